@@ -79,13 +79,16 @@ def plain(executor: Executor, shape: Shape, position: int) -> tuple[float, list[
     """Microseconds of a token of plain decoding, and a text from the token CHECKED[0] on."""
     text = _text(position + 1)
 
-    def took(tokens: int) -> float:
+    def us_of(tokens: int) -> float:
         return _run(executor, shape, text, tokens)[0] / tokens * 1e6
 
-    took(PLAIN_TOKENS)
-    many = median([took(PLAIN_TOKENS) for _ in range(5)])
-    one = median([took(1) for _ in range(9)])
-    print(f"plain decoding: {many:.1f} us a token of {PLAIN_TOKENS}; a launch of one {one:.1f}")
+    us_of(PLAIN_TOKENS)
+    many = median([us_of(PLAIN_TOKENS) for _ in range(5)])
+    one = median([us_of(1) for _ in range(9)])
+    print(
+        f"plain decoding from {position} positions on: {many:.1f} us a token of {PLAIN_TOKENS}; a "
+        f"launch of one {one:.1f}"
+    )
     return many, _run(executor, shape, CHECKED, PLAIN_TOKENS)[1]
 
 
@@ -264,11 +267,13 @@ def main() -> None:
             batch=args.slots,
             pages=pages_of(args.slots, args.context, PAGE_POSITIONS, None),
         )
-        both = [planned(each, backend, device) for each in (alone, shape)]
-        weights = dict(random_weights(both[0], config))
-        with loaded(both[0], backend, device, weights) as executor:
-            us, text = plain(executor, alone, args.position)
-        model = LoadedModel(loaded(both[1], backend, device, weights), shape)
+        prepared = [planned(each, backend, device) for each in (alone, shape)]
+        weights = dict(random_weights(prepared[0], config))
+        with loaded(prepared[0], backend, device, weights) as executor:
+            plain(executor, alone, args.position)
+            middle = args.position + max(0, args.tokens - PLAIN_TOKENS) // 2
+            us, text = plain(executor, alone, middle)  # at the positions of the engine's requests
+        model = LoadedModel(loaded(prepared[1], backend, device, weights), shape)
         print(f"set up in {time.perf_counter() - begin:.1f} s", flush=True)
         with Engine(model) as engine:
             bench = Bench(engine, args.position, args.tokens, us)

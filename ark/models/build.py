@@ -36,12 +36,13 @@ LASTING = ("parameter", "state", "host")  # arenas that survive a launch
 class Pages:
     """How a model that serves many requests keeps keys and values (ark.serving). pool: pages in
     all. size: positions of a page. forms: numbers of rows for which there is a decoding phase each,
-    growing; the last one is the batch.
+    growing; the last one is the batch. apart: no two of these rows are of one text.
     """
 
     pool: int
     size: int
     forms: tuple[int, ...]
+    apart: bool = True
 
     def most(self, context: int) -> int:
         """Pages of a sequence of `context` positions."""
@@ -183,7 +184,7 @@ def _trace_paged(model: Model, decoder: Llama, shape: Shape, pages: Pages) -> No
     """The entry points of a decoder whose sequences share pages: chunks of a prompt, which has a
     state of its own, and decoding by each number of rows.
     """
-    decoder.setup_pages(shape.context, pages.pool, pages.size)
+    decoder.setup_pages(shape.context, pages.pool, pages.size, pages.apart)
     decoder.name_tensors()
     most = pages.most(shape.context)
     state = TokenState.make(

@@ -38,10 +38,11 @@ class Attention(ark.Module):
         if self.window >= context:  # no position is outside of it
             self.window = 0
 
-    def setup_pages(self, context: int, pool: int, page: int) -> None:
+    def setup_pages(self, context: int, pool: int, page: int, apart: bool) -> None:
         """Makes the caches as `pool` pages of `page` positions, which sequences of at most
-        `context` positions share.
+        `context` positions share. apart: no sequence has several rows of different positions.
         """
+        self.apart = apart
         shape = (pool, self.kv_heads, page, self.head_dim)
         self.keys = ark.tensor(shape, self.dtype)
         self.values = ark.tensor(shape, self.dtype)
@@ -68,8 +69,9 @@ class Attention(ark.Module):
             values = ark.kv_append(self.values, value, position)
             a = ark.attention(query, keys, values, position, **keywords)
         else:
-            keys = ark.paged_append(self.keys, key, pages, position)
-            values = ark.paged_append(self.values, value, pages, position)
+            apart = self.apart and position.shape() == [x.shape()[0]]
+            keys = ark.paged_append(self.keys, key, pages, position, apart=apart)
+            values = ark.paged_append(self.values, value, pages, position, apart=apart)
             a = ark.paged_attention(query, keys, values, pages, position, **keywords)
         return ark.linear(a, self.output)
 
@@ -216,13 +218,13 @@ class Llama(ark.Module):
         for layer in self.layers:
             layer.attention.setup(context, batch)
 
-    def setup_pages(self, context: int, pool: int, page: int) -> None:
+    def setup_pages(self, context: int, pool: int, page: int, apart: bool) -> None:
         """Reserves `pool` pages of `page` positions in all layers, for sequences of at most
-        `context` positions.
+        `context` positions. apart: as of Attention.setup_pages.
         """
         self.context = context
         for layer in self.layers:
-            layer.attention.setup_pages(context, pool, page)
+            layer.attention.setup_pages(context, pool, page, apart)
 
     def forward(self, state: ark.TokenState, rows: int) -> ark.Tensor:
         """Hidden values (rows, hidden) of the tokens from the position on; fills the caches.

@@ -58,7 +58,13 @@ def _check(what: str, cache: Tensor, pages: Tensor, position: Tensor, rows: int)
 
 
 def paged_append(
-    cache: TensorLike, input: TensorLike, pages: TensorLike, position: TensorLike, name: str = ""
+    cache: TensorLike,
+    input: TensorLike,
+    pages: TensorLike,
+    position: TensorLike,
+    name: str = "",
+    *,
+    apart: bool = False,
 ) -> Tensor:
     """Writes rows into a cache in pages; returns the new tensor on the cache's memory.
 
@@ -67,6 +73,7 @@ def paged_append(
     runs. Row r is sequence r's at its position, or, of one sequence, at position + r. A position
     outside of the table ends the run with an error; rows of one sequence past it, and those
     whose page has no number of the pool's, are dropped. Sequences must not share a written page.
+    apart: no row of this iteration reads what another one appends; then attention need not wait.
     ModelError for what does not fit.
 
     Example:
@@ -81,7 +88,7 @@ def paged_append(
     model = Model.get_model()
     made = model.graph.rewrite(target.ir, name)
     inputs = [rows.ir, table.ir, at.ir, target.ir]
-    model.graph.add("paged_append", inputs, [made], {}, name)
+    model.graph.add("paged_append", inputs, [made], {"apart": bool(apart)}, name)
     return Tensor(made, model)
 
 
@@ -219,7 +226,8 @@ def _lower_splits(lowering: Lowering, node: Node) -> None:
         if splits > 1:
             made = lowering.temp((rows, heads, splits, width + 2), fp32, f"{node.name}.partial")
             merges.append((made, out))
-        operands = [own, key, value, row, at, made, *newest]
+        fresh = [lowering.part(t, sequences, b) for t in newest]
+        operands = [own, key, value, row, at, made, *fresh]
         lowering.emit("paged_attention", params, operands, coords)
     for partial, out in merges:
         group = merge_group(q.shape[0] * heads, heads, 4 * splits * (width + 2), machine)

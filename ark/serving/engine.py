@@ -54,6 +54,7 @@ class Engine:
     ) -> None:
         """model: which the engine closes in the end. Others as of `open`."""
         self._model, self._shape = model, model.shape
+        assert model.shape.pages is not None and not (draft and model.shape.pages.apart)
         self._rows = DeviceRows(model.executor, model.shape)
         self._launch_iterations = iterations
         self._pool = model.page_pool(self._rows.reserved)
@@ -122,6 +123,7 @@ class Engine:
             chunk=chunk,
             pages=pages,
             page=page,
+            draft=draft,
             sampling=sampling,
             max_logprobs=max_logprobs,
             budget_s=budget_s,
@@ -288,15 +290,16 @@ class Engine:
                 pause_s = FIRST_PAUSE_S
                 if self._take(step, tokens) and (self._arrived or self._scheduler.leaves(step)):
                     self._rows.leave()
+            if launched.complete or self._rows.leaving:
+                return  # to wait for the kernel, which ends soon
             time.sleep(pause_s)
-            if not self._rows.leaving:
-                pause_s = min(1.5 * pause_s, LAST_PAUSE_S)
+            pause_s = min(1.5 * pause_s, LAST_PAUSE_S)
 
     def _take(self, step: Step, tokens: Sequence[tuple[int, Sequence[int]]]) -> bool:
         """Rows have made tokens; True if a request has ended with them."""
         ended = False
-        for row, made in tokens:
-            outcome = self._scheduler.take(step, row, made)
+        for row, new in tokens:
+            outcome = self._scheduler.take(step, row, new)
             if outcome is not None:
                 self._generated += len(outcome.tokens)
                 ended = ended or outcome.finish is not None

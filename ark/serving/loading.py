@@ -51,7 +51,7 @@ class LoadedModel:
             self.opened.close()
 
 
-def pages_of(slots: int, context: int, size: int, asked: int | None) -> Pages:
+def pages_of(slots: int, context: int, size: int, asked: int | None, draft: int = 0) -> Pages:
     """The pages of an engine, and those beside them that its rows and its prompt need."""
     if whole("the page size", size) < 1:
         raise InvalidUsageError(f"page={size} is out of range; expected at least 1")
@@ -62,7 +62,7 @@ def pages_of(slots: int, context: int, size: int, asked: int | None) -> Pages:
             f"pages={count} is too few: a request of {context} positions needs {each} pages of "
             f"{size}; give more pages or a smaller context"
         )
-    return Pages(count + slots + 1, size, forms_of(slots))
+    return Pages(count + slots + 1, size, forms_of(slots), apart=draft == 0)
 
 
 def load_model(
@@ -75,6 +75,7 @@ def load_model(
     chunk: int | None = None,
     pages: int | None = None,
     page: int = PAGE_POSITIONS,
+    draft: int = 0,
     sampling: str = "",
     max_logprobs: int = 0,
     budget_s: float = BUDGET_S,
@@ -98,7 +99,7 @@ def load_model(
             length,
             choose_chunk(chunk, length, usual_chunk(target.machine, dtype)),
             batch=slots,
-            pages=pages_of(slots, length, page, pages),
+            pages=pages_of(slots, length, page, pages, draft),
             sampling=sampling,
             logprobs=whole("the number of log probabilities", max_logprobs),
         )

@@ -37,7 +37,7 @@ class PagePool:
 
     @property
     def free(self) -> int:
-        """Pages that nobody uses and that hold no text for later requests."""
+        """Pages without users that hold no text for later requests."""
         return len(self._free)
 
     @property

@@ -71,23 +71,28 @@ class Launched:
         self._each = np.arange(len(step.rows))
 
     def running(self) -> bool:
-        """Is the kernel on the device? Raises GpuError if a wait has given up there."""
+        """True while the kernel is on the device. Raises GpuError if a wait gave up there."""
         self._run.check()
         return self._run.running()
 
+    @property
+    def complete(self) -> bool:
+        """True where all tokens of a full launch were read."""
+        return not any(self._step.drafts) and bool((self._next >= self._ends).all())
+
     def read(self) -> list[tuple[int, list[int]]]:
         """Rows with the tokens that they have made since the last call; none beside drafts."""
-        found: list[tuple[int, list[int]]] = []
+        fresh_tokens: list[tuple[int, list[int]]] = []
         if any(self._step.drafts) or not len(self._each):
-            return found
+            return fresh_tokens
         output, places = self._rows.output, np.minimum(self._next, self._ends - 1)
         fresh = (output[self._each, places] != NO_TOKEN) & (self._next < self._ends)
         for row in np.flatnonzero(fresh):
             part = output[row, self._next[row] : self._ends[row]].tolist()
             tokens = part[: part.index(NO_TOKEN)] if NO_TOKEN in part else part
             self._next[row] += len(tokens)
-            found.append((int(row), tokens))
-        return found
+            fresh_tokens.append((int(row), tokens))
+        return fresh_tokens
 
     def end(self) -> tuple[int, list[tuple[int, list[int]]]]:
         """Waits for the kernel. How many iterations of the rows it has done, and the tokens that
@@ -101,13 +106,13 @@ class Launched:
         if not step.rows:
             return 0, []
         chunks = 0 if step.chunks is None else step.chunks.count
-        done = rows.executor.end() - chunks
-        made = np.clip(done - self._reads, 0, self._most)
-        ends, begins = self._texts + made, self._next
+        done = rows.executor.end() - chunks if rows.leaving else step.iterations
+        new = np.clip(done - self._reads, 0, self._most)
+        ends, begins = self._texts + new, self._next
         tokens = [self._read(row, row, begins[row], ends[row]) for row in range(len(step.rows))]
         for row, (of, place, _) in enumerate(_drafted(step), len(step.rows)):
             tokens[of] += self._read(row, of, place + 1, place + 2)
-        moved = np.minimum(done, self._reads + made)
+        moved = np.minimum(done, self._reads + new)
         rows.left(self._starts + moved, ends, done)
         return done, [(row, each) for row, each in enumerate(tokens) if each]
 
@@ -180,7 +185,7 @@ class DeviceRows:
 
     @property
     def leaving(self) -> bool:
-        """Was `leave` called since `stay`?"""
+        """True where `leave` was called since `stay`."""
         return bool(self._leave[0])
 
     def start(self, step: Step) -> Launched:

@@ -124,8 +124,8 @@ class Scheduler:
         return Outcome(progress, tuple(accepted), progress.finish)
 
     def leaves(self, step: Step) -> bool:
-        """Should the device leave the step, because requests have ended in it? It should where
-        others wait, and where fewer rows take a smaller form.
+        """True where the device should leave the step, because requests have ended in it: others
+        wait, or a smaller form has the rows that are left.
         """
         left = sum(progress.finish is None for progress in step.rows)
         if left == len(step.rows):

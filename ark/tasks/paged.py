@@ -41,7 +41,7 @@ PAGED_FRESH = 6  # the operand with the newest key and value
 
 
 def has_newest(sig: Signature) -> bool:
-    """Are the newest key and value given beside the caches?"""
+    """True where the newest key and value are given beside the caches."""
     return len(sig.operands) > PAGED_FRESH
 
 

@@ -9,7 +9,7 @@ head_dim), [fresh (m, 2 * kv_heads * head_dim): the new keys and values once mor
 the same iteration]. coord: first and last+1 column of x, for all rows, because rows share the
 cache. With m positions each row is a sequence's, and the caches are (m * kv_heads, context,
 head_dim). Caches in pages (ark.tasks.paged) are (pool, kv_heads, page, head_dim); behind them comes
-the table (sequences, most), and then fresh, where one row alone is appended.
+the table (sequences, most), and then fresh, where no row reads what another one appends.
 
 `rotary_embedding` params: head_dim, interleaved (pairs are neighbours, else the halves of a head).
 operands: x (m, heads * head_dim), output, position, frequencies. coord: row, first and last+1 head.
@@ -49,7 +49,7 @@ class HeadCounts(PartialParams, frozen=True):
 
 
 def has_fresh(sig: Signature, first: int) -> bool:
-    """Are the new keys and values given once more?"""
+    """True where the new keys and values are given once more."""
     return len(sig.operands) > fresh_operand(sig, first)
 
 
@@ -59,7 +59,7 @@ def fresh_operand(sig: Signature, first: int) -> int:
 
 
 def in_pages(sig: Signature, first: int) -> bool:
-    """Are the caches in pages, whose table is the operand behind them?"""
+    """True where the caches are in pages, whose table is the operand behind them."""
     return len(sig.operands[first + 2].shape) == 4
 
 
@@ -94,7 +94,8 @@ def rotary_check(sig: Signature, out: int, first: int, shape: tuple[int, int]) -
     whole_cache: tuple[int, ...]
     if in_pages(sig, first):
         need(len(sig.operands) > first + 4, "it lacks the table of pages")
-        need(rows == 1 or not has_fresh(sig, first), f"{rows} rows append beside fresh ones")
+        fits = rows == sequences or not has_fresh(sig, first)
+        need(fits, f"{rows} rows of one sequence append beside fresh ones")
         table = sig.operands[first + 4].shape
         need(len(table) == 2 and table[0] == sequences, f"the table has shape {list(table)}")
         shaped(sig, first + 4, table, "int32", dense=True)

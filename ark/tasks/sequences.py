@@ -35,7 +35,7 @@ from ark.tasks.tokens import HEADERS, SETTINGS
 MAX_BATCH = 64
 """Sequences that one plan decodes."""
 WRITTEN = (2, 4, 5)  # position, tokens, output
-LEAVE = 7  # the host's word, where there is one
+LEAVE_OPERAND = 7  # the host's word, where there is one
 
 
 class ChooseEachParams(Params, frozen=True):
@@ -50,7 +50,7 @@ class ChooseEach(TaskKind):
     def check(self, sig: Signature) -> None:
         super().check(sig)
         params = sig.read(ChooseEachParams)
-        count(sig, LEAVE, LEAVE + 1)
+        count(sig, LEAVE_OPERAND, LEAVE_OPERAND + 1)
         tiles, batch = params.tiles, params.batch
         rows, vocabulary = matrix(sig, 0)
         need(rows == batch, f"there are {rows} rows of logits for {batch} sequences")
@@ -64,8 +64,8 @@ class ChooseEach(TaskKind):
         need(tokens[0] % batch == 0, f"{tokens[0]} tokens are not those of {batch} sequences")
         shaped(sig, 4, tokens, "int32", dense=True)
         shaped(sig, 5, tokens, "int32", dense=True)
-        if len(sig.operands) > LEAVE:
-            shaped(sig, LEAVE, (1,), "int32")
+        if len(sig.operands) > LEAVE_OPERAND:
+            shaped(sig, LEAVE_OPERAND, (1,), "int32")
 
     def places(self, sig: Signature) -> Places:
         return Places((range(1),))
@@ -90,12 +90,12 @@ class ChooseEach(TaskKind):
         batch, tiles = params.batch, params.tiles
         context, stops = sig.operands[4].shape[0] // batch, sig.operands[6].shape[0]
         constants = (sig.operands[0].shape[1], tiles, context, stops, batch, len(SETTINGS))
-        operands = [text.given(sig, i, const=i not in WRITTEN) for i in range(LEAVE)]
-        if len(sig.operands) == LEAVE:
+        operands = [text.given(sig, i, const=i not in WRITTEN) for i in range(LEAVE_OPERAND)]
+        if len(sig.operands) == LEAVE_OPERAND:
             return text.call(name, "ark_choose_each", constants, operands)
         # Asked for first and used last, so that the answer comes while the tokens are chosen. The
         # barrier behind this task orders the limit for all processors, as of a stop token.
-        word = f"reinterpret_cast<const ark_u32*>({text.pointer(sig, LEAVE)})"
+        word = f"reinterpret_cast<const ark_u32*>({text.pointer(sig, LEAVE_OPERAND)})"
         return text.function(
             name,
             f"  const ark_u32 leave = ark_tid() == 0 ? ark_peek_host({word}) : 0u;\n"

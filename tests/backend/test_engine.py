@@ -70,7 +70,7 @@ def test_requests_give_the_ids_of_transformers(backend: str, tmp_path: Path) -> 
 
 def test_a_word_of_the_host_ends_a_launch(backend: str, tmp_path: Path) -> None:
     """Set before a launch, it lets one iteration be done; set during one, those that have begun and
-    perhaps one more. The tokens are those of one launch, in which nobody sets it.
+    perhaps one more. The tokens are those of one launch, in which it is not set.
     """
     directory = make_checkpoint(tmp_path / "small", layers=1, hidden=32, intermediate=48)
     model = load_model(directory, backend, slots=2, context=24, chunk=4, page=4)
@@ -107,8 +107,8 @@ def test_a_word_of_the_host_ends_a_launch(backend: str, tmp_path: Path) -> None:
         model.close()
 
 
-def _take(scheduler: Scheduler, step: Step, made: list[tuple[int, list[int]]]) -> list[int]:
+def _take(scheduler: Scheduler, step: Step, given: list[tuple[int, list[int]]]) -> list[int]:
     """Gives tokens to the scheduler; how many the first row has."""
-    for row, tokens in made:
+    for row, tokens in given:
         scheduler.take(step, row, tokens)
-    return [len(tokens) for row, tokens in made if row == 0]
+    return [len(tokens) for row, tokens in given if row == 0]

@@ -91,9 +91,9 @@ class ModelDevice:
 
 
 def finish(scheduler: Scheduler, step: Step, device: ModelDevice) -> list[Outcome]:
-    """Does a step to its end; what it made for each request."""
+    """Does a step to its end; what it gives each request."""
     outcomes = [
-        scheduler.take(step, row, made) for row, made in enumerate(device.run(step)) if made
+        scheduler.take(step, row, tokens) for row, tokens in enumerate(device.run(step)) if tokens
     ]
     scheduler.end(step, step.iterations)
     return [outcome for outcome in outcomes if outcome is not None]

@@ -108,11 +108,11 @@ class Schedules(RuleBasedStateMachine):
             assert progress.end(self.pool.size) >= needed
         done = data.draw(st.integers(min(1, step.iterations), step.iterations))
         whole = any(step.drafts)
-        made = self.device.run(step, done)
-        while any(made):
-            row = data.draw(st.sampled_from([row for row, tokens in enumerate(made) if tokens]))
-            many = len(made[row]) if whole else data.draw(st.integers(1, len(made[row])))
-            tokens, made[row] = made[row][:many], made[row][many:]
+        left = self.device.run(step, done)
+        while any(left):
+            row = data.draw(st.sampled_from([row for row, tokens in enumerate(left) if tokens]))
+            many = len(left[row]) if whole else data.draw(st.integers(1, len(left[row])))
+            tokens, left[row] = left[row][:many], left[row][many:]
             outcome = scheduler.take(step, row, tokens)
             if outcome is not None:
                 self._hear(outcome)

@@ -116,14 +116,15 @@ class _Finder:
         key, value = appends[0], appends[1]
         if paged and not key.inputs[1].id == value.inputs[1].id == table[0].id:
             return None
+        apart = not paged or bool(key.attrs["apart"] and value.attrs["apart"])
         rotations = [self.maker("rotary_embedding", t) for t in (query, key.inputs[0])]
         if rotations[0] is None or rotations[1] is None:
             return None
         first, second = rotations[0], rotations[1]
         products = self.products([first.inputs[0], second.inputs[0], value.inputs[0]])
         same = first.inputs[1:] == second.inputs[1:] and first.attrs == second.attrs
-        told = key.inputs[-2], value.inputs[-2]  # before the cache
-        places = {t.id for t in (position, first.inputs[1], *told)}
+        positions = key.inputs[-2], value.inputs[-2]  # before the cache
+        places = {t.id for t in (position, first.inputs[1], *positions)}
         if products is None or not same or len(places) > 1:
             return None
         frequencies, caches = first.inputs[2], (key.inputs[-1], value.inputs[-1])
@@ -139,9 +140,8 @@ class _Finder:
             sizes = ProjectionAttributes(heads=attention.heads, kv_heads=kv_heads, head_dim=width)
             end = max((first, second, key, value), key=lambda n: n.id)
             outputs, inputs = [query], [query, *caches, *table, position]
-            # A row of all positions need not wait for the caches; in pages one that is alone, since
-            # rows of one request may be further ones of its draft.
-            if rows == sequences and not attention.window and (rows == 1 or not paged):
+            # A row of all positions need not wait for the caches.
+            if rows == sequences and not attention.window and apart:
                 name = f"{node.name}.newest"
                 newest = self.graph.tensor((rows, 2 * kv_heads * width), fp32, name=name)
                 outputs.append(newest)

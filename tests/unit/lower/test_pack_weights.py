@@ -20,7 +20,7 @@ from ark.ir.packing import Packing, Part
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.fuse_linear import fuse_linear
 from ark.lower.rewrite.pack_weights import pack_weights
-from ark.models.build import Built, Shape, build
+from ark.models.build import Built, Pages, Shape, build
 from ark.models.checkpoint import Checkpoint
 from ark.plan.packing import from_meta, to_meta
 from tests.checkpoints import make_checkpoint, reference
@@ -102,6 +102,67 @@ def test_a_llama_layer_becomes_five_ops(tmp_path: Path) -> None:
         ("linear", "rmsnorm", "swiglu"),
         ("linear", "none", "add"),
     ]
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_decoding_over_pages_is_packed_too(apart: bool, tmp_path: Path) -> None:
+    """The projection stores to pages; attention has the newest key and value at hand where no row
+    reads what another one appends.
+    """
+    config = Checkpoint.open(make_checkpoint(tmp_path / "llama")).config
+    pages = Pages(7, 16, (1, 2), apart=apart)
+    shape = Shape(config, fp32, 32, CHUNK, batch=2, pages=pages)
+    graph, _ = lowered(build(shape), "fused")
+    for rows in (1, 2):
+        layer = [n for n in graph.nodes if n.name.startswith(f"decode{rows}.layers.0.")]
+        assert [(n.type, n.attrs.get("epilogue")) for n in layer] == [
+            ("linear", "rope_kv"),
+            ("paged_attention", None),
+            ("linear", "add"),
+            ("linear", "swiglu"),
+            ("linear", "add"),
+        ]
+        assert len(layer[0].outputs) == len(layer[1].inputs) - 4 == (2 if apart else 1)
+    chunk = {n.type for n in graph.nodes if n.name.startswith("chunk.layers.0.")}
+    assert not {"paged_append", "rotary_embedding"} & chunk
+
+
+@pytest.mark.parametrize("form", ["as built", "packed", "fused"])
+def test_every_form_over_pages_computes_transformers_logits(form: str, tmp_path: Path) -> None:
+    """Two texts of one form, which read their prompts token by token."""
+    directory = make_checkpoint(tmp_path / "llama")
+    checkpoint = Checkpoint.open(directory)
+    pages = Pages(16, 4, (2,))
+    built = build(Shape(checkpoint.config, fp32, 32, 0, batch=2, pages=pages))
+    graph, packings = lowered(built, form)
+    by_name = {p.name: p for p in packings}
+
+    def read(name: str) -> np.ndarray:
+        constant = built.constants.get(name)
+        return np.asarray(constant() if constant else checkpoint.read(name), np.float64)
+
+    memory = Interpreter()
+    state = {t.name: t for n in graph.nodes for t in n.inputs if t.buffer.arena == "state"}
+    for tensor in {t.name: t for n in graph.nodes for t in n.inputs}.values():
+        if tensor.buffer.arena == "parameter":
+            packing = by_name.get(tensor.name)
+            memory.view(tensor)[...] = packing.apply(read) if packing else read(tensor.name)
+    prompts = np.random.default_rng(3).integers(0, 320, (2, PROMPT))
+    texts = memory.view(state["tokens"]).reshape(2, 32)
+    texts[:, :PROMPT] = prompts
+    memory.view(state["settings"])[:] = [0, 0, 0, PROMPT - 1, 32, 0, 0] * 2
+    memory.view(state["pages"])[...] = np.random.default_rng(4).permutation(16).reshape(2, 8)
+    logits = next(n.outputs[0] for n in graph.nodes if n.name == "decode2.head.logits")
+    rows = []
+    for _ in range(PROMPT - 1 + NEW):
+        memory.run(graph, 0)
+        rows.append(memory.view(logits).copy())
+    texts = memory.view(state["tokens"]).reshape(2, 32)[:, : PROMPT + NEW]
+    model = reference(directory, torch.float64)
+    with torch.inference_mode():
+        theirs = model(torch.tensor(texts[:, :-1].astype(np.int64))).logits.numpy()
+    np.testing.assert_allclose(np.stack(rows, axis=1), theirs, rtol=2e-5, atol=2e-5)
+    assert (texts[:, PROMPT:] == theirs[:, PROMPT - 1 :].argmax(-1)).all()
 
 
 HEADS, KV_HEADS, WIDTH, HIDDEN = 4, 2, 8, 24
