@@ -174,7 +174,7 @@ def _indexing(dtype: DataType) -> None:
         ark.conv(a, ark.tensor([8, 2, 3, 3], dtype), padding=1, groups=2)
         ark.resize(a, (18, 9), "linear")
         scales = ark.tensor([40, 4], dtype)
-        for packed in (ark.int4, ark.uint4, ark.fp4, int8):
+        for packed in (ark.int4, ark.uint4, ark.fp4, int8, ark.fp8_e4m3):
             ark.quantized_linear(ark.tensor([2, 64], dtype), ark.tensor([40, 64], packed), scales)
 
 
