@@ -42,8 +42,8 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
     )
     for name, metavar, meaning in NUMBERS:
         kind = int if name == "--top-k" else float
-        told = f"{meaning} (default: generation_config.json's)"
-        parser.add_argument(name, type=kind, metavar=metavar, help=told)
+        text = f"{meaning} (default: generation_config.json's)"
+        parser.add_argument(name, type=kind, metavar=metavar, help=text)
     parser.add_argument(
         "--stop",
         action="append",

@@ -35,7 +35,9 @@ class StructuredOutputsParams:
         given = [f.name for f in fields(self) if getattr(self, f.name) not in (None, False)]
         if len(given) != 1:
             names = " and ".join(given) or "none of its fields"
-            raise InvalidUsageError(f"structured_outputs has {names}; give exactly one of {NAMES}")
+            raise InvalidUsageError(
+                f"structured_outputs has {names}; it must be exactly one of {NAMES}"
+            )
         name, text = given[0], ""
         if name == "json":
             text = _schema(self.json)
@@ -96,5 +98,6 @@ def structured_outputs(name: str, value: Any) -> StructuredOutputsParams | None:
     if isinstance(value, Mapping) and all(key in known for key in value):
         return StructuredOutputsParams(**value)
     raise InvalidUsageError(
-        f"{name} is {value!r:.100}; give ark.StructuredOutputsParams, or an object with {NAMES}"
+        f"{name} is {value!r:.100}; it must be an ark.StructuredOutputsParams, or an object with "
+        f"{NAMES}"
     )

@@ -253,7 +253,12 @@ class Engine:
         """Waits until there is a mask, or something else to do."""
         with self._news:
             self._news.wait_for(
-                lambda: self._masks.ready or self._cancelled or self._arrived or self._closing
+                lambda: (
+                    self._masks.ready
+                    or self._cancelled
+                    or self._arrived
+                    or (self._closing and not self._draining)
+                )
             )
 
     def _take_masks(self) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 
 from ark.backend import threads
 from ark.errors import InvalidUsageError
+from ark.models.options import bias_of
 from ark.serving.progress import Progress
 
 Answered = tuple[Progress, np.ndarray | None, str]
@@ -69,15 +70,21 @@ class MaskMaker:
 
 
 def _mask(progress: Progress, tokens: Sequence[int]) -> tuple[np.ndarray | None, str]:
+    """As the device reads it: the bias of the request's sampling, minus infinity for tokens that
+    may not follow. Made here, since it takes longer than a step may wait.
+    """
     assert progress.guide is not None
+    sampling = progress.request.sampling
     try:
-        mask = progress.guide.advance(tokens)
+        allowed = progress.guide.advance(tokens)
     except Exception as error:  # ends this request alone
         cause = str(error) if isinstance(error, InvalidUsageError) else repr(error)[:300]
         return None, cause
-    if mask is None:
+    if allowed is None:
         return None, ""
-    mask[list(progress.request.sampling.suppress_tokens)] = False
-    if not mask.any():
+    bias = bias_of(sampling, allowed.size)
+    bias = np.zeros(allowed.size, np.float32) if bias is None else bias
+    bias[~allowed] = -np.inf
+    if bias.max() == -np.inf:
         return None, "no token is left that the text's form and suppress_tokens both allow"
-    return mask, ""
+    return bias, ""

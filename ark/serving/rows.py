@@ -315,7 +315,9 @@ class DeviceRows:
         """Writes the row's bias, where the device holds another one."""
         request, vocabulary = progress.request, self.shape.config.vocab_size
         if progress.mask is not None:
-            self._write_mask(row, request, progress.mask)
+            self._write_part("bias", row, progress.mask)
+            self._biased.add(row)
+            self._bias_of[row] = None
             return
         early = len(progress.tokens) - len(request.prompt) < request.sampling.min_tokens
         if self._bias_of[row] == (request, early):
@@ -328,15 +330,6 @@ class DeviceRows:
         elif row in self._biased:
             self._write_part("bias", row, np.zeros(vocabulary, np.float32))
             self._biased.discard(row)
-
-    def _write_mask(self, row: int, request: Request, allowed: np.ndarray) -> None:
-        """Writes the row's bias with the tokens that its grammar does not allow next."""
-        bias = bias_of(request.sampling, allowed.size)
-        bias = np.zeros(allowed.size, np.float32) if bias is None else bias
-        bias[~allowed] = -np.inf
-        self._write_part("bias", row, bias)
-        self._biased.add(row)
-        self._bias_of[row] = None
 
     def _write_text(self, row: int, progress: Progress) -> None:
         """A row gets another request: its tokens, and no output yet."""

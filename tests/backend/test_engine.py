@@ -5,30 +5,55 @@ transformers give for each alone.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from ark.models.build import FULL
 from ark.models.sampling import SamplingParams
+from ark.models.structured import StructuredOutputsParams
 from ark.serving.engine import Engine
 from ark.serving.loading import load_model
+from ark.serving.progress import Step
 from ark.serving.rows import DeviceRows
-from ark.serving.scheduler import Scheduler, Step
+from ark.serving.scheduler import Scheduler
 from ark.serving.types import Event, FinishReason, Request
 from tests.checkpoints import make_checkpoint
 
 pytestmark = pytest.mark.emulated("slow")
 BEGINNING = (7, 301, 12, 45, 45, 260, 3, 99)
 PROMPTS = ((*BEGINNING, 5, 17), (9,), (*BEGINNING, 200), (11, 12, 13))
-MAX_NEW_TOKENS = 8
+MAX_NEW_TOKENS, VOCABULARY_TOKENS = 8, 320
 
 
-def by_transformers(directory: Path) -> list[list[int]]:
+class EveryThird:
+    """A grammar in which place n of a text has a token of remainder n by 3."""
+
+    def __init__(self) -> None:
+        self.place = 0
+
+    def begin(self) -> EveryThird:
+        return EveryThird()
+
+    def advance(self, tokens: Sequence[int]) -> np.ndarray:
+        self.place += len(tokens)
+        return np.arange(VOCABULARY_TOKENS) % 3 == self.place % 3
+
+
+def by_transformers(directory: Path, formed: Sequence[int] = ()) -> list[list[int]]:
+    """The texts; those of the prompts of these numbers in the form of EveryThird."""
     model = LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     texts = []
-    for prompt in PROMPTS:
+    for number, prompt in enumerate(PROMPTS):
+
+        def allowed(_: int, text: torch.Tensor, begin: int = len(prompt)) -> list[int]:
+            return list(range((len(text) - begin) % 3, VOCABULARY_TOKENS, 3))
+
         with torch.inference_mode():
             text = model.generate(
                 torch.tensor([prompt]),
@@ -37,15 +62,19 @@ def by_transformers(directory: Path) -> list[list[int]]:
                 do_sample=False,
                 eos_token_id=None,
                 pad_token_id=0,
+                prefix_allowed_tokens_fn=allowed if number in formed else None,
             )[0].tolist()
         texts.append(text[len(prompt) :])
     return texts
 
 
-def test_requests_give_the_ids_of_transformers(backend: str, tmp_path: Path) -> None:
-    """Three slots, and pages for two of the requests."""
+@pytest.mark.parametrize("formed", [(), (0, 3)], ids=["plain", "masks"])
+def test_requests_give_the_ids_of_transformers(
+    backend: str, tmp_path: Path, formed: Sequence[int]
+) -> None:
+    """Three slots, and pages for two of the requests. formed: requests with a grammar."""
     directory = make_checkpoint(tmp_path / "small", layers=2, hidden=32, intermediate=48)
-    wanted = by_transformers(directory)
+    wanted = by_transformers(directory, formed)
     texts: list[list[int]] = [[] for _ in PROMPTS]
     errors: list[str] = []
     ended = threading.Semaphore(0)
@@ -57,10 +86,16 @@ def test_requests_give_the_ids_of_transformers(backend: str, tmp_path: Path) -> 
             ended.release()
 
     asked = {"slots": 3, "context": 24, "chunk": 4, "page": 4, "pages": 8}
+    asked |= {"sampling": FULL} if formed else {}
+    form = StructuredOutputsParams(regex=".")  # of which the engine reads the grammar alone
     with Engine.open(directory, backend, **asked) as engine:  # type: ignore[arg-type]
         for number, prompt in enumerate(PROMPTS):
             how = SamplingParams(temperature=0.0, max_tokens=MAX_NEW_TOKENS)
-            engine.submit(Request(str(number), prompt, how), listen)
+            request = Request(str(number), prompt, how)
+            if number in formed:
+                how = replace(how, structured_outputs=form)
+                request = replace(request, sampling=how, grammar=EveryThird())
+            engine.submit(request, listen)
         for _ in PROMPTS:
             assert ended.acquire(timeout=300)
         stats = engine.stats()

@@ -95,6 +95,14 @@ def test_refused_chats(server: Running, fields: dict[str, Any], param: str | Non
     assert answer.json()["error"]["param"] == (param or "messages[0].content")
 
 
+def test_forms_without_llguidance(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    answer = post(server, "/v1/completions", {**TEXT, "guided_regex": "a"})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "guided_regex")
+    assert "pip install 'ark-gpu[structured]'" in error["message"]
+
+
 def test_null_is_the_default(server: Running) -> None:
     nulls = dict.fromkeys(("n", "stop", "seed", "temperature", "logprobs", "stream", "user"))
     assert post(server, "/v1/completions", {**TEXT, **nulls}).status_code == 200

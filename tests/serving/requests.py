@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,7 @@ from ark.backend import registry
 from ark.models.checkpoint import Checkpoint
 from ark.models.generate import Generator
 from ark.models.sampling import SamplingParams
-from ark.serving.types import Event, FinishReason, Request
+from ark.serving.types import EngineLike, Event, FinishReason, Request, Stats
 
 MAX_POSITIONS, WAIT_S = 64, 120.0
 
@@ -45,6 +46,17 @@ class Listener:
 
         with self.news:
             assert self.news.wait_for(lambda: all(map(there, ids)), WAIT_S), "no event in time"
+
+
+def settled(engine: EngineLike) -> Stats:
+    """The state when the step of the last event has ended: nothing runs, and all pages are free."""
+    end = time.monotonic() + WAIT_S
+    while True:
+        stats = engine.stats()
+        if (stats.running, stats.waiting, stats.free_pages) == (0, 0, stats.pages):
+            return stats
+        assert time.monotonic() < end, f"slots or pages are held: {stats}"
+        time.sleep(0.001)
 
 
 def random_requests(count: int, seed: int = 0, most: int = 50) -> list[Request]:

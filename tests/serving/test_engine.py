@@ -18,7 +18,7 @@ from ark.serving.rows import DeviceRows
 from ark.serving.scheduler import forms_of
 from ark.serving.types import Event, FinishReason, Request
 from tests.checkpoints import make_checkpoint
-from tests.serving.requests import MAX_POSITIONS, Listener, random_requests, solo_texts
+from tests.serving.requests import MAX_POSITIONS, Listener, random_requests, settled, solo_texts
 
 
 @pytest.fixture(scope="module")
@@ -114,8 +114,7 @@ def test_requests_are_cancelled_in_each_state(shared: Engine, small: Checkpoint)
         assert listener.tokens["b"] == wanted
         assert listener.tokens["a"] == wanted[: len(listener.tokens["a"])]
         assert listener.tokens["waits"] == []
-    stats = shared.stats()
-    assert (stats.running, stats.waiting, stats.free_pages) == (0, 0, stats.pages)
+    settled(shared)
 
 
 def test_a_known_beginning_is_not_computed_again(shared: Engine) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from ark.errors import InvalidUsageError
 from ark.models.sampling import DEFAULT, GREEDY, SamplingParams, seeded_alike
+from ark.models.structured import StructuredOutputsParams
 
 NAN, INF = float("nan"), float("inf")
 ACCEPTED: dict[str, list[Any]] = {
@@ -33,6 +34,7 @@ ACCEPTED: dict[str, list[Any]] = {
     "ignore_eos": [True, False],
     "logprobs": [None, 0, 20],
     "suppress_tokens": [(), (0, 2**31 - 1)],
+    "structured_outputs": [None, StructuredOutputsParams(regex="a")],
 }
 REFUSED: dict[str, list[Any]] = {
     "n": [0, 129, True, None, 1.5],
@@ -53,6 +55,7 @@ REFUSED: dict[str, list[Any]] = {
     "ignore_eos": [0, 1, None],
     "logprobs": [-1, 21, 1.5, True],
     "suppress_tokens": [None, (-1,), 5],
+    "structured_outputs": [5, {}, {"jsn": 1}, {"regex": ""}, {"regex": "a", "json_object": True}],
 }
 FIELDS = list(inspect.signature(SamplingParams).parameters)
 NEVER: list[Any] = [object(), b"x", [[0.5]], NAN, INF]
