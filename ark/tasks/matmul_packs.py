@@ -5,6 +5,8 @@ Called by the writers of vendors' bodies for products.
 
 from __future__ import annotations
 
+import math
+
 from ark.plan.kind import Signature
 from ark.tasks import expression, text
 from ark.tasks.matmul_form import ROPE, dims, paired, place_names, rotates, sums_of
@@ -30,16 +32,44 @@ def packed(sig: Signature, width: int) -> list[int] | None:
     return found
 
 
-def together(sig: Signature, found: list[int], width: int) -> str:
+def residual(sig: Signature) -> int | None:
+    """The operand behind the output that has all of its elements, in packs of WIDE; None where none
+    or several are so.
+    """
+    params, out = sig.read(MatmulParams), sig.operands[2].shape
+    if paired(sig) or params.expr is None:
+        return None
+    side_by_side = packed(sig, WIDE) or []
+    whole = [
+        i for i in side_by_side if i > 2 and math.prod(sig.operands[i].shape) == math.prod(out)
+    ]
+    return whole[0] if len(whole) == 1 else None
+
+
+def ahead(sig: Signature, index: int, row: str, column: str) -> str:
+    """A lambda that loads WIDE neighbours of an operand, which `several` reads beside its sums."""
+    at = text.offset(sig, index, place_names(sig, "row", "column"))
+    return (
+        "[&](int at_row, int at_column, bool there) {\n"
+        f"    const int row = {row} + at_row, column = {column} + at_column;\n"
+        f"    ArkPack<{sig.operands[index].ctype}, {WIDE}> pack = {{}};\n"
+        f"    if (there && ark_aligned({text.addresses(sig, [index])})) "
+        f"pack = ark_load_pack<{WIDE}>(p{index} + {at});\n"
+        "    (void)row; (void)column;\n    return pack;\n  }"
+    )
+
+
+def together(sig: Signature, found: list[int], width: int, loaded_ahead: int | None = None) -> str:
     """Statements that compute and store `width` neighbouring results, of the sums v, at a row and
-    column.
+    column. loaded_ahead: an operand whose elements are in `pack`.
     """
     names = place_names(sig, "row", "column")
     lines, leaves = [], [("v[j]", "ark_i32" if sums_of(sig) == "int32" else "float")]
     for i in range(3, len(sig.operands)):
         at = text.offset(sig, i, names)
         held = width if i in found else 1
-        lines.append(f"const auto e{i} = ark_load_pack<{held}>(p{i} + {at});")
+        source = "pack" if i == loaded_ahead else f"ark_load_pack<{held}>(p{i} + {at})"
+        lines.append(f"const auto{'&' if i == loaded_ahead else ''} e{i} = {source};")
         loaded = text.load(sig, i, f"e{i}.v", "j" if held > 1 else "0")
         leaves.append((loaded, text.loaded(sig, i)))
     writer = expression.Writer(leaves, text.literal)
@@ -57,11 +87,12 @@ def together(sig: Signature, found: list[int], width: int) -> str:
     return "".join(f"{'' if line[0] == '#' else '      '}{line}\n" for line in lines)
 
 
-def several(sig: Signature, row: str, column: str) -> str:
+def several(sig: Signature, row: str, column: str, loaded_ahead: int | None = None) -> str:
     """A lambda that stores what WIDE neighbouring sums v, of which `left` are there, make.
 
     It takes the first one's row and column in the tile, whose own first ones are `row` and
-    `column`. A product that rotates has `rope` beside it (`declared`).
+    `column`. A product that rotates has `rope` beside it (`declared`). loaded_ahead: an operand of
+    which it also takes the elements, as `ahead` loads them.
     """
     params = sig.read(MatmulParams)
     if rotates(sig):
@@ -79,7 +110,7 @@ def several(sig: Signature, row: str, column: str) -> str:
     else:
         single = "const int column = first + j;\n" + finish(sig, "v[j]", "row", "column")
         stored = packed(sig, WIDE)
-        whole = f"const int column = first;\n{together(sig, stored or [], WIDE)}"
+        whole = f"const int column = first;\n{together(sig, stored or [], WIDE, loaded_ahead)}"
     step = 2 if paired(sig) else 1
     body = (
         f"#pragma unroll\n      for (int j = 0; j < {WIDE}; j += {step}) {{\n"
@@ -92,8 +123,9 @@ def several(sig: Signature, row: str, column: str) -> str:
             f"    if (left == {WIDE} && ark_aligned({text.addresses(sig, stored)})) {{\n"
             f"      {whole}    }} else {{\n{body}    }}\n"
         )
+    pack = "" if loaded_ahead is None else ", const auto& pack"
     return (
-        "[&](int at_row, int at_column, const auto* v, int left) {\n"
+        f"[&](int at_row, int at_column, const auto* v, int left{pack}) {{\n"
         f"    const int row = {row} + at_row, first = {column} + at_column;\n{body}    }}"
     )
 

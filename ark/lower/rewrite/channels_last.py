@@ -109,6 +109,9 @@ class _Turned:
         self.graph, self.worth, self.wanted = graph, worth, worth | fine
         self.number = max((n.id for n in graph.nodes), default=0)
         self.nodes: list[Node] = []
+        # Ids of tensors that are no views of others: these may be found by name in their shape.
+        firsts = {t.buffer.id: t.id for t in reversed(graph.tensors)}
+        self.own = frozenset(firsts.values())
         # By buffer: its rows of channels (n * places, channels), and who made them where.
         self.turned: dict[int, tuple[Tensor, Any]] = {}
         self.back: set[int] = set()  # ids of nodes that turn back
@@ -269,7 +272,8 @@ class _Turned:
         shape = (1,) * (len(out.shape) - len(tensor.shape)) + tensor.shape
         channel = 2 if len(shape) > 3 and out.shape[1] == 1 else 1
         others = (m for d, m in enumerate(shape) if d != channel)
-        if any(m != 1 for m in others) or tensor.buffer.arena not in UNSEEN or not whole(tensor):
+        named = tensor.buffer.arena not in UNSEEN and tensor.id in self.own
+        if any(m != 1 for m in others) or named or not whole(tensor):
             return None
         return self._view(tensor, [1, shape[channel]])
 

@@ -122,6 +122,20 @@ def test_pools_and_means_of_channels_go_along() -> None:
     ]
 
 
+def test_parameters_of_each_channel_go_along_but_for_those_named_in_that_shape() -> None:
+    def network(*shape: int) -> ark.Model:
+        model = ark.Model(0, 1)
+        with ark.use_model(model):
+            x = ark.conv(ark.tensor(SHAPE, ark.bf16), weights(), padding=1)
+            shift = ark.parameter(shape, ark.bf16, name="shift")
+            x = ark.add(x, shift if len(shape) > 1 else ark.reshape(shift, (1, 64, 1, 1)))
+            ark.conv(ark.relu(x), weights(), padding=1)
+        return model
+
+    assert types(network(64)).count("transpose") == 1
+    assert types(network(1, 64, 1, 1)).count("transpose") == 3
+
+
 def test_the_shape_of_a_mean_that_is_read_by_name_stays() -> None:
     model = ark.Model(0, 1)
     with ark.use_model(model):

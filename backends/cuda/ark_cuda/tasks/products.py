@@ -25,7 +25,8 @@ from ark.tasks.matmul_params import MatmulParams, WindowParams
 from ark.tasks.matmul_text import outputs
 from ark.tasks.rotary import rope
 from ark_cuda.tasks import windows
-from ark_cuda.tasks.wgmma import BYTES, HALVES, multiply, sum_of
+from ark_cuda.tasks.inline import header
+from ark_cuda.tasks.wgmma import BYTES, HALVES, multiply, once, sum_of
 
 HEIGHTS, WIDTHS = (64, 128), (32, 64, 128, 256)
 LINE = 128  # bytes of k in a stage, of each row
@@ -255,9 +256,11 @@ def write(name: str, sig: Signature, machine: Machine) -> str:
     across = (int(params.transpose_a), int(not params.transpose_b))
     sums = f"{sum_of(sig.operands[0])} (&d)[{_wide(sig) // 2}]"
     sides = sig.operands[0], sig.operands[1]
+    store = "" if packs.residual(sig) is None else once("ARK_RESIDUAL", header("residual.h"))
     # Inlined: the compiler would wait for each instruction of a function that is called.
     return (
-        ("" if machine.has(Capability.TCGEN05) else multiply(params.tile[1], sides, across))
+        store
+        + ("" if machine.has(Capability.TCGEN05) else multiply(params.tile[1], sides, across))
         + f"""ARK_DEVICE void {name}(ArkCtx& c, const ArkTask& t) {{
 {outputs(sig)}  ark_matrix_product<{_product(sig)}>(
       c, t, [&](int i1) {{ (void)i1; return {_steps(sig)}; }},
@@ -319,6 +322,14 @@ def _store(sig: Signature) -> str:
         return (
             f"  ark_matrix_store<{out.ctype}, {wide}>(\n"
             f"      c, d, po + {start}, {out.strides[-2]}, top, {m} - m0, {n} - left0);\n"
+        )
+    residual = packs.residual(sig)
+    if residual is not None:
+        return (
+            f"  const auto ahead = {packs.ahead(sig, residual, 'm0', 'left0')};\n"
+            f"  const auto eight = {packs.several(sig, 'm0', 'left0', residual)};\n"
+            f"  ark_matrix_each_residual<{wide}>(\n"
+            f"      c, d, top, {m} - m0, {n} - left0, ahead, eight);\n"
         )
     return (
         f"  const auto eight = {packs.several(sig, 'm0', 'left0')};\n"

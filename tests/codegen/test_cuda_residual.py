@@ -1,0 +1,80 @@
+"""How products that end with a residual leave registers, run on the host: 32 threads are a warp's
+lanes, whose sums lie as PTX describes those of wgmma. Against NumPy.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("ark_cuda")
+
+from ark_cuda.tasks import inline
+
+from tests.cases.cuda_boxes import WARP
+
+ROWS, COLUMNS = 13, 117  # of a warp's 16 and a tile's 128
+
+CALLS = r"""
+template <typename T, int N>
+struct alignas(sizeof(T) * N >= 16 ? 16 : sizeof(T) * N) ArkPack {
+  T v[N];
+};
+struct ArkCtx {};
+alignas(128) static char slab_of_warp[2048];
+static char* ark_matrix_slab(ArkCtx&, int) { return slab_of_warp; }
+static int ark_warp() { return 0; }
+static void __syncwarp() { together.arrive_and_wait(); }
+"""
+RUN = r"""
+// rest and out are one memory, as a result that takes the residual's place.
+static void lane_of(const float* sums, float* rest, int rows, int columns) {
+  float d[64];
+  for (int i = 0; i < 64; ++i) {
+    const int row = lane / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
+    d[i] = sums[row * 128 + column];
+  }
+  ArkCtx c;
+  const auto ahead = [&](int row, int column, bool there) {
+    ArkPack<float, 8> pack = {};
+    for (int j = 0; there && j < 8; ++j) pack.v[j] = rest[row * columns + column + j];
+    return pack;
+  };
+  const auto eight = [&](int row, int column, const float* v, int left, const auto& pack) {
+    for (int j = 0; j < left; ++j) {
+      float* to = rest + row * columns + column + j;
+      *to = v[j] + (left == 8 ? pack.v[j] : *to);
+    }
+  };
+  ark_matrix_each_residual<128>(c, d, 0, rows, columns, ahead, eight);
+}
+extern "C" void run(const float* sums, float* rest, int rows, int columns) {
+  std::vector<std::thread> lanes;
+  for (int i = 0; i < 32; ++i) {
+    lanes.emplace_back([=] {
+      lane = i;
+      lane_of(sums, rest, rows, columns);
+    });
+  }
+  for (auto& each : lanes) each.join();
+}
+"""
+
+
+def test_each_sum_meets_its_element_of_the_residual(tmp_path: Path) -> None:
+    source, library = tmp_path / "residual.cpp", tmp_path / "residual.so"
+    source.write_text(WARP.read_text() + CALLS + inline.header("residual.h") + RUN)
+    command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-pthread", "-Wno-unknown-pragmas"]
+    subprocess.run([*command, source, "-o", library], check=True)
+    rng = np.random.default_rng(0)
+    sums = rng.standard_normal((16, 128)).astype(np.float32)
+    rest = rng.standard_normal((16, COLUMNS)).astype(np.float32)
+    want = rest.copy()
+    want[:ROWS] += sums[:ROWS, :COLUMNS]
+    pointers = (a.ctypes.data_as(ctypes.c_void_p) for a in (sums, rest))
+    ctypes.CDLL(str(library)).run(*pointers, ROWS, COLUMNS)
+    np.testing.assert_array_equal(rest, want)
