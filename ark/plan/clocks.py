@@ -44,11 +44,11 @@ class Clocks:
         processors (each once) and the places behind them there.
         """
         first, *others = rows
-        made = self._rows[first].copy()
+        clock: np.ndarray = self._rows[first].copy()
         for other in others:
-            np.maximum(made, self._rows[other], out=made)
-        made[lanes] = np.maximum(made[lanes], ends)
-        return made
+            np.maximum(clock, self._rows[other], out=clock)
+        clock[lanes] = np.maximum(clock[lanes], ends)
+        return clock
 
     def join(self, row: int, after: np.ndarray) -> int:
         """What is known to one who knew a row, and waited."""

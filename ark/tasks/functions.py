@@ -105,7 +105,8 @@ _SILU = f"ark_times(a, {_logistic('a')})"
 
 
 def _erf(a: np.ndarray) -> np.ndarray:
-    return np.vectorize(math.erf, otypes=[np.float64])(a)
+    values: np.ndarray = np.vectorize(math.erf, otypes=[np.float64])(a)
+    return values
 
 
 def _philox(at: np.ndarray, key: np.ndarray, stream: np.ndarray) -> np.ndarray:
@@ -119,7 +120,8 @@ def _philox(at: np.ndarray, key: np.ndarray, stream: np.ndarray) -> np.ndarray:
         first, second = np.uint64(0xD2511F53) * c[0], np.uint64(0xCD9E8D57) * c[2]
         c = [second >> half ^ c[1] ^ k[0], second & low, first >> half ^ c[3] ^ k[1], first & low]
         k = [k[0] + np.uint64(0x9E3779B9) & low, k[1] + np.uint64(0xBB67AE85) & low]
-    return np.choose((place & np.uint64(3)).astype(np.int64), c).astype(np.int64)
+    words: np.ndarray = np.choose((place & np.uint64(3)).astype(np.int64), c)
+    return words.astype(np.int64)
 
 
 FUNCTIONS: dict[str, Function] = {

@@ -53,7 +53,8 @@ class Pool:
     def _crossings(self, root: int, edges: Edges) -> Ints:
         parents, children = np.array(edges).T
         crossed = (self.inside[:, :, parents] & ~self.inside[:, :, children]).sum(axis=(1, 2))
-        return crossed - self.inside[:, :, root].sum(axis=1)
+        crossings: Ints = crossed - self.inside[:, :, root].sum(axis=1)
+        return crossings
 
 
 class Drawing:

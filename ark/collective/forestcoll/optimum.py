@@ -194,4 +194,5 @@ def whole_units(net: Network, capacity: Ints) -> Ints:
     solver.set_nodes_supplies(np.arange(nodes + 1), supplies)
     if solver.solve() != solver.OPTIMAL:
         raise InternalError("rounded capacities cannot be balanced.")
-    return capacity - solver.flows(arcs)
+    balanced: Ints = capacity - solver.flows(arcs)
+    return balanced

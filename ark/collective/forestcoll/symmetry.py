@@ -78,7 +78,7 @@ def shift(shape: Shape, axis: int) -> Ints:
     if axis >= 0:
         return np.roll(ranks, 1, axis).reshape(-1)
     order = ranks.T.reshape(-1)  # the first rank of every box, then the second of every box, ...
-    image = np.empty_like(order)
+    image: Ints = np.empty_like(order)
     image[order] = np.roll(order, 1)
     return image
 

@@ -10,7 +10,7 @@ command line on files, and by the planner before it lowers a program.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from ark.collective.programs.order import describe, in_order
 from ark.collective.programs.reductions import REDUCTIONS
@@ -171,8 +171,8 @@ class _Machine:
             raise self.fault(ref, "combines a value that is already divided.")
         return values
 
-    def reduce(self, ref: OpRef, op: Operation, columns: list) -> list[Value | Dots]:
-        total = columns[0]
+    def reduce(self, ref: OpRef, op: Operation, columns: list[Any]) -> list[Value | Dots]:
+        total: list[Any] = columns[0]
         if isinstance(total[0], Value) and op.reduce != self.reduction():
             raise self.fault(ref, f"does not compute {self.p.reduction}.")
         for column in columns[1:]:
@@ -205,7 +205,7 @@ class _Machine:
         if chunks != list(range(self.p.chunks)) or len({value.expr for value in column}) != 1:
             raise self.fault(ref, "needs the whole tensor of one and the same partial result.")
 
-    def dot(self, ref: OpRef, columns: list) -> Dots:
+    def dot(self, ref: OpRef, columns: list[Any]) -> Dots:
         a, b = (self.data(ref, column) for column in columns)
         chunks = 0
         for x, y in zip(a, b, strict=True):
@@ -221,7 +221,7 @@ class _Machine:
             raise self.fault(ref, "adds dot products of different vectors, or a part twice.")
         return a._replace(chunks=a.chunks | b.chunks)
 
-    def blend(self, ref: OpRef, op: Operation, columns: list) -> list[Value | Dots]:
+    def blend(self, ref: OpRef, op: Operation, columns: list[Any]) -> list[Value | Dots]:
         a, b, (dots,) = columns
         self.data(ref, [*a, *b])
         if op.reduce != self.reduction() or op.reduce not in ("adasum", "combiner"):

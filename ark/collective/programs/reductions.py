@@ -90,9 +90,9 @@ def divided(array: np.ndarray, divide: int) -> np.ndarray:
     """Returns array / divide in the array's dtype; integers round towards minus infinity."""
     if divide == 1:
         return array
-    if array.dtype.kind in "iu":
-        return array // array.dtype.type(divide)
-    return (array / array.dtype.type(divide)).astype(array.dtype)
+    divisor = array.dtype.type(divide)
+    quotient: np.ndarray = array // divisor if array.dtype.kind in "iu" else array / divisor
+    return quotient.astype(array.dtype)
 
 
 def reference(name: str, arrays: Sequence[np.ndarray]) -> np.ndarray:

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from ark.errors import ModelError
 from ark.frontend.tensor import NullTensor, Tensor, TensorLike
-from ark.ops.communication.collectives import (
-    PREFILL_ELEMENTS,
-    arks_route,
-    one_shot,
-    placed,
-    summable,
-)
+from ark.ir.export import PREFILL, arks_name
+from ark.ops.communication.collectives import one_shot, placed, summable
 
 
 def all_reduce_packet(
@@ -56,9 +51,9 @@ def all_reduce_prefill(
         [2048, 4096]
     """
     tensor = placed("all_reduce_prefill", input, rank, world_size)
-    if arks_route(tensor, world_size) != "all_reduce_prefill":
+    if arks_name(tensor.ir, world_size) != PREFILL:
         raise ModelError(
-            f"all_reduce_prefill needs {PREFILL_ELEMENTS} fp16 elements on 2 to 8 ranks, but got "
+            f"{PREFILL} needs {2048 * 4096} fp16 elements on 2 to 8 ranks, but got "
             f"{tensor.ir.elements} of {tensor.ir.dtype.name} on {world_size}; use ark.all_reduce"
         )
-    return one_shot(tensor, output, name or "all_reduce_prefill", packet=True)
+    return one_shot(tensor, output, name or PREFILL, packet=True)

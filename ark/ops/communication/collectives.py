@@ -17,7 +17,7 @@ from ark.collective.programs.types import no_algorithm
 from ark.collective.programs.values import coarsened
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
 from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
-from ark.ir.dtype import FLOATS, INTEGERS, SMALL_FLOATS, DataType, byte, fp16
+from ark.ir.dtype import FLOATS, INTEGERS, SMALL_FLOATS, DataType, byte
 from ark.lower.engines import AUTO, ONE_SHOT, SWITCH
 from ark.ops.base import result
 from ark.ops.communication.whole import WHOLE, check_whole, combine
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 
 # What elements are combined as they are, or as fp32 and rounded once: ark.tasks.combine.
 SUMMABLE = tuple(t for t in (*FLOATS, *SMALL_FLOATS, *INTEGERS) if t != byte)
-# What ARK reduces in one node on 2 to 8 ranks: so many fp16 elements, a token's or a prompt's.
-DECODE_ELEMENTS = 4096
-PREFILL_ELEMENTS = 2048 * 4096
 
 
 @lru_cache(maxsize=64)
@@ -200,8 +197,7 @@ def all_reduce(
         every = all_gather(whole, rank, world_size, engine=engine)
         return combine(every, tensor, reduction, output, name)
     if algorithm == ONE_SHOT and reduction == "sum" and engine == AUTO:
-        route = arks_route(tensor, world_size)
-        return one_shot(tensor, output, name or route, bool(route))
+        return one_shot(tensor, output, name, packet=False)
     if (algorithm, reduction, engine) == (ONE_SHOT, "sum", SWITCH):
         dims, dtype = tensor.ir.shape, tensor.ir.dtype
         return result("all_reduce_switch", [tensor], dims, dtype, output, {}, name)
@@ -216,15 +212,6 @@ def all_reduce(
         reduction=reduction,
         engine=engine,
     )
-
-
-def arks_route(tensor: Tensor, world: int) -> str:
-    """The name of the one node in which ARK reduces such a tensor; empty if it takes a ring."""
-    count = tensor.ir.elements
-    if tensor.ir.dtype != fp16 or not 2 <= world <= 8 or count % (4 * world):
-        return ""
-    names = {DECODE_ELEMENTS: "all_reduce_packet", PREFILL_ELEMENTS: "all_reduce_prefill"}
-    return names.get(count, "")
 
 
 def one_shot(tensor: Tensor, output: Any, name: str, packet: bool) -> Tensor:

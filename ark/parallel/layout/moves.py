@@ -82,7 +82,7 @@ def moves(layout: Layout) -> Iterator[tuple[int, int, int, tuple[int, ...]]]:
 
 def moved(coordinates: np.ndarray, source: int, target: int, factor: int) -> np.ndarray:
     """The devices' coordinates (see `Layout.coordinates`) after a move."""
-    result = coordinates.copy()
+    result: np.ndarray = coordinates.copy()
     result[:, source] //= factor
     result[:, target] = result[:, target] * factor + coordinates[:, source] % factor
     return result

@@ -67,6 +67,6 @@ def compile_ptx(source: str, arch: str = "sm_90", options: Sequence[str] = ()) -
             raise CompileError(f"NVRTC refused the source for {arch}:\n{said}")
         made = b" " * _checked(nvrtc.nvrtcGetPTXSize(program), "reading the result")
         _checked(nvrtc.nvrtcGetPTX(program, made), "reading the result")
-        return made.decode().rstrip("\0")
+        return str(made.decode()).rstrip("\0")
     finally:
         nvrtc.nvrtcDestroyProgram(program)
