@@ -120,6 +120,22 @@ def show(stage: str, message: str) -> None:
         print(f"ark {stage}: {line}", file=sys.stderr)
 
 
+_NOTED: dict[tuple[str, str], int] = {}  # how often a decision was made, by stage and message
+
+
+def note(stage: str, message: str) -> None:
+    """Keeps a decision that is made many times, for `show_noted`, where the stage `shows`."""
+    if shows(stage):
+        _NOTED[stage, message] = _NOTED.get((stage, message), 0) + 1
+
+
+def show_noted(stage: str) -> None:
+    """Prints each kept decision of a stage once, with how often it was made."""
+    for key in [key for key in _NOTED if key[0] == stage]:
+        count = _NOTED.pop(key)
+        show(stage, f"{count} times: {key[1]}" if count > 1 else key[1])
+
+
 @cache
 def _stages(names: str) -> frozenset[str]:
     """The stages that ARK_DEBUG names. An unknown name is a warning, once."""

@@ -12,7 +12,13 @@ from typing import Any
 from ark.frontend.tensor import Tensor
 from ark.gradients.pointwise import computed, unbroadcast
 from ark.gradients.table import Call, Gradients, refuse, rule
-from ark.ir.attributes import AxisAttributes, RowsAttributes, ScanAttributes, ScatterAttributes
+from ark.ir.attributes import (
+    AxisAttributes,
+    RowsAttributes,
+    ScanAttributes,
+    ScatterAttributes,
+    TransposeAttributes,
+)
 from ark.ir.dtype import DataType, fp32, int64
 from ark.ops.elementwise import add, cast, div, mul, sub, zeros
 from ark.ops.logic import mod
@@ -31,7 +37,7 @@ def _reshape(call: Call) -> Gradients:
 
 @rule("transpose")
 def _transpose(call: Call) -> Gradients:
-    order = list(call.attrs["perm"])
+    order = TransposeAttributes.from_node(call.attrs).perm
     return [transpose(call.gradient(), [order.index(d) for d in range(len(order))])]
 
 

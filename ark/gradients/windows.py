@@ -10,10 +10,13 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec import structs
+
 from ark.frontend.tensor import Tensor
 from ark.gradients.movement import along, scattered
 from ark.gradients.pointwise import computed
 from ark.gradients.table import Call, Gradients, refuse, rule
+from ark.ir.attributes import PoolAttributes, RemapAttributes, WindowAttributes
 from ark.ops.base import result
 from ark.ops.elementwise import cast, div, mul, ones
 from ark.ops.indexing import Rule, remap, same
@@ -26,7 +29,7 @@ from ark.tasks.expression import leaf, number
 
 @rule("remap")
 def _remap(call: Call) -> Gradients:
-    rules, shape = call.attrs["rules"], call.shape(0)
+    rules, shape = RemapAttributes.from_node(call.attrs).rules, call.shape(0)
     given = call.gradient()
     if all(r[3] == "exact" or (r[3] == "fill" and r[2] == 1 and r[0]) for r in rules):
         return [undone(given, rules, given.ir.shape, shape)]
@@ -104,15 +107,15 @@ def _radix(
     return (high, low, spread[low]) if exact else None
 
 
-def _window_rules(attrs: Any, count: int) -> list[Rule]:
+def _window_rules(given: WindowAttributes, count: int) -> list[Rule]:
     """The windows of a pool as index arithmetic: (n, channels, window..., positions...)."""
     return [
         same(0),
         same(1),
         *(
             [
-                [[2 + d, attrs["dilation"][d]], [2 + count + d, attrs["stride"][d]]],
-                -attrs["before"][d],
+                [[2 + d, given.dilation[d]], [2 + count + d, given.stride[d]]],
+                -given.before[d],
                 1,
                 "fill",
             ]
@@ -123,20 +126,21 @@ def _window_rules(attrs: Any, count: int) -> list[Rule]:
 
 @rule("pool")
 def _pool(call: Call) -> Gradients:
-    attrs, shape, given = call.attrs, call.shape(0), call.gradient()
+    windows = PoolAttributes.from_node(call.attrs)
+    shape, given = call.shape(0), call.gradient()
     count = len(shape) - 2
-    sizes, places = list(attrs["size"]), list(given.ir.shape[2:])
-    rules = _window_rules(attrs, count)
+    sizes, places = windows.size, list(given.ir.shape[2:])
+    rules = _window_rules(windows, count)
     spread = [*shape[:2], *sizes, *places]
     wide = [*shape[:2], *[1] * count, *places]
     many = math.prod(sizes)
-    if attrs["function"] == "max":
+    if windows.function == "max":
         chosen = _first_largest(call, rules, spread, wide)
         return [undone(mul(reshape(given, wide), chosen), rules, spread, shape)]
-    if attrs["function"] == "mean" and attrs["counted"]:
+    if windows.function == "mean" and windows.counted:
         given = mul(given, 1.0 / many)
-    elif attrs["function"] == "mean":
-        whole = {**attrs, "counted": True}
+    elif windows.function == "mean":
+        whole = structs.replace(windows, counted=True).to_node()
         share = result(
             "pool", [ones(shape, given.ir.dtype)], given.ir.shape, given.ir.dtype, attrs=whole
         )
@@ -153,7 +157,7 @@ def _first_largest(
     least = {"fp32": -3.4e38, "fp16": -65504.0, "bf16": -3.3e38}[dtype.name]
     windows = remap("windows", source, spread, rules, fill=least)
     hits = cast(equal(windows, reshape(call.output(), wide)), dtype)
-    many = math.prod(call.attrs["size"])
+    many = math.prod(PoolAttributes.from_node(call.attrs).size)
     flat = reshape(hits, [*spread[:2], many, math.prod(wide[2:])])
     order = cumsum(flat, 2)
     first = ["where", ["equal", leaf(1), number(1.0)], leaf(0), number(0.0)]

@@ -133,6 +133,47 @@ class OverlappedAttributes(Attributes, frozen=True):
     rows: int
 
 
+class WindowAttributes(Attributes, frozen=True):
+    """Windows of each spatial dimension. size: of a window. sizes: how many there are. stride: from
+    one to the next. dilation: from one element to the next. before: padding before the first.
+    """
+
+    size: list[int]
+    sizes: list[int]
+    stride: list[int]
+    dilation: list[int]
+    before: list[int]
+
+
+class ConvolutionAttributes(WindowAttributes, frozen=True):
+    """finish: as of MatmulAttributes."""
+
+    finish: list[Any] | None = None
+
+
+class PoolAttributes(WindowAttributes, frozen=True, kw_only=True):
+    """counted: a mean counts padding, too."""
+
+    function: Literal["max", "mean", "sum"]
+    counted: bool
+
+
+class RemapAttributes(Attributes, frozen=True):
+    """rules: of each dimension of the source (ark.tasks.remap). fill: outside of it. shape: of the
+    result.
+    """
+
+    rules: list[Any]
+    fill: float
+    shape: list[int]
+
+
+class TransposeAttributes(Attributes, frozen=True):
+    """perm: the source's dimension of each of the result."""
+
+    perm: list[int]
+
+
 class AddPartsAttributes(Attributes, frozen=True):
     """expr: of the parts of a sum, in order, and the other inputs. tile: of what made the parts."""
 
@@ -249,6 +290,10 @@ ATTRIBUTES: Mapping[str, type[Attributes]] = {
         ("reduce_sum", "reduce_mean", "reduce_max", "reduce_min", "reduce_prod"), ReduceAttributes
     ),
     "concat": AxisAttributes,
+    "convolution": ConvolutionAttributes,
+    "pool": PoolAttributes,
+    "remap": RemapAttributes,
+    "transpose": TransposeAttributes,
     "topk": TopKAttributes,
     "expert_linear": ExpertLinearAttributes,
     "embed": RowsAttributes,

@@ -18,7 +18,6 @@ from ark.plan.groups import Group
 from ark.plan.kind import OperandType, Signature
 from ark.tasks.claimed import MOST_TILES, ClaimedParams
 
-LEAST_BYTES = 64 << 20  # that an op moves
 LEAST_TILES = 4  # a processor
 PLAIN = ("activation", "parameter", "state")  # arenas of memory that no peer and no host touches
 
@@ -28,12 +27,17 @@ def claimed(groups: Sequence[Group], machines: Sequence[Machine]) -> list[Group]
     return [_claimed(group, machines[group.phase]) for group in groups]
 
 
+def is_large(nbytes: float, machine: Machine) -> bool:
+    """True for an op that moves enough for its tiles to be claimed."""
+    return nbytes >= machine.costs.claim_bytes
+
+
 def _claimed(group: Group, machine: Machine) -> Group:
     if not _able(group, machine):
         return group
     kind = kinds.get(group.kind)
     sig = _signature(group)
-    if kind.cost(sig, group.coords[0])[1] * len(group.coords) < LEAST_BYTES:
+    if not is_large(kind.cost(sig, group.coords[0])[1] * len(group.coords), machine):
         return group
     params = kind.to_claim(sig, machine)
     if params is None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ark.ir.values import Tensor
-from ark.log import show, shows
+from ark.log import note, shows
 from ark.machine import Machine
 from ark.machine.costs import BoxCosts
 from ark.plan.kind import OperandType, Signature
@@ -176,7 +176,7 @@ def fastest(
         texts = [f"{_text(c)}: {predicted(c):.3g} us" for c in (cut, *others)]
         product = "x".join(map(str, (*shape, depth)))
         losers = f" (not {'; '.join(texts[1:])})" if others else ""
-        show("lower", f"product {product}: tiles {texts[0]}{losers}")
+        note("lower", f"product {product}: tiles {texts[0]}{losers}")
     return cut
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from ark.collective.programs.near import nearest
 from ark.errors import UnsupportedError
+from ark.log import note
 from ark.machine import Machine
 from ark.machine.capability import Capability
 
@@ -66,7 +67,6 @@ MESSAGES = (PACKET, THREADS, BULK, DMA)
 TRANSFERS = (THREADS, BULK, DMA)
 FAR = (NIC,)  # what reaches other hosts
 PART_BYTES, PARTS = 64 << 10, 8  # of a processor's share: the least, and how many at most
-PUT_BYTES = 128 << 10  # of tiles that are put at once: peers begin when all of it is there
 
 
 def choose_engine(
@@ -87,7 +87,12 @@ def choose_engine(
             )
         return engine
     packets = ENGINES[PACKET] in able and in_packets(machine, nbytes)
-    return ENGINES[PACKET if packets else THREADS]
+    limit, other = machine.costs.packet_bytes, THREADS if packets else PACKET
+    where = f"up to {limit} bytes are faster as packets"
+    reason = where if ENGINES[PACKET] in able else f"no {PACKET} here"
+    chosen = ENGINES[PACKET if packets else THREADS]
+    note("lower", f"{nbytes} bytes to peers: engine {chosen.name}, not {other}: {reason}")
+    return chosen
 
 
 def in_packets(machine: Machine, nbytes: int) -> bool:
@@ -121,7 +126,8 @@ def tile_bytes(engine: Engine, machine: Machine, nbytes: int) -> int:
 
 def joined_tiles(machine: Machine, tiles: int, nbytes: int, peers: int) -> int:
     """How many tiles of so many bytes one task puts where all of them go to each of several peers:
-    as many as give each processor one put, in puts of at most PUT_BYTES.
+    as many as give each processor one put, in puts of at most put_bytes, since peers begin when
+    all of a put is there.
     """
     each = max(1, machine.processors // max(1, peers))
-    return max(1, min(-(-tiles // each), PUT_BYTES // nbytes))
+    return max(1, min(-(-tiles // each), machine.costs.put_bytes // nbytes))

@@ -4,7 +4,7 @@ prints. Called by ark.lower.prepare and ark.lower.pipeline.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -16,9 +16,11 @@ from ark.lower.choose import refusal
 from ark.lower.rewrite.context import Context
 from ark.machine import Machine
 from ark.machine.variant import COMMUNICATE
-from ark.plan.cost import predict
+from ark.plan.cost import Span, predict
 from ark.plan.groups import Group
 from ark.plan.types import Plan
+
+SLOWEST = 5  # ops of a phase that are listed
 
 Observer = Callable[[str, Graph, Graph, Context], None]
 """Told of a pass by name, with the graph before and after it and what the pass was given. Behind
@@ -71,19 +73,30 @@ def show_variants(graph: Graph, machine: Machine, chosen: Sequence[Machine]) -> 
 
 
 def cuts_text(groups: Sequence[Group]) -> str:
-    """A line for each op with tiles: its task kind, tile, parts of k and tasks."""
-    lines = []
+    """A line for ops that are cut alike: kind, first operands, tile, parts of k and tasks."""
+    names: dict[str, list[str]] = {}
     for group in groups:
         if tile := getattr(group.params, "tile", ()):
             parts, tasks = getattr(group.params, "splits", 1), len(group.coords)
             split = f", {parts} parts of k" if parts > 1 else ""
-            size = "x".join(map(str, tile))
-            lines.append(f"{group.name}: {group.kind}, tiles {size}{split}, {tasks} tasks")
-    return "\n".join(lines)
+            sizes = (_size(t.shape) for t in group.operands[:3])
+            text = f"{group.kind} of {', '.join(sizes)}: tiles {_size(tile)}{split}, {tasks} tasks"
+            names.setdefault(text, []).append(group.name)
+    return "\n".join(f"{_listed(listed)}: {text}" for text, listed in names.items())
+
+
+def _size(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape))
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
 def plan_text(plan: Plan) -> str:
-    """A line for each phase: its predicted time, tasks, and processors that have any."""
+    """A line for each phase: its predicted time, tasks, and processors that have any; and for each
+    of its slowest ops, when it begins and ends, how long its tasks take, and how many they are.
+    """
     lines = []
     for number, phase in enumerate(plan.phases):
         us = max((span.end for span in predict(plan, number)), default=0.0)
@@ -93,4 +106,23 @@ def plan_text(plan: Plan) -> str:
             f"phase {phase.name or 'all'}: predicted {us:.4g} us, {tasks} tasks, "
             f"{busy} of {len(phase.processors)} task lists busy"
         )
+        lines += _slowest(plan, number)
     return "\n".join(lines)
+
+
+def _slowest(plan: Plan, number: int) -> list[str]:
+    """The ops of a phase from whose first task's begin to whose last task's end is longest."""
+    spans: dict[int, list[Span]] = defaultdict(list)
+    for span in predict(plan, number):
+        spans[span.task.op].append(span)
+    lines = []
+    lasts = {op: max(s.end for s in of) - min(s.begin for s in of) for op, of in spans.items()}
+    for op in sorted(lasts, key=lambda op: (-lasts[op], op))[:SLOWEST]:
+        of = spans[op]
+        begin, lists = min(s.begin for s in of), len({s.processor for s in of})
+        longest = max(s.end - s.begin for s in of)
+        lines.append(
+            f"  {plan.ops[op].name}: {lasts[op]:.4g} us from {begin:.4g}; {len(of)} tasks of at "
+            f"most {longest:.3g} us in {lists} lists"
+        )
+    return lines

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ark.ir.graph import Graph
-from ark.log import show, shows
+from ark.log import show, show_noted, shows
 from ark.lower.claims import claimed
 from ark.lower.contents import Contents
 from ark.lower.nodes import lower_nodes
@@ -112,6 +112,7 @@ def _lowered(prepared: Prepared, meta: Mapping[str, Any] | None) -> _Draft:
         machines = tuple(machine.without_ring() for machine in machines)
     groups = claimed(groups, machines)
     if shows("lower"):
+        show_noted("lower")
         show("lower", cuts_text(groups))
     if private.world_size > 1 or len(private.phases) > 1:
         groups = _ended(groups)

@@ -24,7 +24,6 @@ from ark.tasks.matmul_form import dims
 from ark.tasks.matmul_params import MatmulParams
 from ark.tasks.matmul_thin import TOGETHER, Thin, passes, thin
 
-PART_BYTES = 1 << 17  # that a task reads at least where k is cut
 MOST_PARTS = 16  # of k
 BATCH_TASKS = 4  # tasks a processor, at most, of many matrices
 
@@ -53,7 +52,7 @@ def thin_cut(
     if max(len(t.shape) for t in tensors) == 2:
         wide = tile[1 - form.few] * k * right.dtype.itemsize
         share = machine.processors // beside
-        parts = max(1, min(share // tasks, wide // PART_BYTES, MOST_PARTS))
+        parts = max(1, min(share // tasks, wide // machine.costs.part_bytes, MOST_PARTS))
     return Cut(*tile, parts)
 
 

@@ -97,8 +97,16 @@ class Costs:
     begin_work: multiplications that take as long as a tile of exact_tiles begins and ends.
     hand_over_work: those that a processor does in a common body while a task is handed over; 0
     where handing over takes less than the smallest op, so that joining ops saves nothing.
-    idle_bytes: that a processor has at most of an op that waits longer than it works. boxes, units:
-    of products by warpgroups, and by matrix units in any variant; None where there are none.
+    idle_bytes: that a processor has at most of an op that waits longer than it works.
+
+    start_work_us: predicted work for which a processor is worth starting, where a launch starts
+    them. op_us, product_tile_us: an op's last results and the wait for them, and a product's tile's
+    first load and its store, where only whole ops are predicted (ark.parallel). combine_rate: bytes
+    that one processor combines with peers' and sends. put_bytes: of tiles that are put at once, at
+    most. part_bytes: that a task of a product of few rows reads at least where k is cut.
+    claim_bytes, deal_bytes: of an op whose tiles are claimed, and of a result whose rows are dealt,
+    at least. boxes, units: of products by warpgroups, and by matrix units in any variant; None
+    where there are none.
     """
 
     source: Name = "a common server core, estimated"
@@ -122,6 +130,14 @@ class Costs:
     begin_work: Rate = 524288.0
     hand_over_work: Work = 0.0
     idle_bytes: Rate = 65536.0
+    start_work_us: Rate = 300.0
+    op_us: Rate = 4.0
+    product_tile_us: Rate = 1.5
+    combine_rate: Rate = 6e3
+    put_bytes: Bytes = 128 << 10
+    part_bytes: Bytes = 128 << 10
+    claim_bytes: Bytes = 64 << 20
+    deal_bytes: Bytes = 32 << 20
     boxes: BoxCosts | None = None
     units: UnitCosts | None = None
 

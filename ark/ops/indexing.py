@@ -13,7 +13,7 @@ import numpy as np
 
 from ark.errors import InvalidUsageError, ModelError
 from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
-from ark.ir.attributes import AxisAttributes
+from ark.ir.attributes import AxisAttributes, RemapAttributes
 from ark.ir.graph import Node
 from ark.ir.values import whole
 from ark.lower.context import Lowering
@@ -55,18 +55,20 @@ def remap(
 def _lower_remap(lowering: Lowering, node: Node) -> None:
     out = node.outputs[0]
     tile = box_tile(out.shape, lowering.machine, itemsize=out.dtype.itemsize)
-    params = RemapParams(rules=node.attrs["rules"], fill=node.attrs["fill"], tile=tuple(tile))
+    given = node.read(RemapAttributes)
+    rules: Any = given.rules  # which the kind's form checks
+    params = RemapParams(rules=rules, fill=given.fill, tile=tuple(tile))
     lowering.emit("remap", params, [*node.inputs, out], box_coords(out.shape, tile))
 
 
 def _remap(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
     """By its definition, an index at a time of every dimension."""
-    source = inputs[0]
-    grid = np.indices(attrs["shape"])
-    inside = np.ones(attrs["shape"], bool)
+    source, given = inputs[0], RemapAttributes.from_node(attrs)
+    grid = np.indices(given.shape)
+    inside = np.ones(given.shape, bool)
     places = []
-    for (terms, shift, divide, edge), n in zip(attrs["rules"], source.shape, strict=True):
-        at = sum((grid[d] * f for d, f in terms), np.zeros(attrs["shape"], np.int64)) + shift
+    for (terms, shift, divide, edge), n in zip(given.rules, source.shape, strict=True):
+        at = sum((grid[d] * f for d, f in terms), np.zeros(given.shape, np.int64)) + shift
         if edge == "exact":
             inside &= at % divide == 0
         at = at // divide
@@ -75,7 +77,7 @@ def _remap(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.nd
         if edge == "reflect":
             at = np.abs((at + n - 1) % max(1, 2 * n - 2) - (n - 1)) if n > 1 else at * 0
         places.append(at % n if edge == "wrap" else np.clip(at, 0, n - 1))
-    return [np.where(inside, source[tuple(places)], attrs["fill"])]
+    return [np.where(inside, source[tuple(places)], given.fill)]
 
 
 def pad(

@@ -9,6 +9,7 @@ import numpy as np
 
 from ark.errors import InvalidUsageError, ModelError
 from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
+from ark.ir.attributes import TransposeAttributes
 from ark.ir.fold import FOLDED, fold
 from ark.ir.graph import Node
 from ark.ir.values import MAX_DIMS, dense_view, whole
@@ -50,13 +51,13 @@ def transpose(
             f"transpose: {order} must name each of the {len(shape)} dimensions of {list(shape)} "
             "once"
         )
-    attrs = {"perm": order}
+    attrs = TransposeAttributes(perm=order).to_node()
     dims = [shape[p] for p in order]
     return result("transpose", [tensor], dims, tensor.ir.dtype, output, attrs, name)
 
 
 def _lower_transpose(lowering: Lowering, node: Node) -> None:
-    source, out, order = node.inputs[0], node.outputs[0], list(node.attrs["perm"])
+    source, out, order = node.inputs[0], node.outputs[0], node.read(TransposeAttributes).perm
     if source.dtype.packed and order[-1] == len(order) - 1:
         source, out = bytes_of(source), bytes_of(out)
     elif source.dtype.packed:
@@ -84,7 +85,7 @@ def _permute(lowering: Lowering, source: IrTensor, out: IrTensor, order: list[in
 
 
 def _transpose(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    return [inputs[0].transpose(attrs["perm"])]
+    return [inputs[0].transpose(TransposeAttributes.from_node(attrs).perm)]
 
 
 def embedding(

@@ -24,8 +24,7 @@ from ark.ops.base import float_dtype, result
 from ark.tasks.movement import ArgMaxParams
 from ark.tasks.rows import RowNormParams
 
-LEAST_DEALT = 32 << 20  # bytes of a result whose rows are dealt
-NARROW = 2  # bytes of their elements
+NARROW = 2  # bytes of elements whose rows are dealt
 IDLE = 20  # of so many processors one may have no rows
 FEW = 1024  # elements of rows that one task normalises in the time of one row
 
@@ -63,6 +62,11 @@ def lower_rows(lowering: Lowering, node: Node) -> None:
     lowering.emit("rownorm", params, [source, *others, out], coords)
 
 
+def is_large(out: IrTensor, machine: Machine) -> bool:
+    """True for a result whose rows are worth dealing."""
+    return out.nbytes >= machine.costs.deal_bytes
+
+
 def _dealt(source: IrTensor, out: IrTensor, machine: Machine) -> int:
     """Processors that many rows of a large matrix are dealt to one by one; 0 for none.
 
@@ -71,7 +75,7 @@ def _dealt(source: IrTensor, out: IrTensor, machine: Machine) -> int:
     several ahead, are faster as they lie.
     """
     rows = out.shape[0]
-    large = out.dtype.nbytes(out.elements) >= LEAST_DEALT and out.dtype.itemsize <= NARROW
+    large = is_large(out, machine) and out.dtype.itemsize <= NARROW
     if (
         not large
         or machine.has(Capability.CLAIMS)

@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 
 from ark.errors import ModelError
 from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
+from ark.ir.attributes import PoolAttributes
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
 from ark.lower.registry import register
@@ -149,29 +151,30 @@ def global_avg_pool(input: TensorLike, name: str = "") -> Tensor:
 
 def _lower_pool(lowering: Lowering, node: Node) -> None:
     out = node.outputs[0]
-    tile = box_tile(out.shape, lowering.machine, math.prod(node.attrs["size"]))
-    kept = {key: value for key, value in node.attrs.items() if key != "sizes"}
+    given = node.read(PoolAttributes)
+    tile = box_tile(out.shape, lowering.machine, math.prod(given.size))
+    kept = {key: value for key, value in structs.asdict(given).items() if key != "sizes"}
     coords = box_coords(out.shape, tile)
     lowering.emit("pool", PoolParams(**kept, tile=tuple(tile)), [*node.inputs, out], coords)
 
 
 def _pool_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
     """Window by window."""
-    x = inputs[0]
-    made = np.zeros((*x.shape[:2], *attrs["sizes"]))
-    for place in np.ndindex(*attrs["sizes"]):
+    x, given = inputs[0], PoolAttributes.from_node(attrs)
+    made = np.zeros((*x.shape[:2], *given.sizes))
+    for place in np.ndindex(*given.sizes):
         parts: list[Any] = []
         for d, p in enumerate(place):
-            at = p * attrs["stride"][d] - attrs["before"][d]
-            ends = at + np.arange(attrs["size"][d]) * attrs["dilation"][d]
+            at = p * given.stride[d] - given.before[d]
+            ends = at + np.arange(given.size[d]) * given.dilation[d]
             parts.append(ends[(ends >= 0) & (ends < x.shape[2 + d])])
         whole = (slice(None), slice(None))
         window = x[whole + np.ix_(*parts)].reshape(*x.shape[:2], -1)
-        many = math.prod(attrs["size"]) if attrs["counted"] else window.shape[-1]
-        if attrs["function"] == "max":
+        many = math.prod(given.size) if given.counted else window.shape[-1]
+        if given.function == "max":
             made[whole + place] = window.max(-1)
         else:
-            made[whole + place] = window.sum(-1) / (many if attrs["function"] == "mean" else 1)
+            made[whole + place] = window.sum(-1) / (many if given.function == "mean" else 1)
     return [made]
 
 

@@ -11,9 +11,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 
 from ark.errors import InvalidUsageError, ModelError
 from ark.frontend.tensor import Tensor, TensorLike, as_tensor
+from ark.ir.attributes import ConvolutionAttributes
 from ark.ir.graph import Node
 from ark.ir.values import whole
 from ark.lower.context import Lowering
@@ -265,7 +267,8 @@ def _lower_convolution(lowering: Lowering, node: Node) -> None:
     work = out.elements * weight.shape[3]
     tasks = max(1, min(machine.processors, work // LEAST_WORK))
     share = min(-(-out.elements // tasks), MOST_TILE)
-    sizes = node.attrs["sizes"]
+    given = node.read(ConvolutionAttributes)
+    sizes = given.sizes
     line = sizes[1] if rows == 1 and len(sizes) == 2 else LINE  # of each channel by itself: rows
     wide = places if share >= places else min(places, -(-share // line) * line)
     down = min(rows, max(1, share // wide))
@@ -278,8 +281,8 @@ def _lower_convolution(lowering: Lowering, node: Node) -> None:
     most = max(1, min(groups, MOST_TILE // (rows * places)))
     several = min(range(1, most + 1), key=rounds) if together else 1
     tile = [1, several, -(-rows // -(-rows // down)), wide]
-    kept = {k: v for k, v in node.attrs.items() if k != "finish"}
-    params = ConvolutionParams(**kept, tile=tuple(tile), expr=node.attrs.get("finish"))
+    kept = {k: v for k, v in structs.asdict(given).items() if k != "finish"}
+    params = ConvolutionParams(**kept, tile=tuple(tile), expr=given.finish)
     operands = [weight, source, out, *others]
     lowering.emit("convolution", params, operands, box_coords(out.shape, tile))
 
@@ -287,15 +290,16 @@ def _lower_convolution(lowering: Lowering, node: Node) -> None:
 def _convolution(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
     """Tap by tap, and what follows."""
     weight, source, *others = inputs
-    n, groups, places = source.shape[0], weight.shape[1], math.prod(attrs["sizes"])
+    given = ConvolutionAttributes.from_node(attrs)
+    n, groups, places = source.shape[0], weight.shape[1], math.prod(given.sizes)
     parts = source.reshape(n, groups, -1, *source.shape[2:])
-    taps = weight.reshape(*weight.shape[1:3], parts.shape[2], *attrs["size"])
+    taps = weight.reshape(*weight.shape[1:3], parts.shape[2], *given.size)
     made = np.zeros((n, groups, weight.shape[2], places))
-    for tap in np.ndindex(*attrs["size"]):
+    for tap in np.ndindex(*given.size):
         seen = parts
-        for d, (k, count) in enumerate(zip(tap, attrs["sizes"], strict=True)):
-            at = np.arange(count) * attrs["stride"][d] - attrs["before"][d]
-            at = at + k * attrs["dilation"][d]
+        for d, (k, count) in enumerate(zip(tap, given.sizes, strict=True)):
+            at = np.arange(count) * given.stride[d] - given.before[d]
+            at = at + k * given.dilation[d]
             inside = (at >= 0) & (at < source.shape[2 + d])
             taken = np.take(seen, at.clip(0, source.shape[2 + d] - 1), axis=3 + d)
             wide = [1] * taken.ndim
@@ -303,8 +307,8 @@ def _convolution(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list
             seen = taken * inside.reshape(wide)
         flat = seen.reshape(n, groups, parts.shape[2], places)
         made += np.einsum("gmc,ngcp->ngmp", taps[(slice(None),) * 3 + tap], flat)
-    if "finish" in attrs:
-        return [expression.evaluate(attrs["finish"], [made, *others])]
+    if given.finish is not None:
+        return [expression.evaluate(given.finish, [made, *others])]
     return [made]
 
 

@@ -29,7 +29,6 @@ from ark.plan.types import Plan, Task
 PRODUCTS = ("matmul", "linear", "expert_linear", "attention_tiles")
 FEW, LEAST_FEW = 16, 9  # rows or columns of a tile, or of a product, for scalar units
 BOX_LINE = 128  # bytes of a row that a step of box copies loads
-EACH_US = 300.0  # of predicted work that a thread of a CPU has at least, for `busied`
 Place = tuple[int, int]  # processor, position
 
 
@@ -96,7 +95,7 @@ def busied(plan: Plan, machine: Machine) -> int:
     """
     if not machine.has(Capability.STARTS_PROCESSORS):
         return machine.processors
-    return min(machine.processors, max(1, int(work(plan, 0) / EACH_US)))
+    return min(machine.processors, max(1, int(work(plan, 0) / machine.costs.start_work_us)))
 
 
 def iteration_us(plan: Plan) -> float:

@@ -161,8 +161,8 @@ def test_rows_that_are_dealt(backend: str, monkeypatch: pytest.MonkeyPatch) -> N
     chosen, found = registry.get(backend), []
     x = rng.standard_normal((44, 264)).astype(ark.bf16.numpy)
     w = rng.standard_normal(264).astype(ark.bf16.numpy)
-    for least in (1 << 40, 0):
-        monkeypatch.setattr(norms, "LEAST_DEALT", least)
+    for large in (False, True):
+        monkeypatch.setattr(norms, "is_large", lambda *_, large=large: large)
         model = Model()
         with use_model(model):
             t = Tensor(model.graph.tensor(x.shape, ark.bf16, arena="state", name="x"), model)
@@ -177,7 +177,7 @@ def test_rows_that_are_dealt(backend: str, monkeypatch: pytest.MonkeyPatch) -> N
             ready = plan(model.graph, machine, {"fuse": False})
             verify([ready])
             rows = [op.params for op in ready.ops if op.kind == "rownorm"]
-            apart = not least and device.machine.cooperative
+            apart = large and device.machine.cooperative
             assert [p.get("dealt", False) for p in rows] == [apart] * 4
             with Executor(ready, chosen, device) as executor:
                 executor.write("x", x)

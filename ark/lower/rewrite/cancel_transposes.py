@@ -15,6 +15,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+from ark.ir.attributes import MatmulAttributes, TransposeAttributes
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor, dense_view
 from ark.lower.rewrite.context import Context
@@ -85,7 +86,7 @@ def _joins(node: Node, out: Tensor, first: Node) -> bool:
     if node.placement != first.placement or not _plain(node) or not same_elements(read, out):
         return False
     if node.type == "matmul":
-        rows = node.inputs[0] is read and not node.attrs["transpose_a"]
+        rows = node.inputs[0] is read and not node.read(MatmulAttributes).transpose_a
         flat = len(read.shape) == len(node.inputs[1].shape) == len(node.outputs[0].shape) == 2
         return rows and flat and "finish" not in node.attrs and len(node.inputs) == 2
     if node.type == "transpose":
@@ -129,7 +130,7 @@ def _reordered(graph: Graph, chain: Sequence[Node]) -> dict[int, Node | None] | 
     if leaves:
         made[first.id] = None
     else:
-        perm_of = first.attrs["perm"]
+        perm_of = first.read(TransposeAttributes).perm
         turned = [*sorted(perm_of[: len(lead)]), *perm_of[len(lead) :]]
         sizes = [first.inputs[0].shape[d] for d in turned]
         source = _on(graph, first.outputs[0], sizes)
@@ -158,7 +159,7 @@ def _first(node: Node, rows: int) -> tuple[list[int], list[int], bool] | None:
     the order of its result, and whether nothing else is transposed. The dimensions are numbers
     from 0 by their places in the result.
     """
-    perm, shape = list(node.attrs["perm"]), node.outputs[0].shape
+    perm, shape = node.read(TransposeAttributes).perm, node.outputs[0].shape
     count = _leading(shape, rows)
     if count is None:
         return None
@@ -176,7 +177,7 @@ def _last(
     """Of the transpose behind, if its rows lie in another order: the shape that it reads, its
     permutation and the shape that it makes, all without dimensions of one index.
     """
-    shape, perm = node.inputs[0].shape, node.attrs["perm"]
+    shape, perm = node.inputs[0].shape, node.read(TransposeAttributes).perm
     count = _leading(shape, rows)
     if count is None:
         return None

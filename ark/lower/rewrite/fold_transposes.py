@@ -12,7 +12,7 @@ from collections import Counter
 
 from msgspec import structs
 
-from ark.ir.attributes import MatmulAttributes, ReduceAttributes
+from ark.ir.attributes import MatmulAttributes, ReduceAttributes, TransposeAttributes
 from ark.ir.graph import Graph, Node
 from ark.ir.graph_view import GraphView, WritesSoFar
 from ark.ir.values import Tensor
@@ -50,7 +50,7 @@ def fold_transposes(graph: Graph, context: Context) -> Graph:
 
 def _reading(node: Node, side: int, transpose: Node) -> Node | None:
     """The op, which reads what its input is the transpose of; None where it cannot."""
-    order, source = list(transpose.attrs["perm"]), transpose.inputs[0]
+    order, source = transpose.read(TransposeAttributes).perm, transpose.inputs[0]
     if node.type == "matmul":
         turned = [*range(len(order) - 2), *range(len(order) - 1, len(order) - 3, -1)]
         plain = len(order) > 1 and order == turned and not source.dtype.packed

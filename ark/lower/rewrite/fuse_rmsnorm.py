@@ -15,7 +15,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ark.ir.attributes import NormAttributes
+from ark.ir.attributes import NormAttributes, ReduceAttributes
 from ark.ir.dtype import FLOATS, fp32
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
@@ -123,7 +123,7 @@ class _Finder(Pattern):
             square = self._before(mean, last)
             if root is None or added is None or mean is None or square is None:
                 continue
-            axis = mean.attrs["axis"] % len(value.shape)
+            axis = mean.read(ReduceAttributes).axis % len(value.shape)
             over = axis == len(value.shape) - 1 and factor.shape == (*value.shape[:-1], 1)
             nodes = (product, root, added, mean, square)
             plain = all(n.outputs[0].dtype == fp32 for n in nodes) and value.dtype == fp32

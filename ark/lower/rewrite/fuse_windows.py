@@ -18,7 +18,7 @@ from typing import Any
 
 from msgspec import structs
 
-from ark.ir.attributes import MatmulAttributes
+from ark.ir.attributes import MatmulAttributes, RemapAttributes
 from ark.ir.fold import fold
 from ark.ir.graph import Graph, Node
 from ark.ir.graph_view import WritesSoFar
@@ -151,10 +151,11 @@ def window_of_last(node: Node, side: int) -> WindowParams | None:
     """
     source: Tensor = node.inputs[0]
     count = len(source.shape) - 2
-    shape, rules = list(node.attrs["shape"]), node.attrs["rules"]
+    given = node.read(RemapAttributes)
+    shape, rules = given.shape, given.rules
     if not 1 <= count <= 2 or len(shape) != 2 + 2 * count or len(rules) != 2 + count:
         return None
-    if [shape[0], shape[-1]] != [source.shape[0], source.shape[-1]] or node.attrs["fill"]:
+    if [shape[0], shape[-1]] != [source.shape[0], source.shape[-1]] or given.fill:
         return None
     if rules[0] != [[[0, 1]], 0, 1, "fill"] or rules[-1] != [[[1 + 2 * count, 1]], 0, 1, "fill"]:
         return None
@@ -169,12 +170,13 @@ def window(node: Node, groups: int) -> dict[str, Any] | None:
     """
     source: Tensor = node.inputs[0]
     count = len(source.shape) - 2
-    shape, rules = node.attrs["shape"], node.attrs["rules"]
+    given = node.read(RemapAttributes)
+    shape, rules = given.shape, given.rules
     each = source.shape[1] // groups if groups and source.shape[1] % groups == 0 else 0
     lead = [source.shape[0], groups, each]
     if not 1 <= count <= 2 or len(shape) != 3 + 2 * count or list(shape[:3]) != lead:
         return None
-    if node.attrs["fill"] or rules[0] != [[[0, 1]], 0, 1, "fill"]:
+    if given.fill or rules[0] != [[[0, 1]], 0, 1, "fill"]:
         return None
     if rules[1] != [[[1, each], [2, 1]], 0, 1, "fill"]:
         return None

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from ark.ir.attributes import TransposeAttributes
 from ark.ir.graph import Node
 from ark.ir.values import Buffer, Tensor, row_major
 from ark.lower.rewrite.views import whole
@@ -65,7 +66,7 @@ def _behind(place: Place, copy: Node) -> Place | None:
     """The elements in the copy's source, where they lie in runs there."""
     source, out = copy.inputs[0], copy.outputs[0]
     if copy.type == "transpose":
-        sizes, steps = out.shape, [source.strides[d] for d in copy.attrs["perm"]]
+        sizes, steps = out.shape, [source.strides[d] for d in copy.read(TransposeAttributes).perm]
     else:
         sizes, steps = source.shape, list(source.strides)
     dense = row_major(sizes)

@@ -23,7 +23,6 @@ from ark.tasks import expression
 from ark.tasks.combine import CombineParams, moved, tiles
 from ark.tasks.matmul_params import MatmulParams
 
-LANE_RATE = 6e3  # bytes a microsecond that a processor combines and sends, on an H100
 LANE_BYTES = 64 << 10  # of a task of a processor that does nothing else
 Chunks = list[tuple[int, int]]  # first and last+1 element
 
@@ -119,9 +118,10 @@ class Product:
         others.
         """
         free = [] if everyone else [*self.idle[len(self.copiers) :]]
-        rate = 1e6 * self.lowering.machine.tflops / self.lowering.machine.processors
+        machine = self.lowering.machine
+        rate = 1e6 * machine.tflops / machine.processors
         round_us = 2.0 * self.high * self.wide * self.depth / rate
-        taken = min(count, len(free) * max(1, int(LANE_RATE * round_us / nbytes)))
+        taken = min(count, len(free) * max(1, int(machine.costs.combine_rate * round_us / nbytes)))
         lanes = [free[i % len(free)] for i in range(taken)]
         rest = [*self.computing, *(self.idle if everyone else ())]
         lanes += [rest[(self._turn + i) % len(rest)] for i in range(count - taken)]

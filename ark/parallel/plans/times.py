@@ -19,8 +19,6 @@ from ark.lower.cuts import candidates, choose_cut, predicted_us
 from ark.machine import Machine
 from ark.machine.variant import LOAD
 
-ENDS_US = 4.0  # of an op: its last tile's results, and the wait for them
-TILE_US = 1.5  # of a matmul's tile: its first load, and its store
 FREE = ("kv_append",)  # a part of the previous op
 JOINED = ("add", "mul", "sub", "swiglu", "gelu", "silu", "relu", "sigmoid")
 
@@ -75,7 +73,7 @@ class Times:
         and writes the sum, in an op with the usual end.
         """
         moved = elements * itemsize * (shares + 1) / self.rates.memory_bytes_per_us
-        return moved + (ENDS_US if self.rates.tiled is not None else 0.0)
+        return moved + (self.rates.tiled.costs.op_us if self.rates.tiled is not None else 0.0)
 
     def us(
         self, node: Node, flops: float, moved: float, rows: float, columns: float, depth: float
@@ -88,19 +86,21 @@ class Times:
         plain = max(flops / rates.flops_per_us, moved / rates.memory_bytes_per_us)
         if rates.tiled is None:
             return plain
+        costs = rates.tiled.costs
         if node.id in self.joined:
             return 0.0
         if not _boxes(node):
-            return plain + (0.0 if node.type in FREE else ENDS_US)
+            return plain + (0.0 if node.type in FREE else costs.op_us)
         wide = self.widths.get(node.id, 1.0)
         shape = (1, 1, max(1, round(rows)), max(1, round(columns * wide)))
         size = node.inputs[1].dtype.itemsize
         if not candidates(shape, round(depth), size, False):  # narrower than any tile
-            return plain + ENDS_US
+            return plain + costs.op_us
         cut = choose_cut(shape, round(depth), size, rates.tiled, False, {})
         tiles = math.ceil(shape[2] / cut.rows) * math.ceil(shape[3] / cut.columns)
         waves = math.ceil(tiles / rates.tiled.processors)
-        us = predicted_us(cut, shape, round(depth), size, rates.tiled) + waves * TILE_US + ENDS_US
+        us = predicted_us(cut, shape, round(depth), size, rates.tiled)
+        us += waves * costs.product_tile_us + costs.op_us
         return max(us / wide, moved / rates.memory_bytes_per_us)
 
 

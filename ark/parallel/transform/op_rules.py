@@ -11,7 +11,12 @@ import math
 import string
 from collections.abc import Callable, Sequence
 
-from ark.ir.attributes import AttentionAttributes, MatmulAttributes, ReduceAttributes
+from ark.ir.attributes import (
+    AttentionAttributes,
+    MatmulAttributes,
+    ReduceAttributes,
+    TransposeAttributes,
+)
 from ark.ir.graph import Node
 from ark.ir.values import Tensor
 from ark.parallel.transform.carried import EXPERT
@@ -96,7 +101,7 @@ def _argmax(node: Node) -> str:
 
 def _transpose(node: Node) -> str:
     names = _names(node.inputs[0])
-    return f"{' '.join(names)} -> {' '.join(names[p] for p in node.attrs['perm'])}"
+    return f"{' '.join(names)} -> {' '.join(names[p] for p in node.read(TransposeAttributes).perm)}"
 
 
 def _along_axis(node: Node) -> str:

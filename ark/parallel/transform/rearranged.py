@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ark.ir.attributes import AttentionAttributes
+from ark.ir.attributes import AttentionAttributes, RemapAttributes
 from ark.ir.graph import Node
 from ark.ir.values import Tensor
 from ark.parallel.transform.views import View
@@ -29,7 +29,7 @@ def remap(node: Node) -> str:
     """
     out = node.outputs[0].shape
     names = list(LETTERS[: len(out)])
-    rules = node.attrs["rules"]
+    rules = node.read(RemapAttributes).rules
     uses = Counter(d for terms, *_ in rules for d, _ in terms if out[d] > 1)
     words = []
     for i, ((terms, shift, divide, _), size) in enumerate(
@@ -67,7 +67,7 @@ def local_attrs(node: Node, inputs: Sequence[View], output: View) -> Mapping[str
         changed["rules"] = [
             [terms, shift + sum(f * begin[d] for d, f in terms) - divide * first, divide, edge]
             for (terms, shift, divide, edge), first in zip(
-                node.attrs["rules"], _begin(node.inputs[0], inputs[0]), strict=True
+                node.read(RemapAttributes).rules, _begin(node.inputs[0], inputs[0]), strict=True
             )
         ]
     return {**node.attrs, **changed}

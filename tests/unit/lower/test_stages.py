@@ -77,10 +77,52 @@ def test_the_plan_is_shown_as_it_is(printed: Printed) -> None:
     planned, _, text = printed("plan", "mi300x")
     us = max(span.end for span in predict(planned, 0))
     lists = planned.phases[0].processors
-    assert text == (
+    first, *slowest = text.splitlines()
+    assert first == (
         f"ark plan: phase main: predicted {us:.4g} us, {sum(map(len, lists))} tasks, "
-        f"{sum(map(bool, lists))} of {len(lists)} task lists busy\n"
+        f"{sum(map(bool, lists))} of {len(lists)} task lists busy"
     )
+    names = {op.name: i for i, op in enumerate(planned.ops)}
+    shown = [
+        re.fullmatch(r"ark plan:   (\S+): (\S+) us from .*; (\d+) tasks .*", s) for s in slowest
+    ]
+    slow = [m.groups() for m in shown if m is not None]
+    assert len(slow) == len(slowest) == min(5, len(planned.ops))
+    times = [float(us) for _, us, _ in slow]
+    assert times == sorted(times, reverse=True)
+    for name, _, tasks in slow:
+        assert int(tasks) == sum(t.op == names[name] for listed in lists for t in listed)
+
+
+def test_alike_ops_and_decisions_are_shown_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = Model()
+    with use_model(model):
+        x = ark.tensor([512, 1024], ark.bf16)
+        for number in range(3):
+            x = ark.linear(x, ark.parameter([1024, 1024], ark.bf16, name=f"w{number}"))
+    monkeypatch.setenv("ARK_DEBUG", "lower")
+    plan(model.graph, registry.machine("h200"))
+    text = capsys.readouterr().err
+    assert text.count("3 times: product 1x1x512x1024x1024: ") == 1
+    assert text.count("w0 and 2 more: matmul of 512x1024, 1024x1024, 512x1024: tiles ") == 1
+
+
+@pytest.mark.parametrize(("rows", "engine"), [(16, "packet"), (4096, "threads")])
+def test_the_engine_is_shown_with_the_other_and_why(
+    rows: int, engine: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = Model(rank=0, world_size=2)
+    with use_model(model):
+        ark.all_reduce(ark.tensor([rows, 1024], ark.fp32), 0, 2)
+    monkeypatch.setenv("ARK_DEBUG", "lower")
+    plan(model.graph, registry.machine("h200"))
+    other = {"packet": "threads", "threads": "packet"}[engine]
+    assert (
+        f"{rows * 4096} bytes to peers: engine {engine}, not {other}: up to 524288 bytes are "
+        "faster as packets\n"
+    ) in capsys.readouterr().err
 
 
 def test_the_source_is_shown_with_its_size(printed: Printed) -> None:
