@@ -89,7 +89,9 @@ def _bits(name: str, expr: str, reference: Callable[..., np.ndarray]) -> Functio
 
 
 def _gelu(a: np.ndarray) -> np.ndarray:
-    return 0.5 * a * (1.0 + np.tanh(SQRT_2_OVER_PI * (a + 0.044715 * a**3)))
+    # a / 2 * (1 + tanh(b)) is a / (1 + exp(-2 b)), which keeps small results of negative a.
+    with np.errstate(over="ignore"):
+        return a / (1.0 + np.exp(-2.0 * SQRT_2_OVER_PI * (a + 0.044715 * a**3)))
 
 
 def _logistic(value: str) -> str:

@@ -225,6 +225,8 @@ def _topk() -> Op:
             return None
         i = rng.choice(fitting)
         rows, n = values[i][0]
+        if n == 0:
+            return None
         k = rng.randint(1, min(n, 70))
         p = {"k": k, "largest": rng.random() < 0.6}
         return [i], p, [((rows, k), values[i][1]), ((rows, k), "int32")]
@@ -336,6 +338,7 @@ OPS_OF_TORCH = {n: unary(n, from_torch(f), FLOATS) for n, f in TORCHS.items()}
 OPS: dict[str, Op] = {
     **OPS_OF_TORCH,
     "gelu_erf": dataclasses.replace(OPS_OF_TORCH["gelu_erf"], terms=np.abs),
+    "gelu": dataclasses.replace(OPS_OF_TORCH["gelu"], terms=np.abs),
     **{n: unary(n, getattr(np, n), FLOATS, smooth=False) for n in ("floor", "ceil", "round")},
     **{n: unary(n, getattr(np, n), FLOATS, "bool", False) for n in ("isnan", "isinf")},
     **{n: unary(n, f, (*FLOATS, *SIGNED)) for n, f in (("neg", np.negative), ("abs", np.abs))},

@@ -96,6 +96,8 @@ def run_program(text: str) -> bool | str:
             tensors += OPS[name].build([tensors[i] for i in taken], parameters)
         if given["machine"]:
             graph = ark.Model.get_model().graph
+            if all(node.virtual for node in graph.nodes):
+                return False  # views alone are no program for a device
             verify([make_plan(graph, registry.machine(given["machine"]))])
             return True
     except BaseError as error:
