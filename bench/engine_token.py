@@ -134,13 +134,16 @@ class Watched:
 
 @contextmanager
 def watched_launches() -> Iterator[list[tuple[int, float]]]:
-    """Of each launch in this block its iterations, and its milliseconds on the device."""
+    """Of each launch in this block its iterations, and its milliseconds on the device; of those
+    alone in which the first row has made tokens in most iterations.
+    """
     launches: list[tuple[int, float]] = []
     end = Launched.end
 
     def watched(self: Launched) -> tuple[int, list[tuple[int, list[int]]]]:
         done, tokens = end(self)
-        launches.append((done, self._run.elapsed_ms()))
+        if len(self._reads) and 2 * self._reads[0] < done:
+            launches.append((done, self._run.elapsed_ms()))
         return done, tokens
 
     Launched.end = watched  # type: ignore[method-assign]
@@ -171,8 +174,9 @@ class Bench:
         watched = Watched()
         given = [self.request(self.position, tokens) for _ in range(count)]
         with watched_launches() as launches:
-            for request in given:
-                self.engine.submit(request, watched)
+            with self.engine._news:  # all arrive together
+                for request in given:
+                    self.engine.submit(request, watched)
             for request in given:
                 watched.wait(request.id, SKIPPED_TOKENS)
             busy, begin = time.process_time(), time.perf_counter()

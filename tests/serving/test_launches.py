@@ -115,7 +115,7 @@ def test_a_free_row_ends_a_launch_for_those_that_wait(small: Checkpoint) -> None
     """A stop token, of which the device knows nothing, frees the only slot."""
     text = solo(small, long("a", 64))
     stop = next(token for token in text[8:] if token not in text[:8])
-    how = SamplingParams(temperature=0.0)
+    how = SamplingParams(temperature=0.0, max_tokens=None)
 
     def leaves() -> bool:
         heard = Listener()
