@@ -4,7 +4,7 @@ Box copies load places whose channels fill whole packs, and a place of few chann
 So the image is laid with channels last, padded with zeros to a pack, and with zeros on both sides
 of each row: the taps of a window's row then lie side by side in memory, and are loaded as one place
 (ark.tasks.matmul_windows). The image grows by the padding alone; the matrix of windows is not made.
-Called by ark.lower.rewrite.channels_last.
+Called by ark.lower.rewrite.convolutions.
 """
 
 from __future__ import annotations

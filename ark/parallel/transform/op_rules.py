@@ -257,6 +257,7 @@ RULES: dict[str, Callable[[Node], str]] = {
     "log_softmax": _rows,
     "layernorm": _rows,
     "rmsnorm": _rows,
+    "rounded_rmsnorm": _rows,
     "reduce_sum": _reduce,
     "reduce_mean": _reduce,
     "reduce_max": _reduce,
