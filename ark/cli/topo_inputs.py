@@ -7,14 +7,7 @@ import re
 from dataclasses import replace
 
 from ark.cli.common import read_file
-from ark.collective.programs import (
-    CollectiveProgram,
-    Counts,
-    check,
-    from_execution_plan,
-    from_json,
-    from_xml,
-)
+from ark.collective.programs import CollectiveProgram, Counts, read_program
 from ark.collective.synthesis import synthesize
 from ark.collective.taccl import Sketch, parse_size
 from ark.collective.topology import TYPICAL, Topology, load
@@ -74,8 +67,7 @@ def _agrees(args: argparse.Namespace, program: CollectiveProgram) -> None:
 def named_program(args: argparse.Namespace, topology: Topology) -> CollectiveProgram:
     """Returns the program of the file that was named, or one that is made as was asked."""
     if getattr(args, "program", None):
-        found = _read(read_file(args.program, "a program"))
-        check(found)
+        found = read_program(read_file(args.program, "a program"))
         _agrees(args, found)
         args.root = found.root
         return found
@@ -95,13 +87,6 @@ def named_program(args: argparse.Namespace, topology: Topology) -> CollectivePro
         size_bytes=parse_size(args.size),
         time_limit_s=args.time_limit,
     )
-
-
-def _read(text: str) -> CollectiveProgram:
-    """Returns the program of a file in any of the forms that are read."""
-    if text.lstrip().startswith("<"):
-        return from_xml(text)
-    return from_execution_plan(text) if '"gpus"' in text else from_json(text)
 
 
 def named_counts(args: argparse.Namespace) -> Counts | None:

@@ -14,6 +14,7 @@ from ark.distributed.functions import (
     group,
     recv,
     reduce_scatter,
+    run_program,
     send,
 )
 
@@ -27,5 +28,6 @@ __all__ = [
     "group",
     "recv",
     "reduce_scatter",
+    "run_program",
     "send",
 ]

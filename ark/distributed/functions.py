@@ -86,6 +86,11 @@ def broadcast(input: Any, root: int = 0, out: Any = None) -> Any:
     return group().broadcast(input, root, out)
 
 
+def run_program(program: Any, input: Any, out: Any = None) -> Any:
+    """See Group.run_program: the collective of a plan file on an array."""
+    return group().run_program(program, input, out)
+
+
 def send(input: Any, peer: int) -> None:
     """See Group.send: to the rank `peer`, which receives it."""
     group().send(input, peer)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -19,13 +20,15 @@ import numpy as np
 
 from ark.backend.devices import Device
 from ark.backend.protocol import Backend
-from ark.collective.programs import Collective
+from ark.collective.programs import Collective, CollectiveProgram
+from ark.distributed import programs
 from ark.distributed.arrays import Array, wrap
 from ark.distributed.board import fingerprint
 from ark.distributed.calls import LARGEST, Call, Key
 from ark.distributed.lane import Lane, Talk
 from ark.errors import BaseError, InvalidUsageError, UnsupportedError
 from ark.ir.values import whole
+from ark.lower.engines import AUTO
 from ark.runtime import tuned_collectives as tuned
 from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.executor import BUDGET_S
@@ -53,11 +56,10 @@ class Group:
         self._all_ranks = self._talk.lane("all", range(ranks.world_size))
         self._calls: defaultdict[Lane, OrderedDict[str, Call]] = defaultdict(OrderedDict)
         self._tuned: tuned.Table | None = None
+        self._programs: dict[str, CollectiveProgram] = {}  # by the content of their files
 
     # Collectives. Arrays are NumPy's or torch's, contiguous, on the group's device.
-
     # called: the name of the caller's function in errors, if it differs.
-
     def all_reduce(
         self, input: Any, op: str = "sum", out: Any = None, *, called: str = "all_reduce"
     ) -> Any:
@@ -144,6 +146,33 @@ class Group:
         root = self._peer("broadcast", root)
         y = x.like(out, x.shape)
         self._run(Collective.BROADCAST, x, y, called, root=root)
+        return y.given
+
+    def run_program(
+        self, program: str | os.PathLike[str] | CollectiveProgram, input: Any, out: Any = None
+    ) -> Any:
+        """The collective of a program on this rank's array.
+
+        program: a file (MSCCL++ execution plan, MSCCL XML, ark's JSON) of as many ranks as the
+        group, or what was read. input, out: as of the collective that it computes; `out` may be
+        memory that the caller holds. All ranks pass the same program. The kernel is made on the
+        first call of a size, and kept. Raises InvalidUsageError for another number of ranks.
+        """
+        if not isinstance(program, CollectiveProgram):
+            program = programs.load(program, self._programs)
+        programs.check_ranks(program, self.world_size)
+        x = wrap(input)
+        y = x.like(out, programs.result_shape(program, x.shape, self.world_size))
+        if self.world_size == 1:
+            if x.elements:
+                y.copy_from(x)
+            return y.given
+        text = x.called("run_program", f"program={programs.title(program)}")
+        key = Key(program.collective.value, x.element, x.itemsize, x.elements, program.reduction)
+        if program.reduction is None:  # parts of an exchange are whole words
+            key = _moved(program.collective, x, self.world_size, None)
+        key = dataclasses.replace(key, root=program.root, algorithm=program)
+        self._execute(self._all_ranks, text, text, key, x, y)
         return y.given
 
     def send(self, input: Any, peer: int, way: str = "") -> None:
@@ -278,7 +307,8 @@ class Group:
             return calls[same]
         if len(calls) >= MAX_LOADED_CALLS:
             calls.popitem(last=False)[1].close(together=True)
-        chosen = self._chosen(key) if lane is self._all_ranks else key
+        free = lane is self._all_ranks and key.algorithm == AUTO
+        chosen = self._chosen(key) if free else key
         call = Call(
             chosen, lane, lane.rank, lane.world_size, self._backend, self._device, self.budget_s,
             hosts,

@@ -29,6 +29,7 @@ _FORMS = {
     "TARGETS": "msccl",
     "from_execution_plan": "execution_read",
     "from_xml": "msccl_read",
+    "read_program": "files",
     "to_execution_plan": "execution_write",
     "to_xml": "msccl",
 }

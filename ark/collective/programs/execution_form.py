@@ -41,13 +41,16 @@ class _Form(Closed, frozen=True, omit_defaults=True):
 
 
 class Chunks(_Form, frozen=True):
-    """`size` chunks from `index` on, of a buffer here (`type`) or of a peer (`buffer_id`)."""
+    """`size` chunks from `index` on, of a buffer here (`type`), of a peer (`buffer_id`), or of all
+    GPUs of a switch channel.
+    """
 
     index: Number
     size: Count
     type: Place | None = None
     buffer_id: Number | None = None
     switch_channel_id: Number | None = None
+    rank: Rank | None = None
 
 
 class Slice(_Form, frozen=True):
@@ -65,7 +68,9 @@ class Pipeline(_Form, frozen=True):
 
 
 class Op(_Form, frozen=True):
-    """One operation of a thread block."""
+    """One operation of a thread block. buffer_type, buffer_offset, size, dst_chunk: of a load from
+    all GPUs of a switch channel.
+    """
 
     name: str
     channel_type: ChannelType | None = None
@@ -76,6 +81,11 @@ class Op(_Form, frozen=True):
     barrier_id: Number | None = None
     num_threadblocks: Number | None = None
     semaphore_ids: tuple[Number, ...] = ()
+    reduce_op: Literal["sum", "min", "max"] | None = None
+    buffer_type: Place | None = None
+    buffer_offset: Number | None = None
+    size: Count | None = None
+    dst_chunk: Chunks | None = None
     iter_context: Pipeline | None = None
     ops: tuple[Op, ...] = ()
 
@@ -151,9 +161,7 @@ class ExecutionPlan(_Form, frozen=True):
     """The whole file."""
 
     name: str
-    collective: Literal[
-        "allgather", "reducescatter", "allreduce", "broadcast", "reduce", "alltoall"
-    ]
+    collective: str
     inplace: bool
     protocol: Literal["Simple", "LL"]
     gpus: Annotated[tuple[Gpu, ...], msgspec.Meta(min_length=1, max_length=1024)]

@@ -38,7 +38,6 @@ def spread(
 
     def plan(graph: ParallelGraph) -> None:
         cut = _seeds(graph, cuts)
-        pieces: dict[tuple[str, int], dict[int, list[Piece]]] = {}
         all_ranks, count = range(graph.ranks), graph.ranks * parts
         for node in filter(among, graph.nodes):
             (whole,) = graph.pieces(node)
@@ -48,20 +47,68 @@ def spread(
                 continue
             fine = count if _letter(node, cut, count) == letter else graph.ranks
             for number, piece in enumerate(graph.op_trans(whole, letter, fine)):
-                rank, part = divmod(number, fine // graph.ranks)
-                graph.op_assign(piece, rank)
-                pieces.setdefault((_layer(node), rank), {}).setdefault(part, []).append(piece)
+                graph.op_assign(piece, number * graph.ranks // fine)
             assert whole.annotation is not None
             result = whole.annotation.operands[-1]
             if letter in result:
                 for tensor in node.outputs:
                     cut[tensor.buffer.id] = result.index(letter)
-        for own in pieces.values():
-            for before, after in itertools.pairwise(own[part] for part in sorted(own)):
-                for first, then in itertools.product(ends(before, True), ends(after, False)):
-                    graph.op_order(first, then)
+        if parts > 1:
+            _in_turn(graph, among, parts)
 
     return plan
+
+
+def _in_turn(graph: ParallelGraph, among: Callable[[Node], bool], parts: int) -> None:
+    """Orders a rank's parts of a layer one after the other.
+
+    A value that joins the parts, such as a sum over a batch, is computed after all of them, so what
+    follows it is ordered for itself: a part before such a value never waits for one behind it.
+    """
+    joins = _joins(graph)
+    count = graph.ranks * parts
+    groups: dict[tuple[str, int, int], list[list[Piece]]] = {}
+    for node in filter(among, graph.nodes):
+        pieces = graph.pieces(node)
+        if len(pieces) != count:
+            continue
+        for number, piece in enumerate(pieces):
+            rank, part = divmod(number, parts)
+            key = (_layer(node), rank, joins[node.id])
+            groups.setdefault(key, [[] for _ in range(parts)])[part].append(piece)
+    for own in groups.values():
+        for before, after in itertools.pairwise(own):
+            for first, then in itertools.product(ends(before, True), ends(after, False)):
+                graph.op_order(first, then)
+
+
+def _joins(graph: ParallelGraph) -> dict[int, int]:
+    """For each node the most values that join parts on a path to it, its own among them."""
+    joins: dict[int, int] = {}
+    writers: dict[int, Node] = {}
+    readers: dict[tuple[int, int], list[Node]] = {}  # of memory's previous value, by phase
+    for node in graph.nodes:
+        level = 0
+        pieces = graph.pieces(node)
+        for at, tensor in enumerate(node.inputs):
+            readers.setdefault((tensor.buffer.id, node.phase), []).append(node)
+            writer = writers.get(tensor.buffer.id)
+            if writer is None:
+                continue
+            written = graph.pieces(writer)
+            views = [(i, p.inputs[at]) for i, p in enumerate(pieces)]
+            apart = len(written) == len(pieces) and all(
+                i == j or not any(w.meets(view) for w in piece.written)
+                for i, view in views
+                for j, piece in enumerate(written)
+            )
+            level = max(level, joins[writer.id] + (len(written) > 1 and not apart))
+        for tensor in node.outputs:
+            key = graph.versions.get(tensor.buffer.id, (-1, 0))
+            level = max([level, *(joins[r.id] for r in readers.get(key, ()) if r.id in joins)])
+            writers[tensor.buffer.id] = node
+        joins[node.id] = level
+    return joins
 
 
 def _layer(node: Node) -> str:

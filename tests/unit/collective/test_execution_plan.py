@@ -251,7 +251,6 @@ BAD = {
     "another field": ('"inplace"', '"in_place"', "does not fit"),
     "a rank beyond": ('"rank": 1', '"rank": 7', "gpu 7|no other end|never"),
     "no such operation": ('"nop"', '"jump"', "jump"),
-    "packets": ('"Simple"', '"LL"', "packets"),
     "numbers in disorder": ('"id": 1,\n   "input', '"id": 2,\n   "input', "in order"),
     "an endless number": ('"index": 1', f'"index": {"9" * 300}', "does not fit"),
 }

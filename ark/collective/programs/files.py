@@ -1,0 +1,19 @@
+"""Programs from files: ark's JSON, MSCCL's XML, MSCCL++ execution plans, told apart by content."""
+
+from __future__ import annotations
+
+from ark.collective.programs.checker import check
+from ark.collective.programs.execution_read import from_execution_plan
+from ark.collective.programs.msccl_read import from_xml
+from ark.collective.programs.text import from_json
+from ark.collective.programs.types import CollectiveProgram
+
+
+def read_program(text: str) -> CollectiveProgram:
+    """The checked program of a file's content; errors as its reader and `check` raise them."""
+    if text.lstrip().startswith("<"):
+        program = from_xml(text)
+    else:
+        program = from_execution_plan(text) if '"gpus"' in text else from_json(text)
+    check(program)
+    return program

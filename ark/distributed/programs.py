@@ -1,0 +1,56 @@
+"""Programs of collectives that a caller names by a file, and the arrays that they take.
+
+Called by ark.distributed.group.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from ark.collective.programs import Collective, CollectiveProgram, read_program, to_json
+from ark.errors import InvalidUsageError
+
+
+def load(path: str | os.PathLike[str], kept: dict[str, CollectiveProgram]) -> CollectiveProgram:
+    """The program of a file. kept: programs by the content of their files, which are read once."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError, TypeError, ValueError) as error:
+        raise InvalidUsageError(
+            f"run_program: {str(path)[:200]!r} cannot be read ({error}); name a file of a program"
+        ) from None
+    if text not in kept:
+        kept[text] = read_program(text)
+    return kept[text]
+
+
+def check_ranks(program: CollectiveProgram, world: int) -> None:
+    """Raises InvalidUsageError unless the program is for so many ranks, with equal parts."""
+    if program.ranks != world or program.counts is not None:
+        raise InvalidUsageError(
+            f"run_program: {program.name[:60]!r} is for {program.ranks} ranks"
+            f"{' and parts of unequal length' if program.counts else ''}; expected equal parts "
+            f"for the group's {world} ranks"
+        )
+
+
+def result_shape(program: CollectiveProgram, shape: Sequence[int], world: int) -> tuple[int, ...]:
+    """The shape of a rank's result; raises InvalidUsageError for rows that cannot be divided."""
+    first, *others = shape or (1,)
+    if program.collective is Collective.ALL_GATHER:
+        return (first * world, *others)
+    if program.collective.sharded and first % world:
+        raise InvalidUsageError(
+            f"run_program: the first dimension of {list(shape)} is not divisible by {world} ranks"
+        )
+    scatters = program.collective is Collective.REDUCE_SCATTER
+    return (first // world, *others) if scatters else tuple(shape)
+
+
+def title(program: CollectiveProgram) -> str:
+    """The program's name and a digest of it, equal on all ranks that run the same."""
+    digest = hashlib.sha256(to_json(program).encode()).hexdigest()
+    return f"{program.name[:60]!r} {digest[:16]}"
