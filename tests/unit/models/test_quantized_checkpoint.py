@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from ark.cli import main
@@ -22,10 +24,11 @@ from ark.errors import BaseError, InvalidUsageError, ModelError, UnsupportedErro
 from ark.ir.dtype import bf16
 from ark.models.build import Shape
 from ark.models.checkpoint import Checkpoint
+from ark.models.formats.base import by_blocks, unpacked
 from ark.models.formats.layout import Codes, group_for
 from ark.models.formats.on_load import ON_LOAD, on_load
 from tests.cases.quantized import ODD, Tensors, quantised_checkpoint
-from tests.cases.quantized_words import awq, gptq
+from tests.cases.quantized_words import awq, gptq, words
 from tests.checkpoints import make_checkpoint
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "desc_act": False}
@@ -240,6 +243,32 @@ def test_formats_of_loading(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -
 
 def test_groups_divide_rows_and_hold_whole_steps() -> None:
     assert [group_for(128, n) for n in (256, 576, 96, 40, 100)] == [128, 64, 32, 8, 0]
+
+
+@settings(deadline=None)
+@given(st.data(), st.sampled_from([2, 4, 8]), st.integers(1, 3), st.integers(1, 3))
+def test_words_hold_codes(data: st.DataObject, bits: int, rows: int, words_of_a_row: int) -> None:
+    """Reading words gives the codes that a loop over bits packed."""
+    size = (rows, words_of_a_row * 32 // bits)
+    values = st.lists(st.integers(0, 2**bits - 1), min_size=size[1], max_size=size[1])
+    codes = np.array([data.draw(values) for _ in range(rows)])
+    packed = words(codes, bits, range(32 // bits)).numpy()
+    assert (unpacked(packed, bits) == codes).all()
+
+
+@settings(deadline=None)
+@given(st.integers(1, 7), st.integers(1, 40), st.integers(0, 9), st.integers(0, 48))
+def test_blocks_give_each_element_its_scale(
+    outputs: int, inputs: int, rows: int, columns: int
+) -> None:
+    """Blocks of any size, those at the edges cut off; 0: one for all."""
+    size = (rows or outputs, columns or inputs)
+    shape = (-(-outputs // size[0]), -(-inputs // size[1]))
+    scales = 1.0 + np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    codes = np.ones((outputs, inputs), np.int8)
+    ours = by_blocks(codes, scales, scales + 1, (rows, columns)).floats()
+    whole = scales.repeat(size[0], 0).repeat(size[1], 1)[:outputs, :inputs]
+    np.testing.assert_array_equal(ours, whole * (1 - (whole + 1)))
 
 
 def test_codes_of_few_values() -> None:
