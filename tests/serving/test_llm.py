@@ -97,7 +97,7 @@ def test_streams_give_the_same_text(llm: LLM) -> None:
     assert sum((chunk.token_ids for chunk in chunks), ()) == whole.outputs[0].token_ids
     assert [c.finish_reason for c in chunks] == [None] * (len(chunks) - 1) + ["length"]
     stream = llm.stream(TEXTS[0], GREEDY)
-    assert next(stream).text == chunks[0].text
+    assert whole.outputs[0].text.startswith(next(stream).text)  # one token or several
     stream.close()  # type: ignore[attr-defined]
     assert llm.generate(TEXTS[0], GREEDY)[0].outputs[0].text == whole.outputs[0].text
 
@@ -205,7 +205,7 @@ def test_wrong_arguments(folder: Path) -> None:
     for share in (0, 1.5, "x"):
         with pytest.raises(ark.InvalidUsageError, match="memory_share"):
             ark.LLM(folder, backend="cpu", memory_share=share)  # type: ignore[arg-type]
-    with pytest.raises(ark.error.SystemError, match=r"weights take .* choose a smaller"):
+    with pytest.raises(ark.error.SystemError, match=r"weights take .* lower the context"):
         ark.LLM(folder, backend="cpu", memory_share=1e-12)
     with pytest.raises(ark.ModelError, match="does not exist"):
         ark.LLM("/nowhere")

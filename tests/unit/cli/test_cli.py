@@ -41,6 +41,28 @@ def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     return " ".join(err.split())
 
 
+@pytest.mark.parametrize(
+    ("command", "option", "other"),
+    [
+        ("generate", "--max-tokens", "--max-new-tokens"),
+        ("generate", "--tensor-parallel-size=2", "--ranks"),
+        ("chat", "--max_tokens", "--max-new-tokens"),
+        ("serve", "--max-num-seqs", "--slots"),
+        ("serve", "--gpu-memory-utilization", "--memory-share"),
+    ],
+)
+def test_options_by_other_programs_names(
+    capsys: pytest.CaptureFixture[str], command: str, option: str, other: str
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(
+            [command, NOAH, "--chunk", "4", *(["--prompt", "x"] * (command == "generate")), option]
+        )
+    name = option.partition("=")[0]
+    words = f"ark {command}: error: {name} is not an option of ark {command}: use {other}\n"
+    assert caught.value.code == 2 and capsys.readouterr().err.endswith(words)
+
+
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["--help"])
@@ -359,6 +381,7 @@ def test_cache_clear(
         (["generate", NOAH, "--prompt", "-", "--prompt", "-"], "standard input is one text"),
         (["generate", NOAH, "--prompt", "x", "--device", "7"], "no CPU device 7"),
         (["generate", NOAH, "--prompt", "x", "--budget", "0"], "budget is 0"),
+        (["serve", "/nowhere"], "/nowhere does not exist"),
         (["plan", NOAH], "--machine"),
         (["plan", NOAH, "--machine", "abacus"], "the machine model 'abacus' does not exist"),
         (["plan", "/nowhere/at/all", "--machine", "cpu-1"], "/nowhere/at/all does not exist"),
