@@ -15,7 +15,7 @@ from ark.ir.graph import Graph
 from ark.lower.choose import choose
 from ark.lower.rewrite.align_operands import align_operands
 from ark.lower.rewrite.cancel_transposes import cancel_transposes
-from ark.lower.rewrite.channels_last import channels_last
+from ark.lower.rewrite.channels_last import channels_last as turn_channels
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.cut_products import cut_products
 from ark.lower.rewrite.fold_transposes import fold_transposes
@@ -76,6 +76,17 @@ class Pass:
     @property
     def name(self) -> str:
         return self.run.__name__
+
+
+def channels_last(graph: Graph, context: Context) -> Graph:
+    """The graph with the channels of convolutions last; images are padded only where the variant
+    then chosen loads their windows by box copies.
+    """
+    turned = turn_channels(graph, context)
+    if turned is graph or not context.machine.has(Capability.WINDOW_BOXES):
+        return turned
+    boxed = all(m.variant.name == "matrix" for m in choose(turned, context))
+    return turned if boxed else turn_channels(graph, context, few=False)
 
 
 def fuse_unit_attention(graph: Graph, context: Context) -> Graph:

@@ -32,22 +32,25 @@ from ark.machine.capability import Capability
 from ark.tasks import expression
 
 
-def channels_last(graph: Graph, context: Context) -> Graph:
-    """A copy of the graph with such convolutions."""
+def channels_last(graph: Graph, context: Context, few: bool = True) -> Graph:
+    """A copy of the graph with such convolutions. few: those of few channels, too, whose windows
+    box copies must load.
+    """
     machine, kept = context.machine, context.kept
     if not machine.coalesces:
         return graph
-    found = convolutions(graph, kept, machine.has(Capability.WINDOW_BOXES))
-    if not found:
+    listed = convolutions(graph, kept, machine.has(Capability.WINDOW_BOXES))
+    chosen = {number: c for number, c in listed.items() if few or c.padded is None}
+    if not chosen:
         return graph
-    made = _Turned(graph, *_wanted(graph, found, kept))
-    laid = {c.windows.id for c in found.values() if c.windows is not None}
+    writer = _Turned(graph, *_wanted(graph, chosen, kept))
+    laid = {c.windows.id for c in chosen.values() if c.windows is not None}
     for node in graph.nodes:
-        if node.id in found:
-            made.convolution(found[node.id])
-        elif node.id not in laid and not made.takes(node):
-            made.keep(node)
-    return graph.with_nodes(made.needed(kept))
+        if node.id in chosen:
+            writer.convolution(chosen[node.id])
+        elif node.id not in laid and not writer.takes(node):
+            writer.keep(node)
+    return graph.with_nodes(writer.needed(kept))
 
 
 def _pools(node: Node) -> bool:

@@ -44,6 +44,13 @@ def test_taps_that_lie_apart_are_laid_out_as_before() -> None:
     assert not any(op.params.get("windows") for op in plan.ops)
 
 
+def test_images_are_not_padded_under_a_variant_that_loads_no_boxes() -> None:
+    """The matrix of windows of the padded image would have all of its zeros."""
+    plan = planned((2, 3, 224, 224), (32, 3, 3, 3), ark.bf16, stride=2, padding=1)
+    assert plan.variant == "block"
+    assert [op.kind for op in plan.ops] == ["remap", "matmul"]
+
+
 CONVOLUTIONS: list[tuple[Shape, Shape, dict[str, Any]]] = [
     ((2, 3, 20, 22), (16, 3, 7, 7), {"stride": 2, "padding": 3}),
     ((3, 3, 9, 11), (8, 3, 3, 3), {"padding": 1}),
