@@ -11,9 +11,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ark import json_reader
 from ark.backend import registry
 from ark.errors import InvalidUsageError, ModelError, PlanError
+from ark.ir import json_reader
 from ark.machine import Machine
 from ark.plan.schema import read_machine
 from ark.plan.serialize import machine_entry

@@ -186,17 +186,17 @@ class InspectedBackend(KernelBackend, Protocol):
 
 @runtime_checkable
 class ExportBackend(KernelBackend, Protocol):
-    """A vendor for which models can be exported as C libraries (ark.export)."""
+    """A vendor for which models can be exported as C libraries (ark.cli.export)."""
 
     def export_source(self) -> str:
-        """C source of the functions of ark/export/c/device.h, for C11 without extensions."""
+        """C source of the functions of ark/cli/export/c/device.h, for C11 without extensions."""
         ...
 
 
 @runtime_checkable
 class SourceBackend(ExportBackend, Protocol):
     """A vendor whose loop kernels are code of the host, so that a program can be linked with them
-    (ark.export).
+    (ark.cli.export).
     """
 
     def source_flags(self) -> tuple[str, ...]:

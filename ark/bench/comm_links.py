@@ -24,7 +24,7 @@ from ark.collective.topology.measured import Line, Pair, fit
 from ark.distributed.members import Members
 from ark.errors import PlanError, UnsupportedError
 from ark.ir.dtype import by_name
-from ark.json_reader import read
+from ark.ir.json_reader import read
 from ark.lower.engines import PACKET, THREADS
 from ark.plan.serialize import from_json, to_json
 from ark.plan.types import Plan

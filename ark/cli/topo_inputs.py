@@ -12,7 +12,7 @@ from ark.collective.synthesis import synthesize
 from ark.collective.taccl import Sketch, parse_size
 from ark.collective.topology import TYPICAL, Topology, load
 from ark.errors import InvalidUsageError
-from ark.json_reader import read as read_json
+from ark.ir.json_reader import read as read_json
 
 
 def named_network(args: argparse.Namespace) -> Topology:

@@ -17,7 +17,9 @@ from ark._late import LateTable
 from ark.errors import PlanError
 from ark.machine import Machine
 from ark.plan.params import INT_MAX, Params, Places, read_params
-from ark.plan.signature import ALIGNMENT, ARRANGED, OperandType, Signature
+from ark.plan.signature import ALIGNMENT, ARRANGED
+from ark.plan.signature import OperandType as OperandType
+from ark.plan.signature import Signature as Signature
 from ark.plan.types import Fetch, Plan, PlanOp, PlanTensor
 
 ALL_ROWS = (0, INT_MAX)

@@ -15,9 +15,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from ark import json_reader
 from ark.errors import PlanError
-from ark.json_reader import Closed
+from ark.ir import json_reader
+from ark.ir.json_reader import Closed
 from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.machine.variant import COMPUTE

@@ -4,7 +4,7 @@ A plan may come from a file, a user's dictionary or another rank. Its form was c
 read (ark.plan.schema). Here it is verified, its machine is compared with the model of that name and
 with the device, its shared memory is counted as the backend's own bodies use it, and its memory is
 compared with what the device has. `admit_rank` is called by ark.runtime.runner.load for every plan;
-`admit` by ark.export and the offline commands, which have the plans of all ranks and no device.
+`admit` by ark.cli.export and the offline commands, which have the plans of all ranks and no device.
 """
 
 from __future__ import annotations

@@ -8,10 +8,10 @@ import pytest
 
 from ark.backend import registry
 from ark.cli import main
+from ark.cli.doctor import bench as benches
+from ark.cli.doctor import checks
+from ark.cli.doctor.bench import Bench
 from ark.codegen.dialect import Source
-from ark.doctor import bench as benches
-from ark.doctor import checks
-from ark.doctor.bench import Bench
 
 FAULTS = {
     # check: what is written instead of what in the kernel

@@ -14,7 +14,7 @@ from ark_rocm import machines
 import ark
 from ark.backend import registry
 from ark.backend.devices import Grid
-from ark.doctor.bench import Bench
+from ark.cli.doctor.bench import Bench
 from ark.errors import SystemError
 from ark.runtime import session
 from ark.runtime.executor import Executor

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import pytest
 
 from ark.backend.protocol import Target
+from ark.cli.doctor import bench as doctor
 from ark.codegen.dialect import Source
 from ark.codegen.writer import write
-from ark.doctor import bench as doctor
 from ark.errors import SystemError
 from ark.ir.dtype import by_name
 from ark.ir.graph import Graph

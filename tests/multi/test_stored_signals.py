@@ -16,11 +16,11 @@ import pytest
 from ark.backend import registry
 from ark.backend.devices import Device
 from ark.backend.protocol import KernelBackend
+from ark.cli.doctor import bench as benches
+from ark.cli.doctor.bench import Bench
 from ark.codegen import layout
 from ark.codegen.constants import constants
 from ark.codegen.dialect import Source
-from ark.doctor import bench as benches
-from ark.doctor.bench import Bench
 from ark.errors import GpuError, PlanError
 from ark.machine import Machine
 from ark.machine.capability import Capability

@@ -18,9 +18,9 @@ from ark_rocm_emulator.shim import compile_ptx
 from ark_rocm_emulator.shim.backend import ShimBackend, prelude
 
 from ark.backend.protocol import KernelBackend, Target
+from ark.cli.doctor.bench import source
 from ark.codegen import layout
 from ark.codegen.dialect import Source
-from ark.doctor.bench import source
 from ark.machine.variant import COMPUTE, block
 from tests.cases.shim import fences
 

@@ -18,7 +18,7 @@ import pytest
 
 from ark.backend import registry
 from ark.cli import main
-from ark.export.write import files, save
+from ark.cli.export.write import files, save
 from ark.ir.dtype import DataType
 from ark.models.build import Shape
 from ark.models.checkpoint import Checkpoint

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from ark.collective.programs.types import Collective
-from ark.json_reader import Closed
+from ark.ir.json_reader import Closed
 
 COLLECTIVES = {
     Collective.ALL_GATHER: "allgather",

@@ -25,7 +25,7 @@ from ark.collective.programs.types import (
     io_slots,
 )
 from ark.errors import ModelError, UnsupportedError
-from ark.json_reader import read
+from ark.ir.json_reader import read
 
 _MOST_BYTES, _MOST_OPERATIONS = 32 << 20, 1 << 18
 _COLLECTIVES = {name: collective for collective, name in form.COLLECTIVES.items()}

@@ -20,7 +20,7 @@ from ark.collective.programs.types import (
     Role,
     Span,
 )
-from ark.json_reader import Closed, read
+from ark.ir.json_reader import Closed, read
 
 FORMAT = "ark.collective_program"
 

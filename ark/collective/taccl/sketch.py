@@ -32,7 +32,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from ark.errors import ModelError
-from ark.json_reader import Closed, read
+from ark.ir.json_reader import Closed, read
 
 Connections = tuple[tuple[int, tuple[int, ...]], ...]
 

@@ -18,7 +18,7 @@ import msgspec
 
 from ark.collective.topology.costs import CostModel, Protocol
 from ark.collective.topology.model import Link, Topology, TopologyError, exact_bandwidth
-from ark.json_reader import Closed, FormError, read
+from ark.ir.json_reader import Closed, FormError, read
 
 _FRACTION = re.compile(r"[+-]?\d+(/\d+)?")
 _Us = Annotated[float, msgspec.Meta(ge=0)]

@@ -143,7 +143,7 @@ def _exact(library: Path) -> str:
 
 def _checked(binary: Binary, source: Source) -> Binary:
     """The binary, if shared memory is aligned in it as a loop kernel asks; else SystemError. Other
-    kernels (ark.doctor's) have static shared memory of their own.
+    kernels (ark.cli.doctor's) have static shared memory of their own.
     """
     reason = check_alignment(binary.data, source.entry) if LOOP in source.text else ""
     if reason:

@@ -17,9 +17,9 @@ from ark.backend import native
 from ark.backend.protocol import Target
 from ark.cli import main
 from ark.cli.common import read_file, visible, write_file
+from ark.cli.export.write import save
 from ark.codegen.dialect import Source
 from ark.errors import InvalidUsageError, SystemError
-from ark.export.write import save
 
 ROOT = Path(__file__).parents[3]
 NOAH = str(ROOT / "examples" / "noah")

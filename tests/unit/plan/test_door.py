@@ -17,8 +17,8 @@ import pytest
 import ark
 from ark.api.plan import Plan as ArkPlan
 from ark.backend import registry
+from ark.cli.export.write import files
 from ark.errors import BaseError, PlanError, SystemError
-from ark.export.write import files
 from ark.frontend.model import Model, use_model
 from ark.lower.pipeline import plan as make_plan
 from ark.models.checkpoint import Checkpoint

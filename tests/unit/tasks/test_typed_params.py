@@ -24,7 +24,11 @@ from tests.signatures import plans
 
 ROOT = Path(__file__).parents[3]
 BY_KEY = re.compile(r"\bparams(\[[\"']|\.get\()")  # of a dictionary
-OTHERS = ("ark/runtime/", "ark/doctor/", "backends/mesh/")  # whose params are a kernel's arguments
+OTHERS = (
+    "ark/runtime/",
+    "ark/cli/doctor/",
+    "backends/mesh/",
+)  # whose params are a kernel's arguments
 
 
 def test_a_plan_holds_parameters_without_defaults() -> None:

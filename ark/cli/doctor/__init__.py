@@ -10,9 +10,9 @@ from typing import Any
 from rich.console import Console
 
 from ark.backend import registry
+from ark.cli.doctor.bench import Bench
+from ark.cli.doctor.checks import Finding, examine
 from ark.cli.parser import add_backend, add_device
-from ark.doctor.bench import Bench
-from ark.doctor.checks import Finding, examine
 from ark.errors import InvalidUsageError
 
 

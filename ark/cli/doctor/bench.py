@@ -29,7 +29,7 @@ def source(machine: Machine, backend: KernelBackend) -> Source:
     reports, checks, entry.
     """
     dialect = backend.dialect(machine.arch)
-    checks = resources.files("ark.doctor").joinpath("checks.h").read_text()
+    checks = resources.files("ark.cli.doctor").joinpath("checks.h").read_text()
     parts = (
         constants(machine, 1, layout.LOOP_BYTES),
         dialect.prelude,

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from ark.backend.devices import FedDevice, MemoryKind
-from ark.doctor.bench import BUDGET_S, Bench
+from ark.cli.doctor.bench import BUDGET_S, Bench
 from ark.errors import BaseError
 from ark.runtime import toolchain
 
@@ -217,7 +217,7 @@ def peers(bench: Bench) -> Finding:
     rounds = 2
     words = bench.words(1, "symmetric")
     handle = bench.device.export(words)
-    command = [sys.executable, "-m", "ark.doctor.peer", bench.backend.name, handle.hex()]
+    command = [sys.executable, "-m", "ark.cli.doctor.peer", bench.backend.name, handle.hex()]
     child = subprocess.Popen(
         [*command, str(rounds)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 import ark
+from ark.cli.export.description import named
 from ark.errors import InvalidUsageError, UnsupportedError
-from ark.export.description import named
 from ark.interop import from_onnx
 from ark.lower.pipeline import plan as make_plan
 from ark.machine import Machine

@@ -13,11 +13,8 @@ import numpy as np
 import safetensors.numpy
 
 from ark.backend.protocol import Backend, ExportBackend, SourceBackend, Target
-from ark.codegen.dialect import BoxMap
-from ark.codegen.writer import write as emit
-from ark.errors import InvalidUsageError, SystemError, UnsupportedError
-from ark.export import cmake
-from ark.export.description import (
+from ark.cli.export import cmake
+from ark.cli.export.description import (
     Decoder,
     Image,
     check,
@@ -29,7 +26,10 @@ from ark.export.description import (
     stored,
     text,
 )
-from ark.export.network import Network
+from ark.cli.export.network import Network
+from ark.codegen.dialect import BoxMap
+from ark.codegen.writer import write as emit
+from ark.errors import InvalidUsageError, SystemError, UnsupportedError
 from ark.ir.dtype import by_name
 from ark.ir.packed import to_memory
 from ark.machine import Machine
@@ -112,7 +112,7 @@ def files(
         admit([plan])
     decoder = decoder_of(checkpoint, shape) if checkpoint and shape else None
     program = "generate" if decoder else "run" if network else ""
-    folder = resources.files("ark.export").joinpath("c")
+    folder = resources.files("ark.cli.export").joinpath("c")
     wanted = ["ark.h", "ark.c", "device.h", "model.h", "safetensors.c", "decoder.c"]
     sources: Files = {file: folder.joinpath(file).read_text() for file in wanted}
     sources["layout.h"] = declarations()
@@ -192,7 +192,7 @@ def _with_image(
     return {
         f"{name}.c": describe(plan, opcode, name, decoder, images, maps, made_for),
         f"{name}_image.c": image_source(images, name),
-        "driver.h": resources.files("ark.export").joinpath("c/driver.h").read_text(),
+        "driver.h": resources.files("ark.cli.export").joinpath("c/driver.h").read_text(),
         "CMakeLists.txt": cmake.of_image(name, program),
         **binaries,
     }

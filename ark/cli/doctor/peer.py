@@ -1,6 +1,6 @@
 """The other process of the check `peers`: maps exported memory and adds to its first word.
 
-`python -m ark.doctor.peer BACKEND HANDLE ROUNDS` prints how many additions it made.
+`python -m ark.cli.doctor.peer BACKEND HANDLE ROUNDS` prints how many additions it made.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 
 from ark.backend import registry
-from ark.doctor.bench import Bench
+from ark.cli.doctor.bench import Bench
 from ark.errors import BaseError
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from ark.backend import machine_files, registry
 from ark.backend.protocol import Backend, SourceBackend
 from ark.cli.common import memory_verdict, read_plan
+from ark.cli.export.write import exporting, files, identifier, save
 from ark.cli.parser import CONTEXT, add_backend, add_quantize, positive
 from ark.cli.run import dimensions
 from ark.errors import InvalidUsageError
-from ark.export.write import exporting, files, identifier, save
 from ark.ir.dtype import DataType
 from ark.models.build import Shape
 from ark.models.checkpoint import Checkpoint
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     if source.suffix in (".json", ".onnx") and (args.context or args.chunk):
         raise InvalidUsageError("--context and --chunk are for checkpoints")
     if source.suffix == ".onnx":
-        from ark.export.network import network
+        from ark.cli.export.network import network
 
         machine = machine_files.machine(args.machine or _machine(backend, args.arch))
         found = network(source, dimensions(args.dim), machine)
