@@ -26,7 +26,7 @@ from ark.plan.types import Plan, PlanOp
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor
 from tests.attended import PAGES, WIDE, expected, given, planned
-from tests.cases.attend import COLUMNS, FORMS, attention, by_torch
+from tests.cases.attend import FORMS, attention, by_torch
 from tests.cases.attention import SHAPES, TILES, Shape
 from tests.cases.rocm_compile import assembly, fact, machine_for
 from tests.opcheck import compare
@@ -105,13 +105,14 @@ def test_what_no_row_sees_is_not_multiplied(arch: str) -> None:
 
 
 @pytest.mark.parametrize("arch", ["gfx1100", pytest.param("gfx942", marks=slow)], indirect=True)
-def test_product_softmax_and_product_become_one_op(arch: str) -> None:
+@pytest.mark.parametrize("name", ["columns, causal", pytest.param("grouped", marks=slow)])
+def test_product_softmax_and_product_become_one_op(arch: str, name: str) -> None:
     """Of rows of all heads, which are read where they lie."""
-    form, model = FORMS["columns, causal"], ark.Model(0, 1)
+    form, model = FORMS[name], ark.Model(0, 1)
     with contextlib.closing(backend.open(0)) as device, ark.use_model(model):
         ark.copy(
-            attention(form, ark.tensor(COLUMNS, bf16, name="x")),
-            ark.tensor(by_torch(form, np.zeros(COLUMNS)).shape, bf16, name="out"),
+            attention(form, ark.tensor(form.shape, bf16, name="x")),
+            ark.tensor(by_torch(form, np.zeros(form.shape)).shape, bf16, name="out"),
         )
         plan = make_plan(model.graph, device.machine)
         verify([plan])
@@ -119,7 +120,7 @@ def test_product_softmax_and_product_become_one_op(arch: str) -> None:
         assert op.params["by_rows"] and not {"matmul", "rownorm"} & {o.kind for o in plan.ops}
         layout_of(plan, op)
         with Executor(plan, backend, device) as executor:
-            array = np.random.default_rng(3).standard_normal(COLUMNS).astype(bf16.numpy)
+            array = np.random.default_rng(3).standard_normal(form.shape).astype(bf16.numpy)
             (buffer,) = (b.name for b in plan.buffers if b.name.startswith("x."))
             executor.write(buffer, array)
             executor.start(1).wait()

@@ -53,6 +53,23 @@ def rows_first(x: Any) -> list[Any]:
     return [ark.reshape(p, [BATCH, HEADS, ROWS, WIDTH]) for p in turned]
 
 
+def grouped(x: Any) -> list[Any]:
+    """Of (batch, rows, 10 width): six heads of queries, two of keys, two of values, each of which
+    is repeated for three heads of queries.
+    """
+    turned = []
+    for first, count in ((0, 6), (6, 2), (8, 2)):
+        part = x[:, :, first * WIDTH : (first + count) * WIDTH]
+        split = ark.transpose(ark.reshape(part, [BATCH, ROWS, count, WIDTH]), [0, 2, 1, 3])
+        if count == 2:
+            alone = ark.reshape(split, [BATCH, 2, 1, ROWS, WIDTH])
+            split = ark.reshape(
+                ark.expand(alone, [BATCH, 2, 3, ROWS, WIDTH]), [BATCH, 6, ROWS, WIDTH]
+            )
+        turned.append(split)
+    return turned
+
+
 def apart(x: Any) -> list[Any]:
     """Of (3, batch, heads, rows, width): dense by heads."""
     return [ark.reshape(x[i : i + 1], [BATCH, HEADS, ROWS, WIDTH]) for i in range(3)]
@@ -103,6 +120,7 @@ FORMS = {
     "columns, by heads": Form(COLUMNS, by_columns, back=None, copies=1),
     "permutation": Form(COLUMNS, by_permutation, "scaled queries"),
     "rows first": Form((ROWS, BATCH, COLUMNS[2]), rows_first, back=(2, 0, 1, 3), copies=1),
+    "grouped": Form((BATCH, ROWS, 10 * WIDTH), grouped, mask="where"),
     "apart": Form((3, BATCH, HEADS, ROWS, WIDTH), apart, mask="where", back=None),
     "apart, turned back": Form((3, BATCH, HEADS, ROWS, WIDTH), apart, copies=1),
 }
@@ -116,6 +134,9 @@ def by_torch(form: Form, x: np.ndarray) -> np.ndarray:
     elif form.split is rows_first:
         parts = given.reshape(ROWS, BATCH, 3, HEADS, WIDTH).permute(2, 1, 3, 0, 4)
         q, k, v = parts
+    elif form.split is grouped:
+        parts = given.reshape(BATCH, ROWS, 10, WIDTH).permute(0, 2, 1, 3).split((6, 2, 2), 1)
+        q, k, v = parts[0], *(p.repeat_interleave(3, 1) for p in parts[1:])
     else:
         q, k, v = given.reshape(BATCH, ROWS, 3, HEADS, WIDTH).permute(2, 0, 3, 1, 4)
     result = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=bool(form.mask))

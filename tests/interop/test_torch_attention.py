@@ -193,6 +193,32 @@ def test_torch_does_not_take_attention_apart(form: Any, monkeypatch: pytest.Monk
     assert not {"transpose", "pointwise"} & set(kinds)
 
 
+@pytest.mark.parametrize("heads", [1, 2, 4])
+def test_groups_of_query_heads_read_their_keys_once(
+    heads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """enable_gqa: keys and values of fewer heads than queries, which are not repeated in memory."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.outer = nn.Linear(256, 256 + 128 * heads), nn.Linear(256, 256)
+
+        def forward(self, x: Any) -> Any:
+            parts = self.inner(x).split((256, 64 * heads, 64 * heads), -1)
+            q, k, v = (t.unflatten(-1, (-1, 64)).transpose(1, 2) for t in parts)
+            result = nn.functional.scaled_dot_product_attention(
+                q, k, v, is_causal=True, enable_gqa=True
+            )
+            return self.outer(result.transpose(1, 2).flatten(2))
+
+    module = Net().eval().to(torch.bfloat16)
+    (plan,) = planned_as(module, torch.randn(2, 256, 256).bfloat16(), "h200", monkeypatch)
+    (op,) = (op for op in plan.ops if op.kind == "attention_tiles")
+    assert (op.params["heads"], op.params["kv_heads"]) == (4, heads)
+    assert sorted({op.kind for op in plan.ops}) == ["attention_tiles", "matmul"]
+
+
 def test_sequences_before_batches_are_not_transposed(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in torchvision's vision transformers: nn.MultiheadAttention of batches of sequences."""
 

@@ -11,13 +11,33 @@ from ark.interop.torch.products import products_as_tf32
 from ark.interop.torch.values import Call, Value, cast, operator, refuse
 
 
+def _repeated(heads: ark.Tensor, query: ark.Tensor) -> ark.Tensor:
+    """Keys or values (..., kv_heads, rows, width), each head as often as it has query heads."""
+    *lead, count, rows, width = heads.ir.shape
+    group, rest = divmod(query.ir.shape[-3], count)
+    if rest:
+        raise refuse(f"attention of {query.ir.shape[-3]} heads over {count}")
+    alone = ark.reshape(heads, [*lead, count, 1, rows, width])
+    each = ark.expand(alone, [*lead, count, group, rows, width])
+    return ark.reshape(each, [*lead, count * group, rows, width])
+
+
 def _attention(
-    query: Value, key: Value, value: Value, mask: Any, is_causal: bool, scale: float | None
+    query: Value,
+    key: Value,
+    value: Value,
+    mask: Any,
+    is_causal: bool,
+    scale: float | None,
+    grouped: bool = False,
 ) -> Any:
     """Scaled dot-product attention by its definition; where matrix units support it, lowering makes
-    one op of it (ark.lower.rewrite.fuse_attention).
+    one op of it (ark.lower.rewrite.fuse_attention). grouped: several query heads have one of keys
+    and values.
     """
     q, k, v = query.tensor, key.tensor, value.tensor
+    if grouped and len(q.ir.shape) > 2:
+        k, v = (_repeated(t, q) if t.ir.shape[-3] != q.ir.shape[-3] else t for t in (k, v))
     if q.ir.shape[:-2] != k.ir.shape[:-2]:
         raise refuse("attention whose queries and keys differ in heads")
     scale = q.ir.shape[-1] ** -0.5 if scale is None else scale
@@ -131,9 +151,9 @@ def _attend(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    if dropout_p or enable_gqa:
-        raise refuse("attention with dropout or grouped queries")
-    return _attention(query, key, value, attn_mask, is_causal, scale)
+    if dropout_p:
+        raise refuse("attention with dropout")
+    return _attention(query, key, value, attn_mask, is_causal, scale, enable_gqa)
 
 
 @operator("ark.attention.default")
@@ -145,8 +165,9 @@ def _kept(
     attn_mask: Value | None = None,
     is_causal: bool = False,
     scale: float | None = None,
+    enable_gqa: bool = False,
 ) -> Any:
-    return _attention(query, key, value, attn_mask, is_causal, scale)
+    return _attention(query, key, value, attn_mask, is_causal, scale, enable_gqa)
 
 
 def _layer(x: ark.Tensor, weight: Value, bias: Value | None) -> ark.Tensor:

@@ -26,8 +26,11 @@ def _attention(
     attn_mask: torch.Tensor | None = None,
     is_causal: bool = False,
     scale: float | None = None,
+    enable_gqa: bool = False,
 ) -> torch.Tensor:
-    output: torch.Tensor = attend(query, key, value, attn_mask, 0.0, is_causal, scale=scale)
+    output: torch.Tensor = attend(
+        query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
+    )
     return output
 
 
@@ -36,7 +39,7 @@ OPERATOR = torch.library.custom_op(
     _attention,
     mutates_args=(),
     schema="(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, bool is_causal=False,"
-    " float? scale=None) -> Tensor",
+    " float? scale=None, bool enable_gqa=False) -> Tensor",
 )
 OPERATOR.register_fake(_attention)
 _CALL = inspect.Signature(
@@ -60,14 +63,15 @@ def keep_attention(module: fx.GraphModule, examples: Sequence[Any]) -> None:
 
 
 def _keep(node: fx.Node) -> None:
-    """Replaces the call by ark's operator, unless it has dropout or grouped heads."""
+    """Replaces the call by ark's operator, unless it has dropout."""
     given = _CALL.bind(*node.args, **node.kwargs).arguments
-    if given.pop("dropout_p", 0.0) or given.pop("enable_gqa", False):
+    if given.pop("dropout_p", 0.0):
         return
     shown = [given[name].meta.get("example_value") for name in ORDER[:3]]
     if not all(isinstance(t, torch.Tensor) and not t.is_nested and t.dim() >= 2 for t in shown):
         return
-    kinds = {(t.dtype, *map(str, t.shape[:-2])) for t in shown}  # sizes may be symbols
+    lead = -3 if given.get("enable_gqa") else -2
+    kinds = {(t.dtype, *map(str, t.shape[:lead])) for t in shown}  # sizes may be symbols
     if len(kinds) != 1:
         return
     if given.get("attn_mask") is not None and given.get("is_causal"):

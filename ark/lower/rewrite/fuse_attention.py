@@ -3,8 +3,9 @@ in memory.
 
     softmax(q k^T [times a scale] [masked causally]) v
 
-Queries, keys and values are read where they were before they were transposed to heads, and results
-are written as the next product reads them. A mask counts as causal, or as none, if its nodes
+Queries, keys and values are read where they were before they were transposed to heads, keys and
+values also before their heads were repeated for groups of query heads; results are written as the
+next product reads them. A mask counts as causal, or as none, if its nodes
 compute such a one from nothing but numbers. Only where nobody else reads scores or weights, and
 where matrix units take such attention; else the ops stay as they are. Listed in ark.lower.passes.
 """
@@ -34,7 +35,7 @@ from ark.lower.rewrite.strided import (
     place_of,
     rows_of,
 )
-from ark.lower.rewrite.views import same_elements, whole
+from ark.lower.rewrite.views import in_shape, same_elements, whole
 from ark.lower.tiling import attends
 
 MOST_HEADS = 1 << 12
@@ -165,22 +166,61 @@ class _Finder:
             return None
         lead = tuple(range(rank - 2))
         turned = (False, found.flipped, product.read(MatmulAttributes).transpose_b)
-        places: list[list[Place]] = []
-        for tensor, flip in zip(tensors, turned, strict=True):
-            rows, columns = (rank - 1, rank - 2) if flip else (rank - 2, rank - 1)
-            if tensor.shape[columns] != width:
-                return None
-            axes = (lead, (rows,), (columns,))
-            places.append(list(origins(place_of(tensor, axes), writes, product.phase))[::-1])
-        together = math.prod(out.shape[:-2])
-        for heads in dict.fromkeys((*(heads_of(p) for p in places[0]), 1)):
-            laid = [self._laid(t, p, heads) for t, p in zip(tensors, places, strict=True)]
-            if together % heads or heads > MOST_HEADS or any(t is None for t in laid):
-                continue
-            made = self._node(product, found, [t for t in laid if t is not None], heads)
-            if made is not None:
-                return found, made
+        for operands, group in self._forms(tensors, turned, writes):
+            places: list[list[Place]] = []
+            for tensor, flip in zip(operands, turned, strict=True):
+                rows, columns = (rank - 1, rank - 2) if flip else (rank - 2, rank - 1)
+                if tensor.shape[columns] != width:
+                    return None
+                axes = (lead, (rows,), (columns,))
+                places.append(list(origins(place_of(tensor, axes), writes, product.phase))[::-1])
+            together = math.prod(out.shape[:-2])
+            for heads in dict.fromkeys((*(heads_of(p) for p in places[0]), 1)):
+                if together % heads or heads > MOST_HEADS or heads % group:
+                    continue
+                counts = (heads, heads // group, heads // group)
+                laid = [
+                    self._laid(t, p, n) for t, p, n in zip(operands, places, counts, strict=True)
+                ]
+                if any(t is None for t in laid):
+                    continue
+                made = self._node(product, found, [t for t in laid if t is not None], heads)
+                if made is not None:
+                    return found, made
         return None
+
+    def _forms(
+        self, tensors: tuple[Tensor, ...], turned: tuple[bool, ...], writes: Writes
+    ) -> list[tuple[tuple[Tensor, ...], int]]:
+        """The operands that attention may read, and how many query heads share keys and values:
+        first those before heads were repeated, if they were, then the operands as they are.
+        """
+        forms: list[tuple[tuple[Tensor, ...], int]] = [(tensors, 1)]
+        query, *others = tensors
+        if any(turned) or len(query.shape) < 3:
+            return forms
+        before = [self._unrepeated(t, writes) for t in others]
+        shared = [b for b in before if b is not None]
+        if len(shared) == len(others) and len({group for _, group in shared}) == 1:
+            forms.insert(0, ((query, *(t for t, _ in shared)), shared[0][1]))
+        return forms
+
+    def _unrepeated(self, tensor: Tensor, writes: Writes) -> tuple[Tensor, int] | None:
+        """Heads before each was repeated for its group of query heads, and the group's size."""
+        node = self.maker(tensor)
+        if node is None or node.type != "expand" or node.attrs.get("expr") != ["input", 0]:
+            return None
+        (source,), shape = node.inputs, node.outputs[0].shape
+        rank, group = len(shape), shape[-3] if len(shape) > 3 else 0
+        wanted = (*shape[:-3], 1, *shape[-2:])
+        alike = rank > 3 and source.shape == wanted and shape[-2:] == tensor.shape[-2:]
+        if not alike or tensor.shape[-3] % group:
+            return None
+        if writes.last.get(source.buffer.id, (-1, None))[0] > self.places[node.id]:
+            return None
+        heads = (*tensor.shape[:-3], tensor.shape[-3] // group, *tensor.shape[-2:])
+        seen = in_shape(source, heads)
+        return None if seen is None else (seen, group)
 
     def _laid(self, tensor: Tensor, places: list[Place], heads: int) -> Tensor | None:
         """The operand as rows, where its elements were first."""
