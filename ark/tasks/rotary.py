@@ -59,8 +59,10 @@ def fresh_operand(sig: Signature, first: int) -> int:
 
 
 def in_pages(sig: Signature, first: int) -> bool:
-    """True where the caches are in pages, whose table is the operand behind them."""
-    return len(sig.operands[first + 2].shape) == 4
+    """True where the caches are in pages, whose table is the operand behind them; False where there
+    are too few operands.
+    """
+    return len(sig.operands) > first + 2 and len(sig.operands[first + 2].shape) == 4
 
 
 def page_texts(sig: Signature, first: int) -> tuple[str, ...]:
