@@ -228,3 +228,30 @@ def test_requests_that_arrive_together_compute_their_beginning_once() -> None:
         step = scheduler.plan()
         finish(scheduler, step, device)
     assert scheduler.cached_tokens == 3 * 8
+
+
+def test_a_launch_has_pages_for_all_of_its_iterations() -> None:
+    """Of two rows, each could take all pages: the launch is as long as both have some."""
+    scheduler = Scheduler(2, 0, MAX_POSITIONS, PagePool(0, MAX_POSITIONS, 1))
+    for number in range(2):
+        scheduler.add(Request(str(number), (1, 2, 3), SamplingParams(max_tokens=None)))
+    step = scheduler.plan(40)
+    assert step.iterations > MAX_POSITIONS // 4
+    assert all(p.end(1) > p.computed + step.iterations for p in step.rows)
+
+
+def test_a_step_is_left_where_it_makes_a_difference() -> None:
+    """Of four rows one ends: their form stays, unless a request waits for the slot."""
+    for waits in (False, True):
+        pool = PagePool(0, 200, 4)
+        scheduler = Scheduler(4, 0, MAX_POSITIONS, pool)
+        for number in range(4 + waits):
+            scheduler.add(Request(str(number), (1,), SamplingParams(max_tokens=1 + (number > 0))))
+        step = scheduler.plan(40)
+        assert not scheduler.leaves(step)
+        outcome = scheduler.take(step, 0, [1])
+        assert outcome is not None and outcome.finish == FinishReason.LENGTH
+        assert scheduler.leaves(step) == waits
+        for row in range(1, 4):
+            scheduler.take(step, row, [1, 1])
+        assert scheduler.leaves(step)
