@@ -300,7 +300,6 @@ WHOLE: dict[str, str] = {
     "convolution": COMPILED,
     "fusion": COMPILED,
     "linear": COMPILED,
-    "rounded_rmsnorm": COMPILED,
     "swiglu_pairs": COMPILED,
 }
 """Ops that are not split, with the reason. Ops that move data between ranks are not listed."""
