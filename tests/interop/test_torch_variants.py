@@ -63,22 +63,24 @@ def test_channels_by_themselves_read_their_windows_in_place_beside_warpgroups() 
 
 
 def test_one_layer_that_must_be_turned_does_not_keep_a_network_off_warpgroups() -> None:
-    """As a ResNet's first convolution, of three channels: its windows are turned; all others are
-    read out of the images.
+    """Windows of three channels whose taps lie apart are turned; as a ResNet's first convolution
+    has them, they are read out of the image as all others.
     """
-    layers: list[Any] = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.ReLU()]
-    for _ in range(3):
-        layers += [nn.Conv2d(64, 64, 3, padding=1, bias=False), nn.ReLU()]
-    plan = plan_of(nn.Sequential(*layers), torch.randn(16, 3, 112, 112))
-    windows = [bool(op.params.get("windows")) for op in plan.ops if op.kind == "matmul"]
-    assert plan.variant == "matrix"
-    assert windows == [False, True, True, True]
+    for dilation in (2, 1):
+        first = nn.Conv2d(3, 64, 7, 2, 3 * dilation, dilation, bias=False)
+        layers: list[Any] = [first, nn.ReLU()]
+        for _ in range(3):
+            layers += [nn.Conv2d(64, 64, 3, padding=1, bias=False), nn.ReLU()]
+        plan = plan_of(nn.Sequential(*layers), torch.randn(16, 3, 112, 112))
+        windows = [bool(op.params.get("windows")) for op in plan.ops if op.kind == "matmul"]
+        assert plan.variant == "matrix"
+        assert windows == [dilation == 1, True, True, True]
 
 
 def test_a_layer_that_is_most_of_a_network_decides() -> None:
     """Turning its windows takes longer than all that warpgroups gain."""
-    plan = plan_of(nn.Conv2d(3, 64, 7, 2, 3, bias=False), torch.randn(16, 3, 112, 112))
-    assert plan.variant == "block"
+    layer = nn.Conv2d(3, 64, 7, 2, 6, dilation=2, bias=False)
+    assert plan_of(layer, torch.randn(16, 3, 112, 112)).variant == "block"
 
 
 def test_a_mean_over_images_is_no_break(capfd: pytest.CaptureFixture[str]) -> None:
