@@ -19,8 +19,8 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 from ark_cpu import backend
-from ark_cpu.compiler import find_compiler
 
+from ark.backend.native import find_compiler
 from ark.codegen import layout
 from ark.codegen.dialect import Dialect
 from ark.codegen.writer import write

@@ -60,7 +60,8 @@ def _span(tensor: Any) -> int:
     count = int(tensor.numel())
     if count == 0 or tensor.is_contiguous():
         return count
-    return 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    dims = zip(tensor.shape, tensor.stride(), strict=True)
+    return 1 + sum(int((size - 1) * step) for size, step in dims)
 
 
 def is_literal(tensor: Any) -> bool:

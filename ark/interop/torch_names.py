@@ -18,7 +18,7 @@ def __getattr__(name: str) -> Any:
     if name.startswith("__") or _no_torch:
         raise AttributeError(f"module 'ark.torch' has no attribute {name!r}")
     if name in ("Module", "Options", "block"):
-        from ark.interop import torch as ours
+        import ark.interop.torch as ours
 
         return getattr(ours, name)
     import torch

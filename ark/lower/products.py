@@ -42,13 +42,15 @@ class Product:
     def plain(self) -> bool:
         """True where both sides are matrices in memory and the sums are stored one by one."""
         given = self.attributes
-        return not given.gated and given.rope_kv is given.windows is None
+        return not given.gated and given.rope_kv is None and given.windows is None
 
     @property
     def asks_tile(self) -> bool:
         """True where the node's hints say how it is cut."""
         hints = self.node.hints
-        return hints is not None and not (hints.tile is hints.tasks is hints.product is None)
+        return hints is not None and any(
+            asked is not None for asked in (hints.tile, hints.tasks, hints.product)
+        )
 
     @property
     def dtypes(self) -> list[str]:

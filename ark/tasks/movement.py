@@ -37,6 +37,7 @@ from ark.plan.params import (
     typed,
 )
 from ark.tasks import pointwise, text
+from ark.tasks.box_text import tile_type
 from ark.tasks.pointwise import COPY, broadcast_access, broadcasts, tile_box, write_box
 from ark.tasks.rows import packs, row_box, row_places
 
@@ -120,7 +121,7 @@ class Transpose(TaskKind):
             text.place(sig, 1, NAMES, names, const=False),
             text.addresses(sig, (0, 1)),
         )
-        box_type = pointwise.tile_type(tile, shape)
+        box_type = tile_type(tile, shape)
         from_row = str(text.pad4(sig.operands[0].strides, 0)[perm[-1]])
         for d, rows in ((2, to_row), (3, from_row)):
             width = _short(sig, d, tile) if across == 2 and machine.lanes > 1 else 0

@@ -7,9 +7,10 @@ them and the receiver spreads them with copies. `ark.collective.taccl.synthesize
 from __future__ import annotations
 
 from ark.collective.programs import IN, OUT, Collective, CollectiveProgram, ProgramBuilder, Span
+from ark.collective.taccl.choices import Chunk
 from ark.collective.taccl.logical import Edge, Logical
 from ark.collective.taccl.ordering import Schedule
-from ark.collective.taccl.routing import Chunk, Routing
+from ark.collective.taccl.routing import Routing
 
 Plan = tuple[Logical, Routing, Schedule]
 

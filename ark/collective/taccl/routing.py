@@ -129,7 +129,13 @@ class _Model:
         return self._result(first, max(solver.best_objective_bound, 0), False, paths)
 
     def _connections(
-        self, cp_model: Any, model: Any, sent: list, total: Any, solver: Any, chosen: list[bool]
+        self,
+        cp_model: Any,
+        model: Any,
+        sent: list[Any],
+        total: Any,
+        solver: Any,
+        chosen: list[bool],
     ) -> list[bool] | None:
         """uc-min or uc-max: among the best routings the one with fewest (most) connections."""
         left = solver.parameters.max_time_in_seconds - solver.wall_time
@@ -163,7 +169,7 @@ class _Model:
                     return 1 if wish == "uc-min" else -1
         return 0
 
-    def _arrivals(self, model: Any, sent: list, number: int, total: Any, most: int) -> None:
+    def _arrivals(self, model: Any, sent: list[Any], number: int, total: Any, most: int) -> None:
         """A leader arrives once where it is needed, after it has reached its previous rank."""
         chunk, row = self.chunks[number], self.table[number]
         reach = {chunk.owner} | {self.edges[i].dst for i in np.flatnonzero(row >= 0)}
@@ -188,7 +194,7 @@ class _Model:
                     model.add_bool_or([*ways, send.negated()])
         self._entries(model, sent, chunk, row)
 
-    def _entries(self, model: Any, sent: list, chunk: Chunk, row: np.ndarray) -> None:
+    def _entries(self, model: Any, sent: list[Any], chunk: Chunk, row: np.ndarray) -> None:
         """An implied constraint for the solver's bound: a chunk enters every box that needs it."""
         size = self.graph.per_box
         for box in range(self.graph.sketch.nnodes):

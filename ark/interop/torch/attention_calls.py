@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-attend = torch._C._nn.scaled_dot_product_attention  # type: ignore[attr-defined]
+attend = torch._C._nn.scaled_dot_product_attention
 ORDER = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 
 

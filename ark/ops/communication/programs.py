@@ -88,9 +88,8 @@ class _Writer:
         line = LINE // self.itemsize
         step = line if self.elements >= cuts * line else self.unit
         whole = self.elements // step
-        return tuple(  # type: ignore[return-value]
-            whole * i // cuts * step if i < cuts else self.elements for i in (at, at + 1)
-        )
+        begin, end = (whole * i // cuts * step if i < cuts else self.elements for i in (at, at + 1))
+        return begin, end
 
     def _slice(self, tensor: IrTensor, slot: int, piece: int) -> IrTensor:
         share, part = divmod(slot, self.flow.parts)

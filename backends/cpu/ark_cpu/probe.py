@@ -5,10 +5,10 @@ from __future__ import annotations
 import platform
 from functools import cache
 
+from ark.backend.native import find_compiler
 from ark.backend.protocol import DeviceInfo, Probe
 from ark.errors import SystemError
 from ark_cpu import machines
-from ark_cpu.compiler import find_compiler
 from ark_cpu.memory import memory_bytes
 
 
