@@ -47,15 +47,15 @@ def _rewritten(graph: Graph, kept: frozenset[int]) -> Graph | None:
                 if reader.type == "transpose":
                     break
             ends = len(chain) > 2 and chain[-1].type == "transpose"
-            made = _reordered(graph, chain) if ends else None
-            if made is not None:
-                each = (made.get(n.id, n) for n in graph.nodes)
+            places = _reordered(graph, chain) if ends else None
+            if places is not None:
+                each = (places.get(n.id, n) for n in graph.nodes)
                 return graph.with_nodes(n for n in each if n is not None)
     return None
 
 
 def _plain(node: Node) -> bool:
-    """Does the node make one whole tensor, cut as the planner likes?"""
+    """True where the node makes one whole tensor and has no hints."""
     return (
         len(node.outputs) == 1
         and node.hints is None
@@ -79,8 +79,8 @@ def _read(node: Node, out: Tensor) -> Tensor:
 
 
 def _joins(node: Node, out: Tensor, first: Node) -> bool:
-    """May the node stand in a chain behind the one that made `out`? Whether an elementwise op
-    computes rows by themselves is known when the rows are.
+    """True where the node may stand in a chain behind the maker of `out`. That an elementwise op
+    computes each row by itself is checked later, when the number of rows is known.
     """
     read = _read(node, out)
     if node.placement != first.placement or not _plain(node) or not same_elements(read, out):
@@ -125,33 +125,33 @@ def _reordered(graph: Graph, chain: Sequence[Node]) -> dict[int, Node | None] | 
     undone = perm == sorted(perm) and _unread_before(graph, last)
     if (not undone and not leaves) or (leaves and not _lasts(graph, first, chain[1])):
         return None
-    made: dict[int, Node | None] = {}
+    placed: dict[int, Node | None] = {}
     source: Tensor | None = first.inputs[0]
     if leaves:
-        made[first.id] = None
+        placed[first.id] = None
     else:
         perm_of = first.read(TransposeAttributes).perm
         turned = [*sorted(perm_of[: len(lead)]), *perm_of[len(lead) :]]
         sizes = [first.inputs[0].shape[d] for d in turned]
         source = _on(graph, first.outputs[0], sizes)
-        made[first.id] = dataclasses.replace(first, outputs=(source,), attrs={"perm": turned})
+        placed[first.id] = dataclasses.replace(first, outputs=(source,), attrs={"perm": turned})
     at = first.outputs[0]
     for node in between:
         target = last.outputs[0] if undone and node is between[-1] else node.outputs[0]
         moved = None if source is None else _by_rows(graph, node, at, source, target, rows)
         if moved is None:
             return None
-        made[node.id], at, source = moved, node.outputs[0], moved.outputs[0]
+        placed[node.id], at, source = moved, node.outputs[0], moved.outputs[0]
     read = None if source is None else _seen(graph, source, shape)
     if undone:
-        made[last.id] = None
+        placed[last.id] = None
     elif read is None:
         return None
     else:
         out = _on(graph, last.outputs[0], out_shape)
         attrs = {"perm": perm}
-        made[last.id] = dataclasses.replace(last, inputs=(read,), outputs=(out,), attrs=attrs)
-    return made
+        placed[last.id] = dataclasses.replace(last, inputs=(read,), outputs=(out,), attrs=attrs)
+    return placed
 
 
 def _first(node: Node, rows: int) -> tuple[list[int], list[int], bool] | None:
@@ -222,8 +222,8 @@ def _by_rows(
         if seen is None:
             return None
         inputs.append(seen)
-    made = _on(graph, target, shape)
-    return dataclasses.replace(node, inputs=tuple(inputs), outputs=(made,))
+    result = _on(graph, target, shape)
+    return dataclasses.replace(node, inputs=tuple(inputs), outputs=(result,))
 
 
 def _seen(graph: Graph, tensor: Tensor, shape: Sequence[int]) -> Tensor | None:
@@ -249,7 +249,7 @@ def _lasts(graph: Graph, first: Node, reader: Node) -> bool:
 
 
 def _unread_before(graph: Graph, last: Node) -> bool:
-    """May the result be written before the last transpose would write it?"""
+    """True where the result may be written before the last transpose would write it."""
     buffer, places = last.outputs[0].buffer, graph.view.places
     others = graph.view.touching[buffer.id] - {last.id}
     alone = buffer.arena in UNSEEN and len(graph.view.writers[buffer.id]) == 1
