@@ -33,16 +33,16 @@ def machine(name: str) -> Machine:
 
 def read(name: str) -> Machine:
     """The machine model in a file; InvalidUsageError for a file that holds none."""
-    what = f"the machine file {name!r}"
+    subject = f"the machine file {name!r}"
     try:
         with Path(name).open("rb") as file:
             text = file.read(MAX_BYTES + 1)
     except OSError as error:
-        raise InvalidUsageError(f"{what} cannot be read: {error.strerror}") from error
+        raise InvalidUsageError(f"{subject} cannot be read: {error.strerror}") from error
     if len(text) > MAX_BYTES:
-        raise InvalidUsageError(f"{what} has more than {MAX_BYTES} bytes; a machine has a few KiB")
+        raise InvalidUsageError(f"{subject} has more than {MAX_BYTES} bytes; a machine has a few KiB")
     try:
-        return read_machine(json_reader.read(text, dict[str, Any], what), what)
+        return read_machine(json_reader.read(text, dict[str, Any], subject), subject)
     except (ModelError, PlanError) as error:
         reason = str(error).rstrip(".")
         raise InvalidUsageError(

@@ -20,7 +20,7 @@ from ark.plan.cost import Span, predict
 from ark.plan.groups import Group
 from ark.plan.types import Plan
 
-SLOWEST = 5  # ops of a phase that are listed
+MAX_LISTED_OPS = 5  # ops of a phase that are listed
 
 Observer = Callable[[str, Graph, Graph, Context], None]
 """Told of a pass by name, with the graph before and after it and what the pass was given. Behind
@@ -117,7 +117,7 @@ def _slowest(plan: Plan, number: int) -> list[str]:
         spans[span.task.op].append(span)
     lines = []
     lasts = {op: max(s.end for s in of) - min(s.begin for s in of) for op, of in spans.items()}
-    for op in sorted(lasts, key=lambda op: (-lasts[op], op))[:SLOWEST]:
+    for op in sorted(lasts, key=lambda op: (-lasts[op], op))[:MAX_LISTED_OPS]:
         of = spans[op]
         begin, lists = min(s.begin for s in of), len({s.processor for s in of})
         longest = max(s.end - s.begin for s in of)

@@ -229,15 +229,15 @@ def _fetch(row: FetchRow) -> Fetch:
     return Fetch(row.operand, row.offset, row.nbytes, row.stage, growth, row.rows, row.parts)
 
 
-def read_machine(fields: Mapping[str, Any], what: str = "the plan's machine") -> Machine:
+def read_machine(fields: Mapping[str, Any], subject: str = "the plan's machine") -> Machine:
     """A machine model, of a plan by default; PlanError for unknown fields, wrong types and ranges.
-    what: begins the error's sentence.
+    subject: begins the error's sentence.
     """
     try:
         machine = json_reader.read(dict(fields), Machine, "it")
     except json_reader.FormError as error:
         reason = _unknown_capability(fields) or error.message
-        raise PlanError(f"{what} is damaged: {reason}") from error
+        raise PlanError(f"{subject} is damaged: {reason}") from error
     fault = ""
     if unknown := _unknown(machine, fields):
         fault = f"it has no field {unknown!r}"
@@ -246,7 +246,7 @@ def read_machine(fields: Mapping[str, Any], what: str = "the plan's machine") ->
     elif not all(map(math.isfinite, _rates(machine))):
         fault = "its rates must be numbers"
     if fault:
-        raise PlanError(f"{what} is damaged: {fault}")
+        raise PlanError(f"{subject} is damaged: {fault}")
     return machine
 
 

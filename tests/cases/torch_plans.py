@@ -16,11 +16,11 @@ def planned_as(module: Any, example: Any, machine: str, monkeypatch: Any) -> lis
 
     plans: list[Any] = []
 
-    def both(model: Any, places: Any, own: Any, *rest: Any, **named: Any) -> Any:
+    def plan_twice(model: Any, places: Any, own: Any, *rest: Any, **named: Any) -> Any:
         plans.append(planned(model, places, registry.machine(machine), *rest, **named))
         return planned(model, places, own, *rest, **named)
 
-    monkeypatch.setattr(program, "planned", both)
+    monkeypatch.setattr(program, "planned", plan_twice)
     with torch.no_grad():
         torch.testing.assert_close(
             torch.compile(module, backend="ark")(example), module(example), rtol=2e-2, atol=2e-2
