@@ -40,7 +40,9 @@ def read(name: str) -> Machine:
     except OSError as error:
         raise InvalidUsageError(f"{subject} cannot be read: {error.strerror}") from error
     if len(text) > MAX_BYTES:
-        raise InvalidUsageError(f"{subject} has more than {MAX_BYTES} bytes; a machine has a few KiB")
+        raise InvalidUsageError(
+            f"{subject} has more than {MAX_BYTES} bytes; a machine has a few KiB"
+        )
     try:
         return read_machine(json_reader.read(text, dict[str, Any], subject), subject)
     except (ModelError, PlanError) as error:
