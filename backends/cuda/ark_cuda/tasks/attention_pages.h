@@ -3,8 +3,8 @@
 // behind the other.
 
 // coord: row, key/value head, split; MOST pages of a sequence. A row of the pool is read by a group
-// of lanes, 16 bytes each, U rows of a lane at a time. A page outside of the pool ends the run; what
-// is read for it is not used. False if the processor is to leave.
+// of lanes, 16 bytes each, U rows of a lane at a time. A page outside of the pool ends the run;
+// what is read for it is not used. False if the processor is to leave.
 template <int G, int KV_HEADS, int D, int PAGE, int POOL, int MOST, int SPLITS, int W, class Q,
           class K, class V, class T, class P, class O, class F>
 ARK_DEVICE bool ark_attention_pages(ArkCtx& c, const ArkTask& t, float scale, Q query, K keys,
