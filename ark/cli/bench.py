@@ -35,6 +35,7 @@ from ark.ir.dtype import DataType, by_name
 from ark.models.build import Shape
 from ark.models.checkpoint import Checkpoint
 from ark.models.config import LlamaConfig, builtin_config
+from ark.models.gguf_file import is_gguf
 from ark.models.holding import quantised_config
 from ark.models.plans import usual_chunk
 from ark.runtime.bootstrap import Bootstrap
@@ -155,7 +156,7 @@ def cut(shape: Shape, layers: list[int] | None, args: argparse.Namespace) -> lis
 def run(args: argparse.Namespace) -> int:
     rank_info = rank_from_environment()
     checkpoint = None
-    if "/" in args.config or args.config.startswith("."):
+    if "/" in args.config or args.config.startswith(".") or is_gguf(args.config):
         checkpoint = Checkpoint.open(args.config, args.quantize)
         config, dtype = checkpoint.config, DataType.from_numpy(checkpoint.dtype)
     else:

@@ -18,6 +18,7 @@ from ark.lower.observe import observed
 from ark.models.build import Shape
 from ark.models.checkpoint import Checkpoint
 from ark.models.config import builtin_config
+from ark.models.gguf_file import is_gguf
 from ark.models.holding import quantised_config
 from ark.models.plans import choose_chunk, choose_context, make_plans, plans, usual_chunk
 from ark.plan.dump import dump, summary
@@ -90,7 +91,7 @@ def make(args: argparse.Namespace) -> list[Plan]:
             assert error.__cause__ is not None
             traceback.print_exception(error.__cause__)
             raise
-    if Path(source).is_dir() or "/" in source:
+    if Path(source).is_dir() or "/" in source or is_gguf(source):
         checkpoint = Checkpoint.open(source, args.quantize)
         context = choose_context(checkpoint, args.context)
         config, dtype = checkpoint.config, DataType.from_numpy(checkpoint.dtype)

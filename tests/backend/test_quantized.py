@@ -49,6 +49,7 @@ def test_weights_quantised_on_load(backend: str, name: str, tmp_path: Path) -> N
 
 
 @pytest.mark.emulated("slow")
+@pytest.mark.parametrize("name", ["int8", *(pytest.param(n, marks=slow) for n in ("fp8", "int4"))])
 @pytest.mark.parametrize(
     "case",
     [
@@ -62,15 +63,19 @@ def test_weights_quantised_on_load(backend: str, name: str, tmp_path: Path) -> N
     ids=lambda case: case["kind"],
 )
 def test_decoders_quantised_on_load(
-    backend: str, case: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    backend: str,
+    case: dict[str, Any],
+    name: str,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """Biases, fused weights, whose parts are quantised row by row, and experts, which stay."""
     plain = make_checkpoint(tmp_path, **{**ODD, **case}, dtype="bfloat16")
     weights = {
-        name: rounded(value, "int8")
-        for name, value in reference(plain).state_dict().items()
-        if name.endswith("_proj.weight") and "experts" not in name
+        weight: rounded(value, name)
+        for weight, value in reference(plain).state_dict().items()
+        if weight.endswith("_proj.weight") and "experts" not in weight
     }
-    checkpoint = Checkpoint.open(plain, "int8")
+    checkpoint = Checkpoint.open(plain, name)
     assert ("experts" in capfd.readouterr().err) == (case["kind"] == "mixtral")
     check_logits(backend, checkpoint, plain, weights, room=0.05)
