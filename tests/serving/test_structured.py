@@ -174,7 +174,7 @@ def test_a_greedy_text_is_transformers(llm: LLM, folder: Path, prompt: str) -> N
     ("form", "words"),
     [
         ({"regex": "(a"}, "structured_outputs.regex .*unclosed group"),
-        ({"json": {"type": "strin"}}, "structured_outputs.json .*strin"),
+        ({"json": {"type": "text"}}, "structured_outputs.json .*text"),
         ({"json": {"$ref": "http://127.0.0.1/x"}}, "structured_outputs.json"),
         ({"json": "{"}, "not JSON"),
         ({"json": "[]"}, "which is an object"),

@@ -3,16 +3,13 @@
 // behind the other.
 
 // coord: row, key/value head, split; MOST pages of a sequence. A row of the pool is read by a group
-// of lanes, 16 bytes each, U rows of a lane at a time. A page outside of the pool ends the run;
-// what is read for it is not used. False if the processor is to leave.
+// of lanes, 16 bytes each, U rows of a lane at a time. False if the processor is to leave.
 template <int G, int KV_HEADS, int D, int PAGE, int POOL, int MOST, int SPLITS, int W, class Q,
           class K, class V, class T, class P, class O, class F>
 ARK_DEVICE bool ark_attention_pages(ArkCtx& c, const ArkTask& t, float scale, Q query, K keys,
                                     V values, T pages, P position, O output, F fresh) {
   constexpr int ROOM = PAGE * MOST, E = 16 / sizeof(*keys.p), LANES = D / E, ROWS = 32 / LANES;
-  constexpr int STEP = ROWS * W, LONGEST = ROOM / SPLITS;
-  constexpr int MANY = G <= 4 && LANES >= 8 && LONGEST > 2 * STEP ? 4 : 2;
-  constexpr int U = LANES < 2 || LONGEST <= STEP ? 1 : MANY, OWN = LANES / U;
+  constexpr int STEP = ROWS * W, U = LANES < 2 || ROOM / SPLITS <= STEP ? 1 : 2, OWN = LANES / U;
   constexpr float LOG2E = 1.44269504f, LN2 = 0.693147181f;
   auto& s = *reinterpret_cast<ArkAttentionParts<G, D, W>*>(ARK_SCRATCH(c));
   const int row = t.coord[0], head = t.coord[1], split = t.coord[2];
@@ -26,29 +23,25 @@ ARK_DEVICE bool ark_attention_pages(ArkCtx& c, const ArkTask& t, float scale, Q 
   const auto* some_keys = keys.p;
   const auto* some_values = values.p;
   uint4 k[U] = {}, v[U] = {};
-  int wrong = 0;  // a number that no page has
-  // Row u of a batch that begins at `first`, of keys or values.
-  const auto load = [&](uint4& to, const auto* pool, int u, int first) {
+  // Row u of a batch that begins at `first`, of keys and values.
+  const auto load = [&](int u, int first) {
     const int e = first + u * STEP + mine;
-    if (ark_warp() >= W || e >= end) return;
-    const int number = pages.p[e / PAGE];
-    const bool known = number >= 0 && number < POOL;
-    if (!known) wrong = number;
-    if (!known || e >= newest) return;
-    const ark_i64 from = ((static_cast<ark_i64>(number) * KV_HEADS + head) * PAGE + e % PAGE) * D;
-    to = *reinterpret_cast<const uint4*>(pool + from + column);
+    if (ark_warp() >= W || e >= end || e >= newest) return;
+    const int number = pages.p[e / PAGE], page = number >= 0 && number < POOL ? number : 0;
+    const ark_i64 from = ((static_cast<ark_i64>(page) * KV_HEADS + head) * PAGE + e % PAGE) * D;
+    k[u] = *reinterpret_cast<const uint4*>(some_keys + from + column);
+    v[u] = *reinterpret_cast<const uint4*>(some_values + from + column);
   };
   const auto first_rows = [&] {
 #pragma unroll
-    for (int u = 0; u < U; ++u) load(k[u], some_keys, u, begin);
-#pragma unroll
-    for (int u = 0; u < U; ++u) load(v[u], some_values, u, begin);
+    for (int u = 0; u < U; ++u) load(u, begin);
   };
   if (!ark_attention_inputs<G, KV_HEADS, D, W>(c, s, row, head, end == count, scale * LOG2E, query,
                                                fresh, first_rows)) {
     return false;
   }
-  if (ark_tid() == 0) ark_looked_up<false>(c, at, ROOM);
+  // A page outside of the pool ends the run; what was read for it is not used.
+  ark_check_pages<ROOM>(c, ark_paged<PAGE, POOL>(keys, pages), position, begin, end);
   ark_sync();
   float top[G], den[G], o[G][E];
 #pragma unroll
@@ -59,15 +52,19 @@ ARK_DEVICE bool ark_attention_pages(ArkCtx& c, const ArkTask& t, float scale, Q 
     for (int i = 0; i < E; ++i) o[g][i] = 0.0f;
   }
   for (int first = begin; ark_warp() < W && first < end; first += U * STEP) {
-    float score[G][U] = {};
+    float score[G][U] = {}, vf[U][E] = {};
 #pragma unroll
     for (int u = 0; u < U; ++u) {
       if (first + u * STEP >= end) continue;
       float kf[E];
       ark_unpack(kf, k[u], some_keys);
+      ark_unpack(vf[u], v[u], some_values);
       if (first + u * STEP + mine == newest) {
 #pragma unroll
-        for (int i = 0; i < E; ++i) kf[i] = s.current[column + i];
+        for (int i = 0; i < E; ++i) {
+          kf[i] = s.current[column + i];
+          vf[u][i] = s.current[D + column + i];
+        }
       }
 #pragma unroll
       for (int g = 0; g < G; ++g) {
@@ -78,42 +75,27 @@ ARK_DEVICE bool ark_attention_pages(ArkCtx& c, const ArkTask& t, float scale, Q 
       }
     }
 #pragma unroll
-    for (int u = 0; u < U; ++u) load(k[u], some_keys, u, first + U * STEP);
+    for (int u = 0; u < U; ++u) load(u, first + U * STEP);
     const bool there = first + ark_lane() % LANES / OWN * STEP + mine < end;
-    float power[G];
 #pragma unroll
     for (int g = 0; g < G; ++g) {
       const float own = ark_fold_scores<LANES>(score[g]);
       float m = there ? fmaxf(top[g], own) : top[g];
 #pragma unroll
       for (int mask = OWN; mask < 32; mask *= 2) m = fmaxf(m, ark_shfl_xor(m, mask));
-      const float keep = ark_exp2(top[g] - m);
-      power[g] = there ? ark_exp2(own - m) : 0.0f;
+      const float keep = ark_exp2(top[g] - m), power = there ? ark_exp2(own - m) : 0.0f;
       top[g] = m;
-      den[g] = fmaf(den[g], keep, power[g]);
+      den[g] = fmaf(den[g], keep, power);
 #pragma unroll
       for (int i = 0; i < E; ++i) o[g][i] *= keep;
-    }
 #pragma unroll
-    for (int u = 0; u < U; ++u) {
-      if (first + u * STEP >= end) continue;
-      float vf[E];
-      ark_unpack(vf, v[u], some_values);
-      if (first + u * STEP + mine == newest) {
+      for (int u = 0; u < U; ++u) {
+        const float p = __shfl_sync(0xffffffffu, power, ark_lane() / LANES * LANES + u * OWN);
 #pragma unroll
-        for (int i = 0; i < E; ++i) vf[i] = s.current[D + column + i];
-      }
-#pragma unroll
-      for (int g = 0; g < G; ++g) {
-        const float p = __shfl_sync(0xffffffffu, power[g], ark_lane() / LANES * LANES + u * OWN);
-#pragma unroll
-        for (int i = 0; i < E; ++i) o[g][i] = fmaf(p, vf[i], o[g][i]);
+        for (int i = 0; i < E; ++i) o[g][i] = fmaf(p, vf[u][i], o[g][i]);
       }
     }
-#pragma unroll
-    for (int u = 0; u < U; ++u) load(v[u], some_values, u, first + U * STEP);
   }
-  if (wrong != 0) ark_fail(c, 5u, 0u, static_cast<ark_u32>(POOL), static_cast<ark_u32>(wrong));
   // A warp's rows share their maximum: their parts simply add up.
 #pragma unroll
   for (int g = 0; g < G; ++g) {
