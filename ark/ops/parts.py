@@ -51,5 +51,13 @@ def _added(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.nd
     return [expression.evaluate(AddPartsAttributes.from_node(attrs).expr, [*sums, *others])]
 
 
+def _added_and_normed(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+    sums, *others, weight = inputs
+    total = sum(others, sums.sum(0))
+    eps = NormAttributes.from_node(attrs).eps
+    root = np.sqrt((total * total).mean(-1, keepdims=True) + eps)
+    return [total, total / root * weight]
+
+
 register("add_parts", _added, _lower_add, aliasing="exact")
-register("add_parts_norm", None, _lower_add_and_norm)
+register("add_parts_norm", _added_and_normed, _lower_add_and_norm)

@@ -39,6 +39,11 @@ def _sample_each(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list
     return [np.concatenate(parts) for parts in zip(*made, strict=True)]
 
 
+def _choose_each(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+    """The candidates, behind the position, are the best of the logits."""
+    return _sample_each([*inputs[:3], *inputs[4:]], attrs)
+
+
 def _share(tensor: Tensor, batch: int, sequence: int) -> Tensor:
     """What a sequence has of a tensor whose first dimension is cut equally."""
     size = tensor.shape[0] // batch
@@ -68,4 +73,4 @@ def _lower_choose_each(lowering: Lowering, node: Node) -> None:
 
 
 register("sample_each", _sample_each, _lower_sample_each)
-register("choose_each", None, _lower_choose_each)
+register("choose_each", _choose_each, _lower_choose_each)

@@ -311,6 +311,11 @@ def sample_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> 
     return [np.array([at + 1]), tokens, output]
 
 
+def _choose_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+    """The candidates, behind the position, are the best of the logits."""
+    return sample_reference([*inputs[:3], *inputs[4:7]], attrs)
+
+
 def _lower_embed(lowering: Lowering, node: Node) -> None:
     ids, table, position = node.inputs
     out, *again = node.outputs
@@ -361,4 +366,4 @@ def _lower_choose(lowering: Lowering, node: Node) -> None:
 register("embed", _embed, _lower_embed)
 register("advance", _advance, _lower_advance)
 register("sample", sample_reference, _lower_sample)
-register("choose", None, _lower_choose)
+register("choose", _choose_reference, _lower_choose)

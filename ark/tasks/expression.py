@@ -205,6 +205,11 @@ def own_part(tree: Tree, operand: int, beside: frozenset[int]) -> Tree | None:
     return own_part(users[0], operand, beside) if len(users) == 1 else None
 
 
+def has_casts(tree: Tree) -> bool:
+    """True if a checked tree rounds a value to a type."""
+    return tree[0] == "cast" or any(map(has_casts, _children(tree)))
+
+
 def replaced(tree: Tree, part: Tree, by: Tree) -> Tree:
     """The tree with `by` in the place of a part of it, this very object."""
     if tree is part:

@@ -225,6 +225,10 @@ def _split(
     part = expression.own_part(tree, place, small)
     if part is None or part is tree or part[0] == "input" or read.shape != node.outputs[0].shape:
         return None
+    if expression.has_casts(
+        part
+    ):  # what reads it computes in that type, and the result has another
+        return None
     operands = sorted(expression.reads(part))
     result = graph.tensor(read.shape, read.dtype, name=product.name)
     leaves = [

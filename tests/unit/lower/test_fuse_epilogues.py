@@ -153,3 +153,14 @@ def test_two_products_take_in_their_norms_and_one_the_sum() -> None:
     peer = torch.nn.functional.batch_norm
     want = torch.relu(peer(x @ w, *norms[:4]) + peer(y @ v, *norms[4:]))
     np.testing.assert_allclose(got, want.numpy(), rtol=1e-4, atol=1e-3)
+
+
+def test_products_cast_to_integers_are_added_as_integers() -> None:
+    """Each is exact in fp32; their sum is odd and above 2^24, which fp32 does not hold."""
+    torch = pytest.importorskip("torch")
+    x, w = torch.full((4, 64), 511.0), torch.full((4, 64), 511.0)
+    y, v = x.clone(), w.clone()
+    y[:, 0], v[:, 0] = 510.0, 512.0
+    ark.init(backend="cpu")
+    total = ark.add(ark.cast(product(x, w), ark.int32), ark.cast(product(y, v), ark.int32))
+    assert (np.asarray(total.eval()) == 2 * 64 * 511 * 511 - 1).all()
