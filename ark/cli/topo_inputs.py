@@ -67,10 +67,10 @@ def _agrees(args: argparse.Namespace, program: CollectiveProgram) -> None:
 def named_program(args: argparse.Namespace, topology: Topology) -> CollectiveProgram:
     """Returns the program of the file that was named, or one that is made as was asked."""
     if getattr(args, "program", None):
-        found = read_program(read_file(args.program, "a program"))
-        _agrees(args, found)
-        args.root = found.root
-        return found
+        program = read_program(read_file(args.program, "a program"))
+        _agrees(args, program)
+        args.root = program.root
+        return program
     return synthesize(
         topology,
         args.collective or "all_gather",

@@ -1,7 +1,7 @@
 """Types with ranges: what a plan file may say of a machine and its kernel variants.
 
-They stand at the fields of ark.machine and ark.machine.variant; ark.plan.schema holds values from
-outside to them.
+The fields of ark.machine and ark.machine.variant have these types; ark.plan.schema checks values
+from outside against them.
 """
 
 from __future__ import annotations

@@ -131,12 +131,12 @@ def _log_softmax(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list
 
 def _layernorm(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
     x, *given = inputs
-    made = (x - x.mean(-1, keepdims=True)) / np.sqrt(
+    normed = (x - x.mean(-1, keepdims=True)) / np.sqrt(
         x.var(-1, keepdims=True) + NormAttributes.from_node(attrs).eps
     )
     for row, join in zip(given, (np.multiply, np.add), strict=False):
-        made = join(made, row.reshape(-1))
-    return [made]
+        normed = join(normed, row.reshape(-1))
+    return [normed]
 
 
 def _rmsnorm(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:

@@ -161,7 +161,7 @@ def _lower_pool(lowering: Lowering, node: Node) -> None:
 def _pool_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
     """Window by window."""
     x, given = inputs[0], PoolAttributes.from_node(attrs)
-    made = np.zeros((*x.shape[:2], *given.sizes))
+    pooled = np.zeros((*x.shape[:2], *given.sizes))
     for place in np.ndindex(*given.sizes):
         parts: list[Any] = []
         for d, p in enumerate(place):
@@ -172,10 +172,10 @@ def _pool_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> l
         window = x[whole + np.ix_(*parts)].reshape(*x.shape[:2], -1)
         many = math.prod(given.size) if given.counted else window.shape[-1]
         if given.function == "max":
-            made[whole + place] = window.max(-1)
+            pooled[whole + place] = window.max(-1)
         else:
-            made[whole + place] = window.sum(-1) / (many if given.function == "mean" else 1)
-    return [made]
+            pooled[whole + place] = window.sum(-1) / (many if given.function == "mean" else 1)
+    return [pooled]
 
 
 register("pool", _pool_reference, _lower_pool, aliasing="none")

@@ -14,7 +14,7 @@ widest of theirs; a result of fewer bits comes by a cast or the store.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -185,14 +185,20 @@ def _result(name: str, types: Sequence[str]) -> str:
     return "bool" if function.predicate else compute
 
 
+def rebuilt(tree: Tree, change: Callable[[Tree], Tree | None]) -> list[Any]:
+    """The tree with the result of `change` in the place of each part for which it has one; of a
+    part for which it returns None, the parts within are asked for.
+    """
+    changed = change(tree)
+    if changed is not None:
+        return list(changed)
+    parts = _children(tree)
+    return [*tree[: len(tree) - len(parts)], *(rebuilt(part, change) for part in parts)]
+
+
 def substitute(tree: Tree, inputs: Sequence[Tree]) -> list[Any]:
     """The tree with `inputs[i]` in the place of operand i."""
-    if tree[0] == "input":
-        return list(inputs[tree[1]])
-    if tree[0] in ("number", "index"):
-        return list(tree)
-    skip = 2 if tree[0] == "cast" else 1
-    return [*tree[:skip], *(substitute(part, inputs) for part in tree[skip:])]
+    return rebuilt(tree, lambda part: inputs[part[1]] if part[0] == "input" else None)
 
 
 def own_part(tree: Tree, operand: int, beside: frozenset[int]) -> Tree | None:
@@ -212,22 +218,12 @@ def has_casts(tree: Tree) -> bool:
 
 def replaced(tree: Tree, part: Tree, by: Tree) -> Tree:
     """The tree with `by` in the place of a part of it, this very object."""
-    if tree is part:
-        return by
-    if tree[0] in ("input", "number", "index"):
-        return tree
-    skip = 2 if tree[0] == "cast" else 1
-    return [*tree[:skip], *(replaced(each, part, by) for each in tree[skip:])]
+    return rebuilt(tree, lambda each: by if each is part else None)
 
 
 def counted(tree: Tree, place: Tree) -> list[Any]:
     """The tree with `place` where it uses the element's own index, in one dimension."""
-    if tree[0] == "index":
-        return list(place)
-    if tree[0] in ("input", "number"):
-        return list(tree)
-    skip = 2 if tree[0] == "cast" else 1
-    return [*tree[:skip], *(counted(part, place) for part in tree[skip:])]
+    return rebuilt(tree, lambda part: place if part[0] == "index" else None)
 
 
 def evaluate(

@@ -184,9 +184,9 @@ class _Finder:
                 ]
                 if any(t is None for t in laid):
                     continue
-                made = self._node(product, found, [t for t in laid if t is not None], heads)
-                if made is not None:
-                    return found, made
+                node = self._node(product, found, [t for t in laid if t is not None], heads)
+                if node is not None:
+                    return found, node
         return None
 
     def _forms(

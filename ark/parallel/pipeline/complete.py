@@ -32,9 +32,10 @@ def fewer(placement: Placement, count: int) -> int:
 def shorten(
     placement: Placement, memory: Sequence[int], times: Times, count: int
 ) -> tuple[Times, int]:
-    """A schedule of `count` micro-batches that is no longer than `times`, and a lower bound.
+    """The shortest schedule of `count` micro-batches that was found, `times` at worst, and a lower
+    bound of all schedules' lengths.
 
-    Ends from the lower bound on are decided one after the other, until the solver's time is used.
+    The solver is asked for each length from the bound on, until its time is used.
     """
     bound = target = makespan_bound(placement, count)
     most, effort = makespan(placement, times), SOLVER_TIME

@@ -17,7 +17,7 @@ from ark.ir.attributes import AttentionAttributes, RemapAttributes
 from ark.ir.graph import Node
 from ark.ir.values import Tensor
 from ark.parallel.transform.views import View
-from ark.tasks.expression import Tree, index, number
+from ark.tasks.expression import Tree, index, number, rebuilt
 
 LETTERS = string.ascii_lowercase
 
@@ -79,10 +79,10 @@ def _begin(tensor: Tensor, view: View) -> list[int]:
 
 
 def _shifted(tree: Tree, begin: Sequence[int]) -> Tree:
-    """The expression (ark.tasks.expression) for elements whose indices begin there."""
-    if tree[0] == "index":
-        first = begin[tree[1]]
-        return ["add", index(tree[1]), number(first)] if first else tree
-    if tree[0] in ("input", "number"):
-        return tree
-    return [_shifted(part, begin) if isinstance(part, (list, tuple)) else part for part in tree]
+    """The expression for a part of its elements: `begin` is added to their indices."""
+
+    def moved(part: Tree) -> Tree | None:
+        first = begin[part[1]] if part[0] == "index" else 0
+        return ["add", index(part[1]), number(first)] if first else None
+
+    return rebuilt(tree, moved)
