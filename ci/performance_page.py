@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from figure_file import FOLDER, Figures, read_figures
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 from ark.bench.results import Figure, Results
 
@@ -30,6 +37,8 @@ KINDS = {
     "comm": "Collectives (`ark bench comm`)",
     "parallel": "Steps of plans for several ranks, beside the prediction (`ark bench parallel`)",
 }
+REASONS = "reasons.toml"  # beside the folder of figures
+MIN_RATIO = 0.9  # a lower one needs a reason
 NOISY = (
     "**Other programs used this machine at the same time. Its rows show that the benches run; "
     "neither times nor ratios are figures to quote.**"
@@ -37,7 +46,9 @@ NOISY = (
 
 
 def page(matrix: Sequence[dict[str, Any]], folder: Path = FOLDER) -> str:
-    """The whole page; raises ValueError for an invalid file, or one of an unknown row."""
+    """The whole page; raises ValueError for an invalid file, one of an unknown row, or a ratio
+    below MIN_RATIO without its line in the file of reasons.
+    """
     names = [row["name"] for row in matrix]
     files = {path.stem: path for path in sorted(folder.glob("*.json"))}
     strange = sorted(set(files) - set(names))
@@ -55,11 +66,43 @@ def page(matrix: Sequence[dict[str, Any]], folder: Path = FOLDER) -> str:
                 True,
             ):
                 raise ValueError(f"{row['name']}.json is about {run.machine.name}")
-    parts = [HEAD, *("\n".join(_section(row, figures)) + "\n" for row, figures in named)]
+    reasons = folder.parent / REASONS
+    known = _read_reasons(reasons)
+    slow = {row["name"]: _slow(figures) for row, figures in named}
+    for name, figures_of in sorted({**{name: set() for name in known}, **slow}.items()):
+        given = set(known.get(name, ()))
+        for what, which in (("lacks", figures_of - given), ("need not have", given - figures_of)):
+            if which:
+                raise ValueError(
+                    f"{reasons} {what} a reason for {name}: {', '.join(sorted(which))}; figures "
+                    f"below {MIN_RATIO} of their peer have one, others none"
+                )
+    parts = [
+        HEAD,
+        *(
+            "\n".join(_section(row, figures, known.get(row["name"], {}))) + "\n"
+            for row, figures in named
+        ),
+    ]
     return "\n".join(parts)
 
 
-def _section(row: dict[str, Any], figures: Figures) -> Iterator[str]:
+def _read_reasons(path: Path) -> dict[str, dict[str, str]]:
+    """For each row, why figures are below MIN_RATIO; raises ValueError for an invalid file."""
+    try:
+        text = path.read_text() if path.is_file() else ""
+        return msgspec.convert(tomllib.loads(text), dict[str, dict[str, str]])
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise ValueError(f"{path} is not a file of reasons: {error}") from error
+
+
+def _slow(figures: Figures) -> set[str]:
+    """Names of the figures below MIN_RATIO, as the page rounds it, but on a noisy machine."""
+    rows = (f for run in figures.runs for f in run.figures if not figures.noisy)
+    return {f.figure for f in rows if f.ratio is not None and round(f.ratio, 2) < MIN_RATIO}
+
+
+def _section(row: dict[str, Any], figures: Figures, reasons: Mapping[str, str]) -> Iterator[str]:
     yield f"## {row['machine']} (`{row['name']}`)"
     if figures.noisy:
         yield f"\n{NOISY}"
@@ -72,6 +115,10 @@ def _section(row: dict[str, Any], figures: Figures) -> Iterator[str]:
             yield f"\n### {title}\n"
             yield "| figure | ark us | peer | peer us | ratio |\n|---|---|---|---|---|"
             yield from (_line(f) for f in sorted(rows, key=lambda f: (f.figure, f.peer)))
+            slow = sorted({f.figure for f in rows} & set(reasons))
+            if slow:
+                yield f"\nBelow {MIN_RATIO}:\n"
+                yield from (f"- {name.split('/', 1)[1]}: {reasons[name]}" for name in slow)
 
 
 def _where(run: Results) -> str:

@@ -201,6 +201,25 @@ def test_the_page_has_a_row_for_each_figure_and_no_other(tmp_path: Path) -> None
         page.page(list(ROWS.values()), tmp_path)
 
 
+def test_a_slow_figure_needs_a_reason_and_others_have_none(tmp_path: Path) -> None:
+    folder, reasons = tmp_path / "figures", tmp_path / "reasons.toml"
+    folder.mkdir()
+    h100 = results(row("ops/add", 10.0, 8.9), row("ops/sub", 10.0, 9.0), row("ops/mul", 10.0, None))
+    figure_file.write_figures(
+        folder / "cuda-h100.json", figure_file.Figures("cuda-h100", False, [h100])
+    )
+    with pytest.raises(ValueError, match="lacks a reason for cuda-h100: ops/add;"):
+        page.page(list(ROWS.values()), folder)
+    reasons.write_text('[cuda-h100]\n"ops/add" = "it waits"\n')
+    assert "\nBelow 0.9:\n\n- add: it waits\n" in page.page(list(ROWS.values()), folder)
+    reasons.write_text('[cuda-h100]\n"ops/add" = "it waits"\n"ops/sub" = "it waits too"\n')
+    with pytest.raises(ValueError, match="need not have a reason for cuda-h100: ops/sub;"):
+        page.page(list(ROWS.values()), folder)
+    reasons.write_text("[cuda-h100]\n'ops/add' = 3\n")
+    with pytest.raises(ValueError, match="is not a file of reasons"):
+        page.page(list(ROWS.values()), folder)
+
+
 def test_a_figure_that_was_typed_fails_lint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
