@@ -96,5 +96,5 @@ def test_tiles_are_those_that_the_vendor_has() -> None:
     able = candidates((1, 1, 512, 2048), 2048, 2, fewer, parts=True)
     assert {(c.rows, c.columns) for c in able} == {(64, 256), (64, 128), (64, 64)}
     none = dataclasses.replace(machine, box_tiles=None)
-    with pytest.raises(PlanError, match="h100.*no box_tiles"):
+    with pytest.raises(PlanError, match=r"h100.*no box_tiles"):
         candidates((1, 1, 512, 2048), 2048, 2, none, parts=True)
