@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ark.backend import registry
 from ark.ir.dtype import DataType, bf16, fp32, int32
 from ark.ir.graph import Graph
 from ark.lower.pipeline import plan
@@ -20,9 +21,12 @@ from ark.plan.verify import verify
 
 
 def with_matrix(machine: Machine) -> Machine:
-    """A machine of one thread a processor that has the variant too; its bodies are common ones."""
-    matrix = Variant("matrix", (Role(COMPUTE, 1),))
-    return dataclasses.replace(machine, variants=(*machine.variants, matrix))
+    """A machine of one thread a processor that has the variant too; its bodies are common ones, of
+    the tiles of a machine with warpgroups.
+    """
+    variants = (*machine.variants, Variant("matrix", (Role(COMPUTE, 1),)))
+    tiles = registry.machine("h100").box_tiles
+    return dataclasses.replace(machine, variants=variants, box_tiles=tiles)
 
 
 @dataclass(frozen=True)

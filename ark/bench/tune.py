@@ -110,13 +110,15 @@ def candidates(product: Product, machine: Machine) -> list[Cut]:
     several = len(product.shapes[2]) == 2
     dtypes, shape, depth = product.dtypes[:2], product.shape, product.depth
     if product.variant == "matrix":
-        able = cuts.candidates(shape, depth, product.itemsize, several, product.transposes[1])
+        able = cuts.candidates(
+            shape, depth, product.itemsize, machine, several, product.transposes[1]
+        )
         us = {c: cuts.predicted_us(c, shape, depth, product.itemsize, machine) for c in able}
     elif k_parts.serves(dtypes, shape, machine):
         able = k_parts.candidates(shape, depth, dtypes, machine, several)
         us = {c: k_parts.predicted_us(c, shape, depth, dtypes, machine) for c in able}
     else:
-        exact = cuts.is_exact(dtypes, shape, depth)
+        exact = cuts.is_exact(dtypes, shape, depth, machine)
         return cuts.tiles(shape, depth, product.itemsize, machine, exact)
     return sorted(able, key=us.__getitem__)[:MAX_TIMED_CUTS]
 

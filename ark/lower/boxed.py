@@ -9,26 +9,26 @@ from ark.ir.dtype import SMALL_FLOATS, bf16, fp16, int8
 from ark.ir.fold import FOLDED
 from ark.ir.graph import Node
 from ark.ir.values import Tensor
-from ark.lower.tiling import BOX_LINE, LEAST_TILE, start_of
+from ark.lower.cuts import box_costs, box_tiles
+from ark.lower.tiling import BOX_LINE, start_of
+from ark.machine import Machine
 
 FEW_ROWS = 9  # of a product; fewer are not worth a matrix unit
-FULL = 64  # rows of the lowest tile; of fewer, twice as many columns at least
-LEAST_READ = 64  # times that a product reads each element of a side that is worth another copy
 SIDES = (0, 1)
 ALONG = (False, True)  # the transposes of sides whose k lies side by side
 
 
-def boxes(node: Node) -> bool:
+def boxes(node: Node, machine: Machine) -> bool:
     """Has the product types of matrix units, enough columns, and sides that box copies load, or
     that are worth laying so?
     """
-    out = node.outputs[0]
+    out, full = node.outputs[0], box_tiles(machine).least_rows
     return (
         len(out.shape) <= FOLDED
-        and out.shape[-1] >= LEAST_TILE[1]
-        and (out.shape[-2] >= FULL or out.shape[-1] >= 2 * FULL)
+        and out.shape[-1] >= machine.large_product[1]
+        and (out.shape[-2] >= full or out.shape[-1] >= 2 * full)
         and _unit_types(node)
-        and all(aligned(node.inputs[i]) or _read_often(node, i) for i in SIDES)
+        and all(aligned(node.inputs[i]) or _read_often(node, i, machine) for i in SIDES)
     )
 
 
@@ -53,8 +53,8 @@ def depth_of(node: Node) -> int:
     return node.inputs[0].shape[-2 if node.read(MatmulAttributes).transpose_a else -1]
 
 
-def _read_often(node: Node, side: int) -> bool:
-    return node.outputs[0].shape[-1 - (side == 1)] >= LEAST_READ
+def _read_often(node: Node, side: int, machine: Machine) -> bool:
+    return node.outputs[0].shape[-1 - (side == 1)] >= box_costs(machine).least_reads
 
 
 def _unit_types(node: Node) -> bool:

@@ -15,7 +15,7 @@ from ark.ir.values import Tensor
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.fuse_linear import fuse_linear
 from ark.lower.rewrite.narrow_inputs import narrow_inputs
-from ark.lower.tiling import LEAST_TILE, input_in_memory, split_k, stage_tile
+from ark.lower.tiling import input_in_memory, split_k, stage_tile
 from ark.lower.work_times import boxed, work_us
 from ark.machine import Machine
 from ark.machine.capability import Capability
@@ -23,8 +23,6 @@ from ark.machine.variant import COMMUNICATE, MOVE
 from ark.tasks.linear_form import MOST_NARROW, narrow_bytes, narrow_rows, sums_bytes
 
 HELD = 1024  # bytes that one row's sums take, or what else several need
-# More rows want more registers a thread than a block of more warps leaves them.
-ROOMY_ROWS, ROOMY_WARPS = 4, 12
 
 
 def choose(graph: Graph, context: Context) -> tuple[Machine, ...]:
@@ -41,7 +39,7 @@ def choose(graph: Graph, context: Context) -> tuple[Machine, ...]:
         for phase in range(len(machines) - 1):
             nodes = [n for n in graph.nodes if n.phase == phase and not n.virtual]
             variant = next((v for v in machine.variants if boxed(v)), None)
-            if variant is not None and _reads_prompts(nodes):
+            if variant is not None and _reads_prompts(nodes, machine):
                 machines[phase] = dataclasses.replace(machine, variants=(variant,))
             elif any(n.type == "paged_attention" for n in nodes):
                 alone = graph.with_nodes(n for n in graph.nodes if n.phase == phase)
@@ -57,13 +55,13 @@ def with_movers(machine: Machine, offered: Machine) -> Machine:
     return machine
 
 
-def _is_prompt(graph: Graph) -> bool:
+def _is_prompt(graph: Graph, machine: Machine) -> bool:
     """Is there one phase, which reads sequences?"""
     nodes = [n for n in graph.nodes if not n.virtual]
-    return len(graph.phases) == 1 and _reads_prompts(nodes)
+    return len(graph.phases) == 1 and _reads_prompts(nodes, machine)
 
 
-def _reads_prompts(nodes: list[Node]) -> bool:
+def _reads_prompts(nodes: list[Node], machine: Machine) -> bool:
     """Are there products, all of many rows with weights of 16 bits, that box copies can load? One
     of a single row, a head's, may be among them.
     """
@@ -72,8 +70,8 @@ def _reads_prompts(nodes: list[Node]) -> bool:
         bool(products)
         and not any(n.hints or n.type == "expert_linear" for n in nodes)
         and all(
-            n.inputs[0].shape[0] >= LEAST_TILE[0]
-            and n.outputs[0].shape[-1] >= LEAST_TILE[1]
+            n.inputs[0].shape[0] >= machine.large_product[0]
+            and n.outputs[0].shape[-1] >= machine.large_product[1]
             and len(n.inputs[1].shape) == 2
             and n.inputs[1].dtype.name in ("bf16", "fp16")
             and n.inputs[1].shape[-1] % 8 == 0
@@ -108,7 +106,8 @@ def _choose(graph: Graph, context: Context, phase: int = -1) -> Machine:
                 wanted is None
                 and boxed(variant)
                 and (
-                    not refusal(graph, machine) or (options.get("fuse", True) and _is_prompt(graph))
+                    not refusal(graph, machine)
+                    or (options.get("fuse", True) and _is_prompt(graph, machine))
                 )
             ):
                 return target
@@ -205,7 +204,7 @@ def _starves(nodes: list[Node], target: Machine, machine: Machine) -> bool:
     """
     first = machine.variants[0]
     rows = max((n.inputs[0].shape[0] for n in nodes if n.type == "linear"), default=0)
-    if rows > ROOMY_ROWS and target.variant.warps > ROOMY_WARPS:
+    if target.variant.most_rows and rows > target.variant.most_rows:
         return True
     if any(n.type == "linear" and n.inputs[0].shape[0] == 1 for n in nodes):
         return target.variant.stages < first.stages

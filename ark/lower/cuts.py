@@ -13,20 +13,16 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ark.errors import PlanError
 from ark.ir.values import Tensor
 from ark.log import note, shows
 from ark.machine import Machine
-from ark.machine.costs import BoxCosts
+from ark.machine.costs import FULL_STEP, BoxCosts
+from ark.machine.tiles import BoxTiles
 from ark.plan.kind import OperandType, Signature
+from ark.tasks.matmul_form import LEAST_UNIT_ROWS, STEP
 from ark.tasks.matmul_params import MatmulParams
 from ark.tasks.matmul_small import small
-
-LINE = 128  # bytes of k in a step
-FEW_ROWS = 128  # with more of them, and many tiles, all processors load at the last cache's rate
-NARROW = 32  # columns of tiles of few rows, where k of the right side lies side by side
-FEW_TILES = 64  # of 64 by 64, which smaller ones spread over more processors
-MOST_NORMED = 2  # parts that a norm adds up; more brought nothing
-SHALLOW = (64, 256)  # tiles that leave too few stages for windows, whose copies take longer
 
 
 @dataclass(frozen=True)
@@ -42,6 +38,7 @@ def candidates(
     shape: Sequence[int],
     depth: int,
     itemsize: int,
+    machine: Machine,
     parts: bool,
     narrow: bool = False,
     windows: bool = False,
@@ -51,23 +48,35 @@ def candidates(
     depth: elements of k. parts: may k be cut? narrow: do the right side's elements of k lie side by
     side? windows: is a side a matrix of windows?
     """
-    steps = -(-depth * itemsize // LINE)
-    few = _few_tiles(shape)
+    steps, given = -(-depth * itemsize // STEP), box_tiles(machine)
+    low = shape[2] <= given.least_rows or _few_tiles(shape, machine)
     several = parts and shape[0] == shape[1] == 1
-    counts = [p for p in (1, 2, 3, 4, 6, 8) if p == 1 or several]
-    found = [
-        Cut(rows, columns, many)
-        for rows, columns, many in itertools.product((128, 64), (256, 128, 64, NARROW), counts)
+    counts = (1, *(p for p in given.parts if several))
+    return [
+        Cut(*tile, many)
+        for tile, many in itertools.product(given.tiles, counts)
         if (many - 1) * -(-steps // many) < steps
-        and not (windows and (rows, columns) == SHALLOW)
-        and columns <= shape[3]
-        and (columns > NARROW or (narrow and rows == 64 and (shape[2] <= 64 or few)))
+        and not (windows and tile in given.shallow)
+        and tile[1] <= shape[3]
+        and (tile not in given.narrow or (narrow and low))
+        and (tile[0] == given.least_rows or shape[2] > given.least_rows)
     ]
-    return [c for c in found if c.rows == 64 or shape[2] > 64]
 
 
-def _few_tiles(shape: Sequence[int]) -> bool:
-    return shape[0] * shape[1] * -(-shape[2] // 64) * -(-shape[3] // 64) <= FEW_TILES
+def box_tiles(machine: Machine) -> BoxTiles:
+    """The machine's; PlanError where it has none, although its variant loads boxes."""
+    if machine.box_tiles is None:
+        raise PlanError(f"machine {machine.name!r} has the variant `matrix`, but no box_tiles")
+    return machine.box_tiles
+
+
+def _few_tiles(shape: Sequence[int], machine: Machine) -> bool:
+    """True for few tiles of the lowest rows and as many columns, which smaller tiles spread over
+    more processors.
+    """
+    side = box_tiles(machine).least_rows
+    many = shape[0] * shape[1] * -(-shape[2] // side) * -(-shape[3] // side)
+    return many <= box_costs(machine).few_tiles
 
 
 def predicted_us(
@@ -84,19 +93,19 @@ def predicted_us(
     normed: whoever adds parts up norms the rows, which somebody has to read anyway. windows: a side
     is a matrix of windows.
     """
-    costs, rows, columns = _costs(machine), shape[2], shape[3]
+    costs, rows, columns = box_costs(machine), shape[2], shape[3]
     tiles = shape[0] * shape[1] * -(-rows // cut.rows) * -(-columns // cut.columns) * cut.parts
     high = min(cut.rows, -(-rows // 8) * 8)
-    line = LINE * (high + cut.columns)
+    line = STEP * (high + cut.columns)
     together = next((n for n in (4, 2) if n * line <= costs.small_stage), 1)
-    busy = rows > FEW_ROWS and not _few_tiles(shape)
+    busy = rows > costs.few_rows and not _few_tiles(shape, machine)
     small, least = together > 1 and not busy and not windows, costs.least_step_us / together
     step = max(
-        costs.full_step_us * cut.rows * cut.columns / (128 * 256),
+        costs.full_step_us * cut.rows * cut.columns / math.prod(FULL_STEP),
         line / (costs.small_load_rate if small else costs.load_rate),
         least,
     )
-    steps = math.ceil(math.ceil(depth * itemsize / LINE) / cut.parts)
+    steps = math.ceil(math.ceil(depth * itemsize / STEP) / cut.parts)
     fold = 0.0
     if cut.parts > 1 and normed:
         fold = costs.normed_us
@@ -113,7 +122,7 @@ def estimated_boxes(machine: Machine) -> BoxCosts:
     costs, rate = machine.costs, machine.tflops * 1e6 / machine.processors
     load = costs.cache_rate / machine.processors
     return BoxCosts(
-        full_step_us=2.0 * 128 * 256 * 64 / rate,
+        full_step_us=2.0 * math.prod(FULL_STEP) * (STEP // 2) / rate,
         least_step_us=costs.pass_us,
         small_stage=machine.shared_bytes // 8,
         small_load_rate=load,
@@ -125,6 +134,11 @@ def estimated_boxes(machine: Machine) -> BoxCosts:
         kept_bytes=costs.cache_bytes,
         fold_rate=costs.cache_rate,
         band_bytes=int(costs.cache_bytes),
+        few_rows=2 * box_tiles(machine).least_rows,
+        few_tiles=max(1, machine.processors // 2),
+        least_rows=machine.large_product[1] // 4,
+        least_work=4.0 * costs.exact_work,
+        least_reads=machine.large_product[1],
         laid_rate=machine.bandwidth_gbps * 1e3,
         common_rate=rate / 2,
         tf32_rate=rate / 2,
@@ -133,7 +147,7 @@ def estimated_boxes(machine: Machine) -> BoxCosts:
     )
 
 
-def _costs(machine: Machine) -> BoxCosts:
+def box_costs(machine: Machine) -> BoxCosts:
     """The machine's; estimated from its rates where nobody measured them."""
     return machine.costs.boxes or estimated_boxes(machine)
 
@@ -153,12 +167,12 @@ def choose_cut(
 
     normed: a norm of its rows follows. windows: as in `candidates`.
     """
-    able = candidates(shape, depth, itemsize, parts, narrow, windows)
+    able = candidates(shape, depth, itemsize, machine, parts, narrow, windows)
     known = measured.get(key(shape, depth, itemsize))
     if known is not None and Cut(*known) in able:
         return Cut(*known)
     if normed:
-        able = [c for c in able if c.parts <= MOST_NORMED]
+        able = [c for c in able if c.parts <= box_tiles(machine).normed_parts]
 
     def time(cut: Cut) -> float:
         return predicted_us(cut, shape, depth, itemsize, machine, normed, windows)
@@ -193,12 +207,9 @@ def tiles_together(many: int, machine: Machine) -> int:
     return min(MOST_TOGETHER, int(machine.costs.hand_over_work) // many)
 
 
-EXACT_WORK, EXACT_ROWS = 1 << 24, 9  # of a product of fp32 that is worth tiles of its own
-
-
-def is_exact(dtypes: Sequence[str], shape: Sequence[int], depth: int) -> bool:
-    """Is it a product of fp32 with work for tiles of its own (Machine.exact_tiles)?"""
-    large = math.prod(shape) * depth >= EXACT_WORK and shape[2] >= EXACT_ROWS
+def is_exact(dtypes: Sequence[str], shape: Sequence[int], depth: int, machine: Machine) -> bool:
+    """True for a product of fp32 with work for tiles of its own (Machine.exact_tiles)."""
+    large = math.prod(shape) * depth >= machine.costs.exact_work and shape[2] >= LEAST_UNIT_ROWS
     return large and set(dtypes) == {"fp32"}
 
 
@@ -258,9 +269,6 @@ def key(shape: Sequence[int], depth: int, itemsize: int) -> str:
     return "x".join(str(n) for n in (*shape, depth, itemsize))
 
 
-MOST_GROUP = 16  # rows of tiles: about as high as wide is what runs together
-
-
 def matrix_group(rows: int, depth: int, itemsize: int, machine: Machine) -> int:
     """Rows of tiles of a product whose columns follow each other, so that they share L2.
 
@@ -268,4 +276,4 @@ def matrix_group(rows: int, depth: int, itemsize: int, machine: Machine) -> int:
     """
     costs = machine.costs
     band = costs.boxes.band_bytes if costs.boxes else int(costs.cache_bytes)
-    return max(1, min(MOST_GROUP, band // (rows * depth * itemsize)))
+    return max(1, min(costs.group_rows, band // (rows * depth * itemsize)))

@@ -29,14 +29,12 @@ SWITCH = "switch"
 
 @dataclass(frozen=True)
 class Engine:
-    """needs: a capability of the machine, if any. tile_bytes: what a task moves, at least.
-
-    proxied: the host's proxy moves it. copies: it moves what is there, and combines nothing.
+    """needs: a capability of the machine, if any. proxied: the host's proxy moves it. copies: it
+    moves what is there, and combines nothing.
     """
 
     name: str
     needs: Capability | None
-    tile_bytes: int
     proxied: bool = False
     copies: bool = False
 
@@ -49,24 +47,25 @@ ENGINES = {
     e.name: e
     for e in (
         # {word, epoch}: no counter and no barrier, for twice the bytes on the wire.
-        Engine(PACKET, Capability.PEER_PACKETS, 4 << 10),
+        Engine(PACKET, Capability.PEER_PACKETS),
         # 16-byte stores, then a counter.
-        Engine(THREADS, None, 16 << 10),
+        Engine(THREADS, None),
         # Pieces that hardware of the processor copies through shared memory, then a counter.
-        Engine(BULK, Capability.PEER_BULK, 64 << 10, copies=True),
+        Engine(BULK, Capability.PEER_BULK, copies=True),
         # Copy engines, which the host's proxy starts.
-        Engine(DMA, Capability.PROXY, 4 << 20, proxied=True, copies=True),
+        Engine(DMA, Capability.PROXY, proxied=True, copies=True),
         # To other hosts, by the proxy; to ranks of this one as `threads`.
-        Engine(NIC, Capability.PROXY, 1 << 20),
+        Engine(NIC, Capability.PROXY),
         # Sums by the switch between devices; no machine is said to have one.
-        Engine(SWITCH, Capability.PEER_MULTICAST, 64 << 10),
+        Engine(SWITCH, Capability.PEER_MULTICAST),
     )
 }
 # What can move a message, with its own signal, and what memory that the peer has in any case.
 MESSAGES = (PACKET, THREADS, BULK, DMA)
 TRANSFERS = (THREADS, BULK, DMA)
 FAR = (NIC,)  # what reaches other hosts
-PART_BYTES, PARTS = 64 << 10, 8  # of a processor's share: the least, and how many at most
+TILE_ALIGNMENT_BYTES = 128
+MAX_PARTS_OF_A_SHARE = 8
 
 
 def choose_engine(
@@ -116,12 +115,15 @@ def measured(
 
 
 def tile_bytes(engine: Engine, machine: Machine, nbytes: int) -> int:
-    """Bytes that one task of a transfer moves: a processor's share, not below the engine's least;
-    of what is large a part of the share, so that peers may begin before all of it is there.
+    """Bytes that one task of a transfer moves: a processor's share, not below the least piece that
+    pays with the engine; of what is large a part of the share, so that peers may begin before all
+    of it is there.
     """
     share = -(-nbytes // machine.processors)
-    share = max(min(share, PART_BYTES), -(-share // PARTS))
-    return max(engine.tile_bytes, -(-share // 128) * 128)
+    costs = machine.costs
+    share = max(min(share, costs.share_bytes), -(-share // MAX_PARTS_OF_A_SHARE))
+    least = dict(costs.piece_bytes).get(engine.name, costs.share_bytes)
+    return max(least, -(-share // TILE_ALIGNMENT_BYTES) * TILE_ALIGNMENT_BYTES)
 
 
 def joined_tiles(machine: Machine, tiles: int, nbytes: int, peers: int) -> int:

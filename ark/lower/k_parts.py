@@ -12,14 +12,12 @@ import math
 from collections.abc import Mapping, Sequence
 
 from ark.errors import PlanError
-from ark.lower.cuts import LINE, Cut, fastest, key
+from ark.lower.cuts import Cut, fastest, key
 from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.machine.costs import UnitCosts
-from ark.tasks.matmul_form import LEAST_UNIT_ROWS, UNIT_PARTS, filled
-
-LEAST_COLUMNS, BLOCK = 32, 16  # of a tile; of what matrix units take at once
-COUNTS = (2, 3, 4, 6, 8, 12, 16)  # parts of k
+from ark.machine.tiles import UnitTiles
+from ark.tasks.matmul_form import LEAST_UNIT_ROWS, STEP, UNIT_PARTS, filled
 
 
 def serves(dtypes: Sequence[str], shape: Sequence[int], machine: Machine) -> bool:
@@ -41,6 +39,7 @@ def candidates(
     depth: elements of k. dtypes: of both sides. parts: may k be cut?
     """
     batch, m, n = shape[0] * shape[1], shape[2], shape[3]
+    given = _tiles(machine)
 
     def tiles(high: int, wide: int) -> int:
         return batch * -(-m // high) * -(-n // wide)
@@ -52,13 +51,13 @@ def candidates(
         found = dict.fromkeys(Cut(*s[:2]) for s in able)
     high, wide = min(machine.tile[0], m), min(machine.tile[1], n)
     found[Cut(high, wide)] = None
-    while wide > LEAST_COLUMNS and tiles(high, wide) < machine.processors:
-        wide = -(-wide // (2 * BLOCK)) * BLOCK
+    while wide > given.least_columns and tiles(high, wide) < machine.processors:
+        wide = -(-wide // (2 * given.block)) * given.block
         found[Cut(high, wide)] = None
-    lines = -(-depth * itemsize(dtypes) // LINE)
+    lines = -(-depth * itemsize(dtypes) // STEP)
     for cut in list(found):
         if parts and batch == 1 and tiles(cut.rows, cut.columns) < machine.processors:
-            counts = (p for p in COUNTS if (p - 1) * -(-lines // p) < lines)
+            counts = (p for p in given.parts if (p - 1) * -(-lines // p) < lines)
             found.update(dict.fromkeys(Cut(cut.rows, cut.columns, p) for p in counts))
     return list(found)
 
@@ -76,8 +75,8 @@ def predicted_us(
     products, size, costs = UNIT_PARTS[dtypes[0], dtypes[1]], itemsize(dtypes), _costs(machine)
     high, wide, share, least = _loop(cut, products, machine)
     rate = machine.tflops * 1e6 / machine.processors * share  # operations a microsecond
-    line = max(least, 2.0 * high * wide * (LINE // size) * products / rate)
-    lines = math.ceil(math.ceil(depth * size / LINE) / cut.parts)
+    line = max(least, 2.0 * high * wide * (STEP // size) * products / rate)
+    lines = math.ceil(math.ceil(depth * size / STEP) / cut.parts)
     tiles = batch * -(-m // cut.rows) * -(-n // cut.columns) * cut.parts
     fold = 0.0
     if cut.parts > 1:
@@ -108,6 +107,13 @@ def _costs(machine: Machine) -> UnitCosts:
     return machine.costs.units
 
 
+def _tiles(machine: Machine) -> UnitTiles:
+    """The machine's; PlanError where it has none, although it cuts products so."""
+    if machine.unit_tiles is None:
+        raise PlanError(f"machine {machine.name!r} has k_parts, but no unit_tiles")
+    return machine.unit_tiles
+
+
 def _fold_us(moved: float, costs: UnitCosts, machine: Machine) -> float:
     """Parts of so many bytes are handed over and added up."""
     return costs.fold_us + moved / (machine.bandwidth_gbps * 1e3 * costs.fold_share)
@@ -121,7 +127,8 @@ def _loop(cut: Cut, products: int, machine: Machine) -> tuple[int, int, float, f
     for high, wide, share in machine.large_tiles if products == 1 else ():
         if filled(cut.rows, high) and filled(cut.columns, wide):
             return high, wide, share, costs.line_us
-    blocks = -(-cut.rows // BLOCK) * BLOCK, -(-cut.columns // BLOCK) * BLOCK
+    block = _tiles(machine).block
+    blocks = -(-cut.rows // block) * block, -(-cut.columns // block) * block
     return *blocks, costs.small_share, costs.small_line_us
 
 

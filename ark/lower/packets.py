@@ -20,10 +20,6 @@ from ark.plan.kind import OperandType, Signature
 from ark.plan.kind import get as task_kind
 from ark.tasks.linear_form import MOST_NARROW
 
-PACKET_LIMIT = 1 << 18  # bytes of fp32 activations that may travel as packets
-PACKET_READ = 1 << 12  # elements of one that a task may read; beyond, a counter is faster
-PACKET_READ_POLLED = 1 << 14  # the same where a body polls only after one packet has come
-PACKET_READ_FEW = 1 << 13  # the same where whoever makes several rows can round them instead
 SHORT_ROW = 8  # elements of 16 bits, of which a row that travels as short packets has whole ones
 
 
@@ -80,8 +76,8 @@ def choose_packets(
                 barred.add(group.operands[access.operand].buffer.id)
         barred.update(t.buffer.id for t in group.after)
     for buffer, tensors in touched.items():
-        source = tensors[0].buffer
-        small = source.nbytes <= PACKET_LIMIT
+        source, most = tensors[0].buffer, machines[0].costs.packet_tensor_bytes
+        small = source.nbytes <= most
         # What one collective leaves for the next one stays with the processors that made it.
         stays = kinds[buffer] == {"combine"}
         local = source.arena == "activation" and small and buffer not in barred and not stays
@@ -92,13 +88,15 @@ def choose_packets(
 
 def _most_read(group: Group, machine: Machine) -> int:
     """Elements that one task may read as packets."""
+    costs = machine.costs
     if group.kind == "choose":  # it has a counter to wait for in any case, the logits'
-        return PACKET_READ if machine.has(Capability.PACKET_GATE) else 0
+        return costs.packet_elements if machine.has(Capability.PACKET_GATE) else 0
     if group.kind != "linear":
-        return PACKET_READ
+        return costs.packet_elements
     leads = machine.variant.role(COMMUNICATE) > 0
     most = MOST_NARROW if leads else 1 if machine.has(Capability.PACKET_GATE) else 0
-    return PACKET_READ_POLLED if group.operands[2].shape[0] <= most else PACKET_READ
+    few = group.operands[2].shape[0] <= most
+    return costs.polled_elements if few else costs.packet_elements
 
 
 def _meet(a: Tensor, b: Tensor) -> bool:

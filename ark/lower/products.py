@@ -83,7 +83,7 @@ class Product:
         narrow, size = given.transpose_b, left.dtype.itemsize
         return (
             len(out.shape) <= FOLDED
-            and bool(candidates(self.shape, self.depth, size, False, narrow))
+            and bool(candidates(self.shape, self.depth, size, machine, False, narrow))
             and (left.dtype != fp32 or given.tf32)
             and (not wants_along(node) or all(lies_along(node, side) for side in SIDES))
             and left.dtype.bits == right.dtype.bits

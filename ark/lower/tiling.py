@@ -18,11 +18,8 @@ from ark.machine import Machine
 from ark.machine.variant import COMMUNICATE
 from ark.tasks.linear_form import MATRIX_ROWS, dealt, takes_whole
 
-MIN_TILE = 4096
 BOX_LINE = 16  # bytes at whose multiples rows begin that box copies load
-SWEEP = 65536  # bytes of a tile of a large tensor: warps that drift apart scatter the accesses
 MOST_ROWS = 8  # of an input, beside weights whose rows are cut
-LEAST_TILE = (128, 64)  # of products and attention that box copies and warpgroups take
 MATRIX_UNIT = 64  # bytes of a row that matrix units multiply at once
 PAIRED = ("swiglu", "rope_kv")  # epilogues that need two neighbouring rows in one stage
 
@@ -37,15 +34,24 @@ def box_tile(
     a result of more dimensions is folded (ark.ir.fold).
     """
     full, shape = shape, fold(shape)
-    want = max(math.ceil(MIN_TILE / weight), math.ceil(math.prod(shape) / machine.processors))
+    want = max(
+        math.ceil(least_elements(machine) / weight),
+        math.ceil(math.prod(shape) / machine.processors),
+    )
     if weight == 1 and machine.coalesces:
-        want = min(
-            want, max(SWEEP // itemsize, math.ceil(math.prod(shape) / (64 * machine.processors)))
-        )
+        most = machine.costs.sweep_bytes // itemsize
+        want = min(want, max(most, math.ceil(math.prod(shape) / (64 * machine.processors))))
     want = min(want, MOST_TILE)
     if not machine.coalesces:
         return tile_of(full, want)
-    return _balanced(full, want, max(1, MIN_TILE // weight), weight * itemsize, machine)
+    return _balanced(
+        full, want, max(1, least_elements(machine) // weight), weight * itemsize, machine
+    )
+
+
+def least_elements(machine: Machine) -> int:
+    """Of a tile, where an element costs one access."""
+    return machine.costs.tile_elements
 
 
 SIZES = (1.0, 1.5, 1.25, 0.8, 0.67, 0.57, 0.5)  # of tiles to try, beside the wanted one
@@ -139,7 +145,7 @@ def transpose_tile(
     tile[3] = min(shape[3], chunks[1] * LINE)
     if chunks == (across, down):
         share = -(-planes // machine.processors)
-        least = -(-MIN_TILE // (tile[transposed] * tile[3]))
+        least = -(-least_elements(machine) // (tile[transposed] * tile[3]))
         for d in (2, 1, 0):
             if d != transposed:
                 tile[d] = min(shape[d], max(share, least))
@@ -273,9 +279,9 @@ def start_of(tensor: Tensor) -> int:
     return sum(o * s for o, s in zip(tensor.offsets, tensor.strides, strict=True))
 
 
-def attends(node: Node) -> bool:
-    """Attention of at least a tile of rows, as matrix units take it."""
-    return node.inputs[0].shape[-2] >= LEAST_TILE[0] and attends_in_units(node)
+def attends(node: Node, machine: Machine) -> bool:
+    """True for attention of many rows, as matrix units take it."""
+    return node.inputs[0].shape[-2] >= machine.large_product[0] and attends_in_units(node)
 
 
 def attends_in_units(node: Node, parts: bool = False) -> bool:

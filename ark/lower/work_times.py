@@ -22,7 +22,6 @@ from ark.machine.capability import Capability
 from ark.machine.costs import BoxCosts
 from ark.machine.variant import LOAD, Variant
 
-LEAST_ROWS, LEAST_WORK = 16, 1 << 26  # of a product for which a variant is chosen
 LAID = 2  # times that the bytes of a side are moved that is laid otherwise: read and written
 
 
@@ -39,15 +38,15 @@ def work_us(node: Node, machine: Machine, share: float = 1.0) -> float:
     if costs is None:
         return 0.0
     if node.type == "attention":
-        fast = units and attends(node)
+        fast = units and attends(node, machine)
         return _attention_us(node, machine, costs, fast) / (1.0 if fast else share)
-    if units and boxes(node) and _large(node):
+    if units and boxes(node, machine) and _large(node, costs):
         return _laid_us(node, costs) + _cut_us(node, machine)
     return _tiles_us(node, machine, costs, units) / share
 
 
-def _large(node: Node) -> bool:
-    return node.outputs[0].shape[-2] >= LEAST_ROWS and _work(node) >= LEAST_WORK
+def _large(node: Node, costs: BoxCosts) -> bool:
+    return node.outputs[0].shape[-2] >= costs.least_rows and _work(node) >= costs.least_work
 
 
 def _work(node: Node) -> int:
@@ -59,7 +58,7 @@ def _cut_us(node: Node, machine: Machine) -> float:
     shape, size = fold(node.outputs[0].shape), node.inputs[0].dtype.itemsize
     parts, narrow = len(node.outputs[0].shape) <= 2, node.read(MatmulAttributes).transpose_b
     depth = depth_of(node)
-    able = candidates(shape, depth, size, parts, narrow)
+    able = candidates(shape, depth, size, machine, parts, narrow)
     return min(predicted_us(cut, shape, depth, size, machine) for cut in able)
 
 
@@ -78,7 +77,7 @@ def _tiles_us(node: Node, machine: Machine, costs: BoxCosts, units: bool) -> flo
     shape, depth = fold(node.outputs[0].shape), depth_of(node)
     left, right = (t.dtype for t in node.inputs[:2])
     batch = math.prod(shape[:2])
-    exact = is_exact([left.name, right.name], shape, depth) and bool(machine.exact_tiles)
+    exact = is_exact([left.name, right.name], shape, depth, machine) and bool(machine.exact_tiles)
     rows, columns = machine.matmul_tile(shape[2], shape[3], batch, left.bits)
     if left == fp32 and exact and not units:
         rate = costs.tf32_rate if node.read(MatmulAttributes).tf32 else machine.costs.exact_rate

@@ -15,6 +15,7 @@ from msgspec import Meta
 from ark.machine.capability import Capability
 from ark.machine.costs import ESTIMATED, Costs
 from ark.machine.ranges import Bytes, Count, LineBytes, MemoryBytes, Name, Rate, Threads, Word
+from ark.machine.tiles import BoxTiles, UnitTiles
 from ark.machine.variant import COMPUTE, MOVE, Variant, block
 
 
@@ -32,8 +33,10 @@ class Machine:
     and columns of those that have a loop of their own for 16-bit types, and the share of its time
     that matrix units multiply. exact_tiles: the same of products of fp32 in its own digits, the
     last number the speed beside the others'. attention_rows: of a tile of attention on matrix
-    units, at most. capabilities: what bodies and forms are chosen by (ark.machine.capability), each
-    once.
+    units, at most. large_product: rows and columns of a product, and rows of attention, for which
+    operands are rounded or laid for matrix units, at least. box_tiles, unit_tiles: what its bodies
+    of products are written for (ark.machine.tiles); None where it has no such bodies. capabilities:
+    what bodies and forms are chosen by (ark.machine.capability), each once.
     """
 
     name: Name
@@ -51,6 +54,9 @@ class Machine:
     large_tiles: tuple[tuple[Count, Count, Rate], ...] = ()
     exact_tiles: tuple[tuple[Count, Count, Rate], ...] = ()
     attention_rows: Count = 128
+    large_product: tuple[Count, Count] = (128, 64)
+    box_tiles: BoxTiles | None = None
+    unit_tiles: UnitTiles | None = None
     capabilities: Annotated[tuple[Capability, ...], Meta(max_length=64)] = ()
     costs: Costs = ESTIMATED
 

@@ -10,20 +10,34 @@ from dataclasses import dataclass
 
 from ark.machine.ranges import Bytes, Count, Name, Rate, Work
 
+PIECES = (
+    ("packet", 4 << 10),
+    ("threads", 16 << 10),
+    ("bulk", 64 << 10),
+    ("dma", 4 << 20),
+    ("nic", 1 << 20),
+    ("switch", 64 << 10),
+)
+FULL_STEP = (128, 256)  # the product whose time is BoxCosts.full_step_us
+
 
 @dataclass(frozen=True)
 class BoxCosts:
     """Products whose tiles box copies load for warpgroups, step by step along k.
 
-    full_step_us: of 128 by 256, 128 bytes deep, on the matrix units. least_step_us: until the
-    loading thread has started a stage's two copies. small_stage: bytes up to which a stage holds
-    two steps, at a higher rate of few rows: small_load_rate; load_rate: what a processor loads
-    while all do. tile_us: from the last step of a tile of windows to the next one's first.
+    full_step_us: of FULL_STEP rows and columns, 128 bytes deep, on the matrix units. least_step_us:
+    until the loading thread has started a stage's two copies. small_stage: bytes up to which a
+    stage holds two steps, at a higher rate of few rows: small_load_rate; load_rate: what a
+    processor loads while all do. tile_us: from the last step of a tile of windows to the next one's
+    first.
 
     fold_us, each_part_us: parts of k are handed over to those who add them up, and for each of
     them. normed_us: the same where a norm adds them up. kept_bytes: of parts that the last cache
     keeps; fold_rate: at which more of them are written and read. band_bytes: of a left side that
-    stays there while columns pass by.
+    stays there while columns pass by. few_rows, few_tiles: with more rows, and more tiles of the
+    lowest, all processors load at load_rate. least_rows, least_work: rows and multiplications of
+    a product for which the variant is chosen, at least; least_reads: how often a product reads each
+    element of a side that is worth laying otherwise.
 
     laid_rate: bytes that all processors together move where a side is laid as boxes are loaded.
     Operations a microsecond of one processor, in bodies of any variant: common_rate, of products of
@@ -43,6 +57,11 @@ class BoxCosts:
     kept_bytes: Rate
     fold_rate: Rate
     band_bytes: Bytes
+    few_rows: Count
+    few_tiles: Count
+    least_rows: Count
+    least_work: Rate
+    least_reads: Count
     laid_rate: Rate
     common_rate: Rate
     tf32_rate: Rate
@@ -98,15 +117,30 @@ class Costs:
     hand_over_work: those that a processor does in a common body while a task is handed over; 0
     where handing over takes less than the smallest op, so that joining ops saves nothing.
     idle_bytes: that a processor has at most of an op that waits longer than it works.
+    exact_work: multiplications of a product of fp32 that is worth tiles of its own. turned_work:
+    those of a product that is worth turning what it reads.
+
+    tile_elements: of a tile of an elementwise op, at least; sweep_bytes: of such a tile of a large
+    tensor, at most: warps that drift apart scatter the accesses. little_elements: of a result that
+    is computed again in less time than handed over. hoisted_elements: of a result of whose factors
+    an op of their own is worth it. read_bytes: of keys and values that are read together.
+    group_rows: rows of tiles of a product that are computed column by column, at most.
+
+    packet_tensor_bytes: of fp32 activations that may travel as packets inside a device.
+    packet_elements: of one that a task may read, beyond which a counter is faster; polled_elements:
+    the same where a body polls only after one packet has come; rounded_elements: the same where
+    the op that makes several rows can round them instead.
 
     start_work_us: predicted work for which a processor is worth starting, where a launch starts
     them. op_us, product_tile_us: an op's last results and the wait for them, and a product's tile's
     first load and its store, where only whole ops are predicted (ark.parallel). combine_rate: bytes
     that one processor combines with peers' and sends. put_bytes: of tiles that are put at once, at
-    most. part_bytes: that a task of a product of few rows reads at least where k is cut.
-    claim_bytes, deal_bytes: of an op whose tiles are claimed, and of a result whose rows are dealt,
-    at least. boxes, units: of products by warpgroups, and by matrix units in any variant; None
-    where there are none.
+    most. lane_bytes: of a task of a processor that does nothing but transfers. share_bytes: of a
+    processor's share of a transfer, at least, before it is cut into parts. piece_bytes: that a task
+    moves at least by an engine, share_bytes by an engine that is not listed. part_bytes: that a
+    task of a product of few rows reads at least where k is cut. claim_bytes, deal_bytes: of an op
+    whose tiles are claimed, and of a result whose rows are dealt, at least. boxes, units: of
+    products by warpgroups, and by matrix units in any variant; None where there are none.
     """
 
     source: Name = "a common server core, estimated"
@@ -138,6 +172,21 @@ class Costs:
     part_bytes: Bytes = 128 << 10
     claim_bytes: Bytes = 64 << 20
     deal_bytes: Bytes = 32 << 20
+    exact_work: Rate = 16777216.0
+    turned_work: Rate = 16777216.0
+    tile_elements: Count = 4096
+    sweep_bytes: Bytes = 64 << 10
+    little_elements: Bytes = 16 << 10
+    hoisted_elements: Bytes = 256 << 10
+    read_bytes: Bytes = 16 << 20
+    group_rows: Count = 16
+    packet_tensor_bytes: Bytes = 256 << 10
+    packet_elements: Bytes = 4 << 10
+    polled_elements: Bytes = 16 << 10
+    rounded_elements: Bytes = 8 << 10
+    lane_bytes: Bytes = 64 << 10
+    share_bytes: Bytes = 64 << 10
+    piece_bytes: tuple[tuple[Name, Bytes], ...] = PIECES
     boxes: BoxCosts | None = None
     units: UnitCosts | None = None
 

@@ -37,7 +37,8 @@ class Variant:
     lowest thread numbers. stages: slots of the ring in shared memory, 0 where operands are read in
     place. stage_bytes: largest single fetch into a slot. in_flight: fetches outstanding at once per
     processor. row_slice: elements of a single input row that a computing thread can keep in
-    registers over a linear task; 0 where it cannot.
+    registers over a linear task; 0 where it cannot. most_rows: input rows of a linear layer for
+    which a thread's registers suffice; 0 for any number.
     """
 
     name: Word
@@ -46,6 +47,7 @@ class Variant:
     stage_bytes: StageBytes = 16384
     in_flight: Threads = 2
     row_slice: Few = 0
+    most_rows: Few = 0
 
     @property
     def ring_bytes(self) -> int:

@@ -30,11 +30,14 @@ def machine_entry(machine: Machine) -> dict[str, Any]:
     """A machine model as a plan has it; `machine_of` reads it."""
     entry = dataclasses.asdict(machine)
     entry["capabilities"] = [c.value for c in machine.capabilities]
-    entry["tile"] = list(machine.tile)
-    entry["large_tiles"] = [list(t) for t in machine.large_tiles]
-    entry["exact_tiles"] = [list(t) for t in machine.exact_tiles]
-    entry["variants"] = [{**v, "roles": list(v["roles"])} for v in entry["variants"]]
-    return entry
+    return {name: _listed(value) for name, value in entry.items()}
+
+
+def _listed(value: Any) -> Any:
+    """The value with lists for tuples, as JSON has them."""
+    if isinstance(value, dict):
+        return {name: _listed(inner) for name, inner in value.items()}
+    return [_listed(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
 def to_dict(plan: Plan) -> dict[str, Any]:

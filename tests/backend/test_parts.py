@@ -5,7 +5,6 @@ backend under the variant `matrix`, which a CPU is told that it has.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 
 import numpy as np
 import pytest
@@ -16,19 +15,15 @@ from ark.backend.devices import Device
 from ark.frontend.model import Model, use_model
 from ark.lower.pipeline import plan as make_plan
 from ark.machine import Machine
-from ark.machine.variant import COMPUTE, Role, Variant
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor
+from tests.projection import with_matrix
 
 EPS = 1e-5
 
 
 def machine_of(device: Device, backend: str) -> Machine:
-    machine = device.machine
-    if backend != "cpu":
-        return machine
-    matrix = Variant("matrix", (Role(COMPUTE, 1),))
-    return dataclasses.replace(machine, variants=(*machine.variants, matrix))
+    return with_matrix(device.machine) if backend == "cpu" else device.machine
 
 
 @pytest.mark.parametrize("residual", [False, True])

@@ -33,7 +33,7 @@ def test_random_programs(backend: str, processors: int, monkeypatch: pytest.Monk
         pytest.xfail(
             "a wait for one reload of this kernel, which spills, is missing: docs/emulator.md"
         )
-    monkeypatch.setattr(tiling, "MIN_TILE", 40)
+    monkeypatch.setattr(tiling, "least_elements", lambda _: 40)
     first: dict[int, np.ndarray] = {}
     kept = []
     for part in range(3):

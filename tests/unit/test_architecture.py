@@ -8,6 +8,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -140,3 +141,38 @@ def _is_test_file(importer: Path, words: list[str]) -> bool:
 def test_no_file_imports_from_a_test_file(path: Path) -> None:
     """Shared cases are in tests/cases, so that a test file can be changed for itself."""
     assert not _test_modules_imported_by(path)
+
+
+# Numbers from 1024 on that the planner may hold: no bytes, works or sizes of a machine.
+PLANNER_NUMBERS = {
+    "ark/lower/choose.py": {1024},  # bytes of shared memory of a linear layer's body
+    "ark/lower/rewrite/fuse_attention.py": {1 << 12},  # heads that are counted in a graph
+    "ark/lower/rewrite/fuse_regions.py": {1024, 2048},  # elements that a body's thread holds
+    "ark/lower/rewrite/masks.py": {1 << 24, -6e4},  # of a mask that is looked at; its value
+    "ark/lower/tiling.py": {1 << 28},  # source counts in 32 bits
+}
+UNITS = {1e3, 1e6}  # GB and T operations to those of a microsecond
+PLANNER = sorted((ROOT / "ark/lower").rglob("*.py"))
+
+
+def _numbers(tree: ast.AST) -> Iterator[float]:
+    """Literals, and shifts of literals by literals."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.BinOp(ast.Constant(int(base)), ast.LShift(), ast.Constant(int(by))):
+                yield base << by
+            case ast.Constant(int(value) | float(value)) if not isinstance(value, bool):
+                yield value
+
+
+@pytest.mark.parametrize("path", PLANNER, ids=lambda p: str(p.relative_to(ROOT)))
+def test_the_planner_holds_no_machines_numbers(path: Path) -> None:
+    """Sizes in bytes, work and times are Machine.costs; pairs of rows and columns, its tiles."""
+    name, tree = str(path.relative_to(ROOT)), ast.parse(path.read_text())
+    large = {n for n in _numbers(tree) if abs(n) >= 1024} - UNITS
+    assert large <= {abs(n) for n in PLANNER_NUMBERS.get(name, set())}, f"{name} holds {large}"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Tuple):
+            sizes = [e.value for e in node.elts if isinstance(e, ast.Constant)]
+            tile = len(sizes) == 2 and all(type(s) is int and s >= 16 for s in sizes)
+            assert not tile, f"{name} holds a tile of {sizes}"

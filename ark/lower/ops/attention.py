@@ -15,7 +15,7 @@ from ark.ir.attributes import AttentionAttributes
 from ark.ir.dtype import fp32
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
-from ark.lower.packets import PACKET_LIMIT
+from ark.lower.cuts import box_tiles
 from ark.lower.tiling import attends_in_units
 from ark.machine import Machine
 from ark.machine.capability import Capability
@@ -30,9 +30,6 @@ MOST_GROUP = 8  # query heads of a key/value head that they take at once
 
 
 TILED_ROWS = 8  # queries from which on a task takes tiles of them
-
-
-L2_SHARE = 16 << 20  # bytes of keys and values that are read together
 
 
 def lower_tiles(lowering: Lowering, node: Node) -> None:
@@ -52,7 +49,7 @@ def lower_tiles(lowering: Lowering, node: Node) -> None:
     units = machine.has(Capability.ATTENTION_UNITS)
     units = units and attends_in_units(node, machine.has(Capability.ATTENTION_PARTS))
     few = 32 if width <= 128 else 16
-    rows = 128 if boxed else machine.attention_rows if units else few
+    rows = box_tiles(machine).attention_rows if boxed else machine.attention_rows if units else few
     while not boxed and rows > 32 and batch * heads * -(-length // rows) < machine.processors:
         rows //= 2
     rows = min(rows, length)
@@ -75,7 +72,7 @@ def lower_tiles(lowering: Lowering, node: Node) -> None:
     each = 2 * context * width * key.dtype.itemsize * kv_heads / heads
     # Heads together: what L2 holds, and enough for tiles of all lengths to be dealt at once.
     enough = -(-2 * machine.processors * rows // length)
-    most = max(1, min(batch * heads, max(enough, int(L2_SHARE / each))))
+    most = max(1, min(batch * heads, max(enough, int(machine.costs.read_bytes / each))))
     if (machine.variant.name == "matrix" or units) and lowering.graph.world_size == 1:
         tasks = min(tiles, machine.processors)
         blocks = -(-length // rows)
@@ -187,7 +184,9 @@ def _lower_sequence(lowering: Lowering, node: Node, batch: int) -> tuple[ir.Tens
     if machine.has(
         Capability.PACKET_GATE
     ):  # parts that are no packets cost their join a counter more
-        splits = max(1, min(splits, PACKET_LIMIT // (rows * given.heads * part)))
+        splits = max(
+            1, min(splits, machine.costs.packet_tensor_bytes // (rows * given.heads * part))
+        )
     # Halves of what the ring holds are not worth the exchange that merges them.
     if splits == 2 and batch > 1 and context <= streamed * machine.variant.stages:
         splits = 1

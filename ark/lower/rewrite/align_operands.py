@@ -18,6 +18,7 @@ from ark.lower.boxed import FEW_ROWS, SIDES, aligned, boxes, lies_along, wants_a
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.fold_transposes import reading_turned
 from ark.lower.tiling import BOX_LINE
+from ark.machine import Machine
 
 
 def align_operands(graph: Graph, context: Context) -> Graph:
@@ -30,7 +31,7 @@ def align_operands(graph: Graph, context: Context) -> Graph:
     for node in graph.nodes:
         if node.type == "matmul":
             for side in SIDES:
-                laid = _laid(graph, node, side, number + 1)
+                laid = _laid(graph, node, side, number + 1, machine)
                 if laid is not None:
                     number += 1
                     nodes.append(laid)
@@ -39,7 +40,7 @@ def align_operands(graph: Graph, context: Context) -> Graph:
     return graph.with_nodes(nodes)
 
 
-def _laid(graph: Graph, product: Node, side: int, number: int) -> Node | None:
+def _laid(graph: Graph, product: Node, side: int, number: int, machine: Machine) -> Node | None:
     """What lays one side of a product otherwise; None where it may lie as it does."""
     source = product.inputs[side]
     if product.outputs[0].shape[-2] < FEW_ROWS and product.inputs[1].shape[:-2]:
@@ -49,7 +50,7 @@ def _laid(graph: Graph, product: Node, side: int, number: int) -> Node | None:
         order = [*range(rank - 2), rank - 1, rank - 2]
         out = _rows_aligned(graph, [source.shape[d] for d in order], source, product)
         return _before(product, number, "transpose", source, out, {"perm": order})
-    if aligned(source) or not boxes(product):
+    if aligned(source) or not boxes(product, machine):
         return None
     out = _rows_aligned(graph, source.shape, source, product)
     return _before(product, number, "copy", source, out, {})

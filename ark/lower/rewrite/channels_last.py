@@ -28,7 +28,6 @@ from ark.lower.rewrite.fuse_chains import expression_of, is_pointwise
 from ark.lower.rewrite.fuse_reduction_terms import REDUCTIONS
 from ark.lower.rewrite.views import UNSEEN, whole
 from ark.lower.tiling import BOX_LINE
-from ark.machine.capability import Capability
 from ark.tasks import expression
 
 
@@ -39,7 +38,7 @@ def channels_last(graph: Graph, context: Context, few: bool = True) -> Graph:
     machine, kept = context.machine, context.kept
     if not machine.coalesces:
         return graph
-    listed = convolutions(graph, kept, machine.has(Capability.WINDOW_BOXES))
+    listed = convolutions(graph, kept, machine)
     chosen = {number: c for number, c in listed.items() if few or c.padded is None}
     if not chosen:
         return graph

@@ -18,8 +18,8 @@ from ark.lower.rewrite.fuse_chains import read_once
 from ark.lower.rewrite.fuse_windows import window
 from ark.lower.rewrite.views import whole
 from ark.lower.tiling import BOX_LINE
-
-LEAST_WORK = 1 << 24  # multiplications that are worth turning what they read
+from ark.machine import Machine
+from ark.machine.capability import Capability
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,9 @@ class Convolution:
     padded: Padded | None = None
 
 
-def convolutions(graph: Graph, kept: frozenset[int], boxes: bool) -> dict[int, Convolution]:
-    """The convolutions that are worth it, by their product's id. boxes: True where box
-    copies may be of windows; those of fp32, whose user allows tf32, and those of few channels are
-    then among them.
+def convolutions(graph: Graph, kept: frozenset[int], machine: Machine) -> dict[int, Convolution]:
+    """The convolutions that are worth it, by their product's id. Where box copies may be of
+    windows, those of fp32, whose user allows tf32, and those of few channels are among them.
     """
     private = read_once(graph, kept)
     windows: dict[int, tuple[int, Node]] = {}  # by buffer: place and node
@@ -50,11 +49,16 @@ def convolutions(graph: Graph, kept: frozenset[int], boxes: bool) -> dict[int, C
             windows[node.outputs[0].buffer.id] = place, node
         elif node.type == "matmul" and len(node.inputs) == 2:
             at, before = windows.get(node.inputs[1].buffer.id, (place, None))
-            one = _fits(before, node, boxes)
+            one = _fits(before, node, machine)
             if one is not None and not written.behind(at, [one.source]):
                 listed[node.id] = one
         written.add(place, node)
     return listed
+
+
+def least_work(machine: Machine) -> float:
+    """Multiplications of a product that is worth turning what it reads."""
+    return machine.costs.turned_work
 
 
 def image_of(tensor: Tensor) -> tuple[int, int, int] | None:
@@ -67,7 +71,7 @@ def image_of(tensor: Tensor) -> tuple[int, int, int] | None:
     return shape[0], shape[1], math.prod(shape[2:])
 
 
-def _fits(windows: Node | None, product: Node, boxes: bool) -> Convolution | None:
+def _fits(windows: Node | None, product: Node, machine: Machine) -> Convolution | None:
     """Of a product of 16-bit types, or of fp32 as tf32 (where there is that), whose channels fill
     packs and that is large enough: the convolution; None of others. windows: what lays out its
     right side.
@@ -78,6 +82,7 @@ def _fits(windows: Node | None, product: Node, boxes: bool) -> Convolution | Non
     given = product.read(MatmulAttributes)
     plain = given.transposes == (False, False)
     types = {t.dtype.name for t in (weight, table, out)}
+    boxes = machine.has(Capability.WINDOW_BOXES)
     able = {"bf16", "fp16", "fp32"} if boxes and given.tf32 else {"bf16", "fp16"}
     if not plain or len(types) != 1 or not types <= able:
         return None
@@ -92,7 +97,7 @@ def _fits(windows: Node | None, product: Node, boxes: bool) -> Convolution | Non
         return None
     channels, rows = depth // math.prod(numbers["size"]), weight.shape[2]
     pack = BOX_LINE // table.dtype.itemsize
-    if n * rows * places * depth < LEAST_WORK or rows % pack:
+    if n * rows * places * depth < least_work(machine) or rows % pack:
         return None
     if channels % pack == 0:
         return Convolution(windows, product, numbers, source)

@@ -115,7 +115,8 @@ def _common(
     if product.attributes.windows is None and k_parts.serves(dtypes, shape, machine):
         flat = product.plain and all(len(t.shape) <= 2 for t in product.tensors)
         return k_parts.choose(shape, depth, dtypes, machine, flat and alone, measured)
-    exact = product.plain and machine.variant.name == "block" and is_exact(dtypes, shape, depth)
+    block = machine.variant.name == "block"
+    exact = product.plain and block and is_exact(dtypes, shape, depth, machine)
     size = product.node.inputs[0].dtype.itemsize
     return Cut(*choose_tile(shape, depth, size, machine, measured, exact))
 

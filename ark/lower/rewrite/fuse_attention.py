@@ -37,6 +37,7 @@ from ark.lower.rewrite.strided import (
 )
 from ark.lower.rewrite.views import in_shape, same_elements, whole
 from ark.lower.tiling import attends
+from ark.machine import Machine
 
 MOST_HEADS = 1 << 12
 
@@ -57,7 +58,7 @@ class _Found:
 def fuse_attention(graph: Graph, context: Context) -> Graph:
     """A copy of the graph with such attention."""
     kept = context.kept
-    finder = _Finder(graph, kept)
+    finder = _Finder(graph, kept, context.machine)
     last: dict[int, tuple[int, Node]] = {}
     nodes: list[Node] = []
     taken: set[int] = set()
@@ -84,7 +85,8 @@ def fuse_attention(graph: Graph, context: Context) -> Graph:
 class _Finder:
     """Looks for the ops of an attention that ends with a product."""
 
-    def __init__(self, graph: Graph, kept: frozenset[int]) -> None:
+    def __init__(self, graph: Graph, kept: frozenset[int], machine: Machine) -> None:
+        self.machine = machine
         self.graph, self.private = graph, read_once(graph, kept)
         self.makers = only_makers(graph)
         self.number = max((n.id for n in graph.nodes), default=0)
@@ -287,7 +289,7 @@ class _Finder:
             outputs=(result,),
             attrs=attrs.to_node(),
         )
-        return [made, *behind] if attends(made) else None
+        return [made, *behind] if attends(made, self.machine) else None
 
 
 def _seen(source: Tensor, like: Tensor) -> Tensor:

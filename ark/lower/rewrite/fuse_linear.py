@@ -16,7 +16,6 @@ from ark.ir.attributes import LinearAttributes, MatmulAttributes, NormAttributes
 from ark.ir.dtype import FLOATS, bf16, fp16
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
-from ark.lower.packets import PACKET_READ_FEW
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.pack_weights import writes
 from ark.lower.tiling import PAIRED, row_bytes, split_k
@@ -121,7 +120,8 @@ def _room(rows: int, weight: Tensor, machine: Machine, from_memory: bool) -> boo
     splits = split_k(rows, weight, machine)
     scratch = 4 * rows * weight.shape[1] + 4 * machine.warps
     if machine.variant.role(COMMUNICATE) and splits and narrow_rows(rows, weight, splits):
-        wide = from_memory and rows > 1 and rows * weight.shape[1] > PACKET_READ_FEW
+        most = machine.costs.rounded_elements
+        wide = from_memory and rows > 1 and rows * weight.shape[1] > most
         held = 0 if wide else narrow_bytes(rows, weight.shape[1], weight.dtype.itemsize)
         return held <= machine.shared_bytes - machine.ring_bytes
     return splits > 1 or (splits == 1 and scratch <= machine.shared_bytes - machine.ring_bytes)

@@ -28,7 +28,6 @@ from ark.tasks.fusion import MOST_VALUES, STAGES
 LEAST_SHARED = 8  # results that several ops of a region read; chains would write them
 LEAST_WIDE = 64  # neighbours: less makes no vectors and leaves warps idle
 SMALL = 2048  # elements
-LITTLE = 16384  # elements up to which handing a result over takes longer than computing it
 MOST_SUMMED = 1024  # elements that a thread adds up
 
 
@@ -38,25 +37,26 @@ def fuse_regions(graph: Graph, context: Context) -> Graph:
     Where a processor has many threads, a small op takes as long as handing its result over, so that
     two are worth joining.
     """
-    kept, handed = context.kept, context.machine.costs.hand_over_work > 0
+    kept, costs = context.kept, context.machine.costs
+    little = costs.little_elements if costs.hand_over_work > 0 else 0
     touches = graph.view.touches
     nodes: list[Node] = []
     run: list[Node] = []
 
     def end() -> None:
-        nodes.extend(_joined(run, touches, kept, handed))
+        nodes.extend(_joined(run, touches, kept, little))
         run.clear()
 
-    region = _Region(handed)
+    region = _Region(little)
     for node in graph.nodes:
         if node.virtual:
             nodes.append(node)
             continue
         if not region.add(node):
             end()
-            region = _Region(handed)
+            region = _Region(little)
             if not region.add(node):
-                region = _Region(handed)
+                region = _Region(little)
                 nodes.append(node)
                 continue
         run.append(node)
@@ -65,13 +65,13 @@ def fuse_regions(graph: Graph, context: Context) -> Graph:
 
 
 def _joined(
-    run: Sequence[Node], touches: Counter[int], kept: frozenset[int], handed: bool
+    run: Sequence[Node], touches: Counter[int], kept: frozenset[int], little: int
 ) -> list[Node]:
     """A run that fits together as one node, or as two if that is too many operands, or as it is."""
-    region = _Region(handed)
+    region = _Region(little)
     for node in run:
         region.add(node)
-    few = handed and region.small() and len(region.stored(touches, kept)) > 1
+    few = little > 0 and region.small() and len(region.stored(touches, kept)) > 1
     if region.shared() < LEAST_SHARED and not few:
         return list(run)
     joined = region.node(touches, kept)
@@ -79,16 +79,17 @@ def _joined(
         return [joined]
     half = len(run) // 2
     parts = (run[:half], run[half:])
-    return [node for part in parts for node in _joined(part, touches, kept, handed)]
+    return [node for part in parts for node in _joined(part, touches, kept, little)]
 
 
 class _Region:
-    """Nodes that one body can compute. Values are numbered as they come: inputs from -1 down,
-    results from 0 up.
+    """Nodes that one body can compute. little: elements up to which handing a result over takes
+    longer than computing it; 0 where it never does. Values are numbered as they come: inputs from
+    -1 down, results from 0 up.
     """
 
-    def __init__(self, handed: bool) -> None:
-        self.handed = handed
+    def __init__(self, little: int) -> None:
+        self.most_little = little
         self.nodes: list[Node] = []
         self.inputs: list[Tensor] = []
         self.trees: list[expression.Tree] = []  # by result
@@ -112,7 +113,7 @@ class _Region:
             return False
         out = node.outputs[0]
         first = self.nodes[0] if self.nodes else node
-        little = self.handed and out.elements <= LITTLE
+        little = out.elements <= self.most_little
         if (
             node.hints is not None
             or (node.placement, node.context) != (first.placement, first.context)

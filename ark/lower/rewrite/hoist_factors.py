@@ -21,7 +21,6 @@ from ark.ir.values import Tensor
 from ark.lower.rewrite.context import Context
 from ark.tasks import expression
 
-LEAST = 1 << 18  # elements of a result; of fewer an op more takes what it saves
 REPEATED = 64  # how often each small value is wanted, at least
 PLAIN = ("cast", "copy", "input", "number", "index")  # what computes nothing
 BEFORE = {"finish": 1, "expr": 0}  # inputs of a node before the one that its tree calls 0
@@ -31,9 +30,10 @@ def hoist_factors(graph: Graph, context: Context) -> Graph:
     """A copy of the graph with such ops in front, each in front of its phase."""
     written = graph.view.working.written
     numbers = itertools.count(1 + max((n.id for n in graph.nodes), default=0))
+    least = context.machine.costs.hoisted_elements
     nodes: list[Node] = []
     for _, phase in itertools.groupby(graph.nodes, lambda n: n.phase):
-        each = [_Factors(graph, node, written, numbers) for node in phase]
+        each = [_Factors(graph, node, written, numbers, least) for node in phase]
         nodes += [made for one in each for made in one.made]
         nodes += [one.node for one in each]
     return graph.with_nodes(nodes)
@@ -41,11 +41,17 @@ def hoist_factors(graph: Graph, context: Context) -> Graph:
 
 class _Factors:
     """node: the one that was given, with small tensors in the place of what it computed of small
-    ones. made: what computes those.
+    ones. made: what computes those. least: elements of a result; of fewer an op more takes what it
+    saves.
     """
 
     def __init__(
-        self, graph: Graph, node: Node, written: frozenset[int], numbers: Iterator[int]
+        self,
+        graph: Graph,
+        node: Node,
+        written: frozenset[int],
+        numbers: Iterator[int],
+        least: int,
     ) -> None:
         self.node = node
         self.made: list[Node] = []
@@ -53,7 +59,7 @@ class _Factors:
         self._inputs = list(node.inputs)
         self._known: dict[str, expression.Tree] = {}
         name = next((n for n in BEFORE if n in node.attrs), None)
-        large = bool(node.outputs) and node.outputs[0].elements >= LEAST
+        large = bool(node.outputs) and node.outputs[0].elements >= least
         if name is None or not large or node.hints is not None or len(node.outputs) > 1:
             return
         self._before = BEFORE[name]

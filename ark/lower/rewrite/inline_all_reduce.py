@@ -16,7 +16,6 @@ from ark.ir.attributes import LinearAttributes
 from ark.ir.dtype import fp32
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
-from ark.lower.packets import PACKET_READ, PACKET_READ_POLLED
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.pack_weights import writes
 from ark.machine.capability import Capability
@@ -37,7 +36,8 @@ def inline_all_reduce(graph: Graph, context: Context) -> Graph:
     far = len(set(options.get("hosts") or ())) > 1
     if far or graph.world_size == 1 or not packed or (machine.ring_bytes and not gated):
         return graph
-    finder = _Finder(graph, PACKET_READ_POLLED if gated else PACKET_READ, kept)
+    most = machine.costs.polled_elements if gated else machine.costs.packet_elements
+    finder = _Finder(graph, most, kept)
     chosen = finder.choose()
     if not chosen:
         return graph

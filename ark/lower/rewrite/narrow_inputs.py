@@ -17,9 +17,9 @@ from ark.ir.attributes import LinearAttributes
 from ark.ir.dtype import DataType, bf16, fp16, fp32
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
-from ark.lower.packets import PACKET_READ_FEW, SHORT_ROW, takes_short
+from ark.lower.packets import SHORT_ROW, takes_short
 from ark.lower.rewrite.context import Context
-from ark.lower.tiling import LEAST_TILE
+from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.machine.variant import COMMUNICATE
 from ark.tasks.linear_form import MOST_NARROW
@@ -41,7 +41,7 @@ def narrow_inputs(graph: Graph, context: Context) -> Graph:
     uses, touches = graph.view.uses, graph.view.touches
     products: dict[int, list[Node]] = {}  # of many rows, by their first input
     for node in graph.nodes:
-        if units and _many(node) and _dtype(node):
+        if units and _many(node, machine) and _dtype(node):
             products.setdefault(node.inputs[0].id, []).append(node)
 
     def alone(tensor: Tensor, readers: list[Node], kinds: set[DataType | None]) -> bool:
@@ -55,13 +55,13 @@ def narrow_inputs(graph: Graph, context: Context) -> Graph:
         )
 
     def wants(node: Node) -> DataType | None:
-        if matrix or (units and _many(node)):
+        if matrix or (units and _many(node, machine)):
             return _dtype(node)
         if node.type == "attention" and machine.has(Capability.ATTENTION_UNITS):
             result, behind = node.outputs[0], products.get(node.outputs[0].id, [])
             kinds = {_dtype(n) for n in (node, *behind)}
             return _dtype(node) if behind and alone(result, behind, kinds) else None
-        return _few(node, short) if few else None
+        return _few(node, machine, short) if few else None
 
     wanted: dict[int, list[Node]] = {}  # by tensor: the nodes that read it so
     tensors: dict[int, Tensor] = {}
@@ -114,15 +114,15 @@ def _rounds(maker: Node) -> bool:
     return maker.type in ROUNDS
 
 
-def _many(node: Node) -> bool:
+def _many(node: Node, machine: Machine) -> bool:
     """Is it a product of many rows and a matrix?"""
     if node.type != "matmul" or len(node.inputs[1].shape) != 2:
         return False
     rows, columns = node.outputs[0].shape[-2:]
-    return rows >= LEAST_TILE[0] and columns >= LEAST_TILE[1]
+    return rows >= machine.large_product[0] and columns >= machine.large_product[1]
 
 
-def _few(node: Node, short: bool) -> DataType | None:
+def _few(node: Node, machine: Machine, short: bool) -> DataType | None:
     """The same of rows of a linear layer that take longer as packets than the wait for a counter
     and a quarter of the bytes; and of one row where short packets are, which have half the bytes.
     """
@@ -131,7 +131,7 @@ def _few(node: Node, short: bool) -> DataType | None:
     x, weight = node.inputs[:2]
     plain = x.dtype == fp32 and x.shape[0] <= MOST_NARROW and x.dense
     row = short and x.shape[0] == 1 and x.elements % SHORT_ROW == 0
-    many = x.shape[0] > 1 and x.elements > PACKET_READ_FEW
+    many = x.shape[0] > 1 and x.elements > machine.costs.rounded_elements
     return weight.dtype if plain and (many or row) and weight.dtype in (bf16, fp16) else None
 
 

@@ -13,8 +13,8 @@ from ark.ir.attributes import LinearAttributes
 from ark.ir.dtype import bf16, fp32
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
-from ark.lower.packets import PACKET_READ_FEW
 from ark.lower.rewrite.context import Context
+from ark.machine import Machine
 from ark.machine.variant import COMMUNICATE
 from ark.tasks.linear_form import MOST_NARROW, SPREAD
 
@@ -29,7 +29,7 @@ def round_norm_inputs(graph: Graph, context: Context) -> Graph:
         return graph
     readers: dict[int, list[int]] = defaultdict(list)  # by tensor: places of such layers
     for place, node in enumerate(graph.nodes):
-        if _gathers(node) and node.inputs[0].buffer.id not in kept:
+        if _gathers(node, context.machine) and node.inputs[0].buffer.id not in kept:
             readers[node.inputs[0].id].append(place)
     made = graph.with_nodes(graph.nodes)
     for place, node in enumerate(graph.nodes):
@@ -45,12 +45,12 @@ def round_norm_inputs(graph: Graph, context: Context) -> Graph:
     return made
 
 
-def _gathers(node: Node) -> bool:
+def _gathers(node: Node, machine: Machine) -> bool:
     """Is it a layer of few rows with a norm before it, whose rows are many packets?"""
     if node.type != "linear" or node.read(LinearAttributes).prologue == "none":
         return False
     x, weight = node.inputs[:2]
-    few = 1 < x.shape[0] <= MOST_NARROW and x.elements > PACKET_READ_FEW
+    few = 1 < x.shape[0] <= MOST_NARROW and x.elements > machine.costs.rounded_elements
     whole = x.dense and x.nbytes == x.buffer.nbytes and x.buffer.arena == "activation"
     return few and whole and x.dtype == fp32 and weight.dtype == node.inputs[2].dtype == bf16
 

@@ -23,7 +23,6 @@ from ark.tasks import expression
 from ark.tasks.combine import CombineParams, moved, tiles
 from ark.tasks.matmul_params import MatmulParams
 
-LANE_BYTES = 64 << 10  # of a task of a processor that does nothing else
 Chunks = list[tuple[int, int]]  # first and last+1 element
 
 
@@ -66,7 +65,7 @@ class Product:
         measured = self.lowering.options.get("cuts", {})
         if machine.variant.name != "matrix":
             types = [t.dtype.name for t in (a, self.b, self.out)]
-            exact = is_exact(types, shape, self.depth)
+            exact = is_exact(types, shape, self.depth, machine)
             return choose_tile(shape, self.depth, size, machine, measured, exact)
         cut = choose_cut(shape, self.depth, size, machine, False, measured)
         return cut.rows, cut.columns
@@ -155,7 +154,7 @@ class Product:
         """Bytes of a task that combines or sends a part of a band."""
         machine = self.lowering.machine
         if self.movers or (self.idle and not last):
-            return LANE_BYTES
+            return machine.costs.lane_bytes
         return tile_bytes(ENGINES[THREADS], machine, band)
 
     def put(self, source: IrTensor, target: IrTensor, cut: list[Chunks], suffix: str) -> Group:

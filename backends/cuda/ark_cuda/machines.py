@@ -15,6 +15,7 @@ from ark.codegen.layout import LOOP_BYTES
 from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.machine.costs import BoxCosts, Costs
+from ark.machine.tiles import BoxTiles
 from ark.machine.variant import COMMUNICATE, COMPUTE, LOAD, MOVE, Role, Variant, block
 
 GIB = 1 << 30
@@ -22,6 +23,8 @@ STAGE = 16384
 WARPS = 16
 ROLE_WARPS = 12  # computing warps of the variant `roles`; one more where a row leaves the room
 SEVERAL_WARPS = (12, 11, 10, 9, 8, 7, 6, 5)  # where several rows leave less room
+# More rows want more registers a thread than a block of more warps leaves them.
+FEW_ROWS, ROOMY_WARPS = 4, 12
 ROW_SLICE = 32  # of the 96 registers that a thread of 17 warps has
 # What the planner may not use: the loop's records, and the static variables before `ark_shared`,
 # which begins at a multiple of 1024.
@@ -49,6 +52,16 @@ UNIT_TILES = (
     (32, 64, 0.5),
     (32, 128, 0.6),
     (32, 256, 0.7),
+)
+
+# Of products for warpgroups (tasks/products.py). More parts of k than two brought norms nothing.
+BOX_TILES = BoxTiles(
+    tiles=((128, 256), (128, 128), (128, 64), (64, 256), (64, 128), (64, 64), (64, 32)),
+    narrow=((64, 32),),
+    shallow=((64, 256),),
+    parts=(2, 3, 4, 6, 8),
+    normed_parts=2,
+    attention_rows=128,
 )
 
 
@@ -97,6 +110,11 @@ HOPPER = Costs(
         kept_bytes=6e6,
         fold_rate=1.6e6,
         band_bytes=16 << 20,
+        few_rows=128,
+        few_tiles=64,
+        least_rows=16,
+        least_work=67108864.0,
+        least_reads=64,
         laid_rate=2.4e6,
         common_rate=275e3,
         tf32_rate=680e3,
@@ -145,7 +163,8 @@ def _variants(slots: int, in_flight: int, warpgroups: bool) -> tuple[Variant, ..
 def _roles(warps: int, in_flight: int) -> Variant:
     """The variant `roles`, in which each computing warp owns a slot of the ring."""
     roles = (Role(COMPUTE, warps), Role(COMMUNICATE, 1), Role(LOAD, 1))
-    return Variant("roles", roles, warps, STAGE, in_flight)
+    few = FEW_ROWS if sum(role.warps for role in roles) > ROOMY_WARPS else 0
+    return Variant("roles", roles, warps, STAGE, in_flight, most_rows=few)
 
 
 def _machine(
@@ -173,6 +192,7 @@ def _machine(
         bandwidth_gbps=gbps,
         tflops=tflops,
         costs=_costs(name, processors, gbps),
+        box_tiles=BOX_TILES if not _GROUPS.isdisjoint(capabilities) else None,
         exact_tiles=UNIT_TILES if Capability.FP32_PARTS in capabilities else EXACT_TILES,
         capabilities=capabilities,
     )

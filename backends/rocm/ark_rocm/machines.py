@@ -13,6 +13,7 @@ from ark.errors import UnsupportedError
 from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.machine.costs import Costs, UnitCosts
+from ark.machine.tiles import UnitTiles
 from ark.machine.variant import block
 
 VOTE_BYTES = 256  # shared memory that the prelude keeps for itself, rounded up
@@ -72,6 +73,8 @@ TILE = (128, 128)  # of a matmul; two steps of both sides take 40 KB of shared m
 ATTENTION_ROWS = {Capability.MFMA: 256, Capability.WMMA: 128}
 # Tiles of 16-bit types and the share of their loop's issue slots that matrix units have, of gfx942.
 LARGE_TILES = ((256, 256, 0.9), (256, 128, 0.86), (128, 256, 0.86), (128, 128, 0.79))
+
+UNIT_TILES = UnitTiles(block=16, least_columns=32, parts=(2, 3, 4, 6, 8, 12, 16))
 
 
 @dataclass(frozen=True)
@@ -165,6 +168,7 @@ def machine(name: str, model: Model) -> Machine:
         tile=TILE,
         large_tiles=LARGE_TILES if arch.unit == Capability.MFMA else (),
         attention_rows=ATTENTION_ROWS[arch.unit],
+        unit_tiles=UNIT_TILES,
         capabilities=arch.capabilities,
     )
 
@@ -196,5 +200,6 @@ def opened(
         tile=TILE,
         large_tiles=LARGE_TILES if ARCHS[plain].unit == Capability.MFMA else (),
         attention_rows=ATTENTION_ROWS[ARCHS[plain].unit],
+        unit_tiles=UNIT_TILES,
         capabilities=(*ARCHS[plain].capabilities, *(Capability.PEER_STORES,) * peer_stores),
     )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from ark.backend import registry
-from ark.lower.cuts import choose_cut
+from ark.errors import PlanError
+from ark.lower.cuts import candidates, choose_cut
 
 SUM = 11.0  # what adding up two to four parts takes where all of the model runs
 
@@ -81,3 +84,17 @@ def test_products_of_windows_take_the_tiles_that_were_measured(shape, depth, mea
         shape, depth, 2, registry.machine("h100"), False, {}, narrow=True, windows=True
     )
     assert (cut.rows, cut.columns, cut.parts) == (*measured, 1)
+
+
+def test_tiles_are_those_that_the_vendor_has() -> None:
+    machine = registry.machine("h100")
+    assert machine.box_tiles is not None
+    low = tuple(t for t in machine.box_tiles.tiles if t[0] == 64)
+    fewer = dataclasses.replace(
+        machine, box_tiles=dataclasses.replace(machine.box_tiles, tiles=low)
+    )
+    able = candidates((1, 1, 512, 2048), 2048, 2, fewer, parts=True)
+    assert {(c.rows, c.columns) for c in able} == {(64, 256), (64, 128), (64, 64)}
+    none = dataclasses.replace(machine, box_tiles=None)
+    with pytest.raises(PlanError, match=r"h100.*no box_tiles"):
+        candidates((1, 1, 512, 2048), 2048, 2, none, parts=True)

@@ -16,14 +16,13 @@ from ark.lower.registry import get
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.hoist_gathers import hoist_gathers
 from ark.machine import Machine
-from ark.machine.variant import COMPUTE, Role, Variant
 from ark.models.build import Shape
 from ark.models.config import builtin_config
 from ark.models.plans import make_plans
 from tests.projection import with_matrix
 from tests.slow import examples
 
-MATRIX = dataclasses.replace(machines.model(2), variants=(Variant("matrix", (Role(COMPUTE, 1),)),))
+MATRIX = with_matrix(machines.model(2)).using("matrix")
 ROWS, WIDE = 6, 8
 KINDS = ("product", "product", "product", "norm", "add", "bias", "gate", "own", "across")
 

@@ -68,7 +68,7 @@ def test_verifier_and_brute_force_agree(
     steps: int,
     packets: bool,
 ) -> None:
-    monkeypatch.setattr(tiling, "MIN_TILE", tile)
+    monkeypatch.setattr(tiling, "least_elements", lambda _: tile)
     model = Model(0, 1)
     with use_model(model):
         build(seed, steps)
@@ -81,7 +81,7 @@ def test_verifier_and_brute_force_agree(
 @pytest.mark.parametrize("inner", [slice(0, 4), slice(4, 12), slice(0, 16)])
 def test_a_write_hides_only_what_it_covers(monkeypatch: pytest.MonkeyPatch, inner: slice) -> None:
     """Between a write of everything and a read of some columns, other columns are written."""
-    monkeypatch.setattr(tiling, "MIN_TILE", 4)
+    monkeypatch.setattr(tiling, "least_elements", lambda _: 4)
     model = Model(0, 1)
     with use_model(model):
         x, y = (ark.tensor([6, 16], name=name) for name in "xy")

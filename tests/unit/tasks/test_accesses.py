@@ -41,7 +41,7 @@ from tests.unit.tasks.random_plans import (
 
 @pytest.fixture(autouse=True)
 def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiling, "MIN_TILE", 7)
+    monkeypatch.setattr(tiling, "least_elements", lambda _: 7)
     monkeypatch.setattr(overlap_collectives, "in_packets", lambda *_: False)
 
 
