@@ -71,10 +71,11 @@ def page(matrix: Sequence[dict[str, Any]], folder: Path = FOLDER) -> str:
     slow = {row["name"]: _slow(figures) for row, figures in named}
     for name, figures_of in sorted({**{name: set() for name in known}, **slow}.items()):
         given = set(known.get(name, ()))
-        for what, which in (("lacks", figures_of - given), ("need not have", given - figures_of)):
-            if which:
+        wrong = {"lacks": figures_of - given, "need not have": given - figures_of}
+        for verb, listed in wrong.items():
+            if listed:
                 raise ValueError(
-                    f"{reasons} {what} a reason for {name}: {', '.join(sorted(which))}; figures "
+                    f"{reasons} {verb} a reason for {name}: {', '.join(sorted(listed))}; figures "
                     f"below {MIN_RATIO} of their peer have one, others none"
                 )
     parts = [
