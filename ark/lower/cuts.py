@@ -87,11 +87,12 @@ def predicted_us(
     machine: Machine,
     normed: bool = False,
     windows: bool = False,
+    beside: int = 1,
 ) -> float:
     """About how long the product takes; only comparisons of cuts mean something.
 
     normed: whoever adds parts up norms the rows, which somebody has to read anyway. windows: a side
-    is a matrix of windows.
+    is a matrix of windows. beside: equal products that run at the same time, all of which it ends.
     """
     costs, rows, columns = box_costs(machine), shape[2], shape[3]
     tiles = shape[0] * shape[1] * -(-rows // cut.rows) * -(-columns // cut.columns) * cut.parts
@@ -114,7 +115,7 @@ def predicted_us(
         fold = costs.fold_us + costs.each_part_us * cut.parts
         fold += max(0.0, moved - costs.kept_bytes) / costs.fold_rate
     begun = costs.tile_us if windows else 0.0
-    return -(-tiles // machine.processors) * (steps * step + begun) + fold
+    return -(-tiles * beside // machine.processors) * (steps * step + begun) + fold
 
 
 def estimated_boxes(machine: Machine) -> BoxCosts:
@@ -162,10 +163,11 @@ def choose_cut(
     narrow: bool = False,
     normed: bool = False,
     windows: bool = False,
+    beside: int = 1,
 ) -> Cut:
     """The cut of a product; measured: cuts by `key`, for what they were found to be fastest.
 
-    normed: a norm of its rows follows. windows: as in `candidates`.
+    normed: a norm of its rows follows. windows: as in `candidates`. beside: as in `predicted_us`.
     """
     able = candidates(shape, depth, itemsize, machine, parts, narrow, windows)
     known = measured.get(key(shape, depth, itemsize))
@@ -175,7 +177,7 @@ def choose_cut(
         able = [c for c in able if c.parts <= box_tiles(machine).normed_parts]
 
     def time(cut: Cut) -> float:
-        return predicted_us(cut, shape, depth, itemsize, machine, normed, windows)
+        return predicted_us(cut, shape, depth, itemsize, machine, normed, windows, beside)
 
     return fastest(able, time, shape, depth)
 

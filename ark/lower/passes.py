@@ -32,6 +32,7 @@ from ark.lower.rewrite.fuse_rmsnorm import fuse_rmsnorm
 from ark.lower.rewrite.fuse_rotary import fuse_rotary
 from ark.lower.rewrite.fuse_sampling import fuse_sampling
 from ark.lower.rewrite.fuse_windows import fuse_windows
+from ark.lower.rewrite.group_products import group_products
 from ark.lower.rewrite.hoist_factors import hoist_factors
 from ark.lower.rewrite.hoist_gathers import hoist_gathers
 from ark.lower.rewrite.inline_all_reduce import inline_all_reduce
@@ -263,11 +264,17 @@ PASSES: tuple[Pass, ...] = (
         "Small independent nodes run side by side, longest remaining path first.",
     ),
     Pass(
+        group_products,
+        Stage.ORDER,
+        "Products that read the same input follow each other: their tiles run side by side.",
+        needs=("reorder_small_ops",),
+    ),
+    Pass(
         cut_products,
         Stage.CUT,
         "Each product has the tiles and parts of k that are predicted to end first.",
         gives=("add_parts",),
-        needs=("reorder_small_ops",),
+        needs=("group_products",),
         option="",
     ),
     Pass(

@@ -21,6 +21,7 @@ from ark.lower import k_parts
 from ark.lower.cuts import Cut, choose_cut, choose_tile, deals_matrices, is_exact
 from ark.lower.products import Product, product_of, travels
 from ark.lower.rewrite.context import Context
+from ark.lower.rewrite.group_products import sharing
 from ark.lower.rewrite.reorder_small_ops import beside
 from ark.lower.thin_cuts import thin_cut
 from ark.machine import Machine
@@ -37,11 +38,12 @@ def cut_products(graph: Graph, context: Context) -> Graph:
     numbers = itertools.count(1 + max(n.id for n in graph.nodes))
     working = [n for n in graph.nodes if not n.virtual]
     after = {n.id: follower for n, follower in itertools.pairwise(working)}
+    shared = _shared(working)
     for node, ways in zip(graph.nodes, beside(graph.nodes, context.machines), strict=True):
         cut = None
         if _uncut(node):
             normed = _normed(node, after.get(node.id))
-            cut = _cut(graph, product_of(node), context, ways, normed)
+            cut = _cut(graph, product_of(node), context, ways, normed, shared[node.id])
         if cut is None:
             rewritten.nodes.append(node)
         elif cut.parts == 1:
@@ -53,6 +55,15 @@ def cut_products(graph: Graph, context: Context) -> Graph:
 
 def _uncut(node: Node) -> bool:
     return node.type == "matmul" and node.read(MatmulAttributes).cut is None
+
+
+def _shared(nodes: Sequence[Node]) -> dict[int, int]:
+    """By product, how many stand side by side that read the same left side, itself among them."""
+    numbers: dict[int, int] = {}
+    for _, run in itertools.groupby(nodes, lambda n: sharing(n) if _uncut(n) else n.id):
+        listed = [n.id for n in run]
+        numbers |= dict.fromkeys(listed, len(listed))
+    return numbers
 
 
 def _with_cut(node: Node, cut: Cut) -> MatmulAttributes:
@@ -70,15 +81,19 @@ def _normed(node: Node, norm: Node | None) -> bool:
     )
 
 
-def _cut(graph: Graph, product: Product, context: Context, ways: int, normed: bool) -> Cut | None:
-    """The cut of a product; None if it has none of its own. ways: ops that run at the same time."""
+def _cut(
+    graph: Graph, product: Product, context: Context, ways: int, normed: bool, shared: int
+) -> Cut | None:
+    """The cut of a product; None if it has none of its own. ways: ops that run at the same time.
+    shared: products like it that read the same left side, itself among them.
+    """
     node, machine = product.node, context.machines[product.node.phase]
     measured = context.options.get("cuts", {})
     if product.asks_tile:
         return None
     alone = node.hints is None and not travels(graph, node)
     if product.loads_boxes(machine):
-        return _boxed(product, machine, measured, alone, normed)
+        return _boxed(product, machine, measured, alone, normed, shared)
     whole = product.params
     cut = thin_cut(whole, product.tensors, machine, ways) if product.plain else None
     if cut is not None:
@@ -94,6 +109,7 @@ def _boxed(
     measured: Mapping[str, Sequence[int]],
     alone: bool,
     normed: bool,
+    shared: int,
 ) -> Cut:
     """The cut of a product that warpgroups take."""
     given = product.attributes
@@ -103,7 +119,16 @@ def _boxed(
     measured = {} if windows else measured  # of matrices in memory
     narrow, size = given.transpose_b, product.node.inputs[0].dtype.itemsize
     return choose_cut(
-        product.shape, product.depth, size, machine, several, measured, narrow, normed, windows
+        product.shape,
+        product.depth,
+        size,
+        machine,
+        several,
+        measured,
+        narrow,
+        normed,
+        windows,
+        beside=shared,
     )
 
 

@@ -144,6 +144,13 @@ def _side_by_side() -> None:
         ark.matmul(ark.matmul(ark.matmul(x, w), w), w)
 
 
+def _three_of_one() -> None:
+    x = ark.tensor([4096, 768], bf16)
+    for name in ("q", "k", "v"):
+        w = ark.tensor([768, 768], bf16, name=name)
+        ark.transpose(ark.reshape(ark.linear(x, w), (32, 128, 12, 64)), (0, 2, 1, 3))
+
+
 def _odd_rows() -> None:
     x, w = ark.tensor([512, 1020], bf16), ark.parameter([1024, 1020], bf16, name="w")
     ark.linear(x, w)
@@ -237,6 +244,7 @@ CASES = (
     Case("fuse_reduction_terms", _squares),
     Case("fuse_windows", _convolution),
     Case("reorder_small_ops", _side_by_side),
+    Case("group_products", _three_of_one),
 )
 
 
