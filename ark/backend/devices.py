@@ -14,7 +14,7 @@ from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 
-from ark.codegen.dialect import BoxMap
+from ark.codegen.body import BoxMap
 from ark.machine import Machine
 
 MemoryKind = Literal["device", "host", "symmetric"]

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ark.codegen.dialect import BoxMap, Dialect
+from ark.codegen.body import Body, BoxMap
+from ark.codegen.dialect import Dialect
 from ark.errors import PlanError
 from ark.machine import Machine
 from ark.machine.variant import COMMUNICATE, LOAD, MOVE
@@ -29,9 +30,9 @@ def kernel_ops(plan: Plan, phases: range | None) -> list[PlanOp]:
 
 def body_scratch(sig: Signature, machine: Machine, dialect: Dialect) -> int:
     """Shared memory that a task of this signature needs, in bytes."""
-    special = dialect.scratch.get(sig.kind)
+    own = dialect.body(sig, machine)
     common = kinds.get(sig.kind).scratch(sig, machine)
-    return max(common, special(sig, machine)) if special else common
+    return max(common, own.scratch(sig, machine)) if own else common
 
 
 def flows(signatures: Sequence[Signature], machine: Machine, dialect: Dialect) -> bool:
@@ -48,9 +49,9 @@ def flows(signatures: Sequence[Signature], machine: Machine, dialect: Dialect) -
 
 
 def _enters(sig: Signature, machine: Machine, dialect: Dialect) -> bool:
-    """Does the dialect's body for the variant `block` wait for its task itself?"""
-    rule = dialect.enters.get(sig.kind) if machine.variant.name == "block" else None
-    return rule is not None and rule(sig, machine)
+    """True where the dialect's body for the variant `block` waits for its task itself."""
+    own = dialect.body(sig, machine) if machine.variant.name == "block" else None
+    return own is not None and own.enters
 
 
 class _Moved(PartialParams, frozen=True):
@@ -111,8 +112,7 @@ class Bodies:
         """A function of the dialect's or, where it has none for the signature, of the kind's."""
         machine, dialect = self._machine, self._dialect
         name = self._next_name(op)
-        special = dialect.bodies.get(op.kind)
-        own = special(name, sig, machine) if special else None
+        own = dialect.body(sig, machine)
         kind = kinds.get(op.kind)
         runs = self._flow and not own and kind.apart(sig, machine) > 0
         write = kind.run_source if runs else kind.source
@@ -122,17 +122,15 @@ class Bodies:
             if unnamed in self._common:  # another signature, but the same function
                 return self._common[unnamed]
             self._common[unnamed] = len(self.names)
-        rule = dialect.maps.get(op.kind)
-        code = self._append(op, name, rule(sig, machine) if rule else ())
+        code = self._append(op, name, own.maps(sig, machine) if own else ())
         self.headers.update(dict.fromkeys(kind.texts(sig)))
         if runs:
             self.runs.add(code)
         if own:
-            self._own(code, own, op, sig)
+            self._own(code, own, sig)
         else:
             self.texts.append(common)
-        half = dialect.loads.get(op.kind) if self.loads else None
-        loading = half(name, sig, machine) if half else None
+        loading = own.load(name, sig, machine) if own and self.loads else None
         if loading:
             self.halves.add(code)
             self.texts.append(loading)
@@ -140,30 +138,27 @@ class Bodies:
             self.spares.add(code)
         return code
 
-    def _own(self, code: int, text: str, op: PlanOp, sig: Signature) -> None:
+    def _own(self, code: int, own: Body, sig: Signature) -> None:
         """A body of the dialect's, which may poll or wait for its tasks itself."""
-        machine, dialect = self._machine, self._dialect
-        if op.kind in dialect.headers:
-            self.dialect_headers.update(dict.fromkeys(dialect.headers[op.kind](machine)))
-        poll = dialect.polls.get(op.kind) if self.leads else None
-        polling = poll(self.names[code], sig, machine) if poll else None
+        machine, name = self._machine, self.names[code]
+        self.dialect_headers.update(dict.fromkeys(own.headers(machine)))
+        polling = own.poll(name, sig, machine) if self.leads else None
         if polling:
             self.polled.add(code)
             self.texts.append(polling)
-        if _enters(sig, machine, dialect):
+        if _enters(sig, machine, self._dialect):
             self.entering.add(code)
-        self.texts.append(text)
+        self.texts.append(own.source(name, sig, machine))
 
     def _moved(self, op: PlanOp, sig: Signature) -> int:
         """The function of an op whose tasks are all in lists of warps that move."""
         name = self._next_name(op)
-        write = self._dialect.moves.get(op.kind)
-        text = write(name, sig, self._machine) if write else None
-        if not text:
+        own = self._dialect.body(sig, self._machine, moves=True)
+        if own is None:
             raise PlanError(f"op {op.name!r} is for warps that move, and they have no body for it")
         code = self._append(op, name, ())
         self.moved.add(code)
-        self.texts.append(text)
+        self.texts.append(own.source(name, sig, self._machine))
         return code
 
     def _next_name(self, op: PlanOp) -> str:

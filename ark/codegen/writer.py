@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 from ark.codegen import device_text, layout
 from ark.codegen.bodies import Bodies, flows, kernel_ops
+from ark.codegen.body import BoxMap
 from ark.codegen.constants import plan_constants
-from ark.codegen.dialect import BoxMap, Dialect, Source
+from ark.codegen.dialect import Dialect, Source
 from ark.codegen.dispatch import dispatch, dispatch_load, dispatch_move, dispatch_run
 from ark.codegen.shared_memory import check_shared_memory
 from ark.log import show, shows

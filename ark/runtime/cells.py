@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ark.codegen import layout
-from ark.codegen.dialect import BoxMap
+from ark.codegen.body import BoxMap
 from ark.plan.types import Fetch, Plan
 from ark.runtime.tables import Tables, stream_boxes
 

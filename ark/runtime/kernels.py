@@ -15,7 +15,7 @@ import numpy as np
 
 from ark.backend.devices import BoxMapper, Grid, KernelDevice, Launch
 from ark.backend.protocol import KernelBackend
-from ark.codegen.dialect import BoxMap
+from ark.codegen.body import BoxMap
 from ark.machine import Machine
 from ark.plan.serialize import machine_of
 from ark.plan.types import Plan, PlanTensor

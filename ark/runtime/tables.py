@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ark.codegen import layout
+from ark.codegen.body import BoxMap
 from ark.codegen.constants import signal_words
-from ark.codegen.dialect import BoxMap
 from ark.errors import PlanError
 from ark.plan import kind as kinds
 from ark.plan.boxes import Templates

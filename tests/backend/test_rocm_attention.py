@@ -72,7 +72,7 @@ def attend(
         made = plan(graph, device.machine)
         verify([made])
         (op,) = (op for op in made.ops if op.kind == "attention")
-        assert attention.serves(kinds.signature(made, op), device.machine)
+        assert attention.OneRow().serves(kinds.signature(made, op), device.machine)
         with Executor(made, backend, device) as executor:
             for name, array in given.items():
                 executor.write(name, array)

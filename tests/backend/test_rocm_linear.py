@@ -82,7 +82,7 @@ def test_a_gated_block(arch: str, k: int, hidden: int, n: int, dtype: DataType) 
         verify([made])
         layers = [kinds.signature(made, op) for op in made.ops if op.kind == "linear"]
         assert len(layers) == 2
-        assert all(linear.serves(sig, device.machine) for sig in layers)
+        assert all(linear.OneRow().serves(sig, device.machine) for sig in layers)
         assert any(t.packet for t in made.tensors)
         with Executor(made, backend, device) as executor:
             for name, array in given.items():

@@ -45,7 +45,7 @@ def test_boxes_are_a_heads_columns_of_rows() -> None:
     """Bytes from one row, head and batch to the next: of queries rows before heads."""
     plan = planned(False)
     (op,) = (o for o in plan.ops if o.kind == "attention_tiles")
-    q, k, v = attention_tiles.maps(signature(plan, op), machine_of(plan))
+    q, k, v = attention_tiles.Warpgroups().maps(signature(plan, op), machine_of(plan))
     row, head, batch = 3 * HEADS * WIDTH * 2, WIDTH * 2, ROWS * 3 * HEADS * WIDTH * 2
     assert (q.dims, q.strides) == ((WIDTH, HEADS, ROWS, BATCH), (head, row, batch))
     for each in (k, v):

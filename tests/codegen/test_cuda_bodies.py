@@ -56,7 +56,8 @@ def test_every_kind_compiles(arch):
             emitted = write(made, planned, backend.dialect(arch), phases)
             shared = emitted.scratch_bytes + planned.ring_bytes
             assert shared <= machine.shared_bytes + machines.RESERVED, name
-    own, which = backend.dialect(arch).bodies, backend.archs().index(arch)
+    own = {body.kind for body in backend.dialect(arch).bodies}
+    which = backend.archs().index(arch)
     for made in signatures.united(machine, types, own, which):
         program = build(made, machine, backend, arch)
         assert b"ark_loop\0" in program.binary.data, program.emitted.bodies

@@ -14,7 +14,7 @@ import pytest
 
 import ark
 from ark.backend.protocol import Target
-from ark.codegen.dialect import BoxMap
+from ark.codegen.body import BoxMap
 from ark.codegen.writer import write
 from ark.lower.pipeline import plan as make_plan
 from ark.ops.windows import padding_pairs

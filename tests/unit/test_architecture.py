@@ -5,16 +5,20 @@ import-linter checks (the contracts are in pyproject.toml).
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from pkgutil import iter_modules
 
 import pytest
 
 from ark.backend import registry
 from ark.codegen import layout
+from ark.codegen.body import Body
+from ark.plan import kind as kinds
 
 ROOT = Path(__file__).resolve().parents[2]
 ARK = sorted((ROOT / "ark").rglob("*.py")) + sorted((ROOT / "ark").rglob("*.h"))
@@ -176,3 +180,26 @@ def test_the_planner_holds_no_machines_numbers(path: Path) -> None:
             sizes = [e.value for e in node.elts if isinstance(e, ast.Constant)]
             tile = len(sizes) == 2 and all(type(s) is int and s >= 16 for s in sizes)
             assert not tile, f"{name} holds a tile of {sizes}"
+
+
+@pytest.mark.parametrize("vendor", ["cuda", "rocm"])
+def test_a_vendors_bodies_are_listed_once_and_beside_their_device_code(vendor: str) -> None:
+    """A form is one class in the vendor's folder `tasks`, whose package lists it."""
+    package = importlib.import_module(f"ark_{vendor}.tasks")
+    modules = (
+        importlib.import_module(f"{package.__name__}.{m.name}")
+        for m in iter_modules(package.__path__)
+    )
+    classes = {
+        value
+        for module in modules
+        for value in vars(module).values()
+        if isinstance(value, type)
+        and value is not Body
+        and issubclass(value, Body)
+        and "source" in vars(value)
+    }
+    assert sorted(map(str, classes)) == sorted(str(type(body)) for body in package.BODIES)
+    arch = registry.get(vendor).archs()[0]
+    assert registry.get(vendor).dialect(arch).bodies == package.BODIES
+    assert {body.kind for body in package.BODIES} <= set(kinds.names())

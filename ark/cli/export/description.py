@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ark.codegen import layout
-from ark.codegen.dialect import BoxMap
+from ark.codegen.body import BoxMap
 from ark.errors import UnsupportedError
 from ark.ir.dtype import by_name
 from ark.ops.tokens import MAX_STOPS

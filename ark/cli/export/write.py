@@ -27,7 +27,7 @@ from ark.cli.export.description import (
     text,
 )
 from ark.cli.export.network import Network
-from ark.codegen.dialect import BoxMap
+from ark.codegen.body import BoxMap
 from ark.codegen.writer import write as emit
 from ark.errors import InvalidUsageError, SystemError, UnsupportedError
 from ark.ir.dtype import by_name

@@ -94,7 +94,7 @@ class Times:
         wide = self.widths.get(node.id, 1.0)
         shape = (1, 1, max(1, round(rows)), max(1, round(columns * wide)))
         size = node.inputs[1].dtype.itemsize
-        if not candidates(shape, round(depth), size, False):  # narrower than any tile
+        if not candidates(shape, round(depth), size, rates.tiled, False):  # narrower than any tile
             return plain + costs.op_us
         cut = choose_cut(shape, round(depth), size, rates.tiled, False, {})
         tiles = math.ceil(shape[2] / cut.rows) * math.ceil(shape[3] / cut.columns)

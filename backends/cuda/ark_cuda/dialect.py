@@ -9,8 +9,7 @@ from __future__ import annotations
 from importlib import resources
 
 from ark.codegen.dialect import Dialect
-from ark_cuda.tasks import BODIES, HEADERS, LOADER, LOADS, MAPS, MOVES, POLLS, SCRATCH
-from ark_cuda.tasks.products import SLABS
+from ark_cuda.tasks import BODIES, products
 
 # Compiled as one program, bodies keep what their callers hold in registers and frames that all of
 # the kernel's calls share: the time for it grows with the square of the number of bodies.
@@ -29,17 +28,11 @@ def dialect(arch: str) -> Dialect:
         prelude="".join(map(_text, ("prelude.h", "order.h"))),
         entry=_text("entry.h"),
         bodies=BODIES,
-        headers=HEADERS,
-        scratch=SCRATCH,
         stream="".join(
             map(_text, ("barriers.h", "ring.h", "prefetch.h", "in_flight.h", "stream.h"))
         ),
-        polls=POLLS,
         roles=_text("roles.h"),
-        loads=LOADS,
-        maps=MAPS,
-        moves=MOVES,
-        loader=LOADER,
-        unstaged=SLABS,
+        loader=products.loader,
+        unstaged=products.SLABS,
         together=TOGETHER,
     )

@@ -6,7 +6,7 @@ from importlib import resources
 
 from ark.codegen.dialect import Dialect
 from ark_rocm import machines
-from ark_rocm.tasks import attention, attention_units, bulk, choose, linear, matmul
+from ark_rocm.tasks import BODIES
 
 PRELUDE = ("prelude.h", "lanes.h", "order.h", "arithmetic.h", "dots.h", "queue.h")
 
@@ -23,33 +23,5 @@ def dialect(arch: str) -> Dialect:
         suffix=".hip",
         prelude=ticks + "".join(map(_text, PRELUDE)),
         entry=_text("entry.h"),
-        bodies={
-            "attention": attention.write,
-            "attention_merge": attention.merge_write,
-            "attention_tiles": attention_units.write,
-            "bulk": bulk.write,
-            "choose": choose.write,
-            "linear": linear.write,
-            "matmul": matmul.write,
-        },
-        headers={
-            "attention": attention.headers,
-            "attention_merge": attention.merge_headers,
-            "attention_tiles": attention_units.headers,
-            "bulk": bulk.headers,
-            "linear": linear.headers,
-            "matmul": matmul.headers,
-        },
-        scratch={
-            "attention": attention.scratch,
-            "attention_tiles": attention_units.scratch,
-            "bulk": bulk.scratch,
-            "linear": linear.scratch,
-            "matmul": matmul.scratch,
-        },
-        enters={
-            "attention": attention.serves,
-            "choose": choose.serves,
-            "linear": linear.serves,
-        },
+        bodies=BODIES,
     )

@@ -10,6 +10,7 @@ through the dialect.
 
 from __future__ import annotations
 
+from ark.codegen.body import Body
 from ark.errors import PlanError
 from ark.machine import Machine
 from ark.plan.kind import Signature
@@ -71,99 +72,109 @@ def _staged(sig: Signature, machine: Machine) -> int:
     return rows
 
 
-def scratch(sig: Signature, machine: Machine) -> int:
-    """Queries, the newest key and value, and the warps' parts, in bytes."""
-    rows = _staged(sig, machine)
-    if rows:
+class _Cached(Body):
+    """What the bodies over a cache share."""
+
+    def headers(self, machine: Machine) -> tuple[str, ...]:
+        names = (
+            "packets.h",
+            "attention.h",
+            *(("attention_stream.h",) if inline.leads(machine) else ()),
+        )
+        return tuple(map(inline.header, names))
+
+    def poll(self, name: str, sig: Signature, machine: Machine) -> str | None:
+        """Waits for the head's last query."""
+        group, width = _shape(sig)
+        call = text.called("ark_attention_poll", (group * width,), (text.given(sig, 0),))
+        return inline.poll(name, call)
+
+
+class FromRing(_Cached):
+    """Keys and values come from the ring."""
+
+    kind = "attention"
+
+    def serves(self, sig: Signature, machine: Machine) -> bool:
+        return _staged(sig, machine) > 0
+
+    def scratch(self, sig: Signature, machine: Machine) -> int:
         return staged_bytes(*_shape(sig), machine.warps)
-    warps = _warps(sig, machine)
-    return _bytes(sig, warps) if warps else 0
+
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        group, width = _shape(sig)
+        p, cache = sig.read(AttentionParams), sig.operands[1]
+        sizes = (group, p.kv_heads, width, cache.shape[1], p.splits, _staged(sig, machine))
+        constants = (cache.ctype, *sizes)
+        operands = [text.given(sig, i, const=i != 4) for i in (0, 3, 4, FRESH)]
+        call = text.called("ark_attention_staged", constants, (text.literal(p.scale), *operands))
+        return inline.inlined(name, call, machine)
 
 
-def headers(machine: Machine) -> tuple[str, ...]:
-    """The device code that `write` instantiates."""
-    names = (
-        "packets.h",
-        "attention.h",
-        *(("attention_stream.h",) if inline.leads(machine) else ()),
-    )
-    return tuple(map(inline.header, names))
+class InPlace(_Cached):
+    """The caches are read in place, the first rows ahead of the queries."""
+
+    kind = "attention"
+
+    def serves(self, sig: Signature, machine: Machine) -> bool:
+        return not _staged(sig, machine) and _warps(sig, machine) > 0
+
+    def scratch(self, sig: Signature, machine: Machine) -> int:
+        """Queries, the newest key and value, and the warps' parts."""
+        return _bytes(sig, _warps(sig, machine))
+
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        warps, (group, width) = _warps(sig, machine), _shape(sig)
+        p, context = sig.read(AttentionParams), sig.operands[1].shape[1]
+        constants = (group, p.kv_heads, width, context, p.splits, warps)
+        operands = [text.given(sig, i, const=i != 4) for i in range(FRESH + 1)]
+        arguments = (text.literal(p.scale), *operands)
+        call = text.called("ark_attention_warps", constants, arguments)
+        # Where a prompt is read, a token more or less does not matter; where one is made, it does.
+        return inline.inlined(name, call, machine, often=sig.operands[0].shape[0] == 1)
 
 
-def write(name: str, sig: Signature, machine: Machine) -> str | None:
-    """The body's source, or None where the common body serves."""
-    rows = _staged(sig, machine)
-    if rows:
-        return _write_staged(name, sig, machine, rows)
-    warps = _warps(sig, machine)
-    if not warps:
-        return None
-    group, width = _shape(sig)
-    p, context = sig.read(AttentionParams), sig.operands[1].shape[1]
-    constants = (group, p.kv_heads, width, context, p.splits, warps)
-    operands = [text.given(sig, i, const=i != 4) for i in range(FRESH + 1)]
-    arguments = (text.literal(p.scale), *operands)
-    call = text.called("ark_attention_warps", constants, arguments)
-    # Where a prompt is read, a token more or less does not matter; where one is made, it does.
-    return inline.inlined(name, call, machine, often=sig.operands[0].shape[0] == 1)
+class Paged(_Cached):
+    """The same over pages."""
+
+    kind = "paged_attention"
+
+    def serves(self, sig: Signature, machine: Machine) -> bool:
+        return _warps(sig, machine) > 0
+
+    def headers(self, machine: Machine) -> tuple[str, ...]:
+        pages = (*MOVEMENT, text.header("pages.h"), inline.header("attention_pages.h"))
+        return (*super().headers(machine), *pages)
+
+    def scratch(self, sig: Signature, machine: Machine) -> int:
+        return _bytes(sig, _warps(sig, machine))
+
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        warps, (group, width) = _warps(sig, machine), _shape(sig)
+        p, (pool, _, page, _) = sig.read(AttentionParams), sig.operands[1].shape
+        most = sig.operands[3].shape[-1]
+        constants = (group, p.kv_heads, width, page, pool, most, p.splits, warps)
+        operands = [text.given(sig, i, const=i != 5) for i in range(PAGED_FRESH + 1)]
+        call = text.called("ark_attention_pages", constants, (text.literal(p.scale), *operands))
+        return inline.inlined(name, call, machine, often=sig.operands[0].shape[0] == 1)
 
 
-def paged_headers(machine: Machine) -> tuple[str, ...]:
-    """The device code that `write_paged` instantiates."""
-    pages = (*MOVEMENT, text.header("pages.h"), inline.header("attention_pages.h"))
-    return (*headers(machine), *pages)
-
-
-def write_paged(name: str, sig: Signature, machine: Machine) -> str | None:
-    """The body over pages, or None where the common body serves."""
-    warps = _warps(sig, machine)
-    if not warps:
-        return None
-    group, width = _shape(sig)
-    p, (pool, _, page, _) = sig.read(AttentionParams), sig.operands[1].shape
-    most = sig.operands[3].shape[-1]
-    constants = (group, p.kv_heads, width, page, pool, most, p.splits, warps)
-    operands = [text.given(sig, i, const=i != 5) for i in range(PAGED_FRESH + 1)]
-    call = text.called("ark_attention_pages", constants, (text.literal(p.scale), *operands))
-    return inline.inlined(name, call, machine, often=sig.operands[0].shape[0] == 1)
-
-
-def paged_scratch(sig: Signature, machine: Machine) -> int:
-    """Shared memory of `write_paged`'s body, in bytes."""
-    warps = _warps(sig, machine)
-    return _bytes(sig, warps) if warps else 0
-
-
-def _write_staged(name: str, sig: Signature, machine: Machine, rows: int) -> str:
-    """The body that takes keys and values from the ring."""
-    group, width = _shape(sig)
-    p, cache = sig.read(AttentionParams), sig.operands[1]
-    constants = (cache.ctype, group, p.kv_heads, width, cache.shape[1], p.splits, rows)
-    operands = [text.given(sig, i, const=i != 4) for i in (0, 3, 4, FRESH)]
-    call = text.called("ark_attention_staged", constants, (text.literal(p.scale), *operands))
-    return inline.inlined(name, call, machine)
-
-
-def poll(name: str, sig: Signature, machine: Machine) -> str | None:
-    """In the variant `roles`: waits for the head's last query; None if `write` gives none."""
-    paged = sig.kind == "paged_attention"
-    if not _warps(sig, machine) and (paged or not _staged(sig, machine)):
-        return None
-    group, width = _shape(sig)
-    call = text.called("ark_attention_poll", (group * width,), (text.given(sig, 0),))
-    return inline.poll(name, call)
-
-
-def merge(name: str, sig: Signature, machine: Machine) -> str | None:
+class Merge(_Cached):
     """The common body, as part of the loop; its packets are loaded by whole warps."""
-    params = sig.read(AttentionMergeParams)
-    constants = (params.head_dim, params.splits, params.group)
-    operands = (text.given(sig, 0), text.given(sig, 1, const=False))
-    call = text.called("ark_attention_merge", constants, operands)
-    return inline.inlined(name, call, machine, enters=False)
 
+    kind = "attention_merge"
 
-def merge_poll(name: str, sig: Signature, machine: Machine) -> str:
-    """In the variant `roles`: waits for one of the parts."""
-    constants, operands = (sig.read(AttentionMergeParams).splits,), (text.given(sig, 0),)
-    return inline.poll(name, text.called("ark_attention_merge_poll", constants, operands))
+    def serves(self, sig: Signature, machine: Machine) -> bool:
+        return True
+
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        params = sig.read(AttentionMergeParams)
+        constants = (params.head_dim, params.splits, params.group)
+        operands = (text.given(sig, 0), text.given(sig, 1, const=False))
+        call = text.called("ark_attention_merge", constants, operands)
+        return inline.inlined(name, call, machine, enters=False)
+
+    def poll(self, name: str, sig: Signature, machine: Machine) -> str:
+        """Waits for one of the parts."""
+        constants, operands = (sig.read(AttentionMergeParams).splits,), (text.given(sig, 0),)
+        return inline.poll(name, text.called("ark_attention_merge_poll", constants, operands))

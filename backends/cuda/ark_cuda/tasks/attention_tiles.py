@@ -5,92 +5,23 @@ to mma.sync (attention_units.py). Called by the writer through the dialect.
 
 from __future__ import annotations
 
-from ark.codegen.dialect import BoxMap
+from ark.codegen.body import BoxMap
 from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.plan.kind import Signature
 from ark.tasks import text
 from ark.tasks.attention_tiles import AttentionTilesParams, given, shape
-from ark_cuda.tasks import attention_units, inline, products, wgmma
+from ark_cuda.tasks import attention_units, products, wgmma
 
 ROWS = 128
 _LAYOUTS = {64: (128, 2), 128: (128, 2), 192: (64, 2), 256: (64, 1)}
 """By padded columns of a head: keys of a block, and tiles of queries in shared memory."""
 
 
-def serves(sig: Signature, machine: Machine) -> bool:
-    """Does this body compute the signature's tiles?"""
-    params = sig.read(AttentionTilesParams)
-    width = params.head_dim
-    kinds = {o.dtype for o in sig.operands[:4]}
-    return (
-        machine.has(Capability.WGMMA)
-        and machine.variant.name == "matrix"
-        and not params.paged
-        and params.rows == ROWS
-        and len(kinds) == 1
-        and kinds <= set(wgmma.HALVES)
-        and width % 8 == 0
-        and width <= 256
-        and params.scale > 0.0
-        and all(s * 2 % 16 == 0 for i in range(4) for s in sig.operands[i].strides[:-1])
-    )
-
-
 def _layout(sig: Signature) -> tuple[int, int, int]:
     """Padded columns of a head, keys of a block, tiles of queries in shared memory."""
     padded = -(-sig.read(AttentionTilesParams).head_dim // 64) * 64
     return (padded, *_LAYOUTS[padded])
-
-
-def maps(sig: Signature, machine: Machine) -> tuple[BoxMap, ...]:
-    """The tensor maps of queries, keys and values: (columns of a head, ..., batch)."""
-    if not serves(sig, machine):
-        return ()
-    p, (_, keys, _) = sig.read(AttentionTilesParams), _layout(sig)
-    width, heads = p.head_dim, p.heads
-    query, cache = sig.operands[0], sig.operands[1]
-    batch = query.shape[0] if len(query.shape) == 3 else 1
-    row, step = query.strides[-2] * 2, (query.strides[0] * 2 if batch > 1 else 16)
-    context, kv_heads = cache.shape[-2], p.kv_heads
-    steps = [(width, context * width, kv_heads * context * width)] * 2
-    if p.by_rows:
-        steps = [
-            (o.strides[-2], width, o.strides[0] if batch > 1 else width) for o in sig.operands[1:3]
-        ]
-    return (
-        BoxMap(
-            0,
-            query.dtype,
-            (width, heads, query.shape[-2], batch),
-            (width * 2, row, step),
-            (64, 1, ROWS, 1),
-        ),
-        *(
-            BoxMap(
-                index,
-                cache.dtype,
-                (width, context, kv_heads, batch),
-                tuple(2 * s for s in steps[index - 1]),
-                (64, keys, 1, 1),
-            )
-            for index in (1, 2)
-        ),
-    )
-
-
-def scratch(sig: Signature, machine: Machine) -> int:
-    """Shared memory, in bytes."""
-    return products.SCRATCH if serves(sig, machine) else attention_units.scratch(sig, machine)
-
-
-def headers(machine: Machine) -> tuple[str, ...]:
-    """The device code that the bodies instantiate."""
-    common = attention_units.headers(machine)
-    if not machine.has(Capability.WGMMA) or machine.variant.name != "matrix":
-        return common
-    own = (inline.header("wgmma.h"), inline.header("attention_tiles.h"))
-    return (text.header("rotary.h"), text.header("tiles.h"), *common, *own)
 
 
 def _instructions(sig: Signature) -> str:
@@ -105,31 +36,83 @@ def _instructions(sig: Signature) -> str:
     return scores + wgmma.once(f"ARK_WGMMA_HELD_{padded}_{kind}", held)
 
 
-def write(name: str, sig: Signature, machine: Machine) -> str | None:
-    """The computing half, or the body of mma.sync; None where the common body serves."""
-    if not serves(sig, machine):
-        return attention_units.write(name, sig, machine)
-    padded, keys, held = _layout(sig)
-    products = f"ArkAttentionProducts<{sig.operands[0].ctype}, {padded}, {keys}>"
-    scale, cap, _, _, _, output, position, sinks = given(sig)
-    arguments = (scale, cap, output, position, sinks)
-    call = text.called(
-        "ark_attention_warpgroups", (shape(sig), products, padded, keys, held), arguments
-    )
-    # Inlined, as products are.
-    body = f"ARK_DEVICE void {name}(ArkCtx& c, const ArkTask& t) {{\n  {call};\n}}\n"
-    return _instructions(sig) + body
+class Warpgroups(attention_units.TileBody):
+    """Tiles of queries on warpgroups."""
 
+    def serves(self, sig: Signature, machine: Machine) -> bool:
+        params = sig.read(AttentionTilesParams)
+        width = params.head_dim
+        kinds = {o.dtype for o in sig.operands[:4]}
+        return (
+            machine.has(Capability.WGMMA)
+            and machine.variant.name == "matrix"
+            and not params.paged
+            and params.rows == ROWS
+            and len(kinds) == 1
+            and kinds <= set(wgmma.HALVES)
+            and width % 8 == 0
+            and width <= 256
+            and params.scale > 0.0
+            and all(s * 2 % 16 == 0 for i in range(4) for s in sig.operands[i].strides[:-1])
+        )
 
-def load(name: str, sig: Signature, machine: Machine) -> str | None:
-    """The loading half, run by one thread."""
-    if not serves(sig, machine):
-        return None
-    padded, keys, held = _layout(sig)
-    first = len(sig.operands)
-    addresses = ", ".join(f"t.operand[{first + i}]" for i in range(3))
-    constants = ", ".join(str(v) for v in (shape(sig), padded, keys, held))
-    return (
-        f"ARK_DEVICE void {name}_load(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& load) {{\n"
-        f"  ark_attention_load<{constants}>(c, t, load, {addresses}, {given(sig)[6]});\n}}\n"
-    )
+    def maps(self, sig: Signature, machine: Machine) -> tuple[BoxMap, ...]:
+        """The tensor maps of queries, keys and values: (columns of a head, ..., batch)."""
+        p, (_, keys, _) = sig.read(AttentionTilesParams), _layout(sig)
+        width, heads = p.head_dim, p.heads
+        query, cache = sig.operands[0], sig.operands[1]
+        batch = query.shape[0] if len(query.shape) == 3 else 1
+        row, step = query.strides[-2] * 2, (query.strides[0] * 2 if batch > 1 else 16)
+        context, kv_heads = cache.shape[-2], p.kv_heads
+        steps = [(width, context * width, kv_heads * context * width)] * 2
+        if p.by_rows:
+            steps = [
+                (o.strides[-2], width, o.strides[0] if batch > 1 else width)
+                for o in sig.operands[1:3]
+            ]
+        return (
+            BoxMap(
+                0,
+                query.dtype,
+                (width, heads, query.shape[-2], batch),
+                (width * 2, row, step),
+                (64, 1, ROWS, 1),
+            ),
+            *(
+                BoxMap(
+                    index,
+                    cache.dtype,
+                    (width, context, kv_heads, batch),
+                    tuple(2 * s for s in steps[index - 1]),
+                    (64, keys, 1, 1),
+                )
+                for index in (1, 2)
+            ),
+        )
+
+    def scratch(self, sig: Signature, machine: Machine) -> int:
+        return products.SCRATCH
+
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        """The computing half."""
+        padded, keys, held = _layout(sig)
+        products = f"ArkAttentionProducts<{sig.operands[0].ctype}, {padded}, {keys}>"
+        scale, cap, _, _, _, output, position, sinks = given(sig)
+        arguments = (scale, cap, output, position, sinks)
+        call = text.called(
+            "ark_attention_warpgroups", (shape(sig), products, padded, keys, held), arguments
+        )
+        # Inlined, as products are.
+        body = f"ARK_DEVICE void {name}(ArkCtx& c, const ArkTask& t) {{\n  {call};\n}}\n"
+        return _instructions(sig) + body
+
+    def load(self, name: str, sig: Signature, machine: Machine) -> str:
+        """The loading half, run by one thread."""
+        padded, keys, held = _layout(sig)
+        first = len(sig.operands)
+        addresses = ", ".join(f"t.operand[{first + i}]" for i in range(3))
+        constants = ", ".join(str(v) for v in (shape(sig), padded, keys, held))
+        return (
+            f"ARK_DEVICE void {name}_load(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& load) {{\n"
+            f"  ark_attention_load<{constants}>(c, t, load, {addresses}, {given(sig)[6]});\n}}\n"
+        )

@@ -1,6 +1,6 @@
 """Attention of many rows on mma.sync: bf16 and fp16, heads of up to 256 elements (multiples of 8),
 any mask, in any variant whose shared memory holds a tile. attention_units.h, attention_sums.h and
-attention_walk.h have the device side. Called by ark_cuda.tasks.attention_tiles.
+attention_walk.h have the device side. Called through the dialect.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ark.codegen.body import Body
 from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.plan.kind import Signature
@@ -66,11 +67,6 @@ class Layout:
         steps = -(-self.width // SLAB)
         sums, scores = 8 * -(-steps // self.team), self.keys // (2 * self.team)
         return sums + scores + (4 * steps if self.held else 0) + REST
-
-
-def serves(sig: Signature, machine: Machine) -> bool:
-    """Does this body compute the signature's tiles?"""
-    return layout_of(sig, machine) is not None
 
 
 def layout_of(sig: Signature, machine: Machine) -> Layout | None:
@@ -131,32 +127,42 @@ def _registers(machine: Machine) -> int:
     return min(255, _REGISTERS // (32 * -(-machine.variant.warps // 4) * 4) // 8 * 8)
 
 
-def scratch(sig: Signature, machine: Machine) -> int:
-    """Shared memory, in bytes; 0 where this body does not serve."""
-    layout = layout_of(sig, machine)
-    return layout.nbytes if layout else 0
+class TileBody(Body):
+    """What the bodies of tiles of queries share."""
+
+    kind = "attention_tiles"
+
+    def headers(self, machine: Machine) -> tuple[str, ...]:
+        own = ("softmax", "units", "sums", "walk")
+        names = ("mma.h", "async_copies.h", *(f"attention_{name}.h" for name in own))
+        common = (*map(text.header, ("pages.h", "attention_tiles.h")), *map(inline.header, names))
+        if not machine.has(Capability.MMA_SYNC):
+            common = ()
+        if not machine.has(Capability.WGMMA) or machine.variant.name != "matrix":
+            return common
+        groups = (inline.header("wgmma.h"), inline.header("attention_tiles.h"))
+        return (text.header("rotary.h"), text.header("tiles.h"), *common, *groups)
 
 
-def headers(machine: Machine) -> tuple[str, ...]:
-    """The device code that the bodies instantiate."""
-    if not machine.has(Capability.MMA_SYNC):
-        return ()
-    own = ("softmax", "units", "sums", "walk")
-    names = ("mma.h", "async_copies.h", *(f"attention_{name}.h" for name in own))
-    return (*map(text.header, ("pages.h", "attention_tiles.h")), *map(inline.header, names))
+class Units(TileBody):
+    """Tiles of queries on mma.sync."""
 
+    def serves(self, sig: Signature, machine: Machine) -> bool:
+        return layout_of(sig, machine) is not None
 
-def write(name: str, sig: Signature, machine: Machine) -> str | None:
-    """The body's source, or None where the common body serves; operands that begin anywhere are the
-    common body's when it runs.
-    """
-    layout = layout_of(sig, machine)
-    if layout is None:
-        return None
-    sizes = (layout.slabs, layout.team, layout.groups, layout.keys, layout.slots)
-    words = (sig.operands[0].ctype, layout.width, *sizes, str(layout.held).lower())
-    units = f"ArkAttentionUnits<{', '.join(map(str, words))}>"
-    scale, cap, *operands = given(sig)
-    late = (f"[](const ArkTask& t) {{ (void)t; return {operand}; }}" for operand in operands)
-    call = text.called("ark_attention_units", (units, shape(sig)), (scale, cap, *late))
-    return where_aligned(name, sig, machine, call)
+    def scratch(self, sig: Signature, machine: Machine) -> int:
+        layout = layout_of(sig, machine)
+        assert layout is not None
+        return layout.nbytes
+
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        """Unaligned operands are the common body's when it runs."""
+        layout = layout_of(sig, machine)
+        assert layout is not None
+        sizes = (layout.slabs, layout.team, layout.groups, layout.keys, layout.slots)
+        words = (sig.operands[0].ctype, layout.width, *sizes, str(layout.held).lower())
+        units = f"ArkAttentionUnits<{', '.join(map(str, words))}>"
+        scale, cap, *operands = given(sig)
+        late = (f"[](const ArkTask& t) {{ (void)t; return {operand}; }}" for operand in operands)
+        call = text.called("ark_attention_units", (units, shape(sig)), (scale, cap, *late))
+        return where_aligned(name, sig, machine, call)

@@ -3,6 +3,7 @@ bulk_copies.h the copies themselves."""
 
 from __future__ import annotations
 
+from ark.codegen.body import Body
 from ark.ir.dtype import by_name
 from ark.machine import Machine
 from ark.machine.capability import Capability
@@ -22,22 +23,20 @@ def _slot(machine: Machine) -> int:
     return min(MOST_SLOT, room) if room >= LEAST_SLOT else 0
 
 
-def scratch(sig: Signature, machine: Machine) -> int:
-    """Shared memory, in bytes."""
-    slot = _slot(machine)
-    return slot * SLOTS + APART if slot else 0
+class Bulk(Body):
+    """Copies by the bulk copy unit."""
 
+    kind = "bulk"
 
-def write(name: str, sig: Signature, machine: Machine) -> str | None:
-    """The body's source, or None where the common body serves."""
-    slot = _slot(machine)
-    if not slot:
-        return None
-    constants = (by_name(sig.operands[0].dtype).itemsize, SLOTS, slot)
-    return text.call(name, "ark_bulk", constants, [text.address(sig, 0), text.address(sig, 1)])
+    def serves(self, sig: Signature, machine: Machine) -> bool:
+        return _slot(machine) > 0
 
+    def scratch(self, sig: Signature, machine: Machine) -> int:
+        return _slot(machine) * SLOTS + APART
 
-def headers(machine: Machine) -> tuple[str, ...]:
-    """The device code that the bodies stand on."""
-    files = ("bulk_copies.h", "bulk.h") if _slot(machine) else ()
-    return tuple(map(inline.header, files))
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        constants = (by_name(sig.operands[0].dtype).itemsize, SLOTS, _slot(machine))
+        return text.call(name, "ark_bulk", constants, [text.address(sig, 0), text.address(sig, 1)])
+
+    def headers(self, machine: Machine) -> tuple[str, ...]:
+        return tuple(map(inline.header, ("bulk_copies.h", "bulk.h")))

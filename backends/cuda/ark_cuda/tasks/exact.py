@@ -1,7 +1,7 @@
 """Tiles of products of fp32 with both sides in shared memory, any transposes, batches, ragged edges
 and epilogues: on matrix units as tf32, or in fp32's digits as sums of products of tf32 numbers
 (exact_units.h), and in fp32's digits by ordinary instructions (exact.h) on machines whose matrix
-units are not fast enough for that. Called by ark_cuda.tasks.matmul.
+units are not fast enough for that. Called through the dialect.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from ark.tasks.matmul_form import along_k, deal, dims, paired, place_names, side
 from ark.tasks.matmul_params import MatmulParams
 from ark.tasks.matmul_text import finish, outputs
 from ark.tasks.matmul_thin import served
+from ark_cuda.tasks.matmul_body import MatmulBody
 
 LEAST_WORK = 1 << 24  # multiplications that are worth filling stages
 LEAST_ROWS, LEAST_COLUMNS, LEAST_DEPTH = 9, 32, 16
@@ -138,37 +139,6 @@ def _stage(sig: Signature, tile: tuple[int, int], depth: int) -> int:
     )
 
 
-def scratch(sig: Signature, machine: Machine) -> int:
-    """Shared memory, in bytes; 0 where these bodies do not serve."""
-    form = _form(sig, machine)
-    if isinstance(form, _Units):
-        return form.stages * _stage(sig, (form.rows, form.columns), form.depth)
-    return form.nbytes(machine.warps * machine.lanes) if form else 0
-
-
-def write(name: str, sig: Signature, machine: Machine) -> str | None:
-    """The body, or None where it does not serve."""
-    form = _form(sig, machine)
-    if form is None:
-        return None
-    if isinstance(form, _Units):
-        body = _units_text(sig, form)
-    else:
-        constants = (form.rows, form.columns, form.thread_rows, form.depth, form.stages)
-        body = (
-            _side(sig, 0, "a", "m0", "ArkExactSide", (form.rows,))
-            + _side(sig, 1, "b", "n0", "ArkExactSide", (form.columns,))
-            + f"  ark_exact_tile<{', '.join(map(str, constants))}>(ARK_SCRATCH(c), a, b, "
-            + f"[&](int at_row, int at_column, const float (&v)[{PACK}]) {{\n{_store(sig)}  }});\n"
-        )
-    declared = text.operand(sig, 0, "p0") + text.operand(sig, 1, "p1") + outputs(sig)
-    tiles = (
-        f"  ark_each_tile<{deal(sig)}, true>(t, [&](int i0, int i1, int m0, int n0) {{\n"
-        f"  (void)i0; (void)i1;\n{body}  return true;\n  }});\n"
-    )
-    return text.function(name, declared + tiles)
-
-
 def _units_text(sig: Signature, form: _Units) -> str:
     """The tile on matrix units, and how one of its elements is computed without them."""
     constants = (
@@ -230,3 +200,38 @@ def _store(sig: Signature) -> str:
         "    if (at_row >= a.rows || at_column >= b.rows) return;\n"
         f"    const int row = m0 + at_row, column = n0 + at_column;\n{body}"
     )
+
+
+class ExactTiles(MatmulBody):
+    """Tiles of products of fp32, on matrix units or by ordinary instructions."""
+
+    def serves(self, sig: Signature, machine: Machine) -> bool:
+        return _form(sig, machine) is not None
+
+    def scratch(self, sig: Signature, machine: Machine) -> int:
+        form = _form(sig, machine)
+        assert form is not None
+        if isinstance(form, _Units):
+            return form.stages * _stage(sig, (form.rows, form.columns), form.depth)
+        return form.nbytes(machine.warps * machine.lanes)
+
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        form = _form(sig, machine)
+        assert form is not None
+        if isinstance(form, _Units):
+            body = _units_text(sig, form)
+        else:
+            constants = (form.rows, form.columns, form.thread_rows, form.depth, form.stages)
+            body = (
+                _side(sig, 0, "a", "m0", "ArkExactSide", (form.rows,))
+                + _side(sig, 1, "b", "n0", "ArkExactSide", (form.columns,))
+                + f"  ark_exact_tile<{', '.join(map(str, constants))}>(ARK_SCRATCH(c), a, b, "
+                + f"[&](int at_row, int at_column, const float (&v)[{PACK}]) "
+                + f"{{\n{_store(sig)}  }});\n"
+            )
+        declared = text.operand(sig, 0, "p0") + text.operand(sig, 1, "p1") + outputs(sig)
+        tiles = (
+            f"  ark_each_tile<{deal(sig)}, true>(t, [&](int i0, int i1, int m0, int n0) {{\n"
+            f"  (void)i0; (void)i1;\n{body}  return true;\n  }});\n"
+        )
+        return text.function(name, declared + tiles)

@@ -14,7 +14,8 @@ from ark.tasks import text
 from ark.tasks.linear import epilogue, prologue
 from ark.tasks.linear_form import narrows
 from ark.tasks.linear_params import LinearParams
-from ark_cuda.tasks import inline, linear_roles
+from ark_cuda.tasks import inline
+from ark_cuda.tasks.linear_roles import LinearBody
 
 MAX_ROWS = 256  # rows whose sums wait in shared memory for an epilogue
 
@@ -42,45 +43,24 @@ def _pitch(sig: Signature, machine: Machine) -> int:
     return min(-(-stages // machine.processors) * rows, MAX_ROWS)
 
 
-def headers(machine: Machine) -> tuple[str, ...]:
-    """The device code that `write` instantiates."""
-    roles = ("tiles", "units", "roles", "boxes", "gather", "batch") if inline.leads(machine) else ()
-    names = ("packets.h", "linear.h", *(f"linear_{name}.h" for name in roles))
-    return tuple(map(inline.header, names))
+class Slices(LinearBody):
+    """All warps of a block share one row, slice by slice."""
 
+    def serves(self, sig: Signature, machine: Machine) -> bool:
+        return not narrows(sig, machine) and _vector(sig, machine) > 0
 
-def in_roles(sig: Signature, machine: Machine) -> bool:
-    """Does the body of the variant `roles` take it?"""
-    return narrows(sig, machine)
+    def scratch(self, sig: Signature, machine: Machine) -> int:
+        """The slices' sums of rows, and of squares."""
+        best = 8 * machine.warps if sig.read(LinearParams).epilogue == "sample" else 0
+        return 4 * machine.warps * (_pitch(sig, machine) + 1) + best
 
-
-def poll(name: str, sig: Signature, machine: Machine) -> str | None:
-    """In the variant `roles`: what opens the task; None where its body does not serve."""
-    return linear_roles.poll(name, sig, machine) if in_roles(sig, machine) else None
-
-
-def scratch(sig: Signature, machine: Machine) -> int:
-    """The slices' sums of rows, and of squares, in bytes."""
-    if in_roles(sig, machine):
-        return linear_roles.scratch(sig, machine)
-    if not _vector(sig, machine):
-        return 0
-    best = 8 * machine.warps if sig.read(LinearParams).epilogue == "sample" else 0
-    return 4 * machine.warps * (_pitch(sig, machine) + 1) + best
-
-
-def write(name: str, sig: Signature, machine: Machine) -> str | None:
-    """The body's source, or None where the common body serves."""
-    if in_roles(sig, machine):
-        return linear_roles.write(name, sig, machine)
-    vector = _vector(sig, machine)
-    if not vector:
-        return None
-    k, params = sig.operands[0].shape[1], sig.read(LinearParams)
-    sizes = (params.rows, params.split_k, vector, _pitch(sig, machine))
-    constants = (sig.operands[1].ctype, k, *sizes)
-    operands = (text.given(sig, 0), prologue(sig), epilogue(sig))
-    # Beside large products it runs once a prompt.
-    often = machine.variant.name != "matrix"
-    call = text.called("ark_linear_slices", constants, operands)
-    return inline.inlined(name, call, machine, often=often)
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        vector = _vector(sig, machine)
+        k, params = sig.operands[0].shape[1], sig.read(LinearParams)
+        sizes = (params.rows, params.split_k, vector, _pitch(sig, machine))
+        constants = (sig.operands[1].ctype, k, *sizes)
+        operands = (text.given(sig, 0), prologue(sig), epilogue(sig))
+        # Beside large products it runs once a prompt.
+        often = machine.variant.name != "matrix"
+        call = text.called("ark_linear_slices", constants, operands)
+        return inline.inlined(name, call, machine, often=often)

@@ -1,12 +1,12 @@
 """Linear layers of one input row, or few, in the variant `roles`: a stage of weights is one warp's.
 
 Serves what ark.tasks.linear.narrows says; linear_roles.h and, for several rows, linear_batch.h have
-the device side. Called by ark_cuda.tasks.linear.
+the device side. Called through the dialect.
 """
 
 from __future__ import annotations
 
-from ark.codegen.dialect import BoxMap
+from ark.codegen.body import Body, BoxMap
 from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import text
@@ -38,20 +38,6 @@ def _task_rows(sig: Signature, machine: Machine) -> int:
     return -(-stages // machine.processors) * rows
 
 
-def scratch(sig: Signature, machine: Machine) -> int:
-    """The input row, the warps' squares, and the parts' sums where rows are cut along k, in
-    bytes.
-    """
-    params = sig.read(LinearParams)
-    splits, rows = params.split_k, _rows(sig)
-    best = 8 * machine.warps * rows if params.epilogue == "sample" else 0
-    if rows > 1:
-        sums = sums_bytes(machine.warps, rows, params.rows, splits)
-        return _input_bytes(sig) + sums + best
-    parts = 4 * (splits + 1) * _task_rows(sig, machine) if splits > 1 else 0
-    return _input_bytes(sig) + 4 * machine.warps + parts + best
-
-
 def boxed(sig: Signature) -> bool:
     """Are its stages boxes of the weights, whole lines of as many rows as matrix units take?"""
     params, weight = sig.read(LinearParams), sig.operands[1]
@@ -59,43 +45,74 @@ def boxed(sig: Signature) -> bool:
     return _rows(sig) > 1 and params.split_k > 1 and params.rows in (8, 16) and not rest
 
 
-def maps(sig: Signature, machine: Machine) -> tuple[BoxMap, ...]:
-    """The map of the weights through which the stream copies a stage at once: lines of a part, one
-    behind the other, of each of its rows. Lines come to the cache one at a time: with their
-    neighbours a token takes longer.
-    """
-    params = sig.read(LinearParams)
-    if not narrows(sig, machine) or not boxed(sig):
-        return ()
-    weight, (rows, parts) = sig.operands[1], (params.rows, params.split_k)
-    (high, k), deep = weight.shape, LINE // weight.itemsize
-    strides, box = (k * weight.itemsize, LINE), (deep, rows, k // deep // parts)
-    return (BoxMap(1, weight.dtype, (deep, high, k // deep), strides, box, fetched=LINE),)
+class LinearBody(Body):
+    """What the bodies of linear layers share."""
+
+    kind = "linear"
+
+    def headers(self, machine: Machine) -> tuple[str, ...]:
+        roles = ("tiles", "units", "roles", "boxes", "gather", "batch")
+        shown = roles if inline.leads(machine) else ()
+        names = ("packets.h", "linear.h", *(f"linear_{name}.h" for name in shown))
+        return tuple(map(inline.header, names))
 
 
-def poll(name: str, sig: Signature, machine: Machine) -> str:
-    """What the lead warp waits for."""
-    given, k = sig.operands[0].shape
-    shares, last = (given, 0) if _rows(sig) == 1 else (1, given - 1)
-    constants = (k, shares, last, machine.processors)
-    return inline.poll(name, text.called("ark_linear_poll", constants, (text.given(sig, 0),)))
+class Roles(LinearBody):
+    """A stage of weights is one warp's, in the variant `roles`."""
 
+    def serves(self, sig: Signature, machine: Machine) -> bool:
+        return narrows(sig, machine)
 
-def write(name: str, sig: Signature, machine: Machine) -> str:
-    """The computing warps' part."""
-    k, params, rows = sig.operands[0].shape[1], sig.read(LinearParams), _rows(sig)
-    sizes = (sig.operands[1].ctype, k, params.rows, params.split_k)
-    operands = (text.given(sig, 0), prologue(sig), epilogue(sig))
-    if rows == 1:
-        given = sig.operands[0].shape[0]
-        # Two shares give the same bits either way round, and both ranks the same kernel.
-        shares = (given, params.first if given > 2 else 0)
-        constants = (*sizes, _task_rows(sig, machine), _input_bytes(sig), *shares)
-        return inline.inlined(name, text.called("ark_linear_roles", constants, operands), machine)
-    several = (*sizes, kept_stages(machine.warps, params.split_k), int(boxed(sig)))
-    if reads_from_memory(sig):
-        apart = (operands[0], operands[2])
-        call = text.called("ark_linear_apart", (*several, rows), apart)
-    else:
-        call = text.called("ark_linear_batch", (*several, _input_bytes(sig), rows), operands)
-    return inline.inlined(name, call, machine)
+    def scratch(self, sig: Signature, machine: Machine) -> int:
+        """The input row, the warps' squares, and the parts' sums where rows are cut along k, in
+        bytes.
+        """
+        params = sig.read(LinearParams)
+        splits, rows = params.split_k, _rows(sig)
+        best = 8 * machine.warps * rows if params.epilogue == "sample" else 0
+        if rows > 1:
+            sums = sums_bytes(machine.warps, rows, params.rows, splits)
+            return _input_bytes(sig) + sums + best
+        parts = 4 * (splits + 1) * _task_rows(sig, machine) if splits > 1 else 0
+        return _input_bytes(sig) + 4 * machine.warps + parts + best
+
+    def maps(self, sig: Signature, machine: Machine) -> tuple[BoxMap, ...]:
+        """The map of the weights through which the stream copies a stage at once: lines of a part,
+        one after another, of each of its rows. Lines come to the cache one at a time: with their
+        neighbours a token takes longer.
+        """
+        params = sig.read(LinearParams)
+        if not boxed(sig):
+            return ()
+        weight, (rows, parts) = sig.operands[1], (params.rows, params.split_k)
+        (high, k), deep = weight.shape, LINE // weight.itemsize
+        strides, box = (k * weight.itemsize, LINE), (deep, rows, k // deep // parts)
+        return (BoxMap(1, weight.dtype, (deep, high, k // deep), strides, box, fetched=LINE),)
+
+    def poll(self, name: str, sig: Signature, machine: Machine) -> str:
+        """What the lead warp waits for."""
+        given, k = sig.operands[0].shape
+        shares, last = (given, 0) if _rows(sig) == 1 else (1, given - 1)
+        constants = (k, shares, last, machine.processors)
+        return inline.poll(name, text.called("ark_linear_poll", constants, (text.given(sig, 0),)))
+
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        """The computing warps' part."""
+        k, params, rows = sig.operands[0].shape[1], sig.read(LinearParams), _rows(sig)
+        sizes = (sig.operands[1].ctype, k, params.rows, params.split_k)
+        operands = (text.given(sig, 0), prologue(sig), epilogue(sig))
+        if rows == 1:
+            given = sig.operands[0].shape[0]
+            # Two shares give the same bits either way round, and both ranks the same kernel.
+            shares = (given, params.first if given > 2 else 0)
+            constants = (*sizes, _task_rows(sig, machine), _input_bytes(sig), *shares)
+            return inline.inlined(
+                name, text.called("ark_linear_roles", constants, operands), machine
+            )
+        several = (*sizes, kept_stages(machine.warps, params.split_k), int(boxed(sig)))
+        if reads_from_memory(sig):
+            apart = (operands[0], operands[2])
+            call = text.called("ark_linear_apart", (*several, rows), apart)
+        else:
+            call = text.called("ark_linear_batch", (*several, _input_bytes(sig), rows), operands)
+        return inline.inlined(name, call, machine)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ark.codegen.body import BoxMap
 from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.plan.kind import Signature
@@ -17,7 +18,8 @@ from ark.tasks.matmul_form import along_k, paired
 from ark.tasks.matmul_params import MatmulParams
 from ark.tasks.matmul_text import matrix_tiles, outputs, tile_place
 from ark.tasks.matmul_thin import served
-from ark_cuda.tasks import exact, inline, products
+from ark_cuda.tasks import products
+from ark_cuda.tasks.matmul_body import MatmulBody
 
 _MIN_ROWS = 9
 _PAIRS = (("bf16", "bf16"), ("fp16", "fp16"), ("fp32", "bf16"))
@@ -78,31 +80,39 @@ def _shape(sig: Signature, machine: Machine) -> _Shape | None:
     return None
 
 
-def scratch(sig: Signature, machine: Machine) -> int:
-    """Shared memory, in bytes."""
-    if products.serves(sig, machine):
+class Warpgroups(MatmulBody):
+    """Tiles that box copies load for warpgroups (products.py)."""
+
+    def serves(self, sig: Signature, machine: Machine) -> bool:
+        return products.serves(sig, machine)
+
+    def scratch(self, sig: Signature, machine: Machine) -> int:
         return products.SCRATCH
-    shape = _shape(sig, machine)
-    return shape.nbytes if shape else exact.scratch(sig, machine)
 
+    def maps(self, sig: Signature, machine: Machine) -> tuple[BoxMap, ...]:
+        return products.maps(sig, machine)
 
-def write(name: str, sig: Signature, machine: Machine) -> str | None:
-    """The body's source, or None where the common body serves."""
-    if products.serves(sig, machine):
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
         return products.write(name, sig, machine)
-    shape = _shape(sig, machine)
-    if shape is None:
-        return exact.write(name, sig, machine)
-    constants = (shape.blocks_m, shape.blocks_n, shape.warps_n, shape.slices, along_k(sig, 0))
-    place = tile_place(sig)
-    return text.function(name, matrix_tiles(sig, "ark_matrix_tile", constants, place, outputs(sig)))
+
+    def load(self, name: str, sig: Signature, machine: Machine) -> str | None:
+        return products.load(name, sig, machine)
 
 
-def headers(machine: Machine) -> tuple[str, ...]:
-    """The device code that the bodies instantiate."""
-    names = ("mma", "async_copies", "matmul", "exact", "exact_units")
-    own = [inline.header(f"{n}.h") for n in names if machine.has(Capability.MMA_SYNC)]
-    if products.serves_machine(machine):
-        half = "wgmma.h" if machine.has(Capability.WGMMA) else "tcgen05.h"
-        own += [inline.header("products.h"), inline.header(half)]
-    return (text.header("rotary.h"), text.header("tiles.h"), *own)
+class MmaTiles(MatmulBody):
+    """Tiles on mma.sync in any variant."""
+
+    def serves(self, sig: Signature, machine: Machine) -> bool:
+        return _shape(sig, machine) is not None
+
+    def scratch(self, sig: Signature, machine: Machine) -> int:
+        shape = _shape(sig, machine)
+        assert shape is not None
+        return shape.nbytes
+
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        shape = _shape(sig, machine)
+        assert shape is not None
+        constants = (shape.blocks_m, shape.blocks_n, shape.warps_n, shape.slices, along_k(sig, 0))
+        tiles = matrix_tiles(sig, "ark_matrix_tile", constants, tile_place(sig), outputs(sig))
+        return text.function(name, tiles)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from importlib import resources
 
+from ark.codegen.body import Body
 from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import text
@@ -13,29 +14,35 @@ from ark.tasks.combine import ELEMENTS, OPS, CombineParams, outputs, shares, ter
 from ark_cuda.tasks.wgmma import once
 
 
-def write(name: str, sig: Signature, machine: Machine) -> str | None:
-    """The function NAME_move; None where an operand holds packets."""
-    params = sig.read(CombineParams)
-    if any(o.packet for o in sig.operands):
-        return None
-    element = ELEMENTS[params.element].storage
-    last = shares(sig)
+class Moves(Body):
+    """Copies and sums of plain memory."""
 
-    def pointers(const: str, indices: list[int]) -> str:
-        listed = (f"ARK_POINTER({const}{element}, {text.address(sig, i)})" for i in indices)
-        return f"{{{', '.join(listed)}}}"
+    kind = "combine"
+    moves = True
 
-    to = pointers("", list(range(last, len(sig.operands))))
-    constants = (
-        *(element, OPS[params.op], unit(sig), params.divide),
-        *(last, outputs(sig)),
-    )
-    moved = f"ArkMoved<{element}, {last}, {outputs(sig)}>"
-    every = list(range(len(sig.operands)))
-    header = resources.files("ark_cuda.tasks").joinpath("moves.h").read_text()
-    return once("ARK_MOVES", header) + (
-        f"ARK_DEVICE void {name}_move(const ArkTask& t) {{\n"
-        f"  ark_move<{', '.join(map(str, constants))}>(\n"
-        f"      t, ark_aligned({text.addresses(sig, every)}),\n"
-        f"      {moved}{{{pointers('const ', terms(sig))}, {to}}});\n}}\n"
-    )
+    def serves(self, sig: Signature, machine: Machine) -> bool:
+        return not any(o.packet for o in sig.operands)
+
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        params = sig.read(CombineParams)
+        element = ELEMENTS[params.element].storage
+        last = shares(sig)
+
+        def pointers(const: str, indices: list[int]) -> str:
+            listed = (f"ARK_POINTER({const}{element}, {text.address(sig, i)})" for i in indices)
+            return f"{{{', '.join(listed)}}}"
+
+        to = pointers("", list(range(last, len(sig.operands))))
+        constants = (
+            *(element, OPS[params.op], unit(sig), params.divide),
+            *(last, outputs(sig)),
+        )
+        moved = f"ArkMoved<{element}, {last}, {outputs(sig)}>"
+        every = list(range(len(sig.operands)))
+        header = resources.files("ark_cuda.tasks").joinpath("moves.h").read_text()
+        return once("ARK_MOVES", header) + (
+            f"ARK_DEVICE void {name}_move(const ArkTask& t) {{\n"
+            f"  ark_move<{', '.join(map(str, constants))}>(\n"
+            f"      t, ark_aligned({text.addresses(sig, every)}),\n"
+            f"      {moved}{{{pointers('const ', terms(sig))}, {to}}});\n}}\n"
+        )

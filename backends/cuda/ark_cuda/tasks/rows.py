@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 
+from ark.codegen.body import Body
 from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.plan.kind import Signature
@@ -50,32 +51,33 @@ def _shape(sig: Signature, machine: Machine) -> tuple[int, int, int, int] | None
     return None
 
 
-def scratch(sig: Signature, machine: Machine) -> int:
-    """Shared memory, in bytes."""
-    shape = _shape(sig, machine)
-    if not shape:
-        return 0
-    row = sig.operands[0].itemsize * sig.operands[0].shape[-1]
-    _, _, team, ahead = shape
-    return folds(machine) + BARRIERS + machine.warps // team * ahead * row
+class RowStream(Body):
+    """Rows that come by bulk copies while others are computed."""
 
+    kind = "rownorm"
 
-def write(name: str, sig: Signature, machine: Machine) -> str | None:
-    """The body's source, or None where the common body serves."""
-    shape = _shape(sig, machine)
-    if not shape:
-        return None
-    op, definition = row_op(name, sig)
-    constants = (
-        op,
-        *row_constants(sig),
-        folds(machine),
-        BARRIERS,
-    )
-    return definition + text.call(name, "ark_row_stream", (*constants, *shape), operands(sig))
+    def serves(self, sig: Signature, machine: Machine) -> bool:
+        return _shape(sig, machine) is not None
 
+    def scratch(self, sig: Signature, machine: Machine) -> int:
+        shape = _shape(sig, machine)
+        assert shape is not None
+        row = sig.operands[0].itemsize * sig.operands[0].shape[-1]
+        _, _, team, ahead = shape
+        return folds(machine) + BARRIERS + machine.warps // team * ahead * row
 
-def headers(machine: Machine) -> tuple[str, ...]:
-    """The device code that the bodies stand on."""
-    common = (text.header("folds.h"), text.header("rows.h"))
-    return (*common, inline.header("bulk_copies.h"), inline.header("row_stream.h"))
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        shape = _shape(sig, machine)
+        assert shape is not None
+        op, definition = row_op(name, sig)
+        constants = (
+            op,
+            *row_constants(sig),
+            folds(machine),
+            BARRIERS,
+        )
+        return definition + text.call(name, "ark_row_stream", (*constants, *shape), operands(sig))
+
+    def headers(self, machine: Machine) -> tuple[str, ...]:
+        common = (text.header("folds.h"), text.header("rows.h"))
+        return (*common, inline.header("bulk_copies.h"), inline.header("row_stream.h"))

@@ -4,6 +4,7 @@ multicast memory too (ArkParams.multicast); elsewhere the common body. switch.h 
 
 from __future__ import annotations
 
+from ark.codegen.body import Body
 from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.plan.kind import Signature
@@ -12,25 +13,28 @@ from ark.tasks.combine import CombineParams
 from ark_cuda.tasks import inline
 
 
-def write(name: str, sig: Signature, machine: Machine) -> str | None:
-    """The body's source, or None where the common body serves."""
-    if not machine.has(Capability.PEER_MULTICAST):
-        return None
-    element = combine.ELEMENTS[sig.read(CombineParams).element]
-    result = combine.shares(sig)
-    loads = combine.Combine().source(f"{name}_loads", sig, machine)
-    size = element.itemsize
-    body = (
-        "  const ark_u64 apart = ARK_PARAMS(c)->multicast;\n"
-        f"  if (apart == 0u) {{\n    {name}_loads(c, t);\n    return;\n  }}\n"
-        f"  const ark_u64 at = apart + static_cast<ark_u64>(t.coord[0]) * {size}u;\n"
-        f"  const ark_i64 bytes = static_cast<ark_i64>(t.coord[1] - t.coord[0]) * {size};\n"
-        f"  ark_switch_sum<{element.storage}>({text.address(sig, 0)} + at, "
-        f"{text.address(sig, result)} + at, bytes);\n"
-    )
-    return loads + text.function(name, body)
+class SwitchSum(Body):
+    """Sums by the switch."""
 
+    kind = "switch"
 
-def headers(machine: Machine) -> tuple[str, ...]:
-    """The device code that the bodies stand on."""
-    return (inline.header("switch.h"),) if machine.has(Capability.PEER_MULTICAST) else ()
+    def serves(self, sig: Signature, machine: Machine) -> bool:
+        return machine.has(Capability.PEER_MULTICAST)
+
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        element = combine.ELEMENTS[sig.read(CombineParams).element]
+        result = combine.shares(sig)
+        loads = combine.Combine().source(f"{name}_loads", sig, machine)
+        size = element.itemsize
+        body = (
+            "  const ark_u64 apart = ARK_PARAMS(c)->multicast;\n"
+            f"  if (apart == 0u) {{\n    {name}_loads(c, t);\n    return;\n  }}\n"
+            f"  const ark_u64 at = apart + static_cast<ark_u64>(t.coord[0]) * {size}u;\n"
+            f"  const ark_i64 bytes = static_cast<ark_i64>(t.coord[1] - t.coord[0]) * {size};\n"
+            f"  ark_switch_sum<{element.storage}>({text.address(sig, 0)} + at, "
+            f"{text.address(sig, result)} + at, bytes);\n"
+        )
+        return loads + text.function(name, body)
+
+    def headers(self, machine: Machine) -> tuple[str, ...]:
+        return (inline.header("switch.h"),)

@@ -11,7 +11,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from ark.codegen.dialect import BoxMap
+from ark.codegen.body import BoxMap
 from ark.plan.kind import OperandType
 from ark.tasks.matmul_params import WindowParams
 from ark.tasks.matmul_windows import LINE, as_boxes, boxable

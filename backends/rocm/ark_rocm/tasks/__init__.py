@@ -1,3 +1,16 @@
-"""Task bodies that live on AMD's matrix units or loads to LDS; everything else comes from
-ark.tasks.
-"""
+"""The vendor's own bodies: one object for each task kind and form. Called through the dialect."""
+
+from __future__ import annotations
+
+from ark.codegen.body import Body
+from ark_rocm.tasks import attention, attention_units, bulk, choose, linear, matmul
+
+BODIES: tuple[Body, ...] = (
+    attention.OneRow(),
+    attention.Merge(),
+    attention_units.Units(),
+    bulk.Bulk(),
+    choose.EarlyChoice(),
+    linear.OneRow(),
+    matmul.Tiles(),
+)

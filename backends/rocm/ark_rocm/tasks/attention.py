@@ -2,7 +2,7 @@
 
 Serves decoding: heads of 32, 64 or 128 elements, of caches that are older than the iteration but
 for the newest row (they are on the operand stream); the body begins before its task's waits
-(Dialect.enters). Everything else is the common body's. attention.h has the device side. Called by
+(Body.enters). Everything else is the common body's. attention.h has the device side. Called by
 the writer through the dialect.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 from importlib import resources
 from math import gcd
 
+from ark.codegen.body import Body
 from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.plan import kind as kinds
@@ -50,52 +51,53 @@ def _ahead(sig: Signature, machine: Machine) -> int:
     return max(1, min(rounds, MOST_AHEAD))
 
 
-def serves(sig: Signature, machine: Machine) -> bool:
-    """Whether this body takes the signature."""
-    params = sig.read(AttentionParams)
-    return (
-        machine.variant.name == "block"
-        and machine.lanes >= 32  # its sums are those of half waves
-        and params.streamed > 0
-        and params.head_dim in _WIDTHS
-        and sig.operands[1].dtype in ("bf16", "fp16")
-        and _group(sig) <= MOST_HEADS
-        and _bytes(sig, machine) <= machine.shared_bytes
-    )
+class OneRow(Body):
+    """One row over a cache that is read in place."""
+
+    kind = "attention"
+    enters = True
+
+    def serves(self, sig: Signature, machine: Machine) -> bool:
+        params = sig.read(AttentionParams)
+        return (
+            machine.variant.name == "block"
+            and machine.lanes >= 32  # its sums are those of half waves
+            and params.streamed > 0
+            and params.head_dim in _WIDTHS
+            and sig.operands[1].dtype in ("bf16", "fp16")
+            and _group(sig) <= MOST_HEADS
+            and _bytes(sig, machine) <= machine.shared_bytes
+        )
+
+    def headers(self, machine: Machine) -> tuple[str, ...]:
+        return ((resources.files("ark_rocm") / "tasks/attention.h").read_text(),)
+
+    def scratch(self, sig: Signature, machine: Machine) -> int:
+        """The waves' results and what a task reads of its iteration."""
+        return _bytes(sig, machine)
+
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        p, cache = sig.read(AttentionParams), sig.operands[1]
+        ahead = _ahead(sig, machine)
+        sizes = (_group(sig), p.kv_heads, p.head_dim, cache.shape[1], p.splits, ahead)
+        operands = [text.given(sig, i, const=i != 4) for i in range(FRESH + 1)]
+        kind = f"static_cast<const {cache.ctype}*>(nullptr)"
+        arguments = (kind, text.literal(p.scale), *operands)
+        call = text.called("ark_row_attention", sizes, arguments)
+        return f"ARK_BODY bool {name}(ArkCtx& c, const ArkTask& t) {{\n  return {call};\n}}\n"
 
 
-def headers(machine: Machine) -> tuple[str, ...]:
-    """The device code that `write` instantiates."""
-    return ((resources.files("ark_rocm") / "tasks/attention.h").read_text(),)
+class Merge(Body):
+    """The common body, with a wait of its own for its parts."""
 
+    kind = "attention_merge"
 
-def merge_write(name: str, sig: Signature, machine: Machine) -> str | None:
-    """The common body, with headers of its own."""
-    if not machine.has(Capability.MFMA) or machine.variant.name != "block":
-        return None
-    return kinds.get("attention_merge").source(name, sig, machine)
+    def serves(self, sig: Signature, machine: Machine) -> bool:
+        return machine.has(Capability.MFMA) and machine.variant.name == "block"
 
+    def headers(self, machine: Machine) -> tuple[str, ...]:
+        names = ("ask.h", "merge.h")
+        return tuple((resources.files("ark_rocm") / "tasks" / name).read_text() for name in names)
 
-def merge_headers(machine: Machine) -> tuple[str, ...]:
-    """How the common body of `attention_merge` waits for its parts."""
-    names = ("ask.h", "merge.h")
-    return tuple((resources.files("ark_rocm") / "tasks" / name).read_text() for name in names)
-
-
-def scratch(sig: Signature, machine: Machine) -> int:
-    """The waves' results and what a task reads of its iteration, in bytes; 0 where not served."""
-    return _bytes(sig, machine) if serves(sig, machine) else 0
-
-
-def write(name: str, sig: Signature, machine: Machine) -> str | None:
-    """The body's source, or None where the common body serves."""
-    if not serves(sig, machine):
-        return None
-    p, cache = sig.read(AttentionParams), sig.operands[1]
-    ahead = _ahead(sig, machine)
-    sizes = (_group(sig), p.kv_heads, p.head_dim, cache.shape[1], p.splits, ahead)
-    operands = [text.given(sig, i, const=i != 4) for i in range(FRESH + 1)]
-    kind = f"static_cast<const {cache.ctype}*>(nullptr)"
-    arguments = (kind, text.literal(p.scale), *operands)
-    call = text.called("ark_row_attention", sizes, arguments)
-    return f"ARK_BODY bool {name}(ArkCtx& c, const ArkTask& t) {{\n  return {call};\n}}\n"
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        return kinds.get("attention_merge").source(name, sig, machine)

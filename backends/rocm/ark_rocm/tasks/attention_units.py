@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
 
+from ark.codegen.body import Body
 from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.plan.kind import Signature
@@ -118,38 +119,33 @@ def _worth(layout: Layout) -> tuple[int, ...]:
     return (layout.groups, layout.held, layout.ahead, layout.keys)
 
 
-def serves(sig: Signature, machine: Machine) -> bool:
-    """Does this body compute the signature's tiles?"""
-    return layout_of(sig, machine) is not None
+class Units(Body):
+    """Tiles of queries on matrix units."""
 
+    kind = "attention_tiles"
 
-def scratch(sig: Signature, machine: Machine) -> int:
-    """Shared memory, in bytes; 0 where this body does not serve."""
-    layout = layout_of(sig, machine)
-    return layout.nbytes if layout else 0
+    def serves(self, sig: Signature, machine: Machine) -> bool:
+        return layout_of(sig, machine) is not None
 
+    def scratch(self, sig: Signature, machine: Machine) -> int:
+        layout = layout_of(sig, machine)
+        assert layout is not None
+        return layout.nbytes
 
-def headers(machine: Machine) -> tuple[str, ...]:
-    """The device code that the bodies instantiate."""
-    if not machine.has(Capability.ATTENTION_UNITS):
-        return ()
-    units = ("matrix.h", *("matrix_large.h",) * machine.has(Capability.MFMA))
-    names = (*units, *(f"attention_{name}.h" for name in ("units", "staging", "walk")))
-    own = ((resources.files("ark_rocm") / "tasks" / name).read_text() for name in names)
-    return (*map(text.header, ("tiles.h", "pages.h", "attention_tiles.h")), *own)
+    def headers(self, machine: Machine) -> tuple[str, ...]:
+        units = ("matrix.h", *("matrix_large.h",) * machine.has(Capability.MFMA))
+        names = (*units, *(f"attention_{name}.h" for name in ("units", "staging", "walk")))
+        own = ((resources.files("ark_rocm") / "tasks" / name).read_text() for name in names)
+        return (*map(text.header, ("tiles.h", "pages.h", "attention_tiles.h")), *own)
 
-
-def write(name: str, sig: Signature, machine: Machine) -> str | None:
-    """The body's source, or None where the common body serves; operands that begin anywhere are the
-    common body's when it runs.
-    """
-    layout = layout_of(sig, machine)
-    if layout is None:
-        return None
-    flags = (str(flag).lower() for flag in (layout.held, layout.ahead))
-    sizes = (layout.width, layout.slabs, layout.groups, layout.keys)
-    types = (sig.operands[i].ctype for i in (1, 0))
-    words = (*types, *map(str, sizes), *flags)
-    units = f"ArkAttentionUnits<{', '.join(words)}>"
-    call = text.called("ark_attention_units", (units, shape(sig)), given(sig))
-    return where_aligned(name, sig, machine, call)
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        """Unaligned operands are the common body's when it runs."""
+        layout = layout_of(sig, machine)
+        assert layout is not None
+        flags = (str(flag).lower() for flag in (layout.held, layout.ahead))
+        sizes = (layout.width, layout.slabs, layout.groups, layout.keys)
+        types = (sig.operands[i].ctype for i in (1, 0))
+        words = (*types, *map(str, sizes), *flags)
+        units = f"ArkAttentionUnits<{', '.join(words)}>"
+        call = text.called("ark_attention_units", (units, shape(sig)), given(sig))
+        return where_aligned(name, sig, machine, call)

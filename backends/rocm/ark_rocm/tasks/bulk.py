@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from importlib import resources
 
+from ark.codegen.body import Body
 from ark.ir.dtype import by_name
 from ark.machine import Machine
 from ark.machine.capability import Capability
@@ -27,20 +28,20 @@ def _piece(machine: Machine) -> int:
     return 16 * machine.lanes
 
 
-def scratch(sig: Signature, machine: Machine) -> int:
-    """Shared memory, in bytes."""
-    return _slots(machine) * machine.warps * _piece(machine)
+class Bulk(Body):
+    """Copies by loads into LDS."""
 
+    kind = "bulk"
 
-def write(name: str, sig: Signature, machine: Machine) -> str | None:
-    """The body's source, or None where the common body serves."""
-    slots = _slots(machine)
-    if not slots:
-        return None
-    constants = (by_name(sig.operands[0].dtype).itemsize, slots)
-    return text.call(name, "ark_bulk", constants, [text.address(sig, 0), text.address(sig, 1)])
+    def serves(self, sig: Signature, machine: Machine) -> bool:
+        return _slots(machine) > 0
 
+    def scratch(self, sig: Signature, machine: Machine) -> int:
+        return _slots(machine) * machine.warps * _piece(machine)
 
-def headers(machine: Machine) -> tuple[str, ...]:
-    """The device code that the body stands on."""
-    return ((resources.files("ark_rocm") / "tasks/bulk.h").read_text(),) if _slots(machine) else ()
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        constants = (by_name(sig.operands[0].dtype).itemsize, _slots(machine))
+        return text.call(name, "ark_bulk", constants, [text.address(sig, 0), text.address(sig, 1)])
+
+    def headers(self, machine: Machine) -> tuple[str, ...]:
+        return ((resources.files("ark_rocm") / "tasks/bulk.h").read_text(),)

@@ -3,7 +3,7 @@
 Serves decoding in the variant `block`: one row, weights of a type whose rows are whole 16-byte
 loads. Where the waves' equal parts of a row of bf16 weights are whole loads, matrix units multiply
 (linear_matrix.h); else rows are cut into parts that are dealt to the waves (linear.h). The body
-begins before its task's waits (Dialect.enters): what it reads then are weights that nobody writes.
+begins before its task's waits (Body.enters): what it reads then are weights that nobody writes.
 Everything else is the common body's. Called by the writer through the dialect.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from importlib import resources
 
+from ark.codegen.body import Body
 from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.plan.kind import Signature
@@ -68,43 +69,40 @@ def _bytes(sig: Signature, machine: Machine) -> int:
     return 4 * (k + sums + 2 * machine.warps)
 
 
-def serves(sig: Signature, machine: Machine) -> bool:
-    """Whether this body takes the signature."""
-    weight = sig.operands[1]
-    return (
-        machine.variant.name == "block"
-        and sig.operands[0].shape[0] == sig.operands[2].shape[0] == 1
-        and sig.read(LinearParams).split_k == 1
-        and weight.dtype in _TYPES
-        and weight.shape[1] * weight.itemsize % 16 == 0
-        and _bytes(sig, machine) <= machine.shared_bytes
-    )
+class OneRow(Body):
+    """All waves of a block share a task's weights."""
 
+    kind = "linear"
+    enters = True
 
-def headers(machine: Machine) -> tuple[str, ...]:
-    """The device code that `write` instantiates."""
-    matrix = ("ask.h", "linear_matrix.h") if machine.has(Capability.MFMA) else ()
-    names = ("linear.h", *matrix)
-    return tuple((resources.files("ark_rocm") / "tasks" / name).read_text() for name in names)
+    def serves(self, sig: Signature, machine: Machine) -> bool:
+        weight = sig.operands[1]
+        return (
+            machine.variant.name == "block"
+            and sig.operands[0].shape[0] == sig.operands[2].shape[0] == 1
+            and sig.read(LinearParams).split_k == 1
+            and weight.dtype in _TYPES
+            and weight.shape[1] * weight.itemsize % 16 == 0
+            and _bytes(sig, machine) <= machine.shared_bytes
+        )
 
+    def headers(self, machine: Machine) -> tuple[str, ...]:
+        matrix = ("ask.h", "linear_matrix.h") if machine.has(Capability.MFMA) else ()
+        names = ("linear.h", *matrix)
+        return tuple((resources.files("ark_rocm") / "tasks" / name).read_text() for name in names)
 
-def scratch(sig: Signature, machine: Machine) -> int:
-    """Shared memory of a task in bytes, 0 where the common body serves."""
-    return _bytes(sig, machine) if serves(sig, machine) else 0
+    def scratch(self, sig: Signature, machine: Machine) -> int:
+        return _bytes(sig, machine)
 
-
-def write(name: str, sig: Signature, machine: Machine) -> str | None:
-    """The body's source, or None where the common body serves."""
-    if not serves(sig, machine):
-        return None
-    k, rows = sig.operands[0].shape[1], _rows(sig, machine)
-    weights = f"{text.given(sig, 1)}.p"
-    operands = (weights, text.given(sig, 0), prologue(sig), epilogue(sig))
-    matrix = _matrix(sig, machine)
-    if matrix:
-        sizes = (k, rows, matrix[0], min(matrix[1], MATRIX_CHUNK))
-        call = text.called("ark_linear_matrix", sizes, operands)
-    else:
-        constants = (sig.operands[1].ctype, k, _parts(sig, machine), rows)
-        call = text.called("ark_linear_split", constants, operands)
-    return f"ARK_BODY bool {name}(ArkCtx& c, const ArkTask& t) {{\n  return {call};\n}}\n"
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        k, rows = sig.operands[0].shape[1], _rows(sig, machine)
+        weights = f"{text.given(sig, 1)}.p"
+        operands = (weights, text.given(sig, 0), prologue(sig), epilogue(sig))
+        matrix = _matrix(sig, machine)
+        if matrix:
+            sizes = (k, rows, matrix[0], min(matrix[1], MATRIX_CHUNK))
+            call = text.called("ark_linear_matrix", sizes, operands)
+        else:
+            constants = (sig.operands[1].ctype, k, _parts(sig, machine), rows)
+            call = text.called("ark_linear_split", constants, operands)
+        return f"ARK_BODY bool {name}(ArkCtx& c, const ArkTask& t) {{\n  return {call};\n}}\n"

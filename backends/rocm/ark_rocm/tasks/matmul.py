@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from importlib import resources
 
+from ark.codegen.body import Body
 from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.plan.kind import Signature
@@ -30,57 +31,9 @@ _LARGE_WAVES = {(256, 256): (2, 4), (256, 128): (4, 2), (128, 256): (2, 4), (128
 _LARGE_PIECES = 4  # of 16 bytes along k in a step
 
 
-def serves(sig: Signature, machine: Machine) -> bool:
-    """Whether this body takes the signature."""
-    params = sig.read(MatmulParams)
-    if not (machine.has(Capability.MFMA) or machine.has(Capability.WMMA)):
-        return False
-    if params.windows or is_thin(sig, machine):
-        return False
-    a, b, out = sig.operands[:3]
-    plain = not any(o.packet for o in sig.operands)
-    kinds = (a.dtype, b.dtype) in UNIT_PARTS and (out.dtype in _OUTPUTS or _follows(sig))
-    if not (plain and kinds and params.tile[0] >= LEAST_UNIT_ROWS):
-        return False
-    return max(_step_bytes(sig, machine), _slab_bytes(sig, machine)) <= machine.shared_bytes
-
-
 def _follows(sig: Signature) -> bool:
     """Does something follow the product, so that sums leave in packs?"""
     return sig.read(MatmulParams).expr is not None or paired(sig)
-
-
-def scratch(sig: Signature, machine: Machine) -> int:
-    """The steps of both sides that are held at once, in bytes, and then the sums that leave."""
-    if not serves(sig, machine):
-        return 0
-    return max(_buffers(sig, machine) * _step_bytes(sig, machine), _slab_bytes(sig, machine))
-
-
-def write(name: str, sig: Signature, machine: Machine) -> str | None:
-    """The body's source, or None where the common body serves."""
-    if not serves(sig, machine):
-        return None
-    rows, columns = _padded(sig, machine)
-    along = (along_k(sig, 0), along_k(sig, 1))
-    buffers = _buffers(sig, machine)
-    callee, waves = "ark_matrix_tile", _waves(rows // 16, columns // 16, machine.warps)
-    if _large(sig, machine):
-        callee, waves = "ark_large_tile", _LARGE_WAVES[rows, columns]
-    constants = (rows, columns, *waves, buffers, *along)
-    end, declared = f"ark_tile_sums({tile_place(sig)})", outputs(sig)
-    if _follows(sig):
-        end = f"ark_tile_packs({packs.several(sig, 'm0', 'n0')})"
-        declared = packs.declared(sig)
-    return text.function(name, matrix_tiles(sig, callee, constants, end, declared))
-
-
-def headers(machine: Machine) -> tuple[str, ...]:
-    """The device code of these bodies."""
-    large = ("matrix_large.h",) if machine.has(Capability.MFMA) else ()
-    names = ("matrix_store.h", "matrix.h", *large)
-    own = ((resources.files("ark_rocm") / "tasks" / name).read_text() for name in names)
-    return (text.header("rotary.h"), text.header("tiles.h"), *own)
 
 
 def _large(sig: Signature, machine: Machine) -> tuple[int, int] | None:
@@ -130,3 +83,46 @@ def _waves(blocks_m: int, blocks_n: int, waves: int) -> tuple[int, int]:
 
     best = min((wm for wm in range(1, waves + 1) if waves % wm == 0), key=effort)
     return best, waves // best
+
+
+class Tiles(Body):
+    """Tiles of products on matrix units."""
+
+    kind = "matmul"
+
+    def serves(self, sig: Signature, machine: Machine) -> bool:
+        params = sig.read(MatmulParams)
+        if not (machine.has(Capability.MFMA) or machine.has(Capability.WMMA)):
+            return False
+        if params.windows or is_thin(sig, machine):
+            return False
+        a, b, out = sig.operands[:3]
+        plain = not any(o.packet for o in sig.operands)
+        kinds = (a.dtype, b.dtype) in UNIT_PARTS and (out.dtype in _OUTPUTS or _follows(sig))
+        if not (plain and kinds and params.tile[0] >= LEAST_UNIT_ROWS):
+            return False
+        return max(_step_bytes(sig, machine), _slab_bytes(sig, machine)) <= machine.shared_bytes
+
+    def scratch(self, sig: Signature, machine: Machine) -> int:
+        """The steps of both sides that are held at once, and then the sums that leave."""
+        return max(_buffers(sig, machine) * _step_bytes(sig, machine), _slab_bytes(sig, machine))
+
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        rows, columns = _padded(sig, machine)
+        along = (along_k(sig, 0), along_k(sig, 1))
+        buffers = _buffers(sig, machine)
+        callee, waves = "ark_matrix_tile", _waves(rows // 16, columns // 16, machine.warps)
+        if _large(sig, machine):
+            callee, waves = "ark_large_tile", _LARGE_WAVES[rows, columns]
+        constants = (rows, columns, *waves, buffers, *along)
+        end, declared = f"ark_tile_sums({tile_place(sig)})", outputs(sig)
+        if _follows(sig):
+            end = f"ark_tile_packs({packs.several(sig, 'm0', 'n0')})"
+            declared = packs.declared(sig)
+        return text.function(name, matrix_tiles(sig, callee, constants, end, declared))
+
+    def headers(self, machine: Machine) -> tuple[str, ...]:
+        large = ("matrix_large.h",) if machine.has(Capability.MFMA) else ()
+        names = ("matrix_store.h", "matrix.h", *large)
+        own = ((resources.files("ark_rocm") / "tasks" / name).read_text() for name in names)
+        return (text.header("rotary.h"), text.header("tiles.h"), *own)

@@ -68,7 +68,7 @@ class ShimBackend:
         made: Dialect = self._cuda.dialect(arch)
         text = HEADER.read_text().replace("#pragma once\n", "") + prelude()
         return dataclasses.replace(
-            made, name=self.name, suffix=".hip", prelude=text, entry=ENTRY, bodies={}
+            made, name=self.name, suffix=".hip", prelude=text, entry=ENTRY, bodies=()
         )
 
     def machine(self, name: str) -> Machine | None:

@@ -1,0 +1,23 @@
+"""What CUDA's bodies of products share: their task kind and the device code of all of them."""
+
+from __future__ import annotations
+
+from ark.codegen.body import Body
+from ark.machine import Machine
+from ark.machine.capability import Capability
+from ark.tasks import text
+from ark_cuda.tasks import inline, products
+
+
+class MatmulBody(Body):
+    """A body of products."""
+
+    kind = "matmul"
+
+    def headers(self, machine: Machine) -> tuple[str, ...]:
+        names = ("mma", "async_copies", "matmul", "exact", "exact_units")
+        own = [inline.header(f"{n}.h") for n in names if machine.has(Capability.MMA_SYNC)]
+        if products.serves_machine(machine):
+            half = "wgmma.h" if machine.has(Capability.WGMMA) else "tcgen05.h"
+            own += [inline.header("products.h"), inline.header(half)]
+        return (text.header("rotary.h"), text.header("tiles.h"), *own)
