@@ -203,8 +203,8 @@ def run(args: argparse.Namespace) -> int:
         options = Options(keys, args.cors_origin, args.drain, limits)
 
         def ready() -> None:
-            what = "embeddings of up to" if embeds else f"{args.slots} slots of"
-            shape = f"{what} {engine.context} positions"
+            room = "embeddings of up to" if embeds else f"{args.slots} slots of"
+            shape = f"{room} {engine.context} positions"
             print(f"{visible(name)} is served at {url_of(listener)} ({shape})", flush=True)
 
         asyncio.run(serve(engine, model, options, listener, ready))
