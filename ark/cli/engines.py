@@ -18,6 +18,7 @@ from ark.models.checkpoint import Checkpoint
 from ark.models.plans import choose_context
 from ark.models.sampling import MAX_LOGPROBS
 from ark.models.tokenizer import Tokenizer
+from ark.serving.embedder import Embedder
 from ark.serving.engine import Engine
 from ark.serving.memory import MEMORY_SHARE, checked_share, choose_pages
 
@@ -82,3 +83,26 @@ def open_engine(
             )
         with engine:
             yield engine
+
+
+@contextmanager
+def open_embedder(args: argparse.Namespace, checkpoint: Checkpoint) -> Iterator[Embedder]:
+    """An embedder on the device that the options name, after a verdict on memory."""
+    backend, probe = registry.choose(args.backend)
+    tell_backend(args.backend, backend, probe)
+    with closing(backend.open(args.device)) as device:
+        length = choose_context(checkpoint, args.context)
+        free = device.free_bytes()
+        _, verdict = choose_pages(checkpoint, free, length, 1, args.memory_share, None)
+        errors.print(verdict, style="dim", soft_wrap=True)
+        with progress(False) as tell:
+            embedder = Embedder.open(
+                checkpoint,
+                backend,
+                device,
+                context=args.context,
+                chunk=args.chunk,
+                progress=tell,
+            )
+        with embedder:
+            yield embedder

@@ -6,11 +6,12 @@ import argparse
 import asyncio
 import importlib.util
 import os
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 
 from ark import log
 from ark.cli.common import visible
-from ark.cli.engines import add_memory, chat_templates, open_engine
+from ark.cli.engines import add_memory, chat_templates, open_embedder, open_engine
 from ark.cli.parser import CHUNK, add_backend, add_device, add_directory, add_quantize, positive
 from ark.errors import InvalidUsageError, SystemError
 from ark.models.checkpoint import Checkpoint
@@ -18,6 +19,7 @@ from ark.models.generation import sampling_fields
 from ark.models.hub import hub_name, local_directory
 from ark.models.tokenizer import Tokenizer
 from ark.server.calls import FORMATS, format_of
+from ark.serving.types import EngineLike
 
 PACKAGES = ("prometheus_client", "starlette", "uvicorn")
 
@@ -55,6 +57,12 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         default=[],
         metavar="ORIGIN",
         help="pages of this origin may use the server from a browser; * is all (default: none)",
+    )
+    p.add_argument(
+        "--task",
+        choices=("generate", "embed"),
+        default="generate",
+        help="make text, or give embeddings by /v1/embeddings (default: generate)",
     )
     p.add_argument(
         "--slots", type=positive, default=8, metavar="N", help="requests that run at once"
@@ -126,6 +134,19 @@ def seconds(text: str) -> float:
     return value
 
 
+@contextmanager
+def _engine(args: argparse.Namespace, checkpoint: Checkpoint) -> Iterator[EngineLike]:
+    """The engine of the task that the options name."""
+    if args.task == "generate":
+        with open_engine(args, checkpoint, args.slots, args.pages) as engine:
+            yield engine
+        return
+    from ark.server.embeddings import EmbeddingEngine
+
+    with open_embedder(args, checkpoint) as embedder, closing(EmbeddingEngine(embedder)) as engine:
+        yield engine
+
+
 def run(args: argparse.Namespace) -> int:
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
@@ -157,7 +178,7 @@ def run(args: argparse.Namespace) -> int:
     usual_name = hub_name(args.directory) or checkpoint.directory.resolve().name
     with (
         closing(bound(args.host, args.port)) as listener,
-        open_engine(args, checkpoint, args.slots, args.pages) as engine,
+        _engine(args, checkpoint) as engine,
     ):
         name = args.served_model_name or usual_name
         ends = frozenset(config.eos_token_ids)
@@ -166,14 +187,24 @@ def run(args: argparse.Namespace) -> int:
             del defaults["temperature"]
         chosen = args.tool_call_parser
         calls = format_of(templates) if chosen == "auto" else FORMATS[chosen]
+        embeds = args.task == "embed"
         model = ServedModel(
-            name, tokenizer, templates, engine.context, config.vocab_size, ends, defaults, calls
+            name,
+            tokenizer,
+            templates,
+            engine.context,
+            config.vocab_size,
+            ends,
+            defaults,
+            calls,
+            config.hidden_size if embeds else 0,
         )
         limits = Limits(args.body_limit << 20, request_s=args.timeout, queue=args.queue)
         options = Options(keys, args.cors_origin, args.drain, limits)
 
         def ready() -> None:
-            shape = f"{args.slots} slots of {engine.context} positions"
+            room = "embeddings of up to" if embeds else f"{args.slots} slots of"
+            shape = f"{room} {engine.context} positions"
             print(f"{visible(name)} is served at {url_of(listener)} ({shape})", flush=True)
 
         asyncio.run(serve(engine, model, options, listener, ready))

@@ -58,7 +58,8 @@ class Shape:
     keys and values are in pages; then a phase `chunk` reads chunks of one prompt, beside phases
     that decode some of the batch's sequences each. sampling: FULL for a plan that follows all of
     ark.SamplingParams and reports up to `logprobs` of the highest log probabilities; empty for
-    greedy and top-k sampling alone.
+    greedy and top-k sampling alone. embeds: a launch computes the embedding of one text in place of
+    next tokens.
 
     A chunk of at least MIN_BEGIN_CHUNK_TOKENS takes less time than two tokens one by one: then the
     prompt's last chunk is a separate entry point, which also samples the first token.
@@ -75,6 +76,7 @@ class Shape:
     pages: Pages | None = None
     sampling: str = ""
     logprobs: int = 0
+    embeds: bool = False
 
     @property
     def begins(self) -> bool:
@@ -88,6 +90,8 @@ class Shape:
 
     def iterations(self, prompt: int, new: int) -> list[int]:
         """The iterations of each phase for a prompt and a number of new tokens."""
+        if self.embeds:
+            return [-(-prompt // self.chunk) - 1, 1]
         if self.batch > 1:
             return [prompt - 1 + new]
         if not self.chunk:
@@ -152,7 +156,9 @@ def build(shape: Shape) -> Built:
         decoder.name_tensors()
         shares = split(decoder, shape.rank, shape.world_size) if shape.world_size > 1 else {}
         layouts = quantise(decoder, shape.dtype, dict(shape.config.layouts), shares)
-        if shape.pages is not None:
+        if shape.embeds:
+            _trace_embedding(model, decoder, shape)
+        elif shape.pages is not None:
             _trace_paged(model, decoder, shape, shape.pages)
         else:
             _trace(model, decoder, shape)
@@ -178,6 +184,19 @@ def _trace(model: Model, decoder: Llama, shape: Shape) -> None:
             decoder.begin(state, shape.chunk)
     with model.graph.entry("decode"):
         decoder.decode(state)
+
+
+def _trace_embedding(model: Model, decoder: Llama, shape: Shape) -> None:
+    """The entry points of a decoder that gives a text's embedding: all chunks but the last one, and
+    the last one.
+    """
+    decoder.setup(shape.context)
+    decoder.name_tensors()
+    state = TokenState.make(shape.context)
+    with model.graph.entry("prompt"):
+        decoder.prompt(state, shape.chunk)
+    with model.graph.entry("embed"):
+        decoder.embed(state, shape.chunk)
 
 
 def _trace_paged(model: Model, decoder: Llama, shape: Shape, pages: Pages) -> None:

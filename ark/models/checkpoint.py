@@ -118,7 +118,7 @@ class Checkpoint:
         path = Path(directory)
         file = read_gguf(path) if is_gguf(path) else None
         config = read_config(file) if file else LlamaConfig.from_directory(path)
-        stored = find_gguf_tensors(file) if file else find_tensors(path)
+        stored = find_gguf_tensors(file) if file else with_prefix(find_tensors(path))
         # Checked before the weights are listed, because a wrong number of layers could make that
         # list endless.
         if config.num_hidden_layers > len(stored):
@@ -331,6 +331,14 @@ class Checkpoint:
                 f"{tensor.path} holds {tensor.name}, which differs from the rotary frequencies of "
                 "config.json; those of config.json are used, as transformers do"
             )
+
+
+def with_prefix(stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """The tensors by the names of a model with a head: models of embeddings are stored without it,
+    and their names without `model.`.
+    """
+    bare = "embed_tokens.weight" in stored
+    return {f"model.{name}": tensor for name, tensor in stored.items()} if bare else stored
 
 
 def untied(config: LlamaConfig, stored: dict[str, StoredTensor]) -> LlamaConfig:

@@ -13,6 +13,8 @@ from ark.models.fields import Fields
 from ark.models.rope import inverse_frequencies
 from ark.models.stored import Stored
 
+EMBEDDING = "embedding_of_text"
+
 
 class Attention(ark.Module):
     """Causal grouped-query attention of layer `number` over the caches that `setup` reserves; with
@@ -250,6 +252,14 @@ class Llama(ark.Module):
         h = ark.rmsnorm(ark.last_row(self(state, rows), state), self.norm, self.eps)
         ark.advance(state, rows)
         ark.sample(self.head(h), state)
+
+    def embed(self, state: ark.TokenState, rows: int) -> None:
+        """Reads a text's last chunk and stores the last token's hidden value, after the norm, in
+        the state EMBEDDING (1, hidden) fp32.
+        """
+        last = ark.last_row(self(state, rows), state)
+        stored = ark.tensor(last.shape(), ark.fp32, name=EMBEDDING)
+        ark.rmsnorm(last, self.norm, self.eps, output=stored)
 
     def decode(self, state: ark.TokenState) -> None:
         """Reads one token of each sequence and samples the next."""

@@ -25,12 +25,19 @@ from ark.errors import BaseError
 from ark.server.bodies import decoded
 from ark.server.chats import Chat
 from ark.server.completions import Completion
+from ark.server.embeddings import Embedding, EmbeddingEngine, no_embeddings
 from ark.server.errors import SERVER_ERROR, ApiError
 from ark.server.jobs import Dispatcher
 from ark.server.keys import KeyMiddleware
 from ark.server.metrics import Metrics
 from ark.server.model import ServedModel, aside
-from ark.server.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from ark.server.schema import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    EmbeddingRequest,
+    TokenizeRequest,
+)
 from ark.serving.types import EngineLike
 
 PAGE = Path(__file__).parent / "page.html"
@@ -69,24 +76,40 @@ class Service:
         self.metrics = Metrics(engine, model.name)
         room = engine.stats().slots + limits.queue
         self.dispatcher = Dispatcher(engine, self.metrics, room)
+        self.embedding: Embedding | None = None
+        if isinstance(engine, EmbeddingEngine):
+            self.embedding = Embedding(engine, limits.queue, limits.request_s)
 
     def abort(self) -> None:
         """Ends everything that still runs, with an error to its client."""
-        self.dispatcher.end_all(
-            ApiError(503, "the server is shutting down", kind=SERVER_ERROR, code="shutdown")
-        )
+        error = ApiError(503, "the server is shutting down", kind=SERVER_ERROR, code="shutdown")
+        self.dispatcher.end_all(error)
+        if self.embedding:
+            self.embedding.error = error
 
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions."""
         asked = decoded(await self._body(request), CompletionRequest)
         began = Completion.begin(self.model, self.dispatcher, asked, self.limits.request_s)
-        return await self._answer(request, began)
+        return await _while_connected(request, _response(began))
 
     async def chats(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
         asked = decoded(await self._body(request), ChatRequest)
         began = Chat.begin(self.model, self.dispatcher, asked, self.limits.request_s)
-        return await self._answer(request, began)
+        return await _while_connected(request, _response(began))
+
+    async def embeddings(self, request: Request) -> Response:
+        """POST /v1/embeddings."""
+        asked = decoded(await self._body(request), EmbeddingRequest)
+        if self.embedding is None:
+            raise no_embeddings()
+        embedding = self.embedding
+
+        async def response() -> Response:
+            return _json(await embedding.answer(self.model, asked))
+
+        return await _while_connected(request, response())
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
@@ -128,7 +151,7 @@ class Service:
 
     async def health(self, request: Request) -> Response:
         """GET /health: 200 while requests are taken, else 503."""
-        failure = self.dispatcher.failure
+        failure = self.dispatcher.failure or (self.embedding and self.embedding.failure)
         if failure or self.draining:
             raise ApiError(503, failure or "the server is shutting down", kind=SERVER_ERROR)
         return _json({"status": "ok"})
@@ -186,31 +209,6 @@ class Service:
                 408, f"the body did not arrive within {self.limits.body_s:g} s"
             ) from None
 
-    async def _answer(
-        self, request: Request, began: Coroutine[Any, Any, Completion | Chat]
-    ) -> Response:
-        """The response of a completion; it is given up when the client has gone."""
-        work = asyncio.ensure_future(self._until_response(began))
-        gone = asyncio.ensure_future(_disconnected(request))
-        try:
-            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if not work.done():
-                return Response(status_code=CLOSED_BY_CLIENT)
-            return work.result()
-        finally:
-            for task in (work, gone):
-                task.cancel()
-            await asyncio.gather(work, gone, return_exceptions=True)
-
-    async def _until_response(self, began: Coroutine[Any, Any, Completion | Chat]) -> Response:
-        completion = await began
-        if completion.streamed:
-            return EventStream(completion)
-        try:
-            return _json(await completion.whole())
-        finally:
-            completion.answer.close()
-
 
 class EventStream(StreamingResponse):
     """The chunks of an answer as server-sent events. The slots are free when it has ended."""
@@ -235,6 +233,30 @@ class EventStream(StreamingResponse):
         except Exception as error:
             yield b"data: " + _unexpected(error).body() + b"\n\n"
         yield b"data: [DONE]\n\n"
+
+
+async def _while_connected(request: Request, response: Coroutine[Any, Any, Response]) -> Response:
+    """The response; it is given up when the client has gone."""
+    work = asyncio.ensure_future(response)
+    gone = asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        return work.result() if work.done() else Response(status_code=CLOSED_BY_CLIENT)
+    finally:
+        for task in (work, gone):
+            task.cancel()
+        await asyncio.gather(work, gone, return_exceptions=True)
+
+
+async def _response(began: Coroutine[Any, Any, Completion | Chat]) -> Response:
+    """A stream, or the whole answer, of a completion that has been submitted."""
+    completion = await began
+    if completion.streamed:
+        return EventStream(completion)
+    try:
+        return _json(await completion.whole())
+    finally:
+        completion.answer.close()
 
 
 async def _disconnected(request: Request) -> None:
@@ -295,6 +317,7 @@ def application(
         route("/v1/models/{name:path}", "GET", service.one_model),
         route("/v1/completions", "POST", service.completions),
         route("/v1/chat/completions", "POST", service.chats),
+        route("/v1/embeddings", "POST", service.embeddings),
         route("/tokenize", "POST", service.tokenize),
         route("/detokenize", "POST", service.detokenize),
     ]

@@ -8,9 +8,17 @@ from typing import TypeVar
 import msgspec
 
 from ark.server.errors import ApiError
-from ark.server.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from ark.server.schema import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    EmbeddingRequest,
+    TokenizeRequest,
+)
 
-Body = TypeVar("Body", CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest)
+Body = TypeVar(
+    "Body", CompletionRequest, ChatRequest, EmbeddingRequest, TokenizeRequest, DetokenizeRequest
+)
 
 KINDS = {
     "int": "a whole number",
@@ -24,6 +32,7 @@ KINDS = {
 VALUES = {
     "tool_choice": "none, auto, required or an object that names a function",
     "type": "function",
+    "encoding_format": "float or base64",
 }
 """The words that a field takes, where these are few."""
 LIMITS = {">=": "at least", "<=": "at most", ">": "more than", "<": "less than"}

@@ -7,10 +7,11 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from ark.server.choices import Answer, Logprob, check_common, sampling_of
-from ark.server.errors import ApiError, unsupported
+from ark.server.errors import unsupported
 from ark.server.forms import form_of
 from ark.server.jobs import Dispatcher, request_id
 from ark.server.model import ServedModel
+from ark.server.prompts import prompt_ids
 from ark.server.schema import CompletionRequest
 
 DEFAULT_MAX_TOKENS = 16  # as in OpenAI's interface
@@ -46,9 +47,13 @@ class Completion:
             max_tokens = model.defaults.get("max_tokens") or DEFAULT_MAX_TOKENS
         form = form_of(asked)
         sampling = sampling_of(asked, model.defaults, max_tokens, asked.logprobs, form)
-        prompts, texts = await _prompts(model, dispatcher, asked, sampling.n)
-        for prompt in prompts:
-            model.check_length(len(prompt), asked.max_tokens, "prompt")
+        prompts, texts = await prompt_ids(
+            model,
+            asked.prompt,
+            "prompt",
+            lambda count: dispatcher.check_room(count * sampling.n),
+            lambda length, param: model.check_length(length, asked.max_tokens, param),
+        )
         grammar = await model.grammar(form)
         answer = Answer(dispatcher, model, prompts, sampling, timeout_s, "cmpl", grammar)
         completion = cls(model, asked, answer)
@@ -119,31 +124,3 @@ def _check(asked: CompletionRequest) -> None:
         raise unsupported("suffix", "suffix is not supported; omit it")
     if asked.echo and asked.logprobs is not None:
         raise unsupported("echo", "echo beside logprobs is not supported; omit one of them")
-
-
-async def _prompts(
-    model: ServedModel, dispatcher: Dispatcher, asked: CompletionRequest, choices: int
-) -> tuple[list[list[int]], list[str]]:
-    """The token ids of every prompt of a body, and their texts. choices: of each."""
-    prompt = asked.prompt
-    one_only = isinstance(prompt, str) or (prompt and isinstance(prompt[0], int))
-    several: list[Any] = [prompt] if one_only else list(prompt)
-    if not several:
-        raise ApiError(400, "the prompt is empty; give a text or token ids", param="prompt")
-    dispatcher.check_room(len(several) * choices)
-    params = ["prompt" if one_only else f"prompt[{place}]" for place in range(len(several))]
-    written = [place for place, one in enumerate(several) if isinstance(one, str)]
-    encoded = await model.encoded([several[i] for i in written], [params[i] for i in written])
-    ids = dict(zip(written, encoded, strict=True))
-    texts = []
-    for place, (one, param) in enumerate(zip(several, params, strict=True)):
-        if isinstance(one, int):
-            raise ApiError(
-                400, "the prompt mixes token ids with texts; send lists of ids", param=param
-            )
-        if place not in ids:
-            model.check_length(len(one), None, param)
-            model.check_tokens(one, param)
-            ids[place] = list(one)
-        texts.append(one if isinstance(one, str) else model.tokenizer.decode(one))
-    return [ids[place] for place in range(len(several))], texts

@@ -34,7 +34,8 @@ Result = TypeVar("Result")
 class ServedModel:
     """name: as clients ask for it. context: positions of a request, its answer included.
     stop_token_ids: the checkpoint's end tokens. defaults: fields of SamplingParams where a request
-    omits them. call_format: how the model writes calls of tools.
+    omits them. call_format: how the model writes calls of tools. embedding_size: elements of an
+    embedding, 0 for a model that makes text.
     """
 
     name: str
@@ -45,6 +46,7 @@ class ServedModel:
     stop_token_ids: frozenset[int]
     defaults: Mapping[str, Any] = field(default_factory=dict)
     call_format: CallFormat | None = None
+    embedding_size: int = 0
     created: int = field(default_factory=lambda: int(time.time()))
 
     def check_name(self, asked: str | None) -> None:
@@ -107,6 +109,19 @@ class ServedModel:
         if max_tokens is not None and prompt + max_tokens > self.context:
             said = f"the prompt has {prompt:,} tokens and {max_tokens:,} more were asked for"
             raise self.too_long(said, param)
+
+    def check_text(self, tokens: int, param: str) -> None:
+        """ApiError where a text of so many tokens has no embedding."""
+        if tokens == 0:
+            raise ApiError(400, "the text has no tokens; give at least one", param=param)
+        if tokens > self.context:
+            raise ApiError(
+                400,
+                f"the text has {tokens:,} tokens, but the context holds {self.context:,}; shorten "
+                "the text",
+                param=param,
+                code=CONTEXT_LENGTH,
+            )
 
     def too_long(self, said: str, param: str) -> ApiError:
         """The error for more tokens than the context holds. said: how many."""

@@ -185,6 +185,16 @@ class ChatRequest(Common, frozen=True, kw_only=True):
     add_generation_prompt: bool | None = None
 
 
+class EmbeddingRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of /v1/embeddings. input: texts or token ids, one or several."""
+
+    input: Prompts
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+    user: str | None = None  # without an effect on the answer
+
+
 class TokenizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The body of /tokenize: a prompt or a conversation."""
 

@@ -103,7 +103,7 @@ def load_model(
             sampling=sampling,
             logprobs=whole("the number of log probabilities", max_logprobs),
         )
-        executor = _loaded(checkpoint, chosen, target, shape, budget_s, progress)
+        executor = loaded(checkpoint, chosen, target, shape, budget_s, progress)
         return LoadedModel(executor, shape, opened)
     except BaseException:
         if opened is not None:
@@ -121,7 +121,7 @@ def compiling(backend: Backend, device: Device) -> Drafted:
     return drafted
 
 
-def _loaded(
+def loaded(
     checkpoint: Checkpoint,
     backend: Backend,
     device: Device,

@@ -1,0 +1,45 @@
+"""The texts and token ids of a body as token ids. Used by completions and embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ark.server.errors import ApiError
+from ark.server.model import ServedModel
+from ark.server.schema import Prompts
+
+
+async def prompt_ids(
+    model: ServedModel,
+    given: Prompts,
+    name: str,
+    check_count: Callable[[int], None],
+    check_length: Callable[[int, str], None],
+) -> tuple[list[list[int]], list[str]]:
+    """The token ids of every prompt of a body, and their texts.
+
+    name: of the body's field. check_count: raises an error for too many prompts, before any is
+    encoded; check_length: for a prompt of so many tokens, whose place in the body it is given.
+    """
+    one_only = isinstance(given, str) or (given and isinstance(given[0], int))
+    several: list[Any] = [given] if one_only else list(given)
+    if not several:
+        raise ApiError(400, f"the {name} is empty; give a text or token ids", param=name)
+    check_count(len(several))
+    params = [name if one_only else f"{name}[{place}]" for place in range(len(several))]
+    written = [place for place, one in enumerate(several) if isinstance(one, str)]
+    encoded = await model.encoded([several[i] for i in written], [params[i] for i in written])
+    ids = dict(zip(written, encoded, strict=True))
+    texts = []
+    for place, (one, param) in enumerate(zip(several, params, strict=True)):
+        if isinstance(one, int):
+            raise ApiError(
+                400, f"the {name} mixes token ids with texts; send lists of ids", param=param
+            )
+        check_length(len(ids.get(place, one)), param)
+        if place not in ids:
+            model.check_tokens(one, param)
+            ids[place] = list(one)
+        texts.append(one if isinstance(one, str) else model.tokenizer.decode(one))
+    return [ids[place] for place in range(len(several))], texts
