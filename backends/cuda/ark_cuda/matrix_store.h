@@ -1,22 +1,40 @@
 // How sums of products leave the registers of a warpgroup, in the variant `matrix`: each warp its
 // own rows, through its slab, in whole lines.
 
-// A warp's 16 rows of up to 64 columns of sums, rounded, into its slab; 16-byte pieces of a row of
-// 128 bytes change places with the row, so that no access meets a bank twice.
+// The address of a lane's 16 bytes of two blocks of eight columns, j and the next one, of a warp's
+// 16 rows in its slab; 16-byte pieces of a row of 128 bytes change places with the row, so that no
+// access meets a bank twice.
+ARK_DEVICE ark_u32 ark_matrix_slab_at(char* slab, int j) {
+  const int row = ark_lane() & 15, piece = j + (ark_lane() >> 4);
+  return ark_shared_address(slab) + row * 128 + ((piece ^ (row & 7)) << 4);
+}
+// Two blocks' pairs of 16 bits into the slab, as sums lie: of the first block and of the second,
+// in the first 8 rows and in the others.
+ARK_DEVICE void ark_matrix_slab_put(char* slab, int j, const ark_u32 (&words)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                   ark_matrix_slab_at(slab, j)),
+               "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
+               : "memory");
+}
+// The same from there.
+ARK_DEVICE void ark_matrix_slab_take(char* slab, int j, ark_u32 (&words)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+               : "r"(ark_matrix_slab_at(slab, j))
+               : "memory");
+}
+// A warp's 16 rows of up to 64 columns of sums, rounded, into its slab.
 template <typename T, int COLUMNS>
 ARK_DEVICE void ark_matrix_slab_fill(char* slab, const float* d) {
-  const int lane = ark_lane(), row = lane & 15;
   T* type = nullptr;
 #pragma unroll
   for (int j = 0; j < COLUMNS / 8; j += 2) {
-    const int chunk = j + (lane >> 4);
-    const ark_u32 to = ark_shared_address(slab) + row * 128 + ((chunk ^ (row & 7)) << 4);
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
-                 "r"(ark_pack_pair(type, d[4 * j], d[4 * j + 1])),
-                 "r"(ark_pack_pair(type, d[4 * j + 2], d[4 * j + 3])),
-                 "r"(ark_pack_pair(type, d[4 * j + 4], d[4 * j + 5])),
-                 "r"(ark_pack_pair(type, d[4 * j + 6], d[4 * j + 7]))
-                 : "memory");
+    ark_u32 words[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      words[i] = ark_pack_pair(type, d[4 * j + 2 * i], d[4 * j + 2 * i + 1]);
+    }
+    ark_matrix_slab_put(slab, j, words);
   }
 }
 // The same as below of rows that begin anywhere: neighbouring lanes store neighbouring elements.

@@ -24,7 +24,7 @@ from ark.tasks.matmul_form import ROPE, deal, dims, k_range, part_of_k, place_na
 from ark.tasks.matmul_params import MatmulParams, WindowParams
 from ark.tasks.matmul_text import outputs
 from ark.tasks.rotary import rope
-from ark_cuda.tasks import windows
+from ark_cuda.tasks import pairs, windows
 from ark_cuda.tasks.inline import header
 from ark_cuda.tasks.wgmma import BYTES, HALVES, multiply, once, sum_of
 
@@ -256,20 +256,32 @@ def write(name: str, sig: Signature, machine: Machine) -> str:
     across = (int(params.transpose_a), int(not params.transpose_b))
     sums = f"{sum_of(sig.operands[0])} (&d)[{_wide(sig) // 2}]"
     sides = sig.operands[0], sig.operands[1]
-    store = "" if packs.residual(sig) is None else once("ARK_RESIDUAL", header("residual.h"))
+    pairs_form = pairs.store(sig, _wide(sig))
+    own = "" if packs.residual(sig) is None else once("ARK_RESIDUAL", header("residual.h"))
+    own += "" if pairs_form is None else once("ARK_PAIRS", header("pairs.h"))
     # Inlined: the compiler would wait for each instruction of a function that is called.
     return (
-        store
+        own
         + ("" if machine.has(Capability.TCGEN05) else multiply(params.tile[1], sides, across))
         + f"""ARK_DEVICE void {name}(ArkCtx& c, const ArkTask& t) {{
 {outputs(sig)}  ark_matrix_product<{_product(sig)}>(
       c, t, [&](int i1) {{ (void)i1; return {_steps(sig)}; }},
-      [&](int i0, int i1, int m0, int n0, int top, int left0, {sums}) {{
-  (void)i0; (void)i1;
-{_store(sig)}      }});
+      [&](int i0, int i1, int m0, int n0, int top, int left0) {{
+  (void)i0; (void)i1; (void)n0;
+{"" if pairs_form is None else pairs_form.prepared}  return [=, &c, &t]({sums}) {{
+  (void)t;
+{_store(sig) if pairs_form is None else _store_pairs(sig, pairs_form)}  }};
+      }});
 }}
 """
     )
+
+
+def _store_pairs(sig: Signature, form: pairs.Store) -> str:
+    """Stores what the expression makes of sums, otherwise where operands lie at odd places."""
+    if not form.aligned:
+        return form.stored
+    return f"  if ({form.aligned}) {{\n{form.stored}  }} else {{\n{_store(sig)}  }}\n"
 
 
 # Both operands' bytes up to which stages overlap. On an H100 4096^3 is 2.5% faster so, and 8192^3,
