@@ -23,6 +23,9 @@ from ark.tasks.matmul_small import small
 
 LINE = 128  # bytes of k in a step
 FEW_ROWS = 128  # with more of them, and many tiles, all processors load at the last cache's rate
+WIDTHS = (256, 128, 64)  # columns of tiles
+# The same where k of the right side lies side by side, so that boxes have any number of its rows.
+MORE_WIDTHS = (224, 192, 160, 144, 96)
 NARROW = 32  # columns of tiles of few rows, where k of the right side lies side by side
 FEW_TILES = 64  # of 64 by 64, which smaller ones spread over more processors
 MOST_NORMED = 2  # parts that a norm adds up; more brought nothing
@@ -45,22 +48,26 @@ def candidates(
     parts: bool,
     narrow: bool = False,
     windows: bool = False,
+    plain: bool = False,
 ) -> list[Cut]:
     """The cuts of a product of this shape (batch, batch, rows, columns) that kernels exist for.
 
     depth: elements of k. parts: may k be cut? narrow: do the right side's elements of k lie side by
-    side? windows: is a side a matrix of windows?
+    side? windows: is a side a matrix of windows? plain: are sums stored one by one, so that no
+    tile needs to end with a head or a pair?
     """
     steps = -(-depth * itemsize // LINE)
     few = _few_tiles(shape)
     several = parts and shape[0] == shape[1] == 1
     counts = [p for p in (1, 2, 3, 4, 6, 8) if p == 1 or several]
+    more = MORE_WIDTHS if narrow and plain and not windows else ()
     found = [
         Cut(rows, columns, many)
-        for rows, columns, many in itertools.product((128, 64), (256, 128, 64, NARROW), counts)
+        for rows, columns, many in itertools.product((128, 64), (*WIDTHS, NARROW, *more), counts)
         if (many - 1) * -(-steps // many) < steps
         and not (windows and (rows, columns) == SHALLOW)
         and columns <= shape[3]
+        and (rows == 128 or columns % 32 == 0)  # of which a warpgroup stores half
         and (columns > NARROW or (narrow and rows == 64 and (shape[2] <= 64 or few)))
     ]
     return [c for c in found if c.rows == 64 or shape[2] > 64]
@@ -148,12 +155,13 @@ def choose_cut(
     narrow: bool = False,
     normed: bool = False,
     windows: bool = False,
+    plain: bool = False,
 ) -> Cut:
     """The cut of a product; measured: cuts by `key`, for what they were found to be fastest.
 
-    normed: a norm of its rows follows. windows: as in `candidates`.
+    normed: a norm of its rows follows. windows, plain: as in `candidates`.
     """
-    able = candidates(shape, depth, itemsize, parts, narrow, windows)
+    able = candidates(shape, depth, itemsize, parts, narrow, windows, plain)
     known = measured.get(key(shape, depth, itemsize))
     if known is not None and Cut(*known) in able:
         return Cut(*known)

@@ -102,9 +102,8 @@ def _boxed(
     windows = given.windows is not None
     measured = {} if windows else measured  # of matrices in memory
     narrow, size = given.transpose_b, product.node.inputs[0].dtype.itemsize
-    return choose_cut(
-        product.shape, product.depth, size, machine, several, measured, narrow, normed, windows
-    )
+    flags = (narrow, normed, windows, plain)
+    return choose_cut(product.shape, product.depth, size, machine, several, measured, *flags)
 
 
 def _common(

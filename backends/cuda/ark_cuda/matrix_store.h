@@ -78,18 +78,20 @@ ARK_DEVICE void ark_matrix_slab_store(const char* slab, T* out, ark_i64 pitch, i
     }
   }
 }
-// Stores COLUMNS columns of a tile: each warp its 16 rows from `first` on, in whole lines, without
-// waiting for anybody. out: the tile's first element; rows, columns: how many of the result follow.
-template <typename T, int COLUMNS>
+// Stores COLUMNS columns of a tile, those from Q on: each warp its 16 rows from `first` on, in
+// whole lines, without waiting for anybody. out: the tile's first element; rows, columns: how many
+// of the result follow.
+template <typename T, int COLUMNS, int Q = 0>
 ARK_DEVICE void ark_matrix_store(ArkCtx& c, const float* d, T* out, ark_i64 pitch, int first,
                                  int rows, int columns) {
+  constexpr int SOME = COLUMNS - Q < 64 ? COLUMNS - Q : 64;
   char* slab = ark_matrix_slab(c, ark_warp());
-#pragma unroll
-  for (int q = 0; q < COLUMNS; q += 64) {
-    __syncwarp();
-    ark_matrix_slab_fill<T, (COLUMNS < 64 ? COLUMNS : 64)>(slab, d + q / 2);
-    __syncwarp();
-    ark_matrix_slab_store<COLUMNS>(slab, out, pitch, first, q, rows, columns);
+  __syncwarp();
+  ark_matrix_slab_fill<T, SOME>(slab, d + Q / 2);
+  __syncwarp();
+  ark_matrix_slab_store<COLUMNS>(slab, out, pitch, first, Q, rows, columns);
+  if constexpr (Q + SOME < COLUMNS) {
+    ark_matrix_store<T, COLUMNS, Q + SOME>(c, d, out, pitch, first, rows, columns);
   }
 }
 // The same of a result that has all of the columns.
@@ -232,7 +234,7 @@ ARK_DEVICE void ark_matrix_each(ArkCtx& c, S (&d)[COLUMNS / 2], int first, int r
       const S v[8] = {low.v[0],  low.v[1],  low.v[2],  low.v[3],
                       high.v[0], high.v[1], high.v[2], high.v[3]};
       const int left = columns - column < 8 ? columns - column : 8;
-      if (row < rows && left > 0 && lane % 4 * 8 < SOME) eight(row, column, v, left);
+      if (row < rows && left > 0 && column < COLUMNS) eight(row, column, v, left);
     }
   }
 }

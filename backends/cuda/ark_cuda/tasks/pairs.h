@@ -3,9 +3,9 @@
 // go through the warp's slab, in whole lines. What it reads beside the sums is asked for some
 // columns ahead, at first before the sums are there.
 
-// Columns at a time, of a tile's.
+// Columns at a time, of a tile's; the last ones may lie beyond the tile, and are not stored.
 constexpr int ark_pairs_some(int columns) {
-  return columns <= 64 ? columns : columns % 64 == 0 ? 64 : 48;
+  return columns < 64 ? columns : columns % 64 != 0 && columns % 48 == 0 ? 48 : 64;
 }
 
 struct ArkNothing {};

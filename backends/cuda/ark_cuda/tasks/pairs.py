@@ -65,12 +65,18 @@ def store(sig: Signature, wide: int) -> Store | None:
     return Store(prepared, call, "" if bits == "0u" else "fits")
 
 
+def _together(wide: int) -> int:
+    """Columns that are stored at a time: ark_pairs_some."""
+    return wide if wide < 64 else 48 if wide % 64 and wide % 48 == 0 else 64
+
+
 def _beside(sig: Signature, operands: list[int], wide: int) -> str:
     """A lambda that loads a lane's pairs of operands of one row."""
     _, n, _ = dims(sig)
-    blocks = min(wide, 64) // 8
+    some = _together(wide)
+    blocks = some // 8
     fields = "".join(f" decltype(ark_held<2>(p{i})) e{i}[{blocks}];" for i in operands)
-    whole = n % sig.read(MatmulParams).tile[1] == 0
+    whole = n % sig.read(MatmulParams).tile[1] == 0 and wide % some == 0
     column = "left0 + at_column + 8 * j"
     if not whole:
         column = f"{column} < {n} ? {column} : {n - 2}"

@@ -28,7 +28,10 @@ from ark_cuda.tasks import pairs, windows
 from ark_cuda.tasks.inline import header
 from ark_cuda.tasks.wgmma import BYTES, HALVES, multiply, once, sum_of
 
-HEIGHTS, WIDTHS = (64, 128), (32, 64, 128, 256)
+HEIGHTS = (64, 128)
+NARROW, BOX = 32, 64  # columns of the narrowest tile; of a box where k is across
+WIDTHS = {64: (NARROW, 64, 96, 128, 160, 192, 224, 256)}  # by height
+WIDTHS[128] = (*WIDTHS[64], 144)
 LINE = 128  # bytes of k in a stage, of each row
 ROOM = 4 * 49152  # bytes of all stages; ARK_MATRIX_ROOM
 SLABS = 8 * 2048  # 16 by 64 results a warp; before the stages, which other bodies leave alone so
@@ -57,8 +60,9 @@ def serves(sig: Signature, machine: Machine) -> bool:
         and (out.dtype in _stored(left.dtype) or not plain)
         and (not rotates(sig) or _rotates_here(sig))
         and (rows in HEIGHTS or rows == dims(sig)[0] < HEIGHTS[-1])
-        and columns in WIDTHS
-        and (columns > WIDTHS[0] or params.transpose_b)  # boxes of 64 columns
+        and columns in WIDTHS[_height(sig)]
+        and (columns % BOX == 0 or params.transpose_b)
+        and (columns % BOX == 0 or columns == NARROW or not paired)
         and _mappable(sig, 0)
         and _mappable(sig, 1)
         and not any(o.packet for o in sig.operands)

@@ -57,7 +57,7 @@ ARK_DEVICE void ark_wgmma_keep(ark_i32& sum) { asm volatile("" : "+r"(sum) : : "
 template <class P, typename S>
 ARK_DEVICE void ark_matrix_join(ArkCtx& c, int group, const S (&d)[P::ALL / 2],
                                 S (&made)[P::WIDE / 2]) {
-  constexpr int HALF = P::WIDE / 2, SOME = HALF < 16 ? HALF : 16;
+  constexpr int HALF = P::WIDE / 2, SOME = HALF % 16 == 0 ? 16 : 8;
   static_assert(2 * 128 * SOME * sizeof(S) <= 8 * ARK_MATRIX_SLAB, "sums fit the slabs");
   S* room = reinterpret_cast<S*>(ark_matrix_slab(c, 0)) + ark_tid() % 128;
 #pragma unroll
