@@ -119,13 +119,13 @@ def _between(text: str, begin: str, end: str) -> str:
 
 @pytest.mark.parametrize(
     ("wide", "columns", "rest"),
-    [(128, 120, True), (96, 96, False), (16, 16, True)],
+    [(128, 120, True), (80, 80, False), (48, 40, True)],
 )
 def test_each_pair_meets_its_operands(tmp_path: Path, wide: int, columns: int, rest: bool) -> None:
     """All but the rounding, which is to fewer digits than the values have."""
     store = resources.files("ark_cuda").joinpath("matrix_store.h").read_text()
     slab = _between(store, "ARK_DEVICE ark_u32 ark_matrix_slab_at", "// Two blocks' pairs")
-    slab += _between(store, "template <int COLUMNS, typename T>", "// Stores COLUMNS columns")
+    slab += _between(store, "// 16 bytes that begin so many", "// Stores COLUMNS columns")
     text = WARP.read_text() + CALLS + slab + inline.header("pairs.h") + RUN
     source, library = tmp_path / "pairs.cpp", tmp_path / "pairs.so"
     source.write_text(f"#define TEST_COLUMNS {wide}\n#define TEST_REST {str(rest).lower()}\n{text}")

@@ -37,18 +37,59 @@ ARK_DEVICE void ark_matrix_slab_fill(char* slab, const float* d) {
     ark_matrix_slab_put(slab, j, words);
   }
 }
-// The same as below of rows that begin anywhere: neighbouring lanes store neighbouring elements.
+// 16 bytes that begin so many bytes, an even number below 16, behind the first of two neighbours.
+ARK_DEVICE ArkPack<ark_u32, 4> ark_matrix_shifted(const ArkPack<ark_u32, 4>& low,
+                                                  const ArkPack<ark_u32, 4>& high, int bytes) {
+  ark_u32 v[7] = {low.v[0], low.v[1], low.v[2], low.v[3], high.v[0], high.v[1], high.v[2]};
+  const ark_u32 last = high.v[3];
+#pragma unroll
+  for (int i = 0; i < 7; ++i) v[i] = (bytes & 8) == 0 ? v[i] : i < 5 ? v[i + 2] : last;
+#pragma unroll
+  for (int i = 0; i < 6; ++i) v[i] = (bytes & 4) == 0 ? v[i] : v[i + 1];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) v[i] = (bytes & 2) == 0 ? v[i] : v[i] >> 16 | v[i + 1] << 16;
+  return ArkPack<ark_u32, 4>{{v[0], v[1], v[2], v[3]}};
+}
+// The same as below of rows that are not multiples of 16 bytes: what begins at such multiples in
+// memory is stored in packs, whose elements two pieces of the slab have, and the rest of each row
+// by elements.
 template <int COLUMNS, typename T>
 ARK_DEVICE void ark_matrix_slab_scatter(const char* slab, T* out, ark_i64 pitch, int first, int q,
                                         int rows, int columns) {
-  constexpr int SIZE = sizeof(T), WIDE = 128 / SIZE;
-#pragma unroll 4
-  for (int i = ark_lane(); i < 16 * WIDE; i += 32) {
-    const int local = i / WIDE, at = i % WIDE, row = first + local, column = q + at;
-    if (column >= COLUMNS || row >= rows || column >= columns) continue;
-    const int piece = at * SIZE / 16;
-    out[row * pitch + column] = *reinterpret_cast<const T*>(
-        slab + local * 128 + ((piece ^ (local & 7)) << 4) + at * SIZE % 16);
+  constexpr int SIZE = sizeof(T), PIECE = 16 / SIZE, WIDE = 128 / SIZE;
+  int end = (columns < COLUMNS ? columns : COLUMNS) - q;
+  if (end > WIDE) end = WIDE;
+  const auto piece = [&](int local, int number) {
+    return slab + local * 128 + ((number ^ (local & 7)) << 4);
+  };
+  // Elements of a row before the first that lies at a multiple of 16 bytes.
+  const auto before = [&](int local) {
+    const ark_u64 address = reinterpret_cast<ark_u64>(out + (first + local) * pitch + q);
+    return static_cast<int>(0u - static_cast<ark_u32>(address) / SIZE) & (PIECE - 1);
+  };
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int local = 4 * i + ark_lane() / 8, number = ark_lane() % 8, head = before(local);
+    const int column = PIECE * number + head;
+    if (first + local >= rows || column + PIECE > end) continue;
+    const auto low = *reinterpret_cast<const ArkPack<ark_u32, 4>*>(piece(local, number));
+    const auto high =
+        head == 0 ? low : *reinterpret_cast<const ArkPack<ark_u32, 4>*>(piece(local, number + 1));
+    const auto pack = head == 0 ? low : ark_matrix_shifted(low, high, head * SIZE);
+    T* to = out + (first + local) * pitch + q + column;
+    ark_store_pack<4>(reinterpret_cast<ark_u32*>(to), pack);
+  }
+  // The first and the last elements of a row are as many as a piece has where it is whole.
+  const int slots = end == WIDE ? 1 : 2;
+#pragma unroll 1
+  for (int i = ark_lane(); i < 16 * PIECE * slots; i += 32) {
+    const int local = i / PIECE % 16, number = i % PIECE + i / (16 * PIECE) * PIECE;
+    const int head = before(local), row = first + local;
+    const int tail = head + (end - head) / PIECE * PIECE;
+    const int column = number < head ? number : tail + number - head;
+    if (row >= rows || column >= end) continue;
+    out[row * pitch + q + column] =
+        *reinterpret_cast<const T*>(piece(local, column / PIECE) + column % PIECE * SIZE);
   }
 }
 // Stores what a warp has in its slab, 16 rows from `first` on of 128 bytes of columns from q on.
