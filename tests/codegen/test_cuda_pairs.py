@@ -34,7 +34,6 @@ static char* ark_matrix_slab(ArkCtx&, int) { return slab_of_warp; }
 static ark_u32 ark_shared_address(const char* p) { return static_cast<ark_u32>(p - slab_of_warp); }
 static int ark_warp() { return 0; }
 static void __syncwarp() { together.arrive_and_wait(); }
-static bool ark_aligned(ark_u64 bits) { return bits % 16 == 0; }
 template <int N, typename T>
 static void ark_store_pack(T* to, const ArkPack<T, N>& pack) {
   for (int i = 0; i < N; ++i) to[i] = pack.v[i];
@@ -98,7 +97,7 @@ static void lane_of(const float* sums, const float* bias, Half* out, int rows, i
     }
   };
   const auto aside = ark_matrix_aside<COLUMNS, REST>(0, 0, rows, columns, beside, ahead);
-  ark_matrix_pairs<COLUMNS, REST>(c, d, out, columns, 0, rows, columns, aside, beside, ahead, two);
+  ark_matrix_pairs<COLUMNS, REST, 1>(c, d, out, columns, 0, rows, columns, aside, beside, ahead, two);
 }
 extern "C" void run(const float* sums, const float* bias, Half* out, int rows, int columns) {
   std::vector<std::thread> lanes;
@@ -125,7 +124,6 @@ def test_each_pair_meets_its_operands(tmp_path: Path, wide: int, columns: int, r
     """All but the rounding, which is to fewer digits than the values have."""
     store = resources.files("ark_cuda").joinpath("matrix_store.h").read_text()
     slab = _between(store, "ARK_DEVICE ark_u32 ark_matrix_slab_at", "// Two blocks' pairs")
-    slab += _between(store, "// 16 bytes that begin so many", "// Stores COLUMNS columns")
     text = WARP.read_text() + CALLS + slab + inline.header("pairs.h") + RUN
     source, library = tmp_path / "pairs.cpp", tmp_path / "pairs.so"
     source.write_text(f"#define TEST_COLUMNS {wide}\n#define TEST_REST {str(rest).lower()}\n{text}")

@@ -40,9 +40,10 @@ ARK_DEVICE auto ark_matrix_aside(int first, int q, int rows, int columns, const 
 // Stores a warp's 16 rows from `first` on. d: its sums, two(row, sums, beside, i, rest, made) what
 // makes two results of two sums, of which the operands of one row are the i-th, and the residual's
 // elements the halves of `rest`. aside: what ark_matrix_aside gave for the first columns. The rest
-// as of ark_matrix_store; `columns` is a multiple of eight.
-template <int COLUMNS, bool REST, typename T, typename S, class Aside, class Beside, class Ahead,
-          class Two>
+// as of ark_matrix_store, at multiples of 16 bytes; ROUNDS: of the loop at a time, 1 for the code's
+// size: then the sums move up meanwhile. `columns` is a multiple of eight.
+template <int COLUMNS, bool REST, int ROUNDS, typename T, typename S, class Aside, class Beside,
+          class Ahead, class Two>
 ARK_DEVICE void ark_matrix_pairs(ArkCtx& c, S (&d)[COLUMNS / 2], T* out, ark_i64 pitch, int first,
                                  int rows, int columns, Aside aside, const Beside& beside,
                                  const Ahead& ahead, const Two& two) {
@@ -50,8 +51,7 @@ ARK_DEVICE void ark_matrix_pairs(ArkCtx& c, S (&d)[COLUMNS / 2], T* out, ark_i64
   char* slab = ark_matrix_slab(c, ark_warp());
   const int lane = ark_lane();
   T* type = nullptr;
-  // A loop for the code's size; the sums move up meanwhile.
-#pragma unroll 1
+#pragma unroll ROUNDS
   for (int q = 0; q < COLUMNS; q += SOME) {
     __syncwarp();
     if constexpr (REST) {
@@ -83,7 +83,13 @@ ARK_DEVICE void ark_matrix_pairs(ArkCtx& c, S (&d)[COLUMNS / 2], T* out, ark_i64
       aside = ark_matrix_aside<COLUMNS, REST>(first, q + SOME, rows, columns, beside, ahead);
     }
     __syncwarp();
-    const int end = columns < q + SOME ? columns : q + SOME;
-    ark_matrix_slab_store<COLUMNS>(slab, out, pitch, first, q, rows, end);
+    const int end = columns < COLUMNS ? columns : COLUMNS, column = q + lane % 8 * 8;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int local = 4 * i + lane / 8, row = first + local;
+      if (row >= rows || column >= end || lane % 8 >= BLOCKS) continue;
+      const char* from = slab + local * 128 + ((lane % 8 ^ (local & 7)) << 4);
+      ark_store_pack<8>(out + row * pitch + column, *reinterpret_cast<const ArkPack<T, 8>*>(from));
+    }
   }
 }

@@ -17,6 +17,7 @@ from ark.tasks.matmul_params import MatmulParams
 from ark_cuda.tasks.wgmma import HALVES
 
 MOST_HELD = 32  # registers of operands of one row, 64 columns of them
+MOST_UNROLLED, MOST_ROUNDS = 8, 4  # parts of an expression whose rounds are unrolled
 PAIRS_IN_64_COLUMNS = 8  # pairs of a lane in 64 columns
 
 
@@ -46,10 +47,11 @@ def store(sig: Signature, wide: int) -> Store | None:
         return None
     if sum(sig.operands[i].itemsize * 2 * PAIRS_IN_64_COLUMNS // 4 for i in beside) > MOST_HELD:
         return None
-    bits = text.addresses(sig, stored[1:])
+    bits = text.addresses(sig, stored)
     start = text.offset(sig, 2, place_names(sig, "m0", "left0"))
     place = f"top, {m} - m0, {n} - left0"
     shape = f"{wide}, {str(rest is not None).lower()}"
+    rounds = MOST_ROUNDS if expression.size(params.expr) <= MOST_UNROLLED else 1
     prepared = (
         f"  const bool fits = ark_aligned({bits});\n"
         f"  const auto beside = {_beside(sig, beside, wide)};\n"
@@ -59,7 +61,7 @@ def store(sig: Signature, wide: int) -> Store | None:
     )
     call = (
         f"  const auto two = {_two(sig, beside, rest)};\n"
-        f"  ark_matrix_pairs<{shape}>(\n"
+        f"  ark_matrix_pairs<{shape}, {rounds}>(\n"
         f"      c, d, po + {start}, {out.strides[-2]}, {place}, aside, beside, ahead, two);\n"
     )
     return Store(prepared, call, "" if bits == "0u" else "fits")
