@@ -42,11 +42,13 @@ def candidates(
     parts: bool,
     narrow: bool = False,
     windows: bool = False,
+    plain: bool = False,
 ) -> list[Cut]:
     """The cuts of a product of this shape (batch, batch, rows, columns) that kernels exist for.
 
     depth: elements of k. parts: may k be cut? narrow: do the right side's elements of k lie side by
-    side? windows: is a side a matrix of windows?
+    side? windows: is a side a matrix of windows? plain: are sums stored one by one, so that no
+    tile needs to end with a head or a pair?
     """
     steps, given = -(-depth * itemsize // STEP), box_tiles(machine)
     low = shape[2] <= given.least_rows or _few_tiles(shape, machine)
@@ -59,6 +61,7 @@ def candidates(
         and not (windows and tile in given.shallow)
         and tile[1] <= shape[3]
         and (tile not in given.narrow or (narrow and low))
+        and (tile not in given.plain or (narrow and plain and not windows))
         and (tile[0] == given.least_rows or shape[2] > given.least_rows)
     ]
 
@@ -163,13 +166,15 @@ def choose_cut(
     narrow: bool = False,
     normed: bool = False,
     windows: bool = False,
+    plain: bool = False,
     beside: int = 1,
 ) -> Cut:
     """The cut of a product; measured: cuts by `key`, for what they were found to be fastest.
 
-    normed: a norm of its rows follows. windows: as in `candidates`. beside: as in `predicted_us`.
+    normed: a norm of its rows follows. windows, plain: as in `candidates`. beside: as in
+    `predicted_us`.
     """
-    able = candidates(shape, depth, itemsize, machine, parts, narrow, windows)
+    able = candidates(shape, depth, itemsize, machine, parts, narrow, windows, plain)
     known = measured.get(key(shape, depth, itemsize))
     if known is not None and Cut(*known) in able:
         return Cut(*known)

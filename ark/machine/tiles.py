@@ -14,13 +14,15 @@ class BoxTiles:
     """Of products that box copies load for warpgroups.
 
     tiles: rows and columns; of cuts that are predicted to take the same time the first is taken.
-    narrow: those of them for few rows alone, where k of the right side lies side by side. shallow:
-    those that leave too few stages for windows. parts: of k, the numbers to try. normed_parts:
+    narrow: those of them for few rows alone, where k of the right side lies side by side. plain:
+    those where it does and sums are stored one by one. shallow: those that leave too few stages
+    for windows. parts: of k, the numbers to try. normed_parts:
     of k where a norm adds them up, at most. attention_rows: queries of a tile of attention.
     """
 
     tiles: tuple[tuple[Count, Count], ...]
     narrow: tuple[tuple[Count, Count], ...]
+    plain: tuple[tuple[Count, Count], ...]
     shallow: tuple[tuple[Count, Count], ...]
     parts: tuple[Count, ...]
     normed_parts: Count

@@ -24,6 +24,7 @@ from ark.ir.dtype import FLOATS as FLOAT_TYPES
 from ark.ir.dtype import INTEGERS as INTEGER_TYPES
 from ark.ir.dtype import SMALL_FLOATS, by_name
 from ark.tasks.functions import FUNCTIONS
+from ark.tasks.gelu import gelu_argument
 
 Tree = Sequence[Any]
 
@@ -280,6 +281,9 @@ class Writer:
             return self._number(tree[1])
         if tree[0] == "index":
             return f"static_cast<ark_i32>({self._indices[tree[1]]})", "ark_i32"
+        argument = gelu_argument(tree)
+        if argument is not None:
+            return self.let("float", f"ark_gelu_erf({_as(self.write(argument), 'float')})"), "float"
         values = [self.write(part) for part in _children(tree)]
         if tree[0] == "cast":
             return self._cast(values[0], tree[1])

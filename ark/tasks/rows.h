@@ -103,6 +103,57 @@ ARK_DEVICE float ark_biased(float v, const ArkAffine<W, B>&, float bias) {
   return v + bias;
 }
 
+// A thread's weights and biases of E packs. They are asked for with its first rows where they take
+// no more than MOST_SCALE_BYTES of registers, so that no store waits for them; elsewhere when they
+// are used.
+constexpr int MOST_SCALE_BYTES = 128;
+template <class Weight>
+constexpr int ark_scale_bytes = 0;
+template <typename T>
+constexpr int ark_scale_bytes<const T*> = sizeof(T);
+template <typename W, typename B>
+constexpr int ark_scale_bytes<ArkAffine<W, B>> = sizeof(W) + sizeof(B);
+
+template <int V, int E, class Weight,
+          bool HELD =
+              (ark_scale_bytes<Weight> > 0 && ark_scale_bytes<Weight> * V * E <= MOST_SCALE_BYTES)>
+struct ArkScales {
+  ARK_DEVICE void ask(ArkScales&, const Weight&, int, int) {}
+  ARK_DEVICE void take(const ArkScales&, float (&by)[V], float (&plus)[V], const Weight& weight,
+                       int, int k) {
+    ark_weights(by, weight, k);
+    ark_biases(plus, weight, k);
+  }
+};
+template <int V, int E, typename T>
+struct ArkScales<V, E, const T*, true> {
+  ArkHeld<T, V> packs[E];
+  ARK_DEVICE void ask(ArkScales& s, const T* weight, int e, int k) {
+    ark_hold(s.packs[e], weight + k);
+  }
+  ARK_DEVICE void take(const ArkScales& s, float (&by)[V], float (&)[V], const T*, int e, int) {
+    const auto pack = ark_unpacked(s.packs[e]);
+#pragma unroll
+    for (int j = 0; j < V; ++j) by[j] = ark_get(pack.v, j);
+  }
+};
+template <int V, int E, typename W, typename B>
+struct ArkScales<V, E, ArkAffine<W, B>, true> {
+  typedef ArkScales<V, E, const W*, true> Weights;
+  typedef ArkScales<V, E, const B*, true> Biases;
+  Weights weights;
+  Biases biases;
+  ARK_DEVICE void ask(ArkScales& s, const ArkAffine<W, B>& affine, int e, int k) {
+    Weights::ask(s.weights, affine.weight, e, k);
+    Biases::ask(s.biases, affine.bias, e, k);
+  }
+  ARK_DEVICE void take(const ArkScales& s, float (&by)[V], float (&plus)[V],
+                       const ArkAffine<W, B>& affine, int e, int k) {
+    Weights::take(s.weights, by, plus, affine.weight, e, k);
+    Biases::take(s.biases, plus, by, affine.bias, e, k);
+  }
+};
+
 // The rounds of a team in a fixed order, each by the number of its first row; claimed_rows.h has
 // another. ask, tell: before and behind the first sums of a round, by all; then told() is the round
 // behind `next`.
@@ -143,6 +194,13 @@ ARK_DEVICE void ark_rows_held(const In& in, const Out& out, Weight weight, int r
   int first = rounds.first, next = first + rounds.step, parity = 0;
   if (team >= TEAMS) return;
   if (first < rows) load(first);
+  typedef ArkScales<V, E, Weight> Scales;
+  Scales scales;
+#pragma unroll
+  for (int e = 0; e < E; ++e) {
+    const int k = e * WIDTH * V + me;
+    if (first < rows && (WHOLE || k < K)) Scales::ask(scales, weight, e, k);
+  }
   while (first < rows) {
     Rounds::ask(rounds);
     float v[R][E * V], centre[R], total[R];
@@ -189,8 +247,7 @@ ARK_DEVICE void ark_rows_held(const In& in, const Out& out, Weight weight, int r
         if (!WHOLE && k >= K) continue;
         decltype(ark_load_pack<V>(to)) pack;
         float by[V], plus[V] = {};
-        ark_weights(by, weight, k);
-        ark_biases(plus, weight, k);
+        Scales::take(scales, by, plus, weight, e, k);
 #pragma unroll
         for (int j = 0; j < V; ++j) {
           const float made = OP::value(v[r][e * V + j], factor) * by[j];

@@ -118,17 +118,9 @@ def _boxed(
     windows = given.windows is not None
     measured = {} if windows else measured  # of matrices in memory
     narrow, size = given.transpose_b, product.node.inputs[0].dtype.itemsize
+    flags = (narrow, normed, windows, plain)
     return choose_cut(
-        product.shape,
-        product.depth,
-        size,
-        machine,
-        several,
-        measured,
-        narrow,
-        normed,
-        windows,
-        beside=shared,
+        product.shape, product.depth, size, machine, several, measured, *flags, beside=shared
     )
 
 

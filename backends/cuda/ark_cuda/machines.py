@@ -55,9 +55,19 @@ UNIT_TILES = (
 )
 
 # Of products for warpgroups (tasks/products.py). More parts of k than two brought norms nothing.
+# Boxes have any number of rows of the right side where k lies side by side there; half a tile of 64
+# rows, which a warpgroup stores, is a multiple of 16 columns.
+PLAIN_TILES = (
+    *((128, columns) for columns in (224, 192, 160, 144, 96)),
+    *((64, columns) for columns in (224, 192, 160, 96)),
+)
 BOX_TILES = BoxTiles(
-    tiles=((128, 256), (128, 128), (128, 64), (64, 256), (64, 128), (64, 64), (64, 32)),
+    tiles=(
+        *((128, 256), (128, 128), (128, 64), (64, 256), (64, 128), (64, 64), (64, 32)),
+        *PLAIN_TILES,
+    ),
     narrow=((64, 32),),
+    plain=PLAIN_TILES,
     shallow=((64, 256),),
     parts=(2, 3, 4, 6, 8),
     normed_parts=2,

@@ -1,36 +1,95 @@
 // How sums of products leave the registers of a warpgroup, in the variant `matrix`: each warp its
 // own rows, through its slab, in whole lines.
 
-// A warp's 16 rows of up to 64 columns of sums, rounded, into its slab; 16-byte pieces of a row of
-// 128 bytes change places with the row, so that no access meets a bank twice.
+// The address of a lane's 16 bytes of two blocks of eight columns, j and the next one, of a warp's
+// 16 rows in its slab; 16-byte pieces of a row of 128 bytes change places with the row, so that no
+// access meets a bank twice.
+ARK_DEVICE ark_u32 ark_matrix_slab_at(char* slab, int j) {
+  const int row = ark_lane() & 15, piece = j + (ark_lane() >> 4);
+  return ark_shared_address(slab) + row * 128 + ((piece ^ (row & 7)) << 4);
+}
+// Two blocks' pairs of 16 bits into the slab, as sums lie: of the first block and of the second,
+// in the first 8 rows and in the others.
+ARK_DEVICE void ark_matrix_slab_put(char* slab, int j, const ark_u32 (&words)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                   ark_matrix_slab_at(slab, j)),
+               "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
+               : "memory");
+}
+// The same from there.
+ARK_DEVICE void ark_matrix_slab_take(char* slab, int j, ark_u32 (&words)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+               : "r"(ark_matrix_slab_at(slab, j))
+               : "memory");
+}
+// A warp's 16 rows of up to 64 columns of sums, rounded, into its slab.
 template <typename T, int COLUMNS>
 ARK_DEVICE void ark_matrix_slab_fill(char* slab, const float* d) {
-  const int lane = ark_lane(), row = lane & 15;
   T* type = nullptr;
 #pragma unroll
   for (int j = 0; j < COLUMNS / 8; j += 2) {
-    const int chunk = j + (lane >> 4);
-    const ark_u32 to = ark_shared_address(slab) + row * 128 + ((chunk ^ (row & 7)) << 4);
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
-                 "r"(ark_pack_pair(type, d[4 * j], d[4 * j + 1])),
-                 "r"(ark_pack_pair(type, d[4 * j + 2], d[4 * j + 3])),
-                 "r"(ark_pack_pair(type, d[4 * j + 4], d[4 * j + 5])),
-                 "r"(ark_pack_pair(type, d[4 * j + 6], d[4 * j + 7]))
-                 : "memory");
+    ark_u32 words[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      words[i] = ark_pack_pair(type, d[4 * j + 2 * i], d[4 * j + 2 * i + 1]);
+    }
+    ark_matrix_slab_put(slab, j, words);
   }
 }
-// The same as below of rows that begin anywhere: neighbouring lanes store neighbouring elements.
+// 16 bytes that begin so many bytes, an even number below 16, behind the first of two neighbours.
+ARK_DEVICE ArkPack<ark_u32, 4> ark_matrix_shifted(const ArkPack<ark_u32, 4>& low,
+                                                  const ArkPack<ark_u32, 4>& high, int bytes) {
+  ark_u32 v[7] = {low.v[0], low.v[1], low.v[2], low.v[3], high.v[0], high.v[1], high.v[2]};
+  const ark_u32 last = high.v[3];
+#pragma unroll
+  for (int i = 0; i < 7; ++i) v[i] = (bytes & 8) == 0 ? v[i] : i < 5 ? v[i + 2] : last;
+#pragma unroll
+  for (int i = 0; i < 6; ++i) v[i] = (bytes & 4) == 0 ? v[i] : v[i + 1];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) v[i] = (bytes & 2) == 0 ? v[i] : v[i] >> 16 | v[i + 1] << 16;
+  return ArkPack<ark_u32, 4>{{v[0], v[1], v[2], v[3]}};
+}
+// The same as below of rows that are not multiples of 16 bytes: what begins at such multiples in
+// memory is stored in packs, whose elements two pieces of the slab have, and the rest of each row
+// by elements.
 template <int COLUMNS, typename T>
 ARK_DEVICE void ark_matrix_slab_scatter(const char* slab, T* out, ark_i64 pitch, int first, int q,
                                         int rows, int columns) {
-  constexpr int SIZE = sizeof(T), WIDE = 128 / SIZE;
-#pragma unroll 4
-  for (int i = ark_lane(); i < 16 * WIDE; i += 32) {
-    const int local = i / WIDE, at = i % WIDE, row = first + local, column = q + at;
-    if (column >= COLUMNS || row >= rows || column >= columns) continue;
-    const int piece = at * SIZE / 16;
-    out[row * pitch + column] = *reinterpret_cast<const T*>(
-        slab + local * 128 + ((piece ^ (local & 7)) << 4) + at * SIZE % 16);
+  constexpr int SIZE = sizeof(T), PIECE = 16 / SIZE, WIDE = 128 / SIZE;
+  int end = (columns < COLUMNS ? columns : COLUMNS) - q;
+  if (end > WIDE) end = WIDE;
+  const auto piece = [&](int local, int number) {
+    return slab + local * 128 + ((number ^ (local & 7)) << 4);
+  };
+  // Elements of a row before the first that lies at a multiple of 16 bytes.
+  const auto before = [&](int local) {
+    const ark_u64 address = reinterpret_cast<ark_u64>(out + (first + local) * pitch + q);
+    return static_cast<int>(0u - static_cast<ark_u32>(address) / SIZE) & (PIECE - 1);
+  };
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int local = 4 * i + ark_lane() / 8, number = ark_lane() % 8, head = before(local);
+    const int column = PIECE * number + head;
+    if (first + local >= rows || column + PIECE > end) continue;
+    const auto low = *reinterpret_cast<const ArkPack<ark_u32, 4>*>(piece(local, number));
+    const auto high =
+        head == 0 ? low : *reinterpret_cast<const ArkPack<ark_u32, 4>*>(piece(local, number + 1));
+    const auto pack = head == 0 ? low : ark_matrix_shifted(low, high, head * SIZE);
+    T* to = out + (first + local) * pitch + q + column;
+    ark_store_pack<4>(reinterpret_cast<ark_u32*>(to), pack);
+  }
+  // The first and the last elements of a row are as many as a piece has where it is whole.
+  const int slots = end == WIDE ? 1 : 2;
+#pragma unroll 1
+  for (int i = ark_lane(); i < 16 * PIECE * slots; i += 32) {
+    const int local = i / PIECE % 16, number = i % PIECE + i / (16 * PIECE) * PIECE;
+    const int head = before(local), row = first + local;
+    const int tail = head + (end - head) / PIECE * PIECE;
+    const int column = number < head ? number : tail + number - head;
+    if (row >= rows || column >= end) continue;
+    out[row * pitch + q + column] =
+        *reinterpret_cast<const T*>(piece(local, column / PIECE) + column % PIECE * SIZE);
   }
 }
 // Stores what a warp has in its slab, 16 rows from `first` on of 128 bytes of columns from q on.
@@ -60,18 +119,20 @@ ARK_DEVICE void ark_matrix_slab_store(const char* slab, T* out, ark_i64 pitch, i
     }
   }
 }
-// Stores COLUMNS columns of a tile: each warp its 16 rows from `first` on, in whole lines, without
-// waiting for anybody. out: the tile's first element; rows, columns: how many of the result follow.
-template <typename T, int COLUMNS>
+// Stores COLUMNS columns of a tile, those from Q on: each warp its 16 rows from `first` on, in
+// whole lines, without waiting for anybody. out: the tile's first element; rows, columns: how many
+// of the result follow.
+template <typename T, int COLUMNS, int Q = 0>
 ARK_DEVICE void ark_matrix_store(ArkCtx& c, const float* d, T* out, ark_i64 pitch, int first,
                                  int rows, int columns) {
+  constexpr int SOME = COLUMNS - Q < 64 ? COLUMNS - Q : 64;
   char* slab = ark_matrix_slab(c, ark_warp());
-#pragma unroll
-  for (int q = 0; q < COLUMNS; q += 64) {
-    __syncwarp();
-    ark_matrix_slab_fill<T, (COLUMNS < 64 ? COLUMNS : 64)>(slab, d + q / 2);
-    __syncwarp();
-    ark_matrix_slab_store<COLUMNS>(slab, out, pitch, first, q, rows, columns);
+  __syncwarp();
+  ark_matrix_slab_fill<T, SOME>(slab, d + Q / 2);
+  __syncwarp();
+  ark_matrix_slab_store<COLUMNS>(slab, out, pitch, first, Q, rows, columns);
+  if constexpr (Q + SOME < COLUMNS) {
+    ark_matrix_store<T, COLUMNS, Q + SOME>(c, d, out, pitch, first, rows, columns);
   }
 }
 // The same of a result that has all of the columns.
@@ -214,7 +275,7 @@ ARK_DEVICE void ark_matrix_each(ArkCtx& c, S (&d)[COLUMNS / 2], int first, int r
       const S v[8] = {low.v[0],  low.v[1],  low.v[2],  low.v[3],
                       high.v[0], high.v[1], high.v[2], high.v[3]};
       const int left = columns - column < 8 ? columns - column : 8;
-      if (row < rows && left > 0 && lane % 4 * 8 < SOME) eight(row, column, v, left);
+      if (row < rows && left > 0 && column < COLUMNS) eight(row, column, v, left);
     }
   }
 }

@@ -214,6 +214,12 @@ ARK_DEVICE float ark_reciprocal(float v) {
   asm("rcp.approx.f32 %0, %1;" : "=f"(result) : "f"(v));
   return result;
 }
+#define ARK_HAS_POWER_OF_TWO 1
+ARK_DEVICE float ark_power_of_two(float v) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(v));
+  return result;
+}
 #define ARK_HAS_ERF 1
 ARK_DEVICE float ark_erf(float v) { return erff(v); }
 // Without branches, so that a thread's elements go side by side: a polynomial near 0 (as those of

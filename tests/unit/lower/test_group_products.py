@@ -17,7 +17,7 @@ CONTEXT = Context(H200, machines=(H200,))
 
 
 def test_three_products_of_an_input_are_cut_to_fill_the_processors_once() -> None:
-    cuts = []
+    tiles = []
     for count in (1, 3):
         model = Model()
         with use_model(model):
@@ -27,8 +27,9 @@ def test_three_products_of_an_input_are_cut_to_fill_the_processors_once() -> Non
         graph = group_products(model.graph, CONTEXT)
         assert [n.type for n in graph.nodes] == ["matmul"] * count + ["exp"] * count
         cut = cut_products(graph, CONTEXT)
-        cuts.append({n.attrs["cut"] for n in cut.nodes if n.type == "matmul"})
-    assert cuts == [{(128, 64, 1)}, {(128, 256, 1)}]
+        sizes = [n.attrs["cut"] for n in cut.nodes if n.type == "matmul"]
+        tiles.append(sum(-(-1024 // rows) * -(-768 // columns) for rows, columns, _ in sizes))
+    assert tiles[0] > 132 // 3 and tiles[1] <= 132
 
 
 def test_a_product_stays_behind_a_copy_into_its_weights() -> None:

@@ -24,11 +24,14 @@ from ark.tasks.matmul_form import ROPE, deal, dims, k_range, part_of_k, place_na
 from ark.tasks.matmul_params import MatmulParams, WindowParams
 from ark.tasks.matmul_text import outputs
 from ark.tasks.rotary import rope
-from ark_cuda.tasks import windows
+from ark_cuda.tasks import pairs, windows
 from ark_cuda.tasks.inline import header
 from ark_cuda.tasks.wgmma import BYTES, HALVES, multiply, once, sum_of
 
-HEIGHTS, WIDTHS = (64, 128), (32, 64, 128, 256)
+HEIGHTS = (64, 128)
+NARROW, BOX = 32, 64  # columns of the narrowest tile; of a box where k is across
+WIDTHS = {64: (NARROW, 64, 96, 128, 160, 192, 224, 256)}  # by height
+WIDTHS[128] = (*WIDTHS[64], 144)
 LINE = 128  # bytes of k in a stage, of each row
 ROOM = 4 * 49152  # bytes of all stages; ARK_MATRIX_ROOM
 SLABS = 8 * 2048  # 16 by 64 results a warp; before the stages, which other bodies leave alone so
@@ -57,8 +60,9 @@ def serves(sig: Signature, machine: Machine) -> bool:
         and (out.dtype in _stored(left.dtype) or not plain)
         and (not rotates(sig) or _rotates_here(sig))
         and (rows in HEIGHTS or rows == dims(sig)[0] < HEIGHTS[-1])
-        and columns in WIDTHS
-        and (columns > WIDTHS[0] or params.transpose_b)  # boxes of 64 columns
+        and columns in WIDTHS[_height(sig)]
+        and (columns % BOX == 0 or params.transpose_b)
+        and (columns % BOX == 0 or columns == NARROW or not paired)
         and _mappable(sig, 0)
         and _mappable(sig, 1)
         and not any(o.packet for o in sig.operands)
@@ -256,20 +260,32 @@ def write(name: str, sig: Signature, machine: Machine) -> str:
     across = (int(params.transpose_a), int(not params.transpose_b))
     sums = f"{sum_of(sig.operands[0])} (&d)[{_wide(sig) // 2}]"
     sides = sig.operands[0], sig.operands[1]
-    store = "" if packs.residual(sig) is None else once("ARK_RESIDUAL", header("residual.h"))
+    pairs_form = pairs.store(sig, _wide(sig))
+    own = "" if packs.residual(sig) is None else once("ARK_RESIDUAL", header("residual.h"))
+    own += "" if pairs_form is None else once("ARK_PAIRS", header("pairs.h"))
     # Inlined: the compiler would wait for each instruction of a function that is called.
     return (
-        store
+        own
         + ("" if machine.has(Capability.TCGEN05) else multiply(params.tile[1], sides, across))
         + f"""ARK_DEVICE void {name}(ArkCtx& c, const ArkTask& t) {{
 {outputs(sig)}  ark_matrix_product<{_product(sig)}>(
       c, t, [&](int i1) {{ (void)i1; return {_steps(sig)}; }},
-      [&](int i0, int i1, int m0, int n0, int top, int left0, {sums}) {{
-  (void)i0; (void)i1;
-{_store(sig)}      }});
+      [&](int i0, int i1, int m0, int n0, int top, int left0) {{
+  (void)i0; (void)i1; (void)n0;
+{"" if pairs_form is None else pairs_form.prepared}  return [=, &c, &t]({sums}) {{
+  (void)t;
+{_store(sig) if pairs_form is None else _store_pairs(sig, pairs_form)}  }};
+      }});
 }}
 """
     )
+
+
+def _store_pairs(sig: Signature, form: pairs.Store) -> str:
+    """Stores what the expression makes of sums, otherwise where operands lie at odd places."""
+    if not form.aligned:
+        return form.stored
+    return f"  if ({form.aligned}) {{\n{form.stored}  }} else {{\n{_store(sig)}  }}\n"
 
 
 # Both operands' bytes up to which stages overlap. On an H100 4096^3 is 2.5% faster so, and 8192^3,

@@ -14,7 +14,7 @@ ARK_DEVICE void ark_matrix_each_residual(ArkCtx& c, S (&d)[COLUMNS / 2], int fir
   };
   const auto asked = [&](int i, int q) {
     const int row = first + 8 * i + lane / 4, column = q + place;
-    return ahead(row, column, row < rows && columns - column >= 8 && place < SOME);
+    return ahead(row, column, row < rows && columns - column >= 8 && column < COLUMNS);
   };
   auto low_next = asked(0, 0), high_next = asked(1, 0);
   // A loop for the code's size; the sums move up meanwhile.
@@ -46,7 +46,7 @@ ARK_DEVICE void ark_matrix_each_residual(ArkCtx& c, S (&d)[COLUMNS / 2], int fir
       const S v[8] = {low.v[0],  low.v[1],  low.v[2],  low.v[3],
                       high.v[0], high.v[1], high.v[2], high.v[3]};
       const int left = columns - column < 8 ? columns - column : 8;
-      if (row < rows && left > 0 && place < SOME) {
+      if (row < rows && left > 0 && column < COLUMNS) {
         eight(row, column, v, left, i == 0 ? low_beside : high_beside);
       }
     }

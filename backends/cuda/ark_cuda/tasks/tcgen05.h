@@ -103,13 +103,14 @@ ARK_DEVICE void ark_matrix_start(ArkCtx& c, ark_u32 sums, ark_u32 steps, ArkMatr
   }
 }
 
-// The computing half. steps(i1): stages that a tile takes. store(i0, i1, m0, n0, top, left, d)
-// stores a warp's sums, whose first row of the tile is `top` and first column `left`. A warp
-// reaches the 32 lanes of its place in its warpgroup; of 128 rows the two warpgroups have 16 each,
-// of 64 rows, which are in the first 16 of each 32 lanes, half of the columns each.
-template <class P, class Steps, class Store>
+// The computing half. steps(i1): stages that a tile takes. end(i0, i1, m0, n0, top, left) asks for
+// what the tile's end reads, and has what stores a warp's sums d, whose first row of the tile is
+// `top` and first column `left`. A warp reaches the 32 lanes of its place in its warpgroup; of 128
+// rows the two warpgroups have 16 each, of 64 rows, which are in the first 16 of each 32 lanes,
+// half of the columns each.
+template <class P, class Steps, class End>
 ARK_DEVICE void ark_matrix_product(ArkCtx& c, const ArkTask& t, const Steps& steps_of,
-                                   const Store& store) {
+                                   const End& end) {
   typedef typename ArkTensorProduct<P>::Sum Sum;
   const int group = ark_warp() / 4, quarter = ark_warp() % 4;
   const ark_u32 sums = ark_shared_word(&ark_matrix.sums);
@@ -119,6 +120,7 @@ ARK_DEVICE void ark_matrix_product(ArkCtx& c, const ArkTask& t, const Steps& ste
   ArkMatrixSlot at = ark_matrix_place_of();
   ark_u32 parity = ark_matrix_made_parity();
   ark_each_tile<typename P::deal, false>(t, [&](int i0, int i1, int m0, int n0) {
+    const auto store = end(i0, i1, m0, n0, top, n0 + left);
     if (ark_warp() == 0) ark_matrix_start<P>(c, sums, steps_of(i1), at);
     while (!ark_matrix_passed(ark_shared_address(&ark_matrix.made), parity)) {
     }
@@ -138,7 +140,7 @@ ARK_DEVICE void ark_matrix_product(ArkCtx& c, const ArkTask& t, const Steps& ste
     }
     ark_sums_fence_before();
     ark_sync();  // the next tile's products may overwrite them
-    store(i0, i1, m0, n0, top, n0 + left, d);
+    store(d);
     return true;
   });
   ark_matrix_keep_place(at, parity);

@@ -57,7 +57,7 @@ ARK_DEVICE void ark_wgmma_keep(ark_i32& sum) { asm volatile("" : "+r"(sum) : : "
 template <class P, typename S>
 ARK_DEVICE void ark_matrix_join(ArkCtx& c, int group, const S (&d)[P::ALL / 2],
                                 S (&made)[P::WIDE / 2]) {
-  constexpr int HALF = P::WIDE / 2, SOME = HALF < 16 ? HALF : 16;
+  constexpr int HALF = P::WIDE / 2, SOME = HALF % 16 == 0 ? 16 : 8;
   static_assert(2 * 128 * SOME * sizeof(S) <= 8 * ARK_MATRIX_SLAB, "sums fit the slabs");
   S* room = reinterpret_cast<S*>(ark_matrix_slab(c, 0)) + ark_tid() % 128;
 #pragma unroll
@@ -79,11 +79,11 @@ ARK_DEVICE void ark_matrix_join(ArkCtx& c, int group, const S (&d)[P::ALL / 2],
 
 // The computing half. Of tiles of 64 rows a warpgroup has every other stage of k, the ring's even
 // slots or the odd ones, and stores its columns when both have added up theirs. steps(i1): stages
-// that a tile takes. store(i0, i1, m0, n0, top, left, d) stores a warp's sums, whose first row of
-// the tile is `top` and first column `left`.
-template <class P, class Steps, class Store>
+// that a tile takes. end(i0, i1, m0, n0, top, left) asks for what the tile's end reads, and has
+// what stores a warp's sums d, whose first row of the tile is `top` and first column `left`.
+template <class P, class Steps, class End>
 ARK_DEVICE void ark_matrix_product(ArkCtx& c, const ArkTask& t, const Steps& steps_of,
-                                   const Store& store) {
+                                   const End& end) {
   typedef ArkWgmma<P::ALL, typename P::T, typename P::TB, P::A_ACROSS, P::B_ACROSS> W;
   static_assert(P::TALL || ARK_MATRIX_STAGES % 2u == 0u, "each warpgroup has slots of its own");
   const int group = ark_warp() / 4, first = ark_tid() % 128 == 0;
@@ -100,6 +100,8 @@ ARK_DEVICE void ark_matrix_product(ArkCtx& c, const ArkTask& t, const Steps& ste
     // be alive in all other bodies of the loop too.
     typename W::Sum d[P::ALL / 2] = {};
     const ark_u32 steps = steps_of(i1);
+    const int top = 16 * (ark_warp() % (P::TALL ? 8 : 4));
+    const auto store = end(i0, i1, m0, n0, top, n0 + (P::TALL ? 0 : group * P::WIDE));
     ark_u32 before = 0u, some = 0u;
     ark_u32 k = P::TALL || (at.slot & 1u) == static_cast<ark_u32>(group) ? 0u : 1u;
     if (k > 0u) ark_matrix_next(at);
@@ -133,14 +135,13 @@ ARK_DEVICE void ark_matrix_product(ArkCtx& c, const ArkTask& t, const Steps& ste
     }
 #pragma unroll
     for (int i = 0; i < P::ALL / 2; ++i) ark_wgmma_keep(d[i]);
-    const int top = 16 * (ark_warp() % (P::TALL ? 8 : 4));
     if constexpr (P::TALL) {
-      store(i0, i1, m0, n0, top, n0, d);
+      store(d);
     } else {
       if (k > steps) ark_matrix_back(at);
       typename W::Sum made[P::WIDE / 2];
       ark_matrix_join<P>(c, group, d, made);
-      store(i0, i1, m0, n0, top, n0 + group * P::WIDE, made);
+      store(made);
     }
     return true;
   });

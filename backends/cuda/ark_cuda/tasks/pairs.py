@@ -1,0 +1,141 @@
+"""Products with an expression whose results have 16 bits: source that computes it where the sums
+lie, two neighbours at a time (pairs.h).
+
+Operands of one row, as a bias, are read at a lane's pairs of columns; one operand may have all of
+the result's elements, as a residual. Called by the writer of products for warpgroups.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ark.plan.kind import Signature
+from ark.tasks import expression, text
+from ark.tasks import matmul_packs as packs
+from ark.tasks.matmul_form import dims, place_names, sums_of
+from ark.tasks.matmul_params import MatmulParams
+from ark_cuda.tasks.wgmma import HALVES
+
+MOST_HELD = 32  # registers of operands of one row, 64 columns of them
+MOST_UNROLLED, MOST_ROUNDS = 8, 4  # parts of an expression whose rounds are unrolled
+PAIRS_IN_64_COLUMNS = 8  # pairs of a lane in 64 columns
+
+
+@dataclass(frozen=True)
+class Store:
+    """prepared: statements before a tile's sums are there. stored: those that store them, where
+    `aligned` is true.
+    """
+
+    prepared: str
+    stored: str
+    aligned: str
+
+
+def store(sig: Signature, wide: int) -> Store | None:
+    """How a warpgroup stores its `wide` columns of a tile; None where this form does not serve."""
+    params, out = sig.read(MatmulParams), sig.operands[2]
+    m, n, _ = dims(sig)
+    stored = None if params.gated or params.head_dim else packs.packed(sig, packs.WIDE)
+    if params.expr is None or out.dtype not in HALVES or stored is None or n % packs.WIDE:
+        return None
+    rest = packs.residual(sig)
+    beside = [i for i in stored if i not in (2, rest)]
+    if rest is not None and sig.operands[rest].dtype not in HALVES:
+        return None
+    if any(text.pad4(sig.operands[i].shape, 1)[2] > 1 for i in beside):
+        return None
+    if sum(sig.operands[i].itemsize * 2 * PAIRS_IN_64_COLUMNS // 4 for i in beside) > MOST_HELD:
+        return None
+    bits = text.addresses(sig, stored)
+    start = text.offset(sig, 2, place_names(sig, "m0", "left0"))
+    place = f"top, {m} - m0, {n} - left0"
+    shape = f"{wide}, {str(rest is not None).lower()}"
+    rounds = MOST_ROUNDS if expression.size(params.expr) <= MOST_UNROLLED else 1
+    prepared = (
+        f"  const bool fits = ark_aligned({bits});\n"
+        f"  const auto beside = {_beside(sig, beside, wide)};\n"
+        f"  const auto ahead = {_ahead(sig, rest)};\n"
+        f"  const auto aside = ark_matrix_aside<{shape}>(\n"
+        f"      top, 0, {m} - m0, {n} - left0, beside, ahead);\n"
+    )
+    call = (
+        f"  const auto two = {_two(sig, beside, rest)};\n"
+        f"  ark_matrix_pairs<{shape}, {rounds}>(\n"
+        f"      c, d, po + {start}, {out.strides[-2]}, {place}, aside, beside, ahead, two);\n"
+    )
+    return Store(prepared, call, "" if bits == "0u" else "fits")
+
+
+def _together(wide: int) -> int:
+    """Columns that are stored at a time: ark_pairs_some."""
+    return wide if wide < 64 else 48 if wide % 64 and wide % 48 == 0 else 64
+
+
+def _beside(sig: Signature, operands: list[int], wide: int) -> str:
+    """A lambda that loads a lane's pairs of operands of one row."""
+    _, n, _ = dims(sig)
+    some = _together(wide)
+    blocks = some // 8
+    fields = "".join(f" decltype(ark_held<2>(p{i})) e{i}[{blocks}];" for i in operands)
+    whole = n % sig.read(MatmulParams).tile[1] == 0 and wide % some == 0
+    column = "left0 + at_column + 8 * j"
+    if not whole:
+        column = f"{column} < {n} ? {column} : {n - 2}"
+    names = place_names(sig, "m0", "column")
+    loads = "".join(
+        f"      ark_hold(made.e{i}[j], p{i} + {text.offset(sig, i, names)});\n" for i in operands
+    )
+    if not operands:
+        return "[](int) { return ArkNothing{}; }"
+    return (
+        f"[=](int at_column) {{\n    struct Beside {{{fields} }};\n    Beside made = {{}};\n"
+        f"#pragma unroll\n    for (int j = 0; fits && j < {blocks}; ++j) {{\n"
+        f"      const int column = {column};\n{loads}    }}\n    return made;\n  }}"
+    )
+
+
+def _ahead(sig: Signature, rest: int | None) -> str:
+    """A lambda that loads eight neighbours of the residual, as words."""
+    if rest is None:
+        return "ArkNothing{}"
+    at = text.offset(sig, rest, place_names(sig, "row", "column"))
+    return (
+        "[=](int at_row, int at_column, bool there) {\n"
+        "    const int row = m0 + at_row, column = left0 + at_column;\n"
+        "    ArkPack<ark_u32, 4> pack = {};\n    if (there && fits) "
+        f"pack = ark_load_pack<4>(reinterpret_cast<const ark_u32*>(p{rest} + {at}));\n"
+        "    (void)row; (void)column;\n    return pack;\n  }"
+    )
+
+
+def _two(sig: Signature, beside: list[int], rest: int | None) -> str:
+    """A lambda that makes two results of two sums."""
+    names = place_names(sig, "row", "0")
+    lines, leaves = [], [("v[k]", "ark_i32" if sums_of(sig) == "int32" else "float")]
+    for i in range(3, len(sig.operands)):
+        ctype = sig.operands[i].ctype
+        if i == rest:
+            lines.append(f"ArkWords<{ctype}, 2> held;")
+            lines.append("held.words.v[0] = rest;")
+            lines.append(f"const auto e{i} = ark_unpacked(held);")
+        elif i in beside:
+            lines.append(f"const auto e{i} = ark_unpacked(held_beside.e{i}[i]);")
+        else:
+            lines.append(
+                f"const auto e{i} = ark_load_pack<1>(p{i} + {text.offset(sig, i, names)});"
+            )
+        place = "k" if i == rest or i in beside else "0"
+        leaves.append((text.load(sig, i, f"e{i}.v", place), text.loaded(sig, i)))
+    writer = expression.Writer(leaves, text.literal)
+    tree = sig.read(MatmulParams).expr
+    value, _ = writer.write(expression.leaf(0) if tree is None else tree)
+    body = "".join(f"    {line}\n" for line in lines)
+    each = "".join(f"      {line}\n" for line in writer.statements)
+    return (
+        "[&](int at_row, const auto* v, const auto& held_beside, int i, ark_u32 rest,\n"
+        "      float (&made)[2]) {\n    const int row = m0 + at_row;\n"
+        f"    (void)row; (void)held_beside; (void)i; (void)rest;\n{body}"
+        f"#pragma unroll\n    for (int k = 0; k < 2; ++k) {{\n{each}"
+        f"      made[k] = static_cast<float>({value});\n    }}\n  }}"
+    )

@@ -1,0 +1,143 @@
+"""How products with an expression leave registers as results of 16 bits, run on the host: 32
+threads are a warp's lanes, whose sums lie as PTX describes those of wgmma. Against NumPy.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("ark_cuda")
+
+from ark_cuda.tasks import inline
+
+from tests.cases.cuda_boxes import WARP, to_bf16
+
+WARP_ROWS = 13  # of a warp's 16
+
+CALLS = r"""
+typedef uint32_t ark_u32;
+typedef int64_t ark_i64;
+typedef uint64_t ark_u64;
+template <typename T, int N>
+struct alignas(sizeof(T) * N >= 16 ? 16 : sizeof(T) * N) ArkPack {
+  T v[N];
+};
+struct ArkCtx {};
+alignas(128) static char slab_of_warp[2048];
+static char* ark_matrix_slab(ArkCtx&, int) { return slab_of_warp; }
+static ark_u32 ark_shared_address(const char* p) { return static_cast<ark_u32>(p - slab_of_warp); }
+static int ark_warp() { return 0; }
+static void __syncwarp() { together.arrive_and_wait(); }
+template <int N, typename T>
+static void ark_store_pack(T* to, const ArkPack<T, N>& pack) {
+  for (int i = 0; i < N; ++i) to[i] = pack.v[i];
+}
+static ark_u32 ark_pack_pair(const Half*, float low, float high) {
+  ark_u32 a, b;
+  __builtin_memcpy(&a, &low, 4);
+  __builtin_memcpy(&b, &high, 4);
+  return a >> 16 | (b & 0xffff0000u);
+}
+static ark_u32 ark_matrix_slab_at(char* slab, int j);
+static ark_u32 places[32];
+// Matrix i of four has its rows where lanes 8 i to 8 i + 7 say; a lane has two neighbours of it.
+static void each_matrix(char* slab, int j, ark_u32* words, bool put) {
+  together.arrive_and_wait();
+  places[lane] = ark_matrix_slab_at(slab, j);
+  together.arrive_and_wait();
+  for (int i = 0; i < 4; ++i) {
+    char* at = slab + places[8 * i + lane / 4] + lane % 4 * 4;
+    put ? __builtin_memcpy(at, words + i, 4) : __builtin_memcpy(words + i, at, 4);
+  }
+  together.arrive_and_wait();
+}
+static void ark_matrix_slab_put(char* slab, int j, const ark_u32 (&words)[4]) {
+  each_matrix(slab, j, const_cast<ark_u32*>(words), true);
+}
+static void ark_matrix_slab_take(char* slab, int j, ark_u32 (&words)[4]) {
+  each_matrix(slab, j, words, false);
+}
+"""
+RUN = r"""
+// rest and out are one memory, as a result that takes the residual's place.
+template <int COLUMNS, bool REST>
+static void lane_of(const float* sums, const float* bias, Half* out, int rows, int columns) {
+  float d[COLUMNS / 2];
+  for (int i = 0; i < COLUMNS / 2; ++i) {
+    const int row = lane / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
+    d[i] = sums[row * COLUMNS + column];
+  }
+  ArkCtx c;
+  struct Beside {
+    float bias[8][2];
+  };
+  const auto beside = [=](int column) {
+    Beside made = {};
+    for (int i = 0; i < ark_pairs_some(COLUMNS) / 4; ++i) {
+      const int at = column + i / 2 * 8 + i % 2;
+      made.bias[i / 2][i % 2] = at < columns ? bias[at] : 0.0f;
+    }
+    return made;
+  };
+  const auto ahead = [=](int row, int column, bool there) {
+    ArkPack<ark_u32, 4> pack = {};
+    if (there) __builtin_memcpy(&pack, out + row * columns + column, 16);
+    return pack;
+  };
+  const auto two = [](int, const float* v, const Beside& held, int i, ark_u32 rest,
+                      float (&made)[2]) {
+    for (int k = 0; k < 2; ++k) {
+      made[k] = v[k] + held.bias[i][k] + value(k ? rest >> 16 : rest & 0xffffu);
+    }
+  };
+  const auto aside = ark_matrix_aside<COLUMNS, REST>(0, 0, rows, columns, beside, ahead);
+  ark_matrix_pairs<COLUMNS, REST, 1>(c, d, out, columns, 0, rows, columns, aside, beside, ahead,
+                                     two);
+}
+extern "C" void run(const float* sums, const float* bias, Half* out, int rows, int columns) {
+  std::vector<std::thread> lanes;
+  for (int i = 0; i < 32; ++i) {
+    lanes.emplace_back([=] {
+      lane = i;
+      lane_of<TEST_COLUMNS, TEST_REST>(sums, bias, out, rows, columns);
+    });
+  }
+  for (auto& each : lanes) each.join();
+}
+"""
+
+
+def _between(text: str, begin: str, end: str) -> str:
+    return text[text.index(begin) : text.index(end)]
+
+
+@pytest.mark.parametrize(
+    ("wide", "columns", "rest"),
+    [(128, 120, True), (80, 80, False), (48, 40, True)],
+)
+def test_each_pair_meets_its_operands(tmp_path: Path, wide: int, columns: int, rest: bool) -> None:
+    """All but the rounding, which is to fewer digits than the values have."""
+    store = resources.files("ark_cuda").joinpath("matrix_store.h").read_text()
+    slab = _between(store, "ARK_DEVICE ark_u32 ark_matrix_slab_at", "// Two blocks' pairs")
+    text = WARP.read_text() + CALLS + slab + inline.header("pairs.h") + RUN
+    source, library = tmp_path / "pairs.cpp", tmp_path / "pairs.so"
+    source.write_text(f"#define TEST_COLUMNS {wide}\n#define TEST_REST {str(rest).lower()}\n{text}")
+    command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-pthread", "-Wno-unknown-pragmas"]
+    subprocess.run([*command, source, "-o", library], check=True)
+    rng = np.random.default_rng(wide)
+    # Whole numbers, whose sums are exact in bf16.
+    sums, bias = (rng.integers(-40, 40, n).astype(np.float32) for n in ((16, wide), (wide,)))
+    before = rng.integers(-40, 40, (16, columns)).astype(np.float32)
+    want = before.copy()
+    added = bias[:columns] + (before[:WARP_ROWS] if rest else 0)
+    want[:WARP_ROWS] = sums[:WARP_ROWS, :columns] + added
+    out = to_bf16(before)
+    pointers = (a.ctypes.data_as(ctypes.c_void_p) for a in (sums, bias, out))
+    ctypes.CDLL(str(library)).run(*pointers, WARP_ROWS, columns)
+    np.testing.assert_array_equal(out, to_bf16(want))

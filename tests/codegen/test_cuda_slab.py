@@ -1,0 +1,90 @@
+"""How results leave a warp's slab for rows that are and are not multiples of 16 bytes, run on the
+host, lane by lane. Against NumPy.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from importlib import resources
+
+import numpy as np
+import pytest
+
+pytest.importorskip("ark_cuda")
+
+from tests.cases.cuda_boxes import WARP
+
+WARP_ROWS = 13  # of 16
+
+CALLS = r"""
+typedef uint32_t ark_u32;
+typedef int64_t ark_i64;
+typedef uint64_t ark_u64;
+template <typename T, int N>
+struct alignas(sizeof(T) * N >= 16 ? 16 : sizeof(T) * N) ArkPack {
+  T v[N];
+};
+static bool ark_aligned(ark_u64 bits) { return bits % 16 == 0; }
+template <int N, typename T>
+static void ark_store_pack(T* to, const ArkPack<T, N>& pack) {
+  if (reinterpret_cast<ark_u64>(to) % sizeof(pack) != 0) std::abort();
+  __builtin_memcpy(to, &pack, sizeof(pack));
+}
+"""
+RUN = r"""
+template <typename T>
+static void store(const T* values, T* out, int pitch, int rows, int columns) {
+  constexpr int WIDE = 128 / sizeof(T), PIECE = 16 / sizeof(T);
+  for (int q = 0; q < 2 * WIDE; q += WIDE) {
+    alignas(128) char slab[2048];
+    for (int i = 0; i < 16 * WIDE; ++i) {
+      const int row = i / WIDE, at = i % WIDE;
+      char* to = slab + row * 128 + ((at / PIECE ^ (row & 7)) << 4) + at % PIECE * sizeof(T);
+      *reinterpret_cast<T*>(to) = values[row * 2 * WIDE + q + at];
+    }
+    for (lane = 0; lane < 32; ++lane) {
+      ark_matrix_slab_store<2 * WIDE>(slab, out, pitch, 0, q, rows, columns);
+    }
+  }
+}
+extern "C" void store2(const uint16_t* v, uint16_t* out, int pitch, int rows, int columns) {
+  store(v, out, pitch, rows, columns);
+}
+extern "C" void store4(const float* v, float* out, int pitch, int rows, int columns) {
+  store(v, out, pitch, rows, columns);
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    text = resources.files("ark_cuda").joinpath("matrix_store.h").read_text()
+    begin, end = "// 16 bytes that begin so many bytes", "// Stores COLUMNS columns"
+    slab = text[text.index(begin) : text.index(end)]
+    source = tmp_path_factory.mktemp("slab") / "slab.cpp"
+    source.write_text("#include <cstdlib>\n" + WARP.read_text() + CALLS + slab + RUN)
+    made = source.with_suffix(".so")
+    command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-pthread", "-Wno-unknown-pragmas"]
+    subprocess.run([*command, source, "-o", made], check=True)
+    return ctypes.CDLL(str(made))
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.float32])
+def test_each_element_is_stored_once_where_it_belongs(library: ctypes.CDLL, dtype: type) -> None:
+    size = np.dtype(dtype).itemsize
+    store, wide = getattr(library, f"store{size}"), 256 // size
+    rng = np.random.default_rng(size)
+    values = rng.integers(1, 60000, (16, wide)).astype(dtype)
+    for pitch in range(wide, wide + 9):
+        for begin in range(8):
+            for columns in (wide, wide - 1, wide // 2 + 3, wide // 2, 5):
+                memory = np.zeros(16 * pitch + 64, dtype)
+                first = -(memory.ctypes.data // size) % (16 // size) + begin
+                out = memory[first : first + 16 * pitch].reshape(16, pitch)
+                want = np.zeros_like(out)
+                want[:WARP_ROWS, :columns] = values[:WARP_ROWS, :columns]
+                places = (a.ctypes.data_as(ctypes.c_void_p) for a in (values, out))
+                store(*places, pitch, WARP_ROWS, columns)
+                np.testing.assert_array_equal(out, want)
+                assert not memory[:first].any() and not memory[first + 16 * pitch :].any()
