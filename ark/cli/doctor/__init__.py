@@ -5,18 +5,17 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-from typing import Any
 
 from rich.console import Console
 
 from ark.backend import registry
 from ark.cli.doctor.bench import Bench
 from ark.cli.doctor.checks import Finding, examine
-from ark.cli.parser import add_backend, add_device
+from ark.cli.parser import Subparsers, add_backend, add_device
 from ark.errors import InvalidUsageError
 
 
-def register(subparsers: Any) -> None:
+def register(subparsers: Subparsers) -> None:
     """Adds `ark doctor`."""
     parser = subparsers.add_parser(
         "doctor",
