@@ -33,7 +33,8 @@ def get(name: str) -> Backend:
     for point in entry_points(group=GROUP):
         if point.name == name:
             try:
-                return importlib.import_module(point.value).backend
+                backend: Backend = importlib.import_module(point.value).backend
+                return backend
             except (ImportError, AttributeError) as error:
                 raise SystemError(
                     f"the backend {name!r} is installed, but its package {point.value} cannot "

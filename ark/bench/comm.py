@@ -162,13 +162,14 @@ def wrong_elements(
     whole = [v.astype(np.float64) for v in values]
     total = np.sum(whole, axis=0) / (world if reduction == "mean" else 1)
     part = len(values[0]) // world
-    want = {
+    results: dict[str, Callable[[], np.ndarray]] = {
         "all_reduce": lambda: total,
         "all_gather": lambda: np.concatenate(whole),
         "reduce_scatter": lambda: total[rank * part : (rank + 1) * part],
         "all_to_all": lambda: np.concatenate([v[rank * part : (rank + 1) * part] for v in whole]),
         "broadcast": lambda: whole[0],
-    }[collective]()
+    }
+    want = results[collective]()
     near = np.isclose(got.astype(np.float64), want, rtol=1e-2, atol=1e-2)
     return int((~near).sum())
 

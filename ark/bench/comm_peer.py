@@ -50,7 +50,7 @@ class CommCase:
 
 def agreed(job: Bootstrap | Members, number: float) -> float:
     """The largest of the ranks' numbers."""
-    return max(json.loads(s) for s in job.all_gather(json.dumps(number).encode()))
+    return max(float(json.loads(s)) for s in job.all_gather(json.dumps(number).encode()))
 
 
 def seconds_each(

@@ -33,8 +33,8 @@ from ark.models.sampling import GREEDY
 from ark.models.sequences import write_sequences
 from ark.plan.types import Plan
 from ark.runtime import tuned_collectives
-from ark.runtime.executor import Executor, Ranks
-from ark.runtime.run import Run
+from ark.runtime.executor import Executor
+from ark.runtime.run import Ranks, Run
 
 POOL = 1 << 22
 

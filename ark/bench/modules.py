@@ -86,7 +86,7 @@ def _peer(module: Any, example: Any, place: str, repeats: int) -> dict[str, Any]
     for traced in (False, True) if recurrent else (False,):
         torch._dynamo.reset()
         with torch.no_grad(), torch._dynamo.config.patch(allow_rnn=traced):
-            compiled = torch.compile(module, mode="reduce-overhead")
+            compiled: Callable[..., Any] = torch.compile(module, mode="reduce-overhead")
             try:
                 for _ in range(4):
                     torch.compiler.cudagraph_mark_step_begin()

@@ -53,7 +53,8 @@ class Inverted(nn.Module):
         self.same = stride == 1 and inputs == outputs
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.body(x) if self.same else self.body(x)
+        result: torch.Tensor = self.body(x)
+        return x + result if self.same else result
 
 
 class Recurrent(nn.Module):
@@ -65,7 +66,8 @@ class Recurrent(nn.Module):
         self.head = nn.Linear(16, 5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.lstm(x)[0][:, -1])
+        result: torch.Tensor = self.head(self.lstm(x)[0][:, -1])
+        return result
 
 
 class Layer(nn.Module):
@@ -82,18 +84,21 @@ class Layer(nn.Module):
         rows, length, width = x.shape
         q, k, v = self.qkv(x).view(rows, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         attended = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=self.first)
-        return self.out(attended.transpose(1, 2).reshape(rows, length, width))
+        result: torch.Tensor = self.out(attended.transpose(1, 2).reshape(rows, length, width))
+        return result
 
     def feed(self, x: torch.Tensor) -> torch.Tensor:
         kind = "tanh" if self.first else "none"
-        return self.down(nn.functional.gelu(self.up(x), approximate=kind))
+        result: torch.Tensor = self.down(nn.functional.gelu(self.up(x), approximate=kind))
+        return result
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.first:
             x = x + self.attend(self.norms[0](x))
             return x + self.feed(self.norms[1](x))
         x = self.norms[0](x + self.attend(x))
-        return self.norms[1](x + self.feed(x))
+        x = self.norms[1](x + self.feed(x))
+        return x
 
 
 class Transformer(nn.Module):

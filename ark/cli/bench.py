@@ -23,6 +23,7 @@ from ark.cli.common import device_index, errors, share, to_be_started, write_res
 from ark.cli.machine_settings import change
 from ark.cli.parser import (
     CHUNK,
+    Subparsers,
     add_backend,
     add_device,
     add_figures,
@@ -50,7 +51,7 @@ NAMES = {
 }
 
 
-def register(subparsers: argparse._SubParsersAction) -> None:
+def register(subparsers: Subparsers) -> None:
     p = subparsers.add_parser(
         "bench", help="measure decoding, collectives and single ops beside a peer"
     )

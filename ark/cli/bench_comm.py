@@ -18,7 +18,7 @@ from ark.bench.comm_overlap import OVERLAPS, OverlapFigures, measure_overlap, ov
 from ark.bench.comm_peer import ALONE, GRAPH, CommCase, Peer
 from ark.bench.results import Figure, figure, results
 from ark.cli.common import device_index, to_be_started, write_file, write_results
-from ark.cli.parser import SVG, add_backend, add_figures, add_repeats, positive
+from ark.cli.parser import SVG, Subparsers, add_backend, add_figures, add_repeats, positive
 from ark.collective.synthesis import algorithms
 from ark.collective.topology import Topology, full_mesh, load
 from ark.errors import InvalidUsageError
@@ -32,7 +32,7 @@ _WIDTH = 150  # of a table that is written to a file
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
-def register(kinds: argparse._SubParsersAction) -> None:
+def register(kinds: Subparsers) -> None:
     p = kinds.add_parser("comm", help="time and bandwidth of collectives over ranks")
     p.add_argument(
         "names", nargs="*", metavar="COLLECTIVE", help=f"{', '.join(COLLECTIVES)} (default: all)"

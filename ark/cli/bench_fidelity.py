@@ -13,13 +13,13 @@ from ark.bench.predicted import FITTED, MEAN_GOAL, PROGRAMS, WORST_GOAL, Fidelit
 from ark.bench.results import Figure, figure, results
 from ark.cli.bench_ops import chosen as named
 from ark.cli.common import write_results
-from ark.cli.parser import add_backend, add_device, add_figures, add_repeats
+from ark.cli.parser import Subparsers, add_backend, add_device, add_figures, add_repeats
 from ark.errors import InvalidUsageError
 
 PEER = "cost model"
 
 
-def register(kinds: argparse._SubParsersAction) -> None:
+def register(kinds: Subparsers) -> None:
     p = kinds.add_parser("fidelity", help="predicted times beside measured ones, forty programs")
     p.add_argument(
         "names",

@@ -14,19 +14,20 @@ from rich.table import Table
 
 from ark.backend import registry
 from ark.backend.protocol import InspectedBackend
-from ark.bench.cases import OpCase, cases
+from ark.bench.case import OpCase
+from ark.bench.cases import cases
 from ark.bench.ceiling import copy_bandwidth
 from ark.bench.chart import bars
 from ark.bench.ops import OpFigures, inspected, measure
 from ark.bench.results import Figure, figure, results
 from ark.bench.sweep.cases import SWEEP
 from ark.cli.common import write_file, write_results
-from ark.cli.parser import SVG, add_backend, add_device, add_figures, add_repeats
+from ark.cli.parser import SVG, Subparsers, add_backend, add_device, add_figures, add_repeats
 from ark.errors import InvalidUsageError, SystemError
 from ark.machine import Machine
 
 
-def register(kinds: argparse._SubParsersAction) -> None:
+def register(kinds: Subparsers) -> None:
     p = kinds.add_parser("ops", help="time, rate and share of the limit of single ops")
     p.add_argument(
         "names", nargs="*", metavar="NAME", help="cases, with * and ? (default: all but sweeps)"

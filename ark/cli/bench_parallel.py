@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import sys
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -15,7 +14,7 @@ from ark.backend import registry
 from ark.bench.parallel import ParallelCase, ParallelFigures, measure
 from ark.bench.results import Figure, figure, results
 from ark.cli.common import device_index, share, to_be_started, write_results
-from ark.cli.parser import add_backend, add_device, add_figures, add_repeats, positive
+from ark.cli.parser import Subparsers, add_backend, add_device, add_figures, add_repeats, positive
 from ark.errors import InvalidUsageError
 from ark.ir.dtype import by_name
 from ark.models.checkpoint import Checkpoint
@@ -25,7 +24,7 @@ from ark.runtime.launch import launch_command
 from ark.runtime.rank_info import rank_from_environment
 
 
-def register(kinds: Any) -> None:
+def register(kinds: Subparsers) -> None:
     """Adds `ark bench parallel`."""
     p = kinds.add_parser("parallel", help="a plan's predicted time beside its measured time")
     p.add_argument(

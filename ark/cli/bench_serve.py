@@ -16,7 +16,7 @@ from rich.table import Table
 from ark.bench.results import Figure, Place, figure, results_at
 from ark.bench.serve import Summary, Target, asks, first_model, load, summary
 from ark.cli.common import errors, visible, write_results
-from ark.cli.parser import add_figures, positive
+from ark.cli.parser import Subparsers, add_figures, positive
 from ark.errors import InvalidUsageError
 
 MEASURED = {
@@ -33,7 +33,7 @@ SHOWN = {
 }
 
 
-def register(kinds: argparse._SubParsersAction) -> None:
+def register(kinds: Subparsers) -> None:
     p = kinds.add_parser(
         "serve",
         help="time to first token and between tokens of a server over HTTP",

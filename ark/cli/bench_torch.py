@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
@@ -15,7 +15,7 @@ from ark.backend import registry
 from ark.bench.peer import import_torch, torch_device
 from ark.bench.results import Figure, figure, results
 from ark.cli.common import write_results
-from ark.cli.parser import add_backend, add_device, add_figures, add_repeats
+from ark.cli.parser import Subparsers, add_backend, add_device, add_figures, add_repeats
 from ark.errors import InvalidUsageError
 from ark.runtime import session
 
@@ -33,7 +33,7 @@ MODELS = (
 )
 
 
-def register(kinds: Any) -> None:
+def register(kinds: Subparsers) -> None:
     """Adds `ark bench torch`."""
     p = kinds.add_parser(
         "torch", help="torch.compile by ark and by inductor, small networks and whole models"

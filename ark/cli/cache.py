@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 
+from ark.cli.parser import Subparsers
 from ark.runtime import cache
 
 
-def register(subparsers: argparse._SubParsersAction) -> None:
+def register(subparsers: Subparsers) -> None:
     p = subparsers.add_parser("cache", help="show or clear the cache of plans and programs")
     p.add_argument(
         "action",

@@ -20,6 +20,7 @@ from ark.cli.engines import add_memory, chat_templates, open_engine
 from ark.cli.parser import (
     CHUNK,
     CONTEXT,
+    Subparsers,
     add_backend,
     add_device,
     add_directory,
@@ -48,7 +49,7 @@ FULL = "context"
 """Why an answer ended that the end of the context has cut."""
 
 
-def register(subparsers: argparse._SubParsersAction) -> None:
+def register(subparsers: Subparsers) -> None:
     p = subparsers.add_parser(
         "chat",
         help="talk with a checkpoint in the terminal",

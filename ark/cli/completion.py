@@ -6,6 +6,8 @@ import argparse
 import importlib
 from collections.abc import Iterator
 
+from ark.cli.parser import Subparsers
+
 SHELLS = ("bash", "zsh", "fish")
 
 BASH = """# Completion of ark's command line, by `ark completion bash`.
@@ -27,7 +29,7 @@ complete -o filenames -F _ark ark
 """
 
 
-def register(subparsers: argparse._SubParsersAction) -> None:
+def register(subparsers: Subparsers) -> None:
     """Adds `ark completion`."""
     p = subparsers.add_parser(
         "completion",

@@ -9,7 +9,7 @@ from pathlib import Path
 from ark.backend import registry
 from ark.backend.protocol import KernelBackend, OccupancyBackend, Target
 from ark.cli.common import memory_verdict, read_plan, write_file
-from ark.cli.parser import add_backend
+from ark.cli.parser import Subparsers, add_backend
 from ark.codegen.writer import write
 from ark.errors import SystemError
 from ark.plan.serialize import machine_of
@@ -17,7 +17,7 @@ from ark.plan.types import Plan
 from ark.runtime.admission import admit, check_target
 
 
-def register(subparsers: argparse._SubParsersAction) -> None:
+def register(subparsers: Subparsers) -> None:
     p = subparsers.add_parser("emit", help="write a plan's loop kernel as source for a backend")
     p.add_argument(
         "plan", nargs="+", help="the plan file; with several ranks, all of them in order"

@@ -23,6 +23,7 @@ from ark.cli.common import (
 from ark.cli.parser import (
     CHUNK,
     CONTEXT,
+    Subparsers,
     add_backend,
     add_device,
     add_directory,
@@ -53,7 +54,7 @@ FEWEST_OF_A_RATE = 16
 """Fewer tokens are not called a rate."""
 
 
-def register(subparsers: argparse._SubParsersAction) -> None:
+def register(subparsers: Subparsers) -> None:
     p = subparsers.add_parser(
         "generate",
         help="generate text from a checkpoint directory",

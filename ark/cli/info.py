@@ -6,17 +6,21 @@ import argparse
 import json
 import platform
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from ark._version import __version__
 from ark.backend import machine_files, registry
+from ark.backend.protocol import Probe
+from ark.cli.parser import Subparsers
 from ark.errors import InvalidUsageError, SystemError
 from ark.runtime import cache
 
 
-def register(subparsers: argparse._SubParsersAction) -> None:
+def register(subparsers: Subparsers) -> None:
     p = subparsers.add_parser("info", help="show backends, devices and versions, or require some")
     p.add_argument("--json", action="store_true", help="print one JSON object")
     p.add_argument(
@@ -64,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def as_json(probes: dict) -> dict:
+def as_json(probes: Mapping[str, Probe]) -> dict[str, Any]:
     """The whole of what `ark info` knows."""
     return {
         "ark": __version__,
@@ -87,7 +91,7 @@ def as_json(probes: dict) -> dict:
     }
 
 
-def show(probes: dict) -> None:
+def show(probes: Mapping[str, Probe]) -> None:
     console = Console(markup=False)
     console.print(f"ark {__version__}, Python {platform.python_version()}")
     table = Table(show_header=True, header_style="bold")

@@ -7,6 +7,7 @@ import json
 import re
 from typing import Any
 
+from ark.cli.parser import Subparsers
 from ark.errors import InvalidUsageError
 from ark.ir.dtype import by_name
 from ark.parallel.layout import Layout, Step, change
@@ -15,7 +16,7 @@ from ark.parallel.layout.moves import D
 LONGEST = 1 << 40  # of a dimension
 
 
-def register(subparsers: Any) -> None:
+def register(subparsers: Subparsers) -> None:
     """Adds `ark layout`."""
     parser = subparsers.add_parser(
         "layout",

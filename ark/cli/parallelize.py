@@ -12,7 +12,7 @@ from typing import Any
 
 from ark.backend import machine_files
 from ark.cli.common import write_file
-from ark.cli.parser import positive
+from ark.cli.parser import Subparsers, positive
 from ark.errors import InvalidUsageError
 from ark.ir.dtype import DataType, by_name
 from ark.models.build import whole_pass
@@ -28,7 +28,7 @@ MOST_RANKS = 4096
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
-def register(subparsers: Any) -> None:
+def register(subparsers: Subparsers) -> None:
     """Adds `ark parallelize`."""
     parser = subparsers.add_parser(
         "parallelize",

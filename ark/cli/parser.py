@@ -8,9 +8,11 @@ looked up in ark.cli.examples by the command's name.
 from __future__ import annotations
 
 import argparse
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 from ark.cli.examples import EXAMPLES, NEEDS
+
+Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 BACKEND = "NAME of a backend, as `ark info` lists them"
 DEVICE = "index of the device, from 0"

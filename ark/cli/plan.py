@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ark.backend import machine_files
 from ark.cli.common import errors, memory_verdict, progress, read_plan, write_file
-from ark.cli.parser import CHUNK, CONTEXT, add_quantize, positive
+from ark.cli.parser import CHUNK, CONTEXT, Subparsers, add_quantize, positive
 from ark.cli.pass_pages import PassPages
 from ark.errors import InvalidUsageError
 from ark.ir.dtype import DataType, by_name
@@ -27,7 +27,7 @@ from ark.plan.types import Plan
 from ark.runtime.admission import admit
 
 
-def register(subparsers: argparse._SubParsersAction) -> None:
+def register(subparsers: Subparsers) -> None:
     p = subparsers.add_parser(
         "plan",
         help="make, read and check a plan without any device",

@@ -9,12 +9,12 @@ import numpy as np
 
 import ark
 from ark.cli.common import write_file
-from ark.cli.parser import add_backend
+from ark.cli.parser import Subparsers, add_backend
 from ark.errors import InvalidUsageError
 from ark.interop import from_onnx
 
 
-def register(subparsers: argparse._SubParsersAction) -> None:
+def register(subparsers: Subparsers) -> None:
     p = subparsers.add_parser(
         "run",
         help="run an ONNX model on NumPy arrays",

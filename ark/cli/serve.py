@@ -12,7 +12,15 @@ from contextlib import closing, contextmanager
 from ark import log
 from ark.cli.common import visible
 from ark.cli.engines import add_memory, chat_templates, open_embedder, open_engine
-from ark.cli.parser import CHUNK, add_backend, add_device, add_directory, add_quantize, positive
+from ark.cli.parser import (
+    CHUNK,
+    Subparsers,
+    add_backend,
+    add_device,
+    add_directory,
+    add_quantize,
+    positive,
+)
 from ark.errors import InvalidUsageError, SystemError
 from ark.models.checkpoint import Checkpoint
 from ark.models.generation import sampling_fields
@@ -26,7 +34,7 @@ PACKAGES = ("prometheus_client", "starlette", "uvicorn")
 LOCAL = ("127.", "localhost", "::1")
 
 
-def register(subparsers: argparse._SubParsersAction) -> None:
+def register(subparsers: Subparsers) -> None:
     p = subparsers.add_parser(
         "serve",
         help="serve a checkpoint over HTTP, as OpenAI's clients expect",

@@ -8,13 +8,13 @@ import json
 from typing import Any
 
 from ark.cli.common import read_file, visible
-from ark.cli.parser import positive
+from ark.cli.parser import Subparsers, positive
 from ark.parallel.pipeline import SHAPES, Placement, Schedule, shape, tessel
 
 WIDEST = 160  # columns of a drawn timeline
 
 
-def register(subparsers: Any) -> None:
+def register(subparsers: Subparsers) -> None:
     """Adds `ark tessel`."""
     parser = subparsers.add_parser(
         "tessel",

@@ -6,7 +6,7 @@ import argparse
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from rich.console import Console
@@ -14,6 +14,7 @@ from rich.table import Table
 
 from ark.cli import topo_arguments, topo_measure
 from ark.cli.common import write_file
+from ark.cli.parser import Subparsers
 from ark.cli.topo_inputs import named_counts, named_network, named_program, with_costs
 from ark.collective.bounds import least_us
 from ark.collective.forestcoll import Optimum, optimal
@@ -42,10 +43,12 @@ _MOST_OPERATIONS = 1 << 16  # of a program in the pieces that are tried
 _MOST_COMPARED = 1 << 18  # operations of all programs that `compare` makes together
 _MOST_IN_WINDOWS = 1 << 16  # a program with more is compared with all its puts under way only
 _WINDOWS = (0, 2)
-_WRITERS = dict(zip(topo_arguments.FORMATS, (dump, to_json, to_xml), strict=True))
+_WRITERS: dict[str, Callable[[CollectiveProgram], str]] = dict(
+    zip(topo_arguments.FORMATS, (dump, to_json, to_xml), strict=True)
+)
 
 
-def register(subparsers: Any) -> None:
+def register(subparsers: Subparsers) -> None:
     """Adds `ark topo` with its own subcommands."""
     parser = subparsers.add_parser(
         "topo",

@@ -8,7 +8,7 @@ from typing import Any
 
 from ark.backend import registry
 from ark.cli.common import write_file
-from ark.cli.parser import CONTEXT, add_backend, add_device, add_quantize, positive
+from ark.cli.parser import CONTEXT, Subparsers, add_backend, add_device, add_quantize, positive
 from ark.models.checkpoint import Checkpoint
 from ark.models.generate import Generator
 from ark.models.tokenizer import Tokenizer
@@ -17,7 +17,7 @@ from ark.plan.types import Plan, Task
 from ark.runtime.executor import Executor
 
 
-def register(subparsers: argparse._SubParsersAction) -> None:
+def register(subparsers: Subparsers) -> None:
     p = subparsers.add_parser(
         "trace",
         help="draw a plan's planned and measured timeline",
@@ -66,7 +66,9 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _event(plan: Plan, task: Task, pid: int, processor: int, begin: float, end: float) -> dict:
+def _event(
+    plan: Plan, task: Task, pid: int, processor: int, begin: float, end: float
+) -> dict[str, Any]:
     op = plan.ops[task.op]
     return {
         "name": op.name,

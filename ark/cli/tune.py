@@ -16,7 +16,7 @@ from ark.bench.cases import cases
 from ark.bench.ops import planned
 from ark.bench.tune import Product, products, tune
 from ark.cli import tune_comm
-from ark.cli.parser import DIM, add_backend, add_device, positive
+from ark.cli.parser import DIM, Subparsers, add_backend, add_device, positive
 from ark.cli.plan import read_plans
 from ark.cli.run import dimensions
 from ark.errors import InvalidUsageError, UnsupportedError
@@ -28,7 +28,7 @@ from ark.runtime import tuned
 from ark.runtime.tuned import Choice
 
 
-def register(subparsers: argparse._SubParsersAction) -> None:
+def register(subparsers: Subparsers) -> None:
     p = subparsers.add_parser(
         "tune",
         help="measure how products are best cut on this machine, and keep it",

@@ -15,7 +15,7 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -226,9 +226,10 @@ class Lane:
             for past in [n for n in self._statements if n <= self._generation]:
                 del self._statements[past]
             self._generation += 1
-            for table in (self._parts, self._results):
+            tables: list[dict[tuple[int, int], Any]] = [self._parts, self._results]
+            for table in tables:
                 for key in [k for k in table if k[0] < self._generation]:
-                    del table[key]  # type: ignore[attr-defined]
+                    del table[key]
             if self._calls:
                 self._before = self._calls[-1][2]
             self._calls.clear()

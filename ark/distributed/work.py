@@ -9,12 +9,12 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from torch._C._distributed_c10d import Work
 
 from ark.runtime.bootstrap import Bootstrap
 
 
-class ArkWork(dist._Work):
+class ArkWork(Work):
     """A call that has ended or runs beside its caller."""
 
     def __init__(self, result: Any, running: Future[None] | None = None) -> None:

@@ -65,21 +65,24 @@ class _Managed(ctypes.Structure):
 _alive: dict[int, tuple[Any, ...]] = {}
 
 
-@_Deleter
-def _delete(managed: int) -> None:
+def _forget(managed: int) -> None:
     _alive.pop(managed, None)
+
+
+_delete = _Deleter(_forget)
 
 
 # The capsule is a plain address: it is being destroyed, so its reference count must not change.
 _Destructor = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
-@_Destructor
-def _drop(capsule: int) -> None:
+def _free_unused(capsule: int) -> None:
     """Frees the memory of a capsule that was not imported; a used one has another name."""
     if _is_valid(capsule, b"dltensor"):
         _alive.pop(_pointer(capsule, b"dltensor"), None)
 
+
+_drop = _Destructor(_free_unused)
 
 _new = ctypes.pythonapi.PyCapsule_New
 _new.restype = ctypes.py_object
@@ -98,7 +101,7 @@ def device_of(storage: Storage) -> tuple[int, int]:
         raise InvalidUsageError(
             f"the tensor {storage.name!r} has no memory yet; call Runtime.launch() first"
         )
-    device = getattr(storage.device, "dlpack", None)
+    device: tuple[int, int] | None = getattr(storage.device, "dlpack", None)
     if device is None:
         raise UnsupportedError("this backend has no DLPack device number; use to_numpy")
     return device

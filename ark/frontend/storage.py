@@ -99,12 +99,11 @@ class Storage:
     def read(self, tensor: ir.Tensor) -> np.ndarray:
         """A copy of a tensor's elements."""
         device = self._placed()
-        kind = np.dtype(tensor.dtype.numpy)
-        start = _start(tensor)
         if tensor.dense and not tensor.dtype.packed:
-            data = device.read(self.address + start * kind.itemsize, tensor.nbytes)
-            return data.view(kind).reshape(tensor.shape)
-        return self._box(tensor)[1].copy()
+            start = _start(tensor) * np.dtype(tensor.dtype.numpy).itemsize
+            data = device.read(self.address + start, tensor.nbytes)
+            return from_memory(data, tensor.shape, tensor.dtype)
+        return np.array(self._box(tensor)[1], order="C")
 
     def _box(self, tensor: ir.Tensor) -> tuple[np.ndarray, np.ndarray]:
         """(a copy of the whole buffer, the tensor's box in it)."""

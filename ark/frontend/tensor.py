@@ -36,22 +36,22 @@ NullTensor: Any = None
 provided: LateTable[Callable[..., Any]] = LateTable("methods of tensors")
 
 
-def _operator(name: str, swapped: bool = False) -> Any:
-    """A method that calls the op; swapped: with the tensor as the right operand."""
-
-    def apply(self: Tensor, other: Any) -> Any:
-        left, right = (other, self) if swapped else (self, other)
-        return provided[name](left, right)
-
-    return apply
+def _called(name: str, *given: Any) -> Tensor:
+    result: Tensor = provided[name](*given)
+    return result
 
 
-def _both_sides(name: str) -> tuple[Any, Any]:
-    return _operator(name), _operator(name, swapped=True)
+def _operator(name: str) -> Callable[[Tensor, Any], Tensor]:
+    return lambda self, other: _called(name, self, other)
 
 
-def _unary(name: str) -> Any:
-    return lambda self: provided[name](self)
+def _both_sides(name: str) -> tuple[Callable[[Tensor, Any], Tensor], ...]:
+    """Methods that call the op with the tensor as its left and as its right operand."""
+    return _operator(name), lambda self, other: _called(name, other, self)
+
+
+def _unary(name: str) -> Callable[[Tensor], Tensor]:
+    return lambda self: _called(name, self)
 
 
 class _FromTorch:
@@ -239,7 +239,7 @@ class Tensor:
             raise InvalidUsageError(f"{len(parts)} indices were given for {len(shape)} dimensions")
         ranges = [index_range(part, n) for part, n in zip(parts, shape, strict=False)]
         ranges += [(0, n) for n in shape[len(parts) :]]
-        return provided["view"](as_tensor(self), [e - b for b, e in ranges], [b for b, _ in ranges])
+        return _called("view", as_tensor(self), [e - b for b, e in ranges], [b for b, _ in ranges])
 
     def __iter__(self) -> Iterator[Tensor]:
         return (self[i] for i in range(self.ir.shape[0]))
@@ -251,8 +251,7 @@ class Tensor:
         return np.asarray(self.to_numpy(), dtype)
 
     def __eq__(self, other: object) -> bool:
-        same = isinstance(other, Tensor) and self.model is other.model
-        return same and self.ir.id == other.ir.id  # type: ignore[attr-defined]
+        return isinstance(other, Tensor) and self.model is other.model and self.ir.id == other.ir.id
 
     def __hash__(self) -> int:
         return hash((id(self.model), self.ir.id))
@@ -396,4 +395,4 @@ def _cpp_tensor(
     name: str = "",
 ) -> Tensor:
     """ARK's internal function to create a tensor, as its tests call it."""
-    return provided["tensor"](shape, dtype, strides, offsets, padded_shape, rank, name)
+    return _called("tensor", shape, dtype, strides, offsets, padded_shape, rank, name)

@@ -51,7 +51,8 @@ def cast(values: np.ndarray, dtype: DataType, what: str) -> np.ndarray:
 def from_memory(data: np.ndarray, shape: Sequence[int], dtype: DataType) -> np.ndarray:
     """The elements of dense rows of bytes, as `to_memory` makes them."""
     if not dtype.packed:
-        return data.view(dtype.numpy).reshape(shape)
+        whole: np.ndarray = data.view(dtype.numpy)
+        return whole.reshape(shape)
     pairs = data.view(np.uint8).reshape(*shape[:-1], -1)
     halves = np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(*shape[:-1], -1)
     return np.ascontiguousarray(halves[..., : shape[-1]]).view(dtype.numpy)

@@ -43,7 +43,8 @@ class GraniteLayer(Layer):
     def forward(self, h: ark.Tensor, state: ark.TokenState, frequencies: ark.Tensor) -> ark.Tensor:
         x = ark.rmsnorm(h, self.attention_norm, self.eps)
         h = h + self.attention(x, state, frequencies) * self.multiplier
-        return h + self.mlp(ark.rmsnorm(h, self.mlp_norm, self.eps)) * self.multiplier
+        fed: ark.Tensor = self.mlp(ark.rmsnorm(h, self.mlp_norm, self.eps))
+        return h + fed * self.multiplier
 
 
 class GraniteHead(Head):

@@ -122,7 +122,8 @@ class Layer(ark.Module):
         """h (rows, hidden) to (rows, hidden); state and frequencies as of Attention."""
         x = ark.rmsnorm(h, self.attention_norm, self.eps)
         h = h + self.attention(x, state, frequencies)
-        return h + self.mlp(ark.rmsnorm(h, self.mlp_norm, self.eps))
+        fed: ark.Tensor = self.mlp(ark.rmsnorm(h, self.mlp_norm, self.eps))
+        return h + fed
 
 
 class Head(ark.Module):

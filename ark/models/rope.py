@@ -162,18 +162,20 @@ def _stretched(
 ) -> npt.NDArray[np.float32]:
     """The frequencies, which are 1 / `powers` without scaling."""
     one = np.float32(1)
-    frequencies = one / powers
+    frequencies: npt.NDArray[np.float32] = one / powers
     factor = np.float32(rope.factor)
     if rope.kind == "default":
         return frequencies
     if rope.kind == "linear":
-        return frequencies / factor
+        return np.asarray(frequencies / factor, np.float32)
     if rope.kind == "longrope":
         long = context is not None and context > rope.original_context
-        return one / (np.asarray(rope.long if long else rope.short, np.float32) * powers)
+        factors = np.asarray(rope.long if long else rope.short, np.float32)
+        return np.asarray(one / (factors * powers), np.float32)
     if rope.kind == "yarn":
         keep = one - _ramp(rope, len(powers))
-        return one / (factor * powers) * (one - keep) + frequencies * keep
+        kept = one / (factor * powers) * (one - keep) + frequencies * keep
+        return np.asarray(kept, np.float32)
     low, high = np.float32(rope.low_freq_factor), np.float32(rope.high_freq_factor)
     original = np.float32(rope.original_context)
     wavelengths = np.float32(2 * np.pi) / frequencies
@@ -197,4 +199,5 @@ def _ramp(rope: Rope, pairs: int) -> npt.NDArray[np.float32]:
     low, high = max(low, 0), min(high, 2 * pairs - 1)
     high += 0.001 * (low == high)
     steps = np.arange(pairs, dtype=np.float32) - np.float32(low)
-    return np.clip(steps / np.float32(high - low), np.float32(0), np.float32(1))
+    ramp = np.clip(steps / np.float32(high - low), np.float32(0), np.float32(1))
+    return np.asarray(ramp, np.float32)

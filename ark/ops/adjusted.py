@@ -37,7 +37,7 @@ def adjusted(
     logits: np.ndarray, bias: np.ndarray, counts: np.ndarray, options: Mapping[str, float]
 ) -> np.ndarray:
     """Logits after bias and penalties."""
-    scores = np.asarray(logits, np.float64) + bias
+    scores: np.ndarray = np.asarray(logits, np.float64) + bias
     seen, times = counts != 0, counts & (IN_PROMPT - 1)
     penalty = options["repetition_penalty"]
     scores = np.where(seen, np.where(scores < 0, scores * penalty, scores / penalty), scores)

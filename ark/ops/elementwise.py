@@ -162,7 +162,7 @@ def binary(
     label: str,
     dtype: DataType | None = None,
     swapped: str = "",
-) -> Any:
+) -> Tensor:
     """The op of two tensors, or a tensor and a number.
 
     dtype: of the result, where it is not the inputs'. swapped: the op with its arguments exchanged,
@@ -209,7 +209,7 @@ def _kind(name: str, tensor: Tensor) -> DataType:
     return found
 
 
-def _binary(name: str, input: Any, other: Any, output: Any, label: str) -> Any:
+def _binary(name: str, input: Any, other: Any, output: Any, label: str) -> Tensor:
     return binary(name, input, other, output, label, swapped=_SWAPPED[name])
 
 

@@ -27,7 +27,7 @@ def _op(
     integers: bool = False,
     predicate: bool = False,
     called: str = "",
-) -> Any:
+) -> Callable[..., Tensor]:
     """The user's function of an entry of ark.tasks.functions.
 
     example: elements of a tensor, and those of the result. called: the function's name, where it is

@@ -281,7 +281,7 @@ def _mix(z: np.ndarray) -> np.ndarray:
     z = z + np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
+    return np.asarray(z ^ (z >> np.uint64(31)))
 
 
 def _scores(
@@ -293,7 +293,7 @@ def _scores(
     places = np.uint64(at << 32) | np.arange(len(logits), dtype=np.uint64)
     bits = _mix(np.uint64(key) ^ places)
     uniform = ((bits >> np.uint64(41)).astype(np.float64) + 0.5) * 2.0**-23
-    scores = logits / np.float64(temperature) - np.log(-np.log(uniform))
+    scores: np.ndarray = logits / np.float64(temperature) - np.log(-np.log(uniform))
     if 0 < top_k < len(logits):
         scores[logits < np.sort(logits)[-top_k]] = -np.inf
     return scores

@@ -49,7 +49,7 @@ class Boxes:
     @property
     def dims(self) -> int:
         """Dimensions of the boxes; missing ones are in front, of one index."""
-        return self.lo.shape[1]
+        return int(self.lo.shape[1])
 
     @cached_property
     def first(self) -> int:

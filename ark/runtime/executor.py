@@ -225,18 +225,18 @@ class Executor(LoadedPlan):
         """The number of iterations of the last launch, which has ended: as many as were requested,
         fewer if a task ended the loop (ark.sample), 0 if it was aborted.
         """
-        return int(self._control_word("limit"))
+        return self._control_word("limit")
 
-    def _control_word(self, name: str) -> np.uint32:
+    def _control_word(self, name: str) -> int:
         at = layout.dtype("ArkControl").fields
         assert at is not None
         word = self.device.read(self._control.address + int(at[name][1]), 4)
-        return word.view(np.uint32)[0]
+        return int(word.view(np.uint32)[0])
 
     def _drain(self) -> None:
         """Waits until the proxy has served all requests of the previous launch."""
         if self._proxy is not None and self.latest is not None:
-            self._proxy.drain(int(self._control_word("fifo_head")), self.budget_s)
+            self._proxy.drain(self._control_word("fifo_head"), self.budget_s)
 
     def _parameters(self, persistent: bool) -> np.ndarray:
         params = np.zeros(1, layout.dtype("ArkParams"))

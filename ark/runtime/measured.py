@@ -51,7 +51,8 @@ class Kept(Generic[Choices]):
         origin, for the warning.
         """
         try:
-            return msgspec.json.decode(data, type=self.schema).choices
+            choices: Choices = msgspec.json.decode(data, type=self.schema).choices
+            return choices
         except (msgspec.ValidationError, msgspec.DecodeError, UnicodeError) as error:
             log.warn(
                 f"the results of `{self.command}` for {where} are not used: {error}; measure "

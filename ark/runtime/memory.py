@@ -107,8 +107,8 @@ class PlanMemory:
         if arena.host is None:
             raise InvalidUsageError(f"tensor {name!r} is not in host-mapped memory")
         kind = by_name(tensor.dtype)
-        view = arena.host[buffer.offset : buffer.offset + buffer.nbytes]
-        return view.view(kind.numpy).reshape(tensor.shape)
+        view: np.ndarray = arena.host[buffer.offset : buffer.offset + buffer.nbytes]
+        return np.asarray(view.view(kind.numpy)).reshape(tensor.shape)
 
     def device_bytes(self) -> int:
         """Device memory held, in bytes."""

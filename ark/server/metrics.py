@@ -71,13 +71,16 @@ class Metrics:
             registry=self.registry,
         )
         self._finished = {reason: finished.labels(model, reason.value) for reason in FinishReason}
-        responses = Counter(
+        self._responses = Counter(
             "ark:http_responses",
             "HTTP responses by path and status.",
             ["path", "status"],
             registry=self.registry,
         )
-        self.response = lambda path, status: responses.labels(path, status).inc()
+
+    def response(self, path: str, status: int) -> None:
+        """A request for this path was answered with this status."""
+        self._responses.labels(path, status).inc()
 
     def begin(self, ids: Sequence[str], prompts: Sequence[int]) -> None:
         """Choices of these ids were asked for, with prompts of so many tokens."""

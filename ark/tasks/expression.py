@@ -246,9 +246,10 @@ def evaluate(
     if tree[0] == "cast":
         kind = by_name(tree[1]).numpy
         if tree[1] == "bool":
-            return values[0] != 0
+            return np.asarray(values[0] != 0)
         if tree[1] in INTEGERS:
-            return np.trunc(values[0]).astype(np.int64).astype(kind).astype(np.int64)
+            whole: np.ndarray = np.trunc(values[0])
+            return whole.astype(np.int64).astype(kind).astype(np.int64)
         return values[0].astype(kind).astype(np.float64)
     if tree[0] in _BY_ZERO and all(v.dtype.kind in "iu" for v in values):
         top, bottom = values[::-1] if tree[0] == "rdiv" else values

@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -14,11 +13,11 @@ from ark.backend import registry
 from ark.cli.doctor import first_hour
 from ark.cli.doctor.bench import Bench
 from ark.cli.doctor.checks import Finding, examine
-from ark.cli.parser import add_backend, add_device
+from ark.cli.parser import Subparsers, add_backend, add_device
 from ark.errors import InvalidUsageError
 
 
-def register(subparsers: Any) -> None:
+def register(subparsers: Subparsers) -> None:
     """Adds `ark doctor`."""
     parser = subparsers.add_parser(
         "doctor",

@@ -10,7 +10,7 @@ from ark.backend import machine_files, registry
 from ark.backend.protocol import Backend, SourceBackend
 from ark.cli.common import memory_verdict, read_plan
 from ark.cli.export.write import exporting, files, identifier, save
-from ark.cli.parser import CONTEXT, add_backend, add_quantize, positive
+from ark.cli.parser import CONTEXT, Subparsers, add_backend, add_quantize, positive
 from ark.cli.run import dimensions
 from ark.errors import InvalidUsageError
 from ark.ir.dtype import DataType
@@ -21,7 +21,7 @@ from ark.models.plans import choose_chunk, choose_context, plans, usual_chunk
 CHUNK = 16  # prompt tokens an iteration, where nobody says
 
 
-def register(subparsers: argparse._SubParsersAction) -> None:
+def register(subparsers: Subparsers) -> None:
     p = subparsers.add_parser(
         "export",
         help="write a model as a C library that needs no Python",

@@ -5,7 +5,7 @@ formats are imported when one of their functions is used.
 """
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ark.collective.programs.builder import IN, OUT, ProgramBuilder
 from ark.collective.programs.checker import Report, check
@@ -24,6 +24,13 @@ from ark.collective.programs.types import (
     Role,
     Span,
 )
+
+if TYPE_CHECKING:
+    from ark.collective.programs.execution_read import from_execution_plan
+    from ark.collective.programs.execution_write import to_execution_plan
+    from ark.collective.programs.files import read_program
+    from ark.collective.programs.msccl import TARGETS, to_xml
+    from ark.collective.programs.msccl_read import from_xml
 
 _FORMS = {
     "TARGETS": "msccl",
@@ -45,6 +52,7 @@ __all__ = [
     "IN",
     "OUT",
     "REDUCTIONS",
+    "TARGETS",
     "Buffer",
     "Collective",
     "CollectiveProgram",
@@ -60,10 +68,14 @@ __all__ = [
     "dump",
     "execute",
     "final_writers",
+    "from_execution_plan",
     "from_json",
+    "from_xml",
     "in_order",
+    "read_program",
     "reference_result",
     "steps",
+    "to_execution_plan",
     "to_json",
-    *_FORMS,
+    "to_xml",
 ]

@@ -241,7 +241,7 @@ class _Writer:
         )
         return form.ExecutionPlan(
             name=self.p.name,
-            collective=form.COLLECTIVES[self.p.collective],  # type: ignore[arg-type]
+            collective=form.COLLECTIVES[self.p.collective],
             inplace=False,
             protocol="Simple",
             gpus=gpus,

@@ -215,7 +215,7 @@ def _whole(tensor: Any) -> Any:
     return ark.where(large, _flipped(low), low)
 
 
-def _pairwise(function: Callable[[Any, Any], Any]) -> Operator:
+def _pairwise(function: Callable[[Any, Any], Any]) -> Callable[[Call], Value]:
     def run(call: Call) -> Value:
         tensor, shape = call.tensor(0), call.shape(0)
         for place in range(1, len(call.inputs)):

@@ -87,8 +87,8 @@ def _binary(function: Callable[..., Any]) -> Callable[[Call], Value]:
 
 for _name, _function in _SAME.items():
     operator(_name)(_unary(_function))
-for _name, _function in _PAIRS.items():
-    operator(_name)(_binary(_function))
+for _name, _joined in _PAIRS.items():
+    operator(_name)(_binary(_joined))
 
 
 def _float_relu(tensor: Any) -> Any:

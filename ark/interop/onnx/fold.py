@@ -47,9 +47,9 @@ def _made_elements(op: str, arrays: list[Any]) -> float:
     if op == "ConstantOfShape":
         return float(np.prod(arrays[0].astype(np.float64)))
     if op == "Expand":
-        return float(np.prod(np.maximum(arrays[1], 1).astype(np.float64))) * arrays[0].size
+        return float(np.prod(np.maximum(arrays[1], 1).astype(np.float64))) * float(arrays[0].size)
     if op == "Tile":
-        return float(np.prod(np.maximum(arrays[1], 1).astype(np.float64))) * arrays[0].size
+        return float(np.prod(np.maximum(arrays[1], 1).astype(np.float64))) * float(arrays[0].size)
     return float("inf")
 
 

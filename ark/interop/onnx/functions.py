@@ -32,6 +32,7 @@ def body_of(
     schema = schema_of(node, version)
     versions = schema.function_opset_versions or schema.context_dependent_function_opset_versions
     newest = max((v for v in versions if v <= version), default=min(versions))
+    body: onnx.FunctionProto
     if schema.has_function:
         body = onnx.FunctionProto.FromString(schema.get_function_with_opset_version(newest))
     else:

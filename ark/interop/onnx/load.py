@@ -131,7 +131,7 @@ def nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
 
 def opset(model: onnx.ModelProto, name: str) -> int:
     """The version of the standard's operators; UnsupportedError for one that is not covered."""
-    found = [o.version for o in model.opset_import if o.domain in ("", "ai.onnx")]
+    found: list[int] = [o.version for o in model.opset_import if o.domain in ("", "ai.onnx")]
     if not found:  # it uses none of the standard's operators
         return OPSETS[0]
     if not 1 <= found[0] <= onnx.defs.onnx_opset_version():

@@ -257,7 +257,8 @@ def _cut(array: np.ndarray, shape: Shape) -> np.ndarray:
     """The leading part of this shape, in memory of its own."""
     if array.shape == shape:
         return array
-    return array[tuple(slice(0, n) for n in shape)].copy()
+    part: np.ndarray = array[tuple(slice(0, n) for n in shape)]
+    return np.array(part, order="C")
 
 
 def fill(built: Built) -> None:
@@ -268,7 +269,7 @@ def fill(built: Built) -> None:
 
 def _contents(value: Value) -> np.ndarray:
     if value.array is not None:
-        return value.array.copy()
+        return np.array(value.array, order="C")
     if value.tensor is None:
         raise UnsupportedError("a sequence is a result")
     return value.tensor.to_numpy().reshape(value.shape).astype(value.dtype, copy=False)

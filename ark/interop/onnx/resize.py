@@ -5,6 +5,7 @@ matrices of weights (linear, cubic), one for each axis, computed while the graph
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -118,15 +119,17 @@ def _coordinates(
 
 def _rounded(x: np.ndarray, how: str) -> np.ndarray:
     """Places as whole numbers."""
-    if how == "floor":
-        return np.floor(x)
-    if how == "ceil":
-        return np.ceil(x)
-    if how == "round_prefer_ceil":
-        return np.floor(x + 0.5)
-    if how == "round_prefer_floor":
-        return np.ceil(x - 0.5)
-    raise ModelError(f"the nearest_mode {how!r} is not one that ONNX has")
+    if how not in _ROUNDINGS:
+        raise ModelError(f"the nearest_mode {how!r} is not one that ONNX has")
+    return _ROUNDINGS[how](x)
+
+
+_ROUNDINGS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "round_prefer_ceil": lambda x: np.floor(x + 0.5),
+    "round_prefer_floor": lambda x: np.ceil(x - 0.5),
+}
 
 
 def _weights(call: Call, x: np.ndarray, n: int, scale: float) -> np.ndarray:

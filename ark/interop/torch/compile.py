@@ -259,13 +259,13 @@ def backend(module: fx.GraphModule, examples: Sequence[Any], **given: Any) -> Ca
             "them"
         )
     keep_attention(module, examples)
-    compiled = aot_autograd(
+    compiled: Callable[..., Callable[..., Any]] = aot_autograd(
         fw_compiler=_compile_traced,
         bw_compiler=_compile_backward,
         inference_compiler=_compile_traced,
         decompositions=decompositions(),
     )
-    return compiled(module, examples)  # type: ignore[no-any-return]
+    return compiled(module, examples)
 
 
 def refuse_missing(graph: fx.GraphModule) -> None:

@@ -156,7 +156,7 @@ def _shares(view: fx.Node, node: fx.Node) -> bool:
     a, b = view.meta.get("val"), node.meta.get("val")
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor) or a.dtype != b.dtype:
         return False
-    return a.untyped_storage()._cdata == b.untyped_storage()._cdata
+    return bool(a.untyped_storage()._cdata == b.untyped_storage()._cdata)
 
 
 def read_by_strides(module: fx.GraphModule) -> set[fx.Node]:

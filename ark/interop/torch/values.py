@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -53,12 +53,13 @@ class Call:
 
 Operator = Callable[..., Any]
 TABLE: dict[str, Operator] = {}
+_Function = TypeVar("_Function", bound=Operator)
 
 
-def operator(*names: str) -> Callable[[Operator], Operator]:
+def operator(*names: str) -> Callable[[_Function], _Function]:
     """A decorator that registers a function under names of ATen overloads ("add.Tensor")."""
 
-    def enter(function: Operator) -> Operator:
+    def enter(function: _Function) -> _Function:
         for name in names:
             TABLE[name] = function
         return function

@@ -34,7 +34,8 @@ class Padded:
     @property
     def depth(self) -> int:
         """Elements of k."""
-        return math.prod(self.window["size"]) * self.channels
+        sizes: list[int] = self.window["size"]
+        return math.prod(sizes) * self.channels
 
     def image_rules(self) -> list[Any]:
         """Where an element of the padded image comes from, in (n, channels, spatial...)."""

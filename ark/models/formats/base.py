@@ -136,7 +136,8 @@ def unpacked(words: Array, bits: int) -> npt.NDArray[np.uint8]:
     """The codes of 32-bit words along the last dimension, lowest bits first."""
     shifts = np.arange(0, 32, bits, dtype=np.uint32)
     values = (words.view(np.uint32)[..., None] >> shifts) & np.uint32((1 << bits) - 1)
-    return values.astype(np.uint8).reshape(*words.shape[:-1], -1)
+    small: npt.NDArray[np.uint8] = values.astype(np.uint8)
+    return small.reshape(*words.shape[:-1], -1)
 
 
 def by_blocks(codes: Array, scales: Array, zeros: Array | None, block: tuple[int, int]) -> Codes:

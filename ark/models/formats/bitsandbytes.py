@@ -93,7 +93,7 @@ class BitsAndBytes:
         if most.dtype != np.uint8 or len(outer) != -(-blocks // block):
             raise tensor.wrong(f"{NESTED} does not fit {ABSMAX}")
         wide = outer.repeat(block)[:blocks]
-        return tensor.read(NESTED_TABLE)[most] * wide + np.float32(offset)
+        return np.asarray(tensor.read(NESTED_TABLE)[most] * wide + np.float32(offset))
 
 
 def _size(tensor: QuantizedTensor, state: dict[str, Any], name: str) -> int:

@@ -67,7 +67,7 @@ class Gptq:
         if order is not None and not len(order):  # groups of different sizes
             groups = tensor.read("g_idx")
             values = codes.astype(np.float32) - zeros[:, groups]
-            return values * scales[:, groups].astype(np.float32)
+            return np.asarray(values * scales[:, groups].astype(np.float32))
         if order is not None:
             codes = codes[:, order]
         if not self.symmetric:

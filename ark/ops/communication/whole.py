@@ -7,6 +7,7 @@ they end with the same bits.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import reduce
 from typing import Any
 
@@ -53,7 +54,10 @@ def _by_pairs(parts: list[Tensor]) -> Tensor:
     return parts[0]
 
 
-WHOLE = {"adasum": _by_pairs, "combiner": lambda parts: reduce(_combiner, parts)}
+WHOLE: dict[str, Callable[[list[Tensor]], Tensor]] = {
+    "adasum": _by_pairs,
+    "combiner": lambda parts: reduce(_combiner, parts),
+}
 
 
 def check_whole(tensor: Tensor, reduction: str) -> None:

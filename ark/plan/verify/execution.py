@@ -257,7 +257,8 @@ class _Lists:
 
     def of(self, keys: np.ndarray) -> np.ndarray:
         """All numbers of some keys."""
-        return self.values[spans(self.starts[keys], self.starts[keys + 1])]
+        values: np.ndarray = self.values[spans(self.starts[keys], self.starts[keys + 1])]
+        return values
 
     def distinct(self) -> tuple[np.ndarray, list[tuple[int, ...]]]:
         """By key the number of its list among the different lists; the empty one is 0."""
@@ -274,4 +275,6 @@ def spans(first: np.ndarray, last: np.ndarray) -> np.ndarray:
     """All numbers from first[i] to last[i], one range behind the other."""
     many = last - first
     ends = np.cumsum(many)
-    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(first - ends + many, many)
+    return np.asarray(
+        np.arange(ends[-1] if len(ends) else 0) + np.repeat(first - ends + many, many)
+    )

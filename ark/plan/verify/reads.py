@@ -54,7 +54,8 @@ class _Written:
 
 def _view(known: np.ndarray, region: Region) -> np.ndarray:
     shape = (1,) * (region.boxes.lo.shape[1] - len(region.extents)) + region.extents
-    return known[: math.prod(region.extents)].reshape(shape)
+    view: np.ndarray = known[: math.prod(region.extents)].reshape(shape)
+    return view
 
 
 def _bounds(region: Region) -> tuple[np.ndarray, np.ndarray]:
@@ -190,7 +191,7 @@ def _in_parts(
         there = order.before(writer, nodes[tasks[places]], must(touch.region, region))
         covered[places[there]] = True
     late = np.concatenate(([0], np.cumsum(~covered)))
-    return lacking[late[starts[lacking + 1]] > late[starts[lacking]]]
+    return np.asarray(lacking[late[starts[lacking + 1]] > late[starts[lacking]]])
 
 
 def _undelivered(

@@ -18,6 +18,8 @@ except ImportError as error:
         '`pip install "ark-gpu[cuda]"`'
     ) from error
 
+__all__ = ["check", "cu", "current", "fill_struct", "struct_bytes", "words"]
+
 # A kernel's faults: after one of these the process's context on that device is lost.
 _FAULTS = (
     cu.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS,

@@ -94,7 +94,8 @@ class _Items:
 
 
 def _bit(core: int) -> np.uint64:
-    return np.uint64(1 << core)
+    bit: np.uint64 = np.uint64(1 << core)
+    return bit
 
 
 class Exchange:

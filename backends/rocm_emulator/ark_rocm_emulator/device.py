@@ -132,11 +132,10 @@ def _library() -> tuple[ctypes.CDLL, Path]:
     library.ark_emulator_set.argtypes = [ctypes.c_char_p, ctypes.c_uint64]
     library.ark_emulator_failure.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t]
     library.ark_emulator_instructions.restype = ctypes.c_uint64
-    library.ark_emulator_set_compiler(_compile_for_hiprtc)
+    library.ark_emulator_set_compiler(_COMPILER)
     return library, path
 
 
-@_COMPILE
 def _compile_for_hiprtc(
     program: int, source: bytes, arch: bytes, options: Any, headers: Any
 ) -> int:
@@ -163,6 +162,9 @@ def _compile_for_hiprtc(
         ctypes.c_void_p(program), code, ctypes.c_size_t(len(code)), log.encode()
     )
     return 0 if code else 1
+
+
+_COMPILER = _COMPILE(_compile_for_hiprtc)  # kept: the library calls it as long as it is loaded
 
 
 def _hip_version() -> int:
