@@ -151,7 +151,7 @@ def write_suite(
         version=metadata.version(suite),
         backend=backend,
         device=_word(f"{probe.devices[0].name} ({probe.devices[0].arch})"),
-        emulated="emulat" in " ".join([*probe.notes, probe.devices[0].name]).lower(),
+        emulated=probe.emulated,
         date=datetime.date.today().isoformat(),
         source=code_digest()[:16],
         system=f"{platform.system()} {platform.machine()}",
@@ -257,7 +257,7 @@ def describe(row: dict[str, Any], reports: Sequence[Path]) -> Result:
     if not devices:
         seen = ", ".join(f"{d.name} ({d.arch})" for d in probe.devices) or probe.reason
         raise ValueError(f"row {row['name']} is about {row['machine']}; this machine has: {seen}")
-    if "emulat" in " ".join([*probe.notes, *(d.name for d in devices)]).lower():
+    if probe.emulated:
         raise ValueError("the devices are emulated; a result file speaks of real ones")
     files, on_device = count(reports, row["backend"])
     total = add(files.values())

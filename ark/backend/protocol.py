@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from ark.backend.devices import Binary, Device, KernelDevice
+from ark.backend.occupancy import Occupancy
 from ark.codegen.dialect import Dialect, Source
 from ark.machine import Machine
 
@@ -37,7 +38,7 @@ class Probe:
     `reason` is empty if there are devices; otherwise it is a sentence that explains why there are
     none, and `remedy` is the command or step that fixes it. `notes` are remarks for the user, such
     as that the devices are emulated. simulated: the devices are used only when the backend is
-    named.
+    named. emulated: they execute machine code of hardware that is not there.
     """
 
     devices: tuple[DeviceInfo, ...] = ()
@@ -46,6 +47,7 @@ class Probe:
     versions: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     simulated: bool = False
+    emulated: bool = False
 
 
 @dataclass(frozen=True)
@@ -180,6 +182,17 @@ class InspectedBackend(KernelBackend, Protocol):
         """A context in which this backend's devices are stand-ins for `arch`. It yields a function
         that returns, for the last launch, the cycles in which shared memory was in use and those of
         them spent in bank conflicts; None if the architecture's banks are unknown.
+        """
+        ...
+
+
+@runtime_checkable
+class OccupancyBackend(KernelBackend, Protocol):
+    """A vendor that reads registers and spills of a binary (`ark emit --binary`)."""
+
+    def occupancy(self, binary: Binary, target: Target, dynamic_bytes: int) -> Occupancy:
+        """What the loop kernel in `binary` occupies when it is launched with the target's threads
+        and so many bytes of dynamic shared memory. SystemError if the binary does not say so.
         """
         ...
 

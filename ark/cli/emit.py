@@ -7,7 +7,7 @@ import dataclasses
 from pathlib import Path
 
 from ark.backend import registry
-from ark.backend.protocol import KernelBackend, Target
+from ark.backend.protocol import KernelBackend, OccupancyBackend, Target
 from ark.cli.common import memory_verdict, read_plan, write_file
 from ark.cli.parser import add_backend
 from ark.codegen.writer import write
@@ -29,7 +29,11 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         help="architecture (default: that of the plan's machine)",
     )
     p.add_argument("-o", "--output", required=True, metavar="DIR", help="folder for the source")
-    p.add_argument("--binary", action="store_true", help="compile the source too")
+    p.add_argument(
+        "--binary",
+        action="store_true",
+        help="compile the source too, and print its registers, spills, shared memory and occupancy",
+    )
     p.set_defaults(func=run)
 
 
@@ -73,7 +77,11 @@ def _emit(
         f"for {backend.name} {arch}"
     )
     if args.binary:
-        binary = backend.compiler().compile(emitted.source, Target(arch, machine.threads))
+        target = Target(arch, machine.threads)
+        binary = backend.compiler().compile(emitted.source, target)
         out = folder / f"{stem}{binary.suffix}"
         write_file(str(out), binary.data)
         print(f"{out}: {len(binary.data):,} bytes, compiled")
+        if isinstance(backend, OccupancyBackend):
+            dynamic = emitted.scratch_bytes + machine.ring_bytes
+            print(f"{out}: {backend.occupancy(binary, target, dynamic)}")

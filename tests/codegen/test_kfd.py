@@ -39,14 +39,22 @@ FLAGS = {
 
 def test_calls_are_those_of_the_kernels_header(tmp_path: Path) -> None:
     compiler = native.find_compiler()
-    if not HEADER.exists() or compiler is None:
-        pytest.skip("needs the kernel's headers (linux-libc-dev) and a compiler")
+    if not HEADER.exists():
+        pytest.skip(f"{HEADER} (Debian's linux-libc-dev) is not installed")
+    if compiler is None:
+        pytest.skip("no C++ compiler is installed")
     lines = []
     for kind, name in NAMES.items():
         lines.append(f"static_assert({name} == {kfd.request(kind)}u);")
-        for member, _ in kind._fields_:
-            at = getattr(kind, member).offset
+        lines.append(f"static_assert(sizeof({kind.__name__}) == {ctypes.sizeof(kind)});")
+        end = 0
+        for member, ctype in kind._fields_:
+            at, size = getattr(kind, member).offset, ctypes.sizeof(ctype)
             lines.append(f"static_assert(offsetof({kind.__name__}, {member}) == {at});")
+            lines.append(f"static_assert(sizeof({kind.__name__}::{member}) == {size});")
+            assert at == end, f"{kind.__name__}.{member}: padding that the header may name"
+            end = at + size
+        assert end == ctypes.sizeof(kind)
     lines += [f"static_assert({name} == {value}u);" for name, value in FLAGS.items()]
     source = tmp_path / "calls.cpp"
     source.write_text("#include <cstddef>\n#include <linux/kfd_ioctl.h>\n" + "\n".join(lines))

@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from ark.backend import registry
+from ark.cli.doctor import first_hour
 from ark.cli.doctor.bench import Bench
 from ark.cli.doctor.checks import Finding, examine
 from ark.cli.parser import add_backend, add_device
@@ -29,6 +31,23 @@ def register(subparsers: Any) -> None:
     add_backend(parser)
     add_device(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--first-hour",
+        action="store_true",
+        help="run the first steps on a new kind of device instead: these checks, decoding beside "
+        "the CPU, a figure; ends with a verdict, an archive to send and the next step",
+    )
+    parser.add_argument(
+        "--bundle",
+        metavar="FILE",
+        help="the archive of --first-hour (default: ark-first-hour-NAME.zip)",
+    )
+    parser.add_argument(
+        "--model",
+        metavar="DIR",
+        help="the checkpoint that --first-hour decodes with (default: examples/noah, if it is "
+        "here)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -40,10 +59,25 @@ def run(args: argparse.Namespace) -> int:
         )
     info = probe.devices[args.device]
     console = Console(markup=False, highlight=False, soft_wrap=True)
+    if args.first_hour and args.json:
+        raise InvalidUsageError("--first-hour writes its report to an archive; omit --json")
+    if not args.first_hour and (args.bundle or args.model):
+        raise InvalidUsageError("--bundle and --model are options of --first-hour; add it")
     if not args.json:
         console.print(f"{backend.name} device {info.index}: {info.name} ({info.arch})")
         for note in probe.notes:
             console.print(note)
+
+    if args.first_hour:
+        hour = first_hour.Hour(
+            backend.name,
+            args.device,
+            len(probe.devices),
+            first_hour.find_model(args.model),
+            emulated=probe.emulated,
+        )
+        archive = Path(args.bundle or f"ark-first-hour-{backend.name}.zip")
+        return first_hour.run(hour, probe, archive, console.print)
 
     def shown(finding: Finding) -> None:
         if not args.json:

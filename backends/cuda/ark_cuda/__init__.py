@@ -9,11 +9,12 @@ from __future__ import annotations
 from importlib import resources
 from typing import TYPE_CHECKING
 
-from ark.backend.devices import Device
-from ark.backend.protocol import Backend, Compiler, Probe, Toolchain
+from ark.backend.devices import Binary, Device
+from ark.backend.occupancy import Occupancy
+from ark.backend.protocol import Backend, Compiler, Probe, Target, Toolchain
 from ark.codegen.dialect import Dialect
 from ark.machine import Machine
-from ark_cuda import dialect, machines, probe
+from ark_cuda import dialect, footprint, machines, probe
 
 if TYPE_CHECKING:
     from ark_cuda.device import CudaDevice
@@ -52,6 +53,10 @@ class CudaBackend:
 
     def archs(self) -> tuple[str, ...]:
         return ("sm_80", "sm_90a", "sm_100a", "sm_120")
+
+    def occupancy(self, binary: Binary, target: Target, dynamic_bytes: int) -> Occupancy:
+        """See ark.backend.protocol.OccupancyBackend."""
+        return footprint.occupancy_of(binary.log, target, dynamic_bytes)
 
     def export_source(self) -> str:
         return resources.files("ark_cuda").joinpath("export.c").read_text()

@@ -9,11 +9,13 @@ from contextlib import AbstractContextManager
 from importlib import resources
 from types import ModuleType
 
+from ark.backend.devices import Binary
+from ark.backend.occupancy import Occupancy
 from ark.backend.protocol import KernelBackend, LoopFigures, Probe, Target, Toolchain
 from ark.codegen.dialect import Dialect, Source
 from ark.errors import SystemError
 from ark.machine import Machine
-from ark_rocm import dialect, machines, probe
+from ark_rocm import code_object, dialect, machines, probe
 from ark_rocm.compiler import Compiler, assembly, toolchain
 from ark_rocm.device import Device
 
@@ -48,6 +50,10 @@ class RocmBackend:
 
     def archs(self) -> tuple[str, ...]:
         return tuple(machines.ARCHS)
+
+    def occupancy(self, binary: Binary, target: Target, dynamic_bytes: int) -> Occupancy:
+        """See ark.backend.protocol.OccupancyBackend."""
+        return code_object.occupancy_of(binary.data, target, dynamic_bytes)
 
     def export_source(self) -> str:
         return resources.files("ark_rocm").joinpath("export.c").read_text()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from ark.backend.occupancy import ProcessorLimits
 from ark.codegen.layout import LOOP_BYTES
 from ark.errors import UnsupportedError
 from ark.machine import Machine
@@ -42,6 +43,13 @@ class Arch:
     unit: Capability
     to_lds: bool = False
     flushes: bool = False
+
+    @property
+    def limits(self) -> ProcessorLimits:
+        """Of a compute unit; of a work-group processor, which has two of them, on RDNA."""
+        if self.unit == Capability.WMMA:
+            return ProcessorLimits(4, 1536, 24, 16, 128 << 10, 1024)
+        return ProcessorLimits(4, 512, 8, 8, self.lds, 512 if self.lds == 64 << 10 else 1280)
 
     @property
     def capabilities(self) -> tuple[Capability, ...]:

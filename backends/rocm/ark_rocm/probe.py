@@ -65,7 +65,8 @@ def prepare() -> tuple[str, ...]:
 
 
 def _look(versions: dict[str, str], notes: tuple[str, ...]) -> Probe:
-    hip = driver.module()
+    """notes: those of emulated devices; empty where the devices are real."""
+    hip, emulated = driver.module(), bool(notes)
     try:
         major, minor = driver.runtime_version(hip)
     except SystemError as error:
@@ -92,7 +93,7 @@ def _look(versions: dict[str, str], notes: tuple[str, ...]) -> Probe:
             f"is {major}.{minor}; if calls fail, `{wanted}`",
         )
     devices = tuple(_device(hip, index) for index in range(count))
-    return Probe(devices=devices, versions=versions, notes=notes)
+    return Probe(devices=devices, versions=versions, notes=notes, emulated=emulated)
 
 
 def _device(hip: Any, index: int) -> DeviceInfo:

@@ -1,0 +1,102 @@
+"""What a compiled kernel occupies of a processor, and how many of its blocks fit one at a time.
+
+A vendor reads the registers and the spills of a binary and names the limits of its processors; the
+arithmetic is the same for all. Called by `ark emit --binary`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ProcessorLimits:
+    """What one processor holds.
+
+    files: vector register files, each of which serves its own warps. registers: of a lane in one
+    file. granule: registers are given to a warp in multiples of it. warps: those that one file
+    serves. shared_bytes: shared memory of the processor. shared_granule: bytes, in multiples of
+    which a block gets it. block_bytes: shared memory that each block takes beyond what it asks for.
+    """
+
+    files: int
+    registers: int
+    granule: int
+    warps: int
+    shared_bytes: int
+    shared_granule: int
+    block_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Used:
+    """What a binary asks for. registers: vector registers of a lane, accumulators included.
+
+    scalar_registers: of a warp, 0 where the architecture has none. spills: vector registers of a
+    lane that are kept in memory; scalar_spills: scalar registers kept in lanes of vector registers.
+    scratch_bytes: memory of a lane for its stack. shared_bytes: static shared memory of a block.
+    """
+
+    registers: int
+    accumulators: int = 0
+    scalar_registers: int = 0
+    spills: int = 0
+    scalar_spills: int = 0
+    scratch_bytes: int = 0
+    shared_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Occupancy:
+    """Blocks of a kernel that fit a processor at once, and what keeps more of them away.
+
+    shared_bytes: shared memory of a block, static and dynamic. warps: those of the blocks that fit.
+    most_warps: those that the processor holds.
+    """
+
+    used: Used
+    shared_bytes: int
+    blocks: int
+    limit: str
+    warps: int
+    most_warps: int
+
+    def __str__(self) -> str:
+        used = self.used
+        words = [f"{used.registers} vector registers a lane"]
+        if used.accumulators:
+            words[0] += f" ({used.accumulators} of them accumulators)"
+        if used.scalar_registers:
+            words.append(f"{used.scalar_registers} scalar registers a warp")
+        spilled = f"{used.spills} spilled"
+        if used.scalar_spills:
+            spilled += f" (and {used.scalar_spills} scalar ones, to vector registers)"
+        words += [spilled, f"{used.scratch_bytes} bytes of scratch a lane"]
+        words.append(f"{self.shared_bytes:,} bytes of shared memory a block")
+        if not self.blocks:
+            return ", ".join(words) + f"; no block fits a processor: not enough {self.limit}"
+        fit = f"{self.blocks} block{'s' * (self.blocks > 1)}"
+        share = f"{self.warps} of {self.most_warps} warps"
+        return ", ".join(words) + f"; {fit} a processor ({share}), limited by {self.limit}"
+
+
+def _up(value: int, granule: int) -> int:
+    return -(-value // granule) * granule
+
+
+def occupancy(used: Used, limits: ProcessorLimits, warps: int, dynamic_bytes: int) -> Occupancy:
+    """The occupancy of a kernel launched with so many warps and bytes of dynamic shared memory a
+    block.
+    """
+    shared = used.shared_bytes + dynamic_bytes
+    by_registers = limits.files * (limits.registers // _up(max(used.registers, 1), limits.granule))
+    most = limits.files * limits.warps
+    taken = _up(shared, limits.shared_granule) + limits.block_bytes
+    fits = {
+        "registers": by_registers // warps,
+        "warps": most // warps,
+        "shared memory": limits.shared_bytes // taken if taken else most // warps,
+    }
+    blocks = min(fits.values())
+    limit = " and ".join(name for name, count in fits.items() if count == blocks)
+    return Occupancy(used, shared, blocks, limit, blocks * warps, most)

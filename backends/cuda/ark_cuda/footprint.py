@@ -1,0 +1,65 @@
+"""Reads what the loop kernel of a cubin asks for: registers, spills and shared memory.
+
+ptxas says so in its log, which the compiler keeps beside the cubin. Called by ark_cuda.__init__ for
+`ark emit --binary`.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ark.backend.occupancy import Occupancy, ProcessorLimits, Used, occupancy
+from ark.backend.protocol import Target
+from ark.errors import SystemError
+
+KERNEL = "ark_loop"
+REGISTER_BYTES = 4
+# Shared memory of a multiprocessor in KiB and the warps that it holds, by compute capability: the
+# CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
+MULTIPROCESSORS = {
+    "80": (164, 64),
+    "86": (100, 48),
+    "87": (164, 48),
+    "89": (100, 48),
+    "90": (228, 64),
+    "100": (228, 64),
+    "103": (228, 64),
+    "110": (228, 48),
+    "120": (100, 48),
+    "121": (100, 48),
+}
+BLOCK_SHARED_BYTES = 1024  # bytes of shared memory that the driver takes for each block
+
+
+def limits(arch: str) -> ProcessorLimits:
+    """Of a multiprocessor; SystemError if its figures are not known here."""
+    capability = arch.removeprefix("sm_").rstrip("af")
+    if capability not in MULTIPROCESSORS:
+        raise SystemError(f"the shared memory of a multiprocessor of {arch} is not known here")
+    kibibytes, warps = MULTIPROCESSORS[capability]
+    return ProcessorLimits(4, 512, 8, warps // 4, kibibytes << 10, 128, BLOCK_SHARED_BYTES)
+
+
+def used(log: str, kernel: str = KERNEL) -> Used:
+    """What a kernel asks for by the log of ptxas; SystemError if the log does not say so."""
+    registers = re.search(
+        rf"Function properties for {kernel}\n[^\n]*?(\d+) bytes stack frame, (\d+) bytes spill "
+        r"stores[^\n]*\n[^\n]*Used (\d+) registers([^\n]*)",
+        log,
+    )
+    if registers is None:
+        raise SystemError(f"the compiler's log has no figures of {kernel!r}:\n{log[:500]}")
+    stack, spilled, count, rest = registers.groups()
+    cumulative = re.search(r"(\d+) bytes cumulative stack size", rest)
+    shared = re.search(r"(\d+) bytes smem", rest)
+    return Used(
+        registers=int(count),
+        spills=-(-int(spilled) // REGISTER_BYTES),
+        scratch_bytes=int(cumulative[1] if cumulative else stack),
+        shared_bytes=int(shared[1]) if shared else 0,
+    )
+
+
+def occupancy_of(log: str, target: Target, dynamic_bytes: int) -> Occupancy:
+    """The occupancy of the loop kernel; see ark.backend.protocol.OccupancyBackend."""
+    return occupancy(used(log), limits(target.arch), -(-target.threads // 32), dynamic_bytes)
