@@ -21,7 +21,7 @@ from ark.backend.protocol import Probe
 from ark.errors import SystemError
 
 LIMIT_S = 600.0  # of a step
-PROMPT = ("--prompt", "The king streams to his servants,", "--max-new-tokens", "24")
+PROMPT = ("--prompt", "The king said to his servants,", "--max-new-tokens", "24")
 GREEDY = ("--temperature", "0", "--context", "64")
 MODEL = Path("examples/noah")  # of ark's repository
 
@@ -145,7 +145,7 @@ def _decode(hour: Hour) -> Iterator[Step]:
 
 
 def _figures(hour: Hour) -> Step:
-    """Microseconds of a token, in the archive; streams to be no figure on emulated devices."""
+    """Microseconds of a token, in the archive; left out on emulated devices."""
     if hour.model is None or hour.emulated:
         reason = "no checkpoint" if hour.model is None else "an emulated device has no speed"
         return Step("bench decode", "", "left out", reason)
