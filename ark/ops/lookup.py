@@ -33,6 +33,7 @@ from ark.tasks.remap import GatherParams
 from ark.tasks.scatter import ScatterParams, same_places
 
 ROWS_EACH = 4  # of a processor, so that a warp each is enough to copy them
+MOST_LINES = 1 << 30  # that an op's tasks have coordinates for
 OUTSIDE = 1 << 40  # an index that no dimension has
 LEAST_UPDATES = 8  # for each span of a table's places that a task writes to
 
@@ -77,7 +78,10 @@ def _lower_gather(lowering: Lowering, node: Node) -> None:
     table = whole_view(lowering, source, (outer, source.shape[axis], inner), fill=True)
     index = whole_view(lowering, ids, (many,), fill=True)
     target = whole_view(lowering, out, (outer, many, inner), fill=False)
-    _emit_gather(lowering, [table, index, target], 1, False)
+    for at in range(0, outer, MOST_LINES):
+        share = min(outer - at, MOST_LINES)
+        given = [part(table, 0, at, share), index, part(target, 0, at, share)]
+        _emit_gather(lowering, given if share < outer else [table, index, target], 1, False)
     if target.buffer.id != out.buffer.id:
         move(lowering, lowering.view(target, out.shape), out)
 

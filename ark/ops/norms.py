@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,6 +27,7 @@ from ark.tasks.rows import RowNormParams
 
 NARROW = 2  # bytes of elements whose rows are dealt
 IDLE = 20  # of so many processors one may have no rows
+MOST_LINES = 1 << 30  # of one dimension, which a task's coordinates count
 FEW = 1024  # elements of rows that one task normalises in the time of one row
 
 
@@ -38,7 +40,7 @@ def lower_rows(lowering: Lowering, node: Node) -> None:
     if node.hints is None and machine.cooperative:
         columns = source.shape[-1]
         few = min(2 * machine.warps, max(1, FEW // columns))
-    if node.hints is None and len(out.shape) > 2:
+    if node.hints is None and len(out.shape) > 2 and math.prod(out.shape[:-1]) <= MOST_LINES:
         source, out = _flat(lowering, source, out)
     shape = fold(out.shape)
     rows = max(few, -(-shape[0] * shape[1] * shape[2] // machine.processors))

@@ -68,6 +68,14 @@ def test_rows_of_four_dimensions_are_few_tasks() -> None:
     planned(OPS["softmax"], (1 << 12, 1 << 10, 4, 2), "cpu-2")
 
 
+@pytest.mark.parametrize("name", ["softmax", "layernorm", "argmax", "gather"])
+def test_more_lines_than_a_coordinate_counts_are_cut(name: str) -> None:
+    build = OPS[name]
+    if name == "gather":
+        build = lambda s: ark.gather(_t(s), _t([3], int64), 2)  # noqa: E731
+    planned(build, (1 << 12, (1 << 20) + 3, 3), "cpu-2")
+
+
 def test_many_of_a_row_are_chosen() -> None:
     planned(lambda s: ark.topk(_t(s), 70000), (2, 1 << 20), "cpu-2")
 
