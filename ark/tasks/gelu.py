@@ -57,9 +57,10 @@ def _twice_normal(tree: Tree) -> Tree | None:
     for one, error in _orders(tree):
         if not _is(one, 1.0) or error[0] != "erf":
             continue
-        inner = error[1]
+        inner: Tree = error[1]
         if inner[0] == "div" and _is(inner[2], math.sqrt(2.0)):
-            return inner[1]
+            argument: Tree = inner[1]
+            return argument
         if inner[0] == "mul":
             return next((b for a, b in _orders(inner) if _is(a, math.sqrt(0.5))), None)
     return None
