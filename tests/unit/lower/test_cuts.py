@@ -88,6 +88,13 @@ def test_tiles_fill_the_processors_where_sums_are_stored_one_by_one(
     assert choose_cut(whole, depth, 2, machine, True, {}, plain=True).columns % 64 == 0
 
 
+def test_few_rows_keep_the_widths_of_boxes() -> None:
+    able = candidates(
+        (1, 1, 64, 4096), 4096, 2, registry.machine("h200"), True, narrow=True, plain=True
+    )
+    assert {c.columns for c in able} == {256, 128, 64, 32}
+
+
 def test_parts_are_taken_where_a_norm_follows() -> None:
     """512x2048x2048 in two parts takes 13.6 us; whoever adds these up norms the rows."""
     cut = choose_cut((1, 1, 512, 2048), 2048, 2, registry.machine("h100"), True, {}, True, True)
