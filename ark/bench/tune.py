@@ -110,9 +110,8 @@ def candidates(product: Product, machine: Machine) -> list[Cut]:
     several = len(product.shapes[2]) == 2
     dtypes, shape, depth = product.dtypes[:2], product.shape, product.depth
     if product.variant == "matrix":
-        able = cuts.candidates(
-            shape, depth, product.itemsize, machine, several, product.transposes[1]
-        )
+        narrow = product.transposes[1]
+        able = cuts.candidates(shape, depth, product.itemsize, machine, several, narrow, plain=True)
         us = {c: cuts.predicted_us(c, shape, depth, product.itemsize, machine) for c in able}
     elif k_parts.serves(dtypes, shape, machine):
         able = k_parts.candidates(shape, depth, dtypes, machine, several)

@@ -46,14 +46,16 @@ def candidates(
 ) -> list[Cut]:
     """The cuts of a product of this shape (batch, batch, rows, columns) that kernels exist for.
 
-    depth: elements of k. parts: may k be cut? narrow: do the right side's elements of k lie side by
-    side? windows: is a side a matrix of windows? plain: are sums stored one by one, so that no
-    tile needs to end with a head or a pair?
+    depth: elements of k. parts: k may be cut. narrow: the right side's elements of k lie side by
+    side. windows: a side is a matrix of windows. plain: sums are stored one by one, so that no tile
+    needs to end with a head or a pair.
     """
     steps, given = -(-depth * itemsize // STEP), box_tiles(machine)
     low = shape[2] <= given.least_rows or _few_tiles(shape, machine)
     several = parts and shape[0] == shape[1] == 1
     counts = (1, *(p for p in given.parts if several))
+    # Of few rows memory's rate counts, which no width betters.
+    between = narrow and plain and not windows and shape[2] > given.least_rows
     return [
         Cut(*tile, many)
         for tile, many in itertools.product(given.tiles, counts)
@@ -61,7 +63,7 @@ def candidates(
         and not (windows and tile in given.shallow)
         and tile[1] <= shape[3]
         and (tile not in given.narrow or (narrow and low))
-        and (tile not in given.plain or (narrow and plain and not windows))
+        and (tile not in given.plain or between)
         and (tile[0] == given.least_rows or shape[2] > given.least_rows)
     ]
 

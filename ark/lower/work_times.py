@@ -56,9 +56,9 @@ def _work(node: Node) -> int:
 
 def _cut_us(node: Node, machine: Machine) -> float:
     shape, size = fold(node.outputs[0].shape), node.inputs[0].dtype.itemsize
-    parts, narrow = len(node.outputs[0].shape) <= 2, node.read(MatmulAttributes).transpose_b
-    depth = depth_of(node)
-    able = candidates(shape, depth, size, machine, parts, narrow)
+    parts, given = len(node.outputs[0].shape) <= 2, node.read(MatmulAttributes)
+    depth, plain = depth_of(node), not given.gated and given.rope_kv is None
+    able = candidates(shape, depth, size, machine, parts, given.transpose_b, plain=plain)
     return min(predicted_us(cut, shape, depth, size, machine) for cut in able)
 
 

@@ -57,7 +57,7 @@ def _twice_normal(tree: Tree) -> Tree | None:
     for one, error in _orders(tree):
         if not _is(one, 1.0) or error[0] != "erf":
             continue
-        inner = error[1]
+        inner: Tree = error[1]
         if inner[0] == "div" and _is(inner[2], math.sqrt(2.0)):
             argument: Tree = inner[1]
             return argument

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from ark.ir.fold import fold, unfold
 from ark.machine import Machine
 from ark.machine.capability import Capability
+from ark.machine.variant import COMPUTE
 from ark.plan.kind import Access, OperandType, Signature, TaskKind, register, whole
 from ark.plan.params import (
     Epsilon,
@@ -44,6 +45,9 @@ ROW_OPS = {
 HELD = 32  # elements of a row that a thread keeps in registers, and bytes that wait for it there
 HELD_BYTES = 64
 BATCH = 16  # elements of several rows at once
+# The same where a thread has as many registers as this: of so many rows that each warp of a task
+# has all of its own at once.
+MANY_REGISTERS, MOST_TOGETHER = 200, 64
 NARROW = 2  # bytes of elements whose rows are claimed: some backends bring wider ones by copies
 SIDE_BY_SIDE = 16  # sums of one thread that runs alone, for vectors
 
@@ -134,6 +138,18 @@ def _weight(sig: Signature) -> str:
 def _at_once(held: tuple[int, int, int, int, int], machine: Machine) -> int:
     """Rows that a team has at once."""
     return held[2] * (machine.lanes // held[4])
+
+
+def _together(
+    held: tuple[int, int, int, int, int], rows: int, machine: Machine
+) -> tuple[int, int, int, int, int]:
+    """What registers hold of a task of so many rows: more rows at once where they are there."""
+    pack, each, at_once, team, part = held
+    if machine.variant.registers(COMPUTE) < MANY_REGISTERS:
+        return held
+    each_team = math.ceil(rows / (machine.warps // team * (machine.lanes // part)))
+    most = min(BATCH, MOST_TOGETHER // (pack * each))
+    return pack, each, max(at_once, min(each_team, most)), team, part
 
 
 class RowNormParams(Params, frozen=True):
@@ -257,13 +273,16 @@ class RowNorm(TaskKind):
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         op, definition = row_op(name, sig)
+        held = self._held(sig, machine)
+        if held is not None:
+            held = _together(held, sig.read(RowNormParams).rows, machine)
         constants = (
             op,
             *row_constants(sig),
             SIDE_BY_SIDE if not machine.cooperative else 1,
             self._kept(sig, machine),
             folds(machine),
-            *(self._held(sig, machine) or (0, 0, 0, 0, 0)),
+            *(held or (0, 0, 0, 0, 0)),
         )
         addresses = text.addresses(sig, range(len(sig.operands)))
         return definition + text.call(name, "ark_row_norm", constants, (*operands(sig), addresses))

@@ -67,40 +67,44 @@ static void ark_matrix_slab_take(char* slab, int j, ark_u32 (&words)[4]) {
 RUN = r"""
 // rest and out are one memory, as a result that takes the residual's place.
 template <int COLUMNS, bool REST>
-static void lane_of(const float* sums, const float* bias, Half* out, int rows, int columns) {
+static void lane_of(const float* sums, const float* bias, TEST_TYPE* out, int rows, int columns) {
   float d[COLUMNS / 2];
   for (int i = 0; i < COLUMNS / 2; ++i) {
     const int row = lane / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
     d[i] = sums[row * COLUMNS + column];
   }
+  constexpr int MOST = 128 / sizeof(TEST_TYPE), SOME = COLUMNS < MOST ? COLUMNS : MOST;
   ArkCtx c;
   struct Beside {
     float bias[8][2];
   };
   const auto beside = [=](int column) {
     Beside made = {};
-    for (int i = 0; i < ark_pairs_some(COLUMNS) / 4; ++i) {
+    for (int i = 0; i < SOME / 4; ++i) {
       const int at = column + i / 2 * 8 + i % 2;
       made.bias[i / 2][i % 2] = at < columns ? bias[at] : 0.0f;
     }
     return made;
   };
   const auto ahead = [=](int row, int column, bool there) {
-    ArkPack<ark_u32, 4> pack = {};
-    if (there) __builtin_memcpy(&pack, out + row * columns + column, 16);
+    ArkPack<ark_u32, sizeof(TEST_TYPE) == 2 ? 4 : 2> pack = {};
+    if (there) __builtin_memcpy(&pack, out + row * columns + column, sizeof(pack));
     return pack;
   };
-  const auto two = [](int, const float* v, const Beside& held, int i, ark_u32 rest,
+  const auto two = [](int, const float* v, const Beside& held, int i, const ark_u32* rest,
                       float (&made)[2]) {
     for (int k = 0; k < 2; ++k) {
-      made[k] = v[k] + held.bias[i][k] + value(k ? rest >> 16 : rest & 0xffffu);
+      const ark_u32 word = sizeof(TEST_TYPE) == 2 ? (k ? *rest >> 16 : *rest & 0xffffu)
+                           : TEST_REST            ? rest[k] >> 16
+                                                  : 0u;
+      made[k] = v[k] + held.bias[i][k] + value(word);
     }
   };
-  const auto aside = ark_matrix_aside<COLUMNS, REST>(0, 0, rows, columns, beside, ahead);
-  ark_matrix_pairs<COLUMNS, REST, 1>(c, d, out, columns, 0, rows, columns, aside, beside, ahead,
-                                     two);
+  const auto aside = ark_matrix_aside<TEST_TYPE, SOME, REST>(0, 0, rows, columns, beside, ahead);
+  ark_matrix_pairs<COLUMNS, SOME, REST, 1>(
+      c, d, out, columns, 0, rows, columns, aside, beside, ahead, two);
 }
-extern "C" void run(const float* sums, const float* bias, Half* out, int rows, int columns) {
+extern "C" void run(const float* sums, const float* bias, TEST_TYPE* out, int rows, int columns) {
   std::vector<std::thread> lanes;
   for (int i = 0; i < 32; ++i) {
     lanes.emplace_back([=] {
@@ -118,16 +122,19 @@ def _between(text: str, begin: str, end: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("wide", "columns", "rest"),
-    [(128, 120, True), (80, 80, False), (48, 40, True)],
+    ("wide", "columns", "rest", "ctype"),
+    [(128, 120, True, "Half"), (80, 80, False, "Half"), (48, 40, True, "float")],
 )
-def test_each_pair_meets_its_operands(tmp_path: Path, wide: int, columns: int, rest: bool) -> None:
-    """All but the rounding, which is to fewer digits than the values have."""
+def test_each_pair_meets_its_operands(
+    tmp_path: Path, wide: int, columns: int, rest: bool, ctype: str
+) -> None:
+    """All but the rounding: values have few digits."""
     store = resources.files("ark_cuda").joinpath("matrix_store.h").read_text()
     slab = _between(store, "ARK_DEVICE ark_u32 ark_matrix_slab_at", "// Two blocks' pairs")
     text = WARP.read_text() + CALLS + slab + inline.header("pairs.h") + RUN
     source, library = tmp_path / "pairs.cpp", tmp_path / "pairs.so"
-    source.write_text(f"#define TEST_COLUMNS {wide}\n#define TEST_REST {str(rest).lower()}\n{text}")
+    defined = f"#define TEST_COLUMNS {wide}\n#define TEST_REST {str(rest).lower()}\n"
+    source.write_text(f"{defined}#define TEST_TYPE {ctype}\n{text}")
     command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-pthread", "-Wno-unknown-pragmas"]
     subprocess.run([*command, source, "-o", library], check=True)
     rng = np.random.default_rng(wide)
@@ -137,7 +144,8 @@ def test_each_pair_meets_its_operands(tmp_path: Path, wide: int, columns: int, r
     want = before.copy()
     added = bias[:columns] + (before[:WARP_ROWS] if rest else 0)
     want[:WARP_ROWS] = sums[:WARP_ROWS, :columns] + added
-    out = to_bf16(before)
+    stored = to_bf16 if ctype == "Half" else np.array
+    out = stored(before)
     pointers = (a.ctypes.data_as(ctypes.c_void_p) for a in (sums, bias, out))
     ctypes.CDLL(str(library)).run(*pointers, WARP_ROWS, columns)
-    np.testing.assert_array_equal(out, to_bf16(want))
+    np.testing.assert_array_equal(out, stored(want))

@@ -63,6 +63,38 @@ def test_the_cut_chosen_is_near_the_fastest_measured(shape: tuple[int, int, int]
     assert times[cut.rows, cut.columns, cut.parts] <= 1.02 * min(times.values())
 
 
+# The same on an H200, 2026-11-29, each sum stored by itself.
+BETWEEN = {
+    (1024, 768, 768): {(128, 64, 1): 5.4, (64, 96, 1): 5.2},
+    (1024, 3072, 768): {(128, 256, 1): 13.9, (128, 192, 1): 11.0},
+    (1024, 768, 3072): {(128, 64, 1): 16.0, (64, 96, 1): 14.7},
+    (2048, 2304, 768): {(128, 256, 1): 21.9, (128, 144, 1): 14.5},
+    (2048, 3072, 768): {(128, 256, 1): 25.9, (128, 192, 1): 19.8},
+    (2048, 768, 3072): {(128, 128, 1): 20.2, (128, 96, 1): 19.6},
+    (1576, 3072, 768): {(128, 256, 1): 26.2, (128, 160, 1): 18.5},
+}
+
+
+@pytest.mark.parametrize("shape", BETWEEN)
+def test_tiles_fill_the_processors_where_sums_are_stored_one_by_one(
+    shape: tuple[int, int, int],
+) -> None:
+    rows, columns, depth = shape
+    times, machine = BETWEEN[shape], registry.machine("h200")
+    whole = (1, 1, rows, columns)
+    cut = choose_cut(whole, depth, 2, machine, True, {}, narrow=True, plain=True)
+    assert times[cut.rows, cut.columns, cut.parts] == min(times.values())
+    assert choose_cut(whole, depth, 2, machine, True, {}, narrow=True).columns % 64 == 0
+    assert choose_cut(whole, depth, 2, machine, True, {}, plain=True).columns % 64 == 0
+
+
+def test_few_rows_keep_the_widths_of_boxes() -> None:
+    able = candidates(
+        (1, 1, 64, 4096), 4096, 2, registry.machine("h200"), True, narrow=True, plain=True
+    )
+    assert {c.columns for c in able} == {256, 128, 64, 32}
+
+
 def test_parts_are_taken_where_a_norm_follows() -> None:
     """512x2048x2048 in two parts takes 13.6 us; whoever adds these up norms the rows."""
     cut = choose_cut((1, 1, 512, 2048), 2048, 2, registry.machine("h100"), True, {}, True, True)

@@ -1,5 +1,5 @@
-"""Products with an expression whose results have 16 bits: source that computes it where the sums
-lie, two neighbours at a time (pairs.h).
+"""Products with an expression: source that computes it where the sums lie, two neighbours at a time
+(pairs.h).
 
 Operands of one row, as a bias, are read at a lane's pairs of columns; one operand may have all of
 the result's elements, as a residual. Called by the writer of products for warpgroups.
@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ark.plan.kind import Signature
+from ark.plan.kind import OperandType, Signature
 from ark.tasks import expression, text
 from ark.tasks import matmul_packs as packs
 from ark.tasks.matmul_form import dims, place_names, sums_of
 from ark.tasks.matmul_params import MatmulParams
 from ark_cuda.tasks.wgmma import HALVES
 
+TYPES = (*HALVES, "fp32")
 MOST_HELD = 32  # registers of operands of one row, 64 columns of them
 MOST_UNROLLED, MOST_ROUNDS = 8, 4  # parts of an expression whose rounds are unrolled
 PAIRS_IN_64_COLUMNS = 8  # pairs of a lane in 64 columns
@@ -37,11 +38,13 @@ def store(sig: Signature, wide: int) -> Store | None:
     params, out = sig.read(MatmulParams), sig.operands[2]
     m, n, _ = dims(sig)
     stored = None if params.gated or params.head_dim else packs.packed(sig, packs.WIDE)
-    if params.expr is None or out.dtype not in HALVES or stored is None or n % packs.WIDE:
+    if params.expr is None or out.dtype not in TYPES or stored is None or n % packs.WIDE:
         return None
     rest = packs.residual(sig)
     beside = [i for i in stored if i not in (2, rest)]
-    if rest is not None and sig.operands[rest].dtype not in HALVES:
+    if rest is not None and (sig.operands[rest].dtype in HALVES) != (out.dtype in HALVES):
+        return None
+    if rest is not None and sig.operands[rest].dtype not in TYPES:
         return None
     if any(text.pad4(sig.operands[i].shape, 1)[2] > 1 for i in beside):
         return None
@@ -50,32 +53,34 @@ def store(sig: Signature, wide: int) -> Store | None:
     bits = text.addresses(sig, stored)
     start = text.offset(sig, 2, place_names(sig, "m0", "left0"))
     place = f"top, {m} - m0, {n} - left0"
-    shape = f"{wide}, {str(rest is not None).lower()}"
+    some = _together(wide, out)
+    shape = f"{some}, {str(rest is not None).lower()}"
     rounds = MOST_ROUNDS if expression.size(params.expr) <= MOST_UNROLLED else 1
     prepared = (
         f"  const bool fits = ark_aligned({bits});\n"
-        f"  const auto beside = {_beside(sig, beside, wide)};\n"
+        f"  const auto beside = {_beside(sig, beside, wide, some)};\n"
         f"  const auto ahead = {_ahead(sig, rest)};\n"
-        f"  const auto aside = ark_matrix_aside<{shape}>(\n"
+        f"  const auto aside = ark_matrix_aside<{out.ctype}, {shape}>(\n"
         f"      top, 0, {m} - m0, {n} - left0, beside, ahead);\n"
     )
     call = (
         f"  const auto two = {_two(sig, beside, rest)};\n"
-        f"  ark_matrix_pairs<{shape}, {rounds}>(\n"
+        f"  ark_matrix_pairs<{wide}, {shape}, {rounds}>(\n"
         f"      c, d, po + {start}, {out.strides[-2]}, {place}, aside, beside, ahead, two);\n"
     )
     return Store(prepared, call, "" if bits == "0u" else "fits")
 
 
-def _together(wide: int) -> int:
-    """Columns that are stored at a time: ark_pairs_some."""
+def _together(wide: int, out: OperandType) -> int:
+    """Columns that are stored at a time; the last ones may lie beyond the tile."""
+    if out.dtype not in HALVES:
+        return min(wide, 32)
     return wide if wide < 64 else 48 if wide % 64 and wide % 48 == 0 else 64
 
 
-def _beside(sig: Signature, operands: list[int], wide: int) -> str:
+def _beside(sig: Signature, operands: list[int], wide: int, some: int) -> str:
     """A lambda that loads a lane's pairs of operands of one row."""
     _, n, _ = dims(sig)
-    some = _together(wide)
     blocks = some // 8
     fields = "".join(f" decltype(ark_held<2>(p{i})) e{i}[{blocks}];" for i in operands)
     whole = n % sig.read(MatmulParams).tile[1] == 0 and wide % some == 0
@@ -96,15 +101,16 @@ def _beside(sig: Signature, operands: list[int], wide: int) -> str:
 
 
 def _ahead(sig: Signature, rest: int | None) -> str:
-    """A lambda that loads eight neighbours of the residual, as words."""
+    """A lambda that loads 16 bytes of the residual, or two elements of 32 bits, as words."""
     if rest is None:
         return "ArkNothing{}"
     at = text.offset(sig, rest, place_names(sig, "row", "column"))
+    words = 4 if sig.operands[rest].dtype in HALVES else 2
     return (
         "[=](int at_row, int at_column, bool there) {\n"
         "    const int row = m0 + at_row, column = left0 + at_column;\n"
-        "    ArkPack<ark_u32, 4> pack = {};\n    if (there && fits) "
-        f"pack = ark_load_pack<4>(reinterpret_cast<const ark_u32*>(p{rest} + {at}));\n"
+        f"    ArkPack<ark_u32, {words}> pack = {{}};\n    if (there && fits) "
+        f"pack = ark_load_pack<{words}>(reinterpret_cast<const ark_u32*>(p{rest} + {at}));\n"
         "    (void)row; (void)column;\n    return pack;\n  }"
     )
 
@@ -115,10 +121,13 @@ def _two(sig: Signature, beside: list[int], rest: int | None) -> str:
     lines, leaves = [], [("v[k]", "ark_i32" if sums_of(sig) == "int32" else "float")]
     for i in range(3, len(sig.operands)):
         ctype = sig.operands[i].ctype
-        if i == rest:
+        if i == rest and sig.operands[i].dtype in HALVES:
             lines.append(f"ArkWords<{ctype}, 2> held;")
-            lines.append("held.words.v[0] = rest;")
+            lines.append("held.words.v[0] = rest[0];")
             lines.append(f"const auto e{i} = ark_unpacked(held);")
+        elif i == rest:
+            values = "{ark_bits_float(rest[0]), ark_bits_float(rest[1])}"
+            lines.append(f"const ArkPack<float, 2> e{i}{{{values}}};")
         elif i in beside:
             lines.append(f"const auto e{i} = ark_unpacked(held_beside.e{i}[i]);")
         else:
@@ -133,7 +142,7 @@ def _two(sig: Signature, beside: list[int], rest: int | None) -> str:
     body = "".join(f"    {line}\n" for line in lines)
     each = "".join(f"      {line}\n" for line in writer.statements)
     return (
-        "[&](int at_row, const auto* v, const auto& held_beside, int i, ark_u32 rest,\n"
+        "[&](int at_row, const auto* v, const auto& held_beside, int i, const ark_u32* rest,\n"
         "      float (&made)[2]) {\n    const int row = m0 + at_row;\n"
         f"    (void)row; (void)held_beside; (void)i; (void)rest;\n{body}"
         f"#pragma unroll\n    for (int k = 0; k < 2; ++k) {{\n{each}"

@@ -30,8 +30,8 @@ from ark_cuda.tasks.wgmma import BYTES, HALVES, multiply, once, sum_of
 
 HEIGHTS = (64, 128)
 NARROW, BOX = 32, 64  # columns of the narrowest tile; of a box where k is across
-WIDTHS = {64: (NARROW, 64, 96, 128, 160, 192, 224, 256)}  # by height
-WIDTHS[128] = (*WIDTHS[64], 144)
+_BOTH = (NARROW, 64, 96, 128, 160, 192, 224, 256)
+WIDTHS = {64: _BOTH, 128: (*_BOTH, 144)}  # by height
 LINE = 128  # bytes of k in a stage, of each row
 ROOM = 4 * 49152  # bytes of all stages; ARK_MATRIX_ROOM
 SLABS = 8 * 2048  # 16 by 64 results a warp; before the stages, which other bodies leave alone so
