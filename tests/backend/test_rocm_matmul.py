@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -33,9 +34,14 @@ CASES = [
     ((3,), 130, 70, 33, (False, True), (fp16, fp16, bf16)),
     ((), 16, 96, 256, (False, True), (fp32, bf16, fp32)),
     ((2,), 130, 70, 45, (True, False), (fp32, bf16, fp32)),
-    # Bodies without matrix units: packs along k, 8-bit floats in software, whole numbers.
-    ((), 1, 128, 256, (False, True), (bf16, bf16, bf16)),
+    # 8-bit floats, in pairs along k or as bf16.
     ((), 20, 24, 64, (False, True), (fp8_e4m3, fp8_e5m2, fp32)),
+    ((), 70, 45, 130, (False, True), (fp8_e4m3, fp8_e4m3, fp32)),
+    ((), 128, 128, 256, (False, True), (fp8_e4m3, fp8_e4m3, bf16)),
+    ((2,), 33, 40, 51, (False, True), (fp8_e4m3, fp8_e4m3, fp32)),
+    ((), 24, 40, 96, (True, False), (fp8_e5m2, fp8_e5m2, fp16)),
+    # Bodies without matrix units: packs along k, whole numbers.
+    ((), 1, 128, 256, (False, True), (bf16, bf16, bf16)),
     ((), 2, 24, 64, (False, True), (int8, int8, int32)),
 ]
 ARCHS = ("gfx942", "gfx1100", "gfx90a", "gfx950")
@@ -90,11 +96,33 @@ def test_fp16_keeps_denormals_and_infinities(arch: str) -> None:
     assert np.isinf(found[3]).all() and np.isnan(found[4]).all()
 
 
-def product(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """x y^T of fp16, in fp32."""
+@pytest.mark.parametrize(
+    ("arch", "left", "right"),
+    in_turns(
+        ("gfx950", "gfx942", "gfx90a", "gfx1100"),
+        [(fp8_e4m3, fp8_e4m3), (fp8_e5m2, fp8_e5m2), (fp8_e5m2, fp8_e4m3)],
+    ),
+    indirect=["arch"],
+)
+def test_floats_of_8_bits_keep_every_value(arch: str, left: DataType, right: DataType) -> None:
+    """All 256 of either side: subnormals, both zeros, infinities and NaNs among them."""
+    for side in (0, 1):
+        types = (left, right) if side == 0 else (right, left)
+        x = np.zeros((256, 128), types[0].to_numpy())
+        x[np.arange(256), np.arange(256) % 128] = np.arange(256, dtype=np.uint8).view(x.dtype)
+        y = np.ones((16, 128), types[1].to_numpy())
+        got = product(x, y, types) if side == 0 else product(y, x, types[::-1]).T
+        exact = np.arange(256, dtype=np.uint8).view(x.dtype).astype(np.float64)
+        np.testing.assert_array_equal(got, np.repeat(exact[:, None], 16, 1))
+
+
+def product(
+    x: np.ndarray, y: np.ndarray, types: tuple[DataType, DataType] = (fp16, fp16)
+) -> np.ndarray:
+    """x y^T of these types, in fp32."""
     graph = Graph()
-    a = graph.tensor(x.shape, fp16, arena="state", name="a")
-    b = graph.tensor(y.shape, fp16, arena="state", name="b")
+    a = graph.tensor(x.shape, types[0], arena="state", name="a")
+    b = graph.tensor(y.shape, types[1], arena="state", name="b")
     c = graph.tensor((len(x), len(y)), fp32, name="c")
     graph.add("matmul", [a, b], [c], {"transpose_a": False, "transpose_b": True}, "product")
     with contextlib.closing(backend.open(0)) as device:
@@ -141,8 +169,12 @@ def test_matmul(
     dtypes: tuple[DataType, DataType, DataType],
 ) -> None:
     source = multiply(arch, batch, m, n, k, transposes, dtypes)
-    units = m > 8 and dtypes[0].bits > 8
-    assert ("ark_matrix_tile<" in source or "ark_large_tile<" in source) == units
+    units = m > 8 and dtypes[0] is not int8
+    assert (re.search(r"ark_(matrix|large|pairs)_tile<\d", source) is not None) == units
+    both = {dtypes[0].name, dtypes[1].name}
+    native = {"gfx942": {"fp8_e4m3"}, "gfx950": {"fp8_e4m3", "fp8_e5m2"}}.get(arch, set())
+    pairs = both <= native and transposes == (False, True) and k % 2 == 0
+    assert ("ark_pairs_tile<" in source.partition("task_0")[2]) == pairs
 
 
 def multiply(

@@ -128,6 +128,27 @@ DEVICE_DEFECTS = [
     Defect(PUT, "wait's scope", "ACQUIRE, SYSTEM", "ACQUIRE, AGENT", RACE, inside="wait_system"),
     _relaxed(PUT, "signal's order", "RELEASE"),
     _patch(PUT, "write-back before the signal", r"buffer_wbl2 sc0 sc1", RACE),
+    _patch(PUT, "invalidation after the wait", r"buffer_inv sc0 sc1", RACE, 1),
+    _patch(PUT, "wait before the signal", r"s_waitcnt vmcnt\(0\)", RACE + WAIT, 1),
+    Defect(PUT, "round waited for", "blockIdx.x, r);", "blockIdx.x, r - 1);", RACE + UNWRITTEN),
+    Defect(PUT, "wait left out", "wait_system(flag + blockIdx.x, r);", "", RACE + UNWRITTEN),
+    Defect(
+        PUT,
+        "data behind the signal",
+        "      wait_system",
+        "      peer_inbox[(r & 1) * n + i] = 0; wait_system",
+        RACE,
+    ),
+    Defect(
+        PUT,
+        "one slot too few",
+        "peer_inbox[(r & 1) * n + i]",
+        "peer_inbox[n + i]",
+        RACE + UNWRITTEN,
+    ),
+    Defect(
+        PUT, "barrier behind the wait", "__syncthreads();", "", RACE + UNWRITTEN, 1, arch="gfx1100"
+    ),
     _patch(PUT, "invalidation on RDNA", r"buffer_gl1_inv", RACE, 1, arch="gfx1100"),
 ]
 

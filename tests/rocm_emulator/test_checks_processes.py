@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import kernel_cases
 import pytest
-from ark_rocm_emulator import ErrorKind
 from defects import DEVICE_DEFECTS, Defect, broken
 from hip_runner import code_object
 from two_processes import exchange
@@ -27,7 +26,7 @@ def test_a_sound_exchange_raises_no_alarm(arch: str) -> None:
     "defect", [pytest.param(d, id=d.what.replace(" ", "_")) for d in DEVICE_DEFECTS]
 )
 def test_a_defect_between_processes_is_reported(defect: Defect) -> None:
-    assert ErrorKind.RACE in exchange(defect.arch, broken(defect), checks=1)
+    assert set(exchange(defect.arch, broken(defect), checks=1)) & set(defect.kinds)
 
 
 @pytest.mark.parametrize("defect", [DEVICE_DEFECTS[0]], ids=["signal's_scope"])

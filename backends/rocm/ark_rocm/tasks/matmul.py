@@ -1,10 +1,11 @@
 """Matmul tiles on AMD's matrix units: any transposes, batches, odd edges, parts of k, and what
 follows the product.
 
-Serves fp16 and bf16, and fp32 times bf16 (activations times weights: a float is the exact sum of
-three bf16), in tiles of more than eight rows, on machines with the capability mfma or wmma; the
-common body does the rest. Tiles of 128 or 256 rows and columns of 16-bit types have a loop of their
-own where there is mfma. Called by the writer through the dialect; matrix.h, matrix_large.h and
+Serves fp16 and bf16, fp32 times bf16 (activations times weights: a float is the exact sum of three
+bf16) and floats of 8 bits (by the units that take them where both sides lie along k, else as bf16),
+in tiles of more than eight rows, on machines with the capability mfma or wmma; the common body does
+the rest. Tiles of 128 or 256 rows and columns of 16-bit types have a loop of their own where there
+is mfma. Called by the writer through the dialect; matrix.h, matrix_pairs.h, matrix_large.h and
 matrix_store.h have the device side.
 """
 
@@ -18,14 +19,31 @@ from ark.machine.capability import Capability
 from ark.plan.kind import Signature
 from ark.tasks import matmul_packs as packs
 from ark.tasks import text
-from ark.tasks.matmul_form import LEAST_UNIT_ROWS, UNIT_PARTS, along_k, filled, paired
+from ark.tasks.matmul_form import (
+    LEAST_UNIT_ROWS,
+    UNIT_PARTS,
+    along_k,
+    dims,
+    filled,
+    paired,
+    side_strides,
+)
 from ark.tasks.matmul_params import MatmulParams
 from ark.tasks.matmul_text import matrix_tiles, outputs, tile_place
 from ark.tasks.matmul_thin import served as is_thin
 from ark_rocm.machines import ARCHS
 
 _OUTPUTS = ("fp32", "bf16", "fp16")
-_PITCH = 40  # ARK_PITCH of matrix.h
+_STEP = 32  # of elements of 16 bits along k: ArkUnit of matrix.h
+_PADDING = 8
+_SMALL = ("fp8_e4m3", "fp8_e5m2")
+_PARTS = UNIT_PARTS | {(a, b): 1 for a in _SMALL for b in _SMALL}
+# The types that matrix units of 8-bit floats multiply, and their step of pairs along k. Those of
+# gfx942 have no infinity for e5m2.
+_PAIRS = {
+    "gfx942": ({("fp8_e4m3", "fp8_e4m3")}, 32),
+    "gfx950": ({(a, b) for a in _SMALL for b in _SMALL}, 64),
+}
 # Rows and columns of tiles that matrix_large.h has: how the waves stand over them.
 _LARGE_WAVES = {(256, 256): (2, 4), (256, 128): (4, 2), (128, 256): (2, 4), (128, 128): (2, 4)}
 _LARGE_PIECES = 4  # of 16 bytes along k in a step
@@ -48,6 +66,14 @@ def _large(sig: Signature, machine: Machine) -> tuple[int, int] | None:
     return next(able, None)
 
 
+def _pairs(sig: Signature, machine: Machine) -> bool:
+    """Do matrix units take these floats of 8 bits, in pairs that lie along k on both sides?"""
+    types, _ = _PAIRS.get(machine.arch, (set(), 0))
+    strides = [side_strides(sig, side) for side in (0, 1)]
+    even = all(row % 2 == 0 and k == 1 for row, k in strides) and dims(sig)[2] % 2 == 0
+    return even and (sig.operands[0].dtype, sig.operands[1].dtype) in types
+
+
 def _padded(sig: Signature, machine: Machine) -> tuple[int, int]:
     """Rows and columns that are multiplied, with those beyond the tile."""
     rows, columns = sig.read(MatmulParams).tile
@@ -59,8 +85,9 @@ def _step_bytes(sig: Signature, machine: Machine) -> int:
     if _large(sig, machine):
         more = (2 if along_k(sig, side) else n // 128 * 8 for side, n in enumerate((rows, columns)))
         return 16 * _LARGE_PIECES * (rows + columns + sum(more))
-    parts = UNIT_PARTS[sig.operands[0].dtype, sig.operands[1].dtype]
-    return 2 * (parts * rows + columns) * _PITCH
+    parts = _PARTS[sig.operands[0].dtype, sig.operands[1].dtype]
+    step = _PAIRS[machine.arch][1] if _pairs(sig, machine) else _STEP
+    return 2 * (parts * rows + columns) * (step + _PADDING)
 
 
 def _slab_bytes(sig: Signature, machine: Machine) -> int:
@@ -98,7 +125,7 @@ class Tiles(Body):
             return False
         a, b, out = sig.operands[:3]
         plain = not any(o.packet for o in sig.operands)
-        kinds = (a.dtype, b.dtype) in UNIT_PARTS and (out.dtype in _OUTPUTS or _follows(sig))
+        kinds = (a.dtype, b.dtype) in _PARTS and (out.dtype in _OUTPUTS or _follows(sig))
         if not (plain and kinds and params.tile[0] >= LEAST_UNIT_ROWS):
             return False
         return max(_step_bytes(sig, machine), _slab_bytes(sig, machine)) <= machine.shared_bytes
@@ -111,7 +138,8 @@ class Tiles(Body):
         rows, columns = _padded(sig, machine)
         along = (along_k(sig, 0), along_k(sig, 1))
         buffers = _buffers(sig, machine)
-        callee, waves = "ark_matrix_tile", _waves(rows // 16, columns // 16, machine.warps)
+        callee = "ark_pairs_tile" if _pairs(sig, machine) else "ark_matrix_tile"
+        waves = _waves(rows // 16, columns // 16, machine.warps)
         if _large(sig, machine):
             callee, waves = "ark_large_tile", _LARGE_WAVES[rows, columns]
         constants = (rows, columns, *waves, buffers, *along)
@@ -123,6 +151,7 @@ class Tiles(Body):
 
     def headers(self, machine: Machine) -> tuple[str, ...]:
         large = ("matrix_large.h",) if machine.has(Capability.MFMA) else ()
-        names = ("matrix_store.h", "matrix.h", *large)
+        pairs = ("matrix_pairs.h",) if machine.arch in _PAIRS else ()
+        names = ("matrix_store.h", "matrix.h", *pairs, *large)
         own = ((resources.files("ark_rocm") / "tasks" / name).read_text() for name in names)
         return (text.header("rotary.h"), text.header("tiles.h"), *own)

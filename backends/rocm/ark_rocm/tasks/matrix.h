@@ -98,9 +98,8 @@ ARK_DEVICE ark_local* ark_kept(ark_local* p) {
 
 // A piece is eight elements along k, or along the rows where those are what memory holds together.
 constexpr int ARK_PIECE = 8;
-constexpr int ARK_STEP_K = 32;
-constexpr int ARK_PITCH = ARK_STEP_K + ARK_PIECE;  // padded, so that rows fall on different banks
 
+typedef unsigned char ark_u8x8 __attribute__((ext_vector_type(8)));
 typedef ark_u16 ark_u16x8 __attribute__((ext_vector_type(8)));
 typedef float ark_f32x8 __attribute__((ext_vector_type(8), aligned(16)));
 
@@ -119,6 +118,48 @@ struct ArkElements<float> {
   static constexpr int PARTS = 3;
 };
 
+// Floats of 8 bits lie in shared memory as bf16, which holds each of them; where the matrix units
+// take them, as they are in memory, two along k in one element (matrix_pairs.h).
+template <typename T>
+struct ArkSmallElements {
+  typedef unsigned char element;
+  typedef ark_u8x8 piece;
+  static constexpr int PARTS = 1;
+};
+template <>
+struct ArkElements<ark_e4m3> : ArkSmallElements<ark_e4m3> {};
+template <>
+struct ArkElements<ark_e5m2> : ArkSmallElements<ark_e5m2> {};
+template <typename T>
+ARK_DEVICE ark_block ark_multiply(const T*, ark_part a, ark_part b, ark_block c) {
+  static_assert(sizeof(T) == 1, "floats of 8 bits, widened");
+  return ark_multiply(static_cast<const ark_bf16*>(nullptr), a, b, c);
+}
+
+// How the matrix units take elements: STEP along k are in shared memory at once, BLOCK_K go into
+// one `ark_products`, of which a lane holds a `part`.
+template <typename T>
+struct ArkUnit {
+  static constexpr int STEP = 32, BLOCK_K = ARK_BLOCK_K;
+  typedef ark_part part;
+  ARK_METHOD static part load(const ark_u16* p) { return ark_load_part(p); }
+};
+template <typename A, typename B>
+ARK_DEVICE ark_block ark_products(const A*, const B* b, ark_part x, ark_part y, ark_block c) {
+  return ark_multiply(b, x, y, c);
+}
+// Sums are this multiple of what the units have summed.
+template <typename A, typename B>
+constexpr float ARK_SUM_SCALE = 1.0f;
+
+// The parts of a piece of T.
+template <typename T>
+ARK_DEVICE void ark_split_of(const T*, const ark_u8x8& piece, ark_u16x8* parts) {
+#pragma unroll
+  for (int e = 0; e < ARK_PIECE; ++e) {
+    parts[0][e] = static_cast<ark_u16>(ark_float_bits(ark_float(T{piece[e]})) >> 16);
+  }
+}
 ARK_DEVICE void ark_split(const ark_u16x8& piece, ark_u16x8* parts) { parts[0] = piece; }
 ARK_DEVICE void ark_split(const ark_f32x8& piece, ark_u16x8* parts) {
 #pragma unroll
@@ -133,6 +174,11 @@ ARK_DEVICE void ark_split(const ark_f32x8& piece, ark_u16x8* parts) {
       rest = finite ? rest - ark_bits_float(bits & 0xffff0000u) : 0.0f;
     }
   }
+}
+
+template <typename T, typename Piece>
+ARK_DEVICE void ark_split_of(const T*, const Piece& piece, ark_u16x8* parts) {
+  ark_split(piece, parts);
 }
 
 template <bool ALONG_K, typename T>
@@ -162,10 +208,12 @@ ARK_DEVICE ark_u64 ark_uniform(ark_u64 v) {
   return static_cast<ark_u64>(static_cast<ark_u32>(high)) << 32 | static_cast<ark_u32>(low);
 }
 
-// Loads ROWS x ARK_STEP_K elements from memory into registers, and from there into shared memory.
+// Loads ROWS x STEP elements from memory into registers, and from there into shared memory.
 template <int ROWS, bool ALONG_K, typename T>
 struct ArkStep {
-  static constexpr int TOTAL = ROWS * ARK_STEP_K / ARK_PIECE;
+  static constexpr int STEP = ArkUnit<T>::STEP;
+  static constexpr int PITCH = STEP + ARK_PIECE;  // padded, so that rows fall on different banks
+  static constexpr int TOTAL = ROWS * STEP / ARK_PIECE;
   static constexpr int MINE = (TOTAL + ARK_THREADS - 1) / ARK_THREADS;
   static constexpr int PARTS = ArkElements<T>::PARTS;
   typename ArkElements<T>::piece pieces[MINE];
@@ -178,7 +226,7 @@ struct ArkStep {
     const ark_i64 far = ALONG_K ? side.row_stride : side.k_stride;
     const bool aligned = (reinterpret_cast<ark_u64>(side.at) & 15u) == 0u && far % ARK_PIECE == 0;
     return near == 1 && aligned && far > 0 && far < (1 << 20) && side.rows >= ROWS &&
-           side.depth % ARK_STEP_K == 0 && TOTAL % ARK_THREADS == 0;
+           side.depth % STEP == 0 && TOTAL % ARK_THREADS == 0;
   }
   ARK_METHOD void begin_inside(const ArkSide<T>& side, int tid) {
 #pragma unroll
@@ -212,24 +260,24 @@ struct ArkStep {
       const int piece = tid + i * ARK_THREADS;
       if (piece >= TOTAL) continue;
       ark_u16x8 parts[PARTS];
-      ark_split(pieces[i], parts);
-      ark_u16* to = tile + row_of(piece) * ARK_PITCH + k_of(piece);
+      ark_split_of(static_cast<const T*>(nullptr), pieces[i], parts);
+      ark_u16* to = tile + row_of(piece) * PITCH + k_of(piece);
 #pragma unroll
-      for (int part = 0; part < PARTS; ++part, to += ROWS * ARK_PITCH) {
+      for (int part = 0; part < PARTS; ++part, to += ROWS * PITCH) {
         if (ALONG_K) {
           *reinterpret_cast<ark_u16x8*>(to) = parts[part];
         } else {
 #pragma unroll
-          for (int e = 0; e < ARK_PIECE; ++e) to[e * ARK_PITCH] = parts[part][e];
+          for (int e = 0; e < ARK_PIECE; ++e) to[e * PITCH] = parts[part][e];
         }
       }
     }
   }
   ARK_METHOD static int row_of(int piece) {
-    return ALONG_K ? piece / (ARK_STEP_K / ARK_PIECE) : piece % (ROWS / ARK_PIECE) * ARK_PIECE;
+    return ALONG_K ? piece / (STEP / ARK_PIECE) : piece % (ROWS / ARK_PIECE) * ARK_PIECE;
   }
   ARK_METHOD static int k_of(int piece) {
-    return ALONG_K ? piece % (ARK_STEP_K / ARK_PIECE) * ARK_PIECE : piece / (ROWS / ARK_PIECE);
+    return ALONG_K ? piece % (STEP / ARK_PIECE) * ARK_PIECE : piece / (ROWS / ARK_PIECE);
   }
 };
 
@@ -247,11 +295,13 @@ ARK_DEVICE void ark_matrix_tile(char* shared, const ArkSide<A>& a, const ArkSide
   constexpr int BLOCKS_M = (TM / 16 + WAVES_M - 1) / WAVES_M;
   constexpr int BLOCKS_N = (TN / 16 + WAVES_N - 1) / WAVES_N;
   constexpr int PARTS = ArkElements<A>::PARTS;
-  constexpr int STEP = (PARTS * TM + TN) * ARK_PITCH;
+  typedef ArkUnit<B> Unit;
+  constexpr int PITCH = Unit::STEP + ARK_PIECE;
+  constexpr int STEP = (PARTS * TM + TN) * PITCH;
   ark_u16* tiles = reinterpret_cast<ark_u16*>(shared);
   const int tid = ark_tid();
   const int wave_m = ark_warp() % WAVES_M, wave_n = ark_warp() / WAVES_M;
-  const int at = ark_lane() % 16 * ARK_PITCH + ark_lane_k();
+  const int at = ark_lane() % 16 * PITCH + ark_lane_k();
   ark_block sums[BLOCKS_M][BLOCKS_N];
 #pragma unroll
   for (int i = 0; i < BLOCKS_M; ++i) {
@@ -260,27 +310,27 @@ ARK_DEVICE void ark_matrix_tile(char* shared, const ArkSide<A>& a, const ArkSide
   }
   ArkStep<TM, A_ALONG_K, A> step_a;
   ArkStep<TN, B_ALONG_K, B> step_b;
-  const int steps = (a.depth + ARK_STEP_K - 1) / ARK_STEP_K;
+  const int steps = (a.depth + Unit::STEP - 1) / Unit::STEP;
   const auto inside = [](int row, int last) { return row < last ? row : last; };
   const auto multiply = [&](const ark_u16* tile_a) __attribute__((always_inline)) {
-    const ark_u16* tile_b = tile_a + PARTS * TM * ARK_PITCH;
+    const ark_u16* tile_b = tile_a + PARTS * TM * PITCH;
 #pragma unroll
-    for (int k = 0; k < ARK_STEP_K; k += ARK_BLOCK_K) {
-      ark_part parts[BLOCKS_N];
+    for (int k = 0; k < Unit::STEP; k += Unit::BLOCK_K) {
+      typename Unit::part parts[BLOCKS_N];
 #pragma unroll
       for (int j = 0; j < BLOCKS_N; ++j) {
         const int row = inside((wave_n + j * WAVES_N) * 16, TN - 16);
-        parts[j] = ark_load_part(tile_b + row * ARK_PITCH + at + k);
+        parts[j] = Unit::load(tile_b + row * PITCH + at + k);
       }
 #pragma unroll
       for (int i = 0; i < BLOCKS_M; ++i) {
         const int row = inside((wave_m + i * WAVES_M) * 16, TM - 16);
 #pragma unroll
         for (int part = 0; part < PARTS; ++part) {
-          const ark_part left = ark_load_part(tile_a + (part * TM + row) * ARK_PITCH + at + k);
+          const auto left = Unit::load(tile_a + (part * TM + row) * PITCH + at + k);
 #pragma unroll
           for (int j = 0; j < BLOCKS_N; ++j) {
-            sums[i][j] = ark_multiply(b.at, left, parts[j], sums[i][j]);
+            sums[i][j] = ark_products(a.at, b.at, left, parts[j], sums[i][j]);
           }
         }
       }
@@ -294,9 +344,9 @@ ARK_DEVICE void ark_matrix_tile(char* shared, const ArkSide<A>& a, const ArkSide
     for (int s = 0; s < steps; ++s) {
       ark_u16* tile_a = tiles + s % BUFFERS * STEP;
       step_a.place(tile_a, tid);
-      step_b.place(tile_a + PARTS * TM * ARK_PITCH, tid);
+      step_b.place(tile_a + PARTS * TM * PITCH, tid);
       ark_sync();
-      if (s + 1 < steps) fetch((s + 1) * ARK_STEP_K);
+      if (s + 1 < steps) fetch((s + 1) * Unit::STEP);
       multiply(tile_a);
       if (BUFFERS == 1) ark_sync();
     }
@@ -314,6 +364,14 @@ ARK_DEVICE void ark_matrix_tile(char* shared, const ArkSide<A>& a, const ArkSide
       step_a.fetch(a, k0, tid);
       step_b.fetch(b, k0, tid);
     });
+  }
+  if constexpr (ARK_SUM_SCALE<A, B> != 1.0f) {
+    ark_settle(sums);
+#pragma unroll
+    for (int i = 0; i < BLOCKS_M; ++i) {
+#pragma unroll
+      for (int j = 0; j < BLOCKS_N; ++j) sums[i][j] *= ARK_SUM_SCALE<A, B>;
+    }
   }
   ark_tile_blocks<16, WAVES_M * 16, WAVES_N * 16>(shared, sums, wave_m * 16, wave_n * 16, a.rows,
                                                   b.rows, ark_block_row, end);

@@ -46,44 +46,59 @@ bool ordered(const Access& x, const Record& other, bool other_writes) {
   return !x.lds && sharing() && ended_before(other.slot, other.epoch, c.started);
 }
 
-// True if the load at `pc` is the test of a small loop without stores or barriers: on LDS, where no
-// bit marks an atomic load, this is what tells a poll from a read.
-bool polls(const Wave& w, uint32_t pc) {
+bool writes_register(const Inst& inst, unsigned reg) {
+  for (const Operand& to : inst.dst) {
+    if (to.kind == Kind::Vgpr && to.reg <= reg && reg < to.reg + to.dwords) return true;
+  }
+  return inst.second != nullptr && writes_register(*inst.second, reg);
+}
+
+// Where the load at `pc` polls: its own place if it is the test of a small loop without stores or
+// barriers, that of the loop's test if it is the same load before the loop's first turn (compilers
+// peel that one); kNoPoll otherwise. On LDS, where no bit marks an atomic load, this is what tells a
+// poll from a read.
+constexpr uint32_t kNoPoll = ~0u;
+uint32_t poll_at(const Wave& w, uint32_t pc) {
   constexpr int kWindow = 160;
-  auto [known, fresh] = w.grid->checks->polls.try_emplace(pc, false);
+  auto [known, fresh] = w.grid->checks->polls.try_emplace(pc, kNoPoll);
   if (!fresh) return known->second;
+  uint32_t& result = known->second;   // stays where it is while others are added
   Program& program = *w.grid->program;
-  uint32_t at = program.at(pc).next;
-  for (int steps = 0; steps < kWindow; steps++) {
+  const Inst load = program.at(pc);
+  bool same_address = true;
+  uint32_t at = load.next;
+  for (int steps = 0; steps < kWindow && result == kNoPoll; steps++) {
     const Inst& inst = program.at(at);
     if (inst.op == nullptr || inst.op->name == "s_barrier" || inst.op->name == "s_endpgm") break;
     if ((inst.op->flags & kStore) != 0 && (inst.op->flags & kLdsOp) != 0) break;
     const uint32_t target = inst.next + static_cast<uint32_t>(inst.imm);
     if ((inst.op->flags & kBranch) != 0 && inst.format == Format::SOPP && target <= pc) {
-      known->second = pc - target <= 2 * kWindow;
+      if (pc - target <= 2 * kWindow) result = pc;
       break;
     }
-    at = inst.next;
+    const bool twin = same_address && inst.op == load.op && inst.src[0].reg == load.src[0].reg &&
+                      inst.imm == load.imm;
+    const uint32_t next = inst.next;
+    same_address = same_address && !writes_register(inst, load.src[0].reg);
+    if (twin && poll_at(w, at) == at) result = at;
+    at = next;
   }
-  return known->second;
+  return result;
 }
 
-// True if the poll at `pc` reads one place until its value changes: nothing in the loop writes the
+bool polls(const Wave& w, uint32_t pc) { return poll_at(w, pc) != kNoPoll; }
+
+// True if the poll at `load` reads one place until its value changes: nothing in the loop writes the
 // address. A plain LDS store may be the flag that it waits for; what walks along LDS is no poll.
-bool spins(const Wave& w, uint32_t pc) {
+bool spins(const Wave& w, uint32_t load) {
+  const uint32_t pc = poll_at(w, load);
+  if (pc == kNoPoll) return false;
   auto [known, fresh] = w.grid->checks->spins.try_emplace(pc, false);
   if (!fresh) return known->second;
-  if (!polls(w, pc)) return false;
   Program& program = *w.grid->program;
   const unsigned address = program.at(pc).src[0].reg;
-  const auto writes = [address](const Inst& inst) {
-    for (const Operand& to : inst.dst) {
-      if (to.kind == Kind::Vgpr && to.reg <= address && address < to.reg + to.dwords) return true;
-    }
-    return false;
-  };
   uint32_t at = pc, target = pc + 1;
-  while (target > pc) {   // the branch back, which polls() has found
+  while (target > pc) {   // the branch back, which poll_at() has found
     const Inst& inst = program.at(at);
     target = (inst.op->flags & kBranch) != 0 && inst.format == Format::SOPP
                  ? inst.next + static_cast<uint32_t>(inst.imm)
@@ -93,7 +108,7 @@ bool spins(const Wave& w, uint32_t pc) {
   bool stays = true;
   for (uint32_t k = target; k < at && stays; k = program.at(k).next) {
     const Inst& inst = program.at(k);
-    stays = inst.op != nullptr && !writes(inst) && (inst.second == nullptr || !writes(*inst.second));
+    stays = inst.op != nullptr && !writes_register(inst, address);
   }
   w.grid->checks->spins[pc] = stays;
   return stays;

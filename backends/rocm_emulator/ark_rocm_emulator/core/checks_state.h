@@ -216,7 +216,7 @@ struct GridChecks {
   std::vector<std::unique_ptr<WaveChecks>> waves;
   std::vector<uint32_t> slots;
   std::unordered_map<const Workgroup*, GroupChecks> groups;
-  std::unordered_map<uint32_t, bool> polls;   // by pc: is the load there part of a spin loop
+  std::unordered_map<uint32_t, uint32_t> polls;   // by pc of a load: where it polls (poll_at)
   std::unordered_map<uint32_t, bool> spins;   // ... of one place, whose address stays
   std::vector<MatrixRole> matrix_roles;       // by pc
   std::unordered_map<uint32_t, bool> expects; // ... or gives an atomic its expected value

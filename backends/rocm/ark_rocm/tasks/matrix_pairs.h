@@ -1,0 +1,79 @@
+// Floats of 8 bits on the matrix units that take them: gfx942 and gfx950. Two neighbours along k
+// are one element of 16 bits for matrix.h, so that loads, shared memory and the loop are those of
+// 16-bit types with half of k.
+
+#if defined(__gfx942__) || defined(__gfx950__)
+template <typename T>
+struct ArkPair {
+  ark_u16 bits;
+};
+
+template <typename T>
+ARK_DEVICE ArkSide<ArkPair<T>> ark_pairs(const ArkSide<T>& side) {
+  return {reinterpret_cast<const ArkPair<T>*>(side.at),
+          side.row_stride / 2,
+          1,
+          side.rows,
+          side.depth / 2,
+          side.wide};
+}
+
+#if defined(__gfx950__)
+// v_mfma_f32_16x16x128_f8f6f4: a lane has 32 of the 128 along k; which ones does not matter, as
+// both sides have the same. Its formats: 0 for e4m3, 1 for e5m2.
+typedef int ark_i32x8 __attribute__((ext_vector_type(8)));
+template <typename T>
+constexpr int ARK_FORMAT = 0;
+template <>
+constexpr int ARK_FORMAT<ark_e5m2> = 1;
+template <typename T>
+struct ArkUnit<ArkPair<T>> {
+  static constexpr int STEP = 64, BLOCK_K = 64;
+  typedef ark_i32x8 part;
+  ARK_METHOD static part load(const ark_u16* p) {
+    struct {
+      ark_part low, high;
+    } both = {ark_load_part(p), ark_load_part(p + 32)};
+    return __builtin_bit_cast(ark_i32x8, both);
+  }
+};
+template <typename A, typename B>
+ARK_DEVICE ark_block ark_products(const ArkPair<A>*, const ArkPair<B>*, ark_i32x8 x, ark_i32x8 y,
+                                  ark_block c) {
+  return __builtin_amdgcn_mfma_scale_f32_16x16x128_f8f6f4(x, y, c, ARK_FORMAT<A>, ARK_FORMAT<B>, 0,
+                                                          0, 0, 0);
+}
+#else
+// gfx942 knows e4m3 with another bias and without a negative zero (FNUZ): the same bits are half of
+// the number, -0 is not a number, and what is none here is a number there.
+template <>
+constexpr float ARK_SUM_SCALE<ArkPair<ark_e4m3>, ArkPair<ark_e4m3>> = 4.0f;
+ARK_DEVICE void ark_split_of(const ArkPair<ark_e4m3>*, const ark_u16x8& piece, ark_u16x8* parts) {
+  typedef ark_u32 words __attribute__((ext_vector_type(4)));
+  words bytes = __builtin_bit_cast(words, piece);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const ark_u32 magnitude = bytes[i] & 0x7f7f7f7fu;
+    const ark_u32 zeros = ~(magnitude + 0x7f7f7f7fu) & 0x80808080u;
+    const ark_u32 none = (magnitude + 0x01010101u) & 0x80808080u;
+    bytes[i] = (bytes[i] & ~zeros & ~((none >> 7) * 0xffu)) | none;
+  }
+  parts[0] = __builtin_bit_cast(ark_u16x8, bytes);
+}
+template <typename A, typename B>
+ARK_DEVICE ark_block ark_products(const ArkPair<A>*, const ArkPair<B>*, ark_part x, ark_part y,
+                                  ark_block c) {
+  return __builtin_amdgcn_mfma_f32_16x16x32_fp8_fp8(__builtin_bit_cast(long, x),
+                                                    __builtin_bit_cast(long, y), c, 0, 0, 0);
+}
+#endif
+
+template <int TM, int TN, int WAVES_M, int WAVES_N, int BUFFERS, bool A_ALONG_K, bool B_ALONG_K,
+          typename A, typename B, class End>
+ARK_DEVICE void ark_pairs_tile(char* shared, const ArkSide<A>& a, const ArkSide<B>& b,
+                               const End& end) {
+  static_assert(A_ALONG_K && B_ALONG_K, "pairs lie along k");
+  ark_matrix_tile<TM, TN, WAVES_M, WAVES_N, BUFFERS, true, true>(shared, ark_pairs(a), ark_pairs(b),
+                                                                 end);
+}
+#endif

@@ -1,0 +1,82 @@
+"""Every planted defect is found on every architecture where the ISA does not make it harmless, and
+no sound program is accused.
+
+Checks go first; what clocks over a sequentially consistent execution cannot see (a store and a load
+of another word that pass each other) must give a wrong value in stale mode.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+
+import numpy as np
+import pytest
+from ark_rocm_emulator.compile import assemble
+from ark_rocm_emulator.engine import core
+from checks_bench import ALL
+from planted import DEFECTS, Defect, assembly
+from planted_programs import DATA_WORDS, FLAG_WORDS, PROGRAMS, Program
+
+from tests.slow import few
+
+CHECK_SEEDS, STALE_SEEDS, SOUND_SEEDS = 6, 40, 4
+PAIRS = [(d, arch) for d in DEFECTS for arch in d.archs]
+SOUND = [(name, arch) for name in PROGRAMS for arch in ALL]
+
+
+def run(code: bytes, arch: str, program: Program, seed: int, stale: bool) -> str:
+    """Runs a program: the kind of what was reported, "value" for a wrong one, or nothing."""
+    machine = core().Machine([arch])
+    loaded = machine.load(core().CodeObject(code), 0)
+
+    def zeros(words: int) -> int:
+        address: int = machine.allocate(0, "device", 4 * words, "buffer")
+        machine.write(address, np.zeros(words, np.uint32).tobytes())
+        return address
+
+    flags, data = zeros(FLAG_WORDS * program.rounds), zeros(DATA_WORDS * program.rounds)
+    counter, wrong = zeros(64), zeros(64)
+    arguments = b"".join(struct.pack("<Q", a) for a in (flags, data, counter, wrong))
+    options = core().LaunchOptions(
+        checks=not stale,
+        stale=stale,
+        seed=seed,
+        max_slice=8 if stale else 16,
+        external_wait_ms=1000,
+    )
+    shape, block = (len(program.roles), 1, 1), (program.lanes, 1, 1)
+    result = machine.run(core().LaunchDesc(loaded, "planted", shape, block, arguments, 0, options))
+    if not result.ok:
+        return f"{result.kind}: {result.message}"
+    return "value" if np.frombuffer(machine.read(wrong, 4), np.uint32)[0] else ""
+
+
+def reports(code: bytes, arch: str, program: Program, checked: int, stale: int) -> str:
+    """The first thing that one of so many seeds shows."""
+    runs = [(seed, False) for seed in range(checked)] + [(seed, True) for seed in range(stale)]
+    return next(filter(None, (run(code, arch, program, *each) for each in runs)), "")
+
+
+@pytest.mark.parametrize(("name", "arch"), few(14, SOUND))
+def test_sound_programs_are_not_accused(name: str, arch: str) -> None:
+    code = assemble(assembly(PROGRAMS[name], arch), arch)
+    assert reports(code, arch, PROGRAMS[name], SOUND_SEEDS, 2 * SOUND_SEEDS) == ""
+
+
+@pytest.mark.parametrize(
+    ("defect", "arch"), few(24, PAIRS), ids=lambda v: v.name if isinstance(v, Defect) else v
+)
+def test_defects_are_found(defect: Defect, arch: str) -> None:
+    code, program = assemble(defect.assembly(arch), arch), PROGRAMS[defect.program]
+    if arch in defect.sound:
+        assert reports(code, arch, program, SOUND_SEEDS, 2 * SOUND_SEEDS) == ""
+    else:
+        assert reports(code, arch, program, CHECK_SEEDS, STALE_SEEDS), "nothing was reported"
+
+
+def test_the_table_is_large_enough() -> None:
+    assert len(PROGRAMS) >= 40
+    for arch in ALL:
+        assert len([d for d in DEFECTS if arch in d.archs and arch not in d.sound]) >= 60
+    assert max(Counter(d.name for d in DEFECTS if d.archs == ALL).values()) == 1
