@@ -51,7 +51,6 @@ def post(server: Running, path: str, content: Any, **headers: str) -> httpx.Resp
         ({"logprobs": 2}, "logprobs"),
         ({"best_of": 3}, "best_of"),
         ({"suffix": "."}, "suffix"),
-        ({"echo": True, "logprobs": 1}, "echo"),
         ({"response_format": {"type": "xml"}}, "response_format"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"response_format": {"type": "text", "xml": 1}}, "response_format.xml"),
