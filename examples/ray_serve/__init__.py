@@ -38,6 +38,7 @@ ROUTER = (
 )
 MAX_ATTEMPTS = 5  # at different replicas
 PAUSE_S = 0.5  # until the next attempt: Ray needs a moment to see that a replica has died
+MAX_BODY_BYTES = 16 << 20
 MAX_RUNNING_REQUESTS = 8
 MAX_WAITING_REQUESTS = 256
 
@@ -134,7 +135,16 @@ class Front:
 
     async def __call__(self, request: Request) -> Response:
         """The answer of a replica; of another one where the first dies before it has begun."""
-        body = await request.body()
+        parts, size = [], 0
+        async for part in request.stream():
+            parts.append(part)
+            size += len(part)
+            if size > MAX_BODY_BYTES:
+                error = ApiError(
+                    413, f"the body has more than {MAX_BODY_BYTES:,} bytes; shorten it"
+                )
+                return Response(error.body(), error.status, error.headers())
+        body = b"".join(parts)
         asked = Asked(
             request.method,
             request.url.path,
@@ -144,16 +154,16 @@ class Front:
             prompt_of(body) or request.url.path,
         )
         for attempt in range(MAX_ATTEMPTS):
-            parts = self._model.answer.remote(asked)
+            answer = self._model.answer.remote(asked)
             try:
-                head = await anext(parts)
-                first = await anext(parts, b"")
+                head = await anext(answer)
+                first = await anext(answer, b"")
             except RayActorError:
                 await asyncio.sleep(PAUSE_S)
                 continue
             headers = {k: v for k, v in head.headers.items() if k != "content-length"}
             headers["x-attempt"] = str(attempt)
-            return StreamingResponse(rest(first, parts), head.status, headers)
+            return StreamingResponse(rest(first, answer), head.status, headers)
         return Response(lost().body(), lost().status, lost().headers())
 
 
