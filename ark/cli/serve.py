@@ -8,6 +8,7 @@ import importlib.util
 import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING
 
 from ark import log
 from ark.cli.common import visible
@@ -21,13 +22,17 @@ from ark.cli.parser import (
     add_quantize,
     positive,
 )
-from ark.errors import InvalidUsageError, SystemError
+from ark.errors import InvalidUsageError, SystemError, UnsupportedError
 from ark.models.checkpoint import Checkpoint
 from ark.models.generation import sampling_fields
 from ark.models.hub import hub_name, local_directory
 from ark.models.tokenizer import Tokenizer
 from ark.server.calls import FORMATS, format_of
 from ark.serving.types import EngineLike
+
+if TYPE_CHECKING:
+    from ark.server.model import ServedModel
+    from ark.server.run import Options
 
 PACKAGES = ("prometheus_client", "starlette", "uvicorn")
 
@@ -74,6 +79,13 @@ def register(subparsers: Subparsers) -> None:
     )
     p.add_argument(
         "--slots", type=positive, default=8, metavar="N", help="requests that run at once"
+    )
+    p.add_argument(
+        "--ranks",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="1: the engine runs on one device (docs/serving.md)",
     )
     add_memory(
         p, "positions of a request, its answer included (default: the model's, at most 4096)"
@@ -156,18 +168,48 @@ def _engine(args: argparse.Namespace, checkpoint: Checkpoint) -> Iterator[Engine
 
 
 def run(args: argparse.Namespace) -> int:
+    check_packages()
+    if args.ranks != 1:
+        raise UnsupportedError(
+            f"--ranks {args.ranks} is not supported: the engine runs on one device; start a server "
+            "for each device, as examples/ray_serve does, or use `ark generate --ranks` for a "
+            "single text"
+        )
+    from ark.server.run import bound, serve, url_of
+
+    _check_keys(args)
+    with (
+        closing(bound(args.host, args.port)) as listener,
+        opened(args) as (engine, model, options),
+    ):
+        embeds = bool(model.embedding_size)
+
+        def ready() -> None:
+            room = "embeddings of up to" if embeds else f"{args.slots} slots of"
+            shape = f"{room} {engine.context} positions"
+            print(f"{visible(model.name)} is served at {url_of(listener)} ({shape})", flush=True)
+
+        asyncio.run(serve(engine, model, options, listener, ready))
+    return 0
+
+
+def check_packages() -> None:
+    """SystemError unless the packages of the extra are installed."""
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise SystemError(
             f"ark serve needs {', '.join(missing)}, which the extra `serve` installs: "
             "pip install 'ark-gpu[serve]'"
         )
-    from ark.server.app import Limits
-    from ark.server.model import ServedModel
-    from ark.server.run import Options, bound, serve, url_of
 
+
+def _keys(args: argparse.Namespace) -> list[str]:
     variable = os.environ.get("ARK_API_KEY")
-    keys = args.api_key or ([] if variable is None else [variable])
+    return args.api_key or ([] if variable is None else [variable])
+
+
+def _check_keys(args: argparse.Namespace) -> None:
+    keys = _keys(args)
     if not keys and not args.host.startswith(LOCAL):
         log.warn(
             f"the server listens on {args.host} without an API key, so that any client may "
@@ -179,41 +221,35 @@ def run(args: argparse.Namespace) -> int:
         )
     if not all(key.isascii() and key.isprintable() and " " not in key for key in keys):
         raise InvalidUsageError("an API key has characters that HTTP headers cannot carry")
+
+
+@contextmanager
+def opened(args: argparse.Namespace) -> Iterator[tuple[EngineLike, ServedModel, Options]]:
+    """What a server runs: the engine, the model that it offers, and the options."""
+    from ark.server.app import Limits
+    from ark.server.model import ServedModel
+    from ark.server.run import Options
+
     checkpoint = Checkpoint.open(local_directory(args.directory), args.quantize)
     config = checkpoint.config
     tokenizer = Tokenizer.open(checkpoint.directory, vocab_size=config.vocab_size)
     templates = chat_templates(checkpoint.directory, tokenizer, args.chat_template)
     usual_name = hub_name(args.directory) or checkpoint.directory.resolve().name
-    with (
-        closing(bound(args.host, args.port)) as listener,
-        _engine(args, checkpoint) as engine,
-    ):
-        name = args.served_model_name or usual_name
-        ends = frozenset(config.eos_token_ids)
-        defaults = sampling_fields(checkpoint.directory)
-        if defaults.get("temperature") == 0:  # the file says nothing; clients expect OpenAI's 1
-            del defaults["temperature"]
-        chosen = args.tool_call_parser
-        calls = format_of(templates) if chosen == "auto" else FORMATS[chosen]
-        embeds = args.task == "embed"
+    defaults = sampling_fields(checkpoint.directory)
+    if defaults.get("temperature") == 0:  # the file says nothing; clients expect OpenAI's 1
+        del defaults["temperature"]
+    chosen = args.tool_call_parser
+    limits = Limits(args.body_limit << 20, request_s=args.timeout, queue=args.queue)
+    with _engine(args, checkpoint) as engine:
         model = ServedModel(
-            name,
+            args.served_model_name or usual_name,
             tokenizer,
             templates,
             engine.context,
             config.vocab_size,
-            ends,
+            frozenset(config.eos_token_ids),
             defaults,
-            calls,
-            config.hidden_size if embeds else 0,
+            format_of(templates) if chosen == "auto" else FORMATS[chosen],
+            config.hidden_size if args.task == "embed" else 0,
         )
-        limits = Limits(args.body_limit << 20, request_s=args.timeout, queue=args.queue)
-        options = Options(keys, args.cors_origin, args.drain, limits)
-
-        def ready() -> None:
-            room = "embeddings of up to" if embeds else f"{args.slots} slots of"
-            shape = f"{room} {engine.context} positions"
-            print(f"{visible(name)} is served at {url_of(listener)} ({shape})", flush=True)
-
-        asyncio.run(serve(engine, model, options, listener, ready))
-    return 0
+        yield engine, model, Options(_keys(args), args.cors_origin, args.drain, limits)

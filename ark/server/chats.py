@@ -114,7 +114,7 @@ class Chat:
             content.append({**self._token(entry.token, entry.logprob), "top_logprobs": top})
         return {"content": content}
 
-    def _token(self, token: int, logprob: float) -> dict[str, Any]:
+    def _token(self, token: int, logprob: float | None) -> dict[str, Any]:
         tokenizer = self._model.tokenizer
         text, data = tokenizer.token_text(token), token_bytes(tokenizer, token)
         return {"token": text, "logprob": logprob, "bytes": data}

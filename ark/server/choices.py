@@ -22,10 +22,12 @@ CONTEXT_TOKENS = 16  # of the prompt, before which decoders do not look
 
 @dataclass(frozen=True)
 class Logprob:
-    """A token with its logarithm of probability, and the most probable ones in its place."""
+    """A token with its logarithm of probability, None of a text's first one, and the most probable
+    ones in its place.
+    """
 
     token: int
-    logprob: float
+    logprob: float | None
     top: Mapping[int, float]
 
 
@@ -73,7 +75,7 @@ class Choice:
 
     def _add(self, event: Event, kept: Piece) -> None:
         if event.finish is FinishReason.ERROR:
-            raise ApiError(500, event.error or "the engine has failed", kind=SERVER_ERROR)
+            raise failure(event)
         tokens = event.tokens
         kept.tokens += len(tokens)
         if event.logprobs:
@@ -88,9 +90,7 @@ class Choice:
         if self._text.stopped is not None:
             kept.finish = FinishReason.STOP.value
         elif event.finish is FinishReason.CANCELLED:
-            if event.error:
-                raise ApiError(400, event.error, code="form_failed")
-            raise ApiError(500, "the request was cancelled", kind=SERVER_ERROR, code="cancelled")
+            raise failure(event)
         elif event.finish is not None:
             kept.finish = event.finish.value
         self.ended = kept.finish is not None
@@ -126,15 +126,8 @@ class Answer:
             for i, (prompt, *_) in enumerate(requests)
         ]
         self._job: Job = dispatcher.submit(name, requests)
-        too_late = ApiError(
-            504,
-            f"the request took longer than the server's limit of {timeout_s:g} s; ask for fewer "
-            "tokens, or start the server with a larger --timeout",
-            kind=SERVER_ERROR,
-            code="timeout",
-        )
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(timeout_s, self._job.end, too_late)
+        self._timer = loop.call_later(timeout_s, self._job.end, timeout(timeout_s))
 
     def __len__(self) -> int:
         return len(self._choices)
@@ -167,6 +160,26 @@ class Answer:
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
         }
+
+
+def failure(event: Event) -> ApiError:
+    """The error for a choice that the engine has ended with ERROR or CANCELLED."""
+    if event.finish is FinishReason.ERROR:
+        return ApiError(500, event.error or "the engine has failed", kind=SERVER_ERROR)
+    if event.error:
+        return ApiError(400, event.error, code="form_failed")
+    return ApiError(500, "the request was cancelled", kind=SERVER_ERROR, code="cancelled")
+
+
+def timeout(limit_s: float) -> ApiError:
+    """The error for a request that took too long."""
+    return ApiError(
+        504,
+        f"the request took longer than the server's limit of {limit_s:g} s; ask for less, or "
+        "start the server with a larger --timeout",
+        kind=SERVER_ERROR,
+        code="timeout",
+    )
 
 
 def sampling_of(

@@ -13,6 +13,7 @@ from ark.server.jobs import Dispatcher, request_id
 from ark.server.model import ServedModel
 from ark.server.prompts import prompt_ids
 from ark.server.schema import CompletionRequest
+from ark.server.scores import scores
 
 DEFAULT_MAX_TOKENS = 16  # as in OpenAI's interface
 
@@ -33,7 +34,9 @@ class Completion:
             "created": int(time.time()),
             "model": model.name,
         }
+        # What each choice begins with: the prompt, where the body asks for an echo.
         self._heads = [""] * len(answer)
+        self._scores: list[Sequence[Logprob]] = [()] * len(answer)
 
     @classmethod
     async def begin(
@@ -55,21 +58,27 @@ class Completion:
             lambda length, param: model.check_length(length, asked.max_tokens, param),
         )
         grammar = await model.grammar(form)
+        scored: list[list[Logprob]] = [[] for _ in prompts]
+        if asked.echo and asked.logprobs is not None:
+            vocabulary = model.vocab_size
+            scored = await scores(dispatcher, prompts, vocabulary, asked.logprobs, timeout_s)
         answer = Answer(dispatcher, model, prompts, sampling, timeout_s, "cmpl", grammar)
         completion = cls(model, asked, answer)
         if asked.echo:
             completion._heads = [text for text in texts for _ in range(sampling.n)]
+            completion._scores = [entries for entries in scored for _ in range(sampling.n)]
         return completion
 
     async def chunks(self) -> AsyncIterator[dict[str, Any]]:
         """The chunks of a stream."""
         async for piece in self.answer.pieces():
             text = self._heads[piece.index] + piece.text
-            self._heads[piece.index] = ""
+            logprobs = [*self._scores[piece.index], *piece.logprobs]
+            self._heads[piece.index], self._scores[piece.index] = "", ()
             choice = {
                 "index": piece.index,
                 "text": text,
-                "logprobs": self._logprobs(piece.index, piece.logprobs),
+                "logprobs": self._logprobs(piece.index, logprobs),
                 "finish_reason": piece.finish,
             }
             yield {**self._common, "choices": [choice]}
@@ -79,7 +88,7 @@ class Completion:
     async def whole(self) -> dict[str, Any]:
         """The whole answer."""
         texts = list(self._heads)
-        logprobs: list[list[Logprob]] = [[] for _ in texts]
+        logprobs = [list(entries) for entries in self._scores]
         finishes: list[str | None] = [None] * len(texts)
         async for piece in self.answer.pieces():
             texts[piece.index] += piece.text
@@ -99,15 +108,18 @@ class Completion:
     def _logprobs(self, index: int, entries: Sequence[Logprob]) -> dict[str, Any] | None:
         if self._asked.logprobs is None:
             return None
-        tokens = [self._model.tokenizer.token_text(entry.token) for entry in entries]
+        tokenizer = self._model.tokenizer
+        tokens = [tokenizer.token_text(entry.token) for entry in entries]
         offsets = []
-        for text in tokens:
+        for entry, text in zip(entries, tokens, strict=True):
             offsets.append(self._lengths[index])
-            self._lengths[index] += len(text)
+            self._lengths[index] += 0 if entry.token in tokenizer.special_ids else len(text)
         return {
             "tokens": tokens,
             "token_logprobs": [entry.logprob for entry in entries],
-            "top_logprobs": [self._top(entry) for entry in entries],
+            "top_logprobs": [
+                None if entry.logprob is None else self._top(entry) for entry in entries
+            ],
             "text_offset": offsets,
         }
 
@@ -122,5 +134,3 @@ def _check(asked: CompletionRequest) -> None:
         raise unsupported("best_of", "best_of other than n is not supported; ask for n choices")
     if asked.suffix:
         raise unsupported("suffix", "suffix is not supported; omit it")
-    if asked.echo and asked.logprobs is not None:
-        raise unsupported("echo", "echo beside logprobs is not supported; omit one of them")

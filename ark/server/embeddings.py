@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ark.errors import GpuError, InvalidUsageError
+from ark.server.choices import timeout
 from ark.server.errors import SERVER_ERROR, ApiError, unsupported
 from ark.server.jobs import request_id
 from ark.server.model import ServedModel
@@ -115,13 +116,7 @@ class Embedding:
         try:
             vectors = await asyncio.wait_for(self._vectors(prompts), self._request_s)
         except asyncio.TimeoutError:
-            raise ApiError(
-                504,
-                f"the request took longer than the server's limit of {self._request_s:g} s; send "
-                "fewer texts, or start the server with a larger --timeout",
-                kind=SERVER_ERROR,
-                code="timeout",
-            ) from None
+            raise timeout(self._request_s) from None
         finally:
             self._engine.requests -= 1
         count = sum(map(len, prompts))

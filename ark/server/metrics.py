@@ -20,6 +20,7 @@ from ark.serving.types import EngineLike, Event, FinishReason
 
 WINDOW_S = 5.0  # of the recent rates
 RECENT_REQUESTS = 64  # of the recent times to the first token
+MAX_LANES, MAX_LANE_TOKENS = 16, 200  # of the timeline
 LATENCY_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1)
 SECOND_BUCKETS = (*LATENCY_S, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)
 TOKEN_BUCKETS = tuple(m * 10**e for e in range(6) for m in (1, 2, 5))
@@ -42,7 +43,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.registry.register(_EngineState(engine, model))
         self._open: dict[str, _Open] = {}
-        self._recent: deque[tuple[float, int]] = deque()
+        self._recent: deque[tuple[float, str, int]] = deque()
         self._first: deque[float] = deque(maxlen=RECENT_REQUESTS)
 
         def histogram(name: str, text: str, buckets: Sequence[float]) -> Any:
@@ -103,7 +104,7 @@ class Metrics:
                 self._first.append(now - choice.begin)
             choice.tokens += count
             choice.last = now
-            self._recent.append((now, count))
+            self._recent.append((now, event.id, count))
             self._forget(now)
         if event.finish is not None:
             del self._open[event.id]
@@ -116,14 +117,21 @@ class Metrics:
         """Everything, in Prometheus' text format."""
         return generate_latest(self.registry)
 
-    def recent(self) -> dict[str, float | None]:
-        """Tokens a second of the last seconds, and the median time to the first token."""
+    def recent(self) -> dict[str, Any]:
+        """Tokens a second of the last seconds, the median time to the first token, and a timeline:
+        of each choice how many seconds ago the device made its tokens.
+        """
         now = time.monotonic()
         self._forget(now)
-        tokens = sum(count for _, count in self._recent)
+        lanes: dict[str, list[float]] = {}
+        for at, name, count in self._recent:
+            lanes.setdefault(name, []).extend([round(now - at, 4)] * count)
+        newest = list(lanes.values())[-MAX_LANES:]
         return {
-            "tokens_per_s": tokens / WINDOW_S,
+            "tokens_per_s": sum(count for *_, count in self._recent) / WINDOW_S,
             "time_to_first_token_s": statistics.median(self._first) if self._first else None,
+            "window_s": WINDOW_S,
+            "timeline": [lane[-MAX_LANE_TOKENS:] for lane in newest],
         }
 
     def _forget(self, now: float) -> None:

@@ -175,7 +175,7 @@ class Engine:
             raise InvalidUsageError(
                 f"{sampling.n} samples were asked for; submit a request for each"
             )
-        if (request.grammar is None) != (sampling.structured_outputs is None):
+        if request.grammar is None and sampling.structured_outputs is not None:
             raise InvalidUsageError(
                 "a request's grammar and its structured_outputs belong together; make the grammar "
                 "by ark.serving.grammar.Grammars, or use ark.LLM"

@@ -178,3 +178,8 @@ def test_an_empty_api_key_is_refused(
     monkeypatch.setenv("ARK_API_KEY", "")
     assert main(["serve", str(NOAH), *words]) == 2
     assert "the API key is empty" in " ".join(capsys.readouterr().err.split())
+
+
+def test_several_ranks_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", str(NOAH), "--ranks", "2"]) != 0
+    assert "the engine runs on one device" in " ".join(capsys.readouterr().err.split())

@@ -161,6 +161,44 @@ def test_log_probabilities_are_those_of_transformers(client: openai.OpenAI, peer
         assert set(logprobs.top_logprobs[i]) == set(named)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_log_probabilities_of_prompts(client: openai.OpenAI, peer: Any, stream: bool) -> None:
+    """An echo begins with those of the prompt, whose first token has none."""
+    prompts = [peer[1](prompt).input_ids for prompt in (PROMPTS[0], PROMPTS[1])]
+    prompts = [*prompts, [5], [7, 1, 9]]  # the end token is one of a prompt like others
+    answer: Any = client.completions.create(
+        model="small",
+        prompt=prompts,
+        max_tokens=2,
+        temperature=0,
+        logprobs=1,
+        echo=True,
+        stream=stream,
+        extra_body={"ignore_eos": True},
+    )
+    pieces = [chunk.choices[0] for chunk in answer] if stream else answer.choices
+    for place, ids in enumerate(prompts):
+        mine = [piece for piece in pieces if piece.index == place]
+        tokens = [t for piece in mine for t in piece.logprobs.tokens]
+        values = [v for piece in mine for v in piece.logprobs.token_logprobs]
+        best = [top for piece in mine for top in piece.logprobs.top_logprobs]
+        offsets = [o for piece in mine for o in piece.logprobs.text_offset]
+        text = "".join(piece.text for piece in mine)
+        whole = ids + greedy(peer, ids, 2)
+        assert tokens[: len(ids)] == [peer[1].decode([token]) for token in ids]
+        assert len(values) == len(whole) and values[0] is None and best[0] is None
+        assert all(
+            text[o:].startswith(t) for o, t in zip(offsets, tokens, strict=True) if t in text
+        )
+        with torch.no_grad():
+            logits = peer[0](torch.tensor([whole[:-1]])).logits[0].float()
+        expected = torch.log_softmax(logits, -1)
+        for at in range(1, len(whole)):
+            row = expected[at - 1]
+            assert values[at] == pytest.approx(float(row[whole[at]]), abs=1e-3)
+            assert max(best[at].values()) == pytest.approx(float(row.max()), abs=1e-3)
+
+
 def test_other_fields_reach_the_device(client: openai.OpenAI, peer: Any) -> None:
     ids = peer[1](PROMPTS[0]).input_ids
     (first,) = greedy(peer, ids, 1)

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import httpx
+import pytest
 import yaml
 
 from ark.cli import build_parser
@@ -26,6 +27,18 @@ def test_the_unit() -> None:
     args = parsed(settings["ExecStart"].split())
     assert args.drain < int(settings["TimeoutStopSec"])
     assert args.api_key == [] and "EnvironmentFile" in settings
+
+
+def test_the_manifest_follows_the_schemas_of_kubernetes() -> None:
+    validator = pytest.importorskip("kubernetes_validate")
+    documents = list(yaml.safe_load_all((FOLDER / "kubernetes.yaml").read_text()))
+    for document in documents:
+        validator.validate(document, validator.latest_version(), strict=True)
+    (container,) = documents[0]["spec"]["template"]["spec"]["containers"]
+    assert "readinessProbe" in container
+    container["readinessProbe"]["httpGet"]["paths"] = "/health"
+    with pytest.raises(validator.ValidationError):
+        validator.validate(documents[0], validator.latest_version(), strict=True)
 
 
 def test_the_manifest(server: Running) -> None:

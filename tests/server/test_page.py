@@ -139,6 +139,9 @@ def test_a_chat_by_keyboard_on_a_phone(
         same = httpx.post(f"{server.url}/v1/chat/completions", json=asked).json()
         assert same["choices"][0]["message"]["content"] == answer
 
+        strokes = "document.querySelectorAll('#timeline path').length"
+        until(lambda: browser.value(strokes) > 0, "the timeline shows the answer's tokens")
+
         # Escape stops an answer, and its slot is free.
         engine.step_s = 0.1
         browser.call("Input.insertText", text="More")

@@ -51,7 +51,6 @@ def post(server: Running, path: str, content: Any, **headers: str) -> httpx.Resp
         ({"logprobs": 2}, "logprobs"),
         ({"best_of": 3}, "best_of"),
         ({"suffix": "."}, "suffix"),
-        ({"echo": True, "logprobs": 1}, "echo"),
         ({"response_format": {"type": "xml"}}, "response_format"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"response_format": {"type": "text", "xml": 1}}, "response_format.xml"),
@@ -303,4 +302,7 @@ def test_metrics(server: Running) -> None:
     assert values["vllm:num_requests_running", ""] == 0
     stats = httpx.get(server.url + "/stats").json()
     assert stats["slots"] == 4 and stats["generated_tokens"] == 24
+    ages = [age for lane in stats["timeline"] for age in lane]
+    assert [len(lane) for lane in stats["timeline"]] == [4] * 6
+    assert all(0 <= age <= stats["window_s"] for age in ages)
     assert stats["tokens_per_s"] > 0 and stats["time_to_first_token_s"] > 0

@@ -10,6 +10,7 @@ import importlib.util
 import json
 import os
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -89,9 +90,29 @@ async def client(port: int, number: int, kind: str, expected: dict[int, str]) ->
             writer.write(random.Random(number).randbytes(200) + b"\r\n\r\n")
             assert b" 400 " in await reader.readline()
         elif kind == "long":
-            writer.write(request(json.dumps({"prompt": "fox " * 500_000}).encode()))
+            writer.write(request(json.dumps({"prompt": "fox " * 2_500_000}).encode()))
             await writer.drain()
             assert b" 400 " in await reader.readline()
+        elif kind == "utf8":
+            writer.write(request(body(number).replace(b"fox", b"f\xffx")))
+            assert b" 400 " in await reader.readline()
+        elif kind == "half-closed":
+            writer.write(request(body(number)))
+            writer.write_eof()
+            while await reader.readline():
+                pass
+        elif kind == "chunked":
+            head = request(b"", transfer_encoding="chunked").replace(b"content-length: 0\r\n", b"")
+            text = body(number)
+            writer.write(head + b"".join(b"1\r\n%c\r\n" % byte for byte in text) + b"0\r\n\r\n")
+            assert expected[number] == await text_of(reader)
+        elif kind == "pipelined":
+            other = (number + 1) % PROMPT_COUNT
+            writer.write(request(body(number)) + request(body(other)))
+            assert [expected[n] for n in (number, other)] == [
+                await text_of(reader),
+                await text_of(reader),
+            ]
     finally:
         writer.close()
 
@@ -99,6 +120,7 @@ async def client(port: int, number: int, kind: str, expected: dict[int, str]) ->
 async def soak(port: int, requests: int, expected: dict[int, str]) -> None:
     draw = random.Random(0)
     kinds = ["good"] * 10 + ["leaves"] * 4 + ["half", "slow", "malformed", "bytes"] * 2
+    kinds += ["utf8", "half-closed", "chunked", "pipelined"]
     gate = asyncio.Semaphore(32)
 
     async def one(place: int) -> None:
@@ -126,6 +148,7 @@ def test_soak(server: Running) -> None:
 
     asyncio.run(alone())
     assert len(set(expected.values())) > PROMPT_COUNT / 2
+    begin = time.monotonic()
     asyncio.run(soak(server.port, SOAK_REQUESTS // 3, expected))
     before = resident_bytes(), len(os.listdir("/proc/self/fd"))
 
@@ -145,4 +168,9 @@ def test_soak(server: Running) -> None:
     assert not server.service.dispatcher.jobs
     files = "/proc/self/fd"
     until(lambda: len(os.listdir(files)) <= before[1] + 8, "connections are closed")
-    assert resident_bytes() < before[0] + (64 << 20)
+    after = resident_bytes()
+    print(
+        f"{SOAK_REQUESTS:,} requests in {time.monotonic() - begin:.0f} s; resident memory "
+        f"{before[0] >> 20} MiB after a third, {after >> 20} MiB at the end"
+    )
+    assert after < before[0] + (64 << 20)

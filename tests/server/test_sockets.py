@@ -16,6 +16,7 @@ from ark.server.run import Options
 from tests.server.raw import Raw, request
 from tests.server.running import Running, noah_model, running, until
 from tests.server.stand_in import CountingEngine
+from tests.slow import examples
 
 GOOD = {"prompt": "The king", "max_tokens": 4}
 
@@ -98,15 +99,15 @@ def test_a_body_beyond_the_limit(engine: CountingEngine) -> None:
             assert client.response()[0] == 413
 
 
-def test_two_hundred_malformed_bodies(server: Running) -> None:
+def test_malformed_bodies(server: Running) -> None:
     """Each is answered, most with an error of the client, and none ends the server."""
     draw = random.Random(0)
     whole = json.dumps(
         {**GOOD, "n": 2, "stop": ["a", "b"], "stream": False, "logit_bias": {"5": 1}, "seed": 7}
     ).encode()
-    statuses = []
+    statuses, count = [], examples(500)
     with httpx.Client(base_url=server.url, timeout=20) as client:
-        for _ in range(200):
+        for _ in range(count):
             text = bytearray(whole)
             for _ in range(draw.randint(1, 4)):
                 place = draw.randrange(len(text))
@@ -127,7 +128,7 @@ def test_two_hundred_malformed_bodies(server: Running) -> None:
             statuses.append(answer.status_code)
             assert answer.status_code == 200 or is_error(answer.json()), (text, answer.text)
         assert max(statuses) < 500
-        assert statuses.count(200) < 60
+        assert statuses.count(200) < 0.3 * count
         assert client.get("/health").status_code == 200
 
 

@@ -1,0 +1,88 @@
+"""Log probabilities of prompts, which `echo` beside `logprobs` asks for (lm-eval does).
+
+The engine reports those of tokens that it makes. So a request begins with the prompt's first token
+and is made to continue with the others: a token an iteration.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ark.models.sampling import SamplingParams
+from ark.server.choices import Logprob, failure, timeout
+from ark.server.jobs import Dispatcher
+from ark.serving.types import Event, FinishReason
+
+
+@dataclass(frozen=True)
+class Dictated:
+    """A grammar of one text; see ark.serving.types.Grammar."""
+
+    tokens: Sequence[int]
+    vocabulary: int
+
+    def begin(self) -> Dictation:
+        """The state before the first token."""
+        return Dictation(self)
+
+
+class Dictation:
+    """The place in that text; see ark.serving.types.Guide."""
+
+    def __init__(self, text: Dictated) -> None:
+        self._text, self._place = text, 0
+
+    def advance(self, tokens: Sequence[int]) -> np.ndarray | None:
+        """Which token may follow these, or None behind the last one."""
+        self._place += len(tokens)
+        if self._place == len(self._text.tokens):
+            return None
+        allowed = np.zeros(self._text.vocabulary, bool)
+        allowed[self._text.tokens[self._place]] = True
+        return allowed
+
+
+async def scores(
+    dispatcher: Dispatcher,
+    prompts: Sequence[Sequence[int]],
+    vocabulary: int,
+    count: int,
+    timeout_s: float,
+) -> list[list[Logprob]]:
+    """Of each prompt its tokens' log probabilities, and the `count` highest ones in their places.
+    The first token has none.
+    """
+    requests = []
+    for prompt in prompts:
+        sampling = SamplingParams(max_tokens=max(1, len(prompt) - 1), logprobs=count)
+        grammar = Dictated(prompt[1:], vocabulary)
+        requests.append((prompt[:1], sampling, frozenset[int](), grammar))
+    scored = [[Logprob(prompt[0], None, {})] for prompt in prompts]
+    longer = [place for place, prompt in enumerate(prompts) if len(prompt) > 1]
+    job = dispatcher.submit("score", [requests[place] for place in longer])
+
+    async def read() -> None:
+        left = len(longer)
+        while left:
+            for index, event in await job.events():
+                if event.finish in (FinishReason.ERROR, FinishReason.CANCELLED):
+                    raise failure(event)
+                scored[longer[index]] += entries(event)
+                left -= event.finish is not None
+
+    try:
+        await asyncio.wait_for(read(), timeout_s)
+    except asyncio.TimeoutError:
+        raise timeout(timeout_s) from None
+    finally:
+        job.cancel()
+    return scored
+
+
+def entries(event: Event) -> list[Logprob]:
+    """The log probabilities of an event's tokens."""
+    return list(map(Logprob, event.tokens, event.logprobs, event.top_logprobs))

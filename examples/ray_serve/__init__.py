@@ -1,0 +1,218 @@
+"""Replicas of `ark serve` behind Ray Serve, which routes requests by the prefixes of their prompts.
+
+    pip install 'ark-gpu[cpu,serve]' 'ray[serve]'
+    serve run examples.ray_serve:app model=examples/noah replicas=2
+
+Each replica is an engine with all of ark's routes. A front passes requests to them, and gives a
+request whose replica has died to another one, unless its answer has begun. The headers x-replica
+and x-attempt of an answer name its replica, with its process id, and count the earlier ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from ray import serve
+from ray.exceptions import RayActorError
+from ray.serve.config import RequestRouterConfig
+from ray.serve.handle import DeploymentHandle
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from ark.cli import build_parser
+from ark.cli.serve import opened
+from ark.errors import SystemError
+from ark.server.app import Service, application
+from ark.server.errors import SERVER_ERROR, ApiError
+
+# ray.serve.llm.request_router has the same class, but its package needs vLLM.
+ROUTER = (
+    "ray.llm._internal.serve.routing_policies.prefix_aware.prefix_aware_router."
+    "PrefixCacheAffinityRouter"
+)
+MAX_ATTEMPTS = 5  # at different replicas
+PAUSE_S = 0.5  # until the next attempt: Ray needs a moment to see that a replica has died
+MAX_BODY_BYTES = 16 << 20
+MAX_RUNNING_REQUESTS = 8
+MAX_WAITING_REQUESTS = 256
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request of HTTP. prompt: the text by which Ray's router chooses a replica."""
+
+    method: str
+    path: str
+    query: bytes
+    headers: Sequence[tuple[bytes, bytes]]
+    body: bytes
+    prompt: str
+
+
+@dataclass(frozen=True)
+class Head:
+    """The first part of an answer; the others are bytes of its body."""
+
+    status: int
+    headers: Mapping[str, str]
+
+
+@serve.deployment(
+    max_ongoing_requests=MAX_RUNNING_REQUESTS + MAX_WAITING_REQUESTS,
+    request_router_config=RequestRouterConfig(
+        request_router_class=ROUTER,
+        # Requests of one prefix go to one replica until it has so many more than another.
+        request_router_kwargs={"imbalanced_threshold": MAX_RUNNING_REQUESTS},
+    ),
+    health_check_period_s=2,
+)
+class Model:
+    """One replica: an engine and ark's routes."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        """words: the arguments of `ark serve`."""
+        args = build_parser(words).parse_args(words)
+        self._opened = contextlib.ExitStack()
+        engine, model, options = self._opened.enter_context(opened(args))
+        self._name = f"{serve.get_replica_context().replica_id.unique_id}.{os.getpid()}"
+        self._service = Service(engine, model, options.limits)
+        self._app = application(self._service, keys=options.keys, origins=options.origins)
+
+    async def check_health(self) -> None:
+        """Ray starts another replica where this raises."""
+        if self._service.dispatcher.failure:
+            raise SystemError(self._service.dispatcher.failure)
+
+    async def answer(self, asked: Asked) -> AsyncIterator[Head | bytes]:
+        """The answer in parts. Closing the iterator frees the request's slots."""
+        parts: asyncio.Queue[Mapping[str, Any] | None] = asyncio.Queue()
+        disconnected = asyncio.Event()
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": asked.method,
+            "path": asked.path,
+            "raw_path": asked.path.encode(),
+            "query_string": asked.query,
+            "headers": asked.headers,
+            "root_path": "",
+        }
+        bodies = [{"type": "http.request", "body": asked.body, "more_body": False}]
+
+        async def receive() -> Mapping[str, Any]:
+            if bodies:
+                return bodies.pop()
+            await disconnected.wait()
+            return {"type": "http.disconnect"}
+
+        task = asyncio.ensure_future(self._app(scope, receive, parts.put))  # type: ignore[arg-type]
+        task.add_done_callback(lambda _: parts.put_nowait(None))
+        try:
+            while (part := await parts.get()) is not None:
+                if part["type"] == "http.response.start":
+                    headers = {k.decode(): v.decode() for k, v in part["headers"]}
+                    yield Head(part["status"], {**headers, "x-replica": self._name})
+                elif part["body"]:
+                    yield part["body"]
+        finally:
+            disconnected.set()
+            await task
+
+
+@serve.deployment(max_ongoing_requests=4096)
+class Front:
+    """Takes HTTP and passes requests to replicas."""
+
+    def __init__(self, model: DeploymentHandle) -> None:
+        self._model = model.options(stream=True)
+
+    async def __call__(self, request: Request) -> Response:
+        """The answer of a replica; of another one where the first dies before it has begun."""
+        parts, size = [], 0
+        async for part in request.stream():
+            parts.append(part)
+            size += len(part)
+            if size > MAX_BODY_BYTES:
+                error = ApiError(
+                    413, f"the body has more than {MAX_BODY_BYTES:,} bytes; shorten it"
+                )
+                return Response(error.body(), error.status, error.headers())
+        body = b"".join(parts)
+        asked = Asked(
+            request.method,
+            request.url.path,
+            request.url.query.encode(),
+            request.headers.raw,
+            body,
+            prompt_of(body) or request.url.path,
+        )
+        for attempt in range(MAX_ATTEMPTS):
+            answer = self._model.answer.remote(asked)
+            try:
+                head = await anext(answer)
+                first = await anext(answer, b"")
+            except RayActorError:
+                await asyncio.sleep(PAUSE_S)
+                continue
+            headers = {k: v for k, v in head.headers.items() if k != "content-length"}
+            headers["x-attempt"] = str(attempt)
+            return StreamingResponse(rest(first, answer), head.status, headers)
+        return Response(lost().body(), lost().status, lost().headers())
+
+
+async def rest(first: bytes, parts: Any) -> AsyncIterator[bytes]:
+    """The body of an answer, its first part included."""
+    try:
+        yield first
+        async for part in parts:
+            yield part
+    except RayActorError:
+        yield b"data: " + lost().body() + b"\n\ndata: [DONE]\n\n"
+    finally:
+        parts.cancel()
+
+
+def lost() -> ApiError:
+    """The error of a request that no replica has finished."""
+    return ApiError(503, "the replica has died; ask again", kind=SERVER_ERROR, code="replica_lost")
+
+
+def prompt_of(body: bytes) -> str:
+    """The text of a request, as far as it can be read; ark's own routes refuse faulty ones."""
+    try:
+        asked = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ""
+    if not isinstance(asked, dict):
+        return ""
+    prompt = asked.get("prompt") or asked.get("messages") or asked.get("input") or ""
+    return prompt if isinstance(prompt, str) else msgspec.json.encode(prompt).decode()
+
+
+def app(arguments: Mapping[str, str]) -> serve.Application:
+    """The application. arguments: `model`, a directory or a hub name; `replicas` (2); `cpus` and
+    `gpus` of a replica (1 and 0); `options`, further words of `ark serve` (`--backend cpu`).
+    """
+    words = [
+        "serve",
+        arguments["model"],
+        "--slots",
+        str(MAX_RUNNING_REQUESTS),
+        "--queue",
+        str(MAX_WAITING_REQUESTS),
+    ]
+    words += arguments.get("options", "").split()
+    resources = {
+        "num_cpus": float(arguments.get("cpus", 1)),
+        "num_gpus": float(arguments.get("gpus", 0)),
+    }
+    replicas = int(arguments.get("replicas", 2))
+    model = Model.options(num_replicas=replicas, ray_actor_options=resources)
+    return Front.bind(model.bind(words))
