@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests import edited, pages
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs/new-elementwise-op.md").read_text()
 TABLE = "ark/tasks/functions.py"
 PROGRAM = """
-import importlib.util, sys
-from importlib.abc import MetaPathFinder
-
-class Edited(MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name == "ark.tasks.functions":
-            return importlib.util.spec_from_file_location(name, sys.argv[1])
-
-sys.meta_path.insert(0, Edited())
 import numpy as np, torch
 import ark
 from tests import gradcheck
@@ -46,15 +36,11 @@ assert ark.exp2.__doc__.startswith("2^input, elementwise") and "exp2" in ark.__a
 
 def test_the_entry_of_the_page_is_a_whole_op(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    (block,) = re.findall(r"```python\n(.*?)```", PAGE, re.S)
-    text = (ROOT / TABLE).read_text()
+    (block,) = pages.python_blocks("new-elementwise-op.md")
+    assert '"exp2"' not in (ROOT / TABLE).read_text()
     begin, entry = block.split("        ...\n")
-    assert text.count(begin) == 1 and '"exp2"' not in text
-    edited = tmp_path / "functions.py"
-    edited.write_text(text.replace(begin, begin + entry))
-    command = [sys.executable, "-c", PROGRAM, str(edited)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
+    text = edited.before(TABLE, begin, "").replace(begin, begin + entry)
+    edited.run(tmp_path, {"ark.tasks.functions": text}, PROGRAM)
 
 
 def test_the_page_names_one_file() -> None:
