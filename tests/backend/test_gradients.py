@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,11 @@ def test_functions_of_one_tensor(backend: str) -> None:
     )
 
 
+def _gated(activation: str, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    gated: torch.Tensor = getattr(F, activation)(gate) * up
+    return gated
+
+
 def test_functions_of_several_tensors(backend: str) -> None:
     a, b = values(2, 3, 4), values(3, 1, low=0.5, high=2.0)
     pairs: list[tuple[str, Any, Any]] = [
@@ -78,7 +84,11 @@ def test_functions_of_several_tensors(backend: str) -> None:
         ("fmod", ark.fmod, torch.fmod),
         ("atan2", ark.atan2, torch.atan2),
         ("hypot", ark.hypot, torch.hypot),
-        ("swiglu", ark.swiglu, lambda x, y: F.silu(x) * y),
+        *(
+            (f.name, getattr(ark, f.name), functools.partial(_gated, f.gated.torch))
+            for f in FUNCTIONS.values()
+            if f.gated
+        ),
     ]
     cases = [Case(name, [a, b], op, reference) for name, op, reference in pairs]
     positive = np.abs(a) + 0.2

@@ -22,6 +22,13 @@ array = np.random.default_rng(0).uniform(-3, 3, (3, 37))
 check([Case(t.name, [(array, t)], ark.exp2, np.exp2) for t in (ark.fp32, ark.fp16, ark.bf16)])
 gradcheck.check([gradcheck.Case("exp2", [gradcheck.values(3, 5)], ark.exp2, torch.exp2)])
 
+two = [(np.random.default_rng(n).uniform(-3, 3, (3, 37)), ark.fp32) for n in (0, 1)]
+check([Case("reglu", two, ark.reglu, lambda a, b: np.maximum(a, 0) * b)])
+gated = [gradcheck.values(3, 5), gradcheck.values(3, 5)]
+relu = torch.nn.functional.relu
+gradcheck.check([gradcheck.Case("reglu", gated, ark.reglu, lambda a, b: relu(a) * b)])
+assert ark.reglu.__doc__.startswith("relu(gate) * up; fp32") and "reglu" in ark.__all__
+
 class Doubled(torch.nn.Module):
     def forward(self, x):
         return torch.exp2(x) * 2
@@ -36,10 +43,12 @@ assert ark.exp2.__doc__.startswith("2^input, elementwise") and "exp2" in ark.__a
 
 def test_the_entry_of_the_page_is_a_whole_op(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    (block,) = pages.python_blocks("new-elementwise-op.md")
-    assert '"exp2"' not in (ROOT / TABLE).read_text()
-    begin, entry = block.split("        ...\n")
-    text = edited.before(TABLE, begin, "").replace(begin, begin + entry)
+    text = (ROOT / TABLE).read_text()
+    assert '"exp2"' not in text and '"reglu"' not in text
+    for block in pages.python_blocks("new-elementwise-op.md"):
+        begin, entry = block.split("        ...\n")
+        assert text.count(begin) == 1
+        text = text.replace(begin, begin + entry)
     edited.run(tmp_path, {"ark.tasks.functions": text}, PROGRAM)
 
 
