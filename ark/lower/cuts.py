@@ -46,9 +46,9 @@ def candidates(
 ) -> list[Cut]:
     """The cuts of a product of this shape (batch, batch, rows, columns) that kernels exist for.
 
-    depth: elements of k. parts: may k be cut? narrow: do the right side's elements of k lie side by
-    side? windows: is a side a matrix of windows? plain: are sums stored one by one, so that no
-    tile needs to end with a head or a pair?
+    depth: elements of k. parts: True where k may be cut. narrow: where the right side's elements of
+    k lie side by side. windows: where a side is a matrix of windows. plain: where sums are stored
+    one by one, so that no tile needs to end with a head or a pair.
     """
     steps, given = -(-depth * itemsize // STEP), box_tiles(machine)
     low = shape[2] <= given.least_rows or _few_tiles(shape, machine)

@@ -64,10 +64,10 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     slab = text[text.index(begin) : text.index(end)]
     source = tmp_path_factory.mktemp("slab") / "slab.cpp"
     source.write_text("#include <cstdlib>\n" + WARP.read_text() + CALLS + slab + RUN)
-    made = source.with_suffix(".so")
+    library = source.with_suffix(".so")
     command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-pthread", "-Wno-unknown-pragmas"]
-    subprocess.run([*command, source, "-o", made], check=True)
-    return ctypes.CDLL(str(made))
+    subprocess.run([*command, source, "-o", library], check=True)
+    return ctypes.CDLL(str(library))
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.float32])

@@ -46,7 +46,7 @@ def _movable(node: Node) -> bool:
 
 
 def _depends(node: Node, earlier: Node) -> bool:
-    """Must the node come after the earlier one?"""
+    """True where the node must come after the earlier one."""
     written = set(writes(earlier))
     touched = {t.buffer.id for t in (*earlier.inputs, *earlier.outputs, *earlier.after)} | written
     read = {t.buffer.id for t in node.inputs}
