@@ -55,9 +55,11 @@ print("followed")
 
 
 def test_the_engine_of_the_page_moves_arrays(tmp_path: Path) -> None:
-    entry, kind = pages.python_blocks(PAGE)
+    shown, kind = pages.python_blocks(PAGE)
+    begin, entry = shown.split("        ...\n")
     name, _, text = kind.partition("\n")
     engines, listed = "ark/lower/engines.py", "ark/tasks/__init__.py"
+    assert begin in (edited.ROOT / engines).read_text()
     modules = {
         "ark.lower.engines": edited.before(
             engines, "        # Sums by the switch between devices", entry

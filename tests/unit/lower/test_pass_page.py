@@ -56,9 +56,11 @@ print("followed")
 
 
 def test_the_pass_of_the_page_rewrites_graphs(tmp_path: Path) -> None:
-    module, line, entry = pages.python_blocks(PAGE)
+    module, line, shown = pages.python_blocks(PAGE)
+    begin, entry = shown.split("    ...\n")
     name, _, text = module.partition("\n")
     file = "ark/lower/passes.py"
+    assert begin in (edited.ROOT / file).read_text()
     listed = edited.before(file, "    Pass(\n        fuse_rotary,\n", entry)
     anchor = "from ark.lower.rewrite.split_elementwise"
     listed = listed.replace(anchor, line + anchor)

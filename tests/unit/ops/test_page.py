@@ -24,7 +24,7 @@ gradcheck.check([gradcheck.Case("exp2", [gradcheck.values(3, 5)], ark.exp2, torc
 
 two = [(np.random.default_rng(n).uniform(-3, 3, (3, 37)), ark.fp32) for n in (0, 1)]
 check([Case("reglu", two, ark.reglu, lambda a, b: np.maximum(a, 0) * b)])
-gated = [gradcheck.values(3, 5), gradcheck.values(3, 5)]
+gated = [gradcheck.values(3, 5), gradcheck.values(3, 5, low=0.5, high=2.0)]
 relu = torch.nn.functional.relu
 gradcheck.check([gradcheck.Case("reglu", gated, ark.reglu, lambda a, b: relu(a) * b)])
 assert ark.reglu.__doc__.startswith("relu(gate) * up; fp32") and "reglu" in ark.__all__
