@@ -14,7 +14,7 @@ from ark.collective.synthesis import algorithms
 from ark.collective.topology import full_mesh
 from ark.errors import PlanError, UnsupportedError
 from ark.ir.dtype import DataType
-from ark.lower.engines import AUTO, BULK, ENGINES, PACKET, THREADS
+from ark.lower.engines import AUTO, ENGINES, MESSAGES, PACKET
 from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.tuned_collectives import Entry
 
@@ -53,7 +53,8 @@ def tune(
 
     usual = seconds("auto", AUTO)
     machine = device.machine
-    able = [e for e in (PACKET, THREADS, BULK) if ENGINES[e].on(machine)]
+    own = (ENGINES[name] for name in MESSAGES if not ENGINES[name].proxied)
+    able = [e.name for e in own if e.on(machine)]
     engines = [e for e in able if e != PACKET or nbytes <= MOST_PACKETS]
     known = algorithms(full_mesh(job.world_size), collective)
     best = ("auto", AUTO, usual)

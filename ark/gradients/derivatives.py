@@ -84,7 +84,6 @@ DERIVATIVES: dict[str, tuple[Tree, ...]] = {
     "gelu": (_GELU,),
     "sigmoid": (["mul", _SIGMOID, ["sub", ONE, _SIGMOID]],),
     "silu": (_SILU,),
-    "swiglu": (["mul", B, _SILU], ["silu", A]),
     "add": (ONE, ONE),
     "sub": (ONE, number(-1.0)),
     "rsub": (number(-1.0), ONE),
@@ -116,6 +115,7 @@ DERIVATIVES: dict[str, tuple[Tree, ...]] = {
     "round": (ZERO,),
 }
 DERIVATIVES |= {f.name: (f.public.slope,) for f in FUNCTIONS.values() if f.public is not None}
+DERIVATIVES |= {f.name: f.gated.slopes for f in FUNCTIONS.values() if f.gated is not None}
 
 STEPS = (
     "less",

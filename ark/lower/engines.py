@@ -29,12 +29,17 @@ SWITCH = "switch"
 
 @dataclass(frozen=True)
 class Engine:
-    """needs: a capability of the machine, if any. proxied: the host's proxy moves it. copies: it
-    moves what is there, and combines nothing.
+    """needs: a capability of the machine, if any. kind: the task kind by which processors copy with
+    it. messages: it moves messages, with their own signal; memory: it writes memory that the peer
+    has in any case. proxied: the host's proxy moves it. copies: it moves what is there, and
+    combines nothing. The least piece that pays is Costs.piece_bytes.
     """
 
     name: str
     needs: Capability | None
+    kind: str = "combine"
+    memory: bool = True
+    messages: bool = True
     proxied: bool = False
     copies: bool = False
 
@@ -47,22 +52,22 @@ ENGINES = {
     e.name: e
     for e in (
         # {word, epoch}: no counter and no barrier, for twice the bytes on the wire.
-        Engine(PACKET, Capability.PEER_PACKETS),
+        Engine(PACKET, Capability.PEER_PACKETS, memory=False),
         # 16-byte stores, then a counter.
         Engine(THREADS, None),
         # Pieces that hardware of the processor copies through shared memory, then a counter.
-        Engine(BULK, Capability.PEER_BULK, copies=True),
+        Engine(BULK, Capability.PEER_BULK, kind="bulk", copies=True),
         # Copy engines, which the host's proxy starts.
         Engine(DMA, Capability.PROXY, proxied=True, copies=True),
         # To other hosts, by the proxy; to ranks of this one as `threads`.
-        Engine(NIC, Capability.PROXY),
+        Engine(NIC, Capability.PROXY, memory=False, messages=False),
         # Sums by the switch between devices; no machine is said to have one.
-        Engine(SWITCH, Capability.PEER_MULTICAST),
+        Engine(SWITCH, Capability.PEER_MULTICAST, memory=False, messages=False),
     )
 }
 # What can move a message, with its own signal, and what memory that the peer has in any case.
-MESSAGES = (PACKET, THREADS, BULK, DMA)
-TRANSFERS = (THREADS, BULK, DMA)
+MESSAGES = tuple(e.name for e in ENGINES.values() if e.messages)
+TRANSFERS = tuple(e.name for e in ENGINES.values() if e.memory)
 FAR = (NIC,)  # what reaches other hosts
 TILE_ALIGNMENT_BYTES = 128
 MAX_PARTS_OF_A_SHARE = 8

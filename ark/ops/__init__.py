@@ -16,7 +16,7 @@ from ark.ops import fusion as fusion
 from ark.ops import parts as parts
 from ark.ops import sequences as sequences
 from ark.ops import views
-from ark.ops.activations import exp, gelu, relu, rsqrt, sigmoid, silu, sqrt, swiglu
+from ark.ops.activations import exp, gelu, relu, rsqrt, sigmoid, silu, sqrt
 from ark.ops.attention import attention
 from ark.ops.bitwise import (
     bitwise_and,
@@ -271,7 +271,6 @@ __all__ = [
     "sqrt",
     "strided_slice",
     "sub",
-    "swiglu",
     "tanh",
     "tensor",
     "tile",

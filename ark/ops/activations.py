@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
-from ark.ops.base import broadcast, float_dtype, result, same_dtype
+from ark.frontend.tensor import NullTensor, Tensor, TensorLike
 from ark.ops.elementwise import unary
 
 
@@ -77,19 +76,3 @@ def silu(input: TensorLike, output: TensorLike | None = NullTensor, name: str = 
         tensor([-0.2689,  0.0000,  1.7616])
     """
     return unary("silu", input, output, name)
-
-
-def swiglu(
-    gate: TensorLike, up: TensorLike, output: TensorLike | None = NullTensor, name: str = ""
-) -> Tensor:
-    """silu(gate) * up, the gated activation of Shazeer 2020; fp32, fp16, bf16, broadcasting.
-
-    Example:
-        >>> ark.swiglu(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])).eval()
-        tensor([2.1932, 7.0464])
-    """
-    left, right = as_tensor(gate), as_tensor(up)
-    float_dtype("swiglu", left)
-    dtype = same_dtype("swiglu", left, right)
-    shape = broadcast(left.ir.shape, right.ir.shape, "swiglu")
-    return result("swiglu", [left, right], shape, dtype, output, name=name)

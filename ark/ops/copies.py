@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from ark.ir.values import Tensor as IrTensor
 from ark.lower.context import Lowering
-from ark.lower.engines import BULK, Engine
+from ark.lower.engines import Engine
 from ark.lower.merge import bytes_of
 from ark.lower.tiling import box_coords, box_tile, swept
 from ark.plan.groups import Group
@@ -48,5 +48,4 @@ def move(
     flat = [lowering.flat(bytes_of(source)), lowering.flat(bytes_of(target))]
     if engine.proxied or lowering.far(source.buffer.rank, target.buffer.rank):
         return lowering.emit("transfer", Params(), flat, coords, suffix)
-    kind = "bulk" if engine.name == BULK else "combine"
-    return lowering.emit(kind, CombineParams(moved(source.dtype)), flat, coords, suffix)
+    return lowering.emit(engine.kind, CombineParams(moved(source.dtype)), flat, coords, suffix)

@@ -1,4 +1,4 @@
-"""Elementwise functions of one tensor: roots, logarithms, rounding, trigonometry, activations.
+"""Elementwise functions: roots, logarithms, rounding, trigonometry, activations, gated ones too.
 
 The functions themselves are in ark.tasks.functions. Activations made of several are one node whose
 expression is composed here, so that they cost one read and one write.
@@ -12,10 +12,10 @@ from typing import Any
 
 from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
 from ark.ir.dtype import bool_
-from ark.ops.base import float_dtype, result
+from ark.ops.base import broadcast, float_dtype, result, same_dtype
 from ark.ops.elementwise import composed, unary
 from ark.tasks.expression import Tree, leaf, number
-from ark.tasks.functions import FUNCTIONS
+from ark.tasks.functions import FUNCTIONS, Gated
 
 X = leaf(0)
 
@@ -111,10 +111,39 @@ isinf = _op(
 )
 
 
+def _gated(function: str, given: Gated) -> Any:
+    """The user's function of an entry that is a gated activation."""
+
+    def op(
+        gate: TensorLike, up: TensorLike, output: TensorLike | None = NullTensor, name: str = ""
+    ) -> Tensor:
+        left, right = as_tensor(gate), as_tensor(up)
+        float_dtype(function, left)
+        dtype = same_dtype(function, left, right)
+        shape = broadcast(left.ir.shape, right.ir.shape, function)
+        return result(function, [left, right], shape, dtype, output, name=name)
+
+    first, second, expected = given.example
+    op.__name__ = op.__qualname__ = function
+    op.__doc__ = f"""{given.meaning}; fp32, fp16, bf16, broadcasting.
+
+    Example:
+        >>> ark.{function}(torch.tensor({first}), torch.tensor({second})).eval()
+        tensor({expected})
+    """
+    return op
+
+
+GATED: dict[str, Any] = {
+    f.name: _gated(f.name, f.gated) for f in FUNCTIONS.values() if f.gated is not None
+}
 ENTRIES: dict[str, Any] = {
-    function.name: _op(function.name, function.public.meaning, function.public.example)
-    for function in FUNCTIONS.values()
-    if function.public is not None
+    **{
+        f.name: _op(f.name, f.public.meaning, f.public.example)
+        for f in FUNCTIONS.values()
+        if f.public is not None
+    },
+    **GATED,
 }
 """By name the ops that an entry of ark.tasks.functions makes whole."""
 

@@ -37,10 +37,27 @@ class Public:
     between: tuple[float, float] = (-2.0, 2.0)
 
 
-# For slopes: the argument, numbers and functions, as trees of ark.tasks.expression.
+@dataclass(frozen=True)
+class Gated:
+    """What makes a function of a gate `a` and of what it lets pass, `b`, an op that users call.
+
+    meaning: the first words of its docstring. example: elements of both tensors, and those of the
+    result. slopes: its derivatives by both, trees of functions over X and UP. torch: the name in
+    torch.nn.functional of the activation of the gate, with which tests compare.
+    """
+
+    meaning: str
+    example: tuple[str, str, str]
+    slopes: tuple[Sequence[Any], Sequence[Any]]
+    torch: str
+
+
+# For slopes: the arguments, numbers and functions, as trees of ark.tasks.expression.
 X: Sequence[Any] = ["input", 0]
+UP: Sequence[Any] = ["input", 1]
 ONE: Sequence[Any] = ["number", 1.0]
 _SQUARE = ["mul", X, X]
+_SILU_SLOPE = ["mul", ["sigmoid", X], ["add", ONE, ["mul", X, ["sub", ONE, ["sigmoid", X]]]]]
 _ARC = ["rsqrt", ["mul", ["sub", ONE, X], ["add", ONE, X]]]
 
 
@@ -51,8 +68,8 @@ class Function:
     integer: the same over integers, whose type is INT and its unsigned twin UINT (ark_i32 or
     ark_i64; wrapping, nothing traps); none where the function is for floating point only.
     floating: false where it is for integers only. predicate: the result is a bool. logical: the
-    arguments are bools. A function whose name is `where` takes a bool first. public: set where the
-    entry is all that there is of an op.
+    arguments are bools. A function whose name is `where` takes a bool first. public, gated: one is
+    set where the entry is all that there is of an op.
     """
 
     name: str
@@ -63,6 +80,7 @@ class Function:
     predicate: bool = False
     logical: bool = False
     public: Public | None = None
+    gated: Gated | None = None
 
     @property
     def arity(self) -> int:
@@ -137,7 +155,17 @@ FUNCTIONS: dict[str, Function] = {
         Function("gelu", "ark_gelu(a)", _gelu),
         Function("sigmoid", _logistic("a"), lambda a: 1 / (1 + np.exp(-a))),
         Function("silu", _SILU, lambda a: a / (1 + np.exp(-a))),
-        Function("swiglu", f"ark_times({_SILU}, b)", lambda a, b: a / (1 + np.exp(-a)) * b),
+        Function(
+            "swiglu",
+            f"ark_times({_SILU}, b)",
+            lambda a, b: a / (1 + np.exp(-a)) * b,
+            gated=Gated(
+                "silu(gate) * up, the gated activation of Shazeer 2020",
+                ("[1.0, 2.0]", "[3.0, 4.0]", "[2.1932, 7.0464]"),
+                (["mul", UP, _SILU_SLOPE], ["silu", X]),
+                "silu",
+            ),
+        ),
         Function("add", "ark_plus(a, b)", np.add, "ark_plus(a, b)"),
         Function("sub", "ark_plus(a, -b)", np.subtract, _wrapping("a", "-", "b")),
         Function("rsub", "ark_plus(b, -a)", lambda a, b: b - a, _wrapping("b", "-", "a")),

@@ -65,6 +65,10 @@ def test_functions_of_one_tensor(backend: str) -> None:
     )
 
 
+def _gate(function: Any) -> Any:
+    return getattr(F, function.gated.torch)
+
+
 def test_functions_of_several_tensors(backend: str) -> None:
     a, b = values(2, 3, 4), values(3, 1, low=0.5, high=2.0)
     pairs: list[tuple[str, Any, Any]] = [
@@ -78,8 +82,9 @@ def test_functions_of_several_tensors(backend: str) -> None:
         ("fmod", ark.fmod, torch.fmod),
         ("atan2", ark.atan2, torch.atan2),
         ("hypot", ark.hypot, torch.hypot),
-        ("swiglu", ark.swiglu, lambda x, y: F.silu(x) * y),
     ]
+    for f in (f for f in FUNCTIONS.values() if f.gated):
+        pairs.append((f.name, getattr(ark, f.name), lambda x, y, f=f: _gate(f)(x) * y))
     cases = [Case(name, [a, b], op, reference) for name, op, reference in pairs]
     positive = np.abs(a) + 0.2
     cases += [

@@ -18,9 +18,10 @@ from ark.ir.graph import Node
 from ark.lower.cuts import candidates, choose_cut, predicted_us
 from ark.machine import Machine
 from ark.machine.variant import LOAD
+from ark.ops.math import GATED
 
 FREE = ("kv_append",)  # a part of the previous op
-JOINED = ("add", "mul", "sub", "swiglu", "gelu", "silu", "relu", "sigmoid")
+JOINED = ("add", "mul", "sub", *GATED, "gelu", "silu", "relu", "sigmoid")
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ark.ir.graph import Node
+from ark.ops.math import GATED
 
 VALUE = "+"
 """The letter along which an op is split into partial sums of its operands' values."""
 EXPERT = "e"
 """The letter of `expert_linear` that counts experts."""
-ZEROS = frozenset(("mul", "swiglu", "geglu", "silu", "gelu", "relu", "add", "sub", "neg", "copy"))
+ZEROS = frozenset(("mul", *GATED, "silu", "gelu", "relu", "add", "sub", "neg", "copy"))
 """Elementwise functions that map zeros to zero."""
 LINEAR = frozenset(("copy", "reduce_sum", "reshape", "transpose", "expand", "neg"))
 """Unary ops for which the result of a sum is the sum of the results."""

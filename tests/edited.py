@@ -1,0 +1,56 @@
+"""Programs for which modules of ark have the text that a page of docs/ says; the tree stays as it
+is.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+FINDER = """
+import importlib.machinery, importlib.util, pathlib, sys
+
+class Edited(importlib.machinery.SourceFileLoader):
+    def get_code(self, name):
+        return compile(pathlib.Path(EDITED[name][0]).read_text(), self.path, "exec")
+
+class Finder:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name not in EDITED:
+            return None
+        _, file, folders = EDITED[name]
+        loader = Edited(name, file)
+        return importlib.util.spec_from_file_location(
+            name, file, loader=loader, submodule_search_locations=folders
+        )
+
+sys.meta_path.insert(0, Finder)
+"""
+
+
+def run(folder: Path, modules: Mapping[str, str], program: str) -> str:
+    """What the program prints where these modules have these texts. The files go to the folder."""
+    paths = {}
+    for name, text in modules.items():
+        path = folder / f"{name}.py"
+        path.write_text(text)
+        package = ROOT / name.replace(".", "/")
+        file, folders = package.with_suffix(".py"), None
+        if package.is_dir():
+            file, folders = package / "__init__.py", [str(package)]
+        paths[name] = (str(path), str(file), folders)
+    command = [sys.executable, "-c", f"EDITED = {paths!r}\n{FINDER}\n{program}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def before(file: str, anchor: str, text: str) -> str:
+    """The text of a file of the tree with more in front of the only place of the anchor."""
+    given = (ROOT / file).read_text()
+    assert given.count(anchor) == 1, f"{file} has {given.count(anchor)} times {anchor!r}"
+    return given.replace(anchor, text + anchor)
