@@ -7,13 +7,14 @@ its `to_node()` to the graph. ATTRIBUTES lists which op has which.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, Literal, TypeVar
 
 import msgspec
 
 Form = TypeVar("Form", bound="Attributes")
+Part = TypeVar("Part", bound="PartialAttributes")
 FormType = type[Form]  # for classes in whose body `type` is another name
 
 
@@ -22,11 +23,12 @@ def _defaults(form: type[msgspec.Struct]) -> dict[str, Any]:
     return {f.name: f.default for f in msgspec.structs.fields(form) if not f.required}
 
 
-def without_defaults(struct: msgspec.Struct) -> dict[str, Any]:
-    """The fields by name as plain values, but for those that equal their default. (msgspec's own
-    omit_defaults compares identity, so that a computed 0.0 would stay.)
+def without_defaults(struct: msgspec.Struct, keep: Sequence[str] = ()) -> dict[str, Any]:
+    """The fields by name as plain values, but for those that equal their default, and those in
+    `keep`. (msgspec's own omit_defaults compares identity, so that a computed 0.0 would stay.)
     """
-    values: dict[str, Any] = msgspec.to_builtins(struct)
+    fields = {name: getattr(struct, name) for name in struct.__struct_fields__ if name not in keep}
+    values: dict[str, Any] = msgspec.to_builtins(fields)
     defaults = _defaults(type(struct))
     return {k: v for k, v in values.items() if k not in defaults or v != defaults[k]}
 
@@ -43,6 +45,92 @@ class Attributes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """The attributes that a node holds; msgspec.ValidationError where they are not the op's."""
         read: Form = msgspec.convert(dict(values), cls, strict=True)
         return read
+
+
+class PartialAttributes(msgspec.Struct, frozen=True, kw_only=True):
+    """Some attributes of ops of several kinds, which have others as well."""
+
+    @classmethod
+    def of(cls: type[Part], values: Mapping[str, Any]) -> Part:
+        """Those of a node's attributes."""
+        part: Part = msgspec.convert(dict(values), cls, strict=True)
+        return part
+
+
+class PointwiseAttributes(PartialAttributes, frozen=True):
+    """What an op computes of its inputs' elements at a place: expr, an expression, or the function
+    of its name; of them and of a number behind them (scalar). shape: of the result, where it is not
+    that of the inputs together.
+    """
+
+    expr: list[Any] | None = None
+    scalar: int | float | None = None
+    shape: list[int] | None = None
+
+
+class AlongAttributes(PartialAttributes, frozen=True):
+    """axis: the dimension along which an op works."""
+
+    axis: int
+
+
+class MessageAttributes(Attributes, frozen=True):
+    """tag: which pairs a send with its recv, in program order."""
+
+    remote_rank: int
+    tag: int
+
+
+class ChannelAttributes(Attributes, frozen=True):
+    """engine: by which bytes travel. op: the function that combines them with the values there."""
+
+    peer: int
+    tag: int
+    engine: str
+    op: str = ""
+
+
+class CustomAttributes(Attributes, frozen=True):
+    """name, digest: of the op's form. op: its number in this process. waits, signals: (peer, tag)
+    of channels; None where the op touches this rank's memory alone.
+    """
+
+    name: str
+    digest: str
+    constants: dict[str, Any]
+    op: int
+    waits: list[tuple[int, int]] | None = None
+    signals: list[tuple[int, int]] | None = None
+
+
+class FusionAttributes(Attributes, frozen=True):
+    """The fields of ark.tasks.fusion.FusionParams that do not follow from operands."""
+
+    first: list[Any]
+    each: list[Any]
+    sums: list[Any]
+    last: list[Any]
+    axis: int
+    count: int
+    stores: list[int]
+
+
+class GroupAttributes(Attributes, frozen=True):
+    """group: columns of a weight that have one scale."""
+
+    group: int
+
+
+class ShapeAttributes(Attributes, frozen=True):
+    """shape: of the result."""
+
+    shape: list[int]
+
+
+class PagedAppendAttributes(Attributes, frozen=True):
+    """apart: no row of an iteration reads what another one appends."""
+
+    apart: bool
 
 
 class AxisAttributes(Attributes, frozen=True):
@@ -267,6 +355,21 @@ class ChooseEachAttributes(Attributes, frozen=True):
 
 
 ATTRIBUTES: Mapping[str, type[Attributes]] = {
+    "send": MessageAttributes,
+    "recv": MessageAttributes,
+    **dict.fromkeys(
+        (
+            f"channel_{word}"
+            for word in ["put", "get", "reduce", "signal", "wait", "flush", "send", "recv"]
+        ),
+        ChannelAttributes,
+    ),
+    "custom": CustomAttributes,
+    "channel_custom": CustomAttributes,
+    "fusion": FusionAttributes,
+    "quantized_linear": GroupAttributes,
+    "reshape": ShapeAttributes,
+    "paged_append": PagedAppendAttributes,
     "gather": AxisAttributes,
     "gather_elements": AxisAttributes,
     "scatter_elements": ScatterAttributes,

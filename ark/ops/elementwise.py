@@ -13,6 +13,7 @@ import numpy as np
 
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
 from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
+from ark.ir.attributes import PointwiseAttributes
 from ark.ir.dtype import FLOATS, INTEGERS, DataType, byte, fp32
 from ark.ir.fold import FOLDED, fold
 from ark.ir.graph import Node
@@ -56,30 +57,43 @@ def _lower(lowering: Lowering, node: Node) -> None:
     lowering.emit("pointwise", PointwiseParams(expr, tuple(tile)), tensors, coords)
 
 
-def _evaluated(inputs: Sequence[np.ndarray], node: Tree, attrs: Any) -> list[np.ndarray]:
-    made = expression.evaluate(node, inputs, attrs.get("shape"))
-    return [np.broadcast_to(made, attrs["shape"]) if "shape" in attrs else made]
+def _evaluated(
+    inputs: Sequence[np.ndarray], tree: Tree, shape: Sequence[int] | None
+) -> list[np.ndarray]:
+    values = expression.evaluate(tree, inputs, shape)
+    return [values if shape is None else np.broadcast_to(values, shape)]
 
 
 def _reference(name: str) -> Any:
     arity = FUNCTIONS[name].arity
 
     def run(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-        if "expr" in attrs:
-            return _evaluated(inputs, attrs["expr"], attrs)
+        given = PointwiseAttributes.of(attrs)
+        if given.expr is not None:
+            return _evaluated(inputs, given.expr, given.shape)
         arguments: list[Tree] = [expression.leaf(i) for i in range(len(inputs))]
-        if len(inputs) < arity:
-            arguments.append(expression.number(attrs["scalar"]))
-        return _evaluated(inputs, [name, *arguments], attrs)
+        if len(inputs) < arity and given.scalar is not None:
+            arguments.append(expression.number(given.scalar))
+        return _evaluated(inputs, [name, *arguments], given.shape)
 
     return run
+
+
+def _composed(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+    given = PointwiseAttributes.of(attrs)
+    return _evaluated(inputs, given.expr or (), given.shape)
+
+
+def _constant(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+    given = PointwiseAttributes.of(attrs)
+    return [np.full(given.shape or (), given.scalar)]
 
 
 def composed(name: str) -> None:
     """Registers an elementwise op whose nodes carry their expression."""
     register(
         name,
-        lambda inputs, attrs: _evaluated(inputs, attrs["expr"], attrs),
+        _composed,
         _lower,
         aliasing="exact",
     )
@@ -89,7 +103,7 @@ for _name in FUNCTIONS:
     register(_name, _reference(_name), _lower, aliasing="exact")
 composed("pointwise")
 register("cast", lambda inputs, attrs: [inputs[0]], _lower, aliasing="exact")
-register("constant", lambda inputs, attrs: [np.full(attrs["shape"], attrs["scalar"])], _lower)
+register("constant", _constant, _lower)
 
 
 def unary(

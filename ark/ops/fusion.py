@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ark.ir.attributes import FusionAttributes
 from ark.ir.fold import FOLDED
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
@@ -22,7 +23,8 @@ from ark.tasks.fusion import STAGES, FusionParams
 def _lower(lowering: Lowering, node: Node) -> None:
     """Tiles over the outputs' shape."""
     shape = node.outputs[0].shape
-    work = len(node.attrs["last"]) + node.attrs["count"] * len(node.attrs["each"])
+    given = node.read(FusionAttributes)
+    work = len(given.last) + given.count * len(given.each)
     tile = box_tile(shape, lowering.machine, max(2, work))
     params = FusionParams(inputs=len(node.inputs), tile=tuple(tile), **node.attrs)
     coords = swept(box_coords(shape, tile), lowering.machine)
@@ -30,13 +32,13 @@ def _lower(lowering: Lowering, node: Node) -> None:
 
 
 def _reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    values = list(inputs)
+    values, given = list(inputs), FusionAttributes.from_node(attrs)
     for stage in STAGES:
-        for tree in attrs[stage]:
+        for tree in getattr(given, stage):
             made = expression.evaluate(tree, values)
-            along = attrs["axis"] - FOLDED + made.ndim
+            along = given.axis - FOLDED + made.ndim
             values.append(made.sum(along, keepdims=True) if stage == "sums" else made)
-    return [values[number] for number in attrs["stores"]]
+    return [values[number] for number in given.stores]
 
 
 register("fusion", _reference, _lower)

@@ -11,7 +11,7 @@ import numpy as np
 from ark.errors import ModelError
 from ark.frontend.model import Model
 from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
-from ark.ir.attributes import AttentionAttributes
+from ark.ir.attributes import AttentionAttributes, PagedAppendAttributes
 from ark.ir.dtype import fp32, int32
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
@@ -88,7 +88,9 @@ def paged_append(
     model = Model.get_model()
     made = model.graph.rewrite(target.ir, name)
     inputs = [rows.ir, table.ir, at.ir, target.ir]
-    model.graph.add("paged_append", inputs, [made], {"apart": bool(apart)}, name)
+    model.graph.add(
+        "paged_append", inputs, [made], PagedAppendAttributes(apart=bool(apart)).to_node(), name
+    )
     return Tensor(made, model)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from ark.errors import ModelError
 from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
+from ark.ir.attributes import GroupAttributes
 from ark.ir.dtype import PACKED, SMALL_FLOATS, DataType, fp32, int4, int8, uint8
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
@@ -148,7 +149,7 @@ def quantized_linear(
         full = dequantize(w, s, z, dtype or own)
         return linear(x, full, output, name=name or "quantized_linear")
     inputs = [x, w, s, *([z] if z else [])]
-    attrs = {"group": group}
+    attrs = GroupAttributes(group=group).to_node()
     return result("quantized_linear", inputs, (left[0], right[0]), own, output, attrs, name)
 
 
@@ -163,7 +164,7 @@ def _lower_quantized(lowering: Lowering, node: Node) -> None:
         operands = [part(x, 0, first, rows), *others, part(out, 0, first, rows)]
         lowering.emit(
             "quantized_linear",
-            QuantizedParams(**node.attrs),
+            QuantizedParams(group=node.read(GroupAttributes).group),
             operands,
             coords,
             f".{number}" if number else "",
@@ -172,8 +173,9 @@ def _lower_quantized(lowering: Lowering, node: Node) -> None:
 
 def _quantized(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
     x, weight, scales, *zeros = inputs
-    value = weight - np.repeat(zeros[0], attrs["group"], -1) if zeros else weight
-    return [x @ (value * np.repeat(scales, attrs["group"], -1)).T]
+    group = GroupAttributes.from_node(attrs).group
+    value = weight - np.repeat(zeros[0], group, -1) if zeros else weight
+    return [x @ (value * np.repeat(scales, group, -1)).T]
 
 
 composed("dequantize")

@@ -17,6 +17,7 @@ import numpy as np
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
 from ark.frontend.model import Model
 from ark.frontend.tensor import Parameter, Tensor, TensorLike, as_tensor
+from ark.ir.attributes import ShapeAttributes
 from ark.ir.dtype import DataType, byte, fp32
 from ark.ir.graph import Node
 from ark.ir.values import MAX_DIMS, dense_view, whole
@@ -307,7 +308,7 @@ def noop(input: TensorLike, name: str = "") -> None:
 
 
 def _reshape_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    return [np.reshape(inputs[0], attrs["shape"])]
+    return [np.reshape(inputs[0], ShapeAttributes.from_node(attrs).shape)]
 
 
 def _lower_reshape(lowering: Lowering, node: Node) -> None:

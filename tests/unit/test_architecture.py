@@ -57,6 +57,14 @@ def test_ark_names_no_vendor(path: Path) -> None:
         assert not words, f"{name} names {words}"
 
 
+def test_attributes_of_nodes_are_read_by_name() -> None:
+    """A node's `read` gives them as the op's struct; a misspelt key would be a silent default."""
+    by_key = re.compile(r"""attrs(\["\w+"\]|\.get\("\w+")""")
+    sources = [p for p in ARK if p.suffix == ".py"]
+    by_key_in = {str(p.relative_to(ROOT)) for p in sources if by_key.search(p.read_text())}
+    assert not by_key_in
+
+
 def test_the_spine_imports_neither_synthesis_nor_emulator() -> None:
     """Planning and running import these packages only on use."""
     program = (

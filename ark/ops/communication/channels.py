@@ -24,6 +24,7 @@ from typing import Any
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
 from ark.frontend.model import Model
 from ark.frontend.tensor import NullTensor, Tensor, as_tensor
+from ark.ir.attributes import ChannelAttributes
 from ark.ir.dtype import DataType, fp32, uint32
 from ark.ir.graph import Node
 from ark.ir.values import Buffer
@@ -123,7 +124,7 @@ class Channel:
         x, place = as_tensor(source), self._symmetric("reduce", target)
         _check_same("reduce", x.ir, place.ir)
         there = self._at_peer(place)
-        self._add("channel_reduce", [x.ir], there, {"op": op})
+        self._add("channel_reduce", [x.ir], there, op)
         self._moved += (there,)
 
     def there(self, target: Any) -> Tensor:
@@ -190,14 +191,12 @@ class Channel:
         moved, self._moved, self._seen = (*self._moved, *by_ops), (), len(nodes)
         return moved
 
-    def _attrs(self, more: dict[str, Any] | None = None) -> dict[str, Any]:
-        return {"peer": self.peer, "tag": self.tag, "engine": self.engine, **(more or {})}
+    def _attrs(self, op: str = "") -> dict[str, Any]:
+        return ChannelAttributes(peer=self.peer, tag=self.tag, engine=self.engine, op=op).to_node()
 
-    def _add(
-        self, type: str, inputs: Sequence[IrTensor], output: IrTensor, more: Any = None
-    ) -> None:
+    def _add(self, type: str, inputs: Sequence[IrTensor], output: IrTensor, op: str = "") -> None:
         name = f"{type.removeprefix('channel_')}{self.peer}"
-        self._model.graph.add(type, inputs, [output], self._attrs(more), name)
+        self._model.graph.add(type, inputs, [output], self._attrs(op), name)
 
     def _flag(self, type: str, moved: Sequence[IrTensor], after: Sequence[Any]) -> IrTensor:
         graph = self._model.graph
@@ -294,10 +293,11 @@ def _landing(lowering: Lowering, like: IrTensor) -> IrTensor:
 
 
 def _lower_put(lowering: Lowering, node: Node) -> None:
-    _transfer(lowering, node.inputs[0], node.outputs[0], node.attrs["engine"])
+    _transfer(lowering, node.inputs[0], node.outputs[0], node.read(ChannelAttributes).engine)
 
 
 def _lower_reduce(lowering: Lowering, node: Node) -> None:
+    given = node.read(ChannelAttributes)
     source = lowering.flat(dense(lowering, node.inputs[0], ".dense", fill=True))
     target = node.outputs[0]
     if not target.dense:
@@ -305,28 +305,28 @@ def _lower_reduce(lowering: Lowering, node: Node) -> None:
             f"reduce into a strided part of {target.name!r} is not built; take whole rows"
         )
     there = lowering.flat(target)
-    if lowering.far(node.attrs["peer"]):
+    if lowering.far(given.peer):
         raise UnsupportedError(
             f"reduce into {target.name!r} on another host is not built; put it there, and let that "
             "rank add"
         )
-    engine = choose_engine(lowering.machine, source.nbytes, node.attrs["engine"], TRANSFERS)
+    engine = choose_engine(lowering.machine, source.nbytes, given.engine, TRANSFERS)
     nbytes = tile_bytes(engine, lowering.machine, source.nbytes)
-    params = CombineParams(source.dtype.name, node.attrs["op"])
+    params = CombineParams(source.dtype.name, given.op)
     coords = tiles(source.elements, source.dtype.itemsize, nbytes)
     lowering.emit("combine", params, [there, source, there], coords)
 
 
 def _name(lowering: Lowering, node: Node, source: int, target: int, what: str) -> str:
     """What both ends call the next of this kind on the channel."""
-    key = f"channel{node.attrs['tag']}.{source}.{target}.{what}"
+    key = f"channel{node.read(ChannelAttributes).tag}.{source}.{target}.{what}"
     return f"{key}.{lowering.number(key)}"
 
 
 def _lower_flag(lowering: Lowering, node: Node) -> None:
     """A signal, a wait or a flush: one task that moves nothing."""
     group = lowering.emit("token", Params(), [node.outputs[0]], [(0,)])
-    rank, peer = lowering.graph.rank, node.attrs["peer"]
+    rank, peer = lowering.graph.rank, node.read(ChannelAttributes).peer
     if node.type == "channel_signal":
         name = _name(lowering, node, rank, peer, "signal")
         group.sends = [(lowering.semaphore(peer, name),)]
@@ -339,7 +339,8 @@ def _message(
     lowering: Lowering, node: Node, tensor: IrTensor, owner: int, name: str
 ) -> tuple[IrTensor, list[tuple[int, int]], Engine]:
     """The receive buffer of a message, the tiles it travels in, and the engine."""
-    engine = lowering.engine(tensor.nbytes, node.attrs["engine"], (node.attrs["peer"],))
+    given = node.read(ChannelAttributes)
+    engine = lowering.engine(tensor.nbytes, given.engine, (given.peer,))
     packets = engine.name == PACKET
     count, dtype = (words(tensor.nbytes), uint32) if packets else (tensor.elements, tensor.dtype)
     made = lowering.graph.tensor((count,), dtype, arena="symmetric", rank=owner, name=name)
@@ -349,7 +350,7 @@ def _message(
 
 def _lower_send(lowering: Lowering, node: Node) -> None:
     source = lowering.flat(dense(lowering, node.inputs[0], ".dense", fill=True))
-    peer = node.attrs["peer"]
+    peer = node.read(ChannelAttributes).peer
     name = _name(lowering, node, lowering.graph.rank, peer, "message")
     target, coords, engine = _message(lowering, node, source, peer, name)
     group = move(lowering, engine, source, target, coords)
@@ -363,7 +364,7 @@ def _lower_recv(lowering: Lowering, node: Node) -> None:
     out = dense(lowering, node.outputs[0], ".dense", fill=False)
     target = lowering.flat(out)
     rank = lowering.graph.rank
-    name = _name(lowering, node, node.attrs["peer"], rank, "message")
+    name = _name(lowering, node, node.read(ChannelAttributes).peer, rank, "message")
     source, coords, engine = _message(lowering, node, target, -1, name)
     params = CombineParams(moved(target.dtype))
     group = lowering.emit("combine", params, [source, target], coords)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from ark.collective.attributes import CollectiveAttributes
 from ark.collective.programs import Collective, CollectiveProgram, Kind, check
 from ark.collective.programs.routed import routed
 from ark.collective.programs.types import no_algorithm
@@ -143,7 +144,7 @@ def _collective(
             f"{what}: a mean of {dtype.name} is not built, since the sum of all ranks may be more "
             "than the type holds; ark.cast to fp32, or reduce by sum and divide"
         )
-    attrs = {"program": program, "engine": engine}
+    attrs = CollectiveAttributes(program=program, engine=engine).to_node()
     return result("collective", [tensor], shape, dtype, output, attrs, name or what)
 
 

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from ark.errors import InvalidUsageError, ModelError, PlanError
 from ark.frontend.model import Model
 from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
+from ark.ir.attributes import MessageAttributes
 from ark.ir.dtype import byte
 from ark.ir.graph import Node
 from ark.ir.values import Tensor as IrTensor
@@ -51,7 +52,8 @@ def _message(lowering: Lowering, peer: int, source: IrTensor, target: IrTensor) 
 
 
 def _lower_send(lowering: Lowering, node: Node) -> None:
-    peer, tag = node.attrs["remote_rank"], node.attrs["tag"]
+    given = node.read(MessageAttributes)
+    peer, tag = given.remote_rank, given.tag
     name = _channel(lowering, lowering.graph.rank, peer, tag)
     source = node.inputs[0]
     if lowering.far(peer):
@@ -68,7 +70,8 @@ def _lower_send(lowering: Lowering, node: Node) -> None:
 
 
 def _lower_recv(lowering: Lowering, node: Node) -> None:
-    peer, tag = node.attrs["remote_rank"], node.attrs["tag"]
+    given = node.read(MessageAttributes)
+    peer, tag = given.remote_rank, given.tag
     rank = lowering.graph.rank
     name = _channel(lowering, peer, rank, tag)
     out = node.outputs[0]
@@ -95,6 +98,10 @@ def _peer(what: str, tensor: Tensor, remote_rank: Number) -> int:
             "0; call ark.set_world_size before, and after ark.init"
         )
     return int(remote_rank)
+
+
+def _attributes(op: str, tensor: Tensor, remote_rank: Number, tag: int) -> dict[str, Any]:
+    return MessageAttributes(remote_rank=_peer(op, tensor, remote_rank), tag=tag).to_node()
 
 
 def send(
@@ -124,7 +131,7 @@ def send(
         given = (remote_rank, tag, 0 if output is NullTensor else output)
         tag, rank, nbytes = _older("send", ("id", "dst_rank", "bytes"), given, named)
         return _message_of("send", tensor, rank, tag, nbytes)
-    attrs = {"remote_rank": _peer("send", tensor, remote_rank), "tag": _whole("send", tag)}
+    attrs = _attributes("send", tensor, remote_rank, _whole("send", tag))
     tensor.model.graph.add("send", [tensor.ir], [], attrs, name)
     return tensor if output is NullTensor or output is None else as_tensor(output)
 
@@ -190,7 +197,7 @@ def recv(
             target = Tensor(model.new_tensor([nbytes], byte), model)
         return _message_of("recv", as_tensor(target), rank, tag, nbytes)
     tensor = as_tensor(output)
-    attrs = {"remote_rank": _peer("recv", tensor, remote_rank), "tag": _whole("recv", tag)}
+    attrs = _attributes("recv", tensor, remote_rank, _whole("recv", tag))
     return result("recv", [], tensor.ir.shape, tensor.ir.dtype, tensor, attrs, str(name))
 
 
@@ -224,7 +231,7 @@ def _message_of(what: str, tensor: Tensor, rank: int, tag: int, nbytes: int) -> 
     if nbytes > own.nbytes:
         raise ModelError(f"{what}: {nbytes} bytes of {own.name!r}, which has {own.nbytes}")
     flat = as_bytes(tensor, nbytes or own.nbytes)
-    attrs = {"remote_rank": _peer(what, tensor, rank), "tag": tag}
+    attrs = _attributes(what, tensor, rank, tag)
     if what == "send":
         tensor.model.graph.add("send", [flat.ir], [], attrs)
         return tensor
