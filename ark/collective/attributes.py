@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from ark.collective.programs.types import CollectiveProgram
-from ark.ir.attributes import Attributes, without_defaults
+from ark.ir.attribute_forms import Attributes, without_defaults
 from ark.ir.node import Node
 
 

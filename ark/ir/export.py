@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
-from ark.ir.attributes import PartialAttributes
+from ark.ir.attribute_forms import PartialAttributes
 from ark.ir.dtype import fp16
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Buffer, Tensor

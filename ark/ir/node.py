@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ark.ir.attributes import Attributes, Form, FormType, PointwiseAttributes
+from ark.ir.attribute_forms import Attributes, Form, FormType, PointwiseAttributes
 from ark.ir.hints import Hints
 from ark.ir.values import Tensor
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
 from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
-from ark.ir.attributes import PointwiseAttributes
+from ark.ir.attribute_forms import PointwiseAttributes
 from ark.ir.dtype import FLOATS, INTEGERS, DataType, byte, fp32
 from ark.ir.fold import FOLDED, fold
 from ark.ir.graph import Node

@@ -59,7 +59,8 @@ def _twice_normal(tree: Tree) -> Tree | None:
             continue
         inner = error[1]
         if inner[0] == "div" and _is(inner[2], math.sqrt(2.0)):
-            return inner[1]
+            part: Tree = inner[1]
+            return part
         if inner[0] == "mul":
             return next((b for a, b in _orders(inner) if _is(a, math.sqrt(0.5))), None)
     return None

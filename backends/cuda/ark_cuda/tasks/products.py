@@ -30,7 +30,7 @@ from ark_cuda.tasks.wgmma import BYTES, HALVES, multiply, once, sum_of
 
 HEIGHTS = (64, 128)
 NARROW, BOX = 32, 64  # columns of the narrowest tile; of a box where k is across
-WIDTHS = {64: (NARROW, 64, 96, 128, 160, 192, 224, 256)}  # by height
+WIDTHS: dict[int, tuple[int, ...]] = {64: (NARROW, 64, 96, 128, 160, 192, 224, 256)}  # by height
 WIDTHS[128] = (*WIDTHS[64], 144)
 LINE = 128  # bytes of k in a stage, of each row
 ROOM = 4 * 49152  # bytes of all stages; ARK_MATRIX_ROOM
