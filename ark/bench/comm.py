@@ -20,8 +20,8 @@ from ark.backend.devices import Device
 from ark.backend.protocol import Backend
 from ark.bench.comm_peer import GRAPH, CommCase, Peer, agreed, seconds_each
 from ark.bench.peer import import_torch, torch_device
-from ark.collective.attributes import CollectiveAttributes
 from ark.collective.programs import Collective, CollectiveProgram
+from ark.collective.programs.attributes import CollectiveAttributes
 from ark.collective.simulate import simulate
 from ark.distributed.calls import Key, algorithm, machine_for
 from ark.distributed.group import Group

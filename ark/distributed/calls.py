@@ -14,8 +14,8 @@ from typing import Any
 
 from ark.backend.devices import Device, InlineDevice, Memory
 from ark.backend.protocol import Backend
-from ark.collective.attributes import CollectiveAttributes
 from ark.collective.programs import Collective, CollectiveProgram
+from ark.collective.programs.attributes import CollectiveAttributes
 from ark.distributed.arrays import Array
 from ark.ir.dtype import uint8, uint32
 from ark.ir.graph import Graph

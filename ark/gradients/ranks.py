@@ -6,7 +6,7 @@ gradients in the same order.
 
 from __future__ import annotations
 
-from ark.collective.attributes import CollectiveAttributes
+from ark.collective.programs.attributes import CollectiveAttributes
 from ark.collective.programs.types import Collective
 from ark.gradients.table import Call, Gradients, refuse, rule
 from ark.ops.communication.collectives import all_gather, all_reduce, all_to_all, reduce_scatter

@@ -12,23 +12,10 @@ import numpy as np
 
 from ark.ir.attributes import FusionAttributes
 from ark.ir.fold import FOLDED
-from ark.ir.graph import Node
-from ark.lower.context import Lowering
+from ark.lower.ops.fusion import lower_fusion
 from ark.lower.registry import register
-from ark.lower.tiling import box_coords, box_tile, swept
 from ark.tasks import expression
-from ark.tasks.fusion import STAGES, FusionParams
-
-
-def _lower(lowering: Lowering, node: Node) -> None:
-    """Tiles over the outputs' shape."""
-    shape = node.outputs[0].shape
-    given = node.read(FusionAttributes)
-    work = len(given.last) + given.count * len(given.each)
-    tile = box_tile(shape, lowering.machine, max(2, work))
-    params = FusionParams(inputs=len(node.inputs), tile=tuple(tile), **node.attrs)
-    coords = swept(box_coords(shape, tile), lowering.machine)
-    lowering.emit("fusion", params, [*node.inputs, *node.outputs], coords)
+from ark.tasks.fusion import STAGES
 
 
 def _reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
@@ -41,4 +28,4 @@ def _reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[n
     return [values[number] for number in given.stores]
 
 
-register("fusion", _reference, _lower)
+register("fusion", _reference, lower_fusion)

@@ -15,11 +15,8 @@ from ark.errors import ModelError
 from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
 from ark.ir.attributes import GroupAttributes
 from ark.ir.dtype import PACKED, SMALL_FLOATS, DataType, fp32, int4, int8, uint8
-from ark.ir.graph import Node
-from ark.lower.context import Lowering
-from ark.lower.merge import part
+from ark.lower.ops.quantize import lower_quantized
 from ark.lower.registry import register
-from ark.lower.tiling import split
 from ark.ops.base import float_dtype, result
 from ark.ops.elementwise import cast, composed, div
 from ark.ops.linear_algebra import linear
@@ -30,7 +27,7 @@ from ark.ops.reductions import reduce_max
 from ark.ops.selection import clip
 from ark.ops.views import reshape
 from ark.tasks.expression import Tree, leaf
-from ark.tasks.quantized import MOST_ROWS, STEP, QuantizedParams, most_rows
+from ark.tasks.quantized import MOST_ROWS, STEP
 
 TYPES = (*PACKED, int8, uint8, *SMALL_FLOATS)
 
@@ -153,24 +150,6 @@ def quantized_linear(
     return result("quantized_linear", inputs, (left[0], right[0]), own, output, attrs, name)
 
 
-def _lower_quantized(lowering: Lowering, node: Node) -> None:
-    """As many rows of the input at once as a processor has the shared memory for."""
-    x, *others = node.inputs
-    out, machine = node.outputs[0], lowering.machine
-    coords = split(others[0].shape[0], machine.processors)
-    most = most_rows(x.shape[1], machine)
-    for number, first in enumerate(range(0, x.shape[0], most)):
-        rows = min(most, x.shape[0] - first)
-        operands = [part(x, 0, first, rows), *others, part(out, 0, first, rows)]
-        lowering.emit(
-            "quantized_linear",
-            QuantizedParams(group=node.read(GroupAttributes).group),
-            operands,
-            coords,
-            f".{number}" if number else "",
-        )
-
-
 def _quantized(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
     x, weight, scales, *zeros = inputs
     group = GroupAttributes.from_node(attrs).group
@@ -179,4 +158,4 @@ def _quantized(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[n
 
 
 composed("dequantize")
-register("quantized_linear", _quantized, _lower_quantized, aliasing="none")
+register("quantized_linear", _quantized, lower_quantized, aliasing="none")

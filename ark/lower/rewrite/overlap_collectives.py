@@ -1,6 +1,6 @@
 """Products that meet a collective become one node with it, so that tiles travel while others are
-multiplied (ark.ops.communication.overlapped): a matmul and the sum over ranks of what it makes, or
-a rank's share of that sum, and a gather of rows and the matmul that reads them.
+multiplied (ark.lower.ops.communication.overlapped): a matmul and the sum over ranks of what it
+makes, or a rank's share of that sum, and a gather of rows and the matmul that reads them.
 
 Only where nobody else reads what lies between, where it is too large for packets, and where the
 call left algorithm and engine to ark. Called by the pipeline after fusion.
@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ark.collective.attributes import CollectiveAttributes, program_of
+from ark.collective.programs.attributes import CollectiveAttributes, program_of
 from ark.ir.attributes import MatmulAttributes, OverlappedAttributes
 from ark.ir.graph import Graph, Node
 from ark.ir.graph_view import touched

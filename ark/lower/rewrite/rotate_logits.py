@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from ark.collective.attributes import program_of
+from ark.collective.programs.attributes import program_of
 from ark.ir.graph import Graph, Node
 from ark.lower.rewrite.context import Context
 

@@ -1,8 +1,8 @@
 """Collectives by any algorithm of ark.collective.
 
 All_reduce, all_gather, reduce_scatter, broadcast, all_to_all. A call chooses a program and checks
-it; ark.ops.communication.programs makes tasks of it. The synthesis of programs (ark.collective) is
-imported by the first call that needs one.
+it; ark.lower.ops.communication.programs makes tasks of it. The synthesis of programs
+(ark.collective) is imported by the first call that needs one.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from ark.collective.attributes import CollectiveAttributes
 from ark.collective.programs import Collective, CollectiveProgram, Kind, check
+from ark.collective.programs.attributes import CollectiveAttributes
 from ark.collective.programs.routed import routed
 from ark.collective.programs.types import no_algorithm
 from ark.collective.programs.values import coarsened

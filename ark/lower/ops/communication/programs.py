@@ -16,15 +16,15 @@ from collections.abc import Sequence
 
 from msgspec import structs
 
-from ark.collective.attributes import CollectiveAttributes
+from ark.collective.programs.attributes import CollectiveAttributes
 from ark.collective.programs.values import Origin, Value, flow
 from ark.ir.dtype import uint32
 from ark.ir.graph import Node
 from ark.ir.values import Tensor as IrTensor
 from ark.lower.context import Lowering
+from ark.lower.copies import copy_box, dense, move
 from ark.lower.engines import AUTO, PACKET, Engine, tile_bytes
 from ark.lower.registry import register
-from ark.ops.copies import copy_box, dense, move
 from ark.plan.groups import Group, RemoteSemaphore
 from ark.plan.types import MAX_OPERANDS
 from ark.tasks.combine import ELEMENTS, CombineParams, moved, tiles, words
