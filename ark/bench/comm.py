@@ -21,6 +21,7 @@ from ark.backend.protocol import Backend
 from ark.bench.comm_peer import GRAPH, CommCase, Peer, agreed, seconds_each
 from ark.bench.peer import import_torch, torch_device
 from ark.collective.programs import Collective, CollectiveProgram
+from ark.collective.programs.attributes import CollectiveAttributes
 from ark.collective.simulate import simulate
 from ark.distributed.calls import Key, algorithm, machine_for
 from ark.distributed.group import Group
@@ -181,7 +182,8 @@ def case_plans(case: CommCase, world: int, device: Device) -> list[Plan]:
     key = case_key(case, world)
     machine = machine_for(device.machine, world, key)
     how = _program(case, key, world)
-    attrs = {"program": how, "element": key.element, "engine": key.engine}
+    given = CollectiveAttributes(program=how, element=key.element, engine=key.engine)
+    attrs = given.to_node()
     graphs = []
     for rank in range(world):
         graph = Graph(rank, world)

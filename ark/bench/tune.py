@@ -15,6 +15,7 @@ from ark.backend.devices import Device
 from ark.backend.protocol import Backend
 from ark.bench.ops import median
 from ark.errors import BaseError
+from ark.ir.attributes import MatmulAttributes
 from ark.ir.dtype import INTEGERS, by_name
 from ark.ir.fold import fold
 from ark.ir.graph import Graph
@@ -130,10 +131,8 @@ def planned(product: Product, cut: Cut, machine: Machine) -> Plan:
         graph.tensor(shape, dtype, arena="state", name=name)
         for shape, dtype, name in zip(product.shapes, types, "abc", strict=True)
     )
-    attrs = {"transpose_a": product.transposes[0], "transpose_b": product.transposes[1]}
-    if product.tf32:
-        attrs["tf32"] = True
-    graph.add("matmul", [a, b], [c], attrs, "product")
+    given = MatmulAttributes(*product.transposes, tf32=product.tf32)
+    graph.add("matmul", [a, b], [c], given.to_node(), "product")
     chosen = {product.key: [cut.rows, cut.columns, cut.parts]}
     plan = make_plan(graph, machine, {"variant": product.variant, "cuts": chosen})
     verify([plan])

@@ -15,6 +15,7 @@ from typing import Any
 from ark.backend.devices import Device, InlineDevice, Memory
 from ark.backend.protocol import Backend
 from ark.collective.programs import Collective, CollectiveProgram
+from ark.collective.programs.attributes import CollectiveAttributes
 from ark.distributed.arrays import Array
 from ark.ir.dtype import uint8, uint32
 from ark.ir.graph import Graph
@@ -92,7 +93,8 @@ def plans_for(key: Key, world: int, device: Machine, hosts: Sequence[int] = ()) 
     how = choose_program(
         key.collective, world, algorithm(key, world), None, key.root, key.reduction
     )
-    attrs = {"program": how, "element": key.element, "engine": key.engine}
+    given = CollectiveAttributes(program=how, element=key.element, engine=key.engine)
+    attrs = given.to_node()
     plans = []
     for rank in range(world):
         graph = Graph(rank, world)

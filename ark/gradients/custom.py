@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from ark.errors import ModelError, UnsupportedError
 from ark.gradients.table import Call, Gradients, rule
-from ark.ops.custom import of_attrs
+from ark.ir.attributes import CustomAttributes
+from ark.ops.custom import of_attributes
 
 
 @rule("custom")
 def _custom(call: Call) -> Gradients:
-    op = of_attrs(call.attrs)
+    own = call.node.read(CustomAttributes)
+    op = of_attributes(own)
     if op.backward is None:
         raise UnsupportedError(
             f"the custom op {op.name!r} (op {call.node.name!r}) has no gradient: pass its "
@@ -18,7 +20,7 @@ def _custom(call: Call) -> Gradients:
         )
     inputs = [call.input(i) for i in range(len(call.node.inputs))]
     given = [call.gradient(i) for i in range(len(call.node.outputs))]
-    results = op.backward(*inputs, *given, **op.backward.constants_of(call.attrs["constants"]))
+    results = op.backward(*inputs, *given, **op.backward.constants_of(own.constants))
     gradients = results if isinstance(results, tuple) else (results,)
     for gradient, tensor in zip(gradients, call.node.inputs, strict=False):
         if gradient.ir.shape != tensor.shape:

@@ -6,6 +6,7 @@ gradients in the same order.
 
 from __future__ import annotations
 
+from ark.collective.programs.attributes import CollectiveAttributes
 from ark.collective.programs.types import Collective
 from ark.gradients.table import Call, Gradients, refuse, rule
 from ark.ops.communication.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
@@ -21,7 +22,7 @@ def _all_reduce(call: Call) -> Gradients:
 
 @rule("collective")
 def _collective(call: Call) -> Gradients:
-    program, given = call.attrs["program"], call.gradient()
+    program, given = call.node.read(CollectiveAttributes).program, call.gradient()
     graph = given.model.graph
     rank, world = graph.rank, graph.world_size
     kind, reduction = program.collective, program.reduction

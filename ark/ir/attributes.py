@@ -8,41 +8,74 @@ its `to_node()` to the graph. ATTRIBUTES lists which op has which.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-import msgspec
-
-Form = TypeVar("Form", bound="Attributes")
-FormType = type[Form]  # for classes in whose body `type` is another name
+from ark.ir.attribute_forms import Attributes, PartialAttributes
 
 
-@cache
-def _defaults(form: type[msgspec.Struct]) -> dict[str, Any]:
-    return {f.name: f.default for f in msgspec.structs.fields(form) if not f.required}
+class AlongAttributes(PartialAttributes, frozen=True):
+    """axis: the dimension along which an op works."""
+
+    axis: int
 
 
-def without_defaults(struct: msgspec.Struct) -> dict[str, Any]:
-    """The fields by name as plain values, but for those that equal their default. (msgspec's own
-    omit_defaults compares identity, so that a computed 0.0 would stay.)
+class MessageAttributes(Attributes, frozen=True):
+    """tag: which pairs a send with its recv, in program order."""
+
+    remote_rank: int
+    tag: int
+
+
+class ChannelAttributes(Attributes, frozen=True):
+    """engine: by which bytes travel. op: the function that combines them with the values there."""
+
+    peer: int
+    tag: int
+    engine: str
+    op: str = ""
+
+
+class CustomAttributes(Attributes, frozen=True):
+    """name, digest: of the op's form. op: its number in this process. waits, signals: (peer, tag)
+    of channels; None where the op touches this rank's memory alone.
     """
-    values: dict[str, Any] = msgspec.to_builtins(struct)
-    defaults = _defaults(type(struct))
-    return {k: v for k, v in values.items() if k not in defaults or v != defaults[k]}
+
+    name: str
+    digest: str
+    constants: dict[str, Any]
+    op: int
+    waits: list[tuple[int, int]] | None = None
+    signals: list[tuple[int, int]] | None = None
 
 
-class Attributes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Attributes of an op."""
+class FusionAttributes(Attributes, frozen=True):
+    """The fields of ark.tasks.fusion.FusionParams that do not follow from operands."""
 
-    def to_node(self) -> dict[str, Any]:
-        """The attributes as a node holds them, without those that have their default."""
-        return without_defaults(self)
+    first: list[Any]
+    each: list[Any]
+    sums: list[Any]
+    last: list[Any]
+    axis: int
+    count: int
+    stores: list[int]
 
-    @classmethod
-    def from_node(cls: type[Form], values: Mapping[str, Any]) -> Form:
-        """The attributes that a node holds; msgspec.ValidationError where they are not the op's."""
-        read: Form = msgspec.convert(dict(values), cls, strict=True)
-        return read
+
+class GroupAttributes(Attributes, frozen=True):
+    """group: columns of a weight that have one scale."""
+
+    group: int
+
+
+class ShapeAttributes(Attributes, frozen=True):
+    """shape: of the result."""
+
+    shape: list[int]
+
+
+class PagedAppendAttributes(Attributes, frozen=True):
+    """apart: no row of an iteration reads what another one appends."""
+
+    apart: bool
 
 
 class AxisAttributes(Attributes, frozen=True):
@@ -267,6 +300,21 @@ class ChooseEachAttributes(Attributes, frozen=True):
 
 
 ATTRIBUTES: Mapping[str, type[Attributes]] = {
+    "send": MessageAttributes,
+    "recv": MessageAttributes,
+    **dict.fromkeys(
+        (
+            f"channel_{word}"
+            for word in ["put", "get", "reduce", "signal", "wait", "flush", "send", "recv"]
+        ),
+        ChannelAttributes,
+    ),
+    "custom": CustomAttributes,
+    "channel_custom": CustomAttributes,
+    "fusion": FusionAttributes,
+    "quantized_linear": GroupAttributes,
+    "reshape": ShapeAttributes,
+    "paged_append": PagedAppendAttributes,
     "gather": AxisAttributes,
     "gather_elements": AxisAttributes,
     "scatter_elements": ScatterAttributes,

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
+from ark.ir.attribute_forms import PartialAttributes
 from ark.ir.dtype import fp16
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Buffer, Tensor
@@ -63,11 +64,18 @@ def _nodes(graph: Graph) -> list[dict[str, Any]]:
     ]
 
 
+class _Exported(PartialAttributes, frozen=True):
+    """tag: of a message. packet: the all-reduce is a single node of ARK's."""
+
+    tag: int = 0
+    packet: bool = False
+
+
 def _spelled_out(graph: Graph) -> Iterator[Node]:
     """The nodes, with a ring in the place of each all-reduce that is not a single node of ARK's."""
     fresh = count(len(graph.tensors))
     buffers = count(len(graph.buffers))
-    tags = count(1 + max((n.attrs.get("tag", 0) for n in graph.nodes), default=0))
+    tags = count(1 + max((_Exported.of(n.attrs).tag for n in graph.nodes), default=0))
 
     def like(tensor: Tensor, buffer: Buffer | None = None) -> Tensor:
         """A new tensor, on a buffer of its own unless one is given."""
@@ -78,7 +86,7 @@ def _spelled_out(graph: Graph) -> Iterator[Node]:
         return Node(0, type, type, inputs, (made,) if made else (), attrs)
 
     for node in graph.nodes:
-        if node.type != "all_reduce" or node.attrs.get("packet"):
+        if node.type != "all_reduce" or _Exported.of(node.attrs).packet:
             yield node
             continue
         fused = arks_name(node.inputs[0], graph.world_size)
@@ -106,7 +114,7 @@ def _spelled_out(graph: Graph) -> Iterator[Node]:
 
 def op_entry(node: Node) -> dict[str, Any]:
     """An op as a node's entry describes it."""
-    fused = node.type == "all_reduce" and node.attrs.get("packet")
+    fused = node.type == "all_reduce" and _Exported.of(node.attrs).packet
     words = node.type.split("_")
     return {
         "Type": "AllReducePacketFused" if fused else "".join(w.capitalize() for w in words),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ark.ir.attributes import Attributes, Form, FormType
+from ark.ir.attribute_forms import Attributes, Form, FormType, PointwiseAttributes
 from ark.ir.hints import Hints
 from ark.ir.values import Tensor
 
@@ -40,6 +40,11 @@ class Node:
     def read(self, form: FormType[Form]) -> Form:
         """The attributes by name; `form` is the op's struct of them."""
         return form.from_node(self.attrs)
+
+    @property
+    def pointwise(self) -> PointwiseAttributes:
+        """Of an elementwise op; without an expression and a number for others."""
+        return PointwiseAttributes.of(self.attrs)
 
     @property
     def placement(self) -> tuple[object, ...]:

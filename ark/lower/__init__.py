@@ -3,7 +3,8 @@
 - `prepare` runs the rewrites that `passes` lists, each a module of `rewrite`; `choose` picks each
   phase's kernel variant.
 - `nodes` lowers what is left, op by op, through `registry`, which ark.ops fills. The lowerings
-  write into a `context` and share `tiling`, `cuts`, `parts`, `engines`, `merge`, `unpack`.
+  are in `ops`, write into a `context` and share `tiling`, `cuts`, `copies`, `engines`, `merge`,
+  `unpack`.
 - `pipeline` makes the plan: `packets`, `contents`, and the schedule of ark.plan. `ranks` does it
   for all ranks.
 """

@@ -54,6 +54,7 @@ def least_elements(machine: Machine) -> int:
     return machine.costs.tile_elements
 
 
+MOST_LINES = 1 << 30  # of one dimension, which a task's coordinates count
 SIZES = (1.0, 1.5, 1.25, 0.8, 0.67, 0.57, 0.5)  # of tiles to try, beside the wanted one
 FEW_ROUNDS = 4  # tasks a processor, from which on an uneven last round does not matter
 

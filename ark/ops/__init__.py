@@ -10,6 +10,11 @@ nothing of what is asked for (no tensor, no such axis, a size below 1) is an Inv
 from inspect import isfunction
 
 from ark.frontend.tensor import provided
+from ark.lower.ops.communication import direct as direct
+from ark.lower.ops.communication import overlapped as overlapped
+from ark.lower.ops.communication import overlapped_gather as overlapped_gather
+from ark.lower.ops.communication import programs as programs
+from ark.lower.ops.communication import switched as switched
 from ark.ops import adjusted as adjusted
 from ark.ops import decoder as decoder
 from ark.ops import fusion as fusion
@@ -29,11 +34,6 @@ from ark.ops.bitwise import (
 from ark.ops.caches import kv_append, kv_cache_slot
 from ark.ops.checked import checked
 from ark.ops.communication import channels as channels
-from ark.ops.communication import direct as direct
-from ark.ops.communication import overlapped as overlapped
-from ark.ops.communication import overlapped_gather as overlapped_gather
-from ark.ops.communication import programs as programs
-from ark.ops.communication import switched as switched
 from ark.ops.communication.ark_names import all_reduce_packet, all_reduce_prefill
 from ark.ops.communication.collectives import (
     all_gather,
@@ -105,20 +105,9 @@ from ark.ops.movement import embedding, rope, transpose
 from ark.ops.norms import layernorm, log_softmax, rmsnorm, safe_softmax, softmax
 from ark.ops.paged import paged_append, paged_attention
 from ark.ops.pools import avg_pool, global_avg_pool, global_max_pool, max_pool
-from ark.ops.quantize import (
-    dequantize,
-    quantize,
-    quantized_linear,
-)
+from ark.ops.quantize import dequantize, quantize, quantized_linear
 from ark.ops.random import dropout, random_bits, random_normal, random_uniform
-from ark.ops.reductions import (
-    mean,
-    reduce_max,
-    reduce_mean,
-    reduce_min,
-    reduce_prod,
-    reduce_sum,
-)
+from ark.ops.reductions import mean, reduce_max, reduce_mean, reduce_min, reduce_prod, reduce_sum
 from ark.ops.scans import cumprod, cumsum
 from ark.ops.selection import clip, iota, one_hot, tril, triu, where
 from ark.ops.tokens import TokenState, advance, embed, sample

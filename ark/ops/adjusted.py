@@ -11,16 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from ark.ir.dtype import fp32
-from ark.ir.graph import Node
-from ark.lower.context import Lowering
+from ark.lower.ops.adjusted import lower_adjusted
 from ark.lower.registry import register
 from ark.ops.tokens import KEY, _mix
-from ark.tasks.adjusted import IN_PROMPT, OPTIONS, AdjustParams, SampleAdjustedParams
-from ark.tasks.sequences import ChooseEachParams
-from ark.tasks.tokens import SETTINGS, SampleParams
-
-MIN_TILE_ELEMENTS = 256
+from ark.tasks.adjusted import IN_PROMPT, OPTIONS
+from ark.tasks.tokens import SETTINGS
 
 
 def option_values(row: np.ndarray) -> dict[str, float]:
@@ -124,44 +119,4 @@ def _bits(value: float) -> int:
     return int(np.float32(value).view(np.int32))
 
 
-def _lower(lowering: Lowering, node: Node) -> None:
-    """Of each sequence tiles adjust the logits, and one task samples; one then chooses for all."""
-    state, leave = node.inputs[:10], node.inputs[10:]
-    logits, settings, position, tokens, output, stops, options, bias, counts, logprobs = state
-    batch, vocabulary = logits.shape
-    processors = lowering.machine.processors
-    tiles = max(1, min(processors // batch, vocabulary // MIN_TILE_ELEMENTS))
-    top = (logprobs.elements // tokens.elements - 1) // 2
-    scores, candidates, shares, drawn = (
-        lowering.temp((batch * rows, columns), fp32, f"{node.name}.{name}")
-        for name, rows, columns in (
-            ("scores", 1, vocabulary),
-            ("candidates", tiles, 2),
-            ("shares", tiles, 3),
-            ("drawn", 1, 2),
-        )
-    )
-    for b in range(batch):
-        own = [lowering.part(t, batch, b) for t in (logits, options, settings, position, tokens)]
-        own.append(stops)
-        more = (bias, counts, scores, candidates, shares, drawn, logprobs)
-        parts = [lowering.part(t, batch, b) for t in more]
-        lowering.emit(
-            "adjust_logits",
-            AdjustParams(tiles),
-            [*own, *parts[:5]],
-            [(i,) for i in range(tiles)],
-            f".{b}.adjust",
-        )
-        operands = [*own, *parts[2:5], parts[1], *parts[5:]]
-        lowering.emit(
-            "sample_adjusted", SampleAdjustedParams(tiles, top), operands, [(0,)], f".{b}"
-        )
-    chosen = [logits, settings, position, drawn, tokens, output, stops, *leave]
-    if batch == 1 and not leave:
-        lowering.emit("choose", SampleParams(1), chosen, [(0,)], ".choose")
-    else:
-        lowering.emit("choose_each", ChooseEachParams(1, batch), chosen, [(0,)], ".choose")
-
-
-register("sample_adjusted", _sample_adjusted, _lower)
+register("sample_adjusted", _sample_adjusted, lower_adjusted)

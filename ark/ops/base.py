@@ -10,9 +10,7 @@ from ark.frontend.model import Model
 from ark.frontend.tensor import NullTensor, Tensor, as_tensor
 from ark.ir import dtype as dtypes
 from ark.ir.dtype import DataType
-from ark.ir.values import MAX_DIMS, whole
-
-MOST_SIZE = (7 << 28) - 1  # of a dimension: tasks count in 32 bits, to the end of the last tile
+from ark.ir.values import MAX_DIMS, MOST_SIZE, whole
 
 
 def broadcast(a: Sequence[int], b: Sequence[int], what: str) -> tuple[int, ...]:

@@ -5,8 +5,6 @@ What reads them is ark.ops.attention; ark.ops.decoder writes them in the fused o
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,14 +14,10 @@ from ark.errors import ModelError
 from ark.frontend.foreign import is_torch
 from ark.frontend.model import Model
 from ark.frontend.tensor import Tensor, TensorLike, as_tensor
-from ark.ir.graph import Node
-from ark.lower.context import Lowering
+from ark.lower.ops.caches import lower_append, lower_slot
 from ark.lower.registry import register
 from ark.ops.base import float_dtype, same_dtype
-from ark.ops.copies import copy_box
-from ark.ops.movement import whole_view
 from ark.ops.tokens import by_sequence, check_position
-from ark.plan.params import Params
 
 
 def check_rows(op: str, rows: Tensor, columns: int) -> None:
@@ -74,15 +68,6 @@ def kv_append(cache: TensorLike, input: TensorLike, position: TensorLike, name: 
     made = model.graph.rewrite(target.ir, name)
     model.graph.add("kv_append", [rows.ir, at.ir, target.ir], [made], {}, name)
     return Tensor(made, model)
-
-
-def _lower_append(lowering: Lowering, node: Node) -> None:
-    rows, position, _ = node.inputs
-    batch, cache = position.shape[0], node.outputs[0]
-    coords = [(head,) for head in range(cache.shape[0] // batch)]
-    for b in range(batch):
-        operands = [lowering.part(t, batch, b) for t in (rows, position, cache)]
-        lowering.emit("kv_append", Params(), operands, coords)
 
 
 def _append(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
@@ -137,24 +122,6 @@ def kv_cache_slot(
     return Tensor(made, model)
 
 
-def _lower_slot(lowering: Lowering, node: Node) -> None:
-    """The cache as one head's, whose width is the whole slot."""
-    token, position, _ = node.inputs
-    cache, made = node.outputs
-    width = math.prod(token.shape)
-    rows = (1, cache.shape[0], width)
-    one_head = dataclasses.replace(
-        cache,
-        shape=rows,
-        padded=rows,
-        extents=(1, cache.extents[0], width),
-        offsets=(0, cache.offsets[0], 0),
-    )
-    row = whole_view(lowering, token, (1, width), fill=True)
-    lowering.emit("kv_append", Params(), [row, position, one_head], [(0,)])
-    copy_box(lowering, token, made, ".written")
-
-
 def _slot(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
     token, position, cache = inputs
     made = cache.copy()
@@ -163,7 +130,7 @@ def _slot(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.nda
     return [made, token]
 
 
-register("kv_append", _append, _lower_append)
+register("kv_append", _append, lower_append)
 
 
-register("kv_cache_slot", _slot, _lower_slot)
+register("kv_cache_slot", _slot, lower_slot)

@@ -21,6 +21,7 @@ from ark.errors import InvalidUsageError, ModelError, UnsupportedError
 from ark.frontend.model import Model
 from ark.frontend.tensor import Tensor, as_tensor
 from ark.ir import values as ir
+from ark.ir.attributes import CustomAttributes
 from ark.ir.dtype import DataType
 from ark.ir.values import whole
 from ark.lower.ops.custom import lower_custom, lower_custom_on_channels
@@ -104,19 +105,19 @@ class CustomOp:
         check_apart(form, tensors, made)
         check_types(form, {**{n: t.ir for n, t in tensors.items()}, **made_by(form, made)})
         awaited, told = _channels(self.name, waits), _channels(self.name, signals)
-        attrs = {
-            "name": self.name,
-            "digest": self.digest,
-            "constants": constants,
-            "op": self._number,
-        }
         read_from = [t.ir for t in tensors.values()]
         between = any(t.buffer.rank >= 0 for t in (*read_from, *made))
-        if between or awaited or told:
-            attrs["waits"] = [(c.peer, c.tag) for c in awaited]
-            attrs["signals"] = [(c.peer, c.tag) for c in told]
-        type = CUSTOM if "waits" in attrs else "custom"
-        model.graph.add(type, read_from, made, attrs, name or self.name)
+        remote = between or bool(awaited or told)
+        attrs = CustomAttributes(
+            name=self.name,
+            digest=self.digest,
+            constants=constants,
+            op=self._number,
+            waits=[(c.peer, c.tag) for c in awaited] if remote else None,
+            signals=[(c.peer, c.tag) for c in told] if remote else None,
+        )
+        type = CUSTOM if remote else "custom"
+        model.graph.add(type, read_from, made, attrs.to_node(), name or self.name)
         for channel in awaited:
             channel.after(made)
         results = tuple(Tensor(t, model) for t in made)
@@ -203,9 +204,9 @@ _OPS: dict[int, CustomOp] = {}  # by number
 _NUMBERS: dict[tuple[object, ...], int] = {}
 
 
-def of_attrs(attrs: Mapping[str, Any]) -> CustomOp:
+def of_attributes(given: CustomAttributes) -> CustomOp:
     """The op that a node with these attributes calls."""
-    return _OPS[attrs["op"]]
+    return _OPS[given.op]
 
 
 def _channels(name: str, given: Any) -> tuple[Channel, ...]:
@@ -293,17 +294,18 @@ def custom_op(
 
 
 def _reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    op = of_attrs(attrs)
+    given = CustomAttributes.from_node(attrs)
+    op = of_attributes(given)
     if op.reference is None:
         raise UnsupportedError(
             f"the custom op {op.name!r} has no reference to compare with; give custom_op one by "
             "reference="
         )
-    results = op.reference(*inputs, **attrs["constants"])
+    results = op.reference(*inputs, **given.constants)
     arrays = [
         np.asarray(a) for a in (results if isinstance(results, (tuple, list)) else (results,))
     ]
-    wanted = len(custom_form.get(attrs["name"], attrs["digest"]).results)
+    wanted = len(custom_form.get(given.name, given.digest).results)
     if len(arrays) != wanted:
         raise ModelError(
             f"the reference of the custom op {op.name!r} makes {len(arrays)} arrays; its signature "

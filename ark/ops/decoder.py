@@ -18,10 +18,8 @@ from ark.frontend.model import Model
 from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
 from ark.ir.attributes import ProjectionAttributes, RotaryAttributes
 from ark.ir.dtype import fp32
-from ark.ir.graph import Node
-from ark.lower.context import Lowering
+from ark.lower.ops.decoder import lower_pairs, lower_rope_kv, lower_rotary
 from ark.lower.registry import register
-from ark.lower.tiling import split
 from ark.ops.base import float_dtype, result
 from ark.ops.caches import check_cache
 from ark.ops.elementwise import sub
@@ -29,8 +27,6 @@ from ark.ops.logic import minimum
 from ark.ops.lookup import gather
 from ark.ops.paged import append_reference
 from ark.ops.tokens import TokenState, by_sequence, check_position
-from ark.plan.params import Params
-from ark.tasks.rotary import PACK, RopeKvParams, RotaryEmbeddingParams
 from ark.tasks.tokens import SETTINGS
 
 
@@ -211,44 +207,6 @@ def _pairs(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.nd
     return [gate / (1.0 + np.exp(-gate)) * up]
 
 
-def _lower_rotary(lowering: Lowering, node: Node) -> None:
-    """A task for some heads of a row."""
-    rows, columns = node.outputs[0].shape
-    given = node.read(RotaryAttributes)
-    parts = split(columns // given.head_dim, -(-lowering.machine.processors // rows))
-    x, position, frequencies = node.inputs
-    batch = position.shape[0]
-    coords = [(r, a, b) for r in range(rows // batch) for a, b in parts]
-    for b in range(batch):
-        own = [lowering.part(t, batch, b) for t in (x, node.outputs[0], position)]
-        lowering.emit(
-            "rotary_embedding",
-            RotaryEmbeddingParams(given.head_dim, given.interleaved),
-            [*own, frequencies],
-            coords,
-        )
-
-
-def _lower_rope_kv(lowering: Lowering, node: Node) -> None:
-    """Cuts columns only: rows share the caches."""
-    x = node.inputs[0]
-    operands = [x, node.outputs[0], *node.inputs[1:], *node.outputs[1:]]
-    # Of many rows whole packs: columns that one access moves stay together.
-    given = node.read(ProjectionAttributes)
-    step = PACK if x.shape[0] > 1 and given.head_dim % PACK == 0 else 2
-    params = RopeKvParams(given.heads, given.kv_heads, given.head_dim)
-    parts = split(x.shape[1] // step, lowering.machine.processors)
-    lowering.emit("rope_kv", params, operands, [(a * step, b * step) for a, b in parts])
-
-
-def _lower_pairs(lowering: Lowering, node: Node) -> None:
-    x = node.inputs[0]
-    rows, width = x.shape
-    parts = split(width // 2, -(-lowering.machine.processors // rows))
-    coords = [(r, a * 2, b * 2) for r in range(rows) for a, b in parts]
-    lowering.emit("swiglu", Params(), [x, node.outputs[0]], coords)
-
-
-register("rotary_embedding", _rotary, _lower_rotary, aliasing="none")
-register("rope_kv", rope_kv_reference, _lower_rope_kv)
-register("swiglu_pairs", _pairs, _lower_pairs)
+register("rotary_embedding", _rotary, lower_rotary, aliasing="none")
+register("rope_kv", rope_kv_reference, lower_rope_kv)
+register("swiglu_pairs", _pairs, lower_pairs)

@@ -13,83 +13,66 @@ import numpy as np
 
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
 from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
+from ark.ir.attribute_forms import PointwiseAttributes
 from ark.ir.dtype import FLOATS, INTEGERS, DataType, byte, fp32
-from ark.ir.fold import FOLDED, fold
-from ark.ir.graph import Node
-from ark.lower.context import Lowering
-from ark.lower.merge import merge
+from ark.lower.ops.elementwise import lower_elementwise
 from ark.lower.registry import register
-from ark.lower.rewrite.fuse_chains import expression_of
-from ark.lower.tiling import box_coords, box_tile, swept
-from ark.ops.base import MOST_SIZE, broadcast, check_dims, float_dtype, result, same_dtype
+from ark.ops.base import broadcast, check_dims, float_dtype, result, same_dtype
 from ark.ops.views import reinterpret
 from ark.tasks import expression
 from ark.tasks.expression import Tree
 from ark.tasks.functions import FUNCTIONS
-from ark.tasks.pointwise import PointwiseParams
 
 Number: Any = (int, float, np.integer, np.floating)
 
 
-def _lower(lowering: Lowering, node: Node) -> None:
-    """Tiles over the output; when nothing is broadcast or strided, over one flat dimension."""
-    inputs = list(dict.fromkeys(node.inputs))  # of what is given twice one read
-    expr = expression.substitute(
-        expression_of(node), [expression.leaf(inputs.index(t)) for t in node.inputs]
-    )
-    tensors = [*inputs, *node.outputs]
-    plain = node.hints is None or not node.hints.cuts
-    same = all(t.dense and t.shape == node.outputs[0].shape for t in tensors)
-    if not plain or expression.places(expr):
-        pass
-    elif same and not any(t.dtype.packed for t in tensors) and tensors[0].elements <= MOST_SIZE:
-        tensors = [lowering.flat(t) for t in tensors]
-    elif len(node.outputs[0].shape) > FOLDED:
-        tensors = merge(tensors)
-    out = tensors[-1]
-    asked, itemsize = lowering.tile(fold(out.shape)), max(t.dtype.itemsize for t in tensors)
-    tile = asked or box_tile(out.shape, lowering.machine, itemsize=itemsize)
-    if out.dtype.packed:
-        tile[3] = min(out.shape[-1], tile[3] + tile[3] % out.dtype.per_item)
-    coords = box_coords(out.shape, tile)
-    coords = coords if asked else swept(coords, lowering.machine)
-    lowering.emit("pointwise", PointwiseParams(expr, tuple(tile)), tensors, coords)
-
-
-def _evaluated(inputs: Sequence[np.ndarray], node: Tree, attrs: Any) -> list[np.ndarray]:
-    made = expression.evaluate(node, inputs, attrs.get("shape"))
-    return [np.broadcast_to(made, attrs["shape"]) if "shape" in attrs else made]
+def _evaluated(
+    inputs: Sequence[np.ndarray], tree: Tree, shape: Sequence[int] | None
+) -> list[np.ndarray]:
+    values = expression.evaluate(tree, inputs, shape)
+    return [values if shape is None else np.broadcast_to(values, shape)]
 
 
 def _reference(name: str) -> Any:
     arity = FUNCTIONS[name].arity
 
     def run(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-        if "expr" in attrs:
-            return _evaluated(inputs, attrs["expr"], attrs)
+        given = PointwiseAttributes.of(attrs)
+        if given.expr is not None:
+            return _evaluated(inputs, given.expr, given.shape)
         arguments: list[Tree] = [expression.leaf(i) for i in range(len(inputs))]
-        if len(inputs) < arity:
-            arguments.append(expression.number(attrs["scalar"]))
-        return _evaluated(inputs, [name, *arguments], attrs)
+        if len(inputs) < arity and given.scalar is not None:
+            arguments.append(expression.number(given.scalar))
+        return _evaluated(inputs, [name, *arguments], given.shape)
 
     return run
+
+
+def _composed(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+    given = PointwiseAttributes.of(attrs)
+    return _evaluated(inputs, given.expr or (), given.shape)
+
+
+def _constant(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+    given = PointwiseAttributes.of(attrs)
+    return [np.full(given.shape or (), given.scalar)]
 
 
 def composed(name: str) -> None:
     """Registers an elementwise op whose nodes carry their expression."""
     register(
         name,
-        lambda inputs, attrs: _evaluated(inputs, attrs["expr"], attrs),
-        _lower,
+        _composed,
+        lower_elementwise,
         aliasing="exact",
     )
 
 
 for _name in FUNCTIONS:
-    register(_name, _reference(_name), _lower, aliasing="exact")
+    register(_name, _reference(_name), lower_elementwise, aliasing="exact")
 composed("pointwise")
-register("cast", lambda inputs, attrs: [inputs[0]], _lower, aliasing="exact")
-register("constant", lambda inputs, attrs: [np.full(attrs["shape"], attrs["scalar"])], _lower)
+register("cast", lambda inputs, attrs: [inputs[0]], lower_elementwise, aliasing="exact")
+register("constant", _constant, lower_elementwise)
 
 
 def unary(

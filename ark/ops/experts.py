@@ -18,13 +18,10 @@ from ark.frontend.model import Model
 from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
 from ark.ir.attributes import ExpertLinearAttributes, TopKAttributes
 from ark.ir.dtype import fp32, int32
-from ark.ir.graph import Node
 from ark.ir.values import whole
-from ark.lower.context import Lowering
+from ark.lower.ops.experts import lower_expert_linear, lower_topk
 from ark.lower.registry import register
-from ark.lower.tiling import split
 from ark.ops.base import float_dtype, result
-from ark.tasks.experts import ExpertLinearParams, TopKParams
 
 
 def topk(
@@ -138,28 +135,5 @@ def _expert_linear(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> li
     return [np.where(held[..., None], made, 0)]
 
 
-def _lower_topk(lowering: Lowering, node: Node) -> None:
-    rows = node.inputs[0].shape[0]
-    each = -(-rows // lowering.machine.processors)
-    coords = [(r,) for r in range(0, rows, each)]
-    given = node.read(TopKAttributes)
-    params = TopKParams(k=given.k, least=given.least, rows=each)
-    lowering.emit("topk", params, [*node.inputs, *node.outputs], coords)
-
-
-def _lower_expert_linear(lowering: Lowering, node: Node) -> None:
-    """Deals the outputs of every row and slot to the processors."""
-    rows, slots, n = node.outputs[0].shape
-    parts = split(n, -(-lowering.machine.processors // (rows * slots)))
-    coords = [(r, s, a, b) for r in range(rows) for s in range(slots) for a, b in parts]
-    given = node.read(ExpertLinearAttributes)
-    lowering.emit(
-        "expert_linear",
-        ExpertLinearParams(given.first, given.of),
-        [*node.inputs, *node.outputs],
-        coords,
-    )
-
-
-register("topk", _topk, _lower_topk, aliasing="none")
-register("expert_linear", _expert_linear, _lower_expert_linear, aliasing="none")
+register("topk", _topk, lower_topk, aliasing="none")
+register("expert_linear", _expert_linear, lower_expert_linear, aliasing="none")

@@ -9,9 +9,9 @@ import numpy as np
 
 from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
 from ark.ir.dtype import FLOATS, DataType, int32
+from ark.lower.ops.norms import lower_rows
 from ark.lower.registry import register
 from ark.ops.base import index_type, positive_axis, result
-from ark.ops.norms import lower_rows
 from ark.ops.reductions import reduce_axis, reduce_by
 from ark.tasks.expression import Tree, index, leaf, number
 

@@ -14,17 +14,12 @@ import numpy as np
 from ark.errors import InvalidUsageError, ModelError
 from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
 from ark.ir.attributes import AxisAttributes, RemapAttributes
-from ark.ir.graph import Node
 from ark.ir.values import whole
-from ark.lower.context import Lowering
-from ark.lower.merge import part
+from ark.lower.ops.indexing import lower_concat, lower_remap
 from ark.lower.registry import register
-from ark.lower.tiling import box_coords, box_tile
 from ark.ops.base import broadcast, check_dims, positive_axis, result, same_dtype
-from ark.ops.copies import copy_box
 from ark.ops.elementwise import composed, scalar
 from ark.tasks.along import lines
-from ark.tasks.remap import RemapParams
 
 Rule = list[Any]
 MODES = {"constant": "fill", "edge": "edge", "reflect": "reflect", "wrap": "wrap"}
@@ -50,15 +45,6 @@ def remap(
     dims = check_dims(what, shape)
     attrs = {"rules": [list(r) for r in rules], "fill": float(fill), "shape": dims}
     return result("remap", [tensor], dims, tensor.ir.dtype, output, attrs, name or what)
-
-
-def _lower_remap(lowering: Lowering, node: Node) -> None:
-    out = node.outputs[0]
-    tile = box_tile(out.shape, lowering.machine, itemsize=out.dtype.itemsize)
-    given = node.read(RemapAttributes)
-    rules: Any = given.rules  # which the kind's form checks
-    params = RemapParams(rules=rules, fill=given.fill, tile=tuple(tile))
-    lowering.emit("remap", params, [*node.inputs, out], box_coords(out.shape, tile))
 
 
 def _remap(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
@@ -228,15 +214,6 @@ def concat(
     return result("concat", tensors, dims, dtype, output, AxisAttributes(axis=axis).to_node(), name)
 
 
-def _lower_concat(lowering: Lowering, node: Node) -> None:
-    """A copy of each tensor into its part of the result."""
-    axis, at = node.read(AxisAttributes).axis, 0
-    for number, source in enumerate(node.inputs):
-        target = part(node.outputs[0], axis, at, source.shape[axis])
-        copy_box(lowering, source, target, f".{number}")
-        at += source.shape[axis]
-
-
 def _concat(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
     return [np.concatenate(inputs, AxisAttributes.from_node(attrs).axis)]
 
@@ -267,6 +244,6 @@ def split(input: TensorLike, sizes: Sequence[int], axis: int, name: str = "") ->
     return found
 
 
-register("remap", _remap, _lower_remap, aliasing="none")
-register("concat", _concat, _lower_concat, aliasing="none")
+register("remap", _remap, lower_remap, aliasing="none")
+register("concat", _concat, lower_concat, aliasing="none")
 composed("expand")

@@ -6,20 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-from msgspec import structs
 
 from ark.errors import ModelError
 from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
 from ark.ir.attributes import ATTRIBUTES, LinearAttributes, MatmulAttributes
 from ark.ir.dtype import FLOATS, SMALL_FLOATS, DataType, bf16, fp32, int32
-from ark.ir.graph import Node
-from ark.lower.context import Lowering
+from ark.lower.ops.linear_algebra import lower_linear
 from ark.lower.ops.matmul import lower_matmul
 from ark.lower.registry import get, register
-from ark.lower.tiling import layer_tiles
 from ark.ops.base import broadcast, float_dtype, result, same_dtype
 from ark.tasks import expression
-from ark.tasks.linear_params import LinearParams
 from ark.tasks.matmul_params import WindowParams
 from ark.tasks.matmul_windows import laid_out
 
@@ -170,22 +166,6 @@ def _matmul_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) ->
     return [a @ b]
 
 
-def _lower_linear(lowering: Lowering, node: Node) -> None:
-    """Deals whole stages of weight rows to processors; each task streams its rows."""
-    weight = node.inputs[1]
-    if not weight.dense:
-        raise ModelError(f"the weight {weight.name!r} must be dense to be streamed")
-    rows, splits, coords = layer_tiles(node, lowering.machine)
-    x, w, *rest = node.inputs
-    operands = [x, w, node.outputs[0], *rest, *node.outputs[1:]]
-    given = node.read(LinearAttributes)
-    kept = {name: value for name, value in structs.asdict(given).items() if name != "counter"}
-    params = LinearParams(rows=rows, split_k=splits, **kept)
-    group = lowering.emit("linear", params, operands, coords)
-    if given.counter:
-        group.sends = [lowering.peer_counters(given.counter)] * len(coords)
-
-
 register("matmul", _matmul_reference, lower_matmul, aliasing="none")
 
 
@@ -209,4 +189,4 @@ def _defined(op: str, inputs: list[np.ndarray], attrs: Mapping[str, Any]) -> lis
     return reference(inputs, own)
 
 
-register("linear", _linear_reference, _lower_linear)
+register("linear", _linear_reference, lower_linear)

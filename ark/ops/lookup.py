@@ -15,27 +15,15 @@ from ark.errors import ModelError
 from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
 from ark.ir.attributes import AxisAttributes, ScatterAttributes
 from ark.ir.dtype import int64
-from ark.ir.graph import Node
-from ark.ir.values import Tensor as IrTensor
-from ark.lower.context import Lowering
-from ark.lower.merge import part
+from ark.lower.ops.lookup import lower_gather, lower_gather_elements, lower_scatter
 from ark.lower.registry import register
-from ark.lower.tiling import box_coords, box_tile
 from ark.ops.base import check_dims, index_dtype, positive_axis, result, same_dtype
-from ark.ops.copies import copy_box
 from ark.ops.elementwise import add, cast, mul
 from ark.ops.logic import greater_equal, less, logical_or
-from ark.ops.movement import move, whole_view
 from ark.ops.selection import iota, where
 from ark.ops.views import reshape
-from ark.tasks.along import lines
-from ark.tasks.remap import GatherParams
-from ark.tasks.scatter import ScatterParams, same_places
 
-ROWS_EACH = 4  # of a processor, so that a warp each is enough to copy them
-MOST_LINES = 1 << 30  # that an op's tasks have coordinates for
 OUTSIDE = 1 << 40  # an index that no dimension has
-LEAST_UPDATES = 8  # for each span of a table's places that a task writes to
 
 
 def gather(
@@ -68,35 +56,6 @@ def gather(
 def _whole(what: str, tensor: Tensor) -> None:
     if tensor.ir.dtype.packed:
         raise ModelError(f"{what} of {tensor.ir.dtype.name} is not built; ark.cast it to int8")
-
-
-def _lower_gather(lowering: Lowering, node: Node) -> None:
-    source, ids = node.inputs
-    out, axis = node.outputs[0], node.read(AxisAttributes).axis
-    outer, inner = math.prod(source.shape[:axis]), math.prod(source.shape[axis + 1 :])
-    many = ids.elements
-    table = whole_view(lowering, source, (outer, source.shape[axis], inner), fill=True)
-    index = whole_view(lowering, ids, (many,), fill=True)
-    target = whole_view(lowering, out, (outer, many, inner), fill=False)
-    for at in range(0, outer, MOST_LINES):
-        share = min(outer - at, MOST_LINES)
-        given = [part(table, 0, at, share), index, part(target, 0, at, share)]
-        _emit_gather(lowering, given if share < outer else [table, index, target], 1, False)
-    if target.buffer.id != out.buffer.id:
-        move(lowering, lowering.view(target, out.shape), out)
-
-
-def _emit_gather(
-    lowering: Lowering, operands: Sequence[IrTensor], axis: int, elements: bool
-) -> None:
-    shape = operands[2].shape
-    itemsize, line = operands[2].dtype.itemsize, lowering.machine.line_bytes
-    weight = 1
-    if shape[-1] == 1 and lowering.machine.coalesces:
-        weight = max(1, line // itemsize)  # a line is loaded for each element
-    tile = box_tile(shape, lowering.machine, weight, itemsize)
-    params = GatherParams(axis=axis, elements=elements, tile=tuple(tile))
-    lowering.emit("gather", params, operands, box_coords(shape, tile))
 
 
 def _gather(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
@@ -134,10 +93,6 @@ def gather_elements(
         )
     attrs = AxisAttributes(axis=axis).to_node()
     return result("gather_elements", [tensor, ids], wanted, tensor.ir.dtype, output, attrs, name)
-
-
-def _lower_gather_elements(lowering: Lowering, node: Node) -> None:
-    _emit_gather(lowering, [*node.inputs, *node.outputs], node.read(AxisAttributes).axis, True)
 
 
 def _gather_elements(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
@@ -249,64 +204,6 @@ def scatter_elements(
     return result("scatter_elements", [tensor, ids, new], shape, dtype, output, attrs, name)
 
 
-def _lower_scatter(lowering: Lowering, node: Node) -> None:
-    """A copy of the input, unless the output is there, then the updates.
-
-    These go into the part of it that they can reach.
-    """
-    source, ids, updates = node.inputs
-    out, given = node.outputs[0], node.read(ScatterAttributes)
-    axis = given.axis
-    if _by_rows(lowering, node):
-        frame = lines(out.shape, axis)
-        tile = box_tile(frame, lowering.machine, max(updates.shape[axis], out.shape[axis]))
-        params = ScatterParams(
-            axis=axis, function=given.function, tile=tuple(tile), span=out.shape[axis]
-        )
-        coords = [(*coord, 0) for coord in box_coords(frame, tile)]
-        operands = [ids, updates, source, out]
-        lowering.emit("scatter", params, operands, coords)
-        return
-    if source.buffer.id != out.buffer.id:
-        copy_box(lowering, source, out, ".copy")
-    for d, n in enumerate(updates.shape):
-        if d != axis:
-            out = part(out, d, 0, n)
-    frame = lines(updates.shape, axis)
-    count, size, spans = updates.shape[axis], out.shape[axis], 1
-    tile, alone = (
-        box_tile(frame, lowering.machine, count),
-        not lowering.machine.cooperative,
-    )
-    if not alone and 2 * len(box_coords(frame, tile)) <= lowering.machine.processors:
-        tile[3] = min(tile[3], lowering.machine.lanes)  # each thread's updates are in a row
-    if same_places(ids.shape, axis) and not alone:
-        tile = box_tile(frame, lowering.machine)
-        tasks = len(box_coords(frame, tile))
-        spans = max(1, min(lowering.machine.processors // tasks, count // LEAST_UPDATES))
-    span = -(-size // spans)
-    params = ScatterParams(axis=axis, function=given.function, tile=tuple(tile), span=span)
-    places = range(0, size, span)
-    coords = [(*coord, place) for place in places for coord in box_coords(frame, tile)]
-    lowering.emit("scatter", params, [ids, updates, out], coords)
-
-
-def _by_rows(lowering: Lowering, node: Node) -> bool:
-    """Are there many rows, each with updates of its own, that are copied with them?"""
-    source, ids, updates = node.inputs
-    out, axis, machine = node.outputs[0], node.read(ScatterAttributes).axis, lowering.machine
-    rows = math.prod(lines(out.shape, axis))
-    enough = not machine.cooperative or rows >= ROWS_EACH * machine.processors
-    return (
-        enough
-        and source.buffer.id != out.buffer.id
-        and axis == len(out.shape) - 1
-        and lines(updates.shape, axis) == lines(out.shape, axis)
-        and not same_places(ids.shape, axis)
-        and source.strides[-1] == out.strides[-1] == 1
-    )
-
-
 def _scatter(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
     source, ids, updates = inputs
     given = ScatterAttributes.from_node(attrs)
@@ -356,6 +253,6 @@ def scatter_nd(
     return reshape(made, shape)
 
 
-register("gather", _gather, _lower_gather, aliasing="none")
-register("gather_elements", _gather_elements, _lower_gather_elements, aliasing="none")
-register("scatter_elements", _scatter, _lower_scatter, aliasing="first")
+register("gather", _gather, lower_gather, aliasing="none")
+register("gather_elements", _gather_elements, lower_gather_elements, aliasing="none")
+register("scatter_elements", _scatter, lower_scatter, aliasing="first")

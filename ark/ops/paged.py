@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,23 +10,13 @@ import numpy as np
 from ark.errors import ModelError
 from ark.frontend.model import Model
 from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
-from ark.ir.attributes import AttentionAttributes
-from ark.ir.dtype import fp32, int32
-from ark.ir.graph import Node
-from ark.lower.context import Lowering
-from ark.lower.ops.attention import (
-    TILED_ROWS,
-    attention_splits,
-    lower_tiles,
-    merge_group,
-)
+from ark.ir.attributes import AttentionAttributes, PagedAppendAttributes
+from ark.ir.dtype import int32
+from ark.lower.ops.paged import lower_append, lower_attention
 from ark.lower.registry import register
 from ark.ops.attention import attention_reference, check_mask, check_sinks
 from ark.ops.base import float_dtype, result
 from ark.ops.caches import check_rows
-from ark.plan.params import Params
-from ark.tasks.attention import AttentionMergeParams
-from ark.tasks.paged import PagedAttentionParams
 
 
 def _check(what: str, cache: Tensor, pages: Tensor, position: Tensor, rows: int) -> tuple[int, int]:
@@ -88,15 +77,10 @@ def paged_append(
     model = Model.get_model()
     made = model.graph.rewrite(target.ir, name)
     inputs = [rows.ir, table.ir, at.ir, target.ir]
-    model.graph.add("paged_append", inputs, [made], {"apart": bool(apart)}, name)
+    model.graph.add(
+        "paged_append", inputs, [made], PagedAppendAttributes(apart=bool(apart)).to_node(), name
+    )
     return Tensor(made, model)
-
-
-def _lower_append(lowering: Lowering, node: Node) -> None:
-    rows, table, position, _ = node.inputs
-    cache = node.outputs[0]
-    coords = [(head,) for head in range(cache.shape[1])]
-    lowering.emit("paged_append", Params(), [rows, table, position, cache], coords)
 
 
 def append_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
@@ -182,60 +166,6 @@ def paged_attention(
     return result("paged_attention", inputs, q.ir.shape, dtype, output, attrs.to_node(), name)
 
 
-def _lower_attention(lowering: Lowering, node: Node) -> None:
-    """Few rows by splits of their positions, so that most processors have a part.
-
-    Many, and others that are masked, by tiles.
-    """
-    sequences = node.inputs[3].shape[0]
-    rows = node.inputs[0].shape[0] // sequences
-    if not node.read(AttentionAttributes).plain or rows >= TILED_ROWS:
-        for b in range(sequences):
-            q, row, at, out = (
-                lowering.part(t, sequences, b)
-                for t in (node.inputs[0], *node.inputs[3:5], node.outputs[0])
-            )
-            inputs = (q, *node.inputs[1:3], at, row, *node.inputs[5:])
-            attrs = {**node.attrs, "paged": True}
-            lower_tiles(lowering, replace(node, inputs=inputs, outputs=(out,), attrs=attrs))
-        return
-    _lower_splits(lowering, node)
-
-
-def _lower_splits(lowering: Lowering, node: Node) -> None:
-    q, key, value, table, position, *newest = node.inputs
-    machine, sequences = lowering.machine, table.shape[0]
-    given = node.read(AttentionAttributes)
-    heads, width = given.heads, given.head_dim
-    kv_heads, page = key.shape[1:3]
-    splits = attention_splits(q.shape[0], kv_heads, page * table.shape[1], machine.processors)
-    # All parts of a head are in shared memory when they are merged.
-    room = (machine.shared_bytes - machine.ring_bytes) // (4 * (width + 2))
-    splits = max(1, min(splits, room))
-    params = PagedAttentionParams(
-        heads=heads, kv_heads=kv_heads, head_dim=width, splits=splits, scale=given.scale
-    )
-    merges = []
-    for b in range(sequences):
-        own, row, at, out = (
-            lowering.part(t, sequences, b) for t in (q, table, position, node.outputs[0])
-        )
-        rows = own.shape[0]
-        coords = [(r, h, s) for s in range(splits) for r in range(rows) for h in range(kv_heads)]
-        made = out
-        if splits > 1:
-            made = lowering.temp((rows, heads, splits, width + 2), fp32, f"{node.name}.partial")
-            merges.append((made, out))
-        fresh = [lowering.part(t, sequences, b) for t in newest]
-        operands = [own, key, value, row, at, made, *fresh]
-        lowering.emit("paged_attention", params, operands, coords)
-    for partial, out in merges:
-        group = merge_group(q.shape[0] * heads, heads, 4 * splits * (width + 2), machine)
-        merge = AttentionMergeParams(heads, width, splits, group)
-        coords2 = [(r, h) for r in range(out.shape[0]) for h in range(0, heads, group)]
-        lowering.emit("attention_merge", merge, [partial, out], coords2, ".merge")
-
-
 def _attention(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
     q, key, value, table, position, *others = inputs
     sinks = others if AttentionAttributes.from_node(attrs).sinks else []
@@ -251,5 +181,5 @@ def _attention(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[n
     return [np.concatenate(made)]
 
 
-register("paged_append", append_reference, _lower_append)
-register("paged_attention", _attention, _lower_attention, aliasing="none")
+register("paged_append", append_reference, lower_append)
+register("paged_attention", _attention, lower_attention, aliasing="none")

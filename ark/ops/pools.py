@@ -7,20 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from msgspec import structs
 
 from ark.errors import ModelError
 from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
 from ark.ir.attributes import PoolAttributes
-from ark.ir.graph import Node
-from ark.lower.context import Lowering
+from ark.lower.ops.pools import lower_pool
 from ark.lower.registry import register
-from ark.lower.tiling import box_coords, box_tile
 from ark.ops.base import float_dtype, result
 from ark.ops.indexing import pad
 from ark.ops.reductions import reduce_max, reduce_mean
 from ark.ops.windows import Numbers, Padding, numbers, padding_pairs, spatial
-from ark.tasks.windows import PoolParams
 
 
 def _pool(
@@ -149,15 +145,6 @@ def global_avg_pool(input: TensorLike, name: str = "") -> Tensor:
     return reduce_mean(tensor, range(2, len(tensor.ir.shape)), name=name)
 
 
-def _lower_pool(lowering: Lowering, node: Node) -> None:
-    out = node.outputs[0]
-    given = node.read(PoolAttributes)
-    tile = box_tile(out.shape, lowering.machine, math.prod(given.size))
-    kept = {key: value for key, value in structs.asdict(given).items() if key != "sizes"}
-    coords = box_coords(out.shape, tile)
-    lowering.emit("pool", PoolParams(**kept, tile=tuple(tile)), [*node.inputs, out], coords)
-
-
 def _pool_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
     """Window by window."""
     x, given = inputs[0], PoolAttributes.from_node(attrs)
@@ -178,4 +165,4 @@ def _pool_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> l
     return [pooled]
 
 
-register("pool", _pool_reference, _lower_pool, aliasing="none")
+register("pool", _pool_reference, lower_pool, aliasing="none")

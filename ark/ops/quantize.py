@@ -13,12 +13,10 @@ import numpy as np
 
 from ark.errors import ModelError
 from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
+from ark.ir.attributes import GroupAttributes
 from ark.ir.dtype import PACKED, SMALL_FLOATS, DataType, fp32, int4, int8, uint8
-from ark.ir.graph import Node
-from ark.lower.context import Lowering
-from ark.lower.merge import part
+from ark.lower.ops.quantize import lower_quantized
 from ark.lower.registry import register
-from ark.lower.tiling import split
 from ark.ops.base import float_dtype, result
 from ark.ops.elementwise import cast, composed, div
 from ark.ops.linear_algebra import linear
@@ -29,7 +27,7 @@ from ark.ops.reductions import reduce_max
 from ark.ops.selection import clip
 from ark.ops.views import reshape
 from ark.tasks.expression import Tree, leaf
-from ark.tasks.quantized import MOST_ROWS, STEP, QuantizedParams, most_rows
+from ark.tasks.quantized import MOST_ROWS, STEP
 
 TYPES = (*PACKED, int8, uint8, *SMALL_FLOATS)
 
@@ -148,33 +146,16 @@ def quantized_linear(
         full = dequantize(w, s, z, dtype or own)
         return linear(x, full, output, name=name or "quantized_linear")
     inputs = [x, w, s, *([z] if z else [])]
-    attrs = {"group": group}
+    attrs = GroupAttributes(group=group).to_node()
     return result("quantized_linear", inputs, (left[0], right[0]), own, output, attrs, name)
-
-
-def _lower_quantized(lowering: Lowering, node: Node) -> None:
-    """As many rows of the input at once as a processor has the shared memory for."""
-    x, *others = node.inputs
-    out, machine = node.outputs[0], lowering.machine
-    coords = split(others[0].shape[0], machine.processors)
-    most = most_rows(x.shape[1], machine)
-    for number, first in enumerate(range(0, x.shape[0], most)):
-        rows = min(most, x.shape[0] - first)
-        operands = [part(x, 0, first, rows), *others, part(out, 0, first, rows)]
-        lowering.emit(
-            "quantized_linear",
-            QuantizedParams(**node.attrs),
-            operands,
-            coords,
-            f".{number}" if number else "",
-        )
 
 
 def _quantized(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
     x, weight, scales, *zeros = inputs
-    value = weight - np.repeat(zeros[0], attrs["group"], -1) if zeros else weight
-    return [x @ (value * np.repeat(scales, attrs["group"], -1)).T]
+    group = GroupAttributes.from_node(attrs).group
+    value = weight - np.repeat(zeros[0], group, -1) if zeros else weight
+    return [x @ (value * np.repeat(scales, group, -1)).T]
 
 
 composed("dequantize")
-register("quantized_linear", _quantized, _lower_quantized, aliasing="none")
+register("quantized_linear", _quantized, lower_quantized, aliasing="none")

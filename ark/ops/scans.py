@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -10,14 +9,11 @@ import numpy as np
 
 from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
 from ark.ir.attributes import ScanAttributes
-from ark.ir.fold import fold
-from ark.ir.graph import Node
-from ark.lower.context import Lowering
+from ark.lower.ops.scans import lower_scan
 from ark.lower.registry import register
-from ark.lower.tiling import box_coords, box_tile
 from ark.ops.base import positive_axis, result
 from ark.ops.elementwise import arithmetic
-from ark.tasks.along import ScanParams, lines
+from ark.tasks.along import lines
 
 
 def cumsum(
@@ -75,29 +71,6 @@ def _scan(
     return result("scan", [tensor], shape, dtype, output, attrs.to_node(), name)
 
 
-def _lower_scan(lowering: Lowering, node: Node) -> None:
-    out, given = node.outputs[0], node.read(ScanAttributes)
-    axis = given.axis
-    frame = lines(out.shape, axis)
-    machine = lowering.machine
-    tile = box_tile(frame, machine, out.shape[axis])
-    tasks = math.prod(-(-n // t) for n, t in zip(fold(frame), tile, strict=True))
-    if tasks < machine.processors and machine.cooperative:
-        tile[3] = min(tile[3], machine.lanes)  # neighbours that a block goes along together
-    lowering.emit(
-        "scan",
-        ScanParams(
-            axis=axis,
-            function=given.function,
-            exclusive=given.exclusive,
-            reverse=given.reverse,
-            tile=tuple(tile),
-        ),
-        [*node.inputs, out],
-        box_coords(frame, tile),
-    )
-
-
 def _scan_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
     given = ScanAttributes.from_node(attrs)
     axis = given.axis
@@ -110,4 +83,4 @@ def _scan_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> l
     return [np.flip(sums, axis) if given.reverse else sums]
 
 
-register("scan", _scan_reference, _lower_scan, aliasing="none")
+register("scan", _scan_reference, lower_scan, aliasing="none")

@@ -17,15 +17,14 @@ import numpy as np
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
 from ark.frontend.model import Model
 from ark.frontend.tensor import Parameter, Tensor, TensorLike, as_tensor
+from ark.ir.attributes import ShapeAttributes
 from ark.ir.dtype import DataType, byte, fp32
-from ark.ir.graph import Node
 from ark.ir.values import MAX_DIMS, dense_view, whole
+from ark.lower.ops.views import lower_reshape
 
 if TYPE_CHECKING:
     import torch
-from ark.lower.context import Lowering
-from ark.lower.registry import get, register
-from ark.lower.unpack import convert, unpacked
+from ark.lower.registry import register
 from ark.ops.base import check_dims, positive_axis
 
 
@@ -307,20 +306,7 @@ def noop(input: TensorLike, name: str = "") -> None:
 
 
 def _reshape_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    return [np.reshape(inputs[0], attrs["shape"])]
+    return [np.reshape(inputs[0], ShapeAttributes.from_node(attrs).shape)]
 
 
-def _lower_reshape(lowering: Lowering, node: Node) -> None:
-    """A copy in the input's shape; the output, which is new, can be seen so."""
-    source, out = node.inputs[0], node.outputs[0]
-    if source.dtype.packed:
-        convert(lowering, lowering.view(unpacked(lowering, source), out.shape), out)
-        return
-    target = lowering.view(out, source.shape)
-    get("copy").lower(
-        lowering,
-        Node(node.id, "copy", node.name, (source,), (target,), {}, node.after, phase=node.phase),
-    )
-
-
-register("reshape", _reshape_reference, _lower_reshape)
+register("reshape", _reshape_reference, lower_reshape)

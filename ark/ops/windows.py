@@ -11,16 +11,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from msgspec import structs
 
 from ark.errors import InvalidUsageError, ModelError
 from ark.frontend.tensor import Tensor, TensorLike, as_tensor
 from ark.ir.attributes import ConvolutionAttributes
-from ark.ir.graph import Node
 from ark.ir.values import whole
-from ark.lower.context import Lowering
+from ark.lower.ops.windows import lower_convolution
 from ark.lower.registry import register
-from ark.lower.tiling import MOST_TILE, box_coords
 from ark.ops.base import float_dtype, same_dtype
 from ark.ops.elementwise import add
 from ark.ops.indexing import Rule, remap, same
@@ -28,13 +25,10 @@ from ark.ops.linear_algebra import matmul
 from ark.ops.movement import transpose
 from ark.ops.views import reshape
 from ark.tasks import expression
-from ark.tasks.convolution import ConvolutionParams
 
 Numbers = int | Sequence[int]
 Padding = int | Sequence[int | tuple[int, int]]
-LEAST_WORK = 1 << 13  # multiplications of a convolution that are worth a hand-over
 PACK = 8  # channels from which on neighbours of a window are loaded together
-LINE = 32  # neighbouring places of a tile, which warps read together
 
 
 def numbers(what: str, name: str, value: Numbers, count: int, least: int) -> list[int]:
@@ -259,34 +253,6 @@ def conv_transpose(
     return _multiplied(table, windows, groups, sizes, bias, name or "conv_transpose", tf32)
 
 
-def _lower_convolution(lowering: Lowering, node: Node) -> None:
-    """Tiles of one n: places first, then rows of weights, then groups, as few as busy everybody."""
-    weight, source, *others = node.inputs
-    out, machine = node.outputs[0], lowering.machine
-    images, groups, rows, places = out.shape
-    work = out.elements * weight.shape[3]
-    tasks = max(1, min(machine.processors, work // LEAST_WORK))
-    share = min(-(-out.elements // tasks), MOST_TILE)
-    given = node.read(ConvolutionAttributes)
-    sizes = given.sizes
-    line = sizes[1] if rows == 1 and len(sizes) == 2 else LINE  # of each channel by itself: rows
-    wide = places if share >= places else min(places, -(-share // line) * line)
-    down = min(rows, max(1, share // wide))
-
-    def rounds(several: int) -> tuple[int, int]:
-        """Groups that the busiest processor has one after another, a task as few as can be."""
-        return -(-images * -(-groups // several) // tasks) * several, -several
-
-    together = down == rows and wide == places
-    most = max(1, min(groups, MOST_TILE // (rows * places)))
-    several = min(range(1, most + 1), key=rounds) if together else 1
-    tile = [1, several, -(-rows // -(-rows // down)), wide]
-    kept = {k: v for k, v in structs.asdict(given).items() if k != "finish"}
-    params = ConvolutionParams(**kept, tile=tuple(tile), expr=given.finish)
-    operands = [weight, source, out, *others]
-    lowering.emit("convolution", params, operands, box_coords(out.shape, tile))
-
-
 def _convolution(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
     """Tap by tap, and what follows."""
     weight, source, *others = inputs
@@ -312,4 +278,4 @@ def _convolution(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list
     return [made]
 
 
-register("convolution", _convolution, _lower_convolution, aliasing="none")
+register("convolution", _convolution, lower_convolution, aliasing="none")

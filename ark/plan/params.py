@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import msgspec
 
 from ark.errors import PlanError
-from ark.ir.attributes import without_defaults
+from ark.ir.attribute_forms import without_defaults
 from ark.ir.dtype import FLOATS, INTEGERS
 from ark.ir.fold import fold, is_block
 from ark.ir.values import MAX_DIMS

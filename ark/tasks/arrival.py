@@ -3,7 +3,7 @@ nothing.
 
 operands: one of one dense dimension. coord: first and last+1 element that peers wrote. To the plan
 it writes them: who reads them comes after the task, and so after what it waits for. No params.
-Emitted by ark.ops.communication.overlapped.
+Emitted by ark.lower.ops.communication.overlapped.
 """
 
 from __future__ import annotations

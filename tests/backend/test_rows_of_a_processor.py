@@ -14,9 +14,9 @@ import ark
 from ark.backend import registry
 from ark.frontend.model import Model, use_model
 from ark.frontend.tensor import Tensor
+from ark.lower.ops import norms
 from ark.lower.pipeline import plan
 from ark.machine.capability import Capability
-from ark.ops import norms
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor
 from tests.emulated import few_emulated

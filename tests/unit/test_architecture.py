@@ -57,6 +57,14 @@ def test_ark_names_no_vendor(path: Path) -> None:
         assert not words, f"{name} names {words}"
 
 
+def test_attributes_of_nodes_are_read_by_name() -> None:
+    """A node's `read` gives them as the op's struct; a misspelt key would be a silent default."""
+    by_key = re.compile(r"""attrs(\["\w+"\]|\.get\("\w+")""")
+    sources = [p for p in ARK if p.suffix == ".py"]
+    by_key_in = {str(p.relative_to(ROOT)) for p in sources if by_key.search(p.read_text())}
+    assert not by_key_in
+
+
 def test_the_spine_imports_neither_synthesis_nor_emulator() -> None:
     """Planning and running import these packages only on use."""
     program = (
@@ -150,6 +158,10 @@ def test_no_file_imports_from_a_test_file(path: Path) -> None:
 # Numbers from 1024 on that the planner may hold: no bytes, works or sizes of a machine.
 PLANNER_NUMBERS = {
     "ark/lower/choose.py": {1024},  # bytes of shared memory of a linear layer's body
+    "ark/lower/ops/norms.py": {1024},  # elements of rows that one task takes
+    "ark/lower/ops/reductions.py": {16384},  # elements of a row that several tasks share
+    # A machine's number still: the work that is worth a hand-over.
+    "ark/lower/ops/windows.py": {1 << 13},
     "ark/lower/rewrite/fuse_attention.py": {1 << 12},  # heads that are counted in a graph
     "ark/lower/rewrite/fuse_regions.py": {1024, 2048},  # elements that a body's thread holds
     "ark/lower/rewrite/masks.py": {1 << 24, -6e4},  # of a mask that is looked at; its value

@@ -1,1 +1,1 @@
-"""How ops become groups of tasks: lowerings that need a module of their own, by family of ops."""
+"""How ops become groups of tasks: a module for each family of ops, of its name in ark.ops."""

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 
 from ark.errors import UnsupportedError
+from ark.ir.attributes import CustomAttributes
 from ark.ir.dtype import fp32
 from ark.ir.graph import Node
 from ark.ir.values import Tensor
@@ -23,14 +24,14 @@ def lower_custom(lowering: Lowering, node: Node) -> None:
 
 
 def _emit(lowering: Lowering, node: Node) -> Group:
-    form = custom_form.get(node.attrs["name"], node.attrs["digest"])
+    given = node.read(CustomAttributes)
+    form = custom_form.get(given.name, given.digest)
     tensors = dict(zip((o.name for o in form.operands if o.read), node.inputs, strict=True))
     tensors |= zip(form.results, node.outputs, strict=True)
     operands = [tensors[o.name] for o in form.operands]
     sizes = form.sizes({o.name: tensors[o.name].shape for o in form.operands})
     tile = dict(_tiles(form, sizes, lowering.machine.processors))
-    name, digest, constants = (node.attrs[key] for key in ("name", "digest", "constants"))
-    params = CustomParams(name, digest, tile, constants)
+    params = CustomParams(given.name, given.digest, tile, given.constants)
     places = [range(0, sizes[axis], n) for axis, n in tile.items()] or [range(1)]
     group = lowering.emit("custom", params, operands, list(itertools.product(*places)))
     group.received = _received(lowering, form, tensors)
@@ -58,9 +59,10 @@ def _received(lowering: Lowering, form: Form, tensors: Mapping[str, Tensor]) -> 
 
 def _pair(lowering: Lowering, node: Node, group: Group) -> None:
     """Each task's waits and signals: a counter for every tile of every op on a channel."""
-    rank = lowering.graph.rank
+    rank, given = lowering.graph.rank, node.read(CustomAttributes)
+    waits, signals = given.waits or [], given.signals or []
     peers = {t.buffer.rank for t in (*node.inputs, *node.outputs)}
-    peers |= {peer for what in ("waits", "signals") for peer, _ in node.attrs[what]}
+    peers |= {peer for peer, _ in (*waits, *signals)}
     if lowering.far(*peers):
         raise UnsupportedError(
             f"op {node.name!r}: custom ops reach peers on this host alone; send to others by a "
@@ -72,8 +74,8 @@ def _pair(lowering: Lowering, node: Node, group: Group) -> None:
         name = f"{key}.{lowering.number(key)}"
         return [lowering.semaphore(target, f"{name}.tile{i}") for i in range(len(group.coords))]
 
-    told = [tiles(rank, peer, tag) for peer, tag in node.attrs["signals"]]
-    awaited = [tiles(peer, rank, tag) for peer, tag in node.attrs["waits"]]
+    told = [tiles(rank, peer, tag) for peer, tag in signals]
+    awaited = [tiles(peer, rank, tag) for peer, tag in waits]
     group.sends = list(zip(*told, strict=True)) if told else []
     group.awaits = [tuple((c, 1) for c in each) for each in zip(*awaited, strict=True)]
 

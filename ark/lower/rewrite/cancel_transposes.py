@@ -86,9 +86,10 @@ def _joins(node: Node, out: Tensor, first: Node) -> bool:
     if node.placement != first.placement or not _plain(node) or not same_elements(read, out):
         return False
     if node.type == "matmul":
-        rows = node.inputs[0] is read and not node.read(MatmulAttributes).transpose_a
+        given = node.read(MatmulAttributes)
+        rows = node.inputs[0] is read and not given.transpose_a
         flat = len(read.shape) == len(node.inputs[1].shape) == len(node.outputs[0].shape) == 2
-        return rows and flat and "finish" not in node.attrs and len(node.inputs) == 2
+        return rows and flat and given.finish is None and len(node.inputs) == 2
     if node.type == "transpose":
         return True
     together = is_pointwise(node) and read.shape == node.outputs[0].shape

@@ -119,8 +119,8 @@ class _Finder:
                 return self._product(node, scale, causal, taken) if weights else None
             if node.type in ("softmax", "safe_softmax") and not weights:
                 weights = True
-            elif node.type in ("mul", "div") and weights and "scalar" in node.attrs:
-                by = float(node.attrs["scalar"])
+            elif node.type in ("mul", "div") and weights and node.pointwise.scalar is not None:
+                by = float(node.pointwise.scalar)
                 if len(node.inputs) != 1 or by <= 0.0 or not math.isfinite(by):
                     return None
                 scale = scale * by if node.type == "mul" else scale / by
@@ -145,7 +145,7 @@ class _Finder:
             if made is not None and made.type == "mul" and len(made.inputs) == 1:
                 start = made.inputs[0]
                 if start.shape == side.shape or whole(start):
-                    scale *= float(made.attrs["scalar"])
+                    scale *= float(made.pointwise.scalar or 0.0)
                     first = min(first, self.places[made.id])
                     side = start if start.shape == side.shape else _seen(start, side)
             sides.append(side)
@@ -210,7 +210,7 @@ class _Finder:
     def _unrepeated(self, tensor: Tensor, writes: Writes) -> tuple[Tensor, int] | None:
         """Heads before each was repeated for its group of query heads, and the group's size."""
         node = self.maker(tensor)
-        if node is None or node.type != "expand" or node.attrs.get("expr") != ["input", 0]:
+        if node is None or node.type != "expand" or node.pointwise.expr != ["input", 0]:
             return None
         (source,), shape = node.inputs, node.outputs[0].shape
         rank, group = len(shape), shape[-3] if len(shape) > 3 else 0

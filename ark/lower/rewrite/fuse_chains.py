@@ -23,9 +23,14 @@ from ark.tasks.functions import FUNCTIONS
 MAX_INPUTS = 16  # operands that a task loads; more make threads hold too much
 
 
+def has_expression(node: Node) -> bool:
+    """True where the node's attributes have what it computes."""
+    return node.pointwise.expr is not None
+
+
 def is_pointwise(node: Node) -> bool:
     """Does the node compute each element of its result from its inputs' elements there?"""
-    return node.type in FUNCTIONS or node.type in ("cast", "constant") or "expr" in node.attrs
+    return node.type in FUNCTIONS or node.type in ("cast", "constant") or has_expression(node)
 
 
 def expression_of(node: Node) -> expression.Tree:
@@ -35,13 +40,13 @@ def expression_of(node: Node) -> expression.Tree:
 
 
 def _function_of(node: Node) -> expression.Tree:
-    if "expr" in node.attrs:
-        return node.attrs["expr"]  # type: ignore[no-any-return]
-    scalar, dtype = node.attrs.get("scalar"), node.outputs[0].dtype
+    given, dtype = node.pointwise, node.outputs[0].dtype
+    if given.expr is not None:
+        return given.expr
     arguments: list[expression.Tree] = [expression.leaf(i) for i in range(len(node.inputs))]
-    if scalar is not None:
-        arguments.append(expression.number(scalar))
-    if node.type == "cast" or (node.type == "constant" and rounds(node.attrs["scalar"], dtype)):
+    if given.scalar is not None:
+        arguments.append(expression.number(given.scalar))
+    if node.type == "cast" or (node.type == "constant" and rounds(given.scalar or 0.0, dtype)):
         # Elements that share bytes are converted where they are stored.
         return arguments[0] if dtype.packed else ["cast", dtype.name, *arguments]
     return arguments[0] if node.type in ("copy", "constant") else [node.type, *arguments]

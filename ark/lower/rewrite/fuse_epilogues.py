@@ -217,9 +217,9 @@ def _split(
     that reads the result; None where that is nothing, or more than a product takes in. number: of
     the node between them.
     """
-    if "expr" not in node.attrs:
+    inputs, tree = node.inputs, node.pointwise.expr
+    if tree is None:
         return None
-    inputs, tree = node.inputs, node.attrs["expr"]
     place = next(i for i, t in enumerate(inputs) if t.id == read.id)
     small = frozenset(i for i, t in enumerate(inputs) if t.elements < read.elements)
     part = expression.own_part(tree, place, small)

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ark.errors import PlanError
-from ark.ir.attributes import ReduceAttributes
+from ark.ir.attributes import FusionAttributes, ReduceAttributes
 from ark.ir.dtype import FLOATS, fp32
 from ark.ir.fold import FOLDED
 from ark.ir.graph import Graph, Node
@@ -224,19 +224,20 @@ class _Region:
         places = {n: len(self.inputs) + place for place, n in enumerate(order)}
         places.update({-1 - i: i for i in range(len(self.inputs))})
         last, rank = self.nodes[-1], len(self.full)
-        attrs: dict[str, object] = {
-            s: [_renumbered(self.trees[n], places) for n in stages[s]] for s in STAGES
-        }
-        attrs["axis"] = self.axis + FOLDED - rank if stages["sums"] else -1
-        attrs["count"] = self.full[self.axis] if stages["sums"] else 1
-        attrs["stores"] = [places[n] for n in stored]
+        trees = {s: [_renumbered(self.trees[n], places) for n in stages[s]] for s in STAGES}
+        given = FusionAttributes(
+            **trees,
+            axis=self.axis + FOLDED - rank if stages["sums"] else -1,
+            count=self.full[self.axis] if stages["sums"] else 1,
+            stores=[places[n] for n in stored],
+        )
         return Node(
             last.id,
             "fusion",
             last.name,
             tuple(self.inputs),
             tuple(self.results[n] for n in stored),
-            attrs,
+            given.to_node(),
             tuple(t for n in self.nodes for t in n.after),
             phase=last.phase,
             processors=last.processors,

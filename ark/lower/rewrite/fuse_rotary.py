@@ -16,6 +16,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ark.ir.attributes import AxisAttributes, TransposeAttributes
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor, dense_view
 from ark.lower.rewrite.context import Context
@@ -80,7 +81,10 @@ def _rotation(pattern: Pattern, last: Node) -> _Rotation | None:
                 continue
             first, second = joined.inputs
             flipped = pattern.maker(first, last, "neg")
-            if flipped is None or joined.attrs["axis"] % len(out.shape) != len(out.shape) - 1:
+            if (
+                flipped is None
+                or joined.read(AxisAttributes).axis % len(out.shape) != len(out.shape) - 1
+            ):
                 continue
             sides = _half(rows, 0), _half(rows, 1)
             alike = rows.shape == out.shape and rows.dtype == out.dtype
@@ -125,7 +129,7 @@ def _halves(
     behind: list[Node] = []
     transpose = pattern.makers.get(rows.buffer.id)
     if transpose is not None and _turns_heads(pattern, transpose, rotation, last):
-        perm = transpose.attrs["perm"]
+        perm = transpose.read(TransposeAttributes).perm
         before = [_before(graph, t, perm) for t in given]
         source = transpose.inputs[0]
         if all(t is not None for t in before):
@@ -176,7 +180,7 @@ def _turns_heads(pattern: Pattern, node: Node, rotation: _Rotation, last: Node) 
     """
     if node.type != "transpose" or node.hints is not None or not whole(rotation.rows):
         return False
-    perm, out = node.attrs["perm"], node.outputs[0]
+    perm, out = node.read(TransposeAttributes).perm, node.outputs[0]
     plain = perm[-1] == len(perm) - 1 and node.placement == last.placement
     same = out.shape == rotation.rows.shape and same_elements(out, rotation.rows)
     source = node.inputs[0]

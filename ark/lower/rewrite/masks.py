@@ -62,9 +62,9 @@ class Masks:
             seen = value == 0
             return seen if (value[~seen] <= least).all() else None
         wanted = ["where", ["input", node.inputs.index(mask)]]
-        tree = node.attrs.get("expr")
+        tree = node.pointwise.expr
         given: Any = ["input", node.inputs.index(scores)]
-        if not isinstance(tree, list) or tree[:2] != wanted or len(tree) != 4:
+        if tree is None or tree[:2] != wanted or len(tree) != 4:
             return None
         low = next((t for t in tree[2:] if t[0] == "number" and t[1] <= least), None)
         if low is None or given not in tree[2:]:

@@ -1,6 +1,6 @@
 """Products that meet a collective become one node with it, so that tiles travel while others are
-multiplied (ark.ops.communication.overlapped): a matmul and the sum over ranks of what it makes, or
-a rank's share of that sum, and a gather of rows and the matmul that reads them.
+multiplied (ark.lower.ops.communication.overlapped): a matmul and the sum over ranks of what it
+makes, or a rank's share of that sum, and a gather of rows and the matmul that reads them.
 
 Only where nobody else reads what lies between, where it is too large for packets, and where the
 call left algorithm and engine to ark. Called by the pipeline after fusion.
@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from ark.collective.programs.attributes import CollectiveAttributes, program_of
 from ark.ir.attributes import MatmulAttributes, OverlappedAttributes
 from ark.ir.graph import Graph, Node
 from ark.ir.graph_view import touched
@@ -140,13 +141,13 @@ def _plain_product(node: Node) -> bool:
 
 
 def _by_default(node: Node, collective: str, reduction: str | None) -> bool:
-    program = node.attrs.get("program") if node.type == "collective" else None
+    program = program_of(node)
     return (
         program is not None
         and (program.collective.value, program.name) == (collective, ONE_SHOT)
         and program.reduction == reduction
         and all(o.divide == 1 for ops in program.operations for o in ops)
-        and node.attrs.get("engine", AUTO) == AUTO
+        and node.read(CollectiveAttributes).engine in ("", AUTO)
     )
 
 

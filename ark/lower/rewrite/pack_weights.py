@@ -18,6 +18,7 @@ from msgspec import structs
 from ark.ir.attributes import (
     AttentionAttributes,
     MatmulAttributes,
+    PagedAppendAttributes,
     ProjectionAttributes,
     RotaryAttributes,
 )
@@ -116,7 +117,7 @@ class _Finder:
         key, value = appends[0], appends[1]
         if paged and not key.inputs[1].id == value.inputs[1].id == table[0].id:
             return None
-        apart = not paged or bool(key.attrs["apart"] and value.attrs["apart"])
+        apart = not paged or all(a.read(PagedAppendAttributes).apart for a in (key, value))
         rotations = [self.maker("rotary_embedding", t) for t in (query, key.inputs[0])]
         if rotations[0] is None or rotations[1] is None:
             return None
@@ -251,7 +252,7 @@ def writes(node: Node) -> list[int]:
     caches: tuple[Tensor, ...] = ()
     if node.type == "rope_kv":
         caches = node.inputs[3:5]
-    elif "rope_kv" in node.attrs:
+    elif node.type == "matmul" and node.read(MatmulAttributes).rope_kv is not None:
         caches = node.inputs[-2:]
     return [t.buffer.id for t in (*node.outputs, *caches)]
 

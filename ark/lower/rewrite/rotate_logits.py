@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from ark.collective.programs.attributes import program_of
 from ark.ir.graph import Graph, Node
 from ark.lower.rewrite.context import Context
 
@@ -37,7 +38,7 @@ def rotate_logits(graph: Graph, context: Context) -> Graph:
 
 
 def _plain_gather(node: Node) -> bool:
-    program = node.attrs.get("program") if node.type == "collective" else None
+    program = program_of(node)
     return program is not None and (program.collective.value, program.name) == (
         "all_gather",
         ONE_SHOT,

@@ -21,29 +21,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ark.errors import InvalidUsageError, ModelError, UnsupportedError
+from ark.errors import InvalidUsageError, ModelError
 from ark.frontend.model import Model
 from ark.frontend.tensor import NullTensor, Tensor, as_tensor
+from ark.ir.attributes import ChannelAttributes
 from ark.ir.dtype import DataType, fp32, uint32
-from ark.ir.graph import Node
 from ark.ir.values import Buffer
 from ark.ir.values import Tensor as IrTensor
-from ark.lower.context import Lowering
-from ark.lower.engines import (
-    AUTO,
-    PACKET,
-    TRANSFERS,
-    Engine,
-    choose_engine,
-    tile_bytes,
+from ark.lower.engines import AUTO
+from ark.lower.ops.communication.channels import (
+    lower_flag,
+    lower_put,
+    lower_recv,
+    lower_reduce,
+    lower_send,
 )
 from ark.lower.registry import register
-from ark.machine.capability import Capability
 from ark.ops.base import check_dims, result
-from ark.ops.copies import copy_box, dense, move
 from ark.ops.views import refer
-from ark.plan.params import Params
-from ark.tasks.combine import OPS, CombineParams, moved, tiles, words
+from ark.tasks.combine import OPS
 
 PREFIX = "symmetric."
 CUSTOM = "channel_custom"  # custom ops that touch a peer's memory, wait or signal
@@ -123,7 +119,7 @@ class Channel:
         x, place = as_tensor(source), self._symmetric("reduce", target)
         _check_same("reduce", x.ir, place.ir)
         there = self._at_peer(place)
-        self._add("channel_reduce", [x.ir], there, {"op": op})
+        self._add("channel_reduce", [x.ir], there, op)
         self._moved += (there,)
 
     def there(self, target: Any) -> Tensor:
@@ -190,14 +186,12 @@ class Channel:
         moved, self._moved, self._seen = (*self._moved, *by_ops), (), len(nodes)
         return moved
 
-    def _attrs(self, more: dict[str, Any] | None = None) -> dict[str, Any]:
-        return {"peer": self.peer, "tag": self.tag, "engine": self.engine, **(more or {})}
+    def _attrs(self, op: str = "") -> dict[str, Any]:
+        return ChannelAttributes(peer=self.peer, tag=self.tag, engine=self.engine, op=op).to_node()
 
-    def _add(
-        self, type: str, inputs: Sequence[IrTensor], output: IrTensor, more: Any = None
-    ) -> None:
+    def _add(self, type: str, inputs: Sequence[IrTensor], output: IrTensor, op: str = "") -> None:
         name = f"{type.removeprefix('channel_')}{self.peer}"
-        self._model.graph.add(type, inputs, [output], self._attrs(more), name)
+        self._model.graph.add(type, inputs, [output], self._attrs(op), name)
 
     def _flag(self, type: str, moved: Sequence[IrTensor], after: Sequence[Any]) -> IrTensor:
         graph = self._model.graph
@@ -260,130 +254,14 @@ def _check_same(what: str, source: IrTensor, target: IrTensor) -> None:
 # How they become tasks.
 
 
-def _transfer(lowering: Lowering, source: IrTensor, target: IrTensor, asked: str) -> None:
-    """Moves a tensor to or from a peer's memory by tasks of its own."""
-    machine = lowering.machine
-    peers = [t.buffer.rank for t in (source, target) if t.buffer.rank >= 0]
-    engine = lowering.engine(source.nbytes, asked, peers, TRANSFERS)
-    far = lowering.far(*peers)
-    if far and not target.dense:
-        raise UnsupportedError(
-            f"a strided part of {target.name!r} on another host is not built; take whole rows"
-        )
-    if far:
-        source = dense(lowering, source, ".dense", fill=True)
-    if source.dtype.packed or not (source.dense and target.dense):
-        copy_box(lowering, source, target, "")
-        return
-    coords = tiles(
-        source.elements, source.dtype.itemsize, tile_bytes(engine, machine, source.nbytes)
-    )
-    # No cache of this device would notice what a copy engine writes where caches may hold it.
-    cached = target.buffer.rank < 0 and target.buffer.arena != "symmetric"
-    landing = cached and engine.proxied and machine.has(Capability.UNCACHED_COPIES)
-    into = _landing(lowering, target) if landing else target
-    move(lowering, engine, source, into, coords)
-    if landing:
-        copy_box(lowering, into, target, ".out")
-
-
-def _landing(lowering: Lowering, like: IrTensor) -> IrTensor:
-    """Symmetric memory of this rank, which is not cached, for what `like` is to hold."""
-    name = f"{like.name}.{lowering.number('landing')}.landing"
-    return lowering.graph.tensor(like.shape, like.dtype, arena="symmetric", name=name)
-
-
-def _lower_put(lowering: Lowering, node: Node) -> None:
-    _transfer(lowering, node.inputs[0], node.outputs[0], node.attrs["engine"])
-
-
-def _lower_reduce(lowering: Lowering, node: Node) -> None:
-    source = lowering.flat(dense(lowering, node.inputs[0], ".dense", fill=True))
-    target = node.outputs[0]
-    if not target.dense:
-        raise UnsupportedError(
-            f"reduce into a strided part of {target.name!r} is not built; take whole rows"
-        )
-    there = lowering.flat(target)
-    if lowering.far(node.attrs["peer"]):
-        raise UnsupportedError(
-            f"reduce into {target.name!r} on another host is not built; put it there, and let that "
-            "rank add"
-        )
-    engine = choose_engine(lowering.machine, source.nbytes, node.attrs["engine"], TRANSFERS)
-    nbytes = tile_bytes(engine, lowering.machine, source.nbytes)
-    params = CombineParams(source.dtype.name, node.attrs["op"])
-    coords = tiles(source.elements, source.dtype.itemsize, nbytes)
-    lowering.emit("combine", params, [there, source, there], coords)
-
-
-def _name(lowering: Lowering, node: Node, source: int, target: int, what: str) -> str:
-    """What both ends call the next of this kind on the channel."""
-    key = f"channel{node.attrs['tag']}.{source}.{target}.{what}"
-    return f"{key}.{lowering.number(key)}"
-
-
-def _lower_flag(lowering: Lowering, node: Node) -> None:
-    """A signal, a wait or a flush: one task that moves nothing."""
-    group = lowering.emit("token", Params(), [node.outputs[0]], [(0,)])
-    rank, peer = lowering.graph.rank, node.attrs["peer"]
-    if node.type == "channel_signal":
-        name = _name(lowering, node, rank, peer, "signal")
-        group.sends = [(lowering.semaphore(peer, name),)]
-    elif node.type == "channel_wait":
-        name = _name(lowering, node, peer, rank, "signal")
-        group.awaits = [((lowering.semaphore(rank, name), 1),)]
-
-
-def _message(
-    lowering: Lowering, node: Node, tensor: IrTensor, owner: int, name: str
-) -> tuple[IrTensor, list[tuple[int, int]], Engine]:
-    """The receive buffer of a message, the tiles it travels in, and the engine."""
-    engine = lowering.engine(tensor.nbytes, node.attrs["engine"], (node.attrs["peer"],))
-    packets = engine.name == PACKET
-    count, dtype = (words(tensor.nbytes), uint32) if packets else (tensor.elements, tensor.dtype)
-    made = lowering.graph.tensor((count,), dtype, arena="symmetric", rank=owner, name=name)
-    nbytes = tile_bytes(engine, lowering.machine, tensor.nbytes)
-    return made, tiles(tensor.elements, tensor.dtype.itemsize, nbytes), engine
-
-
-def _lower_send(lowering: Lowering, node: Node) -> None:
-    source = lowering.flat(dense(lowering, node.inputs[0], ".dense", fill=True))
-    peer = node.attrs["peer"]
-    name = _name(lowering, node, lowering.graph.rank, peer, "message")
-    target, coords, engine = _message(lowering, node, source, peer, name)
-    group = move(lowering, engine, source, target, coords)
-    if engine.name == PACKET:
-        group.received = frozenset({target.buffer.id})
-    else:
-        group.sends = [(lowering.semaphore(peer, f"{name}.{i}"),) for i in range(len(coords))]
-
-
-def _lower_recv(lowering: Lowering, node: Node) -> None:
-    out = dense(lowering, node.outputs[0], ".dense", fill=False)
-    target = lowering.flat(out)
-    rank = lowering.graph.rank
-    name = _name(lowering, node, node.attrs["peer"], rank, "message")
-    source, coords, engine = _message(lowering, node, target, -1, name)
-    params = CombineParams(moved(target.dtype))
-    group = lowering.emit("combine", params, [source, target], coords)
-    if engine.name == PACKET:
-        group.received = frozenset({source.buffer.id})
-    else:
-        counters = [lowering.semaphore(rank, f"{name}.{i}") for i in range(len(coords))]
-        group.awaits = [((counter, 1),) for counter in counters]
-    if out is not node.outputs[0]:
-        copy_box(lowering, out, node.outputs[0], ".out")
-
-
 for _type, _lower in (
-    ("put", _lower_put),
-    ("get", _lower_put),
-    ("reduce", _lower_reduce),
-    ("signal", _lower_flag),
-    ("wait", _lower_flag),
-    ("flush", _lower_flag),
-    ("send", _lower_send),
-    ("recv", _lower_recv),
+    ("put", lower_put),
+    ("get", lower_put),
+    ("reduce", lower_reduce),
+    ("signal", lower_flag),
+    ("wait", lower_flag),
+    ("flush", lower_flag),
+    ("send", lower_send),
+    ("recv", lower_recv),
 ):
     register(f"channel_{_type}", None, _lower, names_ranks=True, iteration_barrier=True)

@@ -1,8 +1,8 @@
 """Collectives by any algorithm of ark.collective.
 
 All_reduce, all_gather, reduce_scatter, broadcast, all_to_all. A call chooses a program and checks
-it; ark.ops.communication.programs makes tasks of it. The synthesis of programs (ark.collective) is
-imported by the first call that needs one.
+it; ark.lower.ops.communication.programs makes tasks of it. The synthesis of programs
+(ark.collective) is imported by the first call that needs one.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from ark.collective.programs import Collective, CollectiveProgram, Kind, check
+from ark.collective.programs.attributes import CollectiveAttributes
 from ark.collective.programs.routed import routed
 from ark.collective.programs.types import no_algorithm
 from ark.collective.programs.values import coarsened
@@ -143,7 +144,7 @@ def _collective(
             f"{what}: a mean of {dtype.name} is not built, since the sum of all ranks may be more "
             "than the type holds; ark.cast to fp32, or reduce by sum and divide"
         )
-    attrs = {"program": program, "engine": engine}
+    attrs = CollectiveAttributes(program=program, engine=engine).to_node()
     return result("collective", [tensor], shape, dtype, output, attrs, name or what)
 
 

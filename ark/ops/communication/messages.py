@@ -10,81 +10,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from ark.errors import InvalidUsageError, ModelError, PlanError
+from ark.errors import InvalidUsageError, ModelError
 from ark.frontend.model import Model
 from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
+from ark.ir.attributes import MessageAttributes
 from ark.ir.dtype import byte
-from ark.ir.graph import Node
-from ark.ir.values import Tensor as IrTensor
 from ark.ir.values import whole
-from ark.lower.context import Lowering
-from ark.lower.engines import tile_bytes
-from ark.lower.merge import bytes_of
+from ark.lower.ops.communication.messages import lower_recv, lower_send
 from ark.lower.registry import register
 from ark.ops.base import result
-from ark.ops.copies import copy_box, dense, move
 from ark.ops.views import as_bytes, identity
-from ark.plan.groups import Group
-from ark.tasks.combine import tiles
 
 # Of a rank or a message; the functions check it themselves, for either form of a call.
 Number: TypeAlias = "int | None"
 
 
-def _channel(lowering: Lowering, source: int, target: int, tag: int) -> str:
-    """The name that both ends give to the next message of a tag."""
-    if source == target:
-        raise PlanError(f"rank {source} sends to itself under tag {tag}; use ark.copy")
-    key = f"send.{source}.{target}.{tag}"
-    return f"{key}.{lowering.number(key)}"
-
-
-def _message(lowering: Lowering, peer: int, source: IrTensor, target: IrTensor) -> Group:
-    """A copy into a receive buffer, or out of it, in the same tiles at both ends."""
-    if not lowering.far(peer):
-        return copy_box(lowering, source, target, "")
-    engine = lowering.engine(source.nbytes, peers=(peer,))
-    source, target = bytes_of(source), bytes_of(target)
-    nbytes = tile_bytes(engine, lowering.machine, source.nbytes)
-    coords = tiles(source.elements, source.dtype.itemsize, nbytes)
-    return move(lowering, engine, source, target, coords)
-
-
-def _lower_send(lowering: Lowering, node: Node) -> None:
-    peer, tag = node.attrs["remote_rank"], node.attrs["tag"]
-    name = _channel(lowering, lowering.graph.rank, peer, tag)
-    source = node.inputs[0]
-    if lowering.far(peer):
-        source = dense(lowering, source, ".dense", fill=True)
-    target = lowering.graph.tensor(
-        source.shape, source.dtype, arena="symmetric", rank=peer, name=name
-    )
-    group = _message(lowering, peer, source, target)
-    tiles = range(len(group.coords))
-    group.sends = [(lowering.semaphore(peer, f"{name}.{i}"),) for i in tiles]
-    if lowering.alone:  # not before the tile of the iteration before has been read
-        read = (lowering.semaphore(lowering.graph.rank, f"{name}.{i}.read") for i in tiles)
-        group.awaits = [((counter, 0),) for counter in read]
-
-
-def _lower_recv(lowering: Lowering, node: Node) -> None:
-    peer, tag = node.attrs["remote_rank"], node.attrs["tag"]
-    rank = lowering.graph.rank
-    name = _channel(lowering, peer, rank, tag)
-    out = node.outputs[0]
-    target = dense(lowering, out, ".dense", fill=False) if lowering.far(peer) else out
-    received = lowering.graph.tensor(target.shape, target.dtype, arena="symmetric", name=name)
-    group = _message(lowering, peer, received, target)
-    tiles = range(len(group.coords))
-    group.awaits = [((lowering.semaphore(rank, f"{name}.{i}"), 1),) for i in tiles]
-    if lowering.alone:
-        group.sends = [(lowering.semaphore(peer, f"{name}.{i}.read"),) for i in tiles]
-    if target is not out:
-        copy_box(lowering, target, out, ".out")
-
-
-register("send", None, _lower_send, names_ranks=True)
-register("recv", None, _lower_recv, names_ranks=True)
+register("send", None, lower_send, names_ranks=True)
+register("recv", None, lower_recv, names_ranks=True)
 
 
 def _peer(what: str, tensor: Tensor, remote_rank: Number) -> int:
@@ -95,6 +37,10 @@ def _peer(what: str, tensor: Tensor, remote_rank: Number) -> int:
             "0; call ark.set_world_size before, and after ark.init"
         )
     return int(remote_rank)
+
+
+def _attributes(op: str, tensor: Tensor, remote_rank: Number, tag: int) -> dict[str, Any]:
+    return MessageAttributes(remote_rank=_peer(op, tensor, remote_rank), tag=tag).to_node()
 
 
 def send(
@@ -124,7 +70,7 @@ def send(
         given = (remote_rank, tag, 0 if output is NullTensor else output)
         tag, rank, nbytes = _older("send", ("id", "dst_rank", "bytes"), given, named)
         return _message_of("send", tensor, rank, tag, nbytes)
-    attrs = {"remote_rank": _peer("send", tensor, remote_rank), "tag": _whole("send", tag)}
+    attrs = _attributes("send", tensor, remote_rank, _whole("send", tag))
     tensor.model.graph.add("send", [tensor.ir], [], attrs, name)
     return tensor if output is NullTensor or output is None else as_tensor(output)
 
@@ -190,7 +136,7 @@ def recv(
             target = Tensor(model.new_tensor([nbytes], byte), model)
         return _message_of("recv", as_tensor(target), rank, tag, nbytes)
     tensor = as_tensor(output)
-    attrs = {"remote_rank": _peer("recv", tensor, remote_rank), "tag": _whole("recv", tag)}
+    attrs = _attributes("recv", tensor, remote_rank, _whole("recv", tag))
     return result("recv", [], tensor.ir.shape, tensor.ir.dtype, tensor, attrs, str(name))
 
 
@@ -224,7 +170,7 @@ def _message_of(what: str, tensor: Tensor, rank: int, tag: int, nbytes: int) -> 
     if nbytes > own.nbytes:
         raise ModelError(f"{what}: {nbytes} bytes of {own.name!r}, which has {own.nbytes}")
     flat = as_bytes(tensor, nbytes or own.nbytes)
-    attrs = {"remote_rank": _peer(what, tensor, rank), "tag": tag}
+    attrs = _attributes(what, tensor, rank, tag)
     if what == "send":
         tensor.model.graph.add("send", [flat.ir], [], attrs)
         return tensor

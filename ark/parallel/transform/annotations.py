@@ -81,7 +81,7 @@ class Annotation:
 
 def annotate(node: Node) -> Annotation:
     """The annotation of a node; raises UnsupportedError with the reason for ops that have none."""
-    elementwise = node.type in FUNCTIONS or "expr" in node.attrs
+    elementwise = node.type in FUNCTIONS or node.pointwise.expr is not None
     rule = RULES.get(node.type, pointwise if elementwise else None)
     shapes = {t.shape for t in node.outputs}
     if rule is None or len(shapes) != 1:

@@ -12,9 +12,12 @@ import string
 from collections.abc import Callable, Sequence
 
 from ark.ir.attributes import (
+    AlongAttributes,
     AttentionAttributes,
+    GroupAttributes,
     MatmulAttributes,
     ReduceAttributes,
+    RotaryAttributes,
     TransposeAttributes,
 )
 from ark.ir.graph import Node
@@ -59,7 +62,7 @@ def _matmul(node: Node) -> str:
 
 def _quantized_linear(node: Node) -> str:
     """Scales and zeros have an element for each group of the rows of the weight."""
-    group = node.attrs["group"]
+    group = node.read(GroupAttributes).group
     scales = ", y z+" * (len(node.inputs) - 2)
     return f"x z+/{group}, y z+/{group}{scales} -> x y"
 
@@ -106,7 +109,7 @@ def _transpose(node: Node) -> str:
 
 def _along_axis(node: Node) -> str:
     """Ops that need all elements along an axis, which operands may have in different sizes."""
-    axis = node.attrs["axis"] % len(node.outputs[0].shape)
+    axis = AlongAttributes.of(node.attrs).axis % len(node.outputs[0].shape)
     names = " ".join(n + "^" * (d == axis) for d, n in enumerate(_names(node.outputs[0])))
     return f"{', '.join([names] * len(node.inputs))} -> {names}"
 
@@ -116,7 +119,8 @@ def _heads(node: Node) -> str:
     rows that each have a position may be cut.
     """
     row, position = ("x", "x") if node.inputs[1].elements > 1 else ("x^", "1")
-    return f"{row} h/{node.attrs['head_dim']}, {position}, d^ -> {row} h/{node.attrs['head_dim']}"
+    heads = f"{row} h/{node.read(RotaryAttributes).head_dim}"
+    return f"{heads}, {position}, d^ -> {heads}"
 
 
 def _attention(node: Node) -> str:
@@ -200,7 +204,7 @@ def _embedding(node: Node) -> str:
 def _gather(node: Node) -> str:
     """All elements of the axis are needed; the other dimensions and the indices may be cut."""
     table, indices = node.inputs
-    axis = node.attrs["axis"] % len(table.shape)
+    axis = AlongAttributes.of(node.attrs).axis % len(table.shape)
     names = list(_names(table))
     picked = list(LETTERS[len(names) : len(names) + len(indices.shape)])
     result = [*names[:axis], *picked, *names[axis + 1 :]]
@@ -217,7 +221,7 @@ def _matching(first: Sequence[int], second: Sequence[int], axis: int) -> list[st
 def _gather_elements(node: Node) -> str:
     """Along the axis indices may be cut, and the elements are needed whole."""
     table, indices = node.inputs
-    axis = node.attrs["axis"] % len(table.shape)
+    axis = AlongAttributes.of(node.attrs).axis % len(table.shape)
     names = _matching(table.shape, indices.shape, axis)
     picked = [*names]
     picked[axis] = LETTERS[len(names)]
@@ -227,7 +231,7 @@ def _gather_elements(node: Node) -> str:
 def _scatter_elements(node: Node) -> str:
     """Dimensions beside the axis that the updates fill."""
     table, indices, updates = node.inputs
-    axis = node.attrs["axis"] % len(table.shape)
+    axis = AlongAttributes.of(node.attrs).axis % len(table.shape)
     names = _matching(table.shape, updates.shape, axis)
     wide = zip(names, indices.shape, updates.shape, strict=True)
     at = " ".join("1" if n == 1 != m else name for name, n, m in wide)

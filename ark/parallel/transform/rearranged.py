@@ -59,10 +59,11 @@ def local_attrs(node: Node, inputs: Sequence[View], output: View) -> Mapping[str
         return {**node.attrs, "heads": heads}
     begin = _begin(node.outputs[0], output)
     changed: dict[str, Any] = {}
-    if "shape" in node.attrs:
+    given = node.pointwise
+    if given.shape is not None:
         changed["shape"] = output.shape
-    if "expr" in node.attrs:
-        changed["expr"] = _shifted(node.attrs["expr"], begin)
+    if given.expr is not None:
+        changed["expr"] = _shifted(given.expr, begin)
     if node.type == "remap":
         changed["rules"] = [
             [terms, shift + sum(f * begin[d] for d, f in terms) - divide * first, divide, edge]

@@ -10,10 +10,10 @@ from ark.errors import UnsupportedError
 from ark.ir.graph import Node
 from ark.ir.values import Tensor as IrTensor
 from ark.lower.context import Lowering
+from ark.lower.copies import copy_box, dense
 from ark.lower.engines import SWITCH, choose_engine, tile_bytes
 from ark.lower.merge import part
 from ark.lower.registry import register
-from ark.ops.copies import copy_box, dense
 from ark.plan.params import Params
 from ark.plan.types import MAX_OPERANDS
 from ark.tasks.combine import CHUNK, CombineParams, moved, tiles

@@ -23,11 +23,11 @@ from ark.ir.dtype import uint32
 from ark.ir.graph import Node
 from ark.ir.values import Tensor as IrTensor
 from ark.lower.context import Lowering
+from ark.lower.copies import copy_box, dense, move
 from ark.lower.engines import ONE_SHOT, PACKET, joined_tiles, tile_bytes
 from ark.lower.registry import register
 from ark.lower.rewrite.fuse_all_reduce_norm import SUM_AND_NORM
 from ark.lower.tiling import split
-from ark.ops.copies import copy_box, dense, move
 from ark.plan.types import MAX_OPERANDS
 from ark.tasks.combine import CombineParams, moved, tiles, words
 from ark.tasks.combine_norm import CombineNormParams

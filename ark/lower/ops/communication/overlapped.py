@@ -29,9 +29,9 @@ from ark.ir.values import Buffer
 from ark.ir.values import Tensor as IrTensor
 from ark.lower.context import Lowering
 from ark.lower.merge import part
+from ark.lower.ops.communication.bands import Chunks, Product
 from ark.lower.products import SHARE, SUM
 from ark.lower.registry import register
-from ark.ops.communication.bands import Chunks, Product
 from ark.plan.params import Params
 from ark.tasks.combine import CombineParams, moved
 

@@ -11,11 +11,11 @@ from ark.ir.attributes import OverlappedAttributes
 from ark.ir.graph import Node
 from ark.ir.values import Tensor as IrTensor
 from ark.lower.context import Lowering
+from ark.lower.copies import dense
 from ark.lower.merge import part
+from ark.lower.ops.communication.bands import Product
 from ark.lower.products import GATHER
 from ark.lower.registry import register
-from ark.ops.communication.bands import Product
-from ark.ops.copies import dense
 from ark.tasks.combine import CombineParams, moved
 
 

@@ -16,15 +16,15 @@ from collections.abc import Sequence
 
 from msgspec import structs
 
-from ark.collective.programs import CollectiveProgram
+from ark.collective.programs.attributes import CollectiveAttributes
 from ark.collective.programs.values import Origin, Value, flow
 from ark.ir.dtype import uint32
 from ark.ir.graph import Node
 from ark.ir.values import Tensor as IrTensor
 from ark.lower.context import Lowering
+from ark.lower.copies import copy_box, dense, move
 from ark.lower.engines import AUTO, PACKET, Engine, tile_bytes
 from ark.lower.registry import register
-from ark.ops.copies import copy_box, dense, move
 from ark.plan.groups import Group, RemoteSemaphore
 from ark.plan.types import MAX_OPERANDS
 from ark.tasks.combine import ELEMENTS, CombineParams, moved, tiles, words
@@ -37,19 +37,20 @@ class _Writer:
 
     def __init__(self, lowering: Lowering, node: Node) -> None:
         self.lowering, self.rank = lowering, lowering.graph.rank
-        self.program: CollectiveProgram = node.attrs["program"]
+        given = node.read(CollectiveAttributes)
+        self.program = given.program
         self.flow = flow(self.program)
         self.name = f"collective.{lowering.number('collective')}"
         self.share = lowering.flat(dense(lowering, node.inputs[0], ".dense", fill=True))
         self.result = dense(lowering, node.outputs[0], ".out", fill=False)
         self.out = lowering.flat(self.result)
         self.itemsize = self.share.dtype.itemsize
-        self.element = node.attrs.get("element") or self._element()
+        self.element = given.element or self._element()
         self.unit = max(1, ELEMENTS[self.element].itemsize // self.itemsize)
         shares = self.program.buffer_by_name["in"].slots // self.flow.parts
         self.elements = self.share.elements // shares
         cut = self.elements * self.itemsize // (self.flow.parts * self.program.pieces)
-        asked = node.attrs.get("engine") or AUTO
+        asked = given.engine or AUTO
         if asked == AUTO:
             nbytes = max(self.share.nbytes, self.out.nbytes)
             asked = lowering.measured(self.program.collective, self.program.name, nbytes)

@@ -1,7 +1,7 @@
 """Products whose rows are dealt to ranks in bands.
 
 How their tiles are cut, who multiplies, and who adds and sends meanwhile
-(ark.ops.communication.overlapped).
+(ark.lower.ops.communication.overlapped).
 
 Where the tiles leave processors idle, because they do not divide among all, these add and send;
 where they leave none, all do between two tiles.
@@ -14,10 +14,10 @@ from ark.ir.dtype import fp32
 from ark.ir.graph import Node
 from ark.ir.values import Tensor as IrTensor
 from ark.lower.context import Lowering
+from ark.lower.copies import copy_box, dense, move
 from ark.lower.cuts import choose_cut, choose_tile, is_exact, matrix_group
 from ark.lower.engines import DMA, ENGINES, THREADS, choose_engine, tile_bytes
 from ark.lower.tiling import box_coords, split
-from ark.ops.copies import copy_box, dense, move
 from ark.plan.groups import Group
 from ark.tasks import expression
 from ark.tasks.combine import CombineParams, moved, tiles

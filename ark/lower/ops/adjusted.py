@@ -1,0 +1,52 @@
+"""Lowering of the penalties and biases of logits: one op over rows of the vocabulary."""
+
+from __future__ import annotations
+
+from ark.ir.dtype import fp32
+from ark.ir.graph import Node
+from ark.lower.context import Lowering
+from ark.tasks.adjusted import AdjustParams, SampleAdjustedParams
+from ark.tasks.sequences import ChooseEachParams
+from ark.tasks.tokens import SampleParams
+
+MIN_TILE_ELEMENTS = 256
+
+
+def lower_adjusted(lowering: Lowering, node: Node) -> None:
+    """Of each sequence tiles adjust the logits, and one task samples; one then chooses for all."""
+    state, leave = node.inputs[:10], node.inputs[10:]
+    logits, settings, position, tokens, output, stops, options, bias, counts, logprobs = state
+    batch, vocabulary = logits.shape
+    processors = lowering.machine.processors
+    tiles = max(1, min(processors // batch, vocabulary // MIN_TILE_ELEMENTS))
+    top = (logprobs.elements // tokens.elements - 1) // 2
+    scores, candidates, shares, drawn = (
+        lowering.temp((batch * rows, columns), fp32, f"{node.name}.{name}")
+        for name, rows, columns in (
+            ("scores", 1, vocabulary),
+            ("candidates", tiles, 2),
+            ("shares", tiles, 3),
+            ("drawn", 1, 2),
+        )
+    )
+    for b in range(batch):
+        own = [lowering.part(t, batch, b) for t in (logits, options, settings, position, tokens)]
+        own.append(stops)
+        more = (bias, counts, scores, candidates, shares, drawn, logprobs)
+        parts = [lowering.part(t, batch, b) for t in more]
+        lowering.emit(
+            "adjust_logits",
+            AdjustParams(tiles),
+            [*own, *parts[:5]],
+            [(i,) for i in range(tiles)],
+            f".{b}.adjust",
+        )
+        operands = [*own, *parts[2:5], parts[1], *parts[5:]]
+        lowering.emit(
+            "sample_adjusted", SampleAdjustedParams(tiles, top), operands, [(0,)], f".{b}"
+        )
+    chosen = [logits, settings, position, drawn, tokens, output, stops, *leave]
+    if batch == 1 and not leave:
+        lowering.emit("choose", SampleParams(1), chosen, [(0,)], ".choose")
+    else:
+        lowering.emit("choose_each", ChooseEachParams(1, batch), chosen, [(0,)], ".choose")

@@ -1,0 +1,39 @@
+"""Lowering of appends to caches of keys and values, and of the views of what they hold."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from ark.ir.graph import Node
+from ark.lower.context import Lowering
+from ark.lower.copies import copy_box
+from ark.lower.ops.movement import whole_view
+from ark.plan.params import Params
+
+
+def lower_append(lowering: Lowering, node: Node) -> None:
+    rows, position, _ = node.inputs
+    batch, cache = position.shape[0], node.outputs[0]
+    coords = [(head,) for head in range(cache.shape[0] // batch)]
+    for b in range(batch):
+        operands = [lowering.part(t, batch, b) for t in (rows, position, cache)]
+        lowering.emit("kv_append", Params(), operands, coords)
+
+
+def lower_slot(lowering: Lowering, node: Node) -> None:
+    """The cache as one head's, whose width is the whole slot."""
+    token, position, _ = node.inputs
+    cache, made = node.outputs
+    width = math.prod(token.shape)
+    rows = (1, cache.shape[0], width)
+    one_head = dataclasses.replace(
+        cache,
+        shape=rows,
+        padded=rows,
+        extents=(1, cache.extents[0], width),
+        offsets=(0, cache.offsets[0], 0),
+    )
+    row = whole_view(lowering, token, (1, width), fill=True)
+    lowering.emit("kv_append", Params(), [row, position, one_head], [(0,)])
+    copy_box(lowering, token, made, ".written")

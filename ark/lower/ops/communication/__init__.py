@@ -1,0 +1,1 @@
+"""How collectives, messages and channels become groups of tasks."""

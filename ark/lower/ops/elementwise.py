@@ -1,0 +1,38 @@
+"""Lowering of elementwise ops: tiles over the result, with the expression of the node."""
+
+from __future__ import annotations
+
+from ark.ir.fold import FOLDED, fold
+from ark.ir.graph import Node
+from ark.ir.values import MOST_SIZE
+from ark.lower.context import Lowering
+from ark.lower.merge import merge
+from ark.lower.rewrite.fuse_chains import expression_of
+from ark.lower.tiling import box_coords, box_tile, swept
+from ark.tasks import expression
+from ark.tasks.pointwise import PointwiseParams
+
+
+def lower_elementwise(lowering: Lowering, node: Node) -> None:
+    """Tiles over the output; when nothing is broadcast or strided, over one flat dimension."""
+    inputs = list(dict.fromkeys(node.inputs))  # of what is given twice one read
+    expr = expression.substitute(
+        expression_of(node), [expression.leaf(inputs.index(t)) for t in node.inputs]
+    )
+    tensors = [*inputs, *node.outputs]
+    plain = node.hints is None or not node.hints.cuts
+    same = all(t.dense and t.shape == node.outputs[0].shape for t in tensors)
+    if not plain or expression.places(expr):
+        pass
+    elif same and not any(t.dtype.packed for t in tensors) and tensors[0].elements <= MOST_SIZE:
+        tensors = [lowering.flat(t) for t in tensors]
+    elif len(node.outputs[0].shape) > FOLDED:
+        tensors = merge(tensors)
+    out = tensors[-1]
+    asked, itemsize = lowering.tile(fold(out.shape)), max(t.dtype.itemsize for t in tensors)
+    tile = asked or box_tile(out.shape, lowering.machine, itemsize=itemsize)
+    if out.dtype.packed:
+        tile[3] = min(out.shape[-1], tile[3] + tile[3] % out.dtype.per_item)
+    coords = box_coords(out.shape, tile)
+    coords = coords if asked else swept(coords, lowering.machine)
+    lowering.emit("pointwise", PointwiseParams(expr, tuple(tile)), tensors, coords)

@@ -1,0 +1,32 @@
+"""Lowering of the choice of experts and of the linear layers of those that are chosen."""
+
+from __future__ import annotations
+
+from ark.ir.attributes import ExpertLinearAttributes, TopKAttributes
+from ark.ir.graph import Node
+from ark.lower.context import Lowering
+from ark.lower.tiling import split
+from ark.tasks.experts import ExpertLinearParams, TopKParams
+
+
+def lower_topk(lowering: Lowering, node: Node) -> None:
+    rows = node.inputs[0].shape[0]
+    each = -(-rows // lowering.machine.processors)
+    coords = [(r,) for r in range(0, rows, each)]
+    given = node.read(TopKAttributes)
+    params = TopKParams(k=given.k, least=given.least, rows=each)
+    lowering.emit("topk", params, [*node.inputs, *node.outputs], coords)
+
+
+def lower_expert_linear(lowering: Lowering, node: Node) -> None:
+    """Deals the outputs of every row and slot to the processors."""
+    rows, slots, n = node.outputs[0].shape
+    parts = split(n, -(-lowering.machine.processors // (rows * slots)))
+    coords = [(r, s, a, b) for r in range(rows) for s in range(slots) for a, b in parts]
+    given = node.read(ExpertLinearAttributes)
+    lowering.emit(
+        "expert_linear",
+        ExpertLinearParams(given.first, given.of),
+        [*node.inputs, *node.outputs],
+        coords,
+    )

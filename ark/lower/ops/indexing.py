@@ -1,0 +1,31 @@
+"""Lowering of copies by index: concat, and remaps (pad, flip, slices, tiles of a tensor)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ark.ir.attributes import AxisAttributes, RemapAttributes
+from ark.ir.graph import Node
+from ark.lower.context import Lowering
+from ark.lower.copies import copy_box
+from ark.lower.merge import part
+from ark.lower.tiling import box_coords, box_tile
+from ark.tasks.remap import RemapParams
+
+
+def lower_remap(lowering: Lowering, node: Node) -> None:
+    out = node.outputs[0]
+    tile = box_tile(out.shape, lowering.machine, itemsize=out.dtype.itemsize)
+    given = node.read(RemapAttributes)
+    rules: Any = given.rules  # which the kind's form checks
+    params = RemapParams(rules=rules, fill=given.fill, tile=tuple(tile))
+    lowering.emit("remap", params, [*node.inputs, out], box_coords(out.shape, tile))
+
+
+def lower_concat(lowering: Lowering, node: Node) -> None:
+    """A copy of each tensor into its part of the result."""
+    axis, at = node.read(AxisAttributes).axis, 0
+    for number, source in enumerate(node.inputs):
+        target = part(node.outputs[0], axis, at, source.shape[axis])
+        copy_box(lowering, source, target, f".{number}")
+        at += source.shape[axis]

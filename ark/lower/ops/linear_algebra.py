@@ -1,0 +1,28 @@
+"""Lowering of linear layers with the ops that they are fused with."""
+
+from __future__ import annotations
+
+from msgspec import structs
+
+from ark.errors import ModelError
+from ark.ir.attributes import LinearAttributes
+from ark.ir.graph import Node
+from ark.lower.context import Lowering
+from ark.lower.tiling import layer_tiles
+from ark.tasks.linear_params import LinearParams
+
+
+def lower_linear(lowering: Lowering, node: Node) -> None:
+    """Deals whole stages of weight rows to processors; each task streams its rows."""
+    weight = node.inputs[1]
+    if not weight.dense:
+        raise ModelError(f"the weight {weight.name!r} must be dense to be streamed")
+    rows, splits, coords = layer_tiles(node, lowering.machine)
+    x, w, *rest = node.inputs
+    operands = [x, w, node.outputs[0], *rest, *node.outputs[1:]]
+    given = node.read(LinearAttributes)
+    kept = {name: value for name, value in structs.asdict(given).items() if name != "counter"}
+    params = LinearParams(rows=rows, split_k=splits, **kept)
+    group = lowering.emit("linear", params, operands, coords)
+    if given.counter:
+        group.sends = [lowering.peer_counters(given.counter)] * len(coords)

@@ -1,0 +1,105 @@
+"""Lowering of ops over whole rows: norms and softmax."""
+
+from __future__ import annotations
+
+import math
+
+from ark.errors import PlanError
+from ark.ir.attributes import NormAttributes
+from ark.ir.fold import fold
+from ark.ir.graph import Node
+from ark.ir.values import Tensor as IrTensor
+from ark.ir.values import dense_view
+from ark.lower.context import Lowering
+from ark.lower.tiling import MOST_LINES, box_coords
+from ark.machine import Machine
+from ark.machine.capability import Capability
+from ark.tasks.movement import ArgMaxParams
+from ark.tasks.rows import RowNormParams
+
+NARROW = 2  # bytes of elements whose rows are dealt
+IDLE = 20  # of so many processors one may have no rows
+FEW = 1024  # elements of rows that one task normalises in the time of one row
+
+
+def lower_rows(lowering: Lowering, node: Node) -> None:
+    """Tasks of whole rows: one a processor, or of a few short rows that take the time of one."""
+    (source, *others), out, machine = node.inputs, node.outputs[0], lowering.machine
+    row = out.shape[-1:]
+    others = [t if t.shape == row else lowering.view(t, row) for t in others]
+    few = 1
+    if node.hints is None and machine.cooperative:
+        columns = source.shape[-1]
+        few = min(2 * machine.warps, max(1, FEW // columns))
+    if node.hints is None and len(out.shape) > 2 and math.prod(out.shape[:-1]) <= MOST_LINES:
+        source, out = _flat(lowering, source, out)
+    shape = fold(out.shape)
+    rows = max(few, -(-shape[0] * shape[1] * shape[2] // machine.processors))
+    rows = max(1, min(rows, shape[2]))
+    asked = lowering.tile((*shape[:3], 1), fixed=(0, 1), shown=_whole_rows(node))
+    if asked:
+        rows = asked[2]
+    coords = box_coords((*shape[:3], 1), (1, 1, rows, 1))
+    many = _dealt(source, out, machine) if node.hints is None and node.type != "argmax" else 0
+    if many:
+        apart = (out.shape[0] // many, many, out.shape[1])
+        source, out = lowering.view(source, apart), lowering.view(out, apart)
+        params = RowNormParams(node.type, apart[0], node.read(NormAttributes).eps, dealt=True)
+        coords = [(0, 0, i, 0) for i in range(many)]
+        lowering.emit("rownorm", params, [source, *others, out], coords)
+        return
+    if node.type == "argmax":
+        lowering.emit("argmax", ArgMaxParams(rows), [source, *others, out], coords)
+        return
+    params = RowNormParams(node.type, rows, node.read(NormAttributes).eps)
+    lowering.emit("rownorm", params, [source, *others, out], coords)
+
+
+def is_large(out: IrTensor, machine: Machine) -> bool:
+    """True for a result whose rows are worth dealing."""
+    return out.nbytes >= machine.costs.deal_bytes
+
+
+def _dealt(source: IrTensor, out: IrTensor, machine: Machine) -> int:
+    """Processors that many rows of a large matrix are dealt to one by one; 0 for none.
+
+    So all go through memory together. 0 where they are not, where rows are claimed instead, or
+    where too many processors would have no rows. Rows of wider elements, which some backends bring
+    several ahead, are faster as they lie.
+    """
+    rows = out.shape[0]
+    large = is_large(out, machine) and out.dtype.itemsize <= NARROW
+    if (
+        not large
+        or machine.has(Capability.CLAIMS)
+        or not machine.cooperative
+        or len(out.shape) != 2
+        or source.shape != out.shape
+    ):
+        return 0
+    if not (source.dense and out.dense):
+        return 0
+    some = range(machine.processors, machine.processors - machine.processors // IDLE - 1, -1)
+    return next((p for p in some if p > 0 and rows % p == 0), 0)
+
+
+def _flat(lowering: Lowering, source: IrTensor, out: IrTensor) -> tuple[IrTensor, IrTensor]:
+    """Both as matrices, where memory allows it."""
+    rows = out.elements // out.shape[-1]
+    flat = [(rows, t.shape[-1]) for t in (source, out)]
+    if any(dense_view(t, dims) is None for t, dims in zip((source, out), flat, strict=True)):
+        return source, out
+    return lowering.view(source, flat[0]), lowering.view(out, flat[1])
+
+
+def _whole_rows(node: Node) -> list[int] | None:
+    """The hinted tile with one index in the place of a whole row; PlanError for a part of one."""
+    if node.hints is None or node.hints.tile is None:
+        return None
+    *others, columns = node.hints.tile
+    if columns < node.outputs[0].shape[-1]:
+        raise PlanError(
+            f"op {node.name!r}: a tile {list(node.hints.tile)} holds a part of a row of "
+            f"{node.outputs[0].shape[-1]}, and a task of {node.type} computes whole rows"
+        )
+    return [*others, 1]

@@ -1,0 +1,75 @@
+"""Lowering of appends to pages and of attention over pages."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ark.ir.attributes import AttentionAttributes
+from ark.ir.dtype import fp32
+from ark.ir.graph import Node
+from ark.lower.context import Lowering
+from ark.lower.ops.attention import TILED_ROWS, attention_splits, lower_tiles, merge_group
+from ark.plan.params import Params
+from ark.tasks.attention import AttentionMergeParams
+from ark.tasks.paged import PagedAttentionParams
+
+
+def lower_append(lowering: Lowering, node: Node) -> None:
+    rows, table, position, _ = node.inputs
+    cache = node.outputs[0]
+    coords = [(head,) for head in range(cache.shape[1])]
+    lowering.emit("paged_append", Params(), [rows, table, position, cache], coords)
+
+
+def lower_attention(lowering: Lowering, node: Node) -> None:
+    """Few rows by splits of their positions, so that most processors have a part.
+
+    Many, and others that are masked, by tiles.
+    """
+    sequences = node.inputs[3].shape[0]
+    rows = node.inputs[0].shape[0] // sequences
+    if not node.read(AttentionAttributes).plain or rows >= TILED_ROWS:
+        for b in range(sequences):
+            q, row, at, out = (
+                lowering.part(t, sequences, b)
+                for t in (node.inputs[0], *node.inputs[3:5], node.outputs[0])
+            )
+            inputs = (q, *node.inputs[1:3], at, row, *node.inputs[5:])
+            attrs = {**node.attrs, "paged": True}
+            lower_tiles(lowering, replace(node, inputs=inputs, outputs=(out,), attrs=attrs))
+        return
+    _lower_splits(lowering, node)
+
+
+def _lower_splits(lowering: Lowering, node: Node) -> None:
+    q, key, value, table, position, *newest = node.inputs
+    machine, sequences = lowering.machine, table.shape[0]
+    given = node.read(AttentionAttributes)
+    heads, width = given.heads, given.head_dim
+    kv_heads, page = key.shape[1:3]
+    splits = attention_splits(q.shape[0], kv_heads, page * table.shape[1], machine.processors)
+    # All parts of a head are in shared memory when they are merged.
+    room = (machine.shared_bytes - machine.ring_bytes) // (4 * (width + 2))
+    splits = max(1, min(splits, room))
+    params = PagedAttentionParams(
+        heads=heads, kv_heads=kv_heads, head_dim=width, splits=splits, scale=given.scale
+    )
+    merges = []
+    for b in range(sequences):
+        own, row, at, out = (
+            lowering.part(t, sequences, b) for t in (q, table, position, node.outputs[0])
+        )
+        rows = own.shape[0]
+        coords = [(r, h, s) for s in range(splits) for r in range(rows) for h in range(kv_heads)]
+        made = out
+        if splits > 1:
+            made = lowering.temp((rows, heads, splits, width + 2), fp32, f"{node.name}.partial")
+            merges.append((made, out))
+        fresh = [lowering.part(t, sequences, b) for t in newest]
+        operands = [own, key, value, row, at, made, *fresh]
+        lowering.emit("paged_attention", params, operands, coords)
+    for partial, out in merges:
+        group = merge_group(q.shape[0] * heads, heads, 4 * splits * (width + 2), machine)
+        merge = AttentionMergeParams(heads, width, splits, group)
+        coords2 = [(r, h) for r in range(out.shape[0]) for h in range(0, heads, group)]
+        lowering.emit("attention_merge", merge, [partial, out], coords2, ".merge")

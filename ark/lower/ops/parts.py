@@ -1,0 +1,37 @@
+"""Lowering of the sums of parts of products, alone and with the norm behind them."""
+
+from __future__ import annotations
+
+from ark.ir.attributes import AddPartsAttributes, NormAttributes
+from ark.ir.fold import fold
+from ark.ir.graph import Node
+from ark.lower.context import Lowering
+from ark.lower.merge import part, widen
+from ark.lower.tiling import box_coords, split
+from ark.tasks.combine_norm import CombineNormParams
+from ark.tasks.pointwise import PointwiseParams
+
+
+def lower_add(lowering: Lowering, node: Node) -> None:
+    """A tile's parts are added by as many tasks as made them."""
+    (sums, *others), out = node.inputs, node.outputs[0]
+    parts, m, n = sums.shape
+    given = node.read(AddPartsAttributes)
+    rows, columns = given.tile
+    views = [part(sums, 0, i, 1) for i in range(parts)]
+    wide = [widen(t, 3) if len(t.shape) < 3 else t for t in (*others, out)]
+    tile = (1, 1, -(-min(rows, m) // parts), min(columns, n))
+    coords = box_coords(fold(wide[-1].shape), tile)
+    params = PointwiseParams(given.expr, tile)
+    lowering.emit("pointwise", params, [*views, *wide], coords)
+
+
+def lower_add_and_norm(lowering: Lowering, node: Node) -> None:
+    """The task that adds up a row norms it. Results: the sum and the normed rows."""
+    (sums, *others, weight), (total, normed) = node.inputs, node.outputs
+    columns = total.shape[-1]
+    shares = [*(part(sums, 0, i, 1) for i in range(sums.shape[0])), *others]
+    params = CombineNormParams("fp32", columns, node.read(NormAttributes).eps)
+    operands = [*map(lowering.flat, shares), weight, *map(lowering.flat, (total, normed))]
+    rows = split(total.elements // columns, lowering.machine.processors)
+    lowering.emit("combine_norm", params, operands, [(a * columns, b * columns) for a, b in rows])

@@ -1,0 +1,22 @@
+"""Lowering of pools: the maximum, mean or sum of each window of an image."""
+
+from __future__ import annotations
+
+import math
+
+from msgspec import structs
+
+from ark.ir.attributes import PoolAttributes
+from ark.ir.graph import Node
+from ark.lower.context import Lowering
+from ark.lower.tiling import box_coords, box_tile
+from ark.tasks.windows import PoolParams
+
+
+def lower_pool(lowering: Lowering, node: Node) -> None:
+    out = node.outputs[0]
+    given = node.read(PoolAttributes)
+    tile = box_tile(out.shape, lowering.machine, math.prod(given.size))
+    kept = {key: value for key, value in structs.asdict(given).items() if key != "sizes"}
+    coords = box_coords(out.shape, tile)
+    lowering.emit("pool", PoolParams(**kept, tile=tuple(tile)), [*node.inputs, out], coords)

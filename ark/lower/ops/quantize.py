@@ -1,0 +1,28 @@
+"""Lowering of linear layers over quantised weights."""
+
+from __future__ import annotations
+
+from ark.ir.attributes import GroupAttributes
+from ark.ir.graph import Node
+from ark.lower.context import Lowering
+from ark.lower.merge import part
+from ark.lower.tiling import split
+from ark.tasks.quantized import QuantizedParams, most_rows
+
+
+def lower_quantized(lowering: Lowering, node: Node) -> None:
+    """As many rows of the input at once as a processor has the shared memory for."""
+    x, *others = node.inputs
+    out, machine = node.outputs[0], lowering.machine
+    coords = split(others[0].shape[0], machine.processors)
+    most = most_rows(x.shape[1], machine)
+    for number, first in enumerate(range(0, x.shape[0], most)):
+        rows = min(most, x.shape[0] - first)
+        operands = [part(x, 0, first, rows), *others, part(out, 0, first, rows)]
+        lowering.emit(
+            "quantized_linear",
+            QuantizedParams(group=node.read(GroupAttributes).group),
+            operands,
+            coords,
+            f".{number}" if number else "",
+        )

@@ -1,0 +1,42 @@
+"""Lowering of the choice of a token for each of several sequences."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ark.ir.attributes import ChooseEachAttributes
+from ark.ir.dtype import fp32
+from ark.ir.graph import Node
+from ark.ir.values import Tensor
+from ark.lower.context import Lowering
+from ark.lower.merge import part
+from ark.tasks.sequences import ChooseEachParams
+from ark.tasks.tokens import SampleParams
+
+
+def _share(tensor: Tensor, batch: int, sequence: int) -> Tensor:
+    """What a sequence has of a tensor whose first dimension is cut equally."""
+    size = tensor.shape[0] // batch
+    name = f"{tensor.name}.{sequence}"
+    return dataclasses.replace(part(tensor, 0, sequence * size, size), name=name)
+
+
+def lower_sample_each(lowering: Lowering, node: Node) -> None:
+    """Each tile finds its best token of each sequence, one task chooses among these for all."""
+    logits, settings, position, *others = node.inputs
+    batch, vocabulary = logits.shape
+    tiles = max(1, min(lowering.machine.processors // batch, vocabulary // 256))
+    candidates = lowering.temp((batch * tiles, 2), fp32, f"{node.name}.candidates")
+    shared = (logits, settings, position, candidates)
+    for b in range(batch):
+        operands = [_share(tensor, batch, b) for tensor in shared]
+        coords = [(i,) for i in range(tiles)]
+        lowering.emit("sample", SampleParams(tiles), operands, coords, f".{b}")
+    params = ChooseEachParams(tiles, batch)
+    lowering.emit("choose_each", params, [*shared, *others], [(0,)], ".choose")
+
+
+def lower_choose_each(lowering: Lowering, node: Node) -> None:
+    """One task chooses for all sequences among candidates that the linear layer found."""
+    params = ChooseEachParams(node.read(ChooseEachAttributes).tiles, node.inputs[0].shape[0])
+    lowering.emit("choose_each", params, list(node.inputs), [(0,)])

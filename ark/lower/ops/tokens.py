@@ -1,0 +1,58 @@
+"""Lowering of the ops of a decoder loop: embed, sample, choose, advance."""
+
+from __future__ import annotations
+
+import functools
+
+from ark.ir.attributes import ChooseAttributes, RowsAttributes, SampleAttributes
+from ark.ir.dtype import fp32
+from ark.ir.graph import Node
+from ark.lower.context import Lowering
+from ark.tasks.tokens import AdvanceParams, EmbeddingParams, SampleParams
+
+
+def lower_embed(lowering: Lowering, node: Node) -> None:
+    ids, table, position = node.inputs
+    out, *again = node.outputs
+    rows, width = out.shape
+    parts = max(1, min(width // 64, -(-lowering.machine.processors // rows)))
+    columns = -(-width // parts)
+    batch = position.shape[0]
+    each = max(1, -(-rows // batch // lowering.machine.processors)) if parts == 1 else 1
+    params = EmbeddingParams(rows=each, columns=columns, dynamic=True)
+    coords = [(r, c) for r in range(0, rows // batch, each) for c in range(0, width, columns)]
+    for b in range(batch):
+        of = functools.partial(lowering.part, parts=batch, number=b)
+        operands = [of(ids), table, of(out), of(position), *map(of, again)]
+        lowering.emit("embedding", params, operands, coords)
+
+
+def lower_advance(lowering: Lowering, node: Node) -> None:
+    lowering.emit(
+        "advance", AdvanceParams(node.read(RowsAttributes).rows), list(node.inputs), [(0,)]
+    )
+
+
+def lower_sample(lowering: Lowering, node: Node) -> None:
+    """Each tile finds its best token, one task chooses among these.
+
+    shares: of the logits, which begin with the rank's own (ark.lower.rewrite.rotate_logits).
+    """
+    shares = node.read(SampleAttributes).shares
+    logits, settings, position, *others = node.inputs
+    tiles = max(1, min(lowering.machine.processors, logits.shape[1] // 256))
+    candidates = lowering.temp((tiles, 2), fp32, f"{node.name}.candidates")
+    first = [logits, settings, position, candidates]
+    params = SampleParams(tiles, shares, lowering.graph.rank if shares > 1 else 0)
+    lowering.emit("sample", params, first, [(i,) for i in range(tiles)])
+    lowering.emit("choose", params, [*first, *others], [(0,)], ".choose")
+
+
+def lower_choose(lowering: Lowering, node: Node) -> None:
+    """One task chooses among candidates that the linear layer found, or those of all ranks."""
+    given = node.read(ChooseAttributes)
+    first = lowering.graph.rank if given.shares > 1 else 0
+    params = SampleParams(given.tiles, given.shares, first)
+    group = lowering.emit("choose", params, list(node.inputs), [(0,)])
+    if given.counter:
+        group.awaits = [tuple((s, given.signals) for s in lowering.own_counters(given.counter))]

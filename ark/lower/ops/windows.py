@@ -1,0 +1,44 @@
+"""Lowering of convolutions to products with a matrix of windows."""
+
+from __future__ import annotations
+
+from msgspec import structs
+
+from ark.ir.attributes import ConvolutionAttributes
+from ark.ir.graph import Node
+from ark.lower.context import Lowering
+from ark.lower.tiling import MOST_TILE, box_coords
+from ark.tasks.convolution import ConvolutionParams
+
+LEAST_WORK = 1 << 13  # multiplications of a convolution that are worth a hand-over
+
+
+LINE = 32  # neighbouring places of a tile, which warps read together
+
+
+def lower_convolution(lowering: Lowering, node: Node) -> None:
+    """Tiles of one n: places first, then rows of weights, then groups, as few as busy everybody."""
+    weight, source, *others = node.inputs
+    out, machine = node.outputs[0], lowering.machine
+    images, groups, rows, places = out.shape
+    work = out.elements * weight.shape[3]
+    tasks = max(1, min(machine.processors, work // LEAST_WORK))
+    share = min(-(-out.elements // tasks), MOST_TILE)
+    given = node.read(ConvolutionAttributes)
+    sizes = given.sizes
+    line = sizes[1] if rows == 1 and len(sizes) == 2 else LINE  # of each channel by itself: rows
+    wide = places if share >= places else min(places, -(-share // line) * line)
+    down = min(rows, max(1, share // wide))
+
+    def rounds(several: int) -> tuple[int, int]:
+        """Groups that the busiest processor has one after another, a task as few as can be."""
+        return -(-images * -(-groups // several) // tasks) * several, -several
+
+    together = down == rows and wide == places
+    most = max(1, min(groups, MOST_TILE // (rows * places)))
+    several = min(range(1, most + 1), key=rounds) if together else 1
+    tile = [1, several, -(-rows // -(-rows // down)), wide]
+    kept = {k: v for k, v in structs.asdict(given).items() if k != "finish"}
+    params = ConvolutionParams(**kept, tile=tuple(tile), expr=given.finish)
+    operands = [weight, source, out, *others]
+    lowering.emit("convolution", params, operands, box_coords(out.shape, tile))
