@@ -170,6 +170,23 @@ class CudaDevice:
             check(cu.cuMemsetD8Async(address, 0, nbytes, self._copies), doing)
             check(cu.cuStreamSynchronize(self._copies), doing)
 
+    def enqueue_write(self, address: int, data: np.ndarray) -> None:
+        """See OrderedDevice.enqueue_write. The driver copies pageable arrays at once."""
+        if data.nbytes == 0:
+            return
+        flat = np.ascontiguousarray(data)
+        doing = f"copying {flat.nbytes} bytes on {self.label}"
+        with current(self.context):
+            check(cu.cuMemcpyAsync(address, flat.ctypes.data, flat.nbytes, self._stream), doing)
+
+    def enqueue_zero(self, address: int, nbytes: int) -> None:
+        """See OrderedDevice.enqueue_zero."""
+        if nbytes == 0:
+            return
+        doing = f"clearing {nbytes} bytes on {self.label}"
+        with current(self.context):
+            check(cu.cuMemsetD8Async(address, 0, nbytes, self._stream), doing)
+
     def load(self, binary: Binary) -> Program:
         doing = f"loading a loop kernel on {self.label}, which runs {self.arch}"
         with current(self.context):
