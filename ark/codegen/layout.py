@@ -60,16 +60,21 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
     "ArkFetch": (("address", "u64", 1), ("bytes", "u32", 1), ("form", "u32", 1)),
     # A fetch of rows that iterations append (ark.plan.types.Growth). address, beside: of the first
     # rows. length: address of the number of rows. row: bytes. rows: room. step: rows of a stage.
+    # Where rows lie in pages: table: address of their numbers; page: rows of one, 0 without pages;
+    # pitch: bytes from one to the next; pages: how many there are.
     "ArkGrowth": (
         ("address", "u64", 1),
         ("beside", "u64", 1),
         ("length", "u64", 1),
+        ("table", "u64", 1),
         ("row", "u32", 1),
         ("rows", "u32", 1),
         ("step", "u32", 1),
         ("part", "u32", 1),
         ("parts", "u32", 1),
-        ("pad", "u32", 1),
+        ("page", "u32", 1),
+        ("pitch", "u32", 1),
+        ("pages", "u32", 1),
     ),
     # begin/end of a processor's tasks and fetches in one phase.
     "ArkRange": (

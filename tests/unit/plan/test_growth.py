@@ -169,7 +169,7 @@ def test_what_the_iteration_changes_first_is_read_in_place(
     made = plan_graph(_graph(FIRST[message]), target)
     verify([made])
     assert len(growing(made)) < len(growing(decoder(target)))
-    monkeypatch.setattr(attention_lowering, "_older", lambda *_: True)
+    monkeypatch.setattr(attention_lowering, "are_older", lambda *_: True)
     forged = plan_graph(_graph(FIRST[message]), target)
     with pytest.raises(PlanError, match=message):
         verify([forged])
