@@ -159,7 +159,7 @@ MAX_STAGE_PAGES = 32
 
 
 def pages_of_stage(step: int, rows: int) -> int:
-    """The most pages, of `rows` each, in which `step` rows behind each other lie."""
+    """The most pages, of `rows` each, in which `step` consecutive rows lie."""
     return (step + rows - 2) // rows + 1
 
 

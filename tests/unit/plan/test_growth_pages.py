@@ -1,4 +1,4 @@
-"""Growing fetches of rows in pages: what plans of an engine say of them, and what is refused."""
+"""Growing fetches of rows in pages: the plans of an engine, and forged ones that are refused."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ def served(page: int = 16, apart: bool = True, stage: int = 4096) -> Plan:
     *others, roles = offers_roles().variants
     roles = dataclasses.replace(roles, stage_bytes=stage)
     target = dataclasses.replace(offers_roles(), variants=(*others, roles))
-    (made,) = make_plans(shape, target, {"variant": "roles"})
-    return made
+    (plan,) = make_plans(shape, target, {"variant": "roles"})
+    return plan
 
 
 def test_an_engine_streams_its_pages_and_the_file_says_so() -> None:
     """Against the plan: where the first page's rows lie, and of which table, row and part."""
-    made = served()
-    verify([from_json(to_json(made))])
-    assert from_json(to_json(made)) == made
-    tasks = growing(made)
-    assert {made.ops[t.op].kind for _, t in tasks} == {"paged_attention"}
+    plan = served()
+    verify([from_json(to_json(plan))])
+    assert from_json(to_json(plan)) == plan
+    tasks = growing(plan)
+    assert {plan.ops[t.op].kind for _, t in tasks} == {"paged_attention"}
     assert {phase for (phase, *_), _ in tasks} == {0, 1}
-    built = tables.build(made, [0] * len(made.ops), lambda b: b << 32, lambda c: 64 * c)
+    built = tables.build(plan, [0] * len(plan.ops), lambda b: b << 32, lambda c: 64 * c)
     rows = dict(enumerate(built.growths, 1))
-    every = [t for p in made.phases for own in p.processors for t in own]
+    every = [t for p in plan.phases for own in p.processors for t in own]
     for record, task in zip(built.tasks, every, strict=True):
-        if made.ops[task.op].kind != "paged_attention":
+        if plan.ops[task.op].kind != "paged_attention":
             continue
         row = rows[int(record["growth"])]
-        keys, values, table, position = (made.tensors[i] for i in made.ops[task.op].operands[1:5])
+        keys, values, table, position = (plan.tensors[i] for i in plan.ops[task.op].operands[1:5])
         kv_heads, page = keys.shape[1:3]
         head, split = task.coord[1:3]
         offset = head * page * 64
@@ -82,11 +82,11 @@ CHANGES: dict[str, Callable[[FetchPages], FetchPages]] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_changed_pages_are_refused(change: str) -> None:
-    made = served()
-    place, task = growing(made)[0]
+    plan = served()
+    place, task = growing(plan)[0]
     (fetch,) = task.fetches
     assert fetch.growth is not None and fetch.growth.pages is not None
     growth = dataclasses.replace(fetch.growth, pages=CHANGES[change](fetch.growth.pages))
     other = dataclasses.replace(fetch, growth=growth)
     with pytest.raises(PlanError, match="differ from those that tasks of kind"):
-        verify([replace_task(made, place, fetches=(other,))])
+        verify([replace_task(plan, place, fetches=(other,))])
