@@ -51,9 +51,14 @@ class Progress:
         """Tokens that were made."""
         return len(self.tokens) - len(self.request.prompt)
 
+    @property
+    def most(self) -> int:
+        """Tokens that it may have at the end of a step: a mask is of the next one alone."""
+        return self.total if self.guide is None else min(self.total, len(self.tokens) + 1)
+
     def end(self, size: int) -> int:
         """Tokens that it may have with the pages that it has, of `size` positions."""
-        return min(self.total, len(self.pages) * size + 1)
+        return min(self.most, len(self.pages) * size + 1)
 
     def new_tokens(self, iterations: int, size: int) -> int:
         """Tokens that so many iterations in its row make."""
