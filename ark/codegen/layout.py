@@ -216,6 +216,13 @@ def control(limit: int, ends: Sequence[int]) -> np.ndarray:
     return np.concatenate([head.view(np.uint32), np.array(ends, np.uint32)])
 
 
+def word(struct: str, member: str) -> int:
+    """The place of a member of a shared structure, in words of 32 bits."""
+    fields = dtype(struct).fields
+    assert fields is not None
+    return int(fields[member][1]) // 4
+
+
 @cache
 def dtype(name: str) -> np.dtype:
     """The NumPy dtype of a shared structure."""

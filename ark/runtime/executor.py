@@ -235,9 +235,7 @@ class Executor(LoadedPlan):
         return self._control_word("limit")
 
     def _control_word(self, name: str) -> int:
-        at = layout.dtype("ArkControl").fields
-        assert at is not None
-        word = self.device.read(self._control.address + int(at[name][1]), 4)
+        word = self.device.read(self._control.address + 4 * layout.word("ArkControl", name), 4)
         return int(word.view(np.uint32)[0])
 
     def _drain(self) -> None:

@@ -29,6 +29,8 @@ from ark.runtime.proxy import Proxy
 from ark.runtime.run import Ranks
 from ark.runtime.tables import Tables
 
+LIMIT_WORD = layout.word("ArkControl", "limit")
+
 
 def packet_ranges(plan: Plan) -> list[tuple[int, int]]:
     """By phase, the part of the packet arena in which all of its packets lie, in bytes. A launch
@@ -125,7 +127,8 @@ class LoadedPlan(PlanMemory):
             self.counters.own,
         )
         self._packets = packet_ranges(plan)
-        self._control = self._alloc(layout.control(0, [0] * (len(plan.phases) - 1)).nbytes)
+        self._begun = layout.control(0, [0] * (len(plan.phases) - 1))  # as a launch begins
+        self._control = self._alloc(self._begun.nbytes)
         self._trace_records = trace_records
         self._trace_bytes = trace_records * plan.lists * layout.dtype("ArkTrace").itemsize
         traced = self._trace_bytes * len(self.kernels)
@@ -203,8 +206,9 @@ class LoadedPlan(PlanMemory):
             zero(self._shared.address, self._received_bytes)
         if self._trace is not None:
             zero(self._trace.address, self._trace.nbytes)
-        control = layout.control(ends[-1], ends[:-1])
-        write(self._control.address, control.view(np.uint8))
+        self._begun[LIMIT_WORD] = ends[-1]
+        self._begun[len(self._begun) - len(ends) + 1 :] = ends[:-1]
+        write(self._control.address, self._begun.view(np.uint8))
         assert self._host.host is not None
         self._host.host[:] = 0
         if self._proxy is not None:

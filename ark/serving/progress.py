@@ -20,8 +20,8 @@ class Progress:
     """A request and how far it is. tokens: its prompt and what was made. total: tokens that it has
     at most in the end. computed: tokens whose keys and values lie in pages. names: of its full
     pages. admissions: how often it was given pages anew. drafts: of its next tokens. finish: why it
-    ended, in a step that may still run. guide, mask: its place in its grammar, and the bias by
-    which the device keeps to it for the next token, None until that is known.
+    ended, in a step that may still run. guide, mask: its place in its grammar, and the bits
+    of the tokens that it allows next, None until they are known.
     """
 
     request: Request

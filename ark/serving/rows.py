@@ -323,18 +323,16 @@ class DeviceRows:
 
     def _write_options(self, row: int, progress: Progress) -> None:
         # The host holds back stop tokens, of which the device's rows have no lists of their own.
-        options = option_words(replace(progress.request.sampling, min_tokens=0))
+        sampling = replace(progress.request.sampling, min_tokens=0)
+        options = option_words(sampling, masked=progress.mask is not None)
         self._write_part("options", row, options)
 
     def _write_bias(self, row: int, progress: Progress) -> None:
-        """Writes the row's bias, where the device holds another one."""
+        """Writes the row's mask, and its bias where the device holds another one."""
         request, vocabulary = progress.request, self.shape.config.vocab_size
         if progress.mask is not None:
-            self._write_part("bias", row, progress.mask)
-            self._biased.add(row)
-            self._bias_of[row] = None
-            return
-        early = len(progress.tokens) - len(request.prompt) < request.sampling.min_tokens
+            self._write_part("allowed", row, progress.mask)
+        early = progress.guide is None and progress.new < request.sampling.min_tokens
         if self._bias_of[row] == (request, early):
             return
         self._bias_of[row] = (request, early)
