@@ -15,14 +15,14 @@ from ark.plan.serialize import from_json, to_json
 from ark.plan.types import FetchPages, Plan
 from ark.plan.verify import verify
 from ark.runtime import tables
+from tests.unit.plan.growths import ROOM_POSITIONS, WIDE, growing, offers_roles
 from tests.unit.plan.shapes import replace_task
-from tests.unit.plan.test_growth import ROOM, WIDE, growing, offers_roles
 
 
 def served(page: int = 16, apart: bool = True, stage: int = 4096) -> Plan:
     """A plan of pages for one and for two rows. stage: bytes, of rows of 64 and as many beside."""
-    pages = Pages(ROOM // page * 2 + 3, page, (1, 2), apart)
-    shape = Shape(WIDE, bf16, ROOM, 0, batch=2, pages=pages)
+    pages = Pages(ROOM_POSITIONS // page * 2 + 3, page, (1, 2), apart)
+    shape = Shape(WIDE, bf16, ROOM_POSITIONS, 0, batch=2, pages=pages)
     *others, roles = offers_roles().variants
     roles = dataclasses.replace(roles, stage_bytes=stage)
     target = dataclasses.replace(offers_roles(), variants=(*others, roles))
@@ -53,7 +53,7 @@ def test_an_engine_streams_its_pages_and_the_file_says_so() -> None:
         assert row["beside"] == (values.buffer << 32) + offset
         assert row["table"] == (table.buffer << 32) + table.first_byte
         assert row["length"] == (position.buffer << 32) + position.first_byte
-        assert (row["row"], row["rows"]) == (64, ROOM)
+        assert (row["row"], row["rows"]) == (64, ROOM_POSITIONS)
         assert (row["page"], row["pitch"], row["pages"]) == (
             page,
             kv_heads * page * 64,
