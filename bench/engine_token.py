@@ -4,8 +4,9 @@
 
 Weights are random. Reported: plain decoding (launches of 64 tokens and of one); requests that
 decode together through the engine, in long launches and in launches of one iteration, whose
-difference is what a launch and the host's work beside it cost; the host's processor time for a
-token; the time from `submit` to the first token beside a decoding request, and on an idle engine.
+difference is what a launch and the host's work beside it cost, step by step; the host's processor
+time for a token; the time from `submit` to the first token beside a decoding request, and on an
+idle engine.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from __future__ import annotations
 import argparse
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from typing import Any
 
 import numpy as np
 
@@ -30,9 +32,11 @@ from ark.models.plans import plans
 from ark.models.sampling import SamplingParams
 from ark.plan.types import Plan
 from ark.runtime.executor import Executor
+from ark.runtime.run import Run
 from ark.serving.engine import LAUNCH_ITERATIONS, Engine
 from ark.serving.loading import PAGE_POSITIONS, LoadedModel, compiling, pages_of
-from ark.serving.rows import Launched
+from ark.serving.rows import DeviceRows, Launched
+from ark.serving.scheduler import Scheduler
 from ark.serving.types import Event, Request
 
 PLAIN_TOKENS = 64
@@ -153,6 +157,46 @@ def watched_launches() -> Iterator[list[tuple[int, float]]]:
         Launched.end = end  # type: ignore[method-assign]
 
 
+# By name, what the host does between two launches, in order: a method whose end is its end.
+STEPS: tuple[tuple[str, type, str], ...] = (
+    ("see the end", Run, "wait"),
+    ("read", Launched, "end"),
+    ("take", Scheduler, "end"),
+    ("hear", Engine, "_hear"),
+    ("plan", Scheduler, "plan"),
+    ("write rows", DeviceRows, "_write_rows"),
+    ("clear", Executor, "_reset"),
+    ("launch", DeviceRows, "start"),
+)
+
+
+@contextmanager
+def watched_steps() -> Iterator[dict[str, list[float]]]:
+    """Of the host's steps in this block the microseconds of each, between two launches."""
+    times: dict[str, list[float]] = {name: [] for name, *_ in STEPS[1:]}
+    last = [0.0]
+
+    def watched(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any, **named: Any) -> Any:
+            result = method(*given, **named)
+            now = time.perf_counter()
+            if name in times:
+                times[name].append((now - last[0]) * 1e6)
+            last[0] = now
+            return result
+
+        return call
+
+    kept = [(owner, method, getattr(owner, method)) for _, owner, method in STEPS]
+    for (name, owner, method), (*_, own) in zip(STEPS, kept, strict=True):
+        setattr(owner, method, watched(name, own))
+    try:
+        yield times
+    finally:
+        for owner, method, own in kept:
+            setattr(owner, method, own)
+
+
 class Bench:
     """An engine whose requests are measured."""
 
@@ -197,6 +241,14 @@ class Bench:
             flush=True,
         )
         return us
+
+    def steps(self, tokens: int) -> None:
+        """What the host does between launches of one iteration, step by step."""
+        with watched_steps() as times:
+            self.rows(1, 1, tokens)
+        medians = {name: median(each[SKIPPED_TOKENS:]) for name, each in times.items()}
+        each = ", ".join(f"{name} {us:.0f}" for name, us in medians.items())
+        print(f"  host between launches {sum(medians.values()):.0f} us: {each}", flush=True)
 
     def check(self, wanted: Sequence[int]) -> None:
         """Compares a text with plain decoding's, from the same weights."""
@@ -286,6 +338,7 @@ def main() -> None:
             one = bench.rows(1, LAUNCH_ITERATIONS, args.tokens)
             short = bench.rows(1, 1, min(args.tokens, 200))
             print(f"a launch more costs {short - one:.1f} us of wall time")
+            bench.steps(min(args.tokens, 200))
             for count in (2, 4, 8, 16, 32, 64):
                 if count <= args.slots:
                     many = bench.rows(count, LAUNCH_ITERATIONS, args.tokens)

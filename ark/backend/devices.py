@@ -220,6 +220,23 @@ class KernelDevice(Device, Protocol):
         ...
 
 
+@runtime_checkable
+class OrderedDevice(KernelDevice, Protocol):
+    """A device whose own queue of launches takes copies as well. The host does not wait for them:
+    each comes after the launches before it, and before the next one.
+    """
+
+    def enqueue_write(self, address: int, data: np.ndarray) -> None:
+        """Copies a contiguous host array to device memory in the order of launches; the array may
+        change after the return.
+        """
+        ...
+
+    def enqueue_zero(self, address: int, nbytes: int) -> None:
+        """Clears device memory in the order of launches."""
+        ...
+
+
 class Again(Launch, Protocol):
     """Repeated launches of one kernel. As a `Launch` it is done when the last one has ended."""
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import threading
 from collections.abc import Callable
 from typing import Any
 
 from ark.errors import SystemError
+
+_PR_SET_TIMERSLACK = 29
+_SLACK_NS = 1000
 
 
 def start(target: Callable[..., None], *args: Any, name: str = "ark") -> threading.Thread:
@@ -20,3 +25,11 @@ def start(target: Callable[..., None], *args: Any, name: str = "ark") -> threadi
             "(`ulimit -u`) or on memory (`ulimit -v`)"
         ) from error
     return thread
+
+
+def sleep_exactly() -> None:
+    """Makes the calling thread's sleeps end on time (Linux; elsewhere nothing). By default they may
+    take 50 us longer.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, _SLACK_NS, 0, 0, 0)

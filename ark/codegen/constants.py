@@ -15,14 +15,15 @@ def constants(
     scratch: int,
     streamed: int = 0,
     grows: bool = False,
+    pages: bool = False,
     cuts: bool = False,
     runs: bool = False,
     signals: int = 1,
 ) -> str:
     """What preludes and device code know of machine and kernel; scratch, streamed: in bytes.
 
-    grows, cuts, runs: does the stream load rows that grow in number, parts of several rows at once,
-    or whole rows?
+    grows, pages, cuts, runs: does the stream load rows that grow in number, such rows in pages,
+    parts of several rows at once, or whole rows?
     signals: words of a counter that peers signal (signal_words). STAGE_NS: in so many nanoseconds
     the memory gives each processor a stage, as the machine's model has it.
     """
@@ -39,6 +40,7 @@ def constants(
         "IN_FLIGHT": machine.in_flight,
         "STREAM_MIB": streamed >> 20,
         "STREAM_GROWS": int(grows),
+        "STREAM_PAGES": int(pages),
         "STREAM_CUTS": int(cuts),
         "STREAM_RUNS": int(runs),
         "SIGNAL_WORDS": signals,
@@ -56,6 +58,7 @@ def plan_constants(machine: Machine, plan: Plan, scratch: int, run: range) -> st
         scratch,
         sum(task.streamed for task in tasks[-1]),
         any(f.growth for f in fetches),
+        any(f.growth and f.growth.pages for f in fetches),
         any(f.parts > 1 for f in fetches),
         any(f.parts == 1 and not f.growth for f in fetches),
         signal_words(plan, machine),

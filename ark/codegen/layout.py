@@ -60,16 +60,21 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
     "ArkFetch": (("address", "u64", 1), ("bytes", "u32", 1), ("form", "u32", 1)),
     # A fetch of rows that iterations append (ark.plan.types.Growth). address, beside: of the first
     # rows. length: address of the number of rows. row: bytes. rows: room. step: rows of a stage.
+    # Where rows lie in pages: table: address of their numbers; page: rows of one, 0 without pages;
+    # pitch: bytes from one to the next; pages: how many there are.
     "ArkGrowth": (
         ("address", "u64", 1),
         ("beside", "u64", 1),
         ("length", "u64", 1),
+        ("table", "u64", 1),
         ("row", "u32", 1),
         ("rows", "u32", 1),
         ("step", "u32", 1),
         ("part", "u32", 1),
         ("parts", "u32", 1),
-        ("pad", "u32", 1),
+        ("page", "u32", 1),
+        ("pitch", "u32", 1),
+        ("pages", "u32", 1),
     ),
     # begin/end of a processor's tasks and fetches in one phase.
     "ArkRange": (
@@ -209,6 +214,13 @@ def control(limit: int, ends: Sequence[int]) -> np.ndarray:
     head = np.zeros(1, dtype("ArkControl"))
     head["limit"] = limit
     return np.concatenate([head.view(np.uint32), np.array(ends, np.uint32)])
+
+
+def word(struct: str, member: str) -> int:
+    """The place of a member of a shared structure, in words of 32 bits."""
+    fields = dtype(struct).fields
+    assert fields is not None
+    return int(fields[member][1]) // 4
 
 
 @cache

@@ -35,9 +35,10 @@ def check_tokens(sampling: SamplingParams, vocabulary: int, stops: Collection[in
         )
 
 
-def option_words(sampling: SamplingParams) -> np.ndarray:
-    """int32, ark.tasks.adjusted.OPTIONS."""
-    values = {name: getattr(sampling, name) for name in OPTIONS}
+def option_words(sampling: SamplingParams, masked: bool = False) -> np.ndarray:
+    """int32, ark.tasks.adjusted.OPTIONS. masked: a mask bars tokens."""
+    values = {name: getattr(sampling, name) for name in OPTIONS if name != "masked"}
+    values["masked"] = int(masked)
     values["logprobs"] = 0 if sampling.logprobs is None else sampling.logprobs + 1
     words = [
         int(np.float32(v).view(np.int32)) if isinstance(v, float) else v for v in values.values()

@@ -21,7 +21,7 @@ from ark.tasks.tokens import SETTINGS
 def option_values(row: np.ndarray) -> dict[str, float]:
     """A sequence's options by name."""
     words = np.asarray(row, np.int64).astype(np.int32)
-    whole = ("top_k", "min_tokens", "logprobs")
+    whole = ("top_k", "min_tokens", "logprobs", "masked")
     return {
         name: int(words[i]) if name in whole else float(words[i : i + 1].view(np.float32)[0])
         for i, name in enumerate(OPTIONS)
@@ -29,10 +29,17 @@ def option_values(row: np.ndarray) -> dict[str, float]:
 
 
 def adjusted(
-    logits: np.ndarray, bias: np.ndarray, counts: np.ndarray, options: Mapping[str, float]
+    logits: np.ndarray,
+    bias: np.ndarray,
+    allowed: np.ndarray,
+    counts: np.ndarray,
+    options: Mapping[str, float],
 ) -> np.ndarray:
-    """Logits after bias and penalties."""
+    """Logits after bias, mask and penalties."""
     scores: np.ndarray = np.asarray(logits, np.float64) + bias
+    if options["masked"]:
+        bits = np.unpackbits(np.asarray(allowed, np.int32).view(np.uint8), bitorder="little")
+        scores = np.where(bits[: len(scores)] == 1, scores, -np.inf)
     seen, times = counts != 0, counts & (IN_PROMPT - 1)
     penalty = options["repetition_penalty"]
     scores = np.where(seen, np.where(scores < 0, scores * penalty, scores / penalty), scores)
@@ -73,10 +80,10 @@ def _noise(size: int, settings: np.ndarray, at: int) -> np.ndarray:
 
 def _sample_adjusted(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
     """New positions, tokens, output, counts and log probabilities."""
-    logits, bias, counts = (np.asarray(inputs[i]) for i in (0, 7, 8))
+    logits, bias, allowed, counts = (np.asarray(inputs[i]) for i in (0, 7, 8, 9))
     batch = len(logits)
-    parts = [np.split(np.asarray(inputs[i]), batch) for i in (1, 2, 3, 4, 6, 9)]
-    rows = zip(logits, bias, counts, *parts, strict=True)
+    parts = [np.split(np.asarray(inputs[i]), batch) for i in (1, 2, 3, 4, 6, 10)]
+    rows = zip(logits, bias, allowed, counts, *parts, strict=True)
     results = [_of_sequence(list(row), np.asarray(inputs[5])) for row in rows]
     position, tokens, output, seen, words = zip(*results, strict=True)
     joined = (np.concatenate(part) for part in (position, tokens, output))
@@ -84,7 +91,7 @@ def _sample_adjusted(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> 
 
 
 def _of_sequence(row: list[np.ndarray], stops: np.ndarray) -> list[np.ndarray]:
-    logits, bias, counts, settings, position, tokens, output, words, logprobs = row
+    logits, bias, allowed, counts, settings, position, tokens, output, words, logprobs = row
     own = dict(zip(SETTINGS, map(int, settings), strict=True))
     at, last = int(position[0]), own["last"]
     known = stops[: own["stops"]]
@@ -94,7 +101,7 @@ def _of_sequence(row: list[np.ndarray], stops: np.ndarray) -> list[np.ndarray]:
     if ended:
         return [position, tokens, output, counts, logprobs]
     options = option_values(words)
-    scores = adjusted(logits, bias, counts, options)
+    scores = adjusted(logits, bias, allowed, counts, options)
     if at - last < options["min_tokens"]:
         scores[known[known < len(scores)]] = -np.inf
     temperature = np.int32(np.int64(own["temperature"])).view(np.float32)

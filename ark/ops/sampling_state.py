@@ -9,7 +9,7 @@ from ark.frontend.tensor import Tensor, as_tensor
 from ark.ir import values as ir
 from ark.ir.dtype import DataType, fp32, int32
 from ark.ops.views import new_tensor
-from ark.tasks.adjusted import OPTIONS
+from ark.tasks.adjusted import MASK_BITS, OPTIONS
 
 
 @dataclass(frozen=True)
@@ -17,12 +17,14 @@ class SamplingState:
     """What `batch` sequences sample with, as ark.tasks.adjusted describes each sequence's part.
 
     options (batch * len(OPTIONS),) int32. bias (batch, vocabulary) fp32: added to the logits; -inf
-    for tokens that are never sampled. counts (batch, vocabulary) int32. logprobs
-    (batch * context * (1 + 2 * top),) int32, memory that the host sees.
+    for tokens that are never sampled. allowed (batch, vocabulary / 32) int32: a bit for each token,
+    the lowest first, read where the option `masked` is not 0. counts (batch, vocabulary) int32.
+    logprobs (batch * context * (1 + 2 * top),) int32, memory that the host sees.
     """
 
     options: Tensor
     bias: Tensor
+    allowed: Tensor
     counts: Tensor
     logprobs: Tensor
 
@@ -38,17 +40,18 @@ class SamplingState:
         return cls(
             state("options", (batch * len(OPTIONS),), int32, "state"),
             state("bias", (batch, vocabulary), fp32, "state"),
+            state("allowed", (batch, -(-vocabulary // MASK_BITS)), int32, "state"),
             state("counts", (batch, vocabulary), int32, "state"),
             state("logprobs", (batch * context * (1 + 2 * top),), int32, "host"),
         )
 
     def rows(self, part: Callable[[Tensor], Tensor]) -> SamplingState:
         """The state of some of the sequences. part: theirs of a tensor."""
-        every = (self.options, self.bias, self.counts, self.logprobs)
+        every = (self.options, self.bias, self.allowed, self.counts, self.logprobs)
         return SamplingState(*(part(tensor) for tensor in every))
 
     @property
     def tensors(self) -> list[ir.Tensor]:
         """All of them; the last two are written."""
-        every = (self.options, self.bias, self.counts, self.logprobs)
+        every = (self.options, self.bias, self.allowed, self.counts, self.logprobs)
         return [as_tensor(tensor).ir for tensor in every]

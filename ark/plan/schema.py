@@ -25,6 +25,7 @@ from ark.plan.types import (
     MAX_OPERANDS,
     MAX_PIECES,
     Fetch,
+    FetchPages,
     Growth,
     Phase,
     Plan,
@@ -105,12 +106,20 @@ class CounterRow(_Row, frozen=True):
     system: Flag
 
 
+class FetchPagesRow(_Row, frozen=True):
+    table: Index
+    rows: Annotated[int, Meta(ge=1, le=1 << 16)]
+    pitch: Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]
+    count: Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]
+
+
 class GrowthRow(_Row, frozen=True):
     length: Index
     row: Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]
     part: Index
     parts: Annotated[int, Meta(ge=1, le=1 << 16)]
     beside: Index
+    pages: FetchPagesRow | None = None
 
 
 class FetchRow(_Row, frozen=True):
@@ -225,7 +234,11 @@ def _task(row: TaskRow) -> Task:
 
 def _fetch(row: FetchRow) -> Fetch:
     g = row.growth
-    growth = None if g is None else Growth(g.length, g.row, g.part, g.parts, g.beside)
+    if g is None:
+        return Fetch(row.operand, row.offset, row.nbytes, row.stage, None, row.rows, row.parts)
+    p = g.pages
+    pages = None if p is None else FetchPages(p.table, p.rows, p.pitch, p.count)
+    growth = Growth(g.length, g.row, g.part, g.parts, g.beside, pages)
     return Fetch(row.operand, row.offset, row.nbytes, row.stage, growth, row.rows, row.parts)
 
 

@@ -97,7 +97,11 @@ def _fetch(fetch: Fetch) -> list[Any]:
     g = fetch.growth
     if fetch.parts > 1:
         return [*row, None, fetch.rows, fetch.parts]
-    return row if g is None else [*row, [g.length, g.row, g.part, g.parts, g.beside]]
+    if g is None:
+        return row
+    p = g.pages
+    pages = [] if p is None else [[p.table, p.rows, p.pitch, p.count]]
+    return [*row, [g.length, g.row, g.part, g.parts, g.beside, *pages]]
 
 
 def to_json(plan: Plan) -> str:

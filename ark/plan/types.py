@@ -154,13 +154,37 @@ class PlanCounter:
     system: bool = False
 
 
+MAX_STAGE_PAGES = 32
+"""Pages in which the rows of a stage may lie: a lane of the loader copies those of one."""
+
+
+def pages_of_stage(step: int, rows: int) -> int:
+    """The most pages, of `rows` each, in which `step` consecutive rows lie."""
+    return (step + rows - 2) // rows + 1
+
+
+@dataclass(frozen=True, slots=True)
+class FetchPages:
+    """Where the rows of a growing fetch lie if they do not follow each other: row r is row r % rows
+    of the page whose number is element r // rows of the operand `table` (int32). Pages are `pitch`
+    bytes apart, in both operands; there are `count` of them, and a number of none of these is
+    read as 0. The fetch's offset is inside of a page.
+    """
+
+    table: int
+    rows: int
+    pitch: int
+    count: int
+
+
 @dataclass(frozen=True, slots=True)
 class Growth:
     """What makes a fetch one of rows that iterations append, as many as there are when it runs.
 
     length: operand, one int32: the rows that earlier iterations have appended; this iteration adds
     one. row: bytes of a row. part, parts: which share of all of them, this iteration's among them,
-    is the task's. beside: an operand of the same layout, whose bytes follow in each stage.
+    is the task's. beside: an operand of the same layout, whose bytes follow in each stage. pages:
+    where rows lie in pages.
     """
 
     length: int
@@ -168,6 +192,7 @@ class Growth:
     part: int
     parts: int
     beside: int
+    pages: FetchPages | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +215,14 @@ class Fetch:
     growth: Growth | None = None
     rows: int = 1
     parts: int = 1
+
+    @property
+    def reach(self) -> int:
+        """Bytes from `offset` to the end of what it may copy."""
+        pages = self.growth.pages if self.growth is not None else None
+        if self.growth is None or pages is None:
+            return self.nbytes
+        return (pages.count - 1) * pages.pitch + pages.rows * self.growth.row
 
     @property
     def piece(self) -> int:

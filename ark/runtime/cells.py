@@ -83,4 +83,6 @@ def _fetched(fetch: Fetch) -> tuple[int, ...]:
     """The operands whose addresses a fetch's records hold."""
     if fetch.growth is None:
         return (fetch.operand,)
-    return fetch.operand, fetch.growth.beside, fetch.growth.length
+    pages = fetch.growth.pages
+    tables = () if pages is None else (pages.table,)
+    return fetch.operand, fetch.growth.beside, fetch.growth.length, *tables

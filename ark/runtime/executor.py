@@ -73,6 +73,7 @@ class Executor(LoadedPlan):
         self.latest: Run | None = None
         self.resumed: int | None = None  # iterations so far of launches that continue
         self._params = np.zeros(1, layout.dtype("ArkParams"))
+        self._usual: np.ndarray | None = None  # parameters of launches that begin anew
 
     def rebind(self, externals: Mapping[int, int]) -> None:
         """Moves external buffers to other addresses, by buffer id. A running launch keeps its
@@ -85,6 +86,7 @@ class Executor(LoadedPlan):
                     self._proxy.allow(address, self.plan.buffers[number].nbytes)
             self._tables.move(self._externals, moved, self.wait_idle)
         self._params["tasks"] = self._tables.arrays["tasks"].address
+        self._usual = None
 
     @property
     def table(self) -> tuple[int, int]:
@@ -119,8 +121,11 @@ class Executor(LoadedPlan):
                 "with the option variant='block'"
             )
         *self.phase_ends, _ = ends = list(itertools.accumulate(each))
-        self._reset(ends)
-        return self._launch(self._parameters(persistent), ends)
+        self._reset(ends, ordered=True)
+        if self._usual is None:
+            self._usual = self._parameters(persistent=False)
+        self._usual["persistent"] = persistent
+        return self._launch(self._usual, ends)
 
     def _check_idle(self) -> None:
         if self.latest is not None and self.latest.forked:
@@ -212,13 +217,15 @@ class Executor(LoadedPlan):
         if int(self._told["error"][0]) != 0:
             raise GpuError(self._explain(self._told[0]))
 
-    def _reset(self, ends: Sequence[int]) -> None:
-        """Resets everything to the state before the first iteration, on all ranks together."""
+    def _reset(self, ends: Sequence[int], ordered: bool = False) -> None:
+        """Resets everything to the state before the first iteration, on all ranks together.
+        ordered: as of `_clear`.
+        """
         # Until its kernel has ended, a peer may still signal the previous launch.
         self._drain()
         self._meet("the end of the previous launch")
         self.resumed = None
-        self._clear(ends)
+        self._clear(ends, ordered)
         self._meet("the launch")
 
     def end(self) -> int:
@@ -228,9 +235,7 @@ class Executor(LoadedPlan):
         return self._control_word("limit")
 
     def _control_word(self, name: str) -> int:
-        at = layout.dtype("ArkControl").fields
-        assert at is not None
-        word = self.device.read(self._control.address + int(at[name][1]), 4)
+        word = self.device.read(self._control.address + 4 * layout.word("ArkControl", name), 4)
         return int(word.view(np.uint32)[0])
 
     def _drain(self) -> None:

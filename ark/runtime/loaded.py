@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ark.backend import registry
-from ark.backend.devices import Device, KernelDevice
+from ark.backend.devices import Device, KernelDevice, OrderedDevice
 from ark.backend.protocol import Backend
 from ark.codegen import layout
 from ark.errors import InvalidUsageError
@@ -28,6 +28,24 @@ from ark.runtime.program import Program
 from ark.runtime.proxy import Proxy
 from ark.runtime.run import Ranks
 from ark.runtime.tables import Tables
+
+LIMIT_WORD = layout.word("ArkControl", "limit")
+
+
+def packet_ranges(plan: Plan) -> list[tuple[int, int]]:
+    """By phase, the part of the packet arena in which all of its packets lie, in bytes. A launch
+    clears the parts of the phases that it runs, since it counts epochs anew.
+    """
+    if not plan.arenas.get("packet"):
+        return []
+    ranges: list[tuple[int, int]] = []
+    for phase in plan.phases:
+        ops = {task.op for tasks in phase.processors for task in tasks}
+        numbers = {plan.tensors[t].buffer for op in ops for t in plan.ops[op].operands}
+        own = [b for b in map(plan.buffers.__getitem__, numbers) if b.arena == "packet"]
+        begin = min((b.offset for b in own), default=0)
+        ranges.append((begin, max((b.offset + b.nbytes for b in own), default=begin)))
+    return ranges
 
 
 class LoadedPlan(PlanMemory):
@@ -53,6 +71,10 @@ class LoadedPlan(PlanMemory):
         assert isinstance(device, KernelDevice)
         super().__init__(plan, device, externals)
         self.ranks = ranks
+        # Ranks meet before a launch, so that copies before it must have ended.
+        self._ordered: OrderedDevice | None = None
+        if ranks is None and isinstance(device, OrderedDevice):
+            self._ordered = device
         self.machine = machine_of(plan)
         self._proxy: Proxy | None = None
         self._queue: CopyQueue | None = None
@@ -104,7 +126,9 @@ class LoadedPlan(PlanMemory):
             lambda counter: own.counter_address(counter),
             self.counters.own,
         )
-        self._control = self._alloc(layout.control(0, [0] * (len(plan.phases) - 1)).nbytes)
+        self._packets = packet_ranges(plan)
+        self._begun = layout.control(0, [0] * (len(plan.phases) - 1))  # as a launch begins
+        self._control = self._alloc(self._begun.nbytes)
         self._trace_records = trace_records
         self._trace_bytes = trace_records * plan.lists * layout.dtype("ArkTrace").itemsize
         traced = self._trace_bytes * len(self.kernels)
@@ -159,21 +183,32 @@ class LoadedPlan(PlanMemory):
         rows = data.reshape(len(self.kernels), self.plan.lists, self._trace_records)
         return [row[row["end"] != 0] for row in np.concatenate(rows, axis=1)]
 
-    def _clear(self, ends: Sequence[int]) -> None:
-        """Resets memory to the state before the first iteration. ends: the last iteration + 1 of
-        each phase.
+    def prepare(self, address: int, data: np.ndarray) -> None:
+        """Writes device memory before the next launch by `Executor.start`, while nothing runs. The
+        host need not wait for the copy; the array may change after the return.
         """
+        write = self.device.write if self._ordered is None else self._ordered.enqueue_write
+        write(address, data)
+
+    def _clear(self, ends: Sequence[int], ordered: bool) -> None:
+        """Resets memory to the state before the first iteration. ends: the last iteration + 1 of
+        each phase. ordered: the launch is in the device's own queue of launches.
+        """
+        zero, write = self.device.zero, self.device.write
+        if ordered and self._ordered is not None:
+            zero, write = self._ordered.enqueue_zero, self._ordered.enqueue_write
         for address, nbytes in self.counters.ranges():
-            self.device.zero(address, nbytes)
-        packets = self._arenas.get("packet")
-        if packets is not None:
-            self.device.zero(packets.address, packets.nbytes)
+            zero(address, nbytes)
+        for (begin, end), first, last in zip(self._packets, (0, *ends), ends, strict=False):
+            if first != last:
+                zero(self._arenas["packet"].address + begin, end - begin)
         if self._received_bytes:
-            self.device.zero(self._shared.address, self._received_bytes)
+            zero(self._shared.address, self._received_bytes)
         if self._trace is not None:
-            self.device.zero(self._trace.address, self._trace.nbytes)
-        control = layout.control(ends[-1], ends[:-1])
-        self.device.write(self._control.address, control.view(np.uint8))
+            zero(self._trace.address, self._trace.nbytes)
+        self._begun[LIMIT_WORD] = ends[-1]
+        self._begun[len(self._begun) - len(ends) + 1 :] = ends[:-1]
+        write(self._control.address, self._begun.view(np.uint8))
         assert self._host.host is not None
         self._host.host[:] = 0
         if self._proxy is not None:

@@ -85,7 +85,7 @@ def build(
                     room = limits[task.op][fetch.operand]
                     if fetch.growth is not None:
                         room = min(room, limits[task.op][fetch.growth.beside])
-                    if fetch.offset < 0 or fetch.offset + fetch.nbytes > room:
+                    if fetch.offset < 0 or fetch.offset + fetch.reach > room:
                         raise PlanError(
                             f"op {plan.ops[task.op].name!r} fetches past the end of its "
                             "operand; the plan is not valid, plan again"
@@ -139,7 +139,7 @@ def build(
         tasks=np.array(records, layout.dtype("ArkTask")),
         counter_ops=np.array(counter_ops or [(0, 0, 0, 0, 0)], layout.dtype("ArkCounterOp")),
         fetches=fetches,
-        growths=np.array(growths or [(0,) * 9], layout.dtype("ArkGrowth")),
+        growths=np.array(growths or [(0,) * 12], layout.dtype("ArkGrowth")),
         ranges=np.array(ranges, layout.dtype("ArkRange")),
         lists=lists,
         listing=tuple(listing),
@@ -232,7 +232,13 @@ def _growth(fetch: Fetch, growth: Growth, operands: list[int]) -> tuple[int, ...
     """An ArkGrowth. operands: the addresses of the op's operands."""
     row, rows, step = growth.row, fetch.nbytes // growth.row, fetch.stage // growth.row
     first, beside = (operands[i] + fetch.offset for i in (fetch.operand, growth.beside))
-    return (first, beside, operands[growth.length], row, rows, step, growth.part, growth.parts, 0)
+    share = (row, rows, step, growth.part, growth.parts)
+    pages = growth.pages
+    if pages is None:
+        return (first, beside, operands[growth.length], 0, *share, 0, 0, 0)
+    table = operands[pages.table]
+    own = (pages.rows, pages.pitch, pages.count)
+    return (first, beside, operands[growth.length], table, *share, *own)
 
 
 def _map_addresses(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -22,15 +21,13 @@ from ark.backend.devices import Device
 from ark.backend.protocol import Backend
 from ark.errors import BaseError, GpuError, InvalidUsageError
 from ark.ir.values import whole
-from ark.models.build import FULL
 from ark.models.checkpoint import Checkpoint
-from ark.models.options import check_tokens
-from ark.models.request import check_prompt_tokens, no_room
-from ark.models.sampling import BASIC
 from ark.runtime.executor import BUDGET_S
 from ark.serving.loading import PAGE_POSITIONS, LoadedModel, Report, load_model
 from ark.serving.masks import MaskMaker
+from ark.serving.pace import Pace
 from ark.serving.progress import Outcome, Step
+from ark.serving.requests import check_request
 from ark.serving.rows import DeviceRows, Launched
 from ark.serving.scheduler import Scheduler
 from ark.serving.types import Event, FinishReason, Request, Stats
@@ -40,8 +37,6 @@ OnEvent = Callable[[Event], None]
 LAUNCH_ITERATIONS = 512
 """Iterations of a launch, after which the host launches again: its work is a small part of them."""
 MAX_LAUNCH_ITERATIONS = 1 << 16
-FIRST_PAUSE_S, LAST_PAUSE_S = 1e-5, 1e-3
-"""Seconds between two looks at a running launch: they grow while no token comes."""
 MASK_WAIT_S = 1e-4
 """How long a step waits for masks before it goes on without the rows that need them."""
 
@@ -70,6 +65,8 @@ class Engine:
         self._failure = ""
         self._process = os.getpid()
         self._prompt_tokens = self._generated = self._iterations = 0
+        self._pace = Pace()
+        self._untold: list[Event] = []
         self._stats = self._count()
         self._thread = threads.start(self._serve, name="ark-engine")
 
@@ -147,7 +144,7 @@ class Engine:
                 "this engine was opened in another process; open one in this process, and start "
                 "processes by the method spawn"
             )
-        self._check(request)
+        check_request(request, self._shape)
         request = replace(request, sampling=request.sampling.seeded())
         with self._news:
             if self._failure:
@@ -163,35 +160,6 @@ class Engine:
             if len(self._listeners) <= self._shape.batch:  # there is a slot for it
                 self._rows.leave()
             self._news.notify_all()
-
-    def _check(self, request: Request) -> None:
-        """InvalidUsageError for a request that cannot be served."""
-        prompt, sampling = request.prompt, request.sampling
-        vocabulary, context = self._shape.config.vocab_size, self._shape.context
-        check_prompt_tokens(prompt, vocabulary)
-        if len(prompt) >= context:
-            raise no_room(f"the prompt has {len(prompt):,}", context, context)
-        if sampling.n != 1:
-            raise InvalidUsageError(
-                f"{sampling.n} samples were asked for; submit a request for each"
-            )
-        if request.grammar is None and sampling.structured_outputs is not None:
-            raise InvalidUsageError(
-                "a request's grammar and its structured_outputs belong together; make the grammar "
-                "by ark.serving.grammar.Grammars, or use ark.LLM"
-            )
-        others = () if self._shape.sampling else sampling.beyond(BASIC)
-        if others:
-            raise InvalidUsageError(
-                f"{', '.join(others)} of the sampling cannot be followed by this engine; leave "
-                f"these fields at their defaults, or open it with sampling={FULL!r}"
-            )
-        if (sampling.logprobs or 0) > self._shape.logprobs:
-            raise InvalidUsageError(
-                f"logprobs is {sampling.logprobs}, but this engine reports at most "
-                f"{self._shape.logprobs}; ask for fewer, or open it with more max_logprobs"
-            )
-        check_tokens(sampling, vocabulary, request.stop_token_ids)
 
     def cancel(self, request_id: str) -> None:
         """Ends a request with CANCELLED at the next iteration; unknown ids are ignored."""
@@ -225,15 +193,18 @@ class Engine:
 
     def _serve(self) -> None:
         """The engine's thread."""
+        threads.sleep_exactly()
         try:
             while self._hear():
                 self._take_masks()
                 if self._scheduler.idle:
+                    self._tell_all()
                     continue
                 step = self._scheduler.plan(self._launch_iterations)
                 if step.rows or step.chunks is not None:
                     self._do(step)
                 else:  # each request waits for its mask
+                    self._tell_all()
                     self._await_mask()
         except BaseException as error:
             self._fail(error)
@@ -274,31 +245,36 @@ class Engine:
                 self._tell(Event(progress.request.id, finish=finish, error=error))
 
     def _do(self, step: Step) -> None:
-        """Launches a step and tells its tokens as they come."""
+        """Launches a step and tells tokens as they come; the last ones when the next step runs, so
+        that the device does not wait for listeners.
+        """
         launched = self._rows.start(step)
         try:
+            self._tell_all()
             self._follow(step, launched)
             done, tokens = launched.end()
-        finally:
+        except BaseException:
             launched.stop()
+            raise
         self._take(step, tokens)
         self._scheduler.end(step, done)
         self._iterations += done
-        self._stats = self._count()
+        if self._scheduler.idle:
+            self._tell_all()
 
     def _follow(self, step: Step, launched: Launched) -> None:
         """Tells tokens until the kernel has ended; has it leave where another step is better."""
-        pause_s = FIRST_PAUSE_S
+        self._pace.begin()
         while launched.running():
             tokens = launched.read()
             if tokens:
-                pause_s = FIRST_PAUSE_S
+                self._pace.saw(max(len(new) for _, new in tokens))
                 if self._take(step, tokens) and (self._arrived or self._scheduler.leaves(step)):
                     self._rows.leave()
-            if launched.complete or self._rows.leaving:
+                self._tell_all()
+            if launched.complete:
                 return  # to wait for the kernel, which ends soon
-            time.sleep(pause_s)
-            pause_s = min(1.5 * pause_s, LAST_PAUSE_S)
+            self._pace.pause()
 
     def _take(self, step: Step, tokens: Sequence[tuple[int, Sequence[int]]]) -> bool:
         """Rows have made tokens; True if a request has ended with them."""
@@ -308,11 +284,9 @@ class Engine:
             if outcome is not None:
                 self._generated += len(outcome.tokens)
                 ended = ended or outcome.finish is not None
-                self._tell(self._event(step, outcome))
+                self._untold.append(self._event(step, outcome))
                 if outcome.progress.guide is not None and outcome.finish is None:
                     self._masks.ask(outcome.progress, outcome.tokens)
-        if tokens:
-            self._stats = self._count()
         return ended
 
     def _event(self, step: Step, outcome: Outcome) -> Event:
@@ -350,22 +324,31 @@ class Engine:
         for request_id in cancelled:
             if self._scheduler.cancel(request_id):
                 self._tell(Event(request_id, finish=FinishReason.CANCELLED))
-        self._stats = self._count()
         return not (self._closing and self._scheduler.idle)
 
     def _tell(self, event: Event) -> None:
-        """Gives an event to the request's listener, whose errors end its request alone."""
-        with self._news:
-            listener = self._listeners.get(event.id)
-            if event.finish is not None:
-                self._listeners.pop(event.id, None)
-        if listener is None:
-            return
-        try:
-            listener(event)
-        except Exception as error:
-            log.warn(f"what listens to request {event.id!r} raised {error!r}; it is cancelled")
-            self.cancel(event.id)
+        """Tells an event, behind those that are to be told."""
+        self._untold.append(event)
+        self._tell_all()
+
+    def _tell_all(self) -> None:
+        """Gives events to the listeners of their requests. A listener's error ends its request
+        alone.
+        """
+        events, self._untold = self._untold, []
+        for event in events:
+            with self._news:
+                listener = self._listeners.get(event.id)
+                if event.finish is not None:
+                    self._listeners.pop(event.id, None)
+            if listener is None:
+                continue
+            try:
+                listener(event)
+            except Exception as error:
+                log.warn(f"what listens to request {event.id!r} raised {error!r}; it is cancelled")
+                self.cancel(event.id)
+        self._stats = self._count()
 
     def _fail(self, error: BaseException) -> None:
         """Every request ends with the error; later ones are refused with it."""

@@ -15,6 +15,7 @@ from ark.backend import threads
 from ark.errors import InvalidUsageError
 from ark.models.options import bias_of
 from ark.serving.progress import Progress
+from ark.tasks.adjusted import MASK_BITS
 
 Answered = tuple[Progress, np.ndarray | None, str]
 """A request, its mask or None where its text has ended, and why it cannot go on, or ""."""
@@ -70,8 +71,8 @@ class MaskMaker:
 
 
 def _mask(progress: Progress, tokens: Sequence[int]) -> tuple[np.ndarray | None, str]:
-    """As the device reads it: the bias of the request's sampling, minus infinity for tokens that
-    may not follow. Made here, since it takes longer than a step may wait.
+    """A bit for each token that may follow. Made here, since it takes longer than a step may
+    wait.
     """
     assert progress.guide is not None
     sampling = progress.request.sampling
@@ -83,8 +84,8 @@ def _mask(progress: Progress, tokens: Sequence[int]) -> tuple[np.ndarray | None,
     if allowed is None:
         return None, ""
     bias = bias_of(sampling, allowed.size)
-    bias = np.zeros(allowed.size, np.float32) if bias is None else bias
-    bias[~allowed] = -np.inf
-    if bias.max() == -np.inf:
+    if not (allowed if bias is None else allowed & (bias > -np.inf)).any():
         return None, "no token is left that the text's form and suppress_tokens both allow"
-    return bias, ""
+    padded = np.zeros(-(-allowed.size // MASK_BITS) * MASK_BITS, bool)
+    padded[: allowed.size] = allowed
+    return np.packbits(padded, bitorder="little").view(np.int32), ""

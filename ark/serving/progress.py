@@ -20,8 +20,8 @@ class Progress:
     """A request and how far it is. tokens: its prompt and what was made. total: tokens that it has
     at most in the end. computed: tokens whose keys and values lie in pages. names: of its full
     pages. admissions: how often it was given pages anew. drafts: of its next tokens. finish: why it
-    ended, in a step that may still run. guide, mask: its place in its grammar, and the bias by
-    which the device keeps to it for the next token, None until that is known.
+    ended, in a step that may still run. guide, mask: its place in its grammar, and the bits
+    of the tokens that it allows next, None until they are known.
     """
 
     request: Request
@@ -51,9 +51,14 @@ class Progress:
         """Tokens that were made."""
         return len(self.tokens) - len(self.request.prompt)
 
+    @property
+    def most(self) -> int:
+        """Tokens that it may have at the end of a step: a mask is of the next one alone."""
+        return self.total if self.guide is None else min(self.total, len(self.tokens) + 1)
+
     def end(self, size: int) -> int:
         """Tokens that it may have with the pages that it has, of `size` positions."""
-        return min(self.total, len(self.pages) * size + 1)
+        return min(self.most, len(self.pages) * size + 1)
 
     def new_tokens(self, iterations: int, size: int) -> int:
         """Tokens that so many iterations in its row make."""

@@ -62,13 +62,15 @@ class Launched:
     def __init__(self, rows: DeviceRows, step: Step, run: Run) -> None:
         size = rows.pages.size
         self._rows, self._step, self._run = rows, step, run
-        self._texts = np.array([len(p.tokens) for p in step.rows], np.int64)
-        self._ends = self._texts + [p.new_tokens(step.iterations, size) for p in step.rows]
-        self._most = np.array([p.end(size) for p in step.rows], np.int64) - self._texts
-        self._reads = np.array([p.last - p.computed for p in step.rows], np.int64)
-        self._starts = np.array([p.computed for p in step.rows], np.int64)
-        self._next = self._texts.copy()  # of each row the place of its next token to be read
-        self._each = np.arange(len(step.rows))
+        self._texts = [len(p.tokens) for p in step.rows]
+        self._most = [p.end(size) - len(p.tokens) for p in step.rows]
+        self._reads = [p.last - p.computed for p in step.rows]
+        self._starts = [p.computed for p in step.rows]
+        self._next = [*self._texts]  # of each row the place of its next token to be read
+        new = [p.new_tokens(step.iterations, size) for p in step.rows]
+        self._ends = [text + count for text, count in zip(self._texts, new, strict=True)]
+        self._left = sum(new)
+        self._whole = any(step.drafts)  # tokens are read when the launch has ended
 
     def running(self) -> bool:
         """True while the kernel is on the device. Raises GpuError if a wait gave up there."""
@@ -78,42 +80,46 @@ class Launched:
     @property
     def complete(self) -> bool:
         """True where all tokens of a full launch were read."""
-        return not any(self._step.drafts) and bool((self._next >= self._ends).all())
+        return not self._whole and not self._left
 
     def read(self) -> list[tuple[int, list[int]]]:
         """Rows with the tokens that they have made since the last call; none beside drafts."""
         fresh_tokens: list[tuple[int, list[int]]] = []
-        if any(self._step.drafts) or not len(self._each):
+        if self.complete or self._whole:
             return fresh_tokens
-        output, places = self._rows.output, np.minimum(self._next, self._ends - 1)
-        fresh = (output[self._each, places] != NO_TOKEN) & (self._next < self._ends)
-        for row in np.flatnonzero(fresh):
-            part = output[row, self._next[row] : self._ends[row]].tolist()
-            tokens = part[: part.index(NO_TOKEN)] if NO_TOKEN in part else part
-            self._next[row] += len(tokens)
-            fresh_tokens.append((int(row), tokens))
+        words, context = self._rows.words, self._rows.shape.context
+        for row, (begin, end) in enumerate(zip(self._next, self._ends, strict=True)):
+            place, last = row * context + begin, row * context + end
+            tokens = []
+            while place < last and (token := words[place]) != NO_TOKEN:
+                tokens.append(token)
+                place += 1
+            if tokens:
+                self._next[row] += len(tokens)
+                self._left -= len(tokens)
+                fresh_tokens.append((row, tokens))
         return fresh_tokens
 
     def end(self) -> tuple[int, list[tuple[int, list[int]]]]:
         """Waits for the kernel. How many iterations of the rows it has done, and the tokens that
         `read` has not given.
         """
-        try:
-            self._run.wait()
-        finally:
-            self._run.stop()
+        self._run.wait()
         step, rows = self._step, self._rows
         if not step.rows:
             return 0, []
         chunks = 0 if step.chunks is None else step.chunks.count
-        done = rows.executor.end() - chunks if rows.leaving else step.iterations
-        new = np.clip(done - self._reads, 0, self._most)
-        ends, begins = self._texts + new, self._next
-        tokens = [self._read(row, row, begins[row], ends[row]) for row in range(len(step.rows))]
+        done = self._run.iterations_done - chunks if rows.leaving else step.iterations
+        new = [min(max(0, done - r), m) for r, m in zip(self._reads, self._most, strict=True)]
+        ends = [text + count for text, count in zip(self._texts, new, strict=True)]
+        tokens = [self._read(r, r, self._next[r], ends[r]) for r in range(len(step.rows))]
         for row, (of, place, _) in enumerate(_drafted(step), len(step.rows)):
             tokens[of] += self._read(row, of, place + 1, place + 2)
-        moved = np.minimum(done, self._reads + new)
-        rows.left(self._starts + moved, ends, done)
+        moved = [
+            start + min(done, reads + count)
+            for start, reads, count in zip(self._starts, self._reads, new, strict=True)
+        ]
+        rows.left(moved, ends, done)
         return done, [(row, each) for row, each in enumerate(tokens) if each]
 
     def stop(self) -> None:
@@ -122,7 +128,8 @@ class Launched:
 
     def _read(self, row: int, of: int, begin: int, end: int) -> list[int]:
         """The tokens of a row from place `begin` to `end`, for the request of the row `of`."""
-        tokens: list[int] = self._rows.output[row, begin:end].tolist()
+        first = row * self._rows.shape.context
+        tokens = self._rows.words[first + begin : first + end].tolist()
         if NO_TOKEN in tokens:
             request_id = self._step.rows[of].request.id
             raise GpuError(
@@ -153,7 +160,11 @@ class DeviceRows:
         self._rows: list[tuple[Progress, int] | None] = [None] * shape.batch
         self._known = [0] * shape.batch  # tokens of the row's text that the device has
         self._drafted = 0  # rows of the last step that read drafts
+        self._used = shape.batch  # rows, from the first on, that may not be idle
         self.output = executor.host_view("output").reshape(shape.batch, shape.context)
+        self.words = (
+            memoryview(self.output.data).cast("B").cast("i")
+        )  # reading one takes little time
         self._leave = executor.host_view("leave")
         self._top = shape.logprobs
         # Of each row what its bias follows from; the rows whose bias on the device may not be 0.
@@ -201,22 +212,25 @@ class DeviceRows:
             iterations[self._phases.index(f"decode{form}")] = step.iterations
         return Launched(self, step, self.executor.start(iterations))
 
-    def left(self, positions: np.ndarray, known: np.ndarray, iterations: int) -> None:
+    def left(self, positions: list[int], known: list[int], iterations: int) -> None:
         """A launch has left its first rows at these positions, with so many known tokens each; rows
         of drafts have moved on by its iterations.
         """
         count = len(positions)
-        self._known[:count] = known.tolist()
+        self._known[:count] = known
         self._written["position"][:count] = positions
         self._written["position"][count : count + self._drafted] += iterations
 
     def _write(self, name: str, values: np.ndarray) -> None:
         """Writes a tensor of the plan, unless the device holds these values."""
         before = self._written.get(name)
-        if before is None or not np.array_equal(before, values):
-            address = self._address(name, values.size)
-            self.executor.device.write(address, values.ravel().view(np.uint8))
-            self._written[name] = values.copy()
+        if before is None or before.tobytes() != values.tobytes():
+            self._written[name] = kept = values.copy()
+            self._prepare(name, kept.reshape(-1))
+
+    def _prepare(self, name: str, values: np.ndarray) -> None:
+        """Writes a tensor of the plan that has as many elements."""
+        self.executor.prepare(self._address(name, values.size), values.view(np.uint8))
 
     def _write_chunks(self, chunks: Chunks) -> None:
         progress, shape = chunks.progress, self.shape
@@ -227,20 +241,20 @@ class DeviceRows:
         settings[SETTINGS.index("last")] = progress.last
         table = np.full(self._tables.shape[1], shape.batch, np.int32)
         table[: len(progress.pages)] = progress.pages
-        self.executor.write("prompt_tokens", tokens)
-        self.executor.write("prompt_position", np.array([chunks.start], np.int32))
+        self._prepare("prompt_tokens", tokens)
+        self._prepare("prompt_position", np.array([chunks.start], np.int32))
         self._write("prompt_settings", settings)
         self._write("prompt_pages", table)
 
     def _write_rows(self, step: Step) -> None:
         rows, drafted = step.rows, _drafted(step)
         positions, settings, limit = self._positions, self._settings, SETTINGS.index("limit")
-        for row in range(self.shape.batch):
+        used = len(rows) + len(drafted)
+        for row in range(max(used, self._used)):  # those behind them are idle already
             progress = rows[row] if row < len(rows) else None
             own = None if progress is None else (progress, progress.admissions)
-            self._tables[row] = row
             if progress is None:
-                positions[row], settings[row] = 0, IDLE
+                self._tables[row], positions[row], settings[row] = row, 0, IDLE
             else:
                 if own != self._rows[row]:
                     sampling = progress.request.sampling
@@ -253,6 +267,7 @@ class DeviceRows:
                 if self.shape.sampling:
                     self._write_bias(row, progress)
                 settings[row, limit] = progress.end(self.pages.size)
+                self._tables[row] = row
                 self._tables[row, : len(progress.pages)] = progress.pages
                 positions[row] = progress.computed
             self._rows[row] = own
@@ -267,13 +282,13 @@ class DeviceRows:
         self._write("pages", self._tables)
         self._write("settings", settings)
         self._write("position", positions)
-        self._drafted = len(drafted)
+        self._drafted, self._used = len(drafted), used
 
     def _write_tokens(self, row: int, begin: int, tokens: Sequence[int]) -> None:
         """Tokens of a row's text, from place `begin` on."""
         context, words = self.shape.context, np.array(tokens, np.int32)
         address = self._address("tokens", self.shape.batch * context)
-        self.executor.device.write(address + 4 * (row * context + begin), words.view(np.uint8))
+        self.executor.prepare(address + 4 * (row * context + begin), words.view(np.uint8))
 
     def logprobs(
         self, row: int, first: int, count: int, asked: int
@@ -286,7 +301,7 @@ class DeviceRows:
     def _write_part(self, name: str, row: int, values: np.ndarray) -> None:
         """Writes a row's part of a tensor, which has such a part for each row."""
         address = self._address(name, self.shape.batch * values.size)
-        self.executor.device.write(address + row * values.nbytes, values.view(np.uint8))
+        self.executor.prepare(address + row * values.nbytes, values.view(np.uint8))
 
     def _address(self, name: str, elements: int) -> int:
         """The device address of a tensor of so many elements, looked up once in the plan."""
@@ -308,18 +323,16 @@ class DeviceRows:
 
     def _write_options(self, row: int, progress: Progress) -> None:
         # The host holds back stop tokens, of which the device's rows have no lists of their own.
-        options = option_words(replace(progress.request.sampling, min_tokens=0))
+        sampling = replace(progress.request.sampling, min_tokens=0)
+        options = option_words(sampling, masked=progress.mask is not None)
         self._write_part("options", row, options)
 
     def _write_bias(self, row: int, progress: Progress) -> None:
-        """Writes the row's bias, where the device holds another one."""
+        """Writes the row's mask, and its bias where the device holds another one."""
         request, vocabulary = progress.request, self.shape.config.vocab_size
         if progress.mask is not None:
-            self._write_part("bias", row, progress.mask)
-            self._biased.add(row)
-            self._bias_of[row] = None
-            return
-        early = len(progress.tokens) - len(request.prompt) < request.sampling.min_tokens
+            self._write_part("allowed", row, progress.mask)
+        early = progress.guide is None and progress.new < request.sampling.min_tokens
         if self._bias_of[row] == (request, early):
             return
         self._bias_of[row] = (request, early)

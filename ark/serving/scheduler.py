@@ -16,7 +16,7 @@ tokens that they make count as far as the draft was right. A row's noise depends
 position alone, so that the text is the same as without drafts.
 
 A request with a grammar has a mask of the tokens that may come next. While the host makes it, the
-request has no row; a step with such a row is a single iteration.
+request has no row. Its row makes one token of a step and stays there, while the others go on.
 """
 
 from __future__ import annotations
@@ -282,19 +282,19 @@ class Scheduler:
     def _iterations(self, most: int) -> int:
         """How many iterations rows decode at most. Each is given the pages for all of them. While
         requests wait, none beyond the end of the first that is known to end; none beyond the first
-        token from which on a request may stop; and one where a row's mask is of its next token.
+        token from which on a request may stop. A row with a mask stays behind its next token while
+        the others go on.
         """
         if not self.rows:
             return 0
-        if any(p.guide for p in self.rows):
-            most = 1
-        left = [p.total - p.computed - 1 for p in self.rows]
+        ends = [p.total - p.computed - 1 for p in self.rows if self.waiting]
         early = [p.request.sampling.min_tokens - p.new for p in self.rows]
-        count = min(most, min(left) if self.waiting else max(left), *(n for n in early if n > 0))
+        most = min((most, *ends, *(n for n in early if n > 0)))
+        count = min(most, max(p.most - p.computed - 1 for p in self.rows))
         while count > 1 and not self._fits(count):
             count = (count + 1) // 2
         for progress in self.rows:
-            self._take_ahead(progress, min(progress.total - 1, progress.computed + count))
+            self._take_ahead(progress, min(progress.most - 1, progress.computed + count))
         return count
 
     def _fits(self, iterations: int) -> bool:
@@ -304,7 +304,7 @@ class Scheduler:
         """
         size, need = self.pool.size, 0
         for progress in self.rows:
-            end = min(progress.total - 1, progress.computed + iterations)
+            end = min(progress.most - 1, progress.computed + iterations)
             need += max(0, -(-end // size) - len(progress.pages))
         return need <= (self.pool.available if iterations <= size else self.pool.free)
 

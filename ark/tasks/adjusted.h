@@ -7,12 +7,13 @@ constexpr int ARK_BINS = 16;
 struct ArkOptions {
   int top_k;
   float top_p, min_p, typical_p, repetition, presence, frequency;
-  int min_tokens, logprobs;
+  int min_tokens, logprobs, masked;
 };
 template <class O>
 ARK_DEVICE ArkOptions ark_options(O o) {
   const auto number = [&](int i) { return ark_bits_float(static_cast<ark_u32>(o.p[i])); };
-  return {o.p[0], number(1), number(2), number(3), number(4), number(5), number(6), o.p[7], o.p[8]};
+  return {o.p[0],    number(1), number(2), number(3), number(4),
+          number(5), number(6), o.p[7],    o.p[8],    o.p[9]};
 }
 
 // Does this sequence draw a token: is it past its prompt, and has it not ended?
@@ -49,10 +50,10 @@ ARK_DEVICE float ark_adjusted(const ArkOptions& o, float logit, float bias, ark_
 
 // coord: tile, of TILES.
 template <int VOCABULARY, int TILES, int CONTEXT, int STOPS, class L, class O, class S, class P,
-          class T, class E, class B, class N, class D, class C, class M>
+          class T, class E, class B, class N, class D, class C, class M, class A>
 ARK_DEVICE void ark_adjust_logits(ArkCtx& c, const ArkTask& t, L logits, O options, S settings,
                                   P position, T tokens, E stop_tokens, B bias, N counts, D scores,
-                                  C candidates, M shares) {
+                                  C candidates, M shares, A allowed) {
   if (!ark_draws<CONTEXT, STOPS>(settings, position, tokens, stop_tokens)) return;
   float* red = reinterpret_cast<float*>(ARK_SCRATCH(c));
   const int tile = t.coord[0];
@@ -65,8 +66,11 @@ ARK_DEVICE void ark_adjust_logits(ArkCtx& c, const ArkTask& t, L logits, O optio
   float most = -ark_inf(), best = -ark_inf();
   for (int i = lo + ark_tid(); i < hi; i += ARK_THREADS) {
     const float logit = ark_get(logits.p, i);
-    const float score =
+    const bool barred =
+        o.masked != 0 && (static_cast<ark_u32>(allowed.p[i / 32]) >> i % 32 & 1u) == 0u;
+    const float adjusted =
         ark_adjusted<STOPS>(o, logit, bias.p[i], counts.p[i], i, held, stops, stop_tokens);
+    const float score = barred ? -ark_inf() : adjusted;
     scores.p[i] = score;
     ark_sample(sampler, score, i);
     most = logit > most ? logit : most;

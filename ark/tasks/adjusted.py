@@ -2,7 +2,8 @@
 
 `adjust_logits` params: tiles. operands: logits (1, vocab), options, settings, position, tokens,
 stops, bias (1, vocab), counts (1, vocab), scores (1, vocab), candidates (tiles, 2), shares
-(tiles, 3). coord: tile. A tile adds the bias, applies the penalties, stores the scores, finds its
+(tiles, 3), allowed (1, vocab / 32). coord: tile. A tile adds the bias, bars the tokens whose bit of
+`allowed` is 0 if the option `masked` is not 0, applies the penalties, stores the scores, finds its
 best as `sample` does, and of its logits the largest and the sum of exponentials relative to it;
 shares: these two and the largest score.
 `sample_adjusted` params: tiles, top. operands: logits, options, settings, position, tokens, stops,
@@ -41,8 +42,12 @@ OPTIONS = (
     "frequency_penalty",
     "min_tokens",
     "logprobs",
+    "masked",
 )
-"""int32 each, floats as their bits. logprobs: 0 reports nothing, else one more than the number."""
+"""int32 each, floats as their bits. logprobs: 0 reports nothing, else one more than the number.
+masked: 1 where the sequence has a mask, else 0.
+"""
+MASK_BITS = 32  # of a word of a mask
 IN_PROMPT = 1 << 30
 MAX_TOP = 64
 DIGIT_VALUES = 16
@@ -78,7 +83,7 @@ class AdjustLogits(TaskKind):
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
-        count(sig, 11)
+        count(sig, 12)
         tiles = sig.read(AdjustParams).tiles
         row = (1, _check_state(sig, tiles))
         shaped(sig, 6, row, "fp32", dense=True)
@@ -86,6 +91,7 @@ class AdjustLogits(TaskKind):
         shaped(sig, 8, row, "fp32", dense=True)
         shaped(sig, 9, (tiles, 2), "fp32", dense=True)
         shaped(sig, 10, (tiles, 3), "fp32", dense=True)
+        shaped(sig, 11, (1, -(-row[1] // MASK_BITS)), "int32", dense=True)
 
     def places(self, sig: Signature) -> Places:
         return Places((range(sig.read(AdjustParams).tiles),))
@@ -96,6 +102,7 @@ class AdjustLogits(TaskKind):
         return [
             *(Access(i, (0, lo), (1, hi)) for i in (0, 6, 7)),
             *(whole(i, sig.operands[i]) for i in range(1, 6)),
+            Access(11, (0, lo // MASK_BITS), (1, -(-hi // MASK_BITS))),
             Access(8, (0, lo), (1, hi), write=True),
             Access(9, (tile, 0), (tile + 1, 2), write=True),
             Access(10, (tile, 0), (tile + 1, 3), write=True),
@@ -113,7 +120,7 @@ class AdjustLogits(TaskKind):
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         context, stops = sig.operands[4].shape[0], sig.operands[5].shape[0]
         constants = (sig.operands[0].shape[1], sig.read(AdjustParams).tiles, context, stops)
-        operands = [text.given(sig, i, const=i not in ADJUST_WRITTEN) for i in range(11)]
+        operands = [text.given(sig, i, const=i not in ADJUST_WRITTEN) for i in range(12)]
         return text.call(name, "ark_adjust_logits", constants, operands)
 
 

@@ -5,7 +5,8 @@ ark.tasks.attention_tiles'). pages.h says where positions lie, paged.h has the b
 A cache is (pool, kv_heads, page, head_dim); position p of a sequence is row p % page of the page
 whose number stands at p // page in the sequence's row of the table.
 
-`paged_attention` params: heads, kv_heads, head_dim, splits, scale. operands: q (m, heads *
+`paged_attention` params: heads, kv_heads, head_dim, splits, scale, streamed (as of `attention`).
+operands: q (m, heads *
 head_dim), keys, values, the table's row (1, most), position (1,), output, [fresh (1, 2 * kv_heads *
 head_dim): the newest key and value, where nothing else is appended in the iteration]. Row r of q
 sees positions 0 .. position + r. coord, output and splits as of `attention` (ark.tasks.attention),
@@ -18,6 +19,9 @@ dropped.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
 
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register, whole
@@ -33,6 +37,7 @@ from ark.plan.params import (
     shaped,
     typed,
 )
+from ark.plan.types import Fetch, FetchPages, Growth
 from ark.tasks import text
 from ark.tasks.attention import CHUNK, SplitAttention
 from ark.tasks.movement import HEADERS
@@ -51,6 +56,7 @@ class PagedAttentionParams(Params, frozen=True):
     head_dim: Heads
     splits: Splits
     scale: float
+    streamed: Annotated[int, msgspec.Meta(ge=0, le=1 << 16)] = 0
 
 
 class PagedAttention(SplitAttention):
@@ -80,6 +86,9 @@ class PagedAttention(SplitAttention):
         if has_newest(sig):
             need(rows == 1, f"{rows} rows cannot have one fresh key")
             shaped(sig, PAGED_FRESH, (1, 2 * kv_heads * width))
+        if p.streamed:
+            need(has_newest(sig), "the rows that it streams are not older than the iteration")
+            need(width * sig.operands[1].itemsize % 16 == 0, "cache rows are not whole 16 bytes")
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         p, (row, head, split) = sig.read(PagedAttentionParams), coord[:3]
@@ -98,6 +107,19 @@ class PagedAttention(SplitAttention):
             read.append(Access(PAGED_FRESH, (0, first * width), (1, (first + 1) * width)))
         tables = [whole(i, sig.operands[i]) for i in (3, 4)]
         return [*read, *tables, made]
+
+    def stream(self, sig: Signature, coord: Sequence[int]) -> tuple[Fetch, ...]:
+        params = sig.read(PagedAttentionParams)
+        rows, (_, head, split) = params.streamed, coord[:3]
+        if not rows:
+            return ()
+        cache = sig.operands[1]
+        count, kv_heads, page, width = cache.shape
+        row = width * cache.itemsize
+        pages = FetchPages(3, page, kv_heads * page * row, count)
+        growth = Growth(4, row, split, params.splits, beside=2, pages=pages)
+        room = sig.operands[3].shape[-1] * page * row
+        return (Fetch(1, head * page * row, room, rows * row, growth),)
 
     def packets(self, sig: Signature) -> frozenset[int]:
         newest = {PAGED_FRESH} if has_newest(sig) else set()

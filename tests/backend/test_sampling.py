@@ -28,6 +28,7 @@ DEFAULTS = {
     "frequency_penalty": 0.0,
     "min_tokens": 0,
     "logprobs": 0,
+    "masked": 0,
 }
 LAST_PLACE = 1  # place of the prompt's last token
 
@@ -61,6 +62,7 @@ def draw(
     top: int = 0,
     seed: int = 0,
     last: tuple[int, ...] | None = None,
+    allowed: np.ndarray | None = None,
     **options: Any,
 ) -> Drawn:
     """Draws `steps` tokens of each row of logits, which stay the same."""
@@ -81,6 +83,10 @@ def draw(
     added = np.zeros((batch, vocabulary), np.float32)
     for token, value in (bias or {}).items():
         added[:, token] = value
+    mask = np.zeros((batch, -(-vocabulary // 32) * 4), np.uint8)
+    if allowed is not None:
+        bits = np.packbits(allowed, axis=1, bitorder="little")
+        mask[:, : bits.shape[1]], options = bits, {**options, "masked": 1}
     values = {
         "settings": np.array(settings, np.int32).ravel(),
         "position": np.full(batch, LAST_PLACE),
@@ -89,6 +95,7 @@ def draw(
         "stops": np.array([*stops, *[-1] * (MAX_STOPS - len(stops))]),
         "options": np.array(words(options) * batch),
         "bias": added,
+        "allowed": mask.view(np.int32),
         "counts": counts,
         "logprobs": np.full(batch * context * (1 + 2 * top), -1),
     }
@@ -115,11 +122,11 @@ def referenced(drawn: Drawn, steps: int) -> np.ndarray:
     assert define is not None
     own = drawn.given
     names = ("logits", "settings", "position", "tokens", "output", "stops")
-    names += ("options", "bias", "counts", "logprobs")
+    names += ("options", "bias", "allowed", "counts", "logprobs")
     inputs = [own[name].copy() for name in names]
     inputs[3] = inputs[3].astype(np.int64)
     for _ in range(steps):
-        inputs[2], inputs[3], inputs[4], inputs[8], inputs[9] = define(inputs, {})
+        inputs[2], inputs[3], inputs[4], inputs[9], inputs[10] = define(inputs, {})
     return inputs[3].reshape(len(own["logits"]), -1)[:, LAST_PLACE + 1 :]
 
 
@@ -204,6 +211,21 @@ def test_penalties_and_biases_are_transformers(backend: str) -> None:
         assert tokens[:steps].tolist() == wanted
         assert len(set(wanted)) > 1
     np.testing.assert_array_equal(drawn.tokens[:, :steps], referenced(drawn, steps)[:, :steps])
+
+
+def test_tokens_without_a_bit_in_the_mask_never_come(backend: str) -> None:
+    """Masks of 61 tokens, whose last word is not full: greedy tokens, and draws."""
+    allowed = np.random.default_rng(2).random((2, len(SPREAD))) < 0.3
+    allowed[1] = False
+    allowed[1, [0, 33, 60]] = True
+    logits = np.tile(SPREAD, (2, 1))
+    wanted = np.where(allowed, logits, -np.inf).argmax(1)
+    greedy = draw(logits, 2, allowed=allowed, bias={int(wanted[0]): 0.5})
+    assert greedy.tokens[:, :2].T.tolist() == [wanted.tolist()] * 2
+    drawn = draw(logits, 30, 1.5, allowed=allowed, top_p=0.95)
+    for row, tokens in zip(allowed, drawn.tokens[:, :30], strict=True):
+        assert row[tokens].all() and len(set(tokens.tolist())) > 1
+    np.testing.assert_array_equal(drawn.tokens[:, :30], referenced(drawn, 30)[:, :30])
 
 
 @pytest.mark.emulated("slow")

@@ -181,6 +181,7 @@ def _options(rng: np.random.Generator) -> np.ndarray:
         "frequency_penalty": 0.1,
         "min_tokens": int(rng.choice([0, 4])),
         "logprobs": int(rng.integers(0, 5)),
+        "masked": 1,
     }
     return np.array(
         [

@@ -53,6 +53,7 @@ def everything() -> None:
         device.unload(program)
     kept = device.load(Binary(b"none", ".cubin"))
     launches_that_follow_each_other(device, kept)
+    launches_behind_copies(device, kept, plain.address)
     for memory in (shared, plain, host):
         device.free(memory)
     assert kept is not None
@@ -64,6 +65,39 @@ def launched() -> list[int]:
     and its stream."""
     words = (ctypes.c_uint64 * 64)()
     return list(words[: ctypes.CDLL("libcuda.so.1").stand_in_launched(words)])
+
+
+def launches_behind_copies(device: Any, program: Any, address: int) -> None:
+    """Copies and clears are done with the next launch and not before, in their order, with and
+    without a compiler; the driver sees the same launch.
+    """
+    device.write(address, NUMBERS)
+    for compiled in (True, False):
+        if not compiled:
+            assert device._ordered._quick is not None
+            device._ordered._quick = None
+        data = NUMBERS[:8] + 1
+        device.enqueue_zero(address + 4, 16)
+        device.enqueue_write(address + 8, data)
+        device.enqueue_write(address, data[:0])
+        data[:] = 0
+        assert (device.read(address, 64) == NUMBERS).all()
+        launch = device.launch(program, bytes(96), Grid(4, 32, 1024))
+        wanted = NUMBERS.copy()
+        wanted[4:20], wanted[8:16] = 0, NUMBERS[:8] + 1
+        assert (device.read(address, 64) == wanted).all()
+        function, *grid, stream, _, end, its = launched()
+        assert (function, grid) == (int(program.function), [4, 1, 1, 32, 1, 1, 1024])
+        assert stream == its == int(device._stream) and end == int(launch._end)
+        device.write(address, NUMBERS)
+    try:
+        device._ordered._stream = driver.cu.CUstream(0x66)
+        device._ordered._quick = device._ordered._queue()
+        device.launch(program, bytes(96), Grid(4, 32, 1024))
+    except SystemError as error:
+        assert "launching the loop kernel" in str(error), error
+    else:
+        raise AssertionError("a launch that failed was not told")
 
 
 def launches_that_follow_each_other(device: Any, program: Any) -> None:

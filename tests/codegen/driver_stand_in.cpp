@@ -121,6 +121,7 @@ API cuDevicePrimaryCtxRelease(int) { return must_be_idle("context released"), kS
 API cuDeviceCanAccessPeer(int* can, int, int) { return *can = 1, kSuccess; }
 API cuCtxEnablePeerAccess(void*, unsigned) { return kSuccess; }
 API cuCtxPushCurrent(void* context) { return contexts.push_back(context), kSuccess; }
+API cuCtxPushCurrent_v2(void* context) { return cuCtxPushCurrent(context); }
 API cuCtxGetCurrent(void** context) {
   return *context = contexts.empty() ? nullptr : contexts.back(), kSuccess;
 }
@@ -129,6 +130,7 @@ API cuCtxPopCurrent(void** context) {
   *context = contexts.back();
   return contexts.pop_back(), kSuccess;
 }
+API cuCtxPopCurrent_v2(void** context) { return cuCtxPopCurrent(context); }
 
 API cuMemAlloc(Address* address, size_t size) {
   const int file = memfd_create("stand-in", 0);

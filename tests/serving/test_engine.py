@@ -182,7 +182,7 @@ REFUSED = [
     ((1, 320), {}, "the token 320, but the vocabulary has 320"),
     (tuple(range(MAX_POSITIONS)), {}, "the prompt has 64 tokens, but the context holds 64"),
     ((1.5,), {}, "1.5 is not a whole number"),
-    ((1,), {"n": 2}, "2 samples were asked for; submit a request for each"),
+    ((1,), {"n": 2}, "n=2 is out of range; submit a request for each sample"),
 ]
 
 

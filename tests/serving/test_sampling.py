@@ -87,7 +87,7 @@ def test_requests_are_their_solo_runs(small: Checkpoint) -> None:
 def test_requests_beyond_the_engine_are_refused(small: Checkpoint) -> None:
     ways = {"slots": 1, "context": MAX_POSITIONS, "chunk": 0}
     cases = (
-        ("full", SamplingParams(n=2), "2 samples were asked"),
+        ("full", SamplingParams(n=2), "n=2 is out of range"),
         ("full", SamplingParams(logprobs=1), "reports at most 0"),
         ("full", SamplingParams(logit_bias={320: 1.0}), "names the token 320"),
         ("", SamplingParams(top_p=0.5, logprobs=0), "top_p, logprobs of the sampling"),

@@ -99,12 +99,12 @@ class Schedules(RuleBasedStateMachine):
             assert scheduler.running and all(self._waits(p) for p in scheduler.running)
             return
         assert not any(map(self._waits, step.rows))
-        assert step.iterations <= 1 or not any(p.guide for p in step.rows)
+        assert all(p.new_tokens(step.iterations, self.pool.size) <= 1 for p in step.rows if p.guide)
         assert (step.iterations > 0) == bool(step.rows) and step.iterations <= iterations
         assert set(step.rows) <= set(scheduler.running)
         assert len(step.rows) + sum(map(len, step.drafts)) <= scheduler.slots
         for progress in step.rows:  # no row waits for a page
-            needed = min(progress.total, progress.computed + step.iterations + 1)
+            needed = min(progress.most, progress.computed + step.iterations + 1)
             assert progress.end(self.pool.size) >= needed
         done = data.draw(st.integers(min(1, step.iterations), step.iterations))
         whole = any(step.drafts)
@@ -255,3 +255,18 @@ def test_a_step_is_left_where_it_makes_a_difference() -> None:
         for row in range(1, 4):
             scheduler.take(step, row, [1, 1])
         assert scheduler.leaves(step)
+
+
+def test_a_row_with_a_mask_stops_alone() -> None:
+    """It makes one token, for which its mask is; the row beside it decodes on."""
+    pool = PagePool(0, 8, 8)
+    scheduler, device = Scheduler(2, 0, MAX_POSITIONS, pool), ModelDevice(0, 8)
+    free = scheduler.add(Request("0", (1, 2), SamplingParams(max_tokens=20)))
+    masked = scheduler.add(Request("1", (3,), SamplingParams(max_tokens=20), grammar=AnyText()))
+    masked.mask = MASK
+    step = scheduler.plan(12)
+    assert step.iterations == 12 and [p.new_tokens(12, 8) for p in step.rows] == [11, 1]
+    finish(scheduler, step, device)
+    assert (free.new, masked.new) == (11, 1)
+    masked.mask = None
+    assert scheduler.plan(12).rows == (free,)

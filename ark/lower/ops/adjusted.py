@@ -14,8 +14,9 @@ MIN_TILE_ELEMENTS = 256
 
 def lower_adjusted(lowering: Lowering, node: Node) -> None:
     """Of each sequence tiles adjust the logits, and one task samples; one then chooses for all."""
-    state, leave = node.inputs[:10], node.inputs[10:]
-    logits, settings, position, tokens, output, stops, options, bias, counts, logprobs = state
+    state, leave = node.inputs[:11], node.inputs[11:]
+    logits, settings, position, tokens, output, stops, options, *more = state
+    bias, allowed, counts, logprobs = more
     batch, vocabulary = logits.shape
     processors = lowering.machine.processors
     tiles = max(1, min(processors // batch, vocabulary // MIN_TILE_ELEMENTS))
@@ -32,16 +33,16 @@ def lower_adjusted(lowering: Lowering, node: Node) -> None:
     for b in range(batch):
         own = [lowering.part(t, batch, b) for t in (logits, options, settings, position, tokens)]
         own.append(stops)
-        more = (bias, counts, scores, candidates, shares, drawn, logprobs)
-        parts = [lowering.part(t, batch, b) for t in more]
+        others = (bias, counts, scores, candidates, shares, allowed, drawn, logprobs)
+        parts = [lowering.part(t, batch, b) for t in others]
         lowering.emit(
             "adjust_logits",
             AdjustParams(tiles),
-            [*own, *parts[:5]],
+            [*own, *parts[:6]],
             [(i,) for i in range(tiles)],
             f".{b}.adjust",
         )
-        operands = [*own, *parts[2:5], parts[1], *parts[5:]]
+        operands = [*own, *parts[2:5], parts[1], *parts[6:]]
         lowering.emit(
             "sample_adjusted", SampleAdjustedParams(tiles, top), operands, [(0,)], f".{b}"
         )

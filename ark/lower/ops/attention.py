@@ -7,6 +7,7 @@ ark.lower.registry.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from msgspec import structs
 
@@ -99,19 +100,20 @@ def attention_splits(
     return min(wanted, max(1, context // least))
 
 
-def _older(lowering: Lowering, node: Node) -> bool:
-    """Is what the stream would take older than the iteration.
-
-    Caches that are only appended to, up to a position that is not written before?
+def are_older(
+    lowering: Lowering, node: Node, kept: Sequence[ir.Tensor], position: ir.Tensor
+) -> bool:
+    """True where the rows that the stream would take are older than the iteration: those of caches
+    that are only appended to, up to a position that is not written before the node. kept: the
+    caches, and a table of their pages.
     """
-    _, key, value, position, *_ = (t.buffer.id for t in node.inputs)
     phase = [n for n in lowering.graph.nodes if n.phase == node.phase]
     written = {t.buffer.id for n in phase for t in n.outputs}
     before = {t.buffer.id for n in phase if n.id < node.id for t in n.outputs}
-    return not {key, value} & written and position not in before
+    return not {t.buffer.id for t in kept} & written and position.buffer.id not in before
 
 
-def _streamed(cache: ir.Tensor, group: int, machine: Machine) -> int:
+def streamed_rows(cache: ir.Tensor, group: int, machine: Machine) -> int:
     """Positions whose keys and values fill a stage of the operand stream.
 
     0 where bodies read the caches in place.
@@ -170,8 +172,8 @@ def _lower_sequence(lowering: Lowering, node: Node, batch: int) -> tuple[ir.Tens
     kv_heads, context, _ = key.shape
     machine = lowering.machine
     streamed = 0
-    if fresh and _older(lowering, node):
-        streamed = _streamed(key, given.heads // kv_heads, machine)
+    if fresh and are_older(lowering, node, (key, value), position):
+        streamed = streamed_rows(key, given.heads // kv_heads, machine)
     # A processor of which the ring takes keys and values has a stage of them at least.
     least = max(32, streamed) if machine.variant.role(COMMUNICATE) else 64
     least *= 2 if streamed and batch > 1 and machine.ring_bytes else 1

@@ -8,8 +8,16 @@ from ark.ir.attributes import AttentionAttributes
 from ark.ir.dtype import fp32
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
-from ark.lower.ops.attention import TILED_ROWS, attention_splits, lower_tiles, merge_group
+from ark.lower.ops.attention import (
+    TILED_ROWS,
+    are_older,
+    attention_splits,
+    lower_tiles,
+    merge_group,
+    streamed_rows,
+)
 from ark.plan.params import Params
+from ark.plan.types import MAX_STAGE_PAGES, pages_of_stage
 from ark.tasks.attention import AttentionMergeParams
 from ark.tasks.paged import PagedAttentionParams
 
@@ -47,12 +55,26 @@ def _lower_splits(lowering: Lowering, node: Node) -> None:
     given = node.read(AttentionAttributes)
     heads, width = given.heads, given.head_dim
     kv_heads, page = key.shape[1:3]
-    splits = attention_splits(q.shape[0], kv_heads, page * table.shape[1], machine.processors)
+    context, streamed = page * table.shape[1], 0
+    if newest and machine.ring_bytes and are_older(lowering, node, (key, value, table), position):
+        streamed = streamed_rows(key, heads // kv_heads, machine)
+        if pages_of_stage(streamed, page) > MAX_STAGE_PAGES:
+            streamed = 0
+    # A part has a stage of the ring at least, and one of several sequences two.
+    least = 64 if not streamed else streamed * (1 if sequences == 1 else 2)
+    splits = attention_splits(q.shape[0], kv_heads, context, machine.processors, least)
+    if splits == 2 and sequences > 1 and context <= streamed * machine.variant.stages:
+        splits = 1  # as of attention over rows that follow each other
     # All parts of a head are in shared memory when they are merged.
     room = (machine.shared_bytes - machine.ring_bytes) // (4 * (width + 2))
     splits = max(1, min(splits, room))
     params = PagedAttentionParams(
-        heads=heads, kv_heads=kv_heads, head_dim=width, splits=splits, scale=given.scale
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=width,
+        splits=splits,
+        scale=given.scale,
+        streamed=streamed,
     )
     merges = []
     for b in range(sequences):

@@ -78,13 +78,13 @@ def _samples(layer: Node, node: Node, context: Context) -> bool:
     """True where the layer has a body that finds the best of the logits that a node reads."""
     if not _makes(layer, node.inputs[0], node):
         return False
-    if node.type == "sample":
-        return True
     (x, weight), machine = layer.inputs[:2], context.machines[node.phase]
+    if x.shape[0] == 1:
+        return True
     held, splits, _ = layer_tiles(layer, machine)
     return (
         machine.variant.role(COMMUNICATE) > 0
-        and 1 < x.shape[0] <= MOST_NARROW
+        and x.shape[0] <= MOST_NARROW
         and narrow_rows(x.shape[0], weight, splits)
         and held in MATRIX_ROWS
     )

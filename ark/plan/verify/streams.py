@@ -13,9 +13,12 @@ from ark.plan.serialize import machine_of
 from ark.plan.types import (
     MAX_PIECE_PITCH_BYTES,
     MAX_PIECES,
+    MAX_STAGE_PAGES,
     Fetch,
+    FetchPages,
     Plan,
     PlanOp,
+    pages_of_stage,
 )
 from ark.plan.verify.rank_set import Key, RankSet, refuse
 
@@ -55,7 +58,7 @@ def check_streams(
                         f"op {op.name!r} streams stages of {size} bytes, but a stage of the ring "
                         f"has {machine.stage_bytes}"
                     )
-                _check_growth(rank_set, plan, machine, number, op_id, fetch)
+                _check_growth(rank_set, plan, machine, number, op_id, fetch, written)
 
 
 def _check_fetch(rank_set: RankSet, plan: Plan, op: PlanOp, fetch: Fetch, bad: set[Key]) -> None:
@@ -70,9 +73,9 @@ def _check_fetch(rank_set: RankSet, plan: Plan, op: PlanOp, fetch: Fetch, bad: s
                 f"op {op.name!r} streams {buffer.name!r}, which tasks write; expected memory that "
                 "the iteration only reads"
             )
-        if fetch.offset < 0 or fetch.offset + fetch.nbytes > room or fetch.stage <= 0:
+        if fetch.offset < 0 or fetch.offset + fetch.reach > room or fetch.stage <= 0:
             raise refuse(
-                f"op {op.name!r} streams {fetch.nbytes} bytes from byte {fetch.offset} of "
+                f"op {op.name!r} streams {fetch.reach} bytes from byte {fetch.offset} of "
                 f"{buffer.name!r}, in stages of {fetch.stage}; the buffer has {room} bytes there"
             )
         if growth is not None and (tensor.first_byte + fetch.offset) % BULK_COPY_BYTES:
@@ -101,8 +104,41 @@ def check_pieces(name: str, fetch: Fetch) -> None:
         )
 
 
+def _check_pages(
+    rank_set: RankSet, plan: Plan, op: PlanOp, fetch: Fetch, pages: FetchPages, written: set[Key]
+) -> None:
+    """A stage lies in few pages, which are whole, and no task writes their numbers."""
+    growth = fetch.growth
+    assert growth is not None
+    table = plan.tensors[op.operands[pages.table]]
+    buffer = plan.buffers[table.buffer]
+    rows, step = fetch.nbytes // growth.row, fetch.stage // growth.row
+    if table.dtype != "int32" or math.prod(table.shape) * pages.rows < rows:
+        raise refuse(
+            f"op {op.name!r} takes numbers of pages from {table.name!r}, which is {table.dtype} "
+            f"{list(table.shape)}; expected int32, one for every {pages.rows} of {rows} rows"
+        )
+    if not buffer.initial or rank_set.buffer_of(plan.rank, buffer.id) in written:
+        raise refuse(
+            f"op {op.name!r} takes numbers of pages from {buffer.name!r}, which tasks write; "
+            "expected memory that they only read"
+        )
+    if pages.pitch % BULK_COPY_BYTES or pages_of_stage(step, pages.rows) > MAX_STAGE_PAGES:
+        raise refuse(
+            f"op {op.name!r} streams stages of {step} rows from pages of {pages.rows}, "
+            f"{pages.pitch} bytes apart; expected at most {MAX_STAGE_PAGES} pages in a stage, a "
+            f"multiple of {BULK_COPY_BYTES} bytes apart"
+        )
+
+
 def _check_growth(
-    rank_set: RankSet, plan: Plan, machine: Machine, number: int, op_id: int, fetch: Fetch
+    rank_set: RankSet,
+    plan: Plan,
+    machine: Machine,
+    number: int,
+    op_id: int,
+    fetch: Fetch,
+    written: set[Key],
 ) -> None:
     """Whole rows in whole stages, as many as a number says that is there when the iteration begins
     and stays until the task is done. number: the phase's.
@@ -130,6 +166,8 @@ def _check_growth(
             f"{growth.part} of {growth.parts}; expected multiples of its row of {growth.row} "
             f"bytes, and rows of a multiple of {BULK_COPY_BYTES}"
         )
+    if growth.pages is not None:
+        _check_pages(rank_set, plan, op, fetch, growth.pages, written)
     buffer = plan.buffers[tensor.buffer]
     touched = rank_set.touches(plan.rank, number)
     regions = [r for listed_op in touched for r in listed_op if r.memory == buffer.id]

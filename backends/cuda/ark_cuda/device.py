@@ -25,6 +25,7 @@ from ark_cuda import boxes, machines, peer, probe
 from ark_cuda.again import CudaAgain
 from ark_cuda.driver import check, cu, current, words
 from ark_cuda.launches import CudaLaunch, Events, Program, enqueue
+from ark_cuda.ordered import Ordered
 
 _ATTRIBUTE = cu.CUdevice_attribute
 _FUNCTION = cu.CUfunction_attribute
@@ -61,6 +62,7 @@ class CudaDevice:
         with current(self.context):
             self._stream = check(cu.cuStreamCreate(flags), f"opening {self.label}")
             self._copies = check(cu.cuStreamCreate(flags), f"opening {self.label}")
+        self._ordered = Ordered(self.context, self._stream, self.label)
 
     def _attribute(self, name: str) -> int:
         attribute = getattr(_ATTRIBUTE, f"CU_DEVICE_ATTRIBUTE_{name}")
@@ -170,6 +172,14 @@ class CudaDevice:
             check(cu.cuMemsetD8Async(address, 0, nbytes, self._copies), doing)
             check(cu.cuStreamSynchronize(self._copies), doing)
 
+    def enqueue_write(self, address: int, data: np.ndarray) -> None:
+        """See OrderedDevice.enqueue_write."""
+        self._ordered.write(address, data)
+
+    def enqueue_zero(self, address: int, nbytes: int) -> None:
+        """See OrderedDevice.enqueue_zero."""
+        self._ordered.zero(address, nbytes)
+
     def load(self, binary: Binary) -> Program:
         doing = f"loading a loop kernel on {self.label}, which runs {self.arch}"
         with current(self.context):
@@ -203,13 +213,16 @@ class CudaDevice:
         if not isinstance(program, Program):
             raise TypeError("launch needs what load returned")
         self._returned.settle()
-        queue = self._stream if stream is None else cu.CUstream(stream)
-        with current(self.context):
-            doing = self._admit(program, grid)
-            begin, end = self._events.take(doing), self._events.take(doing)
-            check(cu.cuEventRecord(begin, queue), doing)
-            enqueue(program, params, grid, queue, doing)
-            check(cu.cuEventRecord(end, queue), doing)
+        doing = self._admit(program, grid)
+        begin, end = self._events.take(doing), self._events.take(doing)
+        if stream is None:
+            self._ordered.launch(program, params, grid, (begin, end), doing)
+        else:
+            queue = cu.CUstream(stream)
+            with current(self.context):
+                check(cu.cuEventRecord(begin, queue), doing)
+                enqueue(program, params, grid, queue, doing)
+                check(cu.cuEventRecord(end, queue), doing)
         launch = CudaLaunch(self._events, begin, end)
         self._launches.add(launch)
         return launch
@@ -266,8 +279,9 @@ class CudaDevice:
             f"{grid.shared_bytes} + {program.shared_bytes} bytes of shared memory)"
         )
         limit = _FUNCTION.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        check(cu.cuFuncSetAttribute(program.function, limit, grid.shared_bytes), doing)
-        self._check_resident(program, grid, doing)
+        with current(self.context):
+            check(cu.cuFuncSetAttribute(program.function, limit, grid.shared_bytes), doing)
+            self._check_resident(program, grid, doing)
         self._admitted = {k: t for k, t in self._admitted.items() if k[0] != key[0]}
         self._admitted[key] = doing
         return doing

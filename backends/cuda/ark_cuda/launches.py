@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ark.backend.devices import Grid
-from ark_cuda.driver import check, cu
+from ark_cuda.driver import check, cu, current
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,11 @@ class Events:
         self._free: list[Any] = []  # of launches that nobody asks about any more
 
     def take(self, doing: str) -> Any:
-        """An event for a launch, which gives it back by `release`. The context is current."""
+        """An event for a launch, which gives it back by `release`."""
         if self._free:
             return self._free.pop()
-        event = check(cu.cuEventCreate(0), doing)
+        with current(self.context):
+            event = check(cu.cuEventCreate(0), doing)
         self._made[int(event)] = event
         return event
 

@@ -26,7 +26,14 @@ ARK_DEVICE ArkGrowth ark_from_lane(const ArkGrowth& g, ark_u32 lane) {
   made.step = __shfl_sync(0xffffffffu, g.step, lane);
   made.part = __shfl_sync(0xffffffffu, g.part, lane);
   made.parts = __shfl_sync(0xffffffffu, g.parts, lane);
-  made.pad = 0u;
+  made.table = 0u;
+  made.page = made.pitch = made.pages = 0u;
+  if (ARK_STREAM_PAGES) {
+    made.table = __shfl_sync(0xffffffffu, g.table, lane);
+    made.page = __shfl_sync(0xffffffffu, g.page, lane);
+    made.pitch = __shfl_sync(0xffffffffu, g.pitch, lane);
+    made.pages = __shfl_sync(0xffffffffu, g.pages, lane);
+  }
   return made;
 }
 // The iteration may begin: the computing side has said so, and what was written before is there for
@@ -45,6 +52,26 @@ ARK_DEVICE bool ark_stream_begun(const ArkCtx& c) {
   asm volatile("fence.proxy.async;" ::: "memory");
   return true;
 }
+// Where rows from first to end - 1 lie in pages, lane l has to do with page l of them. The number
+// of its page: one that no page has is read as 0, since the body ends the run.
+ARK_DEVICE ark_u32 ark_stream_page(const ArkGrowth& g, ark_u32 first, ark_u32 end) {
+  const ark_u32 page = first / g.page + static_cast<ark_u32>(ark_lane());
+  if (page * g.page >= end) return 0u;
+  const ark_u32 number = reinterpret_cast<const volatile ark_u32*>(g.table)[page];
+  return number < g.pages ? number : 0u;
+}
+ARK_DEVICE void ark_fill_pages(const ArkRingAt& at, const ArkGrowth& g, ark_u32 slot, ark_u32 first,
+                               ark_u32 end, ark_u32 number) {
+  const ark_u32 top = (first / g.page + static_cast<ark_u32>(ark_lane())) * g.page;
+  const ark_u32 begin = top < first ? first : top, last = top + g.page < end ? top + g.page : end;
+  if (begin >= last) return;
+  const ark_u64 from =
+      static_cast<ark_u64>(number) * g.pitch + static_cast<ark_u64>(begin - top) * g.row;
+  const ark_u32 to = at.slots + slot * ARK_STAGE_BYTES + (begin - first) * g.row;
+  const ark_u32 bytes = (last - begin) * g.row, full = at.full + slot * 8u;
+  ark_bulk_copy(to, g.address + from, bytes, full, ARK_STREAM_POLICY);
+  ark_bulk_copy(to + g.step * g.row, g.beside + from, bytes, full, ARK_STREAM_POLICY);
+}
 // A growing fetch: rows of two operands in each stage, as far as they are older than the iteration.
 // These are read but once an iteration as well, and give way to packets as weights do.
 ARK_DEVICE bool ark_stream_growth(ArkCtx& c, const ArkRingAt& at, const ArkGrowth& g,
@@ -54,11 +81,15 @@ ARK_DEVICE bool ark_stream_growth(ArkCtx& c, const ArkRingAt& at, const ArkGrowt
     const ark_u32 slot = issued % ARK_RING_DEPTH;
     const ark_u32 end = rows.end < rows.newest ? rows.end : rows.newest;
     const ark_u32 left = first < end ? end - first : 0u;
-    const ark_u32 bytes = (left < g.step ? left : g.step) * g.row;
+    const ark_u32 count = left < g.step ? left : g.step, bytes = count * g.row;
+    const bool paged = ARK_STREAM_PAGES && g.page != 0u;
+    const ark_u32 number = paged ? ark_stream_page(g, first, first + count) : 0u;
     if (!ark_slot_free(at, slot, issued / ARK_RING_DEPTH)) return false;
     if (!ark_prepare_slot(c, at, slot, g.address, 2u * bytes)) return false;
     if (!ark_stream_landed(c, at, issued, ARK_IN_FLIGHT)) return false;
-    if (ark_lane() == 0 && bytes != 0u) {
+    if (paged) {
+      ark_fill_pages(at, g, slot, first, first + count, number);
+    } else if (ark_lane() == 0 && bytes != 0u) {
       const ark_u64 from = static_cast<ark_u64>(first) * g.row;
       const ark_u32 to = at.slots + slot * ARK_STAGE_BYTES, full = at.full + slot * 8u;
       ark_bulk_copy(to, g.address + from, bytes, full, ARK_STREAM_POLICY);

@@ -18,42 +18,22 @@ from ark.lower.ops import attention as attention_lowering
 from ark.lower.pipeline import plan as plan_graph
 from ark.machine import Machine
 from ark.machine.capability import Capability
-from ark.machine.variant import COMMUNICATE, COMPUTE, LOAD, Role, Variant, block
 from ark.models.build import Shape
 from ark.models.config import builtin_config
 from ark.models.llama import Llama
 from ark.models.plans import make_plans
 from ark.ops.tokens import TokenState
 from ark.plan.serialize import from_json, to_json
-from ark.plan.types import Growth, Plan, Task
+from ark.plan.types import Growth, Plan
 from ark.plan.verify import verify
 from ark.runtime import tables
-from tests.unit.plan.shapes import CONFIG, machine, replace_task
-
-WIDE = dataclasses.replace(CONFIG, hidden_size=128, head_dim=32)
-ROLES = Variant("roles", (Role(COMPUTE, 6), Role(COMMUNICATE, 1), Role(LOAD, 1)), 6, 4096, 2)
-ROOM = 64
-
-
-def offers_roles() -> Machine:
-    made = machine(4, Capability.PACKETS, warps=8)
-    return dataclasses.replace(made, variants=(block(8, 1, stages=6, stage_bytes=4096), ROLES))
+from tests.unit.plan.growths import ROOM_POSITIONS, WIDE, growing, offers_roles
+from tests.unit.plan.shapes import machine, replace_task
 
 
 def decoder(target: Machine, chunk: int = 0, dtype: ark.DataType = bf16, **options: object) -> Plan:
-    (made,) = make_plans(Shape(WIDE, dtype, ROOM, chunk), target, dict(options))
+    (made,) = make_plans(Shape(WIDE, dtype, ROOM_POSITIONS, chunk), target, dict(options))
     return made
-
-
-def growing(plan: Plan) -> list[tuple[tuple[int, int, int], Task]]:
-    """(phase, processor, position) of tasks whose fetch grows."""
-    return [
-        ((number, processor, i), task)
-        for number, phase in enumerate(plan.phases)
-        for processor, own in enumerate(phase.processors)
-        for i, task in enumerate(own)
-        if any(f.growth for f in task.fetches)
-    ]
 
 
 @pytest.mark.parametrize("chunk", [0, 4])
@@ -66,7 +46,11 @@ def test_a_decoder_streams_its_caches_and_the_file_says_so(chunk: int) -> None:
         for (phase, _, _), task in tasks:
             assert phase == len(made.phases) - 1  # a prompt's own rows are not older than it
             (fetch,) = task.fetches
-            assert (fetch.nbytes, fetch.growth.row, fetch.stage % 64) == (ROOM * 64, 64, 0)
+            assert (fetch.nbytes, fetch.growth.row, fetch.stage % 64) == (
+                ROOM_POSITIONS * 64,
+                64,
+                0,
+            )
             assert task.streamed == 0
         again = from_json(to_json(made))
         assert again == made
@@ -136,9 +120,9 @@ def _graph(before: Callable[[Llama, TokenState], None]) -> Graph:
     with use_model(model):
         made = Llama(WIDE, bf16)
         made.name_tensors()
-        made.setup(ROOM)
+        made.setup(ROOM_POSITIONS)
         made.name_tensors()
-        state = TokenState.make(ROOM)
+        state = TokenState.make(ROOM_POSITIONS)
         with model.graph.entry("decode"):
             before(made, state)
             made.decode(state)
@@ -169,7 +153,7 @@ def test_what_the_iteration_changes_first_is_read_in_place(
     made = plan_graph(_graph(FIRST[message]), target)
     verify([made])
     assert len(growing(made)) < len(growing(decoder(target)))
-    monkeypatch.setattr(attention_lowering, "_older", lambda *_: True)
+    monkeypatch.setattr(attention_lowering, "are_older", lambda *_: True)
     forged = plan_graph(_graph(FIRST[message]), target)
     with pytest.raises(PlanError, match=message):
         verify([forged])
@@ -215,10 +199,10 @@ def test_a_growing_fetch_is_one_record_and_what_it_grows_by() -> None:
             for i in (fetch.operand, fetch.growth.beside, fetch.growth.length)
         )
         head = task.coord[1]
-        assert row["address"] == (keys.buffer << 32) + head * ROOM * 64
-        assert row["beside"] == (values.buffer << 32) + head * ROOM * 64
+        assert row["address"] == (keys.buffer << 32) + head * ROOM_POSITIONS * 64
+        assert row["beside"] == (values.buffer << 32) + head * ROOM_POSITIONS * 64
         assert row["length"] == place.buffer << 32
-        assert (row["row"], row["rows"], row["step"]) == (64, ROOM, fetch.stage // 64)
+        assert (row["row"], row["rows"], row["step"]) == (64, ROOM_POSITIONS, fetch.stage // 64)
         assert (row["part"], row["parts"]) == (task.coord[2], fetch.growth.parts)
     starts = np.flatnonzero(built.fetches["form"])
     assert len(starts) == len(built.growths)

@@ -258,6 +258,7 @@ static void place_growths(const ark_instance* i, struct ArkGrowth* growths) {
     growths[n].address = placed(i, growths[n].address);
     growths[n].beside = placed(i, growths[n].beside);
     growths[n].length = placed(i, growths[n].length);
+    growths[n].table = placed(i, growths[n].table);
   }
 }
 

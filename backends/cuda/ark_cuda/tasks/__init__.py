@@ -22,6 +22,7 @@ from ark_cuda.tasks import (
 BODIES: tuple[Body, ...] = (
     attention.FromRing(),
     attention.InPlace(),
+    attention.PagesFromRing(),
     attention.Paged(),
     attention.Merge(),
     attention_tiles.Warpgroups(),

@@ -134,13 +134,39 @@ class InPlace(_Cached):
         return inline.inlined(name, call, machine, often=sig.operands[0].shape[0] == 1)
 
 
-class Paged(_Cached):
-    """The same over pages."""
+class PagesFromRing(_Cached):
+    """Keys and values of pages come from the ring."""
 
     kind = "paged_attention"
 
     def serves(self, sig: Signature, machine: Machine) -> bool:
-        return _warps(sig, machine) > 0
+        return _staged(sig, machine) > 0
+
+    def headers(self, machine: Machine) -> tuple[str, ...]:
+        pages = (*MOVEMENT, text.header("pages.h"), inline.header("attention_stream_pages.h"))
+        return (*super().headers(machine), *pages)
+
+    def scratch(self, sig: Signature, machine: Machine) -> int:
+        return staged_bytes(*_shape(sig), machine.warps)
+
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        group, width = _shape(sig)
+        p, cache, most = sig.read(AttentionParams), sig.operands[1], sig.operands[3].shape[-1]
+        pool, _, page, _ = cache.shape
+        sizes = (group, p.kv_heads, width, page, pool, most, p.splits, _staged(sig, machine))
+        operands = [text.given(sig, i, const=i != 5) for i in (0, 1, 3, 4, 5, PAGED_FRESH)]
+        given = (text.literal(p.scale), *operands)
+        call = text.called("ark_attention_staged_pages", (cache.ctype, *sizes), given)
+        return inline.inlined(name, call, machine)
+
+
+class Paged(_Cached):
+    """The same over pages that are read in place."""
+
+    kind = "paged_attention"
+
+    def serves(self, sig: Signature, machine: Machine) -> bool:
+        return not _staged(sig, machine) and _warps(sig, machine) > 0
 
     def headers(self, machine: Machine) -> tuple[str, ...]:
         pages = (*MOVEMENT, text.header("pages.h"), inline.header("attention_pages.h"))

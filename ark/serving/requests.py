@@ -1,0 +1,38 @@
+"""Which requests an engine can serve. Called by ark.serving.engine."""
+
+from __future__ import annotations
+
+from ark.errors import InvalidUsageError
+from ark.models.build import FULL, Shape
+from ark.models.options import check_tokens
+from ark.models.request import check_prompt_tokens, no_room
+from ark.models.sampling import BASIC
+from ark.serving.types import Request
+
+
+def check_request(request: Request, shape: Shape) -> None:
+    """Raises InvalidUsageError for a request that an engine of that shape cannot serve."""
+    prompt, sampling = request.prompt, request.sampling
+    vocabulary, context = shape.config.vocab_size, shape.context
+    check_prompt_tokens(prompt, vocabulary)
+    if len(prompt) >= context:
+        raise no_room(f"the prompt has {len(prompt):,}", context, context)
+    if sampling.n != 1:
+        raise InvalidUsageError(f"n={sampling.n} is out of range; submit a request for each sample")
+    if request.grammar is None and sampling.structured_outputs is not None:
+        raise InvalidUsageError(
+            "a request's grammar and its structured_outputs belong together; make the grammar "
+            "by ark.serving.grammar.Grammars, or use ark.LLM"
+        )
+    others = () if shape.sampling else sampling.beyond(BASIC)
+    if others:
+        raise InvalidUsageError(
+            f"{', '.join(others)} of the sampling cannot be followed by this engine; leave "
+            f"these fields at their defaults, or open it with sampling={FULL!r}"
+        )
+    if (sampling.logprobs or 0) > shape.logprobs:
+        raise InvalidUsageError(
+            f"logprobs is {sampling.logprobs}, but this engine reports at most "
+            f"{shape.logprobs}; ask for fewer, or open it with more max_logprobs"
+        )
+    check_tokens(sampling, vocabulary, request.stop_token_ids)
