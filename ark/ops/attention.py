@@ -168,8 +168,8 @@ def attention_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) 
         options = {**attrs, "placed": True}
         extra = [np.array([position]), *([] if sinks is None else [sinks])]
         masks = [[] if mask is None else [mask[n % len(mask)][None]] for n in range(len(q))]
-        each = zip(q, key, value, masks, strict=True)
-        return [np.stack([attention_reference([*row, *extra, *m], options)[0] for *row, m in each])]
+        rows = zip(q, key, value, masks, strict=True)
+        return [np.stack([attention_reference([*row, *extra, *m], options)[0] for *row, m in rows])]
     heads, width, context = how.heads, how.head_dim, key.shape[1]
     group = heads // key.shape[0]
     out = np.zeros(q.shape)
