@@ -28,6 +28,8 @@ WIDE = (
     Shape(150, 260, 2, 1, 96, causal=False, softcap=5.0),
     Shape(129, 300, 2, 2, 256, position=0, sinks=True),
     Shape(200, 200, 2, 1, 40),
+    Shape(150, 170, 4, 2, 64, batch=2, causal=False, mask=(2, 1, 1, 170)),
+    Shape(150, 170, 2, 2, 128, softcap=3.0, mask=(2, 150, 170), added=True, sinks=True),
 )
 
 

@@ -71,6 +71,8 @@ def _rotary(call: Call) -> Gradients:
 def _attention(call: Call) -> Gradients:
     """The attention weights are recomputed; then as in Dao et al. 2022, appendix B.2, in fp32."""
     how = call.node.read(AttentionAttributes)
+    if not how.plain:
+        raise refuse(call, "inputs of other than causal attention at a position")
     heads, width, scale = how.heads, how.head_dim, how.scale
     kv_heads = call.shape(1)[0]
     rows, group = call.shape(0)[0], heads // kv_heads

@@ -7,10 +7,13 @@ its `to_node()` to the graph. ATTRIBUTES lists which op has which.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from ark.ir.attribute_forms import Attributes, PartialAttributes
+
+MaskForm = Literal["", "seen", "hidden", "added"]
 
 
 class AlongAttributes(PartialAttributes, frozen=True):
@@ -115,8 +118,10 @@ class ProjectionAttributes(Attributes, frozen=True):
 
 class AttentionAttributes(Attributes, frozen=True):
     """placed: an input is the position. sinks: an input holds a score a head. by_rows: keys and
-    values have a row for each position, with all heads. paged: they lie in pages. The others are
-    described at ark.attention.
+    values have a row for each position, with all heads. paged: they lie in pages. mask: the last
+    input is true for keys that are seen, or for those that are hidden, or is added to scores. fill:
+    the score of a hidden key. strict: a row that sees no key is NaN, as softmax has it, not 0. The
+    others are described at ark.attention.
     """
 
     heads: int
@@ -129,6 +134,9 @@ class AttentionAttributes(Attributes, frozen=True):
     sinks: bool = False
     by_rows: bool = False
     paged: bool = False
+    mask: MaskForm = ""
+    fill: float = -math.inf
+    strict: bool = False
 
     @property
     def plain(self) -> bool:

@@ -9,12 +9,13 @@ import numpy as np
 
 from ark.errors import ModelError
 from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
-from ark.ir.attributes import AttentionAttributes
-from ark.ir.dtype import fp32
+from ark.ir.attributes import AttentionAttributes, MaskForm
+from ark.ir.dtype import FLOATS, bool_, fp32
 from ark.lower.ops.attention import lower_attention
 from ark.lower.registry import register
 from ark.ops.base import float_dtype, result
 from ark.ops.tokens import by_sequence, check_position
+from ark.ops.views import reshape
 
 
 def attention(
@@ -30,6 +31,7 @@ def attention(
     window: int = 0,
     softcap: float = 0.0,
     sinks: TensorLike | None = None,
+    mask: TensorLike | None = None,
 ) -> Tensor:
     """Grouped-query attention (Vaswani et al. 2017, Ainslie et al. 2023).
 
@@ -38,8 +40,10 @@ def attention(
     causal, sees keys 0 to there, else all of them. position: (1,) int32, 0 without it. window: of
     the keys that it sees the last so many, 0 for all. scale: of scores, by default width ** -0.5.
     softcap: above 0, scores become softcap * tanh(score / softcap) (Gemma 2). sinks: (heads,) fp32,
-    scores that take their share of a row's weights and have no value (GPT-OSS). What nobody sees of
-    keys and values must be finite numbers. Where a query (rows, heads * width) has as many
+    scores that take their share of a row's weights and have no value (GPT-OSS). mask: bool, true
+    for keys that are seen, or floats that are added to scores; it broadcasts to (batch, heads,
+    rows, context). A row that sees no key gives zeros. What nobody sees of keys and values must be
+    finite numbers. Where a query (rows, heads * width) has as many
     positions as rows, each row is a sequence's with keys and values of its own, whose heads lie one
     behind the other's (rows * kv_heads, context, width). Result of the query's shape and type,
     fp32, fp16 or bf16; sums and exponentials are in fp32. ModelError for what does not fit.
@@ -83,6 +87,12 @@ def attention(
         inputs.append(at)
     if sinks is not None:
         inputs.append(check_sinks("attention", sinks, heads))
+    form: MaskForm = ""
+    if mask is not None:
+        given = as_tensor(mask)
+        form = "seen" if given.ir.dtype == bool_ else "added"
+        sizes = (batch[0] if batch else 1, heads, q.ir.shape[-2], shape[-2])
+        inputs.append(_mask(given, sizes, sequences))
     attrs = AttentionAttributes(
         heads=heads,
         head_dim=width,
@@ -92,6 +102,7 @@ def attention(
         softcap=float(softcap),
         placed=at is not None,
         sinks=sinks is not None,
+        mask=form,
     )
     return result("attention", inputs, q.ir.shape, dtype, output, attrs.to_node(), name)
 
@@ -103,6 +114,18 @@ def check_mask(what: str, window: int, softcap: float, causal: bool = True) -> N
             f"{what}: the window is {window}, the soft cap {softcap}, causal {causal}; both are "
             "at least 0, and a window is of the past: it needs causal=True"
         )
+
+
+def _mask(given: Tensor, sizes: Sequence[int], sequences: int) -> Tensor:
+    """The mask with four dimensions; ModelError unless it broadcasts to these sizes."""
+    aligned = (1,) * (4 - len(given.ir.shape)) + given.ir.shape
+    fits = len(aligned) == 4 and all(n in (1, size) for n, size in zip(aligned, sizes, strict=True))
+    if not fits or sequences > 1 or given.ir.dtype not in (bool_, *FLOATS):
+        raise ModelError(
+            f"attention: the mask is {given.ir.dtype.name} {list(given.ir.shape)} of {sequences} "
+            f"sequences; expected bool or floats that broadcast to {list(sizes)}, of one sequence"
+        )
+    return given if aligned == given.ir.shape else reshape(given, aligned)
 
 
 def check_sinks(what: str, sinks: Any, heads: int) -> Tensor:
@@ -135,6 +158,7 @@ def attention_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) 
         return [np.concatenate([attention_reference(one, attrs)[0] for one in each])]
     position = int(rest.pop(0)[0]) if how.placed else 0
     sinks = rest.pop(0) if how.sinks else None
+    mask = rest.pop() if how.mask else None
     if rest:  # the newest row, which the caches need not have yet
         newest = np.split(rest[0].reshape(-1, how.head_dim), 2)
         key, value = (c.copy() for c in (key, value))
@@ -143,11 +167,13 @@ def attention_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) 
     if q.ndim == 3:
         options = {**attrs, "placed": True}
         extra = [np.array([position]), *([] if sinks is None else [sinks])]
-        rows = zip(q, key, value, strict=True)
-        return [np.stack([attention_reference([*row, *extra], options)[0] for row in rows])]
+        masks = [[] if mask is None else [mask[n % len(mask)][None]] for n in range(len(q))]
+        rows = zip(q, key, value, masks, strict=True)
+        return [np.stack([attention_reference([*row, *extra, *m], options)[0] for *row, m in rows])]
     heads, width, context = how.heads, how.head_dim, key.shape[1]
     group = heads // key.shape[0]
     out = np.zeros(q.shape)
+    full = None if mask is None else np.broadcast_to(mask[0], (heads, len(q), context))
     for r in range(len(q)):
         end = min(position + r + 1, context) if how.causal else context
         begin = max(0, position + r + 1 - how.window) if how.window else 0
@@ -156,14 +182,24 @@ def attention_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) 
             scores = key[h // group, begin:end] @ q[r, part] * how.scale
             if how.softcap:
                 scores = how.softcap * np.tanh(scores / how.softcap)
+            if full is not None:
+                scores = _under(scores, full[h, r, begin:end], how)
             if sinks is not None:
                 scores = np.append(scores, sinks[h])
-            if not len(scores):
+            if (scores == -np.inf).all():
+                out[r, part] = np.nan if how.strict else 0.0
                 continue
             weights = np.exp(scores - scores.max())
             seen = weights[: max(0, end - begin)]
             out[r, part] = seen / weights.sum() @ value[h // group, begin:end]
     return [out]
+
+
+def _under(scores: np.ndarray, mask: np.ndarray, how: AttentionAttributes) -> np.ndarray:
+    """Scores under a row of the mask."""
+    if how.mask == "added":
+        return np.asarray(scores + mask.astype(scores.dtype))
+    return np.where(mask == (how.mask == "seen"), scores, how.fill)
 
 
 register("attention", attention_reference, lower_attention, aliasing="none")

@@ -2,13 +2,14 @@
 // attention_tiles.py.
 
 template <int BATCH, int HEADS, int KV_HEADS, int WIDTH, int LENGTH, int CONTEXT_, int TILE,
-          bool CAUSAL_, int WINDOW_, bool CAPPED_, bool BY_ROWS_, int TASKS_, int GROUP>
+          bool CAUSAL_, int WINDOW_, bool CAPPED_, bool BY_ROWS_, int TASKS_, int GROUP,
+          bool STRICT_ = false>
 struct ArkAttentionShape {
   static constexpr int D = WIDTH, ROWS = TILE, M = LENGTH, CONTEXT = CONTEXT_, WINDOW = WINDOW_;
   static constexpr int PER_KV = HEADS / KV_HEADS, TASKS = TASKS_,
                        BLOCKS = (LENGTH + TILE - 1) / TILE;
   static constexpr int HEADS_OF = HEADS, ALL = BATCH * HEADS, SECTION = GROUP;
-  static constexpr bool CAUSAL = CAUSAL_, CAPPED = CAPPED_, BY_ROWS = BY_ROWS_;
+  static constexpr bool CAUSAL = CAUSAL_, CAPPED = CAPPED_, BY_ROWS = BY_ROWS_, STRICT = STRICT_;
 };
 
 // A tile: its place, and the keys that any of its rows sees, `begin` to `end`.
@@ -91,6 +92,46 @@ ARK_DEVICE int ark_attention_end(int place) {
   return S::CAUSAL && place + 1 < S::CONTEXT ? place + 1 : S::CONTEXT;
 }
 
+// A mask of scores (batch, heads, rows, keys): true for keys that are seen, or for those that are
+// hidden, whose score is `fill`; or added to scores.
+enum { ARK_MASK_SEEN, ARK_MASK_HIDDEN, ARK_MASK_ADDED };
+constexpr float ARK_ATTENTION_LEAST = -1e28f;  // what lower finite scores count as
+template <int FORM_, class X>
+struct ArkAttentionMask {
+  static constexpr bool given = true;
+  static constexpr int FORM = FORM_;
+  X operand;
+  float fill;
+};
+template <int FORM, class X>
+ARK_DEVICE ArkAttentionMask<FORM, X> ark_attention_mask_of(X operand, float fill) {
+  return {operand, fill};
+}
+
+// A score under the mask. Rows and keys behind the last one have its mask.
+template <class S, class M>
+ARK_DEVICE float ark_attention_masked(const M& mask, const ArkAttentionTile& tile, int row, int key,
+                                      float score) {
+  if constexpr (M::given) {
+    row = tile.row + row < S::M ? tile.row + row : S::M - 1;
+    key = key < S::CONTEXT ? key : S::CONTEXT - 1;
+    const auto* at = ark_address(mask.operand, tile.batch, tile.head, row, key);
+    if constexpr (M::FORM == ARK_MASK_ADDED) {
+      const float v = ark_get(at, 0);
+      score += v < ARK_ATTENTION_LEAST && v > -ark_inf() ? ARK_ATTENTION_LEAST : v;
+    } else if (*at == (M::FORM == ARK_MASK_HIDDEN)) {
+      score = mask.fill;
+    }
+  }
+  return score;
+}
+
+// What a row's sum of values is multiplied by; weight: the sum of its powers.
+template <class S>
+ARK_DEVICE float ark_attention_share(float weight) {
+  return S::STRICT || weight != 0.0f ? 1.0f / weight : 0.0f;
+}
+
 // Shared memory of the common body: R rows of queries at a time, scores of C keys, sums; by one
 // thread also C keys, transposed.
 template <class S, int C, int R>
@@ -103,17 +144,17 @@ struct ArkAttentionTileScratch {
 };
 
 // Scores of `many` keys from `first` on; what a row does not see is -inf.
-template <class S, int C, int R, class K>
+template <class S, int C, int R, class K, class M>
 ARK_DEVICE void ark_attention_tile_scores(ArkAttentionTileScratch<S, C, R>& s, K keys,
-                                          const ArkAttentionTile& tile, float cap, int rows,
-                                          int first, int many) {
+                                          const M& mask, const ArkAttentionTile& tile, float cap,
+                                          int rows, int first, int many) {
   const int kv = tile.head / S::PER_KV;
   const auto finish = [&](int r, int e, float v) {
     const int key = first + e, place = tile.place + r;
     const bool seen =
         e < many && key >= ark_attention_first<S>(place) && key < ark_attention_end<S>(place);
     if (S::CAPPED) v = cap * ark_tanh(v / cap);
-    return seen ? v : -ark_inf();
+    return seen ? ark_attention_masked<S>(mask, tile, r, key, v) : -ark_inf();
   };
   if constexpr (ARK_THREADS == 1) {
     for (int e = 0; e < C; ++e) {
@@ -200,9 +241,9 @@ ARK_DEVICE void ark_attention_tile_values(ArkAttentionTileScratch<S, C, R>& s, V
   }
 }
 
-template <class S, int C, int R, class Q, class K, class V, class O, class P, class N>
+template <class S, int C, int R, class Q, class K, class V, class O, class P, class N, class M>
 ARK_DEVICE void ark_attention_tiles(ArkCtx& c, const ArkTask& t, float scale, float cap, Q query,
-                                    K keys, V values, O output, P position, N sinks) {
+                                    K keys, V values, O output, P position, N sinks, M mask) {
   auto& s = *reinterpret_cast<ArkAttentionTileScratch<S, C, R>*>(ARK_SCRATCH(c));
   ark_attention_each<S>(t, position, [&](const ArkAttentionTile& whole) {
     ark_check_pages<S::CONTEXT>(c, keys, position, whole.begin, whole.end);
@@ -226,7 +267,7 @@ ARK_DEVICE void ark_attention_tiles(ArkCtx& c, const ArkTask& t, float scale, fl
       ark_sync();
       for (int first = tile.begin; first < tile.end; first += C) {
         const int many = tile.end - first < C ? tile.end - first : C;
-        ark_attention_tile_scores<S, C, R>(s, keys, tile, cap, rows, first, many);
+        ark_attention_tile_scores<S, C, R>(s, keys, mask, tile, cap, rows, first, many);
         ark_sync();
         ark_attention_tile_softmax<S, C, R>(s, rows);
         ark_sync();
@@ -237,7 +278,7 @@ ARK_DEVICE void ark_attention_tiles(ArkCtx& c, const ArkTask& t, float scale, fl
         const float weight = s.weight[i / S::D];
         const int column = tile.head * S::D + i % S::D;
         ark_publish(c, output, 0, tile.batch, tile.row + i / S::D, column,
-                    weight != 0.0f ? s.sum[i] / weight : 0.0f);
+                    S::STRICT || weight != 0.0f ? s.sum[i] / weight : 0.0f);
       }
       ark_sync();
     }

@@ -2,15 +2,18 @@
 a running softmax (Milakov and Gimelshein 2018; FlashAttention, Dao et al. 2022).
 
 `attention_tiles` params: heads, kv_heads, head_dim, rows (of a tile), scale, causal, window,
-softcap, placed, sinks, by_rows, paged, tasks, group. operands: q ([batch,] m, heads * head_dim),
-keys and values ([batch,] kv_heads, context, head_dim), dense, or by_rows ([batch,] context,
-kv_heads * head_dim), as queries lie, or paged (pool, kv_heads, page, head_dim), dense, output,
+softcap, placed, sinks, by_rows, paged, tasks, group, mask, fill, strict. operands: q ([batch,] m,
+heads * head_dim), keys and values ([batch,] kv_heads, context, head_dim), dense, or by_rows
+([batch,] context, kv_heads * head_dim), as queries lie, or paged (pool, kv_heads, page, head_dim),
+dense, output,
 [position (1,) where placed], [the pages' numbers (1, most) where paged; ark.tasks.paged],
-[sinks (heads,) fp32 where sinks].
+[sinks (heads,) fp32 where sinks], [mask (batch, heads, m, context) where mask, each dimension the
+size or 1].
 Row r stands at position + r (r where it is not placed) and sees, if causal, keys up to its own
 position, else all; of these, with a window, the last `window`. Scores q k scale become softcap *
-tanh(score / softcap) where softcap is not 0. A head's sink is a score without a value. A row that
-sees nothing gives zeros.
+tanh(score / softcap) where softcap is not 0. A head's sink is a score without a value. Then a mask
+is added to scores, or is true for keys that are seen, or for those that are hidden, whose score is
+`fill`. Scores of -inf have no weight; a row that has no others gives zeros, or NaN if it is strict.
 
 coord: batch, head, first row. With tasks, one task has several tiles: tiles are numbered by
 sections of `group` heads that share the L2 cache; within the last section from the last rows, which
@@ -22,20 +25,33 @@ about as much. coord is then the task's number.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Annotated, TypeVar
 
 import msgspec
 import numpy as np
 
+from ark.ir.attributes import MaskForm
 from ark.machine import Machine
 from ark.plan import kind as kinds
 from ark.plan.kind import Access, OperandType, Signature, TaskKind, register, whole
-from ark.plan.params import INT_MAX, Heads, Params, Places, Size, need, shaped, typed
+from ark.plan.params import (
+    FLOAT_NAMES,
+    INT_MAX,
+    Heads,
+    Params,
+    Places,
+    Size,
+    need,
+    shaped,
+    typed,
+)
 from ark.plan.params import count as counted
 from ark.tasks import text
 
 T = TypeVar("T", int, np.ndarray)
+LEAST_SCORE = -1e28  # what lower finite ones count as, above the running maximum's first value
 Whole = Annotated[int, msgspec.Meta(ge=0, le=INT_MAX)]
 
 
@@ -54,6 +70,9 @@ class AttentionTilesParams(Params, frozen=True):
     paged: bool = False
     tasks: Whole = 0
     group: Size = 1
+    mask: MaskForm = ""
+    fill: float = -math.inf
+    strict: bool = False
 
 
 class AttentionTiles(TaskKind):
@@ -64,7 +83,7 @@ class AttentionTiles(TaskKind):
         super().check(sig)
         p = sig.read(AttentionTilesParams)
         by_rows, paged = bool(p.by_rows), bool(p.paged)
-        counted(sig, 4 + p.placed + paged + p.sinks)
+        counted(sig, 4 + p.placed + paged + p.sinks + bool(p.mask))
         heads, kv_heads, width = p.heads, p.kv_heads, p.head_dim
         need(heads % kv_heads == 0, f"{heads} heads do not share {kv_heads} evenly")
         need(p.softcap >= 0.0, "a soft cap is at least 0")
@@ -89,6 +108,15 @@ class AttentionTiles(TaskKind):
             shaped(sig, 5, (1, table[-1]), "int32", dense=True)
         if p.sinks:
             shaped(sig, 4 + p.placed + paged, (heads,), "fp32", dense=True)
+        if p.mask:
+            kinds = FLOAT_NAMES if p.mask == "added" else ("bool",)
+            mask = typed(sig, len(sig.operands) - 1, *kinds)
+            full = (_batch(sig), heads, query.shape[-2], context_of(sig))
+            fits = len(mask.shape) == 4 and all(
+                n in (1, size) for n, size in zip(mask.shape, full, strict=True)
+            )
+            need(fits, f"the mask has shape {list(mask.shape)}; expected {full} or 1 for each")
+            need(not paged and p.fill < math.inf, "such a mask is not read")
         need(context_of(sig) + query.shape[-2] <= INT_MAX, "it is too large")
         need(p.tasks <= number_of_tiles(sig), "it has more tasks than tiles")
 
@@ -164,6 +192,7 @@ def _cut(sig: Signature, machine: Machine) -> tuple[int, int]:
 def shape(sig: Signature) -> str:
     """The type that holds what a signature fixes."""
     p = sig.read(AttentionTilesParams)
+    strict = ("true",) if p.strict else ()
     fixed = (
         _batch(sig),
         p.heads,
@@ -178,12 +207,13 @@ def shape(sig: Signature) -> str:
         str(bool(p.by_rows)).lower(),
         p.tasks,
         p.group,
+        *strict,
     )
     return f"ArkAttentionShape<{', '.join(str(v) for v in fixed)}>"
 
 
 def given(sig: Signature) -> tuple[str, ...]:
-    """The call's arguments: scale, soft cap, operands."""
+    """The call's arguments: scale, soft cap, operands, mask."""
     p = sig.read(AttentionTilesParams)
     placed, paged, sinks = bool(p.placed), bool(p.paged), bool(p.sinks)
     caches = [text.given(sig, i) for i in (1, 2)]
@@ -198,7 +228,19 @@ def given(sig: Signature) -> tuple[str, ...]:
         text.given(sig, 3, const=False),
         text.given(sig, 4) if placed else "ArkNoOperand{}",
         text.given(sig, 4 + placed + paged) if sinks else "ArkNoOperand{}",
+        _mask(sig),
     )
+
+
+def _mask(sig: Signature) -> str:
+    """The mask, as bodies take it."""
+    p = sig.read(AttentionTilesParams)
+    if not p.mask:
+        return "ArkNoOperand{}"
+    operand = text.given(sig, len(sig.operands) - 1)
+    fill = p.fill if p.fill == -math.inf else max(p.fill, LEAST_SCORE)
+    form = f"ARK_MASK_{p.mask.upper()}"
+    return f"ark_attention_mask_of<{form}>({operand}, {text.literal(fill)})"
 
 
 def where_aligned(name: str, sig: Signature, machine: Machine, call: str) -> str:

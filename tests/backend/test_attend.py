@@ -142,6 +142,27 @@ def negated_twice(x: Any) -> Any:
     return ark.matmul(ark.softmax(ark.mul(masked, -1.0)), v)
 
 
+def scaled_sum(x: Any) -> Any:
+    """The mask is scaled, too."""
+    scores, v = scored(x)
+    return ark.matmul(ark.softmax(ark.mul(ark.add(scores, ark.tensor((ROWS, ROWS), bf16)), 0.5)), v)
+
+
+def mask_changes(x: Any) -> Any:
+    """Between the scores and the values."""
+    scores, v = scored(x)
+    mask = ark.tensor((ROWS, ROWS), bf16)
+    weights = ark.softmax(ark.add(scores, mask))
+    return ark.matmul(weights, ark.add(v, ark.copy(ark.mul(mask, 0.5), mask)[:1, :1]))
+
+
+def two_masks(x: Any) -> Any:
+    scores, v = scored(x)
+    for _ in range(2):
+        scores = ark.add(scores, ark.tensor((ROWS, ROWS), bf16))
+    return ark.matmul(ark.softmax(scores), v)
+
+
 def few_rows(x: Any) -> Any:
     q, k, v = (part[:, :, :100] for part in by_columns(x))
     return ark.matmul(ark.softmax(ark.matmul(q, k, transpose_other=True)), v)
@@ -151,12 +172,15 @@ def few_rows(x: Any) -> Any:
     ("build", "joined"),
     [
         (causal_mask, 1),
-        (another_mask, 0),
-        (given_mask, 0),
+        (another_mask, 1),
+        (given_mask, 1),
+        (scaled_sum, 0),
+        (mask_changes, 0),
+        (two_masks, 0),
         (weights_read, 0),
         (queries_change, 0),
         (few_rows, 0),
-        (weakly_masked, 0),
+        (weakly_masked, 1),
         (scaled_after, 1),
         (negated_twice, 0),
     ],

@@ -25,7 +25,7 @@ class Form:
     shape: tuple[int, ...]
     split: Callable[[Any], list[Any]]
     scores: str = "plain"
-    mask: str = ""
+    mask: str = ""  # causal in one of several forms, or one that the input decides, of INPUT_MASKS
     back: tuple[int, ...] | None = (0, 2, 1, 3)
     copies: int = 0  # transposes that are left
 
@@ -88,6 +88,22 @@ def lower_left(kind: str, dtype: Any = bf16) -> Any:
     )
 
 
+INPUT_MASKS = ("keys", "no keys", "low", "bias")
+
+
+def under_input(kind: str, scores: Any, x: Any) -> Any:
+    """Scores under a mask that the input (batch, rows, columns) decides: of keys, of all keys of
+    some rows, with a low score for them, or added.
+    """
+    if kind == "bias":
+        return ark.add(scores, ark.reshape(x[:, :, :ROWS], [BATCH, 1, ROWS, ROWS]))
+    high = ark.greater(ark.reshape(x[:, :, 1:2], [BATCH, ROWS]), 0.5)
+    if kind == "keys":
+        return ark.where(ark.reshape(high, [BATCH, 1, 1, ROWS]), scores, float("-inf"))
+    rows = ark.reshape(high, [BATCH, 1, ROWS, 1])
+    return ark.where(rows, float("-inf") if kind == "no keys" else -1e30, scores)
+
+
 def attention(form: Form, x: Any) -> Any:
     """As a user writes it."""
     q, k, v = form.split(x)
@@ -104,6 +120,8 @@ def attention(form: Form, x: Any) -> Any:
         scores = ark.where(lower_left("hidden"), float("-inf"), scores)
     elif form.mask == "add":
         scores = ark.add(scores, lower_left("add", scores.dtype()))
+    elif form.mask:
+        scores = under_input(form.mask, scores, x)
     if form.scores == "wide":
         result = ark.matmul(ark.cast(ark.softmax(ark.cast(scores, fp32)), x.dtype()), v)
     else:
@@ -117,6 +135,10 @@ FORMS = {
     "columns, causal": Form(COLUMNS, by_columns, "scaled queries", "where"),
     "columns, keys turned": Form(COLUMNS, by_columns, "turned keys", "hidden"),
     "columns, fp32 weights": Form(COLUMNS, by_columns, "wide", "add"),
+    "columns, keys that the input hides": Form(COLUMNS, by_columns, mask="keys"),
+    "columns, rows without keys": Form(COLUMNS, by_columns, "scaled queries", "no keys"),
+    "columns, rows with low scores": Form(COLUMNS, by_columns, mask="low"),
+    "columns, bias": Form(COLUMNS, by_columns, "turned keys", "bias"),
     "columns, by heads": Form(COLUMNS, by_columns, back=None, copies=1),
     "permutation": Form(COLUMNS, by_permutation, "scaled queries"),
     "rows first": Form((ROWS, BATCH, COLUMNS[2]), rows_first, back=(2, 0, 1, 3), copies=1),
@@ -139,5 +161,18 @@ def by_torch(form: Form, x: np.ndarray) -> np.ndarray:
         q, k, v = parts[0], *(p.repeat_interleave(3, 1) for p in parts[1:])
     else:
         q, k, v = given.reshape(BATCH, ROWS, 3, HEADS, WIDTH).permute(2, 0, 3, 1, 4)
-    result = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=bool(form.mask))
+    if form.mask in INPUT_MASKS:
+        scores, high = q @ k.mT * WIDTH**-0.5, given[:, :, 1] > 0.5
+        if form.mask == "bias":
+            scores = scores + given[:, None, :, :ROWS]
+        elif form.mask == "keys":
+            scores = scores.masked_fill(~high[:, None, None], -torch.inf)
+        else:
+            low = -torch.inf if form.mask == "no keys" else -1e30
+            scores = scores.masked_fill(high[:, None, :, None], low)
+        result = torch.softmax(scores, -1) @ v
+    else:
+        result = torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, is_causal=bool(form.mask)
+        )
     return (result if form.back is None else result.permute(*form.back)).numpy()

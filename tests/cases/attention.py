@@ -15,7 +15,9 @@ from tests.opcheck import Case
 
 @dataclass(frozen=True)
 class Shape:
-    """A call. position: None for none. batch: 0 for none."""
+    """A call. position: None for none. batch: 0 for none. mask: its shape, of which the first row
+    sees no key; of bool, or of numbers that are added.
+    """
 
     rows: int
     context: int
@@ -29,6 +31,8 @@ class Shape:
     softcap: float = 0.0
     sinks: bool = False
     scale: float | None = None
+    mask: tuple[int, ...] = ()
+    added: bool = False
 
 
 SHAPES = (
@@ -39,6 +43,9 @@ SHAPES = (
     Shape(17, 50, 2, 1, 32, causal=False, softcap=3.0),
     Shape(1, 30, 2, 1, 16, position=29, window=12, sinks=True, scale=0.3),
     Shape(12, 16, 2, 1, 16, position=9),  # rows past the end of the cache
+    Shape(33, 70, 4, 2, 16, batch=3, causal=False, mask=(3, 1, 1, 70)),
+    Shape(20, 45, 2, 2, 24, batch=2, causal=False, mask=(1, 2, 20, 45), added=True),
+    Shape(18, 40, 2, 1, 32, position=15, softcap=4.0, mask=(18, 40)),
 )
 TILES = (
     Shape(200, 333, 4, 2, 64, position=100),
@@ -46,6 +53,8 @@ TILES = (
     Shape(150, 260, 2, 1, 96, causal=False, softcap=5.0),
     Shape(129, 300, 2, 2, 256, position=0, sinks=True),
     Shape(140, 140, 1, 1, 192),
+    Shape(130, 200, 4, 2, 64, batch=2, causal=False, mask=(2, 1, 130, 200)),
+    Shape(200, 200, 2, 2, 128, mask=(2, 200, 200), added=True, sinks=True),
 )
 TOLERANCE = {"fp32": 2e-5, "fp16": 4e-3, "bf16": 3e-2}
 
@@ -53,6 +62,7 @@ TOLERANCE = {"fp32": 2e-5, "fp16": 4e-3, "bf16": 3e-2}
 def by_torch(s: Shape, q: np.ndarray, k: np.ndarray, v: np.ndarray, *rest: Any) -> np.ndarray:
     """(batch, rows, heads * width), with what a row sees as a mask."""
     extra = list(rest)
+    mask = torch.tensor(extra.pop()) if s.mask else None
     position = int(extra.pop(0)[0]) if s.position is not None else 0
     batch = max(1, s.batch)
     queries = torch.tensor(q).reshape(batch, s.rows, s.heads, s.width).transpose(1, 2)
@@ -65,16 +75,19 @@ def by_torch(s: Shape, q: np.ndarray, k: np.ndarray, v: np.ndarray, *rest: Any) 
     seen = (columns <= rows) | torch.tensor(not s.causal)
     if s.window:
         seen = seen & (columns > rows - s.window)
+    seen = seen.double().log()  # 0 or -inf
+    if mask is not None:
+        seen = seen + (mask if s.added else mask.double().log())
     if s.softcap or s.sinks:
         scale = s.width**-0.5 if s.scale is None else s.scale
         scores = queries @ keys.transpose(-1, -2) * scale
         if s.softcap:
             scores = s.softcap * torch.tanh(scores / s.softcap)
-        scores = scores.masked_fill(~seen, -torch.inf)
+        scores = scores + seen
         if s.sinks:
             sink = torch.tensor(extra[0]).reshape(1, -1, 1, 1).expand(batch, -1, s.rows, 1)
             scores = torch.cat((scores, sink), -1)
-        result = torch.softmax(scores, -1)[..., : s.context] @ values
+        result = torch.softmax(scores, -1).nan_to_num()[..., : s.context] @ values
     else:
         result = torch.nn.functional.scaled_dot_product_attention(
             queries, keys, values, attn_mask=seen, scale=s.scale
@@ -95,6 +108,11 @@ def case(s: Shape, dtype: DataType, seed: int, cached: DataType | None = None) -
         inputs.append((np.array([s.position]), ark.int32))
     if s.sinks:
         inputs.append((rng.standard_normal(s.heads), ark.fp32))
+    if s.mask:
+        hidden = rng.random(s.mask) < 0.4
+        hidden[..., 0, :] |= s.mask[-2] > 1  # a row that sees nothing
+        added = np.where(hidden, -np.inf, rng.standard_normal(s.mask))
+        inputs.append((added, dtype) if s.added else (~hidden, ark.bool))
 
     def build(q: Any, k: Any, v: Any, *rest: Any) -> Any:
         return ark.attention(
@@ -106,7 +124,8 @@ def case(s: Shape, dtype: DataType, seed: int, cached: DataType | None = None) -
             causal=s.causal,
             window=s.window,
             softcap=s.softcap,
-            sinks=rest[-1] if s.sinks else None,
+            sinks=rest[int(s.position is not None)] if s.sinks else None,
+            mask=rest[-1] if s.mask else None,
         )
 
     def want(*arrays: Any) -> np.ndarray:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 import ark
@@ -23,7 +25,7 @@ from ark.backend.protocol import Target
 BATCH, ROWS, HEADS, WIDTH = 2, 256, 4, 64
 
 
-def planned(causal: bool) -> Plan:
+def planned(causal: bool, mask: Sequence[int] = (), added: bool = False) -> Plan:
     """Of (batch, rows, 3 parts of all heads), as one projection makes them."""
     model = ark.Model(0, 1)
     with ark.use_model(model):
@@ -34,6 +36,9 @@ def planned(causal: bool) -> Plan:
         if causal:
             rows, columns = (ark.iota((ROWS, ROWS), d, ark.int32) for d in (0, 1))
             scores = ark.where(ark.less_equal(columns, rows), scores, float("-inf"))
+        if mask:
+            given = ark.tensor(tuple(mask), bf16 if added else ark.bool)
+            scores = ark.add(scores, given) if added else ark.where(given, scores, -1e9)
         made = ark.transpose(ark.matmul(ark.softmax(scores), v), [0, 2, 1, 3])
         ark.copy(made, ark.tensor(made.shape(), bf16))
     plan = make_plan(model.graph, machines.MODELS["h100"])
@@ -52,9 +57,18 @@ def test_boxes_are_a_heads_columns_of_rows() -> None:
         assert (each.dims, each.strides) == ((WIDTH, ROWS, HEADS, BATCH), (row, head, batch))
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_nvrtc_compiles_it(causal: bool) -> None:
-    plan = planned(causal)
+@pytest.mark.parametrize(
+    ("causal", "mask", "added"),
+    [
+        (False, (), False),
+        (True, (), False),
+        (False, (BATCH, 1, 1, ROWS), False),
+        (True, (HEADS, ROWS, ROWS), True),
+    ],
+)
+def test_nvrtc_compiles_it(causal: bool, mask: Sequence[int], added: bool) -> None:
+    """Attention's loop keeps a warpgroup's sums in registers."""
+    plan = planned(causal, mask, added)
     machine = machine_of(plan)
     emitted = write(plan, machine, backend.dialect("sm_90a"))
     binary = backend.compiler().compile(emitted.source, Target("sm_90a", machine.threads))

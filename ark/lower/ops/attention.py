@@ -68,6 +68,9 @@ def lower_tiles(lowering: Lowering, node: Node) -> None:
         sinks=given.sinks,
         by_rows=given.by_rows,
         paged=paged,
+        mask=given.mask,
+        fill=given.fill,
+        strict=given.strict,
     )
     tiles = batch * heads * -(-length // rows)
     each = 2 * context * width * key.dtype.itemsize * kv_heads / heads

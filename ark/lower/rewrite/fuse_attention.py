@@ -1,13 +1,14 @@
 """Attention that is written as product, softmax and product becomes one op, whose scores are never
 in memory.
 
-    softmax(q k^T [times a scale] [masked causally]) v
+    softmax(q k^T [times a scale] [masked causally] [under a mask]) v
 
 Queries, keys and values are read where they were before they were transposed to heads, keys and
 values also before their heads were repeated for groups of query heads; results are written as the
-next product reads them. A mask counts as causal, or as none, if its nodes
-compute such a one from nothing but numbers. Only where nobody else reads scores or weights, and
-where matrix units take such attention; else the ops stay as they are. Listed in ark.lower.passes.
+next product reads them. A mask counts as causal, or as none, if its nodes compute such a one from
+nothing but numbers; attention reads any other mask, which is added to scores or says which keys
+are seen. Only where nobody else reads scores or weights, and where matrix units take such
+attention; else the ops stay as they are. Listed in ark.lower.passes.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from dataclasses import dataclass, field
 from ark.ir.attributes import AttentionAttributes, MatmulAttributes
 from ark.ir.dtype import FLOATS
 from ark.ir.graph import Graph, Node
-from ark.ir.values import Tensor
+from ark.ir.values import Tensor, dense_view
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.copies import read_in_place, without_unread
 from ark.lower.rewrite.fuse_chains import read_once
 from ark.lower.rewrite.makers import only_makers
-from ark.lower.rewrite.masks import Masks
+from ark.lower.rewrite.masks import Mask, Masks
 from ark.lower.rewrite.strided import (
     Place,
     Rows,
@@ -50,9 +51,20 @@ class _Found:
     key: Tensor
     flipped: bool  # the keys are (width, context)
     scale: float
-    causal: bool
+    weights: _Weights
     taken: list[int] = field(default_factory=list)
     read: int = 0  # place of the first op that reads queries or keys
+
+
+@dataclass
+class _Weights:
+    """What lies between scores and weights. masked: place of the op that reads the mask."""
+
+    scale: float = 1.0
+    causal: bool = False
+    strict: bool = False
+    mask: Mask | None = None
+    masked: int = 0
 
 
 def fuse_attention(graph: Graph, context: Context) -> Graph:
@@ -108,7 +120,7 @@ class _Finder:
         given = product.read(MatmulAttributes)
         if product.hints or given.finish or given.transpose_a:
             return None
-        at, scale, causal, weights = product.inputs[0], 1.0, False, False
+        at, weights = product.inputs[0], None
         taken = [product.id]
         while (node := self.maker(at)) is not None and self.private(node.outputs[0]):
             rows = node.outputs[0].shape[-2:]
@@ -116,27 +128,40 @@ class _Finder:
                 return None
             taken.append(node.id)
             if node.type == "matmul":
-                return self._product(node, scale, causal, taken) if weights else None
-            if node.type in ("softmax", "safe_softmax") and not weights:
-                weights = True
+                return self._product(node, weights, taken) if weights else None
+            if node.type in ("softmax", "safe_softmax") and weights is None:
+                weights = _Weights(strict=node.type == "softmax")
             elif node.type in ("mul", "div") and weights and node.pointwise.scalar is not None:
                 by = float(node.pointwise.scalar)
                 if len(node.inputs) != 1 or by <= 0.0 or not math.isfinite(by):
                     return None
-                scale = scale * by if node.type == "mul" else scale / by
-                if not 0.0 < scale < math.inf:
+                scale = weights.scale
+                weights.scale = scale * by if node.type == "mul" else scale / by
+                if not 0.0 < weights.scale < math.inf:
                     return None
-            elif weights and not causal and (masked := self.masks.masked(node, scale)) is not None:
-                at, causal = masked
+            elif weights and (under := self._under(node, weights)) is not None:
+                at = under
                 continue
             elif node.type != "cast" or node.outputs[0].dtype not in FLOATS:
                 return None
             at = node.inputs[0]
         return None
 
-    def _product(self, node: Node, scale: float, causal: bool, taken: list[int]) -> _Found | None:
+    def _under(self, node: Node, weights: _Weights) -> Tensor | None:
+        """The scores that the node masks; None for any other node."""
+        if not weights.causal and (known := self.masks.masked(node, weights.scale)) is not None:
+            scores, weights.causal = known
+            return scores
+        read = self.masks.read(node, weights.scale) if weights.mask is None else None
+        if read is None:
+            return None
+        scores, weights.mask = read
+        weights.masked = self.places[node.id]
+        return scores
+
+    def _product(self, node: Node, weights: _Weights, taken: list[int]) -> _Found | None:
         """What is multiplied, without the scales that queries and keys have."""
-        given = node.read(MatmulAttributes)
+        given, scale = node.read(MatmulAttributes), weights.scale
         if given.finish or given.transpose_a:
             return None
         sides, first = [], self.places[node.id]
@@ -152,7 +177,7 @@ class _Finder:
         if not 0.0 < scale < math.inf:
             return None
         flipped = not given.transpose_b
-        return _Found(sides[0], sides[1], flipped, scale, causal, taken, first)
+        return _Found(sides[0], sides[1], flipped, scale, weights, taken, first)
 
     def _built(
         self, product: Node, found: _Found, writes: Writes
@@ -163,6 +188,9 @@ class _Finder:
         leads = {t.shape[:-2] for t in (*tensors, out)}
         written = (writes.last.get(t.buffer.id, (-1, None))[0] for t in tensors[:2])
         if any(place >= found.read for place in written):
+            return None
+        mask, masked = found.weights.mask, found.weights.masked
+        if mask and writes.last.get(mask.tensor.buffer.id, (-1, None))[0] >= masked:
             return None
         if rank < 2 or len(leads) != 1 or len({t.dtype for t in (*tensors, out)}) != 1:
             return None
@@ -243,18 +271,42 @@ class _Finder:
             name=tensor.name,
         )
 
+    def _by_head(self, mask: Mask, batch: int, heads: int) -> Tensor | None:
+        """The mask as (batch, heads, rows, keys), each that size or 1; None where its elements lie
+        otherwise.
+        """
+        tensor, shape = mask.tensor, mask.by_head(batch, heads)
+        view = dense_view(tensor, shape) if shape else None
+        if shape is None or view is None:
+            return None
+        extents, offsets = view
+        return self.graph.tensor(
+            shape,
+            tensor.dtype,
+            buffer=tensor.buffer,
+            extents=extents,
+            offsets=offsets,
+            name=tensor.name,
+        )
+
     def _node(
         self, product: Node, found: _Found, operands: list[Tensor], heads: int
     ) -> list[Node] | None:
         out, width = product.outputs[0], product.outputs[0].shape[-1]
-        query = operands[0]
+        query, weights = operands[0], found.weights
+        mask = self._by_head(weights.mask, query.shape[0], heads) if weights.mask else None
+        if weights.mask and mask is None:
+            return None
         attrs = AttentionAttributes(
             heads=heads,
             head_dim=width,
             scale=found.scale,
-            causal=found.causal,
+            causal=weights.causal,
             placed=False,
             by_rows=True,
+            mask=weights.mask.form if weights.mask else "",
+            fill=weights.mask.fill if weights.mask else -math.inf,
+            strict=weights.strict and mask is not None,
         )
         batch, rows = query.shape[:2]
         if not whole(out):
@@ -285,7 +337,7 @@ class _Finder:
             id=self.number,
             type="attention",
             name="attention",
-            inputs=tuple(operands),
+            inputs=(*operands, *([mask] if mask else [])),
             outputs=(result,),
             attrs=attrs.to_node(),
         )

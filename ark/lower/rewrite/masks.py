@@ -1,15 +1,18 @@
-"""Masks that are computed from nothing but numbers, and so known before anything runs. Called by
-ark.lower.rewrite.fuse_attention.
+"""Masks of attention's scores: those that are computed from nothing but numbers, and so known
+before anything runs, and those that attention reads. Called by ark.lower.rewrite.fuse_attention.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from ark.ir.attributes import MaskForm
+from ark.ir.dtype import FLOATS, bool_
 from ark.ir.graph import Node
 from ark.ir.values import Tensor
 from ark.lower.registry import get
@@ -17,6 +20,31 @@ from ark.lower.rewrite.views import whole
 
 MASKED = -6e4  # and less: such a score has no weight in any type
 MOST_MASK = 1 << 24  # elements of a mask that is computed to look at it
+
+
+@dataclass(frozen=True)
+class Mask:
+    """A mask that attention reads. form, fill: as of ark.ir.attributes.AttentionAttributes. leads:
+    the scores' dimensions before rows and keys.
+    """
+
+    tensor: Tensor
+    form: MaskForm
+    fill: float
+    leads: tuple[int, ...]
+
+    def by_head(self, batch: int, heads: int) -> tuple[int, ...] | None:
+        """The mask's shape as (batch, heads, rows, keys), each that size or 1; None where it has
+        none.
+        """
+        shape = (1,) * (len(self.leads) + 2 - len(self.tensor.shape)) + self.tensor.shape
+        lead, count = shape[:-2], math.prod(shape[:-2])
+        sizes = (1, 1) if count == 1 else (batch, heads)
+        for k in range(len(lead) + 1):
+            if (math.prod(self.leads[:k]), math.prod(self.leads[k:])) == (batch, heads):
+                sizes = (math.prod(lead[:k]), math.prod(lead[k:]))
+        fits = sizes[0] in (1, batch) and sizes[1] in (1, heads) and math.prod(sizes) == count
+        return (*sizes, *shape[-2:]) if fits else None
 
 
 class Masks:
@@ -47,6 +75,30 @@ class Masks:
                 return scores, False
             if (seen == np.tril(np.ones(seen.shape[1:], bool))).all():
                 return scores, True
+        return None
+
+    def read(self, node: Node, scale: float) -> tuple[Tensor, Mask] | None:
+        """The scores that the node masks, and the mask; None for any other node. scale: what its
+        results are multiplied by.
+        """
+        if node.type not in ("where", "add") or len(node.inputs) != 2:
+            return None
+        out = node.outputs[0]
+        for i, scores in enumerate(node.inputs):
+            mask = node.inputs[1 - i]
+            if scores.shape != out.shape or scores.dtype not in FLOATS:
+                continue
+            if node.type == "add":
+                if scale == 1.0 and mask.dtype in FLOATS and "expr" not in node.attrs:
+                    return scores, Mask(mask, "added", -math.inf, out.shape[:-2])
+                continue
+            kept, tree = ["input", i], node.attrs.get("expr")
+            if mask.dtype != bool_ or not isinstance(tree, list) or len(tree) != 4:
+                continue
+            low = next((t for t in tree[2:] if t[0] == "number" and t[1] < math.inf), None)
+            if tree[:2] == ["where", ["input", 1 - i]] and low is not None and kept in tree[2:]:
+                form: MaskForm = "seen" if tree[2] == kept else "hidden"
+                return scores, Mask(mask, form, float(low[1]) * scale, out.shape[:-2])
         return None
 
     def _seen_keys(

@@ -136,6 +136,10 @@ def _attention(node: Node) -> str:
     rows = f"{batch}{'x^' if given.causal else 'x'} h/{given.head_dim}"
     cache = f"{batch}h c^ d^"
     others = ", 1" * (position is not None) + ", h" * given.sinks
+    if given.mask:
+        names = ("b" if batch else "1", "h", "x^" if given.causal else "x", "c^")
+        sizes = node.inputs[-1].shape
+        others += f", {' '.join('1' if n == 1 else x for n, x in zip(sizes, names, strict=True))}"
     return f"{rows}, {cache}, {cache}{others} -> {rows}"
 
 

@@ -108,6 +108,7 @@ CASES: dict[str, Callable[[], Any]] = {
     "attention": lambda: attended(4, 4, 2, 4),
     "placed attention": lambda: attended(4, 4, 2, 8, position=indices(1)),
     "attention without a mask": lambda: attended(4, 4, 2, 6, causal=False),
+    "attention under a mask": lambda: attended(4, 4, 2, 6, causal=False, mask=x(4, 4, 6)),
     "attention with sinks": lambda: attended(4, 4, 4, 4, sinks=x(4)),
     "attention of texts": lambda: attended(4, 4, 8, 4, position=indices(4)),
     "batched attention": lambda: ark.attention(x(2, 4, 8), x(2, 2, 4, 2), x(2, 2, 4, 2)),

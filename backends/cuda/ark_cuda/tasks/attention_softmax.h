@@ -82,6 +82,17 @@ ARK_DEVICE void ark_attention_mask(float (&s)[BN / 2], int place, int key) {
   }
 }
 
+// Scores times `by`, under a mask. row: of the tile, the thread's first one. key: the first one.
+template <class S, int BN, class M>
+ARK_DEVICE void ark_attention_under(float (&s)[BN / 2], const M& mask, const ArkAttentionTile& tile,
+                                    int row, int key, float by) {
+#pragma unroll
+  for (int i = 0; i < BN / 2; ++i) {
+    const int at = key + 8 * (i / 4) + ark_lane() % 4 * 2 + i % 2;
+    s[i] = ark_attention_masked<S>(mask, tile, row + 8 * (i / 2 % 2), at, s[i] * by);
+  }
+}
+
 template <typename T, int BN>
 ARK_DEVICE void ark_attention_round(const float (&s)[BN / 2], ark_u32 (&p)[BN / 4]) {
   T* type = nullptr;

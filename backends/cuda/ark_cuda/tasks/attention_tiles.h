@@ -127,9 +127,9 @@ ARK_DEVICE void ark_attention_pass(int group) {
 }
 
 // The computing half. W: the multiplications, of queries with keys and of powers with values.
-template <class S, class W, int DP, int BN, int Q, class O, class P, class N>
+template <class S, class W, int DP, int BN, int Q, class O, class P, class N, class M>
 ARK_DEVICE void ark_attention_warpgroups(ArkCtx& c, const ArkTask& t, float scale, float cap,
-                                         O output, P position, N sinks) {
+                                         O output, P position, N sinks, M mask) {
   typedef ArkAttentionRing<DP, BN, Q> R;
   typedef typename W::type T;
   constexpr float LOG2E = 1.44269504f;
@@ -143,7 +143,7 @@ ARK_DEVICE void ark_attention_warpgroups(ArkCtx& c, const ArkTask& t, float scal
                       n / ARK_MATRIX_STAGES & 1u);
   };
   int round = 0;
-  const float factor = S::CAPPED ? LOG2E : scale * LOG2E;
+  const float factor = S::CAPPED || M::given ? LOG2E : scale * LOG2E;
   ark_attention_each<S>(t, position, [&](const ArkAttentionTile& tile) {
     float o[DP / 2];
     ArkAttentionRows rows;
@@ -177,6 +177,9 @@ ARK_DEVICE void ark_attention_warpgroups(ArkCtx& c, const ArkTask& t, float scal
           for (int i = 0; i < BN / 2; ++i) s[i] = cap * ark_tanh(s[i] * scale / cap);
         }
         const int key = block * BN, above = tile.place + 64 * group;
+        if constexpr (M::given) {
+          ark_attention_under<S, BN>(s, mask, tile, own, key, S::CAPPED ? 1.0f : scale);
+        }
         const bool whole = key + BN <= ark_attention_end<S>(above) &&
                            (S::WINDOW == 0 || key >= ark_attention_first<S>(above + 63));
         if (!whole) ark_attention_mask<S, BN>(s, place, key);
@@ -238,7 +241,7 @@ ARK_DEVICE void ark_attention_warpgroups(ArkCtx& c, const ArkTask& t, float scal
       float all = rows.weight[half];
       all += ark_shfl_xor(all, 1);
       all += ark_shfl_xor(all, 2);
-      rows.weight[half] = all != 0.0f ? 1.0f / all : 0.0f;
+      rows.weight[half] = ark_attention_share<S>(all);
     }
 #pragma unroll
     for (int i = 0; i < DP / 2; ++i) o[i] *= rows.weight[i / 2 % 2];

@@ -97,8 +97,8 @@ class Warpgroups(attention_units.TileBody):
         """The computing half."""
         padded, keys, held = _layout(sig)
         products = f"ArkAttentionProducts<{sig.operands[0].ctype}, {padded}, {keys}>"
-        scale, cap, _, _, _, output, position, sinks = given(sig)
-        arguments = (scale, cap, output, position, sinks)
+        scale, cap, _, _, _, *others = given(sig)
+        arguments = (scale, cap, *others)
         call = text.called(
             "ark_attention_warpgroups", (shape(sig), products, padded, keys, held), arguments
         )

@@ -1,14 +1,18 @@
 // Attention of tiles of queries on mma.sync: the loop over blocks of keys, and what comes before
 // and behind it. How a block's warps share a tile is said in attention_units.h.
 
-// Masks the scores of a group's nth block.
-template <class U, class S>
+// Masks the scores of a group's nth block. mask: from a task to the operand.
+template <class U, class S, class M>
 ARK_DEVICE void ark_attention_finish(float (&s)[U::SCORES / 2], const ArkAttentionStrip& strip,
-                                     int n) {
+                                     int n, float scale, const M& mask) {
   const ArkAttentionPlace<U> w(strip);
   const ArkAttentionTile& tile = (&strip)[w.zero].tile;
   const int key = ark_attention_block<U>(tile, w.group, n);
   const int place = tile.place + 16 * w.slab;
+  if constexpr (decltype(mask(*strip.task))::given) {
+    ark_attention_under<S, U::SCORES>(s, mask(*strip.task), tile, 16 * w.slab + w.lane / 4,
+                                      key + w.part * U::SCORES, S::CAPPED ? 1.0f : scale);
+  }
   const bool whole = key + U::KEYS <= ark_attention_end<S>(place) &&
                      (S::WINDOW == 0 || key >= ark_attention_first<S>(place + 15));
   if (!whole) {
@@ -17,13 +21,14 @@ ARK_DEVICE void ark_attention_finish(float (&s)[U::SCORES / 2], const ArkAttenti
 }
 
 // A warp's share of its group's blocks. keys, values: from a task to the operand.
-template <class U, class S, class K, class V>
+template <class U, class S, class K, class V, class M>
 ARK_DEVICE void ark_attention_walk(char* shared, const ArkAttentionStrip& strip, float scale,
-                                   float cap, const K& keys, const V& values,
+                                   float cap, const K& keys, const V& values, const M& mask,
                                    ArkAttentionSums<U>& sums) {
   // With four slots, keys and values of a block are waited for together.
   constexpr bool BOTH = U::SLOTS == 4;
-  const float factor = (S::CAPPED ? 1.0f : scale) * ARK_ATTENTION_LOG2E;
+  constexpr bool MASKED = decltype(mask(*strip.task))::given;
+  const float factor = (S::CAPPED || MASKED ? 1.0f : scale) * ARK_ATTENTION_LOG2E;
   const ark_u32 base = static_cast<ark_u32>(__cvta_generic_to_shared(shared));
   ark_u32 held[U::HELD ? U::STEPS : 1][4];
   if constexpr (U::HELD) {
@@ -66,7 +71,7 @@ ARK_DEVICE void ark_attention_walk(char* shared, const ArkAttentionStrip& strip,
           s[i] = ark_attention_capped(s[i] * (scale / cap), cap);
         }
       }
-      ark_attention_finish<U, S>(s, strip, n);
+      ark_attention_finish<U, S>(s, strip, n, scale, mask);
       ark_attention_weigh<U>(s, sums, p, factor, strip, shared);
     }
     const ArkAttentionPlace<U> v(strip);
@@ -96,10 +101,10 @@ ARK_DEVICE void ark_attention_walk(char* shared, const ArkAttentionStrip& strip,
 }
 
 // One part of a tile.
-template <class U, class S, class Q, class K, class V, class O, class N>
+template <class U, class S, class Q, class K, class V, class O, class N, class M>
 ARK_DEVICE void ark_attention_strip(char* shared, const ArkAttentionStrip& strip, float scale,
                                     float cap, const Q& query, const K& keys, const V& values,
-                                    const O& output, const N& sinks) {
+                                    const O& output, const N& sinks, const M& mask) {
   const ArkAttentionPlace<U> w(strip);
   const bool works = U::GROUPS * U::WARPS == ARK_WARPS || w.group < U::GROUPS;
   if (works) {
@@ -131,7 +136,7 @@ ARK_DEVICE void ark_attention_strip(char* shared, const ArkAttentionStrip& strip
   if constexpr (SINKS) {
     sums.top[0] = sums.top[1] = sink.p[strip.tile.head] * ARK_ATTENTION_LOG2E;
   }
-  if (works) ark_attention_walk<U, S>(shared, strip, scale, cap, keys, values, sums);
+  if (works) ark_attention_walk<U, S>(shared, strip, scale, cap, keys, values, mask, sums);
   ark_copies_but<0>();
   const ArkAttentionPlace<U> own(strip);
   char* const mine = shared + (ark_warp() - own.group * U::WARPS) * U::PART;
@@ -151,7 +156,7 @@ ARK_DEVICE void ark_attention_strip(char* shared, const ArkAttentionStrip& strip
   float by[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    by[half] = sums.powers[2 * half] != 0.0f ? 1.0f / sums.powers[2 * half] : 0.0f;
+    by[half] = ark_attention_share<S>(sums.powers[2 * half]);
   }
   ark_attention_scale(sums, by);
   const auto operand = output(*strip.task);
@@ -161,11 +166,11 @@ ARK_DEVICE void ark_attention_strip(char* shared, const ArkAttentionStrip& strip
                              ark_at(operand, 0, 0, 1, 0));
 }
 
-// The task. query, keys, values, output, position, sinks: from a task to its operand.
-template <class U, class S, class Q, class K, class V, class O, class P, class N>
+// The task. query, keys, values, output, position, sinks, mask: from a task to its operand.
+template <class U, class S, class Q, class K, class V, class O, class P, class N, class M>
 ARK_DEVICE void ark_attention_units(ArkCtx& c, const ArkTask& t, float scale, float cap,
                                     const Q& query, const K& keys, const V& values, const O& output,
-                                    const P& position, const N& sinks) {
+                                    const P& position, const N& sinks, const M& mask) {
   char* const shared = ARK_SCRATCH(c);
   ArkAttentionStrip& strip = *reinterpret_cast<ArkAttentionStrip*>(shared + U::STRIP);
   if (ark_tid() == 0) {
@@ -180,6 +185,6 @@ ARK_DEVICE void ark_attention_units(ArkCtx& c, const ArkTask& t, float scale, fl
     if (strip.rows == 0) break;
     ark_check_pages<S::CONTEXT>(*strip.context, keys(*strip.task), position(*strip.task),
                                 strip.tile.begin, strip.tile.end);
-    ark_attention_strip<U, S>(shared, strip, scale, cap, query, keys, values, output, sinks);
+    ark_attention_strip<U, S>(shared, strip, scale, cap, query, keys, values, output, sinks, mask);
   }
 }

@@ -20,10 +20,11 @@ ARK_DEVICE float ark_attention_capped(float v, float cap, float two_over) {
   return __builtin_fmaf(-2.0f * cap, __builtin_amdgcn_rcpf(1.0f + power), cap);
 }
 
-// Soft cap and mask of the scores of keys from `first` on. own: the place of the slab's first row.
-template <class U, class S>
-ARK_DEVICE void ark_attention_finish(ark_unit_sums (&s)[U::OWN], float scale, float cap, int own,
-                                     int first) {
+// Soft cap and masks of the scores of keys from `first` on. slab: the slab's first row.
+template <class U, class S, class M>
+ARK_DEVICE void ark_attention_finish(ark_unit_sums (&s)[U::OWN], const ArkAttentionTile& tile,
+                                     float scale, float cap, const M& mask, int slab, int first) {
+  const int own = tile.place + slab;
   if constexpr (S::CAPPED) {
     const float two_over = 2.0f * ARK_ATTENTION_LOG2E * scale / cap;
 #pragma unroll
@@ -32,17 +33,27 @@ ARK_DEVICE void ark_attention_finish(ark_unit_sums (&s)[U::OWN], float scale, fl
       s[b][e] = ark_attention_capped(s[b][e], cap, two_over);
     }
   }
+  if constexpr (M::given) {
+    const float by = S::CAPPED ? 1.0f : scale;
+    const int row = slab + ark_lane() % ARK_UNIT, key = first + ark_unit_first();
+#pragma unroll
+    for (int i = 0; i < U::OWN * ARK_UNIT_ELEMENTS; ++i) {
+      const int b = i / ARK_UNIT_ELEMENTS, e = i % ARK_UNIT_ELEMENTS;
+      const int at = key + b * ARK_UNIT + ark_unit_row(e);
+      s[b][e] = ark_attention_masked<S>(mask, tile, row, at, s[b][e] * by);
+    }
+  }
   const bool whole = first + U::KEYS <= ark_attention_end<S>(own) &&
                      (S::WINDOW == 0 || first >= ark_attention_first<S>(own + ARK_UNIT - 1));
   if (!whole) ark_attention_mask<U, S>(s, own + ark_lane() % ARK_UNIT, first);
 }
 
 // All blocks of keys of a tile. row: the lane's query in memory.
-template <class U, class S, class K, class V>
+template <class U, class S, class K, class V, class M>
 ARK_DEVICE void ark_attention_walk(ark_local* shared, const ArkAttentionTile& tile, int rows,
                                    float scale, float cap, const typename U::Q* row, K keys,
-                                   V values, ArkAttentionSums<U>& sums) {
-  const float factor = (S::CAPPED ? 1.0f : scale) * ARK_ATTENTION_LOG2E;
+                                   V values, const M& mask, ArkAttentionSums<U>& sums) {
+  const float factor = (S::CAPPED || M::given ? 1.0f : scale) * ARK_ATTENTION_LOG2E;
   const int column = ark_lane() % ARK_UNIT, piece = ark_unit_piece();
   const int slab = U::slab() * ARK_UNIT, mine = U::group() * U::KEYS;
   const bool works = ark_warp() < U::TASKS && slab < rows;
@@ -104,7 +115,7 @@ ARK_DEVICE void ark_attention_walk(ark_local* shared, const ArkAttentionTile& ti
     next_values.fetch(head_values, tile, tid(), first_of(n + 1));
     if (works) {
       if constexpr (!U::AHEAD) ark_attention_scores<U>(s, own_keys, query);
-      ark_attention_finish<U, S>(s, scale, cap, tile.place + slab, first_of(n) + mine);
+      ark_attention_finish<U, S>(s, tile, scale, cap, mask, slab, first_of(n) + mine);
       keep = ark_attention_raise<U>(s, sums, factor);
       if (U::AHEAD && more) ark_attention_scores<U>(ahead, own_keys, query);
       weigh(0, BESIDE);
@@ -161,9 +172,9 @@ ARK_DEVICE void ark_attention_join(ark_local* shared, ArkAttentionSums<U>& sums)
   }
 }
 
-template <class U, class S, class Q, class K, class V, class O, class P, class N>
+template <class U, class S, class Q, class K, class V, class O, class P, class N, class M>
 ARK_DEVICE void ark_attention_units(ArkCtx& c, const ArkTask& t, float scale, float cap, Q query,
-                                    K keys, V values, O output, P position, N sinks) {
+                                    K keys, V values, O output, P position, N sinks, M mask) {
   auto* shared = (ark_local*)ARK_SCRATCH(c);
   ark_attention_each<S>(t, position, [&](const ArkAttentionTile& tile) {
     ark_check_pages<S::CONTEXT>(c, keys, position, tile.begin, tile.end);
@@ -181,12 +192,12 @@ ARK_DEVICE void ark_attention_units(ArkCtx& c, const ArkTask& t, float scale, fl
     }
     if (tile.begin < tile.end) {
       const auto* row = ark_address(query, 0, tile.batch, tile.row + place, tile.head * S::D);
-      ark_attention_walk<U, S>(shared, tile, rows, scale, cap, row, keys, values, sums);
+      ark_attention_walk<U, S>(shared, tile, rows, scale, cap, row, keys, values, mask, sums);
     }
     sums.weight += ark_shfl_xor(sums.weight, ARK_UNIT);
     ark_attention_join<U>(shared, sums);
     if (U::group() > 0 || own >= rows) return;
-    const float by = sums.weight != 0.0f ? 1.0f / sums.weight : 0.0f;
+    const float by = ark_attention_share<S>(sums.weight);
     auto* to = ark_address(output, 0, tile.batch, tile.row + own, tile.head * S::D);
 #pragma unroll
     for (int i = 0; i < U::BLOCKS * ARK_UNIT_ELEMENTS / 4; ++i) {
