@@ -11,7 +11,7 @@ from msgspec import structs
 from ark.errors import ModelError
 from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
 from ark.ir.attributes import ATTRIBUTES, LinearAttributes, MatmulAttributes
-from ark.ir.dtype import FLOATS, SMALL_FLOATS, DataType, bf16, fp32, int32
+from ark.ir.dtype import FLOATS, SMALL_FLOATS, DataType, RowType, bf16, fp32, int32
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
 from ark.lower.ops.matmul import lower_matmul
@@ -117,8 +117,8 @@ def linear(
 ) -> Tensor:
     """input weight^T: (rows, k) and (n, k) to (rows, n), of the input's type, accumulated in fp32.
 
-    The weight is of the input's type, or of any floating-point type where the input is fp32, or an
-    object with a method `linear` that computes the result.
+    The weight is of the input's type, or of any floating-point type where the input is fp32, or
+    quantised (a RowType), or an object with a method `linear` that computes the result.
     Without a name it is called as its weight is. tf32: as of matmul, for an input and a weight of
     fp32.
 
@@ -132,8 +132,10 @@ def linear(
         return weight.linear(input, output, name)
     x, w = as_tensor(input), as_tensor(weight)
     dtype = float_dtype("linear", x)
-    float_dtype("linear", w)
-    if w.ir.dtype != dtype and dtype != fp32:
+    quantised = isinstance(w.ir.dtype, RowType)
+    if not quantised:
+        float_dtype("linear", w)
+    if w.ir.dtype != dtype and dtype != fp32 and not quantised:
         raise ModelError(
             f"linear: the input is {dtype.name} and the weight {w.ir.dtype.name}; ark.cast the "
             "input to fp32"
@@ -181,7 +183,8 @@ def _lower_linear(lowering: Lowering, node: Node) -> None:
     given = node.read(LinearAttributes)
     kept = {name: value for name, value in structs.asdict(given).items() if name != "counter"}
     params = LinearParams(rows=rows, split_k=splits, **kept)
-    group = lowering.emit("linear", params, operands, coords)
+    kind = "linear_rows" if isinstance(w.dtype, RowType) else "linear"
+    group = lowering.emit(kind, params, operands, coords)
     if given.counter:
         group.sends = [lowering.peer_counters(given.counter)] * len(coords)
 

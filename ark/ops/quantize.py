@@ -28,6 +28,7 @@ from ark.ops.math import round as nearest
 from ark.ops.reductions import reduce_max
 from ark.ops.selection import clip
 from ark.ops.views import reshape
+from ark.plan.params import Params
 from ark.tasks.expression import Tree, leaf
 from ark.tasks.quantized import MOST_ROWS, STEP, QuantizedParams, most_rows
 
@@ -170,7 +171,20 @@ def _lower_quantized(lowering: Lowering, node: Node) -> None:
         )
 
 
+def _lower_values(lowering: Lowering, node: Node) -> None:
+    """A task for some rows of a quantised matrix."""
+    coords = split(node.inputs[0].shape[0], lowering.machine.processors)
+    lowering.emit("row_values", Params(), [*node.inputs, *node.outputs], coords)
+
+
+def _values(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+    """Of rows that are given as their values."""
+    return [inputs[0]]
+
+
 def _quantized(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+    if len(inputs) == 2:  # rows, as their values
+        return [inputs[0] @ inputs[1].T]
     x, weight, scales, *zeros = inputs
     value = weight - np.repeat(zeros[0], attrs["group"], -1) if zeros else weight
     return [x @ (value * np.repeat(scales, attrs["group"], -1)).T]
@@ -178,3 +192,4 @@ def _quantized(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[n
 
 composed("dequantize")
 register("quantized_linear", _quantized, _lower_quantized, aliasing="none")
+register("row_values", _values, _lower_values, aliasing="none")
