@@ -198,7 +198,7 @@ def _decodes(nodes: list[Node], machine: Machine) -> bool:
 
 
 def _apart(node: Node) -> bool:
-    """Is it a product with quantised rows that do not come through the ring?"""
+    """True for a product with quantised rows that do not come through the ring."""
     return node.type == "quantized_linear" and isinstance(node.inputs[1].dtype, RowType)
 
 

@@ -23,9 +23,7 @@ BOX_LINE = 16  # bytes at whose multiples rows begin that box copies load
 MOST_ROWS = 8  # of an input, beside weights whose rows are cut
 MATRIX_UNIT = 64  # bytes of a row that matrix units multiply at once
 TILE_ROWS = 16  # of weights that matrix units multiply at once
-# Of quantised weights, which one warp multiplies: codes of a stage, and rows of one where warps
-# would have nothing to do.
-MOST_CODES, LEAST_ROWS = 16384, 2
+LEAST_ROWS = 2  # of quantised weights in a stage where warps would have nothing to do
 PAIRED = ("swiglu", "rope_kv")  # epilogues that need two neighbouring rows in one stage
 
 
@@ -195,7 +193,7 @@ def stage_rows(weight: Tensor, machine: Machine, paired: bool) -> int:
     """Rows of weights in one stage: as many as fit, a power of two, at least a pair if paired."""
     rows, most = 2 if paired else 1, 4
     if isinstance(weight.dtype, RowType) and machine.ring_bytes:
-        most = min(max(most, MOST_CODES // weight.shape[1]), TILE_ROWS)
+        most = min(max(most, machine.costs.stage_codes // weight.shape[1]), TILE_ROWS)
         each = weight.shape[0] // (machine.processors * machine.variant.role(COMPUTE))
         most = min(most, max(each, LEAST_ROWS))
     while 2 * rows <= most and 2 * rows * row_bytes(weight) <= machine.stage_bytes:

@@ -49,8 +49,8 @@ constexpr int ark_quantized_step =
     8;  // STEP of quantized.py: elements of a weight's row that a lane takes at once
 
 // Where shared memory has element k of row m: V rows side by side, beside them what the other lanes
-// take at the same time, so that a warp reads whole lines. TURNED: of eight codes the even ones come
-// first, as in rows of a quantised matrix.
+// take at the same time, so that a warp reads whole lines. TURNED: of eight codes the even ones
+// come first, as in rows of a quantised matrix.
 template <int V, int GROUPS, bool TURNED>
 ARK_DEVICE int ark_quantized_place(int m, int k) {
   constexpr int STEP = ark_quantized_step, WIDE = ARK_LANES * STEP;

@@ -69,7 +69,7 @@ def unpacked(graph: Graph, few: int) -> Graph:
 
 
 def _multiplies_codes(node: Node) -> bool:
-    """Are there so few rows that the codes are read for each?"""
+    """True where there are so few rows that the codes are read for each."""
     plain = MatmulAttributes(False, True) == node.read(MatmulAttributes)
     return plain and len(node.inputs[0].shape) == 2 and node.inputs[0].shape[0] <= MOST_NARROW
 

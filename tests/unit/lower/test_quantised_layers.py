@@ -32,7 +32,7 @@ def decoder(machine: str, name: str | None, **fields: Any) -> list[Plan]:
 
 
 def layers(plan: Plan) -> list[tuple[str, str, bool]]:
-    """The linear layers of the last phase: what is joined with them, and if they have codes."""
+    """The linear layers of the last phase: their prologues, epilogues, and True for codes."""
     last = {t.op for tasks in plan.phases[-1].processors for t in tasks}
     return [
         (op.params["prologue"], op.params["epilogue"], op.kind == "linear_rows")
