@@ -16,7 +16,21 @@ from functools import cache
 import ark
 from ark import tasks
 from ark.frontend.model import Model, use_model
-from ark.ir.dtype import FLOATS, DataType, bf16, fp16, fp32, int8, int32, int64, uint32
+from ark.ir.dtype import (
+    CODES,
+    FLOATS,
+    DataType,
+    bf16,
+    fp16,
+    fp32,
+    int8,
+    int32,
+    int64,
+    row_type,
+    uint4,
+    uint8,
+    uint32,
+)
 from ark.lower.pipeline import plan
 from ark.machine import Machine
 from ark.machine.capability import Capability
@@ -178,6 +192,18 @@ def _indexing(dtype: DataType) -> None:
             ark.quantized_linear(ark.tensor([2, 64], dtype), ark.tensor([40, 64], packed), scales)
 
 
+def _quantised(dtype: DataType) -> None:
+    """Weights of quantised rows, by one row of an input, several, and many."""
+    for codes in CODES:
+        group, scales = (128, bf16) if codes.packed else (512, fp32)
+        for zeros in (False, True) if codes in (uint4, uint8) else (False,):
+            rows = row_type(codes, 512, group, scales, zeros, fp16 if dtype is fp16 else bf16)
+            weight = ark.parameter((264, 512), rows)
+            for number in (1, 3, 16):
+                x = ark.tensor((number, 512), dtype)
+                ark.linear(ark.rmsnorm(x, ark.tensor((512,), dtype)), weight)
+
+
 def _experts(dtype: DataType) -> None:
     rows = ark.tensor((3, 72), dtype)
     _, chosen = ark.topk(rows, 2)
@@ -197,6 +223,7 @@ def _custom(dtype: DataType) -> None:
 
 _CASES: tuple[tuple[str, Callable[[DataType], None], tuple[DataType, ...]], ...] = (
     ("elementwise", _elementwise, (fp32, fp16, bf16, int32)),
+    ("quantised", _quantised, (fp32, fp16, bf16)),
     ("regions", _regions, (fp32, fp16, bf16)),
     ("matmul", _matmuls, FLOATS),
     ("rows", _rows, FLOATS),

@@ -22,7 +22,9 @@ from ark.backend.registry import FALLBACK
 from ark.bench.ceiling import read_bandwidth
 from ark.bench.fidelity import GREEDY_STEPS, Fidelity, compare, greedy
 from ark.bench.peer import TorchDecoder, import_torch, torch_device
+from ark.ir.dtype import RowType
 from ark.ir.dtype import by_name as dtype_by_name
+from ark.ir.rows import row_bytes
 from ark.machine import Machine
 from ark.models.build import Shape
 from ark.models.checkpoint import Checkpoint
@@ -85,6 +87,19 @@ class Figures:
     read_bandwidth: float | None = None
 
 
+def _random_rows(dtype: RowType, rows: int, pool: np.ndarray) -> np.ndarray:
+    """The rows of a quantised matrix, whose products preserve the signal's size."""
+    some = min(rows, POOL // dtype.columns)
+    codes = np.clip(np.rint(2.5 * pool[: some * dtype.columns]), -7, 7).reshape(some, -1)
+    # Types without a sign take negative codes as large ones.
+    codes = codes % 16 if dtype.codes.name in ("uint4", "uint8") else codes
+    factor = 0.4 * dtype.columns**-0.5 * (1.0 + 0.1 * pool[: some * dtype.groups])
+    scales = factor.reshape(some, -1)
+    zeros = np.full_like(scales, 8.0) if dtype.zeros else None
+    distinct = row_bytes(dtype, codes, scales, zeros)
+    return np.resize(distinct, (rows, dtype.itemsize))
+
+
 def random_weights(
     plan: Plan, config: LlamaConfig, seed: int = 0
 ) -> Iterator[tuple[str, np.ndarray]]:
@@ -98,16 +113,10 @@ def random_weights(
             yield tensor.name, rope_inverse_frequencies(config)
             continue
         size = int(np.prod(tensor.shape))
-        kind = dtype_by_name(tensor.dtype).numpy
-        if tensor.name.endswith(".codes"):
-            codes = np.roll(np.clip(np.rint(2.5 * pool), -7, 7), n * 7919)
-            # Types without a sign take negative codes as large ones.
-            codes = codes % 16 if tensor.dtype in ("uint4", "uint8") else codes
-            yield tensor.name, np.resize(codes.astype(kind), size).reshape(tensor.shape)
-            continue
-        if tensor.name.endswith((".scales", ".zeros")):
-            least = 0.4 * config.hidden_size**-0.5 * (1.0 + 0.1 * pool)
-            yield tensor.name, np.resize(least.astype(kind), size).reshape(tensor.shape)
+        dtype = dtype_by_name(tensor.dtype)
+        kind = dtype.numpy
+        if isinstance(dtype, RowType):
+            yield tensor.name, _random_rows(dtype, tensor.shape[0], np.roll(pool, n * 7919))
             continue
         if len(tensor.shape) == 1:
             yield tensor.name, (1.0 + 0.1 * pool[:size]).astype(kind)

@@ -110,8 +110,9 @@ class Storage:
         nbytes = tensor.dtype.nbytes(math.prod(tensor.extents))
         data = self._placed().read(self.address, nbytes)
         whole = from_memory(data, tensor.extents, tensor.dtype)
-        box = tuple(slice(o, o + n) for o, n in zip(tensor.offsets, tensor.shape, strict=True))
-        return whole, whole[box]
+        host = tensor.dtype.host_shape
+        sides = zip(host(tensor.offsets), host(tensor.shape), strict=True)
+        return whole, whole[tuple(slice(o, o + n) for o, n in sides)]
 
     def write(self, tensor: ir.Tensor, values: np.ndarray) -> None:
         """Writes a tensor's elements; `values` has its shape and type."""

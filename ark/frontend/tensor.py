@@ -161,12 +161,13 @@ class Tensor:
             raise InvalidUsageError(
                 f"the array has elements of type {array.dtype}; expected real numbers"
             )
-        if not alike(array.shape, self.ir.shape):
+        shape = self.ir.dtype.host_shape(self.ir.shape)
+        if not alike(array.shape, shape):
             raise InvalidUsageError(
                 f"the array has {array.size} elements of shape {list(array.shape)}; the tensor has "
-                f"shape {list(self.ir.shape)}"
+                f"shape {list(shape)}"
             )
-        values = cast(array, self.ir.dtype, f"tensor {self.ir.name!r}").reshape(self.ir.shape)
+        values = cast(array, self.ir.dtype, f"tensor {self.ir.name!r}").reshape(shape)
         self.storage.write(self.ir, values)
         return self
 

@@ -3,13 +3,18 @@
 A type of 4 bits is stored two elements to a byte, the first in the low half; rows (the last
 dimension of a buffer) begin at whole bytes. In NumPy it has a byte an element, as ml_dtypes has it.
 Floats of 8 bits are those of the Open Compute Project (OCP), on every vendor.
+
+A quantised matrix is of a `RowType`: its rows are items, each with the codes of all columns and
+their scales.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache
 from typing import Any
 
 import ml_dtypes
@@ -37,8 +42,8 @@ class DataType:
 
     @property
     def packed(self) -> bool:
-        """True where several elements share a byte."""
-        return self.bits < 8
+        """True where several elements share an item."""
+        return self.per_item > 1
 
     @property
     def itemsize(self) -> int:
@@ -51,18 +56,22 @@ class DataType:
         return max(1, 8 // self.bits)
 
     def nbytes(self, elements: int) -> int:
-        """Bytes of so many consecutive elements from the first one of a byte on."""
-        return -(-elements * self.bits // 8)
+        """Bytes of so many consecutive elements from the first one of an item on."""
+        return -(-elements // self.per_item) * self.itemsize
+
+    def host_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The sizes of an array in NumPy that holds a tensor of a shape."""
+        return tuple(shape)
 
     def whole_rows(self, extents: Sequence[int]) -> tuple[int, ...]:
-        """A buffer's sizes, the last one rounded up so that every row begins at a whole byte."""
+        """A buffer's sizes, the last one rounded up so that every row begins at a whole item."""
         if not self.packed or not extents:
             return tuple(extents)
         return (*extents[:-1], -(-extents[-1] // self.per_item) * self.per_item)
 
     def element_size(self) -> int | Fraction:
         """Bytes per element: a whole number, or Fraction(1, 2) for types of 4 bits."""
-        size = Fraction(self.bits, 8)
+        size = Fraction(self.itemsize, self.per_item)
         return int(size) if size.denominator == 1 else size
 
     def to_numpy(self) -> Any:
@@ -123,6 +132,57 @@ class DataType:
         return ctype
 
 
+@dataclass(frozen=True, repr=False)
+class RowType(DataType):
+    """The type of a matrix whose rows are codes with scales: value = scale * (code - zero).
+
+    codes: their type. columns: of a row. group: neighbouring columns that share a scale. scales:
+    the type of scales and zeros. zeros: True where there are zeros. values: the type of floats to
+    which a value is rounded where the matrix is dequantised.
+
+    In memory a row is its codes, then a scale for each group, then a zero for each group, and
+    padding to whole 16 bytes. Of eight codes of 4 bits the even ones are the low half of 32 bits.
+    In NumPy a row is its bytes.
+    """
+
+    codes: DataType
+    columns: int
+    group: int
+    scales: DataType
+    zeros: bool
+    values: DataType
+
+    @property
+    def groups(self) -> int:
+        """Scales of a row."""
+        return self.columns // self.group
+
+    @property
+    def scales_at(self) -> int:
+        """The byte of a row at which its scales begin."""
+        return self.codes.nbytes(self.columns)
+
+    @property
+    def zeros_at(self) -> int:
+        """The byte of a row at which its zeros begin, or its padding."""
+        return self.scales_at + self.scales.nbytes(self.groups)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a row."""
+        end = self.zeros_at + (self.scales.nbytes(self.groups) if self.zeros else 0)
+        return -(-end // ROW_ALIGNMENT) * ROW_ALIGNMENT
+
+    @property
+    def per_item(self) -> int:
+        """Elements of a row."""
+        return self.columns
+
+    def host_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """As of DataType: the last dimension has bytes."""
+        return (*shape[:-1], shape[-1] // self.columns * self.itemsize)
+
+
 fp32 = DataType("fp32", 32, "float", np.float32)
 fp16 = DataType("fp16", 16, "ark_f16", np.float16)
 bf16 = DataType("bf16", 16, "ark_bf16", ml_dtypes.bfloat16)
@@ -145,6 +205,10 @@ INTEGERS = (int64, int32, uint32, int8, uint8, byte)
 PACKED = (int4, uint4, fp4)
 ALL = (*FLOATS, *SMALL_FLOATS, *INTEGERS, bool_, *PACKED)
 INDICES = (int32, int64)
+CODES = (*PACKED, int8, uint8, *SMALL_FLOATS)  # of quantised matrices
+
+ROW_ALIGNMENT = 16  # bytes at whose multiples the rows of a RowType begin
+CODE_STEP = 8  # columns of which a group is a multiple
 
 _TORCH = {
     "fp32": "float32",
@@ -166,9 +230,48 @@ def _names() -> str:
     return ", ".join(t.name for t in ALL)
 
 
+@cache
+def row_type(
+    codes: DataType, columns: int, group: int, scales: DataType, zeros: bool, values: DataType
+) -> RowType:
+    """The RowType of these fields; InvalidUsageError where a row is no whole groups of whole steps,
+    or a type is none of those that its place takes.
+    """
+    fits = columns > 0 and group > 0 and columns % group == 0 == group % CODE_STEP
+    if not fits or codes not in CODES or scales not in FLOATS or values not in FLOATS:
+        raise InvalidUsageError(
+            f"rows of {columns} {codes.name} in groups of {group} with scales of {scales.name}, "
+            f"dequantised to {values.name}, cannot be stored; expected groups of a multiple of "
+            f"{CODE_STEP} that divide a row, codes of {', '.join(t.name for t in CODES)}, and "
+            "scales and values of fp32, fp16 or bf16"
+        )
+    has = "_zeros" if zeros else ""
+    name = f"{codes.name}_k{columns}_g{group}_{scales.name}{has}_as_{values.name}"
+    fields = (codes.storage, columns, group, scales.storage, str(zeros).lower())
+    storage = f"ArkRow<{', '.join(map(str, fields))}>"
+    return RowType(
+        name, codes.bits, storage, np.uint8, codes, columns, group, scales, zeros, values
+    )
+
+
+def value_type(dtype: DataType) -> DataType:
+    """The type of floats that elements have where they are multiplied."""
+    return dtype.values if isinstance(dtype, RowType) else dtype
+
+
+_FLOAT = "(fp32|fp16|bf16)"
+ROW_NAME = rf"(\w{{1,16}})_k([1-9]\d{{0,8}})_g([1-9]\d{{0,8}})_{_FLOAT}(_zeros)?_as_{_FLOAT}"
+
+
+@cache
 def by_name(name: str) -> DataType:
     """The data type called `name`; InvalidUsageError if there is none."""
     for candidate in ALL:
         if candidate.name == name:
             return candidate
+    match = re.fullmatch(ROW_NAME, name)
+    if match is not None:
+        codes, columns, group, scales, zeros, values = match.groups()
+        types = (by_name(codes), int(columns), int(group), by_name(scales), bool(zeros))
+        return row_type(*types, by_name(values))
     raise InvalidUsageError(f"no data type is called {name!r}; ark has {_names()}")

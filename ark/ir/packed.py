@@ -1,4 +1,5 @@
-"""Elements of 4 bits between memory, two to a byte, and NumPy, a byte each (ml_dtypes).
+"""Elements of 4 bits between memory, two to a byte, and NumPy, a byte each (ml_dtypes). Rows of a
+RowType are bytes in both.
 
 Called where tensors are copied between host and device, and by ark.api.state.
 """
@@ -11,12 +12,12 @@ import ml_dtypes
 import numpy as np
 
 from ark.errors import InvalidUsageError
-from ark.ir.dtype import INTEGERS, DataType, int4, uint4
+from ark.ir.dtype import INTEGERS, DataType, RowType, int4, uint4
 
 
 def to_memory(values: np.ndarray, dtype: DataType) -> np.ndarray:
     """An array of the type's elements as bytes: rows begin at whole bytes, low half first."""
-    if not dtype.packed:
+    if not dtype.packed or isinstance(dtype, RowType):
         return np.ascontiguousarray(values, dtype.numpy)
     halves = np.ascontiguousarray(values, dtype.numpy).view(np.uint8) & 15
     if halves.shape[-1] % 2:
@@ -50,9 +51,9 @@ def cast(values: np.ndarray, dtype: DataType, what: str) -> np.ndarray:
 
 def from_memory(data: np.ndarray, shape: Sequence[int], dtype: DataType) -> np.ndarray:
     """The elements of dense rows of bytes, as `to_memory` makes them."""
-    if not dtype.packed:
+    if not dtype.packed or isinstance(dtype, RowType):
         whole: np.ndarray = data.view(dtype.numpy)
-        return whole.reshape(shape)
+        return whole.reshape(dtype.host_shape(shape))
     pairs = data.view(np.uint8).reshape(*shape[:-1], -1)
     halves = np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(*shape[:-1], -1)
     return np.ascontiguousarray(halves[..., : shape[-1]]).view(dtype.numpy)

@@ -10,17 +10,24 @@ from collections.abc import Sequence
 
 from ark.errors import PlanError
 from ark.ir.attributes import AttentionAttributes, LinearAttributes
+from ark.ir.dtype import RowType
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.fuse_linear import fuse_linear
 from ark.lower.rewrite.narrow_inputs import narrow_inputs
-from ark.lower.tiling import input_in_memory, split_k, stage_tile
+from ark.lower.tiling import input_in_memory, row_bytes, split_k, stage_rows, stage_tile
 from ark.lower.work_times import boxed, work_us
 from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.machine.variant import COMMUNICATE, MOVE
-from ark.tasks.linear_form import MOST_NARROW, narrow_bytes, narrow_rows, sums_bytes
+from ark.tasks.linear_form import (
+    MOST_NARROW,
+    narrow_bytes,
+    narrow_rows,
+    row_input_bytes,
+    sums_bytes,
+)
 
 HELD = 1024  # bytes that one row's sums take, or what else several need
 
@@ -99,9 +106,12 @@ def _choose(graph: Graph, context: Context, phase: int = -1) -> Machine:
         return machine.using(names[0])  # whose bodies take tiles of any size
     packets = machine.has(Capability.PACKETS) and options.get("packets", True)
     streams = packets and options.get("fuse", True)
+    leading: list[tuple[float, Machine]] = []
     for variant in machine.variants:
         target = dataclasses.replace(machine, variants=(variant,))
         if not variant.role(COMMUNICATE):
+            if leading:
+                break
             if variant.name == wanted or (
                 wanted is None
                 and boxed(variant)
@@ -118,8 +128,23 @@ def _choose(graph: Graph, context: Context, phase: int = -1) -> Machine:
         decodes = streams and _decodes(last, target) and _settled(made.nodes)
         fits = _fits(made.nodes, target) and not _starves(last, target, machine)
         if fits and (variant.name == wanted or decodes):
-            return target
-    return machine.using(names[0])
+            full = filled(last, target)
+            if full is None:
+                return target
+            leading.append((full, target))
+    return max(leading, key=lambda one: one[0])[1] if leading else machine.using(names[0])
+
+
+def filled(nodes: Sequence[Node], machine: Machine) -> float | None:
+    """The part of the ring that stages of quantised layers fill, each by its bytes; None if there
+    are no such layers.
+    """
+    weights = [n.inputs[1] for n in nodes if n.type == "linear"]
+    sizes = [(w.nbytes, w) for w in weights if isinstance(w.dtype, RowType)]
+    if not sizes:
+        return None
+    held = sum(size * stage_rows(w, machine, False) * row_bytes(w) for size, w in sizes)
+    return held / (sum(size for size, _ in sizes) * machine.stage_bytes)
 
 
 def refusal(graph: Graph, machine: Machine) -> str:
@@ -168,8 +193,13 @@ def _decodes(nodes: list[Node], machine: Machine) -> bool:
         and all(n.inputs[0].shape[0] == rows and n.inputs[1].shape[1] % 8 == 0 for n in layers)
         and all(fits(n.inputs[1]) for n in layers)
         and all(_one_each(n, rows) for n in nodes if n.type == "attention")
-        and not any(n.type == "matmul" for n in nodes)
+        and not any(n.type == "matmul" or _apart(n) for n in nodes)
     )
+
+
+def _apart(node: Node) -> bool:
+    """True for a product with quantised rows that do not come through the ring."""
+    return node.type == "quantized_linear" and isinstance(node.inputs[1].dtype, RowType)
 
 
 def _one_each(node: Node, rows: int) -> bool:
@@ -207,7 +237,8 @@ def _starves(nodes: list[Node], target: Machine, machine: Machine) -> bool:
     if target.variant.most_rows and rows > target.variant.most_rows:
         return True
     if any(n.type == "linear" and n.inputs[0].shape[0] == 1 for n in nodes):
-        return target.variant.stages < first.stages
+        fewer = target.variant.stages < first.stages
+        return (fewer or target.ring_bytes < first.ring_bytes) and filled(nodes, target) is None
     return target.variant.in_flight > first.in_flight
 
 
@@ -221,6 +252,8 @@ def _fits(nodes: list[Node], machine: Machine) -> bool:
 def _held(node: Node, machine: Machine) -> int:
     """Bytes of shared memory that a linear layer of few rows takes, but what one row's sums do."""
     (rows, k), dtype = node.inputs[0].shape, node.inputs[1].dtype
+    if isinstance(dtype, RowType):
+        return row_input_bytes(dtype)  # of one row
     if rows == 1:
         return narrow_bytes(1, k, dtype.itemsize)
     held, splits = stage_tile(node, machine)

@@ -91,7 +91,7 @@ def _most_read(group: Group, machine: Machine) -> int:
     costs = machine.costs
     if group.kind == "choose":  # it has a counter to wait for in any case, the logits'
         return costs.packet_elements if machine.has(Capability.PACKET_GATE) else 0
-    if group.kind != "linear":
+    if group.kind not in ("linear", "linear_rows"):
         return costs.packet_elements
     leads = machine.variant.role(COMMUNICATE) > 0
     most = MOST_NARROW if leads else 1 if machine.has(Capability.PACKET_GATE) else 0

@@ -43,6 +43,7 @@ from ark.lower.rewrite.reorder_small_ops import reorder_small_ops
 from ark.lower.rewrite.rotate_logits import rotate_logits
 from ark.lower.rewrite.round_norm_inputs import round_norm_inputs
 from ark.lower.rewrite.split_elementwise import split_elementwise
+from ark.lower.rewrite.unpack_rows import unpack_rows
 from ark.machine import Machine
 from ark.machine.capability import Capability
 
@@ -149,6 +150,13 @@ PASSES: tuple[Pass, ...] = (
         Stage.GRAPH,
         "softmax(q k^T) v becomes one node, whose scores never reach memory.",
         needs=("pack_weights",),
+    ),
+    Pass(
+        unpack_rows,
+        Stage.GRAPH,
+        "Products of many rows read the values of quantised weights, which are made once.",
+        needs=("pack_weights",),
+        option="",
     ),
     Pass(
         align_operands,

@@ -10,17 +10,20 @@ from collections.abc import Sequence
 
 from ark.errors import PlanError
 from ark.ir.attributes import AttentionAttributes, LinearAttributes
+from ark.ir.dtype import RowType
 from ark.ir.fold import FOLDED, LINE, block, fold, tile_of
 from ark.ir.graph import Node
 from ark.ir.hints import Hints
 from ark.ir.values import Tensor
 from ark.machine import Machine
-from ark.machine.variant import COMMUNICATE
+from ark.machine.variant import COMMUNICATE, COMPUTE
 from ark.tasks.linear_form import MATRIX_ROWS, dealt, takes_whole
 
 BOX_LINE = 16  # bytes at whose multiples rows begin that box copies load
 MOST_ROWS = 8  # of an input, beside weights whose rows are cut
 MATRIX_UNIT = 64  # bytes of a row that matrix units multiply at once
+TILE_ROWS = 16  # of weights that matrix units multiply at once
+LEAST_ROWS = 2  # of quantised weights in a stage where warps would have nothing to do
 PAIRED = ("swiglu", "rope_kv")  # epilogues that need two neighbouring rows in one stage
 
 
@@ -189,8 +192,12 @@ def box_coords(shape: Sequence[int], tile: Sequence[int]) -> list[tuple[int, ...
 
 def stage_rows(weight: Tensor, machine: Machine, paired: bool) -> int:
     """Rows of weights in one stage: as many as fit, a power of two, at least a pair if paired."""
-    rows = 2 if paired else 1
-    while rows < 4 and 2 * rows * row_bytes(weight) <= machine.stage_bytes:
+    rows, most = 2 if paired else 1, 4
+    if isinstance(weight.dtype, RowType) and machine.ring_bytes:
+        most = min(max(most, machine.costs.stage_codes // weight.shape[1]), TILE_ROWS)
+        each = weight.shape[0] // (machine.processors * machine.variant.role(COMPUTE))
+        most = min(most, max(each, LEAST_ROWS))
+    while 2 * rows <= most and 2 * rows * row_bytes(weight) <= machine.stage_bytes:
         rows *= 2
     return rows
 
@@ -250,6 +257,8 @@ def split_k(rows: int, weight: Tensor, machine: Machine) -> int:
     columns = weight.shape[1]
     if not machine.ring_bytes or row_bytes(weight) <= machine.stage_bytes:
         return 1
+    if isinstance(weight.dtype, RowType):
+        return 0
     if machine.variant.role(COMMUNICATE):
         # The parts are different warps' there, and the input is in shared memory.
         least = -(-row_bytes(weight) // machine.stage_bytes) if rows <= MOST_ROWS else 0

@@ -116,6 +116,7 @@ class Costs:
     begin_work: multiplications that take as long as a tile of exact_tiles begins and ends.
     hand_over_work: those that a processor does in a common body while a task is handed over; 0
     where handing over takes less than the smallest op, so that joining ops saves nothing.
+    stage_codes: of quantised weights in a stage, at most, which one warp multiplies.
     idle_bytes: that a processor has at most of an op that waits longer than it works.
     exact_work: multiplications of a product of fp32 that is worth tiles of its own. turned_work:
     those of a product that is worth turning what it reads.
@@ -184,6 +185,7 @@ class Costs:
     packet_elements: Bytes = 4 << 10
     polled_elements: Bytes = 16 << 10
     rounded_elements: Bytes = 8 << 10
+    stage_codes: Bytes = 16 << 10
     lane_bytes: Bytes = 64 << 10
     share_bytes: Bytes = 64 << 10
     piece_bytes: tuple[tuple[Name, Bytes], ...] = PIECES

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ark.errors import InvalidUsageError
+from ark.ir.dtype import RowType
 from ark.models.build import Shape, build
 from ark.models.checkpoint import Checkpoint
 from ark.plan.packing import from_meta
@@ -24,10 +25,12 @@ def weights(checkpoint: Checkpoint, shape: Shape, plan: Plan) -> Iterator[tuple[
     def read(name: str) -> np.ndarray:
         if name in built.constants:
             return np.asarray(built.constants[name]())
-        weight, _, field = name.rpartition(".")
+        weight = name.rpartition(".")[0]
         if weight in built.layouts:
-            tensors = checkpoint.codes(weight).laid_out(built.layouts[weight])
-            return np.asarray(tensors[field][built.shares.get(name, ())])
+            codes, dtype = checkpoint.codes(weight), built.lasting[name].dtype
+            if not isinstance(dtype, RowType):
+                return codes.places()
+            return codes.rows_of(dtype, built.shares.get(name, ()))
         values = checkpoint.read(name, *built.shares.get(name, ()))
         # Norms and biases may have another type than other weights.
         return values.astype(built.lasting[name].dtype.numpy, copy=False)

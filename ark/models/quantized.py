@@ -9,34 +9,26 @@ from typing import Any
 
 import ark
 from ark.errors import InvalidUsageError
+from ark.ir.dtype import CODE_STEP
 from ark.models.formats.layout import Layout
-from ark.tasks.quantized import STEP
 
 Share = tuple[slice, ...]
 
 
 class QuantizedWeight(ark.Module):
-    """The weight of a linear layer, of `shape` (outputs, inputs), as codes with scales. dtype: the
-    type to which it is dequantised where many rows are multiplied.
+    """The weight of a linear layer, of `shape` (outputs, inputs), as rows of codes with scales.
+    dtype: the type to which it is dequantised where many rows are multiplied.
     """
 
     def __init__(self, shape: list[int], layout: Layout, dtype: ark.DataType) -> None:
         super().__init__()
-        outputs, inputs = shape
-        groups = (outputs, inputs // layout.group)
-        self.dtype = dtype
-        self.codes = ark.parameter(shape, layout.codes)
-        self.scales = ark.parameter(groups, layout.scales)
-        self.zeros = ark.parameter(groups, layout.scales) if layout.zeros else None
-        self.order = ark.parameter((inputs,), ark.int32) if layout.ordered else None
+        self.rows = ark.parameter(shape, layout.row_type(shape[1], dtype))
+        self.order = ark.parameter((shape[1],), ark.int32) if layout.ordered else None
 
     def linear(self, input: Any, output: Any = None, name: str = "") -> ark.Tensor:
         """As ark.linear."""
         x = input if self.order is None else ark.gather(input, self.order, axis=1)
-        label = name or self._name
-        return ark.quantized_linear(
-            x, self.codes, self.scales, self.zeros, output, label, self.dtype
-        )
+        return ark.linear(x, self.rows, output, name or self._name)
 
 
 def quantise(
@@ -62,25 +54,16 @@ def quantise(
                 f"the inputs of {name} are reordered (act-order), and ranks cannot share a weight "
                 "like that; use one rank, or a checkpoint without act-order"
             )
-        if layout.group % STEP:
+        if layout.group % CODE_STEP:
             raise InvalidUsageError(
                 f"a rank's share of {name} has {inputs} inputs, which are not whole groups of "
-                f"{STEP} of a quantised weight; use fewer ranks"
+                f"{CODE_STEP} of a quantised weight; use fewer ranks"
             )
         weight = QuantizedWeight(whole.shape(), layout, dtype)
         setattr(module, attribute, weight)
         if share:
-            shares[weight.codes] = share
-            columns = tuple(_divided(part, layout.group) for part in share[1:])
-            shares[weight.scales] = (share[0], *columns)
-            if weight.zeros is not None:
-                shares[weight.zeros] = (share[0], *columns)
+            shares[weight.rows] = share
     return own
-
-
-def _divided(part: slice, group: int) -> slice:
-    """A range of inputs as one of groups."""
-    return part if part == slice(None) else slice(part.start // group, part.stop // group)
 
 
 def _parameters(module: ark.Module, prefix: str = "") -> Iterator[tuple[str, ark.Module, str]]:

@@ -10,7 +10,7 @@ import numpy as np
 from ark.errors import ModelError
 from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
 from ark.ir.attributes import ATTRIBUTES, LinearAttributes, MatmulAttributes
-from ark.ir.dtype import FLOATS, SMALL_FLOATS, DataType, bf16, fp32, int32
+from ark.ir.dtype import FLOATS, SMALL_FLOATS, DataType, RowType, bf16, fp32, int32
 from ark.lower.ops.linear_algebra import lower_linear
 from ark.lower.ops.matmul import lower_matmul
 from ark.lower.registry import get, register
@@ -113,8 +113,8 @@ def linear(
 ) -> Tensor:
     """input weight^T: (rows, k) and (n, k) to (rows, n), of the input's type, accumulated in fp32.
 
-    The weight is of the input's type, or of any floating-point type where the input is fp32, or an
-    object with a method `linear` that computes the result.
+    The weight is of the input's type, or of any floating-point type where the input is fp32, or
+    quantised (a RowType), or an object with a method `linear` that computes the result.
     Without a name it is called as its weight is. tf32: as of matmul, for an input and a weight of
     fp32.
 
@@ -128,8 +128,10 @@ def linear(
         return weight.linear(input, output, name)
     x, w = as_tensor(input), as_tensor(weight)
     dtype = float_dtype("linear", x)
-    float_dtype("linear", w)
-    if w.ir.dtype != dtype and dtype != fp32:
+    quantised = isinstance(w.ir.dtype, RowType)
+    if not quantised:
+        float_dtype("linear", w)
+    if w.ir.dtype != dtype and dtype != fp32 and not quantised:
         raise ModelError(
             f"linear: the input is {dtype.name} and the weight {w.ir.dtype.name}; ark.cast the "
             "input to fp32"

@@ -15,7 +15,7 @@ from ark.errors import ModelError
 from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
 from ark.ir.attributes import GroupAttributes
 from ark.ir.dtype import PACKED, SMALL_FLOATS, DataType, fp32, int4, int8, uint8
-from ark.lower.ops.quantize import lower_quantized
+from ark.lower.ops.quantize import lower_quantized, lower_values
 from ark.lower.registry import register
 from ark.ops.base import float_dtype, result
 from ark.ops.elementwise import cast, composed, div
@@ -150,7 +150,14 @@ def quantized_linear(
     return result("quantized_linear", inputs, (left[0], right[0]), own, output, attrs, name)
 
 
+def _values(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+    """Of rows that are given as their values."""
+    return [inputs[0]]
+
+
 def _quantized(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+    if len(inputs) == 2:  # rows, as their values
+        return [inputs[0] @ inputs[1].T]
     x, weight, scales, *zeros = inputs
     group = GroupAttributes.from_node(attrs).group
     value = weight - np.repeat(zeros[0], group, -1) if zeros else weight
@@ -159,3 +166,4 @@ def _quantized(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[n
 
 composed("dequantize")
 register("quantized_linear", _quantized, lower_quantized, aliasing="none")
+register("row_values", _values, lower_values, aliasing="none")

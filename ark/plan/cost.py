@@ -26,7 +26,7 @@ from ark.plan.serialize import machine_of
 from ark.plan.types import Plan, Task
 
 # Kinds whose products matrix units do, where they take the type.
-PRODUCTS = ("matmul", "linear", "expert_linear", "attention_tiles")
+PRODUCTS = ("matmul", "linear", "linear_rows", "expert_linear", "attention_tiles")
 FEW, LEAST_FEW = 16, 9  # rows or columns of a tile, or of a product, for scalar units
 BOX_LINE = 128  # bytes of a row that a step of box copies loads
 Place = tuple[int, int]  # processor, position

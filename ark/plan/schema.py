@@ -15,8 +15,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from ark.errors import PlanError
+from ark.errors import InvalidUsageError, PlanError
 from ark.ir import json_reader
+from ark.ir.dtype import ALL, ROW_NAME, by_name
 from ark.ir.json_reader import Closed
 from ark.machine import Machine
 from ark.machine.capability import Capability
@@ -48,6 +49,7 @@ Sizes = Annotated[tuple[Annotated[int, Meta(ge=1, le=(1 << 31) - 1)], ...], Meta
 Offsets = Annotated[tuple[Index, ...], Meta(max_length=8)]
 Operands = Annotated[tuple[Index, ...], Meta(max_length=MAX_OPERANDS)]
 Coordinates = Annotated[tuple[Index, ...], Meta(max_length=6)]
+TYPES = rf"^(?:{'|'.join(t.name for t in ALL)}|{ROW_NAME})$"
 Arena = Literal["activation", "parameter", "state", "external", "symmetric", "host", "packet"]
 
 
@@ -66,23 +68,7 @@ class BufferRow(_Row, frozen=True):
 
 class TensorRow(_Row, frozen=True):
     name: Name
-    dtype: Literal[
-        "fp32",
-        "fp16",
-        "bf16",
-        "fp8_e4m3",
-        "fp8_e5m2",
-        "int64",
-        "int32",
-        "uint32",
-        "int8",
-        "uint8",
-        "byte",
-        "bool",
-        "int4",
-        "uint4",
-        "fp4",
-    ]
+    dtype: Annotated[str, Meta(pattern=TYPES)]
     shape: Sizes
     extents: Sizes
     offsets: Offsets
@@ -208,7 +194,7 @@ def read(data: Any) -> Plan:
             for i, b in enumerate(file.buffers)
         ),
         tensors=tuple(
-            PlanTensor(i, t.name, t.dtype, t.shape, t.extents, t.offsets, t.buffer, bool(t.packet))
+            PlanTensor(i, t.name, _type(t), t.shape, t.extents, t.offsets, t.buffer, bool(t.packet))
             for i, t in enumerate(file.tensors)
         ),
         ops=tuple(
@@ -226,6 +212,14 @@ def read(data: Any) -> Plan:
             for p in file.phases
         ),
     )
+
+
+def _type(row: TensorRow) -> str:
+    """The name of a tensor's type; PlanError where it is none."""
+    try:
+        return by_name(row.dtype).name
+    except InvalidUsageError as error:
+        raise PlanError(f"the plan is damaged: tensor {row.name!r}: {error}") from error
 
 
 def _task(row: TaskRow) -> Task:

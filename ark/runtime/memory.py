@@ -84,12 +84,13 @@ class PlanMemory:
         """
         array = np.asarray(values)
         tensor = self.find(name, array.size)
-        array = cast(array, by_name(tensor.dtype), f"tensor {name!r}")
-        if array.size > np.prod(tensor.shape):
+        kind = by_name(tensor.dtype)
+        array = cast(array, kind, f"tensor {name!r}")
+        if array.size > np.prod(kind.host_shape(tensor.shape)):
             raise InvalidUsageError(
                 f"{array.size} values do not fit tensor {name!r} of shape {list(tensor.shape)}"
             )
-        self.device.write(self.tensor_address(tensor), to_memory(array, by_name(tensor.dtype)))
+        self.device.write(self.tensor_address(tensor), to_memory(array, kind))
 
     def read(self, name: str) -> np.ndarray:
         """Reads a dense tensor of the plan by name."""

@@ -33,6 +33,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from ark.errors import PlanError
+from ark.ir.dtype import by_name
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register, whole
 from ark.plan.params import (
@@ -51,10 +52,12 @@ from ark.tasks.linear_form import (
     SPREAD,
     candidates,
     first_extra,
+    multiplied,
     narrow_bytes,
     narrows,
     outputs,
     reads_from_memory,
+    row_nbytes,
 )
 from ark.tasks.linear_params import LinearParams
 from ark.tasks.rotary import (
@@ -81,7 +84,7 @@ class Linear(TaskKind):
         p, first = sig.read(LinearParams), first_extra(sig)
         extra = EXTRA[p.epilogue]
         need(len(sig.operands) >= first + extra[0], "operands are missing")
-        (rows, k), (n, inner), m = matrix(sig, 0), matrix(sig, 1), matrix(sig, 2)[0]
+        (rows, k), (n, inner), m = matrix(sig, 0), self.weight(sig), matrix(sig, 2)[0]
         need(rows % m == 0, f"{rows} rows are no shares of {m}")
         ranks, share = p.ranks, p.first
         need(share < ranks, f"share {share} of {ranks} is added first")
@@ -96,7 +99,6 @@ class Linear(TaskKind):
         for peer in outputs(sig)[1:]:
             shaped(sig, peer, (m, n))
         need(k == inner, f"rows of {k} are multiplied by weights of {inner}")
-        need(is_dense(sig.operands[1]), "the weights are strided, expected dense")
         need(m * p.rows <= MAX_SUMS, f"{m} rows by {p.rows} rows are too many for a task")
         need(k % p.split_k == 0, "its rows cannot be cut so")
         need(p.split_k == 1 or p.rows <= MAX_PIECES, "its rows cannot be cut so")
@@ -119,6 +121,11 @@ class Linear(TaskKind):
             for place in candidates(sig):
                 sample_check(sig, first, place, m, -(-n // p.rows))
             need(p.share < p.shares, "its logits are no share")
+
+    def weight(self, sig: Signature) -> tuple[int, int]:
+        """The sizes of the weights; PlanError where they are none that a task takes."""
+        need(is_dense(sig.operands[1]), "the weights are strided, expected dense")
+        return matrix(sig, 1)
 
     def places(self, sig: Signature) -> Places:
         return Places((range(0, sig.operands[1].shape[0], sig.read(LinearParams).rows),), span=True)
@@ -175,7 +182,7 @@ class Linear(TaskKind):
         params = sig.read(LinearParams)
         need(len(sig.operands) > 2, "it lacks an input, weights or an output")
         x, weight = sig.operands[:2]
-        row = x.shape[0] == 1 and x.dtype == weight.dtype and params.prologue == "none"
+        row = x.shape[0] == 1 and x.dtype == multiplied(weight) and params.prologue == "none"
         found = {0, *outputs(sig)} - (set() if row or x.dtype == "fp32" else {0})
         first = first_extra(sig)
         if params.epilogue == "add":
@@ -199,14 +206,15 @@ class Linear(TaskKind):
         m, k = sig.operands[2].shape[0], sig.operands[0].shape[1]
         best = 8 * machine.warps * m if params.epilogue == "sample" else 0
         if narrows(sig, machine):
-            held = 0 if reads_from_memory(sig) else narrow_bytes(m, k, sig.operands[1].itemsize)
+            size = by_name(multiplied(sig.operands[1])).itemsize
+            held = 0 if reads_from_memory(sig) else narrow_bytes(m, k, size)
             return 4 * machine.warps * m + held + best
         return 4 * machine.warps + (4 * m * k if params.split_k == 1 else 0) + best
 
     def stream(self, sig: Signature, coord: Sequence[int]) -> tuple[Fetch, ...]:
         params = sig.read(LinearParams)
         n0, n1 = coord[:2]
-        row = sig.operands[1].shape[1] * sig.operands[1].itemsize
+        row = row_nbytes(sig.operands[1])
         stage = params.rows * row // params.split_k
         cut = params.rows > 1 and params.split_k > 1
         form = (None, params.rows, params.split_k) if cut else ()
@@ -215,7 +223,7 @@ class Linear(TaskKind):
     def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
         m, k = sig.operands[2].shape[0], sig.operands[0].shape[1]
         rows = coord[1] - coord[0]
-        return 2.0 * m * k * rows, float(rows * k * sig.operands[1].itemsize)
+        return 2.0 * m * k * rows, float(rows * row_nbytes(sig.operands[1]))
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         params = sig.read(LinearParams)
@@ -225,15 +233,11 @@ class Linear(TaskKind):
                 f" parts, but the code generator of {machine.arch} has no body for that; expected "
                 "a machine model with row_slice 0"
             )
+        check_batch(name, sig, machine)
         m, k = sig.operands[2].shape[0], sig.operands[0].shape[1]
-        if m > 1 and params.epilogue == "sample":
-            raise PlanError(
-                f"{name} draws tokens of {m} sequences, but the code generator of {machine.arch} "
-                "has no body for that; expected a plan of this machine's own"
-            )
         weight, rows = sig.operands[1], params.rows
         constants = (weight.ctype, m, k, rows, weight.shape[0] % rows != 0)
-        operands = (_summed(sig, 0), prologue(sig), epilogue(sig))
+        operands = (summed(sig, 0), prologue(sig), epilogue(sig))
         return text.call(name, "ark_linear", constants, operands)
 
     def headers(self) -> tuple[str, ...]:
@@ -242,6 +246,16 @@ class Linear(TaskKind):
     def texts(self, sig: Signature) -> tuple[str, ...]:
         rotates = sig.read(LinearParams).epilogue == "rope_kv"
         return page_texts(sig, first_extra(sig)) if rotates else ()
+
+
+def check_batch(name: str, sig: Signature, machine: Machine) -> None:
+    """PlanError for a task that only bodies of a vendor's own have."""
+    m = sig.operands[2].shape[0]
+    if m > 1 and sig.read(LinearParams).epilogue == "sample":
+        raise PlanError(
+            f"{name} draws tokens of {m} sequences, but the code generator of {machine.arch} "
+            "has no body for that; expected a plan of this machine's own"
+        )
 
 
 def prologue(sig: Signature) -> str:
@@ -261,7 +275,7 @@ def epilogue(sig: Signature) -> str:
     if kind == "rope_kv":
         return f"ark_rope_sums({rope(sig, 2, first)})"
     if kind == "add":
-        residual = _summed(sig, first)
+        residual = summed(sig, first)
         if params.ranks > 1:
             residual = f"ark_awaited({residual}, ark_own<0>(t) == 0)"
         return f"ark_add_sums({out}, {residual})"
@@ -289,7 +303,7 @@ def _shares(sig: Signature, index: int, lo: int, hi: int) -> list[Access]:
     return [Access(index, (row, lo), (row + m, hi)) for row in rows]
 
 
-def _summed(sig: Signature, index: int) -> str:
+def summed(sig: Signature, index: int) -> str:
     """An input of as many rows as the output, or of shares that are added as they are read."""
     rows, given = sig.operands[2].shape[0], text.given(sig, index)
     if index >= len(sig.operands) or sig.operands[index].shape[0] == rows:

@@ -7,7 +7,7 @@ backends' bodies.
 
 from __future__ import annotations
 
-from ark.ir.dtype import by_name
+from ark.ir.dtype import RowType, by_name, value_type
 from ark.ir.values import Tensor
 from ark.machine import Machine
 from ark.machine.capability import Capability
@@ -20,6 +20,8 @@ FLOATS = ("fp32", "fp16", "bf16")
 SPREAD = ("store", "add")  # epilogues whose output peers may get too; so they may of `sample`
 MOST_NARROW = 8  # rows that are the columns of one product of matrix units
 MOST_FROM_MEMORY = 512  # elements of a row that a warp holds of such an input at once
+INPUT_BLOCK = 128  # elements of a row that share a factor, beside quantised weights
+PART_BYTES = 8 * 64  # between the parts of such a row
 MATRIX_ROWS = (16, 8, 4, 2)  # of weights in a stage that matrix units multiply by several rows
 LEAST_SHARE = 3  # of so many processors one has a task of a layer at least
 # Of the epilogue's operands, those that are asked for while the weights are on the way.
@@ -98,10 +100,30 @@ def reads_from_memory(sig: Signature) -> bool:
 def narrow_rows(rows: int, weight: OperandType | Tensor, splits: int) -> bool:
     """Can so many rows be multiplied by weights, cut in so many parts, out of shared memory?"""
     kind = weight.dtype if isinstance(weight, OperandType) else weight.dtype.name
+    if isinstance(by_name(kind), RowType):
+        return rows == splits == 1
     part, rest = divmod(weight.shape[1], splits)
     if rows == 1:
         return not rest and kind in FLOATS and part * by_name(kind).itemsize % 16 == 0
     return not rest and rows <= MOST_NARROW and kind in FLOATS[1:] and part % 32 == 0
+
+
+def row_input_bytes(dtype: RowType) -> int:
+    """Shared memory of an input row beside quantised weights: its parts begin at different banks,
+    and its blocks have a factor each.
+    """
+    blocks = -(-dtype.columns // INPUT_BLOCK)
+    return narrow_bytes(1, dtype.columns, dtype.values.itemsize) + PART_BYTES + 4 * blocks
+
+
+def multiplied(weight: OperandType) -> str:
+    """The type of floats as which a body multiplies weights."""
+    return value_type(by_name(weight.dtype)).name
+
+
+def row_nbytes(weight: OperandType) -> int:
+    """Bytes of a row of weights."""
+    return weight.shape[1] // weight.per_item * weight.itemsize
 
 
 def takes_whole(rows: int, held: int, weight: Tensor) -> bool:

@@ -49,11 +49,13 @@ constexpr int ark_quantized_step =
     8;  // STEP of quantized.py: elements of a weight's row that a lane takes at once
 
 // Where shared memory has element k of row m: V rows side by side, beside them what the other lanes
-// take at the same time, so that a warp reads whole lines.
-template <int V, int GROUPS>
+// take at the same time, so that a warp reads whole lines. TURNED: of eight codes the even ones
+// come first, as in rows of a quantised matrix.
+template <int V, int GROUPS, bool TURNED>
 ARK_DEVICE int ark_quantized_place(int m, int k) {
   constexpr int STEP = ark_quantized_step, WIDE = ARK_LANES * STEP;
-  const int line = (k / WIDE * STEP + k % STEP) * GROUPS + m / V;
+  const int in = TURNED ? k % 2 * (STEP / 2) + k % STEP / 2 : k % STEP;
+  const int line = (k / WIDE * STEP + in) * GROUPS + m / V;
   return (line * ARK_LANES + k / STEP % ARK_LANES) * V + m % V;
 }
 
@@ -103,14 +105,14 @@ ARK_DEVICE void ark_quantized_products(const P (&few)[R], const float (&least)[R
 // coord: first and last+1 row of the weights. M rows of K elements, CHUNK of each at a time in
 // shared memory, the next ones on their way meanwhile. A warp takes R rows of the weights at once,
 // a lane eight elements of each, which fill ITEMS of the weights' storage type; a row has PITCH.
-template <int M, int K, int CHUNK, int R, int GROUP, int ITEMS, int PITCH, class X, class W,
-          class S, class Z, class O>
+template <int M, int K, int CHUNK, int R, int GROUP, int ITEMS, int PITCH, bool TURNED, class X,
+          class W, class S, class Z, class O>
 ARK_DEVICE void ark_quantized_linear(ArkCtx& c, const ArkTask& t, X x, W weights, S scales, Z zeros,
                                      O output) {
   if constexpr (R > 1) {
     if (t.coord[1] - t.coord[0] < R) {  // too few rows to take R at once
-      ark_quantized_linear<M, K, CHUNK, 1, GROUP, ITEMS, PITCH>(c, t, x, weights, scales, zeros,
-                                                                output);
+      ark_quantized_linear<M, K, CHUNK, 1, GROUP, ITEMS, PITCH, TURNED>(c, t, x, weights, scales,
+                                                                        zeros, output);
       return;
     }
   }
@@ -124,7 +126,7 @@ ARK_DEVICE void ark_quantized_linear(ArkCtx& c, const ArkTask& t, X x, W weights
     return i < M * CHUNK && k < K ? ark_load(c, x, 0, 0, i / CHUNK, k) : 0.0f;
   };
   const auto keep = [&](int part, int i, float v) {
-    const int at = ark_quantized_place<V, GROUPS>(i / CHUNK, i % CHUNK);
+    const int at = ark_quantized_place<V, GROUPS, TURNED>(i / CHUNK, i % CHUNK);
     if (i < M * CHUNK) xs[(part & 1) * SIZE + at] = v;
   };
   for (int first = t.coord[0]; first < t.coord[1]; first += ARK_WARPS * R) {
@@ -138,7 +140,7 @@ ARK_DEVICE void ark_quantized_linear(ArkCtx& c, const ArkTask& t, X x, W weights
 #pragma unroll
       for (int r = 0; r < R; ++r) {
         ahead[r] = ark_load_few<ITEMS>(bits + k / STEP * ITEMS + r * PITCH);
-        factor[r] = ark_get(ark_address(scales, 0, 0, row, k / GROUP), r * (K / GROUP));
+        factor[r] = ark_get(ark_address(scales, 0, 0, row + r, k / GROUP), 0);
         zero[r] = ark_zero_point(zeros, row + r, k / GROUP);
       }
     };

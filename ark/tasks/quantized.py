@@ -2,18 +2,20 @@
 
 params: group (elements of a weight's row that share them). operands: rows (m, k), weights (n, k) of
 an integer type, fp4 or fp8, scales (n, k / group), [zeros, of the scales' shape and a type of
-floats], output (m, n). A weight is scale * (value - zero). coord: first and last+1 row of weights.
-quantized.h has the device side.
+floats], output (m, n); or rows, weights of a RowType, output. A weight is scale * (value - zero).
+coord: first and last+1 row of weights. quantized.h has the device side.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ark.ir.dtype import RowType, by_name
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register, whole
 from ark.plan.params import Params, Places, Size, count, is_dense, matrix, need, shaped
 from ark.tasks import text
+from ark.tasks.row_values import check_rows
 
 WEIGHTS = ("int4", "uint4", "fp4", "int8", "uint8", "fp8_e4m3", "fp8_e5m2")
 MOST_ROWS = 8
@@ -52,9 +54,13 @@ class QuantizedLinear(TaskKind):
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
-        count(sig, 4, 5)
-        (m, k), (n, depth) = matrix(sig, 0), matrix(sig, 1, *WEIGHTS)
+        count(sig, 3, 4, 5)
+        rows = row_type_of(sig)
+        weights = matrix(sig, 1, *WEIGHTS) if rows is None else check_rows(sig.operands[1])
+        need((rows is None) == (len(sig.operands) > 3), "its scales are not where they belong")
+        (m, k), (n, depth) = matrix(sig, 0), weights
         group = sig.read(QuantizedParams).group
+        need(rows is None or rows.group == group, f"groups are not of {group}")
         need(m <= MOST_ROWS and k == depth, f"{m} rows of {k} do not meet weights of {depth}")
         need(k % group == 0 == group % STEP, f"rows of {k} are not in groups of {group}")
         need(is_dense(sig.operands[1]), "the weights are strided")
@@ -92,15 +98,43 @@ class QuantizedLinear(TaskKind):
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         (m, k), out = sig.operands[0].shape, len(sig.operands) - 1
-        operands = [text.given(sig, i) for i in range(3)]
-        operands.append(text.given(sig, 3) if out == 4 else "ArkNoOperand{}")
-        operands.append(text.given(sig, out, const=False))
-        each = sig.operands[1].per_item
-        rows, warps = -(-sig.operands[1].shape[0] // machine.processors), machine.warps
-        side_by_side = -(-rows // (warps * -(-rows // (warps * MOST_SIDE_BY_SIDE))))
+        rows, weights = row_type_of(sig), sig.operands[1]
+        if rows is None:
+            each, pitch = weights.per_item, k // weights.per_item
+            parts = [text.given(sig, i) for i in (1, 2)]
+            parts.append(text.given(sig, 3) if out == 4 else "ArkNoOperand{}")
+        else:
+            each = rows.codes.per_item
+            pitch = rows.itemsize // rows.codes.itemsize
+            parts = _parts_of_rows(sig, rows)
+        operands = [text.given(sig, 0), *parts, text.given(sig, out, const=False)]
+        shared, warps = -(-weights.shape[0] // machine.processors), machine.warps
+        side_by_side = -(-shared // (warps * -(-shared // (warps * MOST_SIDE_BY_SIDE))))
         head = (m, k, _chunk(m, k, machine), side_by_side)
-        constants = (*head, sig.read(QuantizedParams).group, STEP // each, k // each)
+        turned = rows is not None and rows.codes.packed
+        constants = (*head, sig.read(QuantizedParams).group, STEP // each, pitch, turned)
         return text.call(name, "ark_quantized_linear", constants, operands)
+
+
+def row_type_of(sig: Signature) -> RowType | None:
+    """The type of the weights, if their scales lie in the same rows."""
+    dtype = by_name(sig.operands[1].dtype)
+    return dtype if isinstance(dtype, RowType) else None
+
+
+def _parts_of_rows(sig: Signature, dtype: RowType) -> list[str]:
+    """The codes, scales and zeros of rows as the body takes them."""
+
+    def part(storage: str, itemsize: int, byte: int) -> str:
+        address = f"{text.address(sig, 1)} + {byte}"
+        kind = f"ArkOperand<const {storage}, 0, 0, {dtype.itemsize // itemsize}, 1, false>"
+        return f"{kind}{{ARK_POINTER(const {storage}, {address})}}"
+
+    size = dtype.scales.itemsize
+    places = [dtype.scales_at, *([dtype.zeros_at] if dtype.zeros else [])]
+    parts = [part(dtype.codes.storage, dtype.codes.itemsize, 0)]
+    parts += [part(dtype.scales.storage, size, place) for place in places]
+    return parts if dtype.zeros else [*parts, "ArkNoOperand{}"]
 
 
 register(QuantizedLinear())

@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 
 import ark
+from ark.ir.dtype import RowType, row_type
+from ark.ir.rows import row_bytes, row_values
 from tests.emulated import few_emulated
 from tests.opcheck import Case, check
+from tests.slow import slow
 
 
 @pytest.mark.parametrize(
@@ -59,6 +62,83 @@ def test_weights_of_few_bits(backend: str, dtype: Any) -> None:
             )
         )
     check(cases)
+
+
+def encoded(rng: np.random.Generator, dtype: RowType, rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of random codes as bytes, and their values."""
+    if dtype.codes.name.startswith("fp"):
+        codes = rng.standard_normal((rows, dtype.columns)) * 2
+    else:
+        codes = rng.integers(
+            *((0, 16) if dtype.codes.name[0] == "u" else (-8, 8)), (rows, dtype.columns)
+        )
+    scales, zeros = (rng.uniform(0.1, 1, (rows, dtype.groups)) for _ in range(2))
+    stored = row_bytes(dtype, codes, scales, 5 * zeros if dtype.zeros else None)
+    return stored, row_values(dtype, stored).astype(np.float64)
+
+
+# Codes, columns, group, type of scales, zeros: groups that matrix units take, and others.
+ROWS: list[tuple[Any, int, int, Any, bool]] = [
+    (ark.int4, 1024, 128, ark.bf16, False),
+    (ark.int8, 1024, 1024, ark.fp32, False),
+    (ark.fp8_e4m3, 512, 512, ark.fp32, False),
+    (ark.fp4, 512, 32, ark.bf16, False),
+    (ark.uint4, 512, 64, ark.fp16, True),
+    (ark.int4, 96, 24, ark.fp16, False),
+    (ark.uint8, 64, 8, ark.fp32, True),
+]
+
+
+FEW_ROWS = [c if n in (0, 4) else pytest.param(c, marks=slow) for n, c in enumerate(ROWS)]
+
+
+@pytest.mark.emulated("slow")
+@pytest.mark.parametrize("numbers", [(1,), (3, 16)], ids=str)
+@pytest.mark.parametrize("case", FEW_ROWS, ids=lambda c: "-".join(map(str, c[:3])))
+def test_linear_layers_read_codes_and_scales(
+    backend: str, case: Any, numbers: tuple[int, ...]
+) -> None:
+    """One row, several and many, which dequantise; after a norm, and before a sum. Three rows are
+    multiplied once more by a weight that is a state, which is not streamed.
+    """
+    codes, columns, group, scales, zeros = case
+    rng = np.random.default_rng(columns + group)
+    dtype = row_type(codes, columns, group, scales, zeros, ark.bf16)
+    rows, values = encoded(rng, dtype, 72)
+    weight, norm = ark.parameter((72, columns), dtype), ark.parameter((columns,))
+    state = ark.tensor((72, columns), dtype)
+    results = {}
+    for number in numbers:
+        x, added = ark.tensor((number, columns)), ark.tensor((number, 72))
+        normed = ark.rmsnorm(x, norm)
+        results[number] = x, added, ark.add(ark.linear(normed, weight), added)
+        if number == 3:
+            apart = ark.linear(normed, state)
+    with ark.Runtime() as runtime:
+        runtime.launch(loop_mode=False)
+        weight.from_numpy(rows)
+        factors = rng.uniform(0.5, 1.5, columns).astype(np.float32)
+        norm.from_numpy(factors)
+        arrays = {}
+        for number, (x, added, _) in results.items():
+            given = [rng.uniform(-1, 1, t.shape()).astype(np.float32) for t in (x, added)]
+            arrays[number] = given
+            x.from_numpy(given[0])
+            added.from_numpy(given[1])
+        state.from_numpy(rows)
+        runtime.run()
+        np.testing.assert_array_equal(weight.to_numpy(), rows)
+        if 3 in arrays:
+            np.testing.assert_allclose(
+                apart.to_numpy(), results[3][2].to_numpy() - arrays[3][1], atol=2e-2, rtol=2e-2
+            )
+        for number, (x, added) in arrays.items():
+            normed = factors * x / np.sqrt((x.astype(float) ** 2).mean(-1, keepdims=True) + 1e-5)
+            most = np.abs(normed) @ np.abs(values).T
+            got = results[number][2].to_numpy()
+            room = np.abs(got - (normed @ values.T + added)) / most
+            # bf16 is in the input, or in the values: the errors of many terms are random.
+            assert room.max() < 4e-3 / np.sqrt(columns / 64), (number, room.max())
 
 
 def test_quantising_loses_half_a_step(backend: str) -> None:

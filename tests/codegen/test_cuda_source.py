@@ -22,6 +22,7 @@ from ark.lower.pipeline import plan as make_plan
 from ark.machine.variant import COMPUTE, block
 from ark.models.build import Shape
 from ark.models.config import builtin_config
+from ark.models.holding import quantised_config
 from ark.models.plans import plans as llama_plans
 from ark.plan.serialize import machine_of
 from ark.plan.types import Phase, Plan, PlanCounter
@@ -105,12 +106,11 @@ def test_prompts_are_a_kernel_of_their_own_whose_products_are_not_serialized():
     assert loop and int(loop[1]) <= 160 and "serialized" not in log, log
 
 
-def test_a_decoder_compiles_under_roles_without_spills():
+@pytest.mark.parametrize("quantize", [None, "int4", pytest.param("fp8", marks=slow)])
+def test_a_decoder_compiles_under_roles_without_spills(quantize):
     machine = backend.machine("h100")
-    shape = Shape(builtin_config("llama-3.2-1b"), by_name("bf16"), 612, 0)
-    shape = dataclasses.replace(
-        shape, config=dataclasses.replace(shape.config, num_hidden_layers=1)
-    )
+    config = dataclasses.replace(builtin_config("llama-3.2-1b"), num_hidden_layers=1)
+    shape = Shape(quantised_config(config, quantize, "it"), by_name("bf16"), 612, 0)
     (plan,) = llama_plans(shape, machine)
     assert plan.variant == "roles"
     log = compile_for(machine_of(plan), plan).log

@@ -6,6 +6,7 @@ from msgspec import structs
 
 from ark.errors import ModelError
 from ark.ir.attributes import LinearAttributes
+from ark.ir.dtype import RowType
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
 from ark.lower.tiling import layer_tiles
@@ -23,6 +24,7 @@ def lower_linear(lowering: Lowering, node: Node) -> None:
     given = node.read(LinearAttributes)
     kept = {name: value for name, value in structs.asdict(given).items() if name != "counter"}
     params = LinearParams(rows=rows, split_k=splits, **kept)
-    group = lowering.emit("linear", params, operands, coords)
+    kind = "linear_rows" if isinstance(w.dtype, RowType) else "linear"
+    group = lowering.emit(kind, params, operands, coords)
     if given.counter:
         group.sends = [lowering.peer_counters(given.counter)] * len(coords)

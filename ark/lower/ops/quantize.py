@@ -7,6 +7,7 @@ from ark.ir.graph import Node
 from ark.lower.context import Lowering
 from ark.lower.merge import part
 from ark.lower.tiling import split
+from ark.plan.params import Params
 from ark.tasks.quantized import QuantizedParams, most_rows
 
 
@@ -26,3 +27,9 @@ def lower_quantized(lowering: Lowering, node: Node) -> None:
             coords,
             f".{number}" if number else "",
         )
+
+
+def lower_values(lowering: Lowering, node: Node) -> None:
+    """A task for some rows of a quantised matrix."""
+    coords = split(node.inputs[0].shape[0], lowering.machine.processors)
+    lowering.emit("row_values", Params(), [*node.inputs, *node.outputs], coords)

@@ -13,16 +13,17 @@ from collections import Counter
 from msgspec import structs
 
 from ark.ir.attributes import LinearAttributes, MatmulAttributes, NormAttributes
-from ark.ir.dtype import FLOATS, bf16, fp16
+from ark.ir.dtype import FLOATS, RowType, bf16, fp16, value_type
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.pack_weights import writes
+from ark.lower.rewrite.unpack_rows import unpacked
 from ark.lower.tiling import PAIRED, row_bytes, split_k
 from ark.machine import Machine
 from ark.machine.variant import COMMUNICATE
 from ark.plan.types import MAX_OPERANDS
-from ark.tasks.linear_form import narrow_bytes, narrow_rows
+from ark.tasks.linear_form import MOST_NARROW, narrow_bytes, narrow_rows
 
 EPILOGUES = {"add": "add", "swiglu_pairs": "swiglu", "rope_kv": "rope_kv"}
 """Ops that a linear task does where its sums end, and the task's name for each."""
@@ -84,7 +85,8 @@ def fuse_linear(graph: Graph, context: Context) -> Graph:
             continue
         replaced[(last or node).id] = _linear(node, norm, last)
         dropped.update(n.id for n in (norm, node if last else None) if n is not None)
-    return graph.with_nodes(replaced.get(n.id, n) for n in graph.nodes if n.id not in dropped)
+    fused = graph.with_nodes(replaced.get(n.id, n) for n in graph.nodes if n.id not in dropped)
+    return unpacked(fused, 0)
 
 
 def _streams(node: Node, machine: Machine, from_memory: bool) -> bool:
@@ -95,7 +97,7 @@ def _streams(node: Node, machine: Machine, from_memory: bool) -> bool:
         weight.buffer.arena == "parameter"
         and weight.dense
         and x.dtype in FLOATS
-        and weight.dtype in FLOATS
+        and (weight.dtype in FLOATS or (isinstance(weight.dtype, RowType) and rows <= MOST_NARROW))
         and len(x.shape) == len(weight.shape) == 2
         and given.transposes == (False, True)
         and rows <= machine.costs.stream_rows
@@ -120,9 +122,9 @@ def _room(rows: int, weight: Tensor, machine: Machine, from_memory: bool) -> boo
     splits = split_k(rows, weight, machine)
     scratch = 4 * rows * weight.shape[1] + 4 * machine.warps
     if machine.variant.role(COMMUNICATE) and splits and narrow_rows(rows, weight, splits):
-        most = machine.costs.rounded_elements
+        most, size = machine.costs.rounded_elements, value_type(weight.dtype).itemsize
         wide = from_memory and rows > 1 and rows * weight.shape[1] > most
-        held = 0 if wide else narrow_bytes(rows, weight.shape[1], weight.dtype.itemsize)
+        held = 0 if wide else narrow_bytes(rows, weight.shape[1], size)
         return held <= machine.shared_bytes - machine.ring_bytes
     return splits > 1 or (splits == 1 and scratch <= machine.shared_bytes - machine.ring_bytes)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 
 from ark.ir.attributes import LinearAttributes
-from ark.ir.dtype import DataType, bf16, fp16, fp32
+from ark.ir.dtype import DataType, bf16, fp16, fp32, value_type
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower.packets import SHORT_ROW, takes_short
@@ -132,7 +132,8 @@ def _few(node: Node, machine: Machine, short: bool) -> DataType | None:
     plain = x.dtype == fp32 and x.shape[0] <= MOST_NARROW and x.dense
     row = short and x.shape[0] == 1 and x.elements % SHORT_ROW == 0
     many = x.shape[0] > 1 and x.elements > machine.costs.rounded_elements
-    return weight.dtype if plain and (many or row) and weight.dtype in (bf16, fp16) else None
+    dtype = value_type(weight.dtype)
+    return dtype if plain and (many or row) and dtype in (bf16, fp16) else None
 
 
 def _dtype(node: Node) -> DataType | None:

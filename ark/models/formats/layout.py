@@ -2,7 +2,7 @@
 
 A weight (outputs, inputs) is codes with a scale, and perhaps a zero, for each group of neighbouring
 inputs: value = scale * (code - zero). Formats (ark.models.formats) decode a checkpoint's tensors to
-`Codes`; ark.quantized_linear multiplies by them.
+`Codes`; in memory they are rows of a RowType, by which linear layers multiply.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ark.ir.dtype import DataType
-from ark.tasks.quantized import STEP
+from ark.ir.dtype import CODE_STEP, DataType, RowType, fp32, row_type
+from ark.ir.rows import row_bytes
 
 Array = npt.NDArray[Any]
 
@@ -34,11 +34,9 @@ class Layout:
     zeros: bool = False
     ordered: bool = False
 
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """The fields of Codes that a weight has."""
-        more = (("zeros",) if self.zeros else ()) + (("order",) if self.ordered else ())
-        return ("codes", "scales", *more)
+    def row_type(self, inputs: int, values: DataType) -> RowType:
+        """The type of a weight with so many inputs. values: to which it is dequantised."""
+        return row_type(self.codes, inputs, self.group, self.scales, self.zeros, values)
 
     def grouped(self, inputs: int) -> Layout:
         """The same with groups that divide so many inputs."""
@@ -47,17 +45,16 @@ class Layout:
     def nbytes(self, shape: Sequence[int]) -> int:
         """Bytes of a weight."""
         outputs, inputs = shape
-        scales = outputs * (inputs // self.group) * (2 if self.zeros else 1)
         order = 4 * inputs if self.ordered else 0
-        return outputs * self.codes.nbytes(inputs) + self.scales.nbytes(scales) + order
+        return self.row_type(inputs, fp32).nbytes(outputs * inputs) + order
 
 
 def group_for(group: int, inputs: int) -> int:
-    """The largest group that divides the format's group and a row, as ark.quantized_linear reads
+    """The largest group that divides the format's group and a row, as a RowType has
     it; 0 if there is none.
     """
     fits = math.gcd(group, inputs)
-    return 0 if fits % STEP else fits
+    return 0 if fits % CODE_STEP else fits
 
 
 @dataclass(frozen=True)
@@ -89,15 +86,19 @@ class Codes:
         zeros = None if self.zeros is None else self.zeros[places]
         return Codes(self.codes[places], self.scales[places], zeros, self.order)
 
-    def laid_out(self, layout: Layout) -> dict[str, Array]:
-        """The tensors by field, in the layout's types and groups."""
-        inputs = self.codes.shape[1]
-        times = inputs // self.scales.shape[1] // layout.group
-        fields = {"codes": self.codes.astype(layout.codes.numpy, copy=False)}
-        for name, values in (("scales", self.scales), ("zeros", self.zeros)):
-            if values is not None and name in layout.fields:
-                fields[name] = values.astype(layout.scales.numpy, copy=False).repeat(times, 1)
-        if layout.ordered:
-            order = np.arange(inputs) if self.order is None else self.order
-            fields["order"] = order.astype(np.int32)
-        return fields
+    def rows_of(self, dtype: RowType, share: Sequence[slice] = ()) -> Array:
+        """The rows of a type, as bytes. share: of outputs and inputs, those that the type has; all
+        by default.
+        """
+        rows, columns = (*share, slice(None), slice(None))[:2]
+        codes = self.codes[rows, columns]
+        begin, group = columns.start or 0, self.codes.shape[1] // self.scales.shape[1]
+        places = (begin + dtype.group * np.arange(dtype.groups)) // group
+        wide = [None if v is None else v[rows][:, places] for v in (self.scales, self.zeros)]
+        assert wide[0] is not None
+        return row_bytes(dtype, codes, wide[0], wide[1])
+
+    def places(self) -> Array:
+        """The input that each column belongs to."""
+        known = np.arange(self.codes.shape[1]) if self.order is None else self.order
+        return known.astype(np.int32)

@@ -25,6 +25,9 @@ ROLE_WARPS = 12  # computing warps of the variant `roles`; one more where a row 
 SEVERAL_WARPS = (12, 11, 10, 9, 8, 7, 6, 5)  # where several rows leave less room
 # More rows want more registers a thread than a block of more warps leaves them.
 FEW_ROWS, ROOMY_WARPS = 4, 12
+# Of quantised rows: slots that hold as many rows of codes as one of 16 bits, with their scales, or
+# half as many, which one warp multiplies sooner. Ten warps have 168 registers a thread.
+ROW_STAGES = ((10, 20, 9216, 5), (10, 10, 18432, 3))
 ROW_SLICE = 32  # of the 96 registers that a thread of 17 warps has
 # What the planner may not use: the loop's records, and the static variables before `ark_shared`,
 # which begins at a multiple of 1024.
@@ -167,14 +170,15 @@ def _variants(slots: int, in_flight: int, warpgroups: bool) -> tuple[Variant, ..
     # One wide row leaves no room for the last slot; what it waits for is a smaller part of a token.
     wide = _roles(ROLE_WARPS, min(in_flight + 1, 3))
     several = tuple(_roles(warps, in_flight) for warps in SEVERAL_WARPS)
-    return (*made, _roles(ROLE_WARPS + 1, in_flight), wide, *several, *matrix)
+    rows = tuple(_roles(warps, under_way, *ring) for warps, *ring, under_way in ROW_STAGES)
+    return (*made, _roles(ROLE_WARPS + 1, in_flight), wide, *several, *rows, *matrix)
 
 
-def _roles(warps: int, in_flight: int) -> Variant:
-    """The variant `roles`, in which each computing warp owns a slot of the ring."""
+def _roles(warps: int, in_flight: int, stages: int = 0, stage_bytes: int = STAGE) -> Variant:
+    """The variant `roles`, in which each computing warp owns a slot of the ring, or several."""
     roles = (Role(COMPUTE, warps), Role(COMMUNICATE, 1), Role(LOAD, 1))
     few = FEW_ROWS if sum(role.warps for role in roles) > ROOMY_WARPS else 0
-    return Variant("roles", roles, warps, STAGE, in_flight, most_rows=few)
+    return Variant("roles", roles, stages or warps, stage_bytes, in_flight, most_rows=few)
 
 
 def _machine(

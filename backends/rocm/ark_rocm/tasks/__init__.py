@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ark.codegen.body import Body
-from ark_rocm.tasks import attention, attention_units, bulk, choose, linear, matmul
+from ark_rocm.tasks import attention, attention_units, bulk, choose, linear, linear_rows, matmul
 
 BODIES: tuple[Body, ...] = (
     attention.OneRow(),
@@ -12,5 +12,6 @@ BODIES: tuple[Body, ...] = (
     bulk.Bulk(),
     choose.EarlyChoice(),
     linear.OneRow(),
+    linear_rows.OneRow(),
     matmul.Tiles(),
 )

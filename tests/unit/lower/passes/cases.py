@@ -13,7 +13,7 @@ from typing import Any
 import ark
 from ark.backend import registry
 from ark.frontend.model import Model, use_model
-from ark.ir.dtype import bf16, fp32, int32
+from ark.ir.dtype import bf16, fp32, int4, int32, row_type
 from ark.ir.graph import Graph
 from ark.ir.text import to_text
 from ark.lower.observe import observed
@@ -50,6 +50,11 @@ class Case:
 def _transposed() -> None:
     x, w = ark.tensor([64, 32], fp32), ark.tensor([48, 32], fp32)
     ark.matmul(x, ark.transpose(w, [1, 0]))
+
+
+def _quantised(rows: int) -> None:
+    dtype = row_type(int4, 64, 32, bf16, False, bf16)
+    ark.linear(ark.tensor([rows, 64], fp32), ark.parameter([48, 64], dtype, name="w"))
 
 
 def _turned_rows() -> None:
@@ -234,6 +239,8 @@ CASES = (
     Case("pack_weights", _gated),
     Case("fuse_unit_attention", _attention),
     Case("fuse_linear", _normed_row),
+    Case("fuse_linear", lambda: _quantised(1), label="of_codes"),
+    Case("unpack_rows", lambda: _quantised(16)),
     Case("fuse_regions", _read_twice),
     Case("fuse_chains", _chain),
     Case("narrow_inputs", _rounded),

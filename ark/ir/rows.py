@@ -1,0 +1,60 @@
+"""Quantised matrices in NumPy: rows as bytes, as `ark.ir.dtype.RowType` says, and their values.
+
+Called by ark.models, which writes them, and by references.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ark.ir.dtype import CODE_STEP, RowType
+
+Array = npt.NDArray[Any]
+ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # of eight codes of 4 bits, lowest bits first
+
+
+def row_bytes(dtype: RowType, codes: Array, scales: Array, zeros: Array | None = None) -> Array:
+    """The rows (n, bytes) of codes (n, columns), and of scales and zeros (n, groups)."""
+    rows = np.zeros((len(codes), dtype.itemsize), np.uint8)
+    places = (dtype.scales_at, dtype.zeros_at)
+    bits: Array = np.ascontiguousarray(codes.astype(dtype.codes.numpy, copy=False)).view(np.uint8)
+    if dtype.codes.packed:
+        halves = bits.reshape(len(codes), -1, CODE_STEP)[..., list(ORDER)] & 15
+        bits = (halves[..., 0::2] | halves[..., 1::2] << 4).reshape(len(codes), -1)
+    rows[:, : dtype.scales_at] = bits
+    for begin, values in zip(places, (scales, zeros), strict=True):
+        if values is not None:
+            stored = np.ascontiguousarray(values.astype(dtype.scales.numpy, copy=False))
+            own = stored.view(np.uint8).reshape(len(codes), -1)
+            rows[:, begin : begin + own.shape[1]] = own
+    return rows
+
+
+def row_parts(dtype: RowType, rows: Array) -> tuple[Array, Array, Array | None]:
+    """The codes, scales and zeros of rows, as `row_bytes` takes them."""
+    bits = np.ascontiguousarray(rows[:, : dtype.scales_at])
+    if dtype.codes.packed:
+        halves = np.stack([bits & 15, bits >> 4], -1).reshape(len(rows), -1, CODE_STEP)
+        bits = np.empty_like(halves)
+        bits[..., list(ORDER)] = halves
+    codes = bits.reshape(len(rows), -1).view(dtype.codes.numpy)
+
+    def floats(begin: int) -> Array:
+        end = begin + dtype.scales.nbytes(dtype.groups)
+        return np.ascontiguousarray(rows[:, begin:end]).view(dtype.scales.numpy)
+
+    zeros = floats(dtype.zeros_at) if dtype.zeros else None
+    return codes, floats(dtype.scales_at), zeros
+
+
+def row_values(dtype: RowType, rows: Array) -> npt.NDArray[np.float32]:
+    """The values of rows, fp32 (n, columns)."""
+    codes, scales, zeros = row_parts(dtype, rows)
+    values = codes.astype(np.float32)
+    if zeros is not None:
+        values -= zeros.astype(np.float32).repeat(dtype.group, 1)
+    values *= scales.astype(np.float32).repeat(dtype.group, 1)
+    return values

@@ -1,0 +1,78 @@
+"""Quantised weights of products that do not take their codes: they are dequantised before.
+
+Linear layers of few rows read codes and scales (ark.tasks.linear_rows). All other products read the
+values, which a node of their own makes. Listed in ark.lower.passes: products of many rows are known
+before kernel variants are chosen; which of the others become linear layers, fuse_linear decides,
+and calls `unpacked` for the rest.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ark.ir.attributes import GroupAttributes, MatmulAttributes
+from ark.ir.dtype import RowType
+from ark.ir.graph import Graph, Node
+from ark.ir.values import Tensor
+from ark.lower.rewrite.context import Context
+from ark.tasks.linear_form import MOST_NARROW
+
+
+def unpack_rows(graph: Graph, context: Context) -> Graph:
+    """A copy of the graph in which products of many rows read dequantised weights; all products,
+    where none become linear layers.
+    """
+    return unpacked(graph, MOST_NARROW if context.options.get("fuse", True) else 0)
+
+
+def unpacked(graph: Graph, few: int) -> Graph:
+    """The same for products of more than `few` rows; those of few rows read codes and scales
+    nevertheless, outside of the operand stream.
+    """
+    chosen = {n.id for n in graph.nodes if _reads_rows(n) and n.inputs[0].shape[-2] > few}
+    if not chosen:
+        return graph
+    result = graph.with_nodes(graph.nodes)
+    values: dict[tuple[int, int], Tensor] = {}  # by phase and weight
+    nodes: list[Node] = []
+    number = max(n.id for n in graph.nodes)
+    for node in result.nodes:
+        if node.id not in chosen:
+            nodes.append(node)
+            continue
+        weight, key = node.inputs[1], (node.phase, node.inputs[1].id)
+        assert isinstance(weight.dtype, RowType)
+        if _multiplies_codes(node):
+            attrs = GroupAttributes(group=weight.dtype.group).to_node()
+            nodes.append(dataclasses.replace(node, type="quantized_linear", attrs=attrs))
+            continue
+        if key not in values:
+            name, dtype = f"{weight.name}.values", weight.dtype.values
+            values[key] = result.tensor(weight.shape, dtype, name=name)
+            number += 1
+            unpack = dataclasses.replace(
+                node,
+                id=number,
+                type="row_values",
+                name=f"{node.name}.values",
+                inputs=(weight,),
+                outputs=(values[key],),
+                attrs={},
+                after=(),
+                hints=None,
+            )
+            nodes.append(unpack)
+        inputs = (node.inputs[0], values[key], *node.inputs[2:])
+        nodes.append(dataclasses.replace(node, inputs=inputs))
+    result.nodes = nodes
+    return result
+
+
+def _multiplies_codes(node: Node) -> bool:
+    """True where there are so few rows that the codes are read for each."""
+    plain = MatmulAttributes(False, True) == node.read(MatmulAttributes)
+    return plain and len(node.inputs[0].shape) == 2 and node.inputs[0].shape[0] <= MOST_NARROW
+
+
+def _reads_rows(node: Node) -> bool:
+    return node.type == "matmul" and isinstance(node.inputs[1].dtype, RowType)

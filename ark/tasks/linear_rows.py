@@ -1,0 +1,40 @@
+"""Linear layers with quantised weights: as ark.tasks.linear, whose second operand w (n, k) is of a
+RowType. A stage holds whole rows, which are dequantised where they are multiplied.
+"""
+
+from __future__ import annotations
+
+from ark.machine import Machine
+from ark.plan.kind import Signature, register
+from ark.plan.params import need
+from ark.tasks import text
+from ark.tasks.linear import Linear, check_batch, epilogue, prologue, summed
+from ark.tasks.linear_params import LinearParams
+from ark.tasks.row_values import HEADER, check_rows
+
+
+class LinearRows(Linear):
+    name = "linear_rows"
+
+    def check(self, sig: Signature) -> None:
+        super().check(sig)
+        need(sig.read(LinearParams).split_k == 1, "its rows cannot be cut")
+
+    def weight(self, sig: Signature) -> tuple[int, int]:
+        return check_rows(sig.operands[1])
+
+    def wide(self, sig: Signature) -> frozenset[int]:
+        return super().wide(sig) | {1}
+
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        check_batch(name, sig, machine)
+        m, k = sig.operands[2].shape[0], sig.operands[0].shape[1]
+        constants = (sig.operands[1].ctype, m, k, sig.read(LinearParams).rows)
+        operands = (summed(sig, 0), prologue(sig), epilogue(sig))
+        return text.call(name, "ark_linear_rows", constants, operands)
+
+    def headers(self) -> tuple[str, ...]:
+        return (*super().headers(), HEADER, text.header("linear_rows.h"))
+
+
+register(LinearRows())

@@ -1,0 +1,16 @@
+// The values of a quantised matrix, from its rows. What a task touches is said in row_values.py.
+
+// coord: first and last+1 row. A warp takes a row, a lane eight of its values at once.
+template <class ROW, ark_i64 PITCH, typename T>
+ARK_DEVICE void ark_row_values(ArkCtx&, const ArkTask& t, const unsigned char* bytes, T* values) {
+  const ROW* rows = reinterpret_cast<const ROW*>(bytes);
+  for (int n = t.coord[0] + ark_warp(); n < t.coord[1]; n += ARK_WARPS) {
+    T* to = values + n * PITCH;
+    for (int k = ark_lane() * ARK_CODES; k < ROW::COLUMNS; k += ARK_LANES * ARK_CODES) {
+      float v[ARK_CODES];
+      ark_eight_values(rows[n], k, v);
+      ARK_VECTOR_LOOP
+      for (int j = 0; j < ARK_CODES; ++j) ark_put(to, k + j, v[j]);
+    }
+  }
+}

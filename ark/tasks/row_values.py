@@ -1,0 +1,64 @@
+"""The values of a quantised matrix, for products that do not take its codes.
+
+operands: rows of a RowType (n, k), values (n, k) of floats. coord: first and last+1 row.
+quantized_rows.h has the rows, row_values.h the body.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ark.ir.dtype import RowType, by_name
+from ark.machine import Machine
+from ark.plan.kind import Access, OperandType, Signature, TaskKind, register
+from ark.plan.params import Places, count, is_dense, need, shaped
+from ark.tasks import text
+
+HEADER = text.header("quantized_rows.h")
+
+
+def check_rows(operand: OperandType) -> tuple[int, int]:
+    """The sizes of a quantised matrix; PlanError for another operand."""
+    need(
+        isinstance(by_name(operand.dtype), RowType) and len(operand.shape) == 2,
+        f"an operand of {operand.dtype} {list(operand.shape)} is no quantised matrix",
+    )
+    need(operand.shape[1] == operand.per_item, f"{operand.dtype} has {operand.per_item} columns")
+    need(is_dense(operand), "the rows are strided, expected dense")
+    return operand.shape[0], operand.shape[1]
+
+
+def bytes_of(sig: Signature, index: int) -> str:
+    """A pointer to the bytes of an operand, whose type's name a macro takes for several."""
+    return f"ARK_POINTER(const unsigned char, {text.address(sig, index)})"
+
+
+class RowValues(TaskKind):
+    name = "row_values"
+
+    def check(self, sig: Signature) -> None:
+        super().check(sig)
+        count(sig, 2)
+        shaped(sig, 1, check_rows(sig.operands[0]))
+        need(sig.operands[1].strides[1] == 1, "the columns of its result are strided")
+
+    def places(self, sig: Signature) -> Places:
+        return Places((range(0, sig.operands[0].shape[0]),), span=True)
+
+    def wide(self, sig: Signature) -> frozenset[int]:
+        return frozenset({0})
+
+    def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
+        (first, last), k = coord, sig.operands[0].shape[1]
+        return [Access(i, (first, 0), (last, k), write=i == 1) for i in range(2)]
+
+    def headers(self) -> tuple[str, ...]:
+        return (HEADER, text.header("row_values.h"))
+
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        constants = (sig.operands[0].ctype, sig.operands[1].strides[0])
+        operands = (bytes_of(sig, 0), text.pointer(sig, 1, const=False))
+        return text.call(name, "ark_row_values", constants, operands)
+
+
+register(RowValues())

@@ -1,0 +1,27 @@
+// Operations on both fp16 of a word.
+
+// A constant that stays in a register: the grid has one block along z. An instruction takes one
+// constant by itself, and others would be moved to a register each time.
+ARK_DEVICE ark_u32 ark_kept(ark_u32 v) { return v * gridDim.z; }
+ARK_DEVICE ark_u32 ark_pair_sum(ark_u32 a, ark_u32 b) {
+  ark_u32 sum;
+  asm("add.rn.f16x2 %0, %1, %2;" : "=r"(sum) : "r"(a), "r"(b));
+  return sum;
+}
+ARK_DEVICE ark_u32 ark_pair_fma(ark_u32 a, ark_u32 b, ark_u32 c) {
+  ark_u32 sum;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(b), "r"(c));
+  return sum;
+}
+// Two fp8 (e4m3), the low half of a word, as fp16.
+ARK_DEVICE ark_u32 ark_pair_of_e4m3(ark_u32 word) {
+  ark_u32 pair;
+  asm("{\n"
+      "  .reg .b16 low, high;\n"
+      "  mov.b32 {low, high}, %1;\n"
+      "  cvt.rn.f16x2.e4m3x2 %0, low;\n"
+      "}\n"
+      : "=r"(pair)
+      : "r"(word));
+  return pair;
+}

@@ -1,0 +1,45 @@
+// Codes of quantised matrices as operands of matrix units: from words of memory to pairs of fp16,
+// which hold each code exactly. Where a code is put into the mantissa of 1024, the difference to
+// that is the code, or 16 times the code.
+
+// Pair j of a word's four pairs of 4 bits; SIGN: the weight of their highest bit, which is flipped
+// and taken off again, or 0.
+template <ark_u32 SIGN>
+ARK_DEVICE ark_u32 ark_whole_pair(ark_u32 word, int j) {
+  constexpr ark_u32 LOW = 0x64006400u | SIGN * 0x00010001u;
+  constexpr ark_u32 HIGH = 0x64006400u | SIGN * 0x00100010u;
+  const ark_u32 codes = j < 2 ? word : word >> 8;
+  if (j % 2 == 0) return ark_pair_sum((codes & ark_kept(0x000f000fu)) ^ LOW, LOW ^ 0x80008000u);
+  // A sixteenth, less 64 and the sign's weight.
+  return ark_pair_fma((codes & ark_kept(0x00f000f0u)) ^ HIGH, ark_kept(0x2c002c00u),
+                      SIGN ? 0xd480d480u : 0xd400d400u);
+}
+ARK_DEVICE ark_u32 ark_code_pair(const ark_int4*, ark_u32 word, int j) {
+  return ark_whole_pair<8>(word, j);
+}
+ARK_DEVICE ark_u32 ark_code_pair(const ark_uint4*, ark_u32 word, int j) {
+  return ark_whole_pair<0>(word, j);
+}
+// Exponent and mantissa stand where fp16 has its own, smaller by 2^14.
+ARK_DEVICE ark_u32 ark_code_pair(const ark_fp4*, ark_u32 word, int j) {
+  const ark_u32 codes = word >> 4 * j;
+  const ark_u32 floats = (codes & 0x00070007u) << 9 | (codes & 0x00080008u) << 12;
+  return ark_pair_fma(floats, 0x74007400u, 0u);
+}
+
+// Pair j of a word's two pairs of 8 bits.
+ARK_DEVICE ark_u32 ark_code_pair(const signed char*, ark_u32 word, int j) {
+  const ark_u32 codes = word ^ 0x80808080u;
+  return ark_pair_sum(__byte_perm(codes, ark_kept(0x64646464u), j == 0 ? 0x4140u : 0x4342u),
+                      0xe480e480u);
+}
+ARK_DEVICE ark_u32 ark_code_pair(const unsigned char*, ark_u32 word, int j) {
+  return ark_pair_sum(__byte_perm(word, ark_kept(0x64646464u), j == 0 ? 0x4140u : 0x4342u),
+                      0xe400e400u);
+}
+ARK_DEVICE ark_u32 ark_code_pair(const ark_e4m3*, ark_u32 word, int j) {
+  return ark_pair_of_e4m3(j == 0 ? word : word >> 16);
+}
+ARK_DEVICE ark_u32 ark_code_pair(const ark_e5m2*, ark_u32 word, int j) {
+  return __byte_perm(word, 0u, j == 0 ? 0x1404u : 0x3424u);
+}

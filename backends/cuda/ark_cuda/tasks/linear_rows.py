@@ -1,0 +1,61 @@
+"""Linear layers of one input row with quantised weights, in the variant `roles`: a stage of rows is
+one warp's, which makes operands of matrix units of its codes.
+
+linear_rows.h, row_tiles.h and linear_codes.h have the device side; the common body does the rest.
+Called through the dialect.
+"""
+
+from __future__ import annotations
+
+from ark.codegen.body import BoxMap
+from ark.ir.dtype import RowType, by_name
+from ark.machine import Machine
+from ark.plan.kind import Signature
+from ark.tasks import text
+from ark.tasks.linear import epilogue, prologue
+from ark.tasks.linear_form import row_input_bytes
+from ark.tasks.linear_params import LinearParams
+from ark.tasks.row_values import HEADER
+from ark_cuda.tasks import inline, linear_roles
+
+INPUT_ALIGNMENT_BYTES = 16
+
+
+def _row_type(sig: Signature) -> RowType:
+    dtype = by_name(sig.operands[1].dtype)
+    assert isinstance(dtype, RowType)
+    return dtype
+
+
+def _input_bytes(sig: Signature) -> int:
+    held = row_input_bytes(_row_type(sig))
+    return -(-held // INPUT_ALIGNMENT_BYTES) * INPUT_ALIGNMENT_BYTES
+
+
+class Rows(linear_roles.Roles):
+    """A stage of rows is one warp's, in the variant `roles`."""
+
+    kind = "linear_rows"
+
+    def headers(self, machine: Machine) -> tuple[str, ...]:
+        names = ("float_pairs.h", "linear_codes.h", "row_tiles.h", "linear_rows.h")
+        return (*super().headers(machine), HEADER, *map(inline.header, names))
+
+    def scratch(self, sig: Signature, machine: Machine) -> int:
+        """The input row, and the warps' squares and best logits, in bytes."""
+        return _input_bytes(sig) + 4 * 3 * machine.warps
+
+    def maps(self, sig: Signature, machine: Machine) -> tuple[BoxMap, ...]:
+        """None: stages are runs."""
+        return ()
+
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        """The computing warps' part."""
+        params, values = sig.read(LinearParams), _row_type(sig).values.storage
+        given = sig.operands[0].shape[0]
+        # Two shares give the same bits either way round, and both ranks the same kernel.
+        shares = (given, params.first if given > 2 else 0)
+        constants = (sig.operands[1].ctype, values, params.rows, _input_bytes(sig), *shares)
+        operands = (text.given(sig, 0), prologue(sig), epilogue(sig))
+        call = text.called("ark_linear_row_stages", constants, operands)
+        return inline.inlined(name, call, machine)

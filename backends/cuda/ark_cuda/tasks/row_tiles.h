@@ -1,0 +1,152 @@
+// Rows of a quantised matrix as tiles of matrix units, out of a stage in shared memory
+// (linear_rows.h): codes become operands on the way. The input is fp16, each block of its elements
+// divided by a power of two, so that it has three bits more than bf16 and the same range.
+
+constexpr int ARK_INPUT_BLOCK = 128;  // INPUT_BLOCK of linear_form.py: elements that share a factor
+
+// A thread's number, of which the compiler is to know nothing: it would keep the places of all
+// elements of all layers, in local memory, since they are the same for each task.
+ARK_DEVICE int ark_unknown(int v) {
+  asm volatile("" : "+r"(v));
+  return v;
+}
+
+// How R rows of K codes fill the tile's 16 rows: in SEGMENTS parts, the tile's columns the same
+// parts of x, as in linear_units.h. A lane loads BYTES of a row at once, four lanes COLUMNS of
+// them. Sums of UNIT columns, in one block and one group, are scaled together. NONE where matrix
+// units cannot take the rows so.
+template <class ROW, int R, typename T>
+struct ArkRowTile;
+template <class C, int K, int GROUP, class S, bool ZEROS, int R, typename T>
+struct ArkRowTile<ArkRow<C, K, GROUP, S, ZEROS>, R, T> {
+  static constexpr int SEGMENTS = R == 1 ? 8 : 16 / R, PART = K / SEGMENTS;
+  static constexpr int OF_BYTE = 8 / ARK_CODE_BITS<C>;
+  static constexpr bool EVEN = K % SEGMENTS == 0 && (GROUP % PART == 0 || PART % GROUP == 0);
+  // Columns of which all groups and parts are multiples.
+  static constexpr int ALL = !EVEN ? 1 : GROUP < PART ? GROUP : PART;
+  static constexpr int UNIT = ALL % 128 == 0 ? 128 : ALL % 64 == 0 ? 64 : ALL % 32 == 0 ? 32 : 1;
+  static constexpr int MOST = UNIT / (4 * OF_BYTE), BYTES = MOST < 16 ? MOST : 16;
+  static constexpr bool NONE = BYTES < 4 || ZEROS || sizeof(T) != 2 || R > 16;
+  static constexpr int OWN = BYTES * OF_BYTE, COLUMNS = 4 * OWN;  // OWN: codes of a lane
+  static constexpr int EIGHTS = NONE ? 1 : OWN / 8;
+  static constexpr int PITCH = PART + (SEGMENTS > 1 ? 32 : 0);  // neighbours begin at other banks
+  // Elements of x in shared memory, and where element k is: what lanes take at once lies together.
+  static constexpr int SIZE = NONE ? K : SEGMENTS * PITCH;
+  ARK_DEVICE int place(int k) {
+    if constexpr (NONE) {
+      return k;
+    } else {
+      const int in = k % PART, lane = in % COLUMNS / OWN, eight = in % OWN / 8;
+      return k / PART * PITCH + in / COLUMNS * COLUMNS + eight * 32 + lane * 8 + k % 8;
+    }
+  }
+};
+
+// The factors of a block whose largest element is `most`: what it is multiplied by, so that the
+// largest is 2^14 at least and less than 2^15, and what its products are multiplied by.
+ARK_DEVICE float ark_block_factor(float most, float& back) {
+  const ark_u32 exponent = ark_float_bits(most) >> 23 & 255u;
+  const ark_u32 known = exponent < 15u ? 15u : exponent;
+  back = ark_bits_float((known - 14u) << 23);
+  return ark_bits_float((268u - known) << 23);
+}
+
+// BYTES of shared memory as words.
+template <int BYTES>
+ARK_DEVICE void ark_load_words(ark_u32 (&to)[BYTES / 4], const unsigned char* p) {
+  if constexpr (BYTES == 16) {
+    const uint4 v = *reinterpret_cast<const uint4*>(p);
+    to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+  } else if constexpr (BYTES == 8) {
+    const uint2 v = *reinterpret_cast<const uint2*>(p);
+    to[0] = v.x, to[1] = v.y;
+  } else {
+    to[0] = *reinterpret_cast<const ark_u32*>(p);
+  }
+}
+
+// Pair j of a lane's codes, two to an operand.
+template <class C, int N>
+ARK_DEVICE ark_u32 ark_code_operand(const ark_u32 (&words)[N], int j) {
+  constexpr int PAIRS = 16 / ARK_CODE_BITS<C>;  // of a word
+  return ark_code_pair(static_cast<const C*>(nullptr), words[j / PAIRS], j % PAIRS);
+}
+
+// The products of R rows with x, which lies as the tile says it, with the blocks' factors. Lane l
+// gets that of row l R / 32.
+template <int R, class TILE, class C, int K, int GROUP, class S, bool ZEROS>
+ARK_DEVICE float ark_tile_products(const ArkRow<C, K, GROUP, S, ZEROS>* rows, const ark_f16* x,
+                                   const float* blocks) {
+  typedef ArkRow<C, K, GROUP, S, ZEROS> Row;
+  constexpr int SEGMENTS = TILE::SEGMENTS, PART = TILE::PART, COLUMNS = TILE::COLUMNS;
+  constexpr int UNIT = TILE::UNIT, UNITS = PART / UNIT, STEPS = UNIT / COLUMNS;
+  constexpr bool ONE = Row::GROUPS == 1;  // the row's scale is applied at the end
+  const int me = ark_unknown(ark_lane()), row = me / 4, segment = row % SEGMENTS;
+  const Row& lower = rows[row / SEGMENTS * (R > 1 ? 2 : 1)];
+  const Row& upper = R > 1 ? (&lower)[1] : lower;
+  // Segments that begin at one bank take their units in turned order.
+  constexpr bool TURNED = SEGMENTS > 1 && PART / TILE::OF_BYTE % 128 == 0 && UNITS % 2 == 0 &&
+                          UNIT / TILE::OF_BYTE == 64;
+  // Or, where a unit is all banks, its halves.
+  constexpr bool HALVES =
+      SEGMENTS > 1 && PART / TILE::OF_BYTE % 128 == 0 && UNIT / TILE::OF_BYTE == 128 && STEPS == 2;
+  const int turned = segment % 2, begin = segment * PART, lane = me % 4;
+  const ark_f16* own = x + segment * TILE::PITCH + lane * 8;
+  const unsigned char* low_bytes = lower.bytes + begin / TILE::OF_BYTE + lane * TILE::BYTES;
+  const unsigned char* high_bytes = upper.bytes + begin / TILE::OF_BYTE + lane * TILE::BYTES;
+  const auto start = [&](int u, int s) {
+    return (TURNED ? u ^ turned : u) * UNIT + (HALVES ? s ^ turned : s) * COLUMNS;
+  };
+  float all[4] = {};
+#pragma unroll(UNITS % 2 == 0 && STEPS == 1 ? 2 : 1)
+  for (int u = 0; u < UNITS; ++u) {
+    ark_u32 low[STEPS][TILE::BYTES / 4], high[STEPS][TILE::BYTES / 4] = {};
+#pragma unroll
+    for (int s = 0; s < STEPS; ++s) {
+      const int byte = start(u, s) / TILE::OF_BYTE;
+      ark_load_words<TILE::BYTES>(low[s], low_bytes + byte);
+      if constexpr (R > 1) ark_load_words<TILE::BYTES>(high[s], high_bytes + byte);
+    }
+    const int column = begin + (TURNED ? u ^ turned : u) * UNIT;
+    float first = blocks[column / ARK_INPUT_BLOCK], second = first;
+    if constexpr (!ONE) {
+      first *= ark_row_scale(lower, column / GROUP);
+      second *= R > 1 ? ark_row_scale(upper, column / GROUP) : 0.0f;
+    }
+    float d[2][4] = {};
+#pragma unroll
+    for (int s = 0; s < STEPS; ++s) {
+      const int at = start(u, s);
+#pragma unroll
+      for (int i = 0; i < TILE::EIGHTS; ++i) {
+        const uint4 b = *reinterpret_cast<const uint4*>(own + at + 32 * i);
+        ark_u32 l[4], h[4] = {};
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          l[j] = ark_code_operand<C>(low[s], 4 * i + j);
+          if constexpr (R > 1) h[j] = ark_code_operand<C>(high[s], 4 * i + j);
+        }
+        ark_multiply_tile(x, d[0], l[0], h[0], l[1], h[1], b.x, b.y);
+        ark_multiply_tile(x, d[1], l[2], h[2], l[3], h[3], b.z, b.w);
+      }
+    }
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      all[e] = fmaf(d[0][e] + d[1][e], first, all[e]);
+      all[2 + e] = fmaf(d[0][2 + e] + d[1][2 + e], second, all[2 + e]);
+    }
+  }
+  // Of the products those of equal parts count.
+  const bool mine = lane == segment / 2, odd = segment % 2 != 0;
+  float sums[2] = {mine ? (odd ? all[1] : all[0]) : 0.0f, mine ? (odd ? all[3] : all[2]) : 0.0f};
+  if constexpr (ONE) {
+    sums[0] *= ark_row_scale(lower, 0);
+    if constexpr (R > 1) sums[1] *= ark_row_scale(upper, 0);
+  }
+#pragma unroll
+  for (int mask = 1; mask < 4 * SEGMENTS; mask *= 2) {
+    sums[0] += ark_shfl_xor(sums[0], mask);
+    if constexpr (R > 1) sums[1] += ark_shfl_xor(sums[1], mask);
+  }
+  return R > 1 && (ark_lane() / (2 * SEGMENTS) & 1) != 0 ? sums[1] : sums[0];
+}

@@ -1,0 +1,140 @@
+// Linear layers of one input row whose weights are rows of a quantised matrix: as linear.h does it,
+// with 16 bytes of codes in a lane's load, and their scale beside them.
+
+// The codes of a task's rows in parts, and a lane's products with them.
+template <class ROW, int PARTS>
+struct ArkSplitCodes;
+template <class C, int K, int GROUP, class S, bool ZEROS, int PARTS>
+struct ArkSplitCodes<ArkRow<C, K, GROUP, S, ZEROS>, PARTS> {
+  typedef ArkRow<C, K, GROUP, S, ZEROS> Row;
+  static constexpr int OWN = 128 / ARK_CODE_BITS<C>, SPAN = ARK_LANES * OWN;
+  static constexpr bool WHOLE = K % SPAN == 0;
+  static_assert(GROUP % OWN == 0, "a lane's codes share a scale");
+  struct Piece {
+    ark_u32x4 words;
+    float scale;
+    float zero;
+  };
+  const ark_global<unsigned char>* bytes;
+  int count;  // parts of all rows
+  int lane;
+
+  // Beyond the last part, or the row's end, something that is there comes again (ArkSplitRows).
+  ARK_METHOD Piece load(int part) const {
+    const int known = part < count ? part : count - 1;
+    const int k = within(known);
+    const auto* row =
+        bytes + static_cast<ark_i64>(known / PARTS) * static_cast<ark_i64>(sizeof(Row));
+    const auto* scales = (const ark_global<S>*)(row + Row::SCALES_AT);
+    const auto* words = (const ark_global<ark_u32x4>*)(row + k / 8 * ARK_CODE_BITS<C>);
+    Piece piece{__builtin_nontemporal_load(words), ark_float(S(scales[k / GROUP])), 0.0f};
+    if constexpr (ZEROS) {
+      const auto* zeros = (const ark_global<S>*)(row + Row::ZEROS_AT);
+      piece.zero = ark_float(S(zeros[k / GROUP]));
+    }
+    return piece;
+  }
+  ARK_METHOD float dot(int part, const Piece& piece, const float* xs) const {
+    const float* x = xs + part % PARTS * SPAN + lane * 4;
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < OWN; i += 4) {
+      const ark_f32x4 some = *reinterpret_cast<const ark_f32x4*>(x + i * ARK_LANES);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        constexpr int EACH = ARK_CODES_OF_WORD<C>;
+        const float code =
+            ark_code(static_cast<const C*>(nullptr), piece.words[(i + j) / EACH], (i + j) % EACH);
+        sum += (ZEROS ? code - piece.zero : code) * some[j];
+      }
+    }
+    const bool there = WHOLE || part % PARTS * SPAN + lane * OWN < K;
+    return there ? sum * piece.scale : 0.0f;
+  }
+  ARK_METHOD int within(int part) const {
+    const int k = part % PARTS * SPAN + lane * OWN;
+    return WHOLE || k < K ? k : 0;
+  }
+  // Where element k of the input is: what the lanes read at once lies together.
+  ARK_DEVICE int place(int k) {
+    const int in = k % SPAN, own = in % OWN;
+    return k - in + own / 4 * (4 * ARK_LANES) + in / OWN * 4 + own % 4;
+  }
+};
+
+// The input row to its places in shared memory, times the norm's weights if there are any; the
+// norm's scale.
+template <class SPLIT, int K, class X, class P>
+ARK_DEVICE float ark_split_places(ArkCtx& c, X x, const P& prologue, float* xs, float* red) {
+  constexpr int EACH = (K + ARK_THREADS - 1) / ARK_THREADS;
+  float v[EACH];
+#pragma unroll
+  for (int e = 0; e < EACH; ++e) {
+    const int k = ark_tid() + e * ARK_THREADS;
+    v[e] = 1.0f;
+    if constexpr (P::norm) v[e] = k < K ? ark_get(prologue.weight.p, k) : 0.0f;
+  }
+  const float squares = ark_load_row<false>(c, x, 0, K, xs);
+#pragma unroll
+  for (int e = 0; e < EACH; ++e) {  // what this thread has stored
+    const int k = ark_tid() + e * ARK_THREADS;
+    if (k < K) v[e] *= xs[k];
+  }
+  ark_sync();
+#pragma unroll
+  for (int e = 0; e < EACH; ++e) {
+    const int k = ark_tid() + e * ARK_THREADS;
+    if (k < K) xs[SPLIT::place(k)] = v[e];
+  }
+  if constexpr (P::norm) {
+    return ark_rsqrt(ark_block_sum(squares, red) / K + prologue.eps);
+  } else {
+    return 1.0f;
+  }
+}
+
+// coord: first and last+1 row of the weights; at most ROWS. False if the processor is to leave.
+template <class ROW, int PARTS, int ROWS, class X, class P, class E>
+ARK_DEVICE bool ark_linear_split_codes(ArkCtx& c, const ArkTask& t, const unsigned char* bytes, X x,
+                                       const P& prologue, E epilogue) {
+  typedef ArkSplitCodes<ROW, PARTS> Split;
+  constexpr int AHEAD = 4, WIDTH = E::WIDTH, K = ROW::COLUMNS;
+  constexpr int OWN = (ROWS / WIDTH + ARK_THREADS - 1) / ARK_THREADS;  // of a thread
+  float* xs = reinterpret_cast<float*>(ARK_SCRATCH(c));
+  float* sums = xs + PARTS * Split::SPAN;
+  float* red = sums + ROWS * PARTS + AHEAD * ARK_WARPS;  // the last round may exceed the rows
+  const int first = t.coord[0], rows = t.coord[1] - first;
+  const Split split{
+      ark_to_global(bytes) + static_cast<ark_i64>(first) * static_cast<ark_i64>(sizeof(ROW)),
+      rows * PARTS, ark_lane()};
+  const int warp = ark_warp();
+  typename Split::Piece ring[AHEAD];
+#pragma unroll
+  for (int a = 0; a < AHEAD; ++a) ring[a] = split.load(warp + a * ARK_WARPS);
+  if (!ark_enter(c)) return false;
+  if (!ark_gate<K>(c, x)) return false;
+  float ahead[OWN][1][WIDTH] = {};
+#pragma unroll
+  for (int o = 0; o < OWN; ++o) {
+    const int row = (ark_tid() + o * ARK_THREADS) * WIDTH;
+    if (row < rows) ark_sums_ahead(c, epilogue, 0, first + row, rows - row, ahead[o]);
+  }
+  const float scale = ark_split_places<Split, K>(c, x, prologue, xs, red);
+  ark_sync();
+#pragma unroll 1
+  for (int part = warp; part < split.count; part += AHEAD * ARK_WARPS) {
+    float sum[AHEAD];
+#pragma unroll
+    for (int a = 0; a < AHEAD; ++a) {
+      const int at = part + a * ARK_WARPS;
+      sum[a] = split.dot(at, ring[a], xs);
+      ring[a] = split.load(at + AHEAD * ARK_WARPS);
+    }
+    const float total = ark_sum_four(sum, split.lane);
+    if (split.lane < AHEAD) sums[part + split.lane * ARK_WARPS] = total;
+  }
+  ark_sync();
+  ark_split_store<PARTS>(c, epilogue, sums, scale, first, rows, ahead);
+  ark_sums_finish(c, t, epilogue, red);
+  return true;
+}

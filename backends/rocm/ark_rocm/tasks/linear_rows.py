@@ -1,0 +1,82 @@
+"""Linear layers of one input row with quantised weights: all waves of a block share each task's
+rows evenly, as in ark_rocm.tasks.linear, by loads of 16 bytes of codes and their scale.
+
+Serves decoding in the variant `block`, where the codes of a load share a scale. Everything else is
+the common body's. Called by the writer through the dialect.
+"""
+
+from __future__ import annotations
+
+from importlib import resources
+
+from ark.ir.dtype import RowType, by_name
+from ark.machine import Machine
+from ark.plan.kind import Signature
+from ark.tasks import text
+from ark.tasks.linear import epilogue, prologue
+from ark.tasks.linear_form import dealt
+from ark.tasks.linear_params import LinearParams
+from ark.tasks.row_values import HEADER, bytes_of
+from ark_rocm.tasks import linear
+
+LOAD_BYTES = 16
+
+
+def _row_type(sig: Signature) -> RowType:
+    dtype = by_name(sig.operands[1].dtype)
+    assert isinstance(dtype, RowType)
+    return dtype
+
+
+def _load_codes(dtype: RowType) -> int:
+    """Codes in a lane's load."""
+    return LOAD_BYTES * 8 // dtype.codes.bits
+
+
+def _parts(sig: Signature, machine: Machine) -> int:
+    """Loads of a wave that a row takes."""
+    dtype = _row_type(sig)
+    return -(-dtype.columns // (_load_codes(dtype) * machine.lanes))
+
+
+def _rows(sig: Signature, machine: Machine) -> int:
+    """Most rows that a task has."""
+    rows, count = sig.read(LinearParams).rows, sig.operands[1].shape[0]
+    stages = -(-count // rows)
+    return -(-stages // dealt(1, count, _row_type(sig).itemsize, machine)) * rows
+
+
+def _bytes(sig: Signature, machine: Machine) -> int:
+    """The input row, the parts' sums, and what reductions over the block take."""
+    parts = _parts(sig, machine)
+    held = parts * _load_codes(_row_type(sig)) * machine.lanes
+    sums = _rows(sig, machine) * parts + linear.LOADS_AHEAD * machine.warps
+    return 4 * (held + sums + 2 * machine.warps)
+
+
+class OneRow(linear.OneRow):
+    """All waves of a block share a task's codes."""
+
+    kind = "linear_rows"
+
+    def serves(self, sig: Signature, machine: Machine) -> bool:
+        dtype = _row_type(sig)
+        return (
+            machine.variant.name == "block"
+            and sig.operands[0].shape[0] == sig.operands[2].shape[0] == 1
+            and dtype.group % _load_codes(dtype) == 0
+            and _bytes(sig, machine) <= machine.shared_bytes
+        )
+
+    def headers(self, machine: Machine) -> tuple[str, ...]:
+        own = (resources.files("ark_rocm") / "tasks" / "linear_rows.h").read_text()
+        return (*super().headers(machine), HEADER, own)
+
+    def scratch(self, sig: Signature, machine: Machine) -> int:
+        return _bytes(sig, machine)
+
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        constants = (sig.operands[1].ctype, _parts(sig, machine), _rows(sig, machine))
+        operands = (bytes_of(sig, 1), text.given(sig, 0), prologue(sig), epilogue(sig))
+        call = text.called("ark_linear_split_codes", constants, operands)
+        return f"ARK_BODY bool {name}(ArkCtx& c, const ArkTask& t) {{\n  return {call};\n}}\n"

@@ -1,0 +1,224 @@
+"""Codes of quantised rows as pairs of 16-bit floats, all of them, and products of stages of rows
+with one row of an input by matrix units, run on the host; against NumPy.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+pytest.importorskip("ark_cuda")
+
+from ark_cuda.tasks import inline
+
+from ark.codegen.writer import device_text
+from ark.ir.dtype import CODES, RowType, bf16, fp16, fp32, row_type
+from ark.ir.rows import row_bytes, row_values
+from ark.tasks.row_values import HEADER
+from tests.cases.cuda_boxes import HOST
+from tests.cases.cuda_tiles import HEAD
+
+NAMES = {t.name: t for t in CODES}
+# Codes, columns, group, type of scales, rows of a stage.
+CASES: list[tuple[str, int, int, Any, int]] = [
+    ("int4", 1024, 128, bf16, 4),
+    ("int4", 256, 128, bf16, 16),
+    ("int4", 512, 128, bf16, 8),
+    ("int4", 2048, 128, bf16, 1),
+    ("int4", 1024, 32, fp16, 4),
+    ("uint4", 2048, 64, fp32, 2),
+    ("fp4", 512, 32, bf16, 8),
+    ("int8", 1024, 1024, fp32, 4),
+    ("int8", 1024, 32, fp16, 2),
+    ("uint8", 512, 128, fp32, 16),
+    ("fp8_e4m3", 2048, 2048, fp32, 2),
+    ("fp8_e4m3", 2048, 128, fp32, 4),
+    ("fp8_e5m2", 768, 768, fp32, 1),
+]
+PAIRS = r"""
+#include <algorithm>
+struct ark_f16 { uint16_t bits; };
+using ark_bf16 = Half;
+static float ark_float(ark_bf16 v) { return value(v.bits); }
+static float ark_float(ark_f16 v) {
+  _Float16 f;
+  __builtin_memcpy(&f, &v, 2);
+  return static_cast<float>(f);
+}
+static float ark_get(const float* p, ark_i64 i) { return p[i]; }
+static float ark_get(const ark_bf16* p, ark_i64 i) { return ark_float(p[i]); }
+static float ark_get(const ark_f16* p, ark_i64 i) { return ark_float(p[i]); }
+static uint16_t rounded(float v) {
+  const _Float16 f = static_cast<_Float16>(v);
+  uint16_t bits;
+  __builtin_memcpy(&bits, &f, 2);
+  return bits;
+}
+template <class F>
+static ark_u32 both(F f) {
+  return rounded(f(0)) | static_cast<ark_u32>(rounded(f(16))) << 16;
+}
+static float half(ark_u32 word, int shift) {
+  return ark_float(ark_f16{static_cast<uint16_t>(word >> shift)});
+}
+static ark_u32 ark_kept(ark_u32 v) { return v; }
+static ark_u32 ark_pair_sum(ark_u32 a, ark_u32 b) {
+  return both([=](int n) { return half(a, n) + half(b, n); });
+}
+static ark_u32 ark_pair_fma(ark_u32 a, ark_u32 b, ark_u32 c) {
+  return both([=](int n) { return half(a, n) * half(b, n) + half(c, n); });
+}
+// As multiply_tile of warp_on_host.h, of fp16.
+static void ark_multiply_tile(const ark_f16*, float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2,
+                              uint32_t a3, uint32_t b0, uint32_t b1) {
+  together.arrive_and_wait();
+  const uint32_t own[6] = {a0, a1, a2, a3, b0, b1};
+  for (int i = 0; i < 6; ++i) operands[lane][i] = own[i];
+  together.arrive_and_wait();
+  for (int e = 0; e < 4; ++e) {
+    const int row = lane / 4 + e / 2 * 8, column = lane % 4 * 2 + e % 2;
+    for (int k = 0; k < 16; ++k) {
+      const uint32_t a = operands[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2];
+      const uint32_t b = operands[column * 4 + k % 8 / 2][4 + k / 8];
+      d[e] += half(a, k % 2 * 16) * half(b, k % 2 * 16);
+    }
+  }
+}
+static ark_u32 __byte_perm(ark_u32 a, ark_u32 b, ark_u32 selector) {
+  const uint64_t bytes = static_cast<uint64_t>(b) << 32 | a;
+  ark_u32 made = 0u;
+  for (int i = 0; i < 4; ++i) {
+    made |= static_cast<ark_u32>(bytes >> 8 * (selector >> 4 * i & 7u) & 255u) << 8 * i;
+  }
+  return made;
+}
+struct uint2 { uint32_t x, y; };
+static uint64_t ark_packet_load(const ark_u64* p, bool) { return *p; }
+static void ark_packet_store(ark_u64* p, ark_u64 v, bool) { *p = v; }
+template <typename T>
+struct ArkShort {};
+"""
+# What the hardware converts, from the same text that other vendors have.
+CONVERTED = r"""
+static ark_u32 ark_pair_of_e4m3(ark_u32 word) {
+  return both([=](int n) { return ark_small_float<3, 7>(word >> n / 2 & 255u); });
+}
+"""
+CALLS = r"""
+template <class ROW, int R>
+static void warp(const void* w, const float* given, float* out) {
+  typedef ArkRowTile<ROW, R, Half> Tile;
+  static_assert(!Tile::NONE);
+  std::vector<ark_f16> x(Tile::SIZE);
+  std::vector<float> blocks((ROW::COLUMNS + ARK_INPUT_BLOCK - 1) / ARK_INPUT_BLOCK);
+  for (int k = 0; k < ROW::COLUMNS; ++k) {
+    float most = 0.0f;
+    const int begin = k / ARK_INPUT_BLOCK * ARK_INPUT_BLOCK;
+    for (int i = begin; i < begin + ARK_INPUT_BLOCK && i < ROW::COLUMNS; ++i) {
+      most = std::max(most, std::fabs(given[i]));
+    }
+    const float by = ark_block_factor(most, blocks[k / ARK_INPUT_BLOCK]);
+    x[Tile::place(k)] = ark_f16{rounded(given[k] * by)};
+  }
+  std::vector<std::thread> lanes;
+  for (int i = 0; i < 32; ++i) {
+    lanes.emplace_back([&, i] {
+      lane = i;
+      const ROW* rows = static_cast<const ROW*>(w);
+      const float sum = ark_tile_products<R, Tile>(rows, x.data(), blocks.data());
+      if (lane % (32 / R) == 0) out[lane / (32 / R)] = sum;
+    });
+  }
+  for (auto& each : lanes) each.join();
+}
+template <class C>
+static void pairs(ark_u32 code, uint16_t* out) {
+  const ark_u32 word = ARK_CODE_BITS<C> == 4 ? code * 0x11111111u : code * 0x01010101u;
+  for (int j = 0; j < 16 / ARK_CODE_BITS<C>; ++j) {
+    const ark_u32 pair = ark_code_pair(static_cast<const C*>(nullptr), word, j);
+    out[2 * j] = pair, out[2 * j + 1] = pair >> 16;
+  }
+}
+"""
+
+
+def kinds() -> list[tuple[RowType, int]]:
+    """The types of the cases, and rows of a stage."""
+    return [
+        (row_type(NAMES[name], columns, group, scales, False, bf16), rows)
+        for name, columns, group, scales, rows in CASES
+    ]
+
+
+@pytest.fixture(scope="module")
+def device(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    folder: Path = tmp_path_factory.mktemp("rows")
+    source, library = folder / "rows.cpp", folder / "rows.so"
+    runs = "".join(
+        f"  if (n == {n}) warp<{dtype.storage}, {rows}>(w, x, out);\n"
+        for n, (dtype, rows) in enumerate(kinds())
+    )
+    codes = "".join(
+        f"  if (n == {n}) pairs<{t.storage}>(code, out);\n" for n, t in enumerate(CODES)
+    )
+    calls = (
+        f'extern "C" void run(int n, const void* w, const float* x, float* out) {{\n{runs}}}\n'
+        f'extern "C" void codes(int n, ark_u32 code, uint16_t* out) {{\n{codes}}}\n'
+    )
+    elements = "".join(map(device_text, ("small_floats.h", "pack.h")))
+    own = "".join(map(inline.header, ("linear_codes.h", "row_tiles.h")))
+    source.write_text(HOST + HEAD + PAIRS + elements + HEADER + CONVERTED + own + CALLS + calls)
+    command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-pthread", "-fpermissive", "-w"]
+    subprocess.run([*command, source, "-o", library], check=True)
+    return ctypes.CDLL(str(library))
+
+
+@pytest.mark.parametrize("number", range(len(CODES)), ids=lambda n: CODES[n].name)
+def test_all_codes_become_their_values(device: ctypes.CDLL, number: int) -> None:
+    dtype = CODES[number]
+    count = 4 if dtype.bits == 8 else 8
+    for code in range(1 << dtype.bits):
+        out = np.zeros(count, np.uint16)
+        pointer = out.ctypes.data_as(ctypes.c_void_p)
+        device.codes(number, code, pointer)
+        stored = np.array([code], np.uint8)
+        if dtype.name == "int4":
+            stored = np.array([code - 16 if code > 7 else code], np.int8).astype(ml_dtypes.int4)
+        want = float(stored.view(dtype.numpy).astype(np.float32)[0])
+        if not np.isfinite(want):
+            continue  # no checkpoint has it
+        np.testing.assert_array_equal(out.view(np.float16).astype(float), want, str(code))
+
+
+@pytest.mark.parametrize("number", range(len(CASES)), ids=lambda n: "-".join(map(str, CASES[n])))
+def test_a_stage_of_rows_agrees_with_numpy(device: ctypes.CDLL, number: int) -> None:
+    dtype, rows = kinds()[number]
+    rng = np.random.default_rng(number)
+    low, high = {"int4": (-8, 8), "int8": (-128, 128)}.get(dtype.codes.name, (0, 16))
+    codes = rng.integers(low, high, (rows, dtype.columns))
+    if dtype.codes.name == "fp4" or dtype.codes in (NAMES["fp8_e4m3"], NAMES["fp8_e5m2"]):
+        codes = rng.standard_normal((rows, dtype.columns)) * 2
+    scales = rng.uniform(0.5, 1.5, (rows, dtype.groups))
+    stored = row_bytes(dtype, codes, scales)
+    # Blocks of any size, and of none.
+    x = rng.standard_normal(dtype.columns).astype(np.float32)
+    x[:128] *= np.float32(2.0**6)
+    if dtype.columns > 512:
+        x[256:384] = 0
+        x[384:512] *= np.float32(2.0**-60)
+    out = np.full(rows, np.nan, np.float32)
+    base = np.zeros(stored.size + 16, np.uint8)  # rows begin at multiples of 16 bytes
+    begin = -base.ctypes.data % 16
+    base[begin : begin + stored.size] = stored.ravel()
+    aligned = base[begin : begin + stored.size]
+    pointers = [a.ctypes.data_as(ctypes.c_void_p) for a in (aligned, x, out)]
+    device.run(number, *pointers)
+    values, wide = row_values(dtype, stored).astype(np.float64), x.astype(np.float64)
+    most = np.abs(values) @ np.abs(wide)
+    np.testing.assert_array_less(np.abs(out - values @ wide), 3e-4 * most)
