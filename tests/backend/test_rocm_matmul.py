@@ -171,9 +171,9 @@ def test_matmul(
     source = multiply(arch, batch, m, n, k, transposes, dtypes)
     units = m > 8 and dtypes[0] is not int8
     assert (re.search(r"ark_(matrix|large|pairs)_tile<\d", source) is not None) == units
-    both = {dtypes[0].name, dtypes[1].name}
+    sides = {dtypes[0].name, dtypes[1].name}
     native = {"gfx942": {"fp8_e4m3"}, "gfx950": {"fp8_e4m3", "fp8_e5m2"}}.get(arch, set())
-    pairs = both <= native and transposes == (False, True) and k % 2 == 0
+    pairs = sides <= native and transposes == (False, True) and k % 2 == 0
     assert ("ark_pairs_tile<" in source.partition("task_0")[2]) == pairs
 
 

@@ -35,7 +35,7 @@ from ark_rocm.machines import ARCHS
 
 _OUTPUTS = ("fp32", "bf16", "fp16")
 _STEP = 32  # of elements of 16 bits along k: ArkUnit of matrix.h
-_PADDING = 8
+_PADDED_ELEMENTS = 8
 _SMALL = ("fp8_e4m3", "fp8_e5m2")
 _PARTS = UNIT_PARTS | {(a, b): 1 for a in _SMALL for b in _SMALL}
 # The types that matrix units of 8-bit floats multiply, and their step of pairs along k. Those of
@@ -50,7 +50,7 @@ _LARGE_PIECES = 4  # of 16 bytes along k in a step
 
 
 def _follows(sig: Signature) -> bool:
-    """Does something follow the product, so that sums leave in packs?"""
+    """True where something follows the product, so that sums leave in packs."""
     return sig.read(MatmulParams).expr is not None or paired(sig)
 
 
@@ -67,7 +67,7 @@ def _large(sig: Signature, machine: Machine) -> tuple[int, int] | None:
 
 
 def _pairs(sig: Signature, machine: Machine) -> bool:
-    """Do matrix units take these floats of 8 bits, in pairs that lie along k on both sides?"""
+    """True where matrix units take these 8-bit floats, in pairs that lie along k on both sides."""
     types, _ = _PAIRS.get(machine.arch, (set(), 0))
     strides = [side_strides(sig, side) for side in (0, 1)]
     even = all(row % 2 == 0 and k == 1 for row, k in strides) and dims(sig)[2] % 2 == 0
@@ -87,7 +87,7 @@ def _step_bytes(sig: Signature, machine: Machine) -> int:
         return 16 * _LARGE_PIECES * (rows + columns + sum(more))
     parts = _PARTS[sig.operands[0].dtype, sig.operands[1].dtype]
     step = _PAIRS[machine.arch][1] if _pairs(sig, machine) else _STEP
-    return 2 * (parts * rows + columns) * (step + _PADDING)
+    return 2 * (parts * rows + columns) * (step + _PADDED_ELEMENTS)
 
 
 def _slab_bytes(sig: Signature, machine: Machine) -> int:
