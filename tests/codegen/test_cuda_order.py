@@ -97,4 +97,4 @@ def test_the_words_are_those_that_the_compiler_makes() -> None:
     assert ordinary == 0x10000000  # what a copy has that is given no policy
     stream = resources.files("ark_cuda").joinpath("stream.h").read_text()
     copies = re.findall(r"ark_bulk_copy\((?:[^()]|\([^()]*\))*\)", stream)
-    assert len(copies) == 2 and all(copy.endswith(", ARK_STREAM_POLICY)") for copy in copies)
+    assert len(copies) >= 2 and all(copy.endswith(", ARK_STREAM_POLICY)") for copy in copies)
