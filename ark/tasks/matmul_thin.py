@@ -43,7 +43,7 @@ def thin(sig: Signature, machine: Machine) -> Thin | None:
     if any(o.packet for o in sig.operands):
         return None
     m, n, k = dims(sig)
-    few = 0 if m <= _most_rows(sig, machine) and m <= n else 1
+    few = 0 if m <= _most_rows(sig) and m <= n else 1
     small, large = (m, n) if few == 0 else (n, m)
     if small > MOST_COLUMNS or large < LEAST or k < LEAST_DEPTH:
         return None
@@ -65,14 +65,10 @@ def thin(sig: Signature, machine: Machine) -> Thin | None:
     return Thin(few, False, pack)
 
 
-def _most_rows(sig: Signature, machine: Machine) -> int:
-    """Rows that the left side has at most: of fp32 as many as columns, where no tiles of fp32 take
-    them, as in the variant `matrix`.
-    """
-    params = sig.read(MatmulParams)
-    plain = all(sig.operands[i].dtype == "fp32" for i in (0, 1)) and not params.tf32
-    alone = machine.variant.name == "matrix" and plain
-    return MOST_COLUMNS if alone else MOST_ROWS
+def _most_rows(sig: Signature) -> int:
+    """Rows that the left side has at most: of fp32 as many as columns."""
+    fp32 = all(sig.operands[i].dtype == "fp32" for i in (0, 1))
+    return MOST_COLUMNS if fp32 and not sig.read(MatmulParams).tf32 else MOST_ROWS
 
 
 def _packs(sig: Signature, index: int, rows: int, pack: int) -> bool:
