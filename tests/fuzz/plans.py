@@ -13,7 +13,7 @@ from typing import Any
 import ark
 from ark.backend import registry
 from ark.frontend.model import Model, use_model
-from ark.ir.dtype import by_name
+from ark.ir.dtype import by_name, row_type
 from ark.lower.pipeline import plan
 from ark.models.build import Shape
 from ark.models.config import LlamaConfig, Rope
@@ -122,6 +122,14 @@ def _windows() -> None:
     ark.quantized_linear(ark.tensor([2, 32]), ark.tensor([8, 32], ark.int4), ark.tensor([8, 2]))
 
 
+def _quantised() -> None:
+    """Weights of quantised rows, by one row of an input and by many."""
+    rows = row_type(ark.int4, 64, 32, ark.fp32, False, ark.bf16)
+    weight = ark.parameter([8, 64], rows)
+    for number in (1, 12):
+        ark.linear(ark.tensor([number, 64], ark.bf16), weight)
+
+
 def _attending() -> None:
     """What decoders have apart: caches, rotations, sequences of their own, random choices."""
     position = ark.tensor([1], ark.int32)
@@ -171,6 +179,7 @@ _BUILT: dict[str, Callable[[], None]] = {
     "moved": _moved,
     "reduced": _reduced,
     "windows": _windows,
+    "quantised": _quantised,
     "attending": _attending,
     "paged": _paged,
     "types": _types,

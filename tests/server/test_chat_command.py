@@ -71,6 +71,7 @@ def test_an_interrupt_stops_the_answer_and_keeps_its_part(engine: CountingEngine
 
     engine.step_s = 0.02
     talk = talk_with(engine, say, max_tokens=100)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
     assert talk.answer("One") == "cancelled"
     assert talk.messages[1]["content"] == "".join(said) and 3 <= len("".join(said)) < 60
     assert engine.cancelled == ["chat-0"]

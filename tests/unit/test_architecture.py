@@ -165,7 +165,7 @@ PLANNER_NUMBERS = {
     "ark/lower/rewrite/fuse_attention.py": {1 << 12},  # heads that are counted in a graph
     "ark/lower/rewrite/fuse_regions.py": {1024, 2048},  # elements that a body's thread holds
     "ark/lower/rewrite/masks.py": {1 << 24, -6e4},  # of a mask that is looked at; its value
-    "ark/lower/tiling.py": {1 << 28},  # source counts in 32 bits
+    "ark/lower/tiling.py": {1 << 28, 1 << 30},  # source counts in 32 bits
 }
 UNITS = {1e3, 1e6}  # GB and T operations to those of a microsecond
 PLANNER = sorted((ROOT / "ark/lower").rglob("*.py"))

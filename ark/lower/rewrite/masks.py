@@ -89,10 +89,10 @@ class Masks:
             if scores.shape != out.shape or scores.dtype not in FLOATS:
                 continue
             if node.type == "add":
-                if scale == 1.0 and mask.dtype in FLOATS and "expr" not in node.attrs:
+                if scale == 1.0 and mask.dtype in FLOATS and node.pointwise.expr is None:
                     return scores, Mask(mask, "added", -math.inf, out.shape[:-2])
                 continue
-            kept, tree = ["input", i], node.attrs.get("expr")
+            kept, tree = ["input", i], node.pointwise.expr
             if mask.dtype != bool_ or not isinstance(tree, list) or len(tree) != 4:
                 continue
             low = next((t for t in tree[2:] if t[0] == "number" and t[1] < math.inf), None)

@@ -308,6 +308,7 @@ WHOLE: dict[str, str] = {
     "convolution": COMPILED,
     "fusion": COMPILED,
     "linear": COMPILED,
+    "row_values": COMPILED,
     "swiglu_pairs": COMPILED,
 }
 """Ops that are not split, with the reason. Ops that move data between ranks are not listed."""

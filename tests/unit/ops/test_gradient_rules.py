@@ -37,6 +37,7 @@ NO_RULE = {
     "quantized_linear",
     "recv",
     "rope_kv",
+    "row_values",
     "rounded_rmsnorm",
     "send",
     "swiglu_pairs",

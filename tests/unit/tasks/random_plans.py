@@ -11,7 +11,7 @@ from ark_cpu import machines
 
 import ark
 from ark.frontend.model import Model, use_model
-from ark.ir.dtype import FLOATS, DataType, fp16, fp32, int4, int32, int64
+from ark.ir.dtype import FLOATS, DataType, bf16, fp16, fp32, int4, int32, int64, row_type
 from ark.lower.pipeline import plan as make_plan
 from ark.machine import Machine
 from ark.machine.capability import Capability
@@ -208,6 +208,16 @@ def _windows(d: Draw, dtype: DataType) -> None:
     ark.cast(ark.dequantize(weight, scales, scales), int4)
 
 
+def _quantised(d: Draw, dtype: DataType) -> None:
+    if dtype is int32:
+        return
+    codes, k = d.one((int4, ark.int8)), 256  # rows without padding, which nothing reads
+    rows = row_type(codes, k, 32, d.one((fp16, fp32)), False, fp16 if dtype is fp16 else bf16)
+    weight = ark.parameter([d.int(1, 20), k], rows)
+    for number in (1, d.int(9, 16)):
+        ark.linear(d.tensor([number, k], dtype), weight)
+
+
 def _custom(d: Draw, dtype: DataType) -> None:
     if dtype is int32:
         n = d.int(1, 150)
@@ -232,6 +242,7 @@ FAMILIES: tuple[Family, ...] = (
     _rotary,
     _indexing,
     _windows,
+    _quantised,
     _regions,
     _custom,
 )
