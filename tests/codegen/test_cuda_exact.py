@@ -48,7 +48,7 @@ CASES: list[tuple[Batch, Batch, int, int, int, tuple[bool, bool], bool]] = [
     ((), (), 1000, 1001, 333, (True, True), False),  # ragged, and rows that begin anywhere
     ((), (), 1000, 1001, 333, (False, False), True),
     ((), (), 128, 4096, 512, (False, True), True),  # 64 x 64
-    ((), (), 16, 4096, 1030, (False, True), False),
+    ((), (), 20, 4096, 1030, (False, True), False),
     ((), (), 40, 1090, 1030, (True, False), True),
     ((3, 1), (1, 2), 300, 260, 270, (False, True), True),
     ((256,), (256,), 64, 64, 64, (False, False), False),
