@@ -307,11 +307,14 @@ def _running(a: np.ndarray, axis: int) -> Any:
     return _counted(made, np.abs(a).cumsum(axis)) if a.dtype.kind == "f" else made
 
 
-def _variance(a: np.ndarray) -> np.ndarray:
+def _deviation(a: np.ndarray) -> np.ndarray:
+    return np.sqrt(a.var(-1, keepdims=True) + 1e-6)
+
+
+def _normalised(a: np.ndarray) -> np.ndarray:
     if (np.abs(a[np.isfinite(a)]) > 1e15).any():
         raise Undefined  # squares overflow in fp32
-    centred = a - a.mean(-1, keepdims=True)
-    return centred / np.sqrt((centred * centred).mean(-1, keepdims=True) + 1e-6)
+    return (a - a.mean(-1, keepdims=True)) / _deviation(a)
 
 
 def _range(rng: random.Random, size: int) -> list[int]:
@@ -390,7 +393,10 @@ OPS: dict[str, Op] = {
     "safe_softmax": unary(
         "safe_softmax", from_torch(lambda t: torch.ops.aten._safe_softmax(t, -1)), FLOATS
     ),
-    "layernorm": unary("layernorm", _variance, FLOATS),
+    "layernorm": dataclasses.replace(
+        unary("layernorm", _normalised, FLOATS),
+        terms=lambda a: np.abs(a).max(-1, keepdims=True) / _deviation(a),
+    ),
     "cumsum": same(
         lambda t, p: ark.cumsum(t, p["axis"]),
         lambda a, p: _running(a, p["axis"]),

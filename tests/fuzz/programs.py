@@ -208,8 +208,9 @@ def reference(
                     array = array.data if fill is None else array.filled(fill)
                 odd = dtype in FLOATS and variant % 2
                 kept = rounded(array, "fp32" if odd else dtype)
-                # The sign of a zero is not defined (docs/ops.md).
-                turned = odd and (kept == 0) & (noise.random(kept.shape) < 0.5)
+                # The sign of a zero is not defined (docs/ops.md): half of them are turned, in
+                # variant 3 all.
+                turned = (kept == 0) & (noise.random(kept.shape) < (1.0 if variant == 3 else 0.5))
                 found.append(np.where(turned, -kept, kept) if odd else kept)
     return found
 
