@@ -280,7 +280,7 @@ def softsign(input: TensorLike, output: TensorLike | None = NullTensor, name: st
 def gelu_erf(input: TensorLike, output: TensorLike | None = NullTensor, name: str = "") -> Tensor:
     """GELU by its definition, input times the normal distribution (Hendrycks and Gimpel 2016).
 
-    Any shape; fp32, fp16, bf16.
+    Any shape; fp32, fp16, bf16. Of infinities it has the limits, 0 and infinity.
 
     Example:
         >>> ark.gelu_erf(torch.tensor([-1.0, 0.0, 2.0])).eval()

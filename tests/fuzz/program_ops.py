@@ -307,6 +307,11 @@ def _running(a: np.ndarray, axis: int) -> Any:
     return _counted(made, np.abs(a).cumsum(axis)) if a.dtype.kind == "f" else made
 
 
+def _gelu_erf(a: np.ndarray) -> np.ma.MaskedArray:
+    """Not compared at infinities: ark has the limits there, torch NaN by its formula."""
+    return np.ma.array(from_torch(F.gelu)(a), mask=np.isinf(a))
+
+
 def _deviation(a: np.ndarray) -> np.ndarray:
     return np.sqrt(a.var(-1, keepdims=True) + 1e-6)
 
@@ -333,14 +338,13 @@ TORCHS = {
     **{n: getattr(torch, n) for n in ("atanh", "relu", "selu")},
     **{n: getattr(F, n) for n in ("silu", "elu", "mish", "softsign", "leaky_relu")},
     "ln": torch.log,
-    "gelu_erf": F.gelu,
     "log_sigmoid": F.logsigmoid,
     "gelu": lambda t: F.gelu(t, approximate="tanh"),
 }
 OPS_OF_TORCH = {n: unary(n, from_torch(f), FLOATS) for n, f in TORCHS.items()}
 OPS: dict[str, Op] = {
     **OPS_OF_TORCH,
-    "gelu_erf": dataclasses.replace(OPS_OF_TORCH["gelu_erf"], terms=np.abs),
+    "gelu_erf": dataclasses.replace(unary("gelu_erf", _gelu_erf, FLOATS), terms=np.abs),
     "gelu": dataclasses.replace(OPS_OF_TORCH["gelu"], terms=np.abs),
     **{n: unary(n, getattr(np, n), FLOATS, smooth=False) for n in ("floor", "ceil", "round")},
     **{n: unary(n, getattr(np, n), FLOATS, "bool", False) for n in ("isnan", "isinf")},
