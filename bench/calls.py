@@ -123,7 +123,7 @@ def _boxed(module: torch.fx.GraphModule, examples: Sequence[Any]) -> Any:
 
 def measured(name: str, place: str, peers: bool, lock: Path | None = None) -> dict[str, float]:
     """The columns of one network."""
-    module, example = network(name)
+    module, (example,) = network(name)
     module, example = module.to(place), example.to(place)
     nothing = aot_autograd(fw_compiler=_boxed, inference_compiler=_boxed)
     ways: dict[str, dict[str, Any]] = {

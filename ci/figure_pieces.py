@@ -9,7 +9,7 @@ from typing import Any
 
 from ark.bench.cases import cases
 from ark.bench.sweep.cases import SWEEP
-from ark.cli.bench_torch import MODELS
+from ark.bench.whole_models import STANDARD
 
 LSTM = "lstm-10x100-h256-bf16"
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
@@ -61,8 +61,8 @@ def _prompt(config: str, length: int, seconds: float) -> Piece:
 
 def _models(seconds: float) -> list[Piece]:
     return [
-        Piece(f"model {m}", ("torch",), (f"torch/{m}",), "inductor", seconds, (m,), kept=True)
-        for m in MODELS
+        Piece(f"model {m}", ("models",), (f"torch/{m}",), "inductor", seconds, (m,), kept=True)
+        for m in STANDARD
     ]
 
 

@@ -1,16 +1,22 @@
 """The speed of torch modules: torch.compile's backend "ark" compared with torch's own "inductor" in
-mode "reduce-overhead" (a captured graph of kernels), in the same process.
+mode "reduce-overhead" (a captured graph of kernels), with torch itself, or with onnxruntime on the
+exported module, in the same process.
 
 A call is timed as a user sees it: the mean of many in a row, until the device has finished. The
-host's time for a call and the kernel's time are measured separately. Called by `ark bench torch`.
+host's time for a call and the kernel's time are measured separately. Called by `ark bench torch`
+and `ark bench models`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +24,7 @@ import torch
 from ark.bench.networks import network
 from ark.bench.peer import waiting
 from ark.interop.torch import backend
-from ark.interop.torch.program import PROGRAMS
+from ark.interop.torch.program import LEFT, PROGRAMS
 
 CALLS_S = 0.05  # about how long the calls of one measurement take
 
@@ -27,8 +33,9 @@ CALLS_S = 0.05  # about how long the calls of one measurement take
 class ModuleFigures:
     """Seconds. call: one call among many. latency: a call that is waited for. host: until a call
     returns. kernel: one iteration among many of one launch, of all kernels. distance: the largest
-    relative difference from torch. build: the first call's. peer, eager: inductor's and torch's own
-    calls. error, peer_error: the reason if there are none.
+    relative difference from torch. build, peer_build: the first call's. memory: bytes of the
+    kernels' own memory, without parameters. left: why operators stayed in torch. peer, eager: the
+    peer's and torch's own calls. error, peer_error: the reason if there are none.
     """
 
     name: str
@@ -39,47 +46,81 @@ class ModuleFigures:
     distance: float = 0.0
     build: float = 0.0
     kernels: int = 0
+    memory: int = 0
+    left: tuple[str, ...] = ()
     peer: float = 0.0
     peer_latency: float = 0.0
+    peer_build: float = 0.0
     eager: float = 0.0
     error: str = ""
     peer_error: str = ""
 
 
-def measure(name: str, place: str, repeats: int = 5, peer: bool = False) -> ModuleFigures:
-    """One of the networks on torch's device `place`."""
+def measure(name: str, place: str, repeats: int = 5, peer: str = "") -> ModuleFigures:
+    """One of the networks on torch's device `place`. peer: one of PEERS, or none."""
     try:
-        module, example = network(name)
+        module, examples = network(name)
     except ImportError as error:
-        return ModuleFigures(name, error=f"{_line(error)}; install what it names")
-    module, example = module.to(place), example.to(place)
+        return ModuleFigures(name, error=f"{line_of(error)}; install what it names")
+    except Exception as error:  # of a package of another version, of many kinds
+        return ModuleFigures(
+            name, error=f"{line_of(error)}; the installed package builds no {name}"
+        )
+    module, examples = module.to(place), tuple(t.to(place) for t in examples)
     figures: dict[str, Any] = {}
     with torch.no_grad(), torch._dynamo.config.patch(allow_rnn=True):
-        want = module(example)
-        figures["eager"], _, _ = _times(lambda: module(example), place, repeats)
+        want = module(*examples)
+        figures["eager"], _, _ = times(lambda: module(*examples), place, repeats)
         before = set(PROGRAMS)
+        LEFT.clear()
         start = time.perf_counter()
         torch._dynamo.reset()
         try:
             compiled = torch.compile(module, backend=backend)
-            got = compiled(example)
+            got = compiled(*examples)
         except Exception as error:  # any error of torch's own front end
-            return ModuleFigures(name, eager=figures["eager"], error=_line(error))
+            return ModuleFigures(name, eager=figures["eager"], error=line_of(error))
         figures["build"] = time.perf_counter() - start
+        figures["left"] = tuple(LEFT)
         figures["distance"] = float(((got - want).abs() / (1 + want.abs())).max())
-        call = _times(lambda: compiled(example), place, repeats)
+        call = times(lambda: compiled(*examples), place, repeats)
         figures["call"], figures["latency"], figures["host"] = call
-        kept = compiled(example)  # the kernels' results go there again
+        kept = compiled(*examples)  # the kernels' results go there again
         programs = set(PROGRAMS) - before
         figures["kernels"] = len(programs)
         figures["kernel"] = sum(p.iteration_seconds() for p in programs)
+        figures["memory"] = sum(p.memory_bytes() for p in programs)
         del kept
-    if peer:
-        figures |= _peer(module, example, place, repeats)
+    if peer == "eager":
+        figures["peer"] = figures["eager"]
+    elif peer:
+        figures |= PEERS[peer](module, examples, place, repeats)
     return ModuleFigures(name, **figures)
 
 
-def _peer(module: Any, example: Any, place: str, repeats: int) -> dict[str, Any]:
+def _exported(module: Any, examples: Any, place: str, repeats: int) -> dict[str, Any]:
+    """onnxruntime's call of the module, exported by torch.onnx; on a GPU copies are part of it."""
+    try:
+        import onnxruntime
+
+        start = time.perf_counter()
+        accelerated = ["CUDAExecutionProvider"] if place != "cpu" else []
+        providers = [*accelerated, "CPUExecutionProvider"]
+        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(sys.stderr):
+            file = Path(folder, "model.onnx")  # large weights lie beside it
+            torch.onnx.export(module, examples, file, dynamo=True, verbose=False)
+            session = onnxruntime.InferenceSession(str(file), providers=providers)
+        names = [p.name for p in session.get_inputs()]
+        given = {n: t.cpu().numpy() for n, t in zip(names, examples, strict=True)}
+        session.run(None, given)
+        build = time.perf_counter() - start
+        call, latency, _ = times(lambda: session.run(None, given), "cpu", repeats)
+    except Exception as error:  # of the exporter, of many kinds
+        return {"peer_error": line_of(error)}
+    return {"peer": call, "peer_latency": latency, "peer_build": build}
+
+
+def _inductor(module: Any, examples: Any, place: str, repeats: int) -> dict[str, Any]:
     """Inductor's call, the faster of the two modes in which Dynamo treats recurrent layers."""
     figures: dict[str, Any] = {}
     recurrent = any(isinstance(m, torch.nn.RNNBase) for m in module.modules())
@@ -87,24 +128,35 @@ def _peer(module: Any, example: Any, place: str, repeats: int) -> dict[str, Any]
         torch._dynamo.reset()
         with torch.no_grad(), torch._dynamo.config.patch(allow_rnn=traced):
             compiled: Callable[..., Any] = torch.compile(module, mode="reduce-overhead")
+            start = time.perf_counter()
             try:
+                compiled(*examples)
+                build = time.perf_counter() - start
                 for _ in range(4):
                     torch.compiler.cudagraph_mark_step_begin()
-                    compiled(example)
-                call, latency, _ = _times(partial(compiled, example), place, repeats)
+                    compiled(*examples)
+                call, latency, _ = times(partial(compiled, *examples), place, repeats)
             except Exception as error:  # of the compiler itself, of many kinds
-                figures["peer_error"] = _line(error)
+                figures["peer_error"] = line_of(error)
                 continue
         if call < figures.get("peer", 1e9):
-            figures |= {"peer": call, "peer_latency": latency}
+            figures |= {"peer": call, "peer_latency": latency, "peer_build": build}
     return figures
 
 
-def _line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+PEERS: dict[str, Callable[[Any, Any, str, int], dict[str, Any]]] = {
+    "inductor": _inductor,
+    "onnxruntime": _exported,
+}
 
 
-def _times(call: Callable[[], Any], place: str, repeats: int) -> tuple[float, float, float]:
+def line_of(error: Exception) -> str:
+    """An error's kind and the first line of its message."""
+    lines = str(error).strip().splitlines() or ["no message"]
+    return f"{type(error).__name__}: {lines[0]}"[:500]
+
+
+def times(call: Callable[[], Any], place: str, repeats: int) -> tuple[float, float, float]:
     """(a call among many, a call that is waited for, until a call returns), medians of seconds."""
     done = waiting(place != "cpu")
     for _ in range(3):

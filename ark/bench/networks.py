@@ -174,8 +174,11 @@ def seasoned(module: nn.Module) -> nn.Module:
     return module.eval()
 
 
-def network(name: str) -> tuple[nn.Module, torch.Tensor]:
-    """One of NETWORKS and its input of batch 1, or of MODELS, from one seed."""
+def network(name: str) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    """One of NETWORKS and its input of batch 1, or of MODELS and its inputs, from one seed."""
     torch.manual_seed(3)
-    module, example = {**NETWORKS, **MODELS}[name]()
-    return seasoned(module), example
+    if name in MODELS:
+        module, examples = MODELS[name]()
+        return seasoned(module), examples
+    module, example = NETWORKS[name]()
+    return seasoned(module), (example,)

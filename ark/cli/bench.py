@@ -18,7 +18,15 @@ from ark.bench.decode import ContextFigures, Figures, PromptFigures, decode
 from ark.bench.fidelity import GREEDY_STEPS, TOLERANCE
 from ark.bench.results import Figure, figure, results
 from ark.bench.scaled import scaled
-from ark.cli import bench_comm, bench_fidelity, bench_ops, bench_parallel, bench_serve, bench_torch
+from ark.cli import (
+    bench_comm,
+    bench_fidelity,
+    bench_models,
+    bench_ops,
+    bench_parallel,
+    bench_serve,
+    bench_torch,
+)
 from ark.cli.common import device_index, errors, share, to_be_started, write_results
 from ark.cli.machine_settings import change
 from ark.cli.parser import (
@@ -56,7 +64,8 @@ def register(subparsers: Subparsers) -> None:
         "bench", help="measure decoding, collectives and single ops beside a peer"
     )
     kinds = p.add_subparsers(dest="what", metavar="WHAT", required=True)
-    modules = (bench_ops, bench_fidelity, bench_comm, bench_parallel, bench_torch, bench_serve)
+    compiled = (bench_torch, bench_models)
+    modules = (bench_ops, bench_fidelity, bench_comm, bench_parallel, *compiled, bench_serve)
     for module in modules:
         module.register(kinds)
     d = kinds.add_parser("decode", help="time per token of one launch")

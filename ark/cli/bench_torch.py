@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -13,7 +15,7 @@ from rich.table import Table
 import ark
 from ark.backend import registry
 from ark.bench.peer import import_torch, torch_device
-from ark.bench.results import Figure, figure, results
+from ark.bench.results import Figure, Results, figure, read, results
 from ark.cli.common import write_results
 from ark.cli.parser import Subparsers, add_backend, add_device, add_figures, add_repeats
 from ark.errors import InvalidUsageError
@@ -23,27 +25,13 @@ if TYPE_CHECKING:
     from ark.bench.modules import ModuleFigures
 
 NAMES = ("resnet", "mobilenet", "lstm", "bert", "gpt2")
-MODELS = (
-    "resnet50-16x224",
-    "bert-base-8x128",
-    "gpt2-124m-4x512",
-    "vit-b-16-8x224",
-    "llama-8-layers-2x512",
-    "convnext-tiny-8x224",
-)
 
 
 def register(kinds: Subparsers) -> None:
     """Adds `ark bench torch`."""
-    p = kinds.add_parser(
-        "torch", help="torch.compile by ark and by inductor, small networks and whole models"
-    )
+    p = kinds.add_parser("torch", help="torch.compile by ark and by inductor, small networks")
     p.add_argument(
-        "names",
-        nargs="*",
-        metavar="NAME",
-        help=f"small networks: {', '.join(NAMES)} (default: these); whole models: "
-        f"{', '.join(MODELS)}",
+        "names", nargs="*", metavar="NAME", help=f"networks: {', '.join(NAMES)} (default: all)"
     )
     p.add_argument(
         "--vs", choices=("inductor",), help="measure the peer in the same run (default: no)"
@@ -56,45 +44,94 @@ def register(kinds: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    unknown = [n for n in args.names if n not in (*NAMES, *MODELS)]
-    if unknown:
-        raise InvalidUsageError(
-            f"no network is called {unknown[0]!r}; there are {', '.join((*NAMES, *MODELS))}"
-        )
+    check_names(args.names, NAMES)
     import_torch()
     from ark.bench.modules import measure
 
+    measured = measure_each(
+        args, NAMES, lambda name, place: measure(name, place, args.repeats, args.vs or "")
+    )
+    if args.json == "-":
+        return 0
+    table = Table(title=f"torch.compile on {measured.device}, microseconds a call")
+    heads = ("network", "ark", "waited for", "host", "kernel", "kernels", "distance", "torch")
+    for head in (*heads, "inductor", "waited for", "inductor / ark"):
+        table.add_column(head)
+    for row in measured.rows:
+        table.add_row(*_cells(row))
+    Console(markup=False).print(table)
+    return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """The device's name, figures, and rows of those that were measured now."""
+
+    device: str
+    figures: list[Figure]
+    rows: list[ModuleFigures]
+
+
+def check_names(names: Sequence[str], known: Iterable[str]) -> None:
+    """InvalidUsageError for a name that there is not."""
+    unknown = [n for n in names if n not in known]
+    if unknown:
+        raise InvalidUsageError(
+            f"no network is called {unknown[0]!r}; there are {', '.join(known)}"
+        )
+
+
+def measure_each(
+    args: argparse.Namespace,
+    names: Iterable[str],
+    measure: Callable[[str, str], ModuleFigures],
+    resume: bool = False,
+) -> Measured:
+    """The networks asked for (default: names), each measured on a device of torch, and written to
+    args.json. resume: figures of that file are kept if ark, torch and the machine are the same.
+    """
     ark.init(backend=args.backend)
     session.device(args.device)
     accelerated = session.backend().name != registry.FALLBACK
     place = torch_device(accelerated) + (f":{args.device}" if accelerated else "")
     probe, machine = session.backend().probe(), session.device(args.device).machine
     empty = results(probe, args.device, machine, args.words, [])
-    rows: list[ModuleFigures] = []
-    for name in args.names or NAMES:
-        rows.append(measure(name, place, args.repeats, bool(args.vs)))
+    kept = _kept(args.json, empty, args.vs or "") if resume else []
+    done, rows = {f.figure for f in kept}, []
+    for name in args.names or names:
+        if f"torch/{name}" in done:
+            continue
+        rows.append(measure(name, place))
         print("  ".join(_cells(rows[-1])), file=sys.stderr, flush=True)
-        write_results(args.json, empty.holding(map(figures_of, rows)), done=False)
-    write_results(args.json, empty.holding(map(figures_of, rows)))
-    device = probe.devices[args.device].name
-    if args.json == "-":
-        return 0
-    table = Table(title=f"torch.compile on {device}, microseconds a call")
-    heads = ("network", "ark", "waited for", "host", "kernel", "kernels", "distance", "torch")
-    for head in (*heads, "inductor", "waited for", "inductor / ark"):
-        table.add_column(head)
-    for row in rows:
-        table.add_row(*_cells(row))
-    Console(markup=False).print(table)
-    return 0
+        kept.append(figures_of(rows[-1], args.vs or "inductor"))
+        write_results(args.json, empty.holding(kept), done=False)
+    write_results(args.json, empty.holding(kept))
+    return Measured(probe.devices[args.device].name, kept, rows)
 
 
-def figures_of(row: ModuleFigures) -> Figure:
-    """A network's call as a figure, beside inductor's where that was measured."""
+def _kept(path: str | None, now: Results, peer: str) -> list[Figure]:
+    """Figures of an earlier run with the same source, versions and machine: those with a time, and
+    the peer's if it is asked for.
+    """
+    if not path or not Path(path).is_file():
+        return []
+    before = read(Path(path))
+    now_of, before_of = ((r.machine, r.source, r.versions) for r in (now, before))
+    if now_of != before_of:
+        return []
+    return [
+        f
+        for f in before.figures
+        if f.us and (not peer or f.peer == peer or f.detail.get("peer_error"))
+    ]
+
+
+def figures_of(row: ModuleFigures, peer: str = "inductor") -> Figure:
+    """A network's call as a figure, beside the peer's where that was measured."""
     detail = dataclasses.asdict(row)
     for name in ("name", "call", "peer", "error"):
         del detail[name]
-    return figure(f"torch/{row.name}", row.call, "inductor", row.peer, row.error, detail)
+    return figure(f"torch/{row.name}", row.call, peer, row.peer, row.error, detail)
 
 
 def _cells(row: ModuleFigures) -> list[str]:

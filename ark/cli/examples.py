@@ -42,6 +42,10 @@ EXAMPLES = {
     "bench parallel": ("ark bench parallel --config llama-3.1-8b --ranks 2 --layers 8",),
     "bench serve": ("ark bench serve --rate 2,8,inf --prompt 40 --tokens 32",),
     "bench torch": ("ark bench torch resnet --vs inductor",),
+    "bench models": (
+        "ark bench models gat-1024 dlrm-256 --vs eager --backend cpu",
+        "ark bench models --vs inductor --json models.json --resume",
+    ),
     "cache": ("ark cache", "ark cache clear"),
     "completion": ("ark completion bash > ~/.local/share/bash-completion/completions/ark",),
     "layout": ("ark layout --shape 64x64 --from R1V4D1,1 --to R4V1D1,1",),
@@ -66,6 +70,7 @@ NEEDS = {
     "serve": "serve",
     "run": "onnx",
     "bench torch": "torch",
+    "bench models": "torch",
     "bench parallel": "parallel",
     "parallelize": "parallel",
     "tessel": "parallel",

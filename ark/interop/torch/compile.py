@@ -27,7 +27,7 @@ from ark.interop.torch.buckets import Padding
 from ark.interop.torch.export import TRACING, decompositions
 from ark.interop.torch.fallback import or_torch
 from ark.interop.torch.graph import drop_checks, name_of, results_of, why_not
-from ark.interop.torch.program import Program, torch_device
+from ark.interop.torch.program import LEFT, Program, torch_device
 from ark.interop.torch.strides import read_by_strides
 
 
@@ -145,6 +145,7 @@ def _tell(missing: Sequence[fx.Node], support: _Support, count: int) -> None:
     summary = "; ".join(
         f"{reason} ({times}x)" if times > 1 else reason for reason, times in counts.items()
     )
+    LEFT.append(f"{len(missing)} of {count} operators: {summary}")
     log.warn(f"{len(missing)} of {count} operators stay in torch: {summary}")
 
 

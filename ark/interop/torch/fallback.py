@@ -11,7 +11,7 @@ from torch import fx
 
 from ark import log
 from ark.errors import BaseError, GpuError
-from ark.interop.torch.program import Program
+from ark.interop.torch.program import LEFT, Program
 
 Run = Callable[..., Any]
 
@@ -60,4 +60,5 @@ class _Graph:
         kind = "" if isinstance(error, BaseError) else f"{type(error).__name__}: "
         words = " ".join(str(error).split())[:300]
         nodes = sum(n.op == "call_function" for n in self._module.graph.nodes)
+        LEFT.append(f"a graph of {nodes} operators: {kind}{words}")
         log.warn(f"a graph of {nodes} operators runs in torch, because ark failed: {kind}{words}")

@@ -41,6 +41,7 @@ DLPACK_HOST = 1  # DLPack's number for the host's memory
 DENSE = torch.contiguous_format
 BOX_BYTES = 16  # alignment of a matrix's address for box copies
 PROGRAMS: WeakSet[Program] = WeakSet()  # all live programs, for measurements
+LEFT: list[str] = []  # which operators stayed in torch, and why, for measurements
 
 
 class Program:
@@ -332,6 +333,10 @@ class Program:
         run = self._executor.resume(iterations)
         run.wait()
         return run.elapsed_ms() / 1e3 / iterations
+
+    def memory_bytes(self) -> int:
+        """Bytes of the kernel's own memory, without its inputs and results."""
+        return sum(n for arena, n in self._plan.arenas.items() if arena != "external")
 
     def retire(self) -> None:
         """Frees the kernel's memory after its last launch has ended; a call loads it again. Does

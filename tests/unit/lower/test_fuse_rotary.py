@@ -99,7 +99,7 @@ def test_a_llama_of_transformers_is_products_norms_rotations_and_attention(
     """Planned for matrix units; run on the CPU beside torch."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    from ark.bench.whole_models import FirstTensor
+    from ark.bench.model_parts import FirstTensor
     from tests.cases.torch_plans import planned_as
 
     ark.init(backend="cpu")

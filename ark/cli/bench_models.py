@@ -1,0 +1,112 @@
+"""`ark bench models`: whole models by torch.compile's backend "ark", and ONNX files, beside a peer,
+as a table or JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from ark.bench.onnx_files import FILES
+from ark.bench.peer import import_torch
+from ark.bench.results import Figure
+from ark.bench.whole_models import MODELS
+from ark.cli.bench_torch import check_names, measure_each
+from ark.cli.parser import Subparsers, add_backend, add_device, add_figures, add_repeats
+from ark.errors import InvalidUsageError
+
+if TYPE_CHECKING:
+    from ark.bench.modules import ModuleFigures
+
+NAMES = (*MODELS, *FILES)
+
+
+def register(kinds: Subparsers) -> None:
+    """Adds `ark bench models`."""
+    p = kinds.add_parser("models", help="whole models by torch.compile, and ONNX files")
+    p.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"models: {', '.join(NAMES)} (default: all)"
+    )
+    p.add_argument(
+        "--vs",
+        choices=("inductor", "eager", "onnxruntime"),
+        help="measure the peer in the same run (default: no)",
+    )
+    p.add_argument(
+        "--resume",
+        action="store_true",
+        help="keep the figures of --json FILE that the same ark measured on the same machine",
+    )
+    add_repeats(p)
+    add_backend(p)
+    add_device(p)
+    add_figures(p)
+    p.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    check_names(args.names, NAMES)
+    if args.resume and args.json in (None, "-"):
+        raise InvalidUsageError("--resume continues a file of figures; add --json FILE")
+    import_torch()
+    measured = measure_each(
+        args, NAMES, lambda n, place: _measure(n, place, args.repeats, args.vs or ""), args.resume
+    )
+    if args.json == "-":
+        return 0
+    title = f"microseconds a call and seconds to build on {measured.device}"
+    title += f", peer {args.vs}" if args.vs else ""
+    Console(markup=False).print(table(title, args.vs or "", measured.figures))
+    for row in measured.figures:
+        for note in notes(row):
+            print(f"{_name(row)}: {note}")
+    return 0
+
+
+def _measure(name: str, place: str, repeats: int, peer: str) -> ModuleFigures:
+    from ark.bench import modules, onnx_models
+
+    if name in MODELS:
+        return modules.measure(name, place, repeats, peer)
+    return onnx_models.measure(name, repeats, peer)
+
+
+def table(title: str, peer: str, rows: Sequence[Figure]) -> Table:
+    """A line for each model that was measured; it fits 80 columns."""
+    lines = Table(title=title, box=box.SIMPLE_HEAD, padding=0)
+    lines.add_column("model", overflow="fold", min_width=20)
+    heads = ["ark", "kernel", "built", "MB", "error"]
+    for head in [*heads, *(["peer", "built", "ratio"] if peer else [])]:
+        lines.add_column(head, justify="right", overflow="fold")
+    for row in rows:
+        if row.us is not None:
+            lines.add_row(*_cells(row))
+    return lines
+
+
+def _name(row: Figure) -> str:
+    return row.figure.split("/", 1)[1]
+
+
+def _cells(row: Figure) -> list[str]:
+    detail = row.detail
+    cells = [_name(row), f"{row.us:.0f}", f"{detail['kernel'] * 1e6:.0f}"]
+    cells += [f"{detail['build']:.1f}", f"{detail['memory'] / 1e6:.1f}"]
+    cells.append(f"{detail['distance']:.0e}")
+    if row.peer_us and row.ratio:
+        cells += [f"{row.peer_us:.0f}", f"{detail['peer_build']:.1f}", f"{row.ratio:.2f}"]
+    return cells
+
+
+def notes(row: Figure) -> list[str]:
+    """Why there is no figure of ark or of the peer, and which operators torch computed."""
+    if row.us is None:
+        return [row.error]
+    left = [f"left to torch: {why}" for why in row.detail["left"]]
+    failed = row.detail["peer_error"]
+    return left + ([f"no figure of the peer: {failed}"] if failed else [])
