@@ -26,6 +26,8 @@ OPTIMISED = (
     "test_matmul",
     "test_reductions",
     "test_chains_become_one_op",
+    "test_functions_are_accurate_over_their_range",
+    "test_sums_and_products_of_an_expression_keep_their_order",
 )
 
 

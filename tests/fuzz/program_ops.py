@@ -307,6 +307,11 @@ def _running(a: np.ndarray, axis: int) -> Any:
     return _counted(made, np.abs(a).cumsum(axis)) if a.dtype.kind == "f" else made
 
 
+def _remainder(name: str, apply: Any) -> Op:
+    """The divisor's rounding counts once for each time that it goes into the dividend."""
+    return dataclasses.replace(binary(name, _of_integers(apply), ALL, smooth=False), terms=np.abs)
+
+
 def _gelu_erf(a: np.ndarray) -> np.ma.MaskedArray:
     """Not compared at infinities: ark has the limits there, torch NaN by its formula."""
     return np.ma.array(from_torch(F.gelu)(a), mask=np.isinf(a))
@@ -355,8 +360,8 @@ OPS: dict[str, Op] = {
     **{n: binary(n, f, ALL) for n, f in (("add", np.add), ("mul", np.multiply))},
     "sub": binary("sub", np.subtract, ALL),
     "div": binary("div", _quotient, ALL),
-    "mod": binary("mod", _of_integers(from_torch(torch.remainder)), ALL, smooth=False),
-    "fmod": binary("fmod", _of_integers(np.fmod), ALL, smooth=False),
+    "mod": _remainder("mod", from_torch(torch.remainder)),
+    "fmod": _remainder("fmod", np.fmod),
     "pow": binary("pow", np.power, FLOATS),
     **{n: binary(n, getattr(np, n), ALL, smooth=False) for n in ("maximum", "minimum")},
     "atan2": binary("atan2", np.arctan2, FLOATS),

@@ -197,9 +197,11 @@ def reference(
                 made = op.reference(operands, parameters, [names[i][1] for i in taken])
             except Undefined:
                 made = [np.ma.masked_all(names[len(found)][0])]
-            if op.terms is not None and variant > 1:
+            floats = made[0].dtype.kind == "f"
+            if op.terms is not None and floats and variant > 1:
                 moved = EPSILON["fp32"] * noise.choice([-1.0, 1.0], made[0].shape)
-                made = [made[0] + moved * op.terms(operands[0])]
+                first = np.asarray(parameters.get("left", operands[0]), np.float64)
+                made = [made[0] + moved * op.terms(first)]
             for array in made:
                 dtype = names[len(found)][1]
                 if isinstance(array, np.ma.MaskedArray):

@@ -61,13 +61,33 @@ ARK_DEVICE float ark_mod(float a, float b) {
   return rest != 0.0f && (rest < 0.0f) != (b < 0.0f) ? rest + b : rest;
 }
 
-// a to the power of b: 2^(b log2 |a|), with the sign that a whole odd b leaves.
+// a to the power of b: e^(b ln |a|), with the sign that a whole odd b leaves. The logarithm has 48
+// bits, in two parts, since b multiplies its error: e ln 2 + 2 artanh((m - 1) / (m + 1)).
 ARK_DEVICE float ark_pow(float a, float b) {
   const float size = a < 0.0f ? -a : a;
   const float inf = ark_inf();
-  float made = ark_exp(b * ark_log(size));
+  const bool tiny = size < 1.17549435e-38f;
+  const ark_u32 bits = ark_float_bits(tiny ? size * 16777216.0f : size);
+  const ark_i32 e = static_cast<ark_i32>(bits - 0x3f3504f3u) >> 23;
+  const float m = ark_bits_float(bits - (static_cast<ark_u32>(e) << 23));
+  const float whole_e = static_cast<float>(tiny ? e - 24 : e);
+  const float t = m - 1.0f, d = ark_plus(2.0f, t), d_rest = t - ark_plus(d, -2.0f);
+  const float over = ark_reciprocal(d), s = t * over, q = s * s;
+  const float s_rest = over * ark_fma(-s, d_rest, ark_fma(-s, d, t));
+  float series = 1.0f / 9.0f + q * (1.0f / 11.0f);
+  series = 1.0f / 5.0f + q * (1.0f / 7.0f + q * series);
+  series = 2.0f * s * q * (1.0f / 3.0f + q * series);
+  // Each sum, and exactly what its rounding left out.
+  const float near = ark_plus(2.0f * s, series), large = whole_e * 0.693145752f;
+  const float near_rest = ark_plus(series, -ark_plus(near, -2.0f * s));
+  const float log = ark_plus(large, near), rest = ark_plus(near, -ark_plus(log, -large));
+  const float log_rest = whole_e * 1.42860677e-6f + 2.0f * s_rest + near_rest + rest;
+  const float up = b * (size < inf ? log : size);
+  const float up_rest = ark_fma(b, log, -up) + b * log_rest;
+  float made = ark_exp(up);
+  if (made > 0.0f && made < inf && size < inf) made = ark_fma(made, up_rest, made);
   if (size == 0.0f && b == b) made = b > 0.0f ? 0.0f : inf;
-  if (b == 1.0f) made = size;  // near the largest number the logarithm rounds up
+  if (b == 1.0f) made = size;
   if (b == 0.0f || size == 1.0f) made = 1.0f;
   const bool whole = ark_trunc(b) == b;
   const float half = 0.5f * b;
@@ -230,10 +250,10 @@ ARK_DEVICE void ark_sincos(float v, float& sine, float& cosine) {
 ARK_DEVICE float ark_tan(float v) { return ark_sin(v) / ark_cos(v); }
 #endif
 
-// Half of e^v, which overflows only where the result does: the root of e^v and half of it.
+// Half of e^v, which overflows only where the result does: half of its root, times the root.
 ARK_DEVICE float ark_half_exp(float v) {
   const float root = ark_exp(0.5f * v);
-  return ark_times(ark_exp(0.5f * v - 0.693147181f), root);
+  return ark_times(ark_times(0.5f, root), root);
 }
 // Where the definition by exponentials loses digits, the series.
 ARK_DEVICE float ark_sinh(float v) {
@@ -244,21 +264,20 @@ ARK_DEVICE float ark_sinh(float v) {
 }
 ARK_DEVICE float ark_cosh(float v) { return ark_half_exp(v) + ark_half_exp(-v); }
 ARK_DEVICE float ark_atanh(float v) {
-  const float s = v * v;
-  const float near = v * (1.0f + s * (1.0f / 3.0f + s * (0.2f + s * (1.0f / 7.0f + s / 9.0f))));
-  const float far = 0.5f * ark_log((1.0f + v) / (1.0f - v));
-  return s < 0.01f ? near : far;
+  const float a = v < 0.0f ? -v : v;
+  const float size = 0.5f * ark_log1p(2.0f * a / (1.0f - a));
+  return v < 0.0f ? -size : size;
 }
 ARK_DEVICE float ark_asinh(float v) {
   const float a = v < 0.0f ? -v : v;
-  const float s = v * v;
-  const float near = v * (1.0f - s * (1.0f / 6.0f - s * (3.0f / 40.0f - s * (5.0f / 112.0f))));
-  const float root = a < 1e9f ? ark_log(a + ark_sqrt(s + 1.0f)) : ark_log(a) + 0.693147181f;
-  return s < 0.01f ? near : v < 0.0f ? -root : root;
+  const float s = a * a, near = ark_log1p(a + s / (1.0f + ark_sqrt(s + 1.0f)));
+  const float size = a < 1e9f ? near : ark_log(a) + 0.693147181f;
+  return v < 0.0f ? -size : size;
 }
 ARK_DEVICE float ark_acosh(float v) {
-  const float root = ark_sqrt(v - 1.0f) * ark_sqrt(v + 1.0f);  // of less than 1 no number
-  return v < 1e9f ? ark_log(v + root) : ark_log(v) + 0.693147181f;
+  const float t = v - 1.0f;  // of less than 0 no number
+  const float near = ark_log1p(t + ark_sqrt(t) * ark_sqrt(t + 2.0f));
+  return v < 1e9f ? near : ark_log(v) + 0.693147181f;
 }
 
 // Integers of 32 or 64 bits; what has no result gives 0, and nothing traps.

@@ -54,6 +54,44 @@ static inline T ark_ordered_product(T a, T b) {
 #pragma clang fp reassociate(off)
   return a * b;
 }
+#elif defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+// Fused steps with a one and a zero that the compiler does not know, which it takes for no sum and
+// product alone. Its own barrier, __builtin_assoc_barrier, is lost when GCC 12 vectorises a loop.
+// Bits are kept, since stores of floats to other memory cannot change integers.
+#define ARK_ORDERED_SUM(T, a, b) ark_ordered_sum(a, b)
+#define ARK_ORDERED_PRODUCT(T, a, b) ark_ordered_product(a, b)
+static ark_u32 ark_one_bits, ark_zero_bits;
+static ark_u64 ark_one_bits_64, ark_zero_bits_64;
+__attribute__((constructor)) static void ark_set_bits() {
+  volatile float one = 1.0f;
+  volatile double one_64 = 1.0;
+  const float known = one;
+  const double known_64 = one_64;
+  memcpy(&ark_one_bits, &known, sizeof(known));
+  memcpy(&ark_one_bits_64, &known_64, sizeof(known_64));
+}
+ARK_DEVICE float ark_of_bits(ark_u32 bits) {
+  float value;
+  memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+ARK_DEVICE double ark_of_bits(ark_u64 bits) {
+  double value;
+  memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+ARK_DEVICE float ark_ordered_sum(float a, float b) {
+  return __builtin_fmaf(a, ark_of_bits(ark_one_bits), b);
+}
+ARK_DEVICE double ark_ordered_sum(double a, double b) {
+  return __builtin_fma(a, ark_of_bits(ark_one_bits_64), b);
+}
+ARK_DEVICE float ark_ordered_product(float a, float b) {
+  return __builtin_fmaf(a, b, ark_of_bits(ark_zero_bits));
+}
+ARK_DEVICE double ark_ordered_product(double a, double b) {
+  return __builtin_fma(a, b, ark_of_bits(ark_zero_bits_64));
+}
 #elif defined(__has_builtin)
 #if __has_builtin(__builtin_assoc_barrier)
 #define ARK_ORDERED_SUM(T, a, b) __builtin_assoc_barrier((a) + (b))

@@ -207,6 +207,7 @@ ARK_DEVICE ark_f16 ark_half(float v) {
 ARK_DEVICE float ark_exp(float v) { return expf(v); }
 ARK_DEVICE float ark_log(float v) { return logf(v); }
 ARK_DEVICE float ark_sqrt(float v) { return sqrtf(v); }
+ARK_DEVICE float ark_fma(float a, float b, float c) { return fmaf(a, b, c); }
 ARK_DEVICE float ark_rsqrt(float v) { return 1.0f / sqrtf(v); }
 #define ARK_HAS_RECIPROCAL 1
 ARK_DEVICE float ark_reciprocal(float v) {

@@ -14,8 +14,17 @@ ARK_DEVICE ark_f16 ark_half(float v) {
 }
 
 ARK_DEVICE float ark_inf() { return __builtin_huge_valf(); }
-ARK_DEVICE float ark_exp(float v) { return __builtin_elementwise_exp(v); }
+// 2^p, p the product with log2 e, and to first order what p's rounding left out: up to 45 units in
+// the last place.
+ARK_DEVICE float ark_exp(float v) {
+  constexpr float log2_e = 1.44269502f, log2_e_rest = 1.92596303e-8f;
+  const float p = v * log2_e, power = __builtin_elementwise_exp2(p);
+  const float rest = __builtin_fmaf(v, log2_e_rest, __builtin_fmaf(v, log2_e, -p));
+  const bool finite = power > 0.0f && power < __builtin_huge_valf();
+  return finite ? __builtin_fmaf(power, 0.693147181f * rest, power) : power;
+}
 ARK_DEVICE float ark_log(float v) { return __builtin_elementwise_log(v); }
+ARK_DEVICE float ark_fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 ARK_DEVICE float ark_sqrt(float v) { return __builtin_elementwise_sqrt(v); }
 // To a unit in the last place. The instruction takes what is below the least normal for zero.
 ARK_DEVICE float ark_rsqrt(float v) {

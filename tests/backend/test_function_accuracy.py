@@ -1,0 +1,72 @@
+"""Functions of elements against float64: how many units in the last place they are off. And sums
+and products of an expression, which round and overflow in the order in which they are written.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import ark
+from tests.fuzz.program_ops import TORCHS
+
+SIZE = 1 << 10  # of each range; loops over them are vectorised
+MAX_UNITS = 8.0  # of 2**-24; the largest seen is 5.2
+# Their results near 0 are differences whose digits cancel: of 1 + tanh, of a fraction.
+CANCELLING = ("gelu", "gelu_erf", "mish")
+POWERS = (1.5, -1.5, 0.3, 3.0, -2.0, 0.5, 7.0, -0.01, 20.0)
+
+
+def _arguments() -> np.ndarray:
+    draw = np.random.default_rng(1).uniform
+    ranges = [draw(-size, size, SIZE) for size in (1e-3, 1.0, 10.0, 85.0)]
+    wide = np.exp(draw(-80, 80, SIZE)) * np.sign(draw(-1, 1, SIZE))
+    return np.concatenate([*ranges, wide, draw(0.9, 1.1, SIZE)]).astype(np.float32)
+
+
+def _units(result: np.ndarray, expected: np.ndarray) -> float:
+    """The largest error, where the expected result is a normal number of fp32."""
+    normal = (np.abs(expected) > 1.2e-38) & (np.abs(expected) < 3.3e38)
+    errors = np.abs(result[normal] - expected[normal]) / np.abs(expected[normal])
+    return float(errors.max()) * 2.0**24
+
+
+def test_functions_are_accurate_over_their_range(backend: str) -> None:
+    import torch
+
+    values = _arguments()
+    tensor = ark.tensor([len(values)], ark.fp32)
+    names = [name for name in TORCHS if name not in CANCELLING]
+    results = {name: getattr(ark, name)(tensor) for name in names}
+    powers = {power: ark.pow(tensor, power) for power in POWERS}
+    exponents = ark.pow(1.7, tensor)
+    with ark.Runtime() as runtime:
+        runtime.launch(loop_mode=False)
+        tensor.from_numpy(values)
+        runtime.run()
+        exact = torch.from_numpy(values).double()
+        with np.errstate(all="ignore"):
+            wide = values.astype(np.float64)
+            units = {n: _units(r.to_numpy(), TORCHS[n](exact).numpy()) for n, r in results.items()}
+            for power, result in powers.items():
+                expected = np.power(wide, np.float64(np.float32(power)))
+                units[f"pow {power}"] = _units(result.to_numpy(), expected)
+            expected = np.power(np.float64(np.float32(1.7)), wide)
+            units["1.7 to the power of"] = _units(exponents.to_numpy(), expected)
+    assert {name: far for name, far in units.items() if not far <= MAX_UNITS} == {}
+
+
+@pytest.mark.parametrize("size", [7, 4096])
+def test_sums_and_products_of_an_expression_keep_their_order(backend: str, size: int) -> None:
+    values = np.random.default_rng(0).uniform(-100, 100, size).astype(np.float32)
+    values[3] = 1e20
+    tensor = ark.tensor([size], ark.fp32)
+    rounded = ark.sub(ark.add(tensor, 12582912.0), 12582912.0)  # 3 * 2**22: to a whole number
+    large = ark.mul(ark.mul(tensor, 1e30), 1e-30)
+    with ark.Runtime() as runtime:
+        runtime.launch(loop_mode=False)
+        tensor.from_numpy(values)
+        runtime.run()
+        small = np.abs(values) < 1e6
+        assert (rounded.to_numpy()[small] == np.rint(values)[small]).all()
+        assert np.isinf(large.to_numpy()[3])
