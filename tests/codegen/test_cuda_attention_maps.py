@@ -21,6 +21,7 @@ from ark_cuda import backend, machines
 from ark_cuda.tasks import attention_tiles
 
 from ark.backend.protocol import Target
+from tests import kept
 
 BATCH, ROWS, HEADS, WIDTH = 2, 256, 4, 64
 
@@ -71,6 +72,6 @@ def test_nvrtc_compiles_it(causal: bool, mask: Sequence[int], added: bool) -> No
     plan = planned(causal, mask, added)
     machine = machine_of(plan)
     emitted = write(plan, machine, backend.dialect("sm_90a"))
-    binary = backend.compiler().compile(emitted.source, Target("sm_90a", machine.threads))
+    binary = kept.binary(backend, emitted.source, Target("sm_90a", machine.threads))
     assert "ark_attention_load<" in emitted.source.text
     assert "serialized" not in binary.log

@@ -27,6 +27,7 @@ pytest.importorskip("cuda.bindings.nvrtc")
 
 from ark_cuda import backend, machines
 
+from tests import kept
 from tests.slow import slow
 
 needs_gpu = pytest.mark.skipif(
@@ -195,7 +196,7 @@ def test_both_halves_compile(
     assert any(op.params.get("windows") for op in made.ops)
     machine = machine_of(made)
     source = write(made, machine, backend.dialect(machine.arch)).source
-    binary = backend.compiler().compile(source, Target(machine.arch, machine.threads))
+    binary = kept.binary(backend, source, Target(machine.arch, machine.threads))
     assert "ark_window_load" in source.text
     assert "serialized" not in binary.log
     assert " 0 bytes spill stores" in binary.log

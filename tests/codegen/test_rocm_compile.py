@@ -16,7 +16,7 @@ from ark.errors import SystemError, UnsupportedError
 from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.plan.types import Phase, Plan, PlanBuffer, PlanOp, PlanTensor
-from tests import signatures
+from tests import kept, signatures
 from tests.cases.rocm_compile import ARCHS, assembly, fact, machine_for, target
 from tests.slow import in_turns, slow
 
@@ -55,7 +55,7 @@ def test_a_pause_sleeps_once(arch: str, listing: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_the_loop_compiles_to_a_code_object(arch: str) -> None:
-    binary = backend.compiler().compile(emit(arch).source, target(arch))
+    binary = kept.binary(backend, emit(arch).source, target(arch))
     assert binary.suffix == ".hsaco"
     assert binary.data[:4] == b"\x7fELF"
     assert int.from_bytes(binary.data[18:20], "little") == 224  # EM_AMDGPU
