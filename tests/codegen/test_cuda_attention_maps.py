@@ -22,6 +22,7 @@ from ark_cuda.tasks import attention_tiles
 
 from ark.backend.protocol import Target
 from tests import kept
+from tests.slow import slow
 
 BATCH, ROWS, HEADS, WIDTH = 2, 256, 4, 64
 
@@ -62,8 +63,8 @@ def test_boxes_are_a_heads_columns_of_rows() -> None:
     ("causal", "mask", "added"),
     [
         (False, (), False),
-        (True, (), False),
-        (False, (BATCH, 1, 1, ROWS), False),
+        pytest.param(True, (), False, marks=slow),
+        pytest.param(False, (BATCH, 1, 1, ROWS), False, marks=slow),
         (True, (HEADS, ROWS, ROWS), True),
     ],
 )

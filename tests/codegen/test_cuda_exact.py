@@ -93,7 +93,7 @@ def source(made: Plan) -> Any:
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(c, marks=[slow] * (i > 3)) for i, c in enumerate(CASES)]
+    "case", [pytest.param(c, marks=[slow] * (i > 1)) for i, c in enumerate(CASES)]
 )
 @pytest.mark.parametrize("tf32", [False, pytest.param(True, marks=slow)])
 def test_tiles_are_compiled_without_many_spills(case: Any, tf32: bool) -> None:

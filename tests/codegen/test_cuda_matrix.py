@@ -29,7 +29,7 @@ from ark.runtime.executor import Executor
 from ark.runtime.tables import ALL, RIGHT, build
 from tests import kept
 from tests.codegen.machine_code import section
-from tests.slow import slow
+from tests.slow import few, slow
 
 pytest.importorskip("cuda.bindings.nvrtc")
 
@@ -286,7 +286,7 @@ FUSED = [
 ]
 
 
-@pytest.mark.parametrize(("m", "n", "k", "dtype", "result"), FUSED)
+@pytest.mark.parametrize(("m", "n", "k", "dtype", "result"), few(3, FUSED))
 def test_what_follows_is_compiled_into_the_product(m, n, k, dtype, result) -> None:
     made = fused(H100, m, n, k, dtype, result)
     assert made.variant == "matrix"

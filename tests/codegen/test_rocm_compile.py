@@ -177,9 +177,11 @@ def test_matmul_uses_the_matrix_unit(
 GELU_AND_RESIDUAL = ["add", ["gelu", ["add", ["input", 0], ["input", 1]]], ["input", 2]]
 
 
-@pytest.mark.parametrize("end", ["expression", "gates", "parts"])
-@pytest.mark.parametrize("tile", [(256, 256), (128, 128), (128, 32)])
-def test_what_follows_a_product_spills_nothing(tile: tuple[int, int], end: str) -> None:
+@pytest.mark.parametrize(
+    ("end", "tile"),
+    in_turns(["parts", "expression", "gates"], [((256, 256),), ((128, 128),), ((128, 32),)]),
+)
+def test_what_follows_a_product_spills_nothing(end: str, tile: tuple[int, int]) -> None:
     machine = machine_for("gfx942")
     m, n, k = 1024, 2048, 1024
     params = {"transpose_a": False, "transpose_b": True, "tile": tile}
