@@ -239,7 +239,7 @@ def plan_fuzz(session: nox.Session) -> None:
     random graphs for planner, verifier and the brute-force second opinion.
     """
     session.install("-e", ".[dev]")
-    environment = {"ARK_PLAN_MUTATIONS": "12"}
+    environment = {"ARK_PLAN_MUTATIONS": "12", "ARK_SLOW_TESTS": "1"}
     tests_of_plans = ("tests/unit/plan", "--timeout=3000")
     session.run("pytest", *WORKERS, *tests_of_plans, *session.posargs, env=environment)
 

@@ -40,11 +40,10 @@ from ark.models.plans import plans as llama_plans
 from ark.plan import kind as kinds
 from ark.plan.types import Plan, PlanBuffer, PlanOp, PlanTensor
 from ark.plan.verify import verify
-from ark.runtime import cache as kept
 from tests import custom
 from tests.slow import SLOW
 
-__all__ = ["compiled", "plans", "tasks", "types_for", "united"]
+__all__ = ["plans", "tasks", "types_for", "united"]
 
 ALL: tuple[DataType, ...] = (fp32, fp16, bf16, int32)
 
@@ -420,13 +419,3 @@ def united(
         dataclasses.replace(result[0], ops=tuple(ops[at : at + share]), **common)
         for at in range(0, len(ops), share)
     ]
-
-
-def compiled(make: Callable[[], str], *parts: str) -> str:
-    """What a compiler makes of `parts` (its own identity among them), from ark's cache if there."""
-    name = kept.key("tests", *parts)
-    data = kept.load(kept.PROGRAMS, name)
-    if data is None:
-        data = make().encode()
-        kept.store(kept.PROGRAMS, name, data)
-    return data.decode()

@@ -66,6 +66,7 @@ def arch(request: pytest.FixtureRequest) -> Iterator[str]:
             *((PAGES, fp16), (PAGES, bf16), (WHOLE, bf16), (WHOLE, bf16), (TILES, bf16)),
             *((WIDE[:3], fp32), (SHAPES, fp32), (PAGES[:4], fp32)),
         ],
+        count=6,
     ),
     indirect=["arch"],
 )

@@ -78,7 +78,7 @@ LARGE = [
 
 @pytest.mark.parametrize(
     ("arch", "end", "m", "n", "k", "transposes", "dtypes", "cut"),
-    in_turns(ARCHS, CASES),
+    in_turns(ARCHS, CASES, count=4),
     indirect=["arch"],
 )
 def test_what_follows_a_product_is_part_of_it(
@@ -96,7 +96,7 @@ def test_what_follows_a_product_is_part_of_it(
 
 @pytest.mark.parametrize(
     ("arch", "end", "m", "n", "k", "transposes", "dtypes", "cut"),
-    in_turns(("gfx942", "gfx950", "gfx90a"), LARGE),
+    in_turns(("gfx942", "gfx950", "gfx90a"), LARGE, count=3),
     indirect=["arch"],
 )
 def test_what_follows_a_large_tile_is_part_of_it(

@@ -136,7 +136,7 @@ def product(
 
 @pytest.mark.parametrize(
     ("arch", "m", "n", "k", "transposes", "dtypes", "tile"),
-    in_turns(("gfx90a", "gfx942", "gfx950"), LARGE),  # the loop for large tiles is MFMA's
+    in_turns(("gfx950", "gfx942", "gfx90a"), LARGE, count=7),  # the loop for large tiles is MFMA's
     indirect=["arch"],
 )
 def test_large_tiles(

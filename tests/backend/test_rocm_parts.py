@@ -69,7 +69,7 @@ def test_parts_of_k(
 
 @pytest.mark.parametrize(
     ("arch", "m", "n", "k", "transposes", "dtypes", "cut"),
-    in_turns(("gfx942", "gfx950", "gfx90a"), LARGE),
+    in_turns(("gfx942", "gfx950", "gfx90a"), LARGE, count=2),
     indirect=["arch"],
 )
 def test_parts_of_k_in_large_tiles(

@@ -9,7 +9,7 @@ from ark_rocm import backend, compiler, machines
 from ark.backend.protocol import Target
 from ark.codegen.dialect import Source
 from ark.machine import Machine
-from tests import signatures
+from tests import kept
 
 ARCHS = backend.archs()
 MACHINES = {model.arch: name for name, model in machines.MODELS.items()}
@@ -28,7 +28,7 @@ def target(arch: str) -> Target:
 def assembly(source: Source, arch: str) -> str:
     """The source as assembly; what was compiled before comes from the cache."""
     key = repr((backend.compiler().key(target(arch)), source.text))
-    return signatures.compiled(lambda: compiler.assembly(source, target(arch)), key)
+    return kept.text(lambda: compiler.assembly(source, target(arch)), key)
 
 
 def fact(text: str, name: str) -> int:

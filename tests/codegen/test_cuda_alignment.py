@@ -30,6 +30,8 @@ pytest.importorskip("cuda.bindings.nvrtc")
 
 from ark_cuda import alignment, backend, compiler, machines
 
+from tests import kept
+
 TEXTS = {
     file.name: file.read_text()
     for folder in (resources.files("ark_cuda"), resources.files("ark_cuda").joinpath("tasks"))
@@ -99,7 +101,7 @@ def test_kernels_keep_their_alignment(arch, dtype):
     source = write(made, machine_of(made), backend.dialect(arch)).source
     for parts in (0, 1):
         target = Target(arch, machine_of(made).threads)
-        binary = backend.compiler().compile(Source(source.text, parts=parts), target)
+        binary = kept.binary(backend, Source(source.text, parts=parts), target)
         assert alignment._sections(binary.data)[".nv.shared.ark_loop"][1] == alignment.ALIGNMENT
 
 
@@ -113,7 +115,7 @@ def test_the_barriers_of_a_ring_have_room(stages, nbytes, static):
     machine = machines.MODELS["h100"].shaped(stage_bytes=nbytes, stages=stages)
     planned = plan(graph, machine, {"variant": "block"})
     source = write(planned, machine_of(planned), backend.dialect("sm_90a")).source
-    binary = backend.compiler().compile(source, Target("sm_90a", machine_of(planned).threads))
+    binary = kept.binary(backend, source, Target("sm_90a", machine_of(planned).threads))
     assert alignment._sections(binary.data)[".nv.shared.ark_loop"] == (static, 1024)
 
 

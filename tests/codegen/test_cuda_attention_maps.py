@@ -21,6 +21,8 @@ from ark_cuda import backend, machines
 from ark_cuda.tasks import attention_tiles
 
 from ark.backend.protocol import Target
+from tests import kept
+from tests.slow import slow
 
 BATCH, ROWS, HEADS, WIDTH = 2, 256, 4, 64
 
@@ -61,8 +63,8 @@ def test_boxes_are_a_heads_columns_of_rows() -> None:
     ("causal", "mask", "added"),
     [
         (False, (), False),
-        (True, (), False),
-        (False, (BATCH, 1, 1, ROWS), False),
+        pytest.param(True, (), False, marks=slow),
+        pytest.param(False, (BATCH, 1, 1, ROWS), False, marks=slow),
         (True, (HEADS, ROWS, ROWS), True),
     ],
 )
@@ -71,6 +73,6 @@ def test_nvrtc_compiles_it(causal: bool, mask: Sequence[int], added: bool) -> No
     plan = planned(causal, mask, added)
     machine = machine_of(plan)
     emitted = write(plan, machine, backend.dialect("sm_90a"))
-    binary = backend.compiler().compile(emitted.source, Target("sm_90a", machine.threads))
+    binary = kept.binary(backend, emitted.source, Target("sm_90a", machine.threads))
     assert "ark_attention_load<" in emitted.source.text
     assert "serialized" not in binary.log

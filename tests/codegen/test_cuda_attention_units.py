@@ -26,6 +26,7 @@ from ark.plan.serialize import machine_of
 from ark.plan.types import Plan, PlanOp
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor
+from tests import kept
 from tests.attended import PAGES, WIDE, expected, given, planned
 from tests.block_on_host import Block
 from tests.cases.attend import COLUMNS, FORMS, attention
@@ -130,7 +131,7 @@ def spilled(plan: Plan) -> list[int]:
     emitted = write(plan, machine, backend.dialect(machine.arch))
     assert "  ark_attention_units<" in emitted.source.text
     target = Target(machine.arch, machine.threads)
-    log = backend.compiler().compile(emitted.source, target).log.splitlines()
+    log = kept.binary(backend, emitted.source, target).log.splitlines()
     found = [b for a, b in itertools.pairwise(log) if "_attention_tiles" in a and " spill " in b]
     return [int(line.split(" bytes spill stores")[0].rpartition(" ")[2]) for line in found]
 

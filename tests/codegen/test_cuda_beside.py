@@ -25,6 +25,8 @@ pytest.importorskip("cuda.bindings.nvrtc")
 
 from ark_cuda import backend, machines
 
+from tests import kept
+
 H100 = machines.MODELS["h100"]
 needs_gpu = pytest.mark.skipif(
     not backend.probe().devices and not os.environ.get("ARK_REQUIRE", "").startswith("cuda"),
@@ -57,7 +59,7 @@ def test_the_large_ones_are_loaded_by_boxes_beside_the_others() -> None:
     assert text.count("  ark_matrix_product<") == 2
     assert text.count("  ark_matrix_tile<") == 0
     assert text.count("ark_thin_along<") == 1
-    backend.compiler().compile(emitted.source, Target(H100.arch, machine.threads))
+    kept.binary(backend, emitted.source, Target(H100.arch, machine.threads))
 
 
 def test_where_the_others_are_most_of_the_work_nothing_is_for_matrix_units() -> None:

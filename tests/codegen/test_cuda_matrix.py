@@ -27,8 +27,9 @@ from ark.plan.verify import verify
 from ark.runtime.cells import cells, map_cells
 from ark.runtime.executor import Executor
 from ark.runtime.tables import ALL, RIGHT, build
+from tests import kept
 from tests.codegen.machine_code import section
-from tests.slow import slow
+from tests.slow import few, slow
 
 pytest.importorskip("cuda.bindings.nvrtc")
 
@@ -61,7 +62,7 @@ def test_the_compiler_does_not_wait_between_instructions(
     assert made.variant == "matrix"
     machine = machine_of(made)
     emitted = write(made, machine, backend.dialect("sm_90a"))
-    binary = backend.compiler().compile(emitted.source, Target("sm_90a", machine.threads))
+    binary = kept.binary(backend, emitted.source, Target("sm_90a", machine.threads))
     assert "wgmma.mma_async" in emitted.source.text
     assert "serialized" not in binary.log
     place = next(i for i, op in enumerate(made.ops) if op.kind == "matmul")
@@ -107,7 +108,7 @@ def test_the_registers_of_roles_are_those_that_the_plan_names() -> None:
         plan = from_json(json.dumps(changed))
         target = machine_of(plan)
         source = write(plan, target, backend.dialect(H100.arch)).source
-        codes.add(backend.compiler().compile(source, Target(H100.arch, target.threads)).data)
+        codes.add(kept.binary(backend, source, Target(H100.arch, target.threads)).data)
     assert len(codes) == 3
 
 
@@ -285,7 +286,7 @@ FUSED = [
 ]
 
 
-@pytest.mark.parametrize(("m", "n", "k", "dtype", "result"), FUSED)
+@pytest.mark.parametrize(("m", "n", "k", "dtype", "result"), few(3, FUSED))
 def test_what_follows_is_compiled_into_the_product(m, n, k, dtype, result) -> None:
     made = fused(H100, m, n, k, dtype, result)
     assert made.variant == "matrix"
@@ -293,7 +294,7 @@ def test_what_follows_is_compiled_into_the_product(m, n, k, dtype, result) -> No
     assert [op.kind for op in made.ops] == ["matmul", *(["pointwise"] if parts else [])]
     machine = machine_of(made)
     emitted = write(made, machine, backend.dialect("sm_90a"))
-    binary = backend.compiler().compile(emitted.source, Target("sm_90a", machine.threads))
+    binary = kept.binary(backend, emitted.source, Target("sm_90a", machine.threads))
     ahead = "ark_matrix_each<" if m % 2 else "ark_matrix_each_residual<"  # rows of whole packs
     if result == dtype:
         ahead = "ark_matrix_pairs<"
@@ -343,7 +344,7 @@ def test_types_of_few_bits_are_multiplied_by_warpgroups(
     machine = machine_of(made)
     emitted = write(made, machine, backend.dialect("sm_90a"))
     assert f'{instruction}"' in emitted.source.text
-    binary = backend.compiler().compile(emitted.source, Target("sm_90a", machine.threads))
+    binary = kept.binary(backend, emitted.source, Target("sm_90a", machine.threads))
     assert "serialized" not in binary.log
 
 
@@ -415,7 +416,7 @@ def test_weights_that_are_read_once_leave_the_cache_first(rows, leaves) -> None:
     made = product(H100, (), (), rows, 2048, 4096, (False, True), bf16)
     machine = machine_of(made)
     source = write(made, machine, backend.dialect("sm_90a")).source
-    binary = backend.compiler().compile(source, Target("sm_90a", machine.threads))
+    binary = kept.binary(backend, source, Target("sm_90a", machine.threads))
     words = np.frombuffer(section(binary.data, ".text.ark_loop"), np.uint32)
     assert (0x12F00000 in words) == leaves
 

@@ -25,6 +25,8 @@ pytest.importorskip("cuda.bindings.nvrtc")
 
 from ark_cuda import backend, machines
 
+from tests import kept
+
 H100 = machines.MODELS["h100"]
 ROWS, DEPTH, TILES = 4096, 512, 512  # of 128 x 256, in four rounds of 128
 
@@ -85,7 +87,7 @@ def test_its_kernel_compiles_without_waits_between_instructions() -> None:
     made = plans_of("all_reduce")[0]
     machine = machine_of(made, 0)
     emitted = write(made, machine, backend.dialect("sm_90a"))
-    binary = backend.compiler().compile(emitted.source, Target("sm_90a", machine.threads))
+    binary = kept.binary(backend, emitted.source, Target("sm_90a", machine.threads))
     assert "serialized" not in binary.log
     assert emitted.source.text.count("_move(const ArkTask& t)") >= 2
 

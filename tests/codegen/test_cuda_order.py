@@ -17,6 +17,7 @@ from ark_cuda import backend, machines
 from ark.backend.protocol import Target
 from ark.codegen.constants import constants
 from ark.codegen.dialect import Source
+from tests import kept
 
 MODELS = sorted(machines.MODELS)
 STORES = {
@@ -33,7 +34,7 @@ LOADS = {
 
 def compiled(arch: str, text: str) -> bytes:
     """The kernel's instructions, without the constants that stand beside them in the file."""
-    data = backend.compiler().compile(Source(text), Target(arch, 32)).data
+    data = kept.binary(backend, Source(text), Target(arch, 32)).data
     (table,) = struct.unpack_from("<Q", data, 40)
     size, count, names = struct.unpack_from("<3H", data, 58)
     sections = [struct.unpack_from("<2I4Q", data, table + i * size) for i in range(count)]

@@ -17,6 +17,7 @@ from ark.machine import Machine
 from ark.plan.serialize import machine_of
 from ark.plan.types import Plan
 from ark.runtime.executor import Executor
+from tests import kept
 from tests.projection import Projection
 from tests.slow import slow
 
@@ -50,7 +51,7 @@ def test_a_projection_is_rotated_where_its_sums_are(what, cut) -> None:
     assert cut is None or tuple(op.params["tile"]) == cut
     machine = machine_of(made)
     emitted = write(made, machine, backend.dialect("sm_90a"))
-    binary = backend.compiler().compile(emitted.source, Target("sm_90a", machine.threads))
+    binary = kept.binary(backend, emitted.source, Target("sm_90a", machine.threads))
     assert "ark_matrix_store_rope<" in emitted.source.text.split("task_0_matmul(ArkCtx")[1]
     assert "serialized" not in binary.log
 

@@ -25,6 +25,8 @@ pytest.importorskip("cuda.bindings.nvrtc")
 from ark_cuda import backend
 from cuda.bindings import nvrtc
 
+from tests import kept
+
 needs_gpu = pytest.mark.skipif(
     not backend.probe().devices and not os.environ.get("ARK_REQUIRE", "").startswith("cuda"),
     reason=f"no NVIDIA GPU: {backend.probe().reason}",
@@ -93,7 +95,7 @@ def test_rows_too_long_for_registers_are_read_once(dtype: DataType) -> None:
     machine = machine_of(made, 0)
     emitted = write(made, machine, backend.dialect("sm_90a"))
     assert "ark_row_stream<" in emitted.source.text
-    binary = backend.compiler().compile(emitted.source, Target("sm_90a", machine.threads))
+    binary = kept.binary(backend, emitted.source, Target("sm_90a", machine.threads))
     spills = re.findall(r"(\d+) bytes spill stores", binary.log)
     assert spills and set(spills) == {"0"}
 
@@ -113,7 +115,7 @@ def test_the_body_compiles() -> None:
     machine = machine_of(made, 0)
     emitted = write(made, machine, backend.dialect("sm_90a"))
     assert "ark_row_stream<" in emitted.source.text
-    binary = backend.compiler().compile(emitted.source, Target("sm_90a", machine.threads))
+    binary = kept.binary(backend, emitted.source, Target("sm_90a", machine.threads))
     assert " 0 bytes spill stores" in binary.log
 
 

@@ -24,6 +24,8 @@ pytest.importorskip("cuda.bindings.nvrtc")
 from ark_cuda import backend, compiler, machines
 from ark_cuda.dialect import TOGETHER
 
+from tests import kept
+
 H100 = machines.MODELS["h100"]
 EXECUTABLE = 2  # e_type of an ELF file that needs no linking
 
@@ -53,7 +55,7 @@ def test_a_kernel_of_many_bodies_is_linked():
     source = made(TOGETHER + 1)[1]
     target = Target(H100.arch, H100.threads)
     one, again = (backend.compiler().compile(source, target) for _ in range(2))
-    whole = backend.compiler().compile(dataclasses.replace(source, parts=0), target)
+    whole = kept.binary(backend, dataclasses.replace(source, parts=0), target)
     assert one.data == again.data != whole.data
     assert struct.unpack_from("<H", one.data, 16)[0] == EXECUTABLE
     assert b"ark_loop\0" in one.data

@@ -15,6 +15,7 @@ from ark.codegen.writer import write
 from ark.ir.dtype import bf16, fp16
 from ark.plan.serialize import machine_of
 from ark.plan.types import Plan
+from tests import kept
 from tests.cases.cuda_matrix import CASES, FEW_BITS, few_bits, product
 from tests.codegen.machine_code import section
 from tests.slow import slow
@@ -35,7 +36,7 @@ def compiled(made: Plan, more: str = "") -> tuple[str, bytes, str]:
     machine = machine_of(made)
     source = write(made, machine, backend.dialect("sm_100a")).source
     source = type(source)(**{**vars(source), "text": source.text + more})
-    binary = backend.compiler().compile(source, Target("sm_100a", machine.threads))
+    binary = kept.binary(backend, source, Target("sm_100a", machine.threads))
     return source.text, section(binary.data, ".text.ark_loop"), binary.log
 
 

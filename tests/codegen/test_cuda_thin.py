@@ -22,6 +22,8 @@ pytest.importorskip("cuda.bindings.nvrtc")
 
 from ark_cuda import backend, machines
 
+from tests import kept
+
 H100 = machines.MODELS["h100"]
 
 
@@ -58,7 +60,7 @@ def test_they_are_read_at_once_and_kept_in_registers(case: Any) -> None:
     machine = machine_of(made)
     emitted = write(made, machine, backend.dialect(machine.arch))
     assert f"  ark_thin_{form}<" in emitted.source.text
-    log = backend.compiler().compile(emitted.source, Target(H100.arch, machine.threads)).log
+    log = kept.binary(backend, emitted.source, Target(H100.arch, machine.threads)).log
     lines = itertools.pairwise(log.splitlines())
     (spilled,) = (b for a, b in lines if "task_0_matmul" in a)
     assert " 0 bytes spill stores" in spilled

@@ -22,7 +22,7 @@ from ark.plan.types import ITERATION_BARRIER, Plan, Task
 from ark.plan.verify import verify
 from tests.cases.collectives import devices
 from tests.cases.pipeline import ITERATIONS, WIDTH, planned, run
-from tests.slow import slow
+from tests.slow import in_turns, slow
 from tests.unit.plan.oracle import tasks
 from tests.unit.plan.shapes import replace_task
 
@@ -62,9 +62,8 @@ def build(world: int, slow: int, machine: Machine | str = "cpu-1", work: int = 3
     return planned(graphs, machine)
 
 
-@pytest.mark.parametrize("slow", [0, 1, 2])
-@pytest.mark.parametrize("machine", ["cpu-1", "cpu-2"])
-def test_no_stage_sees_a_micro_batch_twice_or_misses_one(slow: int, machine: str) -> None:
+@pytest.mark.parametrize(("machine", "slow"), in_turns(["cpu-1", "cpu-2"], [(0,), (1,), (2,)]))
+def test_no_stage_sees_a_micro_batch_twice_or_misses_one(machine: str, slow: int) -> None:
     """Each element of each stage adds up 1 to 40, with any rank slow."""
     plans = build(3, slow, machine)
     verify(plans)

@@ -19,6 +19,7 @@ from ark.machine.capability import Capability
 from ark.plan.serialize import machine_of
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor
+from tests import kept
 from tests.cases.collectives import build, devices
 from tests.ranks import ThreadRanks, run_ranks
 from tests.slow import few
@@ -70,7 +71,7 @@ def test_its_instructions_compile_for_sm_90a(dtype: DataType) -> None:
     result = machine_of(plans[0])
     source = write(plans[0], result, backend.dialect("sm_90a")).source
     assert "multimem.ld_reduce" in source.text and "multimem.st" in source.text
-    assert backend.compiler().compile(source, Target("sm_90a", result.threads)).data
+    assert kept.binary(backend, source, Target("sm_90a", result.threads)).data
 
 
 @pytest.mark.parametrize("name", ["cpu-2", "h100", "h200", "b200", "mi300x"])

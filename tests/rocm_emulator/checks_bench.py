@@ -8,8 +8,9 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from ark_rocm_emulator.compile import assemble, to_assembly
 from ark_rocm_emulator.engine import core
+
+from tests.kept import assemble, to_assembly
 
 COMMON = """
 #define KERNEL extern "C" __global__ __launch_bounds__(256) void

@@ -8,8 +8,9 @@ from functools import lru_cache
 
 import kernel_cases
 from ark_rocm_emulator import ErrorKind
-from ark_rocm_emulator.compile import assemble, to_assembly
 from kernel_cases import KERNELS
+
+from tests.kept import assemble, to_assembly
 
 CASES = kernel_cases.load_all()
 RACE, WAIT = (ErrorKind.RACE,), (ErrorKind.MISSING_WAIT,)

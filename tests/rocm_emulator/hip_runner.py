@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 from ark_rocm_emulator import failures
-from ark_rocm_emulator.compile import compile_hip
 from hip import hip
 from kernel_cases import KERNELS, Case, Out, Target, Work, compare, three
+
+from tests.kept import compile_hip
 
 TO_DEVICE = hip.hipMemcpyKind.hipMemcpyHostToDevice
 TO_HOST = hip.hipMemcpyKind.hipMemcpyDeviceToHost

@@ -13,9 +13,10 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from ark_rocm_emulator.compile import assemble
 from ark_rocm_emulator.engine import core
 from numpy.typing import NDArray
+
+from tests.kept import assemble
 
 FIRST_INPUT = 10
 REACH = 4096  # bytes that the offset of a global access spans

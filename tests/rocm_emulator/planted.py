@@ -7,9 +7,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from ark_rocm_emulator.compile import to_assembly
 from checks_bench import ALL
 from planted_programs import PROGRAMS, Program
+
+from tests.kept import to_assembly
 
 CDNA = ("gfx90a", "gfx942", "gfx950")
 IN_ORDER = "stores write through, and the barrier's own fence waits for them"

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ark_rocm_emulator.compile import compile_hip
 from ark_rocm_emulator.engine import core
 from numpy.typing import NDArray
+
+from tests.kept import compile_hip
 
 COUNT = 1024
 ARCHS = ("gfx90a", "gfx942", "gfx950", "gfx1100")

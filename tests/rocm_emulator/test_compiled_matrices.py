@@ -13,9 +13,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from ark_rocm_emulator.compile import compile_hip
 from ark_rocm_emulator.engine import core
 from numpy.typing import NDArray
+
+from tests.kept import compile_hip
 
 # At -O0 clang 22 prints eight registers for 32 elements of 4 bits, which its assembler refuses.
 BUILDS = (("gfx942", "-O0"), ("gfx942", "-O3"), ("gfx950", "-O3"))

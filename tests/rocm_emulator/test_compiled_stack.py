@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from ark_rocm_emulator.compile import TARGETS, compile_hip
+from ark_rocm_emulator.compile import TARGETS
 from ark_rocm_emulator.engine import core
+
+from tests.kept import compile_hip
 
 SOURCE = """
 #define D __device__ __attribute__((noinline))

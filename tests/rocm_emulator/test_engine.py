@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ark_rocm_emulator.compile import compile_hip
 from ark_rocm_emulator.engine import core
 from isa_program import Case, build
+
+from tests.kept import compile_hip
 
 SOURCE = """
 #define KERNEL extern "C" __global__ __launch_bounds__(256) void

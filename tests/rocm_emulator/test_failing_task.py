@@ -19,6 +19,7 @@ from ark.machine.capability import Capability
 from ark.plan.types import Plan
 from ark.runtime.executor import Executor
 from tests.cases.faults import decoder, prepare, small_machine, without_a_signal
+from tests.slow import in_turns
 
 
 def missing_signal(machine: Machine) -> Plan:
@@ -33,10 +34,12 @@ def missing_packets(machine: Machine) -> Plan:
     return dataclasses.replace(plan, phases=(dataclasses.replace(phase, processors=lists),))
 
 
-@pytest.mark.parametrize("arch", ["gfx942", "gfx1100"])
 @pytest.mark.parametrize(
-    ("broken", "said"),
-    [(missing_signal, "waited for counter"), (missing_packets, "waited for a packet")],
+    ("arch", "broken", "said"),
+    in_turns(
+        ("gfx942", "gfx1100"),
+        [(missing_signal, "waited for counter"), (missing_packets, "waited for a packet")],
+    ),
 )
 def test_a_failing_task_is_no_race(arch: str, broken: Callable[[Machine], Plan], said: str) -> None:
     for seed in range(3):

@@ -8,7 +8,6 @@ import time
 import numpy as np
 import pytest
 from ark_rocm_emulator import emulated, failures, instructions
-from ark_rocm_emulator.compile import compile_hip
 from hip import hip, hiprtc
 from hip_runner import (
     Arguments,
@@ -19,6 +18,8 @@ from hip_runner import (
     exchange_between_devices,
     launch,
 )
+
+from tests.kept import compile_hip
 
 ERROR = hip.hipError_t
 SAXPY = """

@@ -12,10 +12,11 @@ import threading
 import numpy as np
 import pytest
 from ark_rocm_emulator import emulated, failures
-from ark_rocm_emulator.compile import compile_hip
 from hip import hip
 from hip_runner import TO_DEVICE, TO_HOST, Arguments, Buffers, check, code_object, download, launch
 from two_processes import exchange
+
+from tests.kept import compile_hip
 
 ERROR = hip.hipError_t
 

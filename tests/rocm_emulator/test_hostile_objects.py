@@ -15,13 +15,14 @@ from functools import lru_cache
 
 import pytest
 from ark_rocm_emulator import emulated
-from ark_rocm_emulator.compile import compile_hip, to_assembly
 from ark_rocm_emulator.engine import core
 from ark_rocm_emulator.lint import TARGETS, lint
 from hip import hip
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from isa_program import Case, build
+
+from tests.kept import compile_hip, to_assembly
 
 SOURCE = """
 __device__ int table[8] = {1, 2, 3, 4, 5, 6, 7, 8};

@@ -14,8 +14,9 @@ import pytest
 pytest.importorskip("ark_rocm_emulator")
 pytest.importorskip("hip")
 
-from ark_rocm_emulator.compile import compile_hip
 from ark_rocm_emulator.engine import core
+
+from tests.kept import compile_hip
 
 # Each argument is a time within `emulated`; one with ! fails. What a failed run leaves is held
 # until its devices have gone.

@@ -11,11 +11,12 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from ark_rocm_emulator.compile import to_assembly
 from ark_rocm_emulator.lint import TARGETS, Expectations, Resources, as_assembly, lint
 from ark_rocm_emulator.lint.listing import parse
 from ark_rocm_emulator.lint.loops import innermost_loops, natural_loops
 from ark_rocm_emulator.lint.resources import waves_a_simd
+
+from tests.kept import to_assembly
 
 ARCHES = tuple(TARGETS)
 KERNELS = Path(__file__).parent / "kernels"

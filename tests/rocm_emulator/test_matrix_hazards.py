@@ -11,9 +11,10 @@ import re
 
 import numpy as np
 import pytest
-from ark_rocm_emulator.compile import assemble, to_assembly
 from ark_rocm_emulator.engine import core
 from isa_program import Case, Suite
+
+from tests.kept import assemble, to_assembly
 
 CDNA = ("gfx90a", "gfx942", "gfx950")
 

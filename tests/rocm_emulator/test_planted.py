@@ -12,12 +12,12 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from ark_rocm_emulator.compile import assemble
 from ark_rocm_emulator.engine import core
 from checks_bench import ALL
 from planted import DEFECTS, Defect, assembly
 from planted_programs import DATA_WORDS, FLAG_WORDS, PROGRAMS, Program
 
+from tests.kept import assemble
 from tests.slow import few
 
 CHECK_SEEDS, STALE_SEEDS, SOUND_SEEDS = 6, 40, 4

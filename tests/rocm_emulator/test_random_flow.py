@@ -19,10 +19,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from ark_rocm_emulator import build
-from ark_rocm_emulator.compile import compile_hip, toolchain
+from ark_rocm_emulator.compile import toolchain
 from ark_rocm_emulator.engine import core
 from kernel_cases import ALL
 from random_flow import COMMON, WORDS, function
+
+from tests.kept import compile_hip
 
 LANES = 256
 BATCH = 20

@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ark_rocm_emulator.compile import compile_hip
 from ark_rocm_emulator.engine import core
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+
+from tests.kept import compile_hip
 
 COUNT = 128
 TYPES = {

@@ -22,12 +22,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from ark_rocm_emulator import build, emulated
-from ark_rocm_emulator.compile import compile_hip
 from hip import hip
 from hip_runner import Arguments, Buffers, check, download, launch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kernel_cases import ALL
+
+from tests.kept import compile_hip
 
 THREADS, BLOCKS = 128, 2
 SWEEP = os.environ.get("ARK_EMULATOR_SWEEP") == "1"

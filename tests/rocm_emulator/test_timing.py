@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from ark_rocm_emulator import emulated, profile
-from ark_rocm_emulator.compile import compile_hip
 from hip import hip
 from hip_runner import Arguments, Buffers, check, download, launch
+
+from tests.kept import compile_hip
 
 UNITS = 304
 SOURCE = """

@@ -9,10 +9,11 @@ from functools import lru_cache
 
 import numpy as np
 import pytest
-from ark_rocm_emulator.compile import compile_hip
 from ark_rocm_emulator.engine import core
 from isa_program import Case, Suite, Words
 from numpy.typing import NDArray
+
+from tests.kept import compile_hip
 
 ARCHS = ["gfx942", "gfx1100"]
 PI = np.float32(np.pi)  # s8

@@ -9,6 +9,7 @@ import json
 import pytest
 
 from tests.cases.ci import load
+from tests.slow import slow
 
 words = load("words")
 
@@ -80,6 +81,7 @@ def test_moved_file_hands_on_what_it_no_longer_uses() -> None:
     assert handed == {"a.py": {"who": 1}, "b.py": {"who": 1}, "c.py": {"who": 1}}
 
 
+@slow  # the lint session runs the same check
 def test_no_file_uses_more_than_is_recorded() -> None:
     recorded = json.loads(words.BASELINE.read_text())
     messages = words.exceeding(words.all_uses(), recorded)

@@ -26,7 +26,7 @@ from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor
 from tests.ranks import ThreadRanks, run_ranks
-from tests.slow import few
+from tests.slow import few, in_turns
 from tests.unit.parallel.ranks_in_numpy import Ranks
 
 torch = pytest.importorskip("torch")
@@ -99,8 +99,7 @@ def split(kind: str, plan: str, cut: bool) -> tuple[Parallelized, dict[str, str]
     return parallelize(graph, RANKS, plan, cuts={x: 0} if cut else None), names
 
 
-@pytest.mark.parametrize("kind", MIDDLES)
-@pytest.mark.parametrize(("plan", "cut"), PLANS)
+@pytest.mark.parametrize(("kind", "plan", "cut"), in_turns(list(MIDDLES), PLANS))
 def test_every_plan_trains_a_parameter_that_is_read_in_another_shape(
     kind: str, plan: str, cut: bool
 ) -> None:

@@ -27,9 +27,9 @@ from tests.slow import slow
         ("V", 3, 8, None),
         ("V", 4, 4, 4 * 8 + 12),
         ("V", 6, 4, 4 * 8 + 12),
-        ("X", 4, 8, 8 * 8 + 6),
+        pytest.param("X", 4, 8, 8 * 8 + 6, marks=slow),
         ("X", 6, 8, 68),  # the paper has 8 * 8 + 6
-        ("M", 5, 6, None),
+        pytest.param("M", 5, 6, None, marks=slow),
         ("M", 6, 6, None),
     ],
 )
@@ -73,7 +73,7 @@ def test_forward_only_takes_the_load_of_a_device(name: str) -> None:
     ("name", "memory", "period", "makespan"),
     [
         ("V", 8, 4, 60),
-        ("M", 8, 8, None),
+        pytest.param("M", 8, 8, None, marks=slow),
         ("K", 8, 6, 60),
         pytest.param("X", 8, 8, None, marks=slow),
         pytest.param("M", 9, 7, None, marks=slow),
@@ -215,8 +215,9 @@ def test_too_little_time_states_a_gap() -> None:
     assert not schedule.optimal and 8 <= schedule.period_bound < schedule.period
 
 
-def test_the_same_schedule_every_time() -> None:
-    assert tessel(shape("NN"), 5, 6) == tessel(shape("NN"), 5, 6)
+@pytest.mark.parametrize("name", ["K", pytest.param("NN", marks=slow)])
+def test_the_same_schedule_every_time(name: str) -> None:
+    assert tessel(shape(name), 5, 6) == tessel(shape(name), 5, 6)
 
 
 def test_spans_in_any_unit() -> None:

@@ -35,7 +35,7 @@ from ark.tasks.tokens import SETTINGS
 from tests.cases import verify as damaged
 from tests.cases import verify_ranks as damaged_ranks
 from tests.cases.rank_plans import execute
-from tests.slow import slow
+from tests.slow import examples, slow
 from tests.unit.plan.shapes import CONFIG, decoder_graphs, machine
 
 MACHINES = {
@@ -166,8 +166,10 @@ def accepted(rank_set: RankSet) -> bool:
 def test_a_mutation_of_all_ranks_alike_is_refused_by_one_rank_as_by_all(
     isomorphic: Rotated, mutate: Callable[[Plan, random.Random], Plan]
 ) -> None:
-    """15 mutations x 3 machines x 2 seeds, 12 times as many in `nox -s plan_fuzz`."""
-    for seed in range(2 * damaged.MORE):
+    """Every mutation on every machine with one seed, with 2 in `nox -s slow`, and with 12 times as
+    many in `nox -s plan_fuzz`.
+    """
+    for seed in range(examples(2) * damaged.MORE):
         changed = Rotated(mutate(isomorphic.first, random.Random(seed)))
         by_one = accepted(RankSet(changed, symmetry_of(changed)))
         by_all = accepted(RankSet(list(changed), alone(4)))
@@ -188,7 +190,7 @@ def test_so_it_is_where_ranks_begin_iterations_by_themselves(
 ) -> None:
     """So that a mutation may be accepted."""
     plans = by_themselves
-    for seed in range(2 * damaged.MORE):
+    for seed in range(examples(2) * damaged.MORE):
         changed = Rotated(mutate(plans.first, random.Random(seed)))
         by_one = accepted(RankSet(changed, symmetry_of(changed)))
         assert by_one == accepted(RankSet(list(changed), alone(2)))
@@ -198,7 +200,7 @@ def test_so_it_is_where_ranks_begin_iterations_by_themselves(
 def test_a_mutation_of_one_rank_ends_the_symmetry_and_is_refused(
     isomorphic: Rotated, mutate: Callable[[Plan, random.Random], Plan]
 ) -> None:
-    for seed in range(2 * damaged.MORE):
+    for seed in range(examples(2) * damaged.MORE):
         rank = seed % 4
         plans = list(isomorphic)
         plans[rank] = mutate(plans[rank], random.Random(seed))

@@ -1,0 +1,93 @@
+"""Results of compilers that tests call directly, kept in ark's cache under all that they depend on:
+a test run compiles what has changed since the last one, and its workers share the results.
+
+Tests that compare two compilations of one text, or look at a compiler's errors, call it themselves.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+
+from ark.backend.devices import Binary
+from ark.backend.protocol import KernelBackend, Target
+from ark.codegen.dialect import Source
+from ark.runtime import cache as kept
+
+
+def data(make: Callable[[], bytes], *parts: str) -> bytes:
+    """What `make` returns, from the cache if it has been made of the same `parts` before."""
+    name = kept.key("tests", *parts)
+    result = kept.load(kept.PROGRAMS, name)
+    if result is None:
+        with kept.making(kept.PROGRAMS, name):
+            result = kept.load(kept.PROGRAMS, name)
+            if result is None:
+                result = make()
+                kept.store(kept.PROGRAMS, name, result)
+    return result
+
+
+def text(make: Callable[[], str], *parts: str) -> str:
+    """As `data`, of text."""
+    return data(lambda: make().encode(), *parts).decode()
+
+
+def binary(backend: KernelBackend, source: Source, target: Target) -> Binary:
+    """The binary with the compiler's log."""
+    compiler = backend.compiler()
+    module = inspect.getsource(sys.modules[type(compiler).__module__])  # has its flags
+
+    def make() -> bytes:
+        made = compiler.compile(source, target)
+        return json.dumps([made.suffix, made.log]).encode() + b"\n" + made.data
+
+    parts = ("binary", module, compiler.key(target), repr(source), repr(target))
+    head, _, content = data(make, *parts).partition(b"\n")
+    suffix, log = json.loads(head)
+    return Binary(content, suffix, log)
+
+
+@cache
+def _clang() -> str:
+    """What clang's results depend on besides its arguments."""
+    from ark_rocm_emulator import compile as emulated
+
+    words = emulated.toolchain().clang
+    done = subprocess.run([*words, "--version"], capture_output=True, text=True, check=True)
+    own = Path(emulated.__file__ or "").read_text()
+    return f"{words} {done.stdout} {own} {emulated.PRELUDE.read_text()}"
+
+
+def to_assembly(source: str, arch: str, options: Sequence[str] = ("-O3",)) -> tuple[str, str]:
+    """As ark_rocm_emulator.compile.to_assembly."""
+    from ark_rocm_emulator import compile as emulated
+
+    def make() -> str:
+        return "\0".join(emulated.to_assembly(source, arch, options))
+
+    assembly, _, said = text(
+        make, "assembly", _clang(), source, arch, repr(tuple(options))
+    ).partition("\0")
+    return assembly, said
+
+
+def compile_hip(source: str, arch: str, options: Sequence[str] = ("-O3",)) -> bytes:
+    """As ark_rocm_emulator.compile.compile_hip."""
+    from ark_rocm_emulator import compile as emulated
+
+    parts = ("code", _clang(), source, arch, repr(tuple(options)))
+    return data(lambda: emulated.compile_hip(source, arch, options), *parts)
+
+
+def assemble(assembly: str, arch: str, options: Sequence[str] = ()) -> bytes:
+    """As ark_rocm_emulator.compile.assemble."""
+    from ark_rocm_emulator import compile as emulated
+
+    parts = ("assembled", _clang(), assembly, arch, repr(tuple(options)))
+    return data(lambda: emulated.assemble(assembly, arch, options), *parts)
