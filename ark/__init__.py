@@ -99,7 +99,7 @@ _NOT_BY_STAR = {
 
 
 class _NotBuilt(UnsupportedError, AttributeError):
-    """Raised for a name that is not built, which `hasattr` sees as no such name."""
+    """Raised for a name that is not supported, which `hasattr` sees as no such name."""
 
 
 def version() -> str:
@@ -139,14 +139,14 @@ def _names() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    """Loads a name, a package or an op on first use; UnsupportedError for one not built."""
+    """Loads a name, a package or an op on first use; else UnsupportedError."""
     if name == "__all__":
         value: Any = _names()
     elif name in _MODULES:
         module, attribute = _MODULES[name]
         value = getattr(importlib.import_module(module), attribute)
     elif name in _NOT_BUILT:
-        raise _NotBuilt(f"ark.{name} is not built yet")
+        raise _NotBuilt(f"ark.{name} is not supported yet")
     elif name in ALIASES:
         value = sys.modules[f"ark.{name}"]
     elif name.startswith("_"):

@@ -26,7 +26,7 @@ class PlanError(BaseError):
 
 
 class UnsupportedError(BaseError):
-    """A thing that has a name in the interface but is not built, or not on this target."""
+    """A name of the interface or an operator that ark does not support, or not on this target."""
 
 
 class SystemError(BaseError):

@@ -142,5 +142,8 @@ def _stages(names: str) -> frozenset[str]:
     named = [name.strip().lower() for name in names.split(",") if name.strip()]
     for name in named:
         if name not in STAGES:
-            warn(f"ARK_DEBUG names {name!r}, which is no stage; the stages are {', '.join(STAGES)}")
+            warn(
+                f"ARK_DEBUG names {name!r}, which is not a stage; the stages are "
+                f"{', '.join(STAGES)}"
+            )
     return frozenset(named)

@@ -109,8 +109,9 @@ def suites(folder: Path = SUITES) -> str:
         "## Suites of others",
         "",
         "Unchanged, as their packages give them. *refused*: with an error for people, nearly "
-        "always as an operator, opset or type that is not built, by name. None crashed; a run with "
-        "a crash writes no file. `python -m tests.interop.node_suite --write FILE` writes these.",
+        "always as an operator, opset or type that is not supported, by name. None crashed; a run "
+        "with a crash writes no file. `python -m tests.interop.node_suite --write FILE` writes "
+        "these.",
         "",
         "| suite | backend | proof | date | run of | passed | refused | wrong |",
         "|---|---|---|---|---|---|---|---|",

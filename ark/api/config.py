@@ -45,46 +45,47 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="pa
     packet_type: Annotated[str, Meta(max_length=64)] | None = None
 
 
-def check_config(value: Any, what: str) -> dict[str, Any]:
+def check_config(value: Any, subject: str) -> dict[str, Any]:
     """The configuration.
 
     InvalidUsageError for what it must not say, UnsupportedError for what changes results.
     """
     if not isinstance(value, Mapping):
-        raise InvalidUsageError(f"{what} is {value!r:.80}; it must be a dictionary")
+        raise InvalidUsageError(f"{subject} is {value!r:.80}; it must be a dictionary")
     strides = sorted(str(k) for k in value if str(k).startswith("BatchStride"))
     if strides:
         raise UnsupportedError(
-            f"{what} has {', '.join(strides)}, which changes what the op reads and writes, not how "
+            f"{subject} has {', '.join(strides)}, which changes what the op reads and writes, not "
+            "how "
             "it is planned; reshape or slice the tensors instead"
         )
     try:
         msgspec.convert(dict(value), Config, strict=True)
     except (msgspec.ValidationError, UnicodeError) as error:
         known = ", ".join(field.encode_name for field in msgspec.structs.fields(Config))
-        raise InvalidUsageError(f"{what} is refused: {error}; it may have {known}") from error
+        raise InvalidUsageError(f"{subject} is refused: {error}; it may have {known}") from error
     return dict(value)
 
 
 def hints_of(config: Mapping[str, Any]) -> Hints | None:
     """What a checked configuration asks of the planner; None for nothing."""
     tile, product = config.get("Tile"), config.get("TileShapeMNK")
-    found = Hints(
+    hints = Hints(
         tile=tuple(tile) if tile else None,
         tasks=config.get("NumTasks"),
         granularity=config.get("Granularity"),
         one_step=config.get("ImplType") in ("WarpWise", "ElementWise"),
         product=(product[0], product[1]) if product else None,
     )
-    return None if found == Hints() else found
+    return None if hints == Hints() else hints
 
 
-def read_config(text: Any, what: str) -> dict[str, Any]:
+def read_config(text: Any, subject: str) -> dict[str, Any]:
     """What a config rule returns: JSON text or a dictionary; nothing for an empty one."""
     if text is None or text == "":
         return {}
     try:
         value = json.loads(text) if isinstance(text, str) else text
     except (ValueError, RecursionError) as error:
-        raise InvalidUsageError(f"{what} returned no JSON: {error}") from error
-    return check_config(value, what)
+        raise InvalidUsageError(f"{subject} returned no JSON: {error}") from error
+    return check_config(value, subject)

@@ -90,7 +90,7 @@ def _span(name: str, value: Any) -> list[int]:
         )
     if name == "processor_range" and len(value) == 3 and value[2] != 1:
         raise UnsupportedError(
-            f"{name} is {value!r}; processors in steps are not built, give [begin, end]"
+            f"{name} is {value!r}; a step between processors is not supported; give [begin, end]"
         )
     if name == "processor_range" and value[0] == value[1]:
         raise InvalidUsageError(f"{name} is {value!r}; it must name at least one processor")

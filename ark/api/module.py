@@ -88,36 +88,39 @@ class Module:
 
     def params_dict(self, prefix: str = "") -> dict[str, Parameter]:
         """All parameters, also of modules within, by dotted name."""
-        found = {prefix + name: p for name, p in self.parameters.items()}
+        params = {prefix + name: p for name, p in self.parameters.items()}
         for name, module in self.sub_modules.items():
-            found.update(module.params_dict(f"{prefix}{name}."))
-        return found
+            params.update(module.params_dict(f"{prefix}{name}."))
+        return params
 
     def state_dict(self, prefix: str = "", mode: str = "numpy") -> dict[str, Any]:
         """Contents of all parameters by dotted name, as NumPy arrays or (mode "torch") tensors."""
         if mode not in ("numpy", "torch"):
             raise InvalidUsageError(f"the mode is {mode!r}; it must be 'numpy' or 'torch'")
-        found = self.params_dict(prefix)
+        params = self.params_dict(prefix)
         if mode == "torch":
-            return {name: p.to_torch().clone() for name, p in found.items()}
-        return {name: p.to_numpy() for name, p in found.items()}
+            return {name: p.to_torch().clone() for name, p in params.items()}
+        return {name: p.to_numpy() for name, p in params.items()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], prefix: str = "") -> None:
         """Writes parameters from arrays or torch tensors; call it after Runtime.launch.
 
         InvalidUsageError names what is missing; what is too much is warned of.
         """
-        found = self.params_dict(prefix)
-        missing = sorted(set(found) - set(state_dict))
+        params = self.params_dict(prefix)
+        missing = sorted(set(params) - set(state_dict))
         if missing:
             raise InvalidUsageError(
                 f"the state dictionary lacks {', '.join(missing[:5])}"
                 f"{' and more' if len(missing) > 5 else ''}; it has {len(state_dict)} entries"
             )
-        for name in sorted(set(state_dict) - set(found)):
+        for name in sorted(set(state_dict) - set(params)):
             if name.startswith(prefix):
-                log.warn(f"the state dictionary has {name!r}, which no parameter is called")
-        for name, parameter in found.items():
+                log.warn(
+                    f"the state dictionary has {name!r}, but the module has no parameter of that "
+                    "name"
+                )
+        for name, parameter in params.items():
             data = state_dict[name]
             shape = list(data.shape) if is_torch(data) else list(as_array(data).shape)
             if shape != parameter.shape():
@@ -151,29 +154,35 @@ class Module:
         )
         parameters = [p for p in self.params_dict().values() if p.requires_grad]
         given = grad_outputs or [None] * len(outputs)
-        found = grad(outputs, [*parameters, *inputs], given)
-        for parameter, gradient in zip(parameters, found, strict=False):
+        gradients = grad(outputs, [*parameters, *inputs], given)
+        for parameter, gradient in zip(parameters, gradients, strict=False):
             parameter.update_gradient(gradient)
-        made = found[len(parameters) :]
-        return tuple(made) if len(made) > 1 else made[0] if made else None
+        input_gradients = gradients[len(parameters) :]
+        return (
+            tuple(input_gradients)
+            if len(input_gradients) > 1
+            else input_gradients[0]
+            if input_gradients
+            else None
+        )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls `forward`, and the hooks that are registered for it."""
         graph = Model.get_model().graph
         with graph.scope(self._name) if graph.scopes and self._name else nullcontext():
-            made = self.forward(*args, **kwargs)
+            result = self.forward(*args, **kwargs)
             for hook in self._hooks:
-                made = hook(self, made)
-        self._called = _tensors([*args, *kwargs.values()]), _tensors([made])
-        return made
+                result = hook(self, result)
+        self._called = _tensors([*args, *kwargs.values()]), _tensors([result])
+        return result
 
 
 def _tensors(values: Iterable[Any]) -> list[ir.Tensor]:
     """The tensors among values and lists of them; without handles, which would keep memory."""
-    found: list[ir.Tensor] = []
+    tensors: list[ir.Tensor] = []
     for value in values:
         if isinstance(value, Tensor):
-            found.append(as_tensor(value).ir)
+            tensors.append(as_tensor(value).ir)
         elif isinstance(value, (list, tuple)):
-            found += _tensors(value)
-    return found
+            tensors += _tensors(value)
+    return tensors

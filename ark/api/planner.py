@@ -79,7 +79,7 @@ class Planner(planner.Planner):
             try:
                 answer = rule(json.dumps(op_entry(node)), arch)
             except Exception as error:
-                log.warn(f"a config rule failed for op {node.name!r} and is left out: {error!r}")
+                log.warn(f"a config rule failed for op {node.name!r} and is ignored: {error!r}")
                 continue
             config = read_config(answer, f"the config rule for {node.name!r}")
             if config:

@@ -39,7 +39,7 @@ class Profiler:
     def __init__(self, plan: Plan) -> None:
         if not isinstance(plan, Plan):
             raise InvalidUsageError(
-                f"a Profiler times an ark.Plan, not {type(plan).__name__}; make one with "
+                f"a Profiler times an ark.Plan, not {type(plan).__name__}; create one with "
                 "ark.Planner().plan()"
             )
         self.plan = plan
@@ -72,11 +72,11 @@ class Profiler:
 
     def _busy(self, iterations: int) -> dict[int, float]:
         """Microseconds that tasks of an op take per iteration, by op, from a trace."""
-        found: dict[int, float] = defaultdict(float)
+        busy_s: dict[int, float] = defaultdict(float)
         with Runtime() as runtime:
             runtime.launch(plan=self.plan, loop_mode=False, record=True)
             if runtime.executor is None:
-                return found
+                return busy_s
             assert isinstance(runtime.executor, Executor)  # who records has one
             runtime.run(iter=iterations)
             listing = runtime.executor.tables.listing
@@ -84,9 +84,9 @@ class Profiler:
             for records in runtime.executor.trace():
                 for record in records:
                     task = listing[int(record["task"])][2]
-                    found[task.op] += (int(record["end"]) - int(record["begin"])) / 1e3
+                    busy_s[task.op] += (int(record["end"]) - int(record["begin"])) / 1e3
                     counted = max(counted, int(record["iteration"]) + 1)
-        return {op: value / counted for op, value in found.items()}
+        return {op: value / counted for op, value in busy_s.items()}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

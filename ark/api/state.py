@@ -131,7 +131,9 @@ def load(state_dict_file_path: str | Path) -> Any:
     path = state_dict_file_path
     try:
         if not Path(path).is_file():
-            raise InvalidUsageError(f"{path} cannot be read: it is no file")
+            raise InvalidUsageError(
+                f"{path} cannot be read: it does not exist or is not a regular file"
+            )
         data = Path(path).read_bytes()
         with safetensors.safe_open(str(path), framework="np") as opened:
             metadata = opened.metadata() or {}
@@ -156,7 +158,8 @@ def load(state_dict_file_path: str | Path) -> Any:
         if isinstance(error, InvalidUsageError):
             raise
         raise InvalidUsageError(
-            f"{path} is no saved state: {error}; write it with ark.save (files of objects, such as "
+            f"{path} is not a saved state: {error}; write it with ark.save (files of objects, "
+            "such as "
             "pickles, are not read)"
         ) from error
 

@@ -67,7 +67,7 @@ class TaskGraph:
 
     def _tensor(self, entry: TensorEntry) -> Tensor:
         buffer = self.buffers[entry.buffer.id]
-        made = self._model.graph.tensor(
+        tensor = self._model.graph.tensor(
             entry.shape,
             _dtype(entry),
             buffer=buffer,
@@ -76,7 +76,7 @@ class TaskGraph:
             padded=entry.padded_shape,
             name=buffer.name,
         )
-        return Tensor(made, self._model)
+        return Tensor(tensor, self._model)
 
     def add(self, op: OpEntry, place: Place) -> None:
         """One op, where its task info runs."""
@@ -92,20 +92,20 @@ class TaskGraph:
 
     def _pass_on(self, op: OpEntry) -> None:
         """A Send or a Recv, or what stands for several of them."""
-        found = task_messages.messages(op, self._plan, self._fused)
-        self.messages += found
+        messages = task_messages.messages(op, self._plan, self._fused)
+        self.messages += messages
         if op.type == task_messages.FUSED:
             self._fused += 1
-            self._all_reduce(op, found)
+            self._all_reduce(op, messages)
             return
         own = op.read_tensors[0] if op.type.startswith("Send") else op.write_tensors[0]
         if op.type.startswith("RecvReduceSend"):
-            self._reduce(op, found)
-        elif found[0].sends:
+            self._reduce(op, messages)
+        elif messages[0].sends:
             self._check_known(op, own)
-            ops.send(self._tensor(own), found[0].peer, found[0].tag, name=op.name)
+            ops.send(self._tensor(own), messages[0].peer, messages[0].tag, name=op.name)
         else:
-            ops.recv(self._tensor(own), found[0].peer, found[0].tag, op.name)
+            ops.recv(self._tensor(own), messages[0].peer, messages[0].tag, op.name)
             self._written.add(own.buffer.id)
 
     def _all_reduce(self, op: OpEntry, messages: Sequence[task_messages.Message]) -> None:
@@ -121,8 +121,10 @@ class TaskGraph:
                 ops.send(shares[self._plan.rank], message.peer, message.tag, name=op.name)
         for message in messages:
             if not message.sends:
-                came = Tensor(self._model.graph.tensor(source.shape, _dtype(source)), self._model)
-                shares[message.peer] = ops.recv(came, message.peer, message.tag, op.name)
+                received = Tensor(
+                    self._model.graph.tensor(source.shape, _dtype(source)), self._model
+                )
+                shares[message.peer] = ops.recv(received, message.peer, message.tag, op.name)
         *first, last = (shares[rank] for rank in sorted(shares))
         total = functools.reduce(functools.partial(ops.add, name=op.name), first) if first else None
         self._written.add(target.buffer.id)
@@ -138,10 +140,10 @@ class TaskGraph:
         total = self._tensor(source)
         received = [m for m in messages if not m.sends]
         for number, message in enumerate(received, 1):
-            came = Tensor(self._model.graph.tensor(target.shape, _dtype(target)), self._model)
-            ops.recv(came, message.peer, message.tag, op.name)
+            incoming = Tensor(self._model.graph.tensor(target.shape, _dtype(target)), self._model)
+            ops.recv(incoming, message.peer, message.tag, op.name)
             output = self._tensor(target) if number == len(received) else NullTensor
-            total = ops.add(total, came, output=output, name=op.name)
+            total = ops.add(total, incoming, output=output, name=op.name)
         self._written.add(target.buffer.id)
         for message in messages[len(received) :]:
             ops.send(total, message.peer, message.tag, name=op.name)

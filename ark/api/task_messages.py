@@ -79,25 +79,25 @@ def messages(op: OpEntry, plan: TaskPlan, before: int) -> list[Message]:
     PlanError where it does not name one peer and one tag for each. before: fused all-reduces that
     the plan runs before.
     """
-    found = _messages(op, plan, before)
-    above = [m.tag for m in found if m.tag >= FUSED_TAGS]
+    result = _messages(op, plan, before)
+    above = [m.tag for m in result if m.tag >= FUSED_TAGS]
     if above and op.type != FUSED:
         raise PlanError(
             f"op {op.name!r} of type {op.type} has the tag {above[0]}; tags from {FUSED_TAGS} on "
             f"are for {FUSED}, which names none: give it a smaller one"
         )
-    return found
+    return result
 
 
 def _messages(op: OpEntry, plan: TaskPlan, before: int) -> list[Message]:
     if "Packet" not in op.type:
         return [_message(op, plan)]
-    what = f"op {op.name!r} of type {op.type}"
+    subject = f"op {op.name!r} of type {op.type}"
     reads, writes = op.read_tensors, op.write_tensors
     fits, expected = _FORMS[op.type]
     if not fits(len(reads), len(writes)):
         raise PlanError(
-            f"{what} reads {len(reads)} tensors and writes {len(writes)}; it must {expected}"
+            f"{subject} reads {len(reads)} tensors and writes {len(writes)}; it must {expected}"
         )
     if op.type == "SendPacket":
         return [_packets(op, plan, reads[0], writes[0].buffer.rank, writes[0], sends=True)]
@@ -108,7 +108,8 @@ def _messages(op: OpEntry, plan: TaskPlan, before: int) -> list[Message]:
         return _all_to_all(op, plan, args, FUSED_TAGS + before)
     if (args(int, "NPeers"), args(int, "Rank")) != (len(writes) - 1, plan.rank):
         raise PlanError(
-            f"{what} is for {args(int, 'NPeers')} peers of rank {args(int, 'Rank')}, but it writes "
+            f"{subject} is for {args(int, 'NPeers')} peers of rank {args(int, 'Rank')}, but it "
+            "writes "
             f"to {len(writes) - 1}, on rank {plan.rank}"
         )
     _check_same(op)
@@ -133,24 +134,26 @@ def _all_to_all(op: OpEntry, plan: TaskPlan, args: Arguments, tag: int) -> list[
 
     Besides its input and its output it names bytes for packets, here and on every peer, or none.
     """
-    what = f"op {op.name!r} of type {op.type}"
+    subject = f"op {op.name!r} of type {op.type}"
     if tag > (1 << 31) - 1:
-        raise PlanError(f"{what}: a plan may have {(1 << 31) - FUSED_TAGS} of that type")
+        raise PlanError(f"{subject}: a plan may have {(1 << 31) - FUSED_TAGS} of that type")
     _check_same(op)
-    own, made = op.read_tensors[0], op.write_tensors[0]
+    own, written = op.read_tensors[0], op.write_tensors[0]
     held = [*op.read_tensors[1:], *op.write_tensors[1:]]
-    if any(is_far(t.buffer, plan.rank) for t in (own, made)):
-        raise PlanError(f"{what} reads or writes a tensor of another rank than {plan.rank}")
+    if any(is_far(t.buffer, plan.rank) for t in (own, written)):
+        raise PlanError(f"{subject} reads or writes a tensor of another rank than {plan.rank}")
     if any(t.data_type not in ("UINT8", "BYTE") for t in held):
         raise PlanError(
-            f"{what} names {', '.join(map(_type, held))} besides its input and its output; those "
+            f"{subject} names {', '.join(map(_type, held))} besides its input and its output; "
+            "those "
             "hold packets, so they must be of UINT8"
         )
     others = [rank for rank in range(plan.world_size) if rank != plan.rank]
     far = sorted(t.buffer.rank for t in held if is_far(t.buffer, plan.rank))
     if far not in ([], others):
         raise PlanError(
-            f"{what} writes packets to the ranks {far}; on rank {plan.rank} of {plan.world_size} "
+            f"{subject} writes packets to the ranks {far}; on rank {plan.rank} of "
+            f"{plan.world_size} "
             f"it must write to {others}"
         )
     for names, expected in (
@@ -160,7 +163,8 @@ def _all_to_all(op: OpEntry, plan: TaskPlan, args: Arguments, tag: int) -> list[
     ):
         if args.has(*names) and args(int, *names) != expected:
             raise PlanError(
-                f"{what} has the {names[0]} {args(int, *names)} in a plan of rank {plan.rank} of "
+                f"{subject} has the {names[0]} {args(int, *names)} in a plan of rank {plan.rank} "
+                "of "
                 f"{plan.world_size}"
             )
     flag = args(Annotated[int, Meta(ge=0, lt=1 << 32)], "Flag") if args.has("Flag") else 0
@@ -197,24 +201,25 @@ def _packets(
     op: OpEntry, plan: TaskPlan, own: TensorEntry, peer: int, held: TensorEntry, sends: bool
 ) -> Message:
     """own: what is sent, or received into. held: the bytes in which packets arrive."""
-    what = f"op {op.name!r} of type {op.type}"
+    subject = f"op {op.name!r} of type {op.type}"
     where = held.buffer.rank if sends else own.buffer.rank
     if peer in (-1, plan.rank) or is_far(own.buffer, plan.rank) or is_far(held.buffer, where):
         raise PlanError(
-            f"{what} passes packets between rank {plan.rank} and rank {peer} through a buffer of "
+            f"{subject} passes packets between rank {plan.rank} and rank {peer} through a buffer "
+            "of "
             f"Rank {held.buffer.rank}; it must be of the rank that receives, and the peer another"
         )
     nbytes = math.prod(own.shape) * dtypes.by_name(own.data_type.lower()).itemsize
     if held.data_type not in ("UINT8", "BYTE") or math.prod(held.shape) < PACKED * nbytes:
         raise PlanError(
-            f"{what} passes packets of {_type(own)} through {_type(held)}; they need {PACKED} "
+            f"{subject} passes packets of {_type(own)} through {_type(held)}; they need {PACKED} "
             f"bytes for each that they carry: UINT8[{PACKED * nbytes}]"
         )
     whose = (-1, plan.rank) if sends else (peer,)
     tags = {tag for rank, tag in held.buffer.recv_tags if rank in whose}
     if len(tags) != 1:
         raise PlanError(
-            f"{what}: RecvTags of the buffer that holds packets from rank "
+            f"{subject}: RecvTags of the buffer that holds packets from rank "
             f"{plan.rank if sends else peer} has the tags {sorted(tags)} for it; it must have "
             "exactly one, so give each message buffers of its own"
         )
@@ -227,23 +232,24 @@ def _packets(
 def _message(op: OpEntry, plan: TaskPlan) -> Message:
     """What a Send or Recv says; PlanError where it does not name one peer and one tag."""
     sends = op.type == "Send"
-    what = f"op {op.name!r} of type {op.type}"
+    subject = f"op {op.name!r} of type {op.type}"
     if len(op.read_tensors) != 1 or len(op.write_tensors) != 1:
         raise PlanError(
-            f"{what} reads {len(op.read_tensors)} tensors and writes {len(op.write_tensors)}; it "
+            f"{subject} reads {len(op.read_tensors)} tensors and writes {len(op.write_tensors)}; "
+            "it "
             "must read one and write one, of which one lies on the peer"
         )
     read, written = op.read_tensors[0], op.write_tensors[0]
     own, far = (read, written) if sends else (written, read)
     if is_far(own.buffer, plan.rank) or not is_far(far.buffer, plan.rank):
         raise PlanError(
-            f"{what} reads a buffer of Rank {read.buffer.rank} and writes one of Rank "
+            f"{subject} reads a buffer of Rank {read.buffer.rank} and writes one of Rank "
             f"{written.buffer.rank}; on rank {plan.rank} it must "
             + ("write to another rank" if sends else "read from another rank")
         )
     if (read.data_type, read.shape) != (written.data_type, written.shape):
         raise PlanError(
-            f"{what} reads {_type(read)} and writes {_type(written)}; both must be the same"
+            f"{subject} reads {_type(read)} and writes {_type(written)}; both must be the same"
         )
     peer = far.buffer.rank
     buffer = own.buffer
@@ -257,7 +263,7 @@ def _message(op: OpEntry, plan: TaskPlan) -> Message:
     if len(ours & theirs) != 1:
         mine, other = ("SendTags", "RecvTags") if sends else ("RecvTags", "SendTags")
         raise PlanError(
-            f"{what}, to rank {peer} on rank {plan.rank}: {mine} of its own buffer has the tags "
+            f"{subject}, to rank {peer} on rank {plan.rank}: {mine} of its own buffer has the tags "
             f"{sorted(ours)} for rank {peer}, and {other} of the buffer there has {sorted(theirs)};"
             " they must have exactly one in common, so give each message buffers of its own"
         )
@@ -288,26 +294,26 @@ def tell(
     refused: why this rank cannot run its own plan.
     """
     words = str(refused)[:2000] if refused else ""
-    said = _Said(plan.rank, plan.world_size, words, list(messages))
-    check(ranks.all_gather(msgspec.json.encode(said)))
+    statement = _Said(plan.rank, plan.world_size, words, list(messages))
+    check(ranks.all_gather(msgspec.json.encode(statement)))
 
 
 def check(texts: Sequence[bytes]) -> None:
     """Raises PlanError, naming the ranks, where what all ranks say is not one job's plans."""
     everyone = [_read(rank, text) for rank, text in enumerate(texts)]
-    for rank, said in enumerate(everyone):
-        if (said.rank, said.world_size) != (rank, len(texts)):
+    for rank, statement in enumerate(everyone):
+        if (statement.rank, statement.world_size) != (rank, len(texts)):
             raise PlanError(
-                f"rank {rank} of {len(texts)} was given the plan of rank {said.rank} of "
-                f"{said.world_size}; each rank reads the plan file that was made for it"
+                f"rank {rank} of {len(texts)} was given the plan of rank {statement.rank} of "
+                f"{statement.world_size}; each rank reads the plan file that was made for it"
             )
-    for rank, said in enumerate(everyone):
-        if said.refused:
-            raise PlanError(f"rank {rank} cannot run its plan: {said.refused}")
+    for rank, statement in enumerate(everyone):
+        if statement.refused:
+            raise PlanError(f"rank {rank} cannot run its plan: {statement.refused}")
     sent: dict[tuple[int, int, int], list[Message]] = defaultdict(list)
     received: dict[tuple[int, int, int], list[Message]] = defaultdict(list)
-    for rank, said in enumerate(everyone):
-        for one in said.messages:
+    for rank, statement in enumerate(everyone):
+        for one in statement.messages:
             if one.sends:
                 sent[rank, one.peer, one.tag].append(one)
             else:
@@ -321,7 +327,7 @@ def _read(rank: int, text: bytes) -> _Said:
         return msgspec.json.decode(text, type=_Said, strict=True)
     except (msgspec.MsgspecError, UnicodeError) as error:
         raise PlanError(
-            f"rank {rank} did not tell its messages as a plan in ARK's layout has them ({error}); "
+            f"rank {rank} did not describe its messages as ARK's plan layout requires ({error}); "
             "start every rank with its own file of one plan, and with the same version of ark"
         ) from error
 
@@ -341,14 +347,14 @@ def _check_pairs(
             raise PlanError(
                 f"under tag {tag}, rank {source} sends {_form(one)} to rank {target} (op "
                 f"{one.op!r}), but rank {target} receives {_form(other)} (op {other.op!r}); both "
-                "plans must say the same"
+                "plans must agree"
             )
         if (one.strides, one.offsets) != (other.strides, other.offsets):
             raise PlanError(
                 f"under tag {tag}, rank {source} sends to a tensor of Strides {one.strides} and "
                 f"Offsets {one.offsets} on rank {target} (op {one.op!r}), but rank {target} "
                 f"receives into Strides {other.strides} and Offsets {other.offsets} (op "
-                f"{other.op!r}); both plans must describe that tensor alike"
+                f"{other.op!r}); both plans must describe that tensor equally"
             )
     if len(sent) != len(received):
         raise PlanError(

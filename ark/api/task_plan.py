@@ -66,14 +66,14 @@ def _build(
             check_config(op.config, f"the configuration of op {op.name!r}")
     order = _order(plan)
     fresh = Model(plan.rank, plan.world_size)
-    made = TaskGraph(fresh, plan, _shared(plan, model))
+    task_graph = TaskGraph(fresh, plan, _shared(plan, model))
     with use_model(fresh):
         for place in order:
             for op in place.task.ops:
                 if op.works:
-                    made.add(op, place)
-    external = {b.id for b in made.buffers.values() if b.name in made.held}
-    return make_plan(fresh.graph, machine, {"external": sorted(external)}), made.messages
+                    task_graph.add(op, place)
+    external = {b.id for b in task_graph.buffers.values() if b.name in task_graph.held}
+    return make_plan(fresh.graph, machine, {"external": sorted(external)}), task_graph.messages
 
 
 def _check_architecture(plan: TaskPlan, machine: Machine) -> None:
@@ -82,12 +82,12 @@ def _check_architecture(plan: TaskPlan, machine: Machine) -> None:
     if family != "any" and not (family == machine.backend and model in machine.arch):
         raise PlanError(
             f"the plan is for {plan.architecture}, but it is to run on {machine.name} "
-            f"({machine.backend} {machine.arch}); make it again for this device"
+            f"({machine.backend} {machine.arch}); plan again for this device"
         )
     if plan.num_processors > machine.processors:
         raise PlanError(
             f"the plan needs {plan.num_processors} processors, but {machine.name} has "
-            f"{machine.processors}; make it again for this device"
+            f"{machine.processors}; plan again for this device"
         )
 
 
@@ -97,31 +97,33 @@ def _order(plan: TaskPlan) -> list[Place]:
     if len(tasks) < len(plan.task_infos):
         raise PlanError("two task infos have one Id; give each its own")
     spans: dict[int, list[tuple[int, int]]] = {}
-    found: dict[int, Place] = {}
+    places: dict[int, Place] = {}
     for number, group in enumerate(plan.processor_groups):
         for resources in group.resource_groups:
             begin, end = _span(resources.processor_range, "ProcessorRange", plan.num_processors)
             for tasks_of in resources.task_groups:
                 task = tasks.get(tasks_of.task_id)
                 if task is None:
-                    raise PlanError(f"a task group runs task {tasks_of.task_id}, which is no task")
-                before = found.get(task.id)
+                    raise PlanError(
+                        f"a task group runs task {tasks_of.task_id}, which does not exist"
+                    )
+                before = places.get(task.id)
                 if before is not None:  # its tasks are shared out over several groups
                     begin, end = min(begin, before.processors[0]), max(end, before.processors[1])
-                found[task.id] = Place(task, (begin, end), tasks_of.granularity, number)
+                places[task.id] = Place(task, (begin, end), tasks_of.granularity, number)
                 spans.setdefault(task.id, []).append(_span(tasks_of.task_range, "TaskRange", None))
     for task in plan.task_infos:
         _check_whole(task, sorted(spans.get(task.id, [])))
-    return list(found.values())
+    return list(places.values())
 
 
-def _span(value: Sequence[int], what: str, most: int | None) -> tuple[int, int]:
+def _span(value: Sequence[int], role: str, most: int | None) -> tuple[int, int]:
     begin, end = value[:2]
     if len(value) == 3 and value[2] != 1:
-        raise UnsupportedError(f"a {what} is {value}; steps other than 1 are not built")
+        raise UnsupportedError(f"a {role} is {value}; steps other than 1 are not supported")
     if begin >= end or (most is not None and end > most):
         limit = "" if most is None else f" within the plan's {most} processors"
-        raise PlanError(f"a {what} is {list(value)}; it must be [begin, end], begin < end{limit}")
+        raise PlanError(f"a {role} is {list(value)}; it must be [begin, end], begin < end{limit}")
     return begin, end
 
 
@@ -147,22 +149,22 @@ def _shared(plan: TaskPlan, model: Model) -> dict[int, ir.Buffer]:
     nodes = [n for n in model.graph.nodes if not n.virtual]
     ops = [op for t in plan.task_infos for op in t.ops if op.works]
     if len(nodes) == len(ops):
-        found: dict[int, ir.Buffer] = {}
+        shared: dict[int, ir.Buffer] = {}
         pairs = zip(ops, nodes, strict=True)
-        if all(_same_op(op, node, found, plan.rank) for op, node in pairs):
-            return found
+        if all(_same_op(op, node, shared, plan.rank) for op, node in pairs):
+            return shared
     numbered = {t.id: t for t in model.graph.tensors}
-    found = {}
+    shared = {}
     for op in ops:
         for entry in (*op.read_tensors, *op.write_tensors, *op.result_tensors):
             tensor = numbered.get(entry.id)
             far = task_messages.is_far(entry.buffer, plan.rank)
             if tensor is not None and not far and _same_layout(entry, tensor):
-                found.setdefault(entry.buffer.id, tensor.buffer)
-    return found
+                shared.setdefault(entry.buffer.id, tensor.buffer)
+    return shared
 
 
-def _same_op(op: OpEntry, node: Node, found: dict[int, ir.Buffer], rank: int) -> bool:
+def _same_op(op: OpEntry, node: Node, shared: dict[int, ir.Buffer], rank: int) -> bool:
     """Is the node this op, on buffers of this rank that agree with those found so far?"""
     type_of_node = str(op_entry(node)["Type"])
     names = (type_of_node, f"Scalar{type_of_node}", f"{type_of_node}Packet")
@@ -175,7 +177,7 @@ def _same_op(op: OpEntry, node: Node, found: dict[int, ir.Buffer], rank: int) ->
     pairs += zip(op.result_tensors, node.outputs, strict=False)
     return len(reads) == len(node.inputs) and all(
         _same_layout(entry, tensor)
-        and found.setdefault(entry.buffer.id, tensor.buffer) is tensor.buffer
+        and shared.setdefault(entry.buffer.id, tensor.buffer) is tensor.buffer
         for entry, tensor in pairs
     )
 

@@ -103,11 +103,11 @@ class TaskPlan(_Entry, frozen=True):
 
 
 def read(data: Mapping[str, Any]) -> TaskPlan:
-    """The plan, its form checked; PlanError for what is none."""
+    """The plan, its form checked; PlanError if it is not valid."""
     try:
-        found = msgspec.convert(dict(data), TaskPlan, strict=True)
+        plan = msgspec.convert(dict(data), TaskPlan, strict=True)
     except (msgspec.ValidationError, UnicodeError) as error:
-        raise PlanError(f"this is no plan in ARK's layout: {error}") from error
-    if found.rank >= found.world_size:
-        raise PlanError(f"the plan is of rank {found.rank} of {found.world_size} ranks")
-    return found
+        raise PlanError(f"not a valid plan in ARK's layout: {error}") from error
+    if plan.rank >= plan.world_size:
+        raise PlanError(f"the plan is for rank {plan.rank} of {plan.world_size} ranks")
+    return plan

@@ -47,9 +47,7 @@ def read(name: str) -> Machine:
         return read_machine(json_reader.read(text, dict[str, Any], subject), subject)
     except (ModelError, PlanError) as error:
         reason = str(error).rstrip(".")
-        raise InvalidUsageError(
-            f"{reason}; `ark info --machine h100` prints a file to begin with"
-        ) from error
+        raise InvalidUsageError(f"{reason}; `ark info --machine h100` prints a template") from error
 
 
 def write(machine: Machine) -> str:

@@ -149,10 +149,10 @@ def _run(target: Target, ask: Ask, extra: dict[str, Any], due: float, outcome: O
 
 
 def _stream(target: Target, ask: Ask, extra: dict[str, Any], due: float, outcome: Outcome) -> None:
-    said = {"messages": [{"role": "user", "content": ask.prompt}]}
+    body = {"messages": [{"role": "user", "content": ask.prompt}]}
     content = {
         "model": target.model,
-        **(said if target.chat else {"prompt": ask.prompt}),
+        **(body if target.chat else {"prompt": ask.prompt}),
         "max_tokens": ask.max_tokens,
         "stream": True,
         "stream_options": {"include_usage": True},

@@ -156,8 +156,8 @@ def cut(shape: Shape, layers: list[int] | None, args: argparse.Namespace) -> lis
         )
     if not args.model or args.prompt or args.vs or "/" in args.config:
         raise InvalidUsageError(
-            "--layers scales a prediction of a built-in shape: give --model, and leave --prompt "
-            "and --vs away"
+            "--layers scales a prediction of a built-in shape: give --model, and omit --prompt "
+            "and --vs"
         )
     configs = [dataclasses.replace(shape.config, num_hidden_layers=n) for n in layers]
     return [dataclasses.replace(shape, config=c) for c in configs]
@@ -185,7 +185,7 @@ def run(args: argparse.Namespace) -> int:
     cuts = cut(shape, args.layers, args)
     batches = [dataclasses.replace(one, batch=n) for n in args.batch for one in cuts]
     if args.batch != [1] and args.prompt:
-        raise InvalidUsageError("--batch measures decoding alone; leave --prompt away beside it")
+        raise InvalidUsageError("--batch measures decoding alone; omit --prompt")
     if args.vs:
         check_peer(config, world)
     if args.model:
@@ -241,8 +241,8 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if args.json:
         rows = [f for figures in measured for f in figures_of(figures, args.config, world)]
-        made = results(probe, index, machine, args.words, rows, devices=world, name=name)
-        write_results(args.json, made)
+        results_file = results(probe, index, machine, args.words, rows, devices=world, name=name)
+        write_results(args.json, results_file)
     if args.json != "-":
         for figures in measured:
             show(figures, name, probe.notes)
@@ -272,12 +272,12 @@ def figures_of(figures: Figures, config: str, ranks: int = 1) -> list[Figure]:
     rows: list[tuple[str, float, ContextFigures | PromptFigures]] = []
     rows += [(f"{shape}-at-{c.context}", c.per_token, c) for c in figures.contexts]
     rows += [(f"{shape}-prompt-{p.length}", p.seconds, p) for p in figures.prompts]
-    found = []
+    result = []
     for name, seconds, row in rows:
         detail = {**common, **dataclasses.asdict(row)}
-        for peer, took in row.peer_s.items() or [("", None)]:
-            found.append(figure(name, seconds, NAMES.get(peer, ""), took, detail=detail))
-    return found
+        for peer, peer_s in row.peer_s.items() or [("", None)]:
+            result.append(figure(name, seconds, NAMES.get(peer, ""), peer_s, detail=detail))
+    return result
 
 
 def predict(name: str | None, model: str) -> None:
@@ -304,13 +304,14 @@ def places(args: argparse.Namespace, limit: int) -> tuple[list[int], int]:
     tokens = min(args.tokens, max(1, limit - 2))
     room = limit - 1 - max(tokens, GREEDY_STEPS if args.vs else 0)
     contexts = args.context or [min(512, room)]
-    for what, number, most in (
+    for subject, number, most in (
         *(("a context", c, room) for c in contexts),
         *(("a prompt", n, limit - 1) for n in args.prompt),
     ):
         if number > most:
             raise InvalidUsageError(
-                f"{what} of {number} tokens was asked for, but of the model's {limit} positions at "
+                f"{subject} of {number} tokens was asked for, but of the model's {limit} "
+                "positions at "
                 f"most {most} are left for it; ask for fewer"
             )
     return contexts, tokens
@@ -319,11 +320,11 @@ def places(args: argparse.Namespace, limit: int) -> tuple[list[int], int]:
 def check_peer(config: LlamaConfig, world: int) -> None:
     """InvalidUsageError where torch's side of the comparison does not compute the same."""
     if world > 1:
-        raise InvalidUsageError("--vs measures a peer on one device; leave it or the ranks away")
+        raise InvalidUsageError("--vs measures a peer on one device; omit --vs or --ranks")
     if config.architecture not in PEERS:
         raise InvalidUsageError(
-            f"--vs torch compares {' and '.join(PEERS)}, but this is {config.architecture}; leave "
-            "--vs away"
+            f"--vs torch compares {' and '.join(PEERS)}, but this is {config.architecture}; omit "
+            "--vs"
         )
 
 
@@ -386,10 +387,12 @@ def _show_context(table: Table, row: ContextFigures, figures: Figures) -> None:
     for peer, seconds in row.peer_s.items():
         ratio = f"{seconds / row.per_token:.2f} times ark's"
         table.add_row(f"  {NAMES[peer]}", f"{seconds * 1e6:.1f} us, {ratio}")
-    for who, found in row.fidelity.items():
+    for who, fidelity in row.fidelity.items():
         table.add_row(
             f"  {who}'s logits",
-            f"{found.rows} rows beside fp32: |error| {found.mean:.1e} mean, {found.most:.1e} most; "
-            f"a row's distance {found.distance:.1e} at most; {found.agreed} of {found.rows} agree "
+            f"{fidelity.rows} rows beside fp32: |error| {fidelity.mean:.1e} mean, "
+            f"{fidelity.most:.1e} most; "
+            f"a row's distance {fidelity.distance:.1e} at most; {fidelity.agreed} of "
+            f"{fidelity.rows} agree "
             "on the best token",
         )

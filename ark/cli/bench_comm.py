@@ -92,11 +92,11 @@ def register(kinds: Subparsers) -> None:
 
 
 def size(text: str) -> int:
-    """Bytes of a size such as 4K; InvalidUsageError for what is none."""
+    """Bytes of a size such as 4K; InvalidUsageError if it is not a size."""
     unit = text[-1:].upper() if text[-1:].upper() in "KMG" else ""
     digits = text[: len(text) - len(unit)]
     if not digits.isdigit() or not 1 <= int(digits) * _UNITS[unit] <= 1 << 33:
-        raise InvalidUsageError(f"{text!r} is no size; write a number with K, M or G behind it")
+        raise InvalidUsageError(f"{text!r} is not a size; write a number followed by K, M or G")
     return int(digits) * _UNITS[unit]
 
 
@@ -105,11 +105,14 @@ def sizes(text: str, factor: int) -> list[int]:
     first, _, last = text.partition(":")
     begin, end = size(first), size(last or first)
     if begin > end or (factor < 2 and begin != end):
-        raise InvalidUsageError(f"--sizes {text} with --factor {factor} is no rising row of sizes")
-    found = [begin]
-    while found[-1] * factor <= end:
-        found.append(found[-1] * factor)
-    return found
+        raise InvalidUsageError(
+            f"--sizes {text} with --factor {factor} do not form increasing sizes; give MIN-MAX "
+            "and a factor above 1"
+        )
+    bytes_of = [begin]
+    while bytes_of[-1] * factor <= end:
+        bytes_of.append(bytes_of[-1] * factor)
+    return bytes_of
 
 
 def _algorithms(asked: str, topology: Topology, collective: str) -> list[str]:
@@ -120,7 +123,7 @@ def run(args: argparse.Namespace) -> int:
     unknown = [n for n in args.names if n not in COLLECTIVES]
     if unknown:
         raise InvalidUsageError(
-            f"there is no collective {unknown[0]!r} to measure; there are {', '.join(COLLECTIVES)}"
+            f"the collective {unknown[0]!r} does not exist; choose one of {', '.join(COLLECTIVES)}"
         )
     if args.svg and not args.vs:
         raise InvalidUsageError("--svg draws ratios to a peer; add --vs nccl or --vs gloo")
@@ -170,9 +173,9 @@ def run(args: argparse.Namespace) -> int:
         title = f"ark's speed, in {args.vs}'s, {rows[0].ranks} ranks, {name}"
         write_file(args.svg, bars(title, ratios))
     if args.json:
-        found = [_figure(r, args.vs or "") for r in rows]
+        figures = [_figure(r, args.vs or "") for r in rows]
         write_results(
-            args.json, results(probe, index, device.machine, args.words, found, devices=world)
+            args.json, results(probe, index, device.machine, args.words, figures, devices=world)
         )
     if args.json != "-":
         show(name, probe.notes, rows, args.vs)
@@ -187,13 +190,13 @@ def _figure(row: CommFigures, peer: str) -> Figure:
 
 def _fused_figure(row: OverlapFigures | NormFigures) -> Figure:
     """Both ops as one, beside one behind the other."""
-    what = (
+    label = (
         f"{row.collective}-of-{row.shape}-{row.engine}"
         if isinstance(row, OverlapFigures)
         else f"norm-{row.rows}x{row.columns}"
     )
     detail = dataclasses.asdict(row)
-    name = f"comm/{what}-{row.dtype}-{row.ranks}-ranks"
+    name = f"comm/{label}-{row.dtype}-{row.ranks}-ranks"
     return figure(name, row.seconds, "apart", row.apart_seconds, "", detail)
 
 
@@ -222,9 +225,9 @@ def _fused(args: argparse.Namespace, backend: Backend, probe: Probe, ranks: Rank
         return 0
     name = probe.devices[index].name
     if args.json:
-        found = [*map(_fused_figure, overlaps), *map(_fused_figure, norms)]
+        figures = [*map(_fused_figure, overlaps), *map(_fused_figure, norms)]
         write_results(
-            args.json, results(probe, index, device.machine, args.words, found, devices=world)
+            args.json, results(probe, index, device.machine, args.words, figures, devices=world)
         )
     if args.json == "-":
         return 0

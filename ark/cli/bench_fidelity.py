@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     backend, probe = registry.choose(args.backend)
     if not 0 <= args.device < len(probe.devices):
         raise InvalidUsageError(
-            f"there is no device {args.device}; {backend.name} has {len(probe.devices)}"
+            f"device {args.device} does not exist; {backend.name} has {len(probe.devices)}"
         )
     cpu = backend.name == registry.FALLBACK
     listed = named(args.names, cpu) if args.names else chosen(PROGRAMS, cpu)
@@ -76,11 +76,11 @@ def _show(rows: list[Fidelity], title: str) -> None:
     console.print(table)
     known = [row for row in rows if not row.error]
     apart = [row for row in known if row.name not in FITTED]
-    for listed, what in ((known, "programs"), (apart, "of them that no cost was fitted to")):
+    for listed, label in ((known, "programs"), (apart, "of them that no cost was fitted to")):
         errors = [abs(row.off) for row in listed]
         if errors:
             console.print(
-                f"{len(errors)} {what}: mean error {100 * sum(errors) / len(errors):.0f}% "
+                f"{len(errors)} {label}: mean error {100 * sum(errors) / len(errors):.0f}% "
                 f"(goal {100 * MEAN_GOAL:.0f}%), worst {100 * max(errors):.0f}% "
                 f"(goal {100 * WORST_GOAL:.0f}%)"
             )

@@ -54,15 +54,15 @@ def chosen(names: list[str], cpu: bool) -> list[OpCase]:
     if not names:
         suited = [c for c in known if c.on_cpu or not cpu]
         return [c for c in suited if not c.name.startswith(SWEEP)]
-    found = []
+    selected = []
     for name in names:
-        fitting = [c for c in known if fnmatch.fnmatch(c.name, name) and c not in found]
+        fitting = [c for c in known if fnmatch.fnmatch(c.name, name) and c not in selected]
         if not any(fnmatch.fnmatch(c.name, name) for c in known):
             raise InvalidUsageError(
-                f"no case is called {name!r}; `ark bench ops --list` shows them all"
+                f"the case {name!r} does not exist; `ark bench ops --list` shows them all"
             )
-        found += fitting
-    return found
+        selected += fitting
+    return selected
 
 
 def run(args: argparse.Namespace) -> int:
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     wanted = chosen(args.names, backend.name == registry.FALLBACK)
     if not 0 <= args.device < len(probe.devices):
         raise InvalidUsageError(
-            f"there is no device {args.device}; {backend.name} has {len(probe.devices)}"
+            f"device {args.device} does not exist; {backend.name} has {len(probe.devices)}"
         )
     rows: list[OpFigures] = []
     device = backend.open(args.device)
@@ -124,11 +124,11 @@ def figures_of(row: OpFigures, peer: str, most: float | None) -> list[Figure]:
     name = f"ops/{row.name}"
     if row.peer_errors:
         detail["peer_errors"] = {n or peer: error for n, error in row.peer_errors.items()}
-    found = [figure(name, row.seconds, peer, row.peer_seconds, row.error, detail)]
+    figures = [figure(name, row.seconds, peer, row.peer_seconds, row.error, detail)]
     for other, (seconds, distance) in row.others.items():
         more = {**detail, "distance": distance}
-        found.append(figure(name, row.seconds, other, seconds, detail=more))
-    return found
+        figures.append(figure(name, row.seconds, other, seconds, detail=more))
+    return figures
 
 
 def _inspect(args: argparse.Namespace) -> int:
@@ -155,10 +155,10 @@ def _inspect(args: argparse.Namespace) -> int:
     )
     for name, row in rows.items():
         kinds = sorted(row.instructions.items(), key=lambda item: -item[1])
-        made = ", ".join(f"{count} {kind}" for kind, count in kinds)
+        listed = ", ".join(f"{count} {kind}" for kind, count in kinds)
         spilled = f"{row.spills} ({row.scratch_bytes} bytes a lane)"
         lost = "-" if row.bank_conflicts is None else f"{row.bank_conflicts:.0%}"
-        table.add_row(name, f"{row.matrix_share:.0%}", lost, made, str(row.registers), spilled)
+        table.add_row(name, f"{row.matrix_share:.0%}", lost, listed, str(row.registers), spilled)
     Console(markup=False).print(table)
     return 0
 
@@ -222,8 +222,8 @@ def _show(name: str, machine: Machine, rows: list[OpFigures], most: float | None
             print(f"  {row.error}")
             continue
         print(_columns([*_cells(row, machine), *_copy_cells(row, most)]))
-        for other, (took, apart) in row.others.items():
-            cells = f"{took * 1e6:.1f} us", f"{took / row.seconds:.2f}", f"{apart:.1e}"
+        for other, (seconds, apart) in row.others.items():
+            cells = f"{seconds * 1e6:.1f} us", f"{seconds / row.seconds:.2f}", f"{apart:.1e}"
             print(_columns([f"beside {other}", "", "", *cells]))
         for other, error in row.peer_errors.items():
             print(f"  {other or 'torch'} {_cannot(error)}"[:80])

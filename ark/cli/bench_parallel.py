@@ -84,9 +84,9 @@ def run(args: argparse.Namespace) -> int:
     if rank_info.rank != 0:
         return 0
     if args.json:
-        found = [_figure(row, args.config) for row in rows]
+        figures = [_figure(row, args.config) for row in rows]
         world = rank_info.world_size
-        write_results(args.json, results(probe, index, machine, args.words, found, devices=world))
+        write_results(args.json, results(probe, index, machine, args.words, figures, devices=world))
     if args.json != "-":
         show(probe.devices[index].name, rows)
     return 0

@@ -126,8 +126,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json != "-":
         show(measured, target)
     failed = sum(one.failed for one in measured)
-    for said in sorted({said for one in measured for said in one.errors}):
-        errors.print(visible(f"failed: {said}"), style="red", soft_wrap=True)
+    for message in sorted({message for one in measured for message in one.errors}):
+        errors.print(visible(f"failed: {message}"), style="red", soft_wrap=True)
     return 1 if failed else 0
 
 

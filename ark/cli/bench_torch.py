@@ -77,7 +77,7 @@ def check_names(names: Sequence[str], known: Iterable[str]) -> None:
     unknown = [n for n in names if n not in known]
     if unknown:
         raise InvalidUsageError(
-            f"no network is called {unknown[0]!r}; there are {', '.join(known)}"
+            f"the network {unknown[0]!r} does not exist; choose one of {', '.join(known)}"
         )
 
 

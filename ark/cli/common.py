@@ -51,7 +51,7 @@ def to_be_started(ranks: int, rank_info: RankInfo) -> bool:
     if ranks not in (1, rank_info.world_size) and rank_info.world_size > 1:
         raise InvalidUsageError(
             f"--ranks {ranks} contradicts the launcher, which started {rank_info.world_size}; "
-            "leave --ranks away under a launcher"
+            "omit --ranks under a launcher"
         )
     return ranks > rank_info.world_size
 
@@ -85,13 +85,13 @@ def progress(quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
     with Progress(*columns, console=errors, transient=True) as bars:
         shown: dict[str, object] = {}
 
-        def tell(what: str, done: int, total: int) -> None:
-            if what not in shown:
+        def tell(stage: str, done: int, total: int) -> None:
+            if stage not in shown:
                 for other in shown.values():
                     bars.update(other, visible=False)  # type: ignore[arg-type]
                 # Of what nobody can tell how far it is (total 0) the bar moves to and fro.
-                shown[what] = bars.add_task(what, total=total or None)
-            bars.update(shown[what], completed=done, total=total or None)  # type: ignore[arg-type]
+                shown[stage] = bars.add_task(stage, total=total or None)
+            bars.update(shown[stage], completed=done, total=total or None)  # type: ignore[arg-type]
 
         yield tell
 
@@ -121,14 +121,14 @@ def write_file(path: str, data: str | bytes) -> None:
         raise SystemError(f"{path} cannot be written: {error}; choose another place") from error
 
 
-def write_results(path: str | None, made: Results, done: bool = True) -> None:
+def write_results(path: str | None, results: Results, done: bool = True) -> None:
     """Writes what a bench measured in the one form of ark.bench.results. path: a file, - for
     standard output, or None. done: False while more is to come, which only a file shows.
     """
     if path == "-" and done:
-        sys.stdout.write(encode(made))
+        sys.stdout.write(encode(results))
     elif path and path != "-":
-        write_file(path, encode(made))
+        write_file(path, encode(results))
 
 
 def _write_to_device(target: Path, content: bytes) -> None:
@@ -165,7 +165,7 @@ def read_plan(path: str) -> Plan:
         raise PlanError(f"{path}: {error}") from error
 
 
-def read_file(path: str, what: str) -> str:
+def read_file(path: str, role: str) -> str:
     """Reads a text file; InvalidUsageError naming what it should be if it cannot be read, or is a
     pipe that nobody may ever write to; those that a shell makes, below /dev and /proc, are read.
     """
@@ -178,4 +178,4 @@ def read_file(path: str, what: str) -> str:
             raise OSError(f"it has more than {MOST_TEXT} characters")
         return text
     except (OSError, ValueError) as error:
-        raise InvalidUsageError(f"{path} cannot be read as {what}: {error}") from error
+        raise InvalidUsageError(f"{path} cannot be read as {role}: {error}") from error

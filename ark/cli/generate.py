@@ -203,8 +203,8 @@ def encoded(
     """
     head = text[: HEAD * context]
     if len(head) < len(text) and (count := len(tokenizer.encode(head, framed))) > 2 * context:
-        said = f"the first {len(head):,} of {len(text):,} characters of the prompt are {count:,}"
-        raise no_room(said, context, most)
+        counted = f"the first {len(head):,} of {len(text):,} characters of the prompt are {count:,}"
+        raise no_room(counted, context, most)
     tokens = tokenizer.encode(text, framed)
     if len(tokens) >= context:
         raise no_room(f"the prompt has {len(tokens):,}", context, most)
@@ -311,7 +311,7 @@ def answer_batch(
     """Prints the texts, or their JSON lines, in the order of the prompts when all have ended; what
     was made before an interrupt or an error as well.
     """
-    made: list[list[int]] = [[] for _ in prompts]
+    answers: list[list[int]] = [[] for _ in prompts]
     texts = [StoppedText.sampled(tokenizer.stream(prompt), sampling) for prompt in prompts]
     pieces: list[list[str]] = [[] for _ in prompts]
     most = sampling.max_tokens or generator.context
@@ -320,19 +320,19 @@ def answer_batch(
         with closing(generator.stream_batch(prompts, most, sampling)) as stream:
             for sequence, token in stream:
                 if texts[sequence].stopped is None:
-                    made[sequence].append(token)
+                    answers[sequence].append(token)
                     pieces[sequence].append(texts[sequence].push(token))
                 if all(text.stopped is not None for text in texts):
                     break
     finally:
         seconds = time.monotonic() - begin
-        for number, tokens in enumerate(made, 1):
+        for number, tokens in enumerate(answers, 1):
             text = "".join([*pieces[number - 1], texts[number - 1].finish()])
-            if args.json and any(made):
+            if args.json and any(answers):
                 print(json.dumps({"text": text, "tokens": tokens}), flush=True)
-            elif any(made):
+            elif any(answers):
                 print(f"[{number}] {visible(text)}", flush=True)
-    total = sum(map(len, made))
+    total = sum(map(len, answers))
     if not args.json:
         errors.print(
             f"{total} new tokens of {len(prompts)} prompts in {seconds:.2f} s"

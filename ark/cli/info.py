@@ -41,7 +41,7 @@ def requirement(text: str) -> tuple[str, int]:
     """(backend, devices) of NAME:N; InvalidUsageError if it is not of that form."""
     name, _, count = text.partition(":")
     if not name or not re.fullmatch(r"[0-9]{0,9}", count):
-        raise InvalidUsageError(f"{text!r} is no requirement; write it as BACKEND:DEVICES")
+        raise InvalidUsageError(f"{text!r} is not a requirement; write it as BACKEND:DEVICES")
     return name, int(count or 1)
 
 
@@ -58,12 +58,12 @@ def run(args: argparse.Namespace) -> int:
     if wanted:
         name, count = wanted
         registry.get(name)
-        found = len(probes[name].devices)
-        if found < count:
+        devices = len(probes[name].devices)
+        if devices < count:
             raise SystemError(
-                f"{args.require} is required, but {found} devices of {name!r} were found: "
+                f"{args.require} is required, but {devices} devices of {name!r} were found: "
                 f"{probes[name].reason or 'too few'}"
-                + (f"; to mend it: {probes[name].remedy}" if probes[name].remedy else "")
+                + (f"; fix: {probes[name].remedy}" if probes[name].remedy else "")
             )
     return 0
 

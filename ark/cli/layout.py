@@ -47,7 +47,7 @@ def register(subparsers: Subparsers) -> None:
 def parse_shape(text: str) -> tuple[int, ...]:
     """A shape such as "64x64"; InvalidUsageError for anything else."""
     if not re.fullmatch(r"[0-9]{1,13}(x[0-9]{1,13})*", text):
-        raise InvalidUsageError(f"{text[:60]!r} is no shape; write sizes as in 64x64")
+        raise InvalidUsageError(f"{text[:60]!r} is not a shape; write sizes as in 64x64")
     shape = tuple(int(n) for n in text.split("x"))
     if not all(1 <= n <= LONGEST for n in shape):
         raise InvalidUsageError(
@@ -70,18 +70,18 @@ def _layout(args: argparse.Namespace) -> int:
         steps, times = change_on(network, shape, before, after, by_name(args.dtype).itemsize)
     total = _number(sum(step.elements for step in steps))
     if args.json:
-        found: dict[str, Any] = {"steps": [_entry(step) for step in steps], "elements": total}
+        answer: dict[str, Any] = {"steps": [_entry(step) for step in steps], "elements": total}
         if args.topology is not None:
-            for entry, us in zip(found["steps"], times, strict=True):
+            for entry, us in zip(answer["steps"], times, strict=True):
                 entry["us"] = us
-            found["us"] = sum(times)
-        print(json.dumps(found))
+            answer["us"] = sum(times)
+        print(json.dumps(answer))
         return 0
     for i, step in enumerate(steps):
-        what = step.op.replace("_", " ")
+        op = step.op.replace("_", " ")
         time = f", {times[i]:.2f} us" if times else ""
         sent = _number(step.elements)
-        print(f"{step.before} -> {step.after}: {what} among {step.ranks}, {sent}{time}")
+        print(f"{step.before} -> {step.after}: {op} among {step.ranks}, {sent}{time}")
     time = f" in {sum(times):.2f} us (simulated)" if args.topology is not None else ""
     print(f"{total} elements sent by each device{time}")
     return 0
@@ -89,15 +89,15 @@ def _layout(args: argparse.Namespace) -> int:
 
 def _entry(step: Step) -> dict[str, Any]:
     """A step as JSON: dimensions by number where one is cut or joined."""
-    found: dict[str, Any] = {"op": step.op, "ranks": step.ranks}
+    entry: dict[str, Any] = {"op": step.op, "ranks": step.ranks}
     if step.source >= D:
-        found["from_dim"] = step.source - D
+        entry["from_dim"] = step.source - D
     if step.target >= D:
-        found["to_dim"] = step.target - D
-    found["elements"] = _number(step.elements)
-    found["before"], found["after"] = str(step.before), str(step.after)
-    found["groups"] = [list(group) for group in step.groups]
-    return found
+        entry["to_dim"] = step.target - D
+    entry["elements"] = _number(step.elements)
+    entry["before"], entry["after"] = str(step.before), str(step.after)
+    entry["groups"] = [list(group) for group in step.groups]
+    return entry
 
 
 def _number(value: float) -> int | float:

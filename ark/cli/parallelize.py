@@ -100,17 +100,18 @@ def parse_mesh(text: str) -> tuple[int, ...]:
     sizes = tuple(int(n) for n in text.split("x")) if known else ()
     if not sizes or not 1 <= math.prod(sizes) <= MOST_RANKS:
         raise InvalidUsageError(
-            f"{text[:40]!r} is no mesh; write 1 to 4 numbers as in 2x4, at most {MOST_RANKS} ranks"
+            f"{text[:40]!r} is not a mesh; write 1 to 4 numbers as in 2x4, at most {MOST_RANKS} "
+            "ranks"
         )
     return sizes
 
 
 def parse_bytes(text: str) -> int:
     """A number of bytes such as 80G; InvalidUsageError for anything else."""
-    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?)([KMGT]?)B?", text)
-    if not found or not float(found[1]):
-        raise InvalidUsageError(f"{text[:40]!r} is no number of bytes; write as in 80G")
-    return int(float(found[1]) * UNITS[found[2]])
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?)([KMGT]?)B?", text)
+    if not match or not float(match[1]):
+        raise InvalidUsageError(f"{text[:40]!r} is not a number of bytes; write as in 80G")
+    return int(float(match[1]) * UNITS[match[2]])
 
 
 def run(args: argparse.Namespace) -> int:
@@ -127,17 +128,19 @@ def run(args: argparse.Namespace) -> int:
     names = tuple(args.plan.split(","))
     if names == ("auto",):
         keep = mesh if args.keep_mesh else None
-        made, _ = best(splits, math.prod(mesh), target, work, memory, keep)
+        prediction, _ = best(splits, math.prod(mesh), target, work, memory, keep)
     else:
-        made = predict(splits, mesh, names, target, work, memory)
+        prediction = predict(splits, mesh, names, target, work, memory)
     if args.html:
         from ark.parallel.page import render_page
 
-        write_file(args.html, render_page(made, f"{Path(args.source).name} on {args.machine}"))
+        write_file(
+            args.html, render_page(prediction, f"{Path(args.source).name} on {args.machine}")
+        )
     if args.json:
-        print(json.dumps(_object(made)))
+        print(json.dumps(_object(prediction)))
     else:
-        _show(made, memory)
+        _show(prediction, memory)
     return 0
 
 
@@ -152,7 +155,7 @@ def _graph(args: argparse.Namespace) -> Any:
     rows = args.sequence or min(4096, config.max_position_embeddings)
     if rows > config.max_position_embeddings:
         raise InvalidUsageError(
-            f"a sequence of {rows} tokens was asked for; the model has "
+            f"a sequence of {rows} tokens is too long; the model has "
             f"{config.max_position_embeddings} positions at most"
         )
     return whole_pass(config, dtype, rows)
@@ -164,19 +167,19 @@ def _work(prediction: Prediction) -> tuple[float, tuple[Whole, ...]]:
     return whole_in(nodes, prediction.options, [prediction.mesh[axis] for axis in prediction.axes])
 
 
-def _object(made: Prediction) -> dict[str, Any]:
-    share, replicated = _work(made)
+def _object(prediction: Prediction) -> dict[str, Any]:
+    share, replicated = _work(prediction)
     return {
-        "mesh": list(made.mesh),
-        "plan": list(made.names),
-        "recompute": made.work.recompute,
-        "us": made.us,
-        "bytes": made.peak,
-        "memory": [dataclasses.asdict(m) for m in made.memory],
-        "stages": list(made.stage_of),
-        "gradients": {"bytes": made.synced_bytes, "us": made.synced_us},
-        "send": {"bytes": made.send_bytes, "us": made.send_us},
-        "update_us": made.update_us,
+        "mesh": list(prediction.mesh),
+        "plan": list(prediction.names),
+        "recompute": prediction.work.recompute,
+        "us": prediction.us,
+        "bytes": prediction.peak,
+        "memory": [dataclasses.asdict(m) for m in prediction.memory],
+        "stages": list(prediction.stage_of),
+        "gradients": {"bytes": prediction.synced_bytes, "us": prediction.synced_us},
+        "send": {"bytes": prediction.send_bytes, "us": prediction.send_us},
+        "update_us": prediction.update_us,
         "work": {"share": share, "replicated": [dataclasses.asdict(op) for op in replicated]},
         "blocks": [
             {
@@ -187,8 +190,8 @@ def _object(made: Prediction) -> dict[str, Any]:
                 "ops": [
                     {
                         "name": node.name,
-                        "split": list(made.options[node.id].choice),
-                        "layout": list(made.options[node.id].output),
+                        "split": list(prediction.options[node.id].choice),
+                        "layout": list(prediction.options[node.id].output),
                     }
                     for node in cost.block.nodes
                 ],
@@ -198,29 +201,31 @@ def _object(made: Prediction) -> dict[str, Any]:
                     for m in c.moves
                 ],
             }
-            for cost in made.blocks
+            for cost in prediction.blocks
         ],
     }
 
 
-def _show(made: Prediction, memory: int | None) -> None:
-    plan = " x ".join(f"{n} {name}" for n, name in zip(made.mesh, made.names, strict=True))
-    again = ", recomputing" if made.work.recompute else ""
-    print(f"{plan}{again}: {made.us / 1e3:.1f} ms a step (predicted)")
+def _show(prediction: Prediction, memory: int | None) -> None:
+    plan = " x ".join(
+        f"{n} {name}" for n, name in zip(prediction.mesh, prediction.names, strict=True)
+    )
+    recomputing = ", recomputing" if prediction.work.recompute else ""
+    print(f"{plan}{recomputing}: {prediction.us / 1e3:.1f} ms a step (predicted)")
     room = f" of {memory / 1e9:.1f}" if memory else ""
-    for place, held in enumerate(made.memory):
-        stage = f"stage {place}" if len(made.memory) > 1 else "each rank"
+    for place, held in enumerate(prediction.memory):
+        stage = f"stage {place}" if len(prediction.memory) > 1 else "each rank"
         print(
             f"{stage}: {held.total / 1e9:.1f} GB{room} (parameters {held.parameters / 1e9:.1f}, "
             f"gradients {held.gradients / 1e9:.1f}, optimizer {held.optimizer / 1e9:.1f}, "
             f"activations {held.activations / 1e9:.1f})"
         )
-    layer = max(made.blocks, key=lambda b: len(b.block.nodes))
+    layer = max(prediction.blocks, key=lambda b: len(b.block.nodes))
     moved = ", ".join(
         f"{m.op.replace('_', ' ')} {m.bytes / 1e6:.1f} MB" for c in layer.changes for m in c.moves
     )
-    share, replicated = _work(made)
-    several = math.prod(made.mesh[axis] for axis in made.axes)
+    share, replicated = _work(prediction)
+    several = math.prod(prediction.mesh[axis] for axis in prediction.axes)
     if several > 1:
         shares: dict[str, float] = {}
         for op in replicated:
@@ -235,6 +240,7 @@ def _show(made: Prediction, memory: int | None) -> None:
         )
     print(f"{layer.block.name}: {layer.forward_us:.0f} us; moves {moved or 'nothing'}")
     print(
-        f"{made.send_bytes / 1e6:.1f} MB between stages, {made.synced_bytes / 1e6:.1f} MB of "
+        f"{prediction.send_bytes / 1e6:.1f} MB between stages, "
+        f"{prediction.synced_bytes / 1e6:.1f} MB of "
         "gradients sent by a rank"
     )

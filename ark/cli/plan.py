@@ -69,9 +69,9 @@ def register(subparsers: Subparsers) -> None:
 
 def read_plans(paths: list[str]) -> list[Plan]:
     """Plans from files, verified together."""
-    made = [read_plan(path) for path in paths]
-    admit(made)
-    return made
+    planned = [read_plan(path) for path in paths]
+    admit(planned)
+    return planned
 
 
 def make(args: argparse.Namespace) -> list[Plan]:
@@ -111,39 +111,39 @@ def _watched(args: argparse.Namespace) -> list[Plan]:
         raise InvalidUsageError("--passes shows how a model is planned; a plan file has no passes")
     pages = PassPages()
     with observed(pages):
-        made = make(args)
+        planned = make(args)
     page = pages.write(args.passes, f"{args.source} on {args.machine}")
     print(f"wrote {page}: {len(pages.changes)} passes changed the graph", file=sys.stderr)
-    return made
+    return planned
 
 
 def run(args: argparse.Namespace) -> int:
     with progress(args.json) as tell:
         tell("planning", 0, 0)
-        made = _watched(args) if args.passes is not None else make(args)
-        texts = [to_json(plan) for plan in made] if args.output or args.json else []
+        planned = _watched(args) if args.passes is not None else make(args)
+        texts = [to_json(plan) for plan in planned] if args.output or args.json else []
     if args.output:
-        for plan, text in zip(made, texts, strict=True):
+        for plan, text in zip(planned, texts, strict=True):
             path = Path(args.output)
-            name = path if len(made) == 1 else path.with_suffix(f".{plan.rank}{path.suffix}")
+            name = path if len(planned) == 1 else path.with_suffix(f".{plan.rank}{path.suffix}")
             write_file(str(name), text)
             print(f"wrote {name}: {len(text):,} bytes", file=sys.stderr)
     if args.json:
-        sys.stdout.write(texts[0] if len(made) == 1 else "[" + ",\n".join(texts) + "]\n")
+        sys.stdout.write(texts[0] if len(planned) == 1 else "[" + ",\n".join(texts) + "]\n")
     elif not args.output or args.ops or args.tasks:
-        sys.stdout.write(_shown(made, args.ops, args.tasks))
-    return memory_verdict(made)
+        sys.stdout.write(_shown(planned, args.ops, args.tasks))
+    return memory_verdict(planned)
 
 
-def _shown(made: Sequence[Plan], ops: bool, tasks: bool) -> str:
+def _shown(planned: Sequence[Plan], ops: bool, tasks: bool) -> str:
     """The plans as text; of ranks whose summaries are equal the first one's."""
     if ops or tasks:
-        return "".join(dump(plan, tasks) for plan in made)
+        return "".join(dump(plan, tasks) for plan in planned)
     alike: dict[str, list[int]] = {}
-    for plan in made:
+    for plan in planned:
         alike.setdefault(summary(plan).partition("\n")[2], []).append(plan.rank)
     parts = []
     for text, ranks in alike.items():
         named = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
-        parts.append(f"plan of {named} of {made[0].world_size}\n{text}")
+        parts.append(f"plan of {named} of {planned[0].world_size}\n{text}")
     return "".join(parts)

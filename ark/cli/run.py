@@ -73,32 +73,36 @@ def dimension(text: str) -> tuple[str, int]:
 
 def dimensions(texts: list[str]) -> dict[str, int]:
     """Open sizes by name, each named once."""
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for name, size in map(dimension, texts):
-        if name in found:
+        if name in sizes:
             raise InvalidUsageError(f"--dim names {name!r} twice; name each size once")
-        found[name] = size
-    return found
+        sizes[name] = size
+    return sizes
 
 
-def _named(texts: list[str], names: list[str], what: str) -> dict[str, str]:
+def _named(texts: list[str], names: list[str], role: str) -> dict[str, str]:
     """Files by name: those without a name take the names that are left, in order."""
-    found: dict[str, str] = {}
+    files: dict[str, str] = {}
     plain = []
     for text in texts:
         name, _, file = text.partition("=")
         if file and name in names:
-            if name in found:
-                raise InvalidUsageError(f"--{what} names {name!r} twice; name each {what} once")
-            found[name] = file
+            if name in files:
+                raise InvalidUsageError(f"--{role} names {name!r} twice; name each {role} once")
+            files[name] = file
         elif file and name.isidentifier():
-            raise InvalidUsageError(f"there is no {what} {name!r}; there are {', '.join(names)}")
+            raise InvalidUsageError(
+                f"the {role} {name!r} does not exist; choose one of {', '.join(names)}"
+            )
         else:
             plain.append(text)
-    left = [name for name in names if name not in found]
+    left = [name for name in names if name not in files]
     if len(plain) > len(left):
-        raise InvalidUsageError(f"{len(texts)} {what}s were named; there are {', '.join(names)}")
-    return found | dict(zip(left, plain, strict=False))
+        raise InvalidUsageError(
+            f"{len(texts)} {role}s were given, but the model has {', '.join(names)}"
+        )
+    return files | dict(zip(left, plain, strict=False))
 
 
 def _array(file: str) -> np.ndarray:

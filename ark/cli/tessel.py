@@ -57,43 +57,43 @@ def _tessel(args: argparse.Namespace) -> int:
         placement = shape(args.placement, *sizes, inference=args.inference)
     else:
         placement = Placement.from_json(read_file(args.placement, "a placement"))
-    made = tessel(placement, args.memory, args.micro_batches, args.time_limit)
+    schedule = tessel(placement, args.memory, args.micro_batches, args.time_limit)
     if args.json:
-        print(json.dumps(_object(made)))
+        print(json.dumps(_object(schedule)))
         return 0
-    proof = "the least" if made.optimal else f"the least is not below {made.period_bound}"
-    above = made.makespan - made.makespan_bound
+    proof = "the least" if schedule.optimal else f"the least is not below {schedule.period_bound}"
+    above = schedule.makespan - schedule.makespan_bound
     end = f"at most {above} above the least" if above else "the least"
-    print(f"period {made.period} ({proof}), makespan {made.makespan} ({end})")
-    for line in _timeline(placement, made):
+    print(f"period {schedule.period} ({proof}), makespan {schedule.makespan} ({end})")
+    for line in _timeline(placement, schedule):
         print(line)
     return 0
 
 
-def _object(made: Schedule) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "period": made.period,
-        "makespan": made.makespan,
-        "optimal": made.optimal,
+def _object(schedule: Schedule) -> dict[str, Any]:
+    answer: dict[str, Any] = {
+        "period": schedule.period,
+        "makespan": schedule.makespan,
+        "optimal": schedule.optimal,
     }
-    if made.makespan > made.makespan_bound:
-        found["makespan_bound"] = made.makespan_bound
-    if not made.optimal:
-        found["bound"] = made.period_bound
-    return {**found, "schedule": [dataclasses.asdict(entry) for entry in made.entries]}
+    if schedule.makespan > schedule.makespan_bound:
+        answer["makespan_bound"] = schedule.makespan_bound
+    if not schedule.optimal:
+        answer["bound"] = schedule.period_bound
+    return {**answer, "schedule": [dataclasses.asdict(entry) for entry in schedule.entries]}
 
 
-def _timeline(placement: Placement, made: Schedule) -> list[str]:
+def _timeline(placement: Placement, schedule: Schedule) -> list[str]:
     """A row a device: the micro-batch's last digit at each time, the rest left away."""
-    width = min(WIDEST, made.makespan)
+    width = min(WIDEST, schedule.makespan)
     rows = [["."] * width for _ in range(placement.devices)]
     backward = {b.name for b in placement.blocks if b.memory < 0}
-    for entry in made.entries:
+    for entry in schedule.entries:
         for at in range(entry.start, min(width, entry.start + entry.span)):
             for device in entry.devices:
                 digit = "0123456789"[entry.micro_batch % 10]
                 letter = "abcdefghij"[entry.micro_batch % 10]
                 rows[device][at] = letter if entry.block in backward else digit
-    more = " ..." if width < made.makespan else ""
+    more = " ..." if width < schedule.makespan else ""
     legend = ["digits: micro-batches; letters: those whose memory is given back"]
     return legend + [visible(f"{d:4} {''.join(row)}{more}") for d, row in enumerate(rows)]

@@ -202,9 +202,9 @@ def _compare(args: argparse.Namespace) -> int:
     left = _MOST_COMPARED
     for name, k in _candidates(args, topology):
         try:
-            best, made = _best(args, topology, name, k, size, left)
+            best, operations_made = _best(args, topology, name, k, size, left)
             runs.append(best)
-            left = max(0, left - made)
+            left = max(0, left - operations_made)
         except REFUSALS as error:
             failures.append(f"{name} is left out: {error}")
         except SystemError as error:
@@ -257,9 +257,9 @@ def _best(
 ) -> tuple[tuple[CollectiveProgram, SimulationResult], int]:
     """Returns the fastest variant of an algorithm, by the simulator's word, and all operations."""
     variants: list[tuple[CollectiveProgram, SimulationResult]] = []
-    made = 0
+    operation_count = 0
     for window in _WINDOWS if name == FORESTCOLL else _WINDOWS[:1]:
-        if variants and made > min(_MOST_IN_WINDOWS, most_operations - made):
+        if variants and operation_count > min(_MOST_IN_WINDOWS, most_operations - operation_count):
             break
         program = synthesize(
             topology,
@@ -272,11 +272,11 @@ def _best(
             window=window,
             size_bytes=size,
             time_limit_s=args.time_limit,
-            most_operations=most_operations - made,
+            most_operations=most_operations - operation_count,
         )
-        made += sum(len(operations) for operations in program.operations)
+        operation_count += sum(len(operations) for operations in program.operations)
         variants.append(_tuned(program, topology, size))
-    return min(variants, key=lambda run: run[1].time_us), made
+    return min(variants, key=lambda run: run[1].time_us), operation_count
 
 
 def _tuned(

@@ -24,7 +24,7 @@ def named_network(args: argparse.Namespace) -> Topology:
     for word in args.group.split(","):
         ends = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", word)
         if ends is None:
-            raise InvalidUsageError(f"--group {args.group!r} is no list such as 0-3,8.")
+            raise InvalidUsageError(f"--group {args.group!r} is not a list of ranks such as 0-3,8.")
         members += range(int(ends[1]), int(ends[2] or ends[1]) + 1)
     return topology.subgroup(members)
 
@@ -38,14 +38,14 @@ def with_costs(args: argparse.Namespace, topology: Topology) -> Topology:
 
 def _agrees(args: argparse.Namespace, program: CollectiveProgram) -> None:
     """Raises InvalidUsageError for an option that says something else than the program's file."""
-    for option, given, found in (
+    for option, given, has_value in (
         ("--collective", args.collective, program.collective.value),
         ("--reduction", args.reduction, program.reduction),
         ("--root", args.root, program.root),
         ("--pieces", args.pieces, program.pieces),
     ):
-        if given is not None and given != found:
-            has = "none" if found is None else repr(found)
+        if given is not None and given != has_value:
+            has = "none" if has_value is None else repr(has_value)
             raise InvalidUsageError(
                 f"{option} says {given!r}, but the program {args.program} has {has}; leave "
                 f"{option} out, or synthesize another program"

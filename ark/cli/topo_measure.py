@@ -68,18 +68,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show(out: str | None, topology: Topology, pairs: list[Pair]) -> None:
-    made = _written(topology, pairs)
+    written = _written(topology, pairs)
     if out is None:
-        print(to_json(made), end="")
+        print(to_json(written), end="")
         return
-    write_file(out, to_json(made))
+    write_file(out, to_json(written))
     for pair in pairs:
         for name, line in pair.lines.items():
             print(
                 f"{topology.ranks[pair.one]} - {topology.ranks[pair.other]}, {name}: "
                 f"{line.alpha_us:.2f} us, {line.gbps:.2f} GB/s each way"
             )
-    costs = made.costs
+    costs = written.costs
     assert costs is not None
     sums = "not told" if costs.local_gbps is None else f"{costs.local_gbps:.1f} GB/s"
     print(f"a put more: {costs.put_overhead_us:.2f} us; sums: {sums} -> {out}")

@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     backend, probe = registry.choose(args.backend)
     if not 0 <= args.device < len(probe.devices):
         raise InvalidUsageError(
-            f"there is no device {args.device}; {backend.name} has {len(probe.devices)}"
+            f"device {args.device} does not exist; {backend.name} has {len(probe.devices)}"
         )
     if not args.sources and not args.show and not args.forget:
         raise InvalidUsageError("name a model, a plan or a case of `ark bench ops --list`")
@@ -75,19 +75,19 @@ def run(args: argparse.Namespace) -> int:
         if args.forget:
             tuned.KEPT.forget(machine)
         kept = tuned.KEPT.load(machine)
-        found = products(_plans(args.sources, args.dim, machine))
-        if args.sources and not found:
+        sizes = products(_plans(args.sources, args.dim, machine))
+        if args.sources and not sizes:
             raise InvalidUsageError("the sources have no matrix product whose cut can be chosen")
-        for product in found:
+        for product in sizes:
             choice = tune(product, backend, device, args.repeats, _tell(product))
             if choice is None:
                 raise UnsupportedError(f"no cut of the product {product} can be run")
             kept[product.key] = choice
-        if found:
+        if sizes:
             tuned.KEPT.store(machine, kept)
     finally:
         device.close()
-    names = {p.key: str(p) for p in found}
+    names = {p.key: str(p) for p in sizes}
     shown = kept if args.show else {key: kept[key] for key in names}
     if shown or args.show:
         _show(f"{backend.name} {machine.name}", shown, names)
@@ -95,8 +95,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _tell(product: Product) -> Callable[[Cut, float | None], None]:
-    def tell(cut: Cut, took: float | None) -> None:
-        text = "cannot be run" if took is None else f"{took * 1e6:.1f} us"
+    def tell(cut: Cut, seconds: float | None) -> None:
+        text = "cannot be run" if seconds is None else f"{seconds * 1e6:.1f} us"
         parts = f", {cut.parts} parts of k" if cut.parts > 1 else ""
         print(f"{product}: {cut.rows} x {cut.columns}{parts}: {text}", file=sys.stderr, flush=True)
 
@@ -105,21 +105,21 @@ def _tell(product: Product) -> Callable[[Cut, float | None], None]:
 
 def _plans(sources: list[str], dims: list[str], machine: Machine) -> list[Plan]:
     """The plans of what the sources name, as they are made without any choice."""
-    made: list[Plan] = []
+    plans: list[Plan] = []
     for source in sources:
         if source.endswith(".json"):
-            made += read_plans([source])
+            plans += read_plans([source])
         elif source.endswith(".onnx"):
-            made.append(_onnx(source, dims, machine))
+            plans.append(_onnx(source, dims, machine))
         else:
             fitting = [c for c in cases() if fnmatch.fnmatch(c.name, source)]
             if not fitting:
                 raise InvalidUsageError(
-                    f"{source!r} is no model (FILE.onnx), no plan (FILE.json) and no case of "
+                    f"{source!r} is neither a model (FILE.onnx), a plan (FILE.json) nor a case of "
                     "`ark bench ops --list`"
                 )
-            made += [planned(case, machine)[0] for case in fitting]
-    return made
+            plans += [planned(case, machine)[0] for case in fitting]
+    return plans
 
 
 def _onnx(path: str, dims: list[str], machine: Machine) -> Plan:

@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     unknown = [n for n in names if n not in COLLECTIVES]
     if unknown:
         raise InvalidUsageError(
-            f"there is no collective {unknown[0]!r} to measure; there are {', '.join(COLLECTIVES)}"
+            f"the collective {unknown[0]!r} does not exist; choose one of {', '.join(COLLECTIVES)}"
         )
     backend, probe = registry.choose(args.backend)
     ranks = rank_from_environment()
@@ -69,28 +69,28 @@ def run(args: argparse.Namespace) -> int:
         device = backend.open(index)
         try:
             machine = device.machine
-            found: tuned.Table = {}
+            measurements: tuned.Table = {}
             for name in names:
                 for nbytes in row:
                     tell = _tell(name, nbytes, ranks.rank == 0)
                     entry = tune(name, nbytes, fp32, args.repeats, job, backend, device, tell)
-                    found.setdefault(tuned.key(name, ranks.world_size), []).append(entry)
+                    measurements.setdefault(tuned.key(name, ranks.world_size), []).append(entry)
         finally:
             device.close()
     if ranks.rank == 0:
         table = tuned.KEPT.load(machine)
-        for key, entries in found.items():
+        for key, entries in measurements.items():
             measured = {e.nbytes for e in entries}
             others = (e for e in table.get(key, ()) if e.nbytes not in measured)
             table[key] = sorted([*entries, *others], key=lambda e: e.nbytes)
         tuned.KEPT.store(machine, table)
-        _show(f"{backend.name} {machine.name}", found)
+        _show(f"{backend.name} {machine.name}", measurements)
     return 0
 
 
 def _tell(collective: str, nbytes: int, aloud: bool) -> Tell:
-    def tell(algorithm: str, engine: str, took: float | None) -> None:
-        text = "cannot be run" if took is None else f"{took * 1e6:.1f} us"
+    def tell(algorithm: str, engine: str, seconds: float | None) -> None:
+        text = "cannot be run" if seconds is None else f"{seconds * 1e6:.1f} us"
         if aloud:
             line = f"{collective} {nbytes}: {algorithm}, {engine}: {text}"
             print(line, file=sys.stderr, flush=True)
@@ -98,12 +98,12 @@ def _tell(collective: str, nbytes: int, aloud: bool) -> Tell:
     return tell
 
 
-def _show(device: str, found: tuned.Table) -> None:
+def _show(device: str, measurements: tuned.Table) -> None:
     table = Table(title=f"collectives on {device}")
     heads = ("collective", "ranks", "bytes", "algorithm", "engine", "us", "the usual, us", "gain")
     for head in heads:
         table.add_column(head)
-    for key, entries in sorted(found.items()):
+    for key, entries in sorted(measurements.items()):
         name, _, world = key.rpartition(".")
         for e in sorted(entries, key=lambda e: e.nbytes):
             gain = f"{e.usual_us / e.us:.2f}" if e.us else ""

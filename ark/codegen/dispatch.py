@@ -31,13 +31,13 @@ def dispatch(bodies: Bodies, seldom: Collection[int]) -> str:
         lines[code in seldom].append(f"    case {code}u: {run}\n")
     unknown = f"      {enter}\n" if enter else ""
     unknown += f"      ark_fail(c, 5u, 0u, {len(bodies.names)}u, t.kind);\n      return true;\n"
-    made = ""
+    source = ""
     if lines[True]:
-        made += _switch("ARK_BODY bool ark_dispatch_seldom", "", lines[True], unknown)
+        source += _switch("ARK_BODY bool ark_dispatch_seldom", "", lines[True], unknown)
         unknown = "      return ark_dispatch_seldom(c, t);\n"
     begins = "  ark_task_begins(c);\n" if bodies.loads else ""
-    made += _switch("ARK_DEVICE bool ark_dispatch", begins, lines[False], unknown)
-    return made + _poll(bodies) if bodies.leads else made
+    source += _switch("ARK_DEVICE bool ark_dispatch", begins, lines[False], unknown)
+    return source + _poll(bodies) if bodies.leads else source
 
 
 def _switch(function: str, first: str, lines: Sequence[str], unknown: str) -> str:
@@ -57,8 +57,8 @@ def _poll(bodies: Bodies) -> str:
 
 def dispatch_run(bodies: Bodies) -> str:
     """The switch over what warps run for several tasks without meeting."""
-    names, found = bodies.names, sorted(bodies.runs)
-    lines = "".join(f"    case {i}u: {names[i]}(c, tasks, count); return;\n" for i in found)
+    names, kinds = bodies.names, sorted(bodies.runs)
+    lines = "".join(f"    case {i}u: {names[i]}(c, tasks, count); return;\n" for i in kinds)
     return (
         "ARK_DEVICE void ark_dispatch_run(ArkCtx& c, const ArkTask* tasks, ark_u32 count) {\n"
         f"  switch (tasks->kind) {{\n{lines}    default:\n"
@@ -68,11 +68,11 @@ def dispatch_run(bodies: Bodies) -> str:
 
 def dispatch_load(bodies: Bodies) -> str:
     """Which kinds have loading halves, which others use none of their stages, and the switch."""
-    names, found = bodies.names, sorted(bodies.halves)
-    lines = "".join(f"    case {i}u: {names[i]}_load(c, t, load); return;\n" for i in found)
+    names, kinds = bodies.names, sorted(bodies.halves)
+    lines = "".join(f"    case {i}u: {names[i]}_load(c, t, load); return;\n" for i in kinds)
     spares = _any_of(bodies.spares)
     return (
-        f"ARK_DEVICE bool ark_loads(ark_u32 kind) {{ return {_any_of(found)}; }}\n"
+        f"ARK_DEVICE bool ark_loads(ark_u32 kind) {{ return {_any_of(kinds)}; }}\n"
         f"ARK_DEVICE bool ark_spares_stages(ark_u32 kind) {{ return {spares}; }}\n"
         "ARK_DEVICE void ark_dispatch_load(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& load) {\n"
         f"  switch (t.kind) {{\n{lines}    default: return;\n  }}\n}}\n"
@@ -85,8 +85,8 @@ def _any_of(codes: Collection[int]) -> str:
 
 def dispatch_move(bodies: Bodies) -> str:
     """The switch over what warps that move run."""
-    names, found = bodies.names, sorted(bodies.moved)
-    lines = "".join(f"    case {i}u: {names[i]}_move(t); return;\n" for i in found)
+    names, kinds = bodies.names, sorted(bodies.moved)
+    lines = "".join(f"    case {i}u: {names[i]}_move(t); return;\n" for i in kinds)
     return (
         "ARK_DEVICE void ark_dispatch_move(const ArkTask& t) {\n"
         f"  switch (t.kind) {{\n{lines}    default: return;\n  }}\n}}\n"

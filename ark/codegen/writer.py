@@ -132,10 +132,10 @@ def _agreed(signatures: Sequence[Signature]) -> list[Signature]:
     plain = {key: sig.with_aligned([False] * len(sig.operands)) for key, sig in distinct.items()}
     common: dict[tuple[object, ...], list[bool]] = {}
     for key, sig in distinct.items():
-        found = common.setdefault(plain[key].key, [True] * len(sig.operands))
-        found[:] = [a and o.aligned for a, o in zip(found, sig.operands, strict=True)]
-    made = {key: same.with_aligned(common[same.key]) for key, same in plain.items()}
-    return [made[sig.key] for sig in signatures]
+        aligned = common.setdefault(plain[key].key, [True] * len(sig.operands))
+        aligned[:] = [a and o.aligned for a, o in zip(aligned, sig.operands, strict=True)]
+    agreed = {key: same.with_aligned(common[same.key]) for key, same in plain.items()}
+    return [agreed[sig.key] for sig in signatures]
 
 
 def _short(signatures: Iterable[kinds.Signature]) -> bool:

@@ -15,6 +15,6 @@ def require(module: str, extra: str = "comm") -> ModuleType:
     except ImportError as error:
         package = module.partition(".")[0]
         raise SystemError(
-            f"this part of ark needs the package {package}, which cannot be imported here "
+            f"this feature needs the package {package}, which cannot be imported here "
             f"({error}); install it with: pip install 'ark-gpu[{extra}]'."
         ) from error

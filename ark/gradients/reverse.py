@@ -79,8 +79,8 @@ def _start(end: Tensor, given: Any) -> Tensor:
     if given is None:
         if end.ir.elements != 1:
             raise InvalidUsageError(
-                f"grad: an output of shape {end.shape()} needs a gradient in grad_outputs; only "
-                "one element is weighted with 1"
+                f"grad: an output of shape {end.shape()} needs a gradient in grad_outputs; only a "
+                "single element has the default gradient 1"
             )
         return ones(end.ir.shape, end.ir.dtype)
     tensor = as_tensor(given)

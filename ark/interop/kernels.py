@@ -15,8 +15,8 @@ MOST = 64  # kernels of one model, for as many combinations of sizes
 
 def bucket(size: int, most: int | None) -> int:
     """The power of two from `size` on, or the bound `most` if that is smaller."""
-    found = max(1, 1 << (size - 1).bit_length())
-    return max(size, min(found, most)) if most is not None else found
+    size_class = max(1, 1 << (size - 1).bit_length())
+    return max(size, min(size_class, most)) if most is not None else size_class
 
 
 T = TypeVar("T")
@@ -36,10 +36,10 @@ class Kernels(Generic[T]):
         """The kernel for `key`, made if it is not there."""
         with self._lock:
             if key not in self._made:
-                made = make()
+                kernel = make()
                 while len(self._made) >= (self._most or MOST):
                     self._end(self._made.popitem(last=False)[1])
-                self._made[key] = made
+                self._made[key] = kernel
             self._made.move_to_end(key)
             return self._made[key]
 

@@ -23,12 +23,12 @@ def digest(graph: Graph) -> str:
     """SHA-256 of a graph as hexadecimal digits; InternalError for an attribute of a type that has
     no encoding here.
     """
-    made = hashlib.sha256()
+    sha256 = hashlib.sha256()
     after = {t.id: [d.id for d in graph.depends(t)] for t in graph.tensors if graph.depends(t)}
     head = (graph.rank, graph.world_size, graph.phases, graph.detached, after)
     for part in (head, graph.buffers, graph.tensors, graph.nodes):
-        made.update(_text(part).encode())
-    return made.hexdigest()
+        sha256.update(_text(part).encode())
+    return sha256.hexdigest()
 
 
 def _text(value: Any) -> str:

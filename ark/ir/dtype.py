@@ -274,4 +274,4 @@ def by_name(name: str) -> DataType:
         codes, columns, group, scales, zeros, values = match.groups()
         types = (by_name(codes), int(columns), int(group), by_name(scales), bool(zeros))
         return row_type(*types, by_name(values))
-    raise InvalidUsageError(f"no data type is called {name!r}; ark has {_names()}")
+    raise InvalidUsageError(f"the data type {name!r} does not exist; choose one of {_names()}")

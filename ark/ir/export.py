@@ -48,9 +48,9 @@ def _nodes(graph: Graph) -> list[dict[str, Any]]:
     consumers: dict[int, list[int]] = defaultdict(list)
     writer: dict[int, int] = {}
     for node in nodes:
-        found = {writer[t.buffer.id] for t in node.inputs if t.buffer.id in writer}
-        producers[node.id] = sorted(found)
-        for producer in found:
+        writers = {writer[t.buffer.id] for t in node.inputs if t.buffer.id in writer}
+        producers[node.id] = sorted(writers)
+        for producer in writers:
             consumers[producer].append(node.id)
         writer.update({t.buffer.id: node.id for t in node.outputs})
     return [
@@ -82,8 +82,8 @@ def _spelled_out(graph: Graph) -> Iterator[Node]:
         own = buffer or dataclasses.replace(tensor.buffer, id=next(buffers))
         return dataclasses.replace(tensor, id=next(fresh), buffer=own)
 
-    def part(type: str, inputs: tuple[Tensor, ...], made: Tensor | None, **attrs: int) -> Node:
-        return Node(0, type, type, inputs, (made,) if made else (), attrs)
+    def part(type: str, inputs: tuple[Tensor, ...], output: Tensor | None, **attrs: int) -> Node:
+        return Node(0, type, type, inputs, (output,) if output else (), attrs)
 
     for node in graph.nodes:
         if node.type != "all_reduce" or _Exported.of(node.attrs).packet:
@@ -107,9 +107,9 @@ def _spelled_out(graph: Graph) -> Iterator[Node]:
             yield part("send", (sent,), None, remote_rank=to, tag=own_tags[rank])
             received = like(out)
             yield part("recv", (), received, remote_rank=origin, tag=own_tags[origin])
-            made = out if step == world - 1 else like(out, out.buffer)
-            yield part("add", (total, received), made)
-            total = made
+            written = out if step == world - 1 else like(out, out.buffer)
+            yield part("add", (total, received), written)
+            total = written
 
 
 def op_entry(node: Node) -> dict[str, Any]:

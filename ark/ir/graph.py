@@ -59,9 +59,9 @@ class Graph:
 
     def with_nodes(self, nodes: Iterable[Node]) -> Graph:
         """A copy that has these nodes instead, and shares everything else."""
-        made = copy.copy(self)
-        made.nodes = list(nodes)
-        return made
+        graph = copy.copy(self)
+        graph.nodes = list(nodes)
+        return graph
 
     @contextmanager
     def placed(self, processors: tuple[int, int] | None) -> Iterator[None]:
@@ -115,9 +115,9 @@ class Graph:
         self, arena: str, nbytes: int, rank: int = -1, name: str = "", address: int = 0
     ) -> Buffer:
         """Adds a buffer of `nbytes` in `arena`."""
-        made = Buffer(len(self.buffers), arena, nbytes, rank, name, address)
-        self.buffers.append(made)
-        return made
+        buffer = Buffer(len(self.buffers), arena, nbytes, rank, name, address)
+        self.buffers.append(buffer)
+        return buffer
 
     def tensor(
         self,
@@ -147,13 +147,13 @@ class Graph:
             )
         if buffer is None:
             buffer = self.buffer(arena, dtype.nbytes(math.prod(ext)), rank, name, address)
-        made = Tensor(len(self.tensors), dtype, dims, ext, off, pad, buffer, name)
-        self.tensors.append(made)
-        return made
+        tensor = Tensor(len(self.tensors), dtype, dims, ext, off, pad, buffer, name)
+        self.tensors.append(tensor)
+        return tensor
 
     def rewrite(self, target: Tensor, name: str = "") -> Tensor:
         """A new tensor on the same memory: what a write into `target` makes."""
-        made = self.tensor(
+        rewritten = self.tensor(
             target.shape,
             target.dtype,
             buffer=target.buffer,
@@ -162,8 +162,8 @@ class Graph:
             padded=target.padded,
             name=name or target.name,
         )
-        self.depend(made, self.depends(target))
-        return made
+        self.depend(rewritten, self.depends(target))
+        return rewritten
 
     def inherit(self, view: Tensor, source: Tensor) -> None:
         """A view of a tensor: what the source comes after and whether it is a constant holds."""

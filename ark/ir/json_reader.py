@@ -23,14 +23,16 @@ class Closed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class FormError(ModelError):
     """Data do not fit their form; `fault` names how, `place` is a JSON path such as $.links[3]."""
 
-    def __init__(self, what: str, fault: str, reason: str, place: str) -> None:
+    def __init__(self, subject: str, fault: str, reason: str, place: str) -> None:
         where = "" if place == "$" else f" at {place.replace('$.', '')}"
         self.fault, self.place = fault, place
-        self.message = f"{what} does not fit its form{where}: {reason}"
+        self.message = f"{subject} does not fit its form{where}: {reason}"
         super().__init__(f"{self.message}.")
 
 
-def read(source: str | bytes | Mapping[str, Any] | list[Any], form: type[Form], what: str) -> Form:
+def read(
+    source: str | bytes | Mapping[str, Any] | list[Any], form: type[Form], subject: str
+) -> Form:
     """Returns the form's value of JSON text, or of the object that it holds; FormError if it is
     none. `what` opens the error's sentence."""
     try:
@@ -42,6 +44,6 @@ def read(source: str | bytes | Mapping[str, Any] | list[Any], form: type[Form], 
         fault = "unknown field" if "unknown field" in reason else "bad field"
         fault = "missing field" if "missing required" in reason else fault
         reason = reason.replace("`", "'")
-        raise FormError(what, fault, reason, place.strip("`") or "$") from None
+        raise FormError(subject, fault, reason, place.strip("`") or "$") from None
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise FormError(what, "not JSON", f"it is not valid JSON ({error})", "$") from None
+        raise FormError(subject, "not JSON", f"it is not valid JSON ({error})", "$") from None

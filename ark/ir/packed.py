@@ -30,7 +30,7 @@ def alike(shape: Sequence[int], other: Sequence[int]) -> bool:
     return [n for n in shape if n != 1] == [n for n in other if n != 1]
 
 
-def cast(values: np.ndarray, dtype: DataType, what: str) -> np.ndarray:
+def cast(values: np.ndarray, dtype: DataType, subject: str) -> np.ndarray:
     """The values in the type, as NumPy casts them. InvalidUsageError, naming `what` they are for,
     for integers that the type does not hold and for fractions where it holds integers.
     """
@@ -42,7 +42,8 @@ def cast(values: np.ndarray, dtype: DataType, what: str) -> np.ndarray:
     whole = values.dtype.kind in "biu" or bool((np.trunc(values) == values).all())
     if not whole or values.min() < limits.min or values.max() > limits.max:
         raise InvalidUsageError(
-            f"{what} is {dtype.name}, which holds whole numbers from {limits.min} to {limits.max}; "
+            f"{subject} is {dtype.name}, which holds whole numbers from {limits.min} to "
+            f"{limits.max}; "
             f"the array of {values.dtype} has values from {values.min()} to {values.max()}"
             f"{'' if whole else ' with fractions'}: cast the array"
         )

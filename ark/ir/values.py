@@ -17,17 +17,17 @@ MAX_DIMS = 8
 MOST_SIZE = (7 << 28) - 1  # of a dimension: tasks count in 32 bits, to the end of the last tile
 
 
-def whole(what: str, value: object) -> int:
+def whole(subject: str, value: object) -> int:
     """The value as an int; InvalidUsageError, beginning with `what`, for other than whole numbers:
     nothing is rounded silently.
     """
     try:
-        made = int(value)  # type: ignore[call-overload]
-        if made == value:
-            return int(made)
+        number = int(value)  # type: ignore[call-overload]
+        if number == value:
+            return int(number)
     except (TypeError, ValueError, OverflowError):
         pass
-    raise InvalidUsageError(f"{what}: {value!r:.60} is not a whole number")
+    raise InvalidUsageError(f"{subject}: {value!r:.60} is not a whole number")
 
 
 def row_major(extents: Sequence[int]) -> tuple[int, ...]:

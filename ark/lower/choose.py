@@ -40,8 +40,8 @@ def choose(graph: Graph, context: Context) -> tuple[Machine, ...]:
     their own number of rows, because a launch runs one of them.
     """
     machine, options = context.machine, context.options
-    found = _choose(graph, context)
-    machines = [found] * len(graph.phases)
+    chosen = _choose(graph, context)
+    machines = [chosen] * len(graph.phases)
     if options.get("variant") is None and options.get("fuse", True):
         for phase in range(len(machines) - 1):
             nodes = [n for n in graph.nodes if n.phase == phase and not n.virtual]
@@ -123,10 +123,10 @@ def _choose(graph: Graph, context: Context, phase: int = -1) -> Machine:
                 return target
             continue
         under = dataclasses.replace(context, machine=target)
-        made = narrow_inputs(fuse_linear(graph, under), under)
-        last = [n for n in made.nodes if n.phase == range(len(made.phases))[phase]]
-        decodes = streams and _decodes(last, target) and _settled(made.nodes)
-        fits = _fits(made.nodes, target) and not _starves(last, target, machine)
+        candidate = narrow_inputs(fuse_linear(graph, under), under)
+        last = [n for n in candidate.nodes if n.phase == range(len(candidate.phases))[phase]]
+        decodes = streams and _decodes(last, target) and _settled(candidate.nodes)
+        fits = _fits(candidate.nodes, target) and not _starves(last, target, machine)
         if fits and (variant.name == wanted or decodes):
             full = filled(last, target)
             if full is None:
@@ -166,15 +166,16 @@ def refusal(graph: Graph, machine: Machine) -> str:
         return "no product and no attention"
     first = machine.using(machine.variants[0].name)
     share = target.warps / first.warps
-    both = [(work_us(n, target, share), work_us(n, first), n) for n in work]
-    mine, other = sum(t for t, _, _ in both), sum(t for _, t, _ in both)
+    pairs = [(work_us(n, target, share), work_us(n, first), n) for n in work]
+    mine, other = sum(t for t, _, _ in pairs), sum(t for _, t, _ in pairs)
     if mine < other:
         return ""
-    took, instead, worst = max(both, key=lambda times: times[0] - times[1])
+    slowest_us, instead, worst = max(pairs, key=lambda times: times[0] - times[1])
     sides = " x ".join(f"{t.dtype.name}{list(t.shape)}" for t in worst.inputs[:2])
     return (
         f"products and attention are predicted to take {mine:.1f} us, and {other:.1f} under "
-        f"{first.variant.name}; above all {worst.name}, {took:.1f} and {instead:.1f} us: {sides}"
+        f"{first.variant.name}; above all {worst.name}, {slowest_us:.1f} and {instead:.1f} us: "
+        f"{sides}"
     )
 
 
@@ -212,17 +213,17 @@ def _settled(nodes: Sequence[Node]) -> bool:
     """Is what bodies read before they wait older than the iteration? Its residual and caches a
     kind reads so only where they are.
     """
-    made: set[tuple[int, int]] = set()  # (phase, buffer)
+    written: set[tuple[int, int]] = set()  # (phase, buffer)
     for node in nodes:
         early: Sequence[Tensor] = ()
         if node.type == "linear":
             early = node.inputs[2 : -1 if node.read(LinearAttributes).epilogue == "add" else None]
         elif node.type == "attention":
             early = node.inputs[3:4]
-        if any((node.phase, t.buffer.id) in made for t in early):
+        if any((node.phase, t.buffer.id) in written for t in early):
             return False
         if not node.virtual:
-            made |= {(node.phase, t.buffer.id) for t in node.outputs}
+            written |= {(node.phase, t.buffer.id) for t in node.outputs}
     return True
 
 

@@ -49,17 +49,17 @@ class Contents:
     def _tensor(self, tensor: Tensor, op: int) -> int:
         packet = tensor.id in self.packets
         key = (tensor.buffer.id, tensor.dtype.name, tensor.shape, tensor.extents, tensor.offsets)
-        found = self._tensor_ids.get(key)
+        number = self._tensor_ids.get(key)
         buffer = self._buffer(tensor, packet)
         first, last = self._lifetimes.get(buffer, (op, op))
         self._lifetimes[buffer] = (min(first, op), max(last, op))
-        if found is None:
-            found = len(self.tensors)
-            self._tensor_ids[key] = found
+        if number is None:
+            number = len(self.tensors)
+            self._tensor_ids[key] = number
             self.tensors.append(
                 PlanTensor(
-                    found,
-                    tensor.name or f"t{found}",
+                    number,
+                    tensor.name or f"t{number}",
                     tensor.dtype.name,
                     tensor.shape,
                     tensor.extents,
@@ -68,19 +68,19 @@ class Contents:
                     packet,
                 )
             )
-        return found
+        return number
 
     def _buffer(self, tensor: Tensor, packet: bool) -> int:
         source = tensor.buffer
-        found = self._buffer_ids.get(source.id)
-        if found is None:
-            found = len(self.buffers)
-            self._buffer_ids[source.id] = found
+        number = self._buffer_ids.get(source.id)
+        if number is None:
+            number = len(self.buffers)
+            self._buffer_ids[source.id] = number
             rank = self.rank if source.rank < 0 else source.rank
             arena = "external" if source.id in self._external else source.arena
             self.buffers.append(
                 PlanBuffer(
-                    id=found,
+                    id=number,
                     name=source.name or tensor.name or f"b{source.id}",
                     arena="packet" if packet and arena != "symmetric" else arena,
                     nbytes=source.nbytes // tensor.dtype.itemsize * packet_bytes(tensor.dtype.name)
@@ -90,7 +90,7 @@ class Contents:
                     initial=arena in INITIAL,
                 )
             )
-        return found
+        return number
 
     def _place(self, reordered: bool) -> None:
         """Offsets: activations share memory, everything else lies one behind the other.

@@ -48,7 +48,10 @@ class Lowering:
         """Adds a group for the node being lowered."""
         node = self.node
         if node is None:
-            raise PlanError("a lowering emitted tasks outside of a node")
+            raise PlanError(
+                "tasks were emitted outside of the lowering of a node; report this as a fault of "
+                "ark"
+            )
         group = Group(
             node.name + suffix,
             kind,
@@ -81,21 +84,21 @@ class Lowering:
                 f"op {node.name!r}: the tile {list(node.hints.tile)} has more dimensions than its "
                 f"result {list(node.outputs[0].shape)}"
             )
-        found = hinted_tile(node.name, shape, node.hints, shown)
+        sizes = hinted_tile(node.name, shape, node.hints, shown)
         full = node.outputs[0].shape
-        if found is not None and dims > FOLDED and not is_block(full, found[0]):
+        if sizes is not None and dims > FOLDED and not is_block(full, sizes[0]):
             raise PlanError(
-                f"op {node.name!r}: a tile of {found[0]} indices of the leading dimensions of "
-                f"{list(full)} is no box of them; give a divisor"
+                f"op {node.name!r}: a tile of {sizes[0]} indices of the leading dimensions of "
+                f"{list(full)} does not divide them into boxes; give a divisor"
             )
-        if found is not None and any(found[d] != 1 for d in fixed):
+        if sizes is not None and any(sizes[d] != 1 for d in fixed):
             raise PlanError(
-                f"op {node.name!r}: a tile {found} spans several indices of the result's dimension "
-                f"{next(d for d in fixed if found[d] != 1) - len(shape)}, which tasks of "
-                f"{node.type} take one by one"
+                f"op {node.name!r}: a tile {sizes} spans several indices of the result's dimension "
+                f"{next(d for d in fixed if sizes[d] != 1) - len(shape)}, which tasks of "
+                f"{node.type} compute one by one; set that tile size to 1"
             )
-        self.cut = self.cut or found is not None
-        return found
+        self.cut = self.cut or sizes is not None
+        return sizes
 
     def far(self, *peers: int) -> bool:
         """Is one of these ranks on another host? The option `hosts` says; -1 is this rank."""

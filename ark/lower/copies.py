@@ -30,10 +30,10 @@ def dense(lowering: Lowering, tensor: IrTensor, suffix: str, fill: bool) -> IrTe
     """The tensor, or where it is strided, a dense one in its place (filled with its elements)."""
     if tensor.dense:
         return tensor
-    made = lowering.temp(tensor.shape, tensor.dtype, f"{tensor.name}{suffix}")
+    copy = lowering.temp(tensor.shape, tensor.dtype, f"{tensor.name}{suffix}")
     if fill:
-        copy_box(lowering, tensor, made, suffix)
-    return made
+        copy_box(lowering, tensor, copy, suffix)
+    return copy
 
 
 def move(

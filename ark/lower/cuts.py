@@ -251,11 +251,11 @@ def tiles(
     rows, columns = machine.matmul_tile(shape[2], shape[3], batch, 8 * itemsize)
     while columns < shape[3] and tiles_together(2 * rows * columns * depth, machine):
         columns = min(2 * columns, shape[3])
-    found = {Cut(rows, columns): None}
+    cuts = {Cut(rows, columns): None}
     for high, wide in itertools.product((1.0, 0.5, 0.25, 2.0), repeat=2):
         sizes = max(1, int(rows * high)), max(1, int(columns * wide))
-        found[Cut(min(sizes[0], shape[2]), min(sizes[1], shape[3]))] = None
-    return list(found)
+        cuts[Cut(min(sizes[0], shape[2]), min(sizes[1], shape[3]))] = None
+    return list(cuts)
 
 
 def choose_tile(

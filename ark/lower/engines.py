@@ -86,8 +86,8 @@ def choose_engine(
         if engine is None:
             there = [e.name for e in able]
             raise UnsupportedError(
-                f"{machine.name} does not move this by the engine {asked!r}; it has "
-                f"{', '.join(there) or 'no other for it'}"
+                f"{machine.name} does not support this transfer by the engine {asked!r}; it has "
+                f"{', '.join(there) or 'no other engine for it'}"
             )
         return engine
     packets = ENGINES[PACKET] in able and in_packets(machine, nbytes)

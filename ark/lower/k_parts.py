@@ -44,22 +44,22 @@ def candidates(
     def tiles(high: int, wide: int) -> int:
         return batch * -(-m // high) * -(-n // wide)
 
-    found: dict[Cut, None] = {}
+    cuts: dict[Cut, None] = {}
     if UNIT_PARTS[dtypes[0], dtypes[1]] == 1:
         sizes = ((min(h, m), min(w, n), h, w) for h, w, _ in machine.large_tiles)
         able = (s for s in sizes if filled(s[0], s[2]) and filled(s[1], s[3]))
-        found = dict.fromkeys(Cut(*s[:2]) for s in able)
+        cuts = dict.fromkeys(Cut(*s[:2]) for s in able)
     high, wide = min(machine.tile[0], m), min(machine.tile[1], n)
-    found[Cut(high, wide)] = None
+    cuts[Cut(high, wide)] = None
     while wide > given.least_columns and tiles(high, wide) < machine.processors:
         wide = -(-wide // (2 * given.block)) * given.block
-        found[Cut(high, wide)] = None
+        cuts[Cut(high, wide)] = None
     lines = -(-depth * itemsize(dtypes) // STEP)
-    for cut in list(found):
+    for cut in list(cuts):
         if parts and batch == 1 and tiles(cut.rows, cut.columns) < machine.processors:
             counts = (p for p in given.parts if (p - 1) * -(-lines // p) < lines)
-            found.update(dict.fromkeys(Cut(cut.rows, cut.columns, p) for p in counts))
-    return list(found)
+            cuts.update(dict.fromkeys(Cut(cut.rows, cut.columns, p) for p in counts))
+    return list(cuts)
 
 
 def itemsize(dtypes: Sequence[str]) -> int:
@@ -81,9 +81,11 @@ def predicted_us(
     fold = 0.0
     if cut.parts > 1:
         fold = _fold_us(8.0 * cut.parts * m * n, costs, machine)
-    both = depth * batch * (size * m + 2 * n) / (machine.bandwidth_gbps * 1e3 * costs.read_share)
+    memory_us = (
+        depth * batch * (size * m + 2 * n) / (machine.bandwidth_gbps * 1e3 * costs.read_share)
+    )
     rounds = -(-tiles // machine.processors)
-    return max(rounds * lines * line, both) + rounds * costs.begin_us + fold
+    return max(rounds * lines * line, memory_us) + rounds * costs.begin_us + fold
 
 
 def stays_whole(shape: Sequence[int], depth: int, dtypes: Sequence[str], machine: Machine) -> bool:

@@ -77,8 +77,8 @@ def without(tensor: Tensor, d: int) -> Tensor:
 def join(tensor: Tensor, d: int) -> Tensor:
     """The tensor with dimensions d and d + 1 as one; `joins` must hold."""
 
-    def one(values: Sequence[int], made: int) -> tuple[int, ...]:
-        return (*values[:d], made, *values[d + 2 :])
+    def one(values: Sequence[int], size: int) -> tuple[int, ...]:
+        return (*values[:d], size, *values[d + 2 :])
 
     shape = tensor.shape[d] * tensor.shape[d + 1]
     inner = tensor.extents[d + 1]
@@ -100,13 +100,13 @@ def joins(tensor: Tensor, d: int) -> bool:
 def merge(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Tensors that broadcast to the last one, in the fewest dimensions that they can share."""
     rank = len(tensors[-1].shape)
-    found = [widen(t, rank) for t in tensors]
+    parts = [widen(t, rank) for t in tensors]
     for d in range(rank - 2, -1, -1):
-        wanted = found[-1].shape[d : d + 2]
-        matching = all(t.shape[d : d + 2] in (wanted, (1, 1)) for t in found)
-        if matching and all(joins(t, d) for t in found):
-            found = [join(t, d) for t in found]
-    return found
+        wanted = parts[-1].shape[d : d + 2]
+        matching = all(t.shape[d : d + 2] in (wanted, (1, 1)) for t in parts)
+        if matching and all(joins(t, d) for t in parts):
+            parts = [join(t, d) for t in parts]
+    return parts
 
 
 def merge_transposed(

@@ -68,8 +68,8 @@ def _followed(lowering: Lowering, node: Node) -> None:
     asked = node.hints is not None and (node.hints.tile or node.hints.tasks)
     if asked and not lowering.cut:
         raise PlanError(
-            f"op {node.name!r}: the tasks of {node.type} are not tiles of its result, so that they "
-            "take no Tile and no NumTasks; leave these out of its configuration"
+            f"op {node.name!r}: the tasks of {node.type} are not tiles of its result, so Tile and "
+            "NumTasks are not supported; remove them from its configuration"
         )
 
 

@@ -46,7 +46,7 @@ def choose_packets(
     or 4, and polls more. machines: by phase.
     received: ids of buffers between ranks that hold packets in any case.
     """
-    found: set[int] = set()
+    chosen: set[int] = set()
     barred: set[int] = set(options.get("external", ()))
     written: dict[int, list[Tensor]] = defaultdict(list)  # by buffer
     touched: dict[int, list[Tensor]] = {}
@@ -82,8 +82,8 @@ def choose_packets(
         stays = kinds[buffer] == {"combine"}
         local = source.arena == "activation" and small and buffer not in barred and not stays
         if local or buffer in received:
-            found.update(t.id for t in tensors)
-    return found
+            chosen.update(t.id for t in tensors)
+    return chosen
 
 
 def _most_read(group: Group, machine: Machine) -> int:

@@ -157,21 +157,21 @@ def _lowered(prepared: Prepared, meta: Mapping[str, Any] | None) -> _Draft:
 def _chosen(options: Mapping[str, Any]) -> dict[str, Any]:
     """Which ranks share a host, if not all do; the engines that were measured, if any were."""
     hosts = options.get("hosts") or ()
-    made: dict[str, Any] = {"hosts": list(hosts)} if len(set(hosts)) > 1 else {}
+    meta: dict[str, Any] = {"hosts": list(hosts)} if len(set(hosts)) > 1 else {}
     if options.get("engines"):
-        made["engines"] = options["engines"]
-    return made
+        meta["engines"] = options["engines"]
+    return meta
 
 
 def _ended(groups: Sequence[Group]) -> list[Group]:
     """The groups, and behind a phase's last one, if it has several tasks, the iteration's end."""
     last = {group.phase: place for place, group in enumerate(groups)}
-    made: list[Group] = []
+    result: list[Group] = []
     for place, group in enumerate(groups):
-        made.append(group)
+        result.append(group)
         if place == last[group.phase] and len(group.coords) > 1:
-            made.append(_end(group))
-    return made
+            result.append(_end(group))
+    return result
 
 
 def _end(group: Group) -> Group:
@@ -182,9 +182,9 @@ def _end(group: Group) -> Group:
 
 def _ranges(groups: Sequence[Group]) -> dict[str, Any]:
     """The processors that each op was asked to stay on, and in which context, if any was."""
-    found: dict[str, Any] = {}
+    ranges: dict[str, Any] = {}
     if any(g.processors for g in groups):
-        found["processor_ranges"] = [list(g.processors) if g.processors else None for g in groups]
+        ranges["processor_ranges"] = [list(g.processors) if g.processors else None for g in groups]
     if any(g.context is not None for g in groups):
-        found["contexts"] = [g.context for g in groups]
-    return found
+        ranges["contexts"] = [g.context for g in groups]
+    return ranges

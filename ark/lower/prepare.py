@@ -125,15 +125,15 @@ def _check_ranges(graph: Graph, machine: Machine) -> None:
     for node in graph.nodes:
         if node.processors and not node.virtual and node.processors[1] > machine.processors:
             raise PlanError(
-                f"op {node.name!r} was asked to run on processors {node.processors[0]} to "
+                f"op {node.name!r} is restricted to processors {node.processors[0]} to "
                 f"{node.processors[1] - 1}, but {machine.name} has {machine.processors}, from 0 to "
                 f"{machine.processors - 1}; give PlannerContext a range within these"
             )
 
 
 def _private_copy(graph: Graph) -> Graph:
-    made = graph.with_nodes(graph.nodes)
-    made.rank = graph.rank if graph.world_size > 1 else 0  # alone, whatever its number
-    made.tensors = list(graph.tensors)
-    made.buffers = list(graph.buffers)
-    return made
+    copied = graph.with_nodes(graph.nodes)
+    copied.rank = graph.rank if graph.world_size > 1 else 0  # alone, whatever its number
+    copied.tensors = list(graph.tensors)
+    copied.buffers = list(graph.buffers)
+    return copied

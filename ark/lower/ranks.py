@@ -39,11 +39,11 @@ def plan_ranks(
     if others and _counts_from_itself(prepared):
         moved = _moved(graphs, prepared, machine)
         if moved is not None:
-            made = plan_prepared(prepared, meta, _for_all(drafted, len(graphs)))
-            return Rotated(made, moved)
+            drafts = plan_prepared(prepared, meta, _for_all(drafted, len(graphs)))
+            return Rotated(drafts, moved)
     each = [prepared, *(prepare(other, machine, options) for other in others)]
     tell = [partial(drafted, rank) if drafted else None for rank in range(len(graphs))]
-    return [plan_prepared(p, meta, told) for p, told in zip(each, tell, strict=True)]
+    return [plan_prepared(p, meta, symmetry) for p, symmetry in zip(each, tell, strict=True)]
 
 
 def _for_all(
@@ -98,19 +98,19 @@ def _steps(a: Graph, b: Graph) -> dict[int, tuple[int, ...]] | None:
     are the same in all else; None if they are not.
     """
     written = {t.buffer.id for n in a.nodes if not n.virtual for t in n.outputs}
-    found: dict[int, tuple[int, ...]] = {}
+    steps: dict[int, tuple[int, ...]] = {}
     for mine, theirs in zip(a.tensors, b.tensors, strict=False):
         constant = mine.buffer.arena == "parameter" and mine.buffer.id not in written
         if constant and mine.offsets != theirs.offsets and len(mine.shape) == len(theirs.shape):
             ends = zip(mine.offsets, theirs.offsets, strict=True)
-            found[mine.id] = tuple(end - begin for begin, end in ends)
+            steps[mine.id] = tuple(end - begin for begin, end in ends)
 
     def back(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        if found.keys().isdisjoint(t.id for t in tensors):
+        if steps.keys().isdisjoint(t.id for t in tensors):
             return tensors
         return tuple(
-            replace(t, offsets=tuple(o - s for o, s in zip(t.offsets, found[t.id], strict=True)))
-            if t.id in found
+            replace(t, offsets=tuple(o - s for o, s in zip(t.offsets, steps[t.id], strict=True)))
+            if t.id in steps
             else t
             for t in tensors
         )
@@ -122,4 +122,4 @@ def _steps(a: Graph, b: Graph) -> dict[int, tuple[int, ...]] | None:
     tensors = list(back(tuple(b.tensors)))
     own = {**a.state(), "rank": 0}
     same = own == {**b.state(), "rank": 0, "nodes": nodes, "tensors": tensors}
-    return found if same else None
+    return steps if same else None

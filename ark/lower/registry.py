@@ -60,15 +60,17 @@ def register(
 ) -> OpDef:
     if name in _OPS:
         raise InternalError(f"the op {name!r} is registered twice")
-    made = OpDef(name, reference, lower, aliasing, names_ranks, iteration_barrier, all_ranks)
-    _OPS[name] = made
-    return made
+    definition = OpDef(name, reference, lower, aliasing, names_ranks, iteration_barrier, all_ranks)
+    _OPS[name] = definition
+    return definition
 
 
 def get(name: str) -> OpDef:
     """The op of that name; UnsupportedError if there is none."""
     if name not in _OPS and name not in _OPS.filled():
-        raise UnsupportedError(f"the op {name!r} is not built; ark has {', '.join(sorted(_OPS))}")
+        raise UnsupportedError(
+            f"the op {name!r} is not supported; ark has {', '.join(sorted(_OPS))}"
+        )
     return _OPS[name]
 
 

@@ -106,7 +106,7 @@ def hinted_tile(
         cut = f"tiles of {tile} are {count}" if sizes is not None else "no equal tiles are so many"
         raise PlanError(
             f"op {name!r}: NumTasks is {hints.tasks}, but of its result {list(shape)} {cut}; say "
-            f"{count}, or leave NumTasks out"
+            f"{count}, or omit NumTasks"
         )
     return tile
 

@@ -17,10 +17,10 @@ def unpacked(lowering: Lowering, tensor: Tensor, fill: bool = True) -> Tensor:
     with its values if asked.
     """
     dtype = bf16 if tensor.dtype.name == "fp4" else int8
-    made = lowering.temp(tensor.shape, dtype, f"{tensor.name}.unpacked")
+    wide = lowering.temp(tensor.shape, dtype, f"{tensor.name}.unpacked")
     if fill:
-        convert(lowering, tensor, made)
-    return made
+        convert(lowering, tensor, wide)
+    return wide
 
 
 def convert(lowering: Lowering, source: Tensor, target: Tensor) -> None:

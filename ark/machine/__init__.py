@@ -64,7 +64,7 @@ class Machine:
         for capability in self.capabilities:
             if not isinstance(capability, Capability):
                 member = Capability.named(capability)
-                raise TypeError(f"{capability!r} is a word; give Capability.{member.name}")
+                raise TypeError(f"{capability!r} is a string; use Capability.{member.name}")
 
     @property
     def variant(self) -> Variant:
@@ -119,17 +119,17 @@ class Machine:
 
     def using(self, name: str) -> Machine:
         """The machine with only the variant of that name; itself if it offers none such."""
-        found = [v for v in self.variants if v.name == name]
-        return dataclasses.replace(self, variants=tuple(found)) if found else self
+        matching = [v for v in self.variants if v.name == name]
+        return dataclasses.replace(self, variants=tuple(matching)) if matching else self
 
     def without_ring(self) -> Machine:
         """The machine whose variant `block` reads operands in place: what the ring would take of
         shared memory is the nearest cache's, and who would load leaves registers to the others.
         """
-        made = tuple(
+        variants = tuple(
             block(v.role(COMPUTE)) if v.name == "block" and v.stages else v for v in self.variants
         )
-        return dataclasses.replace(self, variants=made)
+        return dataclasses.replace(self, variants=variants)
 
     def under(self, place: int) -> Machine:
         """The machine with only the variant at that place."""
@@ -137,13 +137,13 @@ class Machine:
 
     def shaped(self, **changes: Any) -> Machine:
         """The machine with these fields of all its variants changed."""
-        made = tuple(dataclasses.replace(v, **changes) for v in self.variants)
-        return dataclasses.replace(self, variants=made)
+        variants = tuple(dataclasses.replace(v, **changes) for v in self.variants)
+        return dataclasses.replace(self, variants=variants)
 
     def has(self, capability: Capability) -> bool:
         """TypeError for a word: a misspelt one would be quietly false."""
         if not isinstance(capability, Capability):
-            raise TypeError(f"{capability!r} is a word where a member of Capability is expected")
+            raise TypeError(f"{capability!r} is a string; expected a member of Capability")
         return capability in self.capabilities
 
     def with_capabilities(self, *more: Capability) -> Machine:

@@ -29,7 +29,7 @@ class Capability(Enum):
             if member.value == word:
                 return member
         known = ", ".join(sorted(c.value for c in cls))
-        raise PlanError(f"no capability is named {word!r}; the known ones are {known}")
+        raise PlanError(f"the capability {word!r} does not exist; choose one of {known}")
 
     MMA_SYNC = ("mma_sync", "a warp multiplies tiles of 16-bit types on matrix units")
     WGMMA = ("wgmma", "four warps together multiply tiles in shared memory, asynchronously")

@@ -117,8 +117,8 @@ class Shape:
             )
         if self.sampling not in ("", FULL) or not 0 <= self.logprobs <= MAX_TOP:
             raise InvalidUsageError(
-                f"sampling={self.sampling!r} with {self.logprobs} log probabilities was asked for; "
-                f"give {FULL!r} or an empty text, and 0 to {MAX_TOP} log probabilities"
+                f"sampling={self.sampling!r} with {self.logprobs} log probabilities is not "
+                f"supported; give {FULL!r} or an empty text, and 0 to {MAX_TOP} log probabilities"
             )
         if self.batch > 1 and self.chunk and self.pages is None:
             raise InvalidUsageError(

@@ -288,7 +288,7 @@ def _mark_end(chat: list[dict[str, Any]], template: str) -> str:
             part["text"] = text + END_MARK
             return text
     raise InvalidUsageError(
-        "continue_final_message was asked for, but the last message has no text to continue"
+        "continue_final_message is set, but the last message has no text to continue"
     )
 
 
@@ -296,7 +296,7 @@ def _cut_at_mark(rendered: str, text: str) -> str:
     at = rendered.rfind(END_MARK.strip())
     if at < 0 or text.strip() not in rendered:
         raise InvalidUsageError(
-            "continue_final_message was asked for, but the chat template does not render the last "
+            "continue_final_message is set, but the chat template does not render the last "
             "message whole; end the conversation with a message that it renders"
         )
     whole = rendered[at:].startswith(END_MARK)

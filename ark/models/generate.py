@@ -297,7 +297,7 @@ class Generator:
             )
         if (sampling.logprobs or 0) > self.shape.logprobs:
             raise InvalidUsageError(
-                f"{sampling.logprobs} log probabilities were asked for, but this Generator reports "
+                f"{sampling.logprobs} log probabilities exceed the limit: this Generator reports "
                 f"at most {self.shape.logprobs}; make it with max_logprobs={sampling.logprobs}"
             )
         return seeded_alike(sampling, self._ranks if self.shape.world_size > 1 else None)

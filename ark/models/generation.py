@@ -125,10 +125,10 @@ def ignored(directory: Path) -> dict[str, Any]:
 
 def warn_of_ignored(directory: Path) -> None:
     """Says in one line what of the file is not followed, if there is something."""
-    found = ignored(directory)
-    if found:
-        said = ", ".join(f"{name} {json.dumps(value):.60}" for name, value in found.items())
+    fields = ignored(directory)
+    if fields:
+        listed = ", ".join(f"{name} {json.dumps(value):.60}" for name, value in fields.items())
         log.warn(
-            f"{directory / FILE} asks for {said}, which ark does not follow; the text may differ "
+            f"{directory / FILE} asks for {listed}, which ark does not follow; the text may differ "
             "from that of transformers"
         )

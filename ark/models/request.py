@@ -16,13 +16,13 @@ from ark.models.checkpoint import Checkpoint
 from ark.plan.types import Plan
 
 
-def no_room(said: str, context: int, most: int) -> InvalidUsageError:
+def no_room(subject: str, context: int, most: int) -> InvalidUsageError:
     """The error for a prompt that a context has no room for. said: how many tokens what has. most:
     the longest context of the model.
     """
     more = "or raise --context" if context < most else "(the model has no more)"
     return InvalidUsageError(
-        f"{said} tokens, but the context holds {context:,} positions and at least one new token "
+        f"{subject} tokens, but the context holds {context:,} positions and at least one new token "
         f"needs a place; shorten the prompt {more}"
     )
 
@@ -44,11 +44,11 @@ def check_stops(stops: Sequence[int]) -> list[int]:
     """Stop tokens as numbers; InvalidUsageError for values that are no tokens."""
     if isinstance(stops, (str, bytes)) or not isinstance(stops, Sequence):
         raise InvalidUsageError(f"the stop tokens are {stops!r:.60}; give a list of tokens")
-    made = [whole("a stop token", stop) for stop in stops]
-    bad = [stop for stop in made if not 0 <= stop < 1 << 31]
+    tokens = [whole("a stop token", stop) for stop in stops]
+    bad = [stop for stop in tokens if not 0 <= stop < 1 << 31]
     if bad:
-        raise InvalidUsageError(f"the stop token {bad[0]} is no token; tokens are from 0")
-    return made
+        raise InvalidUsageError(f"the stop token {bad[0]} is not valid; token ids are at least 0")
+    return tokens
 
 
 def check_arguments(
@@ -72,9 +72,11 @@ def check_arguments(
         whole("the number of trace records", trace_records),
     )
     if not 0 <= numbers[1] < numbers[2]:
-        raise InvalidUsageError(f"there is no rank {rank} of {world_size} ranks")
+        raise InvalidUsageError(f"rank={rank} is out of range for {world_size} ranks")
     if not 0 <= numbers[3] < 1 << 31:
-        raise InvalidUsageError(f"there cannot be {trace_records} trace records")
+        raise InvalidUsageError(
+            f"trace_records={trace_records} is out of range; it must be 0 to {(1 << 31) - 1}"
+        )
     return numbers
 
 

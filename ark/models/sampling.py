@@ -123,10 +123,10 @@ SAMPLING_FIELDS = (
 """Fields that the device reads, beside the seed and the ids of stop tokens."""
 
 
-def _integer(name: str, value: Any, low: int, high: int, said: str = "") -> int:
+def _integer(name: str, value: Any, low: int, high: int, note: str = "") -> int:
     if isinstance(value, bool) or not low <= whole(name, value) <= high:
         raise InvalidUsageError(
-            f"{name} is {value!r:.60}; it must be a whole number from {low} to {high}{said}"
+            f"{name} is {value!r:.60}; it must be a whole number from {low} to {high}{note}"
         )
     return int(value)
 

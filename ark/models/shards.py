@@ -96,7 +96,7 @@ def find_tensors(directory: Path) -> dict[str, StoredTensor]:
     stray = sorted(path.name for path in directory.glob("*.safetensors"))
     hint = f" It holds {stray[0]}, but not under one of these names." if stray else ""
     raise ModelError(
-        f"{directory} has neither {SINGLE} nor {INDEX}, so there are no weights to read.{hint} "
+        f"{directory} has neither {SINGLE} nor {INDEX}, so it holds no weights.{hint} "
         "Give the directory that holds them, or download them."
     )
 

@@ -107,12 +107,12 @@ def attention(
     return result("attention", inputs, q.ir.shape, dtype, output, attrs.to_node(), name)
 
 
-def check_mask(what: str, window: int, softcap: float, causal: bool = True) -> None:
+def check_mask(op: str, window: int, softcap: float, causal: bool = True) -> None:
     """ModelError unless these are a mask."""
     if window < 0 or softcap < 0 or (window and not causal):
         raise ModelError(
-            f"{what}: the window is {window}, the soft cap {softcap}, causal {causal}; both are "
-            "at least 0, and a window is of the past: it needs causal=True"
+            f"{op}: the window is {window}, the soft cap {softcap}, causal {causal}; both are "
+            "at least 0, and a window covers earlier positions, so it needs causal=True"
         )
 
 
@@ -128,12 +128,12 @@ def _mask(given: Tensor, sizes: Sequence[int], sequences: int) -> Tensor:
     return given if aligned == given.ir.shape else reshape(given, aligned)
 
 
-def check_sinks(what: str, sinks: Any, heads: int) -> Tensor:
+def check_sinks(op: str, sinks: Any, heads: int) -> Tensor:
     """The sinks; ModelError unless they are one number a head."""
     given = as_tensor(sinks)
     if given.ir.shape != (heads,) or given.ir.dtype != fp32:
         raise ModelError(
-            f"{what}: the sinks are {given.ir.dtype.name} {list(given.ir.shape)}; expected "
+            f"{op}: the sinks are {given.ir.dtype.name} {list(given.ir.shape)}; expected "
             f"fp32 ({heads},), one a head"
         )
     return given

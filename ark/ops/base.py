@@ -13,7 +13,7 @@ from ark.ir.dtype import DataType
 from ark.ir.values import MAX_DIMS, MOST_SIZE, whole
 
 
-def broadcast(a: Sequence[int], b: Sequence[int], what: str) -> tuple[int, ...]:
+def broadcast(a: Sequence[int], b: Sequence[int], op: str) -> tuple[int, ...]:
     """The shape of an elementwise result; ModelError if the shapes do not broadcast."""
     rank = max(len(a), len(b))
     left = (1,) * (rank - len(a)) + tuple(a)
@@ -22,21 +22,21 @@ def broadcast(a: Sequence[int], b: Sequence[int], what: str) -> tuple[int, ...]:
     for x, y in zip(left, right, strict=True):
         if x != y and 1 not in (x, y):
             raise ModelError(
-                f"{what}: shapes {list(a)} and {list(b)} do not broadcast ({x} against {y}); "
+                f"{op}: shapes {list(a)} and {list(b)} do not broadcast ({x} against {y}); "
                 "each pair of dimensions must be equal or 1"
             )
         out.append(max(x, y))
     return tuple(out)
 
 
-def check_dims(what: str, shape: Any) -> tuple[int, ...]:
+def check_dims(op: str, shape: Any) -> tuple[int, ...]:
     """A shape as a tuple; InvalidUsageError for no list of at most MAX_DIMS sizes above 0."""
     if not isinstance(shape, Sequence) or isinstance(shape, str):
-        raise InvalidUsageError(f"{what}: the shape {shape!r} is no list of sizes")
-    dims = tuple(whole(what, n) for n in shape)
+        raise InvalidUsageError(f"{op}: the shape {shape!r} is not a list of sizes")
+    dims = tuple(whole(op, n) for n in shape)
     if len(dims) > MAX_DIMS or any(not 1 <= n <= MOST_SIZE for n in dims):
         raise InvalidUsageError(
-            f"{what}: the shape {list(dims)} must have at most {MAX_DIMS} dimensions, all of them "
+            f"{op}: the shape {list(dims)} must have at most {MAX_DIMS} dimensions, all of them "
             f"from 1 to {MOST_SIZE}"
         )
     return dims or (1,)
@@ -56,7 +56,7 @@ def result(
     tensors = [as_tensor(t) for t in inputs]
     if output is NullTensor or output is None:
         label = model.graph.scoped(name or type) if model.graph.scopes else name
-        made = model.new_tensor(shape, dtype, name=label)
+        tensor = model.new_tensor(shape, dtype, name=label)
     else:
         target = as_tensor(output).ir
         if target.shape != tuple(shape):
@@ -69,47 +69,46 @@ def result(
                 f"{type}: the output has type {target.dtype.name}, but the result has "
                 f"{dtype.name}; use ark.cast"
             )
-        made = model.graph.rewrite(target, name)
-    model.graph.add(type, [t.ir for t in tensors], [made], attrs, name)
-    return Tensor(made, model)
+        tensor = model.graph.rewrite(target, name)
+    model.graph.add(type, [t.ir for t in tensors], [tensor], attrs, name)
+    return Tensor(tensor, model)
 
 
-def same_dtype(what: str, *tensors: Tensor) -> DataType:
+def same_dtype(op: str, *tensors: Tensor) -> DataType:
     """The tensors' common type; ModelError if they differ."""
     names = [t.ir.dtype.name for t in tensors]
     if len(set(names)) != 1:
-        raise ModelError(f"{what}: the inputs have types {' and '.join(names)}; use ark.cast")
+        raise ModelError(f"{op}: the inputs have types {' and '.join(names)}; use ark.cast")
     return tensors[0].ir.dtype
 
 
-def float_dtype(what: str, tensor: Tensor) -> DataType:
+def float_dtype(op: str, tensor: Tensor) -> DataType:
     """The tensor's type, which must be a floating-point type."""
     if tensor.ir.dtype not in dtypes.FLOATS:
         raise ModelError(
-            f"{what} needs fp32, fp16 or bf16, but the input is {tensor.ir.dtype.name}; use "
-            "ark.cast"
+            f"{op} needs fp32, fp16 or bf16, but the input is {tensor.ir.dtype.name}; use ark.cast"
         )
     return tensor.ir.dtype
 
 
-def index_type(what: str, dtype: DataType) -> DataType:
+def index_type(op: str, dtype: DataType) -> DataType:
     """A type, which must be one of indices."""
     if dtype not in dtypes.INDICES:
         raise ModelError(
-            f"{what}: the indices are {getattr(dtype, 'name', dtype)}; expected int32 or int64: "
+            f"{op}: the indices are {getattr(dtype, 'name', dtype)}; expected int32 or int64: "
             "use ark.cast"
         )
     return dtype
 
 
-def index_dtype(what: str, tensor: Tensor) -> DataType:
+def index_dtype(op: str, tensor: Tensor) -> DataType:
     """The tensor's type, which must be one of indices."""
-    return index_type(what, tensor.ir.dtype)
+    return index_type(op, tensor.ir.dtype)
 
 
-def positive_axis(what: str, axis: int, rank: int) -> int:
+def positive_axis(op: str, axis: int, rank: int) -> int:
     """A non-negative axis; InvalidUsageError if it is out of range."""
-    axis = whole(what, axis)
+    axis = whole(op, axis)
     if not -rank <= axis < rank:
-        raise InvalidUsageError(f"{what}: axis {axis} is out of range for {rank} dimensions")
+        raise InvalidUsageError(f"{op}: axis {axis} is out of range for {rank} dimensions")
     return axis % rank

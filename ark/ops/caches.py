@@ -29,21 +29,23 @@ def check_rows(op: str, rows: Tensor, columns: int) -> None:
         )
 
 
-def check_cache(what: str, cache: Tensor, position: Tensor, rows: int = 1) -> tuple[int, int, int]:
+def check_cache(op: str, cache: Tensor, position: Tensor, rows: int = 1) -> tuple[int, int, int]:
     """A cache's sizes (heads, context, width) for each sequence.
 
     ModelError if it or the position is none. rows: with as many positions each is of a sequence of
     its own.
     """
-    float_dtype(what, cache)
+    float_dtype(op, cache)
     shape = cache.ir.shape
     if len(shape) != 3 or not cache.ir.dense:
         raise ModelError(
-            f"{what}: the cache has shape {list(shape)}; expected (heads, context, width), dense"
+            f"{op}: the cache has shape {list(shape)}; expected (heads, context, width), dense"
         )
-    sequences = check_position(what, position, rows)
+    sequences = check_position(op, position, rows)
     if shape[0] % sequences:
-        raise ModelError(f"{what}: {shape[0]} heads of a cache are not those of {sequences} texts")
+        raise ModelError(
+            f"{op}: {shape[0]} heads of the cache are not divisible by {sequences} sequences"
+        )
     return shape[0] // sequences, shape[1], shape[2]
 
 
@@ -65,9 +67,9 @@ def kv_append(cache: TensorLike, input: TensorLike, position: TensorLike, name: 
     heads, _, width = check_cache("kv_append", target, at, rows.ir.shape[0])
     check_rows("kv_append", rows, heads * width)
     model = Model.get_model()
-    made = model.graph.rewrite(target.ir, name)
-    model.graph.add("kv_append", [rows.ir, at.ir, target.ir], [made], {}, name)
-    return Tensor(made, model)
+    updated = model.graph.rewrite(target.ir, name)
+    model.graph.add("kv_append", [rows.ir, at.ir, target.ir], [updated], {}, name)
+    return Tensor(updated, model)
 
 
 def _append(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
@@ -76,11 +78,11 @@ def _append(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.n
         each = by_sequence(inputs, len(position), ())
         return [np.concatenate([_append(one, attrs)[0] for one in each])]
     heads, context, width = cache.shape
-    made = cache.copy()
+    updated = cache.copy()
     for r in range(len(rows)):
         if 0 <= int(position[0]) + r < context:
-            made[:, int(position[0]) + r] = rows[r].reshape(heads, width)
-    return [made]
+            updated[:, int(position[0]) + r] = rows[r].reshape(heads, width)
+    return [updated]
 
 
 def kv_cache_slot(
@@ -117,17 +119,17 @@ def kv_cache_slot(
         )
     model = Model.get_model()
     kept = model.graph.rewrite(target.ir)
-    made = model.new_tensor(slot, row.ir.dtype, name=name)
-    model.graph.add("kv_cache_slot", [row.ir, at.ir, target.ir], [kept, made], {}, name)
-    return Tensor(made, model)
+    taken = model.new_tensor(slot, row.ir.dtype, name=name)
+    model.graph.add("kv_cache_slot", [row.ir, at.ir, target.ir], [kept, taken], {}, name)
+    return Tensor(taken, model)
 
 
 def _slot(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
     token, position, cache = inputs
-    made = cache.copy()
+    updated = cache.copy()
     if 0 <= int(position[0]) < len(cache):
-        made[int(position[0])] = token
-    return [made, token]
+        updated[int(position[0])] = token
+    return [updated, token]
 
 
 register("kv_append", _append, lower_append)

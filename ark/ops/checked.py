@@ -104,10 +104,10 @@ class _Parameter(NamedTuple):
 
 def _parameters(op: Callable[..., Any]) -> dict[str, _Parameter | None]:
     """All parameters of an op by name; None for those of any kind."""
-    found: dict[str, _Parameter | None] = {}
+    parameters: dict[str, _Parameter | None] = {}
     for name, parameter in inspect.signature(op).parameters.items():
         annotation = str(parameter.annotation)
         kind = _KINDS.get(annotation.removesuffix(_OPTIONAL))
         optional = annotation.endswith(_OPTIONAL)
-        found[name] = _Parameter(*kind, parameter.default, optional) if kind else None
-    return found
+        parameters[name] = _Parameter(*kind, parameter.default, optional) if kind else None
+    return parameters

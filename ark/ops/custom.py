@@ -98,29 +98,29 @@ class CustomOp:
         known = sizes_of(form, {n: t.ir.shape for n, t in {**tensors, **given}.items()})
         known = self._completed({**sizes, **known}, sizes, constants)
         model = Model.get_model()
-        made = [
+        outputs = [
             self._result(model, form.operands[form.place(n)], tensors, given, known, name)
             for n in form.results
         ]
-        check_apart(form, tensors, made)
-        check_types(form, {**{n: t.ir for n, t in tensors.items()}, **made_by(form, made)})
-        awaited, told = _channels(self.name, waits), _channels(self.name, signals)
+        check_apart(form, tensors, outputs)
+        check_types(form, {**{n: t.ir for n, t in tensors.items()}, **made_by(form, outputs)})
+        awaited, signalled = _channels(self.name, waits), _channels(self.name, signals)
         read_from = [t.ir for t in tensors.values()]
-        between = any(t.buffer.rank >= 0 for t in (*read_from, *made))
-        remote = between or bool(awaited or told)
+        between = any(t.buffer.rank >= 0 for t in (*read_from, *outputs))
+        remote = between or bool(awaited or signalled)
         attrs = CustomAttributes(
             name=self.name,
             digest=self.digest,
             constants=constants,
             op=self._number,
             waits=[(c.peer, c.tag) for c in awaited] if remote else None,
-            signals=[(c.peer, c.tag) for c in told] if remote else None,
+            signals=[(c.peer, c.tag) for c in signalled] if remote else None,
         )
         type = CUSTOM if remote else "custom"
-        model.graph.add(type, read_from, made, attrs.to_node(), name or self.name)
+        model.graph.add(type, read_from, outputs, attrs.to_node(), name or self.name)
         for channel in awaited:
-            channel.after(made)
-        results = tuple(Tensor(t, model) for t in made)
+            channel.after(outputs)
+        results = tuple(Tensor(t, model) for t in outputs)
         return results if len(results) > 1 else results[0]
 
     def constants_of(self, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,7 +144,7 @@ class CustomOp:
             else:
                 words = (*form.constants, *targets, *form.axes)
                 raise InvalidUsageError(
-                    f"{self.name} knows nothing called {word!r}; it has {', '.join(words)}"
+                    f"{self.name} has no argument {word!r}; it has {', '.join(words)}"
                 )
         for missing in (n for n in form.constants if n not in constants):
             raise InvalidUsageError(f"{self.name}: give a value for the constant {missing}")
@@ -157,7 +157,7 @@ class CustomOp:
         for axis, n in named.items():
             if known[axis] != n:
                 raise InvalidUsageError(
-                    f"{self.name}: {axis} is {n}, and the operands' shapes say {known[axis]}"
+                    f"{self.name}: {axis} is {n}, but the operands' shapes give {known[axis]}"
                 )
         missing = [axis for axis in self._form.axes if axis not in known]
         if missing and self._sizes is not None:
@@ -165,7 +165,8 @@ class CustomOp:
             missing = [axis for axis in self._form.axes if axis not in known]
         if missing:
             raise InvalidUsageError(
-                f"{self.name}: no input says how large {missing[0]} is; name it in the call "
+                f"{self.name}: no input determines the size of {missing[0]}; name it in the "
+                "call "
                 f"({missing[0]}=8), or give custom_op a function sizes="
             )
         for axis, n in known.items():
@@ -189,8 +190,7 @@ class CustomOp:
         if dtype is None:
             if not tensors:
                 raise InvalidUsageError(
-                    f"{self.name} has no input whose type {operand.name} could have; say it by "
-                    "dtypes="
+                    f"{self.name} has no input whose type {operand.name} takes; give it by dtypes="
                 )
             dtype = next(iter(tensors.values())).ir.dtype
         shape = [sizes[dim.axis] if dim.axis else dim.size for dim in operand.dims]
@@ -210,14 +210,14 @@ def of_attributes(given: CustomAttributes) -> CustomOp:
 
 
 def _channels(name: str, given: Any) -> tuple[Channel, ...]:
-    found = (given,) if isinstance(given, Channel) else tuple(given)
-    for channel in found:
+    channels = (given,) if isinstance(given, Channel) else tuple(given)
+    for channel in channels:
         if not isinstance(channel, Channel):
             raise InvalidUsageError(
                 f"{name}: waits and signals are channels, not {channel!r:.60}; make one with "
                 "ark.comm.channel"
             )
-    return found
+    return channels
 
 
 def custom_op(
@@ -288,7 +288,9 @@ def custom_op(
         tuple(sorted(packets)),
     )
     if backward is not None and not isinstance(backward, CustomOp):
-        raise InvalidUsageError(f"custom op {name!r}: backward is {backward!r:.60}, no custom op")
+        raise InvalidUsageError(
+            f"custom op {name!r}: backward is {backward!r:.60}; expected a custom op"
+        )
     first = {word: types[0] for word, types in allowed.items()}
     return CustomOp(form, defaults, first, sizes, reference, backward)
 

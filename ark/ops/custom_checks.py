@@ -59,11 +59,12 @@ def types_of(name: str, word: str, given: Types) -> tuple[DataType, ...]:
     for dtype in types:
         if not isinstance(dtype, DataType):
             raise InvalidUsageError(
-                f"custom op {name!r}: the type of {word} is {dtype!r:.60}, no data type; say for "
+                f"custom op {name!r}: the type of {word} is {dtype!r:.60}, which is not a data "
+                "type; pass for "
                 "example ark.fp16"
             )
     if not types:
-        raise InvalidUsageError(f"custom op {name!r}: {word} may have no type at all")
+        raise InvalidUsageError(f"custom op {name!r}: {word} accepts no type; name at least one")
     return types
 
 
@@ -93,34 +94,34 @@ def sizes_of(form: Form, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
         raise ModelError(str(error)) from None
 
 
-def made_by(form: Form, made: Sequence[ir.Tensor]) -> dict[str, ir.Tensor]:
+def made_by(form: Form, tensors: Sequence[ir.Tensor]) -> dict[str, ir.Tensor]:
     """A call's results by name."""
-    return dict(zip(form.results, made, strict=True))
+    return dict(zip(form.results, tensors, strict=True))
 
 
 def check_types(form: Form, tensors: Mapping[str, ir.Tensor]) -> None:
     for operand in form.operands:
-        found = tensors[operand.name].dtype
-        if found.packed:
+        dtype = tensors[operand.name].dtype
+        if dtype.packed:
             raise ModelError(
-                f"{form.name}: {operand.name} is {found.name}, whose elements share bytes; "
+                f"{form.name}: {operand.name} is {dtype.name}, whose elements share bytes; "
                 "ark.cast it"
             )
-        if operand.dtypes and found.name not in operand.dtypes:
+        if operand.dtypes and dtype.name not in operand.dtypes:
             raise ModelError(
-                f"{form.name}: {operand.name} is {found.name}; expected "
+                f"{form.name}: {operand.name} is {dtype.name}; expected "
                 f"{' or '.join(operand.dtypes)}: use ark.cast"
             )
 
 
-def check_apart(form: Form, tensors: Mapping[str, Tensor], made: Sequence[ir.Tensor]) -> None:
+def check_apart(form: Form, tensors: Mapping[str, Tensor], outputs: Sequence[ir.Tensor]) -> None:
     """Tasks of an op are not ordered among themselves, so none writes what another reads."""
-    for place, (name, out) in enumerate(made_by(form, made).items()):
+    for place, (name, out) in enumerate(made_by(form, outputs).items()):
         others = {n: t.ir for n, t in tensors.items() if n != name}
-        others |= dict(list(made_by(form, made).items())[:place])
+        others |= dict(list(made_by(form, outputs).items())[:place])
         for other, tensor in others.items():
             if ir.overlap(out, tensor):
                 raise ModelError(
-                    f"{form.name}: {name} would be written onto {other}; give it memory of its own,"
-                    f" or let the signature say that {other} is updated in place"
+                    f"{form.name}: {name} would overwrite {other}; give it memory of its own,"
+                    f" or declare in the signature that {other} is updated in place"
                 )

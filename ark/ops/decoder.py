@@ -109,8 +109,8 @@ def rope_kv(
     attrs = ProjectionAttributes(heads=heads, kv_heads=kv_heads, head_dim=width).to_node()
     query = model.new_tensor((x.ir.shape[0], heads * width), fp32, name=name)
     model.graph.add("rope_kv", [t.ir for t in tensors], [query], attrs, name)
-    made = (query, *(model.graph.rewrite(t.ir) for t in (key, value)))
-    return tuple(Tensor(t, model) for t in made)  # type: ignore[return-value]
+    outputs = (query, *(model.graph.rewrite(t.ir) for t in (key, value)))
+    return tuple(Tensor(t, model) for t in outputs)  # type: ignore[return-value]
 
 
 def last_row(rows: TensorLike, state: TokenState, name: str = "") -> Tensor:
@@ -130,10 +130,10 @@ def last_row(rows: TensorLike, state: TokenState, name: str = "") -> Tensor:
     return gather(tensor, index, 0, name=name or "last_row")
 
 
-def _head_width(what: str, frequencies: Tensor) -> int:
+def _head_width(op: str, frequencies: Tensor) -> int:
     if len(frequencies.ir.shape) != 1 or frequencies.ir.dtype != fp32:
         raise ModelError(
-            f"{what}: the frequencies have shape {list(frequencies.ir.shape)} and type "
+            f"{op}: the frequencies have shape {list(frequencies.ir.shape)} and type "
             f"{frequencies.ir.dtype.name}; expected fp32, one for each pair of a head"
         )
     return 2 * frequencies.ir.shape[0]
@@ -177,11 +177,11 @@ def rope_kv_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) ->
     query, key = (_rotated(part, at, frequencies, True) for part in (query, key))
     caches = []
     for cache, rows in ((keys, key), (values, value)):
-        made = cache.copy()
+        updated = cache.copy()
         heads, context, _ = cache.shape
         count = max(0, min(len(rows), context - at))
-        made[:, at : at + count] = rows[:count].reshape(count, heads, width).swapaxes(0, 1)
-        caches.append(made)
+        updated[:, at : at + count] = rows[:count].reshape(count, heads, width).swapaxes(0, 1)
+        caches.append(updated)
     return [query, np.concatenate([key, value], axis=1), *caches]
 
 

@@ -94,7 +94,7 @@ def _unary(name: str, input: Any, output: Any, label: str) -> Tensor:
     return unary(name, input, output, label)
 
 
-def scalar(what: str, value: float, dtype: DataType) -> float:
+def scalar(op: str, value: float, dtype: DataType) -> float:
     """A number beside tensors of a type: an int where they are integers.
 
     ModelError if it cannot be one of them.
@@ -102,16 +102,18 @@ def scalar(what: str, value: float, dtype: DataType) -> float:
     try:
         float(value)
     except (TypeError, ValueError, OverflowError) as error:
-        raise ModelError(f"{what}: {value!r:.60} is no number beside a tensor") from error
+        raise ModelError(
+            f"{op}: {value!r:.60} is not a number; pass a number or a tensor"
+        ) from error
     if dtype in FLOATS or dtype.name == "fp4":
         return float(value)
     if not float(value).is_integer():
         raise ModelError(
-            f"{what}: {value} is no integer, but the tensor is {dtype.name}; ark.cast it"
+            f"{op}: {value} is not an integer, but the tensor is {dtype.name}; ark.cast it"
         )
     low, high = limits(dtype)
     if not low <= int(value) <= high:
-        raise ModelError(f"{what}: {value} is no value of {dtype.name} ({low} to {high})")
+        raise ModelError(f"{op}: {value} is out of range for {dtype.name} ({low} to {high})")
     return int(value)
 
 
@@ -127,11 +129,11 @@ def limits(dtype: DataType) -> tuple[int, int]:
     )
 
 
-def arithmetic(what: str, tensor: Tensor) -> DataType:
+def arithmetic(op: str, tensor: Tensor) -> DataType:
     """The tensor's type, which must be one that is calculated with."""
     if tensor.ir.dtype not in (*FLOATS, *INTEGERS):
         raise UnsupportedError(
-            f"{what} of {tensor.ir.dtype.name} is not built; ark.cast to a floating-point or "
+            f"{op} of {tensor.ir.dtype.name} is not supported; ark.cast to a floating-point or "
             "integer type"
         )
     return tensor.ir.dtype
@@ -177,19 +179,19 @@ def binary(
 
 def _kind(name: str, tensor: Tensor) -> DataType:
     """The tensor's type, which must be one that the function takes."""
-    function, found = FUNCTIONS[name], tensor.ir.dtype
+    function, dtype = FUNCTIONS[name], tensor.ir.dtype
     if function.logical:
-        if found.name != "bool":
-            raise ModelError(f"{name} needs bool, but the input is {found.name}; compare it first")
-        return found
-    if found.name == "bool" and name in ("equal", "not_equal"):
-        return found
+        if dtype.name != "bool":
+            raise ModelError(f"{name} needs bool, but the input is {dtype.name}; compare it first")
+        return dtype
+    if dtype.name == "bool" and name in ("equal", "not_equal"):
+        return dtype
     arithmetic(name, tensor)
-    if found in INTEGERS and function.integer is None:
-        raise ModelError(f"{name} needs fp32, fp16 or bf16, not {found.name}; use ark.cast")
-    if found in FLOATS and not function.floating:
-        raise ModelError(f"{name} needs integers, but the input is {found.name}; use ark.cast")
-    return found
+    if dtype in INTEGERS and function.integer is None:
+        raise ModelError(f"{name} needs fp32, fp16 or bf16, not {dtype.name}; use ark.cast")
+    if dtype in FLOATS and not function.floating:
+        raise ModelError(f"{name} needs integers, but the input is {dtype.name}; use ark.cast")
+    return dtype
 
 
 def _binary(name: str, input: Any, other: Any, output: Any, label: str) -> Tensor:
@@ -277,7 +279,7 @@ def cast(
     """
     tensor = as_tensor(input)
     if not isinstance(dtype, DataType):
-        raise InvalidUsageError(f"cast: {dtype!r} is no data type; pass for example ark.fp16")
+        raise InvalidUsageError(f"cast: {dtype!r} is not a data type; pass for example ark.fp16")
     if (tensor.ir.dtype == byte) != (dtype == byte):
         bits = reinterpret(tensor, dtype, name)
         return bits if output is NullTensor or output is None else copy(bits, output, name)
@@ -308,10 +310,10 @@ def copy(
 
 
 def _fill(
-    what: str, value: float, shape: Sequence[int], dtype: DataType, output: Any, name: str
+    op: str, value: float, shape: Sequence[int], dtype: DataType, output: Any, name: str
 ) -> Tensor:
-    dims = check_dims(what, shape)
-    attrs = {"scalar": scalar(what, value, dtype), "shape": dims}
+    dims = check_dims(op, shape)
+    attrs = {"scalar": scalar(op, value, dtype), "shape": dims}
     return result("constant", [], dims, dtype, output, attrs, name)
 
 

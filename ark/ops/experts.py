@@ -45,7 +45,7 @@ def topk(
     rows, n = tensor.ir.shape
     k = whole("topk", k)
     if not 1 <= k <= n:
-        raise InvalidUsageError(f"topk: {k} of {n} elements were asked for; ask for 1 to {n}")
+        raise InvalidUsageError(f"topk: k={k} is out of range; it must be 1 to {n}")
     model = Model.get_model()
     label = model.graph.scoped(name or "topk") if model.graph.scopes else name
     values = model.new_tensor((rows, k), dtype, name=label)

@@ -22,9 +22,9 @@ def _reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[n
     values, given = list(inputs), FusionAttributes.from_node(attrs)
     for stage in STAGES:
         for tree in getattr(given, stage):
-            made = expression.evaluate(tree, values)
-            along = given.axis - FOLDED + made.ndim
-            values.append(made.sum(along, keepdims=True) if stage == "sums" else made)
+            results = expression.evaluate(tree, values)
+            along = given.axis - FOLDED + results.ndim
+            values.append(results.sum(along, keepdims=True) if stage == "sums" else results)
     return [values[number] for number in given.stores]
 
 

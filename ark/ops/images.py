@@ -54,10 +54,12 @@ def resize(
         return remap("resize", tensor, sizes, rules, name=name)
     if axes:
         float_dtype("resize", tensor)
-    made = tensor
+    resized = tensor
     for axis, size in axes.items():
-        made = _blended(made, axis, size, coordinates)
-    return made if made is not tensor else remap("resize", tensor, tensor.ir.shape, _all(tensor))
+        resized = _blended(resized, axis, size, coordinates)
+    return (
+        resized if resized is not tensor else remap("resize", tensor, tensor.ir.shape, _all(tensor))
+    )
 
 
 def _all(tensor: Tensor) -> list[Rule]:
@@ -173,11 +175,11 @@ def group_norm(
     if len(shape) < 2 or groups < 1 or shape[1] % groups:
         raise ModelError(f"group_norm: {groups} groups do not divide the channels of {list(shape)}")
     rows = reshape(x, [shape[0] * groups, math.prod(shape[1:]) // groups])
-    made = reshape(layernorm(rows, eps, name=name or "group_norm"), shape)
+    normed = reshape(layernorm(rows, eps, name=name or "group_norm"), shape)
     for given, op in ((scale, mul), (shift, add)):
         if given is not None:
-            made = op(made, reshape(as_tensor(given), [shape[1], *[1] * (len(shape) - 2)]))
-    return made
+            normed = op(normed, reshape(as_tensor(given), [shape[1], *[1] * (len(shape) - 2)]))
+    return normed
 
 
 def instance_norm(

@@ -31,7 +31,7 @@ def same(dimension: int, edge: str = "fill") -> Rule:
 
 
 def remap(
-    what: str,
+    op: str,
     tensor: Tensor,
     shape: Sequence[int],
     rules: Sequence[Rule],
@@ -41,10 +41,10 @@ def remap(
 ) -> Tensor:
     """A node of index arithmetic: see ark.tasks.remap for the rules."""
     if tensor.ir.dtype.packed:
-        raise ModelError(f"{what} of {tensor.ir.dtype.name} is not built; ark.cast it to int8")
-    dims = check_dims(what, shape)
+        raise ModelError(f"{op} of {tensor.ir.dtype.name} is not supported; ark.cast it to int8")
+    dims = check_dims(op, shape)
     attrs = {"rules": [list(r) for r in rules], "fill": float(fill), "shape": dims}
-    return result("remap", [tensor], dims, tensor.ir.dtype, output, attrs, name or what)
+    return result("remap", [tensor], dims, tensor.ir.dtype, output, attrs, name or op)
 
 
 def _remap(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
@@ -139,7 +139,8 @@ def strided_slice(
     for b, s, n, size in zip(begins, steps, shape, sizes, strict=True):
         if not (0 <= b < n and 0 <= b + (size - 1) * s < n and size > 0):
             raise InvalidUsageError(
-                f"strided_slice: {size} elements from {b} on, {s} apart, are not in {n}"
+                f"strided_slice: {size} elements from {b} with step {s} exceed the {n} elements "
+                "of the dimension"
             )
     rules = [[[[d, s]], b, 1, "fill"] for d, (b, s) in enumerate(zip(begins, steps, strict=True))]
     return remap("strided_slice", tensor, sizes, rules, name=name)
@@ -156,7 +157,9 @@ def tile(input: TensorLike, repeats: Sequence[int], name: str = "") -> Tensor:
     tensor = as_tensor(input)
     shape = tensor.ir.shape
     if len(repeats) != len(shape) or any(r < 1 for r in repeats):
-        raise InvalidUsageError(f"tile: {list(repeats)} are no repetitions of {list(shape)}")
+        raise InvalidUsageError(
+            f"tile: {list(repeats)} is not one repetition count per dimension of {list(shape)}"
+        )
     dims = [n * int(r) for n, r in zip(shape, repeats, strict=True)]
     return remap("tile", tensor, dims, [same(d, "wrap") for d in range(len(dims))], name=name)
 
@@ -194,7 +197,7 @@ def concat(
     """
     tensors = [as_tensor(t) for t in inputs]
     if not tensors:
-        raise InvalidUsageError("concat: it was given no tensor")
+        raise InvalidUsageError("concat needs at least one tensor")
     dtype = same_dtype("concat", *tensors)
     first = tensors[0].ir.shape
     axis = positive_axis("concat", axis, len(first))
@@ -232,16 +235,14 @@ def split(input: TensorLike, sizes: Sequence[int], axis: int, name: str = "") ->
     shape = tensor.ir.shape
     axis = positive_axis("split", axis, len(shape))
     if sum(sizes) != shape[axis] or any(n < 1 for n in sizes):
-        raise InvalidUsageError(
-            f"split: {list(sizes)} are no parts of {shape[axis]}; they must add up to it"
-        )
-    found, at = [], 0
+        raise InvalidUsageError(f"split: {list(sizes)} do not add up to {shape[axis]}")
+    parts, at = [], 0
     for n in sizes:
         whole = [slice(None)] * len(shape)
         whole[axis] = slice(at, at + n)
-        found.append(tensor[tuple(whole)])
+        parts.append(tensor[tuple(whole)])
         at += n
-    return found
+    return parts
 
 
 register("remap", _remap, lower_remap, aliasing="none")

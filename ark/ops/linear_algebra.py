@@ -84,16 +84,17 @@ def _result_type(a: Tensor, b: Tensor, asked: DataType | None, tf32: bool) -> Da
             raise ModelError(f"matmul of 8-bit floats gives fp32, fp16 or bf16, not {asked!r}")
         return asked or bf16
     if types == {"int8"}:
-        made = int32
+        dtype = int32
     else:
         float_dtype("matmul", a)
-        made = same_dtype("matmul", a, b)
-    if asked not in (None, made):
+        dtype = same_dtype("matmul", a, b)
+    if asked not in (None, dtype):
         raise ModelError(
-            f"matmul of {made.name if made != int32 else 'int8'} gives {made.name}, not {asked!r}; "
+            f"matmul of {dtype.name if dtype != int32 else 'int8'} gives {dtype.name}, not "
+            f"{asked!r}; "
             "use ark.cast"
         )
-    return made
+    return dtype
 
 
 @runtime_checkable

@@ -38,12 +38,12 @@ def logsumexp(
     wide = tensor if dtype == fp32 else cast(tensor, fp32)
     most = detach(reduce_max(wide, axis))
     shift = where(isinf(most), 0.0, most)
-    made = add(ln(reduce_sum(exp(sub(wide, shift)), axis)), shift)
+    total = add(ln(reduce_sum(exp(sub(wide, shift)), axis)), shift)
     if not keepdims:
         axes = axis if isinstance(axis, Iterable) else [axis]
-        gone = {positive_axis("logsumexp", a, len(tensor.ir.shape)) for a in axes}
-        kept = [n for d, n in enumerate(tensor.ir.shape) if d not in gone]
-        made = reshape(made, kept or [1])
+        reduced = {positive_axis("logsumexp", a, len(tensor.ir.shape)) for a in axes}
+        kept = [n for d, n in enumerate(tensor.ir.shape) if d not in reduced]
+        total = reshape(total, kept or [1])
     if dtype != fp32:
-        return cast(made, dtype, output, name)
-    return made if output is NullTensor or output is None else copy(made, output, name)
+        return cast(total, dtype, output, name)
+    return total if output is NullTensor or output is None else copy(total, output, name)

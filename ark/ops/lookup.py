@@ -53,9 +53,9 @@ def gather(
     return result("gather", [tensor, ids], dims, tensor.ir.dtype, output, attrs, name)
 
 
-def _whole(what: str, tensor: Tensor) -> None:
+def _whole(op: str, tensor: Tensor) -> None:
     if tensor.ir.dtype.packed:
-        raise ModelError(f"{what} of {tensor.ir.dtype.name} is not built; ark.cast it to int8")
+        raise ModelError(f"{op} of {tensor.ir.dtype.name} is not supported; ark.cast it to int8")
 
 
 def _gather(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
@@ -102,7 +102,7 @@ def _gather_elements(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> 
     return [np.take_along_axis(source[box], ids.astype(np.int64), axis)]
 
 
-def _linear(what: str, ids: Tensor, shape: Sequence[int]) -> Tensor:
+def _linear(op: str, ids: Tensor, shape: Sequence[int]) -> Tensor:
     """Tuples of indices (last dimension) as one index of the dimensions together, int64.
 
     Where one of a tuple is out of its dimension's range the result is out of all ranges.
@@ -207,17 +207,17 @@ def scatter_elements(
 def _scatter(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
     source, ids, updates = inputs
     given = ScatterAttributes.from_node(attrs)
-    made, axis = source.copy(), given.axis
+    updated, axis = source.copy(), given.axis
     joins = {"add": np.add, "mul": np.multiply, "maximum": np.maximum, "minimum": np.minimum}
     grid: list[np.ndarray] = list(np.indices(updates.shape))
     at = np.broadcast_to(ids, updates.shape).astype(np.int64)
     grid[axis] = np.where(at < 0, at + source.shape[axis], at)
     if given.function == "set":
         for place in np.ndindex(*updates.shape):
-            made[tuple(g[place] for g in grid)] = updates[place]
+            updated[tuple(g[place] for g in grid)] = updates[place]
     else:
-        joins[given.function].at(made, tuple(grid), updates)
-    return [made]
+        joins[given.function].at(updated, tuple(grid), updates)
+    return [updated]
 
 
 def scatter_nd(
@@ -249,8 +249,8 @@ def scatter_nd(
     at = reshape(_linear("scatter_nd", ids, shape[:depth]), [many, 1])
     table = reshape(tensor, [math.prod(shape[:depth]), math.prod(inner)])
     rows = reshape(new, [many, math.prod(inner)])
-    made = scatter_elements(table, at, rows, 0, reduction, name=name or "scatter_nd")
-    return reshape(made, shape)
+    updated = scatter_elements(table, at, rows, 0, reduction, name=name or "scatter_nd")
+    return reshape(updated, shape)
 
 
 register("gather", _gather, lower_gather, aliasing="none")

@@ -188,8 +188,8 @@ def elu(
 
 def _elu(alpha: float, gamma: float) -> Tree:
     below = ["expm1", ["minimum", X, number(0.0)]]
-    made = ["where", _positive(X), X, ["mul", below, number(alpha)]]
-    return made if gamma == 1.0 else ["mul", made, number(gamma)]
+    branches = ["where", _positive(X), X, ["mul", below, number(alpha)]]
+    return branches if gamma == 1.0 else ["mul", branches, number(gamma)]
 
 
 def selu(

@@ -33,7 +33,9 @@ def transpose(
     tensor = as_tensor(input)
     shape = tensor.ir.shape
     if not isinstance(perm, Sequence) or isinstance(perm, str) or len(perm) > MAX_DIMS:
-        raise InvalidUsageError(f"transpose: {perm!r} is no list of at most {MAX_DIMS} dimensions")
+        raise InvalidUsageError(
+            f"transpose: {perm!r} is not a list of at most {MAX_DIMS} dimensions"
+        )
     order = [whole("transpose", p) for p in perm]
     if sorted(order) != list(range(len(shape))):
         raise InvalidUsageError(

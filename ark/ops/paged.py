@@ -19,29 +19,30 @@ from ark.ops.base import float_dtype, result
 from ark.ops.caches import check_rows
 
 
-def _check(what: str, cache: Tensor, pages: Tensor, position: Tensor, rows: int) -> tuple[int, int]:
+def _check(op: str, cache: Tensor, pages: Tensor, position: Tensor, rows: int) -> tuple[int, int]:
     """(heads, width) of a cache in pages; ModelError if it, the table or the position is none."""
-    float_dtype(what, cache)
+    float_dtype(op, cache)
     shape, table, at = cache.ir.shape, pages.ir, position.ir
     if len(shape) != 4 or not cache.ir.dense:
         raise ModelError(
-            f"{what}: the cache has shape {list(shape)}; expected (pages, heads, positions of a "
+            f"{op}: the cache has shape {list(shape)}; expected (pages, heads, positions of a "
             "page, width), dense"
         )
     if len(table.shape) != 2 or table.dtype != int32 or not table.dense:
         raise ModelError(
-            f"{what}: the table of pages is {table.dtype.name} {list(table.shape)}; expected int32 "
+            f"{op}: the table of pages is {table.dtype.name} {list(table.shape)}; expected int32 "
             "(sequences, most pages), dense"
         )
     sequences = table.shape[0]
     if at.shape != (sequences,) or at.dtype != int32 or not at.dense:
         raise ModelError(
-            f"{what}: the position is {at.dtype.name} {list(at.shape)}; expected int32 "
+            f"{op}: the position is {at.dtype.name} {list(at.shape)}; expected int32 "
             f"({sequences},), one of each row of the table"
         )
     if sequences not in (1, rows):
         raise ModelError(
-            f"{what}: {rows} rows are neither of {sequences} sequences, one each, nor of one"
+            f"{op}: {rows} rows do not fit {sequences} sequences; expected one row for each, or "
+            "a single sequence"
         )
     return shape[1], shape[3]
 
@@ -75,18 +76,18 @@ def paged_append(
     heads, width = _check("paged_append", target, table, at, rows.ir.shape[0])
     check_rows("paged_append", rows, heads * width)
     model = Model.get_model()
-    made = model.graph.rewrite(target.ir, name)
+    updated = model.graph.rewrite(target.ir, name)
     inputs = [rows.ir, table.ir, at.ir, target.ir]
     model.graph.add(
-        "paged_append", inputs, [made], PagedAppendAttributes(apart=bool(apart)).to_node(), name
+        "paged_append", inputs, [updated], PagedAppendAttributes(apart=bool(apart)).to_node(), name
     )
-    return Tensor(made, model)
+    return Tensor(updated, model)
 
 
 def append_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
     """The cache with the new rows."""
     rows, table, position, cache = inputs
-    made, page = cache.copy(), cache.shape[2]
+    updated, page = cache.copy(), cache.shape[2]
     for r, row in enumerate(rows):
         of = r if len(table) > 1 else 0
         at = int(position[of]) + r - of
@@ -94,8 +95,8 @@ def append_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> 
             raise IndexError(f"the table has no position {int(position[of])}")
         number = int(table[of, at // page]) if at < table.shape[1] * page else -1
         if 0 <= number < len(cache):
-            made[number, :, at % page] = row.reshape(cache.shape[1], cache.shape[3])
-    return [made]
+            updated[number, :, at % page] = row.reshape(cache.shape[1], cache.shape[3])
+    return [updated]
 
 
 def paged_attention(
@@ -169,7 +170,7 @@ def paged_attention(
 def _attention(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
     q, key, value, table, position, *others = inputs
     sinks = others if AttentionAttributes.from_node(attrs).sinks else []
-    made = []
+    results = []
     for of, rows in enumerate(np.split(q, len(table))):
         numbers = table[of].astype(np.int64)
         numbers = np.where((numbers >= 0) & (numbers < len(key)), numbers, 0)
@@ -177,8 +178,8 @@ def _attention(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[n
             c[numbers].transpose(1, 0, 2, 3).reshape(c.shape[1], -1, c.shape[3])
             for c in (key, value)
         )
-        made += attention_reference([rows, *caches, position[of : of + 1], *sinks], attrs)
-    return [np.concatenate(made)]
+        results += attention_reference([rows, *caches, position[of : of + 1], *sinks], attrs)
+    return [np.concatenate(results)]
 
 
 register("paged_append", append_reference, lower_append)

@@ -31,13 +31,13 @@ def _pool(
     name: str,
 ) -> Tensor:
     tensor = as_tensor(input)
-    what = f"{function}_pool"
-    dtype = float_dtype(what, tensor)
-    count = spatial(what, tensor)
-    size = numbers(what, "kernel", kernel, count, 1)
-    steps = numbers(what, "stride", size if stride is None else stride, count, 1)
-    spread = numbers(what, "dilation", dilation, count, 1)
-    pads = padding_pairs(what, padding, count)
+    op = f"{function}_pool"
+    dtype = float_dtype(op, tensor)
+    count = spatial(op, tensor)
+    size = numbers(op, "kernel", kernel, count, 1)
+    steps = numbers(op, "stride", size if stride is None else stride, count, 1)
+    spread = numbers(op, "dilation", dilation, count, 1)
+    pads = padding_pairs(op, padding, count)
     sizes = []
     for n, k, s, d, (a, b) in zip(tensor.ir.shape[2:], size, steps, spread, pads, strict=True):
         room = n + a + b - (k - 1) * d - 1
@@ -46,8 +46,7 @@ def _pool(
         sizes.append(places - 1 if ceil and (places - 1) * s >= n + a else places)
         if room < 0 or a >= k * d:
             raise ModelError(
-                f"{what}: a window of {size} with padding {pads} does not fit "
-                f"{list(tensor.ir.shape)}"
+                f"{op}: a window of {size} with padding {pads} does not fit {list(tensor.ir.shape)}"
             )
     shape = (*tensor.ir.shape[:2], *sizes)
     room_of = zip(tensor.ir.shape[2:], sizes, size, steps, spread, pads, strict=True)
@@ -67,7 +66,7 @@ def _pool(
         "sizes": sizes,
         "counted": bool(counted),
     }
-    return result("pool", [tensor], shape, dtype, NullTensor, attrs, name or what)
+    return result("pool", [tensor], shape, dtype, NullTensor, attrs, name or op)
 
 
 def max_pool(

@@ -32,14 +32,14 @@ from ark.tasks.quantized import MOST_ROWS, STEP
 TYPES = (*PACKED, int8, uint8, *SMALL_FLOATS)
 
 
-def _groups(what: str, weight: Tensor, scales: Tensor, zeros: Tensor | None) -> int:
+def _groups(op: str, weight: Tensor, scales: Tensor, zeros: Tensor | None) -> int:
     """Elements of a group; ModelError where the shapes do not say one."""
-    float_dtype(what, scales)
+    float_dtype(op, scales)
     shape, given = weight.ir.shape, scales.ir.shape
     fits = len(given) == len(shape) and given[:-1] == shape[:-1] and shape[-1] % given[-1] == 0
     if weight.ir.dtype not in TYPES or not fits or (zeros and zeros.ir.shape != given):
         raise ModelError(
-            f"{what}: a weight of {weight.ir.dtype.name} {list(shape)} with scales of shape "
+            f"{op}: a weight of {weight.ir.dtype.name} {list(shape)} with scales of shape "
             f"{list(given)}{f', zeros {list(zeros.ir.shape)}' if zeros else ''}; expected one of "
             f"{', '.join(t.name for t in TYPES)}, and one scale for every group of a row"
         )
@@ -74,8 +74,8 @@ def dequantize(
     value: Tree = leaf(0) if z is None else ["sub", leaf(0), leaf(2)]
     attrs = {"expr": ["mul", value, leaf(1)]}
     wide = (*shape[:-1], many, group)
-    made = result("dequantize", parts, wide, dtype, NullTensor, attrs, name)
-    flat = reshape(made, shape)
+    values = result("dequantize", parts, wide, dtype, NullTensor, attrs, name)
+    flat = reshape(values, shape)
     if output is NullTensor or output is None:
         return flat
     return cast(flat, dtype, output)
@@ -107,8 +107,8 @@ def quantize(
     values = div(wide, scales)
     if dtype.name != "fp4":
         values = clip(nearest(values), -most, most)
-    made = cast(reshape(values, shape), dtype, name=name or "quantize")
-    return made, reshape(scales, [*shape[:-1], shape[-1] // group])
+    codes = cast(reshape(values, shape), dtype, name=name or "quantize")
+    return codes, reshape(scales, [*shape[:-1], shape[-1] // group])
 
 
 def quantized_linear(

@@ -25,22 +25,22 @@ _TOP = 1 << 63
 class _Numbers:
     """What a random op counts with: the inputs of its node, and words of its elements."""
 
-    def __init__(self, what: str, shape: Sequence[int], seed: Any, step: Any) -> None:
-        self.shape = check_dims(what, shape)
+    def __init__(self, op: str, shape: Sequence[int], seed: Any, step: Any) -> None:
+        self.shape = check_dims(op, shape)
         self.inputs: list[Tensor] = []
         self._key, self._stream = (
-            self._given(what, name, value) for name, value in (("seed", seed), ("step", step))
+            self._given(op, name, value) for name, value in (("seed", seed), ("step", step))
         )
 
-    def _given(self, what: str, name: str, value: Any) -> Tree:
+    def _given(self, op: str, name: str, value: Any) -> Tree:
         if type(value) is int:
             if not -_TOP <= value < _TOP:
-                raise InvalidUsageError(f"{what}: the {name} {value} has more than 64 bits")
+                raise InvalidUsageError(f"{op}: the {name} {value} has more than 64 bits")
             return number(value)
         tensor = as_tensor(value)
         if tensor.ir.dtype not in INTEGERS or tensor.ir.elements != 1:
             raise ModelError(
-                f"{what}: the {name} is {tensor.ir.dtype.name} {list(tensor.ir.shape)}; expected "
+                f"{op}: the {name} is {tensor.ir.dtype.name} {list(tensor.ir.shape)}; expected "
                 "an int, or integers of shape [1]"
             )
         self.inputs.append(tensor)
@@ -76,9 +76,9 @@ def _scaled(tree: Tree, by: float, offset: float) -> Tree:
     return ["add", ["mul", tree, number(float(by))], number(float(offset))]
 
 
-def _floating(what: str, dtype: DataType) -> None:
+def _floating(op: str, dtype: DataType) -> None:
     if dtype not in FLOATS:
-        raise ModelError(f"{what}: the type is {dtype.name}; expected floating point")
+        raise ModelError(f"{op}: the type is {dtype.name}; expected floating point")
 
 
 def random_bits(

@@ -48,10 +48,10 @@ def reduce_by(
 ) -> Tensor:
     """The reduction by a function of FUNCTIONS over `axis`, or several."""
     tensor = as_tensor(input)
-    what = f"reduce_{function}"
+    op = f"reduce_{function}"
     dtype = tensor.ir.dtype
     if dtype not in INTEGERS or function == "mean":
-        float_dtype(what, tensor)
+        float_dtype(op, tensor)
     if isinstance(axis, Iterable) and not isinstance(axis, str):
         return _reduce_axes(function, tensor, axis, keepdims, output, name)
     return reduce_axis(function, tensor, axis, keepdims, output, name, dtype)
@@ -67,15 +67,15 @@ def reduce_axis(
     dtype: DataType,
 ) -> Tensor:
     """One axis, into a result of that type."""
-    what = f"reduce_{function}"
-    axis = positive_axis(what, axis, len(tensor.ir.shape))
+    op = f"reduce_{function}"
+    axis = positive_axis(op, axis, len(tensor.ir.shape))
     shape = list(tensor.ir.shape)
     shape[axis] = 1
     if not keepdims:
         del shape[axis]
     named = {"function": function, "axis": axis, "keepdims": bool(keepdims)}
     attrs = ReduceAttributes.from_node(named).to_node()
-    return result(what, [tensor], shape or [1], dtype, output, attrs, name)
+    return result(op, [tensor], shape or [1], dtype, output, attrs, name)
 
 
 def _reduce_axes(
@@ -83,8 +83,8 @@ def _reduce_axes(
 ) -> Tensor:
     """Several axes: neighbours as one, groups of them one after the other, in fp32 between."""
     shape, dtype = tensor.ir.shape, tensor.ir.dtype
-    what = f"reduce_{function}"
-    wanted = sorted({positive_axis(what, a, len(shape)) for a in axes})
+    op = f"reduce_{function}"
+    wanted = sorted({positive_axis(op, a, len(shape)) for a in axes})
     if not wanted:
         return copy(tensor, output, name)
     kept = [n for d, n in enumerate(shape) if d not in wanted]
@@ -96,18 +96,18 @@ def _reduce_axes(
             groups[-1].append(a)
         else:
             groups.append([a])
-    made = tensor
+    reduced = tensor
     for group in reversed(groups):
-        dims = made.shape()
+        dims = reduced.shape()
         joined = math.prod(dims[group[0] : group[-1] + 1])
-        flat = reshape(made, [*dims[: group[0]], joined, *dims[group[-1] + 1 :]])
+        flat = reshape(reduced, [*dims[: group[0]], joined, *dims[group[-1] + 1 :]])
         alone = len(groups) == 1 and (output is NullTensor or output is None)
         label = name if alone else ""
         wide = fp32 if dtype in FLOATS and group is not groups[0] else dtype
         part = reduce_axis(function, flat, group[0], True, NullTensor, label, wide)
-        made = reshape(part, [*dims[: group[0]], *[1] * len(group), *dims[group[-1] + 1 :]])
-    made = reshape(made, full if keepdims else kept or [1])
-    return made if output is NullTensor or output is None else copy(made, output, name)
+        reduced = reshape(part, [*dims[: group[0]], *[1] * len(group), *dims[group[-1] + 1 :]])
+    reduced = reshape(reduced, full if keepdims else kept or [1])
+    return reduced if output is NullTensor or output is None else copy(reduced, output, name)
 
 
 def reduce_sum(

@@ -39,15 +39,19 @@ def where(
     test = as_tensor(condition)
     if test.ir.dtype != bool_:
         raise ModelError(
-            f"where: the condition is {test.ir.dtype.name}; expected bool, as comparisons make it"
+            f"where: the condition is {test.ir.dtype.name}; expected bool, such as a comparison's "
+            "result"
         )
     sides = (input, other)
     if all(isinstance(s, Number) for s in sides):
-        raise InvalidUsageError("where: two numbers have no type; pass ark.constant for one")
+        raise InvalidUsageError(
+            "where: both values are Python numbers, which have no data type; pass ark.constant "
+            "for one"
+        )
     tensors = [as_tensor(s) for s in sides if not isinstance(s, Number)]
     dtype = same_dtype("where", *tensors)
     if dtype.packed:
-        raise ModelError(f"where of {dtype.name} is not built; ark.cast it")
+        raise ModelError(f"where of {dtype.name} is not supported; ark.cast it")
     shape = broadcast(test.ir.shape, tensors[0].ir.shape, "where")
     shape = broadcast(shape, tensors[-1].ir.shape, "where")
     if len(tensors) == 2:

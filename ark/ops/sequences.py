@@ -18,18 +18,18 @@ def _sample_each(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list
     logits, settings, positions, tokens, output, stops, *_ = inputs
     batch = len(logits)
     rows = [np.array_split(t, batch) for t in (settings, positions, tokens, output)]
-    made = []
+    chosen = []
     for logit, setting, position, text, shown in zip(logits, *rows, strict=True):
         at, own = int(position[0]), dict(zip(SETTINGS, map(int, setting), strict=True))
         last, limit, known = own["last"], own["limit"], stops[: own["stops"]]
         if at < last:
-            made.append([position + 1, text, shown])
+            chosen.append([position + 1, text, shown])
         elif at > last and (max(at + 1, 0) >= min(limit, len(text)) or text[at] in known):
-            made.append([position, text, shown])
+            chosen.append([position, text, shown])
         else:
             one = [logit[None], setting, position, text, shown, stops]
-            made.append(sample_reference(one, {}))
-    return [np.concatenate(parts) for parts in zip(*made, strict=True)]
+            chosen.append(sample_reference(one, {}))
+    return [np.concatenate(parts) for parts in zip(*chosen, strict=True)]
 
 
 def _choose_each(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:

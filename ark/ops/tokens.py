@@ -81,9 +81,9 @@ class TokenState:
         """
 
         def state(name: str, *shape: int, arena: str = "state") -> Tensor:
-            made = new_tensor("TokenState", arena, shape, int32, (), (), (), prefix + name)
-            made.rename(prefix + name)
-            return made
+            tensor = new_tensor("TokenState", arena, shape, int32, (), (), (), prefix + name)
+            tensor.rename(prefix + name)
+            return tensor
 
         return cls(
             state("tokens", batch * context),
@@ -138,7 +138,7 @@ def share(tensor: Tensor, batch: int, sequence: int) -> Tensor:
     return refer(tensor, (size // batch, *others), offsets, f"{tensor.ir.name}.{sequence}")
 
 
-def check_position(what: str, position: Tensor, rows: int = 1) -> int:
+def check_position(op: str, position: Tensor, rows: int = 1) -> int:
     """How many positions there are.
 
     One, or one for each of `rows` rows, which are then those of as many sequences. ModelError for
@@ -148,7 +148,7 @@ def check_position(what: str, position: Tensor, rows: int = 1) -> int:
     if position.ir.shape not in ((1,), (rows,)) or position.ir.dtype != int32:
         each = f", or {rows} of them, one a row" if rows > 1 else ""
         raise ModelError(
-            f"{what}: the position has shape {list(position.ir.shape)} and type "
+            f"{op}: the position has shape {list(position.ir.shape)} and type "
             f"{position.ir.dtype.name}; expected one int32{each}"
         )
     return count
@@ -184,7 +184,7 @@ def embed(
     float_dtype("embed", table)
     batch = check_position("embed", at, at.ir.shape[0] if rows == 1 else 1)
     if ids.ir.shape[0] % batch:
-        raise ModelError(f"embed: {ids.ir.shape[0]} tokens are not {batch} texts of equal length")
+        raise ModelError(f"embed: {ids.ir.shape[0]} tokens are not divisible by {batch} sequences")
     if ids.ir.dtype != int32 or len(ids.ir.shape) != 1 or len(table.ir.shape) != 2 or rows < 1:
         raise ModelError(
             f"embed: {rows} rows of tokens {ids.ir.dtype.name} {list(ids.ir.shape)} in a table of "

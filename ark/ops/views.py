@@ -28,20 +28,20 @@ from ark.lower.registry import register
 from ark.ops.base import check_dims, positive_axis
 
 
-def _layout(what: str, rank: int, **given: Any) -> dict[str, tuple[int, ...]]:
+def _layout(op: str, rank: int, **given: Any) -> dict[str, tuple[int, ...]]:
     for name, dims in given.items():
         if not isinstance(dims, Sequence) or isinstance(dims, str):
-            raise InvalidUsageError(f"{what}: {name} is {dims!r}; it must be a list of sizes")
+            raise InvalidUsageError(f"{op}: {name} is {dims!r}; it must be a list of sizes")
         if dims and len(dims) != rank:
             raise InvalidUsageError(
-                f"{what}: {name} {list(dims)} has {len(dims)} dimensions, the shape has {rank}"
+                f"{op}: {name} {list(dims)} has {len(dims)} dimensions, the shape has {rank}"
             )
     names = {"strides": "extents", "padded_shape": "padded", "offsets": "offsets"}
     return {names[name]: tuple(int(n) for n in dims) for name, dims in given.items()}
 
 
 def new_tensor(
-    what: str,
+    op: str,
     arena: str,
     shape: Any,
     dtype: DataType,
@@ -51,10 +51,10 @@ def new_tensor(
     name: str,
 ) -> Tensor:
     """A tensor on a buffer of its own; InvalidUsageError or ModelError if the layout is wrong."""
-    dims = check_dims(what, shape)
+    dims = check_dims(op, shape)
     if not isinstance(dtype, DataType):
-        raise InvalidUsageError(f"{what}: {dtype!r} is no data type; pass for example ark.fp16")
-    layout = _layout(what, len(dims), strides=strides, offsets=offsets, padded_shape=padded_shape)
+        raise InvalidUsageError(f"{op}: {dtype!r} is not a data type; pass for example ark.fp16")
+    layout = _layout(op, len(dims), strides=strides, offsets=offsets, padded_shape=padded_shape)
     model = Model.get_model()
     return Tensor(model.new_tensor(dims, dtype, arena=arena, name=name, **layout), model)
 
@@ -79,7 +79,7 @@ def tensor(
     """
     if rank not in (-1, Model.get_rank()):
         raise UnsupportedError(
-            f"tensor: memory of rank {rank} cannot be named from rank {Model.get_rank()}; use "
+            f"tensor: memory of rank {rank} cannot be viewed from rank {Model.get_rank()}; use "
             "ark.send and ark.recv"
         )
     return new_tensor("tensor", "state", shape, dtype, strides, offsets, padded_shape, name)
@@ -99,8 +99,10 @@ def parameter(
         >>> ark.parameter([2, 3]).shape()
         [2, 3]
     """
-    made = new_tensor("parameter", "parameter", shape, dtype, strides, offsets, padded_shape, name)
-    return Parameter(made)
+    memory = new_tensor(
+        "parameter", "parameter", shape, dtype, strides, offsets, padded_shape, name
+    )
+    return Parameter(memory)
 
 
 def placeholder(
@@ -123,16 +125,18 @@ def placeholder(
         >>> (x + x).eval()
         tensor([2., 2.])
     """
-    made = new_tensor("placeholder", "external", shape, dtype, strides, offsets, padded_shape, name)
-    made.bind(data)
-    return made
+    memory = new_tensor(
+        "placeholder", "external", shape, dtype, strides, offsets, padded_shape, name
+    )
+    memory.bind(data)
+    return memory
 
 
 def refer(base: Tensor, shape: Sequence[int], offsets: Sequence[int], name: str = "") -> Tensor:
     """A box of a tensor, at `offsets` from its start."""
     source = base.ir
     graph = base.model.graph
-    made = graph.tensor(
+    view = graph.tensor(
         shape,
         source.dtype,
         buffer=source.buffer,
@@ -140,15 +144,15 @@ def refer(base: Tensor, shape: Sequence[int], offsets: Sequence[int], name: str 
         offsets=[o + s for o, s in zip(source.offsets, offsets, strict=True)],
         name=name or source.name,
     )
-    graph.inherit(made, source)
-    return Tensor(made, base.model)
+    graph.inherit(view, source)
+    return Tensor(view, base.model)
 
 
 def as_bytes(base: Tensor, nbytes: int) -> Tensor:
     """The first bytes of a dense tensor, as a view of so many elements of `byte`."""
     source, graph = base.ir, base.model.graph
     start = sum(o * s for o, s in zip(source.offsets, source.strides, strict=True))
-    made = graph.tensor(
+    view = graph.tensor(
         [nbytes],
         byte,
         buffer=source.buffer,
@@ -156,8 +160,8 @@ def as_bytes(base: Tensor, nbytes: int) -> Tensor:
         offsets=[source.dtype.nbytes(start)],
         name=source.name,
     )
-    graph.inherit(made, source)
-    return Tensor(made, base.model)
+    graph.inherit(view, source)
+    return Tensor(view, base.model)
 
 
 def reinterpret(base: Tensor, dtype: DataType, name: str = "") -> Tensor:
@@ -176,7 +180,7 @@ def reinterpret(base: Tensor, dtype: DataType, name: str = "") -> Tensor:
             f"of {dtype.name}"
         )
     shape, extents, offsets = ((*r, n // size) for r, n in zip(rows, lasts, strict=True))
-    made = graph.tensor(
+    view = graph.tensor(
         shape,
         dtype,
         buffer=source.buffer,
@@ -184,8 +188,8 @@ def reinterpret(base: Tensor, dtype: DataType, name: str = "") -> Tensor:
         offsets=offsets,
         name=name or source.name,
     )
-    graph.inherit(made, source)
-    return Tensor(made, base.model)
+    graph.inherit(view, source)
+    return Tensor(view, base.model)
 
 
 def reshape(
@@ -205,7 +209,7 @@ def reshape(
     """
     base = as_tensor(input)
     if not isinstance(shape, Sequence) or isinstance(shape, str):
-        raise InvalidUsageError(f"reshape: the shape {shape!r} is no list of sizes")
+        raise InvalidUsageError(f"reshape: the shape {shape!r} is not a list of sizes")
     dims = [whole("reshape", n) for n in shape]
     if len(dims) > MAX_DIMS:
         raise InvalidUsageError(f"reshape: {dims} has more than {MAX_DIMS} dimensions")
@@ -214,24 +218,24 @@ def reshape(
         if size == 0 and not allowzero and d < len(old):
             dims[d] = old[d]
     if dims.count(-1) > 1 or any(n < -1 or n == 0 for n in dims):
-        raise ModelError(f"reshape: {list(shape)} is no shape for {base.ir.elements} elements")
+        raise ModelError(f"reshape: {list(shape)} does not fit {base.ir.elements} elements")
     if -1 in dims:
         rest = -math.prod(dims)
         dims[dims.index(-1)] = base.ir.elements // rest
     dims = dims or [1]
     if math.prod(dims) != base.ir.elements:
         raise ModelError(
-            f"reshape: a tensor of shape {list(old)} has {base.ir.elements} elements and cannot be "
-            f"seen as {list(shape)}"
+            f"reshape: a tensor of shape {list(old)} has {base.ir.elements} elements and cannot "
+            f"be viewed as {list(shape)}"
         )
     graph = base.model.graph
     layout = dense_view(base.ir, dims)
     if layout is None:
-        made = base.model.new_tensor(dims, base.ir.dtype, name=name)
-        graph.add("reshape", [base.ir], [made], {"shape": tuple(dims)}, name)
-        return Tensor(made, base.model)
+        view = base.model.new_tensor(dims, base.ir.dtype, name=name)
+        graph.add("reshape", [base.ir], [view], {"shape": tuple(dims)}, name)
+        return Tensor(view, base.model)
     extents, offsets = layout
-    made = graph.tensor(
+    view = graph.tensor(
         dims,
         base.ir.dtype,
         buffer=base.ir.buffer,
@@ -239,8 +243,8 @@ def reshape(
         offsets=offsets,
         name=name or base.ir.name,
     )
-    graph.inherit(made, base.ir)
-    return Tensor(made, base.model)
+    graph.inherit(view, base.ir)
+    return Tensor(view, base.model)
 
 
 def identity(input: TensorLike, deps: Sequence[Any] = (), name: str = "") -> Tensor:
@@ -252,9 +256,9 @@ def identity(input: TensorLike, deps: Sequence[Any] = (), name: str = "") -> Ten
         tensor([0., 2.])
     """
     base = as_tensor(input)
-    made = refer(base, base.ir.shape, [0] * len(base.ir.shape), name)
-    base.model.graph.depend(made.ir, [as_tensor(d).ir for d in deps])
-    return made
+    view = refer(base, base.ir.shape, [0] * len(base.ir.shape), name)
+    base.model.graph.depend(view.ir, [as_tensor(d).ir for d in deps])
+    return view
 
 
 def detach(input: TensorLike, name: str = "") -> Tensor:
@@ -266,9 +270,9 @@ def detach(input: TensorLike, name: str = "") -> Tensor:
         tensor([0., 2.])
     """
     base = as_tensor(input)
-    made = refer(base, base.ir.shape, [0] * len(base.ir.shape), name)
-    base.model.graph.detached.add(made.ir.id)
-    return made
+    view = refer(base, base.ir.shape, [0] * len(base.ir.shape), name)
+    base.model.graph.detached.add(view.ir.id)
+    return view
 
 
 def sharding(input: TensorLike, axis: int, dim_per_shard: int, name: str = "") -> list[Tensor]:

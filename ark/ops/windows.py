@@ -31,34 +31,34 @@ Padding = int | Sequence[int | tuple[int, int]]
 PACK = 8  # channels from which on neighbours of a window are loaded together
 
 
-def numbers(what: str, name: str, value: Numbers, count: int, least: int) -> list[int]:
+def numbers(op: str, name: str, value: Numbers, count: int, least: int) -> list[int]:
     """One number a spatial dimension; InvalidUsageError if it is not that."""
-    found = [value] * count if isinstance(value, int) else [whole(what, v) for v in value]
-    if len(found) != count or any(v < least for v in found):
+    values = [value] * count if isinstance(value, int) else [whole(op, v) for v in value]
+    if len(values) != count or any(v < least for v in values):
         raise InvalidUsageError(
-            f"{what}: {name} is {value!r}; expected {count} numbers of at least {least}"
+            f"{op}: {name} is {value!r}; expected {count} numbers of at least {least}"
         )
-    return found
+    return values
 
 
-def padding_pairs(what: str, padding: Any, count: int) -> list[tuple[int, int]]:
+def padding_pairs(op: str, padding: Any, count: int) -> list[tuple[int, int]]:
     """What lies before and behind each spatial dimension: a number, one each, or a pair each."""
     given = [padding] * count if isinstance(padding, int) else list(padding)
     pairs = [(p, p) if isinstance(p, int) else (int(p[0]), int(p[1])) for p in given]
     if len(pairs) != count or any(min(p) < 0 for p in pairs):
         raise InvalidUsageError(
-            f"{what}: padding is {padding!r}; expected a number, one for each of {count} "
+            f"{op}: padding is {padding!r}; expected a number, one for each of {count} "
             "dimensions, or a pair for each, none negative"
         )
     return pairs
 
 
-def spatial(what: str, tensor: Tensor) -> int:
+def spatial(op: str, tensor: Tensor) -> int:
     """How many spatial dimensions a tensor has; ModelError if not one to three."""
     count = len(tensor.ir.shape) - 2
     if not 1 <= count <= 3:
         raise ModelError(
-            f"{what}: the input has shape {list(tensor.ir.shape)}; expected (n, channels, spatial "
+            f"{op}: the input has shape {list(tensor.ir.shape)}; expected (n, channels, spatial "
             "...) with one to three spatial dimensions"
         )
     return count
@@ -80,8 +80,8 @@ def _windows(
         first: list[Rule] = [same(0), same(1)]
     else:
         first = [same(0), [[[1, each], [2, 1]], 0, 1, "fill"]]
-    made = remap("windows", source, shape, [*first, *rules])
-    return reshape(made, [n, groups, each * math.prod(kernel), math.prod(sizes)])
+    columns = remap("windows", source, shape, [*first, *rules])
+    return reshape(columns, [n, groups, each * math.prod(kernel), math.prod(sizes)])
 
 
 def _multiplied(
@@ -98,10 +98,10 @@ def _multiplied(
     outputs = weight.ir.shape[0]
     depth = windows.ir.shape[2]
     table = reshape(weight, [1, groups, outputs // groups, depth])
-    made = reshape(matmul(table, windows, name=name, tf32=tf32), [n, outputs, *sizes])
+    product = reshape(matmul(table, windows, name=name, tf32=tf32), [n, outputs, *sizes])
     if bias is None:
-        return made
-    return add(made, reshape(as_tensor(bias), [1, outputs, *[1] * len(sizes)]))
+        return product
+    return add(product, reshape(as_tensor(bias), [1, outputs, *[1] * len(sizes)]))
 
 
 def _patches(
@@ -120,7 +120,7 @@ def _patches(
         reshape(x, [n, channels, *split]), [0, *places, 1, *(place + 1 for place in places)]
     )
     table = reshape(weight, [outputs, depth])
-    made = matmul(
+    product = matmul(
         reshape(rows, [n * math.prod(sizes), depth]),
         table,
         transpose_other=True,
@@ -128,8 +128,8 @@ def _patches(
         tf32=tf32,
     )
     if bias is not None:
-        made = add(made, reshape(as_tensor(bias), [1, outputs]))
-    turned = transpose(reshape(made, [n, math.prod(sizes), outputs]), [0, 2, 1])
+        product = add(product, reshape(as_tensor(bias), [1, outputs]))
+    turned = transpose(reshape(product, [n, math.prod(sizes), outputs]), [0, 2, 1])
     return reshape(turned, [n, outputs, *sizes])
 
 
@@ -260,7 +260,7 @@ def _convolution(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list
     n, groups, places = source.shape[0], weight.shape[1], math.prod(given.sizes)
     parts = source.reshape(n, groups, -1, *source.shape[2:])
     taps = weight.reshape(*weight.shape[1:3], parts.shape[2], *given.size)
-    made = np.zeros((n, groups, weight.shape[2], places))
+    sums = np.zeros((n, groups, weight.shape[2], places))
     for tap in np.ndindex(*given.size):
         seen = parts
         for d, (k, count) in enumerate(zip(tap, given.sizes, strict=True)):
@@ -272,10 +272,10 @@ def _convolution(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list
             wide[3 + d] = count
             seen = taken * inside.reshape(wide)
         flat = seen.reshape(n, groups, parts.shape[2], places)
-        made += np.einsum("gmc,ngcp->ngmp", taps[(slice(None),) * 3 + tap], flat)
+        sums += np.einsum("gmc,ngcp->ngmp", taps[(slice(None),) * 3 + tap], flat)
     if given.finish is not None:
-        return [expression.evaluate(given.finish, [made, *others])]
-    return [made]
+        return [expression.evaluate(given.finish, [sums, *others])]
+    return [sums]
 
 
 register("convolution", _convolution, lower_convolution, aliasing="none")

@@ -161,12 +161,12 @@ class Region:
         key = ("groups", other.boxes, other.base - self.base, self._frame_shift(other))
         if key not in self.boxes.met:
             tasks, starts = self.boxes.by_box
-            found: dict[bytes, tuple[np.ndarray, list[np.ndarray]]] = {}
+            by_key: dict[bytes, tuple[np.ndarray, list[np.ndarray]]] = {}
             for box, met, name in self.tasks_met(other):
-                found.setdefault(name, (met, []))[1].append(tasks[starts[box] : starts[box + 1]])
+                by_key.setdefault(name, (met, []))[1].append(tasks[starts[box] : starts[box + 1]])
             self.boxes.met[key] = Groups(
-                [met for met, _ in found.values()],
-                [np.unique(np.concatenate(parts)) for _, parts in found.values()],
+                [met for met, _ in by_key.values()],
+                [np.unique(np.concatenate(parts)) for _, parts in by_key.values()],
             )
         return cast(Groups, self.boxes.met[key])
 
@@ -178,7 +178,7 @@ class Region:
         order = np.argsort(rows, kind="stable")
         rows, columns = rows[order], columns[order]
         cuts = [0, *(np.flatnonzero(np.diff(rows)) + 1).tolist(), len(rows)]
-        found: list[tuple[int, np.ndarray, bytes]] = []
+        groups: list[tuple[int, np.ndarray, bytes]] = []
         known: dict[bytes, tuple[np.ndarray, bytes]] = {}
         for begin, end in itertools.pairwise(cuts):
             touched = np.sort(columns[begin:end])
@@ -187,8 +187,8 @@ class Region:
                 parts = [tasks[starts[c] : starts[c + 1]] for c in touched.tolist()]
                 members = np.unique(np.concatenate(parts))
                 known[key] = (members, members.tobytes())
-            found.append((int(rows[begin]), *known[key]))
-        return found
+            groups.append((int(rows[begin]), *known[key]))
+        return groups
 
     def _find(self, other: Region, distance: int) -> Pairs:
         a, b = self.boxes, other.boxes

@@ -177,13 +177,13 @@ def candidates(
 
 def overlaps(lo: np.ndarray, hi: np.ndarray, axis: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """Pairs i < j of boxes that share an element, in pieces; `axis`: where to look first."""
-    found = []
+    pairs = []
     for rows, columns in candidates(lo[:, axis], hi[:, axis], lo[:, axis], hi[:, axis]):
         keep = rows < columns
         rows, columns = rows[keep], columns[keep]
         meet = ((lo[rows] < hi[columns]) & (lo[columns] < hi[rows])).all(axis=1)
-        found.append((rows[meet], columns[meet]))
-    return found
+        pairs.append((rows[meet], columns[meet]))
+    return pairs
 
 
 class Templates:
@@ -197,34 +197,34 @@ class Templates:
     def boxes(self, sig: Signature, coords: Coords) -> tuple[Boxes, ...]:
         """By operand and direction; PlanError if coordinates mean nothing to the kind."""
         key = (sig.key, coords)
-        found = self._boxes.get(key)
-        if found is None:
-            found = self._boxes[key] = _boxes(sig, coords)
-        return found
+        boxes = self._boxes.get(key)
+        if boxes is None:
+            boxes = self._boxes[key] = _boxes(sig, coords)
+        return boxes
 
     def streams(self, sig: Signature, coords: Coords) -> tuple[tuple[Fetch, ...], ...]:
         """What each task takes from the operand stream."""
         key = (sig.key, coords)
-        found = self._streams.get(key)
-        if found is None:
+        streams = self._streams.get(key)
+        if streams is None:
             kind = kinds.get(sig.kind)
             shared: dict[tuple[Fetch, ...], tuple[Fetch, ...]] = {}
-            made = (kind.stream(sig, coord) for coord in coords)
-            found = self._streams[key] = tuple(shared.setdefault(f, f) for f in made)
-        return found
+            fetches = (kind.stream(sig, coord) for coord in coords)
+            streams = self._streams[key] = tuple(shared.setdefault(f, f) for f in fetches)
+        return streams
 
     def whole(self, items: Items, itemsize: int, count: int) -> Boxes:
         """Reads of a whole operand by every one of `count` tasks."""
         key = (items.shape, items.extents, itemsize, count)
-        found = self._whole.get(key)
-        if found is None:
+        boxes = self._whole.get(key)
+        if boxes is None:
             access = Access(0, (0,) * len(items.shape), items.shape)
             rows = [(i, 0) for i in range(count)]
             strides = row_major(items.extents)
-            found = self._whole[key] = pack(
+            boxes = self._whole[key] = pack(
                 access, rows, [(access.lo, items.shape)], strides, itemsize
             )
-        return found
+        return boxes
 
 
 _Way = tuple[int, bool, bool, tuple[int, int], bool]  # an access but for its box
@@ -251,7 +251,7 @@ def _boxes(sig: Signature, coords: Coords) -> tuple[Boxes, ...]:
             rows, known = grouped[key]
             box = (access.lo, access.hi)
             rows.append((task, known.setdefault(box, len(known))))
-    found = []
+    result = []
     for key, (rows, known) in sorted(grouped.items(), key=lambda kv: kv[0]):
         if not 0 <= key[0] < len(sig.operands):
             raise PlanError(
@@ -274,8 +274,8 @@ def _boxes(sig: Signature, coords: Coords) -> tuple[Boxes, ...]:
                 ((*lo[:-1], lo[-1] // each), (*hi[:-1], -(-hi[-1] // each))) for lo, hi in boxes
             ]
             strides = (*(s // each for s in strides[:-1]), 1)
-        found.append(pack(first[key], rows, boxes, strides, operand.itemsize))
-    return tuple(found)
+        result.append(pack(first[key], rows, boxes, strides, operand.itemsize))
+    return tuple(result)
 
 
 def pack(

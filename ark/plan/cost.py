@@ -110,7 +110,7 @@ def _takes(plan: Plan, machine: Machine) -> Callable[[Task, Task | None], float]
     """
     costs = machine.costs
     signatures = [kinds.signature(plan, op) for op in plan.ops]
-    made = [kinds.get(op.kind) for op in plan.ops]
+    op_kinds = [kinds.get(op.kind) for op in plan.ops]
     counts = Counter(t.op for p in plan.phases for tasks in p.processors for t in tasks)
     whole = sum(b.nbytes for b in plan.buffers if b.rank == plan.rank)
     rates: dict[int, tuple[float, float]] = {}
@@ -121,7 +121,7 @@ def _takes(plan: Plan, machine: Machine) -> Callable[[Task, Task | None], float]
         """The buffers that the task's op reads, and those that it writes."""
         if task.op not in touched:
             reads, writes = touched[task.op] = set(), set()
-            for access in made[task.op].accesses(signatures[task.op], task.coord):
+            for access in op_kinds[task.op].accesses(signatures[task.op], task.coord):
                 tensor = plan.ops[task.op].operands[access.operand]
                 (writes if access.write else reads).add(plan.tensors[tensor].buffer)
         return touched[task.op]
@@ -142,7 +142,7 @@ def _takes(plan: Plan, machine: Machine) -> Callable[[Task, Task | None], float]
 
     def takes(task: Task, before: Task | None) -> float:
         sig = signatures[task.op]
-        flops, moves = made[task.op].cost(sig, task.coord)
+        flops, moves = op_kinds[task.op].cost(sig, task.coord)
         if task.op not in rates:
             rates[task.op] = rate(task.op, moves)
         operations, read = rates[task.op]
@@ -150,7 +150,7 @@ def _takes(plan: Plan, machine: Machine) -> Callable[[Task, Task | None], float]
         if before is not None and near and buffers(before)[1] & buffers(task)[0]:
             return costs.next_us + max(flops / operations, moves / costs.next_rate)
         if task.op not in begins:
-            later = made[task.op].rounds(sig, machine) - 1
+            later = op_kinds[task.op].rounds(sig, machine) - 1
             begins[task.op] = costs.task_us + costs.pass_us * later
         return begins[task.op] + max(flops / operations, moves / read)
 

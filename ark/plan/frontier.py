@@ -60,15 +60,15 @@ class Frontier:
             return []
         begin, end = region.begin, region.end
         i = bisect_right(space.starts, begin) - 1
-        found: dict[int, Region] = {}
+        regions: dict[int, Region] = {}
         while i < len(space.starts) and space.starts[i] < end:
             for entry in space.writers[i]:
-                found[id(entry)] = entry
+                regions[id(entry)] = entry
             if region.write:
                 for entry in space.readers[i]:
-                    found[id(entry)] = entry
+                    regions[id(entry)] = entry
             i += 1
-        return [e for e in found.values() if e.begin < end and begin < e.end and region.meets(e)]
+        return [e for e in regions.values() if e.begin < end and begin < e.end and region.meets(e)]
 
     def add(self, mine: Sequence[Region]) -> None:
         """Remembers an op's accesses; all of its conflicts have been asked for before."""

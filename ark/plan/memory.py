@@ -71,11 +71,11 @@ class _Placed:
 
     def alive(self, first: int, last: int) -> list[tuple[int, int]]:
         """The ranges of those who live at `first`, or begin after it and by `last`."""
-        found: list[tuple[int, int]] = []
+        ranges: list[tuple[int, int]] = []
         node = first + self._leaves
         while node:
-            found += self._tree.get(node, ())
+            ranges += self._tree.get(node, ())
             node >>= 1
         low = bisect.bisect_left(self._births, (first + 1,))
         high = bisect.bisect_left(self._births, (last + 1,))
-        return found + [place for _, place in self._births[low:high]]
+        return ranges + [place for _, place in self._births[low:high]]

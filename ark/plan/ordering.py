@@ -91,7 +91,7 @@ class Ordering:
 
     def needs(self, mine: Sequence[Region], count: int) -> list[Needs | None]:
         """By task what it comes after; None for those that come after nothing."""
-        found: list[list[int]] = [[] for _ in range(count)]
+        producers: list[list[int]] = [[] for _ in range(count)]
         for access in mine:
             for other in self.frontier.conflicts(access):
                 kind = PACKETS if access.packet and not access.write else OTHERS
@@ -101,11 +101,11 @@ class Ordering:
                 for theirs, name, tasks in names:
                     code = head | self._set(other.op, theirs, name)
                     for task in tasks:
-                        found[task].append(code)
+                        producers[task].append(code)
         distinct: dict[tuple[int, ...], Needs | None] = {(): None}
         joined: dict[tuple[int, ...], int] = {}
         listed: list[Needs | None] = []
-        for codes in map(tuple, found):
+        for codes in map(tuple, producers):
             if codes not in distinct:
                 distinct[codes] = self._merged(codes, joined)
             listed.append(distinct[codes])
@@ -116,7 +116,7 @@ class Ordering:
         by_head: dict[int, list[int]] = {}
         for code in sorted(set(codes)):
             by_head.setdefault(code >> _OP, []).append(code & _NUMBER)
-        found: tuple[list[int], list[int]] = ([], [])
+        merged: tuple[list[int], list[int]] = ([], [])
         for head, sets in by_head.items():
             number = sets[0]
             if len(sets) > 1:
@@ -124,8 +124,8 @@ class Ordering:
                 if key not in joined:
                     joined[key] = self._union(self.sets[number].op, key)
                 number = joined[key]
-            found[head >> _KIND - _OP].append(number)
-        return Needs(tuple(found[PACKETS]), tuple(found[OTHERS]))
+            merged[head >> _KIND - _OP].append(number)
+        return Needs(tuple(merged[PACKETS]), tuple(merged[OTHERS]))
 
     def _set(self, op: int, tasks: np.ndarray, name: bytes) -> int:
         """The number of a set of an op's tasks, given by their places in it, also as bytes."""
@@ -182,20 +182,20 @@ class Ordering:
         )
 
     def _lacking(self, row: int, number: int) -> frozenset[int]:
-        found = self._missing.get((row, number))
-        if found is None:
+        lacking = self._missing.get((row, number))
+        if lacking is None:
             needed = self.sets[number]
-            found = self.clocks.missing(row, needed.lanes, needed.ends)
-            self._missing[row, number] = found
-        return found
+            lacking = self.clocks.missing(row, needed.lanes, needed.ends)
+            self._missing[row, number] = lacking
+        return lacking
 
     def _join(self, row: int, number: int) -> int:
-        found = self._joined.get((row, number))
-        if found is None:
+        row_after = self._joined.get((row, number))
+        if row_after is None:
             after = self._after.get(number)
             if after is None:
                 needed, run = self.sets[number], self.runs[self.sets[number].op]
                 rows = {run.clocks[task] for task in (needed.members - run.first).tolist()}
                 after = self._after[number] = self.clocks.after(rows, needed.lanes, needed.ends)
-            found = self._joined[row, number] = self.clocks.join(row, after)
-        return found
+            row_after = self._joined[row, number] = self.clocks.join(row, after)
+        return row_after

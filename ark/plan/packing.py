@@ -22,7 +22,7 @@ def to_meta(packings: Sequence[Packing]) -> dict[str, Any]:
 
 def from_meta(meta: Mapping[str, Any]) -> dict[str, Packing]:
     """The packings of a plan by parameter; PlanError where the entry is not one that ark wrote."""
-    found: dict[str, Packing] = {}
+    packings: dict[str, Packing] = {}
     rows = meta.get(KEY, [])
     if not isinstance(rows, Sequence) or isinstance(rows, str):
         raise PlanError(
@@ -32,16 +32,16 @@ def from_meta(meta: Mapping[str, Any]) -> dict[str, Packing]:
     for row in rows:
         try:
             name, parts, interleave = row["name"], row["parts"], row["interleave"]
-            made = Packing(name, tuple(Part(part, pairs) for part, pairs in parts), interleave)
+            packing = Packing(name, tuple(Part(part, pairs) for part, pairs in parts), interleave)
         except (KeyError, TypeError, ValueError):
-            made = None
-        if made is None or not _sound(made):
+            packing = None
+        if packing is None or not _sound(packing):
             raise PlanError(
                 f"the plan's {KEY!r} has the entry {str(row)[:200]}; expected a name, a list of "
                 "parts and interleave; make the plan again with this version"
             )
-        found[made.name] = made
-    return found
+        packings[packing.name] = packing
+    return packings
 
 
 def _sound(packing: Packing) -> bool:

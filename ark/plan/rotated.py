@@ -53,7 +53,7 @@ def on_rank(plan: Plan, rank: int, moved: Moved | None = None) -> Plan:
     by, world = rank - plan.rank, plan.world_size
     if not by:
         return plan
-    made = replace(
+    rotated = replace(
         plan,
         rank=rank,
         tensors=tuple(_moved(t, by, moved) for t in plan.tensors) if moved else plan.tensors,
@@ -62,8 +62,8 @@ def on_rank(plan: Plan, rank: int, moved: Moved | None = None) -> Plan:
         counters=tuple(replace(c, rank=(c.rank + by) % world) for c in plan.counters),
     )
     if plan.verified:
-        made.mark_verified()
-    return made
+        rotated.mark_verified()
+    return rotated
 
 
 def mark_verified(plans: Sequence[Plan]) -> None:

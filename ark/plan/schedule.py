@@ -107,13 +107,13 @@ class Schedule:
         self, members: Sequence[tuple[int, Group]], ops: Sequence[PlanOp]
     ) -> tuple[Task, ...]:
         """The tasks of a phase in program order, without waits and signals."""
-        made: list[Task] = []
+        tasks: list[Task] = []
         for op, group in members:
             coords = tuple(group.coords)
             streams = self.templates.streams(self.signature(ops[op]), coords)
             pairs = zip(coords, streams, strict=True)
-            made += (Task(op, coord, fetches=fetches) for coord, fetches in pairs)
-        return tuple(made)
+            tasks += (Task(op, coord, fetches=fetches) for coord, fetches in pairs)
+        return tuple(tasks)
 
     def semaphore(self, rank: int, name: str, step: int) -> int:
         """The counter called `name` on `rank`; its step is what this rank waits for."""
@@ -266,15 +266,15 @@ class _PhaseRun:
     def _regions(
         self, op: PlanOp, sig: Signature, coords: tuple[tuple[int, ...], ...]
     ) -> list[Region]:
-        found = []
+        regions = []
         for boxes in self.s.templates.boxes(sig, coords):
             tensor = self.s.tensors[op.operands[boxes.operand]]
-            found.append(region(op.id, boxes, tensor, self.s.buffers[tensor.buffer]))
+            regions.append(region(op.id, boxes, tensor, self.s.buffers[tensor.buffer]))
         for number in op.after:  # as if read whole, so that the op comes after what writes them
             tensor = self.s.tensors[number]
             boxes = self.s.templates.whole(tensor.items, tensor.itemsize, len(coords))
-            found.append(region(op.id, boxes, tensor, self.s.buffers[tensor.buffer], True))
-        return found
+            regions.append(region(op.id, boxes, tensor, self.s.buffers[tensor.buffer], True))
+        return regions
 
     def _counter(self, number: int) -> int:
         """The counter that all tasks of a set signal."""
@@ -291,13 +291,13 @@ class _PhaseRun:
     def finish(self) -> tuple[tuple[Task, ...], ...]:
         """Adds the signals of the iteration's end to the last task and freezes the lists."""
         self._barrier()
-        made: list[Task] = []
+        tasks: list[Task] = []
         for op, group, sig in self.groups:
             coords = tuple(group.coords)
             for coord, fetches in zip(coords, self.s.templates.streams(sig, coords), strict=True):
-                waits, signals = self.waits[len(made)], self.signals[len(made)]
-                made.append(Task(op.id, coord, waits, tuple(sorted(signals)), fetches))
-        return tuple(tuple(made[i] for i in indices) for indices in self.lists)
+                waits, signals = self.waits[len(tasks)], self.signals[len(tasks)]
+                tasks.append(Task(op.id, coord, waits, tuple(sorted(signals)), fetches))
+        return tuple(tuple(tasks[i] for i in indices) for indices in self.lists)
 
     def _barrier(self) -> None:
         """Whoever opens the next iteration comes after everything in this one.

@@ -111,10 +111,10 @@ def to_json(plan: Plan) -> str:
     head = json.dumps(data, separators=(",", ":"))[:-1]
     encode = msgspec.json.encode  # of lists of whole numbers as json.dumps, in a tenth of the time
     parts = []
-    for made, phase in zip(plan.phases, phases, strict=True):
+    for scheduled, phase in zip(plan.phases, phases, strict=True):
         lists = ",\n".join(
             "[\n" + ",\n".join([encode(_task(t)).decode() for t in tasks]) + "]" if tasks else "[]"
-            for tasks in made.processors
+            for tasks in scheduled.processors
         )
         head_of = f'"name":{json.dumps(phase["name"])},"variant":{phase["variant"]}'
         parts.append(f'{{{head_of},"processors":[\n{lists}\n]}}')

@@ -111,7 +111,7 @@ def _check_links(plan: Plan, device: Machine | None) -> None:
     if not machine_of(plan).has(Capability.PEER_STORES):
         raise PlanError(
             f"the plan's ranks signal each other by additions, but the links of {device.name} to "
-            "other devices carry stores alone; make the plan again on this device"
+            "other devices support stores only; plan again on this device"
         )
 
 
@@ -150,7 +150,7 @@ def check_machine(made_for: Machine, device: Machine | None) -> None:
     differences = [_difference(made_for, m, fields) for m in models]
     if models and all(differences):
         raise PlanError(
-            f"the plan is refused: it says that {differences[0]}; plan again for this device"
+            f"the plan is refused: it records that {differences[0]}; plan again for this device"
         )
 
 

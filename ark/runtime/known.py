@@ -40,8 +40,8 @@ class Known:
         self.inputs[name] = self.rng.standard_normal(shape).astype(dtype.numpy)
         return tensor(shape, dtype, name=name)
 
-    def result(self, what: str, shape: tuple[int, ...], dtype: DataType) -> Tensor:
-        name = f"{what} of {dtype} {list(shape)}"
+    def result(self, label: str, shape: tuple[int, ...], dtype: DataType) -> Tensor:
+        name = f"{label} of {dtype} {list(shape)}"
         self.results[name] = dtype
         return tensor(shape, dtype, name=name)
 

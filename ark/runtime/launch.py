@@ -129,7 +129,7 @@ def launch_command(ranks: int, argv: Sequence[str], *, stdin: bool = False) -> i
 
 def _check(ranks: int) -> None:
     if whole("launch", ranks) < 1:
-        raise InvalidUsageError(f"cannot start {ranks} ranks; ask for at least 1")
+        raise InvalidUsageError(f"cannot start {ranks} ranks; give at least 1")
 
 
 def _environments(ranks: int) -> list[dict[str, str]]:

@@ -87,7 +87,7 @@ def capture(plan: Planned | None) -> None:
 
 
 class ScriptError(BaseError):
-    """A script ended with an error of its own, which is the cause.
+    """A script raised an error of its own, which is the cause.
 
     Its traceback has the frames from the script on, not those of who ran it.
     """
@@ -100,7 +100,7 @@ def _own_error(path: str, error: Exception) -> ScriptError | None:
         frames = frames.tb_next
     if frames is None:
         return None
-    raised = ScriptError(f"{path} ended with an error of its own, {type(error).__name__}: {error}")
+    raised = ScriptError(f"{path} raised an error of its own, {type(error).__name__}: {error}")
     raised.__cause__ = error.with_traceback(frames)
     return raised
 
@@ -116,7 +116,7 @@ def _run(path: str) -> dict[str, Any]:
     except SystemExit as end:
         if end.code not in (None, 0):
             raise InvalidUsageError(
-                f"{path} ended by itself before its first launch: sys.exit({end.code!r})"
+                f"{path} exited before its first launch: sys.exit({end.code!r})"
             ) from end
         return {}
 
@@ -133,10 +133,10 @@ def plan_script(path: str, machine: Machine) -> list[inner.Plan]:
     try:
         try:
             names = _run(path)
-            made = Planner().plan().inner
+            plans = Planner().plan().inner
             del names  # until here they held the tensors that keep their memory
         except _Planned as planned:
-            made = planned.plan.built(machine).inner
+            plans = planned.plan.built(machine).inner
         except BaseError:
             raise
         except Exception as error:
@@ -146,11 +146,11 @@ def plan_script(path: str, machine: Machine) -> list[inner.Plan]:
             if isinstance(error, OSError):
                 raise InvalidUsageError(f"{path} cannot be read: {error}") from error
             if isinstance(error, SyntaxError):
-                raise InvalidUsageError(f"{path} is no Python script: {error}") from error
+                raise InvalidUsageError(f"{path} is not a valid Python script: {error}") from error
             raise
     finally:
         Planner.machine_override = None
         sys.argv = arguments
-    if made is None:
+    if plans is None:
         raise PlanError(f"{path} builds no model; call ops such as ark.add")
-    return [made]
+    return [plans]

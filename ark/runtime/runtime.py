@@ -176,7 +176,8 @@ class Runtime:
             return  # the kernel has read nothing since it began
         if self._plan is not None and self._plan.world_size > 1:
             raise InvalidUsageError(
-                "a running kernel of this device need not see new weights, and loops of several "
+                "new weights may be invisible to a running kernel of this device, and loops of "
+                "several "
                 "ranks end together: stop and launch again, or launch with loop_mode=False"
             )
         self._end_loop()
@@ -211,7 +212,7 @@ class Runtime:
         """By plan buffer: where the memory of a buffer lies that a tensor or the caller holds."""
         assert plan.inner is not None and self._device is not None
         by_buffer = {model.graph.buffers[i].name: s for i, s in model.storages.items()}
-        found = {}
+        addresses = {}
         for buffer in plan.inner.buffers:
             if buffer.arena != "external":
                 continue
@@ -219,11 +220,11 @@ class Runtime:
             if storage is None:
                 memory = self._device.alloc(buffer.nbytes, "device")
                 self._extra.append(memory)
-                found[buffer.id] = memory.address
+                addresses[buffer.id] = memory.address
             else:
-                found[buffer.id] = storage.place(self._device)
-        check_overlaps(plan.inner, found)
-        return found
+                addresses[buffer.id] = storage.place(self._device)
+        check_overlaps(plan.inner, addresses)
+        return addresses
 
     def _start(self) -> None:
         assert self.executor is not None
@@ -243,12 +244,12 @@ class Runtime:
         Without loop_mode an iteration that draws a stop token (ark.sample) is the last.
         """
         if self._plan is None:
-            raise InvalidUsageError("nothing is launched; call Runtime.launch() before run()")
+            raise InvalidUsageError("no plan is launched; call Runtime.launch() before run()")
         if tensor_mappings:
             self._rebind(tensor_mappings)
         if isinstance(iter, bool) or not isinstance(iter, Integral) or not 1 <= iter < FOREVER:
             raise InvalidUsageError(
-                f"{iter!r} iterations were asked for; ask for a whole number from 1 to "
+                f"{iter!r} is not a valid number of iterations; give a whole number from 1 to "
                 f"{FOREVER - 1}"
             )
         if self.executor is None:

@@ -49,14 +49,14 @@ def select(name: str | None, arch: str | None) -> None:
 def _check_arch(arch: str) -> None:
     if not isinstance(arch, str):
         raise InvalidUsageError(
-            f"the architecture is {arch!r:.60}; give a word, for example 'sm_90a' or 'gfx942'"
+            f"the architecture is {arch!r:.60}; give a name, for example 'sm_90a' or 'gfx942'"
         )
     named = _state.backend.name if _state.backend is not None else None
     chosen, probe = registry.choose(named)
     there = sorted({info.arch for info in probe.devices})
     if arch and arch not in there:
         raise SystemError(
-            f"ark.init asked for the architecture {arch!r}, but the devices of {chosen.name!r} are "
+            f"ark.init was given the architecture {arch!r}, but the devices of {chosen.name!r} are "
             f"{', '.join(map(repr, there))}; name one of those, another backend, or none"
         )
 
@@ -82,20 +82,20 @@ def device(index: int | None = None) -> Device:
         most = max(Model.get_world_size(), rank_from_environment().world_size)
         if index is not None and number >= most:
             raise InvalidUsageError(
-                f"device {number} was asked for, but the CPU is one device, number 0; name that "
-                "one, or none"
+                f"device {number} does not exist: the CPU is one device, number 0; name that one, "
+                "or none"
             )
         number = 0
     key = (chosen.name, number)
     if key not in _state.devices:
         _state.devices[key] = chosen.open(number)
-    found = _state.devices[key]
-    if _state.arch is not None and found.arch != _state.arch:
+    opened = _state.devices[key]
+    if _state.arch is not None and opened.arch != _state.arch:
         raise SystemError(
-            f"ark.init asked for the architecture {_state.arch!r}, but device {number} is "
-            f"{found.arch!r}; name that one or none"
+            f"ark.init was given the architecture {_state.arch!r}, but device {number} is "
+            f"{opened.arch!r}; name that one or none"
         )
-    return found
+    return opened
 
 
 def forget(name: str) -> None:

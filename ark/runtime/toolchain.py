@@ -78,7 +78,7 @@ def examine(backend: KernelBackend, device: KernelDevice) -> str:
 def refusal(compiler: Toolchain, arch: str, reason: str) -> str:
     """The error message for a compiler that failed the check."""
     return (
-        f"{compiler.name} makes wrong code for {arch} and is not used: {reason}. For another "
+        f"{compiler.name} generates wrong code for {arch} and is not used: {reason}. For another "
         f"version, {compiler.remedy}; `ark doctor` repeats the check, and `ark cache clear` "
         "forgets its result"
     )

@@ -238,14 +238,14 @@ class EventStream(StreamingResponse):
 async def _while_connected(request: Request, response: Coroutine[Any, Any, Response]) -> Response:
     """The response; it is given up when the client has gone."""
     work = asyncio.ensure_future(response)
-    gone = asyncio.ensure_future(_disconnected(request))
+    disconnected = asyncio.ensure_future(_disconnected(request))
     try:
-        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({work, disconnected}, return_when=asyncio.FIRST_COMPLETED)
         return work.result() if work.done() else Response(status_code=CLOSED_BY_CLIENT)
     finally:
-        for task in (work, gone):
+        for task in (work, disconnected):
             task.cancel()
-        await asyncio.gather(work, gone, return_exceptions=True)
+        await asyncio.gather(work, disconnected, return_exceptions=True)
 
 
 async def _response(began: Coroutine[Any, Any, Completion | Chat]) -> Response:
@@ -279,8 +279,8 @@ def _failed(request: Request, error: Exception) -> Response:
     """The response to an error of a route."""
     if isinstance(error, HTTPException):
         routes = {404: "there is no such route", 405: "the route does not take this method"}
-        said = routes.get(error.status_code, str(error.detail))
-        error = ApiError(error.status_code, f"{said}: {request.method} {request.url.path:.200}")
+        message = routes.get(error.status_code, str(error.detail))
+        error = ApiError(error.status_code, f"{message}: {request.method} {request.url.path:.200}")
     elif isinstance(error, ClientDisconnect):
         return Response(status_code=CLOSED_BY_CLIENT)
     elif isinstance(error, BaseError):

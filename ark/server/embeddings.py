@@ -64,7 +64,7 @@ class EmbeddingEngine:
     def submit(self, request: Request, on_event: Callable[[Event], None]) -> None:
         """Refuses a request for tokens."""
         raise InvalidUsageError(
-            "this server gives embeddings and makes no text; start another one without --task embed"
+            "this server returns embeddings only; start another one without --task embed"
         )
 
     def cancel(self, request_id: str) -> None:
@@ -153,8 +153,7 @@ def no_embeddings() -> ApiError:
     """The error of a server that was not started for embeddings."""
     return ApiError(
         400,
-        "this server makes text and gives no embeddings; start another one with "
-        "`ark serve DIR --task embed`",
+        "this server generates text only; start another one with `ark serve DIR --task embed`",
         code="embeddings_not_supported",
     )
 

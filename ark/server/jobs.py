@@ -122,14 +122,14 @@ class Dispatcher:
         """ApiError where so many more choices cannot wait."""
         if choices > self._room:
             raise ApiError(
-                400, f"{choices} choices were asked for, but the server's limit is {self._room}"
+                400, f"{choices} choices are too many: the server's limit is {self._room}"
             )
         opened = sum(job.open for job in self.jobs)
         if opened + choices > self._room:
             raise ApiError(
                 503,
-                f"the queue is full: {opened} choices are running or waiting, {choices} more were "
-                f"asked for, and {self._room} is the limit; try again later",
+                f"the queue is full: {opened} choices are running or waiting, {choices} more do "
+                f"not fit: {self._room} is the limit; try again later",
                 kind=SERVER_ERROR,
                 code="queue_full",
                 retry_after=1,

@@ -80,8 +80,10 @@ class ServedModel:
             tokens = self.tokenizer.encode(head, framed)
             if len(head) < len(text):
                 if len(tokens) > 2 * self.context:
-                    said = f"the first {len(head):,} of {len(text):,} characters of the prompt are"
-                    raise self.too_long(f"{said} {len(tokens):,} tokens", param)
+                    counted = (
+                        f"the first {len(head):,} of {len(text):,} characters of the prompt are"
+                    )
+                    raise self.too_long(f"{counted} {len(tokens):,} tokens", param)
                 tokens = self.tokenizer.encode(text, framed)
         except InvalidUsageError as error:
             raise ApiError(400, str(error), param=param) from None
@@ -107,8 +109,8 @@ class ServedModel:
         if prompt >= self.context:
             raise self.too_long(f"the prompt has {prompt:,} tokens", param)
         if max_tokens is not None and prompt + max_tokens > self.context:
-            said = f"the prompt has {prompt:,} tokens and {max_tokens:,} more were asked for"
-            raise self.too_long(said, param)
+            lengths = f"the prompt has {prompt:,} tokens and {max_tokens:,} more were asked for"
+            raise self.too_long(lengths, param)
 
     def check_text(self, tokens: int, param: str) -> None:
         """ApiError where a text of so many tokens has no embedding."""
@@ -123,11 +125,11 @@ class ServedModel:
                 code=CONTEXT_LENGTH,
             )
 
-    def too_long(self, said: str, param: str) -> ApiError:
+    def too_long(self, lengths: str, param: str) -> ApiError:
         """The error for more tokens than the context holds. said: how many."""
         return ApiError(
             400,
-            f"{said}, but the context holds {self.context:,}, the answer included; shorten the "
+            f"{lengths}, but the context holds {self.context:,}, the answer included; shorten the "
             "prompt or ask for fewer tokens",
             param=param,
             code=CONTEXT_LENGTH,

@@ -346,7 +346,10 @@ class Engine:
             try:
                 listener(event)
             except Exception as error:
-                log.warn(f"what listens to request {event.id!r} raised {error!r}; it is cancelled")
+                log.warn(
+                    f"the listener of request {event.id!r} raised {error!r}; the request is "
+                    "cancelled"
+                )
                 self.cancel(event.id)
         self._stats = self._count()
 

@@ -70,7 +70,7 @@ class LLM:
         """
         if ranks != 1:
             raise UnsupportedError(
-                f"an LLM of {ranks!r:.20} ranks was asked for, but the engine runs on one device; "
+                f"ranks={ranks!r:.20} is not supported: the engine runs on one device; "
                 "leave ranks at 1, or use `ark generate --ranks` for a single text"
             )
         share = checked_share(memory_share)

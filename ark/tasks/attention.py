@@ -111,7 +111,7 @@ class Attention(SplitAttention):
             lo = (row, head * group, split, 0)
             out = Access(4, lo, (row + 1, (head + 1) * group, split + 1, width + 2), write=True)
         fresh = len(sig.operands) > FRESH
-        found = [
+        accesses = [
             Access(0, (row, q0), (row + 1, q1)),
             Access(1, *cache, append_only=fresh),
             Access(2, *cache, append_only=fresh),
@@ -120,8 +120,8 @@ class Attention(SplitAttention):
         ]
         if fresh:
             for first in (head, p.kv_heads + head):
-                found.append(Access(FRESH, (0, first * width), (1, (first + 1) * width)))
-        return found
+                accesses.append(Access(FRESH, (0, first * width), (1, (first + 1) * width)))
+        return accesses
 
     def stream(self, sig: Signature, coord: Sequence[int]) -> tuple[Fetch, ...]:
         params = sig.read(AttentionParams)

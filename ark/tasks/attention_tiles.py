@@ -134,10 +134,10 @@ class AttentionTiles(TaskKind):
         return frozenset({1, 2} if all(s % 16 == 0 for s in steps) else ())
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
-        found: dict[Access, None] = {}
+        accesses: dict[Access, None] = {}
         for tile in tiles(sig, coord):
-            found.update(dict.fromkeys(self._touched(sig, *tile)))
-        return list(found)
+            accesses.update(dict.fromkeys(self._touched(sig, *tile)))
+        return list(accesses)
 
     def _touched(self, sig: Signature, batch: int, head: int, row: int) -> list[Access]:
         p, query = sig.read(AttentionTilesParams), sig.operands[0]
@@ -154,8 +154,13 @@ class AttentionTiles(TaskKind):
         if p.paged:
             pool, _, page, _ = sig.operands[1].shape
             cache = (0, kv, 0, 0), (pool, kv + 1, page, width)
-        found = [Access(0, *box), Access(1, *cache), Access(2, *cache), Access(3, *box, write=True)]
-        return [*found, *(whole(i, sig.operands[i]) for i in range(4, len(sig.operands)))]
+        accesses = [
+            Access(0, *box),
+            Access(1, *cache),
+            Access(2, *cache),
+            Access(3, *box, write=True),
+        ]
+        return [*accesses, *(whole(i, sig.operands[i]) for i in range(4, len(sig.operands)))]
 
     def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
         p, context = sig.read(AttentionTilesParams), context_of(sig)
@@ -313,16 +318,16 @@ def tiles(sig: Signature, coord: Sequence[int]) -> list[tuple[int, int, int]]:
     if not tasks:
         return [(coord[0], coord[1], coord[2])]
     total, blocks = _batch(sig) * p.heads, _blocks(sig)
-    found: list[tuple[int, int, int]] = []
+    shapes: list[tuple[int, int, int]] = []
     for step in itertools.count():
         number = step * tasks + (tasks - 1 - coord[0] if step % 2 else coord[0])
         if step * tasks >= total * blocks:
-            return found
+            return shapes
         if number >= total * blocks:
             continue
         head, block = (int(n) for n in _head_and_block(number, total, blocks, group))
-        found.append((head // p.heads, head % p.heads, block * p.rows))
-    return found
+        shapes.append((head // p.heads, head % p.heads, block * p.rows))
+    return shapes
 
 
 register(AttentionTiles())

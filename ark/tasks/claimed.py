@@ -81,8 +81,8 @@ class Claimed(TaskKind):
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         kind, inner = tiles_of(sig)
         ways = {(a.operand, a.write) for a in kind.accesses(inner, coord)}
-        found = (whole(i, sig.operands[i], write) for i, write in sorted(ways))
-        return [replace(access, claimed=True) for access in found]
+        accesses = (whole(i, sig.operands[i], write) for i, write in sorted(ways))
+        return [replace(access, claimed=True) for access in accesses]
 
     def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
         kind, inner = tiles_of(sig)

@@ -161,13 +161,13 @@ class Combine(TaskKind):
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         begin, end = coord
         size = unit(sig)
-        found = []
+        accesses = []
         for index, operand in enumerate(sig.operands):
             lo, hi = begin, end
             if operand.packet:
                 lo, hi = begin * size // CHUNK * WORDS, words(end * size)
-            found.append(Access(index, (lo,), (hi,), write=index >= shares(sig)))
-        return found
+            accesses.append(Access(index, (lo,), (hi,), write=index >= shares(sig)))
+        return accesses
 
     def headers(self) -> tuple[str, ...]:
         return (text.header("combine.h"),)

@@ -99,15 +99,15 @@ class CombineNorm(TaskKind):
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         begin, end = coord
         size, shares = self._size(sig), len(sig.operands) - 3
-        found = [whole(shares, sig.operands[shares])]
+        accesses = [whole(shares, sig.operands[shares])]
         for index, operand in enumerate(sig.operands):
             if index == shares:
                 continue
             lo, hi = begin, end
             if operand.packet:
                 lo, hi = begin * size // CHUNK * WORDS, end * size // CHUNK * WORDS
-            found.append(Access(index, (lo,), (hi,), write=index > shares))
-        return found
+            accesses.append(Access(index, (lo,), (hi,), write=index > shares))
+        return accesses
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
         return FOLDS * machine.warps

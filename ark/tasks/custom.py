@@ -57,8 +57,8 @@ class Custom(TaskKind):
         count(sig, len(form.operands))
         super().check(sig)
         for index, operand in enumerate(form.operands):
-            found = typed(sig, index, *(operand.dtypes or (sig.operands[index].dtype,)))
-            need(not by_name(found.dtype).packed, f"operand {index} is {found.dtype}")
+            dtype = typed(sig, index, *(operand.dtypes or (sig.operands[index].dtype,)))
+            need(not by_name(dtype.dtype).packed, f"operand {index} is {dtype.dtype}")
         try:
             sizes = sizes_of(sig, form)
         except InvalidUsageError as error:
@@ -82,15 +82,15 @@ class Custom(TaskKind):
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         form = form_of(sig)
         begin = dict(zip(form.tile, coord, strict=False))
-        made = []
-        for index, (operand, found) in enumerate(zip(form.operands, sig.operands, strict=True)):
+        accesses = []
+        for index, (operand, given) in enumerate(zip(form.operands, sig.operands, strict=True)):
             spans = [
-                _span(sig, dim, n, begin) for dim, n in zip(operand.dims, found.shape, strict=True)
+                _span(sig, dim, n, begin) for dim, n in zip(operand.dims, given.shape, strict=True)
             ]
             lo, hi = tuple(s[0] for s in spans), tuple(s[1] for s in spans)
-            made += [Access(index, lo, hi)] if operand.read else []
-            made += [Access(index, lo, hi, write=True)] if operand.written else []
-        return made
+            accesses += [Access(index, lo, hi)] if operand.read else []
+            accesses += [Access(index, lo, hi, write=True)] if operand.written else []
+        return accesses
 
     def packets(self, sig: Signature) -> frozenset[int]:
         form = form_of(sig)

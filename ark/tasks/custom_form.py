@@ -86,12 +86,12 @@ class Form:
     @property
     def digest(self) -> str:
         """The hash of all of it, as plans name the form."""
-        said = (
+        text = (
             *(self.name, self.file, self.text, self.operands, self.results),
             *(list(self.tile.items()), list(self.constants.items())),
             *(self.scratch[0], list(self.scratch[1].items()), self.packets),
         )
-        return hashlib.sha256(repr(said).encode()).hexdigest()
+        return hashlib.sha256(repr(text).encode()).hexdigest()
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -105,7 +105,7 @@ class Form:
 
     def sizes(self, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
         """The axes' sizes by the shapes of some operands; InvalidUsageError where they differ."""
-        found: dict[str, tuple[int, str]] = {}
+        sizes: dict[str, tuple[int, str]] = {}
         for operand in (o for o in self.operands if o.name in shapes):
             shape = tuple(shapes[operand.name])
             if len(shape) != len(operand.dims):
@@ -114,7 +114,7 @@ class Form:
                     f"{shown(operand)}, {len(operand.dims)} dimensions"
                 )
             for n, dim in zip(shape, operand.dims, strict=True):
-                known, where = found.get(dim.axis, (n, "")) if dim.axis else (dim.size, "")
+                known, where = sizes.get(dim.axis, (n, "")) if dim.axis else (dim.size, "")
                 if n != known:
                     there = f"of {where} it is {known}" if where else f"it is to be {known}"
                     raise InvalidUsageError(
@@ -122,8 +122,8 @@ class Form:
                         f"{dim.axis or 'a dimension'} is {n}; {there}"
                     )
                 if dim.axis:
-                    found.setdefault(dim.axis, (n, operand.name))
-        return {axis: n for axis, (n, _) in found.items()}
+                    sizes.setdefault(dim.axis, (n, operand.name))
+        return {axis: n for axis, (n, _) in sizes.items()}
 
 
 def shown(operand: Operand) -> str:
@@ -162,8 +162,10 @@ def parse(
         for n, dims in outputs.items()
         if n not in inputs
     ]
-    for both in (n for n in outputs if n in inputs and inputs[n] != outputs[n]):
-        raise _wrong(name, f"{both} is updated in place, and its dimensions differ on either side")
+    for repeated in (n for n in outputs if n in inputs and inputs[n] != outputs[n]):
+        raise _wrong(
+            name, f"{repeated} is updated in place, and its dimensions differ on either side"
+        )
     sizes = {axis: int(n or 0) for axis, n in tile.items()}
     form = Form(
         name, file, text, tuple(operands), tuple(outputs), sizes, dict(constants), scratch, packets
@@ -173,33 +175,33 @@ def parse(
     return form
 
 
-def _wrong(name: str, what: str) -> InvalidUsageError:
-    return InvalidUsageError(f"custom op {name!r}: {what}")
+def _wrong(name: str, reason: str) -> InvalidUsageError:
+    return InvalidUsageError(f"custom op {name!r}: {reason}")
 
 
-def _check_name(name: str, what: str, means: str) -> None:
+def _check_name(name: str, role: str, means: str) -> None:
     if not _NAME.fullmatch(name) or name in _KEYWORDS or name.lower().startswith("ark"):
         raise InvalidUsageError(
-            f"{what} is called {name!r}; {means} must be letters, digits and underscores, no word "
+            f"{role} is called {name!r}; {means} must be letters, digits and underscores, no word "
             "of C++ and none that begins with ark"
         )
 
 
 def _operands(name: str, text: str) -> dict[str, tuple[Dim, ...]]:
     """One side of the signature."""
-    found: dict[str, tuple[Dim, ...]] = {}
+    operands: dict[str, tuple[Dim, ...]] = {}
     at = 0
     while text[at:].strip():
         match = _OPERAND.match(text, at)
         end = match.end() if match else at
         if match is None or text[end : end + 1] not in ("", ","):
             raise _wrong(name, f"{text[at:].strip()!r} is no operand; one is written like x[m, k]")
-        if match[1] in found:
+        if match[1] in operands:
             raise _wrong(name, f"{match[1]} stands twice on one side of '->'")
         _check_name(match[1], f"custom op {name!r}: an operand", "a name")
-        found[match[1]] = tuple(_dim(name, match[1], part) for part in match[2].split(","))
+        operands[match[1]] = tuple(_dim(name, match[1], part) for part in match[2].split(","))
         at = end + 1
-    return found
+    return operands
 
 
 def _dim(name: str, operand: str, text: str) -> Dim:
@@ -235,8 +237,8 @@ def _check(form: Form, dtypes: Mapping[str, Sequence[str]]) -> None:
         raise _wrong(form.name, f"dtypes names {unknown!r}; its operands are {', '.join(names)}")
     for wrong in (n for n in form.packets if n not in names):
         raise _wrong(form.name, f"packets names {wrong!r}; its operands are {', '.join(names)}")
-    for both in (o.name for o in form.operands if o.name in form.packets and o.read and o.written):
-        raise _wrong(form.name, f"{both} is updated in place; packets are written once")
+    for name in (o.name for o in form.operands if o.name in form.packets and o.read and o.written):
+        raise _wrong(form.name, f"{name} is updated in place; packets are written once")
     axes = form.axes
     for unknown in (n for n in (*form.tile, *form.scratch[1]) if n not in axes):
         raise _wrong(form.name, f"it has no axis {unknown!r}; its axes are {', '.join(axes)}")
@@ -277,7 +279,7 @@ def _check_written(form: Form) -> None:
             raise _wrong(form.name, f"{shown(operand)} has an axis twice")
 
 
-def complaints(said: str, names: Iterable[tuple[str, str]]) -> str:
+def complaints(fault: str, names: Iterable[tuple[str, str]]) -> str:
     """What a compiler said of the texts of these forms (name and digest), in its own words, with
     the lines of text that it shows; nothing if it had nothing against them. Of an error within
     ark's own templates, which a text has called wrongly, the error itself is kept, without place.
@@ -285,7 +287,7 @@ def complaints(said: str, names: Iterable[tuple[str, str]]) -> str:
     forms = [get(*name) for name in names]
     files = {name for form in forms for name in (form.file, f"{form.name}.call")}
     kept, shows, theirs = [], False, False
-    for line in said.splitlines():
+    for line in fault.splitlines():
         placed = _PLACED.match(line)
         if placed:
             shows = placed[1] in files
@@ -318,5 +320,5 @@ def get(name: str, digest: str) -> Form:
     here = f"has another text or declaration of it ({others[-1][:12]})" if others else "has none"
     raise PlanError(
         f"the plan runs the custom op {name!r} (digest {digest[:12]}), and this process {here}; a "
-        "plan brings no code along: register the same one by ark.custom_op before the plan is used"
+        "plan contains no code: register the same op by ark.custom_op before the plan is used"
     )

@@ -19,7 +19,7 @@ _MACRO = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)", re.M)
 
 def _stripped(text: str) -> str:
     """The text with spaces for comments and strings, its lines where they were."""
-    return _PLAIN.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), text.replace("\\\n", " \n"))
+    return _PLAIN.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text.replace("\\\n", " \n"))
 
 
 def macros(text: str) -> tuple[str, ...]:
@@ -39,11 +39,12 @@ def check_text(name: str, file: str, text: str) -> None:
             "encoding in which it was written"
         ) from None
     plain = _stripped(text)
-    for found in _INCLUDE.finditer(plain):
-        line = plain.count("\n", 0, found.start()) + 1
+    for match in _INCLUDE.finditer(plain):
+        line = plain.count("\n", 0, match.start()) + 1
         raise InvalidUsageError(
-            f"custom op {name!r}: {file}:{line} has #{found[1]}; the text lies within a namespace "
-            "and every vendor's compiler gets it without other files: put what it needs into it"
+            f"custom op {name!r}: {file}:{line} has #{match[1]}; the text lies within a namespace "
+            "and every vendor's compiler gets it without other files: copy what it needs into the "
+            "text"
         )
     if name not in _WORD.findall(plain):
         raise InvalidUsageError(

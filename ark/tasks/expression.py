@@ -131,7 +131,7 @@ def _check(tree: Any, dtypes: Sequence[str], rank: int, left: list[int]) -> str:
     if left[0] < 0:
         raise PlanError(f"an expression has more than {MAX_NODES} parts")
     if not isinstance(tree, list | tuple) or len(tree) < 2 or not isinstance(tree[0], str):
-        raise PlanError(f"{tree!r:.80} is no expression; expected [function, argument, ...]")
+        raise PlanError(f"{tree!r:.80} is not an expression; expected [function, argument, ...]")
     head, *rest = tree
     if head == "input":
         known = len(rest) == 1 and type(rest[0]) is int and 0 <= rest[0] < len(dtypes)
@@ -146,7 +146,7 @@ def _check(tree: Any, dtypes: Sequence[str], rank: int, left: list[int]) -> str:
     if head == "index":
         known = len(rest) == 1 and type(rest[0]) is int and -rank <= rest[0] < 0
         if not known:
-            raise PlanError(f"an expression asks for index {rest!r:.40} of {rank} dimensions")
+            raise PlanError(f"an expression uses index {rest!r:.40} of {rank} dimensions")
         return "ark_i32"
     if head == "cast":
         if len(rest) != 2 or rest[0] not in _CASTS:
@@ -180,7 +180,7 @@ def _result(name: str, types: Sequence[str]) -> str:
         raise PlanError(f"{name} takes bool where it has a number; compare it with something")
     compute = _computes(name, types)
     if compute in ("ark_i32", "ark_i64") and function.integer is None:
-        raise PlanError(f"{name} of integers is not built; cast them to floating point")
+        raise PlanError(f"{name} of integers is not supported; cast them to floating point")
     if compute == "float" and not function.floating:
         raise PlanError(f"{name} is for integers; cast its arguments")
     return "bool" if function.predicate else compute
@@ -255,8 +255,8 @@ def evaluate(
         top, bottom = values[::-1] if tree[0] == "rdiv" else values
         safe = np.where(bottom == 0, 1, bottom)
         quotient = np.abs(top) // np.abs(safe) * np.sign(top) * np.sign(safe)
-        made = FUNCTIONS[tree[0]].reference(top, safe) if "mod" in tree[0] else quotient
-        return np.where(bottom == 0, 0, made)
+        remainder = FUNCTIONS[tree[0]].reference(top, safe) if "mod" in tree[0] else quotient
+        return np.where(bottom == 0, 0, remainder)
     return FUNCTIONS[tree[0]].reference(*values)
 
 
@@ -301,9 +301,9 @@ class Writer:
         text = (function.integer if whole else None) or function.expr
         text = re.sub(r"\bINT\b", compute, text)
         text = re.sub(r"\bUINT\b", "ark_u" + compute[-2:], text)
-        made = re.sub(r"\b[abc]\b", lambda m: names[m.group()], text)
+        code = re.sub(r"\b[abc]\b", lambda m: names[m.group()], text)
         result = "bool" if function.predicate else compute
-        return self.let(result, made), result
+        return self.let(result, code), result
 
     def _number(self, value: float) -> tuple[str, str]:
         kind = _number_type(value)

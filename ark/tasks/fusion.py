@@ -191,11 +191,11 @@ class _Body:
         for i in sorted(i for i in read if i < self.params.inputs):
             load = text.load(self.sig, i, f"p{i}", self._at(i))
             self.leaves[i] = (self.writer.let("float", load), "float")
-        made = []
+        lines = []
         for tree in trees:
-            made.append(self.writer.write(tree)[0])
-            self.leaves.append((made[-1], "float"))
-        return made
+            lines.append(self.writer.write(tree)[0])
+            self.leaves.append((lines[-1], "float"))
+        return lines
 
     def _taken(self, lines: Iterable[str]) -> str:
         """The statements written since the last call, and these."""
@@ -208,8 +208,8 @@ class _Body:
                 self.leaves[number] = (f"kept[{place}][v]", "float")
 
     def _first(self, numbers: Sequence[int], sums: Sequence[int]) -> str:
-        made = dict(zip(numbers, self._compute(self.params.first), strict=True))
-        lines = [f"kept[{self.kept[n]}][v] = {t};" for n, t in made.items() if n in self.kept]
+        names = dict(zip(numbers, self._compute(self.params.first), strict=True))
+        lines = [f"kept[{self.kept[n]}][v] = {t};" for n, t in names.items() if n in self.kept]
         lines += [f"kept[{self.kept[n]}][v] = 0.0f;" for n in sums]
         body = self._taken(lines)
         self._pass_on()
@@ -217,9 +217,9 @@ class _Body:
 
     def _each(self, sums: Sequence[int]) -> str:
         each, count = self.params.each, len(self.leaves) + len(self.params.each)
-        made = self._compute([*each, *self.params.sums])[len(each) :]
+        names = self._compute([*each, *self.params.sums])[len(each) :]
         lines = [
-            f"kept[{self.kept[n]}][v] += {value};" for n, value in zip(sums, made, strict=True)
+            f"kept[{self.kept[n]}][v] += {value};" for n, value in zip(sums, names, strict=True)
         ]
         body = self._taken(lines)
         assert len(self.leaves) == count + len(sums)

@@ -153,53 +153,53 @@ class Linear(TaskKind):
         params = sig.read(LinearParams)
         n0, n1 = coord[:2]
         m, k = sig.operands[2].shape[0], sig.operands[0].shape[1]
-        found = [
+        accesses = [
             *_shares(sig, 0, 0, k),
             Access(1, (n0, 0), (n1, k)),
         ]
         next_operand = 3
         if params.prologue == "rmsnorm":
-            found.append(whole(3, sig.operands[3]))
+            accesses.append(whole(3, sig.operands[3]))
             next_operand = 4
         epilogue = params.epilogue
         if epilogue == "swiglu":
-            found.append(Access(2, (0, n0 // 2), (m, n1 // 2), write=True))
+            accesses.append(Access(2, (0, n0 // 2), (m, n1 // 2), write=True))
         elif epilogue == "rope_kv":
-            found += rotary_accesses(sig, 2, next_operand, n0, n1)
+            accesses += rotary_accesses(sig, 2, next_operand, n0, n1)
         else:
-            found += [Access(i, (0, n0), (m, n1), write=True) for i in outputs(sig)]
+            accesses += [Access(i, (0, n0), (m, n1), write=True) for i in outputs(sig)]
             if epilogue == "add":
-                found += _shares(sig, next_operand, n0, n1)
+                accesses += _shares(sig, next_operand, n0, n1)
             if epilogue == "sample":
-                found += [whole(i, sig.operands[i]) for i in (next_operand, next_operand + 1)]
+                accesses += [whole(i, sig.operands[i]) for i in (next_operand, next_operand + 1)]
                 tile, tiles = sample_tile(sig, 1, n0), params.tiles
                 own = range(tile, m * tiles, tiles)
                 for place in candidates(sig):
-                    found += [Access(place, (i, 0), (i + 1, 2), write=True) for i in own]
-        return found
+                    accesses += [Access(place, (i, 0), (i + 1, 2), write=True) for i in own]
+        return accesses
 
     def packets(self, sig: Signature) -> frozenset[int]:
         params = sig.read(LinearParams)
         need(len(sig.operands) > 2, "it lacks an input, weights or an output")
         x, weight = sig.operands[:2]
         row = x.shape[0] == 1 and x.dtype == multiplied(weight) and params.prologue == "none"
-        found = {0, *outputs(sig)} - (set() if row or x.dtype == "fp32" else {0})
+        able = {0, *outputs(sig)} - (set() if row or x.dtype == "fp32" else {0})
         first = first_extra(sig)
         if params.epilogue == "add":
-            found.add(first)
+            able.add(first)
         if params.epilogue == "rope_kv" and has_fresh(sig, first):
-            found.add(fresh_operand(sig, first))
+            able.add(fresh_operand(sig, first))
         if params.epilogue == "sample":
-            found.update(candidates(sig))
-        return frozenset(found)
+            able.update(candidates(sig))
+        return frozenset(able)
 
     def early(self, sig: Signature) -> frozenset[int]:
         params = sig.read(LinearParams)
         first, epilogue = first_extra(sig), params.epilogue
-        found = {3} if params.prologue == "rmsnorm" else set()
+        operands = {3} if params.prologue == "rmsnorm" else set()
         if epilogue != "add" or sig.operands[first].packet:
-            found.update(first + n for n in AHEAD[epilogue])
-        return frozenset(found)
+            operands.update(first + n for n in AHEAD[epilogue])
+        return frozenset(operands)
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
         params = sig.read(LinearParams)

@@ -109,10 +109,10 @@ class Matmul(TaskKind):
         return box((*shape[:2], *dims(sig)[:2]), (1, 1, *params.tile))
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
-        found: dict[Access, None] = {}  # tiles of one task may share a row's or a column's part
+        accesses: dict[Access, None] = {}  # tiles of one task may share a row's or a column's part
         for tile in tiles(sig, coord):
-            found.update(dict.fromkeys(self._touched(sig, tile)))
-        return list(found)
+            accesses.update(dict.fromkeys(self._touched(sig, tile)))
+        return list(accesses)
 
     def _touched(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         params = sig.read(MatmulParams)
@@ -129,7 +129,7 @@ class Matmul(TaskKind):
         if params.transpose_b:
             b_box = ((coord[3], k0), (n1, k1))
         windows = params.windows
-        found = [
+        accesses = [
             Access(i, *matmul_windows.touched(sig, coord, *places))
             if windows is not None and windows.side == i
             else Access(i, *self._batched(sig, i, coord, box))
@@ -137,14 +137,14 @@ class Matmul(TaskKind):
         ]
         if params.gated:
             box = ((coord[2], coord[3] // 2), (m1, n1 // 2))
-            return [*found, Access(2, *box, write=True)]
+            return [*accesses, Access(2, *box, write=True)]
         if rotates(sig):
-            return [*found, *rotary_accesses(sig, 2, ROPE, coord[3], n1, coord[2], m1)]
+            return [*accesses, *rotary_accesses(sig, 2, ROPE, coord[3], n1, coord[2], m1)]
         lo, hi = unfold(sig.operands[2].shape, coord, (coord[0] + 1, coord[1] + 1, m1, n1))
-        found += [broadcast_access(sig, i, lo, hi) for i in range(3, len(sig.operands))]
+        accesses += [broadcast_access(sig, i, lo, hi) for i in range(3, len(sig.operands))]
         out_box = ((coord[2], coord[3]), (m1, n1))
-        found.append(Access(2, *self._batched(sig, 2, coord, out_box), write=True))
-        return found
+        accesses.append(Access(2, *self._batched(sig, 2, coord, out_box), write=True))
+        return accesses
 
     def _batched(
         self,

@@ -77,14 +77,14 @@ def tiles(sig: Signature, coord: Sequence[int]) -> list[tuple[int, ...]]:
     _, inner, down, across = grid(sig)
     rows, columns = params.tile
     group = params.group
-    found: list[tuple[int, ...]] = []
+    sizes: list[tuple[int, ...]] = []
     for number in range(coord[0], math.prod(grid(sig)), tasks):
         matrix, rest = divmod(number, down * across)
         band, rest = divmod(rest, group * across)
         high = min(group, down - band * group)
         place = (band * group + rest % high) * rows, rest // high * columns
-        found.append((matrix // inner, matrix % inner, *place))
-    return found
+        sizes.append((matrix // inner, matrix % inner, *place))
+    return sizes
 
 
 def deal(sig: Signature) -> str:

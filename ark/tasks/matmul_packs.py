@@ -21,15 +21,15 @@ def packed(sig: Signature, width: int) -> list[int] | None:
     """The output and the operands behind it that have `width` elements side by side; None where
     these do not always lie at multiples of 16 bytes.
     """
-    found = []
+    indices = []
     for i in range(2, len(sig.operands)):
         shape, strides = text.pad4(sig.operands[i].shape, 1), text.pad4(sig.operands[i].strides, 0)
         if shape[3] == 1:
             continue
         if any(n > 1 and s % width for n, s in zip(shape[:3], strides[:3], strict=True)):
             return None
-        found.append(i)
-    return found
+        indices.append(i)
+    return indices
 
 
 def residual(sig: Signature) -> int | None:
@@ -59,7 +59,9 @@ def ahead(sig: Signature, index: int, row: str, column: str) -> str:
     )
 
 
-def together(sig: Signature, found: list[int], width: int, loaded_ahead: int | None = None) -> str:
+def together(
+    sig: Signature, indices: list[int], width: int, loaded_ahead: int | None = None
+) -> str:
     """Statements that compute and store `width` neighbouring results, of the sums v, at a row and
     column. loaded_ahead: an operand whose elements are in `pack`.
     """
@@ -67,7 +69,7 @@ def together(sig: Signature, found: list[int], width: int, loaded_ahead: int | N
     lines, leaves = [], [("v[j]", "ark_i32" if sums_of(sig) == "int32" else "float")]
     for i in range(3, len(sig.operands)):
         at = text.offset(sig, i, names)
-        held = width if i in found else 1
+        held = width if i in indices else 1
         source = "pack" if i == loaded_ahead else f"ark_load_pack<{held}>(p{i} + {at})"
         lines.append(f"const auto{'&' if i == loaded_ahead else ''} e{i} = {source};")
         loaded = text.load(sig, i, f"e{i}.v", "j" if held > 1 else "0")
@@ -144,5 +146,5 @@ def _gated(sig: Signature) -> str:
 
 def declared(sig: Signature) -> str:
     """Declares what `several` reads and writes."""
-    found = f"  const auto rope = {rope(sig, 2, ROPE)};\n" if rotates(sig) else ""
-    return outputs(sig) + found
+    lines = f"  const auto rope = {rope(sig, 2, ROPE)};\n" if rotates(sig) else ""
+    return outputs(sig) + lines

@@ -187,7 +187,7 @@ def matrix_tiles(
     rows, columns = sig.read(MatmulParams).tile
     places = place_names(sig, "0", "0")
     starts = [text.offset(sig, i, places) for i in (0, 1)]
-    both = "".join(text.operand(sig, i, f"p{i}") for i in (0, 1))
+    operands = "".join(text.operand(sig, i, f"p{i}") for i in (0, 1))
     sides = [
         f"ark_side<{rows}, {m}, {_side(sig, 0, k)}>(p0 + {starts[0]}, m0)",
         f"ark_side<{columns}, {n}, {_side(sig, 1, k)}>(p1 + {starts[1]}, n0)",
@@ -199,7 +199,7 @@ def matrix_tiles(
         f"  {callee}<{', '.join(str(c).lower() for c in constants)}>("
         f"ARK_SCRATCH(c), a, b, {end});\n"
     )
-    return both + declared + each_tile(sig, body)
+    return operands + declared + each_tile(sig, body)
 
 
 def _pack(sig: Signature) -> int:

@@ -143,8 +143,8 @@ def begins(
             f"{p.before[d]} + ({tap}) * {p.dilation[d]};"
         )
         guards.append(f"x{d} < 0 || x{d} >= {n}")
-    found = where([f"x{d}" for d in range(len(sizes))])
-    lines += [f"if ({' || '.join(guards)}) return nullptr;", f"return p1 + ({found});"]
+    offset = where([f"x{d}" for d in range(len(sizes))])
+    lines += [f"if ({' || '.join(guards)}) return nullptr;", f"return p1 + ({offset});"]
     return "".join(f"    {line}\n" for line in ["(void)tap;", *lines])
 
 

@@ -149,12 +149,12 @@ def _short(sig: Signature, d: int, tile: Sequence[int]) -> int:
     row = shape[d]
     if row < 2 or row != tile[d] or row * size > SHORT_BYTES // 4:
         return 0
-    perm, taken, made = (
+    perm, taken, stored = (
         sig.read(TransposeParams).perm,
         *(text.pad4(o.strides, 0) for o in sig.operands),
     )
-    steps = (taken[perm[-1]], made[-1]) if d == 2 else (made[-2], taken[-1])
-    if steps != (row, 1) or made[-1] != 1:
+    steps = (taken[perm[-1]], stored[-1]) if d == 2 else (stored[-2], taken[-1])
+    if steps != (row, 1) or stored[-1] != 1:
         return 0
     along = 5 - d
     others = [s for o in sig.operands for s in o.strides if s not in (1, row)]

@@ -97,16 +97,16 @@ class PagedAttention(SplitAttention):
         begin, end = head * group, (head + 1) * group
         cache = (0, head, 0, 0), (pool, head + 1, page, width)
         box = (row, begin * width), (row + 1, end * width)
-        made = Access(5, *box, write=True)
+        written = Access(5, *box, write=True)
         if p.splits > 1:
             part = (row, begin, split, 0), (row + 1, end, split + 1, width + 2)
-            made = Access(5, *part, write=True)
+            written = Access(5, *part, write=True)
         older = has_newest(sig)
         read = [Access(0, *box), *(Access(i, *cache, append_only=older) for i in (1, 2))]
         for first in (head, p.kv_heads + head) if older else ():
             read.append(Access(PAGED_FRESH, (0, first * width), (1, (first + 1) * width)))
         tables = [whole(i, sig.operands[i]) for i in (3, 4)]
-        return [*read, *tables, made]
+        return [*read, *tables, written]
 
     def stream(self, sig: Signature, coord: Sequence[int]) -> tuple[Fetch, ...]:
         params = sig.read(PagedAttentionParams)

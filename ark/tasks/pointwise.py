@@ -252,8 +252,8 @@ class _Box:
 
     def _value(self, index: int) -> str:
         """An element of operand `index`, read from memory."""
-        made = text.load(self.sig, index, f"p{index}", self._at(index))
-        return made if index or not self.guard[0] else self._or_fill(self.guard[0], made)
+        value = text.load(self.sig, index, f"p{index}", self._at(index))
+        return value if index or not self.guard[0] else self._or_fill(self.guard[0], value)
 
     def _or_fill(self, condition: str, value: str) -> str:
         """A value of operand 0 where the condition holds, and what the guard says elsewhere."""
@@ -353,7 +353,7 @@ class _Box:
                 fetch += f"      there[u] = {self.guard[0]};\n"
                 value = self._or_fill("there[u]", value)
             values.append(value)
-        made = self.sig.operands[self.out].ctype
+        ctype = self.sig.operands[self.out].ctype
         compute = self._compute(values, "to", "j", " + j" if pack > 1 else "")
         each = f"    ark_each_pack(round, [&](int u, bool inside, {declared(NAMES)}) {{\n"
         unused = f"      (void)u; {unused_names(NAMES)}\n"
@@ -363,14 +363,14 @@ class _Box:
         to = f"p{self.out} + {self._at(self.out)}"
         if self.keeps:
             body += (
-                f"{each}{unused}      {made}* to = kept[u].v;\n#pragma unroll\n"
+                f"{each}{unused}      {ctype}* to = kept[u].v;\n#pragma unroll\n"
                 f"      for (int j = 0; j < {pack}; ++j) {{\n{compute}      }}\n"
                 f"      if (inside) ark_store_pack<{pack}>({to}, kept[u]);\n    }});\n"
             )
         else:
             body += (
                 f"{each}{unused}      ark_store_made<{pack}>(inside, {to}, "
-                f"[&]({made}* to, int j) {{\n{compute}      }});\n    }});\n"
+                f"[&]({ctype}* to, int j) {{\n{compute}      }});\n    }});\n"
             )
         box = f"{self.box}, {pack}"
         body = loop("ark_each_round", f"{box}, {rounds}", "const auto& round", (), body)

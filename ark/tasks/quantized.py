@@ -77,10 +77,10 @@ class QuantizedLinear(TaskKind):
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         first, last = coord[:2]
         out = len(sig.operands) - 1
-        found = [whole(0, sig.operands[0])]
-        found += [Access(i, (first, 0), (last, sig.operands[i].shape[1])) for i in range(1, out)]
-        found.append(Access(out, (0, first), (sig.operands[0].shape[0], last), write=True))
-        return found
+        accesses = [whole(0, sig.operands[0])]
+        accesses += [Access(i, (first, 0), (last, sig.operands[i].shape[1])) for i in range(1, out)]
+        accesses.append(Access(out, (0, first), (sig.operands[0].shape[0], last), write=True))
+        return accesses
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
         m, k = sig.operands[0].shape

@@ -123,15 +123,15 @@ def rotary_accesses(
     rows = m1 or sig.operands[out].shape[0]
     width = p.head_dim
     queries, keys = p.heads * width, p.kv_heads * width
-    found = [whole(first, sig.operands[first]), whole(first + 1, sig.operands[first + 1])]
+    accesses = [whole(first, sig.operands[first]), whole(first + 1, sig.operands[first + 1])]
     if n0 < queries:
-        found.append(Access(out, (m0, n0), (rows, min(n1, queries)), write=True))
+        accesses.append(Access(out, (m0, n0), (rows, min(n1, queries)), write=True))
     if has_fresh(sig, first) and n1 > queries:
         lo, hi = max(n0, queries) - queries, n1 - queries
-        found.append(Access(fresh_operand(sig, first), (m0, lo), (rows, hi), write=True))
+        accesses.append(Access(fresh_operand(sig, first), (m0, lo), (rows, hi), write=True))
     paged = in_pages(sig, first)
     if paged:
-        found.append(whole(first + 4, sig.operands[first + 4]))
+        accesses.append(whole(first + 4, sig.operands[first + 4]))
     context = sig.operands[first + 2].shape[1]
     for cache, base in ((first + 2, queries), (first + 3, queries + keys)):
         for head in range(p.kv_heads):
@@ -144,14 +144,14 @@ def rotary_accesses(
                 pool, _, page, _ = sig.operands[cache].shape
                 pages = (0, head, 0, lo - at), (pool, head + 1, page, hi - at)
                 alone = has_fresh(sig, first)
-                found.append(Access(cache, *pages, write=True, append_only=alone))
+                accesses.append(Access(cache, *pages, write=True, append_only=alone))
                 continue
             for s in range(sequences_of(sig, first)):
                 place = s * p.kv_heads + head
                 box = ((place, 0, lo - at), (place + 1, context, hi - at))
                 rises = (m0, m1) if m1 else ALL_ROWS
-                found.append(Access(cache, *box, write=True, append_only=True, appended=rises))
-    return found
+                accesses.append(Access(cache, *box, write=True, append_only=True, appended=rises))
+    return accesses
 
 
 def rope(sig: Signature, out: int, first: int) -> str:
@@ -300,8 +300,8 @@ class RotaryEmbedding(TaskKind):
         row, first, last = coord[:3]
         width = sig.read(RotaryEmbeddingParams).head_dim
         box = ((row, first * width), (row + 1, last * width))
-        found = [Access(0, *box), Access(1, *box, write=True)]
-        return [*found, whole(2, sig.operands[2]), whole(3, sig.operands[3])]
+        accesses = [Access(0, *box), Access(1, *box, write=True)]
+        return [*accesses, whole(2, sig.operands[2]), whole(3, sig.operands[3])]
 
     def headers(self) -> tuple[str, ...]:
         return (text.header("rotary.h"),)

@@ -197,8 +197,8 @@ class RowNorm(TaskKind):
         out = len(sig.operands) - 1
         dealt = params.dealt
         box = row_box(sig.operands[out].shape, coord, params.rows, dealt=dealt)
-        found = [Access(0, *box), Access(out, *box, write=True)]
-        return found + [whole(i, sig.operands[i]) for i in range(1, out)]
+        accesses = [Access(0, *box), Access(out, *box, write=True)]
+        return accesses + [whole(i, sig.operands[i]) for i in range(1, out)]
 
     def to_claim(self, sig: Signature, machine: Machine) -> Mapping[str, Any] | None:
         held, shape = self._held(sig, machine), fold(sig.operands[-1].shape)

@@ -108,7 +108,7 @@ class Scatter(TaskKind):
         axis = params.axis
         out = len(sig.operands) - 1
         lo, hi = tile_box(lines(sig.operands[out].shape, axis), coord[:-1], params.tile)
-        found = []
+        accesses = []
         for i, operand in enumerate(sig.operands):
             n = operand.shape
             span = (coord[-1], coord[-1] + params.span)
@@ -116,10 +116,10 @@ class Scatter(TaskKind):
             low = tuple(first if d == axis else min(b, n[d] - 1) for d, b in enumerate(lo))
             high = tuple(min(last if d == axis else e, n[d]) for d, e in enumerate(hi))
             if i < out or out == 2:
-                found.append(Access(i, low, high))
+                accesses.append(Access(i, low, high))
             if i == out:
-                found.append(Access(i, low, high, write=True))
-        return found
+                accesses.append(Access(i, low, high, write=True))
+        return accesses
 
     def headers(self) -> tuple[str, ...]:
         return (*HEADERS, text.header("scatter.h"))
@@ -129,9 +129,9 @@ class Scatter(TaskKind):
             return self._rooms(sig, machine) * _row_bytes(sig)
         if not self._together(sig, machine):
             return 0
-        found = LOOKS * machine.warps * (2 * machine.lanes + 1)
+        looks = LOOKS * machine.warps * (2 * machine.lanes + 1)
         listed = LOOKS * machine.warps * machine.lanes + machine.warps
-        return 4 * (found + listed * self._by_place(sig, machine))
+        return 4 * (looks + listed * self._by_place(sig, machine))
 
     def _together(self, sig: Signature, machine: Machine) -> bool:
         """Do all threads of a block look for the updates of their places?"""

@@ -100,13 +100,13 @@ def indices(shape: Sequence[int], variables: Sequence[str]) -> list[str]:
     """Texts of the index in every dimension of `shape`, from those of the four that it folds to."""
     if len(shape) <= DIMS:
         return list(variables)
-    found, step = [], 1
+    terms, step = [], 1
     lead = leading(shape)
     for place, n in reversed(list(enumerate(lead))):
         text = f"({variables[0]})" if step == 1 else f"({variables[0]}) / {step}"
-        found.append("0" if n == 1 else f"({text})" if place == 0 else f"({text} % {n})")
+        terms.append("0" if n == 1 else f"({text})" if place == 0 else f"({text} % {n})")
         step *= n
-    return [*reversed(found), *variables[1:]]
+    return [*reversed(terms), *variables[1:]]
 
 
 def offset(sig: Signature, index: int, variables: Sequence[str]) -> str:

@@ -124,8 +124,8 @@ class Embedding(TaskKind):
         fits((params.rows, params.columns), (rows, columns))
         if dynamic:
             shaped(sig, 3, (1,), "int32")
-        for again in self._outputs(sig)[1:]:
-            shaped(sig, again, (rows, columns))
+        for copy in self._outputs(sig)[1:]:
+            shaped(sig, copy, (rows, columns))
 
     def _outputs(self, sig: Signature) -> tuple[int, ...]:
         return (2, *range(4, len(sig.operands)))
@@ -142,14 +142,14 @@ class Embedding(TaskKind):
         rows, width = sig.operands[2].shape
         r1 = min(coord[0] + params.rows, rows)
         c1 = min(coord[1] + params.columns, width)
-        found = [
+        accesses = [
             whole(0, sig.operands[0]),
             Access(1, (0, coord[1]), (sig.operands[1].shape[0], c1)),
             *(Access(i, (coord[0], coord[1]), (r1, c1), write=True) for i in self._outputs(sig)),
         ]
         if params.dynamic:
-            found.append(whole(3, sig.operands[3]))
-        return found
+            accesses.append(whole(3, sig.operands[3]))
+        return accesses
 
     def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
         params = sig.read(EmbeddingParams)
@@ -172,8 +172,8 @@ class Embedding(TaskKind):
             sig.operands[0].shape[0],
         )
         ids, table, output, position = (text.given(sig, i, const=i != 2) for i in range(4))
-        for again in self._outputs(sig)[1:]:
-            output = f"ark_both({text.given(sig, again, const=False)}, {output})"
+        for copy in self._outputs(sig)[1:]:
+            output = f"ark_both({text.given(sig, copy, const=False)}, {output})"
         given = (ids, table, output, position)
         if not self._packed(sig):
             return text.call(name, "ark_embedding", constants, given)

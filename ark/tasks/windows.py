@@ -73,15 +73,15 @@ def index_ranges(sizes: Sequence[int], first: int, end: int) -> list[tuple[int, 
     """By dimension of `sizes` the first and the last index of places from `first` on, below `end`;
     places are counted as rows of memory are.
     """
-    found: list[tuple[int, int]] = []
+    ranges: list[tuple[int, int]] = []
     last = end - 1
     whole = False  # a run of several indices further out has all of these
     for d, n in enumerate(sizes):
         step = math.prod(sizes[d + 1 :])
         a, b = first // step % n, last // step % n
-        found.append((0, n - 1) if whole else (a, b))
+        ranges.append((0, n - 1) if whole else (a, b))
         whole = whole or a != b
-    return found
+    return ranges
 
 
 def reached(

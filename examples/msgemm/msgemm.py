@@ -35,7 +35,10 @@ def packed(weight: np.ndarray, d: int) -> np.ndarray:
     """Codes (rows, k / d) int32 of weights (rows, k): d weights' bits, the first lowest."""
     rows, k = weight.shape
     if k % d:
-        raise ValueError(f"{k} weights in a row are no groups of {d}; choose a d that divides them")
+        raise ValueError(
+            f"{k} weights in a row are not divisible into groups of {d}; choose a d that divides "
+            "them"
+        )
     bits = weight.astype(np.int32).reshape(rows, k // d, d) & (VALUES - 1)
     return (bits << (BITS * np.arange(d))).sum(2).astype(np.int32)
 

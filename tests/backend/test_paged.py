@@ -112,7 +112,7 @@ def test_what_does_not_fit_is_refused() -> None:
         ark.paged_attention(q, k, k, ark.tensor((2, 3)), at)
     with pytest.raises(ModelError, match="one of each row of the table"):
         ark.paged_attention(q, k, k, pages, ark.tensor((1,), ark.int32))
-    with pytest.raises(ModelError, match="3 rows are neither of 2 sequences"):
+    with pytest.raises(ModelError, match="3 rows do not fit 2 sequences"):
         ark.paged_attention(ark.tensor((3, 32)), k, k, pages, at)
     with pytest.raises(ModelError, match="paged_attention: the window is -1"):
         ark.paged_attention(q, k, k, pages, at, window=-1)

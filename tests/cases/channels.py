@@ -144,7 +144,7 @@ PROGRAMS = (
     twice,
     messages,
 )
-# Which the default run leaves to emulated links that carry stores alone (test_stored_signals): a
+# Which the default run leaves to emulated links that support stores only (test_stored_signals): a
 # signal behind a put, before a get, both ways in turn, and behind packets.
 BY_STORES = (put_then_signal, get, twice, messages)
 

@@ -118,7 +118,7 @@ def test_missing_operator_in_a_loop_is_listed_with_the_loop(tmp_path: Path, caps
     trips = helper.make_node("Constant", [], ["n"], value=count)
     loop = helper.make_node("Loop", ["n", "", "x"], ["y"], name="rounds", body=body)
     said = refused(tmp_path, capsys, network(trips, loop, shape=(4, 4)).SerializeToString())
-    assert "Loop (node rounds): Det (node number 1): the operator is not built" in said
+    assert "Loop (node rounds): Det (node number 1): the operator is not supported" in said
 
 
 def test_bad_files(tmp_path: Path, capsys) -> None:

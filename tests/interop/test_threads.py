@@ -101,7 +101,7 @@ def test_what_is_closed_says_so() -> None:
         runtime.launch()
         runtime.run()
     assert total.to_numpy()[0] == 1.0
-    with pytest.raises(ark.InvalidUsageError, match="nothing is launched"):
+    with pytest.raises(ark.InvalidUsageError, match="no plan is launched"):
         runtime.run()
 
 

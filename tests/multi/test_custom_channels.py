@@ -369,5 +369,5 @@ def test_what_cannot_be_is_said() -> None:
             whole(x, y=ark.comm.channel(1).there(ark.comm.symmetric([8], int32)))
             with pytest.raises(UnsupportedError, match=r"packets between ranks.* it is int32"):
                 make_plan(other.graph, CPU_2)
-        with pytest.raises(UnsupportedError, match="custom ops reach peers on this host alone"):
+        with pytest.raises(UnsupportedError, match="custom ops reach peers on this host only"):
             make_plan(model.graph, CPU_2, {"hosts": (0, 1)})

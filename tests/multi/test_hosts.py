@@ -261,7 +261,7 @@ def test_hosts_that_have_no_transport_in_common() -> None:
 
 
 def test_what_cannot_go_to_another_host_is_said() -> None:
-    with pytest.raises(UnsupportedError, match=r"reduce into .* on another host is not built"):
+    with pytest.raises(UnsupportedError, match=r"reduce into .* on another host is not supported"):
         plans_of(channels.reduce, [0, 1])
     with pytest.raises(UnsupportedError, match=r"strided part"):
         plans_of(channels.parts, [0, 1])

@@ -85,7 +85,7 @@ def test_a_plan_whose_ranks_add_is_refused() -> None:
     plans = build(2, put_then_signal, product.with_processors(4))
     admit(plans, product)
     lacking = product.with_capabilities(Capability.PEER_STORES)
-    with pytest.raises(PlanError, match="carry stores alone"):
+    with pytest.raises(PlanError, match="support stores only"):
         admit(plans, lacking)
 
 

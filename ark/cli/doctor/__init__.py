@@ -53,8 +53,8 @@ def run(args: argparse.Namespace) -> int:
     backend, probe = registry.choose(args.backend)
     if not 0 <= args.device < len(probe.devices):
         raise InvalidUsageError(
-            f"there is no device {args.device} of {backend.name!r}; it has {len(probe.devices)}, "
-            "counted from 0"
+            f"device {args.device} of {backend.name!r} does not exist; it has "
+            f"{len(probe.devices)}, numbered from 0"
         )
     info = probe.devices[args.device]
     console = Console(markup=False, highlight=False, soft_wrap=True)
@@ -83,13 +83,13 @@ def run(args: argparse.Namespace) -> int:
             console.print(f"{finding.verdict}  {finding.check:18} {finding.text}")
 
     with Bench(backend, args.device) as bench:
-        found = examine(bench, shown)
+        findings = examine(bench, shown)
     if args.json:
         report = {
             "backend": backend.name,
             "device": {"index": info.index, "name": info.name, "arch": info.arch},
             "notes": list(probe.notes),
-            "checks": [dataclasses.asdict(f) for f in found],
+            "checks": [dataclasses.asdict(f) for f in findings],
         }
         print(json.dumps(report, indent=2))
-    return int(any(f.verdict == "fail" for f in found))
+    return int(any(f.verdict == "fail" for f in findings))

@@ -79,14 +79,14 @@ def run(args: argparse.Namespace) -> int:
         from ark.cli.export.network import network
 
         machine = machine_files.machine(args.machine or _machine(backend, args.arch))
-        found = network(source, dimensions(args.dim), machine)
-        plan = found.plan
-        made = files(plan, backend, args.arch, name, network=found)
+        exported = network(source, dimensions(args.dim), machine)
+        plan = exported.plan
+        written = files(plan, backend, args.arch, name, network=exported)
     elif source.suffix == ".json":
         if args.machine:
             raise InvalidUsageError("--machine is for models; a plan says its machine itself")
         plan = read_plan(args.source)
-        made = files(plan, backend, args.arch, name)
+        written = files(plan, backend, args.arch, name)
     else:
         checkpoint = Checkpoint.open(args.source, args.quantize)
         machine = machine_files.machine(args.machine or _machine(backend, args.arch))
@@ -96,9 +96,9 @@ def run(args: argparse.Namespace) -> int:
         chunk = choose_chunk(args.chunk, context, min(usual_chunk(machine, dtype), CHUNK))
         shape = Shape(checkpoint.config, dtype, context, chunk, 0, 1)
         plan = plans(shape, machine)[0]
-        made = files(plan, backend, args.arch, name, checkpoint, shape)
-    save(made, Path(args.output))
-    for file, content in made.items():
+        written = files(plan, backend, args.arch, name, checkpoint, shape)
+    save(written, Path(args.output))
+    for file, content in written.items():
         print(f"{Path(args.output, file)}: {len(content):,} bytes")
     return memory_verdict([plan])
 
@@ -107,8 +107,8 @@ def _machine(backend: Backend, arch: str) -> str:
     """The name of a machine model of an architecture; a backend's own name is this machine's."""
     if not isinstance(backend, SourceBackend):
         for name in backend.machine_names():
-            found = backend.machine(name)
-            if found is not None and found.arch == arch:
+            model = backend.machine(name)
+            if model is not None and model.arch == arch:
                 return name
         if arch != "native":
             raise InvalidUsageError(

@@ -258,19 +258,25 @@ def build(
     chosen, wanted = ALGORITHMS[algorithm], Collective(collective)
     if wanted not in chosen.writers:
         names = ", ".join(c.value for c in chosen.writers)
-        raise InvalidUsageError(f"{algorithm} does not do {wanted.value}; it does {names}.")
+        raise InvalidUsageError(
+            f"{algorithm} does not support {wanted.value}; it supports {names}."
+        )
     if reduction is None and wanted.reduces:
         reduction = chosen.reductions[0]
     if why := _misfit(chosen, wanted, ranks, boxes, reduction):
-        raise InvalidUsageError(f"{algorithm} cannot do {wanted.value} here: {why}")
+        raise InvalidUsageError(
+            f"{algorithm} does not support {wanted.value} on this topology: {why}"
+        )
     if counts is not None and algorithm != ONE_SHOT:
-        raise InvalidUsageError(f"{algorithm} takes no counts; {ONE_SHOT} does.")
+        raise InvalidUsageError(f"{algorithm} does not support counts; {ONE_SHOT} does.")
     dealt = wanted.sharded or (chosen.dealt and wanted is Collective.ALL_REDUCE)
     groups = [list(box) for box in boxes or [range(ranks)]]
     cut = chosen.cut
     if chosen.ring_per_place and not wanted.rooted:
         if why := _uneven(groups, ranks):
-            raise InvalidUsageError(f"{algorithm} cannot do {wanted.value} here: {why}")
+            raise InvalidUsageError(
+                f"{algorithm} does not support {wanted.value} on this topology: {why}"
+            )
         cut *= len(groups[0]) if len(groups) > 1 else 1
     chunks = max(parts, 1) * cut * (ranks if dealt else 1)
 

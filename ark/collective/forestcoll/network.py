@@ -51,9 +51,7 @@ def network(topology: Topology, roots: Mapping[str, int] | None = None) -> Netwo
     """
     topology.validate()
     if len(topology.ranks) < 2:
-        raise InvalidUsageError(
-            f"{topology.name} has one rank; a collective needs at least two to talk."
-        )
+        raise InvalidUsageError(f"{topology.name} has one rank; a collective needs at least two.")
     if roots is None:
         roots = dict.fromkeys(topology.ranks, 1)
     unknown = [root for root in roots if root not in topology.ranks]

@@ -203,14 +203,14 @@ class _Machine:
     def demand_whole(self, ref: OpRef, column: list[Value]) -> None:
         chunks = [value.chunk for value in column]
         if chunks != list(range(self.p.chunks)) or len({value.expr for value in column}) != 1:
-            raise self.fault(ref, "needs the whole tensor of one and the same partial result.")
+            raise self.fault(ref, "needs all chunks of one partial result.")
 
     def dot(self, ref: OpRef, columns: list[Any]) -> Dots:
         a, b = (self.data(ref, column) for column in columns)
         chunks = 0
         for x, y in zip(a, b, strict=True):
             if x.chunk != y.chunk or (chunks >> x.chunk) & 1:
-                raise self.fault(ref, "multiplies chunks that do not belong together.")
+                raise self.fault(ref, "multiplies chunks with different indices.")
             chunks |= 1 << x.chunk
         if len({x.expr for x in a}) != 1 or len({y.expr for y in b}) != 1:
             raise self.fault(ref, "multiplies chunks at different stages of the reduction.")

@@ -81,7 +81,7 @@ def _check_operation(p: CollectiveProgram, ref: OpRef, op: Operation) -> None:
                 f"waits for rank {dep.rank} operation {dep.position}, which does not exist."
             )
     if (op.kind is Kind.PUT) != (op.peer is not None):
-        raise fault("must name a peer if and only if it is a put.")
+        raise fault("must have a peer if it is a put, and none otherwise.")
     if op.peer is not None and (not 0 <= op.peer < p.ranks or op.peer == ref.rank):
         raise fault(f"puts to rank {op.peer}; the peer must be another of {p.ranks} ranks.")
     if op.route and op.kind is not Kind.PUT:

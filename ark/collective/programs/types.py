@@ -77,7 +77,7 @@ class Collective(str, Enum):
     @classmethod
     def _missing_(cls, value: object) -> Collective:
         raise InvalidUsageError(
-            f"the collective {value!r} does not exist; there are "
+            f"the collective {value!r} does not exist; choose one of "
             f"{', '.join(each.value for each in cls)}."
         )
 

@@ -48,7 +48,7 @@ class Routes:
         if dst not in parent:
             raise ModelError(
                 f"In the topology {self.topology.name} no path leads from {src} to {dst}; "
-                "add links, or use an algorithm that does not ask for one."
+                "add links, or use an algorithm that does not need one."
             )
         route = [dst]
         while route[-1] != src:

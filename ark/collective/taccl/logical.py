@@ -141,7 +141,7 @@ def _edge(topology: Topology, routes: Routes, src: int, dst: int) -> Edge:
     if relay is not None:
         raise ModelError(
             f"The sketch joins {names[src]} to {names[dst]}, but every path between them in "
-            f"{topology.name} passes the rank {relay}; leave that connection out."
+            f"{topology.name} passes the rank {relay}; omit that connection."
         )
     gbps = min(routes.capacity[hop] for hop in itertools.pairwise(route))
     return Edge(src, dst, route, routes.latency_us(route), float(gbps))
@@ -170,7 +170,7 @@ def broken_symmetry(graph: Logical, permutation: Permutation) -> str | None:
                 allowed = sketch.leaves_through(owner % size, sender)
                 moved = permutation[owner] % size, permutation[box + sender] % size
                 if allowed != sketch.leaves_through(*moved):
-                    return f"rank {owner} and its image leave their boxes through unlike senders"
+                    return f"rank {owner} and its image leave their boxes through different senders"
     return None
 
 

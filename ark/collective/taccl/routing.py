@@ -56,8 +56,8 @@ def route(graph: Logical, all_to_all: bool, chunk_bytes: float, time_limit_s: fl
     chunks = graph.sketch.input_chunkup * graph.ranks * (graph.ranks if all_to_all else 1)
     if chunks * len(graph.edges) > _MOST_PAIRS:
         raise UnsupportedError(
-            f"{chunks} chunks over {len(graph.edges)} connections of {graph.topology.name} are "
-            "more than TACCL's model takes; use fewer of either, or another algorithm."
+            f"{chunks} chunks over {len(graph.edges)} connections of {graph.topology.name} exceed "
+            "the limit of TACCL's model; use fewer of either, or another algorithm."
         )
     choices = Choices(graph, chunks_of(graph, all_to_all), chunk_bytes)
     return _Model(choices).solve(deadline)

@@ -98,8 +98,8 @@ def _reduced(p: _Pair) -> bool:
     axes = call.integers(1) if call.has(1) else list(call.attribute("axes", []))
     if not axes and call.attribute("noop_with_empty_axes", 0):
         return p.same(1)
-    gone = {axis_of(a, p.rank()) for a in axes} or set(range(p.rank()))
-    return p.same(1) and not p.dims() & gone
+    removed = {axis_of(a, p.rank()) for a in axes} or set(range(p.rank()))
+    return p.same(1) and not p.dims() & removed
 
 
 def _normed(p: _Pair) -> bool:
@@ -220,7 +220,7 @@ def refusal(exact: Built, wide: Built) -> str | None:
             zeros |= {id(value) for value in other.results}
         every = (*one.results, *other.results, *one.call.inputs)
         if any(v is not None and v.items is not None for v in every):
-            return "a sequence may depend on it"
+            return "a sequence may depend on the size"
         results = [(a, b) for a, b in zip(one.results, other.results, strict=True) if a and b]
         if all(a.array is not None and b.array is not None for a, b in results):
             continue  # known in both: compared where it is used

@@ -81,7 +81,7 @@ def _stacked(call: Call, body: Any, column: Sequence[Value], place: int) -> Valu
 @operator("Scan")
 def _scan(call: Call) -> list[Value | None]:
     if call.version < 9:
-        raise refuse("Scan as opset 8 defines it")
+        raise refuse("Scan of opset 8")
     count = call.attribute("num_scan_inputs")
     states = len(call.inputs) - count
     scanned = [call.value(i) for i in range(states, len(call.inputs))]
@@ -95,7 +95,7 @@ def _scan(call: Call) -> list[Value | None]:
     if length > MOST_TURNS:
         raise refuse(f"a Scan of more than {MOST_TURNS} turns")
     if not length:
-        raise refuse("a Scan of nothing")
+        raise refuse("a Scan without scanned inputs")
     parts = [_parts(call, v, a) for v, a in zip(scanned, axes, strict=True)]
     state = list(call.inputs[:states])
     results = len(call.outputs) - states

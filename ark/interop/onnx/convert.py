@@ -139,11 +139,13 @@ class _Builder:
         if operator is None and functions.has_body(node, version):
             results = self._function(node, given, version)
         elif operator is None:
-            raise UnsupportedError("the operator is not built")  # of a graph within a graph
+            raise UnsupportedError("the operator is not supported")  # of a graph within a graph
         else:
             results = self._operator(operator, node, given, values, opsets)
         if len(results) < max((i for i, name in enumerate(node.output, 1) if name), default=0):
-            raise UnsupportedError(f"{len(node.output)} results of it are not built")
+            raise UnsupportedError(
+                f"the operator has {len(node.output)} outputs, which is not supported"
+            )
         seen = frozenset[str]().union(*(v.inputs for v in given if v is not None))
         for name, value in zip(node.output, results, strict=False):
             if value is not None:

@@ -30,9 +30,9 @@ def _einsum(call: Call) -> Value:
     for place, (other, factor) in enumerate(operands[1:], 1):
         later = set(result).union(*(t for t, _ in operands[place + 1 :]))
         term, tensor = _product((term, tensor), (other, factor), later, sizes)
-    gone = [d for d, letter in enumerate(term) if letter not in result]
-    if gone:
-        tensor = ark.reduce_sum(tensor, gone)
+    summed = [d for d, letter in enumerate(term) if letter not in result]
+    if summed:
+        tensor = ark.reduce_sum(tensor, summed)
         term = "".join(letter for letter in term if letter in result)
         tensor = ark.reshape(tensor, [sizes[letter] for letter in term] or [1])
     if sorted(term) != sorted(result):
@@ -93,17 +93,17 @@ def _product(
     (a, x), (b, y) = (
         _only(t, v, other, later) for (t, v), (other, _) in [(left, right), (right, left)]
     )
-    both = [c for c in a if c in b]
-    batch = [c for c in both if c in later]
-    inner = [c for c in both if c not in later]
+    shared = [c for c in a if c in b]
+    batch = [c for c in shared if c in later]
+    inner = [c for c in shared if c not in later]
     rows, columns = [c for c in a if c not in b], [c for c in b if c not in a]
-    if not all(_dim(a, x, c) == _dim(b, y, c) for c in both):
+    if not all(_dim(a, x, c) == _dim(b, y, c) for c in shared):
         x, y = (
-            ark.expand(v, [sizes[c] if c in both else _dim(t, v, c) for c in t])
+            ark.expand(v, [sizes[c] if c in shared else _dim(t, v, c) for c in t])
             for t, v in ((a, x), (b, y))
         )
     count = {
-        c: sizes[c] if c in both else _dim(a if c in a else b, x if c in a else y, c)
+        c: sizes[c] if c in shared else _dim(a if c in a else b, x if c in a else y, c)
         for c in dict.fromkeys(a + b)
     }
 
@@ -126,9 +126,9 @@ def _dim(term: str, tensor: Any, letter: str) -> int:
 
 def _only(term: str, tensor: Any, other: str, later: set[str]) -> tuple[str, Any]:
     """The operand without the dimensions that it alone has and that no one needs later."""
-    gone = [d for d, c in enumerate(term) if c not in other and c not in later]
-    if not gone:
+    summed = [d for d, c in enumerate(term) if c not in other and c not in later]
+    if not summed:
         return term, tensor
-    kept = [d for d in range(len(term)) if d not in gone]
+    kept = [d for d in range(len(term)) if d not in summed]
     shape = [tensor.ir.shape[d] for d in kept]
-    return "".join(term[d] for d in kept), ark.reshape(ark.reduce_sum(tensor, gone), shape or [1])
+    return "".join(term[d] for d in kept), ark.reshape(ark.reduce_sum(tensor, summed), shape or [1])

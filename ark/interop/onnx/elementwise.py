@@ -199,12 +199,12 @@ def _cast_like(call: Call) -> Value:
 def _isinf(call: Call) -> Value:
     tensor = call.tensor(0)
     negative, positive = call.attribute("detect_negative", 1), call.attribute("detect_positive", 1)
-    found = ark.isinf(tensor)
+    infinite = ark.isinf(tensor)
     if not negative:
-        found = ark.logical_and(found, ark.greater(tensor, 0.0))
+        infinite = ark.logical_and(infinite, ark.greater(tensor, 0.0))
     if not positive:
-        found = ark.logical_and(found, ark.less(tensor, 0.0))
-    return made(found, call.shape(0))
+        infinite = ark.logical_and(infinite, ark.less(tensor, 0.0))
+    return made(infinite, call.shape(0))
 
 
 def _with(function: Callable[..., Any], **defaults: tuple[str, float]) -> Callable[[Call], Value]:

@@ -27,13 +27,14 @@ def read(path: Any, dims: Mapping[str, int] | None) -> onnx.ModelProto:
         size = file.stat().st_size
         if not file.is_file() or size >= MOST_BYTES:
             raise InvalidUsageError(
-                f"{file} is no ONNX file below 2 GiB; larger weights lie in files beside it"
+                f"{file} is not an ONNX file of less than 2 GiB; larger weights belong in "
+                "external data files"
             )
         model = onnx.load_model_from_string(file.read_bytes())
     except OSError as error:
         raise InvalidUsageError(f"{file} cannot be read: {error}") from error
     except _FAILURES as error:
-        raise ModelError(f"{file} is no ONNX model: {error}; export it again") from error
+        raise ModelError(f"{file} is not an ONNX model: {error}; export it again") from error
     model = checked(model, str(file), file.parent)
     model = expanded(model, str(file))
     bind(model, dims or {}, str(file))
@@ -58,9 +59,9 @@ def checked(model: onnx.ModelProto, name: str, folder: Path | None) -> onnx.Mode
         model = _converted(model, name)
         shape_inference.infer_shapes(model, check_type=True)  # build() checks the shapes
     except (checker.ValidationError, shape_inference.InferenceError, OSError) as error:
-        raise ModelError(f"{name} is no valid ONNX model: {_first(error)}") from error
+        raise ModelError(f"{name} is not a valid ONNX model: {_first(error)}") from error
     except _FAILURES as error:
-        raise ModelError(f"{name} is no valid ONNX model: {_first(error)}") from error
+        raise ModelError(f"{name} is not a valid ONNX model: {_first(error)}") from error
     return model
 
 
@@ -81,7 +82,7 @@ def _converted(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
             for m in (model, converted)
         ]
         if ports[0] != ports[1]:  # as it does to graphs with a Scan of opset 8
-            raise ValueError("it would change the types of inputs and outputs")
+            raise ValueError("the conversion would change the types of inputs and outputs")
         return converted
     except _FAILURES as error:
         raise UnsupportedError(
@@ -103,7 +104,8 @@ def _check_places(model: onnx.ModelProto, name: str) -> None:
             place = Path(entry.value)
             if entry.key == "location" and (place.is_absolute() or ".." in place.parts):
                 raise ModelError(
-                    f"{name}: the weights of {tensor.name!r} are said to be in {entry.value!r}, "
+                    f"{name}: the weights of {tensor.name!r} are recorded to be in "
+                    f"{entry.value!r}, "
                     "which is outside of the model's folder; move them into it"
                 )
 
@@ -131,15 +133,15 @@ def nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
 
 def opset(model: onnx.ModelProto, name: str) -> int:
     """The version of the standard's operators; UnsupportedError for one that is not covered."""
-    found: list[int] = [o.version for o in model.opset_import if o.domain in ("", "ai.onnx")]
-    if not found:  # it uses none of the standard's operators
+    versions: list[int] = [o.version for o in model.opset_import if o.domain in ("", "ai.onnx")]
+    if not versions:  # it uses none of the standard's operators
         return OPSETS[0]
-    if not 1 <= found[0] <= onnx.defs.onnx_opset_version():
+    if not 1 <= versions[0] <= onnx.defs.onnx_opset_version():
         raise UnsupportedError(
-            f"{name} uses opset {found[0]}, which the installed onnx does not know; expected "
+            f"{name} uses opset {versions[0]}, which the installed onnx does not know; expected "
             f"1 to {OPSETS[1]}"
         )
-    return found[0]
+    return versions[0]
 
 
 def in_range(op: str, version: int) -> bool:
@@ -178,10 +180,12 @@ def missing(model: onnx.ModelProto, name: str, known: Iterable[str]) -> None:
         lacking.setdefault(op, []).append(node.name or f"number {place}")
     if lacking:
         listed = "; ".join(
-            f"{op}: {', '.join(found[:4])}{f' and {len(found) - 4} more' * (len(found) > 4)}"
-            for op, found in sorted(lacking.items())
+            f"{op}: {', '.join(labels[:4])}{f' and {len(labels) - 4} more' * (len(labels) > 4)}"
+            for op, labels in sorted(lacking.items())
         )
-        raise UnsupportedError(f"{name} uses operators that are not built (with nodes): {listed}")
+        raise UnsupportedError(
+            f"{name} uses operators that are not supported (with nodes): {listed}"
+        )
 
 
 def bind(model: onnx.ModelProto, dims: Mapping[str, int], name: str) -> None:

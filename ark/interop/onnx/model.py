@@ -180,14 +180,14 @@ class OnnxModel:
 
     def _symbols(self) -> dict[str, list[str]]:
         """Of the inputs that may be padded: the name of each dimension, empty for a fixed one."""
-        found = {}
+        symbols = {}
         for port in self.inputs:
             if port.name not in self._known and port.shape is not None:
                 names = [n if isinstance(n, str) else "" for n in port.shape]
-                found[port.name] = [
+                symbols[port.name] = [
                     f"{port.name}[{d}]" if n == "?" else n for d, n in enumerate(names)
                 ]
-        return found
+        return symbols
 
     def _built(
         self,

@@ -61,10 +61,10 @@ def _reshape(call: Call) -> Value:
     if sizes.count(-1) == 1:
         rest = -math.prod(sizes)
         if rest <= 0 or math.prod(old) % rest:
-            raise ModelError(f"{list(old)} cannot be seen as {sizes}")
+            raise ModelError(f"{list(old)} cannot be reshaped to {sizes}")
         sizes[sizes.index(-1)] = math.prod(old) // rest
     if math.prod(sizes) != math.prod(old) or min(sizes, default=1) < 0:
-        raise ModelError(f"{list(old)} cannot be seen as {sizes}")
+        raise ModelError(f"{list(old)} cannot be reshaped to {sizes}")
     return made(call.tensor(0), sizes)
 
 
@@ -80,10 +80,10 @@ def _flatten(call: Call) -> Value:
 def _squeeze(call: Call) -> Value:
     shape = call.shape(0)
     axes = call.integers(1) if call.has(1) else [d for d, n in enumerate(shape) if n == 1]
-    gone = {axis_of(a, len(shape)) for a in axes}
-    if any(shape[d] != 1 for d in gone):
-        raise ModelError(f"dimensions {sorted(gone)} of {list(shape)} are not all 1")
-    return made(call.tensor(0), [n for d, n in enumerate(shape) if d not in gone])
+    removed = {axis_of(a, len(shape)) for a in axes}
+    if any(shape[d] != 1 for d in removed):
+        raise ModelError(f"dimensions {sorted(removed)} of {list(shape)} are not all 1")
+    return made(call.tensor(0), [n for d, n in enumerate(shape) if d not in removed])
 
 
 @operator("Unsqueeze")
@@ -100,7 +100,7 @@ def _transpose(call: Call) -> Value:
     shape = call.shape(0)
     perm = call.attribute("perm", list(reversed(range(len(shape)))))
     if sorted(perm) != list(range(len(shape))):
-        raise ModelError(f"{list(perm)} is no order of {len(shape)} dimensions")
+        raise ModelError(f"{list(perm)} is not a permutation of {len(shape)} dimensions")
     if len(shape) < 2:
         return made(call.tensor(0), shape)
     return made(ark.transpose(call.tensor(0), list(perm)), [shape[d] for d in perm])
@@ -129,7 +129,7 @@ def pieces(call: Call, value: Value, sizes: list[int], axis: int) -> list[Value]
     """A value cut along an axis into parts of these sizes."""
     shape, results = value.shape, []
     if sum(sizes) != shape[axis] or min(sizes, default=0) < 0:
-        raise ModelError(f"the sizes {sizes} are not those of the parts of {shape[axis]}")
+        raise ModelError(f"the sizes {sizes} do not add up to the size {shape[axis]}")
     if value.array is not None:
         cuts = np.split(value.array, np.cumsum(sizes)[:-1], axis)
         return [Value(cut.shape, array=cut) for cut in cuts[: len(sizes)]]

@@ -98,7 +98,7 @@ def _max_pool_with_places(call: Call) -> list[Value]:
     shape, kernel = call.shape(0), list(call.attribute("kernel_shape"))
     x = call.tensor(0)
     if x.ir.dtype not in FLOATS:
-        raise refuse(f"a pool of {x.ir.dtype.name} that gives the places of what it found")
+        raise refuse(f"a pool of {x.ir.dtype.name} that returns indices")
     places, counts = _windows_of(call, shape[2:], kernel, pads_of(call, shape[2:], kernel))
     rows, elements = math.prod(shape[:2]), math.prod(shape[2:])
     flat = ark.reshape(x, [rows, elements])
@@ -154,7 +154,7 @@ def _col2im(call: Call) -> Value:
     places, _ = _windows_of(call, tuple(sizes), kernel, pads)
     elements, channels = math.prod(sizes), shape[1] // taps
     if places.shape[0] != shape[2] or channels * taps != shape[1]:
-        raise ModelError(f"{list(shape)} has no columns of windows of {kernel} in {sizes}")
+        raise ModelError(f"{list(shape)} does not hold the columns of {kernel} windows of {sizes}")
     columns = ark.reshape(call.tensor(0), [shape[0] * channels, taps * shape[2]])
     ids = np.where(places < 0, elements, places).T.reshape(1, -1)
     ids = np.broadcast_to(ids, (shape[0] * channels, ids.shape[1])).astype(np.int64)

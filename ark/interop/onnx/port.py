@@ -22,8 +22,8 @@ class Port:
             return
         if kind != "tensor_type":
             raise UnsupportedError(
-                f"the {role} {info.name!r} is a {kind or 'thing without a type'}; only tensors "
-                "are built"
+                f"the {role} {info.name!r} is a {kind or 'value without a type'}; only tensors "
+                "are supported"
             )
         tensor = info.type.tensor_type
         try:

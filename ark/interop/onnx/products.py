@@ -57,12 +57,12 @@ def pads_of(call: Call, sizes: tuple[int, ...], kernel: list[int]) -> Pairs:
     if rule in ("NOTSET", "VALID"):
         flat = call.attribute("pads", [0] * 2 * rank) if rule == "NOTSET" else [0] * 2 * rank
         return list(zip(flat[:rank], flat[rank:], strict=True))
-    found = []
+    pairs = []
     for n, k, s, d in zip(sizes, kernel, strides, dilations, strict=True):
         whole = max(0, (-(-n // s) - 1) * s + (k - 1) * d + 1 - n)
         small, large = whole // 2, whole - whole // 2
-        found.append((small, large) if rule == "SAME_UPPER" else (large, small))
-    return found
+        pairs.append((small, large) if rule == "SAME_UPPER" else (large, small))
+    return pairs
 
 
 @operator("Conv")

@@ -89,7 +89,7 @@ _STEPS: dict[str, Callable[..., tuple[Any, Any]]] = {"RNN": _rnn, "GRU": _gru, "
 
 
 def _activations(call: Call, direction: int) -> list[Callable[[Any], Any]]:
-    """Those of one direction; UnsupportedError for one that is not built."""
+    """Those of one direction; UnsupportedError for one that is not supported."""
     wanted = _DEFAULTS[call.op]
     given = [
         a.decode() if isinstance(a, bytes) else a for a in call.attribute("activations", wanted * 2)
@@ -127,8 +127,11 @@ def _recurrent(call: Call) -> list[Value]:
         parts = ark.linear(rows, weight)
         bias: Any = ark.zeros([1, gates], x.ir.dtype)
         if call.has(3):
-            both = call.tensor(3)[d : d + 1]
-            parts, bias = ark.add(parts, both[:, 0:gates]), ark.copy(both[:, gates : 2 * gates])
+            weights = call.tensor(3)[d : d + 1]
+            parts, bias = (
+                ark.add(parts, weights[:, 0:gates]),
+                ark.copy(weights[:, gates : 2 * gates]),
+            )
         h, c = (_start(call, place, d, batch, width, first, x) for place in (5, 6))
         peepholes = ark.copy(call.tensor(7)[d : d + 1]) if call.has(7) else None
         reset_last = bool(call.attribute("linear_before_reset", 0))

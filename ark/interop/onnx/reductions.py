@@ -33,14 +33,14 @@ def _reduction(function: Callable[[Any, list[int]], Any]) -> Callable[[Call], Va
         axes = call.integers(1) if call.has(1) else call.attribute("axes", [])
         if not axes and call.attribute("noop_with_empty_axes", 0):
             return made(function(ark.reshape(tensor, [*(shape or (1,)), 1]), [len(shape)]), shape)
-        gone = sorted({axis_of(a, len(shape)) for a in axes} or range(len(shape)))
+        reduced = sorted({axis_of(a, len(shape)) for a in axes} or range(len(shape)))
         truth = tensor.ir.dtype == ark.bool
         tensor = ark.cast(tensor, ark.uint8) if truth else tensor
-        tensor = function(tensor, gone) if shape else function(tensor, [0])
+        tensor = function(tensor, reduced) if shape else function(tensor, [0])
         tensor = ark.cast(tensor, ark.bool) if truth else tensor
         if call.attribute("keepdims", 1):
-            return made(tensor, [1 if d in gone else n for d, n in enumerate(shape)])
-        return made(tensor, [n for d, n in enumerate(shape) if d not in gone])
+            return made(tensor, [1 if d in reduced else n for d, n in enumerate(shape)])
+        return made(tensor, [n for d, n in enumerate(shape) if d not in reduced])
 
     return run
 
@@ -54,9 +54,9 @@ def _extreme(function: Callable[..., Any]) -> Callable[[Call], Value]:
         shape = call.shape(0)
         axis = axis_of(call.attribute("axis", 0), len(shape))
         last = bool(call.attribute("select_last_index", 0))
-        found = function(call.tensor(0), axis=axis, dtype=ark.int64, last=last)
+        indices = function(call.tensor(0), axis=axis, dtype=ark.int64, last=last)
         kept = [1] if call.attribute("keepdims", 1) else []
-        return made(found, [*shape[:axis], *kept, *shape[axis + 1 :]])
+        return made(indices, [*shape[:axis], *kept, *shape[axis + 1 :]])
 
     return run
 

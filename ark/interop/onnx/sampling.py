@@ -178,7 +178,7 @@ def _roi_align(call: Call) -> Value:
     (channels, *sizes), samples = shape[1:], int(call.attribute("sampling_ratio", 0))
     bins = (call.attribute("output_height", 1), call.attribute("output_width", 1))
     if samples < 1:
-        raise refuse("RoiAlign with a number of samples of each box's own")
+        raise refuse("RoiAlign with sampling_ratio 0 (a number of samples for each box)")
     if call.attribute("mode", "avg") != "avg":
         raise refuse("RoiAlign of maxima")
     scale = call.attribute("spatial_scale", 1.0)

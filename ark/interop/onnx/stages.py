@@ -80,7 +80,7 @@ class Stages:
         self.on_host = on_host or not live
         if not live and not on_host:
             if self.node.op_type not in ("If", "Loop"):
-                raise UnsupportedError("a shape depends on values that only a run knows")
+                raise UnsupportedError("a shape depends on values that are known only at run time")
             self._behind = behind
         inputs = {port.name for port in graph.input}
         kept = self._needed & inputs | set(_used(self.node)) | set(self._outputs)

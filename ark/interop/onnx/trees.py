@@ -42,7 +42,7 @@ class _Trees:
             level = np.unique(np.concatenate([self.yes[level], self.no[level]]))
             steps += 1
             if steps > len(self.yes):
-                raise ModelError("the nodes of a tree lead back to it")
+                raise ModelError("the nodes of a tree form a cycle")
         return steps
 
 
@@ -90,10 +90,10 @@ def _regressor(attributes: Attributes) -> _Trees:
     index = {name: i for i, name in enumerate(names)}
     count, splits = len(names), np.asarray(listed("nodes_values"))
     dtype = splits.dtype if "nodes_values_as_tensor" in attributes else np.dtype(np.float32)
-    said = [m.decode() if isinstance(m, bytes) else m for m in listed("nodes_modes")]
+    modes = [m.decode() if isinstance(m, bytes) else m for m in listed("nodes_modes")]
 
     def followed(side: str) -> np.ndarray:
-        rows = zip(names, listed(f"nodes_{side}nodeids"), said, strict=True)
+        rows = zip(names, listed(f"nodes_{side}nodeids"), modes, strict=True)
         ends = [i if m == "LEAF" else index[name[0], to] for i, (name, to, m) in enumerate(rows)]
         return np.array(ends, np.int64)
 
@@ -106,7 +106,7 @@ def _regressor(attributes: Attributes) -> _Trees:
     return _Trees(
         _list(attributes, "nodes_featureids"),
         splits.astype(dtype),
-        np.array([0 if m == "LEAF" else _MODES.index(m) for m in said]),
+        np.array([0 if m == "LEAF" else _MODES.index(m) for m in modes]),
         followed("true"),
         followed("false"),
         _list(attributes, "nodes_missing_value_tracks_true", [0] * count),

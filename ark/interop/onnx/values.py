@@ -96,7 +96,7 @@ def data_type(dtype: Any) -> DataType:
     for one in (*ark_types(), ark.bool):
         if np.dtype(one.numpy) == np.dtype(dtype):
             return one
-    raise UnsupportedError(f"the element type {np.dtype(dtype)} is not built")
+    raise UnsupportedError(f"the element type {np.dtype(dtype)} is not supported")
 
 
 @cache
@@ -119,7 +119,7 @@ def narrowed(array: np.ndarray, name: str) -> np.ndarray:
         narrow = array.astype(np.float32)
     if np.any(np.isinf(narrow) & np.isfinite(array)):
         raise UnsupportedError(
-            f"{name} holds float64 values that float32 does not have; scale them down"
+            f"{name} holds float64 values that float32 cannot represent; scale them down"
         )
     return narrow
 
@@ -162,10 +162,10 @@ class Call:
 
     def value(self, place: int) -> Value:
         """The input; ModelError if it was left away."""
-        found = self.inputs[place] if place < len(self.inputs) else None
-        if found is None:
+        value = self.inputs[place] if place < len(self.inputs) else None
+        if value is None:
             raise ModelError(f"input {place} is missing")
-        return found
+        return value
 
     def shape(self, place: int) -> Shape:
         """The input's shape, as ONNX has it."""
@@ -306,6 +306,6 @@ def axis_of(axis: int, rank: int) -> int:
     return axis % rank if rank else 0
 
 
-def refuse(what: str) -> UnsupportedError:
-    """The error for a form of an operator that is not built."""
-    return UnsupportedError(f"{what} is not built")
+def refuse(form: str) -> UnsupportedError:
+    """The error for a form of an operator that is not supported."""
+    return UnsupportedError(f"{form} is not supported")

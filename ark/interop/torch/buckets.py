@@ -264,7 +264,7 @@ def paddable(module: fx.GraphModule, symbol: Any) -> str | None:
         name = name_of(node.target)
         runs = _around(node, symbol, around)
         if runs is None:
-            return f"{name} divides or joins dimensions of it"
+            return f"{name} splits or merges dimensions that contain it"
         around[node] = runs
         if node.target is operator.getitem:
             continue

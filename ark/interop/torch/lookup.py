@@ -44,7 +44,7 @@ def _as_one_index(x: Value, indices: Sequence[Value | None]) -> tuple[ark.Tensor
         raise refuse("an index of bool")
     first, last = places[0], places[-1]
     if places != list(range(first, last + 1)):
-        raise refuse("an index of dimensions that are not neighbours")
+        raise refuse("an index of dimensions that are not adjacent")
     total: Any = None
     for place, value in zip(places, indexed, strict=True):
         n = x.shape[place]

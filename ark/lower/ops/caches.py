@@ -24,7 +24,7 @@ def lower_append(lowering: Lowering, node: Node) -> None:
 def lower_slot(lowering: Lowering, node: Node) -> None:
     """The cache as one head's, whose width is the whole slot."""
     token, position, _ = node.inputs
-    cache, made = node.outputs
+    cache, slot = node.outputs
     width = math.prod(token.shape)
     rows = (1, cache.shape[0], width)
     one_head = dataclasses.replace(
@@ -36,4 +36,4 @@ def lower_slot(lowering: Lowering, node: Node) -> None:
     )
     row = whole_view(lowering, token, (1, width), fill=True)
     lowering.emit("kv_append", Params(), [row, position, one_head], [(0,)])
-    copy_box(lowering, token, made, ".written")
+    copy_box(lowering, token, slot, ".written")

@@ -46,15 +46,15 @@ def lower_custom_on_channels(lowering: Lowering, node: Node) -> None:
 def _received(lowering: Lowering, form: Form, tensors: Mapping[str, Tensor]) -> frozenset[int]:
     """The buffers between ranks that hold packets."""
     named = [(name, tensors[name]) for name in form.packets]
-    found = [(name, t) for name, t in named if t.buffer.arena == "symmetric"]
-    for name, tensor in found:
+    symmetric = [(name, t) for name, t in named if t.buffer.arena == "symmetric"]
+    for name, tensor in symmetric:
         if tensor.dtype != fp32 or not lowering.machine.has(Capability.PEER_PACKETS):
             raise UnsupportedError(
-                f"{form.name}: {name} would come as packets between ranks, which are fp32, of "
-                f"machines that have them; it is {tensor.dtype.name} on {lowering.machine.name}: "
-                "leave it out of packets=, and use waits= and signals="
+                f"{form.name}: {name} cannot be sent as packets, which must be fp32 on a machine "
+                f"that supports packets; it is {tensor.dtype.name} on {lowering.machine.name}: "
+                "remove it from packets= and use waits= and signals="
             )
-    return frozenset(t.buffer.id for _, t in found)
+    return frozenset(t.buffer.id for _, t in symmetric)
 
 
 def _pair(lowering: Lowering, node: Node, group: Group) -> None:
@@ -65,8 +65,8 @@ def _pair(lowering: Lowering, node: Node, group: Group) -> None:
     peers |= {peer for peer, _ in (*waits, *signals)}
     if lowering.far(*peers):
         raise UnsupportedError(
-            f"op {node.name!r}: custom ops reach peers on this host alone; send to others by a "
-            "channel's send, or put"
+            f"op {node.name!r}: custom ops reach peers on this host only; use a channel's send or "
+            "put for other hosts"
         )
 
     def tiles(source: int, target: int, tag: int) -> list[RemoteSemaphore]:
@@ -74,9 +74,9 @@ def _pair(lowering: Lowering, node: Node, group: Group) -> None:
         name = f"{key}.{lowering.number(key)}"
         return [lowering.semaphore(target, f"{name}.tile{i}") for i in range(len(group.coords))]
 
-    told = [tiles(rank, peer, tag) for peer, tag in signals]
+    signalled = [tiles(rank, peer, tag) for peer, tag in signals]
     awaited = [tiles(peer, rank, tag) for peer, tag in waits]
-    group.sends = list(zip(*told, strict=True)) if told else []
+    group.sends = list(zip(*signalled, strict=True)) if signalled else []
     group.awaits = [tuple((c, 1) for c in each) for each in zip(*awaited, strict=True)]
 
 

@@ -26,9 +26,9 @@ def lower_transpose(lowering: Lowering, node: Node) -> None:
     if source.dtype.packed and order[-1] == len(order) - 1:
         source, out = bytes_of(source), bytes_of(out)
     elif source.dtype.packed:
-        made = unpacked(lowering, out, fill=False)
-        _permute(lowering, unpacked(lowering, source), made, order)
-        convert(lowering, made, out)
+        codes = unpacked(lowering, out, fill=False)
+        _permute(lowering, unpacked(lowering, source), codes, order)
+        convert(lowering, codes, out)
         return
     _permute(lowering, source, out, order)
 
@@ -52,10 +52,10 @@ def _permute(lowering: Lowering, source: IrTensor, out: IrTensor, order: list[in
 def whole_view(lowering: Lowering, tensor: IrTensor, shape: Sequence[int], fill: bool) -> IrTensor:
     """The tensor in another shape, or a temporary that can be seen so (filled if asked)."""
     if dense_view(tensor, shape) is None:
-        made = lowering.temp(tensor.shape, tensor.dtype, f"{tensor.name}.dense")
+        copy = lowering.temp(tensor.shape, tensor.dtype, f"{tensor.name}.dense")
         if fill:
-            move(lowering, tensor, made)
-        tensor = made
+            move(lowering, tensor, copy)
+        tensor = copy
     return lowering.view(tensor, shape)
 
 

@@ -83,12 +83,12 @@ def _lower_splits(lowering: Lowering, node: Node) -> None:
         )
         rows = own.shape[0]
         coords = [(r, h, s) for s in range(splits) for r in range(rows) for h in range(kv_heads)]
-        made = out
+        target = out
         if splits > 1:
-            made = lowering.temp((rows, heads, splits, width + 2), fp32, f"{node.name}.partial")
-            merges.append((made, out))
+            target = lowering.temp((rows, heads, splits, width + 2), fp32, f"{node.name}.partial")
+            merges.append((target, out))
         fresh = [lowering.part(t, sequences, b) for t in newest]
-        operands = [own, key, value, row, at, made, *fresh]
+        operands = [own, key, value, row, at, target, *fresh]
         lowering.emit("paged_attention", params, operands, coords)
     for partial, out in merges:
         group = merge_group(q.shape[0] * heads, heads, 4 * splits * (width + 2), machine)

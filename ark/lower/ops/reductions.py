@@ -85,7 +85,7 @@ def _views(lowering: Lowering, node: Node, parts: Sequence[int]) -> list[IrTenso
     """
     shape, axis = node.inputs[0].shape, node.read(ReduceAttributes).axis
     groups = (shape[:axis], shape[axis : axis + 1], shape[axis + 1 :])
-    made = []
+    views = []
     for tensor in node.inputs:
         wide = (1,) * (len(shape) - len(tensor.shape)) + tensor.shape
         own = (wide[:axis], wide[axis : axis + 1], wide[axis + 1 :])
@@ -96,8 +96,8 @@ def _views(lowering: Lowering, node: Node, parts: Sequence[int]) -> list[IrTenso
         dims = [n if w else 1 for n, w in zip(parts, flags, strict=True)]
         if dense_view(tensor, dims) is None:
             return None
-        made.append(lowering.view(tensor, dims))
-    return made
+        views.append(lowering.view(tensor, dims))
+    return views
 
 
 def _across(count: int, source: IrTensor, machine: Machine) -> int:

@@ -67,7 +67,7 @@ def _reduces_places(node: Node) -> bool:
 
 
 def _wanted(
-    graph: Graph, found: dict[int, Convolution], kept: frozenset[int]
+    graph: Graph, by_node: dict[int, Convolution], kept: frozenset[int]
 ) -> tuple[set[int], set[int]]:
     """Buffers whose channels are worth turning, because a convolution's windows are read of them or
     of what elementwise ops make of them; and those that may as well be made so, because all who
@@ -77,27 +77,27 @@ def _wanted(
     able: Counter[int] = Counter()
     worth: set[int] = set()
     fine: set[int] = set()
-    laid = {c.windows.id: c for c in found.values() if c.windows is not None and c.padded is None}
+    laid = {c.windows.id: c for c in by_node.values() if c.windows is not None and c.padded is None}
     for node in reversed(graph.nodes):
         for tensor in node.outputs:
             number, private = tensor.buffer.id, tensor.buffer.arena == "activation"
             if private and number not in kept and 0 < readers[number] == able[number]:
                 fine.add(number)
-        made = {t.buffer.id for t in node.outputs}
+        written = {t.buffer.id for t in node.outputs}
         read: list[Tensor] = []
         if node.id in laid:
             worth.add(node.inputs[0].buffer.id)
             read = [node.inputs[0]]
-        elif node.id in found and found[node.id].windows is None:
-            read = [found[node.id].source]
-            worth |= {read[0].buffer.id} if made & worth else set()
-        elif is_pointwise(node) and made & (worth | fine):
+        elif node.id in by_node and by_node[node.id].windows is None:
+            read = [by_node[node.id].source]
+            worth |= {read[0].buffer.id} if written & worth else set()
+        elif is_pointwise(node) and written & (worth | fine):
             image = image_of(node.outputs[0])
             read = [t for t in node.inputs if image is not None and image_of(t) == image]
-            worth |= {t.buffer.id for t in read} if made & worth else set()
-        elif _pools(node) and made & (worth | fine):
+            worth |= {t.buffer.id for t in read} if written & worth else set()
+        elif _pools(node) and written & (worth | fine):
             read = [node.inputs[0]]
-            worth |= {read[0].buffer.id} if made & worth else set()
+            worth |= {read[0].buffer.id} if written & worth else set()
         elif _reduces_places(node):
             read = [node.inputs[0]]
         able.update(t.buffer.id for t in read)
@@ -138,12 +138,12 @@ class _Turned:
 
     def rows(self, tensor: Tensor, node: Node) -> Tensor | None:
         """An image's rows of channels, if they are made where the node is."""
-        found = self.turned.get(tensor.buffer.id)
+        rows = self.turned.get(tensor.buffer.id)
         image = image_of(tensor)
-        if found is None or image is None or found[1] != node.placement:
+        if rows is None or image is None or rows[1] != node.placement:
             return None
         n, channels, places = image
-        return found[0] if found[0].shape == (n * places, channels) else None
+        return rows[0] if rows[0].shape == (n * places, channels) else None
 
     def convolution(self, one: Convolution) -> None:
         """What turns the image, if that is not done, and multiplies."""
@@ -262,9 +262,9 @@ class _Turned:
         given = [t for t in inputs if t is not None]
         if len(given) < len(inputs) or not any(t.shape == (n * places, channels) for t in given):
             return False
-        made = self.graph.tensor((n * places, channels), out.dtype, name=f"{node.name}.places")
-        self.nodes.append(dataclasses.replace(node, inputs=tuple(given), outputs=(made,)))
-        self._turn_back(node, made, out)
+        result = self.graph.tensor((n * places, channels), out.dtype, name=f"{node.name}.places")
+        self.nodes.append(dataclasses.replace(node, inputs=tuple(given), outputs=(result,)))
+        self._turn_back(node, result, out)
         return True
 
     def _as_rows(self, tensor: Tensor, node: Node, out: Tensor) -> Tensor | None:
@@ -298,14 +298,14 @@ class _Turned:
         self.nodes.append(back)
         self.turned[out.buffer.id] = rows, like.placement
 
-    def _windows(self, node: Node, source: Tensor, found: dict[str, Any]) -> Node:
+    def _windows(self, node: Node, source: Tensor, params: dict[str, Any]) -> Node:
         """(n, places..., window..., channels) of an input whose channels are last."""
-        count = len(found["size"])
-        shape = [source.shape[0], *found["sizes"], *found["size"], source.shape[-1]]
+        count = len(params["size"])
+        shape = [source.shape[0], *params["sizes"], *params["size"], source.shape[-1]]
         rules: list[Any] = [[[[0, 1]], 0, 1, "fill"]]
         for d in range(count):
-            terms = [[1 + count + d, found["dilation"][d]], [1 + d, found["stride"][d]]]
-            rules.append([terms, -found["before"][d], 1, "fill"])
+            terms = [[1 + count + d, params["dilation"][d]], [1 + d, params["stride"][d]]]
+            rules.append([terms, -params["before"][d], 1, "fill"])
         rules.append([[[1 + 2 * count, 1]], 0, 1, "fill"])
         return self._remap(node, source, shape, rules, node.name)
 

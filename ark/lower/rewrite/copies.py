@@ -34,12 +34,12 @@ def read_in_place(graph: Graph, kept: frozenset[int]) -> Graph:
             continue
         out = node.outputs[0]
         everything = place_of(out, (range(len(out.shape)),))
-        for found in list(origins(everything, Writes(last), node.phase))[:0:-1]:
-            items = items_of(dataclasses.replace(out, buffer=found.buffer))
-            dense = found.axes == (((out.elements, 1),),) and found.start == 0
-            unwritten = not _written_later(graph, found.buffer.id, place)
+        for origin in list(origins(everything, Writes(last), node.phase))[:0:-1]:
+            items = items_of(dataclasses.replace(out, buffer=origin.buffer))
+            dense = origin.axes == (((out.elements, 1),),) and origin.start == 0
+            unwritten = not _written_later(graph, origin.buffer.id, place)
             if dense and items == out.elements and unwritten and whole(out):
-                moved[out.buffer.id] = dataclasses.replace(out, buffer=found.buffer)
+                moved[out.buffer.id] = dataclasses.replace(out, buffer=origin.buffer)
                 break
     return graph.with_nodes(nodes)
 
@@ -49,8 +49,8 @@ def _written_later(graph: Graph, buffer: int, place: int) -> bool:
 
 
 def _moved(tensor: Tensor, moved: dict[int, Tensor]) -> Tensor:
-    found = moved.get(tensor.buffer.id)
-    return tensor if found is None else dataclasses.replace(tensor, buffer=found.buffer)
+    target = moved.get(tensor.buffer.id)
+    return tensor if target is None else dataclasses.replace(tensor, buffer=target.buffer)
 
 
 def without_unread(graph: Graph, kept: frozenset[int], known: frozenset[int]) -> Graph:

@@ -35,8 +35,8 @@ def fold_transposes(graph: Graph, context: Context) -> Graph:
                 at, before = transposed.get(read.buffer.id, (-1, None))
                 if before is None or written.at(read) != at:
                     continue
-                made, source = before.outputs[0], before.inputs[0]
-                if dataclasses.replace(read, id=made.id) != made:
+                copied, source = before.outputs[0], before.inputs[0]
+                if dataclasses.replace(read, id=copied.id) != copied:
                     continue
                 if before.phase == node.phase and not written.behind(at, [source]):
                     turned = _reading(node, side, before)

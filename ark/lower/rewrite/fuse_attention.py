@@ -75,18 +75,18 @@ def fuse_attention(graph: Graph, context: Context) -> Graph:
     nodes: list[Node] = []
     taken: set[int] = set()
     for place, node in enumerate(graph.nodes):
-        made = finder.attention(node, Writes(last)) if node.type == "matmul" else None
-        if made is None:
+        match = finder.attention(node, Writes(last)) if node.type == "matmul" else None
+        if match is None:
             nodes.append(node)
         else:
-            found, built = made
-            taken.update(found.taken)
+            scores, built = match
+            taken.update(scores.taken)
             nodes += built
             for one in built:
                 for tensor in one.outputs:
                     last[tensor.buffer.id] = (place, one)
         for tensor in node.outputs:
-            if made is None or tensor.buffer.id not in last:
+            if match is None or tensor.buffer.id not in last:
                 last[tensor.buffer.id] = (place, node)
     if not taken:
         return graph
@@ -113,8 +113,8 @@ class _Finder:
 
     def attention(self, product: Node, writes: Writes) -> tuple[_Found, list[Node]] | None:
         """The op that does what ends with this product, and the transpose behind it."""
-        found = self._scores(product)
-        return None if found is None else self._built(product, found, writes)
+        scores = self._scores(product)
+        return None if scores is None else self._built(product, scores, writes)
 
     def _scores(self, product: Node) -> _Found | None:
         given = product.read(MatmulAttributes)
@@ -166,12 +166,12 @@ class _Finder:
             return None
         sides, first = [], self.places[node.id]
         for side in node.inputs:
-            made = self.maker(side)
-            if made is not None and made.type == "mul" and len(made.inputs) == 1:
-                start = made.inputs[0]
+            maker = self.maker(side)
+            if maker is not None and maker.type == "mul" and len(maker.inputs) == 1:
+                start = maker.inputs[0]
                 if start.shape == side.shape or whole(start):
-                    scale *= float(made.pointwise.scalar or 0.0)
-                    first = min(first, self.places[made.id])
+                    scale *= float(maker.pointwise.scalar or 0.0)
+                    first = min(first, self.places[maker.id])
                     side = start if start.shape == side.shape else _seen(start, side)
             sides.append(side)
         if not 0.0 < scale < math.inf:
@@ -180,22 +180,22 @@ class _Finder:
         return _Found(sides[0], sides[1], flipped, scale, weights, taken, first)
 
     def _built(
-        self, product: Node, found: _Found, writes: Writes
+        self, product: Node, scores: _Found, writes: Writes
     ) -> tuple[_Found, list[Node]] | None:
         out, value = product.outputs[0], product.inputs[1]
-        tensors = (found.query, found.key, value)
+        tensors = (scores.query, scores.key, value)
         rank, width = len(out.shape), out.shape[-1]
         leads = {t.shape[:-2] for t in (*tensors, out)}
         written = (writes.last.get(t.buffer.id, (-1, None))[0] for t in tensors[:2])
-        if any(place >= found.read for place in written):
+        if any(place >= scores.read for place in written):
             return None
-        mask, masked = found.weights.mask, found.weights.masked
+        mask, masked = scores.weights.mask, scores.weights.masked
         if mask and writes.last.get(mask.tensor.buffer.id, (-1, None))[0] >= masked:
             return None
         if rank < 2 or len(leads) != 1 or len({t.dtype for t in (*tensors, out)}) != 1:
             return None
         lead = tuple(range(rank - 2))
-        turned = (False, found.flipped, product.read(MatmulAttributes).transpose_b)
+        turned = (False, scores.flipped, product.read(MatmulAttributes).transpose_b)
         for operands, group in self._forms(tensors, turned, writes):
             places: list[list[Place]] = []
             for tensor, flip in zip(operands, turned, strict=True):
@@ -214,9 +214,9 @@ class _Finder:
                 ]
                 if any(t is None for t in laid):
                     continue
-                node = self._node(product, found, [t for t in laid if t is not None], heads)
+                node = self._node(product, scores, [t for t in laid if t is not None], heads)
                 if node is not None:
-                    return found, node
+                    return scores, node
         return None
 
     def _forms(
@@ -290,17 +290,17 @@ class _Finder:
         )
 
     def _node(
-        self, product: Node, found: _Found, operands: list[Tensor], heads: int
+        self, product: Node, scores: _Found, operands: list[Tensor], heads: int
     ) -> list[Node] | None:
         out, width = product.outputs[0], product.outputs[0].shape[-1]
-        query, weights = operands[0], found.weights
+        query, weights = operands[0], scores.weights
         mask = self._by_head(weights.mask, query.shape[0], heads) if weights.mask else None
         if weights.mask and mask is None:
             return None
         attrs = AttentionAttributes(
             heads=heads,
             head_dim=width,
-            scale=found.scale,
+            scale=scores.scale,
             causal=weights.causal,
             placed=False,
             by_rows=True,
@@ -332,7 +332,7 @@ class _Finder:
             )
             behind.append(turned)
         self.number += 1
-        made = dataclasses.replace(
+        attention = dataclasses.replace(
             product,
             id=self.number,
             type="attention",
@@ -341,7 +341,7 @@ class _Finder:
             outputs=(result,),
             attrs=attrs.to_node(),
         )
-        return [made, *behind] if attends(made, self.machine) else None
+        return [attention, *behind] if attends(attention, self.machine) else None
 
 
 def _seen(source: Tensor, like: Tensor) -> Tensor:

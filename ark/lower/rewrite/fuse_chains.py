@@ -90,10 +90,10 @@ def fuse_chains(graph: Graph, context: Context) -> Graph:
     """
     kept = context.kept
     while True:
-        made = _joined_once(graph, kept)
-        if len(made.nodes) == len(graph.nodes):
-            return made
-        graph = made
+        joined = _joined_once(graph, kept)
+        if len(joined.nodes) == len(graph.nodes):
+            return joined
+        graph = joined
 
 
 def _joined_once(graph: Graph, kept: frozenset[int]) -> Graph:
@@ -105,15 +105,15 @@ def _joined_once(graph: Graph, kept: frozenset[int]) -> Graph:
     for place, node in enumerate(graph.nodes):
         if is_pointwise(node):
             for tensor in node.inputs:
-                found = producer.get(tensor.buffer.id)
+                maker = producer.get(tensor.buffer.id)
                 unlike = tensor.shape != node.outputs[0].shape or tensor.dtype.packed
-                if found is None or unlike:
+                if maker is None or unlike:
                     continue
-                before = found[1]
-                stale = written.behind(found[0], before.inputs)
+                before = maker[1]
+                stale = written.behind(maker[0], before.inputs)
                 joined = None if stale else _join_seen(before, node, tensor)
                 if joined is not None:
-                    nodes[found[0]] = None
+                    nodes[maker[0]] = None
                     node = joined
             out = node.outputs[0]
             if private(out):
@@ -136,11 +136,11 @@ def _join_seen(before: Node, node: Node, read: Tensor) -> Node | None:
     if placed or not same_elements(read, between):
         return None
     seen = seen_in(before, read.shape)
-    made = _join(seen, node, read) if seen is not None else None
-    if made is None:
+    joined = _join(seen, node, read) if seen is not None else None
+    if joined is None:
         later = seen_in(node, between.shape)
-        made = _join(before, later, read) if later is not None else None
-    return made
+        joined = _join(before, later, read) if later is not None else None
+    return joined
 
 
 def _join(before: Node, node: Node, between: Tensor) -> Node | None:

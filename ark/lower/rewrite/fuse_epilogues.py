@@ -57,10 +57,12 @@ def fuse_epilogues(graph: Graph, context: Context) -> Graph:
     ahead: dict[int, list[Node]] = defaultdict(list)  # products, by the place that they precede
     for place, node in enumerate(graph.nodes):
         if is_pointwise(node):
-            found = [(t, *products[t.buffer.id]) for t in node.inputs if t.buffer.id in products]
-            if found:
-                read, at, product = max(found, key=lambda f: f[1])
-                others = [f for f in found if f[2] is not product]
+            candidates = [
+                (t, *products[t.buffer.id]) for t in node.inputs if t.buffer.id in products
+            ]
+            if candidates:
+                read, at, product = max(candidates, key=lambda f: f[1])
+                others = [f for f in candidates if f[2] is not product]
                 stale = written.behind(at, product.inputs)
                 seen = None if stale else _seen(product, node, read)
                 if others and seen is not None and not _fits(product, seen, read):
@@ -128,8 +130,8 @@ def _scalar(node: Node) -> bool:
 
 def _made(tensor: Tensor, products: dict[int, tuple[int, Node]]) -> bool:
     """Is it one of the products, in its own shape?"""
-    found = products.get(tensor.buffer.id)
-    return found is not None and found[1].outputs[0].id == tensor.id
+    product = products.get(tensor.buffer.id)
+    return product is not None and product[1].outputs[0].id == tensor.id
 
 
 def _seen(product: Node, node: Node, read: Tensor) -> Node | None:

@@ -47,19 +47,19 @@ def _plain(node: Node) -> bool:
 
 def _joined(norm: Node, node: Node, read: Tensor) -> Node | None:
     """Both as one norm with a weight and, it may be, a bias; None where they cannot be one."""
-    made = norm.outputs[0]
+    normed = norm.outputs[0]
     if norm.placement != node.placement or node.hints or node.outputs[0].shape != read.shape:
         return None
-    if read.id == made.id:
+    if read.id == normed.id:
         seen: Node | None = node
     else:
-        seen = seen_in(node, made.shape) if same_elements(read, made) else None
+        seen = seen_in(node, normed.shape) if same_elements(read, normed) else None
     if seen is None:
         return None
-    place = next(i for i, t in enumerate(seen.inputs) if t.buffer.id == made.buffer.id)
+    place = next(i for i, t in enumerate(seen.inputs) if t.buffer.id == normed.buffer.id)
     rows = _scales(expression_of(seen), place)
-    out, columns = seen.outputs[0], made.shape[-1:]
-    if rows is None or out.dtype not in FLOATS or out.shape != made.shape:
+    out, columns = seen.outputs[0], normed.shape[-1:]
+    if rows is None or out.dtype not in FLOATS or out.shape != normed.shape:
         return None
     given = [seen.inputs[i] for i in rows]
     taken = {t.buffer.id for t in (norm.inputs[0], *given)}
@@ -93,6 +93,6 @@ def _scales(tree: object, place: int) -> list[int] | None:
             weighted, bias = product, i
     match weighted:
         case ["mul", ["input", int(a), *_], ["input", int(b), *_]] if place in (a, b) and a != b:
-            found = [b if a == place else a, *([] if bias is None else [bias])]
-            return None if place in found else found
+            scales = [b if a == place else a, *([] if bias is None else [bias])]
+            return None if place in scales else scales
     return None

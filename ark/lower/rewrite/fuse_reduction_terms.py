@@ -33,14 +33,14 @@ def fuse_reduction_terms(graph: Graph, context: Context) -> Graph:
     """A copy of the graph with such reductions."""
     kept = context.kept
     private = read_once(graph, kept, again=True)
-    made: dict[int, tuple[int, Node]] = {}  # by buffer: place and node
+    makers: dict[int, tuple[int, Node]] = {}  # by buffer: place and node
     written = WritesSoFar()
     nodes: list[Node | None] = []
     for place, node in enumerate(graph.nodes):
         if is_pointwise(node) and private(node.outputs[0]):
-            made[node.outputs[0].buffer.id] = place, node
-        elif node.type in REDUCTIONS and node.inputs[0].buffer.id in made:
-            at, before = made[node.inputs[0].buffer.id]
+            makers[node.outputs[0].buffer.id] = place, node
+        elif node.type in REDUCTIONS and node.inputs[0].buffer.id in makers:
+            at, before = makers[node.inputs[0].buffer.id]
             joined = None if written.behind(at, before.inputs) else _joined(before, node)
             if joined is not None:
                 nodes[at], node = None, joined

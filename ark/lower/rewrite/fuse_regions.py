@@ -191,7 +191,7 @@ class _Region:
     def stored(self, touches: Counter[int], kept: frozenset[int]) -> list[int]:
         """The results that somebody outside of the region reads; the last ones, if nobody does."""
         inside = Counter(t.buffer.id for n in self.nodes for t in touched(n))
-        found = [
+        results = [
             number
             for number, t in enumerate(self.results)
             if t.buffer.arena != "activation"
@@ -199,7 +199,7 @@ class _Region:
             or touches[t.buffer.id] > inside[t.buffer.id]
         ]
         # Of results that nobody reads none is kept beside others that somebody does.
-        return found or [n for n in range(len(self.results)) if not self._uses[n]]
+        return results or [n for n in range(len(self.results)) if not self._uses[n]]
 
     def shared(self) -> int:
         """How many results several nodes of the region read."""

@@ -89,10 +89,14 @@ def _unboxed(windows: Node, product: Node, machine: Machine) -> Node | None:
     served = alone or not _scalar(product) or _exact(product, depth, machine)
     if rows >= (PACKED_ROWS if alone else FEW_ROWS) and served:
         return None
-    found = window(windows, groups)
-    if found is None or math.prod(found["sizes"]) != places or windows.inputs[0].shape[0] != n:
+    convolution = window(windows, groups)
+    if (
+        convolution is None
+        or math.prod(convolution["sizes"]) != places
+        or windows.inputs[0].shape[0] != n
+    ):
         return None
-    attrs = found if given.finish is None else {**found, "finish": given.finish}
+    attrs = convolution if given.finish is None else {**convolution, "finish": given.finish}
     return dataclasses.replace(
         product,
         type="convolution",

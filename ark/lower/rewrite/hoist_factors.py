@@ -34,7 +34,7 @@ def hoist_factors(graph: Graph, context: Context) -> Graph:
     nodes: list[Node] = []
     for _, phase in itertools.groupby(graph.nodes, lambda n: n.phase):
         each = [_Factors(graph, node, written, numbers, least) for node in phase]
-        nodes += [made for one in each for made in one.made]
+        nodes += [new_node for one in each for new_node in one.made]
         nodes += [one.node for one in each]
     return graph.with_nodes(nodes)
 

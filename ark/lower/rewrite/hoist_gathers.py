@@ -30,13 +30,13 @@ def hoist_gathers(graph: Graph, context: Context) -> Graph:
     machine, kept = context.machine, context.kept
     if machine.variant.name != "matrix":
         return graph
-    made = graph.with_nodes(graph.nodes)
+    hoisted = graph.with_nodes(graph.nodes)
     for gather in [n for n in graph.nodes if n.type == "gather"]:
-        place = made.nodes.index(gather)
-        moved = _moved(made, place, kept)
-        if any(n.type == "matmul" for n in moved) and _still(made, moved, place):
-            made.nodes = _rewritten(made, moved, place)
-    return made
+        place = hoisted.nodes.index(gather)
+        moved = _moved(hoisted, place, kept)
+        if any(n.type == "matmul" for n in moved) and _still(hoisted, moved, place):
+            hoisted.nodes = _rewritten(hoisted, moved, place)
+    return hoisted
 
 
 def _moved(graph: Graph, place: int, kept: frozenset[int]) -> list[Node]:
@@ -51,7 +51,7 @@ def _moved(graph: Graph, place: int, kept: frozenset[int]) -> list[Node]:
     inside = {gather.id}
     wanted, whole = {source.id}, {ids.buffer.id}  # read row by row, tensors; as a whole, buffers
     read = {source.buffer.id: {source.id}}
-    found: list[Node] = []
+    moved: list[Node] = []
     for node in reversed(graph.nodes[:place]):
         out = node.outputs[0] if len(node.outputs) == 1 else None
         if out is None or out.id not in wanted or node.placement != gather.placement:
@@ -68,8 +68,8 @@ def _moved(graph: Graph, place: int, kept: frozenset[int]) -> list[Node]:
                     wanted.add(tensor.id)
                 else:
                     whole.add(tensor.buffer.id)
-            found.append(node)
-    return found[::-1]
+            moved.append(node)
+    return moved[::-1]
 
 
 def _by_rows(node: Node, rows: int) -> bool:
@@ -110,12 +110,12 @@ def _rewritten(graph: Graph, moved: list[Node], place: int) -> list[Node]:
     rows, few = source.shape[0], ids.shape[0]
     number = max(n.id for n in graph.nodes)
     inside = {t.id for n in moved for t in n.outputs}
-    made = {t.id: at for at, n in enumerate(graph.nodes) for t in n.outputs}
+    writers = {t.id: at for at, n in enumerate(graph.nodes) for t in n.outputs}
     read = {n.inputs[i].id: (n, i) for n in reversed(moved) for i in sorted(_row_places(n, rows))}
     taken: dict[int, Tensor] = {}  # by tensor: its rows that the gather takes
     nodes: list[Node] = []
     # What was made long ago is taken first: it need not wait for the latest.
-    for key in sorted(read.keys() - inside, key=lambda key: (made.get(key, -1), key)):
+    for key in sorted(read.keys() - inside, key=lambda key: (writers.get(key, -1), key)):
         reader, i = read[key]
         number += 1
         taken[key] = _fewer(graph, reader.inputs[i], few)
@@ -129,11 +129,11 @@ def _rewritten(graph: Graph, moved: list[Node], place: int) -> list[Node]:
         taken[out.id] = gather.outputs[0] if last else _fewer(graph, out, few)
         fewer = tuple(taken[t.id] if i in places else t for i, t in enumerate(node.inputs))
         nodes.append(dataclasses.replace(node, id=number, inputs=fewer, outputs=(taken[out.id],)))
-    gone = {n.id for n in moved} | {gather.id}
+    removed = {n.id for n in moved} | {gather.id}
     return [
         each
         for at, node in enumerate(graph.nodes)
-        for each in (nodes if at == place else [node] if node.id not in gone else [])
+        for each in (nodes if at == place else [node] if node.id not in removed else [])
     ]
 
 

@@ -57,11 +57,11 @@ def inline_all_reduce(graph: Graph, context: Context) -> Graph:
                 maker.read(LinearAttributes), epilogue="add" if len(node.inputs) > 1 else "store"
             ).to_node(),
         )
-    gone = {n.id for n in chosen}
+    removed = {n.id for n in chosen}
     order = {"ranks": graph.world_size, "first": -graph.rank % graph.world_size}
     nodes = []
     for node in graph.nodes:
-        if node.id in gone:
+        if node.id in removed:
             continue
         touched = node.id in replaced or any(t.id in shares for t in node.inputs)
         node = replaced.get(node.id, node)
@@ -82,9 +82,9 @@ def _receive(graph: Graph, node: Node, number: int) -> tuple[Tensor, tuple[Tenso
     rows = []
     for step in range(world):
         peer = (graph.rank + step) % world if step else -1
-        made = graph.tensor((world, columns), fp32, arena="symmetric", rank=peer, name=name)
+        buffer = graph.tensor((world, columns), fp32, arena="symmetric", rank=peer, name=name)
         row, shape = (world - step) % world, (1, columns)
-        rows.append(dataclasses.replace(made, shape=shape, offsets=(row, 0), padded=shape))
+        rows.append(dataclasses.replace(buffer, shape=shape, offsets=(row, 0), padded=shape))
     every = dataclasses.replace(rows[0], shape=(world, columns), padded=(world, columns))
     return every, tuple(rows)
 
@@ -97,17 +97,17 @@ class _Finder:
 
     def choose(self) -> list[Node]:
         """The sums to spread, in program order: the largest set in which all readers agree."""
-        found = {n.id: n for n in self.graph.nodes if n.type == "all_reduce" and self._fits(n)}
+        candidates = {n.id: n for n in self.graph.nodes if n.type == "all_reduce" and self._fits(n)}
         while True:
             bad = [
                 i
-                for i, n in found.items()
-                if not all(self._reads(r, n, found) for r in self.readers[n.outputs[0].id])
+                for i, n in candidates.items()
+                if not all(self._reads(r, n, candidates) for r in self.readers[n.outputs[0].id])
             ]
             if not bad:
-                return [found[i] for i in sorted(found)]
+                return [candidates[i] for i in sorted(candidates)]
             for i in bad:
-                del found[i]
+                del candidates[i]
 
     def _fits(self, node: Node) -> bool:
         """Is it a row that one linear layer makes for this sum, with a residual that is there?"""
@@ -148,7 +148,7 @@ class _Finder:
             and not any(residual.buffer.id in writes(n) for n in between)
         )
 
-    def _reads(self, reader: Node, node: Node, found: Mapping[int, Node]) -> bool:
+    def _reads(self, reader: Node, node: Node, candidates: Mapping[int, Node]) -> bool:
         """Can that node read the sum as shares?"""
         out = node.outputs[0]
         if self.uses[out.id] != len(self.readers[out.id]) or reader.phase != node.phase:
@@ -156,4 +156,4 @@ class _Finder:
         first = reader.inputs[0].id == out.id
         if reader.type == "linear":
             return first and reader.inputs.count(out) == 1
-        return reader.id in found and not first
+        return reader.id in candidates and not first

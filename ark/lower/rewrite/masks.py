@@ -57,7 +57,7 @@ class Masks:
     @property
     def known(self) -> frozenset[int]:
         """Ids of nodes that were found to have nothing but numbers as inputs."""
-        return frozenset(number for number, made in self._values.items() if made is not None)
+        return frozenset(number for number, value in self._values.items() if value is not None)
 
     def masked(self, node: Node, scale: float) -> tuple[Tensor, bool] | None:
         """The scores that the node masks, and whether it masks them causally or leaves all of them;
@@ -137,10 +137,10 @@ class Masks:
             known = [g for g in given if g is not None]
             fits = reference is not None and len(known) == len(given)
             self._values[node.id] = reference(known, node.attrs)[0] if fits and reference else None
-        made = self._values[node.id]
-        if made is None:
+        value = self._values[node.id]
+        if value is None:
             return None
-        flat = np.ascontiguousarray(np.broadcast_to(made, out.shape)).reshape(-1)
+        flat = np.ascontiguousarray(np.broadcast_to(value, out.shape)).reshape(-1)
         start = sum(o * s for o, s in zip(tensor.offsets, tensor.strides, strict=True))
         steps = [s * flat.itemsize for s in tensor.strides]
         return np.lib.stride_tricks.as_strided(flat[start:], tensor.shape, steps)

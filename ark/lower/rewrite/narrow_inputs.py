@@ -37,7 +37,7 @@ def narrow_inputs(graph: Graph, context: Context) -> Graph:
     if not (matrix or units or few):
         return graph
 
-    made = graph.with_nodes(graph.nodes)
+    narrowed = graph.with_nodes(graph.nodes)
     uses, touches = graph.view.uses, graph.view.touches
     products: dict[int, list[Node]] = {}  # of many rows, by their first input
     for node in graph.nodes:
@@ -76,17 +76,17 @@ def narrow_inputs(graph: Graph, context: Context) -> Graph:
     for key, readers in wanted.items():
         old, kinds = tensors[key], {wants(n) for n in readers}
         place = places[makers[key].id] if key in makers else None
-        maker = made.nodes[place] if place is not None else None
+        maker = narrowed.nodes[place] if place is not None else None
         rounds = maker is not None and _rounds(maker) and alone(old, readers, kinds)
         for reader in readers if matrix or units or rounds else ():
             dtype = wants(reader)
             assert dtype is not None
             new = changed.get((key, dtype))
             if new is None:
-                new = changed[key, dtype] = made.tensor(old.shape, dtype, name=old.name)
+                new = changed[key, dtype] = narrowed.tensor(old.shape, dtype, name=old.name)
                 if rounds and place is not None and maker is not None:
                     outputs = (new, *maker.outputs[1:])
-                    made.nodes[place] = dataclasses.replace(maker, outputs=outputs)
+                    narrowed.nodes[place] = dataclasses.replace(maker, outputs=outputs)
                 else:
                     number += 1
                     cast = dataclasses.replace(
@@ -101,10 +101,12 @@ def narrow_inputs(graph: Graph, context: Context) -> Graph:
                     )
                     casts.setdefault(places[reader.id], []).append(cast)
             at = places[reader.id]
-            now = made.nodes[at]
-            made.nodes[at] = dataclasses.replace(now, inputs=(new, *now.inputs[1:]))
-    made.nodes = [n for place, old in enumerate(made.nodes) for n in (*casts.get(place, ()), old)]
-    return made
+            now = narrowed.nodes[at]
+            narrowed.nodes[at] = dataclasses.replace(now, inputs=(new, *now.inputs[1:]))
+    narrowed.nodes = [
+        n for place, old in enumerate(narrowed.nodes) for n in (*casts.get(place, ()), old)
+    ]
+    return narrowed
 
 
 def _rounds(maker: Node) -> bool:

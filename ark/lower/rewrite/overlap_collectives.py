@@ -63,29 +63,29 @@ class _Finder:
                 self.replaced[node.id] = _joined(kind, maker, node)
                 self.gone.add(maker.id)
         left = (n for n in self.graph.nodes if n.id not in self.gone)
-        made = self.graph.with_nodes(self.replaced.get(n.id, n) for n in left)
+        graph = self.graph.with_nodes(self.replaced.get(n.id, n) for n in left)
         for node in self.replaced.values():
             if node.type == SUM:
-                self._open_to_peers(made, node.outputs[0].buffer, node)
-        return made
+                self._open_to_peers(graph, node.outputs[0].buffer, node)
+        return graph
 
     def _between(self, kind: str, maker: Node, node: Node) -> bool:
         """Is what lies between theirs alone, whole, and too large for packets?"""
-        read, made = node.inputs[0], maker.outputs[0]
+        read, produced = node.inputs[0], maker.outputs[0]
         return (
             len(maker.outputs) == 1
-            and self.uses[made.buffer.id] == 2
-            and made.buffer.id not in self.kept
-            and made.buffer.arena == "activation"
+            and self.uses[produced.buffer.id] == 2
+            and produced.buffer.id not in self.kept
+            and produced.buffer.arena == "activation"
             and read.dense
-            and made.dense
-            and read.nbytes == made.nbytes
+            and produced.dense
+            and read.nbytes == produced.nbytes
             and not self._in_packets(kind, read.nbytes)
         )
 
     def _in_packets(self, kind: str, nbytes: int) -> bool:
-        found = measured(self.options, self.machine, COLLECTIVES[kind], ONE_SHOT, nbytes)
-        return in_packets(self.machine, nbytes) if found == AUTO else found == PACKET
+        measurement = measured(self.options, self.machine, COLLECTIVES[kind], ONE_SHOT, nbytes)
+        return in_packets(self.machine, nbytes) if measurement == AUTO else measurement == PACKET
 
     def _open_to_peers(self, graph: Graph, buffer: Buffer, node: Node) -> None:
         """Lets peers put their parts of a sum where it is read, if it is plain memory of ours that

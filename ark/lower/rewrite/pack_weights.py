@@ -85,9 +85,9 @@ class _Finder:
 
     def products(self, tensors: Sequence[Tensor]) -> list[Node] | None:
         """Their products, if all take the same input and weights of one type."""
-        found = [self.product(t) for t in tensors]
-        nodes = [n for n in found if n is not None]
-        if len(nodes) < len(found) or len({n.inputs[1].buffer.id for n in nodes}) < len(nodes):
+        products = [self.product(t) for t in tensors]
+        nodes = [n for n in products if n is not None]
+        if len(nodes) < len(products) or len({n.inputs[1].buffer.id for n in nodes}) < len(nodes):
             return None
         kinds = {(n.inputs[0].id, n.inputs[1].dtype.name, *n.placement) for n in nodes}
         return nodes if len(kinds) == 1 else None
@@ -99,8 +99,8 @@ class _Finder:
             return None
 
         def rewrite(product: Tensor) -> dict[int, Node]:
-            made = dataclasses.replace(node, type="swiglu_pairs", inputs=(product,))
-            return {node.id: made}
+            pairs = dataclasses.replace(node, type="swiglu_pairs", inputs=(product,))
+            return {node.id: pairs}
 
         return self.movable(_Match(products, [node], (0, 0), True, rewrite))
 
@@ -194,15 +194,15 @@ def pack_weights(graph: Graph, context: Context) -> Graph:
             matches.setdefault(match.key, []).append(match)
     replaced: dict[int, Node | None] = {}
     packings = []
-    for found in matches.values():
-        if not _agreed(readers, found):
+    for group in matches.values():
+        if not _agreed(readers, group):
             continue
-        packing = _packing(found[0])
+        packing = _packing(group[0])
         packings.append(packing)
-        weights = found[0].weights
+        weights = group[0].weights
         shape = (sum(w.shape[0] for w in weights), weights[0].shape[1])
         weight = graph.tensor(shape, weights[0].dtype, arena="parameter", name=packing.name)
-        for match in found:
+        for match in group:
             replaced.update(_replace(graph, match, weight))
     nodes = (replaced.get(n.id, n) for n in graph.nodes)
     packed = graph.with_nodes(n for n in nodes if n is not None)
@@ -210,10 +210,10 @@ def pack_weights(graph: Graph, context: Context) -> Graph:
     return packed
 
 
-def _agreed(readers: Mapping[int, set[int]], found: Sequence[_Match]) -> bool:
+def _agreed(readers: Mapping[int, set[int]], group: Sequence[_Match]) -> bool:
     """Is nobody else reading the weights? readers: ids of nodes by buffer."""
-    products = {n.id for match in found for n in match.products}
-    return all(readers[w.buffer.id] <= products for w in found[0].weights)
+    products = {n.id for match in group for n in match.products}
+    return all(readers[w.buffer.id] <= products for w in group[0].weights)
 
 
 def _packing(match: _Match) -> Packing:
@@ -231,10 +231,10 @@ def _replace(graph: Graph, match: _Match, weight: Tensor) -> dict[int, Node | No
     shape = (first.outputs[0].shape[0], weight.shape[0])
     name = prefix + "+".join(stems)
     product = graph.tensor(shape, fp32, name=name)
-    found: dict[int, Node | None] = {n.id: None for n in members}
+    replaced: dict[int, Node | None] = {n.id: None for n in members}
     changed = match.rewrite(product)
-    found.update(changed)
-    found[members[-2].id] = dataclasses.replace(
+    replaced.update(changed)
+    replaced[members[-2].id] = dataclasses.replace(
         first,
         id=members[-2].id,
         name=name,
@@ -242,7 +242,7 @@ def _replace(graph: Graph, match: _Match, weight: Tensor) -> dict[int, Node | No
         outputs=(product,),
         after=_after(match.products),
     )
-    return found
+    return replaced
 
 
 def writes(node: Node) -> list[int]:

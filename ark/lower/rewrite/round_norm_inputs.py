@@ -31,18 +31,18 @@ def round_norm_inputs(graph: Graph, context: Context) -> Graph:
     for place, node in enumerate(graph.nodes):
         if _gathers(node, context.machine) and node.inputs[0].buffer.id not in kept:
             readers[node.inputs[0].id].append(place)
-    made = graph.with_nodes(graph.nodes)
+    result = graph.with_nodes(graph.nodes)
     for place, node in enumerate(graph.nodes):
         out = node.outputs[0] if len(node.outputs) == 1 else None
         if out is None or out.id not in readers or not _writes_twice(node, out):
             continue
-        rounded = made.tensor(out.shape, bf16, name=f"{out.name}.rounded")
-        made.nodes[place] = dataclasses.replace(made.nodes[place], outputs=(out, rounded))
+        rounded = result.tensor(out.shape, bf16, name=f"{out.name}.rounded")
+        result.nodes[place] = dataclasses.replace(result.nodes[place], outputs=(out, rounded))
         for at in readers[out.id]:
-            reader = made.nodes[at]
+            reader = result.nodes[at]
             inputs = (rounded, *reader.inputs[1:])
-            made.nodes[at] = dataclasses.replace(reader, inputs=inputs)
-    return made
+            result.nodes[at] = dataclasses.replace(reader, inputs=inputs)
+    return result
 
 
 def _gathers(node: Node, machine: Machine) -> bool:

@@ -30,10 +30,10 @@ def split_elementwise(graph: Graph, context: Context) -> Graph:
     demanded = _demanded(graph, kept)
     if not demanded:
         return graph
-    made = _Parts(graph, demanded)
+    parts = _Parts(graph, demanded)
     for node in graph.nodes:
-        made.take(node)
-    numbered = (dataclasses.replace(n, id=i) for i, n in enumerate(made.nodes))
+        parts.take(node)
+    numbered = (dataclasses.replace(n, id=i) for i, n in enumerate(parts.nodes))
     return graph.with_nodes(numbered)
 
 
@@ -45,7 +45,7 @@ def _demanded(graph: Graph, kept: frozenset[int]) -> dict[int, set[Box]]:
         for tensor in node.outputs:
             written[tensor.buffer.id].append(place)
         unfit |= {t.buffer.id for t in node.after}
-    found: dict[int, set[Box]] = {}
+    demanded: dict[int, set[Box]] = {}
     read: dict[int, list[Tensor]] = defaultdict(list)
     for place in range(len(graph.nodes) - 1, -1, -1):
         node = graph.nodes[place]
@@ -56,7 +56,7 @@ def _demanded(graph: Graph, kept: frozenset[int]) -> dict[int, set[Box]]:
                 max(written[t.buffer.id], default=-1) < place for t in node.inputs
             )
             if steady and _apart(out, list(boxes.values())):
-                found[out.buffer.id] = set(boxes)
+                demanded[out.buffer.id] = set(boxes)
                 for tensor, box in itertools.product(node.inputs, boxes):
                     read[tensor.buffer.id].append(_part(tensor, out, box))
                 continue
@@ -65,7 +65,7 @@ def _demanded(graph: Graph, kept: frozenset[int]) -> dict[int, set[Box]]:
             read[tensor.buffer.id].append(tensor)
             if not joins:
                 unfit.add(tensor.buffer.id)
-    return found
+    return demanded
 
 
 def _divisible(node: Node) -> bool:
@@ -126,15 +126,15 @@ class _Parts:
 
     def _made(self, tensor: Tensor) -> Tensor:
         box = tensor.offsets, tensor.shape
-        found = self.parts.get((tensor.buffer.id, box))
-        if found is None:
+        part = self.parts.get((tensor.buffer.id, box))
+        if part is None:
             node = self.waiting[tensor.buffer.id]
             inputs = self._read(_part(t, node.outputs[0], box) for t in node.inputs)
-            found = self.graph.tensor(tensor.shape, tensor.dtype)
-            self.parts[tensor.buffer.id, box] = found
+            part = self.graph.tensor(tensor.shape, tensor.dtype)
+            self.parts[tensor.buffer.id, box] = part
             named = tuple(self._named(t) for t in inputs)
-            self.nodes.append(dataclasses.replace(node, inputs=named, outputs=(found,)))
-        return found
+            self.nodes.append(dataclasses.replace(node, inputs=named, outputs=(part,)))
+        return part
 
     def _named(self, view: Tensor) -> Tensor:
         """The view as a tensor of the graph with a number of its own, if it is not one."""

@@ -55,11 +55,11 @@ def place_of(tensor: Tensor, axes: Sequence[Sequence[int]]) -> Place:
 
 def origins(place: Place, writes: Writes, phase: int) -> Iterator[Place]:
     """The same elements, here and in whatever they were copied from, the latest first."""
-    found: Place | None = place
-    while found is not None:
-        yield found
-        copy = writes.copy_of(found.buffer)
-        found = _behind(found, copy) if copy is not None and copy.phase == phase else None
+    origin: Place | None = place
+    while origin is not None:
+        yield origin
+        copy = writes.copy_of(origin.buffer)
+        origin = _behind(origin, copy) if copy is not None and copy.phase == phase else None
 
 
 def _behind(place: Place, copy: Node) -> Place | None:
@@ -74,15 +74,15 @@ def _behind(place: Place, copy: Node) -> Place | None:
     reach = list(digits)
     axes = []
     for runs in place.axes:
-        made: list[Run] = []
+        composed: list[Run] = []
         for run in runs:
             parts = _split(run, sizes, dense)
             if parts is None:
                 return None
             for dim, count, step in parts:
                 reach[dim] += (count - 1) * step
-                made.append((count, step * steps[dim]))
-        axes.append(_merged(made))
+                composed.append((count, step * steps[dim]))
+        axes.append(_merged(composed))
     if any(r >= n for r, n in zip(reach, sizes, strict=True)):
         return None  # a sum of steps would carry into the next dimension
     start = sum(o * s for o, s in zip(source.offsets, source.strides, strict=True))
@@ -114,15 +114,15 @@ def _split(
 
 def _merged(runs: Sequence[Run]) -> tuple[Run, ...]:
     """Runs that go on from one another as one; none for a single element."""
-    made: list[Run] = []
+    result: list[Run] = []
     for count, stride in runs:
         if count == 1:
             continue
-        if made and made[-1][1] == count * stride:
-            made[-1] = (made[-1][0] * count, stride)
+        if result and result[-1][1] == count * stride:
+            result[-1] = (result[-1][0] * count, stride)
         else:
-            made.append((count, stride))
-    return tuple(made)
+            result.append((count, stride))
+    return tuple(result)
 
 
 @dataclass(frozen=True)

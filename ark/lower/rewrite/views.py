@@ -44,8 +44,8 @@ def seen_in(node: Node, shape: Shape, named: bool = False) -> Node | None:
     operands = [_seen(t, out.shape, shape, named) for t in (*node.inputs, out)]
     if any(t is None for t in operands):
         return None
-    *inputs, made = (t for t in operands if t is not None)
-    return dataclasses.replace(node, inputs=tuple(inputs), outputs=(made,))
+    *inputs, result = (t for t in operands if t is not None)
+    return dataclasses.replace(node, inputs=tuple(inputs), outputs=(result,))
 
 
 def in_shape(tensor: Tensor, shape: Shape, named: bool = False) -> Tensor | None:
@@ -53,8 +53,8 @@ def in_shape(tensor: Tensor, shape: Shape, named: bool = False) -> Tensor | None
     it lose the shape in which somebody finds it by name?
     """
     view = dense_view(tensor, shape)
-    found = not named and tensor.buffer.arena not in UNSEEN
-    if view is None or found or tensor.padded != tensor.shape:
+    unnamed = not named and tensor.buffer.arena not in UNSEEN
+    if view is None or unnamed or tensor.padded != tensor.shape:
         return None
     extents, offsets = view
     size = tuple(shape)
@@ -66,16 +66,16 @@ def _seen(tensor: Tensor, shape: Shape, wanted: Shape, named: bool) -> Tensor | 
     that hold the same elements it has all of them, or is repeated.
     """
     aligned = (1,) * (len(shape) - len(tensor.shape)) + tensor.shape
-    made: list[int] = []
+    dims: list[int] = []
     for old, new in _groups(shape, wanted):
         sizes = aligned[old.start : old.stop]
         if sizes == tuple(shape[old.start : old.stop]):
-            made += wanted[new.start : new.stop]
+            dims += wanted[new.start : new.stop]
         elif all(n == 1 for n in sizes):
-            made += [1] * len(new)
+            dims += [1] * len(new)
         else:
             return None
-    return in_shape(tensor, made, named)
+    return in_shape(tensor, dims, named)
 
 
 def _groups(a: Shape, b: Shape) -> Iterator[tuple[range, range]]:

@@ -53,13 +53,15 @@ def symmetric(shape: Sequence[int], dtype: DataType = fp32, name: str = "") -> T
     """
     dims = check_dims("symmetric", shape)
     if not isinstance(dtype, DataType):
-        raise InvalidUsageError(f"symmetric: {dtype!r} is no data type; pass for example ark.fp16")
+        raise InvalidUsageError(
+            f"symmetric: {dtype!r} is not a data type; pass for example ark.fp16"
+        )
     model = Model.get_model()
     taken = [b.name for b in model.graph.buffers if b.arena == "symmetric" and b.rank < 0]
     label = PREFIX + (name or str(len(taken)))
     if label in taken:
         raise InvalidUsageError(
-            f"symmetric: there is memory called {name!r} already; choose another name"
+            f"symmetric: memory named {name!r} already exists; choose another name"
         )
     return Tensor(model.graph.tensor(dims, dtype, arena="symmetric", name=label), model)
 
@@ -104,10 +106,10 @@ class Channel:
         """
         place = self._symmetric("get", source)
         there = self._at_peer(place)
-        made = result("channel_get", [Tensor(there, self._model)], there.shape, there.dtype,
+        copied = result("channel_get", [Tensor(there, self._model)], there.shape, there.dtype,
                       target, self._attrs(), f"get{self.peer}")  # fmt: skip
-        self._moved += (made.ir,)
-        return made
+        self._moved += (copied.ir,)
+        return copied
 
     def reduce(self, source: Any, target: Any, op: str = "sum") -> None:
         """Combines `source` with the peer's `target`, in place: sum, product, max or min.
@@ -115,7 +117,9 @@ class Channel:
         No one else may do so at the same time: the verifier asks for an order.
         """
         if op not in OPS:
-            raise InvalidUsageError(f"reduce: there is no {op!r}; there are {', '.join(OPS)}")
+            raise InvalidUsageError(
+                f"reduce: {op!r} is not a reduction; choose one of {', '.join(OPS)}"
+            )
         x, place = as_tensor(source), self._symmetric("reduce", target)
         _check_same("reduce", x.ir, place.ir)
         there = self._at_peer(place)
@@ -169,9 +173,9 @@ class Channel:
         tensor = as_tensor(output)
         return result("channel_recv", [], tensor.ir.shape, tensor.ir.dtype, tensor, self._attrs())
 
-    def after(self, made: Sequence[IrTensor]) -> None:
+    def after(self, tensors: Sequence[IrTensor]) -> None:
         """What follows on the channel comes after these, which a custom op made that waited."""
-        self._arrived = (*self._arrived, *made)
+        self._arrived = (*self._arrived, *tensors)
 
     def _take_moved(self) -> tuple[IrTensor, ...]:
         """All that was moved since the last signal or flush, by custom ops too."""
@@ -203,15 +207,15 @@ class Channel:
 
     def _behind(self, given: Any, token: IrTensor) -> Tensor:
         tensor = as_tensor(given)
-        made = refer(tensor, tensor.ir.shape, [0] * len(tensor.ir.shape))
-        self._model.graph.depend(made.ir, [token])
-        return made
+        view = refer(tensor, tensor.ir.shape, [0] * len(tensor.ir.shape))
+        self._model.graph.depend(view.ir, [token])
+        return view
 
-    def _symmetric(self, what: str, given: Any) -> Tensor:
+    def _symmetric(self, op: str, given: Any) -> Tensor:
         tensor = as_tensor(given)
         if tensor.ir.buffer.arena != "symmetric":
             raise ModelError(
-                f"{what}: {tensor.ir.name or 'the tensor'!r} is memory of this rank alone; peers "
+                f"{op}: {tensor.ir.name or 'the tensor'!r} is memory of this rank only; peers "
                 "reach what ark.comm.symmetric makes"
             )
         return tensor
@@ -220,7 +224,7 @@ class Channel:
         """The same part of the peer's memory; users come after what those of `place` do."""
         graph, own = self._model.graph, place.ir
         buffer = _buffer_at(self._model, own.buffer, self.peer)
-        made = graph.tensor(
+        remote = graph.tensor(
             own.shape,
             own.dtype,
             buffer=buffer,
@@ -229,8 +233,8 @@ class Channel:
             padded=own.padded,
             name=f"{own.name}@{self.peer}",
         )
-        graph.depend(made, [*self._arrived, *graph.depends(own)])
-        return made
+        graph.depend(remote, [*self._arrived, *graph.depends(own)])
+        return remote
 
 
 channel = Channel
@@ -243,10 +247,10 @@ def _buffer_at(model: Model, own: Buffer, peer: int) -> Buffer:
     return model.graph.buffer("symmetric", own.nbytes, peer, own.name)
 
 
-def _check_same(what: str, source: IrTensor, target: IrTensor) -> None:
+def _check_same(op: str, source: IrTensor, target: IrTensor) -> None:
     if (source.shape, source.dtype) != (target.shape, target.dtype):
         raise ModelError(
-            f"{what}: the source is {source.dtype.name}{list(source.shape)}, the peer's memory "
+            f"{op}: the source is {source.dtype.name}{list(source.shape)}, the peer's memory "
             f"{target.dtype.name}{list(target.shape)}; they must have one dtype and one shape"
         )
 

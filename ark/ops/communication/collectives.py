@@ -89,42 +89,42 @@ def choose_program(
     return coarsened(routed(program))
 
 
-def placed(what: str, input: Any, rank: int, world_size: int) -> Tensor:
+def placed(op: str, input: Any, rank: int, world_size: int) -> Tensor:
     """The input of a collective that is called as the model's rank."""
     tensor = as_tensor(input)
     graph = tensor.model.graph
     if (rank, world_size) != (graph.rank, graph.world_size):
         raise ModelError(
-            f"{what}: rank {rank} of {world_size} was given, but the model is rank "
+            f"{op}: rank {rank} of {world_size} was given, but the model is rank "
             f"{graph.rank} of {graph.world_size}; call ark.set_rank and ark.set_world_size before, "
             "and after ark.init, which forgets both"
         )
     return tensor
 
 
-def summable(what: str, tensor: Tensor) -> DataType:
+def summable(op: str, tensor: Tensor) -> DataType:
     """The tensor's type; ModelError for one that ranks do not sum."""
     if tensor.ir.dtype not in SUMMABLE:
         raise ModelError(
-            f"{what} needs one of {', '.join(t.name for t in SUMMABLE)}, but the input is "
+            f"{op} needs one of {', '.join(t.name for t in SUMMABLE)}, but the input is "
             f"{tensor.ir.dtype.name}; use ark.cast"
         )
     return tensor.ir.dtype
 
 
-def _dealt(what: str, tensor: Tensor, world: int) -> tuple[int, ...]:
+def _dealt(op: str, tensor: Tensor, world: int) -> tuple[int, ...]:
     """The shape of one rank's share of a tensor whose first dimension is dealt to the ranks."""
     first, *others = tensor.ir.shape
     if first % world:
         raise ModelError(
-            f"{what}: the first dimension of {list(tensor.ir.shape)} is dealt to {world} ranks; it "
+            f"{op}: the first dimension of {list(tensor.ir.shape)} is dealt to {world} ranks; it "
             "must be a multiple of that"
         )
     return (first // world, *others)
 
 
 def _collective(
-    what: str,
+    op: str,
     tensor: Tensor,
     shape: Sequence[int],
     output: Any,
@@ -137,15 +137,16 @@ def _collective(
 ) -> Tensor:
     dtype, world = tensor.ir.dtype, tensor.model.graph.world_size
     if world == 1:
-        return result("copy", [tensor], shape, dtype, output, name=name or what)
-    program = choose_program(what, world, algorithm, topology, root, reduction)
+        return result("copy", [tensor], shape, dtype, output, name=name or op)
+    program = choose_program(op, world, algorithm, topology, root, reduction)
     if program.reduction == "mean" and dtype in INTEGERS:
         raise ModelError(
-            f"{what}: a mean of {dtype.name} is not built, since the sum of all ranks may be more "
+            f"{op}: a mean of {dtype.name} is not supported, since the sum of all ranks may be "
+            "more "
             "than the type holds; ark.cast to fp32, or reduce by sum and divide"
         )
     attrs = CollectiveAttributes(program=program, engine=engine).to_node()
-    return result("collective", [tensor], shape, dtype, output, attrs, name or what)
+    return result("collective", [tensor], shape, dtype, output, attrs, name or op)
 
 
 def all_reduce(

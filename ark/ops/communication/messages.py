@@ -29,11 +29,11 @@ register("send", None, lower_send, names_ranks=True)
 register("recv", None, lower_recv, names_ranks=True)
 
 
-def _peer(what: str, tensor: Tensor, remote_rank: Number) -> int:
+def _peer(op: str, tensor: Tensor, remote_rank: Number) -> int:
     world = tensor.model.graph.world_size
     if remote_rank is None or not 0 <= remote_rank < world:
         raise InvalidUsageError(
-            f"{what}: the remote rank is {remote_rank}, but there are {world} ranks, numbered from "
+            f"{op}: the remote rank is {remote_rank}, but there are {world} ranks, numbered from "
             "0; call ark.set_world_size before, and after ark.init"
         )
     return int(remote_rank)
@@ -140,38 +140,36 @@ def recv(
     return result("recv", [], tensor.ir.shape, tensor.ir.dtype, tensor, attrs, str(name))
 
 
-def _whole(what: str, value: Any) -> int:
-    return int(whole(f"{what}: its tag", value))
+def _whole(op: str, value: Any) -> int:
+    return int(whole(f"{op}: its tag", value))
 
 
 def _older(
-    what: str, names: Sequence[str], given: Sequence[Any], named: dict[str, Any]
+    op: str, names: Sequence[str], given: Sequence[Any], named: dict[str, Any]
 ) -> tuple[int, int, int]:
     """Tag, rank and bytes of ARK 0.5's forms, given in order or by name."""
     values = dict(zip(names, given, strict=True))
     for word, value in named.items():
         key = "id" if word == "sid" else word
         if key not in values:
-            raise InvalidUsageError(f"{what} knows nothing called {word!r}")
+            raise InvalidUsageError(f"{op} has no argument {word!r}")
         values[key] = value
-    tag, rank, nbytes = (whole(f"{what}: {n}", values[n]) for n in names)
+    tag, rank, nbytes = (whole(f"{op}: {n}", values[n]) for n in names)
     if nbytes < 0:
-        raise InvalidUsageError(f"{what}: {nbytes} bytes; give 0 for all, or more")
+        raise InvalidUsageError(f"{op}: {nbytes} bytes; give 0 for all, or more")
     return int(tag), int(rank), int(nbytes)
 
 
-def _message_of(what: str, tensor: Tensor, rank: int, tag: int, nbytes: int) -> Tensor:
+def _message_of(op: str, tensor: Tensor, rank: int, tag: int, nbytes: int) -> Tensor:
     """A message of the first bytes of a tensor (0: of all); the tensor itself, behind it."""
     own = tensor.ir
     if not own.dense:
-        raise ModelError(
-            f"{what}: elements of {own.name!r} do not lie one behind the other; ark.copy it first"
-        )
+        raise ModelError(f"{op}: {own.name!r} is not contiguous; ark.copy it first")
     if nbytes > own.nbytes:
-        raise ModelError(f"{what}: {nbytes} bytes of {own.name!r}, which has {own.nbytes}")
+        raise ModelError(f"{op}: {nbytes} bytes of {own.name!r}, which has {own.nbytes}")
     flat = as_bytes(tensor, nbytes or own.nbytes)
-    attrs = _attributes(what, tensor, rank, tag)
-    if what == "send":
+    attrs = _attributes(op, tensor, rank, tag)
+    if op == "send":
         tensor.model.graph.add("send", [flat.ir], [], attrs)
         return tensor
     received = result("recv", [], flat.ir.shape, byte, flat, attrs)

@@ -77,5 +77,5 @@ def combine(gathered: Tensor, like: Tensor, reduction: str, output: Any, name: s
     world = gathered.ir.elements // size
     flat = cast(reshape(gathered, [world * size]), fp32)
     parts = [flat[r * size : (r + 1) * size] for r in range(world)]
-    made = reshape(WHOLE[reduction](parts), list(like.ir.shape))
-    return cast(made, like.ir.dtype, output, name or reduction)
+    combined = reshape(WHOLE[reduction](parts), list(like.ir.shape))
+    return cast(combined, like.ir.dtype, output, name or reduction)

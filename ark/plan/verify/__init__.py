@@ -55,12 +55,12 @@ def check(rank_set: RankSet) -> None:
     check_tasks(rank_set)
     check_counters(rank_set)
     barrier = rank_set.plan(0).counters[ITERATION_BARRIER]
-    found = []
+    faults = []
     for number in range(len(rank_set.plan(0).phases)):
         touches = _check_phase(rank_set, number)
         if rank_set.world > 1 and barrier.step == 1:
-            found.append(touches)
-    check_memory(rank_set, found)
+            faults.append(touches)
+    check_memory(rank_set, faults)
     for plan in rank_set.checked_plans:
         check_sizes(plan)
 

@@ -64,7 +64,7 @@ class LocalTouches:
 
 def _inside(mine: Sequence[Region], by_op: ByOp) -> list[Pairs]:
     """Tasks of one op that touch the same bytes, one of them writing."""
-    found = []
+    pairs = []
     real = [r for r in mine if not r.pretended]
     for i, a in enumerate(real):
         for b in real[i:]:
@@ -76,8 +76,8 @@ def _inside(mine: Sequence[Region], by_op: ByOp) -> list[Pairs]:
             nodes = by_op[a.op][0]
             first, second = _meeting(a, b, nodes, nodes)
             if len(first):
-                found.append((a, b, first, second))
-    return found
+                pairs.append((a, b, first, second))
+    return pairs
 
 
 def _meeting(
@@ -122,16 +122,16 @@ def check_conflicts(
 
 def foreign_touches(rank_set: RankSet, number: int) -> dict[int, list[Touch]]:
     """By checked rank, the touches of its memory by peers."""
-    found: dict[int, list[Touch]] = {rank: [] for rank in rank_set.checked}
+    touches: dict[int, list[Touch]] = {rank: [] for rank in rank_set.checked}
     bases = first_nodes(rank_set, number)
     for rank in range(rank_set.world):
         nodes, base = rank_set.listing(rank, number).by_op, int(bases[rank])
         for region in (r for op in rank_set.touches(rank, number) for r in op if r.space is None):
             owner = rank_set.owner_of(rank, region)
-            if owner in found:
+            if owner in touches:
                 moved = rank_set.seen_by_owner(owner, rank, region)
-                found[owner].append(Touch(rank, moved, nodes[region.op][0] + base))
-    return found
+                touches[owner].append(Touch(rank, moved, nodes[region.op][0] + base))
+    return touches
 
 
 def _check_foreign(
@@ -221,15 +221,16 @@ def _describe(
     later: int,
     owner: int,
 ) -> str:
-    told = []
+    parties = []
     for region, node in ((first, earlier), (second, later)):
         rank, task = task_at(rank_set, order, number, node)
         name = rank_set.plan(rank).ops[task.op].name
         verb = "writes" if region.write else "reads"
-        told.append((f"tile {list(task.coord)} of op {name!r} (rank {rank})", verb))
+        parties.append((f"tile {list(task.coord)} of op {name!r} (rank {rank})", verb))
     buffer = rank_set.plan(owner).buffers[int(first.memory)]  # type: ignore[call-overload]
     return (
-        f"{told[0][0]} {told[0][1]} {buffer.name!r} and {told[1][0]} {told[1][1]} the same bytes, "
+        f"{parties[0][0]} {parties[0][1]} {buffer.name!r} and {parties[1][0]} {parties[1][1]} the "
+        "same bytes, "
         "but nothing makes the second wait for the first"
     )
 
@@ -267,8 +268,8 @@ def _check_disjoint(entries: Sequence[tuple[PlanBuffer, float, float]]) -> None:
     for i in sorted(range(len(entries)), key=lambda n: (entries[n][1], n)):
         buffer, first, _ = entries[i]
         while deaths[done][0] < first:
-            gone = entries[deaths[done][1]][0]
-            place = (gone.offset, gone.offset + gone.nbytes, deaths[done][1])
+            ended = entries[deaths[done][1]][0]
+            place = (ended.offset, ended.offset + ended.nbytes, deaths[done][1])
             del alive[bisect_left(alive, place)]
             done += 1
         place = (buffer.offset, buffer.offset + buffer.nbytes, i)

@@ -47,7 +47,7 @@ class Counters:
 
     def _refuse(self, rank_set: RankSet, rank: int, number: int, many: int, asked: int) -> None:
         counter = rank_set.plan(rank).counters[number]
-        what = f"counter {counter.name!r} of rank {rank}"
+        subject = f"counter {counter.name!r} of rank {rank}"
         if number == ITERATION_BARRIER and many != counter.step:
             raise refuse(
                 f"the iteration barrier of rank {rank} is signalled {many} times in an iteration, "
@@ -55,13 +55,16 @@ class Counters:
             )
         if many and many != counter.step:
             raise refuse(
-                f"{what} is signalled {many} times in an iteration, but its step is {counter.step}"
+                f"{subject} is signalled {many} times in an iteration, but its step is "
+                f"{counter.step}"
             )
         if asked >= 0 and not many:
-            raise refuse(f"{what} has waits but no signals, so they never end")
+            raise refuse(f"{subject} has waits but no signals, so they never end")
         if asked > counter.step:
-            raise refuse(f"{what} has a wait for {asked} signals, but its step is {counter.step}")
-        raise refuse(f"{what} is signalled by peers and has device scope; expected system scope")
+            raise refuse(
+                f"{subject} has a wait for {asked} signals, but its step is {counter.step}"
+            )
+        raise refuse(f"{subject} is signalled by peers and has device scope; expected system scope")
 
 
 def counters_of(rank_set: RankSet, number: int) -> Counters:

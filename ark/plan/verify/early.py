@@ -23,10 +23,10 @@ def check_early(rank_set: RankSet, number: int, rank: int, foreign: Sequence[Tou
     plan = rank_set.plan(rank)
     if not machine_of(plan, number).variant.role(COMMUNICATE):
         return
-    made: dict[Hashable, list[tuple[str, Region]]] = defaultdict(list)
+    writes: dict[Hashable, list[tuple[str, Region]]] = defaultdict(list)
     for touch in foreign:
         if touch.region.write:
-            made[touch.region.memory].append((f"rank {touch.rank}", touch.region))
+            writes[touch.region.memory].append((f"rank {touch.rank}", touch.region))
     for touched in rank_set.touches(rank, number):
         for region in touched:
             sig = rank_set.signatures(rank)[region.op]
@@ -34,7 +34,7 @@ def check_early(rank_set: RankSet, number: int, rank: int, foreign: Sequence[Tou
                 continue
             if region.boxes.operand not in kinds.get(sig.kind).early(sig):
                 continue
-            writer = "its owner" if region.space is None else _writer(made[region.memory], region)
+            writer = "its owner" if region.space is None else _writer(writes[region.memory], region)
             if writer is not None:
                 buffer = plan.buffers[int(region.memory)]  # type: ignore[call-overload]
                 raise refuse(
@@ -44,11 +44,11 @@ def check_early(rank_set: RankSet, number: int, rank: int, foreign: Sequence[Tou
                 )
         for region in touched:
             if region.write and not region.packet:
-                made[region.memory].append((f"op {plan.ops[region.op].name!r}", region))
+                writes[region.memory].append((f"op {plan.ops[region.op].name!r}", region))
 
 
-def _writer(made: Sequence[tuple[str, Region]], read: Region) -> str | None:
-    for name, write in made:
+def _writer(writes: Sequence[tuple[str, Region]], read: Region) -> str | None:
+    for name, write in writes:
         if write.meets(read) and len(write.overlaps(read)[0]):
             return name
     return None

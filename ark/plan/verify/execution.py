@@ -185,12 +185,12 @@ class Run:
         return rows
 
     def _meet_partial(self, events: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        found = []
+        met = []
         for event in events.tolist():
             listed = self._partial.get(event, [])
             while listed and listed[-1][0] <= counts[event]:
-                found.append(listed.pop()[1])
-        return np.array(found, np.int64)
+                met.append(listed.pop()[1])
+        return np.array(met, np.int64)
 
     def _index_signals(self, signalled: np.ndarray) -> None:
         """By event who signals, and behind which places of which lanes they are the last."""
@@ -212,38 +212,38 @@ class Run:
 
     def _after(self, event: int, which: int) -> np.ndarray:
         """What everybody knows who waited for all of an event."""
-        found = self._known_after.get((event, which))
-        if found is not None:
-            return found
+        known = self._known_after.get((event, which))
+        if known is not None:
+            return known
         if len(self._known_after) == MAX_KNOWN_EVENTS:
             self._known_after.clear()
-        made = np.zeros(self.rows.shape[1], self.rows.dtype)
+        row = np.zeros(self.rows.shape[1], self.rows.dtype)
         part = slice(self._member_starts[event], self._member_starts[event + 1])
         nodes, ranks = (values[part] for values in self._members)
         rows = self.clock[which, nodes].tolist()
         for other, rank in set(zip(rows, ranks.tolist(), strict=True)):
             columns = self._columns[rank]
             theirs = self.rows[other] if columns is None else self.rows[other][columns]
-            np.maximum(made, theirs, out=made)
+            np.maximum(row, theirs, out=row)
         part = slice(self._last_starts[event], self._last_starts[event + 1])
         lanes, ends = (values[part] for values in self._last)
-        made[lanes] = np.maximum(made[lanes], ends)
-        self._known_after[event, which] = made
-        return made
+        row[lanes] = np.maximum(row[lanes], ends)
+        self._known_after[event, which] = row
+        return row
 
     def _join(self, which: int, row: int, events: Sequence[int]) -> int:
         """The row of who knew `row` and waited for all of some events."""
-        made = self.rows[row].copy()
+        joined = self.rows[row].copy()
         for event in events:
-            np.maximum(made, self._after(event, which), out=made)
-        key = hash(made.tobytes())
+            np.maximum(joined, self._after(event, which), out=joined)
+        key = hash(joined.tobytes())
         number = self._numbers.get(key)
-        if number is None or not np.array_equal(self.rows[number], made):
+        if number is None or not np.array_equal(self.rows[number], joined):
             number = self._numbers[key] = self.known
             self.known += 1
             if number == len(self.rows):
-                self.rows.resize((number + number // 4, len(made)), refcheck=False)
-            self.rows[number] = made
+                self.rows.resize((number + number // 4, len(joined)), refcheck=False)
+            self.rows[number] = joined
         return number
 
 
@@ -263,12 +263,12 @@ class _Lists:
     def distinct(self) -> tuple[np.ndarray, list[tuple[int, ...]]]:
         """By key the number of its list among the different lists; the empty one is 0."""
         known: dict[tuple[int, ...], int] = {(): 0}
-        found = np.zeros(len(self.starts) - 1, np.int64)
+        numbers = np.zeros(len(self.starts) - 1, np.int64)
         values, starts = self.values.tolist(), self.starts.tolist()
         for key in np.flatnonzero(np.diff(self.starts)).tolist():
             listed = tuple(sorted(set(values[starts[key] : starts[key + 1]])))
-            found[key] = known.setdefault(listed, len(known))
-        return found, list(known)
+            numbers[key] = known.setdefault(listed, len(known))
+        return numbers, list(known)
 
 
 def spans(first: np.ndarray, last: np.ndarray) -> np.ndarray:

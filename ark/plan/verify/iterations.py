@@ -125,11 +125,11 @@ def _unrolled(
     waits = [opened]
     lags = counters.waits[:, 2] == 0
     for number, again in enumerate(executed):
-        for rows, found in ((counters.signals, signals), (counters.waits[~lags], waits)):
+        for rows, rows_of_ranks in ((counters.signals, signals), (counters.waits[~lags], waits)):
             moved = rows.copy()
             moved[:, 0] += number * total
             moved[:, 1] = again[rows[:, 1]]
-            found.append(moved)
+            rows_of_ranks.append(moved)
     late = counters.waits[lags]
     waits.append(
         np.column_stack(

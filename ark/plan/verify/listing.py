@@ -36,12 +36,12 @@ class Listing:
         order = np.argsort(self.op, kind="stable")
         ops, starts = np.unique(self.op[order], return_index=True)
         parts = np.split(order, starts[1:])
-        found = {}
+        nodes_of = {}
         for op, nodes in zip(ops.tolist(), parts, strict=True):
             placed = sorted((self.tasks[i].coord, i) for i in nodes.tolist())
             order = np.array([i for _, i in placed], np.int64)
-            found[op] = (order, tuple(coord for coord, _ in placed))
-        return found
+            nodes_of[op] = (order, tuple(coord for coord, _ in placed))
+        return nodes_of
 
 
 def listing(phase: Phase) -> Listing:

@@ -104,10 +104,10 @@ def must(first: Region, second: Region) -> int:
     return AWAITED if come_as_packets(first, second) else RAN
 
 
-def come_as_packets(made: Region, read: Region) -> bool:
+def come_as_packets(written: Region, read: Region) -> bool:
     """True where the execution lets readers wait for writers (ark.plan.verify.packets)."""
-    here = made.packet and read.packet and made.memory == read.memory
-    return here and made.write and not read.write and not (made.pretended or read.pretended)
+    here = written.packet and read.packet and written.memory == read.memory
+    return here and written.write and not read.write and not (written.pretended or read.pretended)
 
 
 def unmet(frozen: Frozen, order: Order, base: int) -> tuple[int, int, int] | None:

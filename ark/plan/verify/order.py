@@ -125,7 +125,8 @@ def _check_barrier(rank_set: RankSet, order: Order, number: int, rank: int) -> N
     for other, nodes in openers.items():
         if len(nodes) != 1 and not (several and nodes):
             raise refuse(
-                f"rank {rank} must signal the iteration barrier of rank {other} once an iteration"
+                f"rank {rank} must signal the iteration barrier of rank {other} exactly once per "
+                "iteration"
             )
         rows = order.rows[np.unique(order.clocks(SEEN, np.array(nodes))), lanes]
         complete = rows.max(axis=0).astype(np.int64)

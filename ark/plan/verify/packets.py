@@ -23,7 +23,7 @@ def awaited_packets(
     bases: np.ndarray,
 ) -> list[Awaited]:
     """The packets that are read in a phase, in the memory of each checked rank."""
-    found: list[Awaited] = []
+    awaited: list[Awaited] = []
     for rank, touches in local.items():
         by_op = rank_set.listing(rank, number).by_op
         written: dict[Hashable, list[tuple[int, Region, np.ndarray]]] = defaultdict(list)
@@ -38,12 +38,12 @@ def awaited_packets(
         waits: dict[tuple[int, bytes], Awaited] = {}  # by op and its tasks
         for read in (r for r in touches.packets if not r.write):
             nodes = by_op[read.op][0]
-            for maker, region, made in written[read.memory]:
+            for maker, region, packets in written[read.memory]:
                 met = read.tasks_after(region)
                 for makers, readers, name in zip(met.theirs, met.mine, met.my_names, strict=True):
                     key = read.op, name
                     if key not in waits:
                         waits[key] = Awaited(rank, nodes[readers], [])
-                    waits[key].makers.append((maker, made[makers]))
-        found += waits.values()
-    return found
+                    waits[key].makers.append((maker, packets[makers]))
+        awaited += waits.values()
+    return awaited

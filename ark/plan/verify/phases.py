@@ -29,13 +29,13 @@ def check_counters(rank_set: RankSet) -> None:
         for plan in rank_set.checked_plans:
             listed = rank_set.listing(plan.rank, number)
             for counter in np.unique(listed.signals[:, 1]).tolist():
-                owner, found = rank_set.counter_of(plan.rank, counter)
+                owner, entry = rank_set.counter_of(plan.rank, counter)
                 if (
-                    found == ITERATION_BARRIER
-                    or phase_of.setdefault((owner, found), number) == number
+                    entry == ITERATION_BARRIER
+                    or phase_of.setdefault((owner, entry), number) == number
                 ):
                     continue
-                first = plan.phases[phase_of[owner, found]].name
+                first = plan.phases[phase_of[owner, entry]].name
                 raise refuse(
                     f"counter {plan.counters[counter].name!r} is signalled in the phases {first!r} "
                     f"and {plan.phases[number].name!r}; a counter belongs to one phase"

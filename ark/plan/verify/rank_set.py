@@ -130,17 +130,17 @@ class RankSet:
     ) -> list[Region]:
         op = plan.ops[number]
         sig = self.signatures(plan.rank)[number]
-        found = [(b, op.operands[b.operand], False) for b in self.templates.boxes(sig, coords)]
+        touched = [(b, op.operands[b.operand], False) for b in self.templates.boxes(sig, coords)]
         for id_ in op.after:
             tensor = plan.tensors[id_]
             whole = self.templates.whole(tensor.items, tensor.itemsize, len(coords))
-            found.append((whole, id_, True))
-        made = []
-        for boxes, id_, pretended in found:
+            touched.append((whole, id_, True))
+        regions = []
+        for boxes, id_, pretended in touched:
             tensor = plan.tensors[id_]
             buffer = plan.buffers[tensor.buffer]
             local = buffer.rank == plan.rank
-            made.append(
+            regions.append(
                 Region(
                     number,
                     boxes,
@@ -153,7 +153,7 @@ class RankSet:
                     pretended,
                 )
             )
-        return made
+        return regions
 
     def owner_of(self, rank: int, region: Region) -> int:
         """The peer whose memory a rank touches."""

@@ -180,14 +180,14 @@ def _in_parts(
     for touch in writers:
         rows, columns = region.overlaps(touch.region)
         lo, hi = _bounds(touch.region)
-        made, firsts = touch.region.boxes.by_box
+        parts, firsts = touch.region.boxes.by_box
         whole = wanted[rows] & ((lo[columns] <= low[rows]) & (high[rows] <= hi[columns])).all(
             axis=1
         )
         whole &= np.diff(firsts)[columns] == 1
         rows, columns = rows[whole], columns[whole]
         places = spans(starts[rows], starts[rows + 1])
-        writer = np.repeat(touch.nodes[made[firsts[columns]]], starts[rows + 1] - starts[rows])
+        writer = np.repeat(touch.nodes[parts[firsts[columns]]], starts[rows + 1] - starts[rows])
         there = order.before(writer, nodes[tasks[places]], must(touch.region, region))
         covered[places[there]] = True
     late = np.concatenate(([0], np.cumsum(~covered)))

@@ -38,18 +38,19 @@ def check_streams(
         listed = rank_set.listing(plan.rank, number)
         for op_id, (nodes, coords) in listed.by_op.items():
             op, sig = plan.ops[op_id], rank_set.signatures(plan.rank)[op_id]
-            found = tuple(listed.tasks[i].fetches for i in nodes.tolist())
-            if found != rank_set.templates.streams(sig, coords):
+            fetches_of = tuple(listed.tasks[i].fetches for i in nodes.tolist())
+            if fetches_of != rank_set.templates.streams(sig, coords):
                 raise refuse(
                     f"the fetches of op {op.name!r} differ from those that tasks of kind "
                     f"{op.kind!r} use"
                 )
-            grow = any(fetch.growth for fetches in found for fetch in fetches)
-            if grow and any(len(fetches) != 1 for fetches in found):
+            grow = any(fetch.growth for fetches in fetches_of for fetch in fetches)
+            if grow and any(len(fetches) != 1 for fetches in fetches_of):
                 raise refuse(
-                    f"a task of op {op.name!r} has a growing fetch and others; expected it alone"
+                    f"a task of op {op.name!r} has a growing fetch and others; a growing fetch "
+                    "must be a task's only one"
                 )
-            for fetch in {fetch for fetches in found for fetch in fetches}:
+            for fetch in {fetch for fetches in fetches_of for fetch in fetches}:
                 bad = written if fetch.growth is None else rewritten[number]
                 _check_fetch(rank_set, plan, op, fetch, bad)
                 size = fetch.stage * (1 if fetch.growth is None else 2)
@@ -188,12 +189,12 @@ def written_memory(rank_set: RankSet, number: int, appended: bool = True) -> set
 
     appended: also by appending.
     """
-    found = set()
+    written = set()
     for plan in rank_set.checked_plans:
         for region in (r for op in rank_set.touches(plan.rank, number) for r in op if r.write):
             if region.boxes.append_only and not appended:
                 continue
             owner, buffer = rank_set.buffer_of(plan.rank, int(region.memory))  # type: ignore[call-overload]
             renamings = zip(rank_set.symmetry.twin, rank_set.symmetry.renaming, strict=True)
-            found |= {(new[owner], buffer) for twin, new in renamings if twin == plan.rank}
-    return found
+            written |= {(new[owner], buffer) for twin, new in renamings if twin == plan.rank}
+    return written

@@ -30,7 +30,7 @@ from ark.plan.verify.work import WIDEST_READ_BYTES
 def check_ranks(plans: Sequence[Plan]) -> None:
     """Raises PlanError unless these are plans of all ranks, in order."""
     if not plans:
-        raise refuse("there are no plans")
+        raise refuse("the list of plans is empty; give one plan for each rank")
     if isinstance(plans, Rotated):
         return
     world = plans[0].world_size
@@ -41,11 +41,12 @@ def check_ranks(plans: Sequence[Plan]) -> None:
         )
     for plan in plans:
         if plan.world_size != world or len(plan.phases) != len(plans[0].phases):
-            raise refuse(f"rank {plan.rank} has another number of ranks or phases than rank 0")
+            raise refuse(f"rank {plan.rank} differs from rank 0 in its number of ranks or phases")
         if plan.meta.get("engines") != plans[0].meta.get("engines"):
             raise refuse(
                 f"ranks 0 and {plan.rank} were planned with different tables of `ark tune "
-                "--collectives`; plan all ranks with one: let Runtime.launch plan, measure on all "
+                "--collectives`; plan all ranks with the same tables: let Runtime.launch plan, "
+                "measure on all "
                 "hosts alike, or remove the tables with `ark tune --collectives --forget`"
             )
         _check_names(plan)
@@ -113,10 +114,10 @@ def _check_memory(rank_set: RankSet, plan: Plan) -> None:
                 f"{not b.initial}: buffers of {', '.join(INITIAL)} hold data before an iteration"
             )
         if b.rank != plan.rank:
-            owner, found = rank_set.buffer_of(plan.rank, b.id)
-            if found < 0:
+            owner, entry = rank_set.buffer_of(plan.rank, b.id)
+            if entry < 0:
                 raise refuse(f"rank {plan.rank} uses buffer {b.name!r}, which rank {owner} lacks")
-            named = rank_set.plan(owner).buffers[found]
+            named = rank_set.plan(owner).buffers[entry]
             if (named.nbytes, named.arena) != (b.nbytes, b.arena):
                 raise refuse(
                     f"buffer {b.name!r} has {b.nbytes} bytes in arena {b.arena!r} on rank "
@@ -183,7 +184,7 @@ def _check_moved(plans: Rotated, written: set[Key]) -> None:
             )
         ):
             raise refuse(
-                f"tensor {tensor.name!r} has another offset on each rank, but is in arena "
+                f"tensor {tensor.name!r} has an offset that differs between ranks, but is in arena "
                 f"{own.arena!r} of rank {own.rank}; expected local parameters that no task writes"
             )
         for there in plans.everywhere(tensor):
@@ -226,13 +227,13 @@ def _check_names(plan: Plan) -> None:
             )
     local = [b for b in plan.buffers if b.rank == plan.rank and b.arena == "symmetric"]
     signalled = [c for c in plan.counters if c.rank == plan.rank and c.system]
-    for what, names in (
+    for entries, names in (
         ("buffers", [b.name for b in local]),
         ("counters", [c.name for c in signalled]),
     ):
         if len(set(names)) < len(names):
             raise refuse(
-                f"two {what} of rank {plan.rank} that peers use have the same name; peers look "
+                f"two {entries} of rank {plan.rank} that peers use have the same name; peers look "
                 "them up by name, so names must differ"
             )
 
@@ -302,11 +303,11 @@ def _check_lists(rank_set: RankSet, plan: Plan) -> None:
                     f"op {plan.ops[op].name!r} has tasks in the phases "
                     f"{plan.phases[phase_of[op]].name!r} and {phase.name!r}, expected one phase"
                 )
-    for what in ("processor_ranges", "contexts"):
-        asked = plan.meta.get(what)
+    for table in ("processor_ranges", "contexts"):
+        asked = plan.meta.get(table)
         if asked is not None and len(asked) != len(plan.ops):
             raise refuse(
-                f"{what} has {len(asked)} entries, expected one for each of {len(plan.ops)} ops"
+                f"{table} has {len(asked)} entries, expected one for each of {len(plan.ops)} ops"
             )
 
 

@@ -59,11 +59,11 @@ def symmetry_of(plans: Sequence[Plan]) -> Symmetry:
 
 def _rotations(world: int) -> list[Renaming]:
     """By size of the blocks of neighbouring ranks: blocks move on, and ranks within each."""
-    found = []
+    rotations = []
     for size in (s for s in range(1, world) if world % s == 0):
-        found.append(tuple((q + size) % world for q in range(world)))
-        found.append(tuple(q - q % size + (q + 1) % size for q in range(world)))
-    return [r for r in dict.fromkeys(found) if r != tuple(range(world))]
+        rotations.append(tuple((q + size) % world for q in range(world)))
+        rotations.append(tuple(q - q % size + (q + 1) % size for q in range(world)))
+    return [r for r in dict.fromkeys(rotations) if r != tuple(range(world))]
 
 
 def _orbits(world: int, generators: Sequence[Renaming]) -> Symmetry:
@@ -154,12 +154,12 @@ def _named(plans: Sequence[Plan]) -> list[tuple[np.ndarray, np.ndarray]] | None:
         for p in plans
     ]
     counters = [{c.name: c.id for c in p.counters if c.rank == p.rank and c.system} for p in plans]
-    found = []
+    pairs = []
     for plan, pair in zip(plans, tables, strict=True):
         owners, numbers = [], []
         for rows, names in zip(pair, (buffers, counters), strict=True):
             for rank, number, name in rows:
                 owners.append(rank)
                 numbers.append(number if rank == plan.rank else names[rank].get(name, -1))
-        found.append((np.array(owners, np.int64), np.array(numbers, np.int64)))
-    return found
+        pairs.append((np.array(owners, np.int64), np.array(numbers, np.int64)))
+    return pairs

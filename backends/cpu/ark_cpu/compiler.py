@@ -72,7 +72,7 @@ class CpuCompiler:
 
     def compile(self, source: Source, target: Target) -> Binary:
         options = ("-shared", "-march=native", *flags())
-        data, said = native.shared_library(
+        data, log = native.shared_library(
             self._command(), {"loop.cpp": source.text}, options, "the loop kernel"
         )
-        return Binary(data, ".so", said)
+        return Binary(data, ".so", log)

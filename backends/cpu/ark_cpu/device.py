@@ -133,7 +133,7 @@ class CpuDevice:
 
     def __init__(self, index: int) -> None:
         if index != 0:
-            raise SystemError(f"there is no CPU device {index}; the only one is 0")
+            raise SystemError(f"CPU device {index} does not exist; the only one is 0")
         self.machine = machines.model(machines.cores(), memory_bytes())
         self.arch = self.machine.arch
         self.dlpack = (1, 0)
@@ -146,7 +146,7 @@ class CpuDevice:
         free = available_bytes()
         if free and size > free:
             raise SystemError(
-                f"{size / 1e6:.0f} MB of memory were asked for, but only {free / 1e6:.0f} MB are "
+                f"{size / 1e6:.0f} MB of memory are needed, but only {free / 1e6:.0f} MB are "
                 "free; use a smaller model or context, or free memory"
             )
         try:

@@ -30,12 +30,12 @@ def probe() -> Probe:
         0, f"{_name()} ({machines.cores()} cores)", machines.host_arch(), memory_bytes()
     )
     try:
-        found = find_compiler()
+        compiler = find_compiler()
     except SystemError as error:
         return Probe(reason=str(error), remedy="set CXX to a C++ compiler, or unset it")
-    if found is None:
+    if compiler is None:
         return Probe(
             reason="there is no C++ compiler and no ziglang package",
             remedy="pip install 'ark-gpu[cpu]'",
         )
-    return Probe(devices=(device,), versions={"compiler": " ".join(found)})
+    return Probe(devices=(device,), versions={"compiler": " ".join(compiler)})

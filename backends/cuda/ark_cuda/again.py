@@ -45,11 +45,11 @@ class CudaAgain(CudaLaunch):
         if module is None:
             return None
         library = ctypes.CDLL("libcuda.so.1")
-        found = [ctypes.cast(getattr(library, f), ctypes.c_void_p).value for f in FUNCTIONS]
+        functions = [ctypes.cast(getattr(library, f), ctypes.c_void_p).value for f in FUNCTIONS]
         function, *grid = self._given
         words = (self._events.context, function, self._end, self._address, *grid)
-        made: Callable[[int], int] = module.launcher(*found, *(int(w) for w in words))
-        return made
+        launcher: Callable[[int], int] = module.launcher(*functions, *(int(w) for w in words))
+        return launcher
 
     def __call__(self, stream: int) -> None:
         if stream == self._stream and self._quick is not None:

@@ -21,7 +21,7 @@ def check_alignment(elf: bytes, entry: str) -> str:
     try:
         shared = _sections(elf).get(f".nv.shared.{entry}")
     except (struct.error, ValueError, IndexError) as error:
-        return f"what the compiler made is not a readable ELF file ({error})"
+        return f"the compiler's output is not a readable ELF file ({error})"
     if shared is None:
         return ""
     size, alignment = shared

@@ -19,8 +19,8 @@ def tensor_map(box: BoxMap, address: int) -> bytes:
     """
     if address % 16:
         raise SystemError(
-            f"a matrix of {box.dims[0]} columns lies at an address that is no multiple of 16, "
-            "which its copies need; copy the tensor, or plan with the variant 'block'"
+            f"a matrix of {box.dims[0]} columns is not aligned to 16 bytes, as tensor-map copies "
+            "require; copy the tensor, or plan with the variant 'block'"
         )
     kinds = cu.CUtensorMapDataType
     kind = {
@@ -53,8 +53,8 @@ def tensor_map(box: BoxMap, address: int) -> bytes:
     )
     if box.steps:
         corners = list(box.lower), list(box.upper)
-        code, made = cu.cuTensorMapEncodeIm2col(*seen, *corners, *sizes, steps, *form)
+        code, encoded = cu.cuTensorMapEncodeIm2col(*seen, *corners, *sizes, steps, *form)
     else:
-        code, made = cu.cuTensorMapEncodeTiled(*seen, sizes, steps, *form)
+        code, encoded = cu.cuTensorMapEncodeTiled(*seen, sizes, steps, *form)
     check((code,), f"mapping a matrix of {box.dims} elements with rows of {box.strides} bytes")
-    return struct_bytes(made, MAP_BYTES)
+    return struct_bytes(encoded, MAP_BYTES)

@@ -59,7 +59,7 @@ class NvrtcCompiler:
         core = _core()
         if not re.fullmatch(r"sm_\d{2,3}[af]?", target.arch):
             raise SystemError(
-                f"{target.arch!r} is no architecture of an NVIDIA GPU; it is spelt like sm_90a"
+                f"{target.arch!r} is not an NVIDIA GPU architecture; expected a name such as sm_90a"
             )
         separate = source.parts > 0 and _linker() is not None
         options = core.ProgramOptions(
@@ -75,27 +75,25 @@ class NvrtcCompiler:
         )
 
         def compiled(text: str) -> tuple[Any, str]:
-            said = io.StringIO()
+            log = io.StringIO()
             try:
-                return core.Program(text, "c++", options).compile(
-                    "cubin", logs=said
-                ), said.getvalue()
+                return core.Program(text, "c++", options).compile("cubin", logs=log), log.getvalue()
             except Exception as error:  # cuda.core raises its own types, the log in the message
                 raise SystemError(
                     f"NVRTC cannot compile the loop kernel for {target.arch}: {error}\n"
-                    f"{said.getvalue()}"
+                    f"{log.getvalue()}"
                 ) from error
 
         several = range(source.parts) if separate and source.parts > 1 else ()
         texts = [f"#define ARK_PART {n}\n{source.text}" for n in several] or [source.text]
         with ThreadPoolExecutor(len(texts), "ark-part") as pool:
-            made, logs = zip(*pool.map(compiled, texts), strict=True)
+            objects, logs = zip(*pool.map(compiled, texts), strict=True)
         log = "".join(logs)
         if not separate:
-            return _checked(Binary(bytes(made[0].code), ".cubin", log), source)
+            return _checked(Binary(bytes(objects[0].code), ".cubin", log), source)
         try:
             options = core.LinkerOptions(arch=target.arch, verbose=True)
-            linker = core.Linker(*made, options=options)
+            linker = core.Linker(*objects, options=options)
             linked = linker.link("cubin")
         except Exception as error:
             raise SystemError(
@@ -134,10 +132,12 @@ def _exact(library: Path) -> str:
     """The name of a library, with the version of the package that installed it, or its place."""
     name, package = LIBRARIES[next(s for s in LIBRARIES if library.name.startswith(s))]
     with contextlib.suppress(metadata.PackageNotFoundError):
-        found = metadata.distribution(package)
-        places = [Path(str(found.locate_file(f))).resolve() for f in found.files or ()]
+        distribution = metadata.distribution(package)
+        places = [
+            Path(str(distribution.locate_file(f))).resolve() for f in distribution.files or ()
+        ]
         if library.resolve() in places:
-            return f"{name} {found.version}"
+            return f"{name} {distribution.version}"
     return f"{name} of {library}"
 
 
@@ -187,7 +187,7 @@ def _linker() -> tuple[int, int] | None:
     try:
         from cuda.bindings import nvjitlink
 
-        found = nvjitlink.version()
+        version = nvjitlink.version()
     except Exception:  # missing package and missing library have types of their own
         return None
-    return found if found >= _version() else None
+    return version if version >= _version() else None

@@ -38,12 +38,14 @@ class CudaDevice:
     arch: str
 
     def __init__(self, index: int) -> None:
-        found = probe.probe()
-        if not found.devices:
-            raise SystemError(f"{found.reason}; {found.remedy}")
-        if index not in [d.index for d in found.devices]:
-            usable = ", ".join(f"{d.index} ({d.name})" for d in found.devices)
-            raise SystemError(f"there is no usable NVIDIA GPU number {index}; there are {usable}")
+        probed = probe.probe()
+        if not probed.devices:
+            raise SystemError(f"{probed.reason}; {probed.remedy}")
+        if index not in [d.index for d in probed.devices]:
+            usable = ", ".join(f"{d.index} ({d.name})" for d in probed.devices)
+            raise SystemError(
+                f"NVIDIA GPU {index} does not exist or is not usable; usable GPUs: {usable}"
+            )
         self._handle = check(cu.cuDeviceGet(index), f"opening GPU {index}")
         self.context = check(cu.cuDevicePrimaryCtxRetain(self._handle), f"opening GPU {index}")
         reported = self._report(index)
@@ -233,9 +235,9 @@ class CudaDevice:
             raise TypeError("again needs what load returned")
         with current(self.context):
             self._admit(program, grid)
-            made = CudaAgain(self._events, program, params, grid)
-        self._launches.add(made)
-        return made
+            relaunch = CudaAgain(self._events, program, params, grid)
+        self._launches.add(relaunch)
+        return relaunch
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:

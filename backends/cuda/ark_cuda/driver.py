@@ -83,8 +83,8 @@ class current:
         self._pushed = False
 
     def __enter__(self) -> None:
-        code, found = cu.cuCtxGetCurrent()
-        if code == cu.CUresult.CUDA_SUCCESS and int(found) == int(self._context):
+        code, context = cu.cuCtxGetCurrent()
+        if code == cu.CUresult.CUDA_SUCCESS and int(context) == int(self._context):
             return
         check(cu.cuCtxPushCurrent(self._context), "entering the device's context")
         self._pushed = True

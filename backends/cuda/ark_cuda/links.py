@@ -26,7 +26,7 @@ def read_links() -> MachineLinks:
         nvml.init_v2()
     except ImportError as error:
         raise SystemError(
-            f"NVML cannot be asked ({error}): cuda-python is not installed, or older than 13.2, "
+            f"NVML cannot be queried ({error}): cuda-python is not installed, or older than 13.2, "
             "which brought it; run `pip install -U 'ark-gpu[cuda]'`."
         ) from error
     except Exception as error:  # the bindings raise types of their own where the driver is absent
@@ -39,7 +39,7 @@ def read_links() -> MachineLinks:
             raise SystemError("NVML finds no GPU.")
         return _read(nvml, devices)
     except nvml.NvmlError as error:
-        raise SystemError(f"NVML cannot tell how the GPUs are linked: {error}.") from error
+        raise SystemError(f"NVML does not report the links between the GPUs: {error}.") from error
     finally:
         nvml.shutdown()
 

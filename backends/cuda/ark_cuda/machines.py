@@ -164,14 +164,14 @@ def _variants(slots: int, in_flight: int, warpgroups: bool) -> tuple[Variant, ..
     moving = Variant("matrix", (Role(COMPUTE, 8, 224), Role(LOAD, 1, 56), Role(MOVE, 3, 56)))
     matrix = (alone, moving) if warpgroups else ()
     ring = {"stages": slots, "stage_bytes": STAGE, "in_flight": in_flight, "row_slice": ROW_SLICE}
-    made = (block(WARPS, 1, **ring),)
+    variants = (block(WARPS, 1, **ring),)
     if slots < ROLE_WARPS:
-        return (*made, *matrix)
+        return (*variants, *matrix)
     # One wide row leaves no room for the last slot; what it waits for is a smaller part of a token.
     wide = _roles(ROLE_WARPS, min(in_flight + 1, 3))
     several = tuple(_roles(warps, in_flight) for warps in SEVERAL_WARPS)
     rows = tuple(_roles(warps, under_way, *ring) for warps, *ring, under_way in ROW_STAGES)
-    return (*made, _roles(ROLE_WARPS + 1, in_flight), wide, *several, *rows, *matrix)
+    return (*variants, _roles(ROLE_WARPS + 1, in_flight), wide, *several, *rows, *matrix)
 
 
 def _roles(warps: int, in_flight: int, stages: int = 0, stage_bytes: int = STAGE) -> Variant:

@@ -91,8 +91,8 @@ def _visible(uuid: bytes) -> Any:
     """The device of that UUID in this process, or None."""
     for index in range(check(cu.cuDeviceGetCount(), "counting GPUs")):
         device = check(cu.cuDeviceGet(index), f"asking for GPU {index}")
-        found = check(cu.cuDeviceGetUuid(device), f"asking for GPU {index}")
-        if struct_bytes(found, _UUID_BYTES) == uuid:
+        identity = check(cu.cuDeviceGetUuid(device), f"asking for GPU {index}")
+        if struct_bytes(identity, _UUID_BYTES) == uuid:
             return device
     return None
 

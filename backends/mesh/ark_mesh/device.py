@@ -33,7 +33,7 @@ class MeshDevice:
 
     def __init__(self, index: int) -> None:
         if index != 0:
-            raise SystemError(f"there is no mesh {index}; the only one is 0")
+            raise SystemError(f"mesh {index} does not exist; the only one is 0")
         self.machine = machines.model(wanted_cores())
         self.arch = self.machine.arch
         self.host = CpuDevice(0)

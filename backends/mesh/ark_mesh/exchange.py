@@ -132,18 +132,18 @@ class Exchange:
 
     def _item_sizes(self) -> dict[int, int]:
         """By buffer, the largest item that all its tensors consist of."""
-        found: dict[int, int] = {}
+        sizes: dict[int, int] = {}
         for tensor in self.plan.tensors:
             size = np.gcd(tensor.itemsize, tensor.first_byte)
-            found[tensor.buffer] = int(np.gcd(found.get(tensor.buffer, 0), size))
-        return found
+            sizes[tensor.buffer] = int(np.gcd(sizes.get(tensor.buffer, 0), size))
+        return sizes
 
     def _coords(self, phase: int) -> dict[int, tuple[tuple[int, ...], ...]]:
-        found: dict[int, list[tuple[int, ...]]] = {}
+        coords: dict[int, list[tuple[int, ...]]] = {}
         for tasks in self.plan.phases[phase].processors:
             for task in tasks:
-                found.setdefault(task.op, []).append(task.coord)
-        return {op: tuple(where) for op, where in found.items()}
+                coords.setdefault(task.op, []).append(task.coord)
+        return {op: tuple(where) for op, where in coords.items()}
 
     def _open(self, op: int, where: tuple[tuple[int, ...], ...]) -> None:
         """Makes room for what is known of the buffers that an op writes."""
@@ -185,7 +185,7 @@ class Exchange:
         self, op: int, where: tuple[tuple[int, ...], ...]
     ) -> dict[tuple[int, ...], list[tuple[int, np.ndarray, bool, bool]]]:
         """By coordinates: (buffer, items, write, append_only) of each access, reads first."""
-        found: dict[tuple[int, ...], list[tuple[int, np.ndarray, bool, bool]]] = {}
+        touched: dict[tuple[int, ...], list[tuple[int, np.ndarray, bool, bool]]] = {}
         boxes_of = self._templates.boxes(self._signatures[op], where)
         for boxes in sorted(boxes_of, key=lambda b: b.write):
             tensor = self.plan.tensors[self.plan.ops[op].operands[boxes.operand]]
@@ -193,8 +193,8 @@ class Exchange:
             places = [_places(tensor, boxes, row, size) for row in range(len(boxes.lo))]
             for task, row in zip(boxes.tasks.tolist(), boxes.box.tolist(), strict=True):
                 access = (tensor.buffer, places[row], boxes.write, boxes.append_only)
-                found.setdefault(where[task], []).append(access)
-        return found
+                touched.setdefault(where[task], []).append(access)
+        return touched
 
     def _need(
         self, core: int, buffer: int, at: np.ndarray, write: bool, append_only: bool
@@ -212,19 +212,19 @@ class Exchange:
             first = first if append_only else int(max(first, items.late[at].max()))
         source = items.source[at]
         missing = (source != HOST) & (items.holders[at] & _bit(core) == 0)
-        found: list[Message] = []
+        messages: list[Message] = []
         if missing.any():
             first = max(first, int(items.wrote[at][missing].max()) + 1)
             for origin in np.unique(source[missing]).tolist():
                 sent = self._piece(origin, buffer, at[missing & (source == origin)])
-                found.append(Message(sent, core))
+                messages.append(Message(sent, core))
         if not append_only:
             for origin in _cores(items.appended[at] & ~_bit(core)):
                 from_it = items.appended[at] & _bit(origin) != 0
                 first = max(first, int(items.late[at][from_it].max()) + 1)
                 sent = self._piece(origin, buffer, at[from_it])
-                found.append(Message(sent, core, changed=True))
-        return first, found
+                messages.append(Message(sent, core, changed=True))
+        return first, messages
 
     def _note(
         self, core: int, step: int, buffer: int, at: np.ndarray, write: bool, append_only: bool

@@ -94,10 +94,10 @@ class MeshExecutor(PlanMemory):
         opcode = self.program.emitted.opcode
         self._tables = [self.cores.tables(core, opcode) for core in range(count)]
         self._core_params = np.zeros(count, layout.dtype("ArkParams"))
-        for core, made in enumerate(self._tables):
+        for core, tables in enumerate(self._tables):
             own = self._core_params[core : core + 1]
             for name in ("tasks", "counter_ops", "fetches", "growths", "ranges"):
-                own[name] = getattr(made, name).ctypes.data
+                own[name] = getattr(tables, name).ctypes.data
             own["control"] = self._controls[core:].ctypes.data
             own["host"] = self._hosts[core:].ctypes.data
             own["processors"] = 1
@@ -110,15 +110,15 @@ class MeshExecutor(PlanMemory):
         """What does not depend on where the host's memory is."""
         phases = self.exchange.phases
         every = [messages for steps in phases for messages in steps.exchanges]
-        made = [self.cores.messages(messages) for messages in every]
+        records = [self.cores.messages(messages) for messages in every]
         self._counts = np.zeros(2, np.uint64)
         self._set("counts", self._counts)
         self._set("cores", self._core_params)
         self._set("steps", np.array([len(steps.exchanges) for steps in phases], np.uint32))
         self._set("tasks", self.cores.bounds())
-        self._set("exchanges", _ends(made))
-        self._set("messages", np.concatenate(made))
-        largest = max(int(each["bytes"].sum()) for each in made)
+        self._set("exchanges", _ends(records))
+        self._set("messages", np.concatenate(records))
+        largest = max(int(each["bytes"].sum()) for each in records)
         self._set("staging", np.zeros(max(1, largest), np.uint8))
         copies = self.cores.transfers(self.exchange.shared, None, out=True)
         self._set("copies", copies)
@@ -138,9 +138,9 @@ class MeshExecutor(PlanMemory):
         written = [steps.written for steps in self.exchange.phases]
         posts = [[piece for piece in each if piece.buffer in mapped] for each in written]
         for name, ends, pieces in (("outputs", "ends", written), ("posts", "post_ends", posts)):
-            made = [self.cores.transfers(each, own, out=True) for each in pieces]
-            self._set(name, np.concatenate(made))
-            self._set(ends, _ends(made))
+            transfers = [self.cores.transfers(each, own, out=True) for each in pieces]
+            self._set(name, np.concatenate(transfers))
+            self._set(ends, _ends(transfers))
 
     def _set(self, name: str, array: np.ndarray) -> None:
         self._arrays[name] = array
@@ -161,7 +161,9 @@ class MeshExecutor(PlanMemory):
     def resume(self, iterations: int = 1, stream: int | None = None) -> Run:
         """Runs so many iterations more, counted on from the launch before; see Executor.resume."""
         if len(self.plan.phases) != 1:
-            raise InvalidUsageError("a launch of several phases cannot go on from the one before")
+            raise InvalidUsageError(
+                "a launch of several phases cannot continue from the previous one"
+            )
         self._check_idle()
         first = self._resumed or 0
         self._resumed = first + iterations
@@ -170,7 +172,7 @@ class MeshExecutor(PlanMemory):
     def _check_idle(self) -> None:
         if self.latest is not None and self.latest.running():
             raise InvalidUsageError(
-                "the launch before is still running; wait for its end or stop it (Run.stop)"
+                "the previous launch is still running; wait for its end or stop it (Run.stop)"
             )
 
     def _launch(self, first: int, ends: list[int], persistent: bool) -> Run:
@@ -195,8 +197,8 @@ class MeshExecutor(PlanMemory):
         return self.latest
 
     def _explain(self, record: Any) -> str:
-        made = self._tables[int(record["error_processor"])]
-        return explain(self.plan, made, record, [], self._phase_ends, {})
+        tables = self._tables[int(record["error_processor"])]
+        return explain(self.plan, tables, record, [], self._phase_ends, {})
 
     def end(self) -> int:
         """How many iterations the last launch was to run; see Executor.end."""
@@ -243,8 +245,8 @@ def _check(plan: Plan, trace_records: int) -> None:
     """UnsupportedError for what a mesh of private memories does not have."""
     if plan.world_size > 1:
         raise UnsupportedError(
-            f"the plan is for {plan.world_size} ranks; the backend 'mesh' runs one. Its cores "
-            "exchange messages among themselves; use another backend for several ranks"
+            f"the plan is for {plan.world_size} ranks; the backend 'mesh' runs one. Use another "
+            "backend for several ranks"
         )
     if trace_records:
         raise UnsupportedError(
@@ -256,5 +258,5 @@ def _check(plan: Plan, trace_records: int) -> None:
         raise UnsupportedError(
             "the backend 'mesh' has no memory that cores share, which the plan needs for "
             + ", ".join([*kinds, *(f"the packets {name!r}" for name in packets[:3])])
-            + "; make the plan for a machine mesh-N"
+            + "; plan for a machine mesh-N"
         )

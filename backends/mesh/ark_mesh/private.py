@@ -70,15 +70,15 @@ class Cores:
         listed = tables.listed(plan)
         lists = np.zeros(max(1, listed), np.uint64)
         self._lists.append(lists)
-        made = tables.build(
+        built = tables.build(
             plan,
             opcode,
             lambda buffer: self.address(core, buffer),
             lambda counter: 0,
             list_address=lists.ctypes.data,
         )
-        lists[:listed] = made.lists
-        return made
+        lists[:listed] = built.lists
+        return built
 
     def bounds(self) -> np.ndarray:
         """By phase, core and superstep, the number of the first task; and the end of each row."""
@@ -87,19 +87,19 @@ class Cores:
         for steps in self.exchange.phases:
             for core, own in enumerate(steps.tasks):
                 places = np.sort(np.array([step for step, _ in own], np.int64))
-                found = np.searchsorted(places, np.arange(len(steps.exchanges) + 1))
-                rows.append(begun[core] + found)
+                bounds = np.searchsorted(places, np.arange(len(steps.exchanges) + 1))
+                rows.append(begun[core] + bounds)
                 begun[core] += len(own)
         return np.concatenate(rows).astype(np.uint32)
 
-    def messages(self, found: Sequence[Message]) -> np.ndarray:
+    def messages(self, messages: Sequence[Message]) -> np.ndarray:
         """Messages between cores, in the entry point's form."""
-        made = [np.zeros(0, MESSAGE)]
-        for m in found:
+        records = [np.zeros(0, MESSAGE)]
+        for m in messages:
             target = self.address(m.target, m.piece.buffer)
-            made.append(self._moves(m.piece, target, out=True))
-            made[-1]["changed"] = m.changed
-        return np.concatenate(made)
+            records.append(self._moves(m.piece, target, out=True))
+            records[-1]["changed"] = m.changed
+        return np.concatenate(records)
 
     def transfers(
         self, pieces: Sequence[Piece], host: Mapping[int, int] | None, out: bool
@@ -107,20 +107,20 @@ class Cores:
         """Messages between cores and the host's memory, whose addresses by buffer are given; with
         none, from a core to what it remembers.
         """
-        made = [np.zeros(0, MESSAGE)]
+        records = [np.zeros(0, MESSAGE)]
         for piece in pieces:
             own = self.address(piece.core, piece.buffer)
             other = own + self.remembered if host is None else host[piece.buffer]
-            made.append(self._moves(piece, other, out))
-        return np.concatenate(made)
+            records.append(self._moves(piece, other, out))
+        return np.concatenate(records)
 
     def _moves(self, piece: Piece, other: int, out: bool) -> np.ndarray:
         """Between a core and a buffer that begins at an address."""
-        made = np.zeros(len(piece.begin), MESSAGE)
-        made["from" if out else "to"] = self.address(piece.core, piece.buffer) + piece.begin
-        made["to" if out else "from"] = other + piece.begin
-        made["bytes"] = piece.end - piece.begin
-        return made
+        records = np.zeros(len(piece.begin), MESSAGE)
+        records["from" if out else "to"] = self.address(piece.core, piece.buffer) + piece.begin
+        records["to" if out else "from"] = other + piece.begin
+        records["bytes"] = piece.end - piece.begin
+        return records
 
     def initial(self) -> list[Piece]:
         """What cores hold before the first iteration."""

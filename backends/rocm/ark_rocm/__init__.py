@@ -70,14 +70,14 @@ class RocmBackend:
         """See ark.backend.protocol.InspectedBackend; the emulator's lint reads the assembly."""
         reader = _emulator("lint.matrix_loop")
         text = assembly(source, Target(arch, 0))
-        found: LoopFigures = reader.matrix_loop(text, arch, "ark_loop")
-        return found
+        figures: LoopFigures = reader.matrix_loop(text, arch, "ark_loop")
+        return figures
 
     def counting(self, arch: str) -> AbstractContextManager[Callable[[], tuple[int, int]] | None]:
         """See ark.backend.protocol.InspectedBackend; the emulator's timing model counts."""
-        found: AbstractContextManager[Callable[[], tuple[int, int]] | None]
-        found = _emulator("profile").counting(arch)
-        return found
+        counters: AbstractContextManager[Callable[[], tuple[int, int]] | None]
+        counters = _emulator("profile").counting(arch)
+        return counters
 
 
 def _emulator(name: str) -> ModuleType:

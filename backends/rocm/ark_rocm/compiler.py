@@ -105,8 +105,8 @@ def _has_ziglang() -> bool:
 def _ziglang() -> str:
     if not _has_ziglang():
         raise SystemError(
-            "there is no compiler for AMD GPUs here: neither ROCm's hiprtc library nor the package "
-            f"ziglang, whose clang would do; install it with `{driver.INSTALL}`"
+            "no compiler for AMD GPUs was found: neither ROCm's hiprtc library nor the package "
+            f"ziglang, which contains clang; install it with `{driver.INSTALL}`"
         )
     return metadata.version("ziglang")
 
@@ -114,9 +114,9 @@ def _ziglang() -> str:
 def _with_clang(source: Source, target: Target) -> Binary:
     with tempfile.TemporaryDirectory(prefix="ark-") as name:
         folder = Path(name)
-        made = _generated(source, target, folder, _TO_OBJECT)
-        said = _zig(folder, ["ld.lld", "-shared", made.name, "-o", "loop.hsaco"])
-        return Binary((folder / "loop.hsaco").read_bytes(), ".hsaco", said)
+        object_file = _generated(source, target, folder, _TO_OBJECT)
+        output = _zig(folder, ["ld.lld", "-shared", object_file.name, "-o", "loop.hsaco"])
+        return Binary((folder / "loop.hsaco").read_bytes(), ".hsaco", output)
 
 
 def _generated(source: Source, target: Target, folder: Path, words: tuple[str, ...]) -> Path:
@@ -150,8 +150,8 @@ def _zig(folder: Path, arguments: list[str]) -> str:
     return done.stderr
 
 
-def _rejected(tool: str, said: str) -> SystemError:
-    lines = said.strip().splitlines()
+def _rejected(tool: str, output: str) -> SystemError:
+    lines = output.strip().splitlines()
     first = next((i for i, line in enumerate(lines) if "error" in line), 0)
     shown = "\n".join(lines[first : first + _LOG_LINES])
     return SystemError(
@@ -177,13 +177,13 @@ def _with_hiprtc(source: Source, target: Target) -> Binary:
         encoded = [option.encode() for option in options]
         result = rtc.hiprtcCompileProgram(program, len(encoded), encoded)
         code = result[0] if isinstance(result, tuple) else result
-        said = _log(rtc, program)
+        output = _log(rtc, program)
         if int(code) != 0:
-            raise _rejected("hiprtc", said)
+            raise _rejected("hiprtc", output)
         size = int(driver.call("hiprtcGetCodeSize", rtc.hiprtcGetCodeSize, program))
         data = bytearray(size)
         driver.call("hiprtcGetCode", rtc.hiprtcGetCode, program, data)
-        return Binary(bytes(data), ".hsaco", said)
+        return Binary(bytes(data), ".hsaco", output)
     finally:
         rtc.hiprtcDestroyProgram(_reference(program))
 

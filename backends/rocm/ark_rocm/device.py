@@ -32,16 +32,16 @@ class Device:
     fed: MemoryKind = "symmetric"
 
     def __init__(self, index: int) -> None:
-        found = probe()
-        if not 0 <= index < len(found.devices):
-            reason = found.reason or f"there are {len(found.devices)} AMD GPUs"
+        probed = probe()
+        if not 0 <= index < len(probed.devices):
+            reason = probed.reason or f"there are {len(probed.devices)} AMD GPUs"
             raise SystemError(
-                f"AMD GPU {index} cannot be opened: {reason}; {found.remedy or 'name another one'}"
+                f"AMD GPU {index} cannot be opened: {reason}; {probed.remedy or 'name another one'}"
             )
         self.index = index
         self._hip = driver.module()
         self._select()
-        info = found.devices[index]
+        info = probed.devices[index]
         self.arch = info.arch
         self.dlpack = (10, index)
         properties = device_properties(self._hip, index)
@@ -52,7 +52,7 @@ class Device:
             int(properties.multiProcessorCount),
             int(properties.sharedMemPerBlock),
             info.memory_bytes,
-            peer_stores=not links.modifying(self._hip, index, self.arch, len(found.devices)),
+            peer_stores=not links.modifying(self._hip, index, self.arch, len(probed.devices)),
         )
         self._loop_stream = self._stream()
         self._copy_stream = self._stream()
@@ -81,7 +81,7 @@ class Device:
         if int(result[0]) != 0:
             if "OutOfMemory" in getattr(result[0], "name", "OutOfMemory"):
                 raise SystemError(
-                    f"{nbytes} bytes of {kind} memory were asked for, but AMD GPU {self.index} has "
+                    f"{nbytes} bytes of {kind} memory are needed, but AMD GPU {self.index} has "
                     f"{self.free_bytes()} bytes free; use a smaller model, context or batch, or "
                     f"end other programs on this GPU"
                 )

@@ -85,9 +85,10 @@ def call(name: str, function: Any, *args: Any, doing: str = "") -> Any:
     try:
         result = function(*args)
     except RuntimeError as error:
-        what = "was not found" if "dlopen" in str(error) else f"cannot be used ({error})"
+        fault = "was not found" if "dlopen" in str(error) else f"cannot be used ({error})"
         raise SystemError(
-            f"ROCm's library libamdhip64.so {what}; install ROCm and the amdgpu driver, or put the "
+            f"ROCm's library libamdhip64.so {fault}; install ROCm and the amdgpu driver, or put "
+            "the "
             f"folder of its libraries (/opt/rocm/lib) on LD_LIBRARY_PATH"
         ) from error
     values = result if isinstance(result, tuple) else (result,)

@@ -90,7 +90,7 @@ def gpu_id(location: tuple[int, int, int], nodes: Path = NODES) -> int:
     are there: a GPU that is partitioned has several nodes at one place.
     """
     domain, bus, device = location
-    found = []
+    matching = []
     for node in sorted(nodes.glob("*")):
         with contextlib.suppress(OSError, ValueError):
             words = dict(
@@ -99,12 +99,12 @@ def gpu_id(location: tuple[int, int, int], nodes: Path = NODES) -> int:
             at = int(words.get("domain", 0)), int(words["location_id"]) & ~7
             number = int((node / "gpu_id").read_text())
             if number and at == (domain, bus << 8 | device << 3):
-                found.append(number)
-    if len(found) != 1:
+                matching.append(number)
+    if len(matching) != 1:
         raise SystemError(
-            f"{nodes} has {len(found)} GPUs at PCI {domain:04x}:{bus:02x}:{device:02x}, not one"
+            f"{nodes} has {len(matching)} GPUs at PCI {domain:04x}:{bus:02x}:{device:02x}, not one"
         )
-    return found[0]
+    return matching[0]
 
 
 Ioctl = Callable[[int, ctypes.Structure], object]

@@ -21,9 +21,11 @@ def create(hip: Any, index: int, slots: int) -> Queue:
     """A queue of device `index` with room for so many requests. SystemError with the reason."""
     ring_bytes = max(slots * REQUEST_BYTES, kfd.PAGE)
     emulator = sys.modules.get("ark_rocm_emulator")
-    made: Any
+    queue: Any
     if emulator is not None and emulator.active():
-        made = importlib.import_module("ark_rocm_emulator.sdma").SdmaQueue.create(index, ring_bytes)
+        queue = importlib.import_module("ark_rocm_emulator.sdma").SdmaQueue.create(
+            index, ring_bytes
+        )
     else:
         properties = device_properties(hip, index)
         place = (properties.pciDomainID, properties.pciBusID, properties.pciDeviceID)
@@ -31,12 +33,13 @@ def create(hip: Any, index: int, slots: int) -> Queue:
         if not _descriptors:
             _descriptors.append(kfd.open_driver())
         try:
-            made = kfd.KfdQueue.create(kfd.driver_ioctl(_descriptors[0]), gpu, ring_bytes)
+            queue = kfd.KfdQueue.create(kfd.driver_ioctl(_descriptors[0]), gpu, ring_bytes)
         except OSError as error:
             raise SystemError(
-                f"the driver made no queue of AMD GPU {index}'s SDMA engines ({error.strerror})"
+                f"the driver could not create a queue of AMD GPU {index}'s SDMA engines "
+                f"({error.strerror})"
             ) from error
-    return Queue(made.ring, made.write_pointer, made.doorbell, made)
+    return Queue(queue.ring, queue.write_pointer, queue.doorbell, queue)
 
 
 def destroy(queue: Queue) -> None:

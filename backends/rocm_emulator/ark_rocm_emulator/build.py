@@ -85,9 +85,9 @@ def compiler() -> tuple[str, ...]:
     if named:
         return tuple(shlex.split(named))
     for name in ("c++", "g++", "clang++"):
-        found = shutil.which(name)
-        if found:
-            return (found,)
+        path = shutil.which(name)
+        if path:
+            return (path,)
     try:
         import ziglang
     except ImportError:
@@ -114,22 +114,22 @@ def _processor() -> str:
     return platform.machine() + "".join(sorted({x for x in lines if x.startswith(wanted)}))
 
 
-def _run(command: Sequence[str], what: str) -> None:
+def _run(command: Sequence[str], step: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise SystemError(
-            f"Building the ROCm emulator failed at {what} (exit code {done.returncode}). "
+            f"Building the ROCm emulator failed at {step} (exit code {done.returncode}). "
             f"Expected a compiler for C++20; set CXX to choose another.\n{done.stderr.strip()}"
         )
 
 
-def _place(command: Sequence[str], target: Path, what: str) -> Path:
+def _place(command: Sequence[str], target: Path, step: str) -> Path:
     """Run `command` with an output path appended; move the output to `target` in one step."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".making-") as folder:
-        made = Path(folder) / target.name
-        _run([*command, "-o", str(made)], what)
-        os.replace(made, target)
+        built = Path(folder) / target.name
+        _run([*command, "-o", str(built)], step)
+        os.replace(built, target)
     return target
 
 
@@ -145,16 +145,16 @@ def _one_at_a_time(file_name: str) -> Iterator[None]:
     """
     folder = cache_folder()
     folder.mkdir(parents=True, exist_ok=True)
-    began, told = time.monotonic(), False
+    began, reported = time.monotonic(), False
     with (folder / "lock").open("w") as file:
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                if not told and time.monotonic() - began > 2:
+                if not reported and time.monotonic() - began > 2:
                     _say(f"waiting for another process that builds in {folder}, for {file_name}")
-                    told = True
+                    reported = True
                 time.sleep(0.05)
         yield
 
@@ -167,7 +167,7 @@ _TEXT = re.compile(
 
 def _code_of(file: Path) -> bytes:
     """What the compiler sees of a source: without comments, and the room that they take."""
-    text = _TEXT.sub(lambda found: found[1] or " ", file.read_text())
+    text = _TEXT.sub(lambda match: match[1] or " ", file.read_text())
     return "\n".join(line.rstrip() for line in text.splitlines() if line.strip()).encode()
 
 
@@ -182,28 +182,28 @@ def _parsed_once(sources: int, flags: Sequence[str]) -> Iterator[tuple[str, ...]
         header = Path(folder) / _PRECOMPILED.name
         header.write_text(f'#include "{_PRECOMPILED}"\n')
         words = [*compiler(), *flags, "-O2", "-x", "c++-header", str(header)]
-        made = (
+        options = (
             sources >= _WORTH_PRECOMPILING
             and not subprocess.run(
                 [*words, "-o", f"{header}.gch"], capture_output=True, check=False
             ).returncode
         )
-        yield ("-include", str(header)) if made else ()
+        yield ("-include", str(header)) if options else ()
 
 
 def _headers_of(source: Path, folders: Sequence[Path]) -> list[Path]:
     """The headers of this package that `source` includes, and those that they include, sorted."""
-    found: set[Path] = set()
+    headers: set[Path] = set()
     waiting = [source]
     while waiting:
         file = waiting.pop()
         for name in re.findall(r'^#include "(.+)"', file.read_text(), re.MULTILINE):
             for folder in (file.parent, *folders):
                 header = folder / name
-                if header.exists() and header not in found:
-                    found.add(header)
+                if header.exists() and header not in headers:
+                    headers.add(header)
                     waiting.append(header)
-    return sorted(found)
+    return sorted(headers)
 
 
 def shared_library(

@@ -72,16 +72,16 @@ def toolchain() -> Toolchain:
     return Toolchain((zig, "clang"), (zig, "ld.lld"))
 
 
-def _run(command: Sequence[str], what: str) -> str:
+def _run(command: Sequence[str], step: str) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:
         raise SystemError(
-            f"{what} failed: {command[0]} cannot be started ({error.strerror}). Expected "
+            f"{step} failed: {command[0]} cannot be started ({error.strerror}). Expected "
             f"ARK_ROCM_CLANG and ARK_ROCM_LLD to name programs; unset both for the `ziglang` wheel."
         ) from error
     if done.returncode != 0:
-        raise CompileError(f"{what} failed (exit code {done.returncode}):\n{done.stderr.strip()}")
+        raise CompileError(f"{step} failed (exit code {done.returncode}):\n{done.stderr.strip()}")
     return done.stderr
 
 
@@ -109,8 +109,8 @@ def to_assembly(
     """
     with tempfile.TemporaryDirectory(prefix="ark-hip-") as folder:
         first = ("-include", str(PRELUDE)) if prelude else ()
-        text, said = _generated(Path(folder), source, arch, (*first, *options), headers)
-        return text.read_text(), said
+        text, log = _generated(Path(folder), source, arch, (*first, *options), headers)
+        return text.read_text(), log
 
 
 def _generated(
@@ -128,11 +128,11 @@ def _generated(
         header.parent.mkdir(parents=True, exist_ok=True)
         header.write_text(content)
     files = (f"-I{folder}", "-S", str(program), "-o", str(out))
-    said = _run(
+    log = _run(
         [*toolchain().clang, *_HIP_FLAGS, f"--offload-arch={arch}", *options, *files],
         f"compiling HIP for {arch}",
     )
-    return out, said
+    return out, log
 
 
 def assemble(assembly: str, arch: str, options: Sequence[str] = ()) -> bytes:
@@ -178,8 +178,8 @@ def to_code(
     with tempfile.TemporaryDirectory(prefix="ark-hip-") as name:
         folder = Path(name)
         words = ("-include", str(PRELUDE), *options, *_TO_OBJECT)
-        part, said = _generated(folder, source, arch, words, headers)
-        return _linked(part, folder / "kernel.hsaco", arch), said
+        part, log = _generated(folder, source, arch, words, headers)
+        return _linked(part, folder / "kernel.hsaco", arch), log
 
 
 def compile_hip(source: str, arch: str, options: Sequence[str] = ("-O3",)) -> bytes:

@@ -105,11 +105,11 @@ def parse_request(request: str) -> tuple[str, int] | None:
     """
     if not request.startswith(_PREFIX):
         return None
-    found = re.fullmatch(r"emulated:(\w+)(?:,(\d+))?", request)
-    arch, count = (found[1], int(found[2] or 1)) if found else ("", 0)
+    match = re.fullmatch(r"emulated:(\w+)(?:,(\d+))?", request)
+    arch, count = (match[1], int(match[2] or 1)) if match else ("", 0)
     if arch not in (*TARGETS, *TIMED) or not 1 <= count <= 64:
         raise InvalidUsageError(
-            f"{VARIABLE}={request} names no device that can be emulated. Expected "
+            f"{VARIABLE}={request} is not a device that can be emulated. Expected "
             f"emulated:<arch>[,<count>] with arch one of {', '.join(TARGETS)}, or one of "
             f"{', '.join(TIMED)} (times are predicted), and 1 to 64 devices."
         )
@@ -190,8 +190,8 @@ def _lead_hip_python_to(path: Path) -> None:
             os.environ["ROCM_PATH"] = before
     if int(error) != 0 or "emulated" not in str(name):
         raise SystemError(
-            "hip-python uses another ROCm runtime in this process, so that an emulated device "
-            "cannot be put under it. Expected to come before its first call and before any "
+            "hip-python uses another ROCm runtime in this process, so an emulated device cannot "
+            "replace it. Expected to come before its first call and before any "
             "installed ROCm. Call ark_rocm_emulator.activate() first, in a fresh process."
         )
 
@@ -231,7 +231,7 @@ def activate(request: str | None = None) -> Activation | None:
         What is emulated now (activating twice changes nothing), or None if nothing was asked for.
 
     Raises:
-        InvalidUsageError: the request names no device that can be emulated.
+        InvalidUsageError: the request is not a device that can be emulated.
         SystemError: no compiler, or hip-python already talks to another runtime.
     """
     global _active
@@ -318,11 +318,11 @@ def describe() -> str:
 def failures() -> list[Failure]:
     """What the emulator stopped since the devices were made, oldest first."""
     library, _ = _library()
-    found: list[Failure] = []
+    result: list[Failure] = []
     text = ctypes.create_string_buffer(1 << 16)
-    while (kind := library.ark_emulator_failure(len(found), text, len(text))) != -1:
-        found.append(Failure(ErrorKind(kind), text.value.decode()))
-    return found
+    while (kind := library.ark_emulator_failure(len(result), text, len(text))) != -1:
+        result.append(Failure(ErrorKind(kind), text.value.decode()))
+    return result
 
 
 def instructions() -> tuple[int, int]:

@@ -34,11 +34,11 @@ class Spent:
 
 def read(path: Path) -> list[Spent]:
     """The profile that the last launch wrote."""
-    found = []
+    spent = []
     for line in path.read_text().splitlines():
         offset, cycles, shared, conflicts, text = line.split("\t", 4)
-        found.append(Spent(int(offset, 16), int(cycles), int(shared), int(conflicts), text))
-    return found
+        spent.append(Spent(int(offset, 16), int(cycles), int(shared), int(conflicts), text))
+    return spent
 
 
 @contextmanager

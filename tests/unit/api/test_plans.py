@@ -105,7 +105,7 @@ def test_a_script_is_planned_without_a_device(tmp_path: Path) -> None:
         plan_script(str(tmp_path / "none.py"), registry.machine("h100"))
     for damaged in ("x = (", "x\0"):
         path.write_text(damaged)
-        with pytest.raises(ark.InvalidUsageError, match=r"script\.py is no Python script"):
+        with pytest.raises(ark.InvalidUsageError, match=r"script\.py is not a valid Python script"):
             plan_script(str(path), registry.machine("h100"))
 
 
@@ -134,7 +134,7 @@ def test_a_scripts_own_error_has_the_scripts_frames_alone(
         Path("script.py").write_text(text.format(wrong))
         assert main(["plan", "--machine", "cpu-2", "script.py"]) == 2
         err = capfd.readouterr().err
-        assert "ark: script.py ended with an error of its own, " + said in err
+        assert "ark: script.py raised an error of its own, " + said in err
         places = [line.split(", in ")[0] for line in err.splitlines() if line.startswith("  File")]
         assert places == ['  File "script.py", line 8', '  File "script.py", line 5']
     Path("script.py").write_text("import ark\nark.add(ark.ones([4]), ark.ones([5]))\n")

@@ -51,7 +51,7 @@ CHANGES: dict[str, tuple[Callable[[Data], object], str]] = {
     "code in a type": (lambda d: first_op(d).update(Type="Cast(); //"), "Type"),
     "no such dtype": (
         lambda d: first_op(d)["ReadTensors"][0].update(DataType="FP12"),
-        "no data type is called 'fp12'",
+        "the data type 'fp12' does not exist",
     ),
     "too many dimensions": (
         lambda d: first_op(d)["ReadTensors"][0].update(Shape=[1] * 40),
@@ -74,7 +74,10 @@ CHANGES: dict[str, tuple[Callable[[Data], object], str]] = {
         lambda d: groups(d, 1)["TaskGroups"].append(groups(d, 1)["TaskGroups"][0]),
         "must run each once",
     ),
-    "no such task": (lambda d: groups(d, 1)["TaskGroups"][0].update(TaskId=99), "is no task"),
+    "no such task": (
+        lambda d: groups(d, 1)["TaskGroups"][0].update(TaskId=99),
+        "which does not exist",
+    ),
     "processors that are none": (
         lambda d: groups(d, 1).update(ProcessorRange=[1, 3]),
         "within the plan's 2 processors",
@@ -103,7 +106,7 @@ CHANGES: dict[str, tuple[Callable[[Data], object], str]] = {
         lambda d: first_op(d)["ReadTensors"][0]["Buffer"].update(Id=77),
         "reads tensor 9, which no op before it writes",
     ),
-    "a rank that is none": (lambda d: d.update(Rank=3, WorldSize=2), "of rank 3 of 2 ranks"),
+    "a rank that is none": (lambda d: d.update(Rank=3, WorldSize=2), "for rank 3 of 2 ranks"),
 }
 
 

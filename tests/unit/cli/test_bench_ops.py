@@ -66,7 +66,7 @@ def test_a_result_with_operands_behind_it_is_the_one_compared() -> None:
 
 def test_unknown_names_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "ops", "no-such-case"]) != 0
-    assert "no case is called 'no-such-case'" in capsys.readouterr().err
+    assert "the case 'no-such-case' does not exist" in capsys.readouterr().err
 
 
 LOOP = """

@@ -50,7 +50,7 @@ def test_a_plan_is_made_for_the_machine_in_the_file(
     [
         ({"processors": 0}, "processors"),
         ({"processors": "many"}, "processors"),
-        ({"capabilities": ["wgma"]}, "no capability is named 'wgma'"),
+        ({"capabilities": ["wgma"]}, "the capability 'wgma' does not exist"),
         ({"costs": {"signal_us": -1.0}}, "signal_us"),
         ({"costs": {"speed": 1.0}}, "no field 'speed'"),
         ({"colour": 1}, "colour"),

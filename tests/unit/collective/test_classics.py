@@ -157,7 +157,10 @@ def test_lists_are_issued_so_that_a_rank_in_order_does_not_wait_to_send_its_own(
     [
         (("star", "all_gather", 4), "'star' is not an algorithm"),
         (("two_shot", "all_gather", 4), "does not do all_gather"),
-        (("ring", "all_sum", 4), "the collective 'all_sum' does not exist; there are all_gather"),
+        (
+            ("ring", "all_sum", 4),
+            "the collective 'all_sum' does not exist; choose one of all_gather",
+        ),
         (("recursive_doubling", "all_gather", 6), "power of two"),
         (("hierarchical", "all_gather", 4), "boxes of equal size"),
         (("ring", "all_gather", 0), "at least one rank"),

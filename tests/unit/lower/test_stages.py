@@ -133,7 +133,7 @@ def test_the_source_is_shown_with_its_size(printed: Printed) -> None:
 def test_an_unknown_stage_is_a_warning_with_the_known_ones(printed: Printed) -> None:
     _, _, text = printed("plan, lowering")
     assert text.splitlines()[0] == (
-        "ark warn: ARK_DEBUG names 'lowering', which is no stage; the stages are "
+        "ark warn: ARK_DEBUG names 'lowering', which is not a stage; the stages are "
         "passes, lower, plan, codegen"
     )
     assert text.count("lowering") == 1

@@ -113,13 +113,13 @@ DECLARATIONS = {
     "no axis 'n'": {"tile": {"n": 4}},
     "give 1 or more": {"tile": {"m": 0}},
     "dtypes names 'z'": {"dtypes": {"z": ark.fp16}},
-    "no data type": {"dtypes": {"x": "float"}},
+    "not a data type": {"dtypes": {"x": "float"}},
     "elements share bytes": {"dtypes": {"x": ark.int4}},
     "expected a bool, an int": {"constants": {"by": "two"}},
     "of 32 bits": {"constants": {"by": 1 << 40}},
     "no word of C": {"constants": {"while": 1}},
     "an operand or axis too": {"constants": {"m": 1}},
-    "no custom op": {"backward": len},
+    "expected a custom op": {"backward": len},
     "packets names 'z'": {"packets": ["z"]},
     "packets are written once": {"signature": "x[m] -> x[m]", "packets": ["x"]},
     "has no function of that name": {"text": COPY.replace("copied", "copier")},
@@ -191,13 +191,13 @@ def test_what_a_call_cannot_be() -> None:
             scale(x, ark.tensor([7]))
         with pytest.raises(ModelError, match=r"shape \[6\]; expected x\[m, k\]"):
             scale(w, w)
-        with pytest.raises(InvalidUsageError, match=r"nothing called 'with_'.*by, y, m, k"):
+        with pytest.raises(InvalidUsageError, match=r"has no argument 'with_'.*by, y, m, k"):
             scale(x, w, with_=3)
         with pytest.raises(InvalidUsageError, match="constant by is 'three'; expected float"):
             scale(x, w, by="three")
-        with pytest.raises(InvalidUsageError, match="m is 5, and the operands' shapes say 4"):
+        with pytest.raises(InvalidUsageError, match="m is 5, but the operands' shapes give 4"):
             scale(x, w, m=5)
-        with pytest.raises(ModelError, match="y would be written onto x"):
+        with pytest.raises(ModelError, match="y would overwrite x"):
             scale(x, w, y=x)
         with pytest.raises(ModelError, match="x is fp32; expected int32 or int64"):
             custom.count_up()(w, ark.tensor([6]), twice=True)
@@ -205,7 +205,7 @@ def test_what_a_call_cannot_be() -> None:
             custom.count_up()(*(ark.tensor([3], ark.int32) for _ in "xy"))
         with pytest.raises(ModelError, match="sums is fp16; expected fp32"):
             two(x, sums=ark.tensor([4], ark.fp16))
-        with pytest.raises(InvalidUsageError, match="no input says how large n is"):
+        with pytest.raises(InvalidUsageError, match="no input determines the size of n"):
             copied(signature="x[m] -> y[n]")(w)
 
 
@@ -228,7 +228,7 @@ def test_a_plan_names_what_this_process_must_have() -> None:
     with pytest.raises(PlanError, match="has another text or declaration of it"):
         verify([from_json(text.replace(digest, "0" * 64))])
     custom_form._FORMS.pop(digest)
-    with pytest.raises(PlanError, match=r"register the same one by ark.custom_op"):
+    with pytest.raises(PlanError, match=r"register the same op by ark.custom_op"):
         verify([from_json(text)])
     copied(constants={"by": 1.0})
     verify([from_json(text)])

@@ -172,7 +172,7 @@ def test_the_command_counts_parts_of_elements(capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("shape", "before", "says"),
     [
-        ("64x", "R1V4D1,1", "is no shape"),
+        ("64x", "R1V4D1,1", "is not a shape"),
         ("0x64", "R1V4D1,1", "between 1 and 2^40"),
         ("64x64", "R1V4", "is not a layout"),
         ("64x64", "R0V4D1,1", "at least 1"),

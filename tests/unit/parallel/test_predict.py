@@ -180,7 +180,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main([*words, "--plan", "1f1b,megatron"]) == 0
     assert "each of 4 ranks that split ops does 25." in capsys.readouterr().out
     assert main([*words[:3], "2by4", *words[4:]]) == 2
-    assert "is no mesh" in capsys.readouterr().err
+    assert "is not a mesh" in capsys.readouterr().err
     assert main([*words, "--memory", "lots"]) == 2
     assert "number of bytes" in capsys.readouterr().err
 

@@ -53,7 +53,7 @@ def accepted(plans: list[Plan], symmetry: Symmetry | None = None) -> bool:
     ("name", "needed"), [("messages", True), ("sums", True), ("decoder", False)]
 )
 def test_a_wait_is_missed_if_brute_force_misses_it(name: str, needed: bool) -> None:
-    """Only the wait says that a message was read, or a share of the one sum of an iteration. Who
+    """Only the wait records that a message was read, or a share of the one sum of an iteration. Who
     meets in another sum behind it, as in a decoder, knows that anyhow: each wait may go.
     """
     plans = MADE[name]()

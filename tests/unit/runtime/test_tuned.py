@@ -126,4 +126,4 @@ def test_the_command_measures_and_keeps(own_cache: Path, capsys) -> None:
     assert tuned.KEPT.load(machine) == {}
     assert main(["tune", "--backend", "cpu"]) == 2
     assert main(["tune", "nothing", "--backend", "cpu"]) == 2
-    assert "is no model" in capsys.readouterr().err
+    assert "is neither a model" in capsys.readouterr().err

@@ -21,7 +21,7 @@ from ark.tasks import expression, text
         (["add", ["input", 0]], "calls 'add' with 1"),
         (["cast", "fp64", ["input", 0]], "casts"),
         ("input", "no expression"),
-        (["gelu", ["input", 1]], "integers is not built"),
+        (["gelu", ["input", 1]], "integers is not supported"),
     ],
 )
 def test_what_is_no_expression_is_refused(tree: Any, message: str) -> None:

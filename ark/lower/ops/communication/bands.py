@@ -87,10 +87,10 @@ class Product:
             tile=tile,
             expr=expression.leaf(0) if stored else None,
         )
-        made = self.lowering.emit("matmul", params, [a, self.b, out], coords, suffix)
-        made.lanes = [self._lane(i) for i in range(len(coords))]
+        emitted = self.lowering.emit("matmul", params, [a, self.b, out], coords, suffix)
+        emitted.lanes = [self._lane(i) for i in range(len(coords))]
         self._dealt += len(coords)
-        return made
+        return emitted
 
     def begin_round(self, count: int, shift: int) -> None:
         """The next so many tiles are a round, of which the processors take turns in beginning.

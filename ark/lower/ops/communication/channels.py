@@ -29,7 +29,7 @@ def _transfer(lowering: Lowering, source: IrTensor, target: IrTensor, asked: str
     far = lowering.far(*peers)
     if far and not target.dense:
         raise UnsupportedError(
-            f"a strided part of {target.name!r} on another host is not built; take whole rows"
+            f"a strided part of {target.name!r} on another host is not supported; take whole rows"
         )
     if far:
         source = dense(lowering, source, ".dense", fill=True)
@@ -64,13 +64,13 @@ def lower_reduce(lowering: Lowering, node: Node) -> None:
     target = node.outputs[0]
     if not target.dense:
         raise UnsupportedError(
-            f"reduce into a strided part of {target.name!r} is not built; take whole rows"
+            f"reduce into a strided part of {target.name!r} is not supported; take whole rows"
         )
     there = lowering.flat(target)
     if lowering.far(given.peer):
         raise UnsupportedError(
-            f"reduce into {target.name!r} on another host is not built; put it there, and let that "
-            "rank add"
+            f"reduce into {target.name!r} on another host is not supported; put the data there "
+            "and add on that rank"
         )
     engine = choose_engine(lowering.machine, source.nbytes, given.engine, TRANSFERS)
     nbytes = tile_bytes(engine, lowering.machine, source.nbytes)
@@ -79,9 +79,9 @@ def lower_reduce(lowering: Lowering, node: Node) -> None:
     lowering.emit("combine", params, [there, source, there], coords)
 
 
-def _name(lowering: Lowering, node: Node, source: int, target: int, what: str) -> str:
+def _name(lowering: Lowering, node: Node, source: int, target: int, role: str) -> str:
     """What both ends call the next of this kind on the channel."""
-    key = f"channel{node.read(ChannelAttributes).tag}.{source}.{target}.{what}"
+    key = f"channel{node.read(ChannelAttributes).tag}.{source}.{target}.{role}"
     return f"{key}.{lowering.number(key)}"
 
 
@@ -105,9 +105,11 @@ def _message(
     engine = lowering.engine(tensor.nbytes, given.engine, (given.peer,))
     packets = engine.name == PACKET
     count, dtype = (words(tensor.nbytes), uint32) if packets else (tensor.elements, tensor.dtype)
-    made = lowering.graph.tensor((count,), dtype, arena="symmetric", rank=owner, name=name)
+    receive_buffer = lowering.graph.tensor(
+        (count,), dtype, arena="symmetric", rank=owner, name=name
+    )
     nbytes = tile_bytes(engine, lowering.machine, tensor.nbytes)
-    return made, tiles(tensor.elements, tensor.dtype.itemsize, nbytes), engine
+    return receive_buffer, tiles(tensor.elements, tensor.dtype.itemsize, nbytes), engine
 
 
 def lower_send(lowering: Lowering, node: Node) -> None:

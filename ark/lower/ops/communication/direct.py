@@ -88,10 +88,10 @@ def _exchange(
     def buffer(step: int, owner: int) -> IrTensor:
         label = f"{name}.from+{step}"
         count, dtype = (words(share.nbytes), uint32) if packets else (share.elements, share.dtype)
-        made = lowering.graph.tensor((count,), dtype, arena="symmetric", rank=owner, name=label)
+        tensor = lowering.graph.tensor((count,), dtype, arena="symmetric", rank=owner, name=label)
         if packets:
-            received.add(made.buffer.id)
-        return made
+            received.add(tensor.buffer.id)
+        return tensor
 
     for step in range(1, world):
         peer = (rank + step) % world
@@ -114,7 +114,7 @@ def _lower_all_reduce(lowering: Lowering, node: Node) -> None:
     rank, world = lowering.graph.rank, lowering.graph.world_size
     if world + 1 > MAX_OPERANDS:
         raise UnsupportedError(
-            f"all_reduce among {world} ranks is not built; at most {MAX_OPERANDS - 1} take part"
+            f"all_reduce among {world} ranks is not supported; at most {MAX_OPERANDS - 1} take part"
         )
     share = dense(lowering, node.inputs[0], ".dense", fill=True)
     out = dense(lowering, node.outputs[0], ".sum", fill=False)
@@ -146,7 +146,7 @@ def _lower_sum_and_norm(lowering: Lowering, node: Node) -> None:
     rank, world = lowering.graph.rank, lowering.graph.world_size
     if world + 4 > MAX_OPERANDS:
         raise UnsupportedError(
-            f"all_reduce among {world} ranks is not built; at most {MAX_OPERANDS - 4} take part"
+            f"all_reduce among {world} ranks is not supported; at most {MAX_OPERANDS - 4} take part"
         )
     given, *residuals, weight = node.inputs
     share = dense(lowering, given, ".dense", fill=True)

@@ -104,33 +104,34 @@ class _Sum(Product):
         shape = (end - begin, self.columns)
         a = part(self.a, int(self.given.transpose_a), begin, end - begin)
         if step == 0:
-            made = self._made(shape, begin, f"{round_index}.own")
+            partial = self._made(shape, begin, f"{round_index}.own")
             first = self._dealt
-            group = self.multiply(a, made, f".{round_index}")
+            group = self.multiply(a, partial, f".{round_index}")
             tiles = enumerate(group.coords, first)
             self._last_rows = {c[2] // self.high for i, c in tiles if self.is_last(i)}
-            return made
+            return partial
         back = self.world - step
-        made = self._received(round_index, back, shape, owner)
+        partial = self._received(round_index, back, shape, owner)
         if self.movers:
             sent = self._made(shape, begin, f"{round_index}.to+{step}")
             self.multiply(a, sent, f".{round_index}.for+{step}")
-            self.put(sent, made, self._cut(owner, round_index), f".{round_index}.put+{step}")
-            return made
+            self.put(sent, partial, self._cut(owner, round_index), f".{round_index}.put+{step}")
+            return partial
         if self._copied(round_index):
             sent = lowering.temp(shape, self.dtype, f"{self.name}.{round_index}.to+{step}")
             self.multiply(a, sent, f".{round_index}.for+{step}")
-            group = self.copy(sent, made, *shape, f".{round_index}.put+{step}")
+            group = self.copy(sent, partial, *shape, f".{round_index}.put+{step}")
             group.sends = [
-                tuple(lowering.semaphore(owner, f"{made.name}.{i}") for i in rows)
+                tuple(lowering.semaphore(owner, f"{partial.name}.{i}") for i in rows)
                 for rows in self.copied(shape[0])
             ]
-            return made
-        group = self.multiply(a, made, f".{round_index}.put+{step}")
+            return partial
+        group = self.multiply(a, partial, f".{round_index}.put+{step}")
         group.sends = [
-            (lowering.semaphore(owner, f"{made.name}.{c[2] // self.high}"),) for c in group.coords
+            (lowering.semaphore(owner, f"{partial.name}.{c[2] // self.high}"),)
+            for c in group.coords
         ]
-        return made
+        return partial
 
     def _made(self, shape: tuple[int, int], begin: int, name: str) -> IrTensor:
         """Where a band's products are stored here.
@@ -175,8 +176,8 @@ class _Sum(Product):
         shares = [lowering.flat(t) for t in (own, *received)]
         base = 0 if self.everywhere else self._owned(self.rank)[0]
         outs = [self._rows_of(self.flat, begin - base, end - base)]
-        told = self.everywhere and not self._copied(round_index)
-        if told:
+        signals = self.everywhere and not self._copied(round_index)
+        if signals:
             outs += [self._there(round_index, step, begin, end) for step in steps]
         order = tuple((other - self.rank) % self.world for other in range(self.world))
         cut = self._cut(self.rank, round_index)
@@ -201,11 +202,11 @@ class _Sum(Product):
                 group.awaits.append(
                     tuple((lowering.semaphore(self.rank, f"{t.name}.{i}"), parts) for t in received)
                 )
-                if told:
+                if signals:
                     names = [self._told(round_index, s, i) for s in steps]
                     peers = [self.peer(s) for s in steps]
                     group.sends.append(tuple(map(lowering.semaphore, peers, names)))
-        for step in steps if self.everywhere and not told else ():
+        for step in steps if self.everywhere and not signals else ():
             there = self._there(round_index, step, begin, end)
             copied = self.copy(
                 outs[0], there, end - begin, self.columns, f".{round_index}.sum+{step}"

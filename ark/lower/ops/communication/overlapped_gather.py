@@ -68,7 +68,7 @@ class _Gathered(Product):
         suffix = f".put+{step}"
         if self.copies:
             group = self.copy(self.own, target, self.share, self.k, suffix)
-            told = self.copied(self.share)
+            signals = self.copied(self.share)
         else:
             operands = [lowering.flat(self.own), lowering.flat(target)]
             params = CombineParams(moved(self.own.dtype))
@@ -77,9 +77,9 @@ class _Gathered(Product):
             # While own rows are multiplied, and of two parts that a sum has only one is moved.
             rounds = 2 * max(1, self.rounds // self.world)
             group.lanes = self.others(len(coords), -(-nbytes // rounds), False)
-            told = [range(i, i + 1) for i in rows]
+            signals = [range(i, i + 1) for i in rows]
         group.sends = [
-            tuple(lowering.semaphore(peer, f"{name}.{i}") for i in covered) for covered in told
+            tuple(lowering.semaphore(peer, f"{name}.{i}") for i in covered) for covered in signals
         ]
 
     def _multiply_received(self, step: int, source: IrTensor, begin: int, end: int) -> None:

@@ -119,9 +119,9 @@ class _Writer:
             owner = -1 if value.rank == self.rank else value.rank
             if self.engine.name == PACKET:
                 size = (words(size[0] * self.itemsize),)
-                made = graph.tensor(size, uint32, arena="symmetric", rank=owner, name=name)
-                self.received.add(made.buffer.id)
-                return made
+                scratch = graph.tensor(size, uint32, arena="symmetric", rank=owner, name=name)
+                self.received.add(scratch.buffer.id)
+                return scratch
             return graph.tensor(size, self.share.dtype, arena="symmetric", rank=owner, name=name)
         if value.number in self.homes:
             return self._slice(self.out, self.homes[value.number], piece)
@@ -207,7 +207,9 @@ class _Writer:
             self._semaphores(v, piece, len(coords)) for v in sources if v.origin is Origin.PUT
         ]
         if arriving and self.engine.name != PACKET:
-            group.awaits = [tuple((s, 1) for s in found) for found in zip(*arriving, strict=True)]
+            group.awaits = [
+                tuple((s, 1) for s in semaphores) for semaphores in zip(*arriving, strict=True)
+            ]
         return group
 
 

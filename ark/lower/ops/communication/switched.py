@@ -37,11 +37,11 @@ def _lower(lowering: Lowering, node: Node) -> None:
     size, elements = share.dtype.itemsize, share.elements
     peers = [(rank + step) % world for step in range(1, world)]
 
-    def everywhere(what: str) -> list[IrTensor]:
+    def everywhere(role: str) -> list[IrTensor]:
         """Memory of one name on all ranks, the own first."""
         return [
             graph.tensor(
-                (elements,), share.dtype, arena="symmetric", rank=owner, name=f"{name}.{what}"
+                (elements,), share.dtype, arena="symmetric", rank=owner, name=f"{name}.{role}"
             )
             for owner in (-1, *peers)
         ]
@@ -57,10 +57,10 @@ def _lower(lowering: Lowering, node: Node) -> None:
         whole = elements * size // CHUNK * CHUNK // size
         lines = -(-whole * size // 128)
         begin, end = (min(lines * r // world * 128 // size, whole) for r in (owner, owner + 1))
-        found = [("switch", begin, tiles(end - begin, size, nbytes))]
+        pieces = [("switch", begin, tiles(end - begin, size, nbytes))]
         if owner == world - 1 and whole < elements:
-            found.append(("combine", whole, [(0, elements - whole)]))
-        return [(kind, first, cut) for kind, first, cut in found if cut]
+            pieces.append(("combine", whole, [(0, elements - whole)]))
+        return [(kind, first, cut) for kind, first, cut in pieces if cut]
 
     moves = CombineParams(moved(share.dtype))
     coords = tiles(elements, size, nbytes)
@@ -75,8 +75,8 @@ def _lower(lowering: Lowering, node: Node) -> None:
         operands = [part(t, 0, first, cut[-1][1]) for t in (*given, *sums)]
         group = lowering.emit(kind, params, operands, cut, f".{kind}")
         group.awaits = [awaited] * len(cut)
-        told = tuple(lowering.semaphore(p, f"{name}.sum.{rank}") for p in peers)
-        group.sends = [told] * len(cut)
+        signals = tuple(lowering.semaphore(p, f"{name}.sum.{rank}") for p in peers)
+        group.sends = [signals] * len(cut)
     for owner in peers:
         cuts = owned(owner)
         if not cuts:

@@ -89,8 +89,8 @@ def layout_of(sig: Signature, machine: Machine) -> Layout | None:
     rows = params.rows
     room = machine.shared_bytes - machine.ring_bytes
     registers = _registers(machine)
-    found = _layouts(width, -(-rows // SLAB), machine.warps)
-    fits = (x for x in found if x.nbytes <= room and x.registers() <= registers)
+    layouts = _layouts(width, -(-rows // SLAB), machine.warps)
+    fits = (x for x in layouts if x.nbytes <= room and x.registers() <= registers)
     return max(fits, key=lambda x: _worth(x, rows), default=None)
 
 

@@ -104,8 +104,8 @@ def _ordinary(tile: tuple[int, int], threads: int, room: int) -> _Form | None:
     for depth in dict.fromkeys((min(64, 8 * max(2, slices)), 16, 8)):
         stages = min(4, room // (4 * depth * (high + wide + 8)))
         if depth % slices == 0 and (stages > 2 or (stages == 2 and depth <= 16)):
-            made = _Form(high, wide, thread_rows, depth, stages)
-            return made if made.nbytes(threads) <= room else None
+            form = _Form(high, wide, thread_rows, depth, stages)
+            return form if form.nbytes(threads) <= room else None
     return None
 
 
@@ -146,7 +146,7 @@ def _units_text(sig: Signature, form: _Units) -> str:
         *(form.terms, form.depth, form.stages),
     )
     (row, a_step), (column, b_step) = side_strides(sig, 0), side_strides(sig, 1)
-    again = (
+    reused = (
         f"  const auto again = [&](int row, int column) {{\n"
         f"    return ark_unit_again(a.at + row * ark_i64{{{row}}}, {a_step}, "
         f"b.at + column * ark_i64{{{column}}}, {b_step}, {dims(sig)[2]});\n  }};\n"
@@ -154,7 +154,7 @@ def _units_text(sig: Signature, form: _Units) -> str:
     return (
         _side(sig, 0, "a", "m0", "ArkUnitSide", (form.rows, form.depth))
         + _side(sig, 1, "b", "n0", "ArkUnitSide", (form.columns, form.depth))
-        + again
+        + reused
         + f"  ark_unit_tile<{', '.join(map(str, constants))}>(ARK_SCRATCH(c), a, b, again, "
         + f"[&](int at_row, int at_column, const float (&v)[{PACK}]) {{\n{_store(sig)}  }});\n"
     )
@@ -187,14 +187,14 @@ def _store(sig: Signature) -> str:
         f"#pragma unroll\n      for (int j = 0; j < {PACK}; ++j) {{\n"
         f"      if (at_column + j >= b.rows) break;\n{single}      }}\n"
     )
-    found = packs.packed(sig, PACK)
+    indices = packs.packed(sig, PACK)
     _, n, _ = dims(sig)
     columns = int(sig.read(MatmulParams).tile[1])
-    if found is not None and (columns % PACK == 0 or n <= columns):
-        addresses = text.addresses(sig, found)
+    if indices is not None and (columns % PACK == 0 or n <= columns):
+        addresses = text.addresses(sig, indices)
         body = (
             f"    if (at_column + {PACK} <= b.rows && ark_aligned({addresses})) {{\n"
-            f"{packs.together(sig, found, PACK)}    }} else {{\n{body}    }}\n"
+            f"{packs.together(sig, indices, PACK)}    }} else {{\n{body}    }}\n"
         )
     return (
         "    if (at_row >= a.rows || at_column >= b.rows) return;\n"

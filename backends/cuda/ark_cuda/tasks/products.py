@@ -171,8 +171,8 @@ def _wide(sig: Signature) -> int:
 
 def _windows(sig: Signature, index: int) -> WindowParams | None:
     """The windows of which the operand is the matrix, if it is one."""
-    found = sig.read(MatmulParams).windows
-    return found if found is not None and found.side == index else None
+    params = sig.read(MatmulParams).windows
+    return params if params is not None and params.side == index else None
 
 
 def _depth(sig: Signature) -> int:
@@ -185,9 +185,9 @@ def _depth(sig: Signature) -> int:
 
 def _mappable(sig: Signature, index: int) -> bool:
     """A tensor map wants at most four dimensions, and rows that begin at multiples of 16 bytes."""
-    operand, found = sig.operands[index], _windows(sig, index)
-    if found is not None:
-        return windows.serves(operand, found)
+    operand, convolution = sig.operands[index], _windows(sig, index)
+    if convolution is not None:
+        return windows.serves(operand, convolution)
     return len(operand.shape) <= 4 and all(
         s * operand.itemsize % 16 == 0 for s in operand.strides[:-1]
     )
@@ -202,19 +202,19 @@ def maps(sig: Signature, machine: Machine) -> tuple[BoxMap, ...]:
     a_rows = deep if params.transpose_a else _high(sig)
     b_rows = params.tile[1] if params.transpose_b else deep
     flat = _flat(sig)
-    found = []
+    box_maps = []
     for i, rows in ((0, a_rows), (1, b_rows)):
         operand, seen = sig.operands[i], _windows(sig, i)
         if seen is not None:
-            found.append(windows.window_map(operand, i, rows, seen))
+            box_maps.append(windows.window_map(operand, i, rows, seen))
         elif params.windows is not None and _depth(sig) > dims(sig)[2]:
             source = sig.operands[params.windows.side]
-            found.append(windows.weight_map(operand, i, rows, source, params.windows))
+            box_maps.append(windows.weight_map(operand, i, rows, source, params.windows))
         elif _lines(sig) > 1:
-            found.append(_map_of_lines(sig, i, rows))
+            box_maps.append(_map_of_lines(sig, i, rows))
         else:
-            found.append(_map(operand, i, rows, flat))
-    return tuple(found)
+            box_maps.append(_map(operand, i, rows, flat))
+    return tuple(box_maps)
 
 
 def _flat(sig: Signature) -> bool:

@@ -45,12 +45,12 @@ def lint(
     expected = expectations or Expectations()
     listing = parse(assembly)
     figures = {**listing.resources, **(resources or {})}
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for function in listing.functions:
         if expected.kernels and function.name not in expected.kernels:
             continue
         whole = with_calls(function, listing.functions)
-        found.extend(check_coherence(whole, target.cache, expected))
+        findings.extend(check_coherence(whole, target.cache, expected))
         used = figures.get(function.name)
-        found.extend(check_resources(function, used, target, expected))
-    return found
+        findings.extend(check_resources(function, used, target, expected))
+    return findings

@@ -32,8 +32,8 @@ def _expanded(
         call = block.instructions[-1] if block.instructions else None
         if call is None or call.mnemonic != "s_swappc_b64":
             continue
-        found = _target(block, call)
-        targets = [n for n in ([found] if found in known else named) if n not in within]
+        callee = _target(block, call)
+        targets = [n for n in ([callee] if callee in known else named) if n not in within]
         back, block.follows = block.follows, [] if targets else block.follows
         for name in targets:
             block.follows.append(len(blocks))
@@ -52,8 +52,8 @@ def _append(blocks: list[Block], callee: Function, back: list[int]) -> None:
 
 def _symbol(inst: Instruction) -> str:
     """The function whose address an instruction adds to the program counter."""
-    found = _SYMBOL.match(inst.operands[-1]) if inst.operands else None
-    return found[1] if found else ""
+    match = _SYMBOL.match(inst.operands[-1]) if inst.operands else None
+    return match[1] if match else ""
 
 
 def _target(block: Block, call: Instruction) -> str:

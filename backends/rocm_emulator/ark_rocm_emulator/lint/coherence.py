@@ -78,7 +78,7 @@ class Coherence:
 
     def _spinning_loads(self) -> frozenset[int]:
         """Lines of the scoped loads in loops that do nothing else with global memory or LDS."""
-        found: set[int] = set()
+        spinning: set[int] = set()
         for loop in innermost_loops(self._function.blocks):
             insts = [i for b in loop for i in self._function.blocks[b].instructions]
             loads = [i for i in insts if _access(i) == "load"]
@@ -87,8 +87,8 @@ class Coherence:
                 _access(i) in ("store", "lds-store") or i.mnemonic == "s_barrier" for i in insts
             )
             if scoped and len(scoped) == len(loads) and not busy:
-                found.update(i.line for i in scoped)
-        return frozenset(found)
+                spinning.update(i.line for i in scoped)
+        return frozenset(spinning)
 
     def findings(self) -> Iterator[Finding]:
         blocks = self._function.blocks
@@ -132,14 +132,14 @@ class Coherence:
             return facts | {f"unread:{wide}" for wide in SCOPES[1:]}
         counters = waited(inst)
         if counters:
-            gone: set[str] = set()
+            settled: set[str] = set()
             if counters.get("vmcnt") == 0:
-                gone |= {"load-out", "write-back-out"}
+                settled |= {"load-out", "write-back-out"}
             if counters.get(rules.stores_wait_on) == 0:
-                gone |= {"store-out", "write-back-out"}
+                settled |= {"store-out", "write-back-out"}
             if counters.get("lgkmcnt") == 0:
-                gone.add("lds-out")
-            return facts - gone
+                settled.add("lds-out")
+            return facts - settled
         if inst.mnemonic == "s_barrier":
             return facts | {"others-out"} if "store-out" in facts else facts - {"others-out"}
         key = (inst.mnemonic, inst.bits & _SCOPE_BITS)
@@ -316,9 +316,9 @@ def check_coherence(function: Function, rules: CacheRules, expected: Expectation
     Meant for optimised code: without optimisation a flat access may be to private memory, which
     the text does not tell from a publication.
     """
-    found = set(Coherence(function, rules, expected).findings())  # a function called twice, once
-    found |= set(_missing_markers(function, expected))
-    return sorted(found, key=lambda finding: (finding.line, finding.rule))
+    findings = set(Coherence(function, rules, expected).findings())  # a function called twice, once
+    findings |= set(_missing_markers(function, expected))
+    return sorted(findings, key=lambda finding: (finding.line, finding.rule))
 
 
 def _missing_markers(function: Function, expected: Expectations) -> Iterator[Finding]:

@@ -91,10 +91,10 @@ def _number(text: str) -> int | None:
 def waited(inst: Instruction) -> Mapping[str, int]:
     """The counters an ``s_waitcnt`` form waits for, each with the number left outstanding."""
     if inst.mnemonic == "s_waitcnt":
-        found = {name: int(value) for name, value in _COUNTER.findall(inst.text)}
-        if not found and inst.operands and _number(inst.operands[0]) == 0:
+        counters = {name: int(value) for name, value in _COUNTER.findall(inst.text)}
+        if not counters and inst.operands and _number(inst.operands[0]) == 0:
             return {"vmcnt": 0, "lgkmcnt": 0, "expcnt": 0}
-        return found
+        return counters
     if inst.mnemonic == "s_waitcnt_vscnt" and inst.operands[:1] in (("null",), ("off",)):
         left = _number(inst.operands[-1])
         return {} if left is None else {"vscnt": left}
@@ -141,8 +141,8 @@ def _parse_function(name: str, lines: list[tuple[int, str]]) -> Function:
             continue
         marker = _MARKER.match(text)
         if marker:
-            found = Instruction(marker[1], (marker[2],), frozenset(), text.strip(), number)
-            blocks[-1].instructions.append(found)
+            instruction = Instruction(marker[1], (marker[2],), frozenset(), text.strip(), number)
+            blocks[-1].instructions.append(instruction)
             continue
         inst = _parse_instruction(text, number)
         if inst is None:
@@ -157,7 +157,7 @@ def _parse_function(name: str, lines: list[tuple[int, str]]) -> Function:
 
 def _parse_resources(lines: list[str]) -> dict[str, Resources]:
     """Kernel figures from the metadata note: keys indented by four, one group a kernel."""
-    found: dict[str, Resources] = {}
+    resources: dict[str, Resources] = {}
     group: dict[str, str] = {}
 
     def figure(key: str) -> int:
@@ -165,7 +165,7 @@ def _parse_resources(lines: list[str]) -> dict[str, Resources]:
 
     def close() -> None:
         if "name" in group:
-            found[group["name"]] = Resources(
+            resources[group["name"]] = Resources(
                 lds=figure("group_segment_fixed_size"),
                 scratch=figure("private_segment_fixed_size"),
                 vgprs=figure("vgpr_count"),
@@ -190,7 +190,7 @@ def _parse_resources(lines: list[str]) -> dict[str, Resources]:
             if key:
                 group[key[1]] = key[2]
     close()
-    return found
+    return resources
 
 
 def parse(assembly: str) -> Listing:
@@ -231,10 +231,10 @@ def as_assembly(function: str, listing: str) -> str:
     lines: list[tuple[int, str]] = []
     targets: set[int] = set()
     for line in listing.splitlines():
-        found = _LISTED.match(line)
-        if not found:
+        match = _LISTED.match(line)
+        if not match:
             continue
-        offset, text = int(found[1], 16), found[3]
+        offset, text = int(match[1], 16), match[3]
         branch = _BRANCH.match(text)
         if branch:
             displacement = (int(branch[2]) + 0x8000) % 0x10000 - 0x8000

@@ -80,13 +80,13 @@ def matrix_loop(assembly: str, arch: str, kernel: str) -> LoopFigures:
     def busy(loop: list[Instruction]) -> int:
         return sum(slots(i.mnemonic, arch) for i in loop if _kind(i) == "matrix")
 
-    found = max(_loops(functions), key=lambda loop: (busy(loop), -len(loop)), default=[])
-    if not found or busy(found) == 0:
+    busiest = max(_loops(functions), key=lambda loop: (busy(loop), -len(loop)), default=[])
+    if not busiest or busy(busiest) == 0:
         raise InvalidUsageError(f"no loop of {kernel} has matrix instructions on {arch}")
     used = listing.resources[kernel]
     return LoopFigures(
-        instructions=dict(Counter(_kind(i) for i in found)),
-        matrix_share=busy(found) / sum(slots(i.mnemonic, arch) for i in found),
+        instructions=dict(Counter(_kind(i) for i in busiest)),
+        matrix_share=busy(busiest) / sum(slots(i.mnemonic, arch) for i in busiest),
         registers=used.vgprs,
         spills=used.vgpr_spills,
         scratch_bytes=used.scratch,

@@ -114,13 +114,13 @@ def check_resources(
     function: Function, used: Resources | None, target: TargetLimits, expected: Expectations
 ) -> list[Finding]:
     """All findings of the resource rules for one function; ``used`` is None if not a kernel."""
-    found = [] if expected.allow_scratch else list(_scratch(function, used, target))
+    findings = [] if expected.allow_scratch else list(_scratch(function, used, target))
     if used is None:
-        return found
-    found.extend(_budgets(function.name, used, target, expected))
+        return findings
+    findings.extend(_budgets(function.name, used, target, expected))
     matrix = any(i.mnemonic.startswith(_MATRIX) for i in function.instructions())
     if expected.matrix and not matrix:
-        found.append(
+        findings.append(
             Finding(
                 "matrix",
                 function.name,
@@ -129,4 +129,4 @@ def check_resources(
                 "the plan counts on matrix instructions (MFMA or WMMA) and there is none.",
             )
         )
-    return found
+    return findings

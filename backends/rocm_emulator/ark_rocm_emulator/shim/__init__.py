@@ -30,11 +30,11 @@ def _nvrtc() -> Any:
     return nvrtc
 
 
-def _checked(answer: tuple[Any, ...], what: str) -> Any:
+def _checked(answer: tuple[Any, ...], step: str) -> Any:
     nvrtc = _nvrtc()
     code, values = answer[0], answer[1:]
     if code != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-        raise CompileError(f"NVRTC failed at {what}: {code.name}.")
+        raise CompileError(f"NVRTC failed at {step}: {code.name}.")
     return values[0] if values else None
 
 
@@ -63,10 +63,10 @@ def compile_ptx(source: str, arch: str = "sm_90", options: Sequence[str] = ()) -
             size = _checked(nvrtc.nvrtcGetProgramLogSize(program), "reading its log")
             log = b" " * size
             _checked(nvrtc.nvrtcGetProgramLog(program, log), "reading its log")
-            said = log.decode(errors="replace").rstrip("\0 \n")
-            raise CompileError(f"NVRTC refused the source for {arch}:\n{said}")
-        made = b" " * _checked(nvrtc.nvrtcGetPTXSize(program), "reading the result")
-        _checked(nvrtc.nvrtcGetPTX(program, made), "reading the result")
-        return str(made.decode()).rstrip("\0")
+            message = log.decode(errors="replace").rstrip("\0 \n")
+            raise CompileError(f"NVRTC refused the source for {arch}:\n{message}")
+        ptx = b" " * _checked(nvrtc.nvrtcGetPTXSize(program), "reading the result")
+        _checked(nvrtc.nvrtcGetPTX(program, ptx), "reading the result")
+        return str(ptx.decode()).rstrip("\0")
     finally:
         nvrtc.nvrtcDestroyProgram(program)

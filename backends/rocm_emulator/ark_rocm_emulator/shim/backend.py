@@ -61,26 +61,26 @@ class ShimBackend:
             ) from error
 
     def probe(self) -> Probe:
-        found: Probe = self._cuda.probe()
-        return dataclasses.replace(found, notes=(NOTE, *found.notes), simulated=True)
+        probed: Probe = self._cuda.probe()
+        return dataclasses.replace(probed, notes=(NOTE, *probed.notes), simulated=True)
 
     def dialect(self, arch: str) -> Dialect:
-        made: Dialect = self._cuda.dialect(arch)
+        dialect: Dialect = self._cuda.dialect(arch)
         text = HEADER.read_text().replace("#pragma once\n", "") + prelude()
         return dataclasses.replace(
-            made, name=self.name, suffix=".hip", prelude=text, entry=ENTRY, bodies=()
+            dialect, name=self.name, suffix=".hip", prelude=text, entry=ENTRY, bodies=()
         )
 
     def machine(self, name: str) -> Machine | None:
-        found: Machine | None = self._cuda.machine(name)
-        return found
+        machine: Machine | None = self._cuda.machine(name)
+        return machine
 
     def machine_names(self) -> tuple[str, ...]:
         return tuple(self._cuda.machine_names())
 
     def compiler(self) -> Compiler:
-        made: Compiler = self._cuda.compiler()
-        return made
+        compiler: Compiler = self._cuda.compiler()
+        return compiler
 
     def default_arch(self) -> str:
         return str(self._cuda.default_arch())
