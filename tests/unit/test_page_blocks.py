@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +16,9 @@ import pytest
 
 import ark
 from ark.backend import registry
-from tests.pages import python_blocks
+from tests.pages import python_blocks, shown
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -63,3 +70,20 @@ def test_the_modules_of_the_page_of_models() -> None:
     model = SimpleNamespace(hidden=lambda state, count: rows.append(count))
     space["prompt"](model, ark.TokenState.make(8), 4)
     assert rows == [4]
+
+
+def test_why_a_plan_chose_its_variant() -> None:
+    page = (ROOT / "docs/plan-decisions.md").read_text()
+    blocks = re.findall(r"```console\n(.*?)```", page, re.S)
+    calls = [line for block in blocks for line in block.splitlines() if line.startswith("$ ")]
+    assert calls == ["$ ark plan examples/noah --machine h200", f"$ ARK_DEBUG=lower {calls[0][2:]}"]
+    done = subprocess.run(
+        [sys.executable, "-m", *calls[0].split()[1:]],
+        cwd=ROOT,
+        env={**os.environ, "ARK_DEBUG": "lower"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for block, out in zip(blocks, (done.stdout, done.stderr), strict=True):
+        assert shown(block.splitlines()[1:], out), out
