@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +13,7 @@ import pytest
 
 import ark
 from ark.backend import registry
+from ark.cli import main
 from tests.pages import python_blocks, shown
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -72,18 +70,19 @@ def test_the_modules_of_the_page_of_models() -> None:
     assert rows == [4]
 
 
-def test_why_a_plan_chose_its_variant() -> None:
+def test_why_a_plan_chose_its_variant(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decisions are printed for a plan that the cache has too."""
     page = (ROOT / "docs/plan-decisions.md").read_text()
     blocks = re.findall(r"```console\n(.*?)```", page, re.S)
     calls = [line for block in blocks for line in block.splitlines() if line.startswith("$ ")]
     assert calls == ["$ ark plan examples/noah --machine h200", f"$ ARK_DEBUG=lower {calls[0][2:]}"]
-    done = subprocess.run(
-        [sys.executable, "-m", *calls[0].split()[1:]],
-        cwd=ROOT,
-        env={**os.environ, "ARK_DEBUG": "lower"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    for block, out in zip(blocks, (done.stdout, done.stderr), strict=True):
-        assert shown(block.splitlines()[1:], out), out
+    monkeypatch.chdir(ROOT)
+    assert main(calls[0].split()[2:]) == 0
+    out = capsys.readouterr().out
+    monkeypatch.setenv("ARK_DEBUG", "lower")
+    assert main(calls[0].split()[2:]) == 0
+    err = capsys.readouterr().err
+    for block, said in zip(blocks, (out, err), strict=True):
+        assert shown(block.splitlines()[1:], said), said
