@@ -84,5 +84,5 @@ def test_why_a_plan_chose_its_variant(
     monkeypatch.setenv("ARK_DEBUG", "lower")
     assert main(calls[0].split()[2:]) == 0
     err = capsys.readouterr().err
-    for block, said in zip(blocks, (out, err), strict=True):
-        assert shown(block.splitlines()[1:], said), said
+    for block, output in zip(blocks, (out, err), strict=True):
+        assert shown(block.splitlines()[1:], output), output
