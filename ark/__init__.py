@@ -105,7 +105,7 @@ class _NotBuilt(UnsupportedError, AttributeError):
 def version() -> str:
     """The version of ark.
 
-    Example:
+    Examples:
         >>> len(ark.version().split("."))
         3
     """

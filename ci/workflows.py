@@ -43,7 +43,7 @@ def changes(matrix: list[dict[str, Any]]) -> str:
     )
     slow = _job("slow", more=PUSHES)
     rows = "".join(_row(row) for row in matrix if hosted(row))
-    return f"{NOTE}name: ci\n{CHANGES}{READ_ONLY}{default}{_job('docs')}{slow}{rows}"
+    return f"{NOTE}name: ci\n{CHANGES}{READ_ONLY}{default}{slow}{rows}"
 
 
 def devices(matrix: list[dict[str, Any]]) -> str:

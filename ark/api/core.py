@@ -28,7 +28,7 @@ def rand() -> int:
 class Dims(tuple[int, ...]):
     """A shape: Dims(2, 3) or Dims([2, 3]).
 
-    Example:
+    Examples:
         >>> ark.Dims(2, 3).nelems()
         6
     """

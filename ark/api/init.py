@@ -21,7 +21,7 @@ def init(
     be. rank, world_size: default as the launcher's environment says, else 0 of 1. Raises
     SystemError with the probe's reason if the named backend has no device.
 
-    Example:
+    Examples:
         >>> ark.init(backend="cpu")
     """
     Runtime.stop_all()
@@ -39,7 +39,7 @@ def set_rank(rank: int) -> None:
     Where nobody has named the number of ranks, it becomes the launcher's, or 1: a process of
     whatever rank then runs by itself.
 
-    Example:
+    Examples:
         >>> ark.set_world_size(4)
         >>> ark.set_rank(3)
         >>> ark.Model.get_rank()
@@ -56,7 +56,7 @@ def set_world_size(world_size: int) -> None:
     Launching a model of several ranks needs a launcher (ark.launch, torchrun, mpirun, srun), which
     tells them how to meet; building and planning one does not.
 
-    Example:
+    Examples:
         >>> ark.set_world_size(4)
         >>> ark.Model.get_world_size()
         4

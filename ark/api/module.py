@@ -23,7 +23,7 @@ class Module:
 
     A list of modules as an attribute holds each under the attribute's name and its number.
 
-    Example:
+    Examples:
         >>> class Layer(ark.Module):
         ...     def __init__(self):
         ...         super().__init__()

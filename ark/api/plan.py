@@ -35,7 +35,7 @@ class Plan(Planned):
     Plan(None) is empty; Plan(dict) reads ark's layout or ARK's. A plan in ARK's layout becomes one
     of ark's when it is launched (`built`), for the device and the model of that moment.
 
-    Example:
+    Examples:
         >>> y = ark.relu(ark.tensor([64]))
         >>> plan = ark.Planner().plan()
         >>> ark.Plan.from_str(str(plan)).world_size

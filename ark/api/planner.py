@@ -26,7 +26,7 @@ class Planner(planner.Planner):
     ranks: the job's ranks, where all of them plan now; they take what rank 0 has measured. Alone a
     rank takes its own, and a launch refuses plans that were made with different ones.
 
-    Example:
+    Examples:
         >>> y = ark.relu(ark.tensor([64]))
         >>> plan = ark.Planner().plan()
         >>> plan.rank, plan.world_size

@@ -52,7 +52,7 @@ def save(state_dict: Mapping[str, Any], state_dict_file_path: str | Path) -> Non
     Warns where it is given something else, which must then be plain JSON-able values. Raises
     InvalidUsageError for what neither is, and where the file cannot be written.
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> path = f"{tempfile.mkdtemp()}/state.safetensors"
         >>> ark.save({"w": torch.ones(2).numpy()}, path)
@@ -121,7 +121,7 @@ def load(state_dict_file_path: str | Path) -> Any:
 
     InvalidUsageError if the file is missing, damaged or of another format (a pickle, say).
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> path = f"{tempfile.mkdtemp()}/state.safetensors"
         >>> ark.save({"w": torch.ones(2).numpy()}, path)

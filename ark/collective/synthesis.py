@@ -60,14 +60,17 @@ def synthesize(
         parts: chunks that a rank's share is cut into (classics).
         pieces: pieces that every chunk is cut into, so that long paths are pipelined.
         window: puts under way at a time, see `ark.collective.forestcoll.lower` (forestcoll).
-        sketch, size_bytes, time_limit_s: those of `ark.collective.taccl.synthesize_taccl`.
+        sketch: what a search by taccl leaves open; by default the topology's own.
+        size_bytes: bytes that a rank contributes, for which taccl searches.
+        time_limit_s: seconds that taccl's search may take.
         most_operations: no limit by default.
         counts: chunks that go from each rank (row) to each, for an all-to-all of unequal parts
             (flow, one_shot).
 
     Raises:
-        InvalidUsageError: an unknown name, or options that do not fit. TopologyError: the topology
-        is at fault. UnsupportedError: too many ranks for trees, or too many operations.
+        InvalidUsageError: an unknown name, or options that do not fit.
+        TopologyError: the topology is at fault.
+        UnsupportedError: too many ranks for trees, or too many operations.
     """
     if isinstance(topology, str):
         topology = load(topology)

@@ -22,7 +22,7 @@ from ark.ir.graph import Graph
 class Model:
     """A graph under construction, with its rank and the memory that Python reaches.
 
-    Example:
+    Examples:
         >>> with ark.use_model(ark.Model(0, 2)) as model:
         ...     x = ark.relu(ark.tensor([4]))
         >>> model.graph.world_size, len(model.graph.nodes) > 0
@@ -198,7 +198,7 @@ def set_model(model: Model | None) -> None:
     Inside a with block of use_model this holds until the block's end, elsewhere for the whole
     process.
 
-    Example:
+    Examples:
         >>> ark.set_model(ark.Model(0, 1))
     """
     checked = _checked(model)
@@ -219,7 +219,7 @@ def _checked(model: Model | None) -> Model | None:
 def current_model() -> Model:
     """The model that op calls add to.
 
-    Example:
+    Examples:
         >>> isinstance(ark.current_model(), ark.Model)
         True
     """
@@ -233,7 +233,7 @@ def use_model(model: Model | None = None) -> Iterator[Model]:
     It is current in this thread only. Threads that build models at the same time each need such a
     block, because a model takes the ops of one thread at a time.
 
-    Example:
+    Examples:
         >>> with ark.use_model() as model:
         ...     x = ark.relu(ark.tensor([4]))
         ...

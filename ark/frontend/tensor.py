@@ -69,7 +69,7 @@ class Tensor:
 
     Holding one keeps its memory; `initializer` returns its first contents.
 
-    Example:
+    Examples:
         >>> x = ark.tensor([2, 3], ark.bf16)
         >>> x.shape(), x.nelems(), (x * 2.0)[0].shape()
         ([2, 3], 6, [1, 3])

@@ -24,6 +24,8 @@ from ark.ops.reductions import reduce_sum
 from ark.ops.selection import clip, where
 from ark.ops.views import reshape, tensor
 
+__all__ = ["LAMB", "SGD", "Adam", "AdamW", "clip_grad_norm"]
+
 Rate = float | Tensor
 
 

@@ -37,7 +37,7 @@ def grad(
     Raises UnsupportedError for an op that has no gradient, ModelError if an op has overwritten in
     place a value that its gradient needs.
 
-    Example:
+    Examples:
         >>> x = ark.placeholder([3], data=torch.tensor([1.0, 2.0, 3.0]))
         >>> ark.grad(ark.reduce_sum(x * x, axis=0), x).eval()
         tensor([2., 4., 6.])

@@ -24,7 +24,7 @@ def from_onnx(path: str | PathLike[str], dims: Mapping[str, int] | None = None) 
     run. ModelError for a file that is no valid model, UnsupportedError that lists every operator
     that ark lacks, SystemError where the package onnx is missing.
 
-    Example:
+    Examples:
         >>> from onnx import TensorProto, helper
         >>> x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [2]) for n in "xy")
         >>> graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
@@ -57,7 +57,7 @@ def from_torch(
     shared, not copied. UnsupportedError that lists every operator that ark lacks, SystemError where
     torch is missing.
 
-    Example:
+    Examples:
         >>> layer = torch.nn.ReLU()
         >>> kernel = ark.from_torch(layer, (torch.ones(2),))
         >>> kernel(torch.tensor([-1.0, 2.0]))
@@ -74,7 +74,7 @@ def inference_model(module: torch.nn.Module, options: Options | None = None) -> 
 
     options: an ark.torch.Options. SystemError where torch is missing.
 
-    Example:
+    Examples:
         >>> options = ark.torch.Options(device_iterations=2, output_mode="all")
         >>> model = ark.inference_model(torch.nn.ReLU(), options)
         >>> model(torch.tensor([[-1.0], [2.0]]))  # a row for each iteration
@@ -95,7 +95,7 @@ def training_model(
     Its last result is the loss. optimizer: torch's SGD, Adam or AdamW over its parameters. options:
     an ark.torch.Options. SystemError where torch is missing.
 
-    Example:
+    Examples:
         >>> class Loss(torch.nn.Module):
         ...     def __init__(self):
         ...         super().__init__()

@@ -27,7 +27,7 @@ from ark.errors import InvalidUsageError, UnsupportedError
 class DataType:
     """An element type. bits: of an element. storage: the type that the device ABI stores it as.
 
-    Example:
+    Examples:
         >>> ark.bf16.bits, ark.int4.nbytes(3)
         (16, 2)
     """

@@ -48,7 +48,8 @@ def plans(
     measurements on this machine are used; ranks that run the plans agree on theirs first.
 
     Verified plans are cached by the hash of the traced graphs, the machine, the options and all
-    planning source (`_key`).
+    planning source (`_key`). Where ARK_DEBUG asks for decisions of planning they are made again,
+    since a cached plan has none to print.
     """
     if shape.world_size == 1:
         options = {**tuned.options(machine), **(options or {})}
@@ -56,7 +57,8 @@ def plans(
         options = {**tuned_collectives.options(machine, shape.world_size), **(options or {})}
     graphs = traced(shape)
     name = _key(shape, graphs, machine, options)
-    data = cache.load(cache.PLANS, name)
+    asked = any(log.shows(stage) for stage in ("passes", "lower", "plan"))
+    data = None if asked else cache.load(cache.PLANS, name)
     if data is not None:
         try:
             cached = _from_texts(data.decode().split("\0"))

@@ -9,7 +9,7 @@ from ark.ops.elementwise import unary
 def exp(input: TensorLike, output: TensorLike | None = NullTensor, name: str = "") -> Tensor:
     """e to the input, elementwise; any shape, fp32/fp16/bf16.
 
-    Example:
+    Examples:
         >>> ark.exp(torch.tensor([-1.0, 0.0, 2.0])).eval()
         tensor([0.3679, 1.0000, 7.3891])
     """
@@ -19,7 +19,7 @@ def exp(input: TensorLike, output: TensorLike | None = NullTensor, name: str = "
 def sqrt(input: TensorLike, output: TensorLike | None = NullTensor, name: str = "") -> Tensor:
     """Square root, elementwise; any shape, fp32/fp16/bf16.
 
-    Example:
+    Examples:
         >>> ark.sqrt(torch.tensor([1.0, 2.0, 4.0])).eval()
         tensor([1.0000, 1.4142, 2.0000])
     """
@@ -29,7 +29,7 @@ def sqrt(input: TensorLike, output: TensorLike | None = NullTensor, name: str = 
 def rsqrt(input: TensorLike, output: TensorLike | None = NullTensor, name: str = "") -> Tensor:
     """One over the square root, elementwise; any shape, fp32/fp16/bf16.
 
-    Example:
+    Examples:
         >>> ark.rsqrt(torch.tensor([1.0, 2.0, 4.0])).eval()
         tensor([1.0000, 0.7071, 0.5000])
     """
@@ -39,7 +39,7 @@ def rsqrt(input: TensorLike, output: TensorLike | None = NullTensor, name: str =
 def relu(input: TensorLike, output: TensorLike | None = NullTensor, name: str = "") -> Tensor:
     """max(input, 0), elementwise; any shape, fp32/fp16/bf16.
 
-    Example:
+    Examples:
         >>> ark.relu(torch.tensor([-1.0, 0.0, 2.0])).eval()
         tensor([0., 0., 2.])
     """
@@ -51,7 +51,7 @@ def gelu(input: TensorLike, output: TensorLike | None = NullTensor, name: str = 
 
     Types: fp32, fp16, bf16.
 
-    Example:
+    Examples:
         >>> ark.gelu(torch.tensor([-1.0, 0.0, 2.0])).eval()
         tensor([-0.1588,  0.0000,  1.9546])
     """
@@ -61,7 +61,7 @@ def gelu(input: TensorLike, output: TensorLike | None = NullTensor, name: str = 
 def sigmoid(input: TensorLike, output: TensorLike | None = NullTensor, name: str = "") -> Tensor:
     """1 / (1 + exp(-input)), elementwise; any shape, fp32/fp16/bf16.
 
-    Example:
+    Examples:
         >>> ark.sigmoid(torch.tensor([-1.0, 0.0, 2.0])).eval()
         tensor([0.2689, 0.5000, 0.8808])
     """
@@ -71,7 +71,7 @@ def sigmoid(input: TensorLike, output: TensorLike | None = NullTensor, name: str
 def silu(input: TensorLike, output: TensorLike | None = NullTensor, name: str = "") -> Tensor:
     """input * sigmoid(input), elementwise; any shape, fp32/fp16/bf16.
 
-    Example:
+    Examples:
         >>> ark.silu(torch.tensor([-1.0, 0.0, 2.0])).eval()
         tensor([-0.2689,  0.0000,  1.7616])
     """

@@ -48,7 +48,7 @@ def attention(
     behind the other's (rows * kv_heads, context, width). Result of the query's shape and type,
     fp32, fp16 or bf16; sums and exponentials are in fp32. ModelError for what does not fit.
 
-    Example:
+    Examples:
         >>> x = torch.arange(6.0).reshape(3, 2)  # three rows, one head of two
         >>> keys = torch.arange(6.0).reshape(1, 3, 2)
         >>> ark.attention(x, keys, keys).eval()

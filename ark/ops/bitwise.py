@@ -19,7 +19,7 @@ def bitwise_and(
 ) -> Tensor:
     """Bits set in both; integers.
 
-    Example:
+    Examples:
         >>> x = torch.tensor([1, 6, 12], dtype=torch.int32)
         >>> y = torch.tensor([1, 2, 2], dtype=torch.int32)
         >>> ark.bitwise_and(x, y).eval()
@@ -36,7 +36,7 @@ def bitwise_or(
 ) -> Tensor:
     """Bits set in either; integers.
 
-    Example:
+    Examples:
         >>> x = torch.tensor([1, 6, 12], dtype=torch.int32)
         >>> y = torch.tensor([1, 2, 2], dtype=torch.int32)
         >>> ark.bitwise_or(x, y).eval()
@@ -53,7 +53,7 @@ def bitwise_xor(
 ) -> Tensor:
     """Bits set in one; integers.
 
-    Example:
+    Examples:
         >>> x = torch.tensor([1, 6, 12], dtype=torch.int32)
         >>> y = torch.tensor([1, 2, 2], dtype=torch.int32)
         >>> ark.bitwise_xor(x, y).eval()
@@ -67,7 +67,7 @@ def bitwise_not(
 ) -> Tensor:
     """All bits inverted; integers.
 
-    Example:
+    Examples:
         >>> ark.bitwise_not(torch.tensor([0, 5, -1], dtype=torch.int32)).eval()
         tensor([-1, -6,  0], dtype=torch.int32)
     """
@@ -85,7 +85,7 @@ def shift_left(
 ) -> Tensor:
     """input * 2^other; integers. Bits that leave are lost; by the type's width and more gives 0.
 
-    Example:
+    Examples:
         >>> x = torch.tensor([1, 6, 12], dtype=torch.int32)
         >>> y = torch.tensor([1, 2, 2], dtype=torch.int32)
         >>> ark.shift_left(x, y).eval()
@@ -102,7 +102,7 @@ def shift_right(
 ) -> Tensor:
     """input / 2^other, rounded down; integers.
 
-    Example:
+    Examples:
         >>> x = torch.tensor([1, 6, 12], dtype=torch.int32)
         >>> y = torch.tensor([1, 2, 2], dtype=torch.int32)
         >>> ark.shift_right(x, y).eval()

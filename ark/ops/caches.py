@@ -56,7 +56,7 @@ def kv_append(cache: TensorLike, input: TensorLike, position: TensorLike, name: 
     context are dropped. With as many positions as rows each row is a sequence's, whose heads lie
     one behind the other's in the cache, (rows * heads, context, width).
 
-    Example:
+    Examples:
         >>> cache, position = ark.tensor([1, 3, 2]), torch.tensor([1], dtype=torch.int32)
         >>> ark.kv_append(cache, torch.ones(1, 2), position).eval()
         tensor([[[0., 0.],
@@ -95,7 +95,7 @@ def kv_cache_slot(
     outside of the cache writes nothing. ModelError where shapes, types or contiguity do not fit.
     Calls on one cache run in program order.
 
-    Example:
+    Examples:
         >>> cache, position = ark.tensor([3, 2]), torch.tensor([1], dtype=torch.int32)
         >>> ark.kv_cache_slot(cache, torch.ones(2), position).eval()
         tensor([1., 1.])

@@ -252,7 +252,7 @@ def custom_op(
     ark_load and ark_store alone, so that they may come as packets: small ones do, and symmetric
     memory does. InvalidUsageError says what does not fit.
 
-    Example:
+    Examples:
         >>> text = '''
         ... template <class Task, class X, class Y>
         ... ARK_DEVICE void twice(ArkCtx& c, const Task& task, X x, Y y) {

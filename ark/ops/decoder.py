@@ -48,7 +48,7 @@ def rotary_embedding(
     interleaved. With as many positions as rows each row has its own. Result of the input's shape
     and type.
 
-    Example:
+    Examples:
         >>> position = torch.tensor([1], dtype=torch.int32)
         >>> ark.rotary_embedding(torch.ones(1, 2), position, torch.ones(1)).eval()
         tensor([[-0.3012,  1.3818]])
@@ -81,7 +81,7 @@ def rope_kv(
     caches (kv_heads, context, width); with as many positions as rows, of as many sequences.
     Results: queries (rows, heads * width) fp32, both caches. ModelError for what does not fit.
 
-    Example:
+    Examples:
         >>> rows, caches = torch.ones(1, 6), [ark.tensor([1, 4, 2]) for _ in range(2)]
         >>> position = torch.tensor([1], dtype=torch.int32)
         >>> query, keys, values = ark.rope_kv(rows, position, torch.ones(1), *caches)
@@ -119,7 +119,7 @@ def last_row(rows: TensorLike, state: TokenState, name: str = "") -> Tensor:
     rows: (n, width), of the tokens from the position on; if the last token is further on, the
     result is their last row. Types of 8 bits or more.
 
-    Example:
+    Examples:
         >>> state = ark.TokenState.make(8)
         >>> ark.last_row(ark.tensor([4, 2]), state).shape()
         [1, 2]

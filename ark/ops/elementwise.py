@@ -211,7 +211,7 @@ def add(
 
     Floating point, or integers, which wrap. ModelError if shapes do not broadcast or types differ.
 
-    Example:
+    Examples:
         >>> ark.add(torch.tensor([5.0, -5.0, 2.0]), torch.tensor([3.0, 3.0, 2.0])).eval()
         tensor([ 8., -2.,  4.])
     """
@@ -226,7 +226,7 @@ def sub(
 ) -> Tensor:
     """input - other with broadcasting; either may be a number. As add otherwise.
 
-    Example:
+    Examples:
         >>> ark.sub(torch.tensor([5.0, -5.0, 2.0]), torch.tensor([3.0, 3.0, 2.0])).eval()
         tensor([ 2., -8.,  0.])
     """
@@ -241,7 +241,7 @@ def mul(
 ) -> Tensor:
     """input * other with broadcasting; either may be a number. As add otherwise.
 
-    Example:
+    Examples:
         >>> ark.mul(torch.tensor([5.0, -5.0, 2.0]), torch.tensor([3.0, 3.0, 2.0])).eval()
         tensor([ 15., -15.,   4.])
     """
@@ -258,7 +258,7 @@ def div(
 
     Integers divide towards zero, and by zero to 0.
 
-    Example:
+    Examples:
         >>> ark.div(torch.tensor([5.0, -5.0, 2.0]), torch.tensor([3.0, 3.0, 2.0])).eval()
         tensor([ 1.6667, -1.6667,  1.0000])
     """
@@ -273,7 +273,7 @@ def cast(
     Integers that are too large wrap; fp4 takes the nearest of its values. To or from `byte`, the
     bytes themselves are the result, without an output as a view of the input's memory.
 
-    Example:
+    Examples:
         >>> ark.cast(torch.tensor([1.7, -1.7]), ark.int32).eval()
         tensor([ 1, -1], dtype=torch.int32)
     """
@@ -293,7 +293,7 @@ def copy(
 
     A number as input fills `output`, or a new fp32 tensor of shape [1]. Any type.
 
-    Example:
+    Examples:
         >>> ark.copy(torch.tensor([-1.0, 0.0, 2.0])).eval()
         tensor([-1.,  0.,  2.])
     """
@@ -320,7 +320,7 @@ def _fill(
 def constant(value: float, shape: Sequence[int], dtype: DataType = fp32, name: str = "") -> Tensor:
     """A tensor filled with `value` in every iteration; any type.
 
-    Example:
+    Examples:
         >>> ark.constant(2.5, [2, 2]).eval()
         tensor([[2.5000, 2.5000],
                 [2.5000, 2.5000]])
@@ -331,7 +331,7 @@ def constant(value: float, shape: Sequence[int], dtype: DataType = fp32, name: s
 def ones(shape: Sequence[int], dtype: DataType = fp32, name: str = "") -> Tensor:
     """A tensor of ones in every iteration; up to 8 dimensions, any type.
 
-    Example:
+    Examples:
         >>> ark.ones([2, 3]).eval()
         tensor([[1., 1., 1.],
                 [1., 1., 1.]])
@@ -342,7 +342,7 @@ def ones(shape: Sequence[int], dtype: DataType = fp32, name: str = "") -> Tensor
 def zeros(shape: Sequence[int], dtype: DataType = fp32, name: str = "") -> Tensor:
     """A tensor of zeros in every iteration; up to 8 dimensions, any type.
 
-    Example:
+    Examples:
         >>> ark.zeros([2, 3]).eval()
         tensor([[0., 0., 0.],
                 [0., 0., 0.]])

@@ -33,7 +33,7 @@ def topk(
     first comes first; NaN is larger than all others, as in torch. InvalidUsageError
     unless 1 <= k <= n.
 
-    Example:
+    Examples:
         >>> values, indices = ark.topk(torch.tensor([[1.0, 9.0, 5.0]]), k=2)
         >>> values.eval(), indices.to_torch()
         (tensor([[9., 5.]]), tensor([[1, 2]], dtype=torch.int32))
@@ -72,7 +72,7 @@ def expert_linear(
     the input is fp32. An expert that there is not ends the run with a GpuError that names it.
     first, of: the weight has the experts from `first` on, of so many; the results of others are 0.
 
-    Example:
+    Examples:
         >>> x, experts = torch.ones(1, 2), torch.tensor([[1]], dtype=torch.int32)
         >>> weight = torch.arange(4.0).reshape(2, 1, 2)  # two experts
         >>> ark.expert_linear(x, weight, experts).eval()

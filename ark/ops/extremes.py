@@ -71,7 +71,7 @@ def argmax(
 
     Floating point, where NaN is the largest, or integers; the result is int32 or int64.
 
-    Example:
+    Examples:
         >>> x = torch.arange(6.0).reshape(2, 3)
         >>> ark.argmax(x).eval()
         tensor([[2],
@@ -91,7 +91,7 @@ def argmin(
 ) -> Tensor:
     """Index of the smallest element along `axis`, NaN the smallest; as argmax otherwise.
 
-    Example:
+    Examples:
         >>> x = torch.arange(6.0).reshape(2, 3)
         >>> ark.argmin(x, axis=0).eval()
         tensor([[0, 0, 0]], dtype=torch.int32)

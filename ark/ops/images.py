@@ -32,7 +32,7 @@ def resize(
     the input: half_pixel, (i + 0.5) * scale - 0.5; asymmetric, i * scale; align_corners, ends on
     ends. Places outside of the input take its nearest element. Types of 8 bits or more.
 
-    Example:
+    Examples:
         >>> x = torch.arange(3.0).reshape(1, 1, 3)
         >>> ark.resize(x, [6]).eval()
         tensor([[[0., 0., 1., 1., 2., 2.]]])
@@ -126,7 +126,7 @@ def batch_norm(
     Ioffe and Szegedy 2015, as in inference. input (n, channels, ...), the others (channels,), of
     one type.
 
-    Example:
+    Examples:
         >>> x = torch.arange(4.0).reshape(2, 2)
         >>> one, zero = torch.ones(2), torch.zeros(2)
         >>> ark.batch_norm(x, one, zero, mean=one, variance=one).eval()
@@ -161,7 +161,7 @@ def group_norm(
     input (n, channels, spatial...); scale and shift (channels,). One group a channel is an instance
     norm (Ulyanov et al. 2016). fp32, fp16, bf16.
 
-    Example:
+    Examples:
         >>> x = torch.arange(8.0).reshape(1, 4, 2)
         >>> ark.group_norm(x, groups=2).eval()
         tensor([[[-1.3416, -0.4472],
@@ -191,7 +191,7 @@ def instance_norm(
 ) -> Tensor:
     """group_norm with a group for every channel; shapes and types as for it.
 
-    Example:
+    Examples:
         >>> x = torch.arange(6.0).reshape(1, 2, 3)
         >>> ark.instance_norm(x).eval()
         tensor([[[-1.2247,  0.0000,  1.2247],

@@ -79,7 +79,7 @@ def pad(
     mode: constant (`value`), edge (the last element again), reflect (mirrored, without the last),
     wrap. Negative numbers take elements away.
 
-    Example:
+    Examples:
         >>> ark.pad(torch.ones(2), [(1, 2)]).eval()
         tensor([0., 1., 1., 0., 0.])
     """
@@ -101,7 +101,7 @@ def pad(
 def flip(input: TensorLike, axis: int | Sequence[int], name: str = "") -> Tensor:
     """The elements in reverse order along one axis or several; types of 8 bits or more.
 
-    Example:
+    Examples:
         >>> x = torch.arange(6.0).reshape(2, 3)
         >>> ark.flip(x, axis=1).eval()
         tensor([[2., 1., 0.],
@@ -128,7 +128,7 @@ def strided_slice(
 
     Types of 8 bits or more. InvalidUsageError for what is outside of the input.
 
-    Example:
+    Examples:
         >>> ark.strided_slice(torch.arange(6.0), begins=[5], sizes=[3], steps=[-2]).eval()
         tensor([5., 3., 1.])
     """
@@ -149,7 +149,7 @@ def strided_slice(
 def tile(input: TensorLike, repeats: Sequence[int], name: str = "") -> Tensor:
     """The tensor repeated along every dimension, as numpy.tile.
 
-    Example:
+    Examples:
         >>> ark.tile(torch.tensor([[1.0, 2.0]]), [2, 2]).eval()
         tensor([[1., 2., 1., 2.],
                 [1., 2., 1., 2.]])
@@ -171,7 +171,7 @@ def expand(
 
     ModelError if the shapes do not broadcast.
 
-    Example:
+    Examples:
         >>> ark.expand(torch.tensor([1.0, 2.0]), [2, 2]).eval()
         tensor([[1., 2.],
                 [1., 2.]])
@@ -189,7 +189,7 @@ def concat(
 
     Of 4-bit types along the last axis, all but the last tensor must have an even size there.
 
-    Example:
+    Examples:
         >>> x = torch.ones(1, 2)
         >>> ark.concat([x, x], axis=0).eval()
         tensor([[1., 1.],
@@ -226,7 +226,7 @@ def split(input: TensorLike, sizes: Sequence[int], axis: int, name: str = "") ->
 
     Any type. InvalidUsageError if the sizes do not add up, or there is no such axis.
 
-    Example:
+    Examples:
         >>> x = torch.arange(6.0).reshape(2, 3)
         >>> [part.shape() for part in ark.split(ark.placeholder([2, 3], data=x), [1, 2], axis=1)]
         [[2, 1], [2, 2]]

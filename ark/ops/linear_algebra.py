@@ -46,7 +46,7 @@ def matmul(
     tf32: of fp32 inputs the matrix units may read 10 bits of mantissa only, where they do so; the
     default is exact fp32.
 
-    Example:
+    Examples:
         >>> x = torch.arange(6.0).reshape(2, 3)
         >>> ark.matmul(x, torch.ones(3, 2)).eval()
         tensor([[ 3.,  3.],
@@ -119,7 +119,7 @@ def linear(
     Without a name it is called as its weight is. tf32: as of matmul, for an input and a weight of
     fp32.
 
-    Example:
+    Examples:
         >>> x = torch.arange(6.0).reshape(2, 3)
         >>> ark.linear(x, torch.ones(2, 3)).eval()
         tensor([[ 3.,  3.],

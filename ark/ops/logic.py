@@ -29,7 +29,7 @@ def less(
 
     Floating point, or integers, of one type. ModelError if shapes do not broadcast or types differ.
 
-    Example:
+    Examples:
         >>> ark.less(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([2.0, 2.0, 2.0])).eval()
         tensor([ True, False, False])
     """
@@ -44,7 +44,7 @@ def less_equal(
 ) -> Tensor:
     """input <= other, as bool. As less otherwise.
 
-    Example:
+    Examples:
         >>> ark.less_equal(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([2.0, 2.0, 2.0])).eval()
         tensor([ True,  True, False])
     """
@@ -59,7 +59,7 @@ def greater(
 ) -> Tensor:
     """input > other, as bool. As less otherwise.
 
-    Example:
+    Examples:
         >>> ark.greater(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([2.0, 2.0, 2.0])).eval()
         tensor([False, False,  True])
     """
@@ -74,7 +74,7 @@ def greater_equal(
 ) -> Tensor:
     """input >= other, as bool. As less otherwise.
 
-    Example:
+    Examples:
         >>> ark.greater_equal(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([2.0, 2.0, 2.0])).eval()
         tensor([False,  True,  True])
     """
@@ -89,7 +89,7 @@ def equal(
 ) -> Tensor:
     """input == other, as bool; bool tensors too. As less otherwise.
 
-    Example:
+    Examples:
         >>> ark.equal(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([2.0, 2.0, 2.0])).eval()
         tensor([False,  True, False])
     """
@@ -104,7 +104,7 @@ def not_equal(
 ) -> Tensor:
     """input != other, as bool; bool tensors too. As less otherwise.
 
-    Example:
+    Examples:
         >>> ark.not_equal(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([2.0, 2.0, 2.0])).eval()
         tensor([ True, False,  True])
     """
@@ -119,7 +119,7 @@ def logical_and(
 ) -> Tensor:
     """Both; bool tensors.
 
-    Example:
+    Examples:
         >>> x, y = torch.tensor([True, True, False]), torch.tensor([True, False, False])
         >>> ark.logical_and(x, y).eval()
         tensor([ True, False, False])
@@ -135,7 +135,7 @@ def logical_or(
 ) -> Tensor:
     """Either or both; bool tensors.
 
-    Example:
+    Examples:
         >>> x, y = torch.tensor([True, True, False]), torch.tensor([True, False, False])
         >>> ark.logical_or(x, y).eval()
         tensor([ True,  True, False])
@@ -151,7 +151,7 @@ def logical_xor(
 ) -> Tensor:
     """One and not the other; bool tensors.
 
-    Example:
+    Examples:
         >>> x, y = torch.tensor([True, True, False]), torch.tensor([True, False, False])
         >>> ark.logical_xor(x, y).eval()
         tensor([False,  True, False])
@@ -164,7 +164,7 @@ def logical_not(
 ) -> Tensor:
     """The opposite; a bool tensor.
 
-    Example:
+    Examples:
         >>> ark.logical_not(torch.tensor([True, False])).eval()
         tensor([False,  True])
     """
@@ -184,7 +184,7 @@ def maximum(
 ) -> Tensor:
     """The larger of two elements; NaN if one of them is. Floating point or integers.
 
-    Example:
+    Examples:
         >>> ark.maximum(torch.tensor([5.0, -5.0, 2.0]), torch.tensor([3.0, 3.0, 2.0])).eval()
         tensor([5., 3., 2.])
     """
@@ -199,7 +199,7 @@ def minimum(
 ) -> Tensor:
     """The smaller of two elements; NaN if one of them is. Floating point or integers.
 
-    Example:
+    Examples:
         >>> ark.minimum(torch.tensor([5.0, -5.0, 2.0]), torch.tensor([3.0, 3.0, 2.0])).eval()
         tensor([ 3., -5.,  2.])
     """
@@ -214,7 +214,7 @@ def mod(
 ) -> Tensor:
     """Remainder with the sign of `other` (Python's %); of integers by 0 it is 0.
 
-    Example:
+    Examples:
         >>> ark.mod(torch.tensor([5.0, -5.0, 2.0]), torch.tensor([3.0, 3.0, 2.0])).eval()
         tensor([2., 1., 0.])
     """
@@ -229,7 +229,7 @@ def fmod(
 ) -> Tensor:
     """Remainder with the sign of `input` (C's fmod); of integers by 0 it is 0.
 
-    Example:
+    Examples:
         >>> ark.fmod(torch.tensor([5.0, -5.0, 2.0]), torch.tensor([3.0, 3.0, 2.0])).eval()
         tensor([ 2., -2.,  0.])
     """
@@ -244,7 +244,7 @@ def atan2(
 ) -> Tensor:
     """The angle of the point (other, input) in radians, from -pi to pi; floating-point types.
 
-    Example:
+    Examples:
         >>> ark.atan2(torch.tensor([5.0, -5.0, 2.0]), torch.tensor([3.0, 3.0, 2.0])).eval()
         tensor([ 1.0304, -1.0304,  0.7854])
     """
@@ -259,7 +259,7 @@ def hypot(
 ) -> Tensor:
     """sqrt(input^2 + other^2), without overflow between; floating-point types.
 
-    Example:
+    Examples:
         >>> ark.hypot(torch.tensor([5.0, -5.0, 2.0]), torch.tensor([3.0, 3.0, 2.0])).eval()
         tensor([5.8310, 5.8310, 2.8284])
     """
@@ -276,7 +276,7 @@ def pow(
 
     Powers 2, 3, 0.5 and -1 given as numbers are products, a root, a quotient.
 
-    Example:
+    Examples:
         >>> ark.pow(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([2.0, 2.0, 0.5])).eval()
         tensor([1.0000, 4.0000, 1.7321])
     """

@@ -27,7 +27,7 @@ def logsumexp(
     Shifted by the largest element, so that nothing overflows; by nothing where that is infinite, so
     that the result is -inf where all elements are, and inf where one is.
 
-    Example:
+    Examples:
         >>> x = torch.arange(6.0).reshape(2, 3)
         >>> ark.logsumexp(x, axis=1).eval()
         tensor([[2.4076],

@@ -38,7 +38,7 @@ def gather(
     indices: int32 or int64, below 0 counted from the end; one out of range ends the run with a
     GpuError that names it.
 
-    Example:
+    Examples:
         >>> ark.gather(torch.arange(6.0).reshape(2, 3), torch.tensor([2, 0]), axis=1).eval()
         tensor([[2., 0.],
                 [5., 3.]])
@@ -73,7 +73,7 @@ def gather_elements(
 
     indices: of as many dimensions as the input and, beside the axis, not larger; else as gather.
 
-    Example:
+    Examples:
         >>> x = torch.arange(6.0).reshape(2, 3)
         >>> ark.gather_elements(x, torch.tensor([[0], [2]]), axis=1).eval()
         tensor([[0.],
@@ -130,7 +130,7 @@ def gather_nd(
 
     batch_dims: leading dimensions that both have and that are walked through together.
 
-    Example:
+    Examples:
         >>> x = torch.arange(6.0).reshape(2, 3)
         >>> ark.gather_nd(x, torch.tensor([[0, 2], [1, 0]])).eval()
         tensor([2., 3.])
@@ -174,7 +174,7 @@ def scatter_elements(
     indices may be one wide where the updates are wider. output: the input itself is updated in
     place.
 
-    Example:
+    Examples:
         >>> x, indices = torch.zeros(1, 3), torch.tensor([[2, 2]])
         >>> ark.scatter_elements(x, indices, torch.tensor([[1.0, 5.0]]), 1, "add").eval()
         tensor([[0., 0., 6.]])
@@ -231,7 +231,7 @@ def scatter_nd(
 
     indices (..., r), updates (..., rest); types and reduction as scatter_elements.
 
-    Example:
+    Examples:
         >>> ark.scatter_nd(torch.zeros(3), torch.tensor([[1]]), torch.tensor([5.0])).eval()
         tensor([0., 5., 0.])
     """

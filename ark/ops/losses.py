@@ -29,7 +29,7 @@ def cross_entropy(
     `ignore_index` do not count; where none counts, the result is no number. A target that is no
     class ends the run with a GpuError that names it. Result (1,) fp32.
 
-    Example:
+    Examples:
         >>> logits = torch.tensor([[2.0, 0.0], [0.0, 2.0]])
         >>> ark.cross_entropy(logits, torch.tensor([0, 0])).eval()
         tensor([1.1269])

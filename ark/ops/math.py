@@ -44,7 +44,7 @@ def _op(
     op.__name__ = op.__qualname__ = called or name
     op.__doc__ = f"""{meaning}, elementwise; any shape; {types}{", to bool" if predicate else ""}.
 
-    Example:
+    Examples:
         >>> ark.{op.__name__}(torch.tensor({example[0]})).eval()
         tensor({example[1]})
     """
@@ -127,7 +127,7 @@ def _gated(function: str, given: Gated) -> Any:
     op.__name__ = op.__qualname__ = function
     op.__doc__ = f"""{given.meaning}; fp32, fp16, bf16, broadcasting.
 
-    Example:
+    Examples:
         >>> ark.{function}(torch.tensor({first}), torch.tensor({second})).eval()
         tensor({expected})
     """
@@ -164,7 +164,7 @@ def leaky_relu(
 ) -> Tensor:
     """input where it is positive, else slope * input; any shape; fp32, fp16, bf16.
 
-    Example:
+    Examples:
         >>> ark.leaky_relu(torch.tensor([-1.0, 0.0, 2.0])).eval()
         tensor([-0.0100,  0.0000,  2.0000])
     """
@@ -179,7 +179,7 @@ def elu(
 
     Types: fp32, fp16, bf16.
 
-    Example:
+    Examples:
         >>> ark.elu(torch.tensor([-1.0, 0.0, 2.0])).eval()
         tensor([-0.6321,  0.0000,  2.0000])
     """
@@ -201,7 +201,7 @@ def selu(
 ) -> Tensor:
     """gamma times elu with `alpha` (Klambauer et al. 2017); any shape; fp32, fp16, bf16.
 
-    Example:
+    Examples:
         >>> ark.selu(torch.tensor([-1.0, 0.0, 2.0])).eval()
         tensor([-1.1113,  0.0000,  2.1014])
     """
@@ -217,7 +217,7 @@ def hard_sigmoid(
 ) -> Tensor:
     """alpha * input + beta, between 0 and 1; fp32, fp16, bf16.
 
-    Example:
+    Examples:
         >>> ark.hard_sigmoid(torch.tensor([-1.0, 0.0, 2.0])).eval()
         tensor([0.3000, 0.5000, 0.9000])
     """
@@ -232,7 +232,7 @@ def _hard(alpha: float, beta: float) -> Tree:
 def hard_swish(input: TensorLike, output: TensorLike | None = NullTensor, name: str = "") -> Tensor:
     """input * hard_sigmoid(input, 1/6, 1/2) (Howard et al. 2019); any shape; fp32, fp16, bf16.
 
-    Example:
+    Examples:
         >>> ark.hard_swish(torch.tensor([-1.0, 0.0, 2.0])).eval()
         tensor([-0.3333,  0.0000,  1.6667])
     """
@@ -249,7 +249,7 @@ def log_sigmoid(
 ) -> Tensor:
     """log(sigmoid(input)), elementwise; any shape; fp32, fp16, bf16.
 
-    Example:
+    Examples:
         >>> ark.log_sigmoid(torch.tensor([-1.0, 0.0, 2.0])).eval()
         tensor([-1.3133, -0.6931, -0.1269])
     """
@@ -259,7 +259,7 @@ def log_sigmoid(
 def mish(input: TensorLike, output: TensorLike | None = NullTensor, name: str = "") -> Tensor:
     """input * tanh(log(1 + e^input)) (Misra 2019); any shape; fp32, fp16, bf16.
 
-    Example:
+    Examples:
         >>> ark.mish(torch.tensor([-1.0, 0.0, 2.0])).eval()
         tensor([-0.3034,  0.0000,  1.9440])
     """
@@ -269,7 +269,7 @@ def mish(input: TensorLike, output: TensorLike | None = NullTensor, name: str = 
 def softsign(input: TensorLike, output: TensorLike | None = NullTensor, name: str = "") -> Tensor:
     """input / (1 + |input|); fp32, fp16, bf16.
 
-    Example:
+    Examples:
         >>> ark.softsign(torch.tensor([-1.0, 0.0, 2.0])).eval()
         tensor([-0.5000,  0.0000,  0.6667])
     """
@@ -282,7 +282,7 @@ def gelu_erf(input: TensorLike, output: TensorLike | None = NullTensor, name: st
 
     Any shape; fp32, fp16, bf16. Of infinities it has the limits, 0 and infinity.
 
-    Example:
+    Examples:
         >>> ark.gelu_erf(torch.tensor([-1.0, 0.0, 2.0])).eval()
         tensor([-0.1587,  0.0000,  1.9545])
     """

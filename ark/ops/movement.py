@@ -23,7 +23,7 @@ def transpose(
 
     InvalidUsageError if perm does not name each dimension once.
 
-    Example:
+    Examples:
         >>> x = torch.arange(6.0).reshape(2, 3)
         >>> ark.transpose(x, [1, 0]).eval()
         tensor([[0., 3.],
@@ -58,7 +58,7 @@ def embedding(
 
     An index that is out of range ends the run with a GpuError that names it.
 
-    Example:
+    Examples:
         >>> ark.embedding(torch.tensor([2, 0]), torch.arange(6.0).reshape(3, 2)).eval()
         tensor([[4., 5.],
                 [0., 1.]])
@@ -87,7 +87,7 @@ def rope(
     `other` holds (cos, sin) pairs for a rotary embedding (Su et al. 2021); leading dimensions
     broadcast, the last must be equal and even. fp32, fp16, bf16.
 
-    Example:
+    Examples:
         >>> ark.rope(torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, 1.0]])).eval()
         tensor([[-2.,  1.]])
     """

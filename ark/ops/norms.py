@@ -80,7 +80,7 @@ register("rounded_rmsnorm", _rounded_rmsnorm, lower_rows, aliasing="exact")
 def softmax(input: TensorLike, output: TensorLike | None = NullTensor, name: str = "") -> Tensor:
     """Softmax over the last dimension; fp32, fp16, bf16.
 
-    Example:
+    Examples:
         >>> x = torch.arange(6.0).reshape(2, 3)
         >>> ark.softmax(x).eval()
         tensor([[0.0900, 0.2447, 0.6652],
@@ -98,7 +98,7 @@ def safe_softmax(
 
     Attention has it of a row whose keys are all masked.
 
-    Example:
+    Examples:
         >>> x = torch.tensor([[0.0, 1.0], [float("-inf"), float("-inf")]])
         >>> ark.safe_softmax(x).eval()
         tensor([[0.2689, 0.7311],
@@ -114,7 +114,7 @@ def log_softmax(
 ) -> Tensor:
     """Logarithm of the softmax over the last dimension; any shape; fp32, fp16, bf16.
 
-    Example:
+    Examples:
         >>> x = torch.arange(6.0).reshape(2, 3)
         >>> ark.log_softmax(x).eval()
         tensor([[-2.4076, -1.4076, -0.4076],
@@ -132,7 +132,7 @@ def layernorm(
 
     Layer normalisation (Ba et al. 2016), without weight and bias.
 
-    Example:
+    Examples:
         >>> x = torch.arange(6.0).reshape(2, 3)
         >>> ark.layernorm(x).eval()
         tensor([[-1.2247,  0.0000,  1.2247],
@@ -155,7 +155,7 @@ def rmsnorm(
 
     weight: (columns,), of the input's type or fp32.
 
-    Example:
+    Examples:
         >>> x = torch.arange(6.0).reshape(2, 3)
         >>> ark.rmsnorm(x, torch.ones(3)).eval()
         tensor([[0.0000, 0.7746, 1.5492],

@@ -66,7 +66,7 @@ def paged_append(
     apart: no row of this iteration reads what another one appends; then attention need not wait.
     ModelError for what does not fit.
 
-    Example:
+    Examples:
         >>> cache, position = ark.tensor([2, 1, 16, 8]), torch.tensor([0], dtype=torch.int32)
         >>> pages = torch.tensor([[1]], dtype=torch.int32)
         >>> ark.paged_append(cache, torch.ones(1, 8), pages, position).eval().sum(dim=(1, 2, 3))
@@ -126,7 +126,7 @@ def paged_attention(
     pages wholly before a window no row sees anything. Result of the query's shape and type, fp32,
     fp16 or bf16; sums and exponentials are in fp32. ModelError for what does not fit.
 
-    Example:
+    Examples:
         >>> keys, position = torch.ones(2, 1, 16, 8), torch.tensor([3], dtype=torch.int32)
         >>> pages = torch.tensor([[1]], dtype=torch.int32)
         >>> ark.paged_attention(torch.ones(1, 8), keys, keys, pages, position).eval()

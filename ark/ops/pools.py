@@ -83,7 +83,7 @@ def max_pool(
     stride: default the kernel. padding: as conv; what lies outside does not take part. ceil: a last
     window that is not whole counts.
 
-    Example:
+    Examples:
         >>> x = torch.arange(16.0).reshape(1, 1, 4, 4)
         >>> ark.max_pool(x, kernel=2).eval()
         tensor([[[[ 5.,  7.],
@@ -107,7 +107,7 @@ def avg_pool(
     count_include_pad: padding takes part, as zeros; what lies past it in a last window that is not
     whole does not, as in torch.
 
-    Example:
+    Examples:
         >>> x = torch.arange(16.0).reshape(1, 1, 4, 4)
         >>> ark.avg_pool(x, kernel=2).eval()
         tensor([[[[ 2.5000,  4.5000],
@@ -121,7 +121,7 @@ def global_max_pool(input: TensorLike, name: str = "") -> Tensor:
 
     Floating point or integers.
 
-    Example:
+    Examples:
         >>> x = torch.arange(8.0).reshape(1, 2, 4)
         >>> ark.global_max_pool(x).eval()
         tensor([[[3.],
@@ -134,7 +134,7 @@ def global_max_pool(input: TensorLike, name: str = "") -> Tensor:
 def global_avg_pool(input: TensorLike, name: str = "") -> Tensor:
     """Mean of every channel: (n, channels, spatial...) to (n, channels, 1...); fp32, fp16, bf16.
 
-    Example:
+    Examples:
         >>> x = torch.arange(8.0).reshape(1, 2, 4)
         >>> ark.global_avg_pool(x).eval()
         tensor([[[1.5000],

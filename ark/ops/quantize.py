@@ -60,7 +60,7 @@ def dequantize(
     result of `dtype`, fp32, fp16 or bf16. A group is an even number of elements. ModelError for
     other types, or scales that do not fit.
 
-    Example:
+    Examples:
         >>> weight = torch.tensor([[2, -4]], dtype=torch.int8)
         >>> ark.dequantize(weight, torch.tensor([[0.5]])).eval()
         tensor([[ 1., -2.]])
@@ -88,7 +88,7 @@ def quantize(
 
     dtype: int4, int8 or fp4; rounded to nearest even. Scales are of the input's type.
 
-    Example:
+    Examples:
         >>> elements, scales = ark.quantize(torch.tensor([[7.0, -3.5, 1.0, 0.0]]), group=4)
         >>> scales.eval()
         tensor([[1.]])
@@ -126,7 +126,7 @@ def quantized_linear(
     default the input's type. Types as dequantize; the result is of the input's type. ModelError
     for shapes or types that do not fit.
 
-    Example:
+    Examples:
         >>> weight = torch.tensor([[2, -4]], dtype=torch.int8)
         >>> ark.quantized_linear(torch.ones(1, 2), weight, torch.tensor([[0.5]])).eval()
         tensor([[-1.]])

@@ -91,7 +91,7 @@ def random_bits(
 
     seed, step: ints of 64 bits, or integer tensors of shape [1].
 
-    Example:
+    Examples:
         >>> ark.random_bits([2], seed=1).eval()
         tensor([3823634032, 3842641596], dtype=torch.uint32)
     """
@@ -113,7 +113,7 @@ def random_uniform(
 
     Rounding to a type of fewer bits may give `high` itself.
 
-    Example:
+    Examples:
         >>> ark.random_uniform([4], seed=1).eval()
         tensor([0.8903, 0.8947, 0.5857, 0.7113])
     """
@@ -137,7 +137,7 @@ def random_normal(
 
     Shape, type, seed and step as for random_uniform.
 
-    Example:
+    Examples:
         >>> ark.random_normal([4], seed=1).eval()
         tensor([ 1.6585, -0.3199,  1.0499, -0.6321])
     """
@@ -162,7 +162,7 @@ def dropout(
 
     Which ones, says the same random_uniform in the gradient. Any shape; fp32, fp16, bf16.
 
-    Example:
+    Examples:
         >>> ark.dropout(torch.ones(6), rate=0.5, seed=3).eval()
         tensor([2., 0., 2., 2., 0., 2.])
     """

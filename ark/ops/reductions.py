@@ -119,7 +119,7 @@ def reduce_sum(
 ) -> Tensor:
     """Sum over `axis`, or several; fp32, fp16, bf16, integers, which wrap.
 
-    Example:
+    Examples:
         >>> x = torch.arange(6.0).reshape(2, 3)
         >>> ark.reduce_sum(x, axis=1).eval()
         tensor([[ 3.],
@@ -137,13 +137,13 @@ def reduce_mean(
 ) -> Tensor:
     """Mean over `axis`, or several; fp32, fp16, bf16.
 
-    Example:
+    Examples:
         >>> x = torch.arange(6.0).reshape(2, 3)
         >>> ark.reduce_mean(x, axis=1).eval()
         tensor([[1.],
                 [4.]])
 
-    Example:
+    Examples:
         >>> x = torch.arange(6.0).reshape(2, 3)
         >>> ark.mean(x, 1).eval()
         tensor([[1.],
@@ -161,7 +161,7 @@ def reduce_max(
 ) -> Tensor:
     """Largest element over `axis`, or several; fp32, fp16, bf16, integers.
 
-    Example:
+    Examples:
         >>> x = torch.arange(6.0).reshape(2, 3)
         >>> ark.reduce_max(x, axis=[0, 1]).eval()
         tensor([[5.]])
@@ -178,7 +178,7 @@ def reduce_min(
 ) -> Tensor:
     """Smallest element over `axis`, or several; fp32, fp16, bf16, integers.
 
-    Example:
+    Examples:
         >>> x = torch.arange(6.0).reshape(2, 3)
         >>> ark.reduce_min(x, axis=1, keepdims=False).eval()
         tensor([0., 3.])
@@ -195,7 +195,7 @@ def reduce_prod(
 ) -> Tensor:
     """Product over `axis`, or several; fp32, fp16, bf16, integers, which wrap.
 
-    Example:
+    Examples:
         >>> x = torch.arange(6.0).reshape(2, 3)
         >>> ark.reduce_prod(x, axis=0).eval()
         tensor([[ 0.,  4., 10.]])

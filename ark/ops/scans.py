@@ -28,7 +28,7 @@ def cumsum(
 
     exclusive: without the element itself. reverse: from the end. Accumulated in fp32.
 
-    Example:
+    Examples:
         >>> ark.cumsum(torch.arange(4.0), axis=0).eval()
         tensor([0., 1., 3., 6.])
     """
@@ -45,7 +45,7 @@ def cumprod(
 ) -> Tensor:
     """Products of the elements up to each along `axis`; as cumsum otherwise.
 
-    Example:
+    Examples:
         >>> ark.cumprod(torch.tensor([1.0, 2.0, 3.0]), axis=0).eval()
         tensor([1., 2., 6.])
     """

@@ -31,7 +31,7 @@ def where(
     condition: bool; input and other: tensors of one type, any but those of 4 bits, or one of them
     a number.
 
-    Example:
+    Examples:
         >>> x = torch.tensor([-1.0, 2.0])
         >>> ark.where(torch.tensor([True, False]), x, 0.0).eval()
         tensor([-1.,  0.])
@@ -72,7 +72,7 @@ def clip(
 ) -> Tensor:
     """input, but not below `minimum` nor above `maximum`, numbers; floating point or integers.
 
-    Example:
+    Examples:
         >>> ark.clip(torch.tensor([-2.0, 0.5, 2.0]), -1.0, 1.0).eval()
         tensor([-1.0000,  0.5000,  1.0000])
     """
@@ -90,7 +90,7 @@ def clip(
 def iota(shape: Sequence[int], axis: int, dtype: DataType, name: str = "") -> Tensor:
     """A tensor whose elements are their own index along `axis`; floating point or integers.
 
-    Example:
+    Examples:
         >>> ark.iota([2, 3], axis=1, dtype=ark.int32).eval()
         tensor([[0, 1, 2],
                 [0, 1, 2]], dtype=torch.int32)
@@ -125,7 +125,7 @@ def tril(
 
     Zeros elsewhere. Types of 8 bits or more; ModelError for fewer than two dimensions.
 
-    Example:
+    Examples:
         >>> ark.tril(torch.ones(2, 2)).eval()
         tensor([[1., 0.],
                 [1., 1.]])
@@ -140,7 +140,7 @@ def triu(
 
     Zeros elsewhere. Types and errors as for tril.
 
-    Example:
+    Examples:
         >>> ark.triu(torch.ones(2, 2), 1).eval()
         tensor([[0., 1.],
                 [0., 0.]])
@@ -162,7 +162,7 @@ def one_hot(
     input: any integers; a negative one counts from the end, others outside of the range have none.
     axis: where the new dimension stands in the result.
 
-    Example:
+    Examples:
         >>> ark.one_hot(torch.tensor([2, 0]), 3, dtype=ark.fp32).eval()
         tensor([[0., 0., 1.],
                 [1., 0., 0.]])

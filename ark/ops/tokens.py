@@ -47,7 +47,7 @@ class TokenState:
     (1,) int32: a word that the host may set while the kernel runs, which then ends with the
     iteration; None without one.
 
-    Example:
+    Examples:
         >>> ark.TokenState.make(8).batch
         1
     """
@@ -174,7 +174,7 @@ def embed(
     Of several texts tokens (batch * context,) lie one behind the other, each has its position,
     (batch,), and a row of the result, (batch, dim).
 
-    Example:
+    Examples:
         >>> text = torch.tensor([2, 0], dtype=torch.int32)
         >>> position = torch.tensor([0], dtype=torch.int32)
         >>> ark.embed(text, torch.arange(6.0).reshape(3, 2), position).eval()
@@ -202,7 +202,7 @@ def advance(state: TokenState, rows: int, name: str = "") -> None:
 
     ModelError if they are fewer than one.
 
-    Example:
+    Examples:
         >>> state = ark.TokenState.make(8)
         >>> ark.advance(state, 4)
     """
@@ -229,7 +229,7 @@ def sample(logits: TensorLike, state: TokenState, name: str = "") -> None:
     of ark.SamplingParams (ark.tasks.adjusted). fp32, fp16 or bf16; ModelError for
     other types or shapes.
 
-    Example:
+    Examples:
         >>> state = ark.TokenState.make(8)
         >>> ark.sample(ark.tensor([1, 100]), state)
     """

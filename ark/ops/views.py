@@ -73,7 +73,7 @@ def tensor(
     shape: at most 8 dimensions of at least 1; any type. strides: the buffer's size per dimension,
     default padded_shape. ModelError where a view does not fit its buffer.
 
-    Example:
+    Examples:
         >>> ark.tensor([2, 3], ark.bf16).shape()
         [2, 3]
     """
@@ -95,7 +95,7 @@ def parameter(
 ) -> Parameter:
     """A tensor that ark.Module collects and that matmuls may stream; otherwise as ark.tensor.
 
-    Example:
+    Examples:
         >>> ark.parameter([2, 3]).shape()
         [2, 3]
     """
@@ -120,7 +120,7 @@ def placeholder(
     Bind later with tensor_mappings of Runtime.launch or Runtime.run. Shape, type, strides and
     errors as for tensor.
 
-    Example:
+    Examples:
         >>> x = ark.placeholder([2], data=torch.ones(2))
         >>> (x + x).eval()
         tensor([2., 2.])
@@ -200,7 +200,7 @@ def reshape(
     allowzero: a 0 means no elements, which is refused. A view where memory allows, else a copy; any
     type. ModelError if the shapes hold different numbers of elements.
 
-    Example:
+    Examples:
         >>> x = ark.iota([2, 3], axis=1, dtype=ark.int32)
         >>> ark.reshape(x, [3, -1]).eval()
         tensor([[0, 1],
@@ -250,7 +250,7 @@ def reshape(
 def identity(input: TensorLike, deps: Sequence[Any] = (), name: str = "") -> Tensor:
     """The same tensor, whose users also come after `deps` have been written; any shape and type.
 
-    Example:
+    Examples:
         >>> x = torch.tensor([-1.0, 2.0])
         >>> ark.identity(ark.relu(x)).eval()
         tensor([0., 2.])
@@ -264,7 +264,7 @@ def identity(input: TensorLike, deps: Sequence[Any] = (), name: str = "") -> Ten
 def detach(input: TensorLike, name: str = "") -> Tensor:
     """The same tensor, through which no gradient passes; any shape and type.
 
-    Example:
+    Examples:
         >>> x = torch.tensor([-1.0, 2.0])
         >>> ark.detach(ark.relu(x)).eval()
         tensor([0., 2.])
@@ -280,7 +280,7 @@ def sharding(input: TensorLike, axis: int, dim_per_shard: int, name: str = "") -
 
     ModelError if it does not divide.
 
-    Example:
+    Examples:
         >>> [part.shape() for part in ark.sharding(ark.tensor([4, 6]), axis=1, dim_per_shard=2)]
         [[4, 2], [4, 2], [4, 2]]
     """
@@ -302,7 +302,7 @@ def sharding(input: TensorLike, axis: int, dim_per_shard: int, name: str = "") -
 def noop(input: TensorLike, name: str = "") -> None:
     """Mentions a tensor, of any shape and type, in the model; does nothing.
 
-    Example:
+    Examples:
         >>> ark.noop(torch.tensor([1.0]))
     """
     base = as_tensor(input)

@@ -153,7 +153,7 @@ def conv(
     tf32: of fp32 the matrix units may read 10 bits of mantissa only, where they do so, as torch's
     convolutions do unless told otherwise; the default is exact fp32.
 
-    Example:
+    Examples:
         >>> x = torch.arange(9.0).reshape(1, 1, 3, 3)
         >>> ark.conv(x, torch.ones(1, 1, 2, 2)).eval()
         tensor([[[[ 8., 12.],
@@ -214,7 +214,7 @@ def conv_transpose(
     weight (channels, outputs / groups, kernel...); output_padding: added behind each dimension.
     tf32: as of conv.
 
-    Example:
+    Examples:
         >>> x = torch.ones(1, 1, 2)
         >>> ark.conv_transpose(x, torch.ones(1, 1, 2)).eval()
         tensor([[[1., 2., 1.]]])

@@ -53,7 +53,7 @@ def launch(ranks: int, function: Callable[..., Any], *args: Any) -> int:
     appears. Returns 0, or the exit code of the rank that failed first after printing its error: 2
     for an error of ark, else 1.
 
-    Example:
+    Examples:
         >>> ark.launch(1, print, "a rank")
         0
     """

@@ -44,6 +44,20 @@ def test_the_decoder_of_the_page_is_the_one_that_ark_has() -> None:
     assert ast.literal_eval("{" + line + "}").items() <= decoders.CASES.items()
 
 
+def test_the_decoder_of_ones_own_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    section = PAGE.read_text().split("## A decoder of your own")[1].split("\n## ")[0]
+    (program,) = re.findall(r"```python\n(.*?)```", section, re.S)
+    monkeypatch.setattr(registry, "ARCHITECTURES", dict(registry.ARCHITECTURES))
+    (tmp_path / "examples").symlink_to(DOCS.parent / "examples")
+    monkeypatch.chdir(tmp_path)
+    scope: dict[str, Any] = {}
+    exec(program, scope)
+    assert registry.ARCHITECTURES["ParallelForCausalLM"] is scope["Parallel"]
+    assert len(capsys.readouterr().out) > 8
+
+
 @pytest.fixture
 def case(monkeypatch: pytest.MonkeyPatch) -> tuple[str, dict[str, Any]]:
     """Does what the page's steps say; the name and the fields of its test case."""

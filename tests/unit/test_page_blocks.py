@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +13,10 @@ import pytest
 
 import ark
 from ark.backend import registry
-from tests.pages import python_blocks
+from ark.cli import main
+from tests.pages import python_blocks, shown
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -63,3 +68,21 @@ def test_the_modules_of_the_page_of_models() -> None:
     model = SimpleNamespace(hidden=lambda state, count: rows.append(count))
     space["prompt"](model, ark.TokenState.make(8), 4)
     assert rows == [4]
+
+
+def test_why_a_plan_chose_its_variant(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decisions are printed for a plan that the cache has too."""
+    page = (ROOT / "docs/plan-decisions.md").read_text()
+    blocks = re.findall(r"```console\n(.*?)```", page, re.S)
+    calls = [line for block in blocks for line in block.splitlines() if line.startswith("$ ")]
+    assert calls == ["$ ark plan examples/noah --machine h200", f"$ ARK_DEBUG=lower {calls[0][2:]}"]
+    monkeypatch.chdir(ROOT)
+    assert main(calls[0].split()[2:]) == 0
+    out = capsys.readouterr().out
+    monkeypatch.setenv("ARK_DEBUG", "lower")
+    assert main(calls[0].split()[2:]) == 0
+    err = capsys.readouterr().err
+    for block, output in zip(blocks, (out, err), strict=True):
+        assert shown(block.splitlines()[1:], output), output

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import inspect
 import re
 from pathlib import Path
 from types import SimpleNamespace
 
 import yaml
+
+import ark
+import ark.interop.torch
+import ark.models
+import ark.parallel
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -21,6 +28,28 @@ def test_the_navigation_has_every_page_but_the_diaries() -> None:
     docs = ROOT / "docs"
     pages = {str(p.relative_to(docs)) for p in docs.rglob("*.md")}
     assert sorted(named) == sorted(p for p in pages if not p.startswith("history/"))
+
+
+def test_the_lint_session_builds_the_site_strictly() -> None:
+    lint = next(
+        node
+        for node in ast.parse((ROOT / "noxfile.py").read_text()).body
+        if isinstance(node, ast.FunctionDef) and node.name == "lint"
+    )
+    assert "session.run('mkdocs', 'build', '--strict'" in ast.unparse(lint)
+    assert yaml.safe_load((ROOT / "mkdocs.yml").read_text())["strict"]
+
+
+def test_the_page_of_the_interface_has_every_public_name() -> None:
+    page = (ROOT / "docs/reference/api.md").read_text()
+    shown = set(re.findall(r"^::: [\w.]+\.(\w+)$", page, re.M))
+    ops = {n for n in ark.ops.__all__ if not inspect.isclass(getattr(ark, n))}
+    packages = (ark, ark.comm, ark.distributed, ark.interop, ark.interop.torch, ark.models)
+    packages += (ark.optim, ark.parallel)
+    # What a page shows of ark.LLM, ark.comm.channel and so on by the name of what defines them.
+    shown |= {"channel"} if "Channel" in shown else set()
+    public = {n for p in packages for n in p.__all__ if callable(getattr(p, n))}
+    assert public | {"LLM", "SamplingParams", "StructuredOutputsParams"} <= shown | ops
 
 
 def test_links_out_of_docs_become_their_text() -> None:

@@ -19,7 +19,7 @@ def all_reduce_packet(
 
     Arguments, types and errors as for all_reduce.
 
-    Example:
+    Examples:
         >>> with ark.use_model(ark.Model(0, 2)):
         ...     shape = ark.all_reduce_packet(ark.tensor([8, 3]), rank=0, world_size=2).shape()
         ...
@@ -42,7 +42,7 @@ def all_reduce_prefill(
 
     `output` may be the input. ModelError for any other size, type or number of ranks, as in ARK.
 
-    Example:
+    Examples:
         >>> with ark.use_model(ark.Model(0, 2)):
         ...     x = ark.tensor([2048, 4096], ark.fp16)
         ...     shape = ark.all_reduce_prefill(x, rank=0, world_size=2).shape()

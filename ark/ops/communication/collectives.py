@@ -187,7 +187,7 @@ def all_reduce(
         InvalidUsageError: no such algorithm, or a topology or program of other ranks.
         SystemError: ForestColl or TACCL are asked for without the packages that they need.
 
-    Example:
+    Examples:
         >>> ark.all_reduce(torch.ones(2), rank=0, world_size=1).eval()
         tensor([1., 1.])
     """
@@ -237,7 +237,7 @@ def all_gather(
 
     Shape [n, ...] becomes [world_size * n, ...]. Arguments and errors as for all_reduce.
 
-    Example:
+    Examples:
         >>> with ark.use_model(ark.Model(0, 4)):
         ...     shape = ark.all_gather(ark.tensor([2, 3]), rank=0, world_size=4).shape()
         ...
@@ -268,7 +268,7 @@ def reduce_scatter(
     Shape [world_size * n, ...] becomes [n, ...]; ModelError if it cannot. Types, arguments and
     errors as for all_reduce.
 
-    Example:
+    Examples:
         >>> with ark.use_model(ark.Model(0, 4)):
         ...     shape = ark.reduce_scatter(ark.tensor([8, 3]), rank=0, world_size=4).shape()
         ...
@@ -307,7 +307,7 @@ def broadcast(
 
     Arguments and errors as for all_reduce.
 
-    Example:
+    Examples:
         >>> with ark.use_model(ark.Model(0, 4)):
         ...     shape = ark.broadcast(ark.tensor([8, 3]), rank=0, world_size=4).shape()
         ...
@@ -341,7 +341,7 @@ def all_to_all(
     The first dimension must be a multiple of world_size (ModelError); any type. Arguments and
     errors as for all_reduce.
 
-    Example:
+    Examples:
         >>> with ark.use_model(ark.Model(0, 4)):
         ...     shape = ark.all_to_all(ark.tensor([8, 3]), rank=0, world_size=4).shape()
         ...

@@ -58,7 +58,7 @@ def send(
     ARK 0.5's send(input, id, dst_rank, bytes) is taken too: with a number of bytes (0: all of them)
     or its names, the tensor travels as bytes to a recv of that form.
 
-    Example:
+    Examples:
         >>> with ark.use_model(ark.Model(0, 2)):
         ...     shape = ark.send(ark.tensor([4]), remote_rank=1, tag=0).shape()
         ...
@@ -87,7 +87,7 @@ def send_done(
 
     ARK 0.5's send_done(input, id, dst_rank) is taken too.
 
-    Example:
+    Examples:
         >>> with ark.use_model(ark.Model(0, 2)):
         ...     shape = ark.send_done(ark.send(ark.tensor([4]), remote_rank=1, tag=0)).shape()
         ...
@@ -113,7 +113,7 @@ def recv(
     taken too, for a send of that form: without an output the result is a new tensor of so many
     bytes, which ark.cast takes for elements of another type.
 
-    Example:
+    Examples:
         >>> with ark.use_model(ark.Model(1, 2)):
         ...     shape = ark.recv(ark.tensor([4]), remote_rank=0, tag=0).shape()
         ...

@@ -82,7 +82,7 @@ def parallelize(
         InvalidUsageError: no such plan, or a mesh of no ranks. UnsupportedError: a graph that
         cannot be split. PlanError: nothing fits into the memory.
 
-    Example:
+    Examples:
         >>> with ark.use_model(ark.Model(0, 1)) as model:
         ...     x, up, down = ark.tensor([8, 16]), ark.tensor([32, 16]), ark.tensor([16, 32])
         ...     y = ark.linear(ark.relu(ark.linear(x, up)), down)

@@ -41,6 +41,7 @@ def test_the_example_of_a_function_or_class_runs(name: str) -> None:
     text = inspect.getdoc(getattr(ark, name)) or ""
     case = parser.get_doctest(text, space, name, None, 0)
     assert case.examples, f"ark.{name} has no example"
+    assert "\nExamples:\n" in text, "the site shows the section `Examples:` as code, no other"
     said: list[str] = []
     runner.run(case, out=said.append)
     assert runner.failures == 0, "".join(said)

@@ -79,18 +79,6 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
     assert "usage: ark" in capsys.readouterr().out
 
 
-def test_the_page_of_commands_has_every_command_and_its_split_fits(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    page = (Path(NOAH).parents[1] / "docs/index.md").read_text()
-    named = set(re.findall(r"^\| `ark (\w+)", page, re.MULTILINE))
-    assert named == set(COMMANDS)
-    row = re.search(r"`ark parallelize DIR\\\|(.+?) \[.*--plan ([^\s\]]+)", page)
-    assert row is not None
-    assert main(["parallelize", *row[1].split(), "--plan", row[2]]) == 0
-    assert "ms a step (predicted)" in capsys.readouterr().out
-
-
 def test_module_and_version() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "ark", "--version"], capture_output=True, text=True, check=True
