@@ -329,7 +329,7 @@ def soak(server: Process, requests: int, connections: int) -> Load:
 
     def settled() -> bool:
         now = httpx.get(url, timeout=PATIENCE_S).json()
-        return idle.items() <= now.items() and now["free_pages"] == now["pages"]
+        return bool(idle.items() <= now.items() and now["free_pages"] == now["pages"])
 
     until(settled, "all slots and pages are free", PATIENCE_S)
     until(lambda: server.open_files() <= files + 4, "connections are closed", PATIENCE_S)
