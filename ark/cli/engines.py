@@ -7,9 +7,13 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ark.backend import registry
-from ark.cli.common import errors, progress, read_file, tell_backend
+from ark.backend.devices import Device
+from ark.backend.protocol import Backend
+from ark.cli.common import device_index, errors, progress, read_file, tell_backend
+from ark.cli.common import share as rank_machine
 from ark.cli.parser import positive
 from ark.errors import InvalidUsageError
 from ark.models.build import FULL
@@ -18,9 +22,13 @@ from ark.models.checkpoint import Checkpoint
 from ark.models.plans import choose_context
 from ark.models.sampling import MAX_LOGPROBS
 from ark.models.tokenizer import Tokenizer
+from ark.runtime.bootstrap import Bootstrap
+from ark.runtime.rank_info import rank_from_environment
 from ark.serving.embedder import Embedder
 from ark.serving.engine import Engine
+from ark.serving.loading import load_model
 from ark.serving.memory import MEMORY_SHARE, checked_share, choose_pages
+from ark.serving.ranks import follow
 
 
 def chat_templates(directory: Path, tokenizer: Tokenizer, file: str | None) -> ChatTemplates:
@@ -56,33 +64,81 @@ def share(text: str) -> float:
 
 
 @contextmanager
-def open_engine(
-    args: argparse.Namespace, checkpoint: Checkpoint, slots: int, pages: int | None = None
-) -> Iterator[Engine]:
-    """An engine on the device that the options name, after a verdict on memory."""
+def _engine_options(
+    args: argparse.Namespace,
+    checkpoint: Checkpoint,
+    slots: int,
+    pages: int | None,
+    ranks: Bootstrap | None,
+) -> Iterator[tuple[Backend, Device, dict[str, Any]]]:
+    """The device that the options name, and the arguments of Engine.open and load_model, after a
+    verdict on memory.
+    """
+    world, leads = (1, True) if ranks is None else (ranks.world_size, ranks.rank == 0)
     backend, probe = registry.choose(args.backend)
-    tell_backend(args.backend, backend, probe)
-    with closing(backend.open(args.device)) as device:
+    devices = len(probe.devices)
+    if leads:
+        tell_backend(args.backend, backend, probe)
+    index = device_index(args.device, rank_from_environment(), devices)
+    with closing(backend.open(index)) as device:
         length = choose_context(checkpoint, args.context)
-        count, verdict = choose_pages(
-            checkpoint, device.free_bytes(), length, slots, args.memory_share, pages
-        )
-        errors.print(verdict, style="dim", soft_wrap=True)
-        with progress(False) as tell:
-            engine = Engine.open(
-                checkpoint,
+        free = device.free_bytes()
+        share = args.memory_share
+        count, verdict = choose_pages(checkpoint, free, length, slots, share, pages, world)
+        if leads:
+            errors.print(verdict, style="dim", soft_wrap=True)
+        if ranks is not None:
+            count = min(int(each) for each in ranks.all_gather(b"%d" % count, "pages"))
+        with progress(not leads) as tell:
+            yield (
                 backend,
                 device,
-                slots=slots,
-                context=args.context,
-                chunk=args.chunk,
-                pages=count,
-                sampling=FULL,
-                max_logprobs=MAX_LOGPROBS,
-                progress=tell,
+                {
+                    "slots": slots,
+                    "context": args.context,
+                    "chunk": args.chunk,
+                    "pages": count,
+                    "sampling": FULL,
+                    "max_logprobs": MAX_LOGPROBS,
+                    "progress": tell,
+                    "ranks": ranks,
+                    "machine": rank_machine(device.machine, backend.name, world, devices),
+                },
             )
-        with engine:
-            yield engine
+
+
+@contextmanager
+def open_engine(
+    args: argparse.Namespace,
+    checkpoint: Checkpoint,
+    slots: int,
+    pages: int | None = None,
+    ranks: Bootstrap | None = None,
+) -> Iterator[Engine]:
+    """An engine on the device that the options name. ranks: those that share the model, of which
+    this is rank 0.
+    """
+    with (
+        _engine_options(args, checkpoint, slots, pages, ranks) as (backend, device, options),
+        Engine.open(checkpoint, backend, device, **options) as engine,
+    ):
+        yield engine
+
+
+def follow_engine(
+    args: argparse.Namespace,
+    checkpoint: Checkpoint,
+    slots: int,
+    pages: int | None,
+    ranks: Bootstrap,
+) -> None:
+    """This rank's part of rank 0's engine, until that ends."""
+    with _engine_options(args, checkpoint, slots, pages, ranks) as (backend, device, options):
+        model = load_model(checkpoint, backend, device, **options)
+        try:
+            follow(model.executor, ranks)
+        finally:
+            model.close()
 
 
 @contextmanager
@@ -90,7 +146,7 @@ def open_embedder(args: argparse.Namespace, checkpoint: Checkpoint) -> Iterator[
     """An embedder on the device that the options name, after a verdict on memory."""
     backend, probe = registry.choose(args.backend)
     tell_backend(args.backend, backend, probe)
-    with closing(backend.open(args.device)) as device:
+    with closing(backend.open(args.device or 0)) as device:
         length = choose_context(checkpoint, args.context)
         free = device.free_bytes()
         _, verdict = choose_pages(checkpoint, free, length, 1, args.memory_share, None)

@@ -6,13 +6,21 @@ import argparse
 import asyncio
 import importlib.util
 import os
+import signal
+import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
 from ark import log
-from ark.cli.common import visible
-from ark.cli.engines import add_memory, chat_templates, open_embedder, open_engine
+from ark.cli.common import to_be_started, visible
+from ark.cli.engines import (
+    add_memory,
+    chat_templates,
+    follow_engine,
+    open_embedder,
+    open_engine,
+)
 from ark.cli.parser import (
     CHUNK,
     Subparsers,
@@ -26,7 +34,11 @@ from ark.errors import InvalidUsageError, SystemError, UnsupportedError
 from ark.models.checkpoint import Checkpoint
 from ark.models.generation import sampling_fields
 from ark.models.hub import hub_name, local_directory
+from ark.models.shard import check_ranks
 from ark.models.tokenizer import Tokenizer
+from ark.runtime.bootstrap import Bootstrap
+from ark.runtime.launch import launch_command
+from ark.runtime.rank_info import rank_from_environment
 from ark.server.calls import FORMATS, format_of
 from ark.serving.types import EngineLike
 
@@ -85,7 +97,7 @@ def register(subparsers: Subparsers) -> None:
         type=positive,
         default=1,
         metavar="N",
-        help="1: the engine runs on one device (docs/serving.md)",
+        help="ranks that share the model (tensor parallel), one device each",
     )
     add_memory(
         p, "positions of a request, its answer included (default: the model's, at most 4096)"
@@ -132,7 +144,7 @@ def register(subparsers: Subparsers) -> None:
         help="seconds that answers may go on after SIGTERM",
     )
     add_backend(p)
-    add_device(p)
+    add_device(p, of_rank=True)
     p.set_defaults(func=run)
 
 
@@ -155,10 +167,12 @@ def seconds(text: str) -> float:
 
 
 @contextmanager
-def _engine(args: argparse.Namespace, checkpoint: Checkpoint) -> Iterator[EngineLike]:
+def _engine(
+    args: argparse.Namespace, checkpoint: Checkpoint, ranks: Bootstrap | None
+) -> Iterator[EngineLike]:
     """The engine of the task that the options name."""
     if args.task == "generate":
-        with open_engine(args, checkpoint, args.slots, args.pages) as engine:
+        with open_engine(args, checkpoint, args.slots, args.pages, ranks) as engine:
             yield engine
         return
     from ark.server.embeddings import EmbeddingEngine
@@ -169,18 +183,38 @@ def _engine(args: argparse.Namespace, checkpoint: Checkpoint) -> Iterator[Engine
 
 def run(args: argparse.Namespace) -> int:
     check_packages()
-    if args.ranks != 1:
+    rank_info = rank_from_environment()
+    world = max(args.ranks, rank_info.world_size)
+    if world > 1 and args.task == "embed":
         raise UnsupportedError(
-            f"--ranks {args.ranks} is not supported: the engine runs on one device; start a server "
-            "for each device, as examples/ray_serve does, or use `ark generate --ranks` for a "
-            "single text"
+            "--task embed runs on one device; omit --ranks, or start a server for each device"
         )
+    if to_be_started(args.ranks, rank_info):
+        # The checkpoint's errors are one process's to tell.
+        config = Checkpoint.open(local_directory(args.directory), args.quantize).config
+        check_ranks(config, args.ranks)
+        argv = [sys.executable, "-m", "ark", *args.words]
+        return launch_command(args.ranks, argv, forward=(signal.SIGTERM, signal.SIGINT))
+    if world == 1:
+        return _serve(args, None)
+    with Bootstrap.from_environment(rank_info=rank_info) as ranks:
+        if ranks.rank == 0:
+            return _serve(args, ranks)
+        for number in (signal.SIGTERM, signal.SIGINT):  # which are rank 0's to answer
+            signal.signal(number, signal.SIG_IGN)
+        checkpoint = Checkpoint.open(local_directory(args.directory), args.quantize)
+        follow_engine(args, checkpoint, args.slots, args.pages, ranks)
+        return 0
+
+
+def _serve(args: argparse.Namespace, ranks: Bootstrap | None) -> int:
+    """Serves until the process is told to end. ranks: those that share the model."""
     from ark.server.run import bound, serve, url_of
 
     _check_keys(args)
     with (
         closing(bound(args.host, args.port)) as listener,
-        opened(args) as (engine, model, options),
+        opened(args, ranks) as (engine, model, options),
     ):
         embeds = bool(model.embedding_size)
 
@@ -224,8 +258,12 @@ def _check_keys(args: argparse.Namespace) -> None:
 
 
 @contextmanager
-def opened(args: argparse.Namespace) -> Iterator[tuple[EngineLike, ServedModel, Options]]:
-    """What a server runs: the engine, the model that it offers, and the options."""
+def opened(
+    args: argparse.Namespace, ranks: Bootstrap | None = None
+) -> Iterator[tuple[EngineLike, ServedModel, Options]]:
+    """What a server runs: the engine, the model that it offers, and the options. ranks: those that
+    share the model, of which this is rank 0.
+    """
     from ark.server.app import Limits
     from ark.server.model import ServedModel
     from ark.server.run import Options
@@ -240,7 +278,7 @@ def opened(args: argparse.Namespace) -> Iterator[tuple[EngineLike, ServedModel, 
         del defaults["temperature"]
     chosen = args.tool_call_parser
     limits = Limits(args.body_limit << 20, request_s=args.timeout, queue=args.queue)
-    with _engine(args, checkpoint) as engine:
+    with _engine(args, checkpoint, ranks) as engine:
         model = ServedModel(
             args.served_model_name or usual_name,
             tokenizer,

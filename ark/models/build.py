@@ -125,10 +125,10 @@ class Shape:
                 f"chunk={self.chunk} and batch={self.batch} cannot be combined, because several "
                 "prompts are read one token per iteration; omit the chunk"
             )
-        if (self.batch > 1 or self.pages is not None) and self.world_size > 1:
+        if self.batch > 1 and self.pages is None and self.world_size > 1:
             raise InvalidUsageError(
-                f"batch={self.batch} on {self.world_size} ranks is not supported: several "
-                "sequences are decoded on one rank only; omit the batch or the ranks"
+                f"batch={self.batch} on {self.world_size} ranks is not supported without pages: "
+                "such sequences are decoded on one rank; omit the batch or the ranks"
             )
 
 

@@ -85,8 +85,12 @@ def _split_head(model: Llama, rank: int, world_size: int) -> dict[ark.Parameter,
         shares[head.weight] = (rows,)
 
     def gather(module: ark.Module, output: ark.Tensor) -> ark.Tensor:
+        rows = output.shape()[0]
         logits = ark.all_gather(output, rank, world_size, name="gathered")
-        return ark.reshape(logits, (1, vocabulary))
+        if rows > 1:
+            parts = ark.reshape(logits, (world_size, rows, own))
+            logits = ark.transpose(parts, [1, 0, 2])
+        return ark.reshape(logits, (rows, vocabulary))
 
     head.register_forward_hook(gather)
     return shares

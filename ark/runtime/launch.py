@@ -84,13 +84,26 @@ def launch(ranks: int, function: Callable[..., Any], *args: Any) -> int:
         _end(started)
 
 
-def launch_command(ranks: int, argv: Sequence[str], *, stdin: bool = False) -> int:
+def launch_command(
+    ranks: int,
+    argv: Sequence[str],
+    *,
+    stdin: bool = False,
+    forward: Sequence[signal.Signals] = (),
+) -> int:
     """Runs the command in `ranks` processes and returns the exit code, as `launch` does.
 
-    stdin: rank 0 reads this process's standard input; the others never do.
+    stdin: rank 0 reads this process's standard input; the others never do. forward: signals that
+    rank 0 is sent in this process's place.
     """
     _check(ranks)
     started: list[_Rank] = []
+
+    def send(number: int, _: object) -> None:
+        if started and started[0].poll() is None:
+            os.kill(started[0].pid, number)
+
+    before = {number: signal.signal(number, send) for number in forward}
     try:
         for rank, environment in enumerate(_environments(ranks)):
             ours, theirs = (
@@ -125,6 +138,8 @@ def launch_command(ranks: int, argv: Sequence[str], *, stdin: bool = False) -> i
         ) from error
     finally:
         _end(started)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _check(ranks: int) -> None:

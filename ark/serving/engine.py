@@ -21,7 +21,9 @@ from ark.backend.devices import Device
 from ark.backend.protocol import Backend
 from ark.errors import BaseError, GpuError, InvalidUsageError
 from ark.ir.values import whole
+from ark.machine import Machine
 from ark.models.checkpoint import Checkpoint
+from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.executor import BUDGET_S
 from ark.serving.loading import PAGE_POSITIONS, LoadedModel, Report, load_model
 from ark.serving.masks import MaskMaker
@@ -37,6 +39,8 @@ OnEvent = Callable[[Event], None]
 LAUNCH_ITERATIONS = 512
 """Iterations of a launch, after which the host launches again: its work is a small part of them."""
 MAX_LAUNCH_ITERATIONS = 1 << 16
+RANK_ITERATIONS = 8
+"""Iterations of a launch on several ranks, which do not leave it early."""
 MASK_WAIT_S = 1e-4
 """How long a step waits for masks before it goes on without the rows that need them."""
 
@@ -50,8 +54,9 @@ class Engine:
         """model: which the engine closes in the end. Others as of `open`."""
         self._model, self._shape = model, model.shape
         assert model.shape.pages is not None and not (draft and model.shape.pages.apart)
-        self._rows = DeviceRows(model.executor, model.shape)
-        self._launch_iterations = iterations
+        self._rows = DeviceRows(model.executor, model.shape, model.ranks)
+        several = model.shape.world_size > 1
+        self._launch_iterations = min(iterations, RANK_ITERATIONS) if several else iterations
         self._pool = model.page_pool(self._rows.reserved)
         self._scheduler = Scheduler(
             model.shape.batch, model.shape.chunk, model.shape.context, self._pool, draft
@@ -88,6 +93,8 @@ class Engine:
         max_logprobs: int = 0,
         budget_s: float = BUDGET_S,
         progress: Report | None = None,
+        ranks: Bootstrap | None = None,
+        machine: Machine | None = None,
     ) -> Engine:
         """An engine that has loaded a checkpoint, or the one in a directory.
 
@@ -99,7 +106,9 @@ class Engine:
         or is cancelled. draft: tokens of a request that free rows try beyond the
         next one, where its text repeats itself; the text stays the same. sampling,
         max_logprobs: `sampling` and `logprobs` of ark.models.build.Shape. progress: as of
-        ark.models.generate.Generator.
+        ark.models.generate.Generator. ranks: those that share the model, of which this is rank 0;
+        the others call `load_model` with the same arguments and ark.serving.ranks.follow. machine:
+        to plan for, by default the device's.
 
         Raises ark.errors with a paragraph for a person before anything runs.
         """
@@ -125,6 +134,8 @@ class Engine:
             max_logprobs=max_logprobs,
             budget_s=budget_s,
             progress=progress,
+            ranks=ranks,
+            machine=machine,
         )
         try:
             return cls(model, iterations, draft)

@@ -14,11 +14,23 @@ from ark.backend.protocol import Backend
 from ark.errors import InvalidUsageError, UnsupportedError
 from ark.ir.dtype import DataType
 from ark.ir.values import whole
+from ark.machine import Machine
 from ark.models.build import Pages, Shape
 from ark.models.checkpoint import Checkpoint
 from ark.models.load import weights
-from ark.models.plans import Drafted, choose_chunk, choose_context, plans, usual_chunk
+from ark.models.plans import (
+    Drafted,
+    choose_chunk,
+    choose_context,
+    digest,
+    plans,
+    usual_chunk,
+)
+from ark.models.same import check_same_model
+from ark.plan.rotated import on_rank
 from ark.plan.types import Plan
+from ark.runtime import tuned_collectives
+from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.executor import BUDGET_S, Executor
 from ark.runtime.program import begin
 from ark.runtime.runner import load
@@ -33,11 +45,14 @@ PAGE_POSITIONS = 16
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A plan of pages with its weights. opened: the device, where it is closed with the plan."""
+    """A plan of pages with its weights. opened: the device, where it is closed with the plan.
+    ranks: those that share the model.
+    """
 
     executor: Executor
     shape: Shape
     opened: Device | None = None
+    ranks: Bootstrap | None = None
 
     def page_pool(self, reserved: int) -> PagePool:
         """The pages behind the first so many."""
@@ -80,6 +95,8 @@ def load_model(
     max_logprobs: int = 0,
     budget_s: float = BUDGET_S,
     progress: Report | None = None,
+    ranks: Bootstrap | None = None,
+    machine: Machine | None = None,
 ) -> LoadedModel:
     """Plans, compiles and loads a checkpoint; arguments and errors as of Engine.open."""
     if not 1 <= whole("the number of slots", slots) <= MAX_BATCH:
@@ -90,6 +107,8 @@ def load_model(
     opened = None if not isinstance(device, int) else chosen.open(device)
     target = device if not isinstance(device, int) else opened
     assert target is not None
+    rank, world_size = (0, 1) if ranks is None else (ranks.rank, ranks.world_size)
+    machine = machine or target.machine
     try:
         length = choose_context(checkpoint, context)
         dtype = DataType.from_numpy(checkpoint.dtype)
@@ -97,26 +116,28 @@ def load_model(
             checkpoint.config,
             dtype,
             length,
-            choose_chunk(chunk, length, usual_chunk(target.machine, dtype)),
+            choose_chunk(chunk, length, usual_chunk(machine, dtype)),
+            rank,
+            world_size,
             batch=slots,
             pages=pages_of(slots, length, page, pages, draft),
             sampling=sampling,
             logprobs=whole("the number of log probabilities", max_logprobs),
         )
-        executor = loaded(checkpoint, chosen, target, shape, budget_s, progress)
-        return LoadedModel(executor, shape, opened)
+        executor = loaded(checkpoint, chosen, target, shape, budget_s, progress, ranks, machine)
+        return LoadedModel(executor, shape, opened, ranks)
     except BaseException:
         if opened is not None:
             opened.close()
         raise
 
 
-def compiling(backend: Backend, device: Device) -> Drafted:
-    """Starts to compile the kernels of a plan's draft, all at once."""
+def compiling(backend: Backend, device: Device, rank: int = 0) -> Drafted:
+    """Starts to compile the kernels of a rank's draft, all at once."""
 
-    def drafted(rank: int, draft: Plan) -> None:
-        if isinstance(device, KernelDevice):
-            begin(draft, backend, device.arch)
+    def drafted(number: int, draft: Plan) -> None:
+        if number == rank and isinstance(device, KernelDevice):
+            begin(on_rank(draft, rank), backend, device.arch)
 
     return drafted
 
@@ -128,13 +149,23 @@ def loaded(
     shape: Shape,
     budget_s: float,
     progress: Report | None,
+    ranks: Bootstrap | None = None,
+    machine: Machine | None = None,
 ) -> Executor:
-    """The shape's plan on a device, with the checkpoint's weights."""
+    """The shape's plan on a device, with the checkpoint's weights. ranks: those that share the
+    model. machine: to plan for, by default the device's.
+    """
+    machine = machine or device.machine
     tell = progress or (lambda label, done, total: None)
     tell("planning", 0, 0)
-    plan = plans(shape, device.machine, drafted=compiling(backend, device))[0]
+    options = tuned_collectives.options(machine, shape.world_size, ranks)
+    everyone = plans(shape, machine, options or None, compiling(backend, device, shape.rank))
+    if ranks is not None and shape.world_size > 1:
+        ranks.check_same("the plan", digest(everyone))
+        check_same_model(ranks, checkpoint)
     tell("compiling", 0, 0)
-    runner = load(plan, backend, device, budget_s=budget_s)
+    plan = everyone[shape.rank]
+    runner = load(plan, backend, device, ranks=ranks, budget_s=budget_s)
     try:
         if not isinstance(runner, Executor):
             raise UnsupportedError(

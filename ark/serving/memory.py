@@ -22,14 +22,24 @@ def checked_share(share: Any) -> float:
 
 
 def choose_pages(
-    checkpoint: Checkpoint, free: int, context: int, slots: int, share: float, asked: int | None
+    checkpoint: Checkpoint,
+    free: int,
+    context: int,
+    slots: int,
+    share: float,
+    asked: int | None,
+    ranks: int = 1,
 ) -> tuple[int, str]:
     """The pages to keep, and a line that says what fits. asked: so many; None for those of all
-    slots, or as many as fit. free: bytes of the device, of which that share is used.
+    slots, or as many as fit. free: bytes of the device, of which that share is used. ranks:
+    that share weights, keys and values; the embedding is taken as whole on each.
 
     SystemError where the weights, and the pages or one request, do not fit.
     """
-    weights, page = checkpoint.nbytes, checkpoint.position_nbytes * PAGE_POSITIONS
+    config = checkpoint.config
+    embedding = config.vocab_size * config.hidden_size * checkpoint.dtype.itemsize
+    weights = (checkpoint.nbytes + (ranks - 1) * embedding) // ranks
+    page = checkpoint.position_nbytes * PAGE_POSITIONS // ranks
     each = -(-context // PAGE_POSITIONS)
     fitting = int((free * share - weights) // page) - slots - 1  # rows and the prompt have one each
     verdict = (

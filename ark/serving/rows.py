@@ -18,9 +18,11 @@ from ark.models.build import Shape
 from ark.models.options import bias_of, counts_of, option_words
 from ark.models.sampling import SamplingParams
 from ark.models.sequences import read_logprobs
+from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.executor import Executor
 from ark.runtime.run import Run
 from ark.serving.progress import Chunks, Progress, Step
+from ark.serving.ranks import Memory
 from ark.serving.types import Request
 from ark.tasks.tokens import SETTINGS, key_halves, noise_key
 
@@ -148,15 +150,15 @@ class DeviceRows:
     writes.
     """
 
-    def __init__(self, executor: Executor, shape: Shape) -> None:
+    def __init__(self, executor: Executor, shape: Shape, ranks: Bootstrap | None = None) -> None:
         assert shape.pages is not None
         self.executor, self.shape, self.pages = executor, shape, shape.pages
+        self._memory = Memory(executor, ranks)
         most = shape.pages.most(shape.context)
         self._tables = np.repeat(np.arange(shape.batch, dtype=np.int32)[:, None], most, axis=1)
         self._settings = np.array([IDLE] * shape.batch, np.int32)
         self._positions = np.zeros(shape.batch, np.int32)
         self._written: dict[str, np.ndarray] = {}
-        self._addresses: dict[str, int] = {}
         self._rows: list[tuple[Progress, int] | None] = [None] * shape.batch
         self._known = [0] * shape.batch  # tokens of the row's text that the device has
         self._drafted = 0  # rows of the last step that read drafts
@@ -182,9 +184,11 @@ class DeviceRows:
 
     def leave(self) -> None:
         """Makes the running launch leave at the end of an iteration: the one that runs, or the next
-        one if that has passed the point where it looks. Any thread may call it.
+        one if that has passed the point where it looks. Any thread may call it. Several ranks do
+        not leave: each would have to in the same iteration.
         """
-        self._leave[0] = 1
+        if self.shape.world_size == 1:
+            self._leave[0] = 1
 
     def stay(self) -> None:
         """Takes `leave` back, before the next launch."""
@@ -193,6 +197,7 @@ class DeviceRows:
     def close(self) -> None:
         """The executor is about to free the word, which other threads may still set."""
         self._leave = np.zeros(1, np.int32)
+        self._memory.close()
 
     @property
     def leaving(self) -> bool:
@@ -210,7 +215,7 @@ class DeviceRows:
             self._write_rows(step)
             form = next(n for n in self.pages.forms if n >= len(step.rows) + len(drafted))
             iterations[self._phases.index(f"decode{form}")] = step.iterations
-        return Launched(self, step, self.executor.start(iterations))
+        return Launched(self, step, self._memory.start(iterations))
 
     def left(self, positions: list[int], known: list[int], iterations: int) -> None:
         """A launch has left its first rows at these positions, with so many known tokens each; rows
@@ -226,11 +231,7 @@ class DeviceRows:
         before = self._written.get(name)
         if before is None or before.tobytes() != values.tobytes():
             self._written[name] = kept = values.copy()
-            self._prepare(name, kept.reshape(-1))
-
-    def _prepare(self, name: str, values: np.ndarray) -> None:
-        """Writes a tensor of the plan that has as many elements."""
-        self.executor.prepare(self._address(name, values.size), values.view(np.uint8))
+            self._memory.write(name, kept.size, 0, kept)
 
     def _write_chunks(self, chunks: Chunks) -> None:
         progress, shape = chunks.progress, self.shape
@@ -241,8 +242,8 @@ class DeviceRows:
         settings[SETTINGS.index("last")] = progress.last
         table = np.full(self._tables.shape[1], shape.batch, np.int32)
         table[: len(progress.pages)] = progress.pages
-        self._prepare("prompt_tokens", tokens)
-        self._prepare("prompt_position", np.array([chunks.start], np.int32))
+        self._memory.write("prompt_tokens", tokens.size, 0, tokens)
+        self._memory.write("prompt_position", 1, 0, np.array([chunks.start], np.int32))
         self._write("prompt_settings", settings)
         self._write("prompt_pages", table)
 
@@ -287,8 +288,8 @@ class DeviceRows:
     def _write_tokens(self, row: int, begin: int, tokens: Sequence[int]) -> None:
         """Tokens of a row's text, from place `begin` on."""
         context, words = self.shape.context, np.array(tokens, np.int32)
-        address = self._address("tokens", self.shape.batch * context)
-        self.executor.prepare(address + 4 * (row * context + begin), words.view(np.uint8))
+        elements, offset = self.shape.batch * context, 4 * (row * context + begin)
+        self._memory.write("tokens", elements, offset, words)
 
     def logprobs(
         self, row: int, first: int, count: int, asked: int
@@ -300,15 +301,7 @@ class DeviceRows:
 
     def _write_part(self, name: str, row: int, values: np.ndarray) -> None:
         """Writes a row's part of a tensor, which has such a part for each row."""
-        address = self._address(name, self.shape.batch * values.size)
-        self.executor.prepare(address + row * values.nbytes, values.view(np.uint8))
-
-    def _address(self, name: str, elements: int) -> int:
-        """The device address of a tensor of so many elements, looked up once in the plan."""
-        if name not in self._addresses:
-            tensor = self.executor.find(name, elements)
-            self._addresses[name] = self.executor.tensor_address(tensor)
-        return self._addresses[name]
+        self._memory.write(name, self.shape.batch * values.size, row * values.nbytes, values)
 
     def _write_sampling(self, row: int, progress: Progress) -> None:
         """A row gets another request: its options, and how often its text has each token."""

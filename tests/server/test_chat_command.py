@@ -181,6 +181,15 @@ def test_an_empty_api_key_is_refused(
     assert "the API key is empty" in " ".join(capsys.readouterr().err.split())
 
 
-def test_several_ranks_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["serve", str(NOAH), "--ranks", "2"]) != 0
-    assert "the engine runs on one device" in " ".join(capsys.readouterr().err.split())
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--ranks", "3"], "is not divisible by 3 ranks"),
+        (["--ranks", "2", "--task", "embed"], "--task embed runs on one device"),
+    ],
+)
+def test_ranks_that_are_refused(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", str(NOAH), *words]) != 0
+    assert said in " ".join(capsys.readouterr().err.split())

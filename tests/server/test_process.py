@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 import socket
 import subprocess
@@ -16,41 +15,12 @@ import httpx
 import pytest
 
 from tests.checkpoints import make_checkpoint
-from tests.slow import slow
-
-PATIENCE_S = 120.0
+from tests.server.process import PATIENCE_S, Process
 
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("served"), context=256)
-
-
-class Process:
-    """A running `ark serve`. A context manager that kills it."""
-
-    def __init__(self, directory: Path, *words: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "ark", "serve", str(directory), "--backend", "cpu", *words],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert self.process.stdout is not None
-        timer = threading.Timer(PATIENCE_S, self.process.kill)
-        timer.start()
-        line = self.process.stdout.readline()
-        timer.cancel()
-        address = re.search(r"http://\S+", line)
-        assert address, (line, self.process.communicate()[1])
-        self.url = address.group()
-
-    def __enter__(self) -> Process:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.communicate()
 
 
 @pytest.fixture
@@ -59,26 +29,11 @@ def served(directory: Path) -> Iterator[Process]:
         yield process
 
 
-def listening(pid: int) -> list[str]:
-    """The local addresses on which a process listens."""
-    inodes = set()
-    for entry in Path(f"/proc/{pid}/fd").iterdir():
-        match = re.fullmatch(r"socket:\[(\d+)\]", str(entry.readlink()))
-        inodes |= {match.group(1)} if match else set()
-    rows = [
-        line.split()
-        for name in ("tcp", "tcp6", "udp", "udp6")
-        for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]
-    ]
-    return [row[1] for row in rows if row[9] in inodes and row[3] in ("0A", "07")]
-
-
 def test_sigterm_while_it_works(served: Process) -> None:
     """What has begun ends whole, new requests are refused, and the exit code is 0. Until then it
     listens on the one address that was asked for.
     """
-    port = int(served.url.rsplit(":", 1)[1])
-    assert listening(served.process.pid) == [f"0100007F:{port:04X}"]
+    assert served.listens_where_asked()
     running = threading.Barrier(5)
     asked = {"prompt": "The", "max_tokens": 200, "stream": True, "ignore_eos": True}
 
@@ -101,20 +56,6 @@ def test_sigterm_while_it_works(served: Process) -> None:
     assert served.process.wait(PATIENCE_S) == 0
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{served.url}/health")
-
-
-@slow
-def test_killed_and_started_again_on_the_same_port(directory: Path) -> None:
-    with Process(directory, "--port", "0") as first:
-        port = first.url.rsplit(":", 1)[1]
-        with httpx.stream(
-            "POST", f"{first.url}/v1/completions", json={"prompt": "a", "stream": True}
-        ) as answer:
-            next(answer.iter_lines())
-            first.process.kill()
-            first.process.wait(PATIENCE_S)
-    with Process(directory, "--port", port) as second:
-        assert httpx.get(f"{second.url}/health").status_code == 200
 
 
 def test_a_port_in_use_is_an_error_before_anything_is_loaded(directory: Path) -> None:

@@ -15,6 +15,7 @@ from ark.server.app import Limits
 from ark.server.run import Options
 from tests.server.raw import Raw, request
 from tests.server.running import Running, noah_model, running, until
+from tests.server.soak import is_error, mutated
 from tests.server.stand_in import CountingEngine
 from tests.slow import examples
 
@@ -23,14 +24,6 @@ GOOD = {"prompt": "The king", "max_tokens": 4}
 
 def body(**fields: Any) -> bytes:
     return json.dumps({**GOOD, **fields}).encode()
-
-
-def is_error(answer: Any) -> bool:
-    """True for OpenAI's error object with a sentence in it."""
-    error = answer.get("error") if isinstance(answer, dict) else None
-    if not isinstance(error, dict) or set(error) != {"message", "type", "param", "code"}:
-        return False
-    return len(error["message"]) > 10 and "Traceback" not in error["message"]
 
 
 def test_pipelined_requests_are_answered_in_order(server: Running) -> None:
@@ -102,29 +95,13 @@ def test_a_body_beyond_the_limit(engine: CountingEngine) -> None:
 def test_malformed_bodies(server: Running) -> None:
     """Each is answered, most with an error of the client, and none ends the server."""
     draw = random.Random(0)
-    whole = json.dumps(
-        {**GOOD, "n": 2, "stop": ["a", "b"], "stream": False, "logit_bias": {"5": 1}, "seed": 7}
-    ).encode()
     statuses, count = [], examples(500)
     with httpx.Client(base_url=server.url, timeout=20) as client:
         for _ in range(count):
-            text = bytearray(whole)
-            for _ in range(draw.randint(1, 4)):
-                place = draw.randrange(len(text))
-                kind = draw.randrange(4)
-                if kind == 0:
-                    text[place] = draw.randrange(256)
-                elif kind == 1:
-                    del text[place : place + draw.randint(1, 20)]
-                elif kind == 2:
-                    text[place:place] = draw.choice(
-                        [b"[" * 5000, b"null", b"-1", b"1e999", b"{}", b'"\\ud800"', b"9" * 30]
-                    )
-                else:
-                    text = text[:place] + text
+            text = mutated(draw)
             path = draw.choice(["/v1/completions", "/v1/chat/completions", "/tokenize"])
             headers = {"content-type": "application/json"}
-            answer = client.post(path, content=bytes(text), headers=headers)
+            answer = client.post(path, content=text, headers=headers)
             statuses.append(answer.status_code)
             assert answer.status_code == 200 or is_error(answer.json()), (text, answer.text)
         assert max(statuses) < 500

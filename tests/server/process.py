@@ -1,0 +1,68 @@
+"""`ark serve` as a process of its own, and what the machine says of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+PATIENCE_S = 120.0
+
+
+class Process:
+    """A running `ark serve` on the CPU. A context manager that kills it."""
+
+    def __init__(self, directory: Path, *words: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "ark", "serve", str(directory), "--backend", "cpu", *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        timer = threading.Timer(PATIENCE_S, self.process.kill)
+        timer.start()
+        line = self.process.stdout.readline()
+        timer.cancel()
+        address = re.search(r"http://\S+", line)
+        assert address, (line, self.process.communicate()[1])
+        self.url = address.group()
+        self.port = int(self.url.rsplit(":", 1)[1])
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+    def resident_bytes(self) -> int:
+        """Its memory."""
+        pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    def open_files(self) -> int:
+        """How many files and sockets it has open."""
+        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+
+    def listening(self) -> list[str]:
+        """The local addresses on which it listens, as /proc/net has them."""
+        pid, inodes = self.process.pid, set()
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # closed since
+                match = re.fullmatch(r"socket:\[(\d+)\]", str(entry.readlink()))
+                inodes |= {match.group(1)} if match else set()
+        rows = [
+            line.split()
+            for name in ("tcp", "tcp6", "udp", "udp6")
+            for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]
+        ]
+        return [row[1] for row in rows if row[9] in inodes and row[3] in ("0A", "07")]
+
+    def listens_where_asked(self) -> bool:
+        """True where its one listening socket is the port on 127.0.0.1."""
+        return self.listening() == [f"0100007F:{self.port:04X}"]

@@ -1,0 +1,403 @@
+"""A soak of `ark serve` on the CPU: good requests among bad clients, for as long as asked for.
+
+    python -m tests.server.soak --requests 100000 --connections 1000
+
+Good texts stay those that the same requests had alone; bad requests are refused with a sentence.
+Memory, slots, pages, files and sockets of the server return to what they were. Then SIGTERM comes
+under load, and kill -9 under load before a start on the same port.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import importlib.util
+import json
+import random
+import signal
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.checkpoints import make_checkpoint
+from tests.server.process import Process
+from tests.server.raw import request
+from tests.server.running import until
+
+HAS_GRAMMARS = importlib.util.find_spec("llguidance") is not None
+PROMPT_COUNT = 40
+CLIENTS = 32  # requests at the same time
+PARTS = 10  # of the soak, after each of which memory is read
+MAX_GROWTH_BYTES = 64 << 20  # from the end of the second part on
+CLIENT_S = 600.0
+PATIENCE_S = 120.0
+OPTIONS = ("--slots", "8", "--queue", "1000", "--max-model-len", "128")
+
+
+def body(number: int, **fields: Any) -> bytes:
+    """A request whose answer depends on its number alone."""
+    asked = {"prompt": f"fox {number}", "max_tokens": 12, "temperature": 1.0, "seed": number}
+    if number % 4 == 0 and HAS_GRAMMARS:
+        asked["structured_outputs"] = {"regex": "[a-z]{3}( [a-z]{2,5}){2}"}
+    return json.dumps({**asked, "stream": True, **fields}).encode()
+
+
+def mutated(draw: random.Random) -> bytes:
+    """A body with some bytes changed, removed, added or doubled; few of them are still valid."""
+    fields = {"n": 2, "stop": ["a", "b"], "stream": False, "logit_bias": {"5": 1}, "seed": 7}
+    text = bytearray(json.dumps({"prompt": "fox", "max_tokens": 4, **fields}).encode())
+    for _ in range(draw.randint(1, 4)):
+        place = draw.randrange(len(text))
+        kind = draw.randrange(4)
+        if kind == 0:
+            text[place] = draw.randrange(256)
+        elif kind == 1:
+            del text[place : place + draw.randint(1, 20)]
+        elif kind == 2:
+            inserted = [b"[" * 5000, b"null", b"-1", b"1e999", b"{}", b'"\\ud800"', b"9" * 30]
+            text[place:place] = draw.choice(inserted)
+        else:
+            text = text[:place] + text
+    return bytes(text)
+
+
+@dataclass
+class Client:
+    """A connection, the number of its request, the texts that are known, and a source of faults."""
+
+    number: int
+    expected: dict[int, str]
+    draw: random.Random
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    async def text(self, slowly: bool = False) -> str:
+        """The text of a stream of events, read whole. slowly: a few lines, then a pause."""
+        text = ""
+        while line := await self.reader.readline():
+            if line.startswith(b"data: {"):
+                event = json.loads(line[6:])
+                assert "error" not in event, event
+                text += event["choices"][0]["text"]
+                await asyncio.sleep(0.05 if slowly else 0)
+            if line.startswith(b"data: [DONE]"):
+                return text
+        raise AssertionError(f"the stream ends early, after {text!r}")
+
+    async def check(self, *numbers: int, slowly: bool = False) -> None:
+        """The texts of requests of these numbers, this client's by default, are as ever."""
+        for number in numbers or (self.number,):
+            text = await self.text(slowly)
+            assert self.expected.setdefault(number, text) == text, (number, text)
+
+    async def answer(self) -> tuple[int, Any]:
+        """The status and the JSON of an answer that is not a stream."""
+        head = await self.reader.readuntil(b"\r\n\r\n")
+        length = next(
+            int(line.split(b":")[1])
+            for line in head.split(b"\r\n")
+            if line.lower().startswith(b"content-length:")
+        )
+        return int(head.split()[1]), json.loads(await self.reader.readexactly(length))
+
+    async def refused(self) -> None:
+        """The answer is a 400 with a sentence."""
+        status, answer = await self.answer()
+        assert status == 400 and is_error(answer), (status, answer)
+
+
+def is_error(answer: Any) -> bool:
+    """True for OpenAI's error object with a sentence in it."""
+    error = answer.get("error") if isinstance(answer, dict) else None
+    if not isinstance(error, dict) or set(error) != {"message", "type", "param", "code"}:
+        return False
+    return len(error["message"]) > 10 and "Traceback" not in error["message"]
+
+
+async def good(client: Client) -> None:
+    """Reads the whole answer."""
+    client.writer.write(request(body(client.number)))
+    await client.check()
+
+
+async def long(client: Client) -> None:
+    """Reads the whole of a longer answer."""
+    client.writer.write(request(body(client.number, max_tokens=100)))
+    text = await client.text()
+    assert client.expected.setdefault(PROMPT_COUNT + client.number, text) == text
+
+
+async def cancels(client: Client) -> None:
+    """Leaves within the answer."""
+    client.writer.write(request(body(client.number, max_tokens=100)))
+    await client.reader.readuntil(b"data: ")
+
+
+async def slow_reader(client: Client) -> None:
+    """Reads with pauses."""
+    client.writer.write(request(body(client.number)))
+    await client.check(slowly=True)
+
+
+async def half(client: Client) -> None:
+    """Leaves within the request."""
+    client.writer.write(request(body(client.number))[: 20 + client.number])
+    await client.writer.drain()
+
+
+async def half_closed(client: Client) -> None:
+    """Closes its own direction; whether it is answered is the server's to say."""
+    client.writer.write(request(body(client.number)))
+    client.writer.write_eof()
+    with contextlib.suppress(ConnectionError):
+        while await client.reader.read(1 << 16):
+            pass
+
+
+async def malformed(client: Client) -> None:
+    """Sends a body with faults."""
+    client.writer.write(request(mutated(client.draw)))
+    status, answer = await client.answer()
+    assert status == 200 or (status == 400 and is_error(answer)), (status, answer)
+
+
+async def cut_short(client: Client) -> None:
+    """Sends a body that ends early."""
+    client.writer.write(request(body(client.number)[: 10 + client.number]))
+    await client.refused()
+
+
+async def no_http(client: Client) -> None:
+    """Sends random bytes."""
+    client.writer.write(client.draw.randbytes(200) + b"\r\n\r\n")
+    await client.refused()
+
+
+async def invalid_utf8(client: Client) -> None:
+    """Sends a prompt that is not UTF-8."""
+    client.writer.write(request(body(client.number).replace(b"fox", b"f\xffx")))
+    await client.refused()
+
+
+async def ten_megabytes(client: Client) -> None:
+    """Sends a prompt of 10 MB."""
+    client.writer.write(request(json.dumps({"prompt": "fox " * 2_500_000}).encode()))
+    await client.writer.drain()
+    await client.refused()
+
+
+async def chunked(client: Client) -> None:
+    """Sends its body in chunks of a byte."""
+    head = request(b"", transfer_encoding="chunked").replace(b"content-length: 0\r\n", b"")
+    text = body(client.number)
+    client.writer.write(head + b"".join(b"1\r\n%c\r\n" % byte for byte in text) + b"0\r\n\r\n")
+    await client.check()
+
+
+async def pipelined(client: Client) -> None:
+    """Sends two requests at once."""
+    other = (client.number + 1) % PROMPT_COUNT
+    client.writer.write(request(body(client.number)) + request(body(other)))
+    await client.check(client.number, other)
+
+
+async def half_open(client: Client) -> None:
+    """Sends half a request and stays, until the server closes."""
+    client.writer.write(request(body(client.number))[: 40 + client.number])
+    with contextlib.suppress(ConnectionError):
+        while await client.reader.read(1 << 16):
+            pass
+
+
+Kind = Callable[[Client], Awaitable[None]]
+SHARES: dict[Kind, int] = {
+    good: 100,
+    cancels: 40,
+    slow_reader: 20,
+    half: 10,
+    half_closed: 10,
+    malformed: 20,
+    cut_short: 10,
+    no_http: 10,
+    invalid_utf8: 10,
+    chunked: 10,
+    pipelined: 10,
+    half_open: 4,
+    ten_megabytes: 1,
+}
+"""How often each kind of client comes."""
+
+
+@dataclass
+class Load:
+    """Clients of a server. expected: by number the text of its request."""
+
+    port: int
+    expected: dict[int, str] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
+    draw: random.Random = field(default_factory=lambda: random.Random(0))
+
+    async def one(self, kind: Kind, number: int) -> None:
+        """One client."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        try:
+            client = Client(number, self.expected, self.draw, reader, writer)
+            await asyncio.wait_for(kind(client), CLIENT_S)
+            self.counts[kind.__name__] += 1
+        finally:
+            writer.close()
+
+    async def alone(self) -> None:
+        """Each good request by itself, whose text is then known."""
+        for number in range(PROMPT_COUNT):
+            await self.one(good, number)
+        assert len(set(self.expected.values())) > PROMPT_COUNT / 2
+
+    async def many(self, kinds: Sequence[Kind]) -> None:
+        """Clients of these kinds, so many at the same time."""
+        gate = asyncio.Semaphore(CLIENTS)
+
+        async def gated(kind: Kind) -> None:
+            async with gate:
+                await self.one(kind, self.draw.randrange(PROMPT_COUNT))
+
+        await asyncio.gather(*map(gated, kinds))
+
+    @contextlib.asynccontextmanager
+    async def beside_idle(self, count: int) -> AsyncIterator[None]:
+        """Keeps so many connections open that say nothing; a closed one is opened again."""
+
+        async def idle() -> None:
+            while True:
+                reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+                try:
+                    while await reader.read(1 << 16):
+                        pass
+                finally:
+                    writer.close()
+
+        tasks = [asyncio.ensure_future(idle()) for _ in range(count)]
+        try:
+            yield
+            assert not [task for task in tasks if task.done()]
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def soak(server: Process, requests: int, connections: int) -> Load:
+    """The load, and what it leaves behind: nothing."""
+    load, files = Load(server.port), server.open_files()
+    kinds = load.draw.choices(list(SHARES), list(SHARES.values()), k=requests)
+
+    async def run() -> list[int]:
+        await load.alone()
+        memory, left_open = [], []
+        async with load.beside_idle(connections):
+            for part in range(PARTS):
+                begin = time.monotonic()
+                some = kinds[part::PARTS]
+                left_open += [
+                    asyncio.ensure_future(load.one(kind, number))
+                    for number, kind in enumerate(some)
+                    if kind is half_open
+                ]
+                await load.many([kind for kind in some if kind is not half_open])
+                memory.append(server.resident_bytes())
+                rate = len(some) / (time.monotonic() - begin)
+                print(
+                    f"{requests * (part + 1) // PARTS:,} requests: {rate:.0f} a second, "
+                    f"{memory[-1] >> 20} MiB resident, {server.open_files()} files open",
+                    flush=True,
+                )
+                assert server.listens_where_asked(), server.listening()
+            await asyncio.gather(*left_open)
+        return memory
+
+    memory = asyncio.run(run())
+    assert max(memory[2:]) < memory[1] + MAX_GROWTH_BYTES, memory
+    url = f"{server.url}/stats"
+    idle = {"running": 0, "waiting": 0}
+
+    def settled() -> bool:
+        now = httpx.get(url, timeout=PATIENCE_S).json()
+        return bool(idle.items() <= now.items() and now["free_pages"] == now["pages"])
+
+    until(settled, "all slots and pages are free", PATIENCE_S)
+    until(lambda: server.open_files() <= files + 4, "connections are closed", PATIENCE_S)
+    return load
+
+
+def terminate(server: Process, expected: dict[int, str]) -> None:
+    """SIGTERM under load: answers that have begun end whole, and the process ends with code 0."""
+    load = Load(server.port, expected)
+
+    async def run() -> None:
+        clients = [asyncio.ensure_future(load.one(long, number)) for number in range(CLIENTS)]
+
+        def begun() -> int:
+            now = httpx.get(f"{server.url}/stats", timeout=PATIENCE_S).json()
+            return int(now["running"] + now["waiting"])
+
+        while await asyncio.to_thread(begun) + sum(c.done() for c in clients) < CLIENTS:
+            await asyncio.sleep(0.001)
+        assert not all(client.done() for client in clients)
+        server.process.send_signal(signal.SIGTERM)
+        await asyncio.gather(*clients)
+
+    asyncio.run(run())
+    assert server.process.wait(PATIENCE_S) == 0
+
+
+def kill(server: Process) -> None:
+    """kill -9 under load."""
+    load = Load(server.port)
+
+    async def run() -> None:
+        clients = [asyncio.ensure_future(load.one(cancels, n)) for n in range(CLIENTS)]
+        await asyncio.wait(clients, return_when=asyncio.FIRST_COMPLETED)
+        server.process.kill()
+        await asyncio.gather(*clients, return_exceptions=True)
+
+    asyncio.run(run())
+    assert server.process.wait(PATIENCE_S) == -signal.SIGKILL
+
+
+def whole(directory: Path, requests: int, connections: int) -> None:
+    """The soak, the two ends under load, and the start after each."""
+    begin = time.monotonic()
+    with Process(directory, "--port", "0", *OPTIONS) as server:
+        load = soak(server, requests, connections)
+        terminate(server, load.expected)
+    port = str(server.port)
+    with Process(directory, "--port", port, *OPTIONS) as server:
+        kill(server)
+    with Process(directory, "--port", port, *OPTIONS) as server:
+        asyncio.run(Load(server.port, load.expected).alone())
+    counts = ", ".join(f"{count:,} {name}" for name, count in load.counts.most_common())
+    print(f"{sum(load.counts.values()):,} requests ({counts}) beside {connections:,} connections")
+    print(
+        f"SIGTERM and kill -9 under load and a start after each; {time.monotonic() - begin:.0f} s"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--requests", type=int, default=100_000)
+    parser.add_argument("--connections", type=int, default=1000)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        directory = make_checkpoint(Path(folder) / "small", context=128, layers=1)
+        whole(directory, args.requests, args.connections)
+
+
+if __name__ == "__main__":
+    main()
