@@ -29,10 +29,11 @@ def load(path: str | os.PathLike[str], kept: dict[str, CollectiveProgram]) -> Co
 
 def check_ranks(program: CollectiveProgram, world: int) -> None:
     """Raises InvalidUsageError unless the program is for so many ranks, with equal parts."""
-    if program.ranks != world or program.counts is not None:
+    unequal = program.counts is not None and not program.permutes
+    if program.ranks != world or unequal:
         raise InvalidUsageError(
             f"run_program: {program.name[:60]!r} is for {program.ranks} ranks"
-            f"{' and parts of unequal length' if program.counts else ''}; expected equal parts "
+            f"{' and parts of unequal length' if unequal else ''}; expected equal parts "
             f"for the group's {world} ranks"
         )
 
@@ -42,6 +43,8 @@ def result_shape(program: CollectiveProgram, shape: Sequence[int], world: int) -
     first, *others = shape or (1,)
     if program.collective is Collective.ALL_GATHER:
         return (first * world, *others)
+    if program.permutes:
+        return tuple(shape)
     if program.collective.sharded and first % world:
         raise InvalidUsageError(
             f"run_program: the first dimension of {list(shape)} is not divisible by {world} ranks"

@@ -186,3 +186,19 @@ def exchanged_in_place(world: int) -> str:
         return [[*meet(len(peers)), *sent, *meet(len(peers)), *taken]]
 
     return plan("alltoall", world, ops, (world, world), world)
+
+
+def shifted(world: int, by: int = 1) -> str:
+    """Each GPU puts its input into the output of the one `by` places after it."""
+
+    def ops(rank: int, peers: list[int]) -> list[list[Op]]:
+        to = peers.index((rank + by) % world)
+        return [
+            [
+                *meet(len(peers)),
+                move("put", [local("i", 0, 3)], [remote(to, 0, 3)], channel_ids=[to]),
+                *meet(len(peers)),
+            ]
+        ]
+
+    return plan("sendrecv", world, ops, (3, 3), inplace=False, place="o")

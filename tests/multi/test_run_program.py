@@ -26,6 +26,7 @@ def plans_on_arrays(folder: str) -> None:
             ("largest", xs.max(0)),
             ("slices", xs.reshape(-1)),
             ("switch", xs.min(0)),
+            ("shift", xs[rank - 1]),
             ("exchange", np.concatenate([np.split(x, RANK_COUNT)[rank] for x in xs])),
         ):
             path = Path(folder, name)
@@ -50,6 +51,7 @@ def test_plan_files_run_on_arrays(tmp_path: Path) -> None:
         "slices": plans.gathered_in_slices(RANK_COUNT),
         "switch": plans.reduced_by_the_switch(RANK_COUNT, "min"),
         "exchange": plans.exchanged_in_place(RANK_COUNT),
+        "shift": plans.shifted(RANK_COUNT),
         "three": plans.exchanged_in_place(3),
     }.items():
         (tmp_path / name).write_text(text)

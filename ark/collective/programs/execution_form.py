@@ -23,6 +23,7 @@ COLLECTIVES = {
     Collective.REDUCE: "reduce",
     Collective.ALL_TO_ALL: "alltoall",
 }
+SEND_RECV = "sendrecv"  # an all-to-all in which every rank sends its whole input to one rank
 
 # The capacities of the executor's structures (execution_common.hpp), and the number of blocks that
 # an A100, with 108 multiprocessors, keeps resident at once, because blocks wait for each other.
@@ -122,10 +123,13 @@ class RankGroup(_Form, frozen=True):
 
 
 class Channels(_Form, frozen=True):
-    """Channels of one type of a GPU, one per entry of `connected_to`."""
+    """Channels of one type of a GPU, one per entry of `connected_to`. buff: an older name of
+    buffer_type.
+    """
 
     channel_type: ChannelType
     connected_to: tuple[Rank, ...] = ()
+    buff: Place | None = None
     buffer_type: Place | None = None
     rank_groups: tuple[RankGroup, ...] = ()
 
@@ -153,7 +157,7 @@ class Gpu(_Form, frozen=True):
     scratch_chunks: Number
     threadblocks: tuple[Block, ...]
     channels: tuple[Channels, ...]
-    remote_buffers: tuple[RemoteBuffer, ...] = ()
+    remote_buffers: tuple[RemoteBuffer, ...]
     semaphores: tuple[Semaphore, ...] = ()
 
 

@@ -91,7 +91,7 @@ class Mover:
         self.wire = [0] * self.ranks
         self.packets: dict[tuple[int, int], OpRef] = {}  # by rank and slot of scratch
         self.groups = [
-            [(group.ranks, channels.buffer_type) for channels in gpu.channels
+            [(group.ranks, channels.buffer_type or channels.buff) for channels in gpu.channels
              if channels.channel_type == "switch" for group in channels.rank_groups]
             for gpu in plan.gpus
         ]  # fmt: skip

@@ -8,6 +8,7 @@ with a missing wait. `execution_moves` has the operations that move data.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
 
@@ -15,9 +16,12 @@ from ark.collective.programs import execution_form as form
 from ark.collective.programs.builder import IN, OUT
 from ark.collective.programs.checker import check
 from ark.collective.programs.execution_moves import MOVES, Mover, flat, share, slices
+from ark.collective.programs.order import in_order
 from ark.collective.programs.types import (
     Buffer,
+    Collective,
     CollectiveProgram,
+    Counts,
     Kind,
     OpRef,
     Role,
@@ -29,6 +33,7 @@ from ark.ir.json_reader import read
 
 _MOST_BYTES, _MOST_OPERATIONS = 32 << 20, 1 << 18
 _COLLECTIVES = {name: collective for collective, name in form.COLLECTIVES.items()}
+_COLLECTIVES[form.SEND_RECV] = Collective.ALL_TO_ALL
 _SYNCS = ("nop", "flush", "barrier", "signal", "rlxsignal", "wait", "rlxwait", "pipeline")
 _KNOWN = (*MOVES, *_SYNCS, "sem_acquire", "sem_release")
 
@@ -49,8 +54,30 @@ def from_execution_plan(
         raise ModelError(f"the execution plan is longer than {_MOST_BYTES} characters")
     plan = read(text, form.ExecutionPlan, "the execution plan")
     program = _Reader(plan, reduction, root).read()
+    if plan.collective == form.SEND_RECV:
+        program = dataclasses.replace(program, counts=_sent(program))
     check(program)
     return program
+
+
+def _sent(program: CollectiveProgram) -> Counts:
+    """Counts of an exchange, in which the plan does not name the rank to which each one sends."""
+    ranks, chunks = program.ranks, program.chunks
+    sources = {(rank, IN, slot): rank for rank in range(ranks) for slot in range(chunks)}
+    for ref in in_order(program):
+        op = program.op(ref)
+        pairs = zip(op.srcs[0].slots(), op.dst.slots(), strict=True)
+        moved = {dst: sources.get((ref.rank, op.srcs[0].buffer, src), -1) for src, dst in pairs}
+        for slot, source in moved.items():
+            sources[op.writes_on(ref.rank), op.dst.buffer, slot] = source
+    received = [{sources.get((rank, OUT, slot), -1) for slot in range(chunks)}
+                for rank in range(ranks)]  # fmt: skip
+    if sorted(map(sorted, received)) != [[rank] for rank in range(ranks)]:
+        raise ModelError(
+            "the plan's collective is 'sendrecv', but its ranks do not each receive the whole "
+            f"input of one rank: they receive chunks of ranks {[sorted(each) for each in received]}"
+        )
+    return tuple(tuple(chunks * (source in each) for each in received) for source in range(ranks))
 
 
 @dataclass
@@ -156,7 +183,9 @@ class _Reader:
                 own = Span("work", rank * mover.shard, mover.shard)
                 every = {ref for block in blocks for ref in block.after}
                 mover.add(rank, Kind.COPY, Span(OUT, 0, mover.shard), (own,), every)
-        slots = io_slots(self.collective, self.ranks, mover.chunks)
+        slots = (mover.chunks, mover.chunks)
+        if self.plan.collective != form.SEND_RECV:
+            slots = io_slots(self.collective, self.ranks, mover.chunks)
         buffers = [Buffer(IN, Role.IN, slots[0]), Buffer(OUT, Role.OUT, slots[1])]
         scratch = parts * max(gpu.scratch_chunks for gpu in self.gpus)
         more = {"s": scratch, "wire": max(mover.wire), "work": mover.chunks * mover.works}

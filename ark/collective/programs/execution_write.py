@@ -55,7 +55,7 @@ def to_execution_plan(program: CollectiveProgram) -> str:
         )
     if p.reduction not in (None, "sum"):
         raise UnsupportedError(f"MSCCL++ reduces by sum only; {p.name} uses {p.reduction}.")
-    if p.counts is not None:
+    if p.counts is not None and not p.permutes:
         raise UnsupportedError(f"{p.name} has parts of unequal length; MSCCL++ needs equal ones.")
     for ref in in_order(p):
         if p.op(ref).kind not in (Kind.PUT, Kind.COPY, Kind.REDUCE):
@@ -231,7 +231,9 @@ class _Writer:
                 output_chunks=slots[1],
                 scratch_chunks=self.scratch,
                 threadblocks=blocks[rank],
-                channels=(form.Channels("memory", tuple(self.connected[rank])),),
+                channels=(form.Channels("memory", tuple(self.connected[rank])),)
+                if self.connected[rank]
+                else (),
                 remote_buffers=tuple(
                     form.RemoteBuffer(peer, place, ("memory",)) for peer, place in self.remote[rank]
                 ),
@@ -241,7 +243,7 @@ class _Writer:
         )
         return form.ExecutionPlan(
             name=self.p.name,
-            collective=form.COLLECTIVES[self.p.collective],
+            collective=form.SEND_RECV if self.p.permutes else form.COLLECTIVES[self.p.collective],
             inplace=False,
             protocol="Simple",
             gpus=gpus,

@@ -217,6 +217,14 @@ class CollectiveProgram:
         """Chunks that one rank owns, if the collective divides them among ranks."""
         return self.chunks // self.ranks
 
+    @property
+    def permutes(self) -> bool:
+        """True if `counts` say that every rank sends all of its chunks to one rank."""
+        rows = self.counts or ()
+        every = sorted([0] * (self.ranks - 1) + [self.chunks])
+        lines = (*rows, *zip(*rows, strict=True))
+        return bool(rows) and all(sorted(line) == every for line in lines)
+
     def op(self, ref: OpRef) -> Operation:
         """The operation at `ref`."""
         return self.operations[ref.rank][ref.position]

@@ -63,7 +63,8 @@ class Flow:
 
 def flow(program: CollectiveProgram) -> Flow:
     """Follows all values through a checked program; operations are puts, copies and reductions."""
-    parts = program.shard if program.collective.sharded else program.chunks
+    divided = program.collective.sharded and program.counts is None
+    parts = program.shard if divided else program.chunks
     values: list[Value] = []
     holds: dict[tuple[int, str, int], Value] = {}
 

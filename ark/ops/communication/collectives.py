@@ -57,7 +57,7 @@ def choose_program(
                 f"{collective} over {world} ranks was given the program {algorithm}; pass one that "
                 "is made for this collective, this root and as many ranks"
             )
-        if algorithm.counts is not None:
+        if algorithm.counts is not None and not algorithm.permutes:
             raise UnsupportedError(
                 f"the program {algorithm} has parts of unequal length; a tensor of a model "
                 "has equal ones, and ark.distributed.all_to_all_v takes arrays of any"

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ark.collective.programs import execute, from_execution_plan
+from ark.collective.programs import execute, from_execution_plan, to_execution_plan
 from ark.errors import ModelError, PlanError, UnsupportedError
 from tests.cases import execution_plans as plans
 
@@ -40,6 +40,7 @@ FORMS: dict[str, tuple[Callable[[int], str], Callable[[list[np.ndarray], int], n
     "a switch of the least": (lambda n: plans.reduced_by_the_switch(n, "min"), total(np.min)),
     "load and store": (plans.loaded_then_stored, total(np.sum)),
     "an exchange in place": (plans.exchanged_in_place, exchanged),
+    "sent to the next": (plans.shifted, lambda inputs, rank: inputs[rank - 1]),
 }
 
 
@@ -66,9 +67,12 @@ def changed(text: str, which: str, **fields: Any) -> str:
 
 def test_unsupported_plans_name_the_reason() -> None:
     packets, slices = plans.reduced_by_packets(2), plans.gathered_in_slices(2)
-    sendrecv = plans.exchanged_in_place(2).replace('"alltoall"', '"sendrecv"')
+    exchange = plans.exchanged_in_place(2)
     for text, says in (
-        (sendrecv, "the plan's collective is 'sendrecv'"),
+        (exchange.replace('"alltoall"', '"test"'), "the plan's collective is 'test'"),
+        (exchange.replace('"alltoall"', '"sendrecv"'), "receive chunks of ranks .*0, 1"),
+        (changed(plans.shifted(3), "put", src_buff=[plans.local("i", 0, 2)],
+                 dst_buff=[plans.remote(0, 0, 2)]), "'sendrecv', but .* ranks .*-1, 0"),
         (changed(packets, "respkt", reduce_op="max"), "reduce by max and sum"),
         (changed(packets, "ppkt", name="put"), "packets or data that are never sent"),
         (changed(slices, "put", tbg_info={"tb_id": 2, "tbg_size": 2}), "block 2 of a group of 2"),
@@ -86,3 +90,18 @@ def test_a_share_that_no_block_moves_is_missed() -> None:
     text = changed(plans.gathered_in_slices(2), "put", tbg_info={"tb_id": 1, "tbg_size": 2})
     with pytest.raises(PlanError):
         from_execution_plan(text)
+
+
+def test_an_exchange_of_whole_inputs_is_written_as_one() -> None:
+    program = from_execution_plan(plans.shifted(5, by=2))
+    assert program.counts is not None and program.permutes
+    assert [row.index(3) for row in program.counts] == [2, 3, 4, 0, 1]
+    written = to_execution_plan(program)
+    assert json.loads(written)["collective"] == "sendrecv"
+    assert from_execution_plan(written).counts == program.counts
+
+
+def test_the_older_name_of_a_switch_channels_buffer_is_read() -> None:
+    text = plans.reduced_by_the_switch(2)
+    older = text.replace('"buffer_type"', '"buff"')
+    assert older != text and from_execution_plan(older) == from_execution_plan(text)

@@ -32,6 +32,25 @@ from tests.cases.msccl_read import ROUNDS
 MOST_OPS, MOST_CHANNELS, MOST_PER_OP, MOST_SEMAPHORES = 64, 16, 8, 16
 
 
+def needed_fields(plan: dict[str, Any]) -> None:
+    """Asserts that all fields are there that the executor reads without a default."""
+    assert {"name", "collective", "protocol", "inplace", "gpus"} <= plan.keys()
+    for gpu in plan["gpus"]:
+        parts = {"threadblocks", "channels", "remote_buffers"}
+        assert {"id", "input_chunks", "output_chunks", "scratch_chunks", *parts} <= gpu.keys()
+        assert gpu["input_chunks"] and gpu["output_chunks"]  # sizes are divided by them
+        for channels in gpu["channels"]:
+            assert {"channel_type", "connected_to"} <= channels.keys()
+        for buffer in gpu["remote_buffers"]:
+            assert {"rank", "type", "access_channel_types"} <= buffer.keys()
+        for block in gpu["threadblocks"]:
+            assert {"id", "ops", "channels"} <= block.keys()
+            assert all({"channel_type", "channel_ids"} <= each.keys() for each in block["channels"])
+            for op in block["ops"]:
+                chunks = [*op.get("src_buff", []), *op.get("dst_buff", [])]
+                assert all({"index", "size"} <= each.keys() for each in chunks)
+
+
 class Machine:
     """What the executor does with a plan: blocks run beside each other in a random order, a thread
     block's operations may end late until its threads meet (nop), offsets are counted in bytes.
@@ -39,6 +58,7 @@ class Machine:
 
     def __init__(self, text: str, inputs: list[np.ndarray], seed: int) -> None:
         self.plan = json.loads(text)
+        needed_fields(self.plan)
         assert self.plan["protocol"] == "Simple" and self.plan["inplace"] is False
         self.gpus = self.plan["gpus"]
         self.random = random.Random(seed)
