@@ -93,11 +93,14 @@ def make_checkpoint(
 
 def reference(directory: Path, dtype: torch.dtype = torch.float32) -> Any:
     """transformers' model of a checkpoint, by its attention in plain torch operators: its default
-    may be `sdpa`, which leaves out the soft cap of scores (Gemma 2 in transformers 5.17).
+    may be `sdpa`, which leaves out the soft cap of scores (Gemma 2 in transformers 5.17); and by
+    its loop over experts, as its grouped products take multiples of 16 bytes only.
     """
-    return AutoModelForCausalLM.from_pretrained(
+    model = AutoModelForCausalLM.from_pretrained(
         directory, dtype=dtype, attn_implementation="eager"
     ).eval()
+    model.config._experts_implementation = "eager"
+    return model
 
 
 def make_endless(directory: Path, context: int) -> Path:

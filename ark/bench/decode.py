@@ -116,7 +116,9 @@ def random_weights(
         dtype = dtype_by_name(tensor.dtype)
         kind = dtype.numpy
         if isinstance(dtype, RowType):
-            yield tensor.name, _random_rows(dtype, tensor.shape[0], np.roll(pool, n * 7919))
+            rows = size // dtype.columns
+            values = _random_rows(dtype, rows, np.roll(pool, n * 7919))
+            yield tensor.name, values.reshape(dtype.host_shape(tensor.shape))
             continue
         if len(tensor.shape) == 1:
             yield tensor.name, (1.0 + 0.1 * pool[:size]).astype(kind)

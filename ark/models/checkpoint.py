@@ -24,7 +24,7 @@ from ark.models.formats.base import QuantizedTensor, find
 from ark.models.formats.layout import Codes
 from ark.models.formats.on_load import OnLoad
 from ark.models.gguf_file import find_gguf_tensors, is_gguf, read_config, read_gguf, reordered
-from ark.models.holding import held, layouts_on_load
+from ark.models.holding import held, layouts_on_load, stacked_name
 from ark.models.registry import decoder
 from ark.models.rope import Rope, inverse_frequencies
 from ark.models.shards import DTYPES, StoredTensor, find_tensors, read_bytes
@@ -51,7 +51,12 @@ class Weight:
     @property
     def stored_shape(self) -> tuple[int, ...]:
         """The shape of the stored tensor."""
-        return (self.stored.rows_in_all, *self.shape[1:]) if self.stored else self.shape
+        return self.stored.shape(self.shape) if self.stored else self.shape
+
+    @property
+    def whole_shape(self) -> tuple[int, ...]:
+        """The same with outputs before inputs, as formats of quantised weights have them."""
+        return self.stored.whole(self.shape) if self.stored else self.shape
 
 
 def model_weights(config: LlamaConfig) -> tuple[Weight, ...]:
@@ -67,7 +72,7 @@ def model_weights(config: LlamaConfig) -> tuple[Weight, ...]:
     for name, shape in parameters(config).items():
         numbers = [part for part in name.split(".") if part.isdigit()]
         pattern = ".".join("{}" if part.isdigit() else part for part in name.split("."))
-        if many := table.get(pattern + ".{}"):
+        if len(shape) == 3 and (many := table.get(pattern + ".{}")):
             rows = range(shape[0])
             listed += [Weight(f"{name}.{i}", many.format(*numbers, i), shape[1:]) for i in rows]
             continue
@@ -100,7 +105,7 @@ class Checkpoint:
         self._decoded: tuple[str, Codes | npt.NDArray[np.float32]] | None = None
         if config.format is not None:
             for name, weight in self.weights.items():
-                tensor = find(config.format, weight.stored_name, weight.stored_shape, stored)
+                tensor = find(config.format, weight.stored_name, weight.whole_shape, stored)
                 if tensor is not None:
                     self.quantized[name] = tensor
 
@@ -162,9 +167,10 @@ class Checkpoint:
         layouts, size = dict(self.config.layouts), self.dtype.itemsize
         tied = self.config.tie_word_embeddings
         return sum(
-            layouts[name].nbytes(weight.shape) if name in layouts else size * prod(weight.shape)
+            size * prod(weight.shape) if layout is None else layout.nbytes(weight.shape)
             for name, weight in self.weights.items()
             if not (tied and name == "head.weight")
+            for layout in [layouts.get(name) or layouts.get(stacked_name(name))]
         )
 
     @property
@@ -236,12 +242,19 @@ class Checkpoint:
                 f"The checkpoint has no weight {name!r}; its weights are named as model_weights() "
                 f"lists them: {', '.join(list(self.weights)[:3])}, ... Use one of these names."
             )
+        if name in self.quantized and len(self.weights[name].shape) == 3:
+            values = np.stack([codes.floats() for codes in self.experts(name)])
+            return values.astype(self.dtype)[share]
         if name in self.quantized:
             decoded = self._whole(name)
             values = decoded if isinstance(decoded, np.ndarray) else decoded.floats()
             return values.astype(self.dtype)[share]
         tensor, stored = self.stored[self.weights[name].stored_name], self.weights[name].stored
         first, *others = share or (slice(None),)
+        if stored and stored.axis:
+            begin, end, _ = first.indices(tensor.shape[0])
+            index = (slice(None), *others)
+            return stored.of_experts(self._rows(tensor, begin, end))[index]
         if stored:
             begin, end, places = stored.span(first)
             index = (slice(None), *others)
@@ -256,23 +269,45 @@ class Checkpoint:
     def codes(self, name: str) -> Codes:
         """The whole of a parameter that the config's layouts hold as codes."""
         if self.on_load is not None:
-            return self.on_load.encode(self.read(name), dict(self.config.layouts)[name].group)
+            layouts = dict(self.config.layouts)
+            layout = layouts.get(name) or layouts[stacked_name(name)]
+            return self.on_load.encode(self.read(name), layout.group)
         decoded = self._whole(name)
         assert isinstance(decoded, Codes)
         return decoded
 
+    def experts(self, name: str) -> Iterator[Codes]:
+        """The codes of each expert of a parameter (experts, outputs, inputs) that is held so."""
+        if f"{name}.0" in self.weights:
+            count = sum(1 for i in range(len(self.weights)) if f"{name}.{i}" in self.weights)
+            yield from (self.codes(f"{name}.{i}") for i in range(count))
+            return
+        if self.on_load is not None:
+            group = dict(self.config.layouts)[name].group
+            yield from (self.on_load.encode(values, group) for values in self.read(name))
+            return
+        weight = self.weights[name]
+        decoded, (count, outputs, _) = self._decode(name), weight.whole_shape
+        assert isinstance(decoded, Codes)
+        rows = np.asarray(weight.stored.rows if weight.stored else range(outputs), np.intp)
+        yield from (decoded.rows(expert * outputs + rows) for expert in range(count))
+
     def _whole(self, name: str) -> Codes | npt.NDArray[np.float32]:
-        """A quantised parameter. The last tensor remains decoded: its codes and scales are read
-        one by one, as are parameters that are parts of it.
-        """
-        tensor, stored = self.quantized[name], self.weights[name].stored
-        if self._decoded is None or self._decoded[0] != tensor.name:
-            self._decoded = (tensor.name, tensor.decode())
-        decoded = self._decoded[1]
+        """A quantised parameter."""
+        decoded, stored = self._decode(name), self.weights[name].stored
         if stored is None:
             return decoded
         rows = np.asarray(stored.rows, np.intp)
         return decoded[rows] if isinstance(decoded, np.ndarray) else decoded.rows(rows)
+
+    def _decode(self, name: str) -> Codes | npt.NDArray[np.float32]:
+        """The stored tensor of a quantised parameter. The last one remains decoded: its codes and
+        scales are read one by one, as are parameters that are parts of it.
+        """
+        tensor = self.quantized[name]
+        if self._decoded is None or self._decoded[0] != tensor.name:
+            self._decoded = (tensor.name, tensor.decode())
+        return self._decoded[1]
 
     def _rows(self, tensor: StoredTensor, begin: int, end: int) -> npt.NDArray[Any]:
         """Rows of a stored tensor in the file's order."""

@@ -26,13 +26,8 @@ def held(
     all weights by ark's names; quantized: those of them that are. The others are dequantised when
     they are loaded, which a warning says.
     """
-    layouts, floats = {}, []
-    for name, tensor in quantized.items():
-        layout = tensor.layout() if name != "embedding" and len(shapes[name]) == 2 else None
-        if layout is None or _is_expert(name):
-            floats.append(name)
-        else:
-            layouts[name] = layout
+    own = {name: t.layout() if name != "embedding" else None for name, t in quantized.items()}
+    layouts, floats = _stacked(shapes, own)
     if floats:
         kinds = sorted({quantized[name].format.name for name in floats})
         log.warn(
@@ -60,21 +55,17 @@ def layouts_on_load(
             f"the weights of {where} are already quantised ({kind}); omit quantize={name!r}, or "
             "use the checkpoint that is not quantised"
         )
-    layouts, floats = {}, []
+    own = {}
     unquantized = decoder(config.architecture).UNQUANTIZED
     for parameter, shape in shapes.items():
         pattern = ".".join("{}" if part.isdigit() else part for part in parameter.split("."))
-        if len(shape) != 2 or pattern in unquantized:
-            continue
-        layout = chosen.layout(shape)
-        if layout is None or _is_expert(parameter):
-            floats.append(parameter)
-        else:
-            layouts[parameter] = layout
+        if len(shape) > 1 and pattern not in unquantized and not pattern.endswith("_bias"):
+            own[parameter] = chosen.layout(shape)
+    layouts, floats = _stacked(shapes, own)
     if floats:
         log.warn(
             f"{_listed(floats)} of {where} remain as they are stored, because ark has no product "
-            f"with them in {name} (experts, or rows that are not a multiple of 8 elements)"
+            f"with them in {name} (rows that are not a multiple of 8 elements)"
         )
     return chosen, layouts
 
@@ -89,9 +80,31 @@ def quantised_config(config: LlamaConfig, name: str | None, where: str) -> Llama
     return replace(config, layouts=tuple(layouts.items()))
 
 
-def _is_expert(parameter: str) -> bool:
-    """True for one of the tensors that are stacked to a parameter."""
-    return parameter.rpartition(".")[2].isdigit()
+def stacked_name(weight: str) -> str:
+    """The parameter of a weight: experts' weights, whose names end in numbers, are stacked."""
+    stem, _, number = weight.rpartition(".")
+    return stem if number.isdigit() else weight
+
+
+def _stacked(
+    shapes: Shapes, own: Mapping[str, Layout | None]
+) -> tuple[dict[str, Layout], list[str]]:
+    """The layouts of parameters for those of their weights, and the weights without one: experts
+    are held as codes where all of a parameter have one layout, in the inputs' order.
+    """
+    experts: dict[str, list[str]] = {}
+    for name in shapes:
+        experts.setdefault(stacked_name(name), []).append(name)
+    layouts, floats = {}, []
+    for parameter, names in experts.items():
+        several = names != [parameter] or len(shapes[parameter]) == 3
+        kinds = {own.get(name) for name in names}
+        layout = kinds.pop() if len(kinds) == 1 else None
+        if layout is None or (several and layout.ordered):
+            floats += [name for name in names if name in own]
+        else:
+            layouts[parameter] = layout
+    return layouts, floats
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -19,7 +19,11 @@ EMBEDDING = "embedding_of_text"
 class Attention(ark.Module):
     """Causal grouped-query attention of layer `number` over the caches that `setup` reserves; with
     a window, each token attends to that many latest positions.
+
+    SPLIT: as of FeedForward.
     """
+
+    SPLIT: ClassVar[dict[str, int]] = {"query": -2, "key": -2, "value": -2, "output": -1}
 
     def __init__(self, c: LlamaConfig, dtype: ark.DataType, number: int) -> None:
         super().__init__()
@@ -27,6 +31,7 @@ class Attention(ark.Module):
         self.kv_heads, self.head_dim, self.dtype = c.num_key_value_heads, c.head_dim, dtype
         self.scale = c.head_dim**-0.5 * c.rope.attention_factor**2
         self.softcap = 0.0
+        self.sinks: ark.Tensor | None = None
         self.query = ark.parameter((c.query_size, c.hidden_size), dtype)
         self.key = ark.parameter((c.kv_size, c.hidden_size), dtype)
         self.value = ark.parameter((c.kv_size, c.hidden_size), dtype)
@@ -65,6 +70,7 @@ class Attention(ark.Module):
             "scale": self.scale,
             "window": self.window,
             "softcap": self.softcap,
+            "sinks": self.sinks,
         }
         if pages is None:
             keys = ark.kv_append(self.keys, key, position)
@@ -87,7 +93,13 @@ class Attention(ark.Module):
 
 
 class FeedForward(ark.Module):
-    """The gated multilayer perceptron."""
+    """The gated multilayer perceptron.
+
+    SPLIT: the dimension of each parameter that ranks share. Where it is the last one of a weight,
+    the module's results are summed over the ranks.
+    """
+
+    SPLIT: ClassVar[dict[str, int]] = {"gate": -2, "up": -2, "down": -1}
 
     def __init__(self, c: LlamaConfig, dtype: ark.DataType) -> None:
         super().__init__()

@@ -27,10 +27,15 @@ def weights(checkpoint: Checkpoint, shape: Shape, plan: Plan) -> Iterator[tuple[
             return np.asarray(built.constants[name]())
         weight = name.rpartition(".")[0]
         if weight in built.layouts:
-            codes, dtype = checkpoint.codes(weight), built.lasting[name].dtype
+            dtype, share = built.lasting[name].dtype, built.shares.get(name, ())
+            if isinstance(dtype, RowType) and len(built.lasting[name].shape) == 3:
+                inner = share[1:]
+                rows = [codes.rows_of(dtype, inner) for codes in checkpoint.experts(weight)]
+                return np.stack(rows)
+            codes = checkpoint.codes(weight)
             if not isinstance(dtype, RowType):
                 return codes.places()
-            return codes.rows_of(dtype, built.shares.get(name, ()))
+            return codes.rows_of(dtype, share)
         values = checkpoint.read(name, *built.shares.get(name, ()))
         # Norms and biases may have another type than other weights.
         return values.astype(built.lasting[name].dtype.numpy, copy=False)

@@ -11,7 +11,7 @@ import ark
 from ark.errors import ModelError
 from ark.models.config import LlamaConfig, one_window, read_common
 from ark.models.fields import Fields
-from ark.models.llama import Attention, Layer, Llama
+from ark.models.llama import Attention, FeedForward, Layer, Llama
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,9 @@ class MixtureConfig(LlamaConfig):
         return self.expert_size
 
 
-def read_mixture(fields: Fields, experts: int, expert_size: int, normalised: bool) -> MixtureConfig:
+def read_mixture(
+    fields: Fields, common: LlamaConfig, experts: int, expert_size: int, normalised: bool
+) -> MixtureConfig:
     """A decoder's config with its fields of experts."""
     chosen = fields.size("num_experts_per_tok")
     if chosen > experts:
@@ -39,7 +41,7 @@ def read_mixture(fields: Fields, experts: int, expert_size: int, normalised: boo
             "experts. Correct num_experts_per_tok."
         )
     return MixtureConfig(
-        **vars(read_common(fields)),
+        **vars(common),
         experts=experts,
         experts_per_token=chosen,
         normalised=normalised,
@@ -50,6 +52,8 @@ def read_mixture(fields: Fields, experts: int, expert_size: int, normalised: boo
 class Experts(ark.Module):
     """The gated perceptrons of the experts that the router scores highest, weighted by score."""
 
+    SPLIT = FeedForward.SPLIT
+
     def __init__(self, c: MixtureConfig, dtype: ark.DataType) -> None:
         super().__init__()
         self.chosen, self.normalised = c.experts_per_token, c.normalised
@@ -59,15 +63,28 @@ class Experts(ark.Module):
         self.down = ark.parameter((c.experts, c.hidden_size, c.expert_size), dtype)
 
     def forward(self, x: ark.Tensor) -> ark.Tensor:
-        scores, experts = ark.topk(ark.softmax(ark.linear(x, self.router)), self.chosen)
-        if self.normalised:
-            scores = ark.div(scores, ark.reduce_sum(scores, axis=-1))
-        gate = ark.expert_linear(x, self.gate, experts)
-        gated = ark.swiglu(gate, ark.expert_linear(x, self.up, experts))
-        outputs = ark.expert_linear(gated, self.down, experts)
+        scores, experts = self.routed(x)
+        gate = self.product(x, "gate", experts)
+        gated = self.gated(gate, self.product(x, "up", experts))
+        outputs = self.product(gated, "down", experts)
         rows = x.shape()[0]
         weighted = ark.mul(outputs, ark.reshape(scores, (rows, self.chosen, 1)))
         return ark.reduce_sum(weighted, axis=1, keepdims=False)
+
+    def routed(self, x: ark.Tensor) -> tuple[ark.Tensor, ark.Tensor]:
+        """The scores of each row's experts and their numbers, (rows, chosen) each."""
+        scores, experts = ark.topk(ark.softmax(ark.linear(x, self.router)), self.chosen)
+        if self.normalised:
+            scores = ark.div(scores, ark.reduce_sum(scores, axis=-1))
+        return scores, experts
+
+    def product(self, x: ark.Tensor, name: str, experts: ark.Tensor) -> ark.Tensor:
+        """Rows times the weights `name` of their experts, (rows, chosen, outputs)."""
+        return ark.expert_linear(x, getattr(self, name), experts)
+
+    def gated(self, gate: ark.Tensor, up: ark.Tensor) -> ark.Tensor:
+        """The activation of `gate`, times `up`."""
+        return ark.swiglu(gate, up)
 
 
 class Mixtral(Llama):
@@ -104,4 +121,5 @@ class Mixtral(Llama):
         """
         name = "num_experts" if "num_experts" in fields.values else "num_local_experts"
         inner = fields.size("intermediate_size")
-        return one_window(read_mixture(fields, fields.size(name), inner, True), fields)
+        common = read_common(fields)
+        return one_window(read_mixture(fields, common, fields.size(name), inner, True), fields)

@@ -16,19 +16,25 @@ Share = tuple[slice, ...]
 
 
 class QuantizedWeight(ark.Module):
-    """The weight of a linear layer, of `shape` (outputs, inputs), as rows of codes with scales.
-    dtype: the type to which it is dequantised where many rows are multiplied.
+    """The weight of a linear layer, of `shape` ([experts,] outputs, inputs), as rows of codes with
+    scales. dtype: the type to which it is dequantised where many rows are multiplied.
     """
 
     def __init__(self, shape: list[int], layout: Layout, dtype: ark.DataType) -> None:
         super().__init__()
-        self.rows = ark.parameter(shape, layout.row_type(shape[1], dtype))
-        self.order = ark.parameter((shape[1],), ark.int32) if layout.ordered else None
+        self.rows = ark.parameter(shape, layout.row_type(shape[-1], dtype))
+        self.order = ark.parameter((shape[-1],), ark.int32) if layout.ordered else None
 
     def linear(self, input: Any, output: Any = None, name: str = "") -> ark.Tensor:
         """As ark.linear."""
         x = input if self.order is None else ark.gather(input, self.order, axis=1)
         return ark.linear(x, self.rows, output, name or self._name)
+
+    def expert_linear(
+        self, input: Any, experts: Any, output: Any = None, name: str = ""
+    ) -> ark.Tensor:
+        """As ark.expert_linear, of a weight (experts, outputs, inputs)."""
+        return ark.expert_linear(input, self.rows, experts, output, name or self._name)
 
 
 def quantise(
@@ -46,9 +52,9 @@ def quantise(
             continue
         whole = module.parameters.pop(attribute)
         share = shares.pop(whole, ())
-        inputs = whole.shape()[1]
+        inputs = whole.shape()[-1]
         layout = own[name] = layouts[name].grouped(inputs)
-        cut = len(share) == 2 and share[1] != slice(None)
+        cut = len(share) == len(whole.shape()) and share[-1] != slice(None)
         if layout.ordered and cut:
             raise InvalidUsageError(
                 f"the inputs of {name} are reordered (act-order), and ranks cannot share a weight "

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import ark
 from ark.errors import UnsupportedError
-from ark.models.config import LlamaConfig, one_window
+from ark.models.config import LlamaConfig, one_window, read_common
 from ark.models.fields import Fields
 from ark.models.llama import Layer, Llama
 from ark.models.mixtral import Experts, MixtureConfig, read_mixture
@@ -62,6 +62,7 @@ class Qwen3Moe(Qwen3):
         name = "num_local_experts" if "num_local_experts" in fields.values else "num_experts"
         config = read_mixture(
             fields,
+            read_common(fields),
             fields.size(name),
             fields.size("moe_intermediate_size"),
             fields.flag("norm_topk_prob"),

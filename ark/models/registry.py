@@ -27,6 +27,7 @@ ARCHITECTURES: dict[str, str | type[Any]] = {
     "Gemma3ForCausalLM": "ark.models.gemma3:Gemma3",
     "GlmForCausalLM": "ark.models.glm4:Glm",
     "Glm4ForCausalLM": "ark.models.glm4:Glm4",
+    "GptOssForCausalLM": "ark.models.gpt_oss:GptOss",
 }
 """Module and class, or the class itself, by architecture."""
 
@@ -45,6 +46,7 @@ MODEL_TYPES = {
     "gemma3_text": "Gemma3ForCausalLM",
     "glm": "GlmForCausalLM",
     "glm4": "Glm4ForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
 }
 """The architecture of a config that names only its model_type."""
 
@@ -56,9 +58,10 @@ GROUP = "ark.models"
 def register(architecture: str, decoder_class: type[Any], model_type: str = "") -> None:
     """Adds a decoder for an architecture name of config.json, in this process.
 
-    made: a subclass of ark.models.llama.Llama. model_type: that of configs without architectures. A
-    package adds its decoders to every process by entry points of the group `ark.models`. Raises
-    InvalidUsageError for a class that is not a decoder and for a name that is taken.
+    decoder_class: a subclass of ark.models.llama.Llama. model_type: that of configs without
+    architectures. A package adds its decoders to every process by entry points of the group
+    `ark.models`. Raises InvalidUsageError for a class that is not a decoder and for a name that is
+    taken.
     """
     known = ARCHITECTURES.get(architecture, decoder_class)
     if known != decoder_class:

@@ -53,15 +53,18 @@ def split(model: Llama, rank: int, world_size: int) -> dict[ark.Parameter, Share
         return ark.all_reduce(output, rank, world_size)
 
     for layer in model.layers:
-        attention, mlp = layer.attention, layer.mlp
-        attention.kv_heads //= world_size
-        for module, names in ((attention, ("query", "key", "value")), (mlp, ("gate", "up"))):
-            for name in names:
-                cut(module, name, -2)
-                if hasattr(module, f"{name}_bias"):
+        layer.attention.kv_heads //= world_size
+        for module in (layer.attention, layer.mlp):
+            if not hasattr(module, "SPLIT"):
+                raise InvalidUsageError(
+                    f"{type(module).__name__} does not say which dimensions of its parameters "
+                    "ranks share (SPLIT); add it to the decoder, or use one rank"
+                )
+            for name, axis in module.SPLIT.items():
+                cut(module, name, axis)
+                if axis == -2 and hasattr(module, f"{name}_bias"):
                     cut(module, f"{name}_bias", -1)
-        for module, name in ((attention, "output"), (mlp, "down")):
-            cut(module, name, -1)
+            module.bias_part = 1 / world_size
             module.register_forward_hook(sum_up)
     shares.update(_split_head(model, rank, world_size))
     return shares

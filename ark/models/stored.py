@@ -15,12 +15,29 @@ import numpy.typing as npt
 @dataclass(frozen=True)
 class Stored:
     """rows: of the stored tensor, in the parameter's order. rows_in_all: of the stored tensor.
-    added: to every element; the parameter is then fp32.
+    added: to every element; the parameter is then fp32. axis: the dimension of the rows: 1 where
+    the first one counts experts. transposed: the stored tensor's last two dimensions are swapped.
     """
 
     rows: Sequence[int]
     rows_in_all: int
     added: float = 0.0
+    axis: int = 0
+    transposed: bool = False
+
+    def shape(self, own: tuple[int, ...]) -> tuple[int, ...]:
+        """The stored tensor's shape for that of the parameter."""
+        sizes = self.whole(own)
+        return (*sizes[:-2], sizes[-1], sizes[-2]) if self.transposed else sizes
+
+    def whole(self, own: tuple[int, ...]) -> tuple[int, ...]:
+        """The same with outputs before inputs."""
+        return (*own[: self.axis], self.rows_in_all, *own[self.axis + 1 :])
+
+    def of_experts(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """The parameter's elements from those of some experts."""
+        turned = values.swapaxes(-1, -2) if self.transposed else values
+        return self.adjust(turned.take(np.asarray(self.rows, np.intp), self.axis))
 
     def span(self, share: slice) -> tuple[int, int, npt.NDArray[np.intp]]:
         """The range of stored rows that contains a share, and the share's indices within it."""

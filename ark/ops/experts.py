@@ -9,7 +9,7 @@ The weights of an expert that nobody picked are not read.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from ark.errors import InvalidUsageError, ModelError
 from ark.frontend.model import Model
 from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
 from ark.ir.attributes import ExpertLinearAttributes, TopKAttributes
-from ark.ir.dtype import fp32, int32
+from ark.ir.dtype import RowType, fp32, int32
 from ark.ir.values import whole
 from ark.lower.ops.experts import lower_expert_linear, lower_topk
 from ark.lower.registry import register
@@ -55,9 +55,19 @@ def topk(
     return Tensor(values, model), Tensor(indices, model)
 
 
+@runtime_checkable
+class ExpertWeight(Protocol):
+    """A weight of `expert_linear` that is not one tensor, such as a quantised one."""
+
+    def expert_linear(
+        self, input: TensorLike, experts: TensorLike, output: TensorLike | None, name: str
+    ) -> Tensor:
+        """The result of ark.expert_linear(input, this weight, experts)."""
+
+
 def expert_linear(
     input: TensorLike,
-    weight: TensorLike,
+    weight: TensorLike | ExpertWeight,
     experts: TensorLike,
     output: TensorLike | None = NullTensor,
     name: str = "",
@@ -69,7 +79,8 @@ def expert_linear(
     input (rows, k), or (rows, slots, k) for an input of its own per slot; weight (experts, n, k);
     experts (rows, slots) int32. Result (rows, slots, n) of the input's type: [r, s] = weight[
     experts[r, s]] input[r]. The weight is of the input's type, or of any floating-point type where
-    the input is fp32. An expert that there is not ends the run with a GpuError that names it.
+    the input is fp32, or quantised (a RowType), or an object with a method `expert_linear`. An
+    expert that there is not ends the run with a GpuError that names it.
     first, of: the weight has the experts from `first` on, of so many; the results of others are 0.
 
     Examples:
@@ -78,10 +89,14 @@ def expert_linear(
         >>> ark.expert_linear(x, weight, experts).eval()
         tensor([[[5.]]])
     """
+    if isinstance(weight, ExpertWeight):
+        return weight.expert_linear(input, experts, output, name)
     x, w, chosen = as_tensor(input), as_tensor(weight), as_tensor(experts)
     dtype = float_dtype("expert_linear", x)
-    float_dtype("expert_linear", w)
-    if chosen.ir.dtype != int32 or (w.ir.dtype != dtype and dtype != fp32):
+    quantised = isinstance(w.ir.dtype, RowType)
+    if not quantised:
+        float_dtype("expert_linear", w)
+    if chosen.ir.dtype != int32 or (w.ir.dtype != dtype and dtype != fp32 and not quantised):
         raise ModelError(
             f"expert_linear: the input is {dtype.name}, the weight {w.ir.dtype.name}, the experts "
             f"are {chosen.ir.dtype.name}; expected an fp32 input or one type, and int32 experts"

@@ -5,7 +5,8 @@ values (rows, k), indices (rows, k). coord: first row.
 `expert_linear` operands: input (rows, k) or (rows, slots, k), weight (experts, n, k) dense, experts
 (rows, slots), output (rows, slots, n). coord: row, slot, first and last+1 output. params: the
 weight has the experts from `first` on, of `of` (0: all there are); others give zeros. Whose weights
-a task reads is known only when it runs, so they are no stream and count as all of them.
+a task reads is known only when it runs, so they are no stream and count as all of them. The weight
+may be of a RowType (expert_rows.h has that body).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Annotated
 
 import msgspec
 
+from ark.ir.dtype import RowType, by_name
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register
 from ark.plan.params import (
@@ -32,6 +34,8 @@ from ark.plan.params import (
     typed,
 )
 from ark.tasks import text
+from ark.tasks.row_values import HEADER as ROWS_HEADER
+from ark.tasks.row_values import bytes_of
 from ark.tasks.rows import packs
 
 LEAST_OF_BLOCK = 4096  # elements of a row that a block of few rows looks through together
@@ -121,12 +125,13 @@ class ExpertLinear(TaskKind):
         super().check(sig)
         count(sig, 4)
         rows, slots = matrix(sig, 2, "int32")
-        weight = typed(sig, 1)
+        weight = sig.operands[1] if _quantised(sig) else typed(sig, 1)
         need(
             len(weight.shape) == 3 and is_dense(weight),
             f"the weights have shape {list(weight.shape)}, expected (experts, n, k), dense",
         )
         held, n, k = weight.shape
+        need(weight.per_item in (1, k), f"{weight.dtype} has {weight.per_item} columns")
         first, of = _share(sig)
         need(first + held <= of, f"{held} experts from {first} on are not among {of}")
         shaped(sig, 0, (rows, k) if len(sig.operands[0].shape) == 2 else (rows, slots, k))
@@ -153,15 +158,33 @@ class ExpertLinear(TaskKind):
 
     def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
         many = float((coord[3] - coord[2]) * sig.operands[1].shape[2])
-        return 2.0 * many, many * sig.operands[1].itemsize
+        weight = sig.operands[1]
+        return 2.0 * many, many / weight.per_item * weight.itemsize
+
+    def wide(self, sig: Signature) -> frozenset[int]:
+        return frozenset({1} if _quantised(sig) else ())
 
     def headers(self) -> tuple[str, ...]:
-        return HEADERS
+        return (*HEADERS, ROWS_HEADER, text.header("expert_rows.h"))
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        if _quantised(sig):
+            return self._rows_source(name, sig)
         constants = (*sig.operands[1].shape, len(sig.operands[0].shape) == 3, *_share(sig))
         operands = [text.given(sig, i, const=i != 3) for i in range(4)]
         return text.call(name, "ark_expert_linear", constants, operands)
+
+    def _rows_source(self, name: str, sig: Signature) -> str:
+        weight = sig.operands[1]
+        slots = len(sig.operands[0].shape) == 3
+        constants = (weight.ctype, *weight.shape[:2], slots, *_share(sig))
+        x, experts, output = (text.given(sig, i, const=i != 3) for i in (0, 2, 3))
+        return text.call(name, "ark_expert_rows", constants, (x, bytes_of(sig, 1), experts, output))
+
+
+def _quantised(sig: Signature) -> bool:
+    """True where the weight is rows of codes with scales."""
+    return isinstance(by_name(sig.operands[1].dtype), RowType)
 
 
 def _share(sig: Signature) -> tuple[int, int]:

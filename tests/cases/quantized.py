@@ -14,15 +14,18 @@ import ml_dtypes
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from ark.backend import registry
 from ark.models.checkpoint import Checkpoint
 from ark.models.generate import Generator
+from tests.cases.decoders import CASES
 from tests.checkpoints import make_checkpoint, reference
 
 PROMPT = [int(t) for t in np.random.default_rng(5).integers(0, 258, 21)]
 # Widths 96 and 160: whole groups of 32, but no multiples of 128.
 ODD: dict[str, Any] = {"hidden": 96, "head_dim": 24, "intermediate": 160, "layers": 2}
+GPT_OSS: dict[str, Any] = {**CASES["gpt-oss"], **ODD}
 Tensors = dict[str, torch.Tensor]
 Quantise = Callable[[torch.Tensor], tuple[Tensors, torch.Tensor]]
 """From a weight to its tensors by the ends of their names, and its dequantised values."""
@@ -45,6 +48,26 @@ def quantised_checkpoint(
     save_file(stored, there / "model.safetensors", {"format": "pt"})
     path = there / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "quantization_config": config}))
+    return plain, there, values
+
+
+def mxfp4_checkpoint(folder: Path, seed: int = 0) -> tuple[Path, Path, Tensors]:
+    """A gpt-oss checkpoint, the same with MXFP4 experts, and the values of these by name."""
+    plain = make_checkpoint(folder / "plain", **GPT_OSS)
+    there = make_checkpoint(folder / "quantised", **GPT_OSS)
+    stored, values = load_file(plain / "model.safetensors"), {}
+    generator = torch.Generator().manual_seed(seed)
+    for name in [n for n in stored if n.endswith(("gate_up_proj", "down_proj"))]:
+        experts, inputs, outputs = stored.pop(name).shape
+        shape = (experts, outputs, inputs // 32, 16)
+        blocks = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
+        scales = torch.randint(121, 125, shape[:-1], generator=generator, dtype=torch.uint8)
+        stored |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        values[name] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+    save_file(stored, there / "model.safetensors", {"format": "pt"})
+    path = there / "config.json"
+    config = {"quantization_config": {"quant_method": "mxfp4"}}
+    path.write_text(json.dumps({**json.loads(path.read_text()), **config}))
     return plain, there, values
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.cases.generate_ranks import NOAH, answer, start
-from tests.cases.quantized import quantised_checkpoint
+from tests.cases.quantized import mxfp4_checkpoint, quantised_checkpoint
 from tests.cases.quantized_words import awq, gptq
 from tests.slow import slow
 
@@ -35,3 +35,8 @@ def test_act_order_is_refused(tmp_path: Path) -> None:
     _, message = process.communicate(timeout=120)
     assert process.returncode == 2
     assert "act-order" in message and "Traceback" not in message
+
+
+def test_mxfp4_experts_whose_biases_ranks_add_in_parts(tmp_path: Path) -> None:
+    """gpt-oss: sinks and biases of a rank's heads, and half of the biases of sums."""
+    check(mxfp4_checkpoint(tmp_path)[1])

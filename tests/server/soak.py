@@ -33,8 +33,8 @@ from tests.server.running import until
 
 HAS_GRAMMARS = importlib.util.find_spec("llguidance") is not None
 PROMPT_COUNT = 40
-CLIENTS = 32  # requests at the same time
-PARTS = 10  # of the soak, after each of which memory is read
+MAX_CLIENTS = 32  # requests at the same time
+MEMORY_READINGS = 10  # of the soak, after each of which memory is read
 MAX_GROWTH_BYTES = 64 << 20  # from the end of the second part on
 CLIENT_S = 600.0
 PATIENCE_S = 120.0
@@ -262,7 +262,7 @@ class Load:
 
     async def many(self, kinds: Sequence[Kind]) -> None:
         """Clients of these kinds, so many at the same time."""
-        gate = asyncio.Semaphore(CLIENTS)
+        gate = asyncio.Semaphore(MAX_CLIENTS)
 
         async def gated(kind: Kind) -> None:
             async with gate:
@@ -302,9 +302,9 @@ def soak(server: Process, requests: int, connections: int) -> Load:
         await load.alone()
         memory, left_open = [], []
         async with load.beside_idle(connections):
-            for part in range(PARTS):
+            for part in range(MEMORY_READINGS):
                 begin = time.monotonic()
-                some = kinds[part::PARTS]
+                some = kinds[part::MEMORY_READINGS]
                 left_open += [
                     asyncio.ensure_future(load.one(kind, number))
                     for number, kind in enumerate(some)
@@ -314,7 +314,7 @@ def soak(server: Process, requests: int, connections: int) -> Load:
                 memory.append(server.resident_bytes())
                 rate = len(some) / (time.monotonic() - begin)
                 print(
-                    f"{requests * (part + 1) // PARTS:,} requests: {rate:.0f} a second, "
+                    f"{requests * (part + 1) // MEMORY_READINGS:,} requests: {rate:.0f} a second, "
                     f"{memory[-1] >> 20} MiB resident, {server.open_files()} files open",
                     flush=True,
                 )
@@ -341,13 +341,13 @@ def terminate(server: Process, expected: dict[int, str]) -> None:
     load = Load(server.port, expected)
 
     async def run() -> None:
-        clients = [asyncio.ensure_future(load.one(long, number)) for number in range(CLIENTS)]
+        clients = [asyncio.ensure_future(load.one(long, number)) for number in range(MAX_CLIENTS)]
 
         def begun() -> int:
             now = httpx.get(f"{server.url}/stats", timeout=PATIENCE_S).json()
             return int(now["running"] + now["waiting"])
 
-        while await asyncio.to_thread(begun) + sum(c.done() for c in clients) < CLIENTS:
+        while await asyncio.to_thread(begun) + sum(c.done() for c in clients) < MAX_CLIENTS:
             await asyncio.sleep(0.001)
         assert not all(client.done() for client in clients)
         server.process.send_signal(signal.SIGTERM)
@@ -362,7 +362,7 @@ def kill(server: Process) -> None:
     load = Load(server.port)
 
     async def run() -> None:
-        clients = [asyncio.ensure_future(load.one(cancels, n)) for n in range(CLIENTS)]
+        clients = [asyncio.ensure_future(load.one(cancels, n)) for n in range(MAX_CLIENTS)]
         await asyncio.wait(clients, return_when=asyncio.FIRST_COMPLETED)
         server.process.kill()
         await asyncio.gather(*clients, return_exceptions=True)

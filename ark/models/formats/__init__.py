@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from ark.errors import UnsupportedError
 from ark.models.fields import Fields
-from ark.models.formats import awq, bitsandbytes, compressed, fp8, gptq
+from ark.models.formats import awq, bitsandbytes, compressed, fp8, gptq, mxfp4
 from ark.models.formats.base import Format
 
 READERS: dict[str, Callable[[Fields], Format]] = {
@@ -17,6 +17,7 @@ READERS: dict[str, Callable[[Fields], Format]] = {
     "compressed-tensors": compressed.read,
     "fp8": fp8.read,
     "gptq": gptq.read,
+    "mxfp4": mxfp4.read,
 }
 """By quant_method of quantization_config: what makes the format of its other fields."""
 

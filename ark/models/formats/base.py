@@ -56,7 +56,7 @@ class QuantizedTensor:
 
     def layout(self) -> Layout | None:
         """How ark holds it; None: as floats."""
-        return self.format.layout(self) if len(self.shape) == 2 else None
+        return self.format.layout(self)
 
     def wrong(self, fault: str) -> ModelError:
         """The error for tensors that contradict each other."""
@@ -68,7 +68,10 @@ class QuantizedTensor:
 
 
 class Format(Protocol):
-    """One weight format with its parameters. name: as people write it."""
+    """One weight format with its parameters. name: as people write it. A format whose class has
+    `stacked = True` has the weights of all experts in one tensor, and is asked for them by a shape
+    (experts, outputs, inputs); what it decodes has the outputs of all, one expert behind the other.
+    """
 
     @property
     def name(self) -> str: ...
@@ -90,7 +93,8 @@ def find(
 ) -> QuantizedTensor | None:
     """The quantised weight of a stored name, if it is one; ModelError names what it lacks."""
     stem = stored_name.removesuffix("weight")
-    if not stored_name.endswith("weight") or len(shape) != 2:
+    stacked = len(shape) == 3 and getattr(format, "stacked", False)
+    if not (stacked or (stored_name.endswith("weight") and len(shape) == 2)):
         return None
     pieces = format.pieces(stem, shape)
     first = next(iter(pieces))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-import ml_dtypes
 import numpy as np
 
 from ark.errors import UnsupportedError
@@ -26,6 +25,7 @@ from ark.models.formats.base import (
     unpacked,
 )
 from ark.models.formats.layout import Array, Codes, Layout, group_for
+from ark.models.formats.mxfp4 import codes_of, powers
 
 PLAIN, PACKED = ("float-quantized", "int-quantized", "naive-quantized"), "pack-quantized"
 NVFP4, MXFP4 = "nvfp4-pack-quantized", "mxfp4-pack-quantized"
@@ -128,25 +128,17 @@ class CompressedTensors:
                 words = np.ascontiguousarray(tensor.read("weight_zero_point").T)
                 zeros = _signed(words, scheme.bits)[:, :outputs].T
         else:
-            pairs = tensor.read("weight_packed")
-            halves = np.stack([pairs & 15, pairs >> 4], -1).reshape(outputs, inputs)
-            codes = halves.view(ml_dtypes.float4_e2m1fn)
-            scales = _powers(scales)
-            if scheme.packing == NVFP4:
-                scales = scales / tensor.read("weight_global_scale").reshape(())
+            codes = codes_of(tensor.read("weight_packed"))
+            if scheme.packing == MXFP4:
+                scales = powers(scales)
+            else:
+                scales = scales.astype(np.float32) / tensor.read("weight_global_scale").reshape(())
         return by_blocks(codes, scales, zeros, scheme.block)
 
 
 def _signed(words: Array, bits: int) -> Array:
     """Codes of words, which are stored with half their range added."""
     return (unpacked(words, bits).astype(np.int16) - (1 << (bits - 1))).astype(np.int8)
-
-
-def _powers(scales: Array) -> Array:
-    """Scales of 8 bits as fp32; those of uint8 are exponents of 2 with 127 added."""
-    if scales.dtype == np.uint8:
-        scales = scales.view(ml_dtypes.float8_e8m0fnu)
-    return scales.astype(np.float32)
 
 
 def read(fields: Fields) -> CompressedTensors:

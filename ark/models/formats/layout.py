@@ -44,9 +44,9 @@ class Layout:
 
     def nbytes(self, shape: Sequence[int]) -> int:
         """Bytes of a weight."""
-        outputs, inputs = shape
+        *outputs, inputs = shape
         order = 4 * inputs if self.ordered else 0
-        return self.row_type(inputs, fp32).nbytes(outputs * inputs) + order
+        return self.row_type(inputs, fp32).nbytes(math.prod(outputs) * inputs) + order
 
 
 def group_for(group: int, inputs: int) -> int:

@@ -35,7 +35,7 @@ class OnLoad:
     def layout(self, shape: Sequence[int]) -> Layout | None:
         """How a weight of that shape is held; None if its rows have no groups of 8 inputs."""
         group = group_for(self.group or shape[-1], shape[-1])
-        return Layout(self.codes, group, self.scales) if len(shape) == 2 and group else None
+        return Layout(self.codes, group, self.scales) if len(shape) > 1 and group else None
 
     def encode(self, values: Array, group: int) -> Codes:
         """The codes of a weight (outputs, inputs)."""

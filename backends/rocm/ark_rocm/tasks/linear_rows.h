@@ -27,10 +27,10 @@ struct ArkSplitCodes<ArkRow<C, K, GROUP, S, ZEROS>, PARTS> {
         bytes + static_cast<ark_i64>(known / PARTS) * static_cast<ark_i64>(sizeof(Row));
     const auto* scales = (const ark_global<S>*)(row + Row::SCALES_AT);
     const auto* words = (const ark_global<ark_u32x4>*)(row + k / 8 * ARK_CODE_BITS<C>);
-    Piece piece{__builtin_nontemporal_load(words), ark_float(S(scales[k / GROUP])), 0.0f};
+    Piece piece{__builtin_nontemporal_load(words), ark_plain(S(scales[k / GROUP])), 0.0f};
     if constexpr (ZEROS) {
       const auto* zeros = (const ark_global<S>*)(row + Row::ZEROS_AT);
-      piece.zero = ark_float(S(zeros[k / GROUP]));
+      piece.zero = ark_plain(S(zeros[k / GROUP]));
     }
     return piece;
   }

@@ -1,0 +1,30 @@
+// Products with the quantised weights of chosen experts. What a task computes and touches is said
+// in experts.py.
+
+// As ark_expert_linear of experts.h, with weights of N rows an expert, from `bytes` on.
+template <class ROW, int EXPERTS, int N, bool SLOTS, int FIRST, int OF, class X, class E, class O>
+ARK_DEVICE void ark_expert_rows(ArkCtx& c, const ArkTask& t, X x, const unsigned char* bytes,
+                                E experts, O output) {
+  const int row = t.coord[0], slot = t.coord[1];
+  float* xs = reinterpret_cast<float*>(ARK_SCRATCH(c));
+  for (int i = ark_tid(); i < ROW::COLUMNS; i += ARK_THREADS) {
+    xs[i] = ark_get(SLOTS ? ark_address(x, 0, row, slot, i) : ark_address(x, 0, 0, row, i), 0);
+  }
+  int expert = *ark_address(experts, 0, 0, row, slot);
+  if (expert < 0 || expert >= OF) {
+    if (ark_tid() == 0) {
+      ark_fail(c, 5u, 0u, static_cast<ark_u32>(OF), static_cast<ark_u32>(expert));
+    }
+    expert = FIRST;
+  }
+  expert -= FIRST;
+  const bool held = expert >= 0 && expert < EXPERTS;
+  const ROW* w = reinterpret_cast<const ROW*>(bytes) + static_cast<ark_i64>(held ? expert : 0) * N;
+  ark_sync();
+  for (int i = t.coord[2] + ark_warp(); i < t.coord[3]; i += ARK_WARPS) {
+    float sum[1] = {0.0f};
+    if (held) ark_row_products<1, 0>(w[i], xs, sum);
+    const float v = ark_warp_sum(sum[0]);
+    if (ark_lane() == 0) ark_put(ark_address(output, 0, row, slot, i), 0, v);
+  }
+}

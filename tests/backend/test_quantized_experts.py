@@ -1,0 +1,60 @@
+"""Experts whose weights are held as codes: logits are those of transformers with the weights that
+the format's own library, or torch's arithmetic, dequantises.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from ark.models.checkpoint import Checkpoint
+from tests.cases.decoders import EXPERTS
+from tests.cases.quantized import ODD, Tensors, check_logits, mxfp4_checkpoint, quantised_checkpoint
+
+pytestmark = pytest.mark.emulated("gfx942")
+BLOCKS = {"quant_method": "fp8", "weight_block_size": [32, 32]}
+
+
+def test_mxfp4_experts_of_gpt_oss(backend: str, tmp_path: Path) -> None:
+    plain, there, values = mxfp4_checkpoint(tmp_path)
+    checkpoint = Checkpoint.open(there)
+    kinds = {name: layout.codes.name for name, layout in checkpoint.config.layouts}
+    assert len(kinds) == 3 * 2 and set(kinds.values()) == {"fp4"}
+    # Scales take 16 bits in memory for the 8 that are stored.
+    assert checkpoint.nbytes < sum(f.stat().st_size for f in plain.glob("*.safetensors")) / 2
+    check_logits(backend, checkpoint, plain, values)
+
+
+def test_fp8_blocks_of_each_expert(backend: str, tmp_path: Path) -> None:
+    """As DeepSeek-V3 and Qwen3-FP8 store them, with a router that is not quantised."""
+
+    def quantise(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+        blocks = weight.unfold(0, 32, 32).unfold(1, 32, 32)
+        scales = blocks.abs().amax((-1, -2)) / 448
+        wide = scales.repeat_interleave(32, 0).repeat_interleave(32, 1)
+        codes = (weight / wide).to(torch.float8_e4m3fn)
+        return {"weight": codes, "weight_scale_inv": scales}, codes.float() * wide
+
+    shape = {"num_experts": 4, "moe_intermediate_size": 64, "head_dim": 32, **EXPERTS}
+    plain, there, values = quantised_checkpoint(
+        tmp_path, quantise, BLOCKS, kind="qwen3_moe", norm_topk_prob=True, **shape
+    )
+    checkpoint = Checkpoint.open(there)
+    assert len(checkpoint.config.layouts) == (4 + 3) * 2
+    check_logits(backend, checkpoint, plain, _stacked(values))
+
+
+def _stacked(values: Tensors) -> Tensors:
+    """Experts' weights by the names of transformers' parameters."""
+    own = {name: value for name, value in values.items() if ".experts." not in name}
+    for layer in range(ODD["layers"]):
+        stem = f"model.layers.{layer}.mlp.experts."
+        by = {
+            part: torch.stack([v for n, v in values.items() if n.startswith(stem) and part in n])
+            for part in ("gate", "up", "down")
+        }
+        own[stem + "gate_up_proj"] = torch.cat([by["gate"], by["up"]], 1)
+        own[stem + "down_proj"] = by["down"]
+    return own
