@@ -170,8 +170,7 @@ class Group:
         text = x.called("run_program", f"program={programs.title(program)}")
         key = Key(program.collective.value, x.element, x.itemsize, x.elements, program.reduction)
         if program.reduction is None:  # parts of an exchange are whole words
-            parts = 1 if program.permutes else self.world_size
-            key = _moved(program.collective, x, parts, None)
+            key = _moved(program.collective, x, 1 if program.permutes else self.world_size, None)
         key = dataclasses.replace(key, root=program.root, algorithm=program)
         self._execute(self._all_ranks, text, text, key, x, y)
         return y.given

@@ -248,9 +248,7 @@ class Tensor:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         """The contents for NumPy's functions; always a copy."""
         if copy is False:
-            raise ValueError(
-                "the contents of an ark tensor cannot be viewed as an array without a copy"
-            )
+            raise ValueError("an ark tensor cannot be viewed as an array without a copy")
         return np.asarray(self.to_numpy(), dtype)
 
     def __eq__(self, other: object) -> bool:

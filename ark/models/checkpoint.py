@@ -27,13 +27,12 @@ from ark.models.gguf_file import find_gguf_tensors, is_gguf, read_config, read_g
 from ark.models.holding import held, layouts_on_load, stacked_name
 from ark.models.registry import decoder
 from ark.models.rope import Rope, inverse_frequencies
-from ark.models.shards import DTYPES, StoredTensor, find_tensors, read_bytes
+from ark.models.shards import DTYPES, StoredTensor, find_tensors, read_bytes, same_bytes
 from ark.models.stored import Stored
 
 FREQUENCIES = ".rotary_emb.inv_freq"
 """Suffixes of stored rotary frequencies, which older checkpoints have in addition to the config."""
 FLOAT_TYPES = {dtype.name: dtype for dtype in DTYPES.values()}
-PIECE_BYTES = 16 << 20  # bytes that are compared at a time
 
 
 @dataclass(frozen=True)
@@ -392,17 +391,6 @@ def untied(config: LlamaConfig, stored: dict[str, StoredTensor]) -> LlamaConfig:
         "tie_word_embeddings to false"
     )
     return replace(config, tie_word_embeddings=False)
-
-
-def same_bytes(first: StoredTensor, second: StoredTensor) -> bool:
-    """True if two tensors have the same type, shape and bytes."""
-    if (first.dtype_code, first.shape) != (second.dtype_code, second.shape):
-        return False
-    for begin in range(0, first.nbytes, PIECE_BYTES):
-        size = min(PIECE_BYTES, first.nbytes - begin)
-        if not np.array_equal(read_bytes(first, begin, size), read_bytes(second, begin, size)):
-            return False
-    return True
 
 
 def describe(names: list[str]) -> str:
