@@ -44,8 +44,8 @@ def binary(backend: KernelBackend, source: Source, target: Target) -> Binary:
     module = inspect.getsource(sys.modules[type(compiler).__module__])  # has its flags
 
     def make() -> bytes:
-        made = compiler.compile(source, target)
-        return json.dumps([made.suffix, made.log]).encode() + b"\n" + made.data
+        result = compiler.compile(source, target)
+        return json.dumps([result.suffix, result.log]).encode() + b"\n" + result.data
 
     parts = ("binary", module, compiler.key(target), repr(source), repr(target))
     head, _, content = data(make, *parts).partition(b"\n")
@@ -71,10 +71,10 @@ def to_assembly(source: str, arch: str, options: Sequence[str] = ("-O3",)) -> tu
     def make() -> str:
         return "\0".join(emulated.to_assembly(source, arch, options))
 
-    assembly, _, said = text(
+    assembly, _, warnings = text(
         make, "assembly", _clang(), source, arch, repr(tuple(options))
     ).partition("\0")
-    return assembly, said
+    return assembly, warnings
 
 
 def compile_hip(source: str, arch: str, options: Sequence[str] = ("-O3",)) -> bytes:

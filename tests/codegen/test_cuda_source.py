@@ -128,14 +128,14 @@ def test_a_ring_can_be_left_out():
 
 def test_the_same_source_gives_the_same_bytes():
     machine = backend.machine("h100")
-    first, again = (
+    first, second = (
         backend.compiler().compile(
             write(empty_plan(machine), machine, backend.dialect(machine.arch)).source,
             Target(machine.arch, machine.threads),
         )
         for _ in range(2)
     )
-    assert first.data == again.data
+    assert first.data == second.data
 
 
 SIDE_BY_SIDE = """
