@@ -71,10 +71,10 @@ def to_assembly(source: str, arch: str, options: Sequence[str] = ("-O3",)) -> tu
     def make() -> str:
         return "\0".join(emulated.to_assembly(source, arch, options))
 
-    assembly, _, messages = text(
+    assembly, _, warnings = text(
         make, "assembly", _clang(), source, arch, repr(tuple(options))
     ).partition("\0")
-    return assembly, messages
+    return assembly, warnings
 
 
 def compile_hip(source: str, arch: str, options: Sequence[str] = ("-O3",)) -> bytes:

@@ -1,4 +1,4 @@
-"""Cases and helpers of tests/unit/parallel/test_coconet.py, which other tests use too."""
+"""Cases and helpers of tests/unit/parallel/plans/test_coconet.py, which other tests use too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cases and helpers of tests/unit/test_export.py, which other tests use too."""
+"""Cases and helpers of tests/unit/cli/test_export.py, which other tests use too."""
 
 from __future__ import annotations
 

@@ -152,6 +152,26 @@ def test_no_file_imports_from_a_test_file() -> None:
     assert not {name: modules for name, modules in imported.items() if modules}
 
 
+def test_a_unit_test_lies_in_the_room_of_the_module_that_it_is_named_after() -> None:
+    """tests/unit/x/test_y.py is the test of ark/x/y.py, or has the name of no module."""
+    rooms: dict[str, set[Path]] = {}
+    for path in (ROOT / "ark").rglob("*.py"):
+        module = path.parent if path.stem == "__init__" else path
+        if module == ROOT / "ark":
+            continue
+        rooms.setdefault(module.stem, set()).add(module.parent.relative_to(ROOT / "ark"))
+        if module.is_dir():
+            rooms[module.stem].add(module.relative_to(ROOT / "ark"))
+    unit = ROOT / "tests/unit"
+    elsewhere = {
+        str(path.relative_to(unit)): sorted(map(str, rooms[subject]))
+        for path in unit.glob("*/**/test_*.py")
+        if (subject := path.stem.removeprefix("test_")) in rooms
+        and path.parent.relative_to(unit) not in rooms[subject]
+    }
+    assert not elsewhere
+
+
 # Numbers from 1024 on that the planner may hold: no bytes, works or sizes of a machine.
 PLANNER_NUMBERS = {
     "ark/lower/choose.py": {1024},  # bytes of shared memory of a linear layer's body

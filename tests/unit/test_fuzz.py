@@ -64,7 +64,7 @@ def test_mutations_begin_with_every_kind_of_task() -> None:
         assert json.loads(serialize.to_json(result)) == data
         admit([result], registry.machine(plans.MACHINE))
         seen |= {op.kind for op in result.ops}
-    # No machine of the CPU claims tiles; tests/unit/plan/test_claims.py damages such plans.
+    # No machine of the CPU claims tiles; tests/unit/plan/verify/test_claims.py damages such plans.
     assert set(kind.names()) - seen == BETWEEN_RANKS | {"claimed"}
 
 

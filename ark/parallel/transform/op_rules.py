@@ -1,8 +1,8 @@
 """The rule of each op: from a node to the text of its annotation, in the notation of
 ark.parallel.transform.annotations. Ops that cannot be split are in WHOLE, with the reason.
 
-After nnScaler (Lin et al., OSDI 2024). tests/unit/parallel/test_op_rules.py requires an entry for
-every op.
+After nnScaler (Lin et al., OSDI 2024). tests/unit/parallel/transform/test_op_rules.py requires an
+entry for every op.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from ark.collective.simulate import simulate, tune_pieces
 from ark.collective.synthesis import synthesize
 from ark.collective.topology import named
 from ark.errors import InvalidUsageError
-from tests.unit.collective.programs import boxes_for
+from tests.cases.collective_programs import boxes_for
 
 
 def puts_of(program):

@@ -28,7 +28,7 @@ from ark.collective.topology import (
     to_json,
 )
 from ark.errors import InvalidUsageError, ModelError
-from tests.unit.collective.programs import any_program
+from tests.cases.collective_programs import any_program
 
 MB = 10**6
 

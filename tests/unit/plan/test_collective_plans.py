@@ -22,7 +22,7 @@ from ark.plan.verify import verify
 from ark.plan.verify.rank_set import RankSet
 from ark.plan.verify.symmetry import alone
 from ark.tasks.pointwise import COPY
-from tests.unit.collective.programs import any_program
+from tests.cases.collective_programs import any_program
 from tests.unit.plan.shapes import machine
 
 CALLS: dict[Collective, Any] = {

@@ -15,7 +15,7 @@ from ark.bench.fidelity import GREEDY_STEPS, TOLERANCE, compare, greedy
 from ark.cli import bench, main
 from tests.slow import slow
 
-NOAH = str(Path(__file__).parents[2] / "examples" / "noah")
+NOAH = str(Path(__file__).parents[3] / "examples" / "noah")
 BENCH = ["bench", "decode", "--backend", "cpu", "--config", NOAH, "--repeats", "1"]
 
 

@@ -26,7 +26,7 @@ from ark.parallel.plans.prediction import Target, Work
 from ark.parallel.plans.splits import Splits
 from ark.parallel.plans.stages import partition
 
-NOAH = Path(__file__).parents[3] / "examples" / "noah"
+NOAH = Path(__file__).parents[4] / "examples" / "noah"
 ROWS = 2048
 SMALL = "llama-3.2-1b"
 

@@ -20,7 +20,7 @@ from ark.collective.programs import (
     reference_result,
 )
 from ark.errors import BaseError, PlanError
-from tests.unit.collective.programs import any_program
+from tests.cases.collective_programs import any_program
 
 
 def with_ops(program, change):

@@ -26,7 +26,7 @@ from ark.models.generate import Generator
 from ark.models.plans import plans
 from tests.slow import slow
 
-NOAH = Path(__file__).resolve().parents[2] / "examples/noah"
+NOAH = Path(__file__).resolve().parents[3] / "examples/noah"
 PARTS = ("ark.c", "device.c", "safetensors.c")
 PROGRAMS = {"noah": ("decoder.c", "generate.c"), "net": ("run.c",)}  # and what they take more
 STRICT = ("-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-O1")

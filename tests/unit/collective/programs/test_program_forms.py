@@ -33,7 +33,7 @@ from ark.collective.programs.values import coarsened, flow
 from ark.collective.synthesis import synthesize
 from ark.collective.topology import named
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
-from tests.unit.collective.programs import any_program, boxes_for
+from tests.cases.collective_programs import any_program, boxes_for
 
 
 def ring3():

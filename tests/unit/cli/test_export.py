@@ -24,7 +24,7 @@ from ark.models.generate import Generator
 from tests.cases.export import ADDRESSES, Library, compile_c
 from tests.slow import slow
 
-NOAH = Path(__file__).resolve().parents[2] / "examples/noah"
+NOAH = Path(__file__).resolve().parents[3] / "examples/noah"
 # As c/ark.h numbers them.
 BAD_ARGUMENT, BAD_FILE, NO_TENSOR, BAD_SIZE, NOT_LOADED, NOT_BOUND = 1, 3, 4, 5, 6, 7
 

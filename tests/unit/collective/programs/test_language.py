@@ -23,7 +23,7 @@ from ark.frontend.model import Model, use_model
 from ark.lower.pipeline import plan as make_plan
 from ark.plan.verify import verify
 
-PATH = Path(__file__).parents[3] / "examples" / "collectives.py"
+PATH = Path(__file__).parents[4] / "examples" / "collectives.py"
 
 
 def _load() -> ModuleType:
