@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 
-CODE = 130  # of a command that Ctrl-C has ended
+INTERRUPTED_EXIT_CODE = 130  # of a command that Ctrl-C has ended
 
 
 def _is_command() -> bool:
@@ -20,7 +20,7 @@ def _is_command() -> bool:
 
 
 def _leave(number: int, frame: object) -> None:
-    os._exit(CODE)  # nothing is begun yet that would have to be undone
+    os._exit(INTERRUPTED_EXIT_CODE)  # nothing is begun yet that would have to be undone
 
 
 def becomes_exception() -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from ark.ir.attributes import MatmulAttributes
 from ark.ir.dtype import SMALL_FLOATS, bf16, fp16, int8
-from ark.ir.fold import FOLDED
+from ark.ir.fold import MAX_FOLDED_DIMS
 from ark.ir.graph import Node
 from ark.ir.values import Tensor
 from ark.lower.cuts import box_costs, box_tiles
@@ -24,7 +24,7 @@ def boxes(node: Node, machine: Machine) -> bool:
     """
     out, full = node.outputs[0], box_tiles(machine).least_rows
     return (
-        len(out.shape) <= FOLDED
+        len(out.shape) <= MAX_FOLDED_DIMS
         and out.shape[-1] >= machine.large_product[1]
         and (out.shape[-2] >= full or out.shape[-1] >= 2 * full)
         and _unit_types(node)

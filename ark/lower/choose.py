@@ -29,7 +29,7 @@ from ark.tasks.linear_form import (
     sums_bytes,
 )
 
-HELD = 1024  # bytes that one row's sums take, or what else several need
+MAX_ROW_SUM_BYTES = 1024  # bytes that one row's sums take, or what else several need
 
 
 def choose(graph: Graph, context: Context) -> tuple[Machine, ...]:
@@ -247,7 +247,7 @@ def _fits(nodes: list[Node], machine: Machine) -> bool:
     """Is there room beside the ring for the inputs of the linear layers of few rows?"""
     layers = [n for n in nodes if n.type == "linear" and n.inputs[0].shape[0] <= MOST_NARROW]
     held = (_held(n, machine) for n in layers)
-    return HELD + max(held, default=0) <= machine.shared_bytes - machine.ring_bytes
+    return MAX_ROW_SUM_BYTES + max(held, default=0) <= machine.shared_bytes - machine.ring_bytes
 
 
 def _held(node: Node, machine: Machine) -> int:

@@ -17,7 +17,7 @@ from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.machine.costs import UnitCosts
 from ark.machine.tiles import UnitTiles
-from ark.tasks.matmul_form import LEAST_UNIT_ROWS, STEP, UNIT_PARTS, filled
+from ark.tasks.matmul_form import K_PART_ALIGNMENT_BYTES, LEAST_UNIT_ROWS, UNIT_PARTS, filled
 
 
 def serves(dtypes: Sequence[str], shape: Sequence[int], machine: Machine) -> bool:
@@ -54,7 +54,7 @@ def candidates(
     while wide > given.least_columns and tiles(high, wide) < machine.processors:
         wide = -(-wide // (2 * given.block)) * given.block
         cuts[Cut(high, wide)] = None
-    lines = -(-depth * itemsize(dtypes) // STEP)
+    lines = -(-depth * itemsize(dtypes) // K_PART_ALIGNMENT_BYTES)
     for cut in list(cuts):
         if parts and batch == 1 and tiles(cut.rows, cut.columns) < machine.processors:
             counts = (p for p in given.parts if (p - 1) * -(-lines // p) < lines)
@@ -75,8 +75,8 @@ def predicted_us(
     products, size, costs = UNIT_PARTS[dtypes[0], dtypes[1]], itemsize(dtypes), _costs(machine)
     high, wide, share, least = _loop(cut, products, machine)
     rate = machine.tflops * 1e6 / machine.processors * share  # operations a microsecond
-    line = max(least, 2.0 * high * wide * (STEP // size) * products / rate)
-    lines = math.ceil(math.ceil(depth * size / STEP) / cut.parts)
+    line = max(least, 2.0 * high * wide * (K_PART_ALIGNMENT_BYTES // size) * products / rate)
+    lines = math.ceil(math.ceil(depth * size / K_PART_ALIGNMENT_BYTES) / cut.parts)
     tiles = batch * -(-m // cut.rows) * -(-n // cut.columns) * cut.parts
     fold = 0.0
     if cut.parts > 1:

@@ -13,8 +13,8 @@ from ark.tasks import text
 from ark.tasks.matmul_params import MatmulParams
 from ark.tasks.matmul_windows import side_shape
 
-ROPE = 3  # the operand that is the position, of a product that rotates
-STEP = 128  # bytes: parts of k begin at multiples of it
+POSITION_OPERAND = 3  # the operand that is the position, of a product that rotates
+K_PART_ALIGNMENT_BYTES = 128  # bytes: parts of k begin at multiples of it
 UNIT_PARTS = {("bf16", "bf16"): 1, ("fp16", "fp16"): 1, ("fp32", "bf16"): 3}
 """Types of both sides that matrix units of 16-bit types take, and how many of their products one of
 these is: a float is the exact sum of three bf16.
@@ -41,7 +41,7 @@ def part_of_k(sig: Signature) -> int:
     """Elements of k in a task's part; the last part may have fewer."""
     splits = sig.read(MatmulParams).splits
     _, _, k = dims(sig)
-    step = STEP // sig.operands[0].itemsize
+    step = K_PART_ALIGNMENT_BYTES // sig.operands[0].itemsize
     return k if splits == 1 else math.ceil(math.ceil(k / step) / splits) * step
 
 

@@ -16,7 +16,7 @@ from ark.tasks.matmul_form import along_k, dims, grid, paired, side_strides, sum
 from ark.tasks.matmul_params import MatmulParams
 
 MOST, MOST_DEPTH = 32, 64  # rows and columns, and k
-LEAST = 2  # matrices a processor
+MIN_MATRICES_PER_PROCESSOR = 2  # matrices a processor
 PACK_BYTES = 16
 
 
@@ -25,7 +25,7 @@ def small(sig: Signature, machine: Machine) -> bool:
     params = sig.read(MatmulParams)
     m, n, k = dims(sig)
     shape = fold(sig.operands[2].shape)
-    many = shape[0] * shape[1] >= LEAST * machine.processors
+    many = shape[0] * shape[1] >= MIN_MATRICES_PER_PROCESSOR * machine.processors
     fits = max(m, n) <= MOST and k <= MOST_DEPTH
     if not (many and fits) or not machine.cooperative or paired(sig):
         return False

@@ -41,7 +41,7 @@ from ark.tasks.along import indices, join, lines
 from ark.tasks.box_text import NAMES, each_index, in_order, tile_type
 from ark.tasks.pointwise import HEADERS, tile_box
 
-LOOKS = 4  # indices that a thread looks at in a round, as ark_looks of scatter.h
+INDICES_PER_ROUND = 4  # indices that a thread looks at in a round, as ark_looks of scatter.h
 SIDE_BY_SIDE = 4  # elements of an update that a lane has under way at once, at most
 LEAST_ROOMS = 4  # lines that shared memory holds, for as many warps, where it holds any
 LINE_UPDATES = 16  # of a line that is worth a warp
@@ -129,8 +129,8 @@ class Scatter(TaskKind):
             return self._rooms(sig, machine) * _row_bytes(sig)
         if not self._together(sig, machine):
             return 0
-        looks = LOOKS * machine.warps * (2 * machine.lanes + 1)
-        listed = LOOKS * machine.warps * machine.lanes + machine.warps
+        looks = INDICES_PER_ROUND * machine.warps * (2 * machine.lanes + 1)
+        listed = INDICES_PER_ROUND * machine.warps * machine.lanes + machine.warps
         return 4 * (looks + listed * self._by_place(sig, machine))
 
     def _together(self, sig: Signature, machine: Machine) -> bool:
@@ -190,7 +190,8 @@ class Scatter(TaskKind):
         if self._together(sig, machine) and self._by_place(sig, machine):
             at4 = ", ".join(f"int {name}" for name in NAMES)
             unused = "".join(f"(void){name}; " for name in NAMES)
-            room = f"ARK_SCRATCH(c) + {4 * LOOKS * machine.warps * (2 * machine.lanes + 1)}"
+            bytes_before = 4 * INDICES_PER_ROUND * machine.warps * (2 * machine.lanes + 1)
+            room = f"ARK_SCRATCH(c) + {bytes_before}"
             body = (
                 f"  ark_each_update_found{span}ARK_SCRATCH(c), [&](const ArkUpdates& updates) {{\n"
                 f"    ark_apply_updates_by_place<{compute}, {tile_type(tile, frame)}>(\n"

@@ -38,7 +38,7 @@ from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.tasks import expression
 
-TOGETHER = 64  # columns of one head that leave a body for matrix units at a time
+HEAD_SLAB_COLUMNS = 64  # columns of one head that leave a body for matrix units at a time
 OTHERS = RECORD_OPERANDS - 5  # beside the product's operands and its two box maps
 
 
@@ -191,7 +191,7 @@ def _rotates(product: Node, node: Node, matrix: bool) -> bool:
         and len(product.inputs[0].shape) == len(product.inputs[1].shape) == 2
         and all(t.dtype in (bf16, fp16) for t in caches)
         and all(t.dtype == query.dtype or (query.dtype == fp32 and not matrix) for t in caches)
-        and node.read(ProjectionAttributes).head_dim % TOGETHER == 0
+        and node.read(ProjectionAttributes).head_dim % HEAD_SLAB_COLUMNS == 0
         and not {query.buffer.id, *(t.buffer.id for t in caches)}
         & {t.buffer.id for t in product.inputs}
     )

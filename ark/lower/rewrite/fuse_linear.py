@@ -29,7 +29,7 @@ EPILOGUES = {"add": "add", "swiglu_pairs": "swiglu", "rope_kv": "rope_kv"}
 """Ops that a linear task does where its sums end, and the task's name for each."""
 FROM_MEMORY = ("attention", "swiglu_pairs")
 """Ops whose result each reader reads piece by piece where it is too much for packets."""
-BOX = 16  # bytes at whose multiples rows begin that box copies load
+BOX_ROW_ALIGNMENT_BYTES = 16  # bytes at whose multiples rows begin that box copies load
 
 
 def fuse_linear(graph: Graph, context: Context) -> Graph:
@@ -113,7 +113,7 @@ def _boxed(weight: Tensor, machine: Machine) -> bool:
     return (
         machine.variant.name == "matrix"
         and weight.dtype in (bf16, fp16)
-        and weight.shape[1] * weight.dtype.itemsize % BOX == 0
+        and weight.shape[1] * weight.dtype.itemsize % BOX_ROW_ALIGNMENT_BYTES == 0
     )
 
 

@@ -31,7 +31,7 @@ from ark.lower.rewrite.views import whole
 from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.tasks.matmul_params import WindowParams
-from ark.tasks.matmul_text import FEW_ROWS as PACKED_ROWS
+from ark.tasks.matmul_text import MIN_PACKED_ROWS as PACKED_ROWS
 from ark.tasks.matmul_windows import boxable, matrix_shape
 
 

@@ -22,7 +22,7 @@ from ark.tasks import expression
 
 BY_ROWS = ("layernorm", "matmul", "rmsnorm", "rounded_rmsnorm", "swiglu", "swiglu_pairs")
 """Ops but elementwise ones whose rows depend on the same rows of the first input, or of all."""
-FEWER = 2  # times as many rows as are taken there must be
+MIN_ROW_RATIO = 2  # times as many rows as are taken there must be
 
 
 def hoist_gathers(graph: Graph, context: Context) -> Graph:
@@ -44,7 +44,7 @@ def _moved(graph: Graph, place: int, kept: frozenset[int]) -> list[Node]:
     gather = graph.nodes[place]
     source, ids = gather.inputs
     few = gather.read(AxisAttributes).axis == 0 and len(ids.shape) == 1 and len(source.shape) == 2
-    if not few or gather.after or gather.hints or source.shape[0] < FEWER * ids.shape[0]:
+    if not few or gather.after or gather.hints or source.shape[0] < MIN_ROW_RATIO * ids.shape[0]:
         return []
     rows = source.shape[0]
     touching = graph.view.touching
