@@ -12,7 +12,7 @@ INTERRUPTED_EXIT_CODE = 130  # of a command that Ctrl-C has ended
 
 
 def _is_command() -> bool:
-    """Is this `python -m ark`, which loads the package before __main__, or the `ark` script?"""
+    """True for `python -m ark`, which loads the package before __main__, and the `ark` script."""
     first, words = sys.argv[:1], sys.orig_argv
     if first == ["-m"]:
         return "-m" in words and words[words.index("-m") + 1] == "ark"

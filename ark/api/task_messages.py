@@ -71,7 +71,7 @@ class _Said(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def is_far(buffer: BufferEntry, rank: int) -> bool:
-    """Does the buffer lie on another rank than this one?"""
+    """True where the buffer is on another rank."""
     return buffer.rank not in (-1, rank)
 
 

@@ -101,7 +101,7 @@ class Lowering:
         return sizes
 
     def far(self, *peers: int) -> bool:
-        """Is one of these ranks on another host? The option `hosts` says; -1 is this rank."""
+        """True where one of these ranks is on another host (option `hosts`); -1 is this rank."""
         hosts = self.options.get("hosts") or ()
         here = self.graph.rank
         return bool(hosts) and any(hosts[p] != hosts[here] for p in peers if p >= 0)

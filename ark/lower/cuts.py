@@ -223,7 +223,7 @@ def is_exact(dtypes: Sequence[str], shape: Sequence[int], depth: int, machine: M
 
 
 def deals_matrices(params: MatmulParams, tensors: Sequence[Tensor], machine: Machine) -> bool:
-    """Is it many products of small matrices, of which a processor has a task?
+    """True for many products of small matrices, dealt to processors as one task each.
 
     tensors: both sides, what is added to the product, and the result.
     """

@@ -21,8 +21,8 @@ from ark.tasks.matmul_form import K_PART_ALIGNMENT_BYTES, LEAST_UNIT_ROWS, UNIT_
 
 
 def serves(dtypes: Sequence[str], shape: Sequence[int], machine: Machine) -> bool:
-    """Is it a product that such units take? dtypes: of both sides. shape: batch, batch, rows and
-    columns.
+    """True where such units compute the product. dtypes: of both sides. shape: batch, batch, rows
+    and columns.
     """
     return (
         machine.has(Capability.K_PARTS)
@@ -36,7 +36,7 @@ def candidates(
 ) -> list[Cut]:
     """The cuts of a product of this shape (batch, batch, rows, columns) that kernels exist for.
 
-    depth: elements of k. dtypes: of both sides. parts: may k be cut?
+    depth: elements of k. dtypes: of both sides. parts: True if k may be cut.
     """
     batch, m, n = shape[0] * shape[1], shape[2], shape[3]
     given = _tiles(machine)
@@ -89,8 +89,8 @@ def predicted_us(
 
 
 def stays_whole(shape: Sequence[int], depth: int, dtypes: Sequence[str], machine: Machine) -> bool:
-    """Is the product, with what follows its columns in pairs, done no later in whole tiles than in
-    parts of k and a pass over its sums? Arguments as of `candidates`.
+    """True where whole tiles, with the epilogue on pairs of columns, are predicted to be as fast as
+    parts of k and a pass over the sums. Arguments: as of `candidates`.
     """
 
     def time(cut: Cut) -> float:

@@ -203,8 +203,8 @@ def stage_rows(weight: Tensor, machine: Machine, paired: bool) -> int:
 
 
 def input_in_memory(node: Node) -> bool:
-    """Is the input of a linear layer of few rows as matrix units take it, and stays in memory
-    (ark.tasks.linear.reads_from_memory)?
+    """True where matrix units read the input of a linear layer of few rows from memory
+    (ark.tasks.linear.reads_from_memory).
     """
     given = node.read(LinearAttributes)
     plain = given.prologue == "none" and given.epilogue not in PAIRED

@@ -28,7 +28,7 @@ TRANSPOSED_TRAFFIC_FACTOR = (
 
 
 def boxed(variant: Variant) -> bool:
-    """Does it load boxes of matrices instead of a stream?"""
+    """True where the variant loads boxes of matrices instead of a stream."""
     return bool(variant.role(LOAD)) and not variant.stages
 
 

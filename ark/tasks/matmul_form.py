@@ -23,12 +23,12 @@ LEAST_UNIT_ROWS = 9  # of a tile for them; fewer read weights as fast without
 
 
 def rotates(sig: Signature) -> bool:
-    """Are the product's columns queries, keys and values?"""
+    """True where the product's columns are queries, keys and values."""
     return sig.read(MatmulParams).head_dim > 0
 
 
 def paired(sig: Signature) -> bool:
-    """Do two neighbouring columns make what is stored?"""
+    """True where each stored element depends on two neighbouring columns."""
     return sig.read(MatmulParams).gated or rotates(sig)
 
 
@@ -106,15 +106,13 @@ def side_strides(sig: Signature, index: int) -> tuple[int, int]:
 
 
 def along_k(sig: Signature, index: int) -> bool:
-    """Is k, not the rows, what memory holds together?"""
+    """True where k is contiguous in memory, not the rows."""
     row, k = side_strides(sig, index)
     return not (row == 1 and k != 1)
 
 
 def filled(size: int, high: int) -> bool:
-    """Do so many rows or columns fill a tile of `high` of them so far, to three quarters or more,
-    that its loop is the one to take?
-    """
+    """True where `size` rows or columns fill tiles of `high` of them to three quarters or more."""
     return 3 * high <= 4 * size <= 4 * high
 
 

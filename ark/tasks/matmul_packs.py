@@ -33,7 +33,7 @@ def packed(sig: Signature, width: int) -> list[int] | None:
 
 
 def residual(sig: Signature) -> int | None:
-    """The operand after the output that has all of its elements, in vectors of VECTOR_ELEMENTS; None
+    """The operand after the output that has all of its elements, in vectors of that size; None
     where none or several do.
     """
     params, out = sig.read(MatmulParams), sig.operands[2].shape
@@ -47,7 +47,7 @@ def residual(sig: Signature) -> int | None:
 
 
 def ahead(sig: Signature, index: int, row: str, column: str) -> str:
-    """A lambda that loads VECTOR_ELEMENTS neighbours of an operand; `several` adds them to its sums."""
+    """A lambda that loads VECTOR_ELEMENTS neighbours of an operand; `several` takes it."""
     at = text.offset(sig, index, place_names(sig, "row", "column"))
     return (
         "[&](int at_row, int at_column, bool there) {\n"
@@ -90,7 +90,7 @@ def together(
 
 
 def several(sig: Signature, row: str, column: str, loaded_ahead: int | None = None) -> str:
-    """A lambda that stores the results of VECTOR_ELEMENTS neighbouring sums v, the first `left` valid.
+    """A lambda that stores the results of neighbouring sums v, of which `left` are valid.
 
     It takes the first one's row and column in the tile, whose own first ones are `row` and
     `column`. A product that rotates has `rope` beside it (`declared`). loaded_ahead: an operand of

@@ -21,7 +21,7 @@ PACK_BYTES = 16
 
 
 def small(sig: Signature, machine: Machine) -> bool:
-    """Are these such products, whatever the tile?"""
+    """True for products of small matrices, for any tile."""
     params = sig.read(MatmulParams)
     m, n, k = dims(sig)
     shape = fold(sig.operands[2].shape)
@@ -36,7 +36,9 @@ def small(sig: Signature, machine: Machine) -> bool:
 
 
 def served(sig: Signature, machine: Machine) -> bool:
-    """Are they, has each task several whole matrices, and does the ring leave room for them?"""
+    """True for such products if each task has several whole matrices and the ring leaves room for
+    them.
+    """
     params = sig.read(MatmulParams)
     m, n, _ = dims(sig)
     whole = tuple(params.tile) == (m, n) and params.tasks > 0
@@ -82,7 +84,7 @@ def _call(sig: Signature, packed: bool) -> str:
 
 
 def _side(sig: Signature, index: int, packed: bool) -> tuple[bool, int]:
-    """Does k lie side by side, and in packs of how many elements is the side read?"""
+    """True where k is contiguous on this side, and the elements of each vector that is read."""
     operand, deep = sig.operands[index], along_k(sig, index)
     row, k = side_strides(sig, index)
     lines, depth = dims(sig)[index], dims(sig)[2]

@@ -27,8 +27,8 @@ SHORT, MOST_SUMS = 2, 8  # steps of k; and sums of a thread where k has no more 
 
 @dataclass(frozen=True)
 class Thin:
-    """few: the operand that has few rows or columns. along: does k lie side by side on both sides?
-    pack: elements of the other side that are read at once.
+    """few: the operand that has few rows or columns. along: True where k is contiguous on both
+    sides. pack: elements of the other side that are read at once.
     """
 
     few: int
@@ -72,7 +72,7 @@ def _most_rows(sig: Signature) -> int:
 
 
 def _packs(sig: Signature, index: int, rows: int, pack: int) -> bool:
-    """May a side be read in such packs along k?"""
+    """True where a side can be read in vectors of `pack` elements along k."""
     _, _, k = dims(sig)
     steps = (*_batches(sig, index), *([side_strides(sig, index)[0]] if rows > 1 else ()))
     return all(s % pack == 0 for s in (k, part_of_k(sig), *steps))

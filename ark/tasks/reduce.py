@@ -158,7 +158,7 @@ class Reduce(TaskKind):
         return size * threads // across * across * pack
 
     def _last(self, sig: Signature) -> bool:
-        """Is it the last dimension that is reduced?"""
+        """True where the last dimension is reduced."""
         return bool(sig.read(ReduceParams).axis == max(4, len(sig.operands[0].shape)) - 1)
 
     def _pack(self, sig: Signature) -> int:

@@ -177,7 +177,7 @@ VECTOR_COLUMNS = 8  # columns that a thread takes together
 
 
 def packs_fit(sig: Signature) -> bool:
-    """May rope_kv take its columns in packs? Of a prompt's rows, where heads hold whole packs."""
+    """True where rope_kv reads columns as vectors: a prompt's rows, heads of whole vectors."""
     heads = (
         sig.read(HeadCounts).head_dim % VECTOR_COLUMNS,
         *(sig.operands[i].strides[0] % VECTOR_COLUMNS for i in (0, 1)),

@@ -245,7 +245,7 @@ class RowNorm(TaskKind):
         return folds(machine) + (4 * columns if self._kept(sig, machine) else 0)
 
     def _kept(self, sig: Signature, machine: Machine) -> bool:
-        """Does a row that registers do not hold fit into shared memory?"""
+        """True where a row that exceeds the registers fits into shared memory."""
         columns = sig.operands[-1].shape[-1]
         room = (machine.shared_bytes - machine.ring_bytes) // 2
         return self._held(sig, machine) is None and 4 * columns <= room

@@ -48,7 +48,7 @@ LINE_UPDATES = 16  # of a line that is worth a warp
 
 
 def same_places(shape: Sequence[int], axis: int) -> bool:
-    """Have all lines along the axis the same indices, which are of this shape?"""
+    """True where all lines along the axis have the same indices, which are of this shape."""
     return math.prod(lines(shape, axis)) == 1
 
 
@@ -134,12 +134,12 @@ class Scatter(TaskKind):
         return 4 * (looks + listed * self._by_place(sig, machine))
 
     def _together(self, sig: Signature, machine: Machine) -> bool:
-        """Do all threads of a block look for the updates of their places?"""
+        """True where all threads of a block search the updates of their elements."""
         same = same_places(sig.operands[0].shape, sig.read(ScatterParams).axis)
         return same and machine.cooperative
 
     def _by_rows(self, sig: Signature, machine: Machine) -> bool:
-        """Does each warp have lines to itself?"""
+        """True where each warp has its own lines."""
         copied, alone = len(sig.operands) == 4, not machine.cooperative
         return _of_rows(sig) and (copied or alone or sig.operands[1].shape[-1] >= LINE_UPDATES)
 
@@ -150,7 +150,7 @@ class Scatter(TaskKind):
         return rooms if rooms >= LEAST_ROOMS else 0
 
     def _by_place(self, sig: Signature, machine: Machine) -> bool:
-        """Has each warp places of its own? Else a thread has elements of all places."""
+        """True where each warp has its own indices; else a thread has elements of all."""
         params = sig.read(ScatterParams)
         few = math.prod(params.tile) <= SIDE_BY_SIDE * machine.lanes
         return few and params.span >= machine.warps
@@ -259,7 +259,7 @@ class Scatter(TaskKind):
 
 
 def _of_rows(sig: Signature) -> bool:
-    """Are lines along the last dimension, and have their own indices?"""
+    """True where lines are along the last dimension and have their own indices."""
     ids, out = sig.operands[0], sig.operands[-1]
     axis = sig.read(ScatterParams).axis
     return bool(axis == len(out.shape) - 1) and not same_places(ids.shape, axis)

@@ -185,7 +185,7 @@ class Embedding(TaskKind):
         )
 
     def _packed(self, sig: Signature) -> bool:
-        """May whole rows be copied in packs?"""
+        """True where whole rows can be copied in vectors."""
         table, out = sig.operands[1:3]
         return (
             sig.read(EmbeddingParams).columns == table.shape[1]

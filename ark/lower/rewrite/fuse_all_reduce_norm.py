@@ -41,7 +41,9 @@ def fuse_all_reduce_norm(graph: Graph, context: Context) -> Graph:
 
 
 def _fits(between: list[Node], total: Node, norm: Node) -> bool:
-    """May the norm be where the sum is? Nobody between touches its result or writes its weight."""
+    """True where the norm can move to the sum: no op between touches its result or writes its
+    weight.
+    """
     out, normed = total.outputs[0], norm.outputs[0]
     read, weight = norm.inputs
     touched = {

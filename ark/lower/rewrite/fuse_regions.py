@@ -185,7 +185,7 @@ class _Region:
         return -1 - self.inputs.index(tensor)
 
     def small(self) -> bool:
-        """Has one task enough room for all of it?"""
+        """True where one task can compute all of it."""
         return bool(self.full) and math.prod(self.full) <= MAX_SMALL_ELEMENTS
 
     def stored(self, touches: Counter[int], kept: frozenset[int]) -> list[int]:
@@ -252,7 +252,7 @@ def _renumbered(tree: expression.Tree, places: dict[int, int]) -> list[object]:
 
 
 def _floats(tree: expression.Tree, inputs: int) -> bool:
-    """Is it a floating-point function of its inputs alone?"""
+    """True for a floating-point function of its inputs only."""
     try:
         kind = expression.check(tree, ["fp32"] * inputs, MAX_FOLDED_DIMS)
     except PlanError:

@@ -92,7 +92,7 @@ class _Factors:
         return [self._inputs[i + self._before] for i in sorted(expression.reads(tree))]
 
     def _small(self, tree: expression.Tree) -> bool:
-        """Is it made of small tensors alone, which nothing writes?"""
+        """True where it reads small tensors only, and no op writes them."""
         reads = expression.reads(tree)
         if not reads or (self._before and 0 in reads) or expression.places(tree):
             return False

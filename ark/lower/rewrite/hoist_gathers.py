@@ -73,7 +73,7 @@ def _moved(graph: Graph, place: int, kept: frozenset[int]) -> list[Node]:
 
 
 def _by_rows(node: Node, rows: int) -> bool:
-    """Does each of so many rows of the result depend on the same rows of some inputs alone?"""
+    """True where row i of the result depends on row i of some inputs only, for `rows` rows."""
     out = node.outputs[0]
     if node.virtual or node.after or len(out.shape) != 2 or out.shape[0] != rows:
         return False
@@ -96,7 +96,7 @@ def _row_places(node: Node, rows: int) -> set[int]:
 
 
 def _still(graph: Graph, moved: list[Node], place: int) -> bool:
-    """Does nobody who stays write what they read, between where they are and where they go?"""
+    """True where no remaining op writes an operand of the moved ones between old and new place."""
     ids = {n.id for n in moved}
     reads = {t.buffer.id for n in moved for t in n.inputs}
     between = graph.nodes[graph.nodes.index(moved[0]) : place]

@@ -56,9 +56,9 @@ def read_links() -> MachineLinks:
 
 
 def modifying(hip: Any, index: int, arch: str, count: int) -> bool:
-    """Do the links of a device to all `count` devices that this process sees carry
-    read-modify-write? Links over PCIe may not. Alone, or where HIP does not say, Infinity Fabric
-    does, and nothing else counts as a link that does.
+    """True where the device's links to all `count` visible devices support read-modify-write. Links
+    over PCIe may not. Alone, or where HIP does not say, Infinity Fabric does, and nothing else
+    counts as a link that does.
     """
     fabric = arch in LINK_RATE
     ask = getattr(hip, "hipDeviceGetP2PAttribute", None)

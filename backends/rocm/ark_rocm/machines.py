@@ -33,9 +33,9 @@ CAPABILITIES = (
 class Arch:
     """One instruction set. lanes: of a wave. lds: shared memory of a workgroup, bytes.
 
-    tick_ns: period of the steady counter. unit: the matrix unit. to_lds: have loads that go
-    straight to LDS a place in it for each lane? flushes: are denormals of 16 bits zeros to its
-    matrix unit?
+    tick_ns: period of the steady counter. unit: the matrix unit. to_lds: True where direct loads to
+    LDS have an address for each lane. flushes: True where its matrix unit reads 16-bit denormals as
+    zero.
     """
 
     lanes: int

@@ -39,7 +39,9 @@ def _task_rows(sig: Signature, machine: Machine) -> int:
 
 
 def boxed(sig: Signature) -> bool:
-    """Are its stages boxes of the weights, whole lines of as many rows as matrix units take?"""
+    """True where its stages are boxes of the weights: whole lines of the rows of a matrix
+    instruction.
+    """
     params, weight = sig.read(LinearParams), sig.operands[1]
     rest = weight.shape[1] * weight.itemsize % (params.split_k * BOX_ROW_BYTES)
     return _rows(sig) > 1 and params.split_k > 1 and params.rows in (8, 16) and not rest

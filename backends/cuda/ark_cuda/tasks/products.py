@@ -50,13 +50,13 @@ SCRATCH = ROOM + SLABS + 1024  # and room to begin at a multiple of 1024
 
 
 def serves_machine(machine: Machine) -> bool:
-    """Has the machine such instructions, and does this kernel run under the variant for them?"""
+    """True where the machine has such instructions and the kernel runs under their variant."""
     able = machine.has(Capability.WGMMA) or machine.has(Capability.TCGEN05)
     return able and machine.variant.name == "matrix"
 
 
 def serves(sig: Signature, machine: Machine) -> bool:
-    """Does this body compute the signature's tiles?"""
+    """True where this body computes the signature's tiles."""
     params = sig.read(MatmulParams)
     rows, columns = params.tile
     left, _, out = sig.operands[:3]
@@ -78,7 +78,7 @@ def serves(sig: Signature, machine: Machine) -> bool:
 
 
 def _rotates_here(sig: Signature) -> bool:
-    """Are results of one 16-bit type, and columns that leave together of one head?"""
+    """True where results have one 16-bit type and each slab's columns belong to one head."""
     types = {sig.operands[i].dtype for i in (2, 5, 6)}
     return (
         len(types) == 1
@@ -88,7 +88,7 @@ def _rotates_here(sig: Signature) -> bool:
 
 
 def _typed(sig: Signature) -> bool:
-    """Are there instructions for both sides' types, and for how they lie?"""
+    """True where instructions exist for both sides' types and layouts."""
     params = sig.read(MatmulParams)
     left, right = (o.dtype for o in sig.operands[:2])
     if left in HALVES:
@@ -228,7 +228,7 @@ def maps(sig: Signature, machine: Machine) -> tuple[BoxMap, ...]:
 
 
 def _flat(sig: Signature) -> bool:
-    """Have both operands but one matrix? Windows are loaded by place."""
+    """True where both operands are a single matrix. Windows are loaded by position."""
     sides = (i for i in (0, 1) if _windows(sig, i) is None)
     shapes = (text.pad4(sig.operands[i].shape, 1) for i in sides)
     return all(shape[0] == shape[1] == 1 for shape in shapes)
