@@ -8,11 +8,11 @@ import os
 import signal
 import sys
 
-CODE = 130  # of a command that Ctrl-C has ended
+INTERRUPTED_EXIT_CODE = 130  # of a command that Ctrl-C has ended
 
 
 def _is_command() -> bool:
-    """Is this `python -m ark`, which loads the package before __main__, or the `ark` script?"""
+    """True for `python -m ark`, which loads the package before __main__, and the `ark` script."""
     first, words = sys.argv[:1], sys.orig_argv
     if first == ["-m"]:
         return "-m" in words and words[words.index("-m") + 1] == "ark"
@@ -20,7 +20,7 @@ def _is_command() -> bool:
 
 
 def _leave(number: int, frame: object) -> None:
-    os._exit(CODE)  # nothing is begun yet that would have to be undone
+    os._exit(INTERRUPTED_EXIT_CODE)  # nothing is begun yet that would have to be undone
 
 
 def becomes_exception() -> None:

@@ -64,7 +64,7 @@ class PlannerContext:
         return self
 
     def _joins(self) -> bool:
-        """Are its ops shown in one processor group, as ARK shows them?"""
+        """True where its ops are shown in one processor group, as ARK shows them."""
         return "processor_range" in self.settings or self.settings.get("sync") is False
 
     def __exit__(self, *_: object) -> None:

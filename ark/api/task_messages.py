@@ -37,7 +37,9 @@ from ark.runtime.run import Ranks
 FUSED = "AllReducePacketFused"
 TYPES = (FUSED, "Recv", "RecvPacket", "RecvReduceSendPacket", "Send", "SendPacket")
 FUSED_TAGS = (1 << 31) - (1 << 16)  # and above: the first fused all-reduce of a plan, the second...
-PACKED = 2  # bytes of packets for each that they carry: beside each value stands a flag
+PACKET_BYTES_PER_BYTE = (
+    2  # bytes of packets for each that they carry: beside each value stands a flag
+)
 _Rank = Annotated[int, Meta(ge=0, lt=1 << 12)]
 
 
@@ -69,7 +71,7 @@ class _Said(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def is_far(buffer: BufferEntry, rank: int) -> bool:
-    """Does the buffer lie on another rank than this one?"""
+    """True where the buffer is on another rank."""
     return buffer.rank not in (-1, rank)
 
 
@@ -210,10 +212,14 @@ def _packets(
             f"Rank {held.buffer.rank}; it must be of the rank that receives, and the peer another"
         )
     nbytes = math.prod(own.shape) * dtypes.by_name(own.data_type.lower()).itemsize
-    if held.data_type not in ("UINT8", "BYTE") or math.prod(held.shape) < PACKED * nbytes:
+    if (
+        held.data_type not in ("UINT8", "BYTE")
+        or math.prod(held.shape) < PACKET_BYTES_PER_BYTE * nbytes
+    ):
         raise PlanError(
-            f"{subject} passes packets of {_type(own)} through {_type(held)}; they need {PACKED} "
-            f"bytes for each that they carry: UINT8[{PACKED * nbytes}]"
+            f"{subject} passes packets of {_type(own)} through {_type(held)}; they need "
+            f"{PACKET_BYTES_PER_BYTE} "
+            f"bytes for each that they carry: UINT8[{PACKET_BYTES_PER_BYTE * nbytes}]"
         )
     whose = (-1, plan.rank) if sends else (peer,)
     tags = {tag for rank, tag in held.buffer.recv_tags if rank in whose}

@@ -165,7 +165,7 @@ def _shared(plan: TaskPlan, model: Model) -> dict[int, ir.Buffer]:
 
 
 def _same_op(op: OpEntry, node: Node, shared: dict[int, ir.Buffer], rank: int) -> bool:
-    """Is the node this op, on buffers of this rank that agree with those found so far?"""
+    """True where the node is this op, on buffers of this rank that agree with `shared`."""
     type_of_node = str(op_entry(node)["Type"])
     names = (type_of_node, f"Scalar{type_of_node}", f"{type_of_node}Packet")
     if op.type not in names and {op.type, type_of_node} != {"ScalarAssign", "Constant"}:

@@ -61,7 +61,7 @@ class OpEntry(_Entry, frozen=True):
 
     @property
     def works(self) -> bool:
-        """Has it anything to do? A put has ended with its task: nothing is left to wait for."""
+        """True where the op has work. SendDone has none: a put has ended with its task."""
         return not self.is_virtual and self.type not in ("Noop", "SendDone")
 
 

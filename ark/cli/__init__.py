@@ -130,7 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return 2
     except KeyboardInterrupt:
-        return _interrupt.CODE
+        return _interrupt.INTERRUPTED_EXIT_CODE
     except SystemExit as end:
         if isinstance(end.__context__, BrokenPipeError):  # rich ends so where nobody reads on
             return 141

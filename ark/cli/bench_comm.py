@@ -28,7 +28,7 @@ from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.launch import launch_command
 from ark.runtime.rank_info import RankInfo, rank_from_environment
 
-_WIDTH = 150  # of a table that is written to a file
+_TABLE_COLUMNS = 150  # of a table that is written to a file
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -253,7 +253,7 @@ def _norm_table(name: str, rows: list[NormFigures]) -> Table:
 def _console(notes: tuple[str, ...]) -> Console:
     console = Console(markup=False)
     if not console.is_terminal:
-        console.width = max(console.width, _WIDTH)
+        console.width = max(console.width, _TABLE_COLUMNS)
     for note in notes:
         console.print(note, style="yellow")
     return console

@@ -49,7 +49,9 @@ from ark.runtime.executor import BUDGET_S, MOST_BUDGET_S
 from ark.runtime.launch import launch_command
 from ark.runtime.rank_info import rank_from_environment
 
-HEAD = 16  # characters for each place of the context: several times what a token has
+HEAD_CHARACTERS_PER_POSITION = (
+    16  # characters for each place of the context: several times what a token has
+)
 FEWEST_OF_A_RATE = 16
 """Fewer tokens are not called a rate."""
 
@@ -201,7 +203,7 @@ def encoded(
     Of a text that is far too long only the beginning is made tokens. most: the longest context.
     framed: as of Tokenizer.encode.
     """
-    head = text[: HEAD * context]
+    head = text[: HEAD_CHARACTERS_PER_POSITION * context]
     if len(head) < len(text) and (count := len(tokenizer.encode(head, framed))) > 2 * context:
         counted = f"the first {len(head):,} of {len(text):,} characters of the prompt are {count:,}"
         raise no_room(counted, context, most)

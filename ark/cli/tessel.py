@@ -11,7 +11,7 @@ from ark.cli.common import read_file, visible
 from ark.cli.parser import Subparsers, positive
 from ark.parallel.pipeline import SHAPES, Placement, Schedule, shape, tessel
 
-WIDEST = 160  # columns of a drawn timeline
+MAX_TIMELINE_COLUMNS = 160  # columns of a drawn timeline
 
 
 def register(subparsers: Subparsers) -> None:
@@ -85,7 +85,7 @@ def _object(schedule: Schedule) -> dict[str, Any]:
 
 def _timeline(placement: Placement, schedule: Schedule) -> list[str]:
     """A row a device: the micro-batch's last digit at each time, the rest left away."""
-    width = min(WIDEST, schedule.makespan)
+    width = min(MAX_TIMELINE_COLUMNS, schedule.makespan)
     rows = [["."] * width for _ in range(placement.devices)]
     backward = {b.name for b in placement.blocks if b.memory < 0}
     for entry in schedule.entries:

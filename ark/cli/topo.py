@@ -38,7 +38,7 @@ from ark.collective.topology import GRAMMAR, Topology
 from ark.collective.topology import to_json as topology_json
 from ark.errors import REFUSALS, InvalidUsageError, SystemError, UnsupportedError
 
-_WIDTH = 110
+_TABLE_COLUMNS = 110
 _MOST_OPERATIONS = 1 << 16  # of a program in the pieces that are tried
 _MOST_COMPARED = 1 << 18  # operations of all programs that `compare` makes together
 _MOST_IN_WINDOWS = 1 << 16  # a program with more is compared with all its puts under way only
@@ -77,7 +77,7 @@ def register(subparsers: Subparsers) -> None:
 def _console() -> Console:
     console = Console(highlight=False, markup=False)
     if not console.is_terminal:
-        console.width = _WIDTH
+        console.width = _TABLE_COLUMNS
     return console
 
 

@@ -36,8 +36,8 @@ def body_scratch(sig: Signature, machine: Machine, dialect: Dialect) -> int:
 
 
 def flows(signatures: Sequence[Signature], machine: Machine, dialect: Dialect) -> bool:
-    """May warps go from task to task of the kernel without meeting? Where bodies that allow it are
-    most ops': what the loop keeps for them makes others spill.
+    """True where warps may go from task to task of the kernel without a block barrier. Where bodies
+    that allow it are most ops': what the loop keeps for them makes others spill.
     """
     if machine.variant.name != "block" or not machine.cooperative:
         return False
@@ -65,13 +65,13 @@ class Bodies:
 
     names, maps: each function's name and its box maps, by opcode. opcode: each op's, by op id; -1
     for ops of other kernels. texts: the functions' source. headers, dialect_headers: what all
-    kinds' bodies, and the dialect's own, stand on, in order of first use. leads, loads, moves: are
-    there warps that poll for tasks ahead of the others, warps that load for them, and warps with a
-    list of tasks of their own? The rest are sets of opcodes. polled: bodies for which the leading
-    warp polls; all others are in block form. entering: bodies of the variant `block` that wait for
-    their tasks themselves. runs: bodies that take several tasks one after the other. moved: bodies
-    of the warps that move. halves: bodies with a loading half. spares: bodies that use no shared
-    memory of the loading warps' stages.
+    kinds' bodies, and the dialect's own, stand on, in order of first use. leads, loads, moves: True
+    where warps poll for tasks ahead of the others, load for them, or have their own task list. The
+    rest are sets of opcodes. polled: bodies for which the leading warp polls; all others are in
+    block form. entering: bodies of the variant `block` that wait for their tasks themselves. runs:
+    bodies that take several tasks one after the other. moved: bodies of the warps that move.
+    halves: bodies with a loading half. spares: bodies that use no shared memory of the loading
+    warps' stages.
     """
 
     def __init__(self, machine: Machine, dialect: Dialect, ops: int, flow: bool = False) -> None:

@@ -22,8 +22,8 @@ def constants(
 ) -> str:
     """What preludes and device code know of machine and kernel; scratch, streamed: in bytes.
 
-    grows, pages, cuts, runs: does the stream load rows that grow in number, such rows in pages,
-    parts of several rows at once, or whole rows?
+    grows, pages, cuts, runs: True where the stream loads rows that grow in number, such rows in
+    pages, parts of several rows at once, or whole rows.
     signals: words of a counter that peers signal (signal_words). STAGE_NS: in so many nanoseconds
     the memory gives each processor a stage, as the machine's model has it.
     """

@@ -12,13 +12,13 @@ from ark.machine import Machine
 from ark.plan import kind as kinds
 from ark.plan.types import Plan
 
-LEAST = 256  # bytes that every task may use
+MIN_TASK_BYTES = 256  # bytes that every task may use
 
 
 def _needed(plan: Plan, machine: Machine, dialect: Dialect, phases: range | None) -> int:
     """Bytes that the loop and the largest task of the phases need, 16-byte rounded."""
     signatures = [kinds.signature(plan, op) for op in kernel_ops(plan, phases)]
-    needs = [LEAST, *(body_scratch(sig, machine, dialect) for sig in signatures)]
+    needs = [MIN_TASK_BYTES, *(body_scratch(sig, machine, dialect) for sig in signatures)]
     if flows(signatures, machine, dialect):
         needs.append(layout.FLOW_TASKS * layout.dtype("ArkTask").itemsize)
     return layout.LOOP_BYTES + (max(needs) + 15) // 16 * 16

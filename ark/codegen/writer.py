@@ -139,12 +139,12 @@ def _agreed(signatures: Sequence[Signature]) -> list[Signature]:
 
 
 def _short(signatures: Iterable[kinds.Signature]) -> bool:
-    """Are there packets of 4 bytes?"""
+    """True where an operand is in packets of 4 bytes."""
     return any(o.packet and o.itemsize == SHORT_PACKET for s in signatures for o in s.operands)
 
 
 def _ends(plan: Plan, texts: Iterable[str]) -> bool:
-    """May a task end the loop? Another kernel's of the plan may have, before this one began."""
+    """True where a task can end the loop, of this kernel or of one that runs before it."""
     return len(plan.kernels) > 1 or any("ark_lower_limit" in text for text in texts)
 
 

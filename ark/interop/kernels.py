@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
-MOST = 64  # kernels of one model, for as many combinations of sizes
+MAX_KERNELS = 64  # kernels of one model, for as many combinations of sizes
 
 
 def bucket(size: int, most: int | None) -> int:
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 class Kernels(Generic[T]):
     """By what they are for. end: gives a kernel's memory back. most: how many are
-    kept, by default MOST. Threads may use it.
+    kept, by default MAX_KERNELS. Threads may use it.
     """
 
     def __init__(self, end: Callable[[T], None], most: int | None = None) -> None:
@@ -37,7 +37,7 @@ class Kernels(Generic[T]):
         with self._lock:
             if key not in self._made:
                 kernel = make()
-                while len(self._made) >= (self._most or MOST):
+                while len(self._made) >= (self._most or MAX_KERNELS):
                     self._end(self._made.popitem(last=False)[1])
                 self._made[key] = kernel
             self._made.move_to_end(key)

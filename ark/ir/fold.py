@@ -11,26 +11,28 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-FOLDED = 4
-LINE = 64  # elements: where a dimension is cut, tiles begin on whole cache lines and packs
+MAX_FOLDED_DIMS = 4
+CACHE_LINE_ELEMENTS = (
+    64  # elements: where a dimension is cut, tiles begin on whole cache lines and packs
+)
 
 
 def pad(values: Sequence[int], fill: int) -> tuple[int, ...]:
     """Left-padded to four; longer ones as they are."""
-    return (fill,) * (FOLDED - len(values)) + tuple(values)
+    return (fill,) * (MAX_FOLDED_DIMS - len(values)) + tuple(values)
 
 
 def fold(shape: Sequence[int]) -> tuple[int, int, int, int]:
     """A shape's four sizes."""
     full = pad(shape, 1)
-    cut = len(full) - FOLDED + 1
+    cut = len(full) - MAX_FOLDED_DIMS + 1
     return (math.prod(full[:cut]), *full[cut:])  # type: ignore[return-value]
 
 
 def leading(shape: Sequence[int]) -> tuple[int, ...]:
     """The sizes that the first of the four stands for."""
     full = pad(shape, 1)
-    return full[: len(full) - FOLDED + 1]
+    return full[: len(full) - MAX_FOLDED_DIMS + 1]
 
 
 def block(shape: Sequence[int], most: int) -> int:
@@ -55,8 +57,10 @@ def unfold(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """A box of the four dimensions as a box of all of the shape's; its leading part is a block."""
     rank = len(shape)
-    if rank <= FOLDED:
-        return tuple(lo[FOLDED - rank : FOLDED]), tuple(hi[FOLDED - rank : FOLDED])
+    if rank <= MAX_FOLDED_DIMS:
+        return tuple(lo[MAX_FOLDED_DIMS - rank : MAX_FOLDED_DIMS]), tuple(
+            hi[MAX_FOLDED_DIMS - rank : MAX_FOLDED_DIMS]
+        )
     first, last = lo[0], hi[0] - 1
     low: list[int] = []
     high: list[int] = []
@@ -64,7 +68,7 @@ def unfold(
         low.append(first % n)
         high.append(last % n + 1)
         first, last = first // n, last // n
-    return (*reversed(low), *lo[1:FOLDED]), (*reversed(high), *hi[1:FOLDED])
+    return (*reversed(low), *lo[1:MAX_FOLDED_DIMS]), (*reversed(high), *hi[1:MAX_FOLDED_DIMS])
 
 
 def tile_of(full: Sequence[int], want: int) -> list[int]:
@@ -79,7 +83,7 @@ def tile_of(full: Sequence[int], want: int) -> list[int]:
         pieces = math.ceil(shape[d] / room)
         tile[d] = math.ceil(shape[d] / pieces)
         if d == 3:
-            tile[d] = min(shape[d], -(-tile[d] // LINE) * LINE)
+            tile[d] = min(shape[d], -(-tile[d] // CACHE_LINE_ELEMENTS) * CACHE_LINE_ELEMENTS)
         break
     tile[0] = block(full, tile[0])
     return tile

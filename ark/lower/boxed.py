@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from ark.ir.attributes import MatmulAttributes
 from ark.ir.dtype import SMALL_FLOATS, bf16, fp16, int8
-from ark.ir.fold import FOLDED
+from ark.ir.fold import MAX_FOLDED_DIMS
 from ark.ir.graph import Node
 from ark.ir.values import Tensor
 from ark.lower.cuts import box_costs, box_tiles
@@ -19,12 +19,12 @@ ALONG = (False, True)  # the transposes of sides whose k lies side by side
 
 
 def boxes(node: Node, machine: Machine) -> bool:
-    """Has the product types of matrix units, enough columns, and sides that box copies load, or
-    that are worth laying so?
+    """True where matrix units support the product's types, its columns are enough, and box copies
+    can load both sides, or copies that make them loadable pay off.
     """
     out, full = node.outputs[0], box_tiles(machine).least_rows
     return (
-        len(out.shape) <= FOLDED
+        len(out.shape) <= MAX_FOLDED_DIMS
         and out.shape[-1] >= machine.large_product[1]
         and (out.shape[-2] >= full or out.shape[-1] >= 2 * full)
         and _unit_types(node)
@@ -33,18 +33,18 @@ def boxes(node: Node, machine: Machine) -> bool:
 
 
 def aligned(tensor: Tensor) -> bool:
-    """Do its rows begin at multiples of what box copies want?"""
+    """True where its rows are aligned as box copies require."""
     size = tensor.dtype.itemsize
     return all(s * size % BOX_LINE == 0 for s in (*tensor.strides[:-1], start_of(tensor)))
 
 
 def wants_along(node: Node) -> bool:
-    """Is it a product of types of which matrix units multiply k that lies side by side alone?"""
+    """True where matrix units need k contiguous in memory for the product's types."""
     return node.inputs[0].dtype.bits == 8 or node.read(MatmulAttributes).tf32
 
 
 def lies_along(node: Node, side: int) -> bool:
-    """Does k lie side by side in one side of a product?"""
+    """True where k is contiguous in memory on this side of a product."""
     return node.read(MatmulAttributes).transposes[side] == ALONG[side]
 
 

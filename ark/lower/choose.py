@@ -29,7 +29,7 @@ from ark.tasks.linear_form import (
     sums_bytes,
 )
 
-HELD = 1024  # bytes that one row's sums take, or what else several need
+MAX_ROW_SUM_BYTES = 1024  # bytes that one row's sums take, or what else several need
 
 
 def choose(graph: Graph, context: Context) -> tuple[Machine, ...]:
@@ -63,14 +63,14 @@ def with_movers(machine: Machine, offered: Machine) -> Machine:
 
 
 def _is_prompt(graph: Graph, machine: Machine) -> bool:
-    """Is there one phase, which reads sequences?"""
+    """True where the graph has one phase, which reads sequences."""
     nodes = [n for n in graph.nodes if not n.virtual]
     return len(graph.phases) == 1 and _reads_prompts(nodes, machine)
 
 
 def _reads_prompts(nodes: list[Node], machine: Machine) -> bool:
-    """Are there products, all of many rows with weights of 16 bits, that box copies can load? One
-    of a single row, a head's, may be among them.
+    """True where box copies can load the products, all of many rows with 16-bit weights. One of a
+    single row, a head's, may be among them.
     """
     products = [n for n in nodes if n.type == "matmul" and n.inputs[0].shape[0] != 1]
     return (
@@ -180,8 +180,8 @@ def refusal(graph: Graph, machine: Machine) -> str:
 
 
 def _decodes(nodes: list[Node], machine: Machine) -> bool:
-    """Are the products of these nodes, of which there are some, linear layers of one row, or of
-    one of each of few sequences?
+    """True where there are products and all are linear layers of one row, or of one row for each
+    of few sequences.
     """
     layers = [n for n in nodes if n.type == "linear"]
     rows = layers[0].inputs[0].shape[0] if layers else 0
@@ -204,14 +204,14 @@ def _apart(node: Node) -> bool:
 
 
 def _one_each(node: Node, rows: int) -> bool:
-    """Is it attention of one row of each of so many sequences?"""
+    """True for attention of `rows` sequences with one row each."""
     sequences = node.inputs[3].shape[0] if node.read(AttentionAttributes).placed else 1
     return node.outputs[0].shape[0] == rows == sequences
 
 
 def _settled(nodes: Sequence[Node]) -> bool:
-    """Is what bodies read before they wait older than the iteration? Its residual and caches a
-    kind reads so only where they are.
+    """True where bodies read before their waits only memory of earlier iterations. Residual and
+    caches a kind reads so only where they are.
     """
     written: set[tuple[int, int]] = set()  # (phase, buffer)
     for node in nodes:
@@ -228,10 +228,9 @@ def _settled(nodes: Sequence[Node]) -> bool:
 
 
 def _starves(nodes: list[Node], target: Machine, machine: Machine) -> bool:
-    """Is there a layer of one row, which reads its operand stream, beside a ring of fewer
-    slots than the machine's first variant has? Or, of several rows alone, whose products cost
-    more, are more copies in flight than there, behind which the larger exchanges queue, or more
-    warps than have registers for many rows?
+    """True where a layer of one row reads its operand stream with a smaller ring than the first
+    variant's. With several rows only, whose products cost more: where more copies are in flight
+    than there, so that larger exchanges queue, or warps lack registers for many rows.
     """
     first = machine.variants[0]
     rows = max((n.inputs[0].shape[0] for n in nodes if n.type == "linear"), default=0)
@@ -244,10 +243,10 @@ def _starves(nodes: list[Node], target: Machine, machine: Machine) -> bool:
 
 
 def _fits(nodes: list[Node], machine: Machine) -> bool:
-    """Is there room beside the ring for the inputs of the linear layers of few rows?"""
+    """True where shared memory beside the ring holds the inputs of linear layers of few rows."""
     layers = [n for n in nodes if n.type == "linear" and n.inputs[0].shape[0] <= MOST_NARROW]
     held = (_held(n, machine) for n in layers)
-    return HELD + max(held, default=0) <= machine.shared_bytes - machine.ring_bytes
+    return MAX_ROW_SUM_BYTES + max(held, default=0) <= machine.shared_bytes - machine.ring_bytes
 
 
 def _held(node: Node, machine: Machine) -> int:

@@ -102,7 +102,7 @@ class Contents:
         local = [b for b in self.buffers if b.rank == self.rank]
         sharing = [b for b in local if b.arena == "activation"]
         apart = reordered or any(b.arena == "packet" for b in local)
-        if apart and sum(memory.align(b.nbytes) for b in sharing) <= memory.FEW:
+        if apart and sum(memory.align(b.nbytes) for b in sharing) <= memory.MAX_UNSHARED_BYTES:
             everywhere = 0, len(self.ops)
             self._lifetimes.update({b.id: everywhere for b in sharing})
         offsets, total = memory.share(

@@ -12,7 +12,7 @@ from typing import Any
 
 from ark.errors import PlanError
 from ark.ir.dtype import DataType
-from ark.ir.fold import FOLDED, is_block
+from ark.ir.fold import MAX_FOLDED_DIMS, is_block
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor, dense_view
 from ark.lower.engines import AUTO, FAR, MESSAGES, NIC, Engine, choose_engine, measured
@@ -86,7 +86,7 @@ class Lowering:
             )
         sizes = hinted_tile(node.name, shape, node.hints, shown)
         full = node.outputs[0].shape
-        if sizes is not None and dims > FOLDED and not is_block(full, sizes[0]):
+        if sizes is not None and dims > MAX_FOLDED_DIMS and not is_block(full, sizes[0]):
             raise PlanError(
                 f"op {node.name!r}: a tile of {sizes[0]} indices of the leading dimensions of "
                 f"{list(full)} does not divide them into boxes; give a divisor"
@@ -101,7 +101,7 @@ class Lowering:
         return sizes
 
     def far(self, *peers: int) -> bool:
-        """Is one of these ranks on another host? The option `hosts` says; -1 is this rank."""
+        """True where one of these ranks is on another host (option `hosts`); -1 is this rank."""
         hosts = self.options.get("hosts") or ()
         here = self.graph.rank
         return bool(hosts) and any(hosts[p] != hosts[here] for p in peers if p >= 0)

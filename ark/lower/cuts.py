@@ -20,7 +20,7 @@ from ark.machine import Machine
 from ark.machine.costs import FULL_STEP, BoxCosts
 from ark.machine.tiles import BoxTiles
 from ark.plan.kind import OperandType, Signature
-from ark.tasks.matmul_form import LEAST_UNIT_ROWS, STEP
+from ark.tasks.matmul_form import K_PART_ALIGNMENT_BYTES, LEAST_UNIT_ROWS
 from ark.tasks.matmul_params import MatmulParams
 from ark.tasks.matmul_small import small
 
@@ -50,7 +50,7 @@ def candidates(
     side. windows: a side is a matrix of windows. plain: sums are stored one by one, so that no tile
     needs to end with a head or a pair.
     """
-    steps, given = -(-depth * itemsize // STEP), box_tiles(machine)
+    steps, given = -(-depth * itemsize // K_PART_ALIGNMENT_BYTES), box_tiles(machine)
     low = shape[2] <= given.least_rows or _few_tiles(shape, machine)
     several = parts and shape[0] == shape[1] == 1
     counts = (1, *(p for p in given.parts if several))
@@ -102,7 +102,7 @@ def predicted_us(
     costs, rows, columns = box_costs(machine), shape[2], shape[3]
     tiles = shape[0] * shape[1] * -(-rows // cut.rows) * -(-columns // cut.columns) * cut.parts
     high = min(cut.rows, -(-rows // 8) * 8)
-    line = STEP * (high + cut.columns)
+    line = K_PART_ALIGNMENT_BYTES * (high + cut.columns)
     together = next((n for n in (4, 2) if n * line <= costs.small_stage), 1)
     busy = rows > costs.few_rows and not _few_tiles(shape, machine)
     small, least = together > 1 and not busy and not windows, costs.least_step_us / together
@@ -111,7 +111,7 @@ def predicted_us(
         line / (costs.small_load_rate if small else costs.load_rate),
         least,
     )
-    steps = math.ceil(math.ceil(depth * itemsize / STEP) / cut.parts)
+    steps = math.ceil(math.ceil(depth * itemsize / K_PART_ALIGNMENT_BYTES) / cut.parts)
     fold = 0.0
     if cut.parts > 1 and normed:
         fold = costs.normed_us
@@ -128,7 +128,7 @@ def estimated_boxes(machine: Machine) -> BoxCosts:
     costs, rate = machine.costs, machine.tflops * 1e6 / machine.processors
     load = costs.cache_rate / machine.processors
     return BoxCosts(
-        full_step_us=2.0 * math.prod(FULL_STEP) * (STEP // 2) / rate,
+        full_step_us=2.0 * math.prod(FULL_STEP) * (K_PART_ALIGNMENT_BYTES // 2) / rate,
         least_step_us=costs.pass_us,
         small_stage=machine.shared_bytes // 8,
         small_load_rate=load,
@@ -223,7 +223,7 @@ def is_exact(dtypes: Sequence[str], shape: Sequence[int], depth: int, machine: M
 
 
 def deals_matrices(params: MatmulParams, tensors: Sequence[Tensor], machine: Machine) -> bool:
-    """Is it many products of small matrices, of which a processor has a task?
+    """True for many products of small matrices, dealt to processors as one task each.
 
     tensors: both sides, what is added to the product, and the result.
     """

@@ -17,12 +17,12 @@ from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.machine.costs import UnitCosts
 from ark.machine.tiles import UnitTiles
-from ark.tasks.matmul_form import LEAST_UNIT_ROWS, STEP, UNIT_PARTS, filled
+from ark.tasks.matmul_form import K_PART_ALIGNMENT_BYTES, LEAST_UNIT_ROWS, UNIT_PARTS, filled
 
 
 def serves(dtypes: Sequence[str], shape: Sequence[int], machine: Machine) -> bool:
-    """Is it a product that such units take? dtypes: of both sides. shape: batch, batch, rows and
-    columns.
+    """True where such units compute the product. dtypes: of both sides. shape: batch, batch, rows
+    and columns.
     """
     return (
         machine.has(Capability.K_PARTS)
@@ -36,7 +36,7 @@ def candidates(
 ) -> list[Cut]:
     """The cuts of a product of this shape (batch, batch, rows, columns) that kernels exist for.
 
-    depth: elements of k. dtypes: of both sides. parts: may k be cut?
+    depth: elements of k. dtypes: of both sides. parts: True if k may be cut.
     """
     batch, m, n = shape[0] * shape[1], shape[2], shape[3]
     given = _tiles(machine)
@@ -54,7 +54,7 @@ def candidates(
     while wide > given.least_columns and tiles(high, wide) < machine.processors:
         wide = -(-wide // (2 * given.block)) * given.block
         cuts[Cut(high, wide)] = None
-    lines = -(-depth * itemsize(dtypes) // STEP)
+    lines = -(-depth * itemsize(dtypes) // K_PART_ALIGNMENT_BYTES)
     for cut in list(cuts):
         if parts and batch == 1 and tiles(cut.rows, cut.columns) < machine.processors:
             counts = (p for p in given.parts if (p - 1) * -(-lines // p) < lines)
@@ -75,8 +75,8 @@ def predicted_us(
     products, size, costs = UNIT_PARTS[dtypes[0], dtypes[1]], itemsize(dtypes), _costs(machine)
     high, wide, share, least = _loop(cut, products, machine)
     rate = machine.tflops * 1e6 / machine.processors * share  # operations a microsecond
-    line = max(least, 2.0 * high * wide * (STEP // size) * products / rate)
-    lines = math.ceil(math.ceil(depth * size / STEP) / cut.parts)
+    line = max(least, 2.0 * high * wide * (K_PART_ALIGNMENT_BYTES // size) * products / rate)
+    lines = math.ceil(math.ceil(depth * size / K_PART_ALIGNMENT_BYTES) / cut.parts)
     tiles = batch * -(-m // cut.rows) * -(-n // cut.columns) * cut.parts
     fold = 0.0
     if cut.parts > 1:
@@ -89,8 +89,8 @@ def predicted_us(
 
 
 def stays_whole(shape: Sequence[int], depth: int, dtypes: Sequence[str], machine: Machine) -> bool:
-    """Is the product, with what follows its columns in pairs, done no later in whole tiles than in
-    parts of k and a pass over its sums? Arguments as of `candidates`.
+    """True where whole tiles, with the epilogue on pairs of columns, are predicted to be as fast as
+    parts of k and a pass over the sums. Arguments: as of `candidates`.
     """
 
     def time(cut: Cut) -> float:

@@ -92,7 +92,7 @@ def join(tensor: Tensor, d: int) -> Tensor:
 
 
 def joins(tensor: Tensor, d: int) -> bool:
-    """Do equal steps lead through dimensions d and d + 1 as if they were one?"""
+    """True where dimensions d and d + 1 have the strides of one dimension."""
     outer, inner = tensor.shape[d : d + 2]
     return outer == 1 or tensor.extents[d + 1] == inner
 

@@ -17,8 +17,8 @@ from ark.plan.groups import Group
 
 
 def begins_alone(graph: Graph) -> bool:
-    """May each rank begin its next iteration by itself? Waits across iterations then see to it
-    that nothing is overwritten which a peer still reads.
+    """True where a rank may begin its next iteration without its peers. Waits across iterations
+    then keep a peer's unread data from being overwritten.
 
     All ranks of a model find the same, as all take part in what forbids it.
     """
@@ -29,7 +29,7 @@ def begins_alone(graph: Graph) -> bool:
 
 
 def meets_peers(graph: Graph) -> bool:
-    """Is there anything in which all ranks take part?"""
+    """True where an op needs all ranks."""
     return any(registry.get(n.type).all_ranks for n in graph.nodes if not n.virtual)
 
 

@@ -24,8 +24,8 @@ SHORT_ROW = 8  # elements of 16 bits, of which a row that travels as short packe
 
 
 def takes_short(machine: Machine) -> bool:
-    """May elements of 16 bits travel as packets? Bodies that take slices of a ring's stages read
-    no such packets.
+    """True where 16-bit elements can be sent as packets. Bodies that read slices of a ring's stages
+    do not support them.
     """
     slices = machine.ring_bytes > 0 and not machine.variant.role(COMMUNICATE)
     return machine.has(Capability.SHORT_PACKETS) and not slices
@@ -100,7 +100,7 @@ def _most_read(group: Group, machine: Machine) -> int:
 
 
 def _meet(a: Tensor, b: Tensor) -> bool:
-    """May two dense views of a buffer share an element?"""
+    """True where two dense views of a buffer may overlap."""
     return a.shape[1:] != b.shape[1:] or abs(a.offsets[0] - b.offsets[0]) < a.shape[0]
 
 

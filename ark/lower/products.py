@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ark.ir.attributes import MatmulAttributes
 from ark.ir.dtype import fp32
-from ark.ir.fold import FOLDED, fold
+from ark.ir.fold import MAX_FOLDED_DIMS, fold
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower.boxed import SIDES, aligned, depth_of, lies_along, wants_along
@@ -82,7 +82,7 @@ class Product:
         left, right, *_, out = self.tensors
         narrow, size = given.transpose_b, left.dtype.itemsize
         return (
-            len(out.shape) <= FOLDED
+            len(out.shape) <= MAX_FOLDED_DIMS
             and bool(candidates(self.shape, self.depth, size, machine, False, narrow))
             and (left.dtype != fp32 or given.tf32)
             and (not wants_along(node) or all(lies_along(node, side) for side in SIDES))
@@ -96,7 +96,7 @@ def product_of(node: Node) -> Product:
     """The product that a matmul node is."""
     tensors, given = [*node.inputs, *node.outputs], node.read(MatmulAttributes)
     cut = None if given.cut is None else Cut(*given.cut)
-    if len(node.outputs[0].shape) > FOLDED:
+    if len(node.outputs[0].shape) > MAX_FOLDED_DIMS:
         tensors = _merge_batch(tensors)
     shape = fold(tensors[-1].shape)
     if cut is not None and cut.parts > 1:

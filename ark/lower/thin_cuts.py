@@ -22,7 +22,7 @@ from ark.plan.cost import LEAST_FEW
 from ark.plan.kind import Signature
 from ark.tasks.matmul_form import dims
 from ark.tasks.matmul_params import MatmulParams
-from ark.tasks.matmul_thin import TOGETHER, Thin, passes, thin
+from ark.tasks.matmul_thin import VECTOR_COLUMNS, Thin, passes, thin
 
 MOST_PARTS = 16  # of k
 BATCH_TASKS = 4  # tasks a processor, at most, of many matrices
@@ -69,7 +69,7 @@ def _tiles(sig: Signature, form: Thin, machine: Machine, beside: int) -> list[tu
         counts.append(max(1, machine.processors // beside // batch))
         sizes = sorted({-(-many // min(count, many)) for count in counts})
     else:
-        sizes = [TOGETHER]
+        sizes = [VECTOR_COLUMNS]
     return [(few, size) if form.few == 0 else (size, few) for size in sizes]
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from ark.errors import PlanError
 from ark.ir.attributes import AttentionAttributes, LinearAttributes
 from ark.ir.dtype import RowType
-from ark.ir.fold import FOLDED, LINE, block, fold, tile_of
+from ark.ir.fold import CACHE_LINE_ELEMENTS, MAX_FOLDED_DIMS, block, fold, tile_of
 from ark.ir.graph import Node
 from ark.ir.hints import Hints
 from ark.ir.values import Tensor
@@ -122,7 +122,7 @@ def _cut(shape: Sequence[int], tasks: int) -> list[int]:
 
 
 def _countable(chunks: tuple[int, int]) -> bool:
-    return chunks[0] * chunks[1] * LINE * LINE <= MOST_TILE
+    return chunks[0] * chunks[1] * CACHE_LINE_ELEMENTS * CACHE_LINE_ELEMENTS <= MOST_TILE
 
 
 def transpose_tile(
@@ -131,10 +131,10 @@ def transpose_tile(
     """Tile sizes for a result of which dimension `transposed` (of the four it folds to) is the
     source's last: long enough along both that each side is read and written by whole lines.
     """
-    if transposed == 3 or (transposed == 0 and len(shape) > FOLDED):
+    if transposed == 3 or (transposed == 0 and len(shape) > MAX_FOLDED_DIMS):
         return box_tile(shape, machine, itemsize=itemsize)
     full, shape = shape, fold(shape)
-    across, down = -(-shape[transposed] // LINE), -(-shape[3] // LINE)
+    across, down = -(-shape[transposed] // CACHE_LINE_ELEMENTS), -(-shape[3] // CACHE_LINE_ELEMENTS)
     planes = math.prod(shape) // (shape[transposed] * shape[3])
 
     def busy(chunks: tuple[int, int]) -> tuple[int, int]:
@@ -145,8 +145,8 @@ def transpose_tile(
     few = [c for c in itertools.product(_powers(across), _powers(down)) if _countable(c)]
     chunks = min(few, key=busy)
     tile = [1, 1, 1, 1]
-    tile[transposed] = min(shape[transposed], chunks[0] * LINE)
-    tile[3] = min(shape[3], chunks[1] * LINE)
+    tile[transposed] = min(shape[transposed], chunks[0] * CACHE_LINE_ELEMENTS)
+    tile[3] = min(shape[3], chunks[1] * CACHE_LINE_ELEMENTS)
     if chunks == (across, down):
         share = -(-planes // machine.processors)
         least = -(-least_elements(machine) // (tile[transposed] * tile[3]))
@@ -186,7 +186,7 @@ def side_by_side(coords: Sequence[tuple[int, ...]], processors: int) -> list[tup
 
 def box_coords(shape: Sequence[int], tile: Sequence[int]) -> list[tuple[int, ...]]:
     """First indices of all tiles, the last dimension fastest; more than four are folded."""
-    shape = fold(shape) if len(tile) == FOLDED else shape
+    shape = fold(shape) if len(tile) == MAX_FOLDED_DIMS else shape
     return list(itertools.product(*(range(0, n, s) for n, s in zip(shape, tile, strict=True))))
 
 
@@ -203,8 +203,8 @@ def stage_rows(weight: Tensor, machine: Machine, paired: bool) -> int:
 
 
 def input_in_memory(node: Node) -> bool:
-    """Is the input of a linear layer of few rows as matrix units take it, and stays in memory
-    (ark.tasks.linear.reads_from_memory)?
+    """True where matrix units read the input of a linear layer of few rows from memory
+    (ark.tasks.linear.reads_from_memory).
     """
     given = node.read(LinearAttributes)
     plain = given.prologue == "none" and given.epilogue not in PAIRED

@@ -22,11 +22,13 @@ from ark.machine.capability import Capability
 from ark.machine.costs import BoxCosts
 from ark.machine.variant import LOAD, Variant
 
-LAID = 2  # times that the bytes of a side are moved that is laid otherwise: read and written
+TRANSPOSED_TRAFFIC_FACTOR = (
+    2  # times that the bytes of a side are moved that is laid otherwise: read and written
+)
 
 
 def boxed(variant: Variant) -> bool:
-    """Does it load boxes of matrices instead of a stream?"""
+    """True where the variant loads boxes of matrices instead of a stream."""
     return bool(variant.role(LOAD)) and not variant.stages
 
 
@@ -68,7 +70,7 @@ def _laid_us(node: Node, costs: BoxCosts) -> float:
     for side in SIDES:
         turned = wants_along(node) and not lies_along(node, side)
         if turned or not aligned(node.inputs[side]):
-            moved += LAID * node.inputs[side].nbytes
+            moved += TRANSPOSED_TRAFFIC_FACTOR * node.inputs[side].nbytes
     return moved / costs.laid_rate
 
 

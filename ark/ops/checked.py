@@ -32,7 +32,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _are(value: Any, fits: Callable[[Any], bool] = lambda entry: True) -> bool:
-    """Is it a sequence of such?"""
+    """True for a sequence whose entries all fit."""
     if not isinstance(value, Iterable) or isinstance(value, (str, bytes, bytearray, dict)):
         return False
     return all(fits(entry) for entry in value)

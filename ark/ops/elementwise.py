@@ -268,7 +268,8 @@ def div(
 def cast(
     input: TensorLike, dtype: DataType, output: TensorLike | None = NullTensor, name: str = ""
 ) -> Tensor:
-    """Converts to `dtype`, round to nearest even; to integers towards zero; to bool: is it not 0?
+    """Converts to `dtype`, round to nearest even; to integers towards zero; to bool: True where it
+    is not 0.
 
     Integers that are too large wrap; fp4 takes the nearest of its values. To or from `byte`, the
     bytes themselves are the result, without an output as a view of the input's memory.

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ark.ir.attributes import FusionAttributes
-from ark.ir.fold import FOLDED
+from ark.ir.fold import MAX_FOLDED_DIMS
 from ark.lower.ops.fusion import lower_fusion
 from ark.lower.registry import register
 from ark.tasks import expression
@@ -23,7 +23,7 @@ def _reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[n
     for stage in STAGES:
         for tree in getattr(given, stage):
             results = expression.evaluate(tree, values)
-            along = given.axis - FOLDED + results.ndim
+            along = given.axis - MAX_FOLDED_DIMS + results.ndim
             values.append(results.sum(along, keepdims=True) if stage == "sums" else results)
     return [values[number] for number in given.stores]
 

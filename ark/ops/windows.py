@@ -28,7 +28,7 @@ from ark.tasks import expression
 
 Numbers = int | Sequence[int]
 Padding = int | Sequence[int | tuple[int, int]]
-PACK = 8  # channels from which on neighbours of a window are loaded together
+MIN_VECTOR_CHANNELS = 8  # channels from which on neighbours of a window are loaded together
 
 
 def numbers(op: str, name: str, value: Numbers, count: int, least: int) -> list[int]:
@@ -186,7 +186,13 @@ def conv(
         raise ModelError(f"conv: a kernel of {list(kernel)} is larger than {list(x.ir.shape)}")
     apart = steps == list(kernel) and not any(map(any, pads)) and set(spread) == {1}
     covered = all(n == s * k for n, s, k in zip(x.ir.shape[2:], sizes, kernel, strict=True))
-    if apart and covered and groups == 1 and channels % PACK and math.prod(kernel) > 1:
+    if (
+        apart
+        and covered
+        and groups == 1
+        and channels % MIN_VECTOR_CHANNELS
+        and math.prod(kernel) > 1
+    ):
         return _patches(x, w, bias, sizes, name or "conv", tf32)
     lead = 3 if 3 + 2 * count <= 8 else 2
     rules: list[Rule] = [

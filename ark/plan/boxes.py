@@ -19,7 +19,7 @@ from ark.plan import kind as kinds
 from ark.plan.kind import Access, Signature
 from ark.plan.types import Fetch, Items
 
-DIMS = 4  # that boxes have at least
+MIN_BOX_DIMS = 4  # that boxes have at least
 Coords = tuple[tuple[int, ...], ...]
 
 
@@ -286,7 +286,7 @@ def pack(
     itemsize: int,
 ) -> Boxes:
     rank = len(strides)
-    dims = max(DIMS, rank)
+    dims = max(MIN_BOX_DIMS, rank)
     steps = np.zeros(dims, np.int64)
     lo = np.zeros((len(boxes), dims), np.int64)
     hi = np.ones((len(boxes), dims), np.int64)

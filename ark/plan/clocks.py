@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-START = 0  # the row of those who know nothing
+START_ROW = 0  # the row of those who know nothing
 NOBODY = frozenset[int]()
 
 

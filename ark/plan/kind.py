@@ -17,7 +17,7 @@ from ark._late import LateTable
 from ark.errors import PlanError
 from ark.machine import Machine
 from ark.plan.params import INT_MAX, Params, Places, read_params
-from ark.plan.signature import ALIGNMENT, ARRANGED
+from ark.plan.signature import ARRANGED, WIDEST_ACCESS_BYTES
 from ark.plan.signature import OperandType as OperandType
 from ark.plan.signature import Signature as Signature
 from ark.plan.types import Fetch, Plan, PlanOp, PlanTensor
@@ -208,7 +208,8 @@ def signature(plan: Plan, op: PlanOp) -> Signature:
                 tensor.strides,
                 tensor.packet,
                 buffer.arena == "symmetric",
-                buffer.arena in ARRANGED and (buffer.offset + tensor.first_byte) % ALIGNMENT == 0,
+                buffer.arena in ARRANGED
+                and (buffer.offset + tensor.first_byte) % WIDEST_ACCESS_BYTES == 0,
             )
         )
     return Signature(op.kind, op.params, tuple(operands))

@@ -9,12 +9,14 @@ from __future__ import annotations
 import bisect
 from collections.abc import Mapping, Sequence
 
-ALIGN = 256
-FEW = 32 << 20  # bytes that are not worth sharing where it makes ops wait for each other
+BUFFER_ALIGNMENT_BYTES = 256
+MAX_UNSHARED_BYTES = (
+    32 << 20
+)  # bytes that are not worth sharing where it makes ops wait for each other
 
 
 def align(nbytes: int) -> int:
-    return (nbytes + ALIGN - 1) // ALIGN * ALIGN
+    return (nbytes + BUFFER_ALIGNMENT_BYTES - 1) // BUFFER_ALIGNMENT_BYTES * BUFFER_ALIGNMENT_BYTES
 
 
 def lay_out(sizes: Sequence[tuple[int, int]]) -> tuple[dict[int, int], int]:

@@ -16,7 +16,7 @@ from ark.machine.variant import COMMUNICATE
 from ark.plan import kind as kinds
 from ark.plan.access import Region, region
 from ark.plan.boxes import Templates
-from ark.plan.clocks import START
+from ark.plan.clocks import START_ROW
 from ark.plan.groups import Group
 from ark.plan.kind import OperandType, Signature
 from ark.plan.ordering import Decision, Needs, OpRun, Ordering
@@ -145,7 +145,7 @@ class _PhaseRun:
         lists = self.machine.lists
         self.lists: list[list[int]] = [[] for _ in range(lists)]
         self.order = Ordering(lists)
-        self.now = [START] * lists  # the clock that each list's next task starts with
+        self.now = [START_ROW] * lists  # the clock that each list's next task starts with
         self.rotation = 0
         self.groups: list[tuple[PlanOp, Group, Signature]] = []
         self.waits: list[Waits] = []  # by task

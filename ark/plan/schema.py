@@ -37,7 +37,7 @@ from ark.plan.types import (
     Task,
 )
 
-FORMAT = 1
+FORMAT_NUMBER = 1
 
 Name = Annotated[str, Meta(max_length=512, pattern=r"^[^\x00-\x1f\x7f-\x9f\ud800-\udfff]*$")]
 Index = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]

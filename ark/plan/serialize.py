@@ -13,7 +13,7 @@ import msgspec
 from ark.errors import PlanError
 from ark.machine import Machine
 from ark.plan import schema
-from ark.plan.schema import FORMAT
+from ark.plan.schema import FORMAT_NUMBER
 from ark.plan.types import Fetch, Plan, PlanOp, Task
 
 
@@ -43,7 +43,7 @@ def _listed(value: Any) -> Any:
 def to_dict(plan: Plan) -> dict[str, Any]:
     """The plan as JSON-able values."""
     return {
-        "format": FORMAT,
+        "format": FORMAT_NUMBER,
         "rank": plan.rank,
         "world_size": plan.world_size,
         "machine": dict(plan.machine),
@@ -134,9 +134,9 @@ def from_json(text: str) -> Plan:
 
 def from_dict(data: Mapping[str, Any]) -> Plan:
     """Reads a plan from JSON-able values; PlanError says what is wrong with it."""
-    if not isinstance(data, Mapping) or data.get("format") != FORMAT:
+    if not isinstance(data, Mapping) or data.get("format") != FORMAT_NUMBER:
         raise PlanError(
-            f"not a plan of format {FORMAT} (found {_found(data)}); make it with `ark plan`"
+            f"not a plan of format {FORMAT_NUMBER} (found {_found(data)}); make it with `ark plan`"
         )
     plan = schema.read(data)
     machine_of(plan)

@@ -16,7 +16,7 @@ from ark.ir.dtype import by_name
 
 Form = TypeVar("Form", bound=msgspec.Struct)
 
-ALIGNMENT = 16  # bytes of the widest access
+WIDEST_ACCESS_BYTES = 16  # bytes of the widest access
 # Arenas that begin at a multiple of it, and keep their place.
 ARRANGED = ("activation", "parameter", "state")
 SHORT_PACKET = 4
@@ -30,7 +30,7 @@ def packet_bytes(dtype: str) -> int:
 @dataclass(frozen=True)
 class OperandType:
     """Everything about an operand that is fixed when source is written. aligned: wherever its arena
-    lies, its address is a multiple of ALIGNMENT.
+    lies, its address is a multiple of WIDEST_ACCESS_BYTES.
     """
 
     dtype: str

@@ -70,7 +70,7 @@ class _Uses:
         return set(self._written)
 
     def ordered(self, a: int, b: int) -> bool:
-        """Is each op that writes one buffer ordered with each that touches the other?"""
+        """True where each op that writes one buffer is ordered with each that touches the other."""
         if len(self._plan.phases) > 1 or self._plan.world_size > 1 or {a, b} & self._ahead:
             return False
         return all(
@@ -81,7 +81,7 @@ class _Uses:
         )
 
     def _ordered(self, first: int, last: int) -> bool:
-        """Does the last op wait for a whole tensor that the first one writes, or touches?"""
+        """True where the last op waits for a whole tensor that the first one writes or touches."""
         if first == last:
             return False
         plan = self._plan

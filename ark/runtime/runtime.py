@@ -92,11 +92,11 @@ class Runtime:
                 runtime._abandon(together=runtime._idle())
 
     def launched(self) -> bool:
-        """Is a plan loaded, so that `run` may be called?"""
+        """True where a plan is loaded, so that `run` may be called."""
         return self._plan is not None
 
     def running(self) -> bool:
-        """Is a kernel on the device?"""
+        """True while a kernel is on the device."""
         return self._run is not None and self._run.running()
 
     @in_turn
@@ -325,7 +325,9 @@ class Runtime:
             self._run = None
 
     def _idle(self) -> bool:
-        """Has everything run that was asked for? Then all ranks may meet to free their memory."""
+        """True where all requested iterations have run; all ranks may then free their memory
+        together.
+        """
         if self._run is None:
             return True
         done = self._run.iterations_done

@@ -46,7 +46,7 @@ def settings_of(sampling: SamplingParams, last: int, options: bool = False) -> l
     return [values.get(name, 0) for name in SETTINGS]
 
 
-IDLE = [-1 if name == "last" else 0 for name in SETTINGS]
+IDLE_SETTINGS = [-1 if name == "last" else 0 for name in SETTINGS]
 
 
 def _drafted(step: Step) -> list[tuple[int, int, int]]:
@@ -156,7 +156,7 @@ class DeviceRows:
         self._memory = Memory(executor, ranks)
         most = shape.pages.most(shape.context)
         self._tables = np.repeat(np.arange(shape.batch, dtype=np.int32)[:, None], most, axis=1)
-        self._settings = np.array([IDLE] * shape.batch, np.int32)
+        self._settings = np.array([IDLE_SETTINGS] * shape.batch, np.int32)
         self._positions = np.zeros(shape.batch, np.int32)
         self._written: dict[str, np.ndarray] = {}
         self._rows: list[tuple[Progress, int] | None] = [None] * shape.batch
@@ -255,7 +255,7 @@ class DeviceRows:
             progress = rows[row] if row < len(rows) else None
             own = None if progress is None else (progress, progress.admissions)
             if progress is None:
-                self._tables[row], positions[row], settings[row] = row, 0, IDLE
+                self._tables[row], positions[row], settings[row] = row, 0, IDLE_SETTINGS
             else:
                 if own != self._rows[row]:
                     sampling = progress.request.sampling

@@ -33,7 +33,7 @@ from ark.tasks import expression, text
 from ark.tasks.box_text import NAMES, each_index, tile_type
 from ark.tasks.pointwise import HEADERS, tile_box
 
-AHEAD = 8  # elements of a running sum that a thread has under way
+SCAN_ELEMENTS_IN_FLIGHT = 8  # elements of a running sum that a thread has under way
 ALONG = (*HEADERS, text.header("folds.h"), text.header("along.h"))
 
 
@@ -122,7 +122,7 @@ class Scan(TaskKind):
             body = f"    ark_scan_line<{constants}>({start},\n{given});\n"
             return text.function(name, declare + each_index(tile, frame, body))
         along, team = pieces
-        listed = (shape[axis], *flags, str(along).lower(), team, AHEAD, compute)
+        listed = (shape[axis], *flags, str(along).lower(), team, SCAN_ELEMENTS_IN_FLIGHT, compute)
         body = (
             f"    ark_scan_pieces<{', '.join(map(str, listed))}>({start}, inside,\n{given},\n"
             "        ARK_SCRATCH(c), parity);\n"
@@ -147,7 +147,11 @@ def _pieces(sig: Signature, machine: Machine) -> tuple[bool, int] | None:
     if not machine.cooperative or shared or shape[axis] < machine.lanes:
         return None
     if axis != len(shape) - 1 and 2 * tile[3] >= machine.lanes:
-        return (False, machine.warps) if shape[axis] >= AHEAD * machine.warps else None
+        return (
+            (False, machine.warps)
+            if shape[axis] >= SCAN_ELEMENTS_IN_FLIGHT * machine.warps
+            else None
+        )
     return True, 1 if math.prod(tile) >= machine.warps else machine.warps
 
 

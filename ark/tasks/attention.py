@@ -38,8 +38,8 @@ from ark.plan.params import (
 from ark.plan.types import Fetch, Growth
 from ark.tasks import text
 
-CHUNK = 256
-FRESH = 5  # the operand with this iteration's keys and values
+CHUNK_POSITIONS = 256
+NEW_ROWS_OPERAND = 5  # the operand with this iteration's keys and values
 
 
 class AttentionParams(Params, frozen=True):
@@ -71,7 +71,7 @@ class Attention(SplitAttention):
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
-        count(sig, FRESH, FRESH + 1)
+        count(sig, NEW_ROWS_OPERAND, NEW_ROWS_OPERAND + 1)
         p = sig.read(AttentionParams)
         heads, kv_heads, width, splits = p.heads, p.kv_heads, p.head_dim, p.splits
         need(heads % kv_heads == 0, f"{heads} heads do not share {kv_heads} evenly")
@@ -90,11 +90,14 @@ class Attention(SplitAttention):
             shaped(sig, 4, (rows, columns))
         else:
             shaped(sig, 4, (rows, heads, splits, width + 2), "fp32")
-        if len(sig.operands) > FRESH:
+        if len(sig.operands) > NEW_ROWS_OPERAND:
             need(rows == 1, f"{rows} rows cannot have one fresh key")
-            shaped(sig, FRESH, (1, 2 * kv_heads * width))
+            shaped(sig, NEW_ROWS_OPERAND, (1, 2 * kv_heads * width))
         if p.streamed:
-            need(len(sig.operands) > FRESH, "what it streams is not older than the iteration")
+            need(
+                len(sig.operands) > NEW_ROWS_OPERAND,
+                "what it streams is not older than the iteration",
+            )
             need(width * cache.itemsize % 16 == 0, "rows of the cache are no whole 16 bytes")
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
@@ -110,7 +113,7 @@ class Attention(SplitAttention):
         else:
             lo = (row, head * group, split, 0)
             out = Access(4, lo, (row + 1, (head + 1) * group, split + 1, width + 2), write=True)
-        fresh = len(sig.operands) > FRESH
+        fresh = len(sig.operands) > NEW_ROWS_OPERAND
         accesses = [
             Access(0, (row, q0), (row + 1, q1)),
             Access(1, *cache, append_only=fresh),
@@ -120,7 +123,9 @@ class Attention(SplitAttention):
         ]
         if fresh:
             for first in (head, p.kv_heads + head):
-                accesses.append(Access(FRESH, (0, first * width), (1, (first + 1) * width)))
+                accesses.append(
+                    Access(NEW_ROWS_OPERAND, (0, first * width), (1, (first + 1) * width))
+                )
         return accesses
 
     def stream(self, sig: Signature, coord: Sequence[int]) -> tuple[Fetch, ...]:
@@ -135,13 +140,13 @@ class Attention(SplitAttention):
         return (Fetch(1, head * room, room, rows * row, growth),)
 
     def packets(self, sig: Signature) -> frozenset[int]:
-        read = {i for i in (0, FRESH) if i < len(sig.operands)}
+        read = {i for i in (0, NEW_ROWS_OPERAND) if i < len(sig.operands)}
         return frozenset({4, *(i for i in read if sig.operands[i].dtype == "fp32")})
 
     def early(self, sig: Signature) -> frozenset[int]:
         # Without a newest row of its own the iteration writes what the caches are read for; what
         # the stream loads no body reads.
-        older = len(sig.operands) > FRESH and not sig.read(AttentionParams).streamed
+        older = len(sig.operands) > NEW_ROWS_OPERAND and not sig.read(AttentionParams).streamed
         return frozenset({1, 2, 3} if older else {3})
 
     def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
@@ -153,7 +158,7 @@ class Attention(SplitAttention):
     def scratch(self, sig: Signature, machine: Machine) -> int:
         p = sig.read(AttentionParams)
         group = p.heads // p.kv_heads
-        return 4 * ((group + 1) * p.head_dim * 2 + group * (CHUNK + 3))
+        return 4 * ((group + 1) * p.head_dim * 2 + group * (CHUNK_POSITIONS + 3))
 
     def headers(self) -> tuple[str, ...]:
         return (text.header("attention.h"),)
@@ -162,8 +167,8 @@ class Attention(SplitAttention):
         p = sig.read(AttentionParams)
         group = p.heads // p.kv_heads
         context = sig.operands[1].shape[1]
-        constants = (group, p.kv_heads, p.head_dim, context, p.splits, CHUNK)
-        operands = [text.given(sig, i, const=i != 4) for i in range(FRESH + 1)]
+        constants = (group, p.kv_heads, p.head_dim, context, p.splits, CHUNK_POSITIONS)
+        operands = [text.given(sig, i, const=i != 4) for i in range(NEW_ROWS_OPERAND + 1)]
         return text.call(name, "ark_attention", constants, (text.literal(p.scale), *operands))
 
 

@@ -30,8 +30,8 @@ from ark.plan.params import Params, Places, is_dense, need
 from ark.plan.types import MAX_OPERANDS
 from ark.tasks import text
 
-CHUNK = 16  # bytes: what one access moves, and four packets hold
-WORDS = 4  # packets of a chunk
+ACCESS_BYTES = 16  # bytes: what one access moves, and four packets hold
+PACKETS_PER_ACCESS = 4  # packets of a chunk
 RECEIVE = "uint32"  # the type of a receive buffer's words
 
 
@@ -79,7 +79,7 @@ def moved(dtype: DataType) -> str:
 
 def words(nbytes: int) -> int:
     """Packets of a receive buffer that holds so many bytes: whole chunks."""
-    return -(-nbytes // CHUNK) * WORDS
+    return -(-nbytes // ACCESS_BYTES) * PACKETS_PER_ACCESS
 
 
 class Combine(TaskKind):
@@ -124,7 +124,7 @@ class Combine(TaskKind):
                     f"operand {index} has {operand.shape[0]} packets, expected {wanted}",
                 )
         need(
-            size * first.shape[0] % element.itemsize == 0 and CHUNK % size == 0,
+            size * first.shape[0] % element.itemsize == 0 and ACCESS_BYTES % size == 0,
             f"{first.shape[0]} of {first.dtype} are no whole number of elements",
         )
 
@@ -143,11 +143,11 @@ class Combine(TaskKind):
     def able(self, sig: Signature, operand: OperandType) -> bool:
         return operand.dtype == RECEIVE or (
             operand.dtype == sig.read(CombineParams).element == "fp32"
-            and operand.shape[0] % WORDS == 0
+            and operand.shape[0] % PACKETS_PER_ACCESS == 0
         )
 
     def places(self, sig: Signature) -> Places:
-        step = CHUNK // unit(sig)
+        step = ACCESS_BYTES // unit(sig)
         return Places((range(0, self._first(sig).shape[0], step),), span=True)
 
     def in_place(self, sig: Signature) -> frozenset[int]:
@@ -165,7 +165,7 @@ class Combine(TaskKind):
         for index, operand in enumerate(sig.operands):
             lo, hi = begin, end
             if operand.packet:
-                lo, hi = begin * size // CHUNK * WORDS, words(end * size)
+                lo, hi = begin * size // ACCESS_BYTES * PACKETS_PER_ACCESS, words(end * size)
             accesses.append(Access(index, (lo,), (hi,), write=index >= shares(sig)))
         return accesses
 

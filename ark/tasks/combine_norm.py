@@ -20,12 +20,21 @@ from ark.machine import Machine
 from ark.plan.kind import Access, OperandType, Signature, TaskKind, register, whole
 from ark.plan.params import Epsilon, Params, Places, Size, is_dense, need, typed
 from ark.tasks import text
-from ark.tasks.combine import CHUNK, ELEMENTS, RECEIVE, WORDS, Place, ordered, turned, words
+from ark.tasks.combine import (
+    ACCESS_BYTES,
+    ELEMENTS,
+    PACKETS_PER_ACCESS,
+    RECEIVE,
+    Place,
+    ordered,
+    turned,
+    words,
+)
 
-HELD = 32  # elements of a row that a thread keeps in registers
+MAX_REGISTER_ELEMENTS = 32  # elements of a row that a thread keeps in registers
 MOST_ROWS, MOST_CHUNKS = 4, 24
 NORMED = ("fp32", "fp16", "bf16")
-FOLDS = 128  # bytes of shared memory for a warp's sums
+WARP_SUM_BYTES = 128  # bytes of shared memory for a warp's sums
 
 
 class CombineNormParams(Params, frozen=True):
@@ -58,7 +67,7 @@ class CombineNorm(TaskKind):
             f"the weight has shape {list(weight.shape)}, rows have {columns} columns",
         )
         need(
-            columns * self._size(sig) % CHUNK == 0 and total.shape[0] % columns == 0,
+            columns * self._size(sig) % ACCESS_BYTES == 0 and total.shape[0] % columns == 0,
             f"{total.shape[0]} elements are no rows of {columns} in whole chunks",
         )
         need(
@@ -105,12 +114,15 @@ class CombineNorm(TaskKind):
                 continue
             lo, hi = begin, end
             if operand.packet:
-                lo, hi = begin * size // CHUNK * WORDS, end * size // CHUNK * WORDS
+                lo, hi = (
+                    begin * size // ACCESS_BYTES * PACKETS_PER_ACCESS,
+                    end * size // ACCESS_BYTES * PACKETS_PER_ACCESS,
+                )
             accesses.append(Access(index, (lo,), (hi,), write=index > shares))
         return accesses
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
-        return FOLDS * machine.warps
+        return WARP_SUM_BYTES * machine.warps
 
     def headers(self) -> tuple[str, ...]:
         names = ("combine.h", "folds.h", "rows.h", "combine_norm.h")
@@ -118,9 +130,9 @@ class CombineNorm(TaskKind):
 
     def _held(self, sig: Signature, machine: Machine) -> int:
         """Chunks of a row that a thread keeps; 0 where they are too many."""
-        chunks = sig.read(CombineNormParams).columns * self._size(sig) // CHUNK
+        chunks = sig.read(CombineNormParams).columns * self._size(sig) // ACCESS_BYTES
         each = -(-chunks // (machine.lanes * machine.warps))
-        return each if each * CHUNK // self._size(sig) <= HELD else 0
+        return each if each * ACCESS_BYTES // self._size(sig) <= MAX_REGISTER_ELEMENTS else 0
 
     def _rows(self, sig: Signature, machine: Machine) -> int:
         """Rows whose loads are under way together, where all shares are in plain memory that this

@@ -19,7 +19,7 @@ from ark.ir.dtype import by_name
 from ark.plan.params import INT_MAX
 from ark.plan.types import MAX_OPERANDS
 from ark.tasks.custom_text import check_text
-from ark.tasks.text import DIMS
+from ark.tasks.text import MIN_ADDRESS_DIMS
 
 CALLED = ("name", "waits", "signals")  # words of a call
 MOST_AXES = 6  # that tasks are cut by: a task has as many coordinates
@@ -28,7 +28,7 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 _OPERAND = re.compile(r"\s*([A-Za-z]\w*)\s*\[([^\[\]]*)\]\s*")
 _PLACED = re.compile(r"(?:.*[\\/])?([\w.-]+)[:(]\d+")  # FILE:LINE: or FILE(LINE):
 _ERROR = re.compile(r"\b(fatal )?error\b.*")  # behind the place
-_COMPLAINTS = 40  # lines of a compiler's
+_MAX_COMPILER_LINES = 40  # lines of a compiler's
 _DIM = re.compile(r"\s*(?:(all)\s+)?([A-Za-z]\w*)\s*(?:\+-\s*(\d{1,9}))?\s*")
 # Words that an axis or a constant, a member of what a body is given, cannot be called.
 _WORDS = """
@@ -224,10 +224,11 @@ def _check(form: Form, dtypes: Mapping[str, Sequence[str]]) -> None:
     if len(names) > MAX_OPERANDS:
         raise _wrong(form.name, f"it has {len(names)} operands; the most are {MAX_OPERANDS}")
     for operand in form.operands:
-        if len(operand.dims) > DIMS:
+        if len(operand.dims) > MIN_ADDRESS_DIMS:
             raise _wrong(
                 form.name,
-                f"{shown(operand)} has {len(operand.dims)} dimensions; a body has {DIMS} indices: "
+                f"{shown(operand)} has {len(operand.dims)} dimensions; a body has "
+                f"{MIN_ADDRESS_DIMS} indices: "
                 "ark.reshape it",
             )
         for dtype in operand.dtypes:
@@ -298,7 +299,7 @@ def complaints(fault: str, names: Iterable[tuple[str, str]]) -> str:
             kept.append(line)
         elif placed and (error := _ERROR.search(line, placed.end())):
             kept.append(error[0])
-    return "\n".join(kept[:_COMPLAINTS]) if theirs else ""
+    return "\n".join(kept[:_MAX_COMPILER_LINES]) if theirs else ""
 
 
 _FORMS: dict[str, Form] = {}  # by digest

@@ -66,7 +66,7 @@ def size(tree: Tree) -> int:
 
 
 def places(tree: Tree) -> bool:
-    """Does a checked tree use the element's own index?"""
+    """True where a checked tree uses the element's own index."""
     return bool(indices(tree))
 
 

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from ark.ir.fold import FOLDED, fold
+from ark.ir.fold import MAX_FOLDED_DIMS, fold
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register
 from ark.plan.params import FLOAT_NAMES, Params, Places, Size, Tile, box, covers, need, typed
@@ -28,7 +28,7 @@ from ark.tasks.pointwise import HEADERS, broadcast_access, claim_tile, tile_box
 
 STAGES = ("first", "each", "sums", "last")
 MOST_VALUES = 1024  # of a list
-LANES = 256  # neighbours whose values a thread that runs alone keeps between its loops
+ROW_SLICE_ELEMENTS = 256  # neighbours whose values a thread that runs alone keeps between its loops
 
 Trees = Annotated[list[Any], msgspec.Meta(max_length=MOST_VALUES)]
 Numbers = Annotated[list[Annotated[int, msgspec.Meta(ge=0)]], msgspec.Meta(min_length=1)]
@@ -36,7 +36,7 @@ Numbers = Annotated[list[Annotated[int, msgspec.Meta(ge=0)]], msgspec.Meta(min_l
 
 class FusionParams(Params, frozen=True):
     inputs: Size
-    axis: Annotated[int, msgspec.Meta(ge=-1, le=FOLDED - 2)]
+    axis: Annotated[int, msgspec.Meta(ge=-1, le=MAX_FOLDED_DIMS - 2)]
     count: Size
     tile: Tile
     first: Trees
@@ -89,7 +89,10 @@ class Fusion(TaskKind):
         summed = axis >= 0
         need((count > 1) == summed == bool(params.sums), f"no sums are of {count} elements")
         need(summed or not params.each, "it has elements that nothing sums")
-        need(len(full) == FOLDED and (not summed or full[axis] == 1), f"{list(out)} is no sum")
+        need(
+            len(full) == MAX_FOLDED_DIMS and (not summed or full[axis] == 1),
+            f"{list(out)} is no sum",
+        )
         wide = (*full[:axis], count, *full[axis + 1 :]) if summed else full
         for i, operand in enumerate(sig.operands):
             typed(sig, i, *FLOAT_NAMES)
@@ -114,7 +117,7 @@ class Fusion(TaskKind):
         params = sig.read(FusionParams)
         inputs, out = params.inputs, sig.operands[-1].shape
         lo, hi = tile_box(out, coord, params.tile)
-        axis = params.axis - FOLDED + len(out)
+        axis = params.axis - MAX_FOLDED_DIMS + len(out)
         wide = hi if params.axis < 0 else (*hi[:axis], params.count, *hi[axis + 1 :])
         return [
             broadcast_access(sig, i, lo, hi if i >= inputs else wide, i >= inputs)
@@ -140,7 +143,7 @@ class Fusion(TaskKind):
         return 0 if not machine.cooperative else 1
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        return text.function(name, _Body(sig).write(1 if machine.lanes > 1 else LANES))
+        return text.function(name, _Body(sig).write(1 if machine.lanes > 1 else ROW_SLICE_ELEMENTS))
 
     def run_source(self, name: str, sig: Signature, machine: Machine) -> str:
         return text.run(name, _Body(sig).write(1))

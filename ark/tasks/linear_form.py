@@ -65,8 +65,8 @@ def candidates(sig: Signature) -> tuple[int, ...]:
 
 
 def narrows(sig: Signature, machine: Machine) -> bool:
-    """Is the input a single row, or few that are no shares, which a body for communicating warps
-    keeps in the weights' type?
+    """True for an input of a single row, or of few rows that are not shares, which a body for
+    communicating warps keeps in the weights' type.
     """
     params = sig.read(LinearParams)
     shares, rows = sig.operands[0].shape[0], sig.operands[2].shape[0]
@@ -80,8 +80,8 @@ def narrows(sig: Signature, machine: Machine) -> bool:
 
 
 def reads_from_memory(sig: Signature) -> bool:
-    """Does each warp, in such a body, read for itself what it multiplies by a stage? The input is
-    as matrix units take it then, and needs no place in shared memory.
+    """True where each warp of such a body reads its part of the input from memory. The input then
+    has the matrix units' layout and needs no shared memory.
     """
     params = sig.read(LinearParams)
     x, weight = sig.operands[:2]
@@ -98,7 +98,7 @@ def reads_from_memory(sig: Signature) -> bool:
 
 
 def narrow_rows(rows: int, weight: OperandType | Tensor, splits: int) -> bool:
-    """Can so many rows be multiplied by weights, cut in so many parts, out of shared memory?"""
+    """True where shared memory holds `rows` input rows for weights cut into `splits` parts."""
     kind = weight.dtype if isinstance(weight, OperandType) else weight.dtype.name
     if isinstance(by_name(kind), RowType):
         return rows == splits == 1
@@ -127,8 +127,8 @@ def row_nbytes(weight: OperandType) -> int:
 
 
 def takes_whole(rows: int, held: int, weight: Tensor) -> bool:
-    """Do matrix units multiply so many rows by `held` whole rows of weights of 16 bits at once? The
-    tile's 16 rows are four rows' four parts, and its 8 columns the input's.
+    """True where matrix units multiply `rows` rows by `held` whole rows of 16-bit weights at once.
+    The tile's 16 rows are four rows' four parts, and its 8 columns the input's.
     """
     fits = weight.dtype.itemsize == 2 and weight.shape[1] % (64 * 4) == 0
     return fits and (rows, held) == (2, 4)

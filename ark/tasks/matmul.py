@@ -30,7 +30,7 @@ from ark.plan.kind import Access, Signature, TaskKind, register
 from ark.plan.params import INT_MAX, Places, box, count, fits, need, typed
 from ark.tasks import expression, matmul_small, matmul_windows, text
 from ark.tasks.matmul_form import (
-    ROPE,
+    POSITION_OPERAND,
     dims,
     grid,
     paired,
@@ -40,7 +40,7 @@ from ark.tasks.matmul_form import (
     tiles,
 )
 from ark.tasks.matmul_params import MatmulParams
-from ark.tasks.matmul_text import DEPTH, FEW_ROWS, MOST_PANEL, staged, write
+from ark.tasks.matmul_text import MIN_PACKED_ROWS, MOST_PANEL, PACKED_K_ELEMENTS, staged, write
 from ark.tasks.matmul_thin import passes, rounds_of_sums, scratch, served
 from ark.tasks.matmul_windows import side_shape
 from ark.tasks.pointwise import broadcast_access, broadcasts
@@ -78,8 +78,8 @@ class Matmul(TaskKind):
             need(tree is None and len(out) == 2, "products of pairs are one matrix, no expression")
             need(params.tile[1] % 2 == 0, "a tile of such products ends within a pair")
         if rotates(sig):
-            rotary_check(sig, 2, ROPE, (m, n))
-            need(sequences_of(sig, ROPE) == 1, "it rotates rows of several sequences")
+            rotary_check(sig, 2, POSITION_OPERAND, (m, n))
+            need(sequences_of(sig, POSITION_OPERAND) == 1, "it rotates rows of several sequences")
         left = a[-2:][::-1] if params.transpose_a else a[-2:]
         right = b[-2:][::-1] if params.transpose_b else b[-2:]
         need(
@@ -139,7 +139,10 @@ class Matmul(TaskKind):
             box = ((coord[2], coord[3] // 2), (m1, n1 // 2))
             return [*accesses, Access(2, *box, write=True)]
         if rotates(sig):
-            return [*accesses, *rotary_accesses(sig, 2, ROPE, coord[3], n1, coord[2], m1)]
+            return [
+                *accesses,
+                *rotary_accesses(sig, 2, POSITION_OPERAND, coord[3], n1, coord[2], m1),
+            ]
         lo, hi = unfold(sig.operands[2].shape, coord, (coord[0] + 1, coord[1] + 1, m1, n1))
         accesses += [broadcast_access(sig, i, lo, hi) for i in range(3, len(sig.operands))]
         out_box = ((coord[2], coord[3]), (m1, n1))
@@ -166,10 +169,10 @@ class Matmul(TaskKind):
                 return matmul_small.scratch(sig, machine)
             form = served(sig, machine)
             return scratch(sig, form, machine) if form else staged(sig, machine)
-        if rows < FEW_ROWS:
+        if rows < MIN_PACKED_ROWS:
             return 4 * rows * columns
         rows, columns = rows + MOST_PANEL, columns + MOST_PANEL  # the last panels are whole
-        return 4 * (rows * columns + DEPTH * (rows + columns))
+        return 4 * (rows * columns + PACKED_K_ELEMENTS * (rows + columns))
 
     def rounds(self, sig: Signature, machine: Machine) -> int:
         form = served(sig, machine)

@@ -13,8 +13,8 @@ from ark.tasks import text
 from ark.tasks.matmul_params import MatmulParams
 from ark.tasks.matmul_windows import side_shape
 
-ROPE = 3  # the operand that is the position, of a product that rotates
-STEP = 128  # bytes: parts of k begin at multiples of it
+POSITION_OPERAND = 3  # the operand that is the position, of a product that rotates
+K_PART_ALIGNMENT_BYTES = 128  # bytes: parts of k begin at multiples of it
 UNIT_PARTS = {("bf16", "bf16"): 1, ("fp16", "fp16"): 1, ("fp32", "bf16"): 3}
 """Types of both sides that matrix units of 16-bit types take, and how many of their products one of
 these is: a float is the exact sum of three bf16.
@@ -23,12 +23,12 @@ LEAST_UNIT_ROWS = 9  # of a tile for them; fewer read weights as fast without
 
 
 def rotates(sig: Signature) -> bool:
-    """Are the product's columns queries, keys and values?"""
+    """True where the product's columns are queries, keys and values."""
     return sig.read(MatmulParams).head_dim > 0
 
 
 def paired(sig: Signature) -> bool:
-    """Do two neighbouring columns make what is stored?"""
+    """True where each stored element depends on two neighbouring columns."""
     return sig.read(MatmulParams).gated or rotates(sig)
 
 
@@ -41,7 +41,7 @@ def part_of_k(sig: Signature) -> int:
     """Elements of k in a task's part; the last part may have fewer."""
     splits = sig.read(MatmulParams).splits
     _, _, k = dims(sig)
-    step = STEP // sig.operands[0].itemsize
+    step = K_PART_ALIGNMENT_BYTES // sig.operands[0].itemsize
     return k if splits == 1 else math.ceil(math.ceil(k / step) / splits) * step
 
 
@@ -106,15 +106,13 @@ def side_strides(sig: Signature, index: int) -> tuple[int, int]:
 
 
 def along_k(sig: Signature, index: int) -> bool:
-    """Is k, not the rows, what memory holds together?"""
+    """True where k is contiguous in memory, not the rows."""
     row, k = side_strides(sig, index)
     return not (row == 1 and k != 1)
 
 
 def filled(size: int, high: int) -> bool:
-    """Do so many rows or columns fill a tile of `high` of them so far, to three quarters or more,
-    that its loop is the one to take?
-    """
+    """True where `size` rows or columns fill tiles of `high` of them to three quarters or more."""
     return 3 * high <= 4 * size <= 4 * high
 
 

@@ -9,12 +9,12 @@ import math
 
 from ark.plan.kind import Signature
 from ark.tasks import expression, text
-from ark.tasks.matmul_form import ROPE, dims, paired, place_names, rotates, sums_of
+from ark.tasks.matmul_form import POSITION_OPERAND, dims, paired, place_names, rotates, sums_of
 from ark.tasks.matmul_params import MatmulParams
 from ark.tasks.matmul_text import finish, outputs
 from ark.tasks.rotary import rope
 
-WIDE = 8  # neighbours that bodies hand over
+VECTOR_ELEMENTS = 8  # neighbours that bodies hand over
 
 
 def packed(sig: Signature, width: int) -> list[int] | None:
@@ -33,13 +33,13 @@ def packed(sig: Signature, width: int) -> list[int] | None:
 
 
 def residual(sig: Signature) -> int | None:
-    """The operand behind the output that has all of its elements, in packs of WIDE; None where none
-    or several are so.
+    """The operand after the output that has all of its elements, in vectors of that size; None
+    where none or several do.
     """
     params, out = sig.read(MatmulParams), sig.operands[2].shape
     if paired(sig) or params.expr is None:
         return None
-    side_by_side = packed(sig, WIDE) or []
+    side_by_side = packed(sig, VECTOR_ELEMENTS) or []
     whole = [
         i for i in side_by_side if i > 2 and math.prod(sig.operands[i].shape) == math.prod(out)
     ]
@@ -47,14 +47,14 @@ def residual(sig: Signature) -> int | None:
 
 
 def ahead(sig: Signature, index: int, row: str, column: str) -> str:
-    """A lambda that loads WIDE neighbours of an operand, which `several` reads beside its sums."""
+    """A lambda that loads VECTOR_ELEMENTS neighbours of an operand; `several` takes it."""
     at = text.offset(sig, index, place_names(sig, "row", "column"))
     return (
         "[&](int at_row, int at_column, bool there) {\n"
         f"    const int row = {row} + at_row, column = {column} + at_column;\n"
-        f"    ArkPack<{sig.operands[index].ctype}, {WIDE}> pack = {{}};\n"
+        f"    ArkPack<{sig.operands[index].ctype}, {VECTOR_ELEMENTS}> pack = {{}};\n"
         f"    if (there && ark_aligned({text.addresses(sig, [index])})) "
-        f"pack = ark_load_pack<{WIDE}>(p{index} + {at});\n"
+        f"pack = ark_load_pack<{VECTOR_ELEMENTS}>(p{index} + {at});\n"
         "    (void)row; (void)column;\n    return pack;\n  }"
     )
 
@@ -90,7 +90,7 @@ def together(
 
 
 def several(sig: Signature, row: str, column: str, loaded_ahead: int | None = None) -> str:
-    """A lambda that stores what WIDE neighbouring sums v, of which `left` are there, make.
+    """A lambda that stores the results of neighbouring sums v, of which `left` are valid.
 
     It takes the first one's row and column in the tile, whose own first ones are `row` and
     `column`. A product that rotates has `rope` beside it (`declared`). loaded_ahead: an operand of
@@ -100,29 +100,31 @@ def several(sig: Signature, row: str, column: str, loaded_ahead: int | None = No
     if rotates(sig):
         single = "ark_rope_pair(c, rope, row, first + j, v[j], v[j + 1]);\n"
         whole = (
-            f"float all[{WIDE}];\n      for (int j = 0; j < {WIDE}; ++j) all[j] = v[j];\n"
+            f"float all[{VECTOR_ELEMENTS}];\n      for (int j = 0; j < {VECTOR_ELEMENTS}; ++j) "
+            "all[j] = v[j];\n"
             "      ark_rope_pack(rope, row, first, all);\n"
         )
         heads = (params.head_dim, sig.operands[2].strides[0])
-        stored = None if any(n % WIDE for n in heads) else [2, 5, 6]
+        stored = None if any(n % VECTOR_ELEMENTS for n in heads) else [2, 5, 6]
     elif params.gated:
         single = finish(sig, "ark_swiglu(v[j], v[j + 1])", "row", "(first + j) / 2")
         whole = _gated(sig)
-        stored = packed(sig, WIDE // 2)
+        stored = packed(sig, VECTOR_ELEMENTS // 2)
     else:
         single = "const int column = first + j;\n" + finish(sig, "v[j]", "row", "column")
-        stored = packed(sig, WIDE)
-        whole = f"const int column = first;\n{together(sig, stored or [], WIDE, loaded_ahead)}"
+        stored = packed(sig, VECTOR_ELEMENTS)
+        vectors = together(sig, stored or [], VECTOR_ELEMENTS, loaded_ahead)
+        whole = f"const int column = first;\n{vectors}"
     step = 2 if paired(sig) else 1
     body = (
-        f"#pragma unroll\n      for (int j = 0; j < {WIDE}; j += {step}) {{\n"
+        f"#pragma unroll\n      for (int j = 0; j < {VECTOR_ELEMENTS}; j += {step}) {{\n"
         f"      if (j >= left) break;\n      {single}      }}\n"
     )
     _, n, _ = dims(sig)
     across = params.tile[1]
-    if stored is not None and (across % WIDE == 0 or n <= across):
+    if stored is not None and (across % VECTOR_ELEMENTS == 0 or n <= across):
         body = (
-            f"    if (left == {WIDE} && ark_aligned({text.addresses(sig, stored)})) {{\n"
+            f"    if (left == {VECTOR_ELEMENTS} && ark_aligned({text.addresses(sig, stored)})) {{\n"
             f"      {whole}    }} else {{\n{body}    }}\n"
         )
     pack = "" if loaded_ahead is None else ", const auto& pack"
@@ -134,7 +136,7 @@ def several(sig: Signature, row: str, column: str, loaded_ahead: int | None = No
 
 def _gated(sig: Signature) -> str:
     """Statements that store what gates and their neighbours make, side by side."""
-    half = WIDE // 2
+    half = VECTOR_ELEMENTS // 2
     value = text.store(sig, 2, "made.v", "j", "ark_swiglu(v[2 * j], v[2 * j + 1])")
     start = text.offset(sig, 2, place_names(sig, "row", "first / 2"))
     return (
@@ -146,5 +148,5 @@ def _gated(sig: Signature) -> str:
 
 def declared(sig: Signature) -> str:
     """Declares what `several` reads and writes."""
-    lines = f"  const auto rope = {rope(sig, 2, ROPE)};\n" if rotates(sig) else ""
+    lines = f"  const auto rope = {rope(sig, 2, POSITION_OPERAND)};\n" if rotates(sig) else ""
     return outputs(sig) + lines

@@ -16,16 +16,16 @@ from ark.tasks.matmul_form import along_k, dims, grid, paired, side_strides, sum
 from ark.tasks.matmul_params import MatmulParams
 
 MOST, MOST_DEPTH = 32, 64  # rows and columns, and k
-LEAST = 2  # matrices a processor
+MIN_MATRICES_PER_PROCESSOR = 2  # matrices a processor
 PACK_BYTES = 16
 
 
 def small(sig: Signature, machine: Machine) -> bool:
-    """Are these such products, whatever the tile?"""
+    """True for products of small matrices, for any tile."""
     params = sig.read(MatmulParams)
     m, n, k = dims(sig)
     shape = fold(sig.operands[2].shape)
-    many = shape[0] * shape[1] >= LEAST * machine.processors
+    many = shape[0] * shape[1] >= MIN_MATRICES_PER_PROCESSOR * machine.processors
     fits = max(m, n) <= MOST and k <= MOST_DEPTH
     if not (many and fits) or not machine.cooperative or paired(sig):
         return False
@@ -36,7 +36,9 @@ def small(sig: Signature, machine: Machine) -> bool:
 
 
 def served(sig: Signature, machine: Machine) -> bool:
-    """Are they, has each task several whole matrices, and does the ring leave room for them?"""
+    """True for such products if each task has several whole matrices and the ring leaves room for
+    them.
+    """
     params = sig.read(MatmulParams)
     m, n, _ = dims(sig)
     whole = tuple(params.tile) == (m, n) and params.tasks > 0
@@ -82,7 +84,7 @@ def _call(sig: Signature, packed: bool) -> str:
 
 
 def _side(sig: Signature, index: int, packed: bool) -> tuple[bool, int]:
-    """Does k lie side by side, and in packs of how many elements is the side read?"""
+    """True where k is contiguous on this side, and the elements of each vector that is read."""
     operand, deep = sig.operands[index], along_k(sig, index)
     row, k = side_strides(sig, index)
     lines, depth = dims(sig)[index], dims(sig)[2]

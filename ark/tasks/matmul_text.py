@@ -11,7 +11,7 @@ from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import expression, matmul_small, text
 from ark.tasks.matmul_form import (
-    ROPE,
+    POSITION_OPERAND,
     along_k,
     deal,
     dims,
@@ -29,8 +29,8 @@ from ark.tasks.matmul_thin import served, thin_text
 from ark.tasks.matmul_windows import tile_text
 from ark.tasks.rotary import rope
 
-FEW_ROWS = 4  # fewer are not worth packing, in one thread
-DEPTH = 256  # elements of k that one thread packs at a time
+MIN_PACKED_ROWS = 4  # fewer are not worth packing, in one thread
+PACKED_K_ELEMENTS = 256  # elements of k that one thread packs at a time
 MOST_PANEL = 64  # elements of a panel's width
 LEAST_STAGED = 2048  # multiplications of a tile whose operands go through shared memory
 STAGED_ROWS = 4  # of a thread
@@ -67,9 +67,9 @@ def write(name: str, sig: Signature, machine: Machine) -> str:
     pairs = paired(sig)
     shape: tuple[Any, ...] = (*params.tile, *dims(sig)[:2])
     callee = "ark_matmul_pairs" if pairs else "ark_matmul"
-    if not machine.cooperative and params.tile[0] >= FEW_ROWS:
+    if not machine.cooperative and params.tile[0] >= MIN_PACKED_ROWS:
         transposed = (params.transpose_a, params.transpose_b)
-        callee, shape = "ark_matmul_blocked", (*shape, DEPTH, pairs, *transposed)
+        callee, shape = "ark_matmul_blocked", (*shape, PACKED_K_ELEMENTS, pairs, *transposed)
     elif not machine.cooperative and not pairs and not params.transpose_b:
         callee = "ark_matmul_alone"
     elif matmul_small.served(sig, machine):
@@ -122,7 +122,7 @@ def _finish_one(sig: Signature) -> str:
 def _finish_pair(sig: Signature) -> str:
     """A lambda that stores what the product's columns n and n + 1 make."""
     if rotates(sig):
-        body = f"      ark_rope_pair(c, {rope(sig, 2, ROPE)}, m, n, sum, next);\n"
+        body = f"      ark_rope_pair(c, {rope(sig, 2, POSITION_OPERAND)}, m, n, sum, next);\n"
     else:
         body = finish(sig, "ark_swiglu(sum, next)", "m", "n / 2")
     return f"[&](int m, int n, float sum, float next) {{\n{body}  }}"

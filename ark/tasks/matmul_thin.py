@@ -19,16 +19,16 @@ MOST_ROWS, MOST_COLUMNS = 8, 16  # of the side that has few
 MOST_ACROSS = 8  # of it, where threads stand across the other side
 LEAST, LEAST_DEPTH = 16, 64  # of the other side, and of k
 PACK_BYTES = 16
-TOGETHER = 32  # neighbours that are read at once across
+VECTOR_COLUMNS = 32  # neighbours that are read at once across
 ROWS = (2, 4)  # of a warp, where the other side is as narrow as this or wider
-WIDE = 5
+WIDE_ROWS = 5
 SHORT, MOST_SUMS = 2, 8  # steps of k; and sums of a thread where k has no more of them
 
 
 @dataclass(frozen=True)
 class Thin:
-    """few: the operand that has few rows or columns. along: does k lie side by side on both sides?
-    pack: elements of the other side that are read at once.
+    """few: the operand that has few rows or columns. along: True where k is contiguous on both
+    sides. pack: elements of the other side that are read at once.
     """
 
     few: int
@@ -56,7 +56,7 @@ def thin(sig: Signature, machine: Machine) -> Thin | None:
         return Thin(few, True, pack)
     other = 1 - few
     row, deep = side_strides(sig, other)
-    if row != 1 or small > MOST_ACROSS or large < TOGETHER:
+    if row != 1 or small > MOST_ACROSS or large < VECTOR_COLUMNS:
         return None
     pack = PACK_BYTES // sig.operands[other].itemsize
     steps = (deep, large, *_batches(sig, other))
@@ -72,7 +72,7 @@ def _most_rows(sig: Signature) -> int:
 
 
 def _packs(sig: Signature, index: int, rows: int, pack: int) -> bool:
-    """May a side be read in such packs along k?"""
+    """True where a side can be read in vectors of `pack` elements along k."""
     _, _, k = dims(sig)
     steps = (*_batches(sig, index), *([side_strides(sig, index)[0]] if rows > 1 else ()))
     return all(s % pack == 0 for s in (k, part_of_k(sig), *steps))
@@ -94,7 +94,7 @@ def served(sig: Signature, machine: Machine) -> Thin | None:
     tile = sig.read(MatmulParams).tile
     if tile[form.few] < (m, n)[form.few]:
         return None
-    return form if form.along or tile[1 - form.few] == TOGETHER else None
+    return form if form.along or tile[1 - form.few] == VECTOR_COLUMNS else None
 
 
 def scratch(sig: Signature, form: Thin, machine: Machine) -> int:
@@ -103,7 +103,7 @@ def scratch(sig: Signature, form: Thin, machine: Machine) -> int:
     if form.along:
         team = _team(sig, form, machine)
         return 4 * machine.warps * _rows(sig, form, machine) * few if team > 1 else 0
-    return 4 * machine.warps * few * TOGETHER
+    return 4 * machine.warps * few * VECTOR_COLUMNS
 
 
 def _rows(sig: Signature, form: Thin, machine: Machine) -> int:
@@ -113,7 +113,7 @@ def _rows(sig: Signature, form: Thin, machine: Machine) -> int:
     for one load instead of one after another.
     """
     few, tile = dims(sig)[form.few], sig.read(MatmulParams).tile[1 - form.few]
-    rows = ROWS[int(few >= WIDE)]
+    rows = ROWS[int(few >= WIDE_ROWS)]
     if part_of_k(sig) <= SHORT * machine.lanes * form.pack:
         while 2 * rows * few <= MOST_SUMS and rows * machine.warps < tile:
             rows *= 2

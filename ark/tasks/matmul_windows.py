@@ -69,8 +69,8 @@ def as_boxes(
 def boxable(
     shape: Sequence[int], strides: Sequence[int], itemsize: int, windows: WindowParams
 ) -> bool:
-    """Can box copies be of these windows? What a place holds fills lines, or is a row of taps;
-    steps, margins and the distance of taps are small.
+    """True where box copies can load these windows: a position's channels fill lines or are a row
+    of taps; strides, margins and dilations are small.
     """
     source, steps, p = as_boxes(shape, strides, windows, itemsize)
     stride, spread, before = p.stride, p.dilation, p.before
@@ -89,7 +89,9 @@ def boxable(
 
 
 def check(sig: Signature) -> None:
-    """Are these windows of the operand, on a side that may have them, and the rest plain?"""
+    """Raises PlanError unless the windows fit the operand and side, and the rest is a plain
+    product.
+    """
     params, p = sig.read(MatmulParams), _windows(sig)
     source, weight = (sig.operands[i] for i in (p.side, 1 - p.side))
     spatial = len(source.shape) - 2

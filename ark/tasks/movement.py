@@ -42,7 +42,9 @@ from ark.tasks.pointwise import COPY, broadcast_access, broadcasts, tile_box, wr
 from ark.tasks.rows import packs, row_box, row_places
 
 NAMES = ["i0", "i1", "i2", "i3"]
-SQUARE = 64  # elements of a side of what is transposed through shared memory at once
+TRANSPOSE_TILE_ELEMENTS = (
+    64  # elements of a side of what is transposed through shared memory at once
+)
 SHORT_BYTES = 256  # of source rows that follow each other and a thread holds at once
 HEADERS = (text.header("sampling.h"), text.header("movement.h"))
 
@@ -92,8 +94,8 @@ class Transpose(TaskKind):
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
         size = sig.operands[0].itemsize
-        apart = SQUARE * size + max(4, size)  # bytes between rows of a square
-        return 0 if not machine.cooperative else SQUARE * apart
+        apart = TRANSPOSE_TILE_ELEMENTS * size + max(4, size)  # bytes between rows of a square
+        return 0 if not machine.cooperative else TRANSPOSE_TILE_ELEMENTS * apart
 
     def headers(self) -> tuple[str, ...]:
         return (*pointwise.HEADERS, text.header("transpose.h"))
@@ -133,9 +135,13 @@ class Transpose(TaskKind):
         strides = [s for o in sig.operands for s in o.strides if s != 1]
         while pack > 1 and any(n % pack for n in (*lengths, *strides)):
             pack //= 2
-        packs = -(-SQUARE * SQUARE // (pack * machine.lanes * machine.warps))
+        packs = -(
+            -TRANSPOSE_TILE_ELEMENTS
+            * TRANSPOSE_TILE_ELEMENTS
+            // (pack * machine.lanes * machine.warps)
+        )
         many = max(1, 4 // packs) if pack > 1 else 1
-        constants = (box_type, across, SQUARE, pack, many, sig.operands[1].ctype)
+        constants = (box_type, across, TRANSPOSE_TILE_ELEMENTS, pack, many, sig.operands[1].ctype)
         return text.call(name, "ark_transpose_tile", constants, (from_row, to_row, *ends))
 
 

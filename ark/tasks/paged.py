@@ -39,7 +39,7 @@ from ark.plan.params import (
 )
 from ark.plan.types import Fetch, FetchPages, Growth
 from ark.tasks import text
-from ark.tasks.attention import CHUNK, SplitAttention
+from ark.tasks.attention import CHUNK_POSITIONS, SplitAttention
 from ark.tasks.movement import HEADERS
 
 PAGED_FRESH = 6  # the operand with the newest key and value
@@ -137,7 +137,7 @@ class PagedAttention(SplitAttention):
     def scratch(self, sig: Signature, machine: Machine) -> int:
         p = sig.read(PagedAttentionParams)
         group = p.heads // p.kv_heads
-        return 4 * ((group + 1) * p.head_dim * 2 + group * (CHUNK + 3))
+        return 4 * ((group + 1) * p.head_dim * 2 + group * (CHUNK_POSITIONS + 3))
 
     def headers(self) -> tuple[str, ...]:
         return (*HEADERS, *map(text.header, ("attention.h", "pages.h", "paged.h")))
@@ -146,7 +146,7 @@ class PagedAttention(SplitAttention):
         p = sig.read(PagedAttentionParams)
         pool, page = _pool(sig, 1)
         group, most = p.heads // p.kv_heads, sig.operands[3].shape[-1]
-        constants = (group, p.kv_heads, p.head_dim, page, pool, most, p.splits, CHUNK)
+        constants = (group, p.kv_heads, p.head_dim, page, pool, most, p.splits, CHUNK_POSITIONS)
         operands = [text.given(sig, i, const=i != 5) for i in range(PAGED_FRESH + 1)]
         given = (text.literal(p.scale), *operands)
         return text.call(name, "ark_paged_attention", constants, given)

@@ -275,7 +275,7 @@ class _Box:
         return "".join(f"    {line}\n" for line in lines)
 
     def _once(self, index: int) -> bool:
-        """Does no other element of the result read what this operand gives for one?"""
+        """True where each element of this operand is read for one element of the result only."""
         if index in self.places:
             return index == 0 and self.once
         shape, strides = self.sig.operands[index].shape, self.sig.operands[index].strides
@@ -305,11 +305,11 @@ class _Box:
         return 0 if whole and total > rounds * threads else rounds
 
     def _varies(self) -> bool:
-        """Do elements of operand 0 that neighbouring results read not lie as these do?"""
+        """True where neighbouring results read elements of operand 0 that are not neighbours."""
         return self.apart and any(NAMES[3] in place for place in self.places[0])
 
     def _as_made(self, index: int) -> bool:
-        """Is the operand of the result's type and shape?"""
+        """True where the operand has the result's type and shape."""
         a, b = self.sig.operands[index], self.sig.operands[self.out]
         return a.dtype == b.dtype and math.prod(a.shape) == math.prod(b.shape)
 

@@ -19,7 +19,7 @@ from ark.tasks.row_values import check_rows
 
 WEIGHTS = ("int4", "uint4", "fp4", "int8", "uint8", "fp8_e4m3", "fp8_e5m2")
 MOST_ROWS = 8
-STEP = 8  # elements of a weight's row that a lane takes at once
+ELEMENTS_PER_LANE = 8  # elements of a weight's row that a lane takes at once
 MOST_SIDE_BY_SIDE = 4  # rows of the weights that a warp takes at once
 MOST_HELD = 4  # elements of the next chunk that a thread holds meanwhile
 
@@ -32,7 +32,7 @@ def _padded(rows: int) -> int:
 def _chunk(rows: int, k: int, machine: Machine) -> int:
     """Elements of each row that are in shared memory at once; all, or two chunks; 0: no room."""
     room = (machine.shared_bytes - machine.ring_bytes) // (4 * _padded(rows))
-    wide = STEP * machine.lanes
+    wide = ELEMENTS_PER_LANE * machine.lanes
     all_of_them = -(-k // wide) * wide
     if all_of_them <= room:
         return all_of_them
@@ -62,7 +62,9 @@ class QuantizedLinear(TaskKind):
         group = sig.read(QuantizedParams).group
         need(rows is None or rows.group == group, f"groups are not of {group}")
         need(m <= MOST_ROWS and k == depth, f"{m} rows of {k} do not meet weights of {depth}")
-        need(k % group == 0 == group % STEP, f"rows of {k} are not in groups of {group}")
+        need(
+            k % group == 0 == group % ELEMENTS_PER_LANE, f"rows of {k} are not in groups of {group}"
+        )
         need(is_dense(sig.operands[1]), "the weights are strided")
         for index in range(2, len(sig.operands) - 1):
             shaped(sig, index, (n, k // group), dense=True)
@@ -112,7 +114,13 @@ class QuantizedLinear(TaskKind):
         side_by_side = -(-shared // (warps * -(-shared // (warps * MOST_SIDE_BY_SIDE))))
         head = (m, k, _chunk(m, k, machine), side_by_side)
         turned = rows is not None and rows.codes.packed
-        constants = (*head, sig.read(QuantizedParams).group, STEP // each, pitch, turned)
+        constants = (
+            *head,
+            sig.read(QuantizedParams).group,
+            ELEMENTS_PER_LANE // each,
+            pitch,
+            turned,
+        )
         return text.call(name, "ark_quantized_linear", constants, operands)
 
 

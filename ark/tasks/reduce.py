@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from ark.ir.fold import FOLDED, fold
+from ark.ir.fold import MAX_FOLDED_DIMS, fold
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register
 from ark.plan.params import (
@@ -45,9 +45,13 @@ _FOLDS = {
     "min": "ArkMinFold",
     "prod": "ArkMulFold",
 }
-COLUMNS = 64  # neighbouring results that a block reduces at once, where not the last dimension is
+BLOCK_COLUMNS = (
+    64  # neighbouring results that a block reduces at once, where not the last dimension is
+)
 LOADS_OF_BARRIERS = 16  # loads that a thread makes one after another while a block meets twice
-EACH = 64  # elements of a column that a thread adds up where tiles are wide enough
+COLUMN_ELEMENTS_PER_THREAD = (
+    64  # elements of a column that a thread adds up where tiles are wide enough
+)
 DEEP_PACKS = 4  # packs that a thread adds up in a reduction while as many are under way
 
 
@@ -123,7 +127,7 @@ class Reduce(TaskKind):
         term = sig.read(ReduceParams).term or []
         need(expression.reads(term).issuperset(range(out)), "an input is not read")
         beside = expression.indices(term) - {axis - len(source.shape)}
-        few = len(source.shape) <= FOLDED and -1 not in beside
+        few = len(source.shape) <= MAX_FOLDED_DIMS and -1 not in beside
         need(not expression.places(term) or few, "a term asks for an index that its body has not")
 
     def places(self, sig: Signature) -> Places:
@@ -154,7 +158,7 @@ class Reduce(TaskKind):
         return size * threads // across * across * pack
 
     def _last(self, sig: Signature) -> bool:
-        """Is it the last dimension that is reduced?"""
+        """True where the last dimension is reduced."""
         return bool(sig.read(ReduceParams).axis == max(4, len(sig.operands[0].shape)) - 1)
 
     def _pack(self, sig: Signature) -> int:
@@ -174,7 +178,9 @@ class Reduce(TaskKind):
         threads = machine.lanes * machine.warps
         count = text.pad4(sig.operands[0].shape, 1)[params.axis]
         # Threads that stand side by side go on loading where others of a column would meet.
-        wide = min(tile, threads, max(COLUMNS, threads * pack * EACH // count))
+        wide = min(
+            tile, threads, max(BLOCK_COLUMNS, threads * pack * COLUMN_ELEMENTS_PER_THREAD // count)
+        )
         across = 1
         while across * pack < wide and 2 * across <= threads:
             across *= 2

@@ -173,14 +173,14 @@ def rope(sig: Signature, out: int, first: int) -> str:
     return f"ark_rope<{listed}>({', '.join(operands)})"
 
 
-PACK = 8  # columns that a thread takes together
+VECTOR_COLUMNS = 8  # columns that a thread takes together
 
 
 def packs_fit(sig: Signature) -> bool:
-    """May rope_kv take its columns in packs? Of a prompt's rows, where heads hold whole packs."""
+    """True where rope_kv reads columns as vectors: a prompt's rows, heads of whole vectors."""
     heads = (
-        sig.read(HeadCounts).head_dim % PACK,
-        *(sig.operands[i].strides[0] % PACK for i in (0, 1)),
+        sig.read(HeadCounts).head_dim % VECTOR_COLUMNS,
+        *(sig.operands[i].strides[0] % VECTOR_COLUMNS for i in (0, 1)),
     )
     plain = not any(o.packet for o in sig.operands) and not has_fresh(sig, 2)
     return sig.operands[0].shape[0] > 1 == sequences_of(sig, 2) and plain and not any(heads)

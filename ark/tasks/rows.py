@@ -42,13 +42,17 @@ ROW_OPS = {
     "rmsnorm": "ArkRmsNorm",
     "rounded_rmsnorm": "ArkRmsNorm",
 }
-HELD = 32  # elements of a row that a thread keeps in registers, and bytes that wait for it there
+MAX_REGISTER_ELEMENTS = (
+    32  # elements of a row that a thread keeps in registers, and bytes that wait for it there
+)
 HELD_BYTES = 64
-BATCH = 16  # elements of several rows at once
+BATCH_ELEMENTS = 16  # elements of several rows at once
 # The same where a thread has as many registers as this: of so many rows that each warp of a task
 # has all of its own at once.
 MANY_REGISTERS, MOST_TOGETHER = 200, 64
-NARROW = 2  # bytes of elements whose rows are claimed: some backends bring wider ones by copies
+MAX_CLAIMED_ITEMSIZE = (
+    2  # bytes of elements whose rows are claimed: some backends bring wider ones by copies
+)
 SIDE_BY_SIDE = 16  # sums of one thread that runs alone, for vectors
 
 
@@ -82,7 +86,7 @@ def row_box(
 
 def folds(machine: Machine) -> int:
     """Bytes of shared memory for sums over warps."""
-    return 2 * BATCH * 4 * machine.warps
+    return 2 * BATCH_ELEMENTS * 4 * machine.warps
 
 
 def row_constants(sig: Signature) -> tuple[int, int, int]:
@@ -148,7 +152,7 @@ def _together(
     if machine.variant.registers(COMPUTE) < MANY_REGISTERS:
         return held
     each_team = math.ceil(rows / (machine.warps // team * (machine.lanes // part)))
-    most = min(BATCH, MOST_TOGETHER // (pack * each))
+    most = min(BATCH_ELEMENTS, MOST_TOGETHER // (pack * each))
     return pack, each, max(at_once, min(each_team, most)), team, part
 
 
@@ -202,7 +206,7 @@ class RowNorm(TaskKind):
 
     def to_claim(self, sig: Signature, machine: Machine) -> Mapping[str, Any] | None:
         held, shape = self._held(sig, machine), fold(sig.operands[-1].shape)
-        narrow = sig.operands[-1].itemsize <= NARROW
+        narrow = sig.operands[-1].itemsize <= MAX_CLAIMED_ITEMSIZE
         if held is None or not narrow or shape[0] * shape[1] > 1 or sig.read(RowNormParams).dealt:
             return None
         return replace(sig.read(RowNormParams), rows=_at_once(held, machine)).to_plan()
@@ -241,7 +245,7 @@ class RowNorm(TaskKind):
         return folds(machine) + (4 * columns if self._kept(sig, machine) else 0)
 
     def _kept(self, sig: Signature, machine: Machine) -> bool:
-        """Does a row that registers do not hold fit into shared memory?"""
+        """True where a row that exceeds the registers fits into shared memory."""
         columns = sig.operands[-1].shape[-1]
         room = (machine.shared_bytes - machine.ring_bytes) // 2
         return self._held(sig, machine) is None and 4 * columns <= room
@@ -257,15 +261,23 @@ class RowNorm(TaskKind):
         itemsize = sig.operands[0].itemsize
         part = 1 << (-(-columns // pack) - 1).bit_length()
         if part < machine.lanes:
-            return pack, 1, max(1, min(BATCH, HELD_BYTES // (pack * itemsize))), 1, part
+            return pack, 1, max(1, min(BATCH_ELEMENTS, HELD_BYTES // (pack * itemsize))), 1, part
         teams = [1, machine.warps]
         if machine.has(Capability.NAMED_BARRIERS):
             teams = sorted({*teams, *(t for t in (2, 4, 8) if machine.warps % t == 0)})
         for team in teams:
             each = -(-columns // (pack * machine.lanes * team))
             held = each * pack
-            if held <= HELD and (held * itemsize <= HELD_BYTES or team == machine.warps):
-                return pack, each, max(1, min(BATCH, BATCH // held)), team, machine.lanes
+            if held <= MAX_REGISTER_ELEMENTS and (
+                held * itemsize <= HELD_BYTES or team == machine.warps
+            ):
+                return (
+                    pack,
+                    each,
+                    max(1, min(BATCH_ELEMENTS, BATCH_ELEMENTS // held)),
+                    team,
+                    machine.lanes,
+                )
         return None
 
     def headers(self) -> tuple[str, ...]:

@@ -41,14 +41,14 @@ from ark.tasks.along import indices, join, lines
 from ark.tasks.box_text import NAMES, each_index, in_order, tile_type
 from ark.tasks.pointwise import HEADERS, tile_box
 
-LOOKS = 4  # indices that a thread looks at in a round, as ark_looks of scatter.h
+INDICES_PER_ROUND = 4  # indices that a thread looks at in a round, as ark_looks of scatter.h
 SIDE_BY_SIDE = 4  # elements of an update that a lane has under way at once, at most
 LEAST_ROOMS = 4  # lines that shared memory holds, for as many warps, where it holds any
 LINE_UPDATES = 16  # of a line that is worth a warp
 
 
 def same_places(shape: Sequence[int], axis: int) -> bool:
-    """Have all lines along the axis the same indices, which are of this shape?"""
+    """True where all lines along the axis have the same indices, which are of this shape."""
     return math.prod(lines(shape, axis)) == 1
 
 
@@ -129,17 +129,17 @@ class Scatter(TaskKind):
             return self._rooms(sig, machine) * _row_bytes(sig)
         if not self._together(sig, machine):
             return 0
-        looks = LOOKS * machine.warps * (2 * machine.lanes + 1)
-        listed = LOOKS * machine.warps * machine.lanes + machine.warps
+        looks = INDICES_PER_ROUND * machine.warps * (2 * machine.lanes + 1)
+        listed = INDICES_PER_ROUND * machine.warps * machine.lanes + machine.warps
         return 4 * (looks + listed * self._by_place(sig, machine))
 
     def _together(self, sig: Signature, machine: Machine) -> bool:
-        """Do all threads of a block look for the updates of their places?"""
+        """True where all threads of a block search the updates of their elements."""
         same = same_places(sig.operands[0].shape, sig.read(ScatterParams).axis)
         return same and machine.cooperative
 
     def _by_rows(self, sig: Signature, machine: Machine) -> bool:
-        """Does each warp have lines to itself?"""
+        """True where each warp has its own lines."""
         copied, alone = len(sig.operands) == 4, not machine.cooperative
         return _of_rows(sig) and (copied or alone or sig.operands[1].shape[-1] >= LINE_UPDATES)
 
@@ -150,7 +150,7 @@ class Scatter(TaskKind):
         return rooms if rooms >= LEAST_ROOMS else 0
 
     def _by_place(self, sig: Signature, machine: Machine) -> bool:
-        """Has each warp places of its own? Else a thread has elements of all places."""
+        """True where each warp has its own indices; else a thread has elements of all."""
         params = sig.read(ScatterParams)
         few = math.prod(params.tile) <= SIDE_BY_SIDE * machine.lanes
         return few and params.span >= machine.warps
@@ -190,7 +190,8 @@ class Scatter(TaskKind):
         if self._together(sig, machine) and self._by_place(sig, machine):
             at4 = ", ".join(f"int {name}" for name in NAMES)
             unused = "".join(f"(void){name}; " for name in NAMES)
-            room = f"ARK_SCRATCH(c) + {4 * LOOKS * machine.warps * (2 * machine.lanes + 1)}"
+            bytes_before = 4 * INDICES_PER_ROUND * machine.warps * (2 * machine.lanes + 1)
+            room = f"ARK_SCRATCH(c) + {bytes_before}"
             body = (
                 f"  ark_each_update_found{span}ARK_SCRATCH(c), [&](const ArkUpdates& updates) {{\n"
                 f"    ark_apply_updates_by_place<{compute}, {tile_type(tile, frame)}>(\n"
@@ -258,7 +259,7 @@ class Scatter(TaskKind):
 
 
 def _of_rows(sig: Signature) -> bool:
-    """Are lines along the last dimension, and have their own indices?"""
+    """True where lines are along the last dimension and have their own indices."""
     ids, out = sig.operands[0], sig.operands[-1]
     axis = sig.read(ScatterParams).axis
     return bool(axis == len(out.shape) - 1) and not same_places(ids.shape, axis)

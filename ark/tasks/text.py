@@ -14,7 +14,7 @@ from ark.ir.dtype import SMALL_FLOATS, by_name
 from ark.ir.fold import leading, pad
 from ark.plan.kind import Signature
 
-DIMS = 4
+MIN_ADDRESS_DIMS = 4
 FLOATS = tuple(t.name for t in (*FLOAT_TYPES, *SMALL_FLOATS))
 
 
@@ -54,7 +54,7 @@ def given(sig: Signature, index: int, const: bool = True) -> str:
     if index >= len(sig.operands):
         return "ArkNoOperand{}"
     op = sig.operands[index]
-    assert len(op.shape) <= DIMS, "an ArkOperand has four strides"
+    assert len(op.shape) <= MIN_ADDRESS_DIMS, "an ArkOperand has four strides"
     pointed = f"{'const ' if const else ''}{op.ctype}"
     shape, strides = pad4(op.shape, 1), pad4(op.strides, 0)
     steps = ", ".join(str(s if n != 1 else 0) for s, n in zip(strides, shape, strict=True))
@@ -98,7 +98,7 @@ def header(name: str) -> str:
 
 def indices(shape: Sequence[int], variables: Sequence[str]) -> list[str]:
     """Texts of the index in every dimension of `shape`, from those of the four that it folds to."""
-    if len(shape) <= DIMS:
+    if len(shape) <= MIN_ADDRESS_DIMS:
         return list(variables)
     terms, step = [], 1
     lead = leading(shape)

@@ -48,7 +48,7 @@ from ark.plan.params import (
     typed,
 )
 from ark.tasks import text
-from ark.tasks.rotary import PACK
+from ark.tasks.rotary import VECTOR_COLUMNS
 
 SETTINGS = ("temperature", "top_k", "key_low", "last", "limit", "stops", "key_high")
 HEADERS = (text.header("sampling.h"), text.header("tokens.h"))
@@ -185,13 +185,15 @@ class Embedding(TaskKind):
         )
 
     def _packed(self, sig: Signature) -> bool:
-        """May whole rows be copied in packs?"""
+        """True where whole rows can be copied in vectors."""
         table, out = sig.operands[1:3]
         return (
             sig.read(EmbeddingParams).columns == table.shape[1]
             and len(self._outputs(sig)) == 1
             and not out.packet
-            and all(n % PACK == 0 for o in (table, out) for n in (o.shape[1], o.strides[0]))
+            and all(
+                n % VECTOR_COLUMNS == 0 for o in (table, out) for n in (o.shape[1], o.strides[0])
+            )
         )
 
 

@@ -70,7 +70,7 @@ def test_what_is_no_elf_file_is_named():
 
 def test_the_check_and_the_prelude_agree():
     (asked,) = re.findall(r"ARK_SHARED_ALIGNMENT = (\d+)u;", TEXTS["prelude.h"])
-    assert int(asked) == alignment.ALIGNMENT
+    assert int(asked) == alignment.SHARED_ALIGNMENT_BYTES
 
 
 def test_all_static_shared_memory_is_one_variable():
@@ -102,7 +102,8 @@ def test_kernels_keep_their_alignment(arch, dtype):
     for parts in (0, 1):
         target = Target(arch, machine_of(made).threads)
         binary = kept.binary(backend, Source(source.text, parts=parts), target)
-        assert alignment._sections(binary.data)[".nv.shared.ark_loop"][1] == alignment.ALIGNMENT
+        sections = alignment._sections(binary.data)
+        assert sections[".nv.shared.ark_loop"][1] == alignment.SHARED_ALIGNMENT_BYTES
 
 
 @pytest.mark.parametrize("stages, nbytes, static", [(12, 16384, 2048), (24, 8192, 3072)])

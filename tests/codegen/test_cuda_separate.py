@@ -22,7 +22,7 @@ from ark.runtime import program
 pytest.importorskip("cuda.bindings.nvrtc")
 
 from ark_cuda import backend, compiler, machines
-from ark_cuda.dialect import TOGETHER
+from ark_cuda.dialect import MAX_JOINT_BODIES
 
 from tests import kept
 
@@ -45,14 +45,14 @@ def made(bodies: int):
 
 
 def test_only_kernels_of_many_bodies_are_compiled_separately():
-    assert made(TOGETHER)[1].parts == 0
-    assert made(TOGETHER + 1)[1].parts == 2
+    assert made(MAX_JOINT_BODIES)[1].parts == 0
+    assert made(MAX_JOINT_BODIES + 1)[1].parts == 2
 
 
 def test_a_kernel_of_many_bodies_is_linked():
     if compiler._linker() is None:
         pytest.skip("no nvJitLink of this NVRTC or later is installed")
-    source = made(TOGETHER + 1)[1]
+    source = made(MAX_JOINT_BODIES + 1)[1]
     target = Target(H100.arch, H100.threads)
     one, again = (backend.compiler().compile(source, target) for _ in range(2))
     whole = kept.binary(backend, dataclasses.replace(source, parts=0), target)
@@ -61,7 +61,7 @@ def test_a_kernel_of_many_bodies_is_linked():
     assert b"ark_loop\0" in one.data
     heads = r"Function properties for \S*?(task_\d+_pointwise)"
     assert Counter(re.findall(heads, one.log)) == Counter(
-        f"task_{n}_pointwise" for n in range(TOGETHER + 1)
+        f"task_{n}_pointwise" for n in range(MAX_JOINT_BODIES + 1)
     )
     used = re.search(r"used (\d+) registers", one.log)
     assert used and int(used[1]) * target.threads <= 65536, one.log
@@ -69,15 +69,15 @@ def test_a_kernel_of_many_bodies_is_linked():
 
 def test_a_body_belongs_to_one_part_of_the_text():
     """The first part has the loop; other parts' bodies are declared there."""
-    source = made(3 * TOGETHER)[1]
+    source = made(3 * MAX_JOINT_BODIES)[1]
     assert source.parts == 3
-    for n in range(3 * TOGETHER):
+    for n in range(3 * MAX_JOINT_BODIES):
         name = f"task_{n}_pointwise"
         before = source.text[: source.text.index(f" {name}(ArkCtx& c")]
         assert before.rstrip().endswith(("ARK_BODY void", "ARK_LINKED void"))
         part = re.findall(r"ARK_PART == (\d)", before)[-1]
         assert int(part) == n % 3
-    many = made(6 * TOGETHER)[1]
+    many = made(6 * MAX_JOINT_BODIES)[1]
     assert many.parts == 4
 
 
@@ -111,7 +111,7 @@ def test_a_separate_function_keeps_within_its_threads_share(threads: int, regist
 
 
 def test_the_cache_tells_them_apart(monkeypatch: pytest.MonkeyPatch):
-    drawn, source = made(TOGETHER + 1)
+    drawn, source = made(MAX_JOINT_BODIES + 1)
     machine = machine_of(drawn)
     phases = range(len(drawn.phases))
     name = program._emitted(drawn, machine, backend, H100.arch, phases)[2]

@@ -93,7 +93,7 @@ class Driver:
                 raise OSError(errno.ENOMEM, "no queue is left")
             flags = {a: f for a, _, f in self.held.values()}
             assert flags[data.ring_base_address] & kfd.GTT
-            assert flags[data.write_pointer_address & -kfd.PAGE] & kfd.UNCACHED
+            assert flags[data.write_pointer_address & -kfd.PAGE_BYTES] & kfd.UNCACHED
             data.queue_id, data.doorbell_offset = 5, (1 << 62) + 24
             self.queues.add(5)
         elif kind is kfd.DESTROY_QUEUE:

@@ -18,7 +18,7 @@ from ark.models.build import Shape
 from ark.models.checkpoint import Checkpoint
 from ark.models.plans import choose_chunk, choose_context, plans, usual_chunk
 
-CHUNK = 16  # prompt tokens an iteration, where nobody says
+DEFAULT_CHUNK_TOKENS = 16  # prompt tokens an iteration, where nobody says
 
 
 def register(subparsers: Subparsers) -> None:
@@ -48,7 +48,7 @@ def register(subparsers: Subparsers) -> None:
         "--chunk",
         type=positive,
         metavar="N",
-        help=f"prompt tokens of an iteration (default: at most {CHUNK})",
+        help=f"prompt tokens of an iteration (default: at most {DEFAULT_CHUNK_TOKENS})",
     )
     add_quantize(p)
     p.add_argument(
@@ -93,7 +93,9 @@ def run(args: argparse.Namespace) -> int:
         context = choose_context(checkpoint, args.context)
         dtype = DataType.from_numpy(checkpoint.dtype)
         # An exported program has one kernel, and long chunks may want another one than tokens.
-        chunk = choose_chunk(args.chunk, context, min(usual_chunk(machine, dtype), CHUNK))
+        chunk = choose_chunk(
+            args.chunk, context, min(usual_chunk(machine, dtype), DEFAULT_CHUNK_TOKENS)
+        )
         shape = Shape(checkpoint.config, dtype, context, chunk, 0, 1)
         plan = plans(shape, machine)[0]
         written = files(plan, backend, args.arch, name, checkpoint, shape)

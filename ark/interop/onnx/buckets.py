@@ -39,7 +39,7 @@ class _Pair:
         return differing(self.exact.call.shape(place), self.wide.call.shape(place))
 
     def in_range(self, place: int, size: int) -> bool:
-        """Are the padding's values indices of a dimension of this size?"""
+        """True where the padding's values are valid indices of a dimension of this size."""
         value = self.wide.call.value(place)
         if value.array is None:
             return id(value) in self._zeros
@@ -197,7 +197,7 @@ _SIZES = {
 
 
 def _leads(exact: Value, wide: Value) -> bool:
-    """Is the first value the leading part of the second, as far as shapes and contents say?"""
+    """True where shapes and contents show the first value as a leading part of the second."""
     if len(exact.shape) != len(wide.shape):
         return False
     if any(exact.shape[d] < 2 for d in differing(exact.shape, wide.shape)):

@@ -145,7 +145,7 @@ def opset(model: onnx.ModelProto, name: str) -> int:
 
 
 def in_range(op: str, version: int) -> bool:
-    """Is the operator, as this opset defines it, one that an opset of OPSETS has?"""
+    """True where an opset of OPSETS has the operator as this opset defines it."""
     low, high = OPSETS
     try:
         since = onnx.defs.get_schema(op, version).since_version

@@ -157,7 +157,7 @@ class Call:
     whole_inputs: frozenset[str] = frozenset()
 
     def has(self, place: int) -> bool:
-        """Was this optional input given?"""
+        """True where this optional input was given."""
         return place < len(self.inputs) and self.inputs[place] is not None
 
     def value(self, place: int) -> Value:

@@ -7,7 +7,7 @@ from ark.ir.graph import Node
 from ark.lower.context import Lowering
 from ark.lower.tiling import split
 from ark.plan.params import Params
-from ark.tasks.rotary import PACK, RopeKvParams, RotaryEmbeddingParams
+from ark.tasks.rotary import VECTOR_COLUMNS, RopeKvParams, RotaryEmbeddingParams
 
 
 def lower_rotary(lowering: Lowering, node: Node) -> None:
@@ -34,7 +34,7 @@ def lower_rope_kv(lowering: Lowering, node: Node) -> None:
     operands = [x, node.outputs[0], *node.inputs[1:], *node.outputs[1:]]
     # Of many rows whole packs: columns that one access moves stay together.
     given = node.read(ProjectionAttributes)
-    step = PACK if x.shape[0] > 1 and given.head_dim % PACK == 0 else 2
+    step = VECTOR_COLUMNS if x.shape[0] > 1 and given.head_dim % VECTOR_COLUMNS == 0 else 2
     params = RopeKvParams(given.heads, given.kv_heads, given.head_dim)
     parts = split(x.shape[1] // step, lowering.machine.processors)
     lowering.emit("rope_kv", params, operands, [(a * step, b * step) for a, b in parts])

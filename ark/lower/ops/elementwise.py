@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ark.ir.fold import FOLDED, fold
+from ark.ir.fold import MAX_FOLDED_DIMS, fold
 from ark.ir.graph import Node
 from ark.ir.values import MOST_SIZE
 from ark.lower.context import Lowering
@@ -26,7 +26,7 @@ def lower_elementwise(lowering: Lowering, node: Node) -> None:
         pass
     elif same and not any(t.dtype.packed for t in tensors) and tensors[0].elements <= MOST_SIZE:
         tensors = [lowering.flat(t) for t in tensors]
-    elif len(node.outputs[0].shape) > FOLDED:
+    elif len(node.outputs[0].shape) > MAX_FOLDED_DIMS:
         tensors = merge(tensors)
     out = tensors[-1]
     asked, itemsize = lowering.tile(fold(out.shape)), max(t.dtype.itemsize for t in tensors)

@@ -97,7 +97,7 @@ def lower_scatter(lowering: Lowering, node: Node) -> None:
 
 
 def _by_rows(lowering: Lowering, node: Node) -> bool:
-    """Are there many rows, each with updates of its own, that are copied with them?"""
+    """True for many rows that are copied together with their own updates."""
     source, ids, updates = node.inputs
     out, axis, machine = node.outputs[0], node.read(ScatterAttributes).axis, lowering.machine
     rows = math.prod(lines(out.shape, axis))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ark.ir.attributes import TransposeAttributes
-from ark.ir.fold import FOLDED, fold
+from ark.ir.fold import MAX_FOLDED_DIMS, fold
 from ark.ir.graph import Node
 from ark.ir.values import Tensor as IrTensor
 from ark.ir.values import dense_view
@@ -37,7 +37,7 @@ def _permute(lowering: Lowering, source: IrTensor, out: IrTensor, order: list[in
     hinted = lowering.tile(fold(out.shape))
     if hinted is None:
         source, out, order = merge_transposed(source, out, order)
-    pad = max(0, FOLDED - len(order))
+    pad = max(0, MAX_FOLDED_DIMS - len(order))
     perm = [*range(pad), *(p + pad for p in order)]
     last = len(perm) - 1
     transposed = max(0, perm.index(last) - (last - 3))

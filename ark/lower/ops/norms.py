@@ -17,9 +17,9 @@ from ark.machine.capability import Capability
 from ark.tasks.movement import ArgMaxParams
 from ark.tasks.rows import RowNormParams
 
-NARROW = 2  # bytes of elements whose rows are dealt
-IDLE = 20  # of so many processors one may have no rows
-FEW = 1024  # elements of rows that one task normalises in the time of one row
+MAX_INTERLEAVED_ITEMSIZE = 2  # bytes of elements whose rows are dealt
+PROCESSORS_PER_IDLE_ONE = 20  # of so many processors one may have no rows
+MAX_SHORT_ROW_ELEMENTS = 1024  # elements of rows that one task normalises in the time of one row
 
 
 def lower_rows(lowering: Lowering, node: Node) -> None:
@@ -30,7 +30,7 @@ def lower_rows(lowering: Lowering, node: Node) -> None:
     few = 1
     if node.hints is None and machine.cooperative:
         columns = source.shape[-1]
-        few = min(2 * machine.warps, max(1, FEW // columns))
+        few = min(2 * machine.warps, max(1, MAX_SHORT_ROW_ELEMENTS // columns))
     if node.hints is None and len(out.shape) > 2 and math.prod(out.shape[:-1]) <= MOST_LINES:
         source, out = _flat(lowering, source, out)
     shape = fold(out.shape)
@@ -68,7 +68,7 @@ def _dealt(source: IrTensor, out: IrTensor, machine: Machine) -> int:
     several ahead, are faster as they lie.
     """
     rows = out.shape[0]
-    large = is_large(out, machine) and out.dtype.itemsize <= NARROW
+    large = is_large(out, machine) and out.dtype.itemsize <= MAX_INTERLEAVED_ITEMSIZE
     if (
         not large
         or machine.has(Capability.CLAIMS)
@@ -79,7 +79,11 @@ def _dealt(source: IrTensor, out: IrTensor, machine: Machine) -> int:
         return 0
     if not (source.dense and out.dense):
         return 0
-    some = range(machine.processors, machine.processors - machine.processors // IDLE - 1, -1)
+    some = range(
+        machine.processors,
+        machine.processors - machine.processors // PROCESSORS_PER_IDLE_ONE - 1,
+        -1,
+    )
     return next((p for p in some if p > 0 and rows % p == 0), 0)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from ark.ir.attributes import ReduceAttributes
 from ark.ir.dtype import FLOATS, fp32
-from ark.ir.fold import FOLDED, fold
+from ark.ir.fold import MAX_FOLDED_DIMS, fold
 from ark.ir.graph import Node
 from ark.ir.values import Tensor as IrTensor
 from ark.ir.values import dense_view
@@ -161,7 +161,7 @@ def _emit_reduce(
 ) -> None:
     source = inputs[0]
     rank = len(source.shape)
-    place = axis + max(0, FOLDED - rank)
+    place = axis + max(0, MAX_FOLDED_DIMS - rank)
     tile = box_tile(out.shape, lowering.machine, source.shape[axis])
     asked = lowering.tile(fold(out.shape), shown=_beside_axis(lowering.node, axis))
     if asked:

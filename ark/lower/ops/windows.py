@@ -13,7 +13,7 @@ from ark.tasks.convolution import ConvolutionParams
 LEAST_WORK = 1 << 13  # multiplications of a convolution that are worth a hand-over
 
 
-LINE = 32  # neighbouring places of a tile, which warps read together
+WARP_READ_ELEMENTS = 32  # neighbouring places of a tile, which warps read together
 
 
 def lower_convolution(lowering: Lowering, node: Node) -> None:
@@ -26,7 +26,9 @@ def lower_convolution(lowering: Lowering, node: Node) -> None:
     share = min(-(-out.elements // tasks), MOST_TILE)
     given = node.read(ConvolutionAttributes)
     sizes = given.sizes
-    line = sizes[1] if rows == 1 and len(sizes) == 2 else LINE  # of each channel by itself: rows
+    line = (
+        sizes[1] if rows == 1 and len(sizes) == 2 else WARP_READ_ELEMENTS
+    )  # of each channel by itself: rows
     wide = places if share >= places else min(places, -(-share // line) * line)
     down = min(rows, max(1, share // wide))
 

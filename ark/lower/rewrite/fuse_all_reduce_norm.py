@@ -15,7 +15,7 @@ from ark.ir.dtype import FLOATS
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower.rewrite.context import Context
-from ark.tasks.combine import CHUNK
+from ark.tasks.combine import ACCESS_BYTES
 
 SUM_AND_NORM = "all_reduce_norm"
 
@@ -41,7 +41,9 @@ def fuse_all_reduce_norm(graph: Graph, context: Context) -> Graph:
 
 
 def _fits(between: list[Node], total: Node, norm: Node) -> bool:
-    """May the norm be where the sum is? Nobody between touches its result or writes its weight."""
+    """True where the norm can move to the sum: no op between touches its result or writes its
+    weight.
+    """
     out, normed = total.outputs[0], norm.outputs[0]
     read, weight = norm.inputs
     touched = {
@@ -57,7 +59,7 @@ def _fits(between: list[Node], total: Node, norm: Node) -> bool:
         and all(t.dense for t in (out, read, normed, weight))
         and all(_on_chunks(t) for t in (out, read, normed))
         and (read.nbytes, read.offsets) == (out.nbytes, out.offsets)
-        and read.shape[-1] * out.dtype.itemsize % CHUNK == 0
+        and read.shape[-1] * out.dtype.itemsize % ACCESS_BYTES == 0
         and normed.buffer.id not in touched
         and weight.buffer.id not in written
         and not norm.after
@@ -67,7 +69,7 @@ def _fits(between: list[Node], total: Node, norm: Node) -> bool:
 
 def _on_chunks(tensor: Tensor) -> bool:
     start = sum(o * s for o, s in zip(tensor.offsets, tensor.strides, strict=True))
-    return start * tensor.dtype.itemsize % CHUNK == 0
+    return start * tensor.dtype.itemsize % ACCESS_BYTES == 0
 
 
 def _joined(total: Node, norm: Node) -> Node:

@@ -29,7 +29,7 @@ def has_expression(node: Node) -> bool:
 
 
 def is_pointwise(node: Node) -> bool:
-    """Does the node compute each element of its result from its inputs' elements there?"""
+    """True where each element of the result depends on the inputs' elements at its index only."""
     return node.type in FUNCTIONS or node.type in ("cast", "constant") or has_expression(node)
 
 
@@ -67,8 +67,8 @@ def _repeated(node: Node) -> list[Tensor]:
 
 def read_once(graph: Graph, kept: frozenset[int], again: bool = False) -> Callable[[Tensor], bool]:
     """Tells whether nothing but one op touches a result's buffer beside the one that makes it, so
-    that this one, if it reads the result, may take in the other. kept: ids of buffers that somebody
-    else reads. again: may that op have one tensor as several of its inputs?
+    that this one, if it reads the result, may take in the other. kept: ids of buffers with other
+    readers. again: True if that op may read the tensor as several inputs.
     """
     touches = graph.view.touches
     if again:

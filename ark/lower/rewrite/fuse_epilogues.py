@@ -38,7 +38,7 @@ from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.tasks import expression
 
-TOGETHER = 64  # columns of one head that leave a body for matrix units at a time
+HEAD_SLAB_COLUMNS = 64  # columns of one head that leave a body for matrix units at a time
 OTHERS = RECORD_OPERANDS - 5  # beside the product's operands and its two box maps
 
 
@@ -111,7 +111,7 @@ def fuse_epilogues(graph: Graph, context: Context) -> Graph:
 
 
 def _stays_whole(product: Node, machine: Machine) -> bool:
-    """Do matrix units take the product, and not sooner in parts of k with a pass behind them?"""
+    """True where matrix units compute the product as fast in whole tiles as in parts of k."""
     dtypes, shape = [t.dtype.name for t in product.inputs[:2]], fold(product.outputs[0].shape)
     return k_parts.serves(dtypes, shape, machine) and k_parts.stays_whole(
         shape, depth_of(product), dtypes, machine
@@ -124,12 +124,12 @@ def _takes_epilogue(node: Node) -> bool:
 
 
 def _scalar(node: Node) -> bool:
-    """Do no matrix units multiply these types on any machine?"""
+    """True where no machine has matrix units for these types."""
     return all(t.dtype.name == "fp32" for t in (*node.inputs, *node.outputs))
 
 
 def _made(tensor: Tensor, products: dict[int, tuple[int, Node]]) -> bool:
-    """Is it one of the products, in its own shape?"""
+    """True where the tensor is the result of one of the products, in its own shape."""
     product = products.get(tensor.buffer.id)
     return product is not None and product[1].outputs[0].id == tensor.id
 
@@ -163,7 +163,7 @@ def _fits(product: Node, node: Node, read: Tensor) -> bool:
 
 
 def _gates(product: Node, node: Node, matrix: bool) -> bool:
-    """May the product apply the gate between its neighbouring columns itself?"""
+    """True where the product can apply the gate between its neighbouring columns."""
     out = node.outputs[0]
     return (
         product.placement == node.placement
@@ -178,7 +178,7 @@ def _gates(product: Node, node: Node, matrix: bool) -> bool:
 
 
 def _rotates(product: Node, node: Node, matrix: bool) -> bool:
-    """May the product rotate its queries and keys itself, and append keys and values? Rows of one
+    """True where the product can rotate queries and keys, and append keys and values: rows of one
     sequence, to caches of a 16-bit type; in the variant `matrix` of the queries' own.
     """
     query, position, caches = node.outputs[0], node.inputs[1], node.inputs[3:5]
@@ -191,7 +191,7 @@ def _rotates(product: Node, node: Node, matrix: bool) -> bool:
         and len(product.inputs[0].shape) == len(product.inputs[1].shape) == 2
         and all(t.dtype in (bf16, fp16) for t in caches)
         and all(t.dtype == query.dtype or (query.dtype == fp32 and not matrix) for t in caches)
-        and node.read(ProjectionAttributes).head_dim % TOGETHER == 0
+        and node.read(ProjectionAttributes).head_dim % HEAD_SLAB_COLUMNS == 0
         and not {query.buffer.id, *(t.buffer.id for t in caches)}
         & {t.buffer.id for t in product.inputs}
     )

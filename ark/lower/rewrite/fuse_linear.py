@@ -29,7 +29,7 @@ EPILOGUES = {"add": "add", "swiglu_pairs": "swiglu", "rope_kv": "rope_kv"}
 """Ops that a linear task does where its sums end, and the task's name for each."""
 FROM_MEMORY = ("attention", "swiglu_pairs")
 """Ops whose result each reader reads piece by piece where it is too much for packets."""
-BOX = 16  # bytes at whose multiples rows begin that box copies load
+BOX_ROW_ALIGNMENT_BYTES = 16  # bytes at whose multiples rows begin that box copies load
 
 
 def fuse_linear(graph: Graph, context: Context) -> Graph:
@@ -90,7 +90,8 @@ def fuse_linear(graph: Graph, context: Context) -> Graph:
 
 
 def _streams(node: Node, machine: Machine, from_memory: bool) -> bool:
-    """from_memory: may its input be rounded where it is made, and stay in memory?"""
+    """True where the weight can be streamed. from_memory: True if its input may be rounded by its
+    producer and stay in memory."""
     (x, weight), given = node.inputs, node.read(MatmulAttributes)
     rows = x.shape[0]
     return (
@@ -107,18 +108,18 @@ def _streams(node: Node, machine: Machine, from_memory: bool) -> bool:
 
 
 def _boxed(weight: Tensor, machine: Machine) -> bool:
-    """Do warpgroups multiply by it? Their loading thread has weights under way before a row is
-    made, as a stream has.
+    """True where warpgroups multiply by the weight. Their loading thread starts copies before the
+    input is ready, as a stream does.
     """
     return (
         machine.variant.name == "matrix"
         and weight.dtype in (bf16, fp16)
-        and weight.shape[1] * weight.dtype.itemsize % BOX == 0
+        and weight.shape[1] * weight.dtype.itemsize % BOX_ROW_ALIGNMENT_BYTES == 0
     )
 
 
 def _room(rows: int, weight: Tensor, machine: Machine, from_memory: bool) -> bool:
-    """Can the ring take such rows of weights, and a processor the input rows?"""
+    """True where the ring holds such rows of weights, and a processor the input rows."""
     splits = split_k(rows, weight, machine)
     scratch = 4 * rows * weight.shape[1] + 4 * machine.warps
     if machine.variant.role(COMMUNICATE) and splits and narrow_rows(rows, weight, splits):
@@ -130,7 +131,7 @@ def _room(rows: int, weight: Tensor, machine: Machine, from_memory: bool) -> boo
 
 
 def _holds_pairs(weight: Tensor, machine: Machine) -> bool:
-    """Does a stage hold two whole rows? Without a ring they are read in place."""
+    """True where a stage holds two whole rows, or there is no ring and rows are read in place."""
     return not machine.ring_bytes or 2 * row_bytes(weight) <= machine.stage_bytes
 
 
@@ -148,7 +149,7 @@ def _others(node: Node, product: Tensor) -> tuple[Tensor, ...]:
 
 
 def still(graph: Graph, norm: Node | None, node: Node, last: Node | None) -> bool:
-    """Do the joined node's operands hold at its end what they held where each part stood?
+    """True where no op changes the operands between the place of each part and the joined node's.
 
     Nobody in between may write what the parts read, nor may the result lie where all tasks read.
     """
@@ -166,7 +167,7 @@ def still(graph: Graph, norm: Node | None, node: Node, last: Node | None) -> boo
 def _adds_residual(
     graph: Graph, node: Node, added: Node, uses: Counter[int], kept: frozenset[int]
 ) -> bool:
-    """Is the sum over ranks only made to be added to another tensor of its kind?"""
+    """True where the sum over ranks is read only by an addition to another tensor of its kind."""
     return (
         added.type == "add"
         and node.hints is added.hints is None

@@ -41,7 +41,7 @@ def fuse_norm_scales(graph: Graph, context: Context) -> Graph:
 
 
 def _plain(node: Node) -> bool:
-    """Is it a layer norm that has no weight yet, and may be cut as the planner likes?"""
+    """True for a layer norm without a weight and without hints."""
     return node.type == "layernorm" and len(node.inputs) == 1 and not node.hints
 
 

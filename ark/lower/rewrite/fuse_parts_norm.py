@@ -15,7 +15,7 @@ from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.cut_products import sum_of_parts
 from ark.plan.types import MAX_OPERANDS
 from ark.tasks import expression
-from ark.tasks.combine import CHUNK
+from ark.tasks.combine import ACCESS_BYTES
 
 
 def fuse_parts_norm(graph: Graph, context: Context) -> Graph:
@@ -55,7 +55,7 @@ def _fits(total: Node, norm: Node) -> bool:
         and out.buffer.id == source.buffer.id
         and dense_view(out, (out.elements,)) == dense_view(source, (out.elements,))
         and source.shape[-1] == out.shape[-1] == weight.shape[0]
-        and out.shape[-1] * fp32.itemsize % CHUNK == 0
+        and out.shape[-1] * fp32.itemsize % ACCESS_BYTES == 0
         and memory[-1] not in memory[:-1]
         and memory[-2] not in memory[:-2]
     )

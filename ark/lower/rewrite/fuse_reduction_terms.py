@@ -15,7 +15,7 @@ from msgspec import structs
 from ark.errors import PlanError
 from ark.ir.attributes import ReduceAttributes
 from ark.ir.dtype import FLOATS, INTEGERS
-from ark.ir.fold import FOLDED
+from ark.ir.fold import MAX_FOLDED_DIMS
 from ark.ir.graph import Graph, Node
 from ark.ir.graph_view import WritesSoFar
 from ark.ir.values import Tensor
@@ -57,7 +57,7 @@ def _joined(before: Node, node: Node) -> Node | None:
         return None
     # A lowering sees what it reduces in parts, whatever its shape is.
     seen = seen_in(before, read.shape, named=True)
-    if seen is None or len(read.shape) > FOLDED:
+    if seen is None or len(read.shape) > MAX_FOLDED_DIMS:
         return None
     given = node.read(ReduceAttributes)
     deep, flat = _parted(seen.inputs, read.shape, given.axis)

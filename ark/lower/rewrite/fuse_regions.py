@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from ark.errors import PlanError
 from ark.ir.attributes import FusionAttributes, ReduceAttributes
 from ark.ir.dtype import FLOATS, fp32
-from ark.ir.fold import FOLDED
+from ark.ir.fold import MAX_FOLDED_DIMS
 from ark.ir.graph import Graph, Node
 from ark.ir.graph_view import touched
 from ark.ir.values import Tensor, overlap
@@ -27,7 +27,7 @@ from ark.tasks.fusion import MOST_VALUES, STAGES
 
 LEAST_SHARED = 8  # results that several ops of a region read; chains would write them
 LEAST_WIDE = 64  # neighbours: less makes no vectors and leaves warps idle
-SMALL = 2048  # elements
+MAX_SMALL_ELEMENTS = 2048  # elements
 MOST_SUMMED = 1024  # elements that a thread adds up
 
 
@@ -119,8 +119,8 @@ class _Region:
             or (node.placement, node.context) != (first.placement, first.context)
             or out.dtype not in (fp32, *(FLOATS if little else ()))
             or any(t.dtype not in FLOATS or len(t.shape) > len(out.shape) for t in node.inputs)
-            or not 1 <= len(out.shape) <= FOLDED
-            or (out.shape[-1] < LEAST_WIDE and not (little and out.elements <= SMALL))
+            or not 1 <= len(out.shape) <= MAX_FOLDED_DIMS
+            or (out.shape[-1] < LEAST_WIDE and not (little and out.elements <= MAX_SMALL_ELEMENTS))
             or len(self.results) == MOST_VALUES
         ):
             return False
@@ -185,8 +185,8 @@ class _Region:
         return -1 - self.inputs.index(tensor)
 
     def small(self) -> bool:
-        """Has one task enough room for all of it?"""
-        return bool(self.full) and math.prod(self.full) <= SMALL
+        """True where one task can compute all of it."""
+        return bool(self.full) and math.prod(self.full) <= MAX_SMALL_ELEMENTS
 
     def stored(self, touches: Counter[int], kept: frozenset[int]) -> list[int]:
         """The results that somebody outside of the region reads; the last ones, if nobody does."""
@@ -227,7 +227,7 @@ class _Region:
         trees = {s: [_renumbered(self.trees[n], places) for n in stages[s]] for s in STAGES}
         given = FusionAttributes(
             **trees,
-            axis=self.axis + FOLDED - rank if stages["sums"] else -1,
+            axis=self.axis + MAX_FOLDED_DIMS - rank if stages["sums"] else -1,
             count=self.full[self.axis] if stages["sums"] else 1,
             stores=[places[n] for n in stored],
         )
@@ -252,9 +252,9 @@ def _renumbered(tree: expression.Tree, places: dict[int, int]) -> list[object]:
 
 
 def _floats(tree: expression.Tree, inputs: int) -> bool:
-    """Is it a floating-point function of its inputs alone?"""
+    """True for a floating-point function of its inputs only."""
     try:
-        kind = expression.check(tree, ["fp32"] * inputs, FOLDED)
+        kind = expression.check(tree, ["fp32"] * inputs, MAX_FOLDED_DIMS)
     except PlanError:
         return False
     return kind == "float" and not expression.places(tree)

@@ -31,7 +31,7 @@ from ark.lower.rewrite.views import whole
 from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.tasks.matmul_params import WindowParams
-from ark.tasks.matmul_text import FEW_ROWS as PACKED_ROWS
+from ark.tasks.matmul_text import MIN_PACKED_ROWS as PACKED_ROWS
 from ark.tasks.matmul_windows import boxable, matrix_shape
 
 
@@ -107,7 +107,7 @@ def _unboxed(windows: Node, product: Node, machine: Machine) -> Node | None:
 
 
 def _exact(product: Node, depth: int, machine: Machine) -> bool:
-    """Has the machine tiles for such a product of fp32?"""
+    """True where the machine has tiles for such a product of fp32."""
     types = [t.dtype.name for t in product.inputs[:2]]
     shape = fold(product.outputs[0].shape)
     return bool(machine.exact_tiles) and is_exact(types, shape, depth, machine)

@@ -21,7 +21,7 @@ from ark.ir.values import Tensor
 from ark.lower.rewrite.context import Context
 from ark.tasks import expression
 
-REPEATED = 64  # how often each small value is wanted, at least
+MIN_REPEATS = 64  # how often each small value is wanted, at least
 PLAIN = ("cast", "copy", "input", "number", "index")  # what computes nothing
 BEFORE = {"finish": 1, "expr": 0}  # inputs of a node before the one that its tree calls 0
 
@@ -92,7 +92,7 @@ class _Factors:
         return [self._inputs[i + self._before] for i in sorted(expression.reads(tree))]
 
     def _small(self, tree: expression.Tree) -> bool:
-        """Is it made of small tensors alone, which nothing writes?"""
+        """True where it reads small tensors only, and no op writes them."""
         reads = expression.reads(tree)
         if not reads or (self._before and 0 in reads) or expression.places(tree):
             return False
@@ -100,7 +100,7 @@ class _Factors:
         if any(t.buffer.id in self._written or t.dtype.packed for t in operands):
             return False
         shape = np.broadcast_shapes(*(t.shape for t in operands))
-        fits = math.prod(shape) * REPEATED <= self.node.outputs[0].elements
+        fits = math.prod(shape) * MIN_REPEATS <= self.node.outputs[0].elements
         names = [t.dtype.name for t in self._inputs[self._before :]]
         return fits and expression.check(tree, names, len(self.node.outputs[0].shape)) == "float"
 

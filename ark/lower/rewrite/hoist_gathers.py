@@ -22,7 +22,7 @@ from ark.tasks import expression
 
 BY_ROWS = ("layernorm", "matmul", "rmsnorm", "rounded_rmsnorm", "swiglu", "swiglu_pairs")
 """Ops but elementwise ones whose rows depend on the same rows of the first input, or of all."""
-FEWER = 2  # times as many rows as are taken there must be
+MIN_ROW_RATIO = 2  # times as many rows as are taken there must be
 
 
 def hoist_gathers(graph: Graph, context: Context) -> Graph:
@@ -44,7 +44,7 @@ def _moved(graph: Graph, place: int, kept: frozenset[int]) -> list[Node]:
     gather = graph.nodes[place]
     source, ids = gather.inputs
     few = gather.read(AxisAttributes).axis == 0 and len(ids.shape) == 1 and len(source.shape) == 2
-    if not few or gather.after or gather.hints or source.shape[0] < FEWER * ids.shape[0]:
+    if not few or gather.after or gather.hints or source.shape[0] < MIN_ROW_RATIO * ids.shape[0]:
         return []
     rows = source.shape[0]
     touching = graph.view.touching
@@ -73,7 +73,7 @@ def _moved(graph: Graph, place: int, kept: frozenset[int]) -> list[Node]:
 
 
 def _by_rows(node: Node, rows: int) -> bool:
-    """Does each of so many rows of the result depend on the same rows of some inputs alone?"""
+    """True where row i of the result depends on row i of some inputs only, for `rows` rows."""
     out = node.outputs[0]
     if node.virtual or node.after or len(out.shape) != 2 or out.shape[0] != rows:
         return False
@@ -96,7 +96,7 @@ def _row_places(node: Node, rows: int) -> set[int]:
 
 
 def _still(graph: Graph, moved: list[Node], place: int) -> bool:
-    """Does nobody who stays write what they read, between where they are and where they go?"""
+    """True where no remaining op writes an operand of the moved ones between old and new place."""
     ids = {n.id for n in moved}
     reads = {t.buffer.id for n in moved for t in n.inputs}
     between = graph.nodes[graph.nodes.index(moved[0]) : place]

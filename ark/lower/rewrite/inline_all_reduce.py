@@ -110,7 +110,7 @@ class _Finder:
                 del candidates[i]
 
     def _fits(self, node: Node) -> bool:
-        """Is it a row that one linear layer makes for this sum, with a residual that is there?"""
+        """True where one linear layer computes the row of this sum and the residual exists."""
         share, out = node.inputs[0], node.outputs[0]
         maker = self.makers.get(share.id)
         world = self.graph.world_size
@@ -139,7 +139,7 @@ class _Finder:
         return fine and all(self._held(t, maker, node) for t in node.inputs[1:])
 
     def _held(self, residual: Tensor, maker: Node, node: Node) -> bool:
-        """Does the residual hold at the layer what it holds at the sum?"""
+        """True where the residual has the same contents at the layer as at the sum."""
         source = self.makers.get(residual.id)
         between = (n for n in self.graph.nodes if maker.id <= n.id < node.id)
         return (
@@ -149,7 +149,7 @@ class _Finder:
         )
 
     def _reads(self, reader: Node, node: Node, candidates: Mapping[int, Node]) -> bool:
-        """Can that node read the sum as shares?"""
+        """True where the reader can read the sum as shares."""
         out = node.outputs[0]
         if self.uses[out.id] != len(self.readers[out.id]) or reader.phase != node.phase:
             return False

@@ -45,7 +45,7 @@ def narrow_inputs(graph: Graph, context: Context) -> Graph:
             products.setdefault(node.inputs[0].id, []).append(node)
 
     def alone(tensor: Tensor, readers: list[Node], kinds: set[DataType | None]) -> bool:
-        """Is the tensor for these readers only, who want it in one type?"""
+        """True where only these readers use the tensor, all in one type."""
         return (
             len(kinds) == 1
             and uses[tensor.id] == len(readers)
@@ -110,14 +110,14 @@ def narrow_inputs(graph: Graph, context: Context) -> Graph:
 
 
 def _rounds(maker: Node) -> bool:
-    """May the node's first result be of another type?"""
+    """True where the node's first result may have another type."""
     if maker.type == "linear":
         return maker.read(LinearAttributes).epilogue == "swiglu"
     return maker.type in ROUNDS
 
 
 def _many(node: Node, machine: Machine) -> bool:
-    """Is it a product of many rows and a matrix?"""
+    """True for a product of many rows with a matrix."""
     if node.type != "matmul" or len(node.inputs[1].shape) != 2:
         return False
     rows, columns = node.outputs[0].shape[-2:]

@@ -70,7 +70,9 @@ class _Finder:
         return graph
 
     def _between(self, kind: str, maker: Node, node: Node) -> bool:
-        """Is what lies between theirs alone, whole, and too large for packets?"""
+        """True where only these two use the tensor between them, all of it, and it is too large for
+        packets.
+        """
         read, produced = node.inputs[0], maker.outputs[0]
         return (
             len(maker.outputs) == 1
@@ -131,7 +133,7 @@ def _kind(maker: Node, node: Node) -> str:
 
 
 def _plain_product(node: Node) -> bool:
-    """Is it a product of two matrices and nothing else?"""
+    """True for a product of two matrices without an epilogue."""
     return (
         node.type == "matmul"
         and not node.read(MatmulAttributes).gated

@@ -211,7 +211,7 @@ def pack_weights(graph: Graph, context: Context) -> Graph:
 
 
 def _agreed(readers: Mapping[int, set[int]], group: Sequence[_Match]) -> bool:
-    """Is nobody else reading the weights? readers: ids of nodes by buffer."""
+    """True where no other node reads the weights. readers: ids of nodes by buffer."""
     products = {n.id for match in group for n in match.products}
     return all(readers[w.buffer.id] <= products for w in group[0].weights)
 

@@ -64,7 +64,7 @@ def _runs(
 
 
 def _small(node: Node, machine: Machine) -> bool:
-    """May it change places with its neighbours, and does it leave processors idle?"""
+    """True where the node may be reordered and leaves processors idle."""
     if node.virtual:
         return True
     if machine.variant.role(COMMUNICATE):  # whose streams and polls have an order of their own
@@ -116,7 +116,7 @@ def _levels(run: Sequence[Node]) -> list[int]:
 
 
 def _covers(whole: Tensor, part: Tensor) -> bool:
-    """Does each element of `part` lie in `whole`?"""
+    """True where each element of `part` is in `whole`."""
     if whole.extents != part.extents:
         return False
     dimensions = zip(whole.offsets, whole.shape, part.offsets, part.shape, strict=True)

@@ -46,7 +46,7 @@ def round_norm_inputs(graph: Graph, context: Context) -> Graph:
 
 
 def _gathers(node: Node, machine: Machine) -> bool:
-    """Is it a layer of few rows with a norm before it, whose rows are many packets?"""
+    """True for a layer of few rows, received as many packets, with a norm before it."""
     if node.type != "linear" or node.read(LinearAttributes).prologue == "none":
         return False
     x, weight = node.inputs[:2]
@@ -56,7 +56,7 @@ def _gathers(node: Node, machine: Machine) -> bool:
 
 
 def _writes_twice(maker: Node, out: Tensor) -> bool:
-    """Has the node a place for a result of another type beside this one?"""
+    """True where the node can write a second result of another type."""
     if maker.type == "linear":
         spread = maker.read(LinearAttributes).epilogue in SPREAD
         return spread and maker.inputs[0].shape[0] == out.shape[0]

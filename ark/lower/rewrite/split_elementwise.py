@@ -69,7 +69,7 @@ def _demanded(graph: Graph, kept: frozenset[int]) -> dict[int, set[Box]]:
 
 
 def _divisible(node: Node) -> bool:
-    """Is it a function of the elements alone, whose result is all of a buffer?"""
+    """True for an elementwise function whose result is all of a buffer."""
     out = node.outputs[0]
     return (
         is_pointwise(node)
@@ -83,7 +83,7 @@ def _divisible(node: Node) -> bool:
 
 
 def _apart(out: Tensor, boxes: list[Tensor]) -> bool:
-    """Are there several boxes of the result, and do no two share an element?"""
+    """True for several disjoint boxes of the result."""
     if not 1 < len(boxes) <= MOST_BOXES:
         return False
     return all(

@@ -22,19 +22,19 @@ UNSEEN = ("activation", "external")
 
 
 def whole(tensor: Tensor) -> bool:
-    """Is it all of its buffer, element behind element?"""
+    """True where the tensor is contiguous and covers its buffer."""
     return tensor.dense and tensor.nbytes == tensor.buffer.nbytes
 
 
 def same_elements(read: Tensor, written: Tensor) -> bool:
-    """Do both see all of one buffer as elements of one type?"""
+    """True where both view all of one buffer with one element type."""
     one = read.buffer.id == written.buffer.id and read.dtype == written.dtype
     return one and whole(read) and whole(written)
 
 
 def seen_in(node: Node, shape: Shape, named: bool = False) -> Node | None:
-    """An elementwise node whose result has this shape; None where an operand cannot be seen so.
-    named: may inputs lose the shape in which somebody finds them by name?
+    """An elementwise node whose result has this shape; None where an operand cannot be viewed like
+    that. named: True if inputs that are looked up by name may change their shape.
     """
     out = node.outputs[0]
     if out.shape == tuple(shape):
@@ -49,8 +49,8 @@ def seen_in(node: Node, shape: Shape, named: bool = False) -> Node | None:
 
 
 def in_shape(tensor: Tensor, shape: Shape, named: bool = False) -> Tensor | None:
-    """The tensor in another shape of as many elements; None where it cannot be seen so. named: may
-    it lose the shape in which somebody finds it by name?
+    """The tensor in another shape of as many elements; None where no such view exists.
+    named: True if a tensor that is looked up by name may change its shape.
     """
     view = dense_view(tensor, shape)
     unnamed = not named and tensor.buffer.arena not in UNSEEN

@@ -34,7 +34,7 @@ from ark.parallel.plans.times import rates_of
 CO_SHARD_PARTS = (
     2  # into which co-shard divides a block's ops, computed one after the other on the same rank
 )
-IDLE = {"1f1b": 1.0, "gpipe": 1.0, "interleaved": 0.5, "zero-bubble": 0.25}
+IDLE_SHARE_OF_DEPTH = {"1f1b": 1.0, "gpipe": 1.0, "interleaved": 0.5, "zero-bubble": 0.25}
 """in the longest block: the resolution of schedules"""
 MIN_STAGE_MEMORY_SHARE = 0.8  # of an equal share: stages are equal in time, nearly so in memory
 TICKS_PER_BLOCK = 50_000  # in the longest block: the resolution of a schedule's times
@@ -109,7 +109,7 @@ def bounds(
     _, blocks, _ = splits.find(shape.costs, shape.rules, work)
     whole = sum(b.forward_us + b.backward_us for b in blocks) / shape.depth
     chunks = 2 if shape.pipeline == "chimera" else 1
-    idle = IDLE.get(shape.pipeline, 0.0) * (shape.depth - 1)
+    idle = IDLE_SHARE_OF_DEPTH.get(shape.pipeline, 0.0) * (shape.depth - 1)
     own = sum(b.parameter_bytes for b in blocks) * chunks / shape.depth
     held = own * sum(shape.factors)
     if work.training:

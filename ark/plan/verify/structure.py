@@ -11,7 +11,7 @@ from ark.errors import PlanError
 from ark.ir.dtype import by_name
 from ark.ir.values import MAX_DIMS
 from ark.plan import kind as kinds
-from ark.plan.memory import ALIGN, align
+from ark.plan.memory import BUFFER_ALIGNMENT_BYTES, align
 from ark.plan.rotated import Rotated
 from ark.plan.serialize import machine_of
 from ark.plan.types import (
@@ -130,9 +130,10 @@ def _check_memory(rank_set: RankSet, plan: Plan) -> None:
                 f"buffer {b.name!r} has bytes {b.offset} to {b.offset + b.nbytes} of arena "
                 f"{b.arena!r}, which has {plan.arenas.get(b.arena, 0)}"
             )
-        if b.offset > 0 and b.offset % ALIGN:
+        if b.offset > 0 and b.offset % BUFFER_ALIGNMENT_BYTES:
             raise refuse(
-                f"buffer {b.name!r} lies at byte {b.offset}, expected a multiple of {ALIGN}"
+                f"buffer {b.name!r} lies at byte {b.offset}, expected a multiple of "
+                f"{BUFFER_ALIGNMENT_BYTES}"
             )
     for t in plan.tensors:
         _check_tensor(plan, t)

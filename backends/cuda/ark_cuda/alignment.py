@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 
-ALIGNMENT = 1024  # bytes; ARK_SHARED_ALIGNMENT in prelude.h
+SHARED_ALIGNMENT_BYTES = 1024  # bytes; ARK_SHARED_ALIGNMENT in prelude.h
 _MAGIC = b"\x7fELF\x02\x01"  # 64 bits, little-endian
 
 
@@ -25,11 +25,11 @@ def check_alignment(elf: bytes, entry: str) -> str:
     if shared is None:
         return ""
     size, alignment = shared
-    if size % ALIGNMENT == 0 and alignment % ALIGNMENT == 0:
+    if size % SHARED_ALIGNMENT_BYTES == 0 and alignment % SHARED_ALIGNMENT_BYTES == 0:
         return ""
     return (
         f"the kernel's static shared memory has {size:#x} bytes, aligned to {alignment}; both must "
-        f"be multiples of {ALIGNMENT}"
+        f"be multiples of {SHARED_ALIGNMENT_BYTES}"
     )
 
 

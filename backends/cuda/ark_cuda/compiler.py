@@ -24,9 +24,9 @@ from ark.codegen.dialect import Source
 from ark.errors import SystemError
 from ark_cuda.alignment import check_alignment
 
-_REGISTERS = 65536  # of a multiprocessor
+_MULTIPROCESSOR_REGISTERS = 65536  # of a multiprocessor
 # No plan uses every helper of the device ABI.
-_UNUSED = 177
+_UNUSED_FUNCTION_DIAGNOSTIC = 177
 # The kernels of a plan are compiled side by side, and cuda.core is no package that two threads can
 # import at once: one of them gets half of it.
 _IMPORTING = threading.Lock()
@@ -67,7 +67,7 @@ class NvrtcCompiler:
             std="c++17",
             arch=target.arch,
             ptxas_options="-v",
-            diag_suppress=_UNUSED,
+            diag_suppress=_UNUSED_FUNCTION_DIAGNOSTIC,
             device_as_default_execution_space=True,  # NVRTC 13.0 takes lambdas for host code
             no_cache=True,  # ark keeps binaries itself; NVRTC's own come without the log
             relocatable_device_code=separate,
@@ -159,7 +159,7 @@ def _checked(binary: Binary, source: Source) -> Binary:
 
 def _registers(threads: int) -> int:
     """The most that each thread of a block of so many can have; they are given out by eights."""
-    return min(255, _REGISTERS // threads // 8 * 8)
+    return min(255, _MULTIPROCESSOR_REGISTERS // threads // 8 * 8)
 
 
 def _core() -> Any:

@@ -322,7 +322,7 @@ class CudaDevice:
         return int(free)
 
     def _busy(self) -> bool:
-        """Is a kernel running? After a fault none is."""
+        """True while a kernel is running; False after a fault."""
         with contextlib.suppress(GpuError):
             return not all(launch.done() for launch in self._launches)
         return False

@@ -13,7 +13,7 @@ from ark_cuda.tasks import BODIES, products
 
 # Compiled as one program, bodies keep what their callers hold in registers and frames that all of
 # the kernel's calls share: the time for it grows with the square of the number of bodies.
-TOGETHER = 16
+MAX_JOINT_BODIES = 16
 
 
 def _text(name: str) -> str:
@@ -34,5 +34,5 @@ def dialect(arch: str) -> Dialect:
         roles=_text("roles.h"),
         loader=products.loader,
         unstaged=products.SLABS,
-        together=TOGETHER,
+        together=MAX_JOINT_BODIES,
     )

@@ -19,8 +19,8 @@ from ark.machine.tiles import BoxTiles
 from ark.machine.variant import COMMUNICATE, COMPUTE, LOAD, MOVE, Role, Variant, block
 
 GIB = 1 << 30
-STAGE = 16384
-WARPS = 16
+STAGE_BYTES = 16384
+BLOCK_WARPS = 16
 ROLE_WARPS = 12  # computing warps of the variant `roles`; one more where a row leaves the room
 SEVERAL_WARPS = (12, 11, 10, 9, 8, 7, 6, 5)  # where several rows leave less room
 # More rows want more registers a thread than a block of more warps leaves them.
@@ -158,13 +158,18 @@ def _variants(slots: int, in_flight: int, warpgroups: bool) -> tuple[Variant, ..
     products meet collectives three warps of that one move.
     """
     if not slots:
-        return (block(WARPS),)
+        return (block(BLOCK_WARPS),)
     # 12 warps begin with 168 each.
     alone = Variant("matrix", (Role(COMPUTE, 8, 232), Role(LOAD, 4, 40)))
     moving = Variant("matrix", (Role(COMPUTE, 8, 224), Role(LOAD, 1, 56), Role(MOVE, 3, 56)))
     matrix = (alone, moving) if warpgroups else ()
-    ring = {"stages": slots, "stage_bytes": STAGE, "in_flight": in_flight, "row_slice": ROW_SLICE}
-    variants = (block(WARPS, 1, **ring),)
+    ring = {
+        "stages": slots,
+        "stage_bytes": STAGE_BYTES,
+        "in_flight": in_flight,
+        "row_slice": ROW_SLICE,
+    }
+    variants = (block(BLOCK_WARPS, 1, **ring),)
     if slots < ROLE_WARPS:
         return (*variants, *matrix)
     # One wide row leaves no room for the last slot; what it waits for is a smaller part of a token.
@@ -174,7 +179,7 @@ def _variants(slots: int, in_flight: int, warpgroups: bool) -> tuple[Variant, ..
     return (*variants, _roles(ROLE_WARPS + 1, in_flight), wide, *several, *rows, *matrix)
 
 
-def _roles(warps: int, in_flight: int, stages: int = 0, stage_bytes: int = STAGE) -> Variant:
+def _roles(warps: int, in_flight: int, stages: int = 0, stage_bytes: int = STAGE_BYTES) -> Variant:
     """The variant `roles`, in which each computing warp owns a slot of the ring, or several."""
     roles = (Role(COMPUTE, warps), Role(COMMUNICATE, 1), Role(LOAD, 1))
     few = FEW_ROWS if sum(role.warps for role in roles) > ROOMY_WARPS else 0
@@ -290,7 +295,7 @@ def of_device(reported: Reported) -> Machine:
         family = [MODELS["a100"] if reported.major < 9 else MODELS["rtx5090"]]
     nearest = min(family, key=lambda m: abs(m.bandwidth_gbps - reported.bandwidth_gbps))
     shared = reported.shared_bytes - RESERVED
-    slots = min(nearest.variant.stages, (shared - 32 * 1024) // STAGE)
+    slots = min(nearest.variant.stages, (shared - 32 * 1024) // STAGE_BYTES)
     return dataclasses.replace(
         nearest,
         name=reported.name,

@@ -18,9 +18,9 @@ from ark_mesh.device import MeshDevice
 from ark_mesh.exchange import Exchange, Message, Piece
 from ark_mesh.machines import CORE_BYTES
 
-ALIGN = 64
+BUFFER_ALIGNMENT_BYTES = 64
 MESSAGE = np.dtype([("from", "<u8"), ("to", "<u8"), ("bytes", "<u4"), ("changed", "<u4")])
-POISON = 0xFF  # private memory before anything was delivered: NaN, or -1
+POISON_BYTE = 0xFF  # private memory before anything was delivered: NaN, or -1
 
 
 class Cores:
@@ -38,8 +38,17 @@ class Cores:
         for core, windows in enumerate(exchange.windows):
             begin, places = at, {}
             for buffer, (low, high) in sorted(windows.items()):
-                places[buffer] = at - low // ALIGN * ALIGN
-                at += (high - low // ALIGN * ALIGN + 2 * ALIGN - 1) // ALIGN * ALIGN
+                places[buffer] = at - low // BUFFER_ALIGNMENT_BYTES * BUFFER_ALIGNMENT_BYTES
+                at += (
+                    (
+                        high
+                        - low // BUFFER_ALIGNMENT_BYTES * BUFFER_ALIGNMENT_BYTES
+                        + 2 * BUFFER_ALIGNMENT_BYTES
+                        - 1
+                    )
+                    // BUFFER_ALIGNMENT_BYTES
+                    * BUFFER_ALIGNMENT_BYTES
+                )
             self._places.append(places)
             self.bytes.append(at - begin)
             if at - begin > CORE_BYTES:
@@ -49,10 +58,10 @@ class Cores:
                     "a smaller model"
                 )
         self.remembered = at
-        self._memory = device.alloc(2 * at + ALIGN, "device")
+        self._memory = device.alloc(2 * at + BUFFER_ALIGNMENT_BYTES, "device")
         self.own: list[Memory] = [self._memory]
         assert self._memory.host is not None
-        self._memory.host[:] = POISON
+        self._memory.host[:] = POISON_BYTE
 
     def address(self, core: int, buffer: int) -> int:
         """Where a core sees the buffer's first byte; 0 for one that it does not touch."""

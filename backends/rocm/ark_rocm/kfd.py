@@ -21,8 +21,8 @@ from ark.errors import SystemError
 
 DEVICE = "/dev/kfd"
 NODES = Path("/sys/class/kfd/kfd/topology/nodes")
-PAGE = 4096
-DOORBELLS = 2 * PAGE  # of a process on one GPU, from GFX9 on
+PAGE_BYTES = 4096
+DOORBELLS = 2 * PAGE_BYTES  # of a process on one GPU, from GFX9 on
 # Engines for links between GPUs first, then those for the host's link.
 QUEUE_TYPES = (3, 1)
 GTT, DOORBELL = 1 << 1, 1 << 3
@@ -129,7 +129,7 @@ class KfdQueue:
         try:
             memory = GTT | COHERENT | UNCACHED | WRITABLE | EXECUTABLE | NO_SUBSTITUTE
             queue.ring = queue._map(ring_bytes, memory)
-            pointers = queue._map(PAGE, memory)
+            pointers = queue._map(PAGE_BYTES, memory)
             doorbells = queue._map(DOORBELLS, DOORBELL | COHERENT | WRITABLE | NO_SUBSTITUTE)
             queue.write_pointer = pointers + 64
             queue.doorbell = doorbells + queue._start(ring_bytes, pointers)

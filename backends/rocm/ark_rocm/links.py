@@ -18,7 +18,7 @@ from ark_rocm.driver import device_properties
 if TYPE_CHECKING:
     from ark.collective.topology.detect import MachineLinks
 
-XGMI = 4  # HSA_AMD_LINK_INFO_TYPE_XGMI
+XGMI_LINK_TYPE = 4  # HSA_AMD_LINK_INFO_TYPE_XGMI
 # GB/s each way of one Infinity Fabric link between two GPUs.
 LINK_RATE = {"gfx90a": Fraction(50), "gfx942": Fraction(64), "gfx950": Fraction(384, 5)}
 HOST_RATE = Fraction(32)
@@ -49,16 +49,16 @@ def read_links() -> MachineLinks:
     direct = []
     for a, b in itertools.combinations(range(count), 2):
         kind, hops = _call("hipExtGetLinkTypeAndHopCount", hip.hipExtGetLinkTypeAndHopCount(a, b))
-        if int(kind) == XGMI and int(hops) == 1:
+        if int(kind) == XGMI_LINK_TYPE and int(hops) == 1:
             direct.append((a, b, rate))
     host = tuple((index, HOST_RATE) for index in range(count))
     return MachineLinks(_text(properties.name), count, tuple(direct), (), host)
 
 
 def modifying(hip: Any, index: int, arch: str, count: int) -> bool:
-    """Do the links of a device to all `count` devices that this process sees carry
-    read-modify-write? Links over PCIe may not. Alone, or where HIP does not say, Infinity Fabric
-    does, and nothing else counts as a link that does.
+    """True where the device's links to all `count` visible devices support read-modify-write. Links
+    over PCIe may not. Alone, or where HIP does not say, Infinity Fabric does, and nothing else
+    counts as a link that does.
     """
     fabric = arch in LINK_RATE
     ask = getattr(hip, "hipDeviceGetP2PAttribute", None)

@@ -33,9 +33,9 @@ CAPABILITIES = (
 class Arch:
     """One instruction set. lanes: of a wave. lds: shared memory of a workgroup, bytes.
 
-    tick_ns: period of the steady counter. unit: the matrix unit. to_lds: have loads that go
-    straight to LDS a place in it for each lane? flushes: are denormals of 16 bits zeros to its
-    matrix unit?
+    tick_ns: period of the steady counter. unit: the matrix unit. to_lds: True where direct loads to
+    LDS have an address for each lane. flushes: True where its matrix unit reads 16-bit denormals as
+    zero.
     """
 
     lanes: int
@@ -72,8 +72,8 @@ ARCHS = {
     "gfx1100": Arch(32, 65536, 10, Capability.WMMA),
 }
 
-WARPS = 8
-LINE = 128  # bytes of a line of the second-level cache, which CDNA and RDNA 3 share
+BLOCK_WARPS = 8
+CACHE_LINE_BYTES = 128  # bytes of a line of the second-level cache, which CDNA and RDNA 3 share
 STAGE_BYTES = 4096  # of weights read in place: tasks are cut between rows, or pairs, of them
 UNDER_WAY = 32  # such pieces of a block that waits: the loads of its waves (tasks/linear_matrix.h)
 TILE = (128, 128)  # of a matmul; two steps of both sides take 40 KB of shared memory
@@ -167,12 +167,12 @@ def machine(name: str, model: Model) -> Machine:
         processors=model.processors,
         lanes=arch.lanes,
         shared_bytes=arch.lds - RESERVED,
-        variants=(block(WARPS, stage_bytes=STAGE_BYTES, in_flight=UNDER_WAY),),
+        variants=(block(BLOCK_WARPS, stage_bytes=STAGE_BYTES, in_flight=UNDER_WAY),),
         memory_bytes=model.memory_gib << 30,
         bandwidth_gbps=model.bandwidth_gbps,
         tflops=model.tflops,
         costs=model.costs,
-        line_bytes=LINE,
+        line_bytes=CACHE_LINE_BYTES,
         tile=TILE,
         large_tiles=LARGE_TILES if arch.unit == Capability.MFMA else (),
         attention_rows=ATTENTION_ROWS[arch.unit],
@@ -199,12 +199,12 @@ def opened(
         processors=processors,
         lanes=ARCHS[plain].lanes,
         shared_bytes=shared_bytes - RESERVED,
-        variants=(block(WARPS, stage_bytes=STAGE_BYTES, in_flight=UNDER_WAY),),
+        variants=(block(BLOCK_WARPS, stage_bytes=STAGE_BYTES, in_flight=UNDER_WAY),),
         memory_bytes=memory,
         bandwidth_gbps=like.bandwidth_gbps * scale,
         tflops=like.tflops * scale,
         costs=like.costs,
-        line_bytes=LINE,
+        line_bytes=CACHE_LINE_BYTES,
         tile=TILE,
         large_tiles=LARGE_TILES if ARCHS[plain].unit == Capability.MFMA else (),
         attention_rows=ATTENTION_ROWS[ARCHS[plain].unit],

@@ -19,7 +19,7 @@ _descriptors: list[int] = []  # of the driver; it ends a process's queues when t
 
 def create(hip: Any, index: int, slots: int) -> Queue:
     """A queue of device `index` with room for so many requests. SystemError with the reason."""
-    ring_bytes = max(slots * REQUEST_BYTES, kfd.PAGE)
+    ring_bytes = max(slots * REQUEST_BYTES, kfd.PAGE_BYTES)
     emulator = sys.modules.get("ark_rocm_emulator")
     queue: Any
     if emulator is not None and emulator.active():

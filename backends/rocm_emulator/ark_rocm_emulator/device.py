@@ -306,7 +306,7 @@ def set_option(name: str, value: int) -> None:
 
 
 def active() -> bool:
-    """Are emulated devices under hip-python now?"""
+    """True while hip-python uses emulated devices."""
     return _active is not None
 
 

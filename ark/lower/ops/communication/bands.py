@@ -134,7 +134,7 @@ class Product:
         return lanes
 
     def is_last(self, number: int) -> bool:
-        """Is a tile, by its number, of those that processors multiply last?"""
+        """True where the tile of this number is among those that processors multiply last."""
         last = -(-self._dealt // len(self.computing)) - 1
         return number // len(self.computing) == last
 

@@ -51,7 +51,7 @@ class _Sum(Product):
         self.direct = self.everywhere and self.out.buffer.arena == "symmetric"
 
     def _copied(self, round_index: int) -> bool:
-        """Does the proxy carry what a round sends?"""
+        """True where the proxy copies the data of this round."""
         return self.copies is not None and round_index < self.rounds - 1
 
     def _owned(self, owner: int) -> tuple[int, int]:

@@ -29,7 +29,7 @@ from ark.plan.groups import Group, RemoteSemaphore
 from ark.plan.types import MAX_OPERANDS
 from ark.tasks.combine import ELEMENTS, CombineParams, moved, tiles, words
 
-LINE = 128  # bytes: where a share is cut into parts, they begin on whole lines
+CACHE_LINE_BYTES = 128  # bytes: where a share is cut into parts, they begin on whole lines
 
 
 class _Writer:
@@ -86,7 +86,7 @@ class _Writer:
         """First and last+1 element of a share that a piece of its part holds; may be none."""
         cuts = self.flow.parts * self.program.pieces
         at = part * self.program.pieces + piece
-        line = LINE // self.itemsize
+        line = CACHE_LINE_BYTES // self.itemsize
         step = line if self.elements >= cuts * line else self.unit
         whole = self.elements // step
         begin, end = (whole * i // cuts * step if i < cuts else self.elements for i in (at, at + 1))

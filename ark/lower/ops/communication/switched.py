@@ -16,7 +16,7 @@ from ark.lower.merge import part
 from ark.lower.registry import register
 from ark.plan.params import Params
 from ark.plan.types import MAX_OPERANDS
-from ark.tasks.combine import CHUNK, CombineParams, moved, tiles
+from ark.tasks.combine import ACCESS_BYTES, CombineParams, moved, tiles
 
 NODE = "all_reduce_switch"
 TYPES = ("fp32", "bf16", "fp16")
@@ -54,7 +54,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
 
         Of each way its first element and its tiles.
         """
-        whole = elements * size // CHUNK * CHUNK // size
+        whole = elements * size // ACCESS_BYTES * ACCESS_BYTES // size
         lines = -(-whole * size // 128)
         begin, end = (min(lines * r // world * 128 // size, whole) for r in (owner, owner + 1))
         pieces = [("switch", begin, tiles(end - begin, size, nbytes))]

@@ -15,7 +15,12 @@ from ark.errors import PlanError
 from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import text
-from ark.tasks.attention import FRESH, AttentionMergeParams, AttentionParams, staged_bytes
+from ark.tasks.attention import (
+    NEW_ROWS_OPERAND,
+    AttentionMergeParams,
+    AttentionParams,
+    staged_bytes,
+)
 from ark.tasks.movement import HEADERS as MOVEMENT
 from ark.tasks.paged import PAGED_FRESH
 from ark_cuda.tasks import inline
@@ -106,7 +111,7 @@ class FromRing(_Cached):
         p, cache = sig.read(AttentionParams), sig.operands[1]
         sizes = (group, p.kv_heads, width, cache.shape[1], p.splits, _staged(sig, machine))
         constants = (cache.ctype, *sizes)
-        operands = [text.given(sig, i, const=i != 4) for i in (0, 3, 4, FRESH)]
+        operands = [text.given(sig, i, const=i != 4) for i in (0, 3, 4, NEW_ROWS_OPERAND)]
         call = text.called("ark_attention_staged", constants, (text.literal(p.scale), *operands))
         return inline.inlined(name, call, machine)
 
@@ -127,7 +132,7 @@ class InPlace(_Cached):
         warps, (group, width) = _warps(sig, machine), _shape(sig)
         p, context = sig.read(AttentionParams), sig.operands[1].shape[1]
         constants = (group, p.kv_heads, width, context, p.splits, warps)
-        operands = [text.given(sig, i, const=i != 4) for i in range(FRESH + 1)]
+        operands = [text.given(sig, i, const=i != 4) for i in range(NEW_ROWS_OPERAND + 1)]
         arguments = (text.literal(p.scale), *operands)
         call = text.called("ark_attention_warps", constants, arguments)
         # Where a prompt is read, a token more or less does not matter; where one is made, it does.

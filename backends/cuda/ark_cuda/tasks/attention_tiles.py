@@ -13,7 +13,7 @@ from ark.tasks import text
 from ark.tasks.attention_tiles import AttentionTilesParams, given, shape
 from ark_cuda.tasks import attention_units, products, wgmma
 
-ROWS = 128
+TILE_ROWS = 128
 _LAYOUTS = {64: (128, 2), 128: (128, 2), 192: (64, 2), 256: (64, 1)}
 """By padded columns of a head: keys of a block, and tiles of queries in shared memory."""
 
@@ -47,7 +47,7 @@ class Warpgroups(attention_units.TileBody):
             machine.has(Capability.WGMMA)
             and machine.variant.name == "matrix"
             and not params.paged
-            and params.rows == ROWS
+            and params.rows == TILE_ROWS
             and len(kinds) == 1
             and kinds <= set(wgmma.HALVES)
             and width % 8 == 0
@@ -76,7 +76,7 @@ class Warpgroups(attention_units.TileBody):
                 query.dtype,
                 (width, heads, query.shape[-2], batch),
                 (width * 2, row, step),
-                (64, 1, ROWS, 1),
+                (64, 1, TILE_ROWS, 1),
             ),
             *(
                 BoxMap(

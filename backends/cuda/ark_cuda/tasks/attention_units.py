@@ -18,14 +18,14 @@ from ark.tasks.attention_tiles import AttentionTilesParams, given, shape, where_
 from ark_cuda.tasks import inline
 
 TYPES = ("bf16", "fp16")
-SLAB = 16  # rows of queries that a warp multiplies at once
-LINE = 128  # bytes of which a row in shared memory has whole ones
-REST = 32  # registers of a thread beside sums and scores
+SLAB_ROWS = 16  # rows of queries that a warp multiplies at once
+SHARED_ROW_BYTES = 128  # bytes of which a row in shared memory has whole ones
+OTHER_REGISTERS = 32  # registers of a thread beside sums and scores
 FEW_KEYS = 48  # of a block: for fewer, queries are read again too often
 TEAMS, KEYS, SLOTS = (1, 2, 4), (64, 48, 32), (4, 3, 2)
-_REGISTERS = 65536  # of a multiprocessor
-STRIP = 64  # bytes: the place of what is computed
-_BARRIERS = 14  # of a block, beside those of the loop
+_MULTIPROCESSOR_REGISTERS = 65536  # of a multiprocessor
+STRIP_BYTES = 64  # bytes: the place of what is computed
+_MAX_NAMED_BARRIERS = 14  # of a block, beside those of the loop
 
 
 @dataclass(frozen=True)
@@ -53,20 +53,20 @@ class Layout:
     @property
     def nbytes(self) -> int:
         """Shared memory: queries, slots and what teams share; in the end warps' sums."""
-        steps = -(-self.width // SLAB)
+        steps = -(-self.width // SLAB_ROWS)
         own = -(-steps // self.team)
-        pitch = -(-steps // 4) * LINE
-        rows = SLAB * self.slabs + self.groups * self.slots * self.keys
+        pitch = -(-steps // 4) * SHARED_ROW_BYTES
+        rows = SLAB_ROWS * self.slabs + self.groups * self.slots * self.keys
         shared = self.keys * 32 + self.team * 64 if self.team > 1 else 0
         main = rows * pitch + self.slabs * self.groups * shared
-        part = max(own * 1024 + 512, -(-own // 4) * LINE * SLAB)
-        return max(main, max(1, self.groups // 2) * self.slabs * self.team * part) + STRIP
+        part = max(own * 1024 + 512, -(-own // 4) * SHARED_ROW_BYTES * SLAB_ROWS)
+        return max(main, max(1, self.groups // 2) * self.slabs * self.team * part) + STRIP_BYTES
 
     def registers(self) -> int:
         """About how many a thread needs."""
-        steps = -(-self.width // SLAB)
+        steps = -(-self.width // SLAB_ROWS)
         sums, scores = 8 * -(-steps // self.team), self.keys // (2 * self.team)
-        return sums + scores + (4 * steps if self.held else 0) + REST
+        return sums + scores + (4 * steps if self.held else 0) + OTHER_REGISTERS
 
 
 def layout_of(sig: Signature, machine: Machine) -> Layout | None:
@@ -89,7 +89,7 @@ def layout_of(sig: Signature, machine: Machine) -> Layout | None:
     rows = params.rows
     room = machine.shared_bytes - machine.ring_bytes
     registers = _registers(machine)
-    layouts = _layouts(width, -(-rows // SLAB), machine.warps)
+    layouts = _layouts(width, -(-rows // SLAB_ROWS), machine.warps)
     fits = (x for x in layouts if x.nbytes <= room and x.registers() <= registers)
     return max(fits, key=lambda x: _worth(x, rows), default=None)
 
@@ -98,10 +98,10 @@ def _layouts(width: int, most: int, warps: int) -> Iterator[Layout]:
     """All layouts of at most so many slabs and warps."""
     for team, slabs in itertools.product(TEAMS, range(1, most + 1)):
         for groups in range(1, warps // (team * slabs) + 1):
-            if groups * (1 + slabs if team > 1 else 1) > _BARRIERS:
+            if groups * (1 + slabs if team > 1 else 1) > _MAX_NAMED_BARRIERS:
                 continue
             for keys, slots, held in itertools.product(KEYS, SLOTS, (True, False)):
-                if keys % (team * SLAB) == 0:
+                if keys % (team * SLAB_ROWS) == 0:
                     yield Layout(width, slabs, team, groups, keys, slots, held)
 
 
@@ -109,7 +109,7 @@ def _worth(layout: Layout, rows: int) -> tuple[float, ...]:
     """Warps at work, but for rows that a tile's last part lacks; then what reads less of shared
     memory, and what waits less.
     """
-    high = SLAB * layout.slabs
+    high = SLAB_ROWS * layout.slabs
     share = rows / (-(-rows // high) * high)
     return (
         layout.warps * share,
@@ -124,7 +124,7 @@ def _worth(layout: Layout, rows: int) -> tuple[float, ...]:
 
 def _registers(machine: Machine) -> int:
     """The most that a called function's threads may have: warps have theirs by fours."""
-    return min(255, _REGISTERS // (32 * -(-machine.variant.warps // 4) * 4) // 8 * 8)
+    return min(255, _MULTIPROCESSOR_REGISTERS // (32 * -(-machine.variant.warps // 4) * 4) // 8 * 8)
 
 
 class TileBody(Body):

@@ -12,14 +12,14 @@ from ark.tasks import text
 from ark_cuda.tasks import inline
 
 SLOTS, MOST_SLOT, LEAST_SLOT = 4, 16384, 2048  # slots, and bytes of one
-APART = 384  # bytes: barriers, and room to begin at a multiple of 128
+BARRIER_BYTES = 384  # bytes: barriers, and room to begin at a multiple of 128
 
 
 def _slot(machine: Machine) -> int:
     """Bytes of a slot; 0 where they would be too few to gain anything."""
     if not machine.has(Capability.PEER_BULK):
         return 0
-    room = (machine.shared_bytes - machine.ring_bytes - APART) // SLOTS // 1024 * 1024
+    room = (machine.shared_bytes - machine.ring_bytes - BARRIER_BYTES) // SLOTS // 1024 * 1024
     return min(MOST_SLOT, room) if room >= LEAST_SLOT else 0
 
 
@@ -32,7 +32,7 @@ class Bulk(Body):
         return _slot(machine) > 0
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
-        return _slot(machine) * SLOTS + APART
+        return _slot(machine) * SLOTS + BARRIER_BYTES
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         constants = (by_name(sig.operands[0].dtype).itemsize, SLOTS, _slot(machine))

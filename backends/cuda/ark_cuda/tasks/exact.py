@@ -23,8 +23,8 @@ from ark_cuda.tasks.matmul_body import MatmulBody
 LEAST_WORK = 1 << 24  # multiplications that are worth filling stages
 LEAST_ROWS, LEAST_COLUMNS, LEAST_DEPTH = 9, 32, 16
 MOST_THREADS = 512  # of whom each may have 128 registers
-PACK = 4  # neighbouring results of a thread
-EXCHANGED = 8  # sums of a thread that slices exchange at a time
+VECTOR_ELEMENTS = 4  # neighbouring results of a thread
+EXCHANGED_SUMS = 8  # sums of a thread that slices exchange at a time
 # Elements of a warp's part of a tile by products of tf32 for one of fp32: sums that fit registers.
 MOST_PART = {1: 2048, 3: 1024}
 UNIT_DEPTHS = (64, 32, 16)  # elements of k of a stage on matrix units
@@ -46,7 +46,7 @@ class _Form:
         """Shared memory: the stages, and when they have been used what slices exchange."""
         stage = 4 * self.depth * (self.rows + self.columns + 8)
         units = self.rows // self.thread_rows * (self.columns // 8)
-        return max(self.stages * stage, 4 * threads * EXCHANGED if units < threads else 0)
+        return max(self.stages * stage, 4 * threads * EXCHANGED_SUMS if units < threads else 0)
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,8 @@ def _units_text(sig: Signature, form: _Units) -> str:
         + _side(sig, 1, "b", "n0", "ArkUnitSide", (form.columns, form.depth))
         + reused
         + f"  ark_unit_tile<{', '.join(map(str, constants))}>(ARK_SCRATCH(c), a, b, again, "
-        + f"[&](int at_row, int at_column, const float (&v)[{PACK}]) {{\n{_store(sig)}  }});\n"
+        + f"[&](int at_row, int at_column, const float (&v)[{VECTOR_ELEMENTS}]) {{\n"
+        + f"{_store(sig)}  }});\n"
     )
 
 
@@ -184,17 +185,17 @@ def _store(sig: Signature) -> str:
     """Stores four neighbouring sums, or what the expression makes of them."""
     single = finish(sig, "v[j]", "row", "column + j")
     body = (
-        f"#pragma unroll\n      for (int j = 0; j < {PACK}; ++j) {{\n"
+        f"#pragma unroll\n      for (int j = 0; j < {VECTOR_ELEMENTS}; ++j) {{\n"
         f"      if (at_column + j >= b.rows) break;\n{single}      }}\n"
     )
-    indices = packs.packed(sig, PACK)
+    indices = packs.packed(sig, VECTOR_ELEMENTS)
     _, n, _ = dims(sig)
     columns = int(sig.read(MatmulParams).tile[1])
-    if indices is not None and (columns % PACK == 0 or n <= columns):
+    if indices is not None and (columns % VECTOR_ELEMENTS == 0 or n <= columns):
         addresses = text.addresses(sig, indices)
         body = (
-            f"    if (at_column + {PACK} <= b.rows && ark_aligned({addresses})) {{\n"
-            f"{packs.together(sig, indices, PACK)}    }} else {{\n{body}    }}\n"
+            f"    if (at_column + {VECTOR_ELEMENTS} <= b.rows && ark_aligned({addresses})) {{\n"
+            f"{packs.together(sig, indices, VECTOR_ELEMENTS)}    }} else {{\n{body}    }}\n"
         )
     return (
         "    if (at_row >= a.rows || at_column >= b.rows) return;\n"
@@ -226,7 +227,7 @@ class ExactTiles(MatmulBody):
                 _side(sig, 0, "a", "m0", "ArkExactSide", (form.rows,))
                 + _side(sig, 1, "b", "n0", "ArkExactSide", (form.columns,))
                 + f"  ark_exact_tile<{', '.join(map(str, constants))}>(ARK_SCRATCH(c), a, b, "
-                + f"[&](int at_row, int at_column, const float (&v)[{PACK}]) "
+                + f"[&](int at_row, int at_column, const float (&v)[{VECTOR_ELEMENTS}]) "
                 + f"{{\n{_store(sig)}  }});\n"
             )
         declared = text.operand(sig, 0, "p0") + text.operand(sig, 1, "p1") + outputs(sig)

@@ -18,7 +18,7 @@ def header(name: str) -> str:
 
 
 def leads(machine: Machine) -> bool:
-    """Is this the variant `roles`, where a body says whether the processor goes on?"""
+    """True for the variant `roles`, where a body returns whether the processor continues."""
     return machine.variant.role(COMMUNICATE) > 0
 
 

@@ -15,15 +15,15 @@ from ark.tasks.linear_form import kept_stages, narrow_bytes, narrows, reads_from
 from ark.tasks.linear_params import LinearParams
 from ark_cuda.tasks import inline
 
-ALIGN = 16
-LINE = 128  # bytes of a row that lie together in a box
+BOX_ALIGNMENT_BYTES = 16
+BOX_ROW_BYTES = 128  # bytes of a row that lie together in a box
 
 
 def _input_bytes(sig: Signature) -> int:
     if _rows(sig) > 1 and reads_from_memory(sig):
         return 0
     held = narrow_bytes(_rows(sig), sig.operands[0].shape[1], sig.operands[1].itemsize)
-    return -(-held // ALIGN) * ALIGN
+    return -(-held // BOX_ALIGNMENT_BYTES) * BOX_ALIGNMENT_BYTES
 
 
 def _rows(sig: Signature) -> int:
@@ -39,9 +39,11 @@ def _task_rows(sig: Signature, machine: Machine) -> int:
 
 
 def boxed(sig: Signature) -> bool:
-    """Are its stages boxes of the weights, whole lines of as many rows as matrix units take?"""
+    """True where its stages are boxes of the weights: whole lines of the rows of a matrix
+    instruction.
+    """
     params, weight = sig.read(LinearParams), sig.operands[1]
-    rest = weight.shape[1] * weight.itemsize % (params.split_k * LINE)
+    rest = weight.shape[1] * weight.itemsize % (params.split_k * BOX_ROW_BYTES)
     return _rows(sig) > 1 and params.split_k > 1 and params.rows in (8, 16) and not rest
 
 
@@ -85,9 +87,11 @@ class Roles(LinearBody):
         if not boxed(sig):
             return ()
         weight, (rows, parts) = sig.operands[1], (params.rows, params.split_k)
-        (high, k), deep = weight.shape, LINE // weight.itemsize
-        strides, box = (k * weight.itemsize, LINE), (deep, rows, k // deep // parts)
-        return (BoxMap(1, weight.dtype, (deep, high, k // deep), strides, box, fetched=LINE),)
+        (high, k), deep = weight.shape, BOX_ROW_BYTES // weight.itemsize
+        strides, box = (k * weight.itemsize, BOX_ROW_BYTES), (deep, rows, k // deep // parts)
+        return (
+            BoxMap(1, weight.dtype, (deep, high, k // deep), strides, box, fetched=BOX_ROW_BYTES),
+        )
 
     def poll(self, name: str, sig: Signature, machine: Machine) -> str:
         """What the lead warp waits for."""

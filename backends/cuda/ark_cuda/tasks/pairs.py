@@ -37,8 +37,8 @@ def store(sig: Signature, wide: int) -> Store | None:
     """How a warpgroup stores its `wide` columns of a tile; None where this form does not serve."""
     params, out = sig.read(MatmulParams), sig.operands[2]
     m, n, _ = dims(sig)
-    stored = None if params.gated or params.head_dim else packs.packed(sig, packs.WIDE)
-    if params.expr is None or out.dtype not in TYPES or stored is None or n % packs.WIDE:
+    stored = None if params.gated or params.head_dim else packs.packed(sig, packs.VECTOR_ELEMENTS)
+    if params.expr is None or out.dtype not in TYPES or stored is None or n % packs.VECTOR_ELEMENTS:
         return None
     rest = packs.residual(sig)
     beside = [i for i in stored if i not in (2, rest)]

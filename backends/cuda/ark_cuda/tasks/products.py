@@ -20,7 +20,15 @@ from ark.machine.variant import COMPUTE, LOAD, MOVE
 from ark.plan.kind import OperandType, Signature
 from ark.tasks import matmul_packs as packs
 from ark.tasks import text
-from ark.tasks.matmul_form import ROPE, deal, dims, k_range, part_of_k, place_names, rotates
+from ark.tasks.matmul_form import (
+    POSITION_OPERAND,
+    deal,
+    dims,
+    k_range,
+    part_of_k,
+    place_names,
+    rotates,
+)
 from ark.tasks.matmul_params import MatmulParams, WindowParams
 from ark.tasks.matmul_text import outputs
 from ark.tasks.rotary import rope
@@ -32,23 +40,23 @@ HEIGHTS = (64, 128)
 NARROW, BOX = 32, 64  # columns of the narrowest tile; of a box where k is across
 _BOTH = (NARROW, 64, 96, 128, 160, 192, 224, 256)
 WIDTHS = {64: _BOTH, 128: (*_BOTH, 144)}  # by height
-LINE = 128  # bytes of k in a stage, of each row
+STAGE_K_BYTES = 128  # bytes of k in a stage, of each row
 ROOM = 4 * 49152  # bytes of all stages; ARK_MATRIX_ROOM
 SLABS = 8 * 2048  # 16 by 64 results a warp; before the stages, which other bodies leave alone so
 MOST_STAGES = 16
-TOGETHER = 64  # columns that leave through a slab at a time
+SLAB_COLUMNS = 64  # columns that leave through a slab at a time
 DEEPER, LEAST_STAGES = (4, 2), 6  # lines of k in a stage, where so many such stages have room
 SCRATCH = ROOM + SLABS + 1024  # and room to begin at a multiple of 1024
 
 
 def serves_machine(machine: Machine) -> bool:
-    """Has the machine such instructions, and does this kernel run under the variant for them?"""
+    """True where the machine has such instructions and the kernel runs under their variant."""
     able = machine.has(Capability.WGMMA) or machine.has(Capability.TCGEN05)
     return able and machine.variant.name == "matrix"
 
 
 def serves(sig: Signature, machine: Machine) -> bool:
-    """Does this body compute the signature's tiles?"""
+    """True where this body computes the signature's tiles."""
     params = sig.read(MatmulParams)
     rows, columns = params.tile
     left, _, out = sig.operands[:3]
@@ -70,15 +78,17 @@ def serves(sig: Signature, machine: Machine) -> bool:
 
 
 def _rotates_here(sig: Signature) -> bool:
-    """Are results of one 16-bit type, and columns that leave together of one head?"""
+    """True where results have one 16-bit type and each slab's columns belong to one head."""
     types = {sig.operands[i].dtype for i in (2, 5, 6)}
     return (
-        len(types) == 1 and types <= set(HALVES) and sig.read(MatmulParams).head_dim % TOGETHER == 0
+        len(types) == 1
+        and types <= set(HALVES)
+        and sig.read(MatmulParams).head_dim % SLAB_COLUMNS == 0
     )
 
 
 def _typed(sig: Signature) -> bool:
-    """Are there instructions for both sides' types, and for how they lie?"""
+    """True where instructions exist for both sides' types and layouts."""
     params = sig.read(MatmulParams)
     left, right = (o.dtype for o in sig.operands[:2])
     if left in HALVES:
@@ -142,7 +152,7 @@ def _stage(sig: Signature) -> int:
 
 def _line_bytes(sig: Signature) -> int:
     """Bytes of a line of k, of both operands' rows."""
-    return LINE * (_high(sig) + int(sig.read(MatmulParams).tile[1]))
+    return STAGE_K_BYTES * (_high(sig) + int(sig.read(MatmulParams).tile[1]))
 
 
 def _lines(sig: Signature) -> int:
@@ -151,7 +161,7 @@ def _lines(sig: Signature) -> int:
     """
     params = sig.read(MatmulParams)
     _, _, k = dims(sig)
-    deep, part = LINE // sig.operands[0].itemsize, part_of_k(sig)
+    deep, part = STAGE_K_BYTES // sig.operands[0].itemsize, part_of_k(sig)
     across = params.transpose_a or not params.transpose_b
     if k % deep or k != _depth(sig) or across or not _flat(sig):
         return 1
@@ -198,7 +208,7 @@ def maps(sig: Signature, machine: Machine) -> tuple[BoxMap, ...]:
     params = sig.read(MatmulParams)
     if not serves(sig, machine):
         return ()
-    deep = LINE // sig.operands[0].itemsize
+    deep = STAGE_K_BYTES // sig.operands[0].itemsize
     a_rows = deep if params.transpose_a else _high(sig)
     b_rows = params.tile[1] if params.transpose_b else deep
     flat = _flat(sig)
@@ -218,7 +228,7 @@ def maps(sig: Signature, machine: Machine) -> tuple[BoxMap, ...]:
 
 
 def _flat(sig: Signature) -> bool:
-    """Have both operands but one matrix? Windows are loaded by place."""
+    """True where both operands are a single matrix. Windows are loaded by position."""
     sides = (i for i in (0, 1) if _windows(sig, i) is None)
     shapes = (text.pad4(sig.operands[i].shape, 1) for i in sides)
     return all(shape[0] == shape[1] == 1 for shape in shapes)
@@ -229,18 +239,22 @@ def _map(operand: OperandType, index: int, rows: int, flat: bool) -> BoxMap:
     sizes = tuple(reversed(shape))
     steps = tuple(s * operand.itemsize or 16 for s in reversed(strides[:3]))
     if flat:
-        return BoxMap(index, operand.dtype, sizes[:2], steps[:1], (LINE // operand.itemsize, rows))
-    return BoxMap(index, operand.dtype, sizes, steps, (LINE // operand.itemsize, rows, 1, 1))
+        return BoxMap(
+            index, operand.dtype, sizes[:2], steps[:1], (STAGE_K_BYTES // operand.itemsize, rows)
+        )
+    return BoxMap(
+        index, operand.dtype, sizes, steps, (STAGE_K_BYTES // operand.itemsize, rows, 1, 1)
+    )
 
 
 def _map_of_lines(sig: Signature, index: int, rows: int) -> BoxMap:
     """Lines of k, one behind the other, of a matrix whose k lies side by side."""
     operand, lines = sig.operands[index], _lines(sig)
-    deep = LINE // operand.itemsize
+    deep = STAGE_K_BYTES // operand.itemsize
     high, k = operand.shape[-2:]
     pitch = operand.strides[-2] * operand.itemsize
     dims_of = (deep, high, k // deep)
-    return BoxMap(index, operand.dtype, dims_of, (pitch, LINE), (deep, rows, lines))
+    return BoxMap(index, operand.dtype, dims_of, (pitch, STAGE_K_BYTES), (deep, rows, lines))
 
 
 def _product(sig: Signature) -> str:
@@ -310,7 +324,7 @@ def _k_range(sig: Signature) -> tuple[str, str]:
 def _steps(sig: Signature) -> str:
     """Stages that a tile takes."""
     k0, k1 = _k_range(sig)
-    deep = LINE // sig.operands[0].itemsize * _lines(sig)
+    deep = STAGE_K_BYTES // sig.operands[0].itemsize * _lines(sig)
     if k0 == "0":
         return f"{-(-int(k1) // deep)}u"
     return f"static_cast<ark_u32>(({k1} - {k0} + {deep - 1}) / {deep})"
@@ -325,7 +339,7 @@ def _store(sig: Signature) -> str:
     if rotates(sig):
         return (
             f"  ark_matrix_store_rope<{_wide(sig)}>(\n"
-            f"      c, d, {rope(sig, 2, ROPE)}, m0, left0, top, {m} - m0);\n"
+            f"      c, d, {rope(sig, 2, POSITION_OPERAND)}, m0, left0, top, {m} - m0);\n"
         )
     wide, out = _wide(sig), sig.operands[2]
     start = text.offset(sig, 2, place_names(sig, "m0", "left0"))

@@ -16,15 +16,27 @@ from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.plan.kind import Signature
 from ark.tasks import text
-from ark.tasks.rows import HELD, RowNormParams, folds, operands, packs, row_constants, row_op
+from ark.tasks.rows import (
+    MAX_REGISTER_ELEMENTS,
+    RowNormParams,
+    folds,
+    operands,
+    packs,
+    row_constants,
+    row_op,
+)
 from ark_cuda.tasks import inline
 
 STAGE_BYTES = 128 << 10  # of rows in shared memory; the rest is the nearest cache's
 LEAST, MOST = 2, 8  # rows that a team has there
-MOST_HELD = 2 * HELD  # elements of a row in a thread, where there are no weights beside them
+MOST_HELD = (
+    2 * MAX_REGISTER_ELEMENTS
+)  # elements of a row in a thread, where there are no weights beside them
 LEAST_HELD = 16  # elements of a row in a thread: of shorter ones rows.h takes several at once
-WIDE = 4  # bytes of an element; rows of smaller ones are as fast or faster in registers
-BARRIERS = 1024  # bytes
+MIN_CLAIMED_ITEMSIZE = (
+    4  # bytes of an element; rows of smaller ones are as fast or faster in registers
+)
+BARRIER_BYTES = 1024  # bytes
 
 
 def _shape(sig: Signature, machine: Machine) -> tuple[int, int, int, int] | None:
@@ -34,15 +46,15 @@ def _shape(sig: Signature, machine: Machine) -> tuple[int, int, int, int] | None
     columns, pack = out.shape[-1], packs((first, out), out.shape[-1])
     strides = (s for n, s in zip(first.shape[:-1], first.strides[:-1], strict=True) if n > 1)
     whole = all(s * first.itemsize % 16 == 0 for s in (columns, *strides))
-    long = columns > HELD * machine.lanes * machine.warps
-    moved = (long or first.itemsize >= WIDE) and pack * first.itemsize >= 16
+    long = columns > MAX_REGISTER_ELEMENTS * machine.lanes * machine.warps
+    moved = (long or first.itemsize >= MIN_CLAIMED_ITEMSIZE) and pack * first.itemsize >= 16
     if not (able and whole and moved and first.aligned and out.aligned):
         return None
     warps = machine.warps
-    room = machine.shared_bytes - machine.ring_bytes - folds(machine) - BARRIERS
+    room = machine.shared_bytes - machine.ring_bytes - folds(machine) - BARRIER_BYTES
     for team in (t for t in (1, 2, 4, 8, 16) if warps % t == 0):
         each = math.ceil(columns / (pack * machine.lanes * team))
-        if each * pack > (MOST_HELD if long and len(sig.operands) == 2 else HELD):
+        if each * pack > (MOST_HELD if long and len(sig.operands) == 2 else MAX_REGISTER_ELEMENTS):
             continue
         teams = warps // team
         ahead = min(MOST, min(room, STAGE_BYTES) // (teams * columns * first.itemsize))
@@ -64,7 +76,7 @@ class RowStream(Body):
         assert shape is not None
         row = sig.operands[0].itemsize * sig.operands[0].shape[-1]
         _, _, team, ahead = shape
-        return folds(machine) + BARRIERS + machine.warps // team * ahead * row
+        return folds(machine) + BARRIER_BYTES + machine.warps // team * ahead * row
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         shape = _shape(sig, machine)
@@ -74,7 +86,7 @@ class RowStream(Body):
             op,
             *row_constants(sig),
             folds(machine),
-            BARRIERS,
+            BARRIER_BYTES,
         )
         return definition + text.call(name, "ark_row_stream", (*constants, *shape), operands(sig))
 

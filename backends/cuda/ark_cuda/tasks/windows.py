@@ -30,7 +30,7 @@ def _as_boxes(operand: OperandType, p: WindowParams) -> tuple[OperandType, Windo
 
 
 def serves(operand: OperandType, p: WindowParams) -> bool:
-    """Can a description hold these windows?"""
+    """True where a tensor map can describe these windows."""
     return boxable(operand.shape, operand.strides, operand.itemsize, p)
 
 

@@ -17,7 +17,7 @@ from ark.machine.capability import Capability
 from ark.plan import kind as kinds
 from ark.plan.kind import Signature
 from ark.tasks import text
-from ark.tasks.attention import FRESH, AttentionParams
+from ark.tasks.attention import NEW_ROWS_OPERAND, AttentionParams
 
 MOST_AHEAD = 4  # loads of keys, and as many of values, that a wave has under way
 MOST_HEADS = 8  # query heads of a key, whose sums a lane keeps in registers
@@ -80,7 +80,7 @@ class OneRow(Body):
         p, cache = sig.read(AttentionParams), sig.operands[1]
         ahead = _ahead(sig, machine)
         sizes = (_group(sig), p.kv_heads, p.head_dim, cache.shape[1], p.splits, ahead)
-        operands = [text.given(sig, i, const=i != 4) for i in range(FRESH + 1)]
+        operands = [text.given(sig, i, const=i != 4) for i in range(NEW_ROWS_OPERAND + 1)]
         kind = f"static_cast<const {cache.ctype}*>(nullptr)"
         arguments = (kind, text.literal(p.scale), *operands)
         call = text.called("ark_row_attention", sizes, arguments)

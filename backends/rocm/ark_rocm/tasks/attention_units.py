@@ -20,10 +20,10 @@ from ark.tasks.attention_tiles import AttentionTilesParams, given, shape, where_
 from ark.tasks.matmul_form import UNIT_PARTS
 
 KEYS = (64, 32)  # of a group at once
-_REGISTERS = 256  # of a lane where a SIMD has two waves
+_LANE_REGISTERS = 256  # of a lane where a SIMD has two waves
 _LONG = "gfx950"  # whose instructions of twice the length leave fewer for fp32's three parts
-_REST = 53  # registers beside sums, queries, scores and what is under way from memory
-_PIECE = 16  # bytes: 8 elements
+_OTHER_REGISTERS = 53  # registers beside sums, queries, scores and what is under way from memory
+_PIECE_BYTES = 16  # bytes: 8 elements
 _REACH = 1 << 32  # bytes from a head's first key to its last: offsets are words
 
 
@@ -59,7 +59,7 @@ class Layout:
         every, pieces, fours = self.groups * self.keys, 2 * -(-self.width // 16), self.width // 4
         main = pieces * (every + 1) + every // 8 * 4 * (fours + (2 - fours) % 8)
         lane = 4 * (self.unit**2 // self.lanes + 2)
-        return max(main * _PIECE, self.slabs * self.lanes * lane if self.groups > 1 else 0)
+        return max(main * _PIECE_BYTES, self.slabs * self.lanes * lane if self.groups > 1 else 0)
 
     @property
     def registers(self) -> int:
@@ -75,7 +75,9 @@ class Layout:
         more = 8 * (self.width % 64 > 0) + 4 * (self.groups > 1)  # for addresses, and joining
         if self.parts > 1:  # fewer operands at once, and addresses that do not stay
             more -= 12 if self.width == 64 else 24 if self.held and self.width % 64 else 28
-        return sums + held + scores + self.keys // 16 * operand + under_way + more + _REST
+        return (
+            sums + held + scores + self.keys // 16 * operand + under_way + more + _OTHER_REGISTERS
+        )
 
 
 def layout_of(sig: Signature, machine: Machine) -> Layout | None:
@@ -102,7 +104,7 @@ def layout_of(sig: Signature, machine: Machine) -> Layout | None:
         return None
     layouts = _layouts(width, UNIT_PARTS[query, key], -(-rows // unit), unit, machine)
     room = machine.shared_bytes - machine.ring_bytes
-    limit = _REGISTERS - 8 * (query == "fp32" and machine.arch == _LONG)
+    limit = _LANE_REGISTERS - 8 * (query == "fp32" and machine.arch == _LONG)
     fits = (x for x in layouts if x.nbytes <= room and (x.least or x.registers <= limit))
     return max(fits, key=_worth, default=None)
 

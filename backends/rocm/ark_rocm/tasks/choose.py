@@ -11,7 +11,7 @@ from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks.tokens import choice
 
-CANDIDATES = 3
+CANDIDATES_OPERAND = 3
 
 
 class EarlyChoice(Body):
@@ -21,7 +21,7 @@ class EarlyChoice(Body):
     enters = True
 
     def serves(self, sig: Signature, machine: Machine) -> bool:
-        return machine.variant.name == "block" and sig.operands[CANDIDATES].packet
+        return machine.variant.name == "block" and sig.operands[CANDIDATES_OPERAND].packet
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         call = choice("ark_choose_early", sig)

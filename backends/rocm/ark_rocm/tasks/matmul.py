@@ -34,7 +34,7 @@ from ark.tasks.matmul_thin import served as is_thin
 from ark_rocm.machines import ARCHS
 
 _OUTPUTS = ("fp32", "bf16", "fp16")
-_STEP = 32  # of elements of 16 bits along k: ArkUnit of matrix.h
+_K_STEP_ELEMENTS = 32  # of elements of 16 bits along k: ArkUnit of matrix.h
 _PADDED_ELEMENTS = 8
 _SMALL = ("fp8_e4m3", "fp8_e5m2")
 _PARTS = UNIT_PARTS | {(a, b): 1 for a in _SMALL for b in _SMALL}
@@ -86,7 +86,7 @@ def _step_bytes(sig: Signature, machine: Machine) -> int:
         more = (2 if along_k(sig, side) else n // 128 * 8 for side, n in enumerate((rows, columns)))
         return 16 * _LARGE_PIECES * (rows + columns + sum(more))
     parts = _PARTS[sig.operands[0].dtype, sig.operands[1].dtype]
-    step = _PAIRS[machine.arch][1] if _pairs(sig, machine) else _STEP
+    step = _PAIRS[machine.arch][1] if _pairs(sig, machine) else _K_STEP_ELEMENTS
     return 2 * (parts * rows + columns) * (step + _PADDED_ELEMENTS)
 
 

@@ -119,7 +119,7 @@ _RDNA3_CACHE = CacheRules(
     exact_bits=False,
 )
 
-_KIB = 1024
+_BYTES_PER_KIB = 1024
 
 
 def _cdna(arch: str, lds: int, cache: CacheRules) -> TargetLimits:
@@ -133,7 +133,7 @@ def _cdna(arch: str, lds: int, cache: CacheRules) -> TargetLimits:
         vgprs_per_wave=512,
         lds_per_workgroup=lds,
         lds_per_cu=lds,
-        lds_granule=512 if lds == 64 * _KIB else 1280,
+        lds_granule=512 if lds == 64 * _BYTES_PER_KIB else 1280,
         unified_accumulators=True,
         private_buffer=arch == "gfx90a",
         cache=cache,
@@ -141,9 +141,9 @@ def _cdna(arch: str, lds: int, cache: CacheRules) -> TargetLimits:
 
 
 TARGETS: Mapping[str, TargetLimits] = {
-    "gfx90a": _cdna("gfx90a", 64 * _KIB, _CDNA2_CACHE),
-    "gfx942": _cdna("gfx942", 64 * _KIB, _CDNA3_CACHE),
-    "gfx950": _cdna("gfx950", 160 * _KIB, _CDNA3_CACHE),
+    "gfx90a": _cdna("gfx90a", 64 * _BYTES_PER_KIB, _CDNA2_CACHE),
+    "gfx942": _cdna("gfx942", 64 * _BYTES_PER_KIB, _CDNA3_CACHE),
+    "gfx950": _cdna("gfx950", 160 * _BYTES_PER_KIB, _CDNA3_CACHE),
     # Work-group processor mode, as clang compiles by default: four SIMDs share 128 KiB.
     "gfx1100": TargetLimits(
         arch="gfx1100",
@@ -153,8 +153,8 @@ TARGETS: Mapping[str, TargetLimits] = {
         vgprs_per_simd=1536,
         vgpr_granule=24,
         vgprs_per_wave=256,
-        lds_per_workgroup=64 * _KIB,
-        lds_per_cu=128 * _KIB,
+        lds_per_workgroup=64 * _BYTES_PER_KIB,
+        lds_per_cu=128 * _BYTES_PER_KIB,
         lds_granule=1024,
         unified_accumulators=False,
         private_buffer=False,
