@@ -56,9 +56,16 @@ GROUP = "ark.models"
 def register(architecture: str, decoder_class: type[Any], model_type: str = "") -> None:
     """Adds a decoder for an architecture name of config.json, in this process.
 
-    made: a subclass of ark.models.llama.Llama. model_type: that of configs without architectures. A
-    package adds its decoders to every process by entry points of the group `ark.models`. Raises
-    InvalidUsageError for a class that is not a decoder and for a name that is taken.
+    decoder_class: a subclass of ark.models.llama.Llama. model_type: that of configs without
+    architectures. A package adds its decoders to every process by entry points of the group
+    `ark.models`. Raises InvalidUsageError for a class that is not a decoder and for a name that is
+    taken.
+
+    Examples:
+        >>> from ark.models.llama import Llama
+        >>> class OwnDecoder(Llama):
+        ...     pass
+        >>> ark.models.register("OwnDecoderForCausalLM", OwnDecoder)
     """
     known = ARCHITECTURES.get(architecture, decoder_class)
     if known != decoder_class:
