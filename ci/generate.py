@@ -1,5 +1,5 @@
 """Writes the workflow files, the coverage table, docs/performance.md, docs/reference and the
-README's picture from ci/matrix.toml, ci/results, docs/pictures and the code.
+README's picture and those of docs/ from ci/matrix.toml, ci/results, docs/pictures and the code.
 
 `python ci/generate.py` writes them, `python ci/generate.py --check` fails where one is out of date.
 The lint session runs the check; tests/unit/test_ci.py too.
@@ -19,6 +19,7 @@ else:
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from evidence import RESULTS, SUITES, Result, SuiteResult, read, read_suite
+from explanations import pictures
 from performance_page import page
 from picture import DATA, PICTURE, picture
 from reference_pages import api, capabilities, commands, ops, plan, stub
@@ -143,6 +144,7 @@ def outputs() -> dict[Path, str]:
         ROOT / "ci/coverage.md": coverage(matrix) + suites(),
         ROOT / "docs/performance.md": page(matrix),
         PICTURE: picture(json.loads(DATA.read_text())),
+        **pictures(),
         ROOT / "docs/reference/api.md": api(),
         ROOT / "docs/reference/ops.md": ops(),
         STUB: stub(STUB.read_text()),

@@ -84,7 +84,10 @@ def _console() -> Console:
 def _table(title: str, *columns: str, left: int = 1) -> Table:
     table = Table(title=title, title_justify="left")
     for index, column in enumerate(columns):
-        table.add_column(column, justify="left" if index < left else "right")
+        name = index < left
+        table.add_column(
+            column, justify="left" if name else "right", overflow="fold" if name else "ellipsis"
+        )
     return table
 
 
@@ -195,7 +198,7 @@ def _compare(args: argparse.Namespace) -> int:
     if bound:
         title += f"; the optimum without latency is {bound:.1f} us"
     table = _table(
-        title, "algorithm", "time us", "algbw GB/s", "of optimum", "steps", "puts", "pieces"
+        title, "algorithm", "time us", "algbw GB/s", "optimum", "steps", "puts", "pieces"
     )
     runs, failures = [], []
     missing: SystemError | None = None

@@ -20,7 +20,12 @@ FLOW = "flow"
 
 
 def algorithms(topology: Topology, collective: str, reduction: str | None = None) -> list[str]:
-    """Returns the names that `synthesize` accepts for this collective on this topology."""
+    """Returns the names that `synthesize` accepts for this collective on this topology.
+
+    Examples:
+        >>> "two_shot" in ark.comm.algorithms(ark.comm.topology.load("ring4"), "all_reduce")
+        True
+    """
     asked = Collective(collective)
     _check_reduction(asked, reduction)
     names = [FORESTCOLL] if collective in COLLECTIVES else []
@@ -71,6 +76,10 @@ def synthesize(
         InvalidUsageError: an unknown name, or options that do not fit.
         TopologyError: the topology is at fault.
         UnsupportedError: too many ranks for trees, or too many operations.
+
+    Examples:
+        >>> ark.comm.synthesize("ring4", "all_gather", "ring").ranks
+        4
     """
     if isinstance(topology, str):
         topology = load(topology)

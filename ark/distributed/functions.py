@@ -8,10 +8,12 @@ ark.init.
 from __future__ import annotations
 
 import atexit
+import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from ark.api.init import init
+from ark.collective.programs import CollectiveProgram
 from ark.distributed.group import Group
 from ark.errors import InvalidUsageError
 from ark.frontend.model import Model
@@ -22,11 +24,27 @@ from ark.runtime.executor import BUDGET_S, MOST_BUDGET_S
 _group: Group | None = None
 
 
+class SupportsDLPack(Protocol):
+    """A NumPy array, a torch tensor, or another array that tells its memory by DLPack."""
+
+    def __dlpack__(self, *args: Any, **keywords: Any) -> Any:
+        """The array's memory."""
+        ...
+
+
+ArrayT = TypeVar("ArrayT", bound=SupportsDLPack)
+"""The same kind of array in and out."""
+
+
 def group(timeout_s: float | None = None) -> Group:
     """The process's group, joined on first use.
 
     timeout_s: how long a rank waits for another within a call, by default 10 s; set by the first
     use. A rank that ends is noticed earlier; the timeout ends calls that some ranks do not make.
+
+    Examples:
+        >>> ark.distributed.group().world_size
+        1
     """
     global _group
     if timeout_s is not None and not 0 < timeout_s <= MOST_BUDGET_S:
@@ -56,51 +74,122 @@ def _close() -> None:
         _group = None
 
 
-def all_reduce(input: Any, op: str = "sum", out: Any = None) -> Any:
-    """See Group.all_reduce: `input` reduced over all ranks (sum, product, min, max, mean)."""
-    return group().all_reduce(input, op, out)
+def all_reduce(input: ArrayT, op: str = "sum", out: ArrayT | None = None) -> ArrayT:
+    """`input` reduced over all ranks; the same bits on each. op: sum, product, min, max or mean.
+
+    input: a contiguous NumPy array or torch tensor of any shape, of equal shape and type on all
+    ranks. out: for the result, else a new array like `input`. InvalidUsageError where ranks make
+    different calls.
+
+    Examples:
+        >>> ark.distributed.all_reduce(np.ones(3, np.float32), op="max")
+        array([1., 1., 1.], dtype=float32)
+    """
+    result: ArrayT = group().all_reduce(input, op, out)
+    return result
 
 
-def all_gather(input: Any, out: Any = None) -> Any:
-    """See Group.all_gather: the ranks' arrays, concatenated."""
-    return group().all_gather(input, out)
+def all_gather(input: ArrayT, out: ArrayT | None = None) -> ArrayT:
+    """The ranks' arrays, concatenated along the first dimension; input and out as of all_reduce.
+
+    Examples:
+        >>> ark.distributed.all_gather(np.arange(3))
+        array([0, 1, 2])
+    """
+    result: ArrayT = group().all_gather(input, out)
+    return result
 
 
-def reduce_scatter(input: Any, op: str = "sum", out: Any = None) -> Any:
-    """See Group.reduce_scatter: this rank's part of the reduced array."""
-    return group().reduce_scatter(input, op, out)
+def reduce_scatter(input: ArrayT, op: str = "sum", out: ArrayT | None = None) -> ArrayT:
+    """This rank's equal part, along the first dimension, of the reduced array; as all_reduce.
+
+    Examples:
+        >>> ark.distributed.reduce_scatter(np.arange(4.0))
+        array([0., 1., 2., 3.])
+    """
+    result: ArrayT = group().reduce_scatter(input, op, out)
+    return result
 
 
-def all_to_all(input: Any, out: Any = None) -> Any:
-    """See Group.all_to_all: part s comes from rank s."""
-    return group().all_to_all(input, out)
+def all_to_all(input: ArrayT, out: ArrayT | None = None) -> ArrayT:
+    """Equal parts along the first dimension, of which part s goes to rank s and comes from it.
+
+    Examples:
+        >>> ark.distributed.all_to_all(np.arange(4))
+        array([0, 1, 2, 3])
+    """
+    result: ArrayT = group().all_to_all(input, out)
+    return result
 
 
-def all_to_all_v(input: Any, send: Sequence[int], receive: Sequence[int], out: Any = None) -> Any:
-    """See Group.all_to_all_v: the same with parts of unequal length."""
-    return group().all_to_all_v(input, send, receive, out)
+def all_to_all_v(
+    input: ArrayT, send: Sequence[int], receive: Sequence[int], out: ArrayT | None = None
+) -> ArrayT:
+    """all_to_all with parts of unequal length: elements of the first dimension for each rank.
+
+    send: to each rank, which add up to all of `input`. receive: from each rank.
+
+    Examples:
+        >>> ark.distributed.all_to_all_v(np.arange(3), [3], [3])
+        array([0, 1, 2])
+    """
+    result: ArrayT = group().all_to_all_v(input, send, receive, out)
+    return result
 
 
-def broadcast(input: Any, root: int = 0, out: Any = None) -> Any:
-    """See Group.broadcast: the array of rank `root`, on all ranks."""
-    return group().broadcast(input, root, out)
+def broadcast(input: ArrayT, root: int = 0, out: ArrayT | None = None) -> ArrayT:
+    """The array of rank `root`, on all ranks; input and out as of all_reduce.
+
+    Examples:
+        >>> ark.distributed.broadcast(np.arange(2))
+        array([0, 1])
+    """
+    result: ArrayT = group().broadcast(input, root, out)
+    return result
 
 
-def run_program(program: Any, input: Any, out: Any = None) -> Any:
-    """See Group.run_program: the collective of a plan file on an array."""
-    return group().run_program(program, input, out)
+def run_program(
+    program: str | os.PathLike[str] | CollectiveProgram, input: ArrayT, out: ArrayT | None = None
+) -> ArrayT:
+    """The collective of a program on this rank's array.
+
+    program: of `ark.comm.program`, or a file: ark's JSON, MSCCL XML, an MSCCL++ execution plan. It
+    is of as many ranks as the group, else InvalidUsageError.
+
+    Examples:
+        >>> ring = ark.comm.synthesize("ring2", "all_reduce", "ring")
+        >>> if ark.distributed.group().world_size == 2:
+        ...     total = ark.distributed.run_program(ring, np.arange(2.0))
+    """
+    result: ArrayT = group().run_program(program, input, out)
+    return result
 
 
-def send(input: Any, peer: int) -> None:
-    """See Group.send: to the rank `peer`, which receives it."""
+def send(input: SupportsDLPack, peer: int) -> None:
+    """Sends to the rank `peer`, which calls `recv` with an array of equal shape and type.
+
+    Examples:
+        >>> if ark.distributed.group().world_size > 1:
+        ...     ark.distributed.send(np.ones(2), peer=1)
+    """
     group().send(input, peer)
 
 
-def recv(out: Any, peer: int) -> Any:
-    """See Group.recv: receives into `out` from the rank `peer`."""
-    return group().recv(out, peer)
+def recv(out: ArrayT, peer: int) -> ArrayT:
+    """Receives into `out` from the rank `peer`, which calls `send`, and returns `out`.
+
+    Examples:
+        >>> if ark.distributed.group().world_size > 1:
+        ...     ark.distributed.recv(np.empty(2), peer=0)
+    """
+    result: ArrayT = group().recv(out, peer)
+    return result
 
 
 def barrier() -> None:
-    """Returns when every rank has called it."""
+    """Returns when every rank has called it.
+
+    Examples:
+        >>> ark.distributed.barrier()
+    """
     group().barrier()

@@ -80,7 +80,13 @@ class Optimizer:
 
 
 class SGD(Optimizer):
-    """Stochastic gradient descent, with momentum (Sutskever et al. 2013) and weight decay."""
+    """Stochastic gradient descent, with momentum (Sutskever et al. 2013) and weight decay.
+
+    Examples:
+        >>> w = ark.parameter([4], ark.fp32)
+        >>> optimizer = ark.optim.SGD([w], lr=0.1)
+        >>> optimizer.step([ark.tensor([4])])
+    """
 
     def __init__(
         self,
@@ -108,7 +114,13 @@ class SGD(Optimizer):
 
 
 class Adam(Optimizer):
-    """Adam (Kingma and Ba 2015); weight_decay is added to the gradient."""
+    """Adam (Kingma and Ba 2015); weight_decay is added to the gradient.
+
+    Examples:
+        >>> w = ark.parameter([4], ark.fp32)
+        >>> optimizer = ark.optim.Adam([w], lr=0.1)
+        >>> optimizer.step([ark.tensor([4])])
+    """
 
     decoupled = False
 
@@ -161,7 +173,13 @@ class Adam(Optimizer):
 
 
 class AdamW(Adam):
-    """Adam with decoupled weight decay (Loshchilov and Hutter 2019)."""
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019).
+
+    Examples:
+        >>> w = ark.parameter([4], ark.fp32)
+        >>> optimizer = ark.optim.AdamW([w], lr=0.1)
+        >>> optimizer.step([ark.tensor([4])])
+    """
 
     decoupled = True
 
@@ -181,6 +199,11 @@ class LAMB(AdamW):
 
     You et al. 2020, algorithm 2, phi(x) = x, with decoupled weight decay; unscaled if one of the
     two norms is 0.
+
+    Examples:
+        >>> w = ark.parameter([4], ark.fp32)
+        >>> optimizer = ark.optim.LAMB([w], lr=0.1)
+        >>> optimizer.step([ark.tensor([4])])
     """
 
     def _updated(self, place: int, value: Tensor, gradient: Tensor) -> Tensor:
@@ -198,6 +221,11 @@ def clip_grad_norm(gradients: Sequence[Tensor], max_norm: float) -> tuple[list[T
 
     The norm, of shape (1,), is the one before, as of torch.nn.utils.clip_grad_norm_ (Pascanu et al.
     2013).
+
+    Examples:
+        >>> scaled, norm = ark.optim.clip_grad_norm([ark.tensor([4])], max_norm=1.0)
+        >>> scaled[0].shape(), norm.shape()
+        ([4], [1])
     """
     total: Any = None
     for gradient in gradients:

@@ -62,6 +62,12 @@ def register(architecture: str, decoder_class: type[Any], model_type: str = "") 
     architectures. A package adds its decoders to every process by entry points of the group
     `ark.models`. Raises InvalidUsageError for a class that is not a decoder and for a name that is
     taken.
+
+    Examples:
+        >>> from ark.models.llama import Llama
+        >>> class OwnDecoder(Llama):
+        ...     pass
+        >>> ark.models.register("OwnDecoderForCausalLM", OwnDecoder)
     """
     known = ARCHITECTURES.get(architecture, decoder_class)
     if known != decoder_class:

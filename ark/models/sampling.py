@@ -36,6 +36,10 @@ class SamplingParams:
     strings that end the text. logprobs: how many of the most probable tokens are reported beside
     the chosen one; None reports nothing. suppress_tokens: ids that are never sampled.
     structured_outputs: the form that the text must have, for `ark.LLM` and the server.
+
+    Examples:
+        >>> ark.SamplingParams(temperature=0.7, top_p=0.9, max_tokens=32).max_tokens
+        32
     """
 
     n: int = 1

@@ -23,6 +23,11 @@ class StructuredOutputsParams:
     json: a JSON schema, as an object or as text. regex: a regular expression of the whole text.
     choice: the texts to choose from. grammar: a context-free grammar in Lark's or GBNF's syntax.
     json_object: any JSON object.
+
+    Examples:
+        >>> form = ark.StructuredOutputsParams(regex="[a-z]+")
+        >>> ark.SamplingParams(structured_outputs=form).structured_outputs.regex
+        '[a-z]+'
     """
 
     json: Mapping[str, Any] | str | None = None

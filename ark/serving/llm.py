@@ -37,7 +37,14 @@ MAX_IDS = 1 << 31
 
 
 class LLM:
-    """A loaded checkpoint. A context manager; its methods may be called from any thread."""
+    """A loaded checkpoint. A context manager; its methods may be called from any thread.
+
+    Examples:
+        >>> with ark.LLM("examples/noah", max_model_len=32) as llm:
+        ...     answers = llm.generate("The king said", ark.SamplingParams(max_tokens=2))
+        >>> len(answers[0].outputs[0].token_ids)
+        2
+    """
 
     def __init__(
         self,

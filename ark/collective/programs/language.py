@@ -154,6 +154,14 @@ def program(
     chunks: the number of chunks of the data, by default one per rank. scratch: slots of scratch
     memory per rank. root: of a broadcast or reduce. pieces: independent copies on pieces of every
     chunk. name: by default the function's. Raises PlanError with the first fault of the program.
+
+    Examples:
+        >>> @ark.comm.program("broadcast", ranks=2, chunks=1, root=0)
+        ... def star(p):
+        ...     for rank in p.ranks:
+        ...         p.input(0, 0).to(p.output(rank, 0))
+        >>> star.name, star.ranks
+        ('star', 2)
     """
 
     def decorate(function: Callable[[Program], object]) -> CollectiveProgram:

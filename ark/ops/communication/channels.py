@@ -50,6 +50,10 @@ def symmetric(shape: Sequence[int], dtype: DataType = fp32, name: str = "") -> T
 
     All ranks call it with equal arguments. name: what it is called on all of them, by default the
     number of the call. InvalidUsageError for a name that is taken.
+
+    Examples:
+        >>> ark.comm.symmetric([4, 8], ark.fp16).shape()
+        [4, 8]
     """
     dims = check_dims("symmetric", shape)
     if not isinstance(dtype, DataType):
@@ -70,6 +74,15 @@ class Channel:
     """This rank's end of a channel to `peer`; the peer's end has the same tag.
 
     engine: how bytes travel (docs/channels.md), by default what suits the machine and the size.
+    InvalidUsageError where the peer is no other rank of the model.
+
+    Examples:
+        >>> with ark.use_model(ark.Model(rank=0, world_size=2)):
+        ...     received = ark.comm.symmetric([16])
+        ...     channel = ark.comm.channel(1)
+        ...     channel.put(ark.tensor([16]), received, signal=True)
+        >>> channel.peer
+        1
     """
 
     def __init__(self, peer: int, tag: int = 0, engine: str = AUTO) -> None:

@@ -7,13 +7,18 @@ from __future__ import annotations
 import doctest
 import inspect
 from collections.abc import Iterator
+from operator import attrgetter
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 import ark
+import ark.models
+from ark.models import registry
 
+ROOT = Path(__file__).resolve().parents[3]
 LATER = ("from_onnx", "from_torch", "inference_model", "training_model", "parallelize")
 FUNCTIONS = sorted(
     name
@@ -23,7 +28,13 @@ FUNCTIONS = sorted(
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 # load: whatever was saved. grad: a tensor or a list of them, as `inputs` was.
 RETURNS_ANY = {"load", "grad"}
-CLASSES = (*("DataType", "Dims", "Model", "Module", "Plan", "Planner", "Tensor", "TokenState"),)
+CLASSES = (
+    *("DataType", "Dims", "Model", "Module", "Plan", "Planner", "Tensor", "TokenState"),
+    *("LLM", "SamplingParams", "StructuredOutputsParams", "models.register"),
+    *(f"optim.{name}" for name in ark.optim.__all__),
+    *(f"comm.{name}" for name in ark.comm.__all__ if name != "topology"),
+    *(f"distributed.{name}" for name in ark.distributed.__all__),
+)
 FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 
 
@@ -35,10 +46,14 @@ def fresh() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", [*FUNCTIONS, *CLASSES])
-def test_the_example_of_a_function_or_class_runs(name: str) -> None:
+def test_the_example_of_a_function_or_class_runs(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(registry, "ARCHITECTURES", dict(registry.ARCHITECTURES))
     space = {"ark": ark, "np": np, "torch": torch}
     parser, runner = doctest.DocTestParser(), doctest.DocTestRunner(optionflags=FLAGS)
-    text = inspect.getdoc(getattr(ark, name)) or ""
+    text = inspect.getdoc(attrgetter(name)(ark)) or ""
     case = parser.get_doctest(text, space, name, None, 0)
     assert case.examples, f"ark.{name} has no example"
     assert "\nExamples:\n" in text, "the site shows the section `Examples:` as code, no other"
@@ -73,6 +88,12 @@ def test_signatures_of_ops_say_types() -> None:
         if "Any" in str(inspect.signature(getattr(ark, name)).return_annotation)
     ]
     assert not untyped, untyped
+
+
+def test_collectives_on_arrays_give_the_callers_kind_of_array() -> None:
+    for name in ark.distributed.__all__:
+        types = inspect.get_annotations(getattr(ark.distributed, name))
+        assert "Any" not in types.values(), name
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

@@ -219,3 +219,16 @@ def test_a_long_step_says_that_it_goes_on(
     assert said == "ark warn: compiling; this goes on\n"
     with log.slow("nothing"):
         monkeypatch.setattr(log, "PATIENCE_S", 60)
+
+
+def test_names_of_algorithms_are_whole_in_80_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["topo", "compare", "ring4", "--collective", "all_gather"]) == 0
+    out = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+    assert "bidirectional_ring" in out and "recursive_doubling" in out and "…" not in out
+    assert max(map(len, out.splitlines())) <= 80
