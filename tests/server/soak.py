@@ -34,7 +34,7 @@ from tests.server.running import until
 HAS_GRAMMARS = importlib.util.find_spec("llguidance") is not None
 PROMPT_COUNT = 40
 CLIENTS = 32  # requests at the same time
-PARTS = 10  # of the soak, after each of which memory is read
+MEMORY_READINGS = 10  # of a soak
 MAX_GROWTH_BYTES = 64 << 20  # from the end of the second part on
 CLIENT_S = 600.0
 PATIENCE_S = 120.0
@@ -302,9 +302,9 @@ def soak(server: Process, requests: int, connections: int) -> Load:
         await load.alone()
         memory, left_open = [], []
         async with load.beside_idle(connections):
-            for part in range(PARTS):
+            for part in range(MEMORY_READINGS):
                 begin = time.monotonic()
-                some = kinds[part::PARTS]
+                some = kinds[part::MEMORY_READINGS]
                 left_open += [
                     asyncio.ensure_future(load.one(kind, number))
                     for number, kind in enumerate(some)
@@ -314,7 +314,7 @@ def soak(server: Process, requests: int, connections: int) -> Load:
                 memory.append(server.resident_bytes())
                 rate = len(some) / (time.monotonic() - begin)
                 print(
-                    f"{requests * (part + 1) // PARTS:,} requests: {rate:.0f} a second, "
+                    f"{requests * (part + 1) // MEMORY_READINGS:,} requests: {rate:.0f} a second, "
                     f"{memory[-1] >> 20} MiB resident, {server.open_files()} files open",
                     flush=True,
                 )

@@ -182,14 +182,14 @@ def test_an_empty_api_key_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--ranks", "3"], "is not divisible by 3 ranks"),
         (["--ranks", "2", "--task", "embed"], "--task embed runs on one device"),
     ],
 )
 def test_ranks_that_are_refused(
-    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["serve", str(NOAH), *words]) != 0
-    assert said in " ".join(capsys.readouterr().err.split())
+    assert message in " ".join(capsys.readouterr().err.split())
