@@ -33,7 +33,7 @@ from tests.server.running import until
 
 HAS_GRAMMARS = importlib.util.find_spec("llguidance") is not None
 PROMPT_COUNT = 40
-CLIENTS = 32  # requests at the same time
+MAX_CLIENTS = 32  # at the same time
 MEMORY_READINGS = 10  # of a soak
 MAX_GROWTH_BYTES = 64 << 20  # from the end of the second part on
 CLIENT_S = 600.0
@@ -262,7 +262,7 @@ class Load:
 
     async def many(self, kinds: Sequence[Kind]) -> None:
         """Clients of these kinds, so many at the same time."""
-        gate = asyncio.Semaphore(CLIENTS)
+        gate = asyncio.Semaphore(MAX_CLIENTS)
 
         async def gated(kind: Kind) -> None:
             async with gate:
@@ -341,13 +341,13 @@ def terminate(server: Process, expected: dict[int, str]) -> None:
     load = Load(server.port, expected)
 
     async def run() -> None:
-        clients = [asyncio.ensure_future(load.one(long, number)) for number in range(CLIENTS)]
+        clients = [asyncio.ensure_future(load.one(long, number)) for number in range(MAX_CLIENTS)]
 
         def begun() -> int:
             now = httpx.get(f"{server.url}/stats", timeout=PATIENCE_S).json()
             return int(now["running"] + now["waiting"])
 
-        while await asyncio.to_thread(begun) + sum(c.done() for c in clients) < CLIENTS:
+        while await asyncio.to_thread(begun) + sum(c.done() for c in clients) < MAX_CLIENTS:
             await asyncio.sleep(0.001)
         assert not all(client.done() for client in clients)
         server.process.send_signal(signal.SIGTERM)
@@ -362,7 +362,7 @@ def kill(server: Process) -> None:
     load = Load(server.port)
 
     async def run() -> None:
-        clients = [asyncio.ensure_future(load.one(cancels, n)) for n in range(CLIENTS)]
+        clients = [asyncio.ensure_future(load.one(cancels, n)) for n in range(MAX_CLIENTS)]
         await asyncio.wait(clients, return_when=asyncio.FIRST_COMPLETED)
         server.process.kill()
         await asyncio.gather(*clients, return_exceptions=True)
