@@ -33,8 +33,8 @@ from tests.server.running import until
 
 HAS_GRAMMARS = importlib.util.find_spec("llguidance") is not None
 PROMPT_COUNT = 40
-MAX_CLIENTS = 32  # requests at the same time
-MEMORY_READINGS = 10  # of the soak, after each of which memory is read
+MAX_CLIENTS = 32  # at the same time
+MEMORY_READINGS = 10  # of a soak
 MAX_GROWTH_BYTES = 64 << 20  # from the end of the second part on
 CLIENT_S = 600.0
 PATIENCE_S = 120.0
