@@ -167,7 +167,7 @@ class _Reverse:
 
         The new nodes stay on the processors that were requested for this one.
         """
-        node = self.nodes[place]
+        node, first = self.nodes[place], len(self.graph.nodes)
         given = [self.regions.take(out) for out in reversed(node.outputs)][::-1]
         if all(g is None for g in given):
             return
@@ -176,6 +176,9 @@ class _Reverse:
             for tensor, gradient, used in zip(node.inputs, gradients, uses, strict=True):
                 if used and gradient is not None:
                     self.regions.put(tensor, gradient)
+        for added in self.graph.nodes[first:]:
+            for out in added.outputs:
+                self.graph.undone[out.buffer.id] = node.outputs[0].buffer.id
 
     def _value(self, tensor: ir.Tensor, place: int) -> Tensor:
         """The handle of a node's input or output; raises ModelError if it was overwritten since."""

@@ -40,6 +40,8 @@ class Graph:
         self.context: int | None = None
         self.scopes: list[str] = []
         self.detached: set[int] = set()  # ids of tensors that are constants to differentiation
+        # By id of the buffer of a gradient op's result, that of the op that it differentiates.
+        self.undone: dict[int, int] = {}
         self.packings: tuple[Packing, ...] = ()  # how packed parameters are made of others
         self.received: frozenset[int] = frozenset()  # ids of buffers in which packets arrive
         self._depends: dict[int, tuple[Tensor, ...]] = {}

@@ -3,31 +3,28 @@
 
 A pipeline reads the scopes of ops: `f0-3` is the forward pass of micro-batch 3 through stage 0,
 `b0-3` its backward pass, `g` and `h` earlier passes (3F1B), `fin-3` and `bin-3` the layer that all
-ranks share (interlaced), `u0` the update of stage 0's parameters. Without such scopes the graph is
-one micro-batch, and its layers are divided into stages of about equal time. Copies of a model read
-`cuts`, which names the tensors that differ between examples.
+ranks share (interlaced), `u0` the update of stage 0's parameters. Without such scopes stages and
+micro-batches are found (ark.parallel.plans.micro_batches). Copies of a model read `cuts`, which
+names the tensors that differ between examples.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 
 from ark.errors import InvalidUsageError, ModelError
 from ark.ir.graph import Graph, Node
-from ark.parallel.pipeline import Schedule
-from ark.parallel.pipeline.named import PIPELINES, STAGES_PER_DEVICE, list_schedule, named
-from ark.parallel.plans.blocks import blocks_of
+from ark.parallel.pipeline.named import PIPELINES, list_schedule, named
+from ark.parallel.plans.micro_batches import Pipeline, directed, handed_on, widened
 from ark.parallel.plans.pipelined import pipelined
 from ark.parallel.plans.prediction import COPIES
 from ark.parallel.plans.spread import spread
-from ark.parallel.plans.stages import partition
+from ark.parallel.plans.staged import SHARED
 from ark.parallel.transform import ParallelGraph
 
 UserPlan = Callable[[ParallelGraph], None]
 SCOPE = re.compile(r"([a-z])([0-9]+|in)-([0-9]+)\.|u([0-9]+)\.")
-SHARED = "in"  # the block on all ranks
 CO_SHARD_PARTS = 2  # of a rank's work, computed one after the other (co-shard)
 Place = tuple[str, int] | list[int]
 """A block's name and its micro-batch, or the stages whose parameters an op updates."""
@@ -45,70 +42,61 @@ def place_of(node: Node) -> Place:
     return [int(updated)] if updated is not None else (f"{way}{stage}", int(number))
 
 
-def pipeline_plan(
-    name: str, cuts: Mapping[str, int], loads: Callable[[Node], float], width: int = 1
-) -> UserPlan:
-    """A pipeline of that name over the stages and micro-batches of a graph.
+def pipeline_plan(name: str, graph: Graph, how: Pipeline) -> UserPlan:
+    """A pipeline over the stages and micro-batches of a graph: those of its scopes, otherwise those
+    that ark.parallel.plans.staged finds.
 
-    cuts: as in `spread`, for the layer that all ranks share. loads: the approximate time of an op,
-    used if stages are not written down. width: ranks of a stage, which are neighbours; an op that
-    has been split into `width` pieces is shared by them, any other op is computed by each.
+    how: with scopes its cuts are as in `spread`, for the layer that all ranks share.
 
     The plan raises ModelError for ops in no block, InvalidUsageError if the number of micro-batches
     or layers does not fit the pipeline.
     """
 
-    def plan(graph: ParallelGraph) -> None:
-        long = graph.ranks // width
-        stages = long * (STAGES_PER_DEVICE if name == "interleaved" else 1)
-        if any(SCOPE.match(node.name) for node in graph.nodes):
-            places = {node.id: place_of(node) for node in graph.nodes}
+    def plan(split: ParallelGraph) -> None:
+        if any(SCOPE.match(node.name) for node in split.nodes):
+            if how.micro_batches is not None:
+                raise InvalidUsageError(
+                    "the graph's scopes set its micro-batches; omit micro_batches"
+                )
+            _by_scopes(split, how)
         else:
-            places = _dealt(graph.nodes, stages, loads)
-        blocks = [place for place in places.values() if isinstance(place, tuple)]
-        count = 1 + max((number for _, number in blocks), default=0)
-        pairs = 2 if name == "chimera" else 1
-        if count % pairs:
-            raise InvalidUsageError(
-                "chimera sends half of the micro-batches from either end, but their number "
-                f"{count} is odd; use an even number"
-            )
-        handing = _handing(graph.nodes, places) if name == "zero-bubble" else None
-        if cuts:
-            shared = {i for i, p in places.items() if isinstance(p, tuple) and p[0][1:] == SHARED}
-            spread(cuts, among=lambda node: node.id in shared)(graph)
-
-        def block_of(node: Node) -> Place:
-            place = places[node.id]
-            if isinstance(place, list):
-                ranks = [stage % long for stage in place]
-                if pairs == 2:
-                    return sorted({*ranks, long - 1 - ranks[0]})
-                return [rank * width + i for rank in ranks for i in range(width)]
-            block, number = place
-            if handing is not None and block[0] == "b" and node.id not in handing:
-                return f"w{block[1:]}", number
-            if pairs == 1:
-                return place
-            pair, up = divmod(number, 2)
-            stage = int(block[1:])
-            at = long - 1 - stage if up else stage
-            return f"{block[0]}{at}.{'up' if up else 'down'}", pair
-
-        inference = not any(block[0] == "b" for block, _ in blocks)
-        order = list_schedule(named(name, long, inference=inference), count // pairs)
-        pipelined(_widened(order, width), block_of)(graph)
+            how.place(split, graph)
 
     return plan
 
 
-def _widened(schedule: Schedule, width: int) -> Schedule:
-    """The schedule with `width` devices in place of each device."""
-    entries = (
-        replace(e, devices=tuple(d * width + i for d in e.devices for i in range(width)))
-        for e in schedule.entries
-    )
-    return replace(schedule, entries=tuple(entries))
+def _by_scopes(graph: ParallelGraph, how: Pipeline) -> None:
+    """The plan of a graph whose scopes are blocks and micro-batches."""
+    name, width, long = how.name, how.width, graph.ranks // how.width
+    places = {node.id: place_of(node) for node in graph.nodes}
+    blocks = {i: place for i, place in places.items() if isinstance(place, tuple)}
+    count = 1 + max((number for _, number in blocks.values()), default=0)
+    if count % how.pairs:
+        raise InvalidUsageError(
+            "chimera sends half of the micro-batches from either end, but their number "
+            f"{count} is odd; use an even number"
+        )
+    named_blocks = {i: f"{block}-{number}" for i, (block, number) in blocks.items()}
+    handing = handed_on(graph.nodes, named_blocks) if name == "zero-bubble" else None
+    if how.cuts:
+        shared = {i for i, (block, _) in blocks.items() if block[1:] == SHARED}
+        spread(how.cuts, among=lambda node: node.id in shared)(graph)
+
+    def block_of(node: Node) -> Place:
+        place = places[node.id]
+        if isinstance(place, list):
+            ranks = [stage % long for stage in place]
+            if how.pairs == 2:
+                return sorted({*ranks, long - 1 - ranks[0]})
+            return [rank * width + i for rank in ranks for i in range(width)]
+        block, number = place
+        if handing is not None and block[0] == "b" and node.id not in handing:
+            return f"w{block[1:]}", number
+        return directed(block, number, long) if how.pairs == 2 else place
+
+    inference = not any(block[0] == "b" for block, _ in blocks.values())
+    order = list_schedule(named(name, long, inference=inference), count // how.pairs)
+    pipelined(widened(order, width), block_of)(graph)
 
 
 def copies_plan(name: str, graph: Graph, ranks: int, cuts: Mapping[str, int]) -> UserPlan:
@@ -146,34 +134,6 @@ def _updated(graph: Graph) -> tuple[list[tuple[str, tuple[int, ...]]], ...]:
     sizes = {t.extents for t in owned}
     kept = [t for t in lasting if t.buffer.arena != "parameter" and t.extents in sizes]
     return tuple([(t.buffer.name, t.extents) for t in group] for group in (owned, kept))
-
-
-def _dealt(nodes: Sequence[Node], stages: int, loads: Callable[[Node], float]) -> dict[int, Place]:
-    """One micro-batch: consecutive layers form each stage, of about equal time."""
-    blocks = blocks_of(nodes)
-    times = [sum(loads(node) for node in block.nodes) for block in blocks]
-    stage_of = partition(times, stages, [False] * len(blocks))
-    pairs = zip(blocks, stage_of, strict=True)
-    return {node.id: (f"f{stage}", 0) for block, stage in pairs for node in block.nodes}
-
-
-def _handing(nodes: Sequence[Node], places: Mapping[int, Place]) -> set[int]:
-    """Nodes of the backward pass that another block waits for; the others compute weights'
-    gradients.
-    """
-    writers = {t.buffer.id: places[n.id] for n in nodes for t in n.outputs}
-    wanted: set[int] = set()
-    awaited: set[int] = set()
-    for node in reversed(nodes):
-        place = places[node.id]
-        if isinstance(place, list) or place[0][0] != "b":
-            continue
-        if any(t.buffer.id in wanted for t in node.outputs):
-            awaited.add(node.id)
-            wanted |= {t.buffer.id for t in node.inputs}
-        else:
-            wanted |= {t.buffer.id for t in node.inputs if writers.get(t.buffer.id, place) != place}
-    return awaited
 
 
 NAMED = frozenset((*PIPELINES, *COPIES))

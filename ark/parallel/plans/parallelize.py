@@ -21,6 +21,7 @@ from ark.parallel.pipeline.named import PIPELINES
 from ark.parallel.plans.blocks import blocks_of, isomorphic
 from ark.parallel.plans.by_name import NAMED, copies_plan, pipeline_plan
 from ark.parallel.plans.choices import Choice, Costs, Option
+from ark.parallel.plans.micro_batches import Pipeline
 from ark.parallel.plans.rules import PLANS, allowed, roles_of
 from ark.parallel.plans.search import Kept, Memory, Solution, search
 from ark.parallel.plans.times import Rates, rates_of
@@ -60,6 +61,7 @@ def parallelize(
     link_gbps: float = LINK_GBPS,
     memory_bytes: int | None = None,
     cuts: Mapping[str, int] | None = None,
+    micro_batches: int | None = None,
 ) -> Parallelized:
     """Splits a one-device model over ranks.
 
@@ -76,7 +78,10 @@ def parallelize(
         link_gbps: GB/s at which a rank sends, for the prediction.
         memory_bytes: what a rank has for parameters; None: enough.
         cuts: for copies of the model what differs from example to example, by the name of its
-            buffer the dimension of examples; for `interlaced` the cut of the shared layer.
+            buffer the dimension of examples; likewise for pipelines of graphs without scopes (with
+            scopes: for `interlaced` the cut of the shared layer).
+        micro_batches: of a pipeline of a graph without scopes; by default twice the ranks, or the
+            next smaller number that divides the batch.
 
     Raises:
         InvalidUsageError: no such plan, or a mesh of no ranks. UnsupportedError: a graph that
@@ -100,11 +105,11 @@ def parallelize(
     rates = rates_of(machine, link_gbps) if machine else Rates(1e5, 1e4, link_gbps * 1e3)
     costs = Costs(axes, rates, nodes=split.nodes)
     if len(names) == 1 and names[0] in NAMED and (cuts or names[0] not in PLANS):
-        plan = _by_name(names[0], graph, split.ranks, cuts or {}, costs)
-    elif cuts:
+        plan = _by_name(names[0], graph, split.ranks, cuts or {}, costs, micro_batches)
+    elif cuts or micro_batches:
         raise InvalidUsageError(
-            f"cuts are for copies of a model and pipelines along one axis, not for {plan!r}; "
-            "omit them, or pass them to ark.parallel.spread"
+            "cuts and micro_batches are for copies of a model and pipelines along one axis, not "
+            f"for {plan!r}; omit them, or pass cuts to ark.parallel.spread"
         )
     if callable(plan):
         plan(split)
@@ -133,7 +138,7 @@ def parallelize(
         for at, piece in () if staged else pieces:
             split.op_assign(piece, *_ranks_at(at, axes))
     if staged:
-        pipeline_plan(first, {}, lambda n: min(o.us for o in costs.options(n)), axes[0])(split)
+        pipeline_plan(first, graph, _pipeline(first, {}, costs, None, axes[0]))(split)
     return _written(split, solution)
 
 
@@ -142,12 +147,29 @@ def _written(split: ParallelGraph, solution: Solution | None) -> Parallelized:
 
 
 def _by_name(
-    name: str, graph: Graph, ranks: int, cuts: Mapping[str, int], costs: Costs
+    name: str,
+    graph: Graph,
+    ranks: int,
+    cuts: Mapping[str, int],
+    costs: Costs,
+    micro_batches: int | None,
 ) -> UserPlan:
     """A pipeline, or copies of the model."""
-    if name not in PIPELINES:
-        return copies_plan(name, graph, ranks, cuts)
-    return pipeline_plan(name, cuts, lambda node: min(o.us for o in costs.options(node)))
+    if name in PIPELINES:
+        return pipeline_plan(name, graph, _pipeline(name, cuts, costs, micro_batches))
+    if micro_batches is not None:
+        raise InvalidUsageError(f"micro_batches is for pipelines, not for {name!r}; omit it")
+    return copies_plan(name, graph, ranks, cuts)
+
+
+def _pipeline(
+    name: str, cuts: Mapping[str, int], costs: Costs, micro_batches: int | None, width: int = 1
+) -> Pipeline:
+    def load(node: Node) -> float:
+        return min(o.us for o in costs.options(node))
+
+    rate = costs.rates.link_bytes_per_us
+    return Pipeline(name, cuts, micro_batches, load, rate, width)
 
 
 def _kept(plan: ParallelGraph) -> list[Kept]:

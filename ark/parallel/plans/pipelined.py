@@ -7,7 +7,7 @@ micro-batch waits only for its data, and each rank keeps the schedule's order.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ark.errors import ModelError
 from ark.ir.graph import Node
@@ -49,18 +49,29 @@ def pipelined(
                 at = devices if len(own) == 1 else (devices[number % len(devices)],)
                 graph.op_assign(piece, *at)
                 pieces[key].append(piece)
-        for device in range(graph.ranks):
-            here = sorted(
-                (e for e in entries.values() if device in e.devices), key=lambda e: e.start
-            )
-            busy = [pieces[e.block, e.micro_batch] for e in here]
-            busy = [group for group in busy if group]
-            for before, after in itertools.pairwise(busy):
-                for first in ends(before, True):
-                    for then in ends(after, False):
-                        graph.op_order(first, then)
+        in_order(graph, schedule, pieces)
 
     return plan
+
+
+def in_order(
+    graph: ParallelGraph, schedule: Schedule, pieces: Mapping[tuple[str, int], list[Piece]]
+) -> None:
+    """Orders pieces on each rank as the schedule orders their blocks.
+
+    pieces: by block and micro-batch, on the block's devices.
+    """
+    for device in range(graph.ranks):
+        here = sorted((e for e in schedule.entries if device in e.devices), key=lambda e: e.start)
+        busy = [
+            [p for p in pieces.get((e.block, e.micro_batch), ()) if device in graph.ranks_of(p)]
+            for e in here
+        ]
+        busy = [group for group in busy if group]
+        for before, after in itertools.pairwise(busy):
+            for first in ends(before, True):
+                for then in ends(after, False):
+                    graph.op_order(first, then)
 
 
 def ends(pieces: list[Piece], last: bool) -> list[Piece]:

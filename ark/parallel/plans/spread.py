@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from ark.errors import InvalidUsageError, UnsupportedError
 from ark.ir.graph import Node
@@ -37,22 +37,16 @@ def spread(
     """
 
     def plan(graph: ParallelGraph) -> None:
-        cut = _seeds(graph, cuts)
-        all_ranks, count = range(graph.ranks), graph.ranks * parts
+        cut = seeds(graph, cuts, graph.ranks, f"over {graph.ranks} ranks")
+        count = graph.ranks * parts
         for node in filter(among, graph.nodes):
             (whole,) = graph.pieces(node)
-            letter = _letter(node, cut, count) or _letter(node, cut, graph.ranks)
-            if letter is None:
-                graph.op_assign(whole, *all_ranks)
+            pieces = split_along(graph, whole, cut, (count, graph.ranks))
+            if not pieces:
+                graph.op_assign(whole, *range(graph.ranks))
                 continue
-            fine = count if _letter(node, cut, count) == letter else graph.ranks
-            for number, piece in enumerate(graph.op_trans(whole, letter, fine)):
-                graph.op_assign(piece, number * graph.ranks // fine)
-            assert whole.annotation is not None
-            result = whole.annotation.operands[-1]
-            if letter in result:
-                for tensor in node.outputs:
-                    cut[tensor.buffer.id] = result.index(letter)
+            for number, piece in enumerate(pieces):
+                graph.op_assign(piece, number * graph.ranks // len(pieces))
         if parts > 1:
             _in_turn(graph, among, parts)
 
@@ -118,8 +112,11 @@ def _layer(node: Node) -> str:
     return ".".join(scopes[: numbered[0] + 1] if numbered else scopes)
 
 
-def _seeds(graph: ParallelGraph, cuts: Mapping[str, int]) -> dict[int, int]:
-    """The dimension by buffer; raises InvalidUsageError for tensors that cannot be cut along it."""
+def seeds(graph: ParallelGraph, cuts: Mapping[str, int], count: int, among: str) -> dict[int, int]:
+    """The dimension by buffer; raises InvalidUsageError for tensors that cannot be cut along it.
+
+    count: parts of each; among: of what, for the error.
+    """
     written = {n.outputs[0].buffer.id for n in graph.nodes}
     read = {t.buffer.id: t for n in graph.nodes for t in n.inputs if t.buffer.id not in written}
     dimension_of = {}
@@ -129,16 +126,37 @@ def _seeds(graph: ParallelGraph, cuts: Mapping[str, int]) -> dict[int, int]:
             raise InvalidUsageError(f"the graph has no input named {name!r}")
         for tensor in named:
             extents = tensor.extents
-            if not 0 <= dimension < len(extents) or extents[dimension] % graph.ranks:
+            if not 0 <= dimension < len(extents) or extents[dimension] % count:
                 raise InvalidUsageError(
                     f"{name} of shape {list(extents)} cannot be cut along dimension {dimension} "
-                    f"over {graph.ranks} ranks; use a dimension divisible by {graph.ranks}"
+                    f"{among}; use a dimension divisible by {count}"
                 )
             dimension_of[tensor.buffer.id] = dimension
     return dimension_of
 
 
-def _letter(node: Node, cut: Mapping[int, int], ranks: int) -> str | None:
+def split_along(
+    graph: ParallelGraph, piece: Piece, cut: dict[int, int], counts: Sequence[int]
+) -> list[Piece]:
+    """Splits a piece along the letter along which its operands arrive cut, into as many parts as
+    the first of `counts` that divides it; nothing, and no pieces, if none does.
+
+    cut: the dimension along which each buffer is cut; the node's results are added.
+    """
+    node = piece.node
+    letter = next((x for x in (_letter(node, cut, n) for n in counts) if x), None)
+    if letter is None:
+        return []
+    count = next(n for n in counts if _letter(node, cut, n) == letter)
+    assert piece.annotation is not None
+    result = piece.annotation.operands[-1]
+    if letter in result:
+        for tensor in node.outputs:
+            cut[tensor.buffer.id] = result.index(letter)
+    return graph.op_trans(piece, letter, count)
+
+
+def _letter(node: Node, cut: Mapping[int, int], count: int) -> str | None:
     """The letter along which most elements of a node's operands arrive cut, or None."""
     try:
         annotation = annotate(node)
@@ -149,6 +167,6 @@ def _letter(node: Node, cut: Mapping[int, int], ranks: int) -> str | None:
     for tensor, letters in zip(node.inputs, annotation.operands, strict=False):
         if tensor.buffer.id in cut:
             letter = letters[cut[tensor.buffer.id]]
-            if letter != "1" and letter not in annotation.frozen and sizes[letter] % ranks == 0:
+            if letter != "1" and letter not in annotation.frozen and sizes[letter] % count == 0:
                 votes[letter] += tensor.elements
     return max(sorted(votes), key=lambda v: votes[v]) if votes else None

@@ -14,10 +14,13 @@ from collections.abc import Sequence
 from ark.errors import InvalidUsageError
 
 
-def partition(loads: Sequence[float], stages: int, shared: Sequence[bool]) -> list[int]:
+def partition(
+    loads: Sequence[float], stages: int, shared: Sequence[bool], sent: Sequence[float] = ()
+) -> list[int]:
     """The stage of each block; -1 for those that all ranks share.
 
-    loads: time of each block. Raises InvalidUsageError if there are fewer blocks than stages.
+    loads: time of each block. sent: time in which the values arrive that a stage reads if it begins
+    with the block (default: none). Raises InvalidUsageError if there are fewer blocks than stages.
     """
     own = [i for i, all_ranks in enumerate(shared) if not all_ranks]
     if len(own) < stages:
@@ -33,7 +36,8 @@ def partition(loads: Sequence[float], stages: int, shared: Sequence[bool]) -> li
         after, cut = [math.inf] * (count + 1), [0] * (count + 1)
         for end in range(1, count + 1):
             for begin in range(end):
-                slowest = max(best[begin], sums[end] - sums[begin])
+                waited = sent[own[begin]] if sent and begin else 0.0
+                slowest = max(best[begin], sums[end] - sums[begin] + waited)
                 if slowest < after[end]:
                     after[end], cut[end] = slowest, begin
         best, cuts = after, [*cuts, cut]

@@ -39,7 +39,7 @@ MIDDLES: dict[str, tuple[int, ...]] = {
     "two shapes": (2, 3, 6),
     "conv": (2, 1, 3, 3),
 }
-PIPELINES = ("gpipe", "1f1b", "zero-bubble", "interlaced", "interleaved", "3f1b")
+PIPELINES = ("gpipe", "1f1b", "zero-bubble", "interlaced", "interleaved")
 COPIES = ("data", "zero1", "zero2", "zero3", "co-shard")
 PLANS = [
     *((name, False) for name in (*PIPELINES, "data", "column", "row", "sequence", "auto")),

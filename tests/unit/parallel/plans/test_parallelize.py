@@ -186,8 +186,8 @@ def scoped(first: str, second: str) -> Graph:
     ("graph", "plan", "cuts", "error", "says"),
     [
         (MODELS["mixing"], "zero1", None, InvalidUsageError, "name the tensors that hold it"),
-        (MODELS["mixing"], "megatron", {"x": 0}, InvalidUsageError, "cuts are for copies"),
-        (MODELS["mixing"], "chimera", None, InvalidUsageError, "use an even number"),
+        (MODELS["mixing"], "megatron", {"x": 0}, InvalidUsageError, "are for copies"),
+        (MODELS["mixing"], "chimera", None, InvalidUsageError, "name the tensors that hold"),
         (MODELS["mixing"], "zero1", {"nobody": 0}, InvalidUsageError, "no input named 'nobody'"),
         (scoped("f0-0", "head"), "1f1b", None, ModelError, "has no pipeline scope"),
         (scoped("f0-0", "f7-0"), "1f1b", None, ModelError, "not in the schedule"),

@@ -1,0 +1,180 @@
+"""Every named plan on six kinds of model (tests/cases/training_models.py), beside one rank.
+
+`trained` runs two steps over ranks, in float64 by NumPy or in fp32 on CPU ranks, and returns the
+largest difference of parameters and moments from torch's in float64. `python -m
+tests.plans_of_models` runs all on CPU ranks, `--write` makes docs/reference/parallel-plans.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ark.backend import registry
+from ark.lower.ranks import plan_ranks
+from ark.parallel import parallelize
+from ark.parallel.pipeline.named import PIPELINES
+from ark.parallel.plans.parallelize import Parallelized
+from ark.parallel.plans.prediction import COPIES
+from ark.parallel.plans.rules import PLANS
+from ark.parallel.transform import View, part_of
+from ark.plan.verify import verify
+from ark.runtime.executor import Executor
+from tests.cases.training_blocks import BLOCKS
+from tests.cases.training_models import TRAINED_STEPS, Step, in_torch, step_of, values
+from tests.ranks import run_ranks
+from tests.unit.parallel.ranks_in_numpy import Ranks
+
+PAGE = Path(__file__).parent.parent / "docs/reference/parallel-plans.md"
+NAMES = tuple(dict.fromkeys((*PLANS, *COPIES, *PIPELINES)))
+KINDS = tuple(BLOCKS)
+RANKS = (2, 3, 4)
+EXACT, FP32 = 1e-11, 2e-4
+"""The largest difference, of the largest element of a tensor: in float64 and in fp32."""
+Part = tuple[str, View, Any]
+"""A buffer's name, the part of it that a rank holds, and its contents."""
+MODEL_LAYERS = 2
+
+
+def passes_of(plan: str) -> int:
+    """Forward passes of the model."""
+    return 3 if plan == "3f1b" else 1
+
+
+def split(kind: str, plan: str, ranks: int) -> tuple[Step, Parallelized]:
+    """The step and its graphs on ranks."""
+    step = step_of(kind, MODEL_LAYERS, gathered=plan == "zero3", passes=passes_of(plan))
+    cuts = step.cuts if plan in PIPELINES or plan in COPIES else None
+    return step, parallelize(step.graph, ranks, plan, cuts=cuts)
+
+
+def _worst(step: Step, kind: str, plan: str, parts: Iterable[Part]) -> float:
+    """The largest difference; AssertionError if no rank holds one of the results."""
+    want = in_torch(kind, MODEL_LAYERS, passes=passes_of(plan))
+    worst, seen = 0.0, set()
+    for buffer, view, actual in parts:
+        name = step.names.get(buffer)
+        if name in step.results:
+            seen.add(name)
+            part = part_of(want[name], view)
+            scale = max(1e-30, np.abs(want[name]).max())
+            worst = max(worst, float(np.abs(np.reshape(actual, part.shape) - part).max() / scale))
+    assert seen == set(step.results), f"no rank holds {sorted(set(step.results) - seen)}"
+    return worst
+
+
+def in_numpy(kind: str, plan: str, ranks: int) -> float:
+    """The largest relative difference in float64."""
+    step, result = split(kind, plan, ranks)
+    given, memory = values(kind, MODEL_LAYERS), Ranks(result.ranks.graphs)
+    held = [(r, b, v) for r, held in enumerate(result.ranks.held) for b, v in held.items()]
+    for rank, buffer, view in held:
+        if step.names.get(buffer) in given:
+            memory.fill(rank, buffer, part_of(given[step.names[buffer]], view))
+    for _ in range(TRAINED_STEPS):
+        memory.run()
+    return _worst(step, kind, plan, [(b, v, memory.read(r, b)) for r, b, v in held])
+
+
+def on_cpu_ranks(kind: str, plan: str, ranks: int) -> float:
+    """The largest relative difference in fp32."""
+    step, result = split(kind, plan, ranks)
+    given = values(kind, MODEL_LAYERS)
+    plans = plan_ranks(result.ranks.graphs, registry.machine("cpu-1"))
+    verify(plans)
+    backend, _ = registry.choose("cpu")
+
+    def work(own: Any) -> list[Part]:
+        held = result.ranks.held[own.rank]
+        with Executor(
+            plans[own.rank], backend, backend.open(0), ranks=own, budget_s=60.0
+        ) as executor:
+            for buffer, view in held.items():
+                if step.names.get(buffer) in given:
+                    executor.write(buffer, part_of(given[step.names[buffer]], view))
+            executor.start(TRAINED_STEPS).wait(600.0)
+            parts = [(b, v, executor.read(b).copy()) for b, v in held.items() if step.names.get(b)]
+            own.barrier()
+            return parts
+
+    return _worst(step, kind, plan, itertools.chain(*run_ranks(ranks, work)))
+
+
+Rows = dict[tuple[str, str], dict[int, str]]
+"""By kind and plan, for each number of ranks the difference as text."""
+
+
+def table(rows: Rows) -> str:
+    """The page: a row for each plan."""
+    lines = [
+        "# Named plans on six kinds of model",
+        "",
+        "This page is for those who choose a plan. It has two training steps (AdamW) of six kinds "
+        "of model on CPU ranks in fp32: the largest difference of a parameter or moment from "
+        "torch's in float64 on one device, relative to the largest element of the tensor, on "
+        f"{', '.join(map(str, RANKS[:-1]))} and {RANKS[-1]} ranks (-: not run). The first moment "
+        f"is a tenth of the gradient. The limit is {FP32:g}; the same ranks interpreted in float64 "
+        f"stay below {EXACT:g}. Written by `python -m tests.plans_of_models --write`; the models "
+        "are in tests/cases/training_blocks.py.",
+        "",
+        f"| Plan | {' | '.join(KINDS)} |",
+        "|---" * (len(KINDS) + 1) + "|",
+    ]
+    for plan in NAMES:
+        cells = [
+            " ".join(rows.get((kind, plan), {}).get(ranks, "-") for ranks in RANKS)
+            for kind in KINDS
+        ]
+        lines.append(f"| `{plan}` | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def known() -> Rows:
+    """What the page has."""
+    rows: Rows = {}
+    for line in PAGE.read_text().splitlines() if PAGE.exists() else ():
+        plan, *cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if plan.strip("`") in NAMES and len(cells) == len(KINDS):
+            for kind, cell in zip(KINDS, cells, strict=True):
+                differences = zip(RANKS, cell.split(), strict=True)
+                rows[kind, plan.strip("`")] = {r: text for r, text in differences if text != "-"}
+    return rows
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
+    parser.add_argument("--plans", nargs="+", choices=NAMES, default=NAMES)
+    parser.add_argument("--ranks", nargs="+", type=int, default=RANKS)
+    parser.add_argument("--numpy", action="store_true", help="interpret the ranks in float64")
+    parser.add_argument("--write", action="store_true", help=f"enter what passed into {PAGE.name}")
+    args = parser.parse_args()
+    failed = []
+    for kind, plan, ranks in itertools.product(args.kinds, args.plans, args.ranks):
+        begun = time.time()
+        try:
+            worst = (in_numpy if args.numpy else on_cpu_ranks)(kind, plan, ranks)
+        except Exception as error:
+            failed.append((kind, plan, ranks))
+            print(f"{kind} {plan} {ranks}: {type(error).__name__}: {error}", flush=True)
+            continue
+        if worst > (EXACT if args.numpy else FP32):
+            failed.append((kind, plan, ranks))
+        elif args.write and not args.numpy:
+            rows = known()
+            rows.setdefault((kind, plan), {})[ranks] = f"{worst:.0e}"
+            PAGE.write_text(table(rows))
+        print(f"{kind} {plan} {ranks}: {worst:.1e} ({time.time() - begun:.1f} s)", flush=True)
+    print(f"{len(failed)} failed: {failed}" if failed else "all equal one rank's")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
