@@ -91,6 +91,16 @@ def run_program(program: Any, input: Any, out: Any = None) -> Any:
     return group().run_program(program, input, out)
 
 
+def register(array: Any) -> Any:
+    """See Group.register: calls access the array's memory in place, without a copy."""
+    return group().register(array)
+
+
+def unregister(array: Any) -> None:
+    """See Group.unregister: ends `register`."""
+    group().unregister(array)
+
+
 def send(input: Any, peer: int) -> None:
     """See Group.send: to the rank `peer`, which receives it."""
     group().send(input, peer)
