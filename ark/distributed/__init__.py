@@ -14,8 +14,10 @@ from ark.distributed.functions import (
     group,
     recv,
     reduce_scatter,
+    register,
     run_program,
     send,
+    unregister,
 )
 
 __all__ = [
@@ -28,6 +30,8 @@ __all__ = [
     "group",
     "recv",
     "reduce_scatter",
+    "register",
     "run_program",
     "send",
+    "unregister",
 ]

@@ -85,6 +85,13 @@ class Array:
         """A view of some rows."""
         return wrap(self.given[begin : begin + count])
 
+    def place(self) -> int:
+        """The address of the first element."""
+        raise NotImplementedError
+
+    def changed(self) -> None:
+        """Called after a kernel has written the array's memory."""
+
     def copy_from(self, other: Array) -> None:
         """Copies the elements of another array with the same number of elements."""
         raise NotImplementedError
@@ -131,6 +138,9 @@ class HostArray(Array):
         if not self.given.flags.writeable:
             raise InvalidUsageError("`out` is read-only; pass a writable array")
 
+    def place(self) -> int:
+        return int(self.given.ctypes.data)
+
     def copy_from(self, other: Array) -> None:
         np.copyto(self.given.reshape(-1), np.asarray(other.given).reshape(-1))
 
@@ -164,6 +174,12 @@ class TorchArray(Array):
 
     def listed(self) -> list[int]:
         return [int(each) for each in self.given.reshape(-1).tolist()]
+
+    def place(self) -> int:
+        return self.address
+
+    def changed(self) -> None:
+        written(self.given)
 
     def copy_from(self, other: Array) -> None:
         self.given.detach().reshape(-1).copy_(other.given.detach().reshape(-1))
@@ -199,7 +215,7 @@ class TorchHostArray(TorchArray):
 
     def read_from(self, view: int) -> None:
         ctypes.memmove(self.address, view, self.nbytes)
-        written(self.given)
+        self.changed()
 
 
 class _DeviceBytes:

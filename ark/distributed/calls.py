@@ -17,6 +17,7 @@ from ark.backend.protocol import Backend
 from ark.collective.programs import Collective, CollectiveProgram
 from ark.collective.programs.attributes import CollectiveAttributes
 from ark.distributed.arrays import Array
+from ark.errors import UnsupportedError
 from ark.ir.dtype import uint8, uint32
 from ark.ir.graph import Graph
 from ark.lower.engines import AUTO, PACKET, choose_engine
@@ -61,6 +62,24 @@ class Key:
         if self.collective == Collective.REDUCE_SCATTER:
             return self.nbytes // world
         return self.nbytes
+
+
+def moved(collective: Collective, x: Array, parts: int, root: int | None) -> Key:
+    """The key of a call that only moves bytes: the same for all types, so that there are few
+    kernels.
+    """
+    word = 4 if x.nbytes // parts % 4 == 0 else 1
+    return Key(collective.value, f"uint{8 * word}", word, x.nbytes // word, None, root)
+
+
+def check_size(key: Key, world: int) -> None:
+    """Raises UnsupportedError for a call of too many bytes."""
+    most = max(key.nbytes, key.out_bytes(world))
+    if most > LARGEST:
+        raise UnsupportedError(
+            f"{key.collective} of {most} bytes on a rank; one call moves at most {LARGEST}: "
+            "split the array into several calls"
+        )
 
 
 def algorithm(key: Key, world: int) -> str | CollectiveProgram:
@@ -121,8 +140,8 @@ class Call:
         self.key, self.device = key, device
         self.source = device.alloc(key.nbytes, "device")
         self.target = device.alloc(key.out_bytes(world), "device")
-        places = {"x": self.source.address, "y": self.target.address}
-        externals = {b.id: places[b.name] for b in plan.buffers if b.arena == "external"}
+        externals = self._externals(plan, self.source.address, self.target.address)
+        self._bound = externals
         try:
             self.executor = Executor(
                 plan, backend, device, ranks=ranks, externals=externals, budget_s=budget_s
@@ -131,6 +150,20 @@ class Call:
             self._free()
             raise
         self._begin()
+
+    @staticmethod
+    def _externals(plan: Plan, source: int, target: int) -> dict[int, int]:
+        places = {"x": source, "y": target}
+        return {b.id: places[b.name] for b in plan.buffers if b.arena == "external"}
+
+    def bind(self, source: int | None, target: int | None) -> None:
+        """Sets the addresses of input and result; None stands for the call's own memory."""
+        source = self.source.address if source is None else source
+        target = self.target.address if target is None else target
+        externals = self._externals(self.executor.plan, source, target)
+        if externals != self._bound:
+            self.executor.rebind(externals)
+            self._bound = externals
 
     def _begin(self) -> None:
         device, executor = self.device, self.executor

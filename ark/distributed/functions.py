@@ -165,6 +165,30 @@ def run_program(
     return result
 
 
+def register(array: ArrayT) -> ArrayT:
+    """Lets calls access this array, or parts of it, in place; returns it.
+
+    array: contiguous, at a multiple of 16 bytes, on the group's device. It is kept until
+    `unregister`.
+
+    Examples:
+        >>> memory = ark.distributed.register(np.zeros(8))
+        >>> ark.distributed.unregister(memory)
+    """
+    result: ArrayT = group().register(array)
+    return result
+
+
+def unregister(array: SupportsDLPack) -> None:
+    """Ends `register`, once queued calls of the array have ended.
+
+    Examples:
+        >>> memory = ark.distributed.register(np.zeros(8))
+        >>> ark.distributed.unregister(memory)
+    """
+    group().unregister(array)
+
+
 def send(input: SupportsDLPack, peer: int) -> None:
     """Sends to the rank `peer`, which calls `recv` with an array of equal shape and type.
 

@@ -3,8 +3,7 @@
 Each collective is a plan of one op (ark.distributed.calls), made when a size is first used and
 kept. All ranks of a group call the same collectives in the same order with equal types and sizes,
 which ark.distributed.lane checks; a send and its receive are called by their two ranks alone. On a
-CPU, calls return when the result is complete and all ranks have made the call; on a GPU they are
-queued on the caller's stream.
+CPU, calls return when all ranks have made the call; on a GPU they join the caller's stream.
 """
 
 from __future__ import annotations
@@ -24,9 +23,10 @@ from ark.collective.programs import Collective, CollectiveProgram
 from ark.distributed import programs
 from ark.distributed.arrays import Array, wrap
 from ark.distributed.board import fingerprint
-from ark.distributed.calls import LARGEST, Call, Key
+from ark.distributed.calls import Call, Key, check_size, moved
 from ark.distributed.lane import Lane, Talk
-from ark.errors import BaseError, InvalidUsageError, UnsupportedError
+from ark.distributed.registered import Registered
+from ark.errors import BaseError, InvalidUsageError
 from ark.ir.values import whole
 from ark.lower.engines import AUTO
 from ark.runtime import tuned_collectives as tuned
@@ -57,6 +57,7 @@ class Group:
         self._calls: defaultdict[Lane, OrderedDict[str, Call]] = defaultdict(OrderedDict)
         self._tuned: tuned.Table | None = None
         self._programs: dict[str, CollectiveProgram] = {}  # by the content of their files
+        self._registered = Registered()
 
     # Collectives. Arrays are NumPy's or torch's, contiguous, on the group's device.
     # called: the name of the caller's function in errors, if it differs.
@@ -170,10 +171,21 @@ class Group:
         text = x.called("run_program", f"program={programs.title(program)}")
         key = Key(program.collective.value, x.element, x.itemsize, x.elements, program.reduction)
         if program.reduction is None:  # parts of an exchange are whole words
-            key = _moved(program.collective, x, 1 if program.permutes else self.world_size, None)
+            key = moved(program.collective, x, 1 if program.permutes else self.world_size, None)
         key = dataclasses.replace(key, root=program.root, algorithm=program)
         self._execute(self._all_ranks, text, text, key, x, y)
         return y.given
+
+    def register(self, array: Any) -> Any:
+        """Lets calls access this array, or parts of it, in place as input or `out`. The array,
+        contiguous, at a multiple of 16 bytes, on the group's device, is kept until `unregister`.
+        """
+        self._registered.add(array, self._device)
+        return array
+
+    def unregister(self, array: Any) -> None:
+        """Ends `register`, once queued calls of the array have ended."""
+        self._registered.remove(array)
 
     def send(self, input: Any, peer: int, way: str = "") -> None:
         """Sends to the rank `peer`, which receives the same number of elements of the same type, in
@@ -260,7 +272,7 @@ class Group:
             key = Key(collective.value, x.element, x.itemsize, x.elements, reduction, root)
         else:
             parts = self.world_size if collective is Collective.ALL_TO_ALL else 1
-            key = _moved(collective, x, parts, root)
+            key = moved(collective, x, parts, root)
         self._execute(self._all_ranks, text, text, key, x, y)
 
     def _pair(self, source: int, target: int, way: str, x: Array, y: Array | None) -> None:
@@ -269,7 +281,7 @@ class Group:
         lane = self._talk.lane(f"{source} to {target} {way}", (source, target))
         peer = f"peer={target if y is None else source}"
         text = x.called("send" if y is None else "recv", peer)
-        key = _moved(Collective.BROADCAST, x, 1, 0)
+        key = moved(Collective.BROADCAST, x, 1, 0)
         self._execute(lane, text, x.called("message"), key, x if y is None else None, y)
 
     def _execute(
@@ -284,11 +296,15 @@ class Group:
             if some.elements == 0:
                 return
             call = self._call(lane, same, key)
-            if x is not None:
+            source, target = self._registered.addresses(x, y)
+            call.bind(source, target)
+            if x is not None and source is None:
                 x.write_to(call.view(x, call.source))
             call.run(stream)
-            if y is not None:
+            if y is not None and target is None:
                 y.read_from(call.view(y, call.target))
+            elif y is not None:
+                y.changed()
 
         lane.make(text, fingerprint(same), stream is None, run)
 
@@ -300,7 +316,7 @@ class Group:
         if same in calls and not lane.fresh:
             calls.move_to_end(same)
             return calls[same]
-        _check_size(key, lane.world_size)
+        check_size(key, lane.world_size)
         hosts = self._arrive(lane)
         if same in calls:
             calls.move_to_end(same)
@@ -381,20 +397,3 @@ def _reduction(op: str) -> str:
             f"the reduction {op!r} does not exist; use one of {', '.join(REDUCTIONS)}"
         )
     return op
-
-
-def _moved(collective: Collective, x: Array, parts: int, root: int | None) -> Key:
-    """The key of a call that only moves bytes: the same for all types, so that there are few
-    kernels.
-    """
-    word = 4 if x.nbytes // parts % 4 == 0 else 1
-    return Key(collective.value, f"uint{8 * word}", word, x.nbytes // word, None, root)
-
-
-def _check_size(key: Key, world: int) -> None:
-    most = max(key.nbytes, key.out_bytes(world))
-    if most > LARGEST:
-        raise UnsupportedError(
-            f"{key.collective} of {most} bytes on a rank; one call moves at most {LARGEST}: "
-            "split the array into several calls"
-        )

@@ -1,9 +1,9 @@
 """Transforms of computation and communication, after CoCoNet (Jangda et al., ASPLOS 2022).
 
-Functions on a `ParallelGraph` of ranks along one axis. A value is Local if each rank has a partial
-sum of it, Replicated if each has all of it, Sliced(d) if each has a part along dimension d. Reading
-a Local value yields its sum, so a read is an all-reduce. Each transform checks its conditions and
-preserves the result; `autotune` selects the fastest of several.
+Functions on a `ParallelGraph`. Of the ranks that compute a value, all or a stage of a pipeline: it
+is Local if each has a partial sum of it, Replicated if each has all of it, Sliced(d) if each has a
+part along dimension d. Reading a Local value yields its sum, so a read is an all-reduce. Each
+transform checks its conditions and preserves the result; `autotune` selects the fastest of several.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ark.collective.programs.attributes import program_of
 from ark.errors import REFUSALS, ModelError, PlanError
 from ark.ir.graph import Node
 from ark.parallel.layout.moves import ring_volume
@@ -20,15 +21,19 @@ from ark.parallel.transform import ParallelGraph, Piece, RankGraphs, annotate, m
 LOCAL, REPLICATED, OTHER = "local", "replicated", "other"
 
 
+def group_of(plan: ParallelGraph, node: Node) -> list[int]:
+    """The ranks that compute a node: all, or those of a stage of a pipeline."""
+    return sorted({rank for piece in plan.pieces(node) for rank in plan.ranks_of(piece)})
+
+
 def layout(plan: ParallelGraph, node: Node) -> str | int:
     """The layout of a node's result: LOCAL, REPLICATED, the dimension that is sliced, or OTHER."""
-    pieces = plan.pieces(node)
+    pieces, group = plan.pieces(node), group_of(plan, node)
     ranks = [plan.ranks_of(piece) for piece in pieces]
     whole = tuple((0, n) for n in node.outputs[0].extents)
-    all_ranks = list(range(plan.ranks))
-    if len(pieces) == 1 and sorted(ranks[0]) == all_ranks and pieces[0].output.share == (0, 1):
+    if len(pieces) == 1 and pieces[0].output.share == (0, 1):
         return REPLICATED
-    if sorted(ranks) != [[rank] for rank in all_ranks]:
+    if sorted(ranks) != [[rank] for rank in group]:
         return OTHER
     if all(p.output.box == whole for p in pieces):
         return LOCAL
@@ -47,16 +52,20 @@ def split(plan: ParallelGraph, node: Node, dimension: int = 0) -> Node:
             f"{node.name} has no all-reduce to split: its result is {layout(plan, node)}; split "
             "the op along a letter that is summed over"
         )
+    group = group_of(plan, node)
     copy = plan.op_copy(node)
-    _slice(plan, copy, dimension)
+    _slice(plan, copy, dimension, group)
     return copy
 
 
-def _slice(plan: ParallelGraph, node: Node, dimension: int) -> None:
-    """Gives each rank an equal part of a node's result."""
+def _slice(plan: ParallelGraph, node: Node, dimension: int, group: Sequence[int]) -> None:
+    """Gives each rank of a group an equal part of a node's result."""
     (whole,) = plan.pieces(node)
-    letter = annotate(node).operands[-1][dimension]
-    for rank, piece in enumerate(plan.op_trans(whole, letter, plan.ranks)):
+    _divide(plan, whole, annotate(node).operands[-1][dimension], group)
+
+
+def _divide(plan: ParallelGraph, whole: Piece, letter: str, group: Sequence[int]) -> None:
+    for rank, piece in zip(group, plan.op_trans(whole, letter, len(group)), strict=True):
         plan.op_assign(piece, rank)
 
 
@@ -68,7 +77,7 @@ def reorder(plan: ParallelGraph, gathered: Node, computations: Sequence[Node]) -
     Raises ModelError if a computation is not Replicated, does not read the sliced value, needs all
     of it at once, or has a Local operand.
     """
-    dimension = layout(plan, gathered)
+    dimension, group = layout(plan, gathered), group_of(plan, gathered)
     if not isinstance(dimension, int):
         raise ModelError(f"{gathered.name} is {dimension}, not sliced; split it first")
     cut = {gathered.outputs[0].buffer.id: dimension}
@@ -76,9 +85,10 @@ def reorder(plan: ParallelGraph, gathered: Node, computations: Sequence[Node]) -
     writers = {n.outputs[0].buffer.id: n for n in plan.nodes}
     chosen: list[tuple[Piece, str]] = []
     for node in (n for n in plan.nodes if n.id in inside):
-        if layout(plan, node) != REPLICATED:
+        if layout(plan, node) != REPLICATED or group_of(plan, node) != group:
             raise ModelError(
-                f"{node.name} is not replicated on all ranks; remove it from the computations"
+                f"{node.name} is not replicated on the ranks {group} of {gathered.name}; remove it "
+                "from the computations"
             )
         annotation = annotate(node)
         letters = set()
@@ -101,8 +111,7 @@ def reorder(plan: ParallelGraph, gathered: Node, computations: Sequence[Node]) -
         if letter in annotation.operands[-1]:
             cut[node.outputs[0].buffer.id] = annotation.operands[-1].index(letter)
     for whole, letter in chosen:
-        for rank, piece in enumerate(plan.op_trans(whole, letter, plan.ranks)):
-            plan.op_assign(piece, rank)
+        _divide(plan, whole, letter, group)
 
 
 def as_slice(plan: ParallelGraph, name: str, dimension: int = 0) -> int:
@@ -117,15 +126,16 @@ def as_slice(plan: ParallelGraph, name: str, dimension: int = 0) -> int:
         for at, tensor in enumerate(node.inputs):
             if tensor.buffer.name != name:
                 continue
-            annotation = annotate(node)
+            annotation, group = annotate(node), group_of(plan, node)
             letter = annotation.operands[at][dimension]
             if layout(plan, node) == REPLICATED and letter in annotation.operands[-1]:
-                _slice(plan, node, annotation.operands[-1].index(letter))
-            part = tensor.extents[dimension] // plan.ranks
+                _slice(plan, node, annotation.operands[-1].index(letter), group)
+            part = tensor.extents[dimension] // len(group)
             for piece in plan.pieces(node):
                 side = piece.inputs[at].box[dimension]
                 for rank in plan.ranks_of(piece):
-                    if side != (rank * part, (rank + 1) * part):
+                    place = group.index(rank)
+                    if side != (place * part, (place + 1) * part):
                         raise ModelError(
                             f"{name} cannot be kept in slices: {node.name} reads {list(side)} of "
                             f"it on rank {rank}; reorder that op before the gather"
@@ -211,15 +221,17 @@ class Tuned:
 
 def cost_us(graphs: RankGraphs, rates: Rates) -> float:
     """Predicted microseconds of the slowest rank: memory traffic and arithmetic of its ops in
-    sequence, rings for all-reduces, and its sends.
+    sequence, rings for collectives, and its sends.
     """
     ranks, slowest = len(graphs.graphs), 0.0
     for graph in graphs.graphs:
         total = 0.0
         for node in graph.nodes:
             moved = sum(t.nbytes for t in (*node.inputs, *node.outputs))
-            if node.type == "all_reduce":
-                sent = ring_volume("all_reduce", ranks, 1) * node.inputs[0].nbytes / ranks
+            if node.type in ("all_reduce", "collective"):
+                program = program_of(node)
+                kind = "all_reduce" if program is None else program.collective.value
+                sent = ring_volume(kind, ranks, 1) * node.inputs[0].nbytes / ranks
                 total += rates.step_us + sent / rates.link_bytes_per_us
             elif node.type == "send":
                 total += rates.step_us / ranks + moved / rates.link_bytes_per_us

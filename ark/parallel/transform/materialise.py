@@ -3,8 +3,8 @@ between them.
 
 Where an operand's view overlaps views that pieces of other ranks wrote, the rank receives them,
 adds partial sums and assembles boxes. All ranks' graphs are written in one order, so sends and
-receives pair up and cannot deadlock. A value of which every rank has a partial sum and every rank
-needs the whole becomes one all_reduce.
+receives pair up and cannot deadlock. Transfers that form a collective of all ranks become one
+(ark.parallel.transform.together).
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from ark.errors import ModelError, UnsupportedError
 from ark.ir.dtype import fp32
 from ark.ir.graph import Graph
 from ark.ir.values import Buffer, Tensor, dense_view
+from ark.lower.engines import ONE_SHOT
 from ark.parallel.transform.normal import LASTING, RESHAPE
 from ark.parallel.transform.pieces import ParallelGraph, Piece
 from ark.parallel.transform.rearranged import local_attrs
+from ark.parallel.transform.together import together
 from ark.parallel.transform.views import Box, View, meeting
 
 ENDS = ("sample", "sample_adjusted", "sample_each")  # may end the run: all ranks do it together
@@ -44,14 +46,17 @@ class RankGraphs:
     held: list[dict[str, View]] = field(default_factory=list)
 
 
-def materialise(plan: ParallelGraph) -> RankGraphs:
-    """The ranks' graphs of a plan; raises ModelError if it has a cycle or omits a piece."""
-    return _Writer(plan).write()
+def materialise(plan: ParallelGraph, algorithm: str = ONE_SHOT) -> RankGraphs:
+    """The ranks' graphs of a plan. algorithm: of collectives of all ranks, as of ark.all_reduce.
+
+    Raises ModelError if the plan has a cycle or omits a piece.
+    """
+    return _Writer(plan, algorithm).write()
 
 
 class _Writer:
-    def __init__(self, plan: ParallelGraph) -> None:
-        self.plan = plan
+    def __init__(self, plan: ParallelGraph, algorithm: str) -> None:
+        self.plan, self.algorithm = plan, algorithm
         self.result = RankGraphs(
             [Graph(rank, plan.ranks) for rank in range(plan.ranks)], [{} for _ in range(plan.ranks)]
         )
@@ -260,20 +265,24 @@ class _Writer:
             if written_here is not None and inside and written.share == view.share:
                 self.fetched[rank, view] = self._part(rank, written_here, written.box, view.box)
                 return
-        if self._reduced_everywhere(view, sources):
+        ranks_of = self.plan.ranks_of
+        by_ranks = [(ranks_of(piece), written) for piece, written in sources]
+        joint = together(view, by_ranks, self.wanted, self.plan.ranks)
+        if joint is not None:
             for other, graph in enumerate(self.result.graphs):
                 own = [
                     self.local[other, piece, view.buffer]
                     for piece, _ in sources
-                    if self.plan.ranks_of(piece) == [other]
+                    if ranks_of(piece) == [other]
                 ]
-                share = own[0]
+                share, read = own[0], joint.reads[other]
                 if len(own) > 1:
-                    share = self._temporary(other, view.shape, own[0])
+                    share = self._temporary(other, share.shape, share)
                     self._add_up(other, own, share)
-                total = self._temporary(other, view.shape, share)
-                graph.add("all_reduce", [share], [total], {"packet": False}, "all_reduce")
-                self.fetched[other, view] = total
+                total = self._temporary(other, read.shape, share)
+                kind, attributes = joint.node(self.algorithm)
+                graph.add(kind, [share], [total], attributes, joint.collective.value)
+                self.fetched[other, read] = total
             return
         cells = list(_cells(view.box, [written.box for _, written in sources]))
         whole = None
@@ -290,19 +299,6 @@ class _Writer:
             self._add_up(rank, parts, self._part(rank, whole, view.box, cell))
         assert whole is not None
         self.fetched[rank, view] = whole
-
-    def _reduced_everywhere(self, view: View, sources: Sequence[Written]) -> bool:
-        """True if each rank has partial sums of exactly this box and needs the whole."""
-        ranks = {tuple(self.plan.ranks_of(piece)) for piece, _ in sources}
-        return (
-            self.plan.ranks > 1
-            and view.share == (0, 1)
-            and ranks == {(rank,) for rank in range(self.plan.ranks)}
-            and all(written.box == view.box for _, written in sources)
-            and sorted(written.share for _, written in sources)
-            == [(i, len(sources)) for i in range(len(sources))]
-            and len(self.wanted[view]) == self.plan.ranks
-        )
 
     def _cover(
         self,

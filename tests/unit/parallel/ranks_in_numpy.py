@@ -6,6 +6,8 @@ from collections import defaultdict, deque
 
 import numpy as np
 
+from ark.collective.programs import Collective
+from ark.collective.programs.attributes import program_of
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from tests.interpreter import Interpreter
@@ -53,7 +55,7 @@ class Ranks:
             if not arrived:
                 return False
             view(node.outputs[0])[...] = arrived.popleft()
-        elif node.type == "all_reduce":
+        elif node.type in ("all_reduce", "collective"):
             given = self.shares[reduced[rank] * len(self.graphs) + rank]
             if not given:
                 given.append(view(node.inputs[0]).copy())
@@ -61,7 +63,15 @@ class Ranks:
             others = [self.shares[first + r] for r in range(len(self.graphs))]
             if not all(others):
                 return False
-            view(node.outputs[0])[...] = sum(other[0] for other in others)
+            program = program_of(node)
+            shares = [other[0] for other in others]
+            if program is not None and program.collective is Collective.ALL_GATHER:
+                total = np.concatenate(shares)
+            else:
+                total = sum(shares[1:], shares[0])
+            if program is not None and program.collective is Collective.REDUCE_SCATTER:
+                total = np.split(total, len(shares))[rank]
+            view(node.outputs[0])[...] = total
             reduced[rank] += 1
         else:
             self.memory[rank].step(node)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import ark
+from ark.collective.programs.attributes import program_of
 from ark.errors import ModelError
 from ark.frontend.model import Model, use_model
 from ark.ir.graph import Node
@@ -58,6 +59,36 @@ def test_every_way_gives_the_same(kind: str, way: str) -> None:
         if kind == "momentum":
             np.testing.assert_array_equal(got[name], array)
         np.testing.assert_allclose(got[name], array, rtol=1e-12)
+
+
+def moved(plan: ParallelGraph, algorithm: str = "one_shot") -> list[list[str]]:
+    """The names of what moves data between ranks, of each rank in order."""
+    kinds = ("all_reduce", "collective", "send", "recv")
+    graphs = materialise(plan, algorithm).graphs
+    return [[n.name for n in graph.nodes if n.type in kinds] for graph in graphs]
+
+
+def test_split_gives_collectives() -> None:
+    for way, want in (
+        ("AR-compute", ["all_reduce"]),
+        ("RS-AG-compute", ["reduce_scatter", "all_gather"]),
+        ("RS-compute-AG", ["reduce_scatter"]),  # no op reads all of the weight
+    ):
+        plan = started("adam")
+        WAYS[way](plan)
+        assert moved(plan) == [want] * RANKS
+    ring = materialise(plan, "ring").graphs[0]
+    programs = [p for p in map(program_of, ring.nodes) if p is not None]
+    assert [p.name for p in programs] == ["ring"]
+
+
+def test_a_split_value_is_split_again() -> None:
+    """The second one's parts lie along another dimension, and go by sends."""
+    plan, want = started("adam"), result(started("adam"))
+    for dimension in (0, 1):
+        coconet.split(plan, named(plan, "gradient"), dimension)
+    for name, array in result(plan).items():
+        np.testing.assert_allclose(array, want[name], rtol=1e-12)
 
 
 def test_lamb_sums_its_norms_in_parts() -> None:
@@ -123,6 +154,38 @@ def test_slices_are_sent_down_a_pipeline() -> None:
         graph = materialise(plan).graphs[rank]
         shapes = [n.inputs[0].shape for n in graph.nodes if n.type == "send"]
         assert shapes == [(ROWS // 2, WIDTH)] * 2
+
+
+def test_a_stage_of_two_ranks_is_transformed_by_itself() -> None:
+    """CoCoNet's third program: the sum of a stage in slices, which the stage's ranks send on."""
+
+    def staged() -> ParallelGraph:
+        model = Model(0, 1)
+        with use_model(model):
+            weight = ark.parameter((16, WIDTH), name="w")
+            one = ark.linear(ark.tensor((ROWS, WIDTH), name="x"), weight, name="one")
+            two = ark.mul(ark.relu(one, name="relu"), 3.0, name="two")
+            ark.copy(two, output=ark.tensor((ROWS, 16), name="result"))
+        plan = ParallelGraph(model.graph, 4)
+        for node in plan.nodes:
+            (piece,) = plan.pieces(node)
+            if node.name != "one":
+                plan.op_assign(piece, *((0, 1) if node.name == "relu" else (2, 3)))
+                continue
+            for rank, part in enumerate(plan.op_trans(piece, "z", 2)):
+                plan.op_assign(part, rank)
+        return plan
+
+    plan, want = staged(), result(staged())["result"]
+    parts = coconet.split(plan, named(plan, "one"))
+    with pytest.raises(ModelError, match=r"two is not replicated on the ranks \[0, 1\] of one"):
+        coconet.reorder(plan, parts, [named(plan, "relu"), named(plan, "two")])
+    coconet.reorder(plan, parts, [named(plan, "relu")])
+    assert coconet.layout(plan, named(plan, "relu")) == 0
+    np.testing.assert_array_equal(result(plan)["result"], want)
+    for graph in materialise(plan).graphs[:2]:
+        sent = [n.inputs[0].shape for n in graph.nodes if n.type == "send"]
+        assert sent == [(ROWS // 2, 16)] * 3  # a half of the sum to the other, its own to both
 
 
 def test_fused_ops_stand_together_and_circles_are_refused() -> None:

@@ -1,0 +1,74 @@
+"""Transfers of a plan that are one collective of all ranks.
+
+Every rank has a partial sum of a value: ranks that need all of it have an all-reduce, ranks that
+need one equal part each, in their order, a reduce-scatter. Every rank has one such part, and all
+need the whole: an all-gather. Parts are along the first dimension, so that they are contiguous.
+Called by ark.parallel.transform.materialise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any
+
+from ark.collective.programs import Collective
+from ark.collective.programs.attributes import CollectiveAttributes
+from ark.lower.engines import ONE_SHOT
+from ark.ops.communication.collectives import choose_program
+from ark.parallel.transform.views import View
+
+
+@dataclass(frozen=True)
+class Together:
+    """reads: the view that each rank gets."""
+
+    collective: Collective
+    reads: tuple[View, ...]
+
+    def node(self, algorithm: str) -> tuple[str, dict[str, Any]]:
+        """The type and the attributes of each rank's node."""
+        if self.collective is Collective.ALL_REDUCE and algorithm == ONE_SHOT:
+            return "all_reduce", {"packet": False}
+        reduction = "sum" if self.collective.reduces else None
+        ranks = len(self.reads)
+        program = choose_program(self.collective, ranks, algorithm, None, None, reduction)
+        return "collective", CollectiveAttributes(program).to_node()
+
+
+def together(
+    view: View,
+    sources: Sequence[tuple[Sequence[int], View]],
+    wanted: Mapping[View, Set[int]],
+    ranks: int,
+) -> Together | None:
+    """The collective that gives a view to its readers; None if there is none.
+
+    sources: what was written of the view, and the ranks that have it. wanted: the readers of views.
+    """
+    owners = sorted(tuple(each) for each, _ in sources)
+    if ranks == 1 or view.share != (0, 1) or set(owners) != {(r,) for r in range(ranks)}:
+        return None
+    everywhere = len(wanted[view]) == ranks
+    box = sources[0][1].box
+    shares = sorted(written.share for _, written in sources)
+    if shares == [(i, len(sources)) for i in range(len(sources))]:
+        if any(written.box != box for _, written in sources):
+            return None
+        if view.box == box:
+            return Together(Collective.ALL_REDUCE, (view,) * ranks) if everywhere else None
+        parts = _parts(View(view.buffer, box), ranks)
+        if view in parts and all(r in wanted.get(part, ()) for r, part in enumerate(parts)):
+            return Together(Collective.REDUCE_SCATTER, parts)
+        return None
+    by_rank = tuple(written for _, written in sorted(sources, key=lambda each: list(each[0])))
+    if everywhere and by_rank == _parts(view, ranks):
+        return Together(Collective.ALL_GATHER, (view,) * ranks)
+    return None
+
+
+def _parts(whole: View, ranks: int) -> tuple[View, ...]:
+    """The ranks' equal parts along the first dimension; none if there are none."""
+    if not whole.box or (whole.box[0][1] - whole.box[0][0]) % ranks:
+        return ()
+    return tuple(whole.cut(0, rank, ranks) for rank in range(ranks))
