@@ -70,6 +70,11 @@ class Capability(Enum):
         "where rows of weights are whole loads of all warps, blocks that wait ask for those of "
         "their next tasks (ark.tasks.linear_form.dealt)",
     )
+    ROWS_ON_UNITS = (
+        "rows_on_units",
+        "linear layers of few rows and bf16 weights run on matrix units, which read the input from "
+        "memory, so that rows cost what one costs (ark.tasks.linear_form.on_units)",
+    )
     CLAIMS = (
         "claims",
         "processors claim the tiles of large ops that only move bytes, because memory serves some "

@@ -58,6 +58,7 @@ from ark.tasks.linear_form import (
     outputs,
     reads_from_memory,
     row_nbytes,
+    runs_on_units,
 )
 from ark.tasks.linear_params import LinearParams
 from ark.tasks.rotary import (
@@ -205,6 +206,8 @@ class Linear(TaskKind):
         params = sig.read(LinearParams)
         m, k = sig.operands[2].shape[0], sig.operands[0].shape[1]
         best = 8 * machine.warps * m if params.epilogue == "sample" else 0
+        if runs_on_units(sig, machine):
+            return 4 * machine.warps
         if narrows(sig, machine):
             size = by_name(multiplied(sig.operands[1])).itemsize
             held = 0 if reads_from_memory(sig) else narrow_bytes(m, k, size)

@@ -22,6 +22,8 @@ MOST_NARROW = 8  # rows that are the columns of one product of matrix units
 MOST_FROM_MEMORY = 512  # elements of a row that a warp holds of such an input at once
 INPUT_BLOCK = 128  # elements of a row that share a factor, beside quantised weights
 PART_BYTES = 8 * 64  # between the parts of such a row
+MOST_ON_UNITS = 16  # the same where Capability.ROWS_ON_UNITS says that rows cost what one costs
+UNIT_DEPTH = 32  # columns of weights that such a product takes at once
 MATRIX_ROWS = (16, 8, 4, 2)  # of weights in a stage that matrix units multiply by several rows
 LEAST_SHARE = 3  # of so many processors one has a task of a layer at least
 # Of the epilogue's operands, those that are asked for while the weights are on the way.
@@ -106,6 +108,21 @@ def narrow_rows(rows: int, weight: OperandType | Tensor, splits: int) -> bool:
     if rows == 1:
         return not rest and kind in FLOATS and part * by_name(kind).itemsize % 16 == 0
     return not rest and rows <= MOST_NARROW and kind in FLOATS[1:] and part % 32 == 0
+
+
+def on_units(rows: int, weight: OperandType | Tensor, machine: Machine) -> bool:
+    """True where matrix units multiply so many rows, read from memory, by weights in place."""
+    kind = weight.dtype if isinstance(weight, OperandType) else weight.dtype.name
+    few = 1 < rows <= MOST_ON_UNITS and machine.variant.name == "block"
+    fits = kind == "bf16" and weight.shape[1] % UNIT_DEPTH == 0
+    return few and fits and machine.has(Capability.ROWS_ON_UNITS)
+
+
+def runs_on_units(sig: Signature, machine: Machine) -> bool:
+    """True where a task has such a body, which keeps no input rows in shared memory."""
+    params, rows = sig.read(LinearParams), sig.operands[2].shape[0]
+    plain = params.split_k == 1 and params.epilogue != "sample"
+    return plain and on_units(rows, sig.operands[1], machine)
 
 
 def row_input_bytes(dtype: RowType) -> int:

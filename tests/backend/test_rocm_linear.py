@@ -1,5 +1,6 @@
-"""AMD's linear layers of one row, executed on the emulator and compared with NumPy in double
-precision: parts that fill a wave's loads and parts that do not, rows that do not divide evenly.
+"""AMD's linear layers of one row and of several, executed on the emulator and compared with NumPy
+in double precision: parts that fill a wave's loads and parts that do not, rows that do not divide
+evenly.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from ark_rocm import backend
-from ark_rocm.tasks import linear
+from ark_rocm.tasks import linear, linear_several
 
 from ark.ir.dtype import DataType, bf16, fp16, fp32
 from ark.ir.graph import Graph
@@ -34,6 +35,10 @@ CASES = [
 ]
 ARCHS = ("gfx942", "gfx1100")
 LONG = (72, 14336, 9, bf16)  # 14 loads of a row's part
+# (input rows, columns of the input, hidden columns, result's columns): a wave has no chunk of 128
+# columns, one, two and parts of one; tasks have one group of rows of weights and several.
+SEVERAL = [(2, 1024, 544, 37), (5, 160, 1184, 21), (8, 2048, 96, 130), (16, 96, 2048, 9)]
+UNIT_ARCHS = ("gfx942", "gfx950", "gfx90a")
 
 
 @pytest.fixture(scope="module")
@@ -58,20 +63,55 @@ def test_a_gated_block(arch: str, k: int, hidden: int, n: int, dtype: DataType) 
     second reads what the first one has just made.
     """
     del arch
-    shapes = {"x": (1, k), "norm": (k,), "first": (2 * hidden, k), "second": (n, hidden)}
-    shapes["residual"] = (1, n)
-    types = {"first": dtype, "second": dtype}
+    got, want, bodies = gated_block(1, k, hidden, n, dtype)
+    assert bodies == [linear.OneRow] * 2
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arch", "rows", "k", "hidden", "n"), in_turns(UNIT_ARCHS, SEVERAL), indirect=["arch"]
+)
+@pytest.mark.parametrize("given", [fp32, bf16])
+def test_a_gated_block_of_several_rows(
+    arch: str, rows: int, k: int, hidden: int, n: int, given: DataType
+) -> None:
+    """The rows are the columns of products on matrix units; an infinity stays in its row."""
+    del arch
+    got, want, bodies = gated_block(rows, k, hidden, n, bf16, given, infinite=True)
+    assert bodies == [linear_several.SeveralRows] * 2
+    assert np.isfinite(want[:-1]).all()
+    assert not np.isfinite(got[-1]).any()
+    close = 1e-5 if given is fp32 else 0.02
+    np.testing.assert_allclose(got[:-1], want[:-1], rtol=close, atol=close)
+
+
+def gated_block(
+    rows: int,
+    k: int,
+    hidden: int,
+    n: int,
+    dtype: DataType,
+    given_type: DataType = fp32,
+    infinite: bool = False,
+) -> tuple[np.ndarray, np.ndarray, list[type]]:
+    """(the device's result, NumPy's, the bodies of the two layers). given_type: of both inputs."""
+    shapes = {"x": (rows, k), "norm": (k,), "first": (2 * hidden, k), "second": (n, hidden)}
+    shapes["residual"] = (rows, n)
+    types = {"first": dtype, "second": dtype, "x": given_type}
     given = {
         name: values(shape, types.get(name, fp32), i)
         for i, (name, shape) in enumerate(shapes.items())
     }
+    given["norm"] *= np.sqrt(k, dtype=np.float32)
+    if infinite:
+        given["x"][-1, 3] = np.inf
     graph = Graph()
     t = {
         name: graph.tensor(shape, types.get(name, fp32), arena="state", name=name)
         for name, shape in shapes.items()
     }
-    middle = graph.tensor((1, hidden), fp32, name="middle")
-    out = graph.tensor((1, n), fp32, arena="state", name="y")
+    middle = graph.tensor((rows, hidden), given_type, name="middle")
+    out = graph.tensor((rows, n), fp32, arena="state", name="y")
     norm = {"prologue": "rmsnorm", "eps": 1e-5, "epilogue": "swiglu"}
     graph.add("linear", [t["x"], t["first"], t["norm"]], [middle], norm, "up")
     add = {"prologue": "none", "epilogue": "add"}
@@ -81,9 +121,9 @@ def test_a_gated_block(arch: str, k: int, hidden: int, n: int, dtype: DataType) 
         made = plan(graph, device.machine)
         verify([made])
         layers = [kinds.signature(made, op) for op in made.ops if op.kind == "linear"]
-        assert len(layers) == 2
-        assert all(linear.OneRow().serves(sig, device.machine) for sig in layers)
-        assert any(t.packet for t in made.tensors)
+        dialect = backend.dialect(device.machine.arch)
+        bodies = [type(dialect.body(sig, device.machine)) for sig in layers]
+        assert rows > 1 or any(t.packet for t in made.tensors)
         with Executor(made, backend, device) as executor:
             for name, array in given.items():
                 executor.write(name, array)
@@ -92,8 +132,9 @@ def test_a_gated_block(arch: str, k: int, hidden: int, n: int, dtype: DataType) 
     finally:
         device.close()
     wide = {name: array.astype(np.float64) for name, array in given.items()}
-    x = wide["x"] / np.sqrt((wide["x"] ** 2).mean() + 1e-5) * wide["norm"]
-    both = x @ wide["first"].T
-    gate, up = both[:, 0::2], both[:, 1::2]
-    want = (gate / (1 + np.exp(-gate)) * up) @ wide["second"].T + wide["residual"]
-    np.testing.assert_allclose(got.reshape(want.shape), want, rtol=1e-5, atol=1e-5)
+    with np.errstate(all="ignore"):
+        squares = (wide["x"] ** 2).mean(-1, keepdims=True)
+        both = wide["x"] / np.sqrt(squares + 1e-5) * wide["norm"] @ wide["first"].T
+        gate, up = both[:, 0::2], both[:, 1::2]
+        want = (gate / (1 + np.exp(-gate)) * up) @ wide["second"].T + wide["residual"]
+    return got.reshape(want.shape), want, bodies

@@ -23,7 +23,7 @@ from ark.lower.tiling import PAIRED, row_bytes, split_k
 from ark.machine import Machine
 from ark.machine.variant import COMMUNICATE
 from ark.plan.types import MAX_OPERANDS
-from ark.tasks.linear_form import MOST_NARROW, narrow_bytes, narrow_rows
+from ark.tasks.linear_form import MOST_NARROW, narrow_bytes, narrow_rows, on_units
 
 EPILOGUES = {"add": "add", "swiglu_pairs": "swiglu", "rope_kv": "rope_kv"}
 """Ops that a linear task does where its sums end, and the task's name for each."""
@@ -101,10 +101,14 @@ def _streams(node: Node, machine: Machine, from_memory: bool) -> bool:
         and (weight.dtype in FLOATS or (isinstance(weight.dtype, RowType) and rows <= MOST_NARROW))
         and len(x.shape) == len(weight.shape) == 2
         and given.transposes == (False, True)
-        and rows <= machine.costs.stream_rows
-        and not _boxed(weight, machine)
-        and _room(rows, weight, machine, from_memory)
+        and (on_units(rows, weight, machine) or _fits(rows, weight, machine, from_memory))
     )
+
+
+def _fits(rows: int, weight: Tensor, machine: Machine, from_memory: bool) -> bool:
+    """True where the rows are few enough for a stream and fit beside it."""
+    few = rows <= machine.costs.stream_rows and not _boxed(weight, machine)
+    return few and _room(rows, weight, machine, from_memory)
 
 
 def _boxed(weight: Tensor, machine: Machine) -> bool:

@@ -55,11 +55,11 @@ class Arch:
     @property
     def capabilities(self) -> tuple[Capability, ...]:
         """What bodies and forms are chosen by."""
-        asks = self.unit == Capability.MFMA  # tasks/ask.h goes with linear layers on such units
+        asks = self.unit == Capability.MFMA  # tasks/ask.h, linear_several.h: layers on such units
         return (
             self.unit,
             *CAPABILITIES,
-            *(Capability.ASKS_AHEAD,) * asks,
+            *(Capability.ASKS_AHEAD, Capability.ROWS_ON_UNITS) * asks,
             *(Capability.PEER_BULK,) * self.to_lds,
             *(Capability.ATTENTION_UNITS, Capability.ATTENTION_PARTS) * (not self.flushes),
         )

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from ark.codegen.body import Body
-from ark_rocm.tasks import attention, attention_units, bulk, choose, linear, linear_rows, matmul
+from ark_rocm.tasks import (
+    attention,
+    attention_units,
+    bulk,
+    choose,
+    linear,
+    linear_rows,
+    linear_several,
+    matmul,
+)
 
 BODIES: tuple[Body, ...] = (
     attention.OneRow(),
@@ -13,5 +22,6 @@ BODIES: tuple[Body, ...] = (
     choose.EarlyChoice(),
     linear.OneRow(),
     linear_rows.OneRow(),
+    linear_several.SeveralRows(),
     matmul.Tiles(),
 )

@@ -1,0 +1,74 @@
+"""Linear layers of several input rows: matrix units multiply all of them at once by each row of
+weights, so that up to 16 rows read the weights as one does.
+
+Serves decoding of several sequences in the variant `block` on machines with MFMA: weights of bf16.
+The waves share every row of weights along k and read the input from memory, so that shared memory
+bounds neither. Everything else is the common body's. Called by the writer through the dialect.
+"""
+
+from __future__ import annotations
+
+from importlib import resources
+
+from ark.codegen.body import Body
+from ark.machine import Machine
+from ark.plan.kind import Signature
+from ark.tasks import text
+from ark.tasks.linear import epilogue, prologue, summed
+from ark.tasks.linear_form import dealt, runs_on_units
+from ark.tasks.linear_params import LinearParams
+
+UNIT_ROWS = 16  # of weights, and of the input, in a product
+MOST_GROUP = 4  # blocks of rows that a wave multiplies at once: 64 registers of loads under way
+ROW_FLOATS = 20  # from one row of a block to the next in shared memory
+
+
+def _group(sig: Signature, machine: Machine) -> int:
+    """Blocks of rows of weights that a wave multiplies at once."""
+    rows, weight = sig.read(LinearParams).rows, sig.operands[1]
+    stages = -(-weight.shape[0] // rows)
+    row_bytes = weight.shape[1] // weight.per_item * weight.itemsize
+    shares = dealt(sig.operands[2].shape[0], weight.shape[0], row_bytes, machine)
+    return min(-(-(-(-stages // shares) * rows) // UNIT_ROWS), MOST_GROUP)
+
+
+def _aligned(sig: Signature) -> bool:
+    """True where rows of the input begin at multiples of 16 bytes and are dense."""
+    x = sig.operands[0]
+    wide = x.strides[0] * x.itemsize % 16 == 0 and x.strides[1] == 1
+    return wide and x.aligned and x.shape[0] == sig.operands[2].shape[0] and not x.packet
+
+
+class SeveralRows(Body):
+    """Several input rows are the columns of products on matrix units."""
+
+    kind = "linear"
+    enters = True
+
+    def serves(self, sig: Signature, machine: Machine) -> bool:
+        return runs_on_units(sig, machine)
+
+    def headers(self, machine: Machine) -> tuple[str, ...]:
+        names = ("linear.h", "ask.h", "linear_matrix.h", "linear_several.h")
+        return tuple((resources.files("ark_rocm") / "tasks" / name).read_text() for name in names)
+
+    def scratch(self, sig: Signature, machine: Machine) -> int:
+        """The waves' sums of a block of columns, and their squares."""
+        rows = _group(sig, machine) * UNIT_ROWS
+        return 4 * machine.warps * (rows * ROW_FLOATS + UNIT_ROWS)
+
+    def weights(self, sig: Signature) -> tuple[str, str]:
+        """The device type that reads the weights, and the address of the task's first row."""
+        k = sig.operands[1].shape[1]
+        row = f"static_cast<ark_i64>(t.coord[0]) * {2 * k}"
+        return f"ArkSeveralDense<{k}>", f"{text.pointer(sig, 1)}) + {row}"
+
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        k, m = sig.operands[0].shape[1], sig.operands[2].shape[0]
+        type_, address = self.weights(sig)
+        rows = "t.coord[1] - t.coord[0]"
+        weights = f"{type_}{{(const ark_global<char>*)({address}, {rows}}}"
+        constants = (type_, k, m, _group(sig, machine), _aligned(sig))
+        operands = (weights, summed(sig, 0), prologue(sig), epilogue(sig))
+        call = text.called("ark_linear_several", constants, operands)
+        return f"ARK_BODY bool {name}(ArkCtx& c, const ArkTask& t) {{\n  return {call};\n}}\n"
