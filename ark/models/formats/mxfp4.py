@@ -47,7 +47,9 @@ class Mxfp4:
 
     def layout(self, tensor: QuantizedTensor) -> Layout | None:
         if tensor.shape[-1] % BLOCK_INPUTS:
-            raise tensor.wrong(f"its {tensor.shape[-1]} inputs are not whole blocks of {BLOCK_INPUTS}")
+            raise tensor.wrong(
+                f"its {tensor.shape[-1]} inputs are not whole blocks of {BLOCK_INPUTS}"
+            )
         return Layout(fp4, BLOCK_INPUTS, bf16)
 
     def decode(self, tensor: QuantizedTensor) -> Codes:
