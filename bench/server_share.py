@@ -130,7 +130,7 @@ async def measure(
     )
     print(f"share of a core at {rate:,.0f} tokens/s: {100 * cpu / tokens * rate:.0f}%")
     step_us = 1e6 * streams / rate
-    told_us = 1e6 * told / (tokens / streams)
+    told_us = 1e6 * telling_s / (tokens / streams)
     print(
         f"engine's thread: {told_us:.1f} us an iteration to give its tokens to the server, "
         f"{100 * told_us / step_us:.1f}% of the iteration's {step_us:,.0f} us"
