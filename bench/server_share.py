@@ -120,10 +120,16 @@ async def measure(
     if profile:
         profiler.enable()
     engine.begin.set()
-    first, telling_s, cpu, wall = engine.steps, engine.telling_s, time.thread_time(), time.monotonic()
+    first, telling_s, cpu, wall = (
+        engine.steps,
+        engine.telling_s,
+        time.thread_time(),
+        time.monotonic(),
+    )
     await asyncio.sleep(seconds)
     cpu, wall = time.thread_time() - cpu, time.monotonic() - wall
-    tokens, telling_s = (engine.steps - first) * streams, engine.telling_s - telling_s
+    tokens = (engine.steps - first) * streams
+    telling_s = engine.telling_s - telling_s
     profiler.disable()
     print(
         f"{tokens / wall:,.0f} tokens/s in {streams} streams: {1e6 * cpu / tokens:.0f} us a token"
