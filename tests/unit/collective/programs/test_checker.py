@@ -90,7 +90,7 @@ def test_refuses_what_is_out_of_range():
         ({"dst": Span("nowhere", 0)}, "does not exist"),
         ({"peer": 3}, "peer must be another"),
         ({"peer": 0}, "peer must be another"),
-        ({"peer": None}, "must name a peer"),
+        ({"peer": None}, "must have a peer"),
         ({"deps": (OpRef(7, 0),)}, "does not exist"),
         ({"deps": (OpRef(1, 99),)}, "does not exist"),
         ({"srcs": (Span("in", 0, 2),)}, "does not fit"),
