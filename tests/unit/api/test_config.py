@@ -166,7 +166,7 @@ def test_ops_of_other_tiles_are_not_joined() -> None:
             lambda: ark.attention(
                 tensor(1, 32), tensor(2, 16, 16), tensor(2, 16, 16), ark.tensor([1], ark.int32)
             ),
-            "are not tiles of its result",
+            "Tile and NumTasks are not supported",
         ),
     ],
 )  # fmt: skip

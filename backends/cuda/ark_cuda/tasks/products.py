@@ -20,15 +20,8 @@ from ark.machine.variant import COMPUTE, LOAD, MOVE
 from ark.plan.kind import OperandType, Signature
 from ark.tasks import matmul_packs as packs
 from ark.tasks import text
-from ark.tasks.matmul_form import (
-    POSITION_OPERAND,
-    deal,
-    dims,
-    k_range,
-    part_of_k,
-    place_names,
-    rotates,
-)
+from ark.tasks import matmul_form
+from ark.tasks.matmul_form import deal, dims, k_range, part_of_k, place_names, rotates
 from ark.tasks.matmul_params import MatmulParams, WindowParams
 from ark.tasks.matmul_text import outputs
 from ark.tasks.rotary import rope
@@ -238,17 +231,14 @@ def _map(operand: OperandType, index: int, rows: int, flat: bool) -> BoxMap:
     shape, strides = text.pad4(operand.shape, 1), text.pad4(operand.strides, 0)
     sizes = tuple(reversed(shape))
     steps = tuple(s * operand.itemsize or 16 for s in reversed(strides[:3]))
+    deep = STAGE_K_BYTES // operand.itemsize
     if flat:
-        return BoxMap(
-            index, operand.dtype, sizes[:2], steps[:1], (STAGE_K_BYTES // operand.itemsize, rows)
-        )
-    return BoxMap(
-        index, operand.dtype, sizes, steps, (STAGE_K_BYTES // operand.itemsize, rows, 1, 1)
-    )
+        return BoxMap(index, operand.dtype, sizes[:2], steps[:1], (deep, rows))
+    return BoxMap(index, operand.dtype, sizes, steps, (deep, rows, 1, 1))
 
 
 def _map_of_lines(sig: Signature, index: int, rows: int) -> BoxMap:
-    """Lines of k, one behind the other, of a matrix whose k lies side by side."""
+    """Consecutive lines of k of a matrix with contiguous k."""
     operand, lines = sig.operands[index], _lines(sig)
     deep = STAGE_K_BYTES // operand.itemsize
     high, k = operand.shape[-2:]
@@ -339,7 +329,7 @@ def _store(sig: Signature) -> str:
     if rotates(sig):
         return (
             f"  ark_matrix_store_rope<{_wide(sig)}>(\n"
-            f"      c, d, {rope(sig, 2, POSITION_OPERAND)}, m0, left0, top, {m} - m0);\n"
+            f"      c, d, {rope(sig, 2, matmul_form.POSITION_OPERAND)}, m0, left0, top, {m} - m0);\n"
         )
     wide, out = _wide(sig), sig.operands[2]
     start = text.offset(sig, 2, place_names(sig, "m0", "left0"))
