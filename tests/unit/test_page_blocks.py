@@ -96,7 +96,6 @@ RUN_BY = {
     "collective-programs.md": "multi/test_program_page.py",
     "collectives.md": "unit/collective/test_collectives_page.py",
     "custom-ops.md": "backend/test_custom_page.py",
-    "emulator.md": "backend/test_programs.py",
     "export.md": "unit/cli/test_export.py",
     "generate.md": "serving/test_generate_page.py",
     "kernel-variants.md": "backend/test_vendors_page.py",
@@ -121,6 +120,7 @@ RUN_BY = {
     "vendors.md": "backend/test_vendors_page.py",
 }
 NOT_RUN = {
+    "emulator.md": "generates on emulated devices, as tests/multi/test_generate_ranks.py does",
     "calls-on-arrays.md": "an error's text, which tests/multi/test_mismatches.py asks for",
     "rocm-timing.md": "takes minutes on the emulator",
     "serve.md": "needs a server that stays; tests/server/test_clients.py has the client",
