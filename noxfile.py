@@ -128,9 +128,9 @@ def package(session: nox.Session) -> None:
     shutil.rmtree("dist", ignore_errors=True)
     session.run("python", "-m", "build")
     built = sorted(str(path) for path in Path("dist").iterdir())
-    session.run("twine", "check", "--strict", *built)
     session.run("python", "-m", "build", "--wheel", "--outdir", "dist", "backends/rocm_emulator")
     (emulator,) = map(str, Path("dist").glob("ark_gpu_rocm_emulator-*.whl"))
+    session.run("twine", "check", "--strict", *built, emulator)
     for path in built:
         session.run("python", "ci/package.py", path, emulator)
 

@@ -22,7 +22,8 @@ WHY = {step.name: step.why for step in PASSES}
 STYLE = """
 :root { color-scheme: light dark; }
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; }
-table { border-collapse: collapse; } td, th { padding: .2rem .7rem; text-align: right; }
+table { border-collapse: collapse; display: block; overflow-x: auto; }
+h1 { overflow-wrap: anywhere; } td, th { padding: .2rem .7rem; text-align: right; }
 td:first-child, th:first-child, td:last-child { text-align: left; }
 pre { overflow-x: auto; font-size: 13px; line-height: 1.35; }
 .add { color: light-dark(#116329, #7ee787); } .del { color: light-dark(#a40e26, #ff9492); }
@@ -108,7 +109,8 @@ class PassPages:
         yield f"<p>{len(self.changes)} passes changed the graph. A pass that left it as it was is"
         yield " not shown. Bytes moved are those that ops read and write, each operand once; the"
         yield " least time is these bytes at the machine's memory rate.</p>"
-        yield "<table><tr><th>pass<th>ops<th>MB moved<th>MB of activations<th>least us<th>changed"
+        yield "<table tabindex=0><tr><th>pass<th>ops<th>MB moved"
+        yield "<th>MB of activations<th>least us<th>changed"
         for change in self.changes:
             start, end = change.start, change.end
             cells = (

@@ -22,6 +22,18 @@ def browse(page: Path, theme: str, *extra: str) -> subprocess.CompletedProcess[s
     return subprocess.run(argv, capture_output=True, text=True, timeout=120, check=True)
 
 
+def width_on_a_phone(page: Path) -> int:
+    """The pixels that a page is wide in a frame of 390; more than 390 is scrolled to the side."""
+    frame = page.parent / "frame.html"
+    frame.write_text(
+        f"<iframe id=page width=390 height=844 src='{page.name}'></iframe><title>none</title>"
+        "<script>onload = () => { document.title = "
+        "page.contentDocument.documentElement.scrollWidth; }</script>"
+    )
+    shown = browse(frame, "light", "--allow-file-access-from-files", "--dump-dom").stdout
+    return int(shown.split("<title>")[1].split("</title>")[0])
+
+
 def read_png(data: bytes) -> np.ndarray:
     """The pixels (height, width, channels) of a PNG of 8 bits without interlacing (RFC 2083)."""
     width, height, depth, kind = struct.unpack(">IIBB", data[16:26])

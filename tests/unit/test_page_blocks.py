@@ -86,3 +86,61 @@ def test_why_a_plan_chose_its_variant(
     err = capsys.readouterr().err
     for block, output in zip(blocks, (out, err), strict=True):
         assert shown(block.splitlines()[1:], output), output
+
+
+# The tests that run the blocks of a page. Commands of blocks are also held against the parsers
+# (tests/unit/test_docs.py).
+RUN_BY = {
+    "architecture.md": "unit/test_docs.py",
+    "channels.md": "multi/test_channels_page.py",
+    "collective-programs.md": "multi/test_program_page.py",
+    "collectives.md": "unit/collective/test_collectives_page.py",
+    "custom-ops.md": "backend/test_custom_page.py",
+    "export.md": "unit/cli/test_export.py",
+    "generate.md": "serving/test_generate_page.py",
+    "kernel-variants.md": "backend/test_vendors_page.py",
+    "mesh.md": "unit/test_page_blocks.py",
+    "models.md": "unit/test_page_blocks.py",
+    "multi-node.md": "multi/test_multi_node_page.py",
+    "networks.md": "unit/test_page_blocks.py",
+    "new-decoder.md": "backend/test_models_page.py",
+    "new-elementwise-op.md": "unit/ops/test_new_op_page.py",
+    "new-engine.md": "multi/test_engine_page.py",
+    "new-pass.md": "unit/lower/test_pass_page.py",
+    "new-quantised-format.md": "unit/models/test_format_page.py",
+    "onnx.md": "interop/test_pages.py",
+    "parallel.md": "unit/parallel/test_parallel_page.py",
+    "pipelines.md": "unit/parallel/test_parallel_page.py",
+    "plan-decisions.md": "unit/test_page_blocks.py",
+    "predictions.md": "unit/parallel/test_parallel_page.py",
+    "serving.md": "serving/test_serving_page.py",
+    "start.md": "unit/test_readme.py",
+    "torch.md": "interop/test_pages.py",
+    "training.md": "backend/test_training_page.py",
+    "vendors.md": "backend/test_vendors_page.py",
+}
+NOT_RUN = {
+    "emulator.md": "generates on emulated devices, as tests/multi/test_generate_ranks.py does",
+    "calls-on-arrays.md": "an error's text, which tests/multi/test_mismatches.py asks for",
+    "rocm-timing.md": "takes minutes on the emulator",
+    "serve.md": "needs a server that stays; tests/server/test_clients.py has the client",
+    "several-gpus.md": "needs several GPUs",
+}
+
+
+def test_every_page_with_blocks_has_a_test_that_runs_them_or_a_reason() -> None:
+    with_blocks = {p.name for p in (ROOT / "docs").glob("*.md") if "```" in p.read_text()}
+    assert with_blocks == {*RUN_BY, *NOT_RUN}
+    for page, test in RUN_BY.items():
+        text = (ROOT / "tests" / test).read_text()
+        assert page in text or page.removesuffix(".md") in text, f"{test} does not name {page}"
+    named = re.findall(r"tests/[\w/.]+\.py", " ".join(NOT_RUN.values()))
+    assert all((ROOT / name).is_file() for name in named), named
+
+
+def test_the_network_of_the_page_is_read(tmp_path: Path) -> None:
+    page = (ROOT / "docs/networks.md").read_text()
+    (text,) = re.findall(r"```json\n(.*?)```", page, re.S)
+    (tmp_path / "network.json").write_text(text)
+    network = ark.comm.topology.load(str(tmp_path / "network.json"))
+    assert list(network.ranks) == ["g0", "g1"]

@@ -138,3 +138,11 @@ def test_versions_in_the_changelog_have_three_headings_at_most() -> None:
     for version in versions:
         headings = [line[4:] for line in version.splitlines() if line.startswith("### ")]
         assert headings == [h for h in ("Added", "Changed", "Fixed") if h in headings]
+
+
+def test_each_distribution_has_a_description_for_the_index() -> None:
+    emulator = tomllib.loads((ROOT / "backends/rocm_emulator/pyproject.toml").read_text())
+    assert len(emulator["project"]["readme"]["text"]) > 40
+    assert "readme" in PROJECT["project"]["dynamic"]  # hatch_build.py makes it of README.md
+    package = ast.unparse(ast.parse((ROOT / "noxfile.py").read_text()))
+    assert "session.run('twine', 'check', '--strict', *built, emulator)" in package

@@ -26,6 +26,8 @@ from ark.lower.rewrite.context import Context
 from ark.models.build import Shape, build
 from ark.models.config import builtin_config
 from tests import programs
+from tests.cases.page_in_browser import CHROMIUM, width_on_a_phone
+from tests.slow import slow
 
 SHARED = {
     "__init__",
@@ -117,6 +119,15 @@ def test_plan_writes_the_graph_after_each_pass(
     assert "= linear(" in (folder / texts[2]).read_text()
     page = (folder / "index.html").read_text()
     assert "<script" not in page and "http" not in page and "fuse_linear" in page
+    assert "<table tabindex=0>" in page  # so that keys scroll it where it is wider than the page
+
+
+@slow
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
+def test_the_page_of_passes_fits_a_phone(tmp_path: Path) -> None:
+    command = ["plan", "llama-3.2-1b", "--machine", "h200", "--context", "64", "--chunk", "0"]
+    assert main([*command, "--passes", str(tmp_path)]) == 0
+    assert width_on_a_phone(tmp_path / "index.html") <= 390
 
 
 def test_a_plan_file_has_no_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
