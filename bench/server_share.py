@@ -120,26 +120,20 @@ async def measure(
     if profile:
         profiler.enable()
     engine.begin.set()
-    first, telling_s, cpu, wall = (
-        engine.steps,
-        engine.telling_s,
-        time.thread_time(),
-        time.monotonic(),
-    )
+    first, telling, cpu, wall = engine.steps, engine.telling_s, time.thread_time(), time.monotonic()
     await asyncio.sleep(seconds)
     cpu, wall = time.thread_time() - cpu, time.monotonic() - wall
-    tokens = (engine.steps - first) * streams
-    telling_s = engine.telling_s - telling_s
+    tokens, telling = (engine.steps - first) * streams, engine.telling_s - telling
     profiler.disable()
     print(
         f"{tokens / wall:,.0f} tokens/s in {streams} streams: {1e6 * cpu / tokens:.0f} us a token"
     )
     print(f"share of a core at {rate:,.0f} tokens/s: {100 * cpu / tokens * rate:.0f}%")
     step_us = 1e6 * streams / rate
-    told_us = 1e6 * telling_s / (tokens / streams)
+    telling_us = 1e6 * telling / (tokens / streams)
     print(
-        f"engine's thread: {told_us:.1f} us an iteration to give its tokens to the server, "
-        f"{100 * told_us / step_us:.1f}% of the iteration's {step_us:,.0f} us"
+        f"engine's thread: {telling_us:.1f} us an iteration to give its tokens to the server, "
+        f"{100 * telling_us / step_us:.1f}% of the iteration's {step_us:,.0f} us"
     )
     if profile:
         pstats.Stats(profiler).sort_stats("tottime").print_stats(40)

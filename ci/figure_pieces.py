@@ -77,6 +77,19 @@ def _comm(ranks: int, sizes: tuple[int, ...], peer: str, seconds: float) -> list
     return pieces_of
 
 
+def _serve(requests: int, seconds: float) -> Piece:
+    """Requests to `ark serve` of the shipped checkpoint, some a second and all at once."""
+    words = ("serve", "./examples/noah", "--rate", "8,inf", "--requests", str(requests))
+    words += ("--prompt", "40", "--tokens", "32", "--ignore-eos")
+    figures = tuple(
+        f"serve/noah-rate-{rate}-{time}-{share}"
+        for rate in ("8", "inf")
+        for time in ("first", "between", "per-token", "whole")
+        for share in ("p50", "p90", "p99")
+    )
+    return Piece("serve noah", words, figures, "", seconds)
+
+
 def on_accelerator(devices: int) -> list[Piece]:
     """The set of a GPU, or of several of one host, the most important first."""
     if devices > 1:
@@ -91,6 +104,7 @@ def on_accelerator(devices: int) -> list[Piece]:
         _decode("llama-3.1-8b", 150),
         *_models(150),
         _ops(table, 300),
+        _serve(64, 120),
     ]
 
 
@@ -107,6 +121,7 @@ def on_cpu(tiny: bool) -> list[Piece]:
         _ops(names if tiny else (*names, *(n for n in small if n not in names)), 150, "ops", 3),
         Piece("decode noah", noah, ("decode/noah-at-128",), "torch", 90),
         *(collectives[:1] if tiny else collectives),
+        *(() if tiny else (_serve(64, 120),)),
         *(
             Piece(f"network {n}", ("torch",), (f"torch/{n}",), "inductor", 240, (n,), kept=True)
             for n in networks

@@ -35,6 +35,7 @@ KINDS = {
     "decode": "A token of each sequence, and prompts to the first token (`ark bench decode`)",
     "torch": "`torch.compile`, a call (`ark bench torch --vs inductor`)",
     "comm": "Collectives (`ark bench comm`)",
+    "serve": "Requests to a server of the shipped checkpoint (`ark bench serve`)",
     "parallel": "Steps of plans for several ranks, beside the prediction (`ark bench parallel`)",
 }
 REASONS = "reasons.toml"  # beside the folder of figures

@@ -13,10 +13,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from ark.bench.own_server import own_server
 from ark.bench.results import Figure, Place, figure, results_at
 from ark.bench.serve import Summary, Target, asks, first_model, load, summary
-from ark.cli.common import errors, visible, write_results
-from ark.cli.parser import Subparsers, add_figures, positive
+from ark.bench.serve_chart import curves
+from ark.cli.common import errors, visible, write_file, write_results
+from ark.cli.parser import Subparsers, add_backend, add_figures, positive
 from ark.errors import InvalidUsageError
 
 MEASURED = {
@@ -40,7 +42,13 @@ def register(kinds: Subparsers) -> None:
         description="Sends requests to a server at random times and shows what each has waited.",
     )
     p.add_argument(
-        "--url", default="http://127.0.0.1:8000", help="address of a server with OpenAI's routes"
+        "directory",
+        nargs="?",
+        help="checkpoint to serve on this machine meanwhile (default: measure the server at --url)",
+    )
+    p.add_argument(
+        "--url",
+        help="address of a server with OpenAI's routes (default: http://127.0.0.1:8000)",
     )
     p.add_argument("--model", metavar="NAME", help="the model's name (default: the server's first)")
     p.add_argument("--api-key", metavar="KEY", help="key of the server (default: ARK_API_KEY)")
@@ -79,6 +87,10 @@ def register(kinds: Subparsers) -> None:
         metavar="MS",
         help="goodput: most milliseconds a further token, mean (default: none)",
     )
+    p.add_argument(
+        "--svg", metavar="FILE", help="FILE for a chart of times by rate (default: none)"
+    )
+    add_backend(p)
     add_figures(p)
     p.set_defaults(func=run)
 
@@ -106,10 +118,23 @@ def milliseconds(text: str) -> float:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.directory is None:
+        return _measure(args, args.url or "http://127.0.0.1:8000")
+    if args.url is not None:
+        raise InvalidUsageError(
+            f"{args.directory!r} is to be served here, and --url names a server; give one of them"
+        )
+    options = ["--backend", args.backend] if args.backend else []
+    with own_server(args.directory, options) as url:
+        return _measure(args, url)
+
+
+def _measure(args: argparse.Namespace, url: str) -> int:
+    """Measures the server at a URL."""
     key = args.api_key or os.environ.get("ARK_API_KEY", "")
     if not (key.isascii() and (key.isprintable() or not key)):
         raise InvalidUsageError("the API key has characters that HTTP headers cannot carry")
-    target = Target(args.url, args.model or "", key, args.chat)
+    target = Target(url, args.model or "", key, args.chat)
     target = dataclasses.replace(target, model=args.model or first_model(target))
     extra: dict[str, Any] = {"ignore_eos": True} if args.ignore_eos else {}
     measured = []
@@ -118,11 +143,11 @@ def run(args: argparse.Namespace) -> int:
         outcomes = load(target, listed, extra)
         measured.append(summary(rate, listed, outcomes, args.first_goal, args.token_goal))
     if args.json:
-        place = Place(
-            f"server at {args.url}"[:200], platform.machine(), "http", os.cpu_count() or 1
-        )
+        place = Place(f"server at {url}"[:200], platform.machine(), "http", os.cpu_count() or 1)
         figures = [row for one in measured for row in figures_of(one, target.model)]
         write_results(args.json, results_at(place, args.words, figures))
+    if args.svg:
+        write_file(args.svg, curves(f"{target.model} at {url}, {args.requests} requests", measured))
     if args.json != "-":
         show(measured, target)
     failed = sum(one.failed for one in measured)

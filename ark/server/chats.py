@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from ark.server.calls import ForcedReader, Reader
-from ark.server.choices import Answer, Logprob, Piece, check_common, sampling_of
+from ark.server.choices import Answer, Logprob, Piece, check_common, running_usage, sampling_of
 from ark.server.errors import ApiError, unsupported
 from ark.server.forms import Form, call_form, form_of
 from ark.server.jobs import Dispatcher, request_id
@@ -103,7 +103,8 @@ class Chat:
         self, index: int, delta: dict[str, Any], logprobs: dict[str, Any] | None, finish: str | None
     ) -> dict[str, Any]:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
-        return {**self._common, "choices": [choice]}
+        usage = running_usage(self.answer, self._options)
+        return {**self._common, "choices": [choice], **usage}
 
     def _logprobs(self, entries: Sequence[Logprob]) -> dict[str, Any] | None:
         if not self._logprobs_asked:

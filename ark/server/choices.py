@@ -14,7 +14,7 @@ from ark.server.errors import SERVER_ERROR, ApiError
 from ark.server.forms import Form
 from ark.server.jobs import Dispatcher, Job, refused
 from ark.server.model import ServedModel
-from ark.server.schema import ChatRequest, CompletionRequest
+from ark.server.schema import ChatRequest, CompletionRequest, StreamOptions
 from ark.serving.types import Event, FinishReason, Grammar
 
 CONTEXT_TOKENS = 16  # of the prompt, before which decoders do not look
@@ -160,6 +160,12 @@ class Answer:
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
         }
+
+
+def running_usage(answer: Answer, options: StreamOptions | None) -> dict[str, Any]:
+    """The field `usage` of a chunk before the last one, where the body asks for it."""
+    asked = options is not None and options.include_usage and options.continuous_usage_stats
+    return {"usage": answer.usage()} if asked else {}
 
 
 def failure(event: Event) -> ApiError:

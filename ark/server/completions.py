@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
-from ark.server.choices import Answer, Logprob, check_common, sampling_of
+from ark.server.choices import Answer, Logprob, check_common, running_usage, sampling_of
 from ark.server.errors import unsupported
 from ark.server.forms import form_of
 from ark.server.jobs import Dispatcher, request_id
@@ -81,7 +81,8 @@ class Completion:
                 "logprobs": self._logprobs(piece.index, logprobs),
                 "finish_reason": piece.finish,
             }
-            yield {**self._common, "choices": [choice]}
+            usage = running_usage(self.answer, self._options)
+            yield {**self._common, "choices": [choice], **usage}
         if self._options and self._options.include_usage:
             yield {**self._common, "choices": [], "usage": self.answer.usage()}
 

@@ -19,7 +19,9 @@ Prompts = str | list[str | int | list[Token]]
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """include_usage: a last chunk counts the tokens."""
+    """include_usage: a last chunk counts the tokens; with continuous_usage_stats every chunk counts
+    those so far, as vLLM's do.
+    """
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None

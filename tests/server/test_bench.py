@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -13,11 +14,13 @@ from hypothesis import strategies as st
 
 from ark.bench import results
 from ark.bench.serve import Ask, Target, asks, first_model, load, percentiles, summary
+from ark.bench.serve_chart import TOP_PX
 from ark.cli import main
 from ark.errors import BaseError
 from ark.server.run import Options
-from tests.server.running import Running, noah_model, running
+from tests.server.running import NOAH, Running, noah_model, running
 from tests.server.stand_in import CountingEngine
+from tests.slow import slow
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1))
@@ -70,6 +73,38 @@ def test_the_command(
         assert "6 requests" in capsys.readouterr().out
         assert main([*words, "--api-key", "other"]) == 2
         assert "401" in capsys.readouterr().err
+
+
+def test_the_chart_of_two_rates(
+    server: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The SVG is XML, has a point for each percentile, and the longest time is highest."""
+    file = tmp_path / "chart.svg"
+    words = ["bench", "serve", "--url", server.url, "--requests", "4", "--rate", "50,inf"]
+    words += ["--prompt", "5", "--tokens", "5", "--first-goal", "1000", "--svg", str(file)]
+    assert main(words) == 0
+    root = ElementTree.parse(file).getroot()
+    circles = root.findall("{*}circle")
+    texts = [element.text or "" for element in root.findall("{*}text")]
+    assert len(circles) == 2 * 2 * 3 and len(root.findall("{*}polyline")) == 6
+    assert sum(text.endswith("good/s") for text in texts) == 4
+    assert min(float(circle.get("cy", "0")) for circle in circles) == TOP_PX
+    assert {"50/s", "inf/s"} <= set(texts)
+
+
+def test_a_directory_is_served_meanwhile(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "serve", str(NOAH), "--url", "http://127.0.0.1:9"]) == 2
+    assert "give one of them" in " ".join(capsys.readouterr().err.split())
+
+
+@slow
+@pytest.mark.timeout(300)
+def test_the_shipped_checkpoint(tmp_path: Path) -> None:
+    out = str(tmp_path / "out.json")
+    words = ["bench", "serve", str(NOAH), "--backend", "cpu", "--requests", "3", "--tokens", "4"]
+    assert main([*words, "--ignore-eos", "--json", out]) == 0
+    first = results.read(tmp_path / "out.json").figures[0]
+    assert first.figure == "serve/noah-rate-inf-first-p50" and first.detail["failed"] == 0
 
 
 def test_a_server_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:

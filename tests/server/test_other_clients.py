@@ -1,17 +1,22 @@
-"""LangChain and LiteLLM against a server of a small checkpoint, where they are installed."""
+"""LangChain, LiteLLM and guidellm against a server, where they are installed."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
+import shutil
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
 from tests.checkpoints import make_checkpoint
-from tests.server.running import TEMPLATE, Running, running_checkpoint
+from tests.server.process import Process
+from tests.server.running import NOAH, TEMPLATE, Running, running_checkpoint
 from tests.slow import slow
 
 SCHEMA: dict[str, Any] = {
@@ -26,6 +31,7 @@ SCHEMA: dict[str, Any] = {
     "additionalProperties": False,
 }
 QUESTION = "How is it?"
+GUIDELLM = shutil.which("guidellm")
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +71,27 @@ def test_langchain(server: Running, wanted: str) -> None:
         assert value["city"] in ("Bern", "Oslo") and 0 <= value["days"] <= 20
     (call,) = free.bind_tools([SCHEMA], tool_choice="Weather").invoke(QUESTION).tool_calls
     assert call["name"] == "Weather" and set(call["args"]) == {"city", "days"}
+
+
+@slow
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(GUIDELLM is None, reason="guidellm is not installed")
+def test_guidellm(tmp_path: Path) -> None:
+    """A public load generator against the shipped checkpoint: no request fails."""
+    rows = [{"prompt": f"The king said to his {number} servants,"} for number in range(12)]
+    prompts, report = tmp_path / "prompts.jsonl", tmp_path / "report.json"
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with Process(NOAH, "--port", "0") as served:
+        words = [f"--backend=kind=openai_http,target={served.url},request_format=/v1/completions"]
+        words += ["--profile=kind=concurrent,streams=4", "--constraint=kind=max_requests,count=12"]
+        words += [f"--data=kind=json_file,path={prompts}", f"--output=kind=json,path={report}"]
+        words += [f"--tokenizer=kind=huggingface_auto,model={NOAH}", "--disable-progress"]
+        environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+        subprocess.run([str(GUIDELLM), "run", *words], check=True, env=environment, timeout=240)
+    (benchmark,) = json.loads(report.read_text())["benchmarks"]
+    totals = benchmark["metrics"]["request_totals"]
+    assert (totals["successful"], totals["errored"], totals["incomplete"]) == (12, 0, 0)
+    assert all(one["output_tokens"] > 0 for one in benchmark["requests"]["successful"])
 
 
 @slow

@@ -56,6 +56,12 @@ class Cluster:
             env={**os.environ, "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"},
         )
 
+    def serves(self) -> bool:
+        """True when requests are taken; the process must not have ended."""
+        output = self.log.read_text()
+        assert self.process.poll() is None, output
+        return "\nready" in output
+
     def replicas(self) -> list[int]:
         """The processes of this cluster's replicas."""
         parents, names = {}, {}
@@ -80,7 +86,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     directory = make_checkpoint(tmp_path / "small", context=128)
     started = Cluster(directory, tmp_path / "log")
     try:
-        until(lambda: "\nready" in started.log.read_text(), "Ray serves", PATIENCE_S)
+        until(started.serves, "Ray serves", PATIENCE_S)
         yield started
     finally:
         started.process.communicate(b"", PATIENCE_S)
@@ -137,7 +143,8 @@ def test_a_killed_replica_loses_no_request_that_had_not_begun(cluster: Cluster) 
     begun = threading.Semaphore(0)
 
     def one(number: int) -> tuple[bool, int]:
-        text, whole, attempt = ask(cluster, number, stream=number % 2 == 0)
+        streams = number // len(PROMPTS) % 2 == 0  # of every prompt, half of the requests
+        text, whole, attempt = ask(cluster, number, streams)
         begun.release()
         right = expected[number % len(PROMPTS)]
         assert text == right if whole else right.startswith(text)

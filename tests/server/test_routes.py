@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -159,6 +160,30 @@ def test_a_stop_token_ends_the_text_before_it(server: Running) -> None:
     (choice,) = answer["choices"]
     assert (choice["text"], choice["finish_reason"]) == ("$%&'", "stop")
     assert answer["usage"]["completion_tokens"] == 5
+
+
+@pytest.mark.parametrize("route", ["completions", "chat/completions"])
+def test_usage_in_every_chunk(server: Running, route: str) -> None:
+    """Counts grow to those of the last chunk; without the option only that one has them."""
+    content = (
+        {"prompt": "The"}
+        if route == "completions"
+        else {"messages": [{"role": "user", "content": "a"}]}
+    )
+    for continuous in (True, False):
+        options = {"include_usage": True, "continuous_usage_stats": continuous}
+        asked = {**content, "max_tokens": 6, "stream": True, "stream_options": options}
+        lines = httpx.post(f"{server.url}/v1/{route}", json=asked).text.splitlines()
+        events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+        usages = [event.get("usage") for event in events]
+        assert usages[-1]["completion_tokens"] == 6
+        if continuous:
+            counts = [usage["completion_tokens"] for usage in usages]
+            assert counts == sorted(counts) and {u["prompt_tokens"] for u in usages} == {
+                usages[-1]["prompt_tokens"]
+            }
+        else:
+            assert not any(usages[:-1])
 
 
 def test_several_prompts_and_echo(server: Running) -> None:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import random
+import re
+import shutil
 import socket
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -31,6 +35,24 @@ def test_pipelined_requests_are_answered_in_order(server: Running) -> None:
         client.send(request(body(max_tokens=2)) + request(body(max_tokens=3)))
         counts = [client.response()[1]["usage"]["completion_tokens"] for _ in range(2)]
     assert counts == [2, 3]
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl on this machine")
+def test_curl(server: Running) -> None:
+    """The command of docs/serve.md, whole and as a stream."""
+    page = Path(__file__).resolve().parents[2] / "docs/serve.md"
+    pattern = r"^curl http://\S+:8000/v1/completions .*\\\n.*$"
+    command = re.findall(pattern, page.read_text(), re.M)[0]
+    command = command.replace("http://127.0.0.1:8000", server.url)
+
+    def answer(line: str) -> str:
+        return subprocess.run(line, shell=True, check=True, capture_output=True, text=True).stdout
+
+    whole = json.loads(answer(command.replace("curl", "curl -s", 1)))
+    streamed = command.replace("curl", "curl -sN", 1).replace("}'", ', "stream": true}\'')
+    events = [json.loads(line[6:]) for line in answer(streamed).splitlines() if "{" in line]
+    text = "".join(event["choices"][0]["text"] for event in events)
+    assert text == whole["choices"][0]["text"] != ""
 
 
 def test_chunked_bodies(server: Running) -> None:

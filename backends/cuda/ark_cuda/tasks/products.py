@@ -18,9 +18,8 @@ from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.machine.variant import COMPUTE, LOAD, MOVE
 from ark.plan.kind import OperandType, Signature
+from ark.tasks import matmul_form, text
 from ark.tasks import matmul_packs as packs
-from ark.tasks import text
-from ark.tasks import matmul_form
 from ark.tasks.matmul_form import deal, dims, k_range, part_of_k, place_names, rotates
 from ark.tasks.matmul_params import MatmulParams, WindowParams
 from ark.tasks.matmul_text import outputs
@@ -327,9 +326,10 @@ def _store(sig: Signature) -> str:
     if params.gated:
         return _store_gated(sig)
     if rotates(sig):
+        angles = rope(sig, 2, matmul_form.POSITION_OPERAND)
         return (
             f"  ark_matrix_store_rope<{_wide(sig)}>(\n"
-            f"      c, d, {rope(sig, 2, matmul_form.POSITION_OPERAND)}, m0, left0, top, {m} - m0);\n"
+            f"      c, d, {angles}, m0, left0, top, {m} - m0);\n"
         )
     wide, out = _wide(sig), sig.operands[2]
     start = text.offset(sig, 2, place_names(sig, "m0", "left0"))

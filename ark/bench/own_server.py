@@ -1,0 +1,34 @@
+"""A server of a checkpoint for as long as a bench runs. Used by `ark bench serve DIR`."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from ark.errors import SystemError
+
+END_S = 60.0
+
+
+@contextmanager
+def own_server(directory: str, options: Sequence[str]) -> Iterator[str]:
+    """The URL of `ark serve DIR` on a free port, which ends with the block. SystemError where it
+    does not start; standard error has its reason.
+    """
+    words = [sys.executable, "-m", "ark", "serve", directory, "--port", "0", *options]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            address = re.search(r"http://\S+", process.stdout.readline())
+            if address is None:
+                raise SystemError(f"`ark serve {directory}` did not start; see its reason above")
+            yield address.group()
+        finally:
+            process.terminate()
+            try:
+                process.wait(END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
