@@ -24,7 +24,7 @@ def _leave(number: int, frame: object) -> None:
 
 
 def becomes_exception() -> None:
-    """From here on Ctrl-C is a KeyboardInterrupt, as it is for everybody else."""
+    """From here on Ctrl-C is a KeyboardInterrupt, as in other programs."""
     if signal.getsignal(signal.SIGINT) is _leave:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

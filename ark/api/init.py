@@ -36,7 +36,7 @@ def init(
 def set_rank(rank: int) -> None:
     """Sets the rank of the current and of new models.
 
-    Where nobody has named the number of ranks, it becomes the launcher's, or 1: a process of
+    Where the number of ranks is not set, it becomes the launcher's, or 1: a process of
     whatever rank then runs by itself.
 
     Examples:

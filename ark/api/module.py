@@ -105,7 +105,7 @@ class Module:
     def load_state_dict(self, state_dict: Mapping[str, Any], prefix: str = "") -> None:
         """Writes parameters from arrays or torch tensors; call it after Runtime.launch.
 
-        InvalidUsageError names what is missing; what is too much is warned of.
+        InvalidUsageError names missing entries; extra entries cause a warning.
         """
         params = self.params_dict(prefix)
         missing = sorted(set(params) - set(state_dict))

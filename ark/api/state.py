@@ -2,7 +2,7 @@
 
 Elements of 4 bits are written two to a byte, as they lie in memory, and the metadata names their
 type and shape. The format has no objects, so reading a file from elsewhere can neither run code nor
-build anything but arrays. What is no array (numbers, text, lists of them) travels as JSON in the
+build anything but arrays. Other values (numbers, text, lists of them) are JSON in the
 file's metadata.
 """
 

@@ -132,7 +132,7 @@ def _check_same(op: OpEntry) -> None:
 
 
 def _all_to_all(op: OpEntry, plan: TaskPlan, args: Arguments, tag: int) -> list[Message]:
-    """Of a fused all-reduce: what every other rank has comes here, and what is here goes to all.
+    """The messages of a fused all-reduce: every rank sends its share to all others.
 
     Besides its input and its output it names bytes for packets, here and on every peer, or none.
     """
@@ -202,7 +202,7 @@ _FORMS: dict[str, tuple[Callable[[int, int], bool], str]] = {
 def _packets(
     op: OpEntry, plan: TaskPlan, own: TensorEntry, peer: int, held: TensorEntry, sends: bool
 ) -> Message:
-    """own: what is sent, or received into. held: the bytes in which packets arrive."""
+    """own: the tensor that is sent or received into. held: the bytes in which packets arrive."""
     subject = f"op {op.name!r} of type {op.type}"
     where = held.buffer.rank if sends else own.buffer.rank
     if peer in (-1, plan.rank) or is_far(own.buffer, plan.rank) or is_far(held.buffer, where):

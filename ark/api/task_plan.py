@@ -1,6 +1,6 @@
 """How a plan in ARK's own layout (ark.api.task_schema) becomes one of ark's plans.
 
-ARK writes what is computed as TaskInfos (ops with tensors, arguments and a configuration) and where
+ARK writes computations as TaskInfos (ops with tensors, arguments and a configuration) and where
 as ProcessorGroups. The ops are added to a new graph through ark's public ops, which check shapes
 and types; ranges of processors, tiles, numbers of tasks and granularities become hints; ark's
 planner then places the counters, and its verifier checks the result. Tensors of the current model

@@ -30,7 +30,7 @@ class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="pa
 
 
 class BufferEntry(_Entry, frozen=True):
-    """Memory of a rank, -1: of the plan's own. Tags: pairs of a peer (-1: whoever) and a tag."""
+    """Memory of a rank, -1: of the plan's own. Tags: pairs of a peer (-1: any) and a tag."""
 
     id: Index
     rank: Annotated[int, Meta(ge=-1, lt=1 << 12)] = -1

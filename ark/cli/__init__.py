@@ -171,7 +171,7 @@ def _complain(text: str) -> None:
     try:
         print(text, file=sys.stderr, flush=True)
     except (OSError, ValueError):
-        # What is left of it goes nowhere, or the end of the process would fail too.
+        # The rest of the output is dropped; otherwise the end of the process would fail too.
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 

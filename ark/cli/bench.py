@@ -310,7 +310,7 @@ def places(args: argparse.Namespace, limit: int) -> tuple[list[int], int]:
     ):
         if number > most:
             raise InvalidUsageError(
-                f"{subject} of {number} tokens was asked for, but of the model's {limit} "
+                f"{subject} of {number} tokens is too long: of the model's {limit} "
                 "positions at "
                 f"most {most} are left for it; ask for fewer"
             )

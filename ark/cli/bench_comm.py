@@ -189,7 +189,7 @@ def _figure(row: CommFigures, peer: str) -> Figure:
 
 
 def _fused_figure(row: OverlapFigures | NormFigures) -> Figure:
-    """Both ops as one, beside one behind the other."""
+    """Both ops as one, compared with one after the other."""
     label = (
         f"{row.collective}-of-{row.shape}-{row.engine}"
         if isinstance(row, OverlapFigures)
@@ -201,7 +201,7 @@ def _fused_figure(row: OverlapFigures | NormFigures) -> Figure:
 
 
 def _fused(args: argparse.Namespace, backend: Backend, probe: Probe, ranks: RankInfo) -> int:
-    """Collectives that are one op with what is before or behind them."""
+    """Collectives fused with the op before or after them."""
     names = args.names or OVERLAPS
     if not set(names) <= set(OVERLAPS):
         raise InvalidUsageError(f"products meet {', '.join(OVERLAPS)}; name some of these")

@@ -1,4 +1,4 @@
-"""`ark bench parallel`: what `ark parallelize` predicts of a plan beside what is measured."""
+"""`ark bench parallel`: predictions of `ark parallelize` compared with measurements."""
 
 from __future__ import annotations
 

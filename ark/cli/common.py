@@ -89,7 +89,7 @@ def progress(quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
             if stage not in shown:
                 for other in shown.values():
                     bars.update(other, visible=False)  # type: ignore[arg-type]
-                # Of what nobody can tell how far it is (total 0) the bar moves to and fro.
+                # Where the total is unknown (0), the bar moves back and forth.
                 shown[stage] = bars.add_task(stage, total=total or None)
             bars.update(shown[stage], completed=done, total=total or None)  # type: ignore[arg-type]
 
@@ -99,7 +99,7 @@ def progress(quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
 def write_file(path: str, data: str | bytes) -> None:
     """Writes a file whole or not at all; SystemError if it cannot be written.
 
-    What is there and no file (a device, a pipe that somebody reads) is written to, never replaced.
+    An existing device, or a pipe with a reader, is written to and never replaced.
     """
     target = Path(path)
     content = data.encode() if isinstance(data, str) else data
@@ -136,7 +136,7 @@ def _write_to_device(target: Path, content: bytes) -> None:
         handle = os.open(target, os.O_WRONLY | os.O_NONBLOCK)  # opening a pipe waits for its reader
     except OSError as error:
         if error.errno == errno.ENXIO and target.is_fifo():
-            raise OSError("it is a pipe that nobody reads") from None
+            raise OSError("it is a pipe without a reader") from None
         raise
     os.set_blocking(handle, True)
     with os.fdopen(handle, "wb") as out:
@@ -166,8 +166,8 @@ def read_plan(path: str) -> Plan:
 
 
 def read_file(path: str, role: str) -> str:
-    """Reads a text file; InvalidUsageError naming what it should be if it cannot be read, or is a
-    pipe that nobody may ever write to; those that a shell makes, below /dev and /proc, are read.
+    """Reads a text file; InvalidUsageError names the expected file if it cannot be read
+    or is a named pipe, which may never get a writer; a shell's pipes in /dev and /proc are read.
     """
     try:
         if Path(path).is_fifo() and not path.startswith(("/dev/", "/proc/")):

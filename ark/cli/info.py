@@ -104,7 +104,7 @@ def show(probes: Mapping[str, Probe]) -> None:
         if not probe.devices:
             table.add_row(name, "none", "", "")
     console.print(table)
-    # Whole lines of their own: what is to be typed must not be cut by a column.
+    # Whole lines: commands to type must not be cut by a column.
     for name, probe in probes.items():
         versions = ", ".join(f"{k} {v}" for k, v in sorted(probe.versions.items()))
         for remark in (probe.reason, *probe.notes, versions):

@@ -84,7 +84,7 @@ def _object(schedule: Schedule) -> dict[str, Any]:
 
 
 def _timeline(placement: Placement, schedule: Schedule) -> list[str]:
-    """A row a device: the micro-batch's last digit at each time, the rest left away."""
+    """A row a device: the micro-batch's last digit at each time."""
     width = min(MAX_TIMELINE_COLUMNS, schedule.makespan)
     rows = [["."] * width for _ in range(placement.devices)]
     backward = {b.name for b in placement.blocks if b.memory < 0}

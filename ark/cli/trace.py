@@ -94,7 +94,7 @@ def _named(pid: int, label: str, processors: int) -> list[dict[str, Any]]:
 
 
 def planned_events(plan: Plan) -> list[dict[str, Any]]:
-    """The predicted timelines of all phases, one behind the other."""
+    """The predicted timelines of all phases, one after the other."""
     events = _named(0, "planned (one iteration of each phase)", plan.processors)
     start = 0.0
     for number in range(len(plan.phases)):

@@ -195,7 +195,7 @@ ERROR_KINDS = {
 
 def fetch_form(pieces: np.ndarray, pitch: int) -> np.ndarray:
     """The form of stages that have so many pieces, which begin `pitch` bytes apart in memory and
-    lie one behind the other in the stage (ark_stream_pieces on the device).
+    are contiguous in the stage (ark_stream_pieces on the device).
     """
     return (1 << 31) | (pieces - 1) << 24 | pitch // 16
 

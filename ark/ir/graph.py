@@ -174,7 +174,7 @@ class Graph:
             self.detached.add(view.id)
 
     def depend(self, tensor: Tensor, on: Sequence[Tensor]) -> None:
-        """Whoever uses `tensor` comes after `on` has been written."""
+        """Ops that use `tensor` run after `on` has been written."""
         if on:
             self._depends[tensor.id] = tuple(on) + self._depends.get(tensor.id, ())
 

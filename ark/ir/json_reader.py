@@ -1,7 +1,7 @@
 """The one strict reader of plans, collective programs, networks and sketches.
 
-A form is a tree of closed msgspec structs; what is no JSON, lacks a field, has one too many or a
-value of another type is refused with its place in the file.
+A form is a tree of closed msgspec structs; text that is not JSON, lacks a field, has one too many
+or a value of another type is refused with its place in the file.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ class Part:
 @dataclass(frozen=True)
 class Packing:
     """A parameter that is made of others. interleave: rows of the parts in turn, as many of each;
-    else the parts one behind the other.
+    else the parts are concatenated.
     """
 
     name: str

@@ -93,7 +93,7 @@ class Contents:
         return number
 
     def _place(self, reordered: bool) -> None:
-        """Offsets: activations share memory, everything else lies one behind the other.
+        """Offsets: activations share memory, all other buffers are placed one after the other.
 
         Ops that were reordered to run side by side, or that follow each other by packets, which
         order no other memory, would wait for each other if they shared memory. Then each

@@ -1,7 +1,7 @@
 """From graph nodes to ops with tile tasks: the context that the ops' lowerings write into.
 
-A lowering names a task kind, its static parameters, its operands and one coordinate per task; who
-runs a task, what it waits for and where its memory lies is decided later by ark.lower.pipeline.
+A lowering names a task kind, its static parameters, its operands and one coordinate per task; the
+processor, waits and addresses of a task are decided later by ark.lower.pipeline.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How a product is cut: rows and columns of its tiles, and in the variant `matrix` also in how many
-parts of k. There what is predicted to end first, by the machine's costs (docs/matmul.md has the
-table of shapes that were measured); elsewhere the machine's tile. A cut that was measured for
-a shape (`ark tune`) comes before any prediction.
+parts of k. There the cut with the shortest predicted time by the machine's costs (docs/matmul.md
+has measured shapes); elsewhere the machine's tile. A cut that was measured for a shape (`ark tune`)
+comes before any prediction.
 
 Called by the lowering of matmul.
 """
@@ -96,8 +96,9 @@ def predicted_us(
 ) -> float:
     """About how long the product takes; only comparisons of cuts mean something.
 
-    normed: whoever adds parts up norms the rows, which somebody has to read anyway. windows: a side
-    is a matrix of windows. beside: equal products that run at the same time, all of which it ends.
+    normed: the task that adds parts up also normalises the rows, which must be read in any case.
+    windows: a side is a matrix of windows. beside: equal products that run at the same time, all of
+    which it ends.
     """
     costs, rows, columns = box_costs(machine), shape[2], shape[3]
     tiles = shape[0] * shape[1] * -(-rows // cut.rows) * -(-columns // cut.columns) * cut.parts
@@ -154,7 +155,7 @@ def estimated_boxes(machine: Machine) -> BoxCosts:
 
 
 def box_costs(machine: Machine) -> BoxCosts:
-    """The machine's; estimated from its rates where nobody measured them."""
+    """The machine's; estimated from its rates where they were not measured."""
     return machine.costs.boxes or estimated_boxes(machine)
 
 
@@ -225,7 +226,7 @@ def is_exact(dtypes: Sequence[str], shape: Sequence[int], depth: int, machine: M
 def deals_matrices(params: MatmulParams, tensors: Sequence[Tensor], machine: Machine) -> bool:
     """True for many products of small matrices, dealt to processors as one task each.
 
-    tensors: both sides, what is added to the product, and the result.
+    tensors: both sides, the addends of the product, and the result.
     """
     return small(signature(params, tensors), machine)
 

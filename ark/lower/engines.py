@@ -31,8 +31,8 @@ SWITCH = "switch"
 class Engine:
     """needs: a capability of the machine, if any. kind: the task kind by which processors copy with
     it. messages: it moves messages, with their own signal; memory: it writes memory that the peer
-    has in any case. proxied: the host's proxy moves it. copies: it moves what is there, and
-    combines nothing. The least piece that pays is Costs.piece_bytes.
+    has in any case. proxied: the host's proxy moves it. copies: it copies only and does not reduce.
+    The least piece that pays is Costs.piece_bytes.
     """
 
     name: str
@@ -108,8 +108,8 @@ def measured(
     options: Mapping[str, Any], machine: Machine, collective: str, algorithm: str, nbytes: int
 ) -> str:
     """The engine by which an algorithm was measured to be fastest for a collective of about so many
-    bytes on a rank's larger side, as the planner's option `engines` has it; AUTO if none was, or
-    the machine has it not.
+    bytes on a rank's larger side, as the planner's option `engines` has it; AUTO if none was
+    measured, or the machine does not have it.
     """
     rows = options.get("engines", {}).get(collective, ())
     place = nearest([row[0] for row in rows], nbytes)
@@ -121,8 +121,8 @@ def measured(
 
 def tile_bytes(engine: Engine, machine: Machine, nbytes: int) -> int:
     """Bytes that one task of a transfer moves: a processor's share, not below the least piece that
-    pays with the engine; of what is large a part of the share, so that peers may begin before all
-    of it is there.
+    pays with the engine; a part of a large share, so that peers
+    may begin before all of it has arrived.
     """
     share = -(-nbytes // machine.processors)
     costs = machine.costs

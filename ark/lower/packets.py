@@ -38,8 +38,8 @@ def choose_packets(
     templates: Templates,
     received: frozenset[int],
 ) -> set[int]:
-    """Ids of the tensors that carry their epoch: small activations, where everybody who touches
-    them can read that.
+    """Ids of the tensors that carry their epoch: small activations, where all their readers and
+    writers support it.
 
     A buffer qualifies if all its tensors are dense views of fp32 (or, where short packets are, of
     16 bits), its bytes stay small, and no task reads much of it: a packet costs 8 bytes an element,

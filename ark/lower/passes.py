@@ -63,7 +63,7 @@ class Stage(Enum):
 
 @dataclass(frozen=True)
 class Pass:
-    """One rewrite. why: what is gained. gives: types of nodes that only this pass makes. needs:
+    """One rewrite. why: the gain. gives: types of nodes that only this pass makes. needs:
     names of passes that must run before. option: the planner's option that turns the pass off; the
     pass always runs if this is empty.
     """

@@ -110,7 +110,7 @@ def _kernels(
     graph: Graph, machines: Sequence[Machine], external: frozenset[int]
 ) -> Iterator[tuple[Graph, Machine, frozenset[int]]]:
     """The phases of each kernel as a graph of their own, with the machine that they run on and the
-    ids of the buffers that somebody else reads.
+    ids of the buffers that other kernels read.
     """
     for machine, run in itertools.groupby(range(len(machines)), machines.__getitem__):
         phases = set(run)

@@ -94,7 +94,7 @@ def _moved(graphs: Sequence[Graph], prepared: Prepared, machine: Machine) -> Mov
 
 
 def _steps(a: Graph, b: Graph) -> dict[int, tuple[int, ...]] | None:
-    """By tensor of a parameter that nobody writes, how far apart its views begin in two graphs that
+    """By tensor of a parameter that no op writes, how far apart its views begin in two graphs that
     are the same in all else; None if they are not.
     """
     written = {t.buffer.id for n in a.nodes if not n.virtual for t in n.outputs}

@@ -38,7 +38,7 @@ def thin_cut(
 ) -> Cut | None:
     """The cut of such a product; None if it is none.
 
-    tensors: both sides, what is added to the product, and the result. beside: how many ops run at
+    tensors: both sides, the addends of the product, and the result. beside: how many ops run at
     the same time, this one among them. Where there are fewer tiles than processors, k is cut.
     """
     right, sig = tensors[1], signature(params, tensors)

@@ -118,13 +118,13 @@ class Machine:
         return self.variant.row_slice
 
     def using(self, name: str) -> Machine:
-        """The machine with only the variant of that name; itself if it offers none such."""
+        """The machine with only the variant of that name; itself if it has no such variant."""
         matching = [v for v in self.variants if v.name == name]
         return dataclasses.replace(self, variants=tuple(matching)) if matching else self
 
     def without_ring(self) -> Machine:
-        """The machine whose variant `block` reads operands in place: what the ring would take of
-        shared memory is the nearest cache's, and who would load leaves registers to the others.
+        """The machine whose variant `block` reads operands in place: the
+        ring's shared memory becomes cache, and the loading warps' registers go to the others.
         """
         variants = tuple(
             block(v.role(COMPUTE)) if v.name == "block" and v.stages else v for v in self.variants
@@ -157,7 +157,8 @@ class Machine:
         return dataclasses.replace(self, capabilities=kept)
 
     def matmul_tile(self, rows: int, columns: int, batch: int, bits: int = 32) -> tuple[int, int]:
-        """Rows and columns of a matmul tile: large for reuse, small enough to busy everybody.
+        """Rows and columns of a matmul tile: large for reuse, small enough to keep all processors
+        busy.
 
         bits: of an element of the left side.
         """

@@ -31,13 +31,13 @@ class BoxCosts:
     processor loads while all do. tile_us: from the last step of a tile of windows to the next one's
     first.
 
-    fold_us, each_part_us: parts of k are handed over to those who add them up, and for each of
-    them. normed_us: the same where a norm adds them up. kept_bytes: of parts that the last cache
-    keeps; fold_rate: at which more of them are written and read. band_bytes: of a left side that
-    stays there while columns pass by. few_rows, few_tiles: with more rows, and more tiles of the
-    lowest, all processors load at load_rate. least_rows, least_work: rows and multiplications of
-    a product for which the variant is chosen, at least; least_reads: how often a product reads each
-    element of a side that is worth laying otherwise.
+    fold_us, each_part_us: handing parts of k to the tasks that add them up, and each part.
+    normed_us: the same where a norm adds them up. kept_bytes: of parts that the last cache keeps;
+    fold_rate: at which more of them are written and read. band_bytes: of a left side that stays
+    there while columns pass by. few_rows, few_tiles: with more rows, and more tiles of the lowest,
+    all processors load at load_rate. least_rows, least_work: rows and multiplications of a product
+    for which the variant is chosen, at least; least_reads: how often a product reads each element
+    of a side that is worth laying otherwise.
 
     laid_rate: bytes that all processors together move where a side is laid as boxes are loaded.
     Operations a microsecond of one processor, in bodies of any variant: common_rate, of products of
@@ -73,11 +73,11 @@ class BoxCosts:
 class UnitCosts:
     """Products that matrix units take in any variant, in parts of k too.
 
-    line_us, small_line_us: the least that a line of k, 128 bytes, takes: it arrives a step after
-    it was asked for; of the loop for large tiles and of the one for others. begin_us: a tile's
-    first step arrives, and its sums are stored. fold_us: parts are handed over to those who add
-    them up, at fold_share of memory's rate. read_share: of memory's rate, at which both sides come
-    by all processors together. small_share: of its time that a loop of small tiles multiplies.
+    line_us, small_line_us: the least that a line of k, 128 bytes, takes: it arrives a step after it
+    was asked for; of the loop for large tiles and of the one for others. begin_us: a tile's first
+    step arrives, and its sums are stored. fold_us: parts are handed to the tasks that add them up,
+    at fold_share of memory's rate. read_share: of memory's rate, at which both sides come by all
+    processors together. small_share: of its time that a loop of small tiles multiplies.
     """
 
     line_us: Rate

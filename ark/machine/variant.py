@@ -19,7 +19,7 @@ LOAD, COMPUTE, COMMUNICATE, MOVE = "load", "compute", "communicate", "move"
 class Role:
     """Warps of a block that do one kind of work.
 
-    name: `compute`, `load`, `communicate` or `move`; who moves has a task list of its own, of
+    name: `compute`, `load`, `communicate` or `move`; moving warps have their own task list, of
     copies and sums, beside the processor's. warps: how many. registers: per thread of these warps
     where the hardware can divide them, 0 for what the compiler gives.
     """

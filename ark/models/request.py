@@ -55,7 +55,7 @@ def check_arguments(
     batch: Any, rank: Any, world_size: Any, budget_s: Any, trace_records: Any, **others: Any
 ) -> tuple[int, int, int, int]:
     """The batch, the rank, the number of ranks and of trace records, if a Generator can be given
-    all of these; else InvalidUsageError that names what is wrong.
+    all of these; else InvalidUsageError that names the fault.
 
     Ranges that depend on the model are not looked at.
     """
@@ -80,7 +80,7 @@ def check_arguments(
     return numbers
 
 
-# By a Generator's argument: the test, and what is expected.
+# By a Generator's argument: the test, and the expectation.
 _OTHERS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "checkpoint": (lambda v: isinstance(v, Checkpoint), "one that Checkpoint.open(directory) made"),
     "backend": (lambda v: hasattr(v, "probe"), "one that ark.backend.registry.get(name) gives"),

@@ -3,8 +3,8 @@
 Each family's module has, for every op, its shape rule, its NumPy reference and how it becomes tile
 tasks; importing this package registers them all.
 
-A docstring names shapes and types. What does not fit them is a ModelError; an argument that is
-nothing of what is asked for (no tensor, no such axis, a size below 1) is an InvalidUsageError.
+A docstring names shapes and types. Inputs of other shapes or types raise ModelError;
+other wrong arguments (no tensor, no such axis, a size below 1) raise InvalidUsageError.
 """
 
 from inspect import isfunction

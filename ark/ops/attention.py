@@ -42,8 +42,8 @@ def attention(
     softcap: above 0, scores become softcap * tanh(score / softcap) (Gemma 2). sinks: (heads,) fp32,
     scores that take their share of a row's weights and have no value (GPT-OSS). mask: bool, true
     for keys that are seen, or floats that are added to scores; it broadcasts to (batch, heads,
-    rows, context). A row that sees no key gives zeros. What nobody sees of keys and values must be
-    finite numbers. Where a query (rows, heads * width) has as many
+    rows, context). A row that sees no key gives zeros. Masked keys and values must be finite
+    numbers. Where a query (rows, heads * width) has as many
     positions as rows, each row is a sequence's with keys and values of its own, whose heads lie one
     behind the other's (rows * kv_heads, context, width). Result of the query's shape and type,
     fp32, fp16 or bf16; sums and exponentials are in fp32. ModelError for what does not fit.

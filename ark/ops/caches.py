@@ -53,8 +53,8 @@ def kv_append(cache: TensorLike, input: TensorLike, position: TensorLike, name: 
     """Writes rows into a cache from `position` on; returns the new tensor on the cache's memory.
 
     cache (heads, context, width), input (rows, heads * width), position (1,) int32. Rows past the
-    context are dropped. With as many positions as rows each row is a sequence's, whose heads lie
-    one behind the other's in the cache, (rows * heads, context, width).
+    context are dropped. With as many positions as rows each row is a sequence's, and the cache has
+    the heads of all sequences, (rows * heads, context, width).
 
     Examples:
         >>> cache, position = ark.tensor([1, 3, 2]), torch.tensor([1], dtype=torch.int32)

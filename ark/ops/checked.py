@@ -50,7 +50,7 @@ def _is_pair(value: Any) -> bool:
     return _are(value, _is_whole) and len(list(value)) == 2
 
 
-# By what a signature says: the test, and what is expected. What is not here has an op's own check.
+# By annotation: the test, and the expectation. Ops check other annotations themselves.
 _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "str": (lambda v: isinstance(v, str), "a word"),
     "bool": (

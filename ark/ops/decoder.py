@@ -76,7 +76,7 @@ def rope_kv(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Rotates queries and keys, appends keys and values to their caches; all three in one row.
 
-    input (rows, (heads + 2 kv_heads) * width): queries, keys, values one behind the other, pairs as
+    input (rows, (heads + 2 kv_heads) * width): queries, keys and values concatenated, pairs as
     neighbours. position and frequencies as for rotary_embedding (interleaved), keys and values
     caches (kv_heads, context, width); with as many positions as rows, of as many sequences.
     Results: queries (rows, heads * width) fp32, both caches. ModelError for what does not fit.

@@ -3,7 +3,7 @@
 Topk picks each row's experts, expert_linear multiplies each row with the weights of the experts
 that it was given (Shazeer et al. 2017).
 
-The weights of an expert that nobody picked are not read.
+The weights of an expert that was not chosen are not read.
 """
 
 from __future__ import annotations

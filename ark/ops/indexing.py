@@ -126,7 +126,7 @@ def strided_slice(
 ) -> Tensor:
     """`sizes` elements of each dimension, from `begins` on, `steps` apart (negative: backwards).
 
-    Types of 8 bits or more. InvalidUsageError for what is outside of the input.
+    Types of 8 bits or more. InvalidUsageError for elements outside of the input.
 
     Examples:
         >>> ark.strided_slice(torch.arange(6.0), begins=[5], sizes=[3], steps=[-2]).eval()
@@ -185,7 +185,7 @@ def expand(
 def concat(
     inputs: Sequence[Any], axis: int, output: TensorLike | None = NullTensor, name: str = ""
 ) -> Tensor:
-    """The tensors one behind the other along `axis`; one type, any number of them.
+    """The tensors concatenated along `axis`; one type, any number of them.
 
     Of 4-bit types along the last axis, all but the last tensor must have an even size there.
 

@@ -173,7 +173,7 @@ register("matmul", _matmul_reference, lower_matmul, aliasing="none")
 
 
 def _linear_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    """A norm, the product, and what is done to it, each by its own definition."""
+    """A norm, the product, and its epilogue, each by its own definition."""
     x, weight, *others = inputs
     given = LinearAttributes.from_node(attrs)
     if given.prologue != "none":

@@ -169,7 +169,7 @@ def scatter_elements(
 ) -> Tensor:
     """The input with result[i, indices[i, j, ...], ...] = updates[i, j, ...] (for axis 1).
 
-    reduction: set, or add, mul, maximum, minimum with what is there; of equal indices along the
+    reduction: set, or add, mul, maximum, minimum with the old element; of equal indices along the
     axis the updates are applied in order. updates: of the indices' shape and the input's type; the
     indices may be one wide where the updates are wider. output: the input itself is updated in
     place.

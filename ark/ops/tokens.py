@@ -171,8 +171,8 @@ def embed(
     result (rows, dim) fp32. Past the text's end it is token 0's row. A token outside of the
     vocabulary ends the run with a GpuError that names it.
 
-    Of several texts tokens (batch * context,) lie one behind the other, each has its position,
-    (batch,), and a row of the result, (batch, dim).
+    Tokens of several texts are concatenated, (batch * context,), each with its position, (batch,),
+    and a row of the result, (batch, dim).
 
     Examples:
         >>> text = torch.tensor([2, 0], dtype=torch.int32)

@@ -3,7 +3,7 @@
 Accesses are compared exactly: box against box when they see the same buffer through the same
 extents, byte range against byte range otherwise. Both sides rely on exactness: they forget an
 access that later writes have covered (ark.plan.frontier). Planner and verifier share this file on
-purpose: what is a conflict must be one rule; how conflicts are ordered is decided by one and
+purpose: there must be one rule for conflicts; how conflicts are ordered is decided by one and
 checked by the other, separately.
 """
 
@@ -67,7 +67,7 @@ def _joined(lists: Sequence[np.ndarray]) -> Pairs:
 class Region:
     """The accesses of one op to one operand in one direction.
 
-    space: what is in one space may overlap; bytes count from its start. memory: the buffer; boxes
+    space: buffers in one space may overlap; bytes count from its start. memory: the buffer; boxes
     of one buffer in equal extents and element sizes are comparable. base: bytes from the space's
     start to the operand's first element, whose indices in the buffer are `offsets`.
     """

@@ -1,4 +1,4 @@
-"""What is known to be complete: vector clocks (Mattern 1989), shared by all who know the same.
+"""The tasks known to be complete: vector clocks (Mattern 1989), shared by tasks with equal ones.
 
 A row has an entry per processor: how many of its tasks are complete. Counters alone tell: a packet
 publishes no other memory, and its producer may still be at work. What a task knows of its own
@@ -40,7 +40,7 @@ class Clocks:
         return NOBODY if covered.all() else frozenset(lanes[~covered].tolist())
 
     def after(self, rows: Iterable[int], lanes: np.ndarray, ends: np.ndarray) -> np.ndarray:
-        """What is known after waiting for tasks, given by the rows that they began with, their
+        """The clock after waiting for tasks, given by the rows that they began with, their
         processors (each once) and the places behind them there.
         """
         first, *others = rows
@@ -51,5 +51,5 @@ class Clocks:
         return clock
 
     def join(self, row: int, after: np.ndarray) -> int:
-        """What is known to one who knew a row, and waited."""
+        """The row of a task that had `row` and has waited."""
         return self._number(np.maximum(self._rows[row], after))

@@ -84,7 +84,7 @@ def predict(plan: Plan, phase: int) -> list[Span]:
 
 
 def work(plan: Plan, phase: int) -> float:
-    """Microseconds that all tasks of one iteration take, one behind the other."""
+    """Microseconds that all tasks of one iteration take, one after the other."""
     takes = _takes(plan, machine_of(plan))
     return sum(takes(task, None) for tasks in plan.phases[phase].processors for task in tasks)
 

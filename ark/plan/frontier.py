@@ -1,9 +1,9 @@
 """What later ops may still conflict with: the accesses that no later write has covered.
 
-A space's bytes are cut into intervals, each with the accesses that touch it. A write that leaves
-no byte of an interval out, or no element of an earlier access, makes what it covers forgotten:
-whoever conflicts with a forgotten access also conflicts with the write on the same bytes, and comes
-after it as the write comes after the forgotten one. So a search finds few accesses, whatever the
+A space's bytes are cut into intervals, each with the accesses that touch it. A write that leaves no
+byte of an interval out, or no element of an earlier access, removes the accesses that it covers: an
+op that conflicts with a removed access also conflicts with the write on the same bytes, and runs
+after it as the write runs after the removed one. So a search finds few accesses, whatever the
 length of the program. Used by the scheduler, which places waits, and by the verifier, which checks
 them.
 """

@@ -22,8 +22,8 @@ class RemoteSemaphore:
 class Group:
     """The tasks of one lowered op. sends, awaits: one entry per task, or none at all. granularity,
     context: see ark.ir. received: ids of the buffers between ranks that hold packets. lanes: the
-    processor of each task, where the lowering chose them. What is
-    awaited 0 times in an iteration is awaited once for the iteration before.
+    processor of each task, where the lowering chose them. A count
+    of 0 waits for the iteration before.
     """
 
     name: str

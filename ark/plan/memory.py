@@ -50,8 +50,8 @@ def share(
 
 
 class _Placed:
-    """Byte ranges by lifetime: a segment tree says who is alive at a time, a list who begins when,
-    so that a search costs what it finds.
+    """Byte ranges by lifetime: a segment tree of the live ranges and a list by first use, so that a
+    search takes time in proportion to its results.
     """
 
     def __init__(self, times: int) -> None:
@@ -72,7 +72,7 @@ class _Placed:
             low, high = low >> 1, high >> 1
 
     def alive(self, first: int, last: int) -> list[tuple[int, int]]:
-        """The ranges of those who live at `first`, or begin after it and by `last`."""
+        """The ranges that are alive at `first`, or begin after it and by `last`."""
         ranges: list[tuple[int, int]] = []
         node = first + self._leaves
         while node:

@@ -1,10 +1,9 @@
 """What the tasks of an op come after, and which of it they must wait for.
 
 For every task the sets of earlier tasks that it conflicts with are found from the regions they
-touch. What is already known to be complete when a task starts is a vector with one entry per
-processor (a vector clock, Mattern 1989; ark.plan.clocks); a set that the vector covers needs no
-wait. Tasks of an op that need the same sets and know the same share one decision. Used by
-ark.plan.schedule.
+touch. The tasks known to be complete when a task starts are a vector with one entry per processor
+(a vector clock, Mattern 1989; ark.plan.clocks); a set that the vector covers needs no wait. Tasks
+of an op that need the same sets and know the same share one decision. Used by ark.plan.schedule.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ class Decision:
 
 
 class Ordering:
-    """The tasks of a phase that were dealt so far, and what is known of them."""
+    """The tasks of a phase that were dealt so far, and their clocks."""
 
     def __init__(self, processors: int) -> None:
         self.clocks = Clocks(processors)

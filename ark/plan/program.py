@@ -1,4 +1,4 @@
-"""What a plan computes, apart from who does it when and where in memory: its ops in program order.
+"""The computation of a plan without processors, schedule and addresses: its ops in program order.
 
 Two plans of one program give the same results, so a plan from elsewhere may run in the place of
 another if their programs are equal. Called by ark.models.load.

@@ -1,4 +1,4 @@
-"""Scheduling: who runs a task and what it waits for.
+"""Scheduling: the processor and the waits of each task.
 
 Tasks are dealt to processors in program order. Which earlier tasks they must wait for says
 ark.plan.ordering; tasks that wait for the same set share one counter.
@@ -66,7 +66,7 @@ class Schedule:
             self.counter("iteration barrier", 0, (rank + step) % world_size, True)
             for step in range(1, together)
         ]
-        # By phase, and by peer the counter of its ended iterations; and whom a phase tells.
+        # By phase, and by peer the counter of its ended iterations; and its peers.
         self.ended: list[dict[int, int]] = [{} for _ in range(phases)]
         self.told: list[list[int]] = [[] for _ in range(phases)]
         for number in range(phases):
@@ -300,7 +300,7 @@ class _PhaseRun:
         return tuple(tuple(tasks[i] for i in indices) for indices in self.lists)
 
     def _barrier(self) -> None:
-        """Whoever opens the next iteration comes after everything in this one.
+        """The task that opens the next iteration runs after everything in this one.
 
         Where one rank has one phase, all last tasks that no other last one has seen open it
         together. Else, so that one signal a rank will do in every phase, the last task does, which

@@ -176,7 +176,7 @@ class PlanFile(Closed, frozen=True):
 
 
 def read(data: Any) -> Plan:
-    """A plan from JSON-able values; PlanError says what is wrong with them."""
+    """A plan from JSON-able values; PlanError names the fault."""
     try:
         file = json_reader.read(data, PlanFile, "it")
     except json_reader.FormError as error:
@@ -275,7 +275,7 @@ def _rates(machine: Machine) -> list[float]:
 
 
 def _unknown(value: Any, given: Any) -> str | None:
-    """The first field in what was given that a dataclass has not; its conversion ignores it."""
+    """The first given field that the dataclass does not have; conversion would ignore it."""
     if isinstance(value, tuple):
         pairs = zip(value, given, strict=True)
         return next((name for v, g in pairs if (name := _unknown(v, g))), None)

@@ -1,4 +1,4 @@
-"""Plans as JSON: the same plan gives the same bytes; what is read is checked before it is used."""
+"""Plans as JSON: the same plan gives the same bytes; plans are checked when they are read."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def to_json(plan: Plan) -> str:
 
 
 def from_json(text: str) -> Plan:
-    """Reads a plan; PlanError says what is wrong with it. It is not verified here."""
+    """Reads a plan; PlanError names the fault. It is not verified here."""
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -133,7 +133,7 @@ def from_json(text: str) -> Plan:
 
 
 def from_dict(data: Mapping[str, Any]) -> Plan:
-    """Reads a plan from JSON-able values; PlanError says what is wrong with it."""
+    """Reads a plan from JSON-able values; PlanError names the fault."""
     if not isinstance(data, Mapping) or data.get("format") != FORMAT_NUMBER:
         raise PlanError(
             f"not a plan of format {FORMAT_NUMBER} (found {_found(data)}); make it with `ark plan`"

@@ -1,7 +1,7 @@
 """Products, attentions and rows with known results, for a compiler's first use on a device.
 
 One model has more bodies than a kernel that is compiled as one program; the others are large enough
-for matrix units. What is expected comes from the ops' definitions in NumPy, in float64. Called by
+for matrix units. Expected results come from the ops' definitions in NumPy, in float64. Called by
 ark.runtime.toolchain through `examiners`, and by `ark doctor`.
 """
 
@@ -79,8 +79,8 @@ MODELS: tuple[Callable[[Known], None], ...] = (many, large_product, large_attent
 
 
 def examine(backend: KernelBackend, device: KernelDevice) -> str:
-    """Runs the models; what is wrong, with numbers, or empty. Their kernels are compiled side by
-    side.
+    """Runs the models; returns the faults, with numbers, or an empty text. Their kernels are
+    compiled side by side.
     """
     cases = []
     for build in MODELS:

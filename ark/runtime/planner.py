@@ -89,7 +89,7 @@ def capture(plan: Planned | None) -> None:
 class ScriptError(BaseError):
     """A script raised an error of its own, which is the cause.
 
-    Its traceback has the frames from the script on, not those of who ran it.
+    Its traceback has the frames from the script on, not those of the caller.
     """
 
 

@@ -101,7 +101,7 @@ def device(index: int | None = None) -> Device:
 def forget(name: str) -> None:
     """Closes the opened devices of a backend and lets them go: the next use opens them anew.
 
-    For who takes hardware away under a running process, as an emulator does at its end.
+    Called when hardware disappears from a running process, as at the end of an emulator.
     """
     for key in [key for key in _state.devices if key[0] == name]:
         _state.devices.pop(key).close()

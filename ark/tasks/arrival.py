@@ -2,7 +2,7 @@
 nothing.
 
 operands: one of one dense dimension. coord: first and last+1 element that peers wrote. To the plan
-it writes them: who reads them comes after the task, and so after what it waits for. No params.
+it writes them: their readers run after the task, and so after its waits. No params.
 Emitted by ark.lower.ops.communication.overlapped.
 """
 

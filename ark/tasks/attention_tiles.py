@@ -249,8 +249,8 @@ def _mask(sig: Signature) -> str:
 
 
 def where_aligned(name: str, sig: Signature, machine: Machine, call: str) -> str:
-    """The source of a body that makes a vendor's call, which wants rows at multiples of 16 bytes:
-    operands that begin anywhere are the common body's when it runs.
+    """The source of a body that makes a vendor's call, which requires rows at multiples of 16
+    bytes; the generic body computes unaligned operands at run time.
     """
     addresses = text.addresses(sig, range(4))
     if addresses == "0u":

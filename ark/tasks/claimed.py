@@ -1,11 +1,11 @@
-"""Tiles that processors claim while they run: a large op of another kind, of whose tiles none is
-anybody's before it begins.
+"""Tiles that processors claim while they run: a large op of another kind whose
+tiles are not assigned beforehand.
 
-params: kind, params (of the op whose tiles they are), tasks (how many share them).
-operands: that op's. coord: the tile with which a task begins, the first ones in the order of their
-numbers; each of the others is of who asks for it first (claimed.h), by the op's counter. So every
-task may touch all of the op, and no tile is two tasks'. Results are the same bits whoever has a
-tile, because a tile's depend on its place alone.
+params: kind, params (of the op whose tiles they are), tasks (how many share them). operands: that
+op's. coord: the tile with which a task begins, the first ones in the order of their numbers; each
+other tile goes to the first processor that claims it (claimed.h) by the op's counter. So every task
+may touch all of the op, and no tile is two tasks'. Results are the same bits on any processor,
+because a tile's result depends on its index only.
 """
 
 from __future__ import annotations

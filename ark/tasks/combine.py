@@ -4,11 +4,10 @@ the receipt of one; with several it adds, multiplies or compares them in the ord
 params: element (a name of ELEMENTS: what the operands' bytes are), op (a name of OPS), divide (what
 the result is divided by), order (the shares that are combined first, in this order; the others
 follow in theirs), outputs (how many get the result, one by default; several are plain memory),
-moved (its tasks are in lists of warps that move).
-operands: shares..., outputs..., all of one dimension; each is plain memory, dense and of one type,
-or packets: a receive buffer (uint32 words, four of which hold 16 bytes of elements), or fp32
-activations. coord: first and last+1 element of the operands' type; what is neither the end nor a
-multiple of 16 bytes is no border of a tile.
+moved (its tasks are in lists of warps that move). operands: shares..., outputs..., all of one
+dimension; each is plain memory, dense and of one type, or packets: a receive buffer (uint32 words,
+four of which hold 16 bytes of elements), or fp32 activations. coord: first and last+1 element of
+the operands' type; tiles begin and end at multiples of 16 bytes or at the end.
 
 Floats below 32 bits are combined in fp32 and rounded once. Combining in operand order makes the
 result the same bits wherever the order is the same.

@@ -146,7 +146,7 @@ def parse(
     scratch: tuple[int, Mapping[str, int]],
     packets: tuple[str, ...],
 ) -> Form:
-    """The form that this says; InvalidUsageError says what is wrong with it."""
+    """The form of this declaration; InvalidUsageError reports its fault."""
     _check_name(name, "the op", "its function's name")
     left, arrow, right = signature.partition("->")
     if not arrow:

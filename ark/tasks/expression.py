@@ -100,7 +100,7 @@ def value_type(dtype: str) -> str:
 
 
 def check(tree: Any, dtypes: Sequence[str], rank: int = MAX_DIMS) -> str:
-    """Refuses what is no expression over operands of these types; PlanError says which part.
+    """Raises PlanError naming the part that is not an expression over operands of these types.
 
     rank: dimensions of the result. Returns the type of its value.
     """

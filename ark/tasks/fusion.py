@@ -7,7 +7,7 @@ shape), and lists of expressions (ark.tasks.expression) in the order in which th
 first (once for an index of the outputs), each (for each of `count` elements), sums (over these),
 last (once, also from the sums). The inputs of a tree are numbers: the operands that are inputs,
 then all values of the lists. stores: which value each output gets. operands: inputs..., which
-broadcast, outputs..., of one shape, with one index along the axis. What is between is fp32. An
+broadcast, outputs..., of one shape, with one index along the axis. Intermediate values are fp32. An
 output may be exactly an input. coord: the tile's first index. fusion.h has the loops.
 """
 
@@ -150,7 +150,7 @@ class Fusion(TaskKind):
 
 
 class _Body:
-    """Writes what is done at an index, as one function for each of the three loops."""
+    """Writes the work at an index, as one function for each of the three loops."""
 
     def __init__(self, sig: Signature) -> None:
         self.sig, self.params = sig, sig.read(FusionParams)

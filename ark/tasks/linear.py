@@ -262,7 +262,7 @@ def check_batch(name: str, sig: Signature, machine: Machine) -> None:
 
 
 def prologue(sig: Signature) -> str:
-    """What is done to the input, as fused.h has it."""
+    """The operation on the input, in the terms of fused.h."""
     params = sig.read(LinearParams)
     if params.prologue == "none":
         return "ArkPlain{}"
@@ -270,7 +270,7 @@ def prologue(sig: Signature) -> str:
 
 
 def epilogue(sig: Signature) -> str:
-    """What is done to the sums, as fused.h has it."""
+    """The operation on the sums, in the terms of fused.h."""
     params = sig.read(LinearParams)
     kind, first, out = params.epilogue, first_extra(sig), text.given(sig, 2, const=False)
     for peer in outputs(sig)[1:]:  # what has the longer way first

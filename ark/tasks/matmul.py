@@ -2,21 +2,21 @@
 int32.
 
 params: transpose_a, transpose_b, tile (rows, columns). operands: a, b, output. coord: batch index
-of the output's dimensions 0 and 1, first row, first column.
-With the param expr, a tree of ark.tasks.expression over the product (the tree's operand 0, as it is
-accumulated) and the operands behind the output, which broadcast to it, that is what is stored.
-With the param gated neighbouring columns of the product are a gate and what it lets pass, and the
-output, of half as many columns, is silu(gate) * passed; there is one matrix then and no expr.
-With the params heads, kv_heads and head_dim its columns are queries, keys and values, which are
-rotated and stored as rope_kv does (ark.tasks.rotary): the output are the queries, and behind it
-come position, frequencies and the two caches, to which a tile's rows are appended.
-With the params tasks and group a task has several tiles: tiles are numbered down `group` rows of
-tiles, then along the columns, then on to the next rows and the next matrix, and the task with coord
-(r,) has tile r, r + tasks and so on, so that tasks which run together share what they read.
-With the param splits k is cut into so many parts, each of which is a matrix of fp32 sums of the
-output's last dimension but two: what follows adds them up. Parts begin at multiples of STEP bytes.
-With the param windows one side is the matrix of an input's windows (ark.tasks.matmul_windows).
-This is the common body; vendors replace it where their matrix units serve the signature.
+of the output's dimensions 0 and 1, first row, first column. With the param expr, a tree of
+ark.tasks.expression over the product (the tree's operand 0, as it is accumulated) and the operands
+behind the output, which broadcast to it, the value of the tree is stored. With the param gated
+neighbouring columns of the product are a gate and what it lets pass, and the output, of half as
+many columns, is silu(gate) * passed; there is one matrix then and no expr. With the params heads,
+kv_heads and head_dim its columns are queries, keys and values, which are rotated and stored as
+rope_kv does (ark.tasks.rotary): the output are the queries, and behind it come position,
+frequencies and the two caches, to which a tile's rows are appended. With the params tasks and group
+a task has several tiles: tiles are numbered down `group` rows of tiles, then along the columns,
+then on to the next rows and the next matrix, and the task with coord (r,) has tile r, r + tasks and
+so on, so that tasks which run together share what they read. With the param splits k is cut into so
+many parts, each of which is a matrix of fp32 sums of the output's last dimension but two: what
+follows adds them up. Parts begin at multiples of STEP bytes. With the param windows one side is the
+matrix of an input's windows (ark.tasks.matmul_windows). This is the common body; vendors replace it
+where their matrix units serve the signature.
 """
 
 from __future__ import annotations

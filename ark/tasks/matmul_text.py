@@ -180,8 +180,8 @@ def tile_place(sig: Signature) -> str:
 def matrix_tiles(
     sig: Signature, callee: str, constants: Sequence[object], end: str, declared: str
 ) -> str:
-    """A body that hands each tile to callee<constants>, the vendor's: both sides, and what becomes
-    of the sums, `end`, which reads what is declared.
+    """A body that hands each tile to callee<constants>, the vendor's: both sides, and the epilogue
+    `end`, which reads the declared names.
     """
     m, n, k = dims(sig)
     rows, columns = sig.read(MatmulParams).tile

@@ -7,8 +7,8 @@ exactly an input.
 
 Many threads: a thread has several packs of neighbouring elements under way, loaded by 16-byte
 accesses where layouts and addresses allow it. One thread: nested loops that compilers vectorise.
-Where elements of the output share bytes, a thread makes whole bytes. box.h has the loops; what is
-written here is where an element of an operand lies, and the expression.
+Where elements of the output share bytes, a thread makes whole bytes. box.h has the loops; this
+module writes the index of an operand's element, and the expression.
 """
 
 from __future__ import annotations
@@ -265,7 +265,7 @@ class _Box:
     def _compute(self, values: Sequence[str], to: str, at: str, step: str = "") -> str:
         """Statements that compute one element from the texts of its inputs and store it at to[at].
 
-        step: what is added to the last index.
+        step: the increment of the last index.
         """
         leaves = [(value, text.loaded(self.sig, i)) for i, value in enumerate(values)]
         indices = [*self.indices[:-1], self.indices[-1] + step]

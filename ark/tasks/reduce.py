@@ -201,7 +201,7 @@ class Reduce(TaskKind):
         return _FOLDS[params.function], _compute(sig), tile
 
     def _value(self, sig: Signature) -> str:
-        """What is stored of a total v."""
+        """The stored value of a total v."""
         params = sig.read(ReduceParams)
         mean = params.function == "mean"
         return f"v / {text.literal(params.count)}" if mean else "v"

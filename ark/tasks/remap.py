@@ -194,7 +194,7 @@ class Gather(TaskKind):
         return box(fold(sig.operands[2].shape), sig.read(GatherParams).tile)
 
     def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
-        """Of the source only what is chosen is read."""
+        """Only the chosen elements of the source are read."""
         params = sig.read(GatherParams)
         _, ids, out = sig.operands
         lo, hi = tile_box(out.shape, coord, params.tile)

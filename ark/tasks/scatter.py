@@ -1,15 +1,15 @@
 """Tiles of updates at given indices along one axis.
 
-`scatter` params: axis, function ("set", or how an update is joined with what is there), tile, span
-(places along the axis that a task writes to). operands: indices, updates (of the shape of indices,
-which may be one index wide and broadcast), [data], output, of the updates' shape beside the axis.
-With data the output becomes that with the updates, else it holds it before. Along a line updates
-are applied in order, so that results are the same bits in every run. Indices below 0 count from the
-end; one out of range ends the launch.
+`scatter` params: axis, function ("set", or how an update is combined with the old element), tile,
+span (places along the axis that a task writes to). operands: indices, updates (of the shape of
+indices, which may be one index wide and broadcast), [data], output, of the updates' shape beside
+the axis. With data the output becomes that with the updates, else it holds it before. Along a line
+updates are applied in order, so that results are the same bits in every run. Indices below 0 count
+from the end; one out of range ends the launch.
 
 coord: the tile's first index of the shape with one index along the axis (four, more are folded),
 and the first of its places. Only where all lines have the same indices are there several spans: a
-task looks at all indices and does what is for its own places.
+task reads all indices and applies the updates of its own elements.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Several sequences decoded together: each draws its own next token, the run ends with the last.
 
 `choose_each` params: tiles, batch. operands: as of `choose` (ark.tasks.tokens), with a row (logits)
-or consecutive elements (settings, position, candidates, tokens, output) for each sequence; the stop
-tokens are everybody's. A sequence within its prompt only moves its position on, because its next
-token is known; one that has ended stays where it is. Whether it has follows from its settings, its
-position and its last token, so that no state says so. One more operand is a word that the host
-writes while the kernel runs (1,): where it is not 0, the iteration is the launch's last.
+or consecutive elements (settings, position, candidates, tokens, output) for each sequence; all
+sequences share the stop tokens. A sequence within its prompt only moves its position on, because
+its next token is known; one that has ended stays where it is. Whether it has follows from its
+settings, its position and its last token, so that no state says so. One more operand is a word that
+the host writes while the kernel runs (1,): where it is not 0, the iteration is the launch's last.
 """
 
 from __future__ import annotations

@@ -166,7 +166,7 @@ def run(name: str, body: str, before: str = "") -> str:
 
 
 def literal(value: float) -> str:
-    """A float literal, rounded to fp32; what is too large for it is infinite, by the device ABI."""
+    """A float literal, rounded to fp32; larger values are infinite, by the device ABI."""
     with np.errstate(over="ignore"):
         value = float(np.float32(value))
     if math.isnan(value):

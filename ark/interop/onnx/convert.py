@@ -1,4 +1,4 @@
-"""From a checked ONNX model to a graph of ark: node by node, what is known beforehand computed.
+"""From a checked ONNX model to a graph of ark: node by node, with constants folded.
 
 Arithmetic on shapes and other small values that are known while the graph is built is done by
 ONNX's own reference evaluator and leaves no node. Graphs within nodes, and functions that the

@@ -170,7 +170,7 @@ def _cast(call: Call) -> Value:
 
 
 def _cast_to(call: Call, wanted: Any) -> Value:
-    """Floats of 8 bits saturate by default: what is too large becomes the largest value."""
+    """Floats of 8 bits saturate by default: larger values become the largest one."""
     tensor, source, dtype = call.tensor(0), call.value(0).kind, data_type(wanted)
     saturate, kind = bool(call.attribute("saturate", 1)), kind_of(wanted)
     if kind is not None:

@@ -173,7 +173,7 @@ def _start(
 
 
 def _ends(states: list[Any], batch: int, width: int, first: bool) -> Value:
-    """The directions' last states one behind the other."""
+    """The directions' last states, concatenated."""
     shape = [batch, 1, width] if first else [1, batch, width]
     wide = [ark.reshape(s, shape) for s in states]
     tensor = ark.concat(wide, 1 if first else 0) if len(wide) > 1 else wide[0]

@@ -37,7 +37,7 @@ def _factors(n: int, points: int, inverse: bool, onesided: bool) -> np.ndarray:
 
 
 def _matrix(factors: np.ndarray, parts: int, real: bool = False) -> np.ndarray:
-    """(elements * parts, results * 2 or 1) in fp32: real and imaginary parts one behind the other,
+    """(elements * parts, results * 2 or 1) in fp32: real parts, then imaginary parts,
     as rows of one matrix product.
     """
     n, results = factors.shape

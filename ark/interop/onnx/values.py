@@ -56,7 +56,7 @@ class Value:
 
 
 class NeedsContents(Exception):
-    """An operator asks for the contents of what is known only when the model runs.
+    """An operator needs contents that are known only when the model runs.
 
     place: of its node (or of the one that it is within) in the graph.
     """
@@ -161,7 +161,7 @@ class Call:
         return place < len(self.inputs) and self.inputs[place] is not None
 
     def value(self, place: int) -> Value:
-        """The input; ModelError if it was left away."""
+        """The input; ModelError if it is missing."""
         value = self.inputs[place] if place < len(self.inputs) else None
         if value is None:
             raise ModelError(f"input {place} is missing")
@@ -286,7 +286,7 @@ def made(tensor: Any, shape: Sequence[int]) -> Value:
 
 
 def join(call: Call, values: Sequence[Value], axis: int) -> Value:
-    """Values one behind the other along an axis."""
+    """The concatenation of values along an axis."""
     full = [v for v in values if 0 not in v.shape]
     if all(v.array is not None for v in values):
         array = np.concatenate([v.array for v in values if v.array is not None], axis)

@@ -17,7 +17,9 @@ WARP_READ_ELEMENTS = 32  # neighbouring places of a tile, which warps read toget
 
 
 def lower_convolution(lowering: Lowering, node: Node) -> None:
-    """Tiles of one n: places first, then rows of weights, then groups, as few as busy everybody."""
+    """Tiles of one n: places first, then rows of weights, then groups, as few as keep all
+    processors busy.
+    """
     weight, source, *others = node.inputs
     out, machine = node.outputs[0], lowering.machine
     images, groups, rows, places = out.shape

@@ -70,8 +70,8 @@ def _wanted(
     graph: Graph, by_node: dict[int, Convolution], kept: frozenset[int]
 ) -> tuple[set[int], set[int]]:
     """Buffers whose channels are worth turning, because a convolution's windows are read of them or
-    of what elementwise ops make of them; and those that may as well be made so, because all who
-    read them can.
+    of what elementwise ops make of them; and those that may as well be made so, because all their
+    readers support it.
     """
     readers = graph.view.reads
     able: Counter[int] = Counter()
@@ -114,7 +114,7 @@ class _Turned:
         # Ids of tensors that are no views of others: these may be found by name in their shape.
         firsts = {t.buffer.id: t.id for t in reversed(graph.tensors)}
         self.own = frozenset(firsts.values())
-        # By buffer: its rows of channels (n * places, channels), and who made them where.
+        # By buffer: its rows of channels (n * places, channels), and the placement of their writer.
         self.turned: dict[int, tuple[Tensor, Any]] = {}
         self.back: set[int] = set()  # ids of nodes that turn back
 
@@ -162,7 +162,7 @@ class _Turned:
             )
             self.keep(self._product(product, inputs, out))
             return
-        # Rows of results that begin anywhere, or are read as they are: channels last there, too.
+        # Results with unaligned rows, or read in place: channels last there, too.
         between = self.graph.tensor((n * places, outputs), out.dtype, name=f"{product.name}.places")
         self.nodes.append(self._product(product, (table, flat), between))
         self._turn_back(product, between, out)

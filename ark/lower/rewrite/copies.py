@@ -16,8 +16,8 @@ from ark.lower.rewrite.views import whole
 
 
 def read_in_place(graph: Graph, kept: frozenset[int]) -> Graph:
-    """Transposes whose elements lie in that very order where they came from are left out, and who
-    reads them reads there.
+    """Removes transposes whose elements already have that order in their source; their readers read
+    the source instead.
     """
     last: dict[int, tuple[int, Node]] = {}
     moved: dict[int, Tensor] = {}  # by buffer: a tensor of the buffer that is read instead
@@ -55,7 +55,7 @@ def _moved(tensor: Tensor, moved: dict[int, Tensor]) -> Tensor:
 
 def without_unread(graph: Graph, kept: frozenset[int], known: frozenset[int]) -> Graph:
     """Without elementwise ops, copies and ops on nothing but numbers (known, by id) whose results
-    nobody reads.
+    are not read.
     """
     left: list[Node] = []
     read: Counter[int] = Counter()

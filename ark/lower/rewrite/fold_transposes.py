@@ -2,7 +2,7 @@
 reductions what was transposed along the dimension that theirs was.
 
 Front ends write x W^T as a transpose and a product; the transpose is an op of its own only where
-somebody else reads it. Listed in ark.lower.passes.
+another op reads it. Listed in ark.lower.passes.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _reading(node: Node, side: int, transpose: Node) -> Node | None:
 
 
 def reading_turned(product: Node, side: int, source: Tensor) -> Node:
-    """The product, which reads as that side what is its transpose."""
+    """The product with `source` as that side, read transposed."""
     inputs = list(product.inputs)
     inputs[side] = source
     given = product.read(MatmulAttributes)

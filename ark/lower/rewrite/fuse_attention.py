@@ -7,7 +7,7 @@ Queries, keys and values are read where they were before they were transposed to
 values also before their heads were repeated for groups of query heads; results are written as the
 next product reads them. A mask counts as causal, or as none, if its nodes compute such a one from
 nothing but numbers; attention reads any other mask, which is added to scores or says which keys
-are seen. Only where nobody else reads scores or weights, and where matrix units take such
+are seen. Only where no other op reads scores or weights, and where matrix units take such
 attention; else the ops stay as they are. Listed in ark.lower.passes.
 """
 
@@ -160,7 +160,7 @@ class _Finder:
         return scores
 
     def _product(self, node: Node, weights: _Weights, taken: list[int]) -> _Found | None:
-        """What is multiplied, without the scales that queries and keys have."""
+        """The factors of the product, without the scales of queries and keys."""
         given, scale = node.read(MatmulAttributes), weights.scale
         if given.finish or given.transpose_a:
             return None

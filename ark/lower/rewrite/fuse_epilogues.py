@@ -1,4 +1,4 @@
-"""What is done to a product element by element is done where its sums end: a bias, a residual, an
+"""Elementwise work on a product is done where its sums end: a bias, a residual, an
 activation, a scale or a cast behind a matmul become the matmul's own expression, so that the
 product is neither written nor read. Within it values are fp32, as in joined chains.
 

@@ -1,9 +1,9 @@
-"""Fusion: a matmul with a weight, the norm before it and what is done to its result become one
-linear node, when the machine runs such rows on the operand stream; a sum over ranks takes in the
-residual that is added to it.
+"""Fusion: a matmul with a weight, the norm before it and the elementwise work on its result become
+one linear node, when the machine runs such rows on the operand stream; a sum over ranks takes in
+the residual that is added to it.
 
 A norm is computed again by every task that reads it (a row is short), an epilogue is applied where
-the sum ends. Nothing is fused whose intermediate result anybody else reads.
+the sum ends. Ops are fused only where no other op reads the intermediate result.
 """
 
 from __future__ import annotations
@@ -155,7 +155,8 @@ def _others(node: Node, product: Tensor) -> tuple[Tensor, ...]:
 def still(graph: Graph, norm: Node | None, node: Node, last: Node | None) -> bool:
     """True where no op changes the operands between the place of each part and the joined node's.
 
-    Nobody in between may write what the parts read, nor may the result lie where all tasks read.
+    No op in between may write an operand of the parts, and the result may not share memory that all
+    tasks read.
     """
     parts = [n for n in (norm, node, last) if n is not None]
     end = parts[-1]

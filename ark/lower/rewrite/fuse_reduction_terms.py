@@ -1,5 +1,5 @@
-"""What is reduced is computed where it is reduced, so that it is neither written nor read: sums of
-squares, of products, of what differs from a mean, counts of what is larger than something. Between
+"""The terms of a reduction are computed by the reduction itself, not stored first: sums of squares,
+of products, of differences from a mean, counts of elements above a bound. Between
 the functions values are fp32, as in joined chains.
 
 Listed in ark.lower.passes after chains are joined.
@@ -114,6 +114,6 @@ def _kind(tree: expression.Tree, inputs: Sequence[Tensor]) -> str:
 
 
 def _kinds(node: Node) -> tuple[str, ...]:
-    """The types in which the node may reduce what is computed: as it did what was stored."""
+    """The types in which the node may reduce computed terms: those of the stored ones."""
     stored = expression.value_type(node.inputs[0].dtype.name)
     return (stored,) if stored != "bool" else ()

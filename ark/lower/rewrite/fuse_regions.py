@@ -189,7 +189,7 @@ class _Region:
         return bool(self.full) and math.prod(self.full) <= MAX_SMALL_ELEMENTS
 
     def stored(self, touches: Counter[int], kept: frozenset[int]) -> list[int]:
-        """The results that somebody outside of the region reads; the last ones, if nobody does."""
+        """The results that ops outside of the region read; the last ones, if there are none."""
         inside = Counter(t.buffer.id for n in self.nodes for t in touched(n))
         results = [
             number
@@ -198,7 +198,7 @@ class _Region:
             or t.buffer.id in kept
             or touches[t.buffer.id] > inside[t.buffer.id]
         ]
-        # Of results that nobody reads none is kept beside others that somebody does.
+        # Unread results are kept only where no result is read.
         return results or [n for n in range(len(self.results)) if not self._uses[n]]
 
     def shared(self) -> int:

@@ -2,8 +2,8 @@
 
 A batch norm behind a convolution scales each of its elements by weight / sqrt(variance + eps), of
 which there is one a channel: that factor, and the term that goes with it, become ops of their own
-in front of all others. Only where nothing of the iteration makes what they read: such ops hold up
-nobody, while processors wait for the iteration's first results. Listed in ark.lower.passes.
+in front of all others. Only where nothing of the iteration makes what they read: such ops delay no
+other op, while processors wait for the iteration's first results. Listed in ark.lower.passes.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Rows that nobody asks for are not computed: where a gather takes few rows of a result, what made
-that result row by row makes these rows alone, and the gather is done before.
+"""Rows that are not read are not computed: where a gather takes few rows of a result that was
+computed row by row, the gather moves before those ops, which compute these rows only.
 
 A prompt's first token comes from one row: behind the last layer's attention all that follows,
 products, norms and gates, is that row's. A node is moved if each row of its result depends on that
-row of its inputs and on what all rows share (weights), and if nobody else reads the result.
+row of its inputs and on what all rows share (weights), and if no other op reads the result.
 Listed in ark.lower.passes for the variant with tiles of products, whose bodies take any number of
 rows.
 """

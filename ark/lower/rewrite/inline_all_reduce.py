@@ -1,6 +1,6 @@
 """Sums over ranks of a decoder's rows without a task of their own: the linear layer that makes a
 share writes it to a receive buffer on every rank as packets, straight from the warp that has the
-sum, and whoever reads the result adds the shares, in rank order, as it loads them. The first
+sum, and each reader of the result adds the shares, in rank order, as it loads them. The first
 rank's share has the residual in it. Called by the pipeline after fusion.
 """
 
@@ -27,8 +27,9 @@ LINEAR_ADD_OPERANDS = 4  # input, weight, output, residual; each further rank ha
 def inline_all_reduce(graph: Graph, context: Context) -> Graph:
     """A copy of the graph; `received` has the ids of the buffers that hold shares as packets.
 
-    A sum over ranks is spread where one row of fp32 is made by a linear layer for it alone, and all
-    who read the result are linear layers of one row or such sums, which take it as their residual.
+    A sum over ranks is spread where a linear layer computes one fp32 row for it only, and all
+    readers of the result are linear layers of one row or such sums, which take it as their
+    residual.
     """
     machine, options, kept = context.machine, context.options, context.kept
     gated = machine.variant.role(COMMUNICATE) > 0

@@ -124,7 +124,7 @@ class Masks:
         return value.astype(bool) if tree[2] == given else ~value.astype(bool)
 
     def _value(self, tensor: Tensor) -> np.ndarray | None:
-        """The elements of what is computed from nothing but numbers."""
+        """The elements of a tensor that is computed from constants only."""
         node = self.makers.get(tensor.buffer.id)
         if node is None or len(node.outputs) != 1 or tensor.elements > MOST_MASK:
             return None

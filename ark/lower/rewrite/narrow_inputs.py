@@ -5,8 +5,8 @@ In the variant for large products the input of such a product, and the queries o
 caches of such a type, are rounded to the weights' type where they are made, or by a cast of their
 own; so is the input of a product of many rows where matrix units take it in any variant, and the
 queries of attention whose result is rounded for such a product. Where few rows go through linear
-layers and are much for packets, or one row goes as packets of 16 bits, whoever makes them rounds
-them if he can, as each reader would. Sums stay in fp32. Listed in ark.lower.passes.
+layers and are much for packets, or one row goes as packets of 16 bits, their
+producer rounds them if it can, as each reader would. Sums stay in fp32. Listed in ark.lower.passes.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 multiplied (ark.lower.ops.communication.overlapped): a matmul and the sum over ranks of what it
 makes, or a rank's share of that sum, and a gather of rows and the matmul that reads them.
 
-Only where nobody else reads what lies between, where it is too large for packets, and where the
-call left algorithm and engine to ark. Called by the pipeline after fusion.
+Only where no other op reads the tensor between them, where it is too large for packets, and where
+the call left algorithm and engine to ark. Called by the pipeline after fusion.
 """
 
 from __future__ import annotations

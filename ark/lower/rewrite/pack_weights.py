@@ -1,5 +1,5 @@
 """Packing: products of one input with several weights become one product with a packed weight, and
-what is done to their results becomes an op whose partners are neighbours in memory.
+the op on their results becomes one whose partners are neighbours in memory.
 
 Two patterns of a decoder: query, key and value with rotary embedding, the appends to the caches and
 attention (-> rope_kv), and the two products of a gated activation (-> swiglu_pairs). Called by the
@@ -56,7 +56,7 @@ class _Match:
 
 
 class _Finder:
-    """Looks for patterns in a graph; kept: ids of buffers that somebody else reads or writes."""
+    """Looks for patterns in a graph; kept: ids of buffers with other readers or writers."""
 
     def __init__(self, graph: Graph, kept: frozenset[int]) -> None:
         self.graph, self.kept = graph, kept
@@ -64,14 +64,14 @@ class _Finder:
         self.written = {b for n in graph.nodes for b in writes(n)}
 
     def maker(self, type: str, tensor: Tensor) -> Node | None:
-        """The node of that type that makes a tensor which nobody else reads."""
+        """The node of that type that computes a tensor without other readers."""
         node = self.makers.get(tensor.id)
         alone = self.uses[tensor.id] == 1 and tensor.buffer.id not in self.kept
         plain = node is not None and node.type == type and node.hints is None
         return node if plain and alone else None
 
     def product(self, tensor: Tensor) -> Node | None:
-        """The product with a weight that makes a tensor which nobody else reads."""
+        """The product with a weight that computes a tensor without other readers."""
         node = self.maker("matmul", tensor)
         if node is None or node.read(MatmulAttributes).transposes != (False, True):
             return None

@@ -1,12 +1,12 @@
 """Small independent ops in waves: of an LSTM's cells, which the program has step by step, those of
 one diagonal run side by side.
 
-A processor runs its tasks in the order of its list. Ops whose tasks are too few to fill the machine
-lie behind each other there, and one that must wait holds up others that could run. So a run of
-small ops is put in the order of how many ops follow each one on the longest path (highest level
-first: Hu, "Parallel Sequencing and Assembly Line Problems", 1961): what is ready at the same time
-comes to stand side by side, and as late as its readers allow, so that little is alive at once.
-Rammer (Ma et al., OSDI 2020) calls these wavefronts. Listed in ark.lower.passes.
+A processor runs its tasks in the order of its list. Where ops have too few tasks to fill the
+machine, one that waits delays later ones of its list that could run. So a run of small ops is put
+in the order of how many ops follow each one on the longest path (highest level first: Hu, "Parallel
+Sequencing and Assembly Line Problems", 1961): ops that are ready at the same time become
+neighbours, as late as their readers allow, so that few tensors are alive at once. Rammer (Ma et
+al., OSDI 2020) calls these wavefronts. Listed in ark.lower.passes.
 """
 
 from __future__ import annotations

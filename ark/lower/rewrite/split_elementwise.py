@@ -1,6 +1,6 @@
 """Elementwise results that are read box by box are computed box by box, each where it is read: the
-four gates of an LSTM's cell, summed as one row and then read apart. What is left are functions of
-one shape, which regions and chains join. Listed in ark.lower.passes before these.
+four gates of an LSTM's cell, summed as one row and then read apart. The remaining ops are functions
+of one shape, which regions and chains join. Listed in ark.lower.passes before these.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]  # offsets, shape
 
 
 def split_elementwise(graph: Graph, context: Context) -> Graph:
-    """A copy of the graph with such results in parts. kept: ids of buffers that somebody else
-    reads.
+    """A copy of the graph with such results in parts. kept: ids of buffers with other
+    readers.
     """
     kept = context.kept
     demanded = _demanded(graph, kept)
@@ -105,7 +105,7 @@ def _part(tensor: Tensor, out: Tensor, box: Box) -> Tensor:
 
 
 class _Parts:
-    """Takes a graph's nodes in order; what is computed in parts waits until a part is read."""
+    """Takes a graph's nodes in order; a split result is computed when a part is read."""
 
     def __init__(self, graph: Graph, demanded: dict[int, set[Box]]) -> None:
         self.graph, self.demanded = graph, demanded

@@ -1,7 +1,7 @@
 """Where the elements of an operand lie in memory, and where they came from.
 
-A transpose, or a copy into another shape, writes elements that lie elsewhere already. Who can read
-with strides reads them there. Called by ark.lower.rewrite.fuse_attention.
+A transpose, or a copy into another shape, writes elements that exist elsewhere already. Readers
+that support strides read them there. Called by ark.lower.rewrite.fuse_attention.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Writes:
-    """Who wrote what before a place in program order: the last node by buffer, and its place."""
+    """The writers before a place in program order: the last node by buffer, and its place."""
 
     last: Mapping[int, tuple[int, Node]]
 

@@ -17,7 +17,7 @@ from ark.ir.values import Tensor, dense_view
 
 Shape = Sequence[int]
 
-# Whose tensors nobody outside of the plan finds by name, in the shape that they have there.
+# Arenas whose tensors are not looked up by name from outside of the plan.
 UNSEEN = ("activation", "external")
 
 

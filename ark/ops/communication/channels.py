@@ -176,7 +176,7 @@ class Channel:
     def send(self, source: Any) -> None:
         """Sends a message to the peer, whose next `recv` gets it: put, signal and wait in one.
 
-        What is small travels as packets, which need no signal of their own.
+        Small tensors are sent as packets, which need no signal.
         """
         tensor = as_tensor(source)
         self._model.graph.add("channel_send", [tensor.ir], [], self._attrs())

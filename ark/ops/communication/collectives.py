@@ -233,7 +233,7 @@ def all_gather(
     topology: Topology | str | None = None,
     engine: str = AUTO,
 ) -> Tensor:
-    """The ranks' tensors one behind the other along the first dimension; any type.
+    """The ranks' tensors concatenated along the first dimension; any type.
 
     Shape [n, ...] becomes [world_size * n, ...]. Arguments and errors as for all_reduce.
 

@@ -109,9 +109,9 @@ def recv(
 ) -> Tensor:
     """Receives into `output` what `remote_rank` sends under `tag`; returns the new tensor on it.
 
-    Shape and type, any, are those of what is sent. ARK 0.5's recv(id, src_rank, bytes, output) is
-    taken too, for a send of that form: without an output the result is a new tensor of so many
-    bytes, which ark.cast takes for elements of another type.
+    Any shape and type; both must be those of the sent tensor. ARK 0.5's recv(id, src_rank, bytes,
+    output) is taken too, for a send of that form: without an output the result is a new tensor of
+    so many bytes, which ark.cast takes for elements of another type.
 
     Examples:
         >>> with ark.use_model(ark.Model(1, 2)):

@@ -72,7 +72,7 @@ def check_whole(tensor: Tensor, reduction: str) -> None:
 
 
 def combine(gathered: Tensor, like: Tensor, reduction: str, output: Any, name: str) -> Tensor:
-    """gathered: the ranks' tensors one behind the other, of as many elements as `like` each."""
+    """gathered: the ranks' tensors concatenated, each with as many elements as `like`."""
     size = like.ir.elements
     world = gathered.ir.elements // size
     flat = cast(reshape(gathered, [world * size]), fp32)

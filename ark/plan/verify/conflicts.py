@@ -1,5 +1,5 @@
-"""Third part of the verifier: memory. Whatever touches the same bytes, at least once writing, must
-be ordered as the program orders it, and nobody's memory is given to another while it lives.
+"""Third part of the verifier: memory. Accesses to the same bytes, of which at least one writes,
+must be ordered as in the program, and no live buffer's memory is given to another.
 
 A rank's own touches are searched once, in program order, with what later writes have covered
 forgotten (ark.plan.frontier); ranks with the same plan but for names share the search. Touches of a

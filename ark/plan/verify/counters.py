@@ -1,4 +1,4 @@
-"""Who signals and who waits for each counter, over all ranks. Called by ark.plan.verify.order and
+"""The signals and waits of each counter, over all ranks. Called by ark.plan.verify.order and
 ark.plan.verify.iterations.
 """
 
@@ -14,9 +14,9 @@ from ark.plan.verify.rank_set import RankSet, refuse
 
 @dataclass(frozen=True, eq=False)
 class Counters:
-    """Who signals and who waits for each counter of a checked rank. Counters are numbered one rank
-    behind the other, rank r's from offsets[r]. Rows of `signals` are (counter, executed node, rank
-    on which its image signals), of `waits` (counter, executed node, threshold).
+    """The signals and waits of each counter of a checked rank. Counters are numbered rank after
+    rank, rank r's from offsets[r]. Rows of `signals` are (counter, executed node, rank on which its
+    image signals), of `waits` (counter, executed node, threshold).
     """
 
     offsets: dict[int, int]
@@ -24,7 +24,7 @@ class Counters:
     waits: np.ndarray
 
     def check(self, rank_set: RankSet) -> None:
-        """Steps must be what is signalled in an iteration, and no wait may ask for more."""
+        """Each step must equal the signals of one iteration, and no wait may exceed it."""
         total = sum(len(plan.counters) for plan in rank_set.checked_plans)
         many = np.bincount(self.signals[:, 0], minlength=total)
         asked = np.full(total, -1)

@@ -2,7 +2,7 @@
 its processor has run and its waits are met. Called by ark.plan.verify.order and
 ark.plan.verify.iterations, which say why that proves something.
 
-All tasks that can run do so in one step, with array operations. What is known are two rows of a
+All tasks that can run do so in one step, with array operations. A task's knowledge is two rows of a
 vector clock (Mattern 1989); tasks that know the same share them (a lane's knowledge of itself is
 its position and left out), so rows grow with the different things that are waited for, not with
 tasks. What packets tell (RAN alone) counts for the tasks behind the reader: of a task's warps each
@@ -58,7 +58,7 @@ class Awaited:
 
 
 class Run:
-    """The abstract execution. An event is a counter or the packets that somebody reads."""
+    """The abstract execution. An event is a counter or the packets that a task reads."""
 
     def __init__(
         self, lane: np.ndarray, position: np.ndarray, lengths: np.ndarray, lanes: Lanes
@@ -170,7 +170,7 @@ class Run:
         needed: np.ndarray,
         sets: Sequence[tuple[int, ...]],
     ) -> np.ndarray:
-        """What is known to nodes that knew rows and have waited; needed: by node which set of
+        """The clocks of nodes with these rows after their waits; needed: by node which set of
         events for.
         """
         wait = np.flatnonzero(needed[nodes])
@@ -193,7 +193,7 @@ class Run:
         return np.array(met, np.int64)
 
     def _index_signals(self, signalled: np.ndarray) -> None:
-        """By event who signals, and behind which places of which lanes they are the last."""
+        """By event its signalling nodes, and the lanes and places that end with them."""
         event, node, rank = signalled.T
         at_home = self.lane[node]
         home = np.searchsorted(self.lanes.starts, at_home, "right") - 1
@@ -211,7 +211,7 @@ class Run:
         self._member_starts = np.searchsorted(event, np.arange(self._events + 1)).tolist()
 
     def _after(self, event: int, which: int) -> np.ndarray:
-        """What everybody knows who waited for all of an event."""
+        """The clock of a node that has waited for all of an event."""
         known = self._known_after.get((event, which))
         if known is not None:
             return known
@@ -232,7 +232,7 @@ class Run:
         return row
 
     def _join(self, which: int, row: int, events: Sequence[int]) -> int:
-        """The row of who knew `row` and waited for all of some events."""
+        """The row of a node that had `row` and has waited for all of some events."""
         joined = self.rows[row].copy()
         for event in events:
             np.maximum(joined, self._after(event, which), out=joined)

@@ -1,7 +1,7 @@
 """Last part of the verifier: ranks that begin their iterations by themselves, without a barrier
 over all of them (a pipeline of ranks, several micro-batches in flight).
 
-Two iterations, one behind the other, are executed abstractly like one (ark.plan.verify.order): the
+Two consecutive iterations are executed abstractly like one (ark.plan.verify.order): the
 second begins on each rank behind that rank's own barrier, and a wait for no signal of it is one for
 all of the first. Whatever different ranks do to the same bytes in the two must be ordered, and so
 must be the signals of a counter by several ranks, so that one rank's second is not taken for

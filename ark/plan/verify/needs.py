@@ -96,8 +96,8 @@ class Needs:
 
 def must(first: Region, second: Region) -> int:
     """What touches plain memory must be seen, written or read: a packet orders no other memory. A
-    packet carries its own epoch: who reads it waits for its maker, and to know that it was read is
-    enough for who writes it again.
+    packet carries its own epoch: its reader waits for its writer, and the next
+    writer needs to know only that it was read.
     """
     if not first.packet:
         return SEEN
@@ -132,7 +132,7 @@ def unmet(frozen: Frozen, order: Order, base: int) -> tuple[int, int, int] | Non
         open_[row[~order.known(rows[row], earlier, rank[row])]] = True
     if not open_.any():
         return None
-    # Left are those who may know more: what came before them on their own lane.
+    # The rest may know more: the nodes before them on their own lane.
     later = np.flatnonzero(open_[back.reshape(-1)])
     need = frozen.need[later]
     first, last = frozen.starts[need], frozen.starts[need + 1]

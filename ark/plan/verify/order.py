@@ -1,8 +1,8 @@
-"""Third part of the verifier: what is certainly complete when a task starts.
+"""Third part of the verifier: the tasks that are certainly complete when a task starts.
 
 A phase is executed abstractly (ark.plan.verify.execution). Counters only grow, so if any execution
 comes to an end this one does, and if it stops, every execution stops (no deadlock is missed, none
-is invented). A wait for all of a counter's signals orders the task behind every one who signals; a
+is invented). A wait for all of a counter's signals orders the task after every one that signals; a
 lower threshold lets an iteration start on any subset and orders nothing.
 
 Of ranks that do the same only one is executed: a step runs all tasks that can run, so their images
@@ -24,9 +24,9 @@ from ark.plan.verify.rank_set import RankSet, refuse
 
 @dataclass(frozen=True, eq=False)
 class Order:
-    """What has run, and what is seen, when a task starts. A counter proves both. A packet publishes
-    no other memory, and its maker's other warps may still be at work: it proves to who comes
-    behind its reader, on the same processor, that all before its maker has run.
+    """The completed tasks, and their visible writes, when a task starts. A counter proves both. A
+    packet publishes no other memory, and its maker's other warps may still be at work: it proves to
+    the tasks after its reader on the same processor that all tasks before its writer have run.
 
     Nodes and lanes are counted over all ranks; bases: the first node of each rank, and one past the
     last. rows[clock[RAN, i], l]: how many tasks of lane l have certainly run before node i of those
@@ -109,7 +109,7 @@ def order_phase(
 
 
 def _check_barrier(rank_set: RankSet, order: Order, number: int, rank: int) -> None:
-    """Whoever opens the iteration barrier comes after everything its rank does before it."""
+    """The task that opens the iteration barrier runs after every other task of its rank."""
     first = int(order.bases[rank])
     together = rank_set.plan(rank).counters[ITERATION_BARRIER].step
     others = range(rank_set.world) if together > 1 else (rank,)

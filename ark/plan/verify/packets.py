@@ -1,5 +1,5 @@
-"""Who waits for whose packets: a task that reads packets waits for all who make those that it
-reads, on its own rank or on a peer. Called by ark.plan.verify for the abstract execution.
+"""Which tasks wait for packets: a task that reads packets waits for all tasks that write them, on
+its own rank or on a peer. Called by ark.plan.verify for the abstract execution.
 """
 
 from __future__ import annotations

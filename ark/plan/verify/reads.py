@@ -20,7 +20,7 @@ from ark.plan.verify.rank_set import RankSet, refuse
 
 Missing = tuple[Region, np.ndarray]  # a read, and which of its boxes the rank has not written
 
-# Where a write meets what is read, the tasks that write it, and how they must have ended.
+# Where a write overlaps a read, the tasks that write it, and how they must have ended.
 _Part = tuple[list[tuple[slice, ...]], np.ndarray, int]
 
 

@@ -185,7 +185,8 @@ def _check_growth(
 
 
 def written_memory(rank_set: RankSet, number: int, appended: bool = True) -> set[Key]:
-    """(rank, buffer) of all memory that tasks of a phase write, by what is checked of them.
+    """(rank, buffer) of all memory that tasks of a phase write, by what the verifier checks of
+    them.
 
     appended: also by appending.
     """

@@ -257,7 +257,7 @@ def _check_ops(rank_set: RankSet, plan: Plan) -> None:
 
 
 def _check_counters(rank_set: RankSet, plan: Plan) -> None:
-    """Steps must be what is signalled in an iteration, or thresholds drift apart."""
+    """Each step must equal the signals of one iteration, or thresholds drift."""
     for c in plan.counters:
         if not 0 <= c.rank < plan.world_size:
             raise refuse(f"counter {c.name!r} is on rank {c.rank}, which does not exist")

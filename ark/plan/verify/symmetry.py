@@ -2,8 +2,8 @@
 as it is but for the ranks that it names. Then what holds for a rank holds for its image, and one
 rank of each orbit is checked for all: ark.plan.verify.rank_set asks for them.
 
-That a renaming is a symmetry is itself checked, down to every buffer, counter and task; who made
-the plans and why they should be isomorphic does not count. Where none is, every rank is its own
+That a renaming is a symmetry is itself checked, down to every buffer, counter and task; no
+claim of the planner is trusted. Where none is, every rank is its own
 orbit.
 """
 

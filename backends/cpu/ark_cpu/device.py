@@ -119,7 +119,7 @@ class CpuInlineLaunch:
         return self._ended.is_set()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Not for whoever looks around: his thread is the kernel's."""
+        """Returns False on the kernel's own thread, which polls while it waits."""
         if self._runner != threading.get_ident():
             self._ended.wait(timeout_s)
         return self.done()

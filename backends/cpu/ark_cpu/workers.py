@@ -32,7 +32,7 @@ class _Worker:
                         return
                 continue  # it was chosen at this moment
             work()
-            # Whoever hears of the end may launch again at once, and finds this thread.
+            # A caller that learns of the end may launch again at once and reuse this thread.
             _idle.append(self)
             ended()
             del work, ended  # they hold memory of the launch
@@ -43,7 +43,7 @@ _idle: list[_Worker] = []
 
 
 def run(work: Callable[[], None], ended: Callable[[], None]) -> None:
-    """Calls both, one behind the other, on a thread that nobody else uses meanwhile. Neither may
+    """Calls both, one after the other, on a thread of its own. Neither may
     raise. SystemError where the system refuses a thread.
     """
     with _lock:

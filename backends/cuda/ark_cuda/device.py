@@ -241,7 +241,7 @@ class CudaDevice:
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
-        """See GraphDevice.recording: what is not on the captured stream is none of the capture."""
+        """See GraphDevice.recording: work on other streams is not captured."""
         relaxed = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
         doing = f"making a kernel for a graph of {self.label}"
         before = check(cu.cuThreadExchangeStreamCaptureMode(relaxed), doing)

@@ -1,6 +1,6 @@
 """Looks for NVIDIA GPUs without touching them: no context is made and nothing is raised.
 
-Every way in which a machine can lack one ends in a sentence that says so and a step that mends it.
+Every reason for a missing device is reported with its fix.
 Called by the backend object, for `ark info`, `ark.init` and before a device is opened.
 """
 

@@ -1,5 +1,5 @@
-"""A simulated mesh as a device: what the host can address is its own memory, which lies beside the
-mesh; the cores' private memories belong to whoever runs a plan (ark_mesh.executor).
+"""A simulated mesh as a device: the host addresses its own memory only;
+ark_mesh.executor manages the cores' private memories.
 """
 
 from __future__ import annotations

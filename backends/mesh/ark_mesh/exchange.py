@@ -1,7 +1,8 @@
 """From a plan to supersteps: in each, cores compute on private memory; between them, they exchange.
 
-The tasks of a phase are walked in program order. For every item of memory that some task writes it
-is known who wrote it last, who holds a copy, and in which supersteps that happened; a read of an
+The tasks of a phase are walked in program order. For every item of
+memory that a task writes, the exchange records the last writer, the cores that hold a copy, and
+the supersteps; a read of an
 item that its core does not hold becomes a message, and the task goes to the superstep behind it. A
 plan's counters are not looked at: program order and what tasks touch say everything. Called by
 ark_mesh.executor.
@@ -64,9 +65,10 @@ class Supersteps:
 class _Items:
     """A buffer that tasks write, by item of `size` bytes. Sets of cores are bits of a word.
 
-    holders: who has the present contents; homes: who has them when an iteration begins. source:
-    the last writer. wrote, read: supersteps of the last write and of the last read since. appended:
-    who appended to the item in this iteration, and `late` the last superstep of these.
+    holders: cores with the present contents; homes: cores with them when an iteration begins.
+    source: the last writer. wrote, read: supersteps of the last write and of the last read since.
+    appended: cores that appended to the item in this iteration, and `late` the last superstep of
+    these.
     """
 
     size: int
@@ -86,7 +88,7 @@ class _Items:
         return cls(size, holders, homes, source, wrote, read, appended, late)
 
     def begin(self) -> None:
-        """Before an iteration: nobody has written, and homes hold everything."""
+        """Before an iteration: no core has written, and homes hold everything."""
         self.holders[:] = 0
         self.appended[:] = 0
         for array in (self.source, self.wrote, self.read, self.late):
@@ -146,7 +148,7 @@ class Exchange:
         return {op: tuple(where) for op, where in coords.items()}
 
     def _open(self, op: int, where: tuple[tuple[int, ...], ...]) -> None:
-        """Makes room for what is known of the buffers that an op writes."""
+        """Allocates the records of the buffers that an op writes."""
         for boxes in self._templates.boxes(self._signatures[op], where):
             buffer = self.plan.tensors[self.plan.ops[op].operands[boxes.operand]].buffer
             if boxes.write and buffer not in self._items:

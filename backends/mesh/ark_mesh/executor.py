@@ -237,7 +237,7 @@ class MeshExecutor(PlanMemory):
 
 
 def _ends(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Where each part begins when they lie behind each other; and the end."""
+    """The offset of each part in their concatenation, and the end."""
     return np.array([0, *itertools.accumulate(len(part) for part in parts)], np.uint32)
 
 

@@ -14,7 +14,7 @@ CORE_BYTES = 16 << 20  # private memory of a core
 
 
 def model(cores: int) -> Machine:
-    """A mesh of that many cores, without any capability: what is no message is not there."""
+    """A mesh of that many cores, without any capability: it supports messages only."""
     return Machine(
         name=f"mesh-{cores}",
         arch=platform.machine() or "unknown",

@@ -42,7 +42,7 @@ class RocmBackend:
         return Compiler()
 
     def toolchain(self, arch: str) -> Toolchain | None:
-        """See ark.backend.protocol.CheckedBackend. What is not a real device says nothing."""
+        """See ark.backend.protocol.CheckedBackend. None for emulated devices."""
         return None if os.environ.get(probe.VARIABLE) else toolchain(arch)
 
     def default_arch(self) -> str:

@@ -28,7 +28,7 @@ _COPY_KINDS = {"in": "hipMemcpyHostToDevice", "out": "hipMemcpyDeviceToHost"}
 class Device:
     """One GPU; see ark.backend.devices.Device for the methods."""
 
-    # hipMalloc's memory is coarse-grained: HIP promises what is copied there to the next kernel.
+    # hipMalloc's memory is coarse-grained: HIP makes copies visible to the next kernel.
     fed: MemoryKind = "symmetric"
 
     def __init__(self, index: int) -> None:

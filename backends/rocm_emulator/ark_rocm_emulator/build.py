@@ -141,7 +141,7 @@ def _say(note: str) -> None:
 def _one_at_a_time(file_name: str) -> Iterator[None]:
     """Processes that want the same build wait for the first of them instead of repeating it.
 
-    Who has waited for two seconds says so, once.
+    A process that waits for two seconds reports it once.
     """
     folder = cache_folder()
     folder.mkdir(parents=True, exist_ok=True)

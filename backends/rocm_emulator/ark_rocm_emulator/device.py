@@ -41,8 +41,8 @@ _COMPILE = ctypes.CFUNCTYPE(
 
 @dataclass(frozen=True)
 class Activation:
-    """What is emulated: `count` devices of `arch`, served by the shared library `library`; their
-    times are host time, or a timing model's predictions for the product `model`.
+    """The emulated devices: `count` devices of `arch`, served by the shared library `library`;
+    their times are host time, or a timing model's predictions for the product `model`.
     """
 
     arch: str
@@ -228,7 +228,7 @@ def activate(request: str | None = None) -> Activation | None:
             _COMPUTE_UNITS, _STORES_ONLY and _IMPLICIT_SYNC are heeded too.
 
     Returns:
-        What is emulated now (activating twice changes nothing), or None if nothing was asked for.
+        The present emulation (activating twice changes nothing), or None if nothing was asked for.
 
     Raises:
         InvalidUsageError: the request is not a device that can be emulated.
@@ -311,7 +311,7 @@ def active() -> bool:
 
 
 def describe() -> str:
-    """One sentence for people: what is emulated in this process, or that nothing is."""
+    """One sentence that names the emulated devices of this process, if any."""
     return str(_active) if _active else "nothing is emulated"
 
 

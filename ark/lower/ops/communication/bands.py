@@ -1,6 +1,6 @@
 """Products whose rows are dealt to ranks in bands.
 
-How their tiles are cut, who multiplies, and who adds and sends meanwhile
+Deals the tiles to processors that multiply and to processors that add and send
 (ark.lower.ops.communication.overlapped).
 
 Where the tiles leave processors idle, because they do not divide among all, these add and send;
@@ -27,7 +27,7 @@ Chunks = list[tuple[int, int]]  # first and last+1 element
 
 
 class Product:
-    """A product whose rows are bands, and who multiplies, adds and sends."""
+    """A product whose rows are bands, and the processors that multiply, add and send."""
 
     def __init__(self, lowering: Lowering, node: Node, rows: int) -> None:
         self.lowering, self.node = lowering, node
@@ -95,7 +95,7 @@ class Product:
     def begin_round(self, count: int, shift: int) -> None:
         """The next so many tiles are a round, of which the processors take turns in beginning.
 
-        Who stored to a peer in the last one, which takes longer, stores here now.
+        Processors that stored to a peer in the last round, which takes longer, store locally now.
         """
         self._round = self._dealt, count, shift
 
@@ -158,7 +158,7 @@ class Product:
         return tile_bytes(ENGINES[THREADS], machine, band)
 
     def put(self, source: IrTensor, target: IrTensor, cut: list[Chunks], suffix: str) -> Group:
-        """What is cut so to a peer, by the warps that move; a counter for each row of tiles."""
+        """Copies the cut to a peer by the moving warps; a counter for each row of tiles."""
         lowering = self.lowering
         coords = [chunk for row in cut for chunk in row]
         operands = [lowering.flat(source), lowering.flat(target)]

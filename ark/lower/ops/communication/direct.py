@@ -67,7 +67,7 @@ def _exchange(
     holds whole rows of. collective: what it is part of, as `ark tune --collectives` calls it.
 
     Peers are counted from the rank itself, in names too (`from+1` is the next rank's share): all
-    ranks' tasks are the same but for that, and no receiver is everybody's first.
+    ranks' tasks are the same but for that, and the ranks begin with different receivers.
     """
     rank, world = lowering.graph.rank, lowering.graph.world_size
     moved_bytes = share.nbytes * (world if collective == "all_gather" else 1)

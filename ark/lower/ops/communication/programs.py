@@ -67,7 +67,7 @@ class _Writer:
         return self.share.dtype.name if reduces else moved(self.share.dtype)
 
     def write(self) -> None:
-        """Emits the rank's operations in the order of its list, then what is missing in `out`."""
+        """Emits the rank's operations in the order of its list, then the missing parts of `out`."""
         pieces = range(self.program.pieces)
         for value in self.flow.values.values():
             if value.writer != self.rank or value.origin is Origin.INPUT:

@@ -248,7 +248,7 @@ def _map(operand: OperandType, index: int, rows: int, flat: bool) -> BoxMap:
 
 
 def _map_of_lines(sig: Signature, index: int, rows: int) -> BoxMap:
-    """Lines of k, one behind the other, of a matrix whose k lies side by side."""
+    """Consecutive lines of k of a matrix with contiguous k."""
     operand, lines = sig.operands[index], _lines(sig)
     deep = STAGE_K_BYTES // operand.itemsize
     high, k = operand.shape[-2:]

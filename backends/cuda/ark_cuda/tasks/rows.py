@@ -1,10 +1,10 @@
 """Softmax and norms of long rows, which come by bulk copies; row_stream.h has the device side.
 
-Where a processor takes many rows of 4-byte elements, memory waits for nobody: rows are on their way
-while those before them are added up. Rows too long for the registers of rows.h come so in any type:
-the next one arrives while this one, in twice as many registers, is computed and stored. Elsewhere
-the common body serves (ark/tasks/rows.py): rows of smaller elements and what is on its way fit into
-registers, which is as fast without the copies.
+Where a processor takes many rows of 4-byte elements, memory is never idle: rows arrive while
+earlier ones are summed. Rows too long for the registers of rows.h come so in any type: the next one
+arrives while this one, in twice as many registers, is computed and stored. Elsewhere the common
+body serves (ark/tasks/rows.py): rows of smaller elements and those in flight fit into registers,
+which is as fast without the copies.
 """
 
 from __future__ import annotations

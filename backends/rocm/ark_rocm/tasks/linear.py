@@ -3,8 +3,8 @@
 Serves decoding in the variant `block`: one row, weights of a type whose rows are whole 16-byte
 loads. Where the waves' equal parts of a row of bf16 weights are whole loads, matrix units multiply
 (linear_matrix.h); else rows are cut into parts that are dealt to the waves (linear.h). The body
-begins before its task's waits (Body.enters): what it reads then are weights that nobody writes.
-Everything else is the common body's. Called by the writer through the dialect.
+begins before its task's waits (Body.enters): it reads weights, which no task writes.
+The generic body computes everything else. Called by the writer through the dialect.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Interpretation is sequentially consistent, so a missing fence does not change what an emulated
 kernel computes; only the instructions show it. This is a forward data-flow over the blocks of a
-function: facts say what is still owed on some path (a store not waited for, a cache not written
+function: facts name the missing steps of a path (a store not waited for, a cache not written
 back, a flag read but nothing invalidated), and each synchronisation point asks for the facts that
 must not be there. The required sequences are those of the memory model tables in LLVM's "User
 Guide for AMDGPU Backend", section "Memory Model".
@@ -13,7 +13,7 @@ publication and ``; ark.released <scope>`` after it, ``; ark.acquire <scope>`` a
 ``; ark.arrived workgroup`` where the stores of all waves must have arrived, state the intent
 exactly. Without markers (and unless ``Expectations.marked`` promises some), instructions that carry
 their scope are judged: a store or atomic with scope bits publishes what was written before, and a
-load polled in a spin loop acquires what is read after.
+load polled in a spin loop acquires later reads.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _reaches(scope: str, wanted: str) -> bool:
 
 
 class Coherence:
-    """Runs the rules on one function; ``findings`` yields what is wrong, in text order."""
+    """Runs the rules on one function; ``findings`` yields the faults, in text order."""
 
     def __init__(self, function: Function, rules: CacheRules, expected: Expectations) -> None:
         self._function = function
@@ -160,7 +160,7 @@ class Coherence:
         scope = _scope(inst, self._rules)
         if kind == "lds-store":
             return facts | {"lds-out"}
-        # An atomic that returns nothing tells nobody that a flag has arrived.
+        # An atomic without a return value does not observe a flag.
         reads = kind == "load" or (kind == "atomic" and _returns(inst))
         if reads and scope != "workgroup":
             facts = facts | {f"stale:{cache}" for cache in self._caches}
