@@ -123,15 +123,15 @@ def test_missing_operator_in_a_loop_is_listed_with_the_loop(tmp_path: Path, caps
 
 def test_bad_files(tmp_path: Path, capsys) -> None:
     whole = network().SerializeToString()
-    assert "is no ONNX model" in refused(tmp_path, capsys, whole[: len(whole) // 2])
+    assert "is not an ONNX model" in refused(tmp_path, capsys, whole[: len(whole) // 2])
     circle = network(
         helper.make_node("Relu", ["b"], ["a"]),
         helper.make_node("Relu", ["a"], ["b"]),
         helper.make_node("Add", ["x", "b"], ["y"]),
     )
-    assert "no valid ONNX model" in refused(tmp_path, capsys, circle.SerializeToString())
+    assert "not a valid ONNX model" in refused(tmp_path, capsys, circle.SerializeToString())
     types = network(helper.make_node("And", ["x", "x"], ["y"]))
-    assert "no valid ONNX model" in refused(tmp_path, capsys, types.SerializeToString())
+    assert "not a valid ONNX model" in refused(tmp_path, capsys, types.SerializeToString())
     outside = network()
     weight = outside.graph.initializer[0]
     weight.ClearField("raw_data")

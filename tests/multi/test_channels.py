@@ -232,7 +232,7 @@ def test_what_cannot_be_is_said() -> None:
         with pytest.raises(InvalidUsageError, match="this is rank 0 of 2"):
             ark.comm.channel(0)
         channel = ark.comm.channel(1)
-        with pytest.raises(ModelError, match="memory of this rank alone"):
+        with pytest.raises(ModelError, match="memory of this rank only"):
             channel.put(ark.tensor([8]), ark.tensor([8]))
         with pytest.raises(ModelError, match=r"fp32\[7\], the peer's memory fp32\[8\]"):
             channel.put(ark.tensor([7]), inbox)

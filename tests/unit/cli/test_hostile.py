@@ -50,7 +50,7 @@ SPREAD = ["parallelize", "llama-3.1-8b", "--mesh", "2x2", "--machine", "h100"]
             ["bench", "comm", "--ranks", "2", "--topology", "absent"],
             "is neither a file nor the name of a topology",
         ),
-        (["bench", "comm", "--ranks", "2", "--sizes", "8:4"], "no rising row of sizes"),
+        (["bench", "comm", "--ranks", "2", "--sizes", "8:4"], "do not form increasing sizes"),
         (["tune", "--collectives", "--ranks", "2", "--sizes", "x"], "'x' is not a size"),
         (["info", "--require", "cpu:²"], "is not a requirement"),
         ([*BENCH, "--set", "processors=0"], "the plan's machine is damaged"),
@@ -227,7 +227,7 @@ def test_a_device_is_written_to_and_not_replaced(
         assert fifo.is_fifo() and os.read(reader, 100) == b"text"
     finally:
         os.close(reader)
-    with pytest.raises(SystemError, match="a pipe that nobody reads"):
+    with pytest.raises(SystemError, match="a pipe without a reader"):
         write_file(str(fifo), "text")
     assert main(["topo", "synthesize", "full3", "--out", "/dev/full"]) == 2
     assert "No space left" in capsys.readouterr().err and Path("/dev/full").is_char_device()

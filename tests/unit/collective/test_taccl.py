@@ -380,7 +380,7 @@ MISFITS = {
             "internode_sketch": {"chunk_to_relay_map": [8, 0]},
             "symmetry_offsets": [[4, 8]],
         },
-        "unlike senders",
+        "different senders",
     ),
 }
 
@@ -406,7 +406,7 @@ def test_bad_calls_give_one_sentence():
             synthesize_taccl(topology, **arguments)
     with pytest.raises(InvalidUsageError, match="time limit"):
         synthesize_taccl(topology, time_limit_s=float("nan"))
-    with pytest.raises(UnsupportedError, match="more than TACCL's model takes"):
+    with pytest.raises(UnsupportedError, match="exceed the limit of TACCL's model"):
         synthesize_taccl(load("a100x32"), None, "all_to_all")
     rail = load("a100x2:fabric=rail")
     far = {"nnodes": 2, "internode_sketch": {"internode_conn": {"0": [1]}}}

@@ -357,4 +357,4 @@ def test_programs_of_a_group_are_right(capsys):
     check(program)
     assert program.ranks == 5
     assert main(["topo", "show", "ring4", "--group", "a"]) == 2
-    assert "no list such as 0-3,8" in capsys.readouterr().err
+    assert "not a list of ranks such as 0-3,8" in capsys.readouterr().err

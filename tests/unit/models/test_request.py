@@ -89,6 +89,6 @@ def test_an_architecture_is_a_word(wrong: Any) -> None:
 
 
 def test_an_architecture_that_no_device_has() -> None:
-    with pytest.raises(ark.SystemError, match="asked for the architecture 'sm_999', but"):
+    with pytest.raises(ark.SystemError, match="was given the architecture 'sm_999', but"):
         ark.init(backend="cpu", arch="sm_999")
     ark.init(backend="cpu")

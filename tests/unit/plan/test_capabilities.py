@@ -37,19 +37,19 @@ def test_a_word_is_no_question() -> None:
 
 
 def test_a_machine_is_made_of_members() -> None:
-    with pytest.raises(PlanError, match=r"'wgma'.*known ones are .*wgmma"):
+    with pytest.raises(PlanError, match=r"'wgma'.*choose one of .*wgmma"):
         machine(2, "wgma")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"give Capability\.WGMMA"):
+    with pytest.raises(TypeError, match=r"use Capability\.WGMMA"):
         machine(2, "wgmma")  # type: ignore[arg-type]
 
 
 def test_a_plan_file_names_known_ones() -> None:
     entry = machine_entry(registry.machine("h200"))
     entry["capabilities"] = ["packets", "wgma"]
-    with pytest.raises(PlanError, match=r"'wgma'.*known ones are .*wgmma"):
+    with pytest.raises(PlanError, match=r"'wgma'.*choose one of .*wgmma"):
         schema.read_machine(entry)
     entry["capabilities"] = [7]
-    with pytest.raises(PlanError, match="named 7"):
+    with pytest.raises(PlanError, match="capability 7 does not exist"):
         schema.read_machine(entry)
 
 

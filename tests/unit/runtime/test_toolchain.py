@@ -134,11 +134,11 @@ def test_a_miscompiler_is_refused_by_name(small: None, monkeypatch: pytest.Monke
     with pytest.raises(SystemError) as raised:
         ones(backend)
     said = str(raised.value)
-    assert "compiler 1.2 makes wrong code" in said and "attention" in said
+    assert "compiler 1.2 generates wrong code" in said and "attention" in said
     assert "install-another" in said and "ark doctor" in said
     # The verdict is kept, and so is the refusal.
     monkeypatch.setattr(toolchain, "examine", lambda *_: pytest.fail("examined again"))
-    with pytest.raises(SystemError, match=r"compiler 1\.2 makes wrong code"):
+    with pytest.raises(SystemError, match=r"compiler 1\.2 generates wrong code"):
         ones(backend)
     assert (ones(cpu) == 1.0).all()
 

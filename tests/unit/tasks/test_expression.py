@@ -20,7 +20,7 @@ from ark.tasks import expression, text
         (["evil", ["input", 0]], "calls"),
         (["add", ["input", 0]], "calls 'add' with 1"),
         (["cast", "fp64", ["input", 0]], "casts"),
-        ("input", "no expression"),
+        ("input", "not an expression"),
         (["gelu", ["input", 1]], "integers is not supported"),
     ],
 )
