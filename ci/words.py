@@ -90,6 +90,23 @@ PATTERNS = (
     Pattern("by-itself", r"\bby themselves alone\b|\bon its own alone\b", PROSE, "only"),
     Pattern("behind-order", r"\bone behind the other\b|\bbehind each other\b", PROSE, "one after"),
     Pattern("and-none", r"\bfor what (is|are) none\b|\band none (is|are)\b", PROSE, "state it"),
+    Pattern(
+        "question-opening",
+        r"^(is|are|does|do|may|has|have|can|was|were) (it|its|the|a|an|this|these|there|any)\b",
+        ("docstring",),
+        'state it: "True where ..."',
+    ),
+    Pattern(
+        "renamed",
+        r"^(own_first|lay_sides|take_rows_early|in_waves|round_rows|give_logits)$",
+        ("name",),
+        "the glossary's name",
+    ),
+    Pattern("not-built", r"\bnot built\b", ("error",), "is not supported"),
+    Pattern("knows-nothing", r"\bknows nothing called\b", ("error",), "has no argument {name!r}"),
+    Pattern("take-no", r"\btakes? no\b(?! more)", ("error",), "does not support"),
+    Pattern("this-alone", r"\b(rank|host|stores) alone\b", ("error",), "this rank only"),
+    Pattern("seen-as", r"\bcannot be seen\b", ("error",), "cannot be viewed as, reshaped to"),
     Pattern("so-many", r"\bso (many|much|few)\b", ("error",), "give the number"),
 )
 COMPILED = {p.name: (p, re.compile(p.regex, re.IGNORECASE)) for p in PATTERNS}
@@ -185,15 +202,19 @@ def uses(path: str, source: str) -> list[Use]:
     return sorted(result)
 
 
-def all_uses(root: Path = ROOT) -> list[Use]:
-    """All uses in the Python files of the repository, in the order of paths and lines."""
-    paths = sorted(
+def python_files(root: Path = ROOT) -> list[Path]:
+    """The Python files of the repository, sorted."""
+    return sorted(
         path
         for folder in FOLDERS
         for path in (root / folder).rglob("*.py")
         if not {"build", "node_modules", ".venv"} & set(path.relative_to(root).parts)
     )
-    named = [(path.relative_to(root).as_posix(), path) for path in paths]
+
+
+def all_uses(root: Path = ROOT) -> list[Use]:
+    """All uses in the Python files of the repository, in the order of paths and lines."""
+    named = [(path.relative_to(root).as_posix(), path) for path in python_files(root)]
     return [
         use
         for name, path in named

@@ -26,7 +26,7 @@ def commands(page: str) -> list[tuple[list[str], list[str]]]:
 
 
 def shown(lines: list[str], out: str) -> bool:
-    """Does the output have the lines, one behind the other? "..." stands for any text; how words
+    """True where the output has the lines, in order. "..." stands for any text; how words
     are aligned, and the frames of tables, do not count.
     """
     parts = [" ".join(part.split()) for line in lines for part in line.split("...")]

@@ -373,7 +373,7 @@ def types_for(arch: str, archs: Sequence[str]) -> tuple[DataType, ...]:
 
 
 def _of_roles(made: Plan, op: PlanOp) -> bool:
-    """Has a variant with roles alone a body for it?"""
+    """True where only a variant with roles has a body for it."""
     several = op.kind == "linear" and made.tensors[op.operands[2]].shape[0] > 1
     return several and op.params["epilogue"] == "sample"
 

@@ -16,7 +16,7 @@ def dispatch(bodies: Bodies, seldom: Collection[int]) -> str:
     seldom: bodies behind a call of their own, so that what they need is not kept in registers, or
     spilled, where others run.
     """
-    # Where no body waits for its task itself, the loop has waited before it calls.
+    # The loop waits for a task before the call, unless a body of this kernel performs the waits.
     enter = "if (!ark_enter(c)) return false;" if bodies.leads or bodies.entering else ""
     lines: dict[bool, list[str]] = {False: [], True: []}
     for code, name in enumerate(bodies.names):

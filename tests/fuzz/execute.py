@@ -31,7 +31,7 @@ def sanitize() -> None:
 
 
 def sanitized() -> bool:
-    """Was this process started with the sanitizer's library?"""
+    """True where this process was started with the sanitizer's library."""
     return "libasan" in os.environ.get("LD_PRELOAD", "")
 
 

@@ -220,6 +220,6 @@ def mutated(rng: random.Random) -> str:
 
 
 def is_base(made: Plan) -> bool:
-    """Is it a plan that mutations begin with?"""
+    """True for a plan from which mutations start."""
     data = json.loads(serialize.to_json(made))
     return any(data == base(name)[0] for name in NAMES)

@@ -43,7 +43,7 @@ def task_plan(rng: random.Random, keep: Callable[[str], None]) -> bool | str:
 
 
 def run_task_plan(text: str) -> bool | str:
-    """Is the plan accepted, together with that of its peer if it has one? "executed" if it was run,
+    """The verdict on a plan, together with its peer's if it has one: "executed" if it was run,
     with the oracle's result, "ended alike" if both ended with one error.
     """
     machine = registry.machine("cpu-2")

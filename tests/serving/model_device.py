@@ -91,7 +91,7 @@ class ModelDevice:
 
 
 def finish(scheduler: Scheduler, step: Step, device: ModelDevice) -> list[Outcome]:
-    """Does a step to its end; what it gives each request."""
+    """Runs a step to its end; what it gives each request."""
     outcomes = [
         scheduler.take(step, row, tokens) for row, tokens in enumerate(device.run(step)) if tokens
     ]

@@ -69,7 +69,7 @@ def _reading(node: Node, side: int, transpose: Node) -> Node | None:
 
 
 def reading_turned(product: Node, side: int, source: Tensor) -> Node:
-    """The product with `source` as that side, read transposed."""
+    """The product with operand `side` replaced by `source`, which it reads transposed."""
     inputs = list(product.inputs)
     inputs[side] = source
     given = product.read(MatmulAttributes)

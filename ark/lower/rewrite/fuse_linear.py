@@ -106,7 +106,7 @@ def _streams(node: Node, machine: Machine, from_memory: bool) -> bool:
 
 
 def _fits(rows: int, weight: Tensor, machine: Machine, from_memory: bool) -> bool:
-    """True where the rows are few enough for a stream and fit beside it."""
+    """True where the input has few enough rows for the operand stream and fits in shared memory."""
     few = rows <= machine.costs.stream_rows and not _boxed(weight, machine)
     return few and _room(rows, weight, machine, from_memory)
 
