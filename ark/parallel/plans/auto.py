@@ -37,8 +37,8 @@ def candidates(ranks: int, work: Work, mesh: Sequence[int] | None = None) -> Ite
             kinds = (SCHEDULES, copied, SPLIT)
             names = tuple(itertools.chain(*kinds))
             for chosen in itertools.product(names, repeat=len(mesh)):
-                again = recompute != recompute_choices[0] and "co-shard" in chosen
-                if not again and all(sum(n in kind for n in chosen) <= 1 for kind in kinds[:2]):
+                repeated = recompute != recompute_choices[0] and "co-shard" in chosen
+                if not repeated and all(sum(n in kind for n in chosen) <= 1 for kind in kinds[:2]):
                     yield tuple(mesh), chosen, todo
             continue
         for split in _divisors(ranks):
