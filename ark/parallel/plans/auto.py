@@ -17,7 +17,7 @@ from ark.parallel.plans.prediction import Prediction, Target, Work
 from ark.parallel.plans.splits import Splits
 
 SCHEDULES = ("1f1b", "interleaved", "zero-bubble", "gpipe", "chimera", "interlaced")
-COPIED = ("data", "zero1", "zero2", "zero3")
+COPIED = ("data", "zero1", "zero2", "zero3", "co-shard")
 SPLIT = ("sequence", "megatron", "auto")
 MAX_STAGES = 16  # stages of a pipeline that are tried
 REFINED_CANDIDATES = 4  # of the best named plans, that are tried with free choices
@@ -37,7 +37,8 @@ def candidates(ranks: int, work: Work, mesh: Sequence[int] | None = None) -> Ite
             kinds = (SCHEDULES, copied, SPLIT)
             names = tuple(itertools.chain(*kinds))
             for chosen in itertools.product(names, repeat=len(mesh)):
-                if all(sum(n in kind for n in chosen) <= 1 for kind in kinds[:2]):
+                repeated = recompute != recompute_choices[0] and "co-shard" in chosen
+                if not repeated and all(sum(n in kind for n in chosen) <= 1 for kind in kinds[:2]):
                     yield tuple(mesh), chosen, todo
             continue
         for split in _divisors(ranks):
@@ -46,9 +47,16 @@ def candidates(ranks: int, work: Work, mesh: Sequence[int] | None = None) -> Ite
                 if depth > MAX_STAGES:
                     continue
                 for schedule in SCHEDULES if depth > 1 else SCHEDULES[:1]:
-                    for kind in copied if copies > 1 else copied[:1]:
+                    for kind in copied if copies > 1 else _of_one(copied):
+                        if kind == "co-shard" and recompute != recompute_choices[0]:
+                            continue  # it recomputes in either case
                         for rule in SPLIT if split > 1 else SPLIT[:1]:
                             yield (depth, copies, split), (schedule, kind, rule), todo
+
+
+def _of_one(copied: Sequence[str]) -> list[str]:
+    """The kinds of copies that differ where there is one copy: co-shard also divides its work."""
+    return [name for name in copied if name in ("data", "co-shard")]
 
 
 def _divisors(number: int) -> list[int]:

@@ -13,7 +13,7 @@ from ark.ir.dtype import by_name
 from ark.models.build import whole_pass
 from ark.models.config import builtin_config
 from ark.parallel.pipeline.named import PIPELINES
-from ark.parallel.plans.auto import best
+from ark.parallel.plans.auto import best, candidates
 from ark.parallel.plans.predict import bounds, predict
 from ark.parallel.plans.prediction import COPIES, Target, Work
 from ark.parallel.plans.rules import PLANS
@@ -33,6 +33,17 @@ def every_mesh(ranks: int) -> list[tuple[int, int, int]]:
     """All (pipeline, copies, split)."""
     sizes = [n for n in range(1, ranks + 1) if ranks % n == 0]
     return [m for m in itertools.product(sizes, repeat=3) if m[0] * m[1] * m[2] == ranks]
+
+
+def test_pipelines_co_shard_and_splits_are_tried_together() -> None:
+    """Once each: co-shard recomputes whether or not it is asked to."""
+    tried = list(candidates(8, Work(True, 8)))
+    assert len(set(tried)) == len(tried)
+    for names, mesh in (
+        (("1f1b", "co-shard", "megatron"), (2, 2, 2)),
+        (("1f1b", "co-shard", "sequence"), (8, 1, 1)),
+    ):
+        assert [names == c[1] and mesh == c[0] for c in tried].count(True) == 1
 
 
 @pytest.mark.parametrize(
