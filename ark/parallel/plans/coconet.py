@@ -72,7 +72,8 @@ def _divide(plan: ParallelGraph, whole: Piece, letter: str, group: Sequence[int]
 def reorder(plan: ParallelGraph, gathered: Node, computations: Sequence[Node]) -> None:
     """Moves computations before the AllGather: each rank computes the ops that read the gathered
     parts of a Sliced value, directly or indirectly, for its own part; readers of their results
-    gather these.
+    gather these. A computation that reads nothing of the value, such as the mask of a dropout, is
+    cut as its reader among the computations is.
 
     Raises ModelError if a computation is not Replicated, does not read the sliced value, needs all
     of it at once, or has a Local operand.
@@ -83,7 +84,8 @@ def reorder(plan: ParallelGraph, gathered: Node, computations: Sequence[Node]) -
     cut = {gathered.outputs[0].buffer.id: dimension}
     inside = {n.id for n in computations}
     writers = {n.outputs[0].buffer.id: n for n in plan.nodes}
-    chosen: list[tuple[Piece, str]] = []
+    chosen: list[tuple[Node, str]] = []
+    beside: dict[int, Node] = {}  # by buffer: computations that read nothing of the value
     for node in (n for n in plan.nodes if n.id in inside):
         if layout(plan, node) != REPLICATED or group_of(plan, node) != group:
             raise ModelError(
@@ -101,17 +103,35 @@ def reorder(plan: ParallelGraph, gathered: Node, computations: Sequence[Node]) -
                 )
             if tensor.buffer.id in cut:
                 letters.add(names[cut[tensor.buffer.id]])
-        if len(letters) != 1 or letters & (annotation.frozen | {"1"}):
-            raise ModelError(
-                f"{node.name} ({annotation}) does not read the sliced value along one letter "
-                "that can be cut; remove it from the computations"
-            )
-        (letter,) = letters
-        chosen.append((plan.pieces(node)[0], letter))
+        if not letters:
+            beside[node.outputs[0].buffer.id] = node
+            continue
+        letter = _one_letter(node, letters)
+        chosen.append((node, letter))
         if letter in annotation.operands[-1]:
             cut[node.outputs[0].buffer.id] = annotation.operands[-1].index(letter)
-    for whole, letter in chosen:
-        _divide(plan, whole, letter, group)
+    for node, letter in list(chosen):
+        for tensor, names in zip(node.inputs, annotate(node).operands, strict=False):
+            other = beside.get(tensor.buffer.id) if letter in names else None
+            if other is not None:
+                del beside[tensor.buffer.id]
+                read = annotate(other).operands[-1][names.index(letter)]
+                chosen.append((other, _one_letter(other, {read})))
+    for node in beside.values():
+        _one_letter(node, set())
+    for node, letter in chosen:
+        _divide(plan, plan.pieces(node)[0], letter, group)
+
+
+def _one_letter(node: Node, letters: set[str]) -> str:
+    """The only one; raises ModelError unless there is one, which may be cut."""
+    annotation = annotate(node)
+    if len(letters) != 1 or letters & (annotation.frozen | {"1"}):
+        raise ModelError(
+            f"{node.name} ({annotation}) does not read the sliced value along one letter "
+            "that can be cut; remove it from the computations"
+        )
+    return next(iter(letters))
 
 
 def as_slice(plan: ParallelGraph, name: str, dimension: int = 0) -> int:

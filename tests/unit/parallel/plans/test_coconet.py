@@ -188,6 +188,44 @@ def test_a_stage_of_two_ranks_is_transformed_by_itself() -> None:
         assert sent == [(ROWS // 2, 16)] * 3  # a half of the sum to the other, its own to both
 
 
+def test_a_dropout_is_computed_in_slices() -> None:
+    """CoCoNet's Dropout(AR(x)) + r: each rank draws the mask of its rows only."""
+
+    def dropped() -> ParallelGraph:
+        model = Model(0, 1)
+        with use_model(model):
+            x, weight = ark.tensor((ROWS, WIDTH), name="x"), ark.parameter((16, WIDTH), name="w")
+            one = ark.linear(x, weight, name="one")
+            kept = ark.dropout(one, 0.5, seed=3, name="drop")
+            total = ark.add(kept, ark.tensor((ROWS, 16), name="r"), name="total")
+            ark.copy(total, output=ark.tensor((ROWS, 16), name="result"))
+        plan = ParallelGraph(model.graph, RANKS)
+        for node in plan.nodes:
+            (piece,) = plan.pieces(node)
+            ranks = range(RANKS)
+            if node.name != "one":
+                plan.op_assign(piece, *ranks)
+                continue
+            for rank, part in enumerate(plan.op_trans(piece, "z", RANKS)):
+                plan.op_assign(part, rank)
+        return plan
+
+    plan, want = dropped(), result(dropped())["result"]
+    assert 0 < np.count_nonzero(want) < want.size
+    parts = coconet.split(plan, named(plan, "one"))
+    chosen = [n for n in plan.nodes if n.type in ("dropout", "reshape", "mul", "add")]
+    coconet.reorder(plan, parts, chosen)
+    np.testing.assert_array_equal(result(plan)["result"], want)
+    assert moved(plan) == [["reduce_scatter", "all_gather"]] * RANKS
+    for graph in materialise(plan).graphs:
+        (mask,) = (n.outputs[0] for n in graph.nodes if n.type == "dropout")
+        assert mask.elements == ROWS * 16 // RANKS
+    other = dropped()
+    parts = coconet.split(other, named(other, "one"))
+    with pytest.raises(ModelError, match=r"drop\.mask .* does not read the sliced value"):
+        coconet.reorder(other, parts, [n for n in other.nodes if n.type in ("dropout", "reshape")])
+
+
 def test_fused_ops_stand_together_and_circles_are_refused() -> None:
     plan = started("momentum")
     moved = [n for n in plan.nodes if n.type in ("mul", "add", "sub")]

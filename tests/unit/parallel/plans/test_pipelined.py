@@ -15,6 +15,7 @@ from ark.parallel import parallelize, pipelined, shape, tessel
 from ark.parallel.transform import whole_of
 from tests.cases.transform import inputs_of, on_cpu_ranks
 from tests.interpreter import Interpreter
+from tests.pages import python_blocks
 
 ROWS, WIDTH, MICRO_BATCHES = 4, 12, 4
 
@@ -70,6 +71,16 @@ def test_1f1b_runs_on_cpu_ranks() -> None:
     for view, array in parts:
         want = memory.view(results[view.buffer].outputs[0])
         np.testing.assert_array_equal(whole_of(graph, [(view, array)]), want)
+
+
+def test_the_schedule_of_the_page() -> None:
+    (text,) = (b for b in python_blocks("parallel.md") if "schedule = tessel(" in b)
+    graph = there_and_back(2)
+    space = {"ark": ark, "tessel": tessel, "shape": shape, "pipelined": pipelined}
+    space |= {"model": graph, "place_of": block_of}
+    exec(text, space)
+    assert all(own.nodes for own in space["made"].ranks.graphs)  # type: ignore[attr-defined]
+    assert space["schedule"].makespan == (4 + 2 - 1) * (1 + 2)  # type: ignore[attr-defined]
 
 
 def test_a_schedule_that_contradicts_the_data_is_refused() -> None:
