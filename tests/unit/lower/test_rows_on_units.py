@@ -25,21 +25,21 @@ def gated(machine: str, rows: int, dtype: DataType) -> Plan:
     first = graph.tensor((2 * HIDDEN, WIDTH), dtype, arena="parameter", name="first")
     second = graph.tensor((WIDTH, HIDDEN), dtype, arena="parameter", name="second")
     shapes = ((rows, WIDTH), (rows, 2 * HIDDEN), (rows, HIDDEN), (rows, WIDTH))
-    normed, both, gated, down = (graph.tensor(shape, fp32) for shape in shapes)
+    normed, sums, gate, down = (graph.tensor(shape, fp32) for shape in shapes)
     y = graph.tensor((rows, WIDTH), fp32, arena="state", name="y")
     graph.add("rmsnorm", [x, factors], [normed], {"eps": 1e-5}, "norm")
-    graph.add("matmul", [normed, first], [both], TURNED, "up")
-    graph.add("swiglu_pairs", [both], [gated], {}, "gate")
-    graph.add("matmul", [gated, second], [down], TURNED, "down")
+    graph.add("matmul", [normed, first], [sums], TURNED, "up")
+    graph.add("swiglu_pairs", [sums], [gate], {}, "gate")
+    graph.add("matmul", [gate, second], [down], TURNED, "down")
     graph.add("add", [down, x], [y], {}, "add")
-    made = plan(graph, registry.machine(machine))
-    verify([made])
-    return made
+    result = plan(graph, registry.machine(machine))
+    verify([result])
+    return result
 
 
-def joined(made: Plan) -> bool:
+def joined(result: Plan) -> bool:
     """True where the plan is two linear layers that take in all other ops."""
-    kinds = [(op.kind, op.params.get("prologue"), op.params.get("epilogue")) for op in made.ops]
+    kinds = [(op.kind, op.params.get("prologue"), op.params.get("epilogue")) for op in result.ops]
     return kinds == [("linear", "rmsnorm", "swiglu"), ("linear", "none", "add")]
 
 
