@@ -23,12 +23,9 @@ ARK_DEVICE ark_mfma_sums ark_mfma_step(ark_u32x4 w, ark_u32x4 x, ark_mfma_sums s
 #endif
 }
 
-// Weights of bf16. place(s): of a lane's first element of step s in a chunk. GROUP_STEPS: steps of
-// a chunk that share a scale.
+// Weights of bf16. place(s): of a lane's first element of step s in a chunk.
 template <int K>
 struct ArkSeveralDense {
-  static constexpr bool SCALED = false, ZEROS = false;
-  static constexpr int GROUP_STEPS = ARK_CHUNK_STEPS;
   struct Piece {
     ark_u32x4 words[ARK_CHUNK_STEPS];
   };
@@ -214,33 +211,15 @@ ARK_DEVICE bool ark_linear_several(ArkCtx& c, const ArkTask& t, const W& weights
           const int later = chunk + (j + 1) / COLUMNS * ARK_WARPS;
           input.template ask<W>(c, x, column((j + 1) % COLUMNS), later, K);
 #pragma unroll
-          for (int begin = 0; begin < ARK_CHUNK_STEPS; begin += W::GROUP_STEPS) {
-            ark_mfma_sums ones = {0.0f, 0.0f, 0.0f, 0.0f};  // sums of the input, for zeros
-            if constexpr (W::ZEROS) {
+          for (int g = 0; g < GROUP; ++g) {
 #pragma unroll
-              for (int s = begin; s < begin + W::GROUP_STEPS; ++s) {
+            for (int s = 0; s < ARK_CHUNK_STEPS; ++s) {
+              const bool inside = !RAGGED || chunk * ARK_CHUNK + W::place(s) < K;
+              const ark_u32x4 there = W::step(ring[a][g], s);
+              const ark_u32x4 row = inside ? there : ark_u32x4(0u);
 #pragma unroll
-                for (int p = 0; p < PARTS; ++p) {
-                  ones = ark_mfma_step(ark_u32x4(0x3f803f80u), parts[s][p], ones);
-                }
-              }
-            }
-#pragma unroll
-            for (int g = 0; g < GROUP; ++g) {
-              ark_mfma_sums some = {0.0f, 0.0f, 0.0f, 0.0f};
-              if constexpr (!W::SCALED) some = sums[g][j];
-#pragma unroll
-              for (int s = begin; s < begin + W::GROUP_STEPS; ++s) {
-                const bool inside = !RAGGED || chunk * ARK_CHUNK + W::place(s) < K;
-                const ark_u32x4 there = W::step(ring[a][g], s);
-                const ark_u32x4 row = inside ? there : ark_u32x4(0u);
-#pragma unroll
-                for (int p = 0; p < PARTS; ++p) some = ark_mfma_step(row, parts[s][p], some);
-              }
-              if constexpr (W::SCALED) {
-                sums[g][j] += W::scaled(ring[a][g], begin / W::GROUP_STEPS, some, ones);
-              } else {
-                sums[g][j] = some;
+              for (int p = 0; p < PARTS; ++p) {
+                sums[g][j] = ark_mfma_step(row, parts[s][p], sums[g][j]);
               }
             }
           }
