@@ -141,6 +141,18 @@ def test_quotients_below_the_smallest_normal_double(arch: str) -> None:
 
 
 @pytest.mark.parametrize("arch", ARCHS)
+def test_quotients_above_the_largest_double(arch: str) -> None:
+    """They are infinite, though the Newton steps meet infinity minus infinity."""
+    x = np.full(COUNT, -7.1e255)
+    y = np.ldexp(np.random.default_rng(7).uniform(1, 2, COUNT), np.arange(COUNT) % 200 - 330)
+    y[::2] *= -1
+    with np.errstate(over="ignore"):
+        expected = x / y
+    assert np.count_nonzero(np.isinf(expected)) > COUNT // 2
+    np.testing.assert_array_equal(run(arch, "f64_div", x, y, np.float64), expected)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize(
     ("name", "nan"), [("f16", 0xFE00), ("f32", 0xFFC00000), ("f64", 0xFFF8000000000000)]
 )

@@ -23,12 +23,9 @@ ARK_DEVICE ark_mfma_sums ark_mfma_step(ark_u32x4 w, ark_u32x4 x, ark_mfma_sums s
 #endif
 }
 
-// Weights of bf16. place(s): of a lane's first element of step s in a chunk. GROUP_STEPS: steps of
-// a chunk that share a scale.
+// Weights of bf16. place(s): of a lane's first element of step s in a chunk.
 template <int K>
 struct ArkSeveralDense {
-  static constexpr bool SCALED = false, ZEROS = false;
-  static constexpr int GROUP_STEPS = ARK_CHUNK_STEPS;
   struct Piece {
     ark_u32x4 words[ARK_CHUNK_STEPS];
   };
@@ -149,9 +146,6 @@ ARK_DEVICE bool ark_linear_several(ArkCtx& c, const ArkTask& t, const W& weights
   constexpr int AHEAD = ark_several_ahead(CHUNKS, GROUP >= 4 ? 1 : 4 / GROUP);
   constexpr int COLUMNS = (M + 15) / 16, WIDTH = E::WIDTH, PITCH = 20;
   constexpr bool RAGGED = K % (ARK_CHUNK * ARK_WARPS) != 0;
-  // Loads come back in order: who waits for the input waits for all weights asked for before it, so
-  // that it is asked for two steps ahead where a wave has several chunks under way.
-  constexpr int EARLY = AHEAD * COLUMNS % 2 == 0 ? 2 : 1;
   typedef ArkSeveralInput<X, ALIGNED> Input;
   constexpr int PARTS = Input::BF16 && !P::norm ? 1 : 3;
   constexpr int UNITS = GROUP * 16 / WIDTH, OWN = (UNITS * 16 + ARK_THREADS - 1) / ARK_THREADS;
@@ -177,11 +171,8 @@ ARK_DEVICE bool ark_linear_several(ArkCtx& c, const ArkTask& t, const W& weights
       for (int g = 0; g < GROUP; ++g) sums[g][j] = 0.0f;
     }
     const auto column = [&](int j) { return j * 16 + lane % 16 < M ? j * 16 + lane % 16 : M - 1; };
-    Input input[EARLY];
-#pragma unroll
-    for (int q = 0; q < EARLY; ++q) {
-      input[q].template ask<W>(c, x, column(q % COLUMNS), warp + q / COLUMNS * ARK_WARPS, K);
-    }
+    Input input;
+    input.template ask<W>(c, x, column(0), warp, K);
 #pragma unroll 1
     for (int round = 0; round < CHUNKS; round += AHEAD) {
 #pragma unroll
@@ -200,13 +191,12 @@ ARK_DEVICE bool ark_linear_several(ArkCtx& c, const ArkTask& t, const W& weights
         }
 #pragma unroll
         for (int j = 0; j < COLUMNS; ++j) {
-          Input& asked = input[(a * COLUMNS + j) % EARLY];
           ark_u32x4 parts[ARK_CHUNK_STEPS][PARTS];
 #pragma unroll
           for (int s = 0; s < ARK_CHUNK_STEPS; ++s) {
             const bool inside = !RAGGED || chunk * ARK_CHUNK + W::place(s) < K;
             float v[8];
-            asked.take(s, v);
+            input.take(s, v);
 #pragma unroll
             for (int e = 0; e < 8; ++e) {
               if (!inside) v[e] = 0.0f;
@@ -218,36 +208,18 @@ ARK_DEVICE bool ark_linear_several(ArkCtx& c, const ArkTask& t, const W& weights
             ark_several_parts(v, parts[s]);
           }
           // Later elements are asked for while these are multiplied.
-          const int later = chunk + (j + EARLY) / COLUMNS * ARK_WARPS;
-          asked.template ask<W>(c, x, column((j + EARLY) % COLUMNS), later, K);
+          const int later = chunk + (j + 1) / COLUMNS * ARK_WARPS;
+          input.template ask<W>(c, x, column((j + 1) % COLUMNS), later, K);
 #pragma unroll
-          for (int begin = 0; begin < ARK_CHUNK_STEPS; begin += W::GROUP_STEPS) {
-            ark_mfma_sums ones = {0.0f, 0.0f, 0.0f, 0.0f};  // sums of the input, for zeros
-            if constexpr (W::ZEROS) {
+          for (int g = 0; g < GROUP; ++g) {
 #pragma unroll
-              for (int s = begin; s < begin + W::GROUP_STEPS; ++s) {
+            for (int s = 0; s < ARK_CHUNK_STEPS; ++s) {
+              const bool inside = !RAGGED || chunk * ARK_CHUNK + W::place(s) < K;
+              const ark_u32x4 there = W::step(ring[a][g], s);
+              const ark_u32x4 row = inside ? there : ark_u32x4(0u);
 #pragma unroll
-                for (int p = 0; p < PARTS; ++p) {
-                  ones = ark_mfma_step(ark_u32x4(0x3f803f80u), parts[s][p], ones);
-                }
-              }
-            }
-#pragma unroll
-            for (int g = 0; g < GROUP; ++g) {
-              ark_mfma_sums some = {0.0f, 0.0f, 0.0f, 0.0f};
-              if constexpr (!W::SCALED) some = sums[g][j];
-#pragma unroll
-              for (int s = begin; s < begin + W::GROUP_STEPS; ++s) {
-                const bool inside = !RAGGED || chunk * ARK_CHUNK + W::place(s) < K;
-                const ark_u32x4 there = W::step(ring[a][g], s);
-                const ark_u32x4 row = inside ? there : ark_u32x4(0u);
-#pragma unroll
-                for (int p = 0; p < PARTS; ++p) some = ark_mfma_step(row, parts[s][p], some);
-              }
-              if constexpr (W::SCALED) {
-                sums[g][j] += W::scaled(ring[a][g], begin / W::GROUP_STEPS, some, ones);
-              } else {
-                sums[g][j] = some;
+              for (int p = 0; p < PARTS; ++p) {
+                sums[g][j] = ark_mfma_step(row, parts[s][p], sums[g][j]);
               }
             }
           }
