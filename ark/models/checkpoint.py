@@ -27,8 +27,9 @@ from ark.models.gguf_file import find_gguf_tensors, is_gguf, read_config, read_g
 from ark.models.holding import held, layouts_on_load, stacked_name
 from ark.models.registry import decoder
 from ark.models.rope import Rope, inverse_frequencies
-from ark.models.shards import DTYPES, StoredTensor, find_tensors, read_bytes, same_bytes
+from ark.models.shards import DTYPES, StoredTensor, find_tensors, read_bytes
 from ark.models.stored import Stored
+from ark.models.tied import untied
 
 FREQUENCIES = ".rotary_emb.inv_freq"
 """Suffixes of stored rotary frequencies, which older checkpoints have in addition to the config."""
@@ -76,7 +77,7 @@ def model_weights(config: LlamaConfig) -> tuple[Weight, ...]:
             listed += [Weight(f"{name}.{i}", many.format(*numbers, i), shape[1:]) for i in rows]
             continue
         tied = name == "head.weight" and config.tie_word_embeddings
-        stored = table["embedding" if tied else pattern].format(*numbers)
+        stored = kind.stored_name(config, "embedding" if tied else pattern).format(*numbers)
         listed.append(Weight(name, stored, shape, kind.stored(config, pattern)))
     return tuple(listed)
 
@@ -175,7 +176,7 @@ class Checkpoint:
     @property
     def position_nbytes(self) -> int:
         """Bytes of a position's keys and values in all layers."""
-        return 2 * self.dtype.itemsize * self.config.num_hidden_layers * self.config.kv_size
+        return self.dtype.itemsize * self.config.num_hidden_layers * self.config.position_size
 
     def validate(self) -> None:
         """Raises ModelError unless the files hold exactly the config's tensors, all of one type."""
@@ -241,6 +242,10 @@ class Checkpoint:
                 f"The checkpoint has no weight {name!r}; its weights are named as model_weights() "
                 f"lists them: {', '.join(list(self.weights)[:3])}, ... Use one of these names."
             )
+        if name in self.quantized and (stored := self.weights[name].stored) and stored.folded:
+            decoded = self._decode(name)
+            values = decoded if isinstance(decoded, np.ndarray) else decoded.floats()
+            return stored.of_experts(values).astype(self.dtype)[share]
         if name in self.quantized and len(self.weights[name].shape) == 3:
             values = np.stack([codes.floats() for codes in self.experts(name)])
             return values.astype(self.dtype)[share]
@@ -251,7 +256,10 @@ class Checkpoint:
         tensor, stored = self.stored[self.weights[name].stored_name], self.weights[name].stored
         first, *others = share or (slice(None),)
         if stored and stored.axis:
-            begin, end, _ = first.indices(tensor.shape[0])
+            each = stored.rows_in_all if stored.folded else 1
+            begin, end, _ = slice(
+                *(None if n is None else n * each for n in (first.start, first.stop))
+            ).indices(tensor.shape[0])
             index = (slice(None), *others)
             return stored.of_experts(self._rows(tensor, begin, end))[index]
         if stored:
@@ -343,11 +351,13 @@ class Checkpoint:
         head equal to the embedding (`untied`), and rotary frequencies, for which those of the
         config are used, as in transformers.
         """
+        kind = decoder(self.config.architecture)
+        if kind.unused(self.config, stored_name):
+            return True
         if stored_name.endswith(FREQUENCIES):
             self._compare_frequencies(self.stored[stored_name])
             return True
-        table = decoder(self.config.architecture).WEIGHTS
-        return self.config.tie_word_embeddings and stored_name == table["head.weight"]
+        return self.config.tie_word_embeddings and stored_name == kind.WEIGHTS["head.weight"]
 
     def _compare_frequencies(self, tensor: StoredTensor) -> None:
         """Warns unless the frequencies equal the config's, scaled or not, within the precision of
@@ -373,24 +383,6 @@ def with_prefix(stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
     """
     bare = "embed_tokens.weight" in stored
     return {f"model.{name}": tensor for name, tensor in stored.items()} if bare else stored
-
-
-def untied(config: LlamaConfig, stored: dict[str, StoredTensor]) -> LlamaConfig:
-    """The config, with tied embeddings off if the files have a head that differs from the
-    embedding: then the head is used, as in transformers.
-    """
-    table = decoder(config.architecture).WEIGHTS
-    head, embedding = (stored.get(table[name]) for name in ("head.weight", "embedding"))
-    if not config.tie_word_embeddings or head is None or embedding is None:
-        return config
-    if same_bytes(head, embedding):
-        return config
-    log.warn(
-        f"config.json of {head.path.parent} ties the head to the embedding, but the weights have "
-        f"a {head.name} that differs from {embedding.name}; it is used, as transformers do. Set "
-        "tie_word_embeddings to false"
-    )
-    return replace(config, tie_word_embeddings=False)
 
 
 def describe(names: list[str]) -> str:

@@ -107,6 +107,16 @@ class LlamaConfig:
         return self.num_key_value_heads * self.head_dim
 
     @property
+    def split_heads(self) -> int:
+        """Heads of which ranks have equal numbers."""
+        return self.num_key_value_heads
+
+    @property
+    def position_size(self) -> int:
+        """Elements of a position's keys and values in a layer's caches."""
+        return 2 * self.kv_size
+
+    @property
     def inner_size(self) -> int:
         """Rows of each gate and up projection."""
         return self.intermediate_size

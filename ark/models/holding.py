@@ -26,7 +26,10 @@ def held(
     all weights by ark's names; quantized: those of them that are. The others are dequantised when
     they are loaded, which a warning says.
     """
-    own = {name: t.layout() if name != "embedding" else None for name, t in quantized.items()}
+    own = {
+        name: None if name == "embedding" or len(shapes[name]) != len(t.shape) else t.layout()
+        for name, t in quantized.items()
+    }
     layouts, floats = _stacked(shapes, own)
     if floats:
         kinds = sorted({quantized[name].format.name for name in floats})

@@ -37,6 +37,10 @@ class Attention(ark.Module):
         self.value = ark.parameter((c.kv_size, c.hidden_size), dtype)
         self.output = ark.parameter((c.hidden_size, c.query_size), dtype)
 
+    def split_heads(self, ranks: int) -> None:
+        """Takes one of `ranks` equal parts of the heads."""
+        self.kv_heads //= ranks
+
     def setup(self, context: int, batch: int = 1) -> None:
         """Creates the caches, for `context` positions of each of `batch` sequences."""
         shape = (batch * self.kv_heads, context, self.head_dim)
@@ -219,6 +223,16 @@ class Llama(ark.Module):
         DEFAULTS; raises an error that names an unsupported field.
         """
         return read_common(fields)
+
+    @classmethod
+    def stored_name(cls, c: LlamaConfig, parameter: str) -> str:
+        """The checkpoint's tensor of a parameter, by its name in WEIGHTS."""
+        return cls.WEIGHTS[parameter]
+
+    @classmethod
+    def unused(cls, c: LlamaConfig, stored_name: str) -> bool:
+        """True for a tensor of a checkpoint that the decoder does without."""
+        return False
 
     @classmethod
     def stored(cls, c: LlamaConfig, parameter: str) -> Stored | None:

@@ -52,7 +52,7 @@ def read_mixture(
 class Experts(ark.Module):
     """The gated perceptrons of the experts that the router scores highest, weighted by score."""
 
-    SPLIT = FeedForward.SPLIT
+    SPLIT: ClassVar[dict[str, int]] = FeedForward.SPLIT
 
     def __init__(self, c: MixtureConfig, dtype: ark.DataType) -> None:
         super().__init__()

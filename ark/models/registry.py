@@ -28,6 +28,8 @@ ARCHITECTURES: dict[str, str | type[Any]] = {
     "GlmForCausalLM": "ark.models.glm4:Glm",
     "Glm4ForCausalLM": "ark.models.glm4:Glm4",
     "GptOssForCausalLM": "ark.models.gpt_oss:GptOss",
+    "DeepseekV2ForCausalLM": "ark.models.deepseek:DeepseekV2",
+    "DeepseekV3ForCausalLM": "ark.models.deepseek:DeepseekV3",
 }
 """Module and class, or the class itself, by architecture."""
 
@@ -47,6 +49,8 @@ MODEL_TYPES = {
     "glm": "GlmForCausalLM",
     "glm4": "Glm4ForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
+    "deepseek_v2": "DeepseekV2ForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
 }
 """The architecture of a config that names only its model_type."""
 

@@ -22,7 +22,7 @@ Share = tuple[slice, ...]
 def check_ranks(config: LlamaConfig, world_size: int) -> None:
     """Raises InvalidUsageError if this number of ranks cannot share a model of that shape."""
     for subject, size in (
-        ("number of key/value heads", config.num_key_value_heads),
+        ("number of key/value heads", config.split_heads),
         ("intermediate size", config.inner_size),
     ):
         if size % world_size:
@@ -53,7 +53,7 @@ def split(model: Llama, rank: int, world_size: int) -> dict[ark.Parameter, Share
         return ark.all_reduce(output, rank, world_size)
 
     for layer in model.layers:
-        layer.attention.kv_heads //= world_size
+        layer.attention.split_heads(world_size)
         for module in (layer.attention, layer.mlp):
             if not hasattr(module, "SPLIT"):
                 raise InvalidUsageError(

@@ -16,7 +16,8 @@ import numpy.typing as npt
 class Stored:
     """rows: of the stored tensor, in the parameter's order. rows_in_all: of the stored tensor.
     added: to every element; the parameter is then fp32. axis: the dimension of the rows: 1 where
-    the first one counts experts. transposed: the stored tensor's last two dimensions are swapped.
+    the first one counts experts or heads. transposed: the stored tensor's last two dimensions are
+    swapped. folded: its first two dimensions are one.
     """
 
     rows: Sequence[int]
@@ -24,18 +25,26 @@ class Stored:
     added: float = 0.0
     axis: int = 0
     transposed: bool = False
+    folded: bool = False
 
     def shape(self, own: tuple[int, ...]) -> tuple[int, ...]:
         """The stored tensor's shape for that of the parameter."""
-        sizes = self.whole(own)
-        return (*sizes[:-2], sizes[-1], sizes[-2]) if self.transposed else sizes
+        sizes = self.unfolded(own)
+        sizes = (*sizes[:-2], sizes[-1], sizes[-2]) if self.transposed else sizes
+        return (sizes[0] * sizes[1], *sizes[2:]) if self.folded else sizes
 
     def whole(self, own: tuple[int, ...]) -> tuple[int, ...]:
-        """The same with outputs before inputs."""
+        """The same with outputs before inputs, as it is where quantised."""
+        return self.shape(own) if self.folded else self.unfolded(own)
+
+    def unfolded(self, own: tuple[int, ...]) -> tuple[int, ...]:
+        """The parameter's shape with all rows."""
         return (*own[: self.axis], self.rows_in_all, *own[self.axis + 1 :])
 
     def of_experts(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """The parameter's elements from those of some experts."""
+        if self.folded:
+            values = values.reshape(-1, self.rows_in_all, *values.shape[1:])
         turned = values.swapaxes(-1, -2) if self.transposed else values
         return self.adjust(turned.take(np.asarray(self.rows, np.intp), self.axis))
 

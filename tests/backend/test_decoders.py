@@ -96,6 +96,15 @@ def test_random_shapes(backend: str, case: str, seed: int, tmp_path: Path) -> No
     for name in {"short_factor", "long_factor"} & set(rope):
         pairs = int(width * rope.get("partial_rotary_factor", 1)) // 2
         rope[name] = [float(f) for f in rng.uniform(1, 9, pairs)]
+    if "kv_lora_rank" in fields:  # all heads share the latent rows
+        kv_heads = heads
+        sizes = ("kv_lora_rank", "qk_nope_head_dim", "v_head_dim", "moe_intermediate_size")
+        fields |= {name: 2 * int(rng.integers(2, 25)) for name in sizes}  # for transformers
+        fields |= {
+            "qk_rope_head_dim": 2 * int(rng.integers(1, 9)),
+            "first_k_dense_replace": seed % 3,
+        }
+        fields |= {"q_lora_rank": seed % 2 * int(rng.integers(3, 50)) or None}
     fields |= {"rope": rope} if rope else {}
     fields |= {"heads": heads, "kv_heads": kv_heads, "hidden": hidden, "seed": seed}
     fields |= {"intermediate": int(rng.integers(5, 130)), "layers": int(rng.integers(1, 4))}

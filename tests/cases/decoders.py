@@ -27,6 +27,32 @@ PART = {
 HALF = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
 GEMMA = {"query_pre_attn_scalar": 24}
 EXPERTS = {"num_experts_per_tok": 2, "kv_heads": 2}
+LATENT: dict[str, Any] = {
+    "layers": 3,
+    "kv_heads": 4,
+    "head_dim": None,
+    "kv_lora_rank": 24,
+    "q_lora_rank": 20,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 12,
+    "v_head_dim": 10,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 40,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
+    "n_group": 4,
+    "topk_group": 2,
+}
+MSCALE = {
+    "rope_type": "yarn",
+    "rope_theta": 1000.0,
+    "factor": 4.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 0.7,
+    "original_max_position_embeddings": 32,
+}
 CASES: dict[str, dict[str, Any]] = {
     "qwen2": {"kind": "qwen2"},
     "qwen2-yarn": {
@@ -86,6 +112,14 @@ CASES: dict[str, dict[str, Any]] = {
         },
         **EXPERTS,
     },
+    "deepseek-v2": {
+        "kind": "deepseek_v2",
+        **LATENT,
+        "topk_method": "group_limited_greedy",
+        "rope": MSCALE,
+    },
+    "deepseek-v2-lite": {"kind": "deepseek_v2", **LATENT, "q_lora_rank": None},
+    "deepseek-v3": {"kind": "deepseek_v3", **LATENT, "rope": MSCALE},
     "qwen3": {"kind": "qwen3", "attention_bias": False},
     "qwen3-tied-wide-heads": {"kind": "qwen3", "tie": True, "head_dim": 32, "shards": 2},
     "mixtral": {"kind": "mixtral", "num_local_experts": 5, **EXPERTS},

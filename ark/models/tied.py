@@ -1,0 +1,28 @@
+"""Heads that repeat the embedding in a checkpoint's files. Called by ark.models.checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ark import log
+from ark.models.config import LlamaConfig
+from ark.models.registry import decoder
+from ark.models.shards import StoredTensor, same_bytes
+
+
+def untied(config: LlamaConfig, stored: dict[str, StoredTensor]) -> LlamaConfig:
+    """The config, with tied embeddings off if the files have a head that differs from the
+    embedding: then the head is used, as in transformers.
+    """
+    table = decoder(config.architecture).WEIGHTS
+    head, embedding = (stored.get(table[name]) for name in ("head.weight", "embedding"))
+    if not config.tie_word_embeddings or head is None or embedding is None:
+        return config
+    if same_bytes(head, embedding):
+        return config
+    log.warn(
+        f"config.json of {head.path.parent} ties the head to the embedding, but the weights have "
+        f"a {head.name} that differs from {embedding.name}; it is used, as transformers do. Set "
+        "tie_word_embeddings to false"
+    )
+    return replace(config, tie_word_embeddings=False)
