@@ -37,6 +37,7 @@ ELEMENTS: dict[str, np.dtype[Any]] = {
 }
 """Types of all tensors that ark reads."""
 LENGTH_BYTES = 8
+PIECE_BYTES = 16 << 20  # bytes that are compared at a time
 LONGEST_HEADER = 100_000_000
 _ANY, _LONGEST = ("utf-8", "surrogatepass"), 255  # bytes of a file's name
 SINGLE = "model.safetensors"
@@ -237,3 +238,14 @@ def damaged(path: Path, fault: str) -> ModelError:
     return ModelError(
         f"{path} is not an intact safetensors file: {fault}. Download or copy the file again."
     )
+
+
+def same_bytes(first: StoredTensor, second: StoredTensor) -> bool:
+    """True if two tensors have the same type, shape and bytes."""
+    if (first.dtype_code, first.shape) != (second.dtype_code, second.shape):
+        return False
+    for begin in range(0, first.nbytes, PIECE_BYTES):
+        size = min(PIECE_BYTES, first.nbytes - begin)
+        if not np.array_equal(read_bytes(first, begin, size), read_bytes(second, begin, size)):
+            return False
+    return True

@@ -1,19 +1,13 @@
-"""Heads that repeat the embedding: which of them a checkpoint's files hold. Called by
-ark.models.checkpoint.
-"""
+"""Heads that repeat the embedding in a checkpoint's files. Called by ark.models.checkpoint."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
-
 from ark import log
 from ark.models.config import LlamaConfig
 from ark.models.registry import decoder
-from ark.models.shards import StoredTensor, read_bytes
-
-PIECE_BYTES = 16 << 20  # bytes that are compared at a time
+from ark.models.shards import StoredTensor, same_bytes
 
 
 def untied(config: LlamaConfig, stored: dict[str, StoredTensor]) -> LlamaConfig:
@@ -32,14 +26,3 @@ def untied(config: LlamaConfig, stored: dict[str, StoredTensor]) -> LlamaConfig:
         "tie_word_embeddings to false"
     )
     return replace(config, tie_word_embeddings=False)
-
-
-def same_bytes(first: StoredTensor, second: StoredTensor) -> bool:
-    """True if two tensors have the same type, shape and bytes."""
-    if (first.dtype_code, first.shape) != (second.dtype_code, second.shape):
-        return False
-    for begin in range(0, first.nbytes, PIECE_BYTES):
-        size = min(PIECE_BYTES, first.nbytes - begin)
-        if not np.array_equal(read_bytes(first, begin, size), read_bytes(second, begin, size)):
-            return False
-    return True
