@@ -142,7 +142,7 @@ def test_prompts_that_are_none(generator: Generator, prompts: list, most: int, w
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ({"world_size": 2}, "on one rank only"),
+        ({"world_size": 2}, "are decoded on one rank"),
         ({"chunk": 4}, "omit the chunk"),
         ({"batch": 65}, "1 to 64 sequences"),
         ({"batch": 0}, "1 to 64 sequences"),

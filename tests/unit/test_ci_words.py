@@ -21,7 +21,7 @@ def patterns(source: str) -> list[tuple[int, str]]:
 @pytest.mark.parametrize(
     ("source", "expected"),
     [
-        ('def f():\n    """Is it no number?"""\n', [(2, "question")]),
+        ('def f():\n    """Is it no number?"""\n', [(2, "question"), (2, "question-opening")]),
         ('"""Text.\n\nMore of\nit? Yes.\n"""\n', [(4, "question")]),
         ("found = 1 + n\nmade, other = 2, 3\n", [(1, "found-made"), (2, "found-made")]),
         ("def test_what_begins_anywhere():\n    pass\n", [(1, "riddle-name")] * 2),
@@ -42,7 +42,7 @@ def patterns(source: str) -> list[tuple[int, str]]:
         ('raise UsageError("memory of this rank alone")\n', [(1, "this-alone")]),
         ('raise UsageError(f"{n} cannot be seen as {m}")\n', [(1, "seen-as")]),
         ("# Is it aligned?\n", [(1, "question")]),
-        ('Rule = int\n"""May it split?"""\n', [(2, "question")]),
+        ('Rule = int\n"""May it split?"""\n', [(2, "question"), (2, "question-opening")]),
         ('raise UsageError(f"there is no plan {n}")\n', [(1, "is-no")]),
         ('fault(f"{n} ranks were asked for")\n', [(1, "asked-for")]),
         ('"""Rows that begin anywhere.\n\nWhat is read."""\n', [(1, "anywhere"), (3, "what-is")]),
