@@ -365,7 +365,10 @@ def test_cache_clear(
         (["generate", NOAH, "--prompt", "x", "--temperature", "nan"], "temperature is nan"),
         (["generate", NOAH, "--prompt", "x", "--context", "9999"], "allows 1 to 512"),
         (["generate", NOAH, "--prompt", "x", "--ranks", "3"], "not divisible by 3 ranks"),
-        (["generate", NOAH, "--prompt", "x", "--prompt", "y", "--ranks", "2"], "are decoded on one rank"),
+        (
+            ["generate", NOAH, "--prompt", "x", "--prompt", "y", "--ranks", "2"],
+            "are decoded on one rank",
+        ),
         (["generate", NOAH, "--prompt", "-", "--prompt", "-"], "standard input is one text"),
         (["generate", NOAH, "--prompt", "x", "--device", "7"], "CPU device 7 does not exist"),
         (["generate", NOAH, "--prompt", "x", "--budget", "0"], "budget is 0"),
