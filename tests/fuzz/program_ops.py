@@ -191,8 +191,8 @@ def _matmul() -> Op:
         return [i], {}, [((*lead, m, m), values[i][1])]
 
     def reference(a: list[np.ndarray], p: dict[str, Any], types: list[str]) -> list[Any]:
-        turned = a[0].swapaxes(-1, -2)
-        return [_counted(a[0] @ turned, np.abs(a[0]) @ np.abs(turned))]
+        sizes = _finite_sizes(a[0])
+        return [_counted(a[0] @ a[0].swapaxes(-1, -2), sizes @ sizes.swapaxes(-1, -2))]
 
     return Op(draw, lambda t, p: [ark.matmul(t[0], t[0], transpose_other=True)], reference)
 
@@ -281,15 +281,21 @@ def _of_integers(apply: Any) -> Callable[..., np.ndarray]:
 
 
 def _counted(made: np.ndarray, total: np.ndarray) -> Any:
-    """A result, which is not defined where what leads to it may overflow in fp32: `total` bounds
-    that, and is infinite or NaN where operands are.
+    """A result, which is not defined where its finite terms may overflow in fp32, beside infinite
+    ones too: `total` is the sum of their sizes.
     """
-    return np.ma.array(made, mask=np.isfinite(total) & (total > 1e38))
+    return np.ma.array(made, mask=total > 1e38)
+
+
+def _finite_sizes(a: np.ndarray) -> np.ndarray:
+    return np.where(np.isfinite(a), np.abs(a), 0.0)
 
 
 def _sum(a: np.ndarray, axis: int) -> Any:
     made = a.sum(axis, keepdims=True)
-    return _counted(made, np.abs(a).sum(axis, keepdims=True)) if a.dtype.kind == "f" else made
+    return (
+        _counted(made, _finite_sizes(a).sum(axis, keepdims=True)) if a.dtype.kind == "f" else made
+    )
 
 
 def _prod(a: np.ndarray, axis: int) -> Any:
@@ -304,7 +310,7 @@ def _prod(a: np.ndarray, axis: int) -> Any:
 
 def _running(a: np.ndarray, axis: int) -> Any:
     made = a.cumsum(axis)
-    return _counted(made, np.abs(a).cumsum(axis)) if a.dtype.kind == "f" else made
+    return _counted(made, _finite_sizes(a).cumsum(axis)) if a.dtype.kind == "f" else made
 
 
 def _remainder(name: str, apply: Any) -> Op:
