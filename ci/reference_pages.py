@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import inspect
 import re
 from collections.abc import Iterator
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 
 import msgspec
@@ -18,6 +20,8 @@ from ark.machine.capability import Capability
 from ark.ops.math import ENTRIES, GATED
 from ark.plan import schema
 
+ROOT = Path(__file__).resolve().parents[1]
+OF_TORCH = "ark.interop.torch"
 # The arguments of ops that entries make, broken where `ruff format` breaks them.
 MORE = "output: TensorLike | None = ..., name: str = ..."
 ONE, GATES = f"input: TensorLike, {MORE}", f"\n    gate: TensorLike, up: TensorLike, {MORE}\n"
@@ -114,7 +118,8 @@ def api() -> str:
     parts = [API, *(f"::: {place}\n" for place in sorted({*own, *classes, *ALONE}))]
     for package, title in PACKAGES.items():
         parts.append(f"## {title}\n")
-        parts += [f"::: {place}\n" for place in members(package)]
+        places = members_by_text(package) if package == OF_TORCH else members(package)
+        parts += [f"::: {place}\n" for place in places]
     return "\n".join(parts)
 
 
@@ -123,6 +128,24 @@ def members(package: str) -> list[str]:
     module = import_module(package)
     objects = [getattr(module, name) for name in sorted(module.__all__) if _shown(module, name)]
     return [f"{value.__module__}.{value.__qualname__}" for value in objects]
+
+
+def members_by_text(package: str) -> list[str]:
+    """The same of a package that imports torch, which the lint session does not install: its names
+    are all imported from modules that define them.
+    """
+    path = ROOT.joinpath(*package.split("."))
+    statements = ast.parse((path / "__init__.py").read_text(encoding="utf-8")).body
+    places = []
+    for statement in statements:
+        if isinstance(statement, ast.ImportFrom):
+            module = str(statement.module)
+            text = ROOT.joinpath(*module.split(".")).with_suffix(".py").read_text(encoding="utf-8")
+            kinds = (ast.ClassDef, ast.FunctionDef)
+            defined = {node.name for node in ast.parse(text).body if isinstance(node, kinds)}
+            names = {alias.name for alias in statement.names} & defined
+            places += [f"{module}.{name}" for name in names]
+    return sorted(places, key=lambda place: place.rsplit(".", 1)[1])
 
 
 def _shown(module: ModuleType, name: str) -> bool:
