@@ -71,7 +71,15 @@ def test_local_completions(
     files = {"dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(data)}}}
     asked = {**task, **files, "test_split": "test"}
     models = [
-        ("hf", {"pretrained": str(directory), "dtype": "float32", "device": "cpu"}),
+        (
+            "hf",
+            {
+                "pretrained": str(directory),
+                "dtype": "float32",
+                "device": "cpu",
+                "add_bos_token": False,
+            },
+        ),
         (
             "local-completions",
             {
@@ -81,6 +89,7 @@ def test_local_completions(
                 "tokenizer_backend": "huggingface",
                 "num_concurrent": 4,
                 "max_length": 200,
+                "add_bos_token": False,
             },
         ),
     ]
