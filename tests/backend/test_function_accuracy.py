@@ -36,7 +36,8 @@ def test_functions_are_accurate_over_their_range(backend: str) -> None:
 
     values = _arguments()
     tensor = ark.tensor([len(values)], ark.fp32)
-    names = [name for name in TORCHS if name not in CANCELLING]
+    functions = {"tan": torch.tan, **TORCHS}
+    names = [name for name in functions if name not in CANCELLING]
     results = {name: getattr(ark, name)(tensor) for name in names}
     powers = {power: ark.pow(tensor, power) for power in POWERS}
     exponents = ark.pow(1.7, tensor)
@@ -47,12 +48,14 @@ def test_functions_are_accurate_over_their_range(backend: str) -> None:
         exact = torch.from_numpy(values).double()
         with np.errstate(all="ignore"):
             wide = values.astype(np.float64)
-            units = {n: _units(r.to_numpy(), TORCHS[n](exact).numpy()) for n, r in results.items()}
+            units = {
+                n: _units(r.to_numpy(), functions[n](exact).numpy()) for n, r in results.items()
+            }
             for power, result in powers.items():
-                expected = np.power(wide, np.float64(np.float32(power)))
-                units[f"pow {power}"] = _units(result.to_numpy(), expected)
-            expected = np.power(np.float64(np.float32(1.7)), wide)
-            units["1.7 to the power of"] = _units(exponents.to_numpy(), expected)
+                exact_power = np.power(wide, np.float64(np.float32(power)))
+                units[f"pow {power}"] = _units(result.to_numpy(), exact_power)
+            exact_power = np.power(np.float64(np.float32(1.7)), wide)
+            units["1.7 to the power of"] = _units(exponents.to_numpy(), exact_power)
     assert {name: far for name, far in units.items() if not far <= MAX_UNITS} == {}
 
 

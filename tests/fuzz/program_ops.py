@@ -318,6 +318,11 @@ def _remainder(name: str, apply: Any) -> Op:
     return dataclasses.replace(binary(name, _of_integers(apply), ALL, smooth=False), terms=np.abs)
 
 
+def _tan(a: np.ndarray) -> np.ma.MaskedArray:
+    """Not compared where the rounding of an angle may pass a pole."""
+    return np.ma.array(np.tan(a), mask=np.isfinite(a) & (np.abs(a) > 100.0))
+
+
 def _gelu_erf(a: np.ndarray) -> np.ma.MaskedArray:
     """Not compared at infinities: ark has the limits there, torch NaN by its formula."""
     return np.ma.array(from_torch(F.gelu)(a), mask=np.isinf(a))
@@ -344,7 +349,7 @@ EVERY = (*ALL, "bool")
 SIGNED = ("int64", "int32", "int8")
 TORCHS = {
     **{n: getattr(torch, n) for n in ("exp", "expm1", "log1p", "sqrt", "rsqrt", "erf", "tanh")},
-    **{n: getattr(torch, n) for n in ("reciprocal", "sigmoid", "sin", "cos", "tan", "asin")},
+    **{n: getattr(torch, n) for n in ("reciprocal", "sigmoid", "sin", "cos", "asin")},
     **{n: getattr(torch, n) for n in ("acos", "atan", "sinh", "cosh", "asinh", "acosh")},
     **{n: getattr(torch, n) for n in ("atanh", "relu", "selu")},
     **{n: getattr(F, n) for n in ("silu", "elu", "mish", "softsign", "leaky_relu")},
@@ -355,6 +360,7 @@ TORCHS = {
 OPS_OF_TORCH = {n: unary(n, from_torch(f), FLOATS) for n, f in TORCHS.items()}
 OPS: dict[str, Op] = {
     **OPS_OF_TORCH,
+    "tan": unary("tan", _tan, FLOATS),
     "gelu_erf": dataclasses.replace(unary("gelu_erf", _gelu_erf, FLOATS), terms=np.abs),
     "gelu": dataclasses.replace(OPS_OF_TORCH["gelu"], terms=np.abs),
     **{n: unary(n, getattr(np, n), FLOATS, smooth=False) for n in ("floor", "ceil", "round")},

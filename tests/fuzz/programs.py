@@ -39,6 +39,10 @@ KINDS = ("small", "small", "plain", "special", "wide", "ones")
 HUGE = ("cpu-2", "h100", "mi300x")
 
 
+class Unknown(Exception):
+    """A cast made integers of floats that have none: anything may follow."""
+
+
 def program(rng: random.Random, keep: Callable[[str], None]) -> bool | str:
     """A random program: refused, planned, or "executed" and right."""
     text = json.dumps(made(rng))
@@ -129,7 +133,10 @@ def _executed(given: dict[str, Any], inputs: list[Any], tensors: list[Any]) -> s
             tensor.from_numpy(array)
         runtime.run()
         got = {end: tensor.to_numpy() for end, tensor in results.items()}
-    wanted = [reference(given, arrays, names, variant) for variant in range(VARIANTS)]
+    try:
+        wanted = [reference(given, arrays, names, variant) for variant in range(VARIANTS)]
+    except Unknown:
+        return "executed"
     for end, array in got.items():
         shape, dtype = names[end]
         compare(array, [w[end].reshape(shape) for w in wanted], dtype, f"value {end}")
@@ -206,15 +213,25 @@ def reference(
                 dtype = names[len(found)][1]
                 if isinstance(array, np.ma.MaskedArray):
                     numbers = dtype in FLOATS and array.dtype.kind != "b"
+                    if dtype in INTEGERS and array.mask.any():
+                        raise Unknown
                     fill = UNDEFINED[variant % len(UNDEFINED)] if numbers else variant
                     array = array.data if fill is None else array.filled(fill)
                 odd = dtype in FLOATS and variant % 2
                 kept = rounded(array, "fp32" if odd else dtype)
-                # The sign of a zero is not defined (docs/ops.md): half of them are turned, in
-                # variant 3 all.
-                turned = (kept == 0) & (noise.random(kept.shape) < (1.0 if variant == 3 else 0.5))
-                found.append(np.where(turned, -kept, kept) if odd else kept)
+                found.append(_other_zeros(kept, variant, noise) if odd else kept)
     return found
+
+
+def _other_zeros(array: np.ndarray, variant: int, noise: np.random.Generator) -> np.ndarray:
+    """The array with zeros of other signs, which are not defined (docs/ops.md): all positive, all
+    negative or each of any sign.
+    """
+    if variant in (3, 5):
+        zeros = 0.0 if variant == 3 else -0.0
+    else:
+        zeros = np.where(noise.random(array.shape) < 0.5, 0.0, -0.0)
+    return np.where(array == 0, zeros, array)
 
 
 def _moved(array: np.ndarray, dtype: str, noise: np.random.Generator) -> np.ndarray:
