@@ -401,8 +401,11 @@ OPS: dict[str, Op] = {
     "reduce_prod": along("reduce_prod", _prod, ALL),
     "reduce_max": along("reduce_max", lambda a, d: a.max(d, keepdims=True), ALL, smooth=False),
     "reduce_min": along("reduce_min", lambda a, d: a.min(d, keepdims=True), ALL, smooth=False),
-    "logsumexp": along(
-        "logsumexp", lambda a, d: from_torch(lambda t: torch.logsumexp(t, d, True))(a), FLOATS
+    "logsumexp": dataclasses.replace(  # the logarithm of a sum of 1 and more
+        along(
+            "logsumexp", lambda a, d: from_torch(lambda t: torch.logsumexp(t, d, True))(a), FLOATS
+        ),
+        terms=lambda a: np.ones(1),
     ),
     "argmax": along("argmax", lambda a, d: np.argmax(a, d, keepdims=True), ALL, "int32", False),
     "argmin": along("argmin", lambda a, d: np.argmin(a, d, keepdims=True), ALL, "int32", False),
