@@ -97,7 +97,7 @@ def register(subparsers: Subparsers) -> None:
         "--split",
         metavar="NAME",
         help="share the model by this plan of `ark parallelize`: megatron, sequence, expert, auto "
-        "(default: megatron)",
+        "(default: as the decoder's modules say)",
     )
     p.add_argument(
         "--machine", metavar="NAME", help="machine model to plan for (default: the device's own)"

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import ark
+from ark.errors import ModelError
 from ark.models.config import LlamaConfig, read_common
 from ark.models.fields import Fields
 from ark.models.rope import inverse_frequencies
@@ -227,6 +228,11 @@ class Llama(ark.Module):
     @classmethod
     def stored_name(cls, c: LlamaConfig, parameter: str) -> str:
         """The checkpoint's tensor of a parameter, by its name in WEIGHTS."""
+        if parameter not in cls.WEIGHTS:
+            raise ModelError(
+                f"{cls.__name__}.WEIGHTS has no entry for its parameter {parameter!r}; add one "
+                "with the name of the checkpoint's tensor"
+            )
         return cls.WEIGHTS[parameter]
 
     @classmethod

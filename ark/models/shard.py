@@ -14,6 +14,7 @@ import ark
 from ark.errors import InvalidUsageError
 from ark.models.config import LlamaConfig
 from ark.models.llama import Llama
+from ark.models.partial import check_sum
 
 Share = tuple[slice, ...]
 """The part of a parameter that a rank holds, as an index of the whole array."""
@@ -50,6 +51,7 @@ def split(model: Llama, rank: int, world_size: int) -> dict[ark.Parameter, Share
         shares[part] = tuple(share)
 
     def sum_up(module: ark.Module, output: ark.Tensor) -> ark.Tensor:
+        check_sum(module, output, {part.ir.buffer.id for part in shares}, world_size)
         return ark.all_reduce(output, rank, world_size)
 
     for layer in model.layers:
