@@ -268,11 +268,11 @@ def div(
 def cast(
     input: TensorLike, dtype: DataType, output: TensorLike | None = NullTensor, name: str = ""
 ) -> Tensor:
-    """Converts to `dtype`, round to nearest even; to integers towards zero; to bool: True where it
-    is not 0.
+    """Converts to `dtype`, rounded to nearest even.
 
-    Integers that are too large wrap; fp4 takes the nearest of its values. To or from `byte`, the
-    bytes themselves are the result, without an output as a view of the input's memory.
+    To integers it rounds towards zero; bool is True where the element is not 0. Integers that are
+    too large wrap; fp4 takes the nearest of its values. To or from `byte`, the bytes themselves are
+    the result, without an output as a view of the input's memory.
 
     Examples:
         >>> ark.cast(torch.tensor([1.7, -1.7]), ark.int32).eval()

@@ -43,7 +43,7 @@ def test_codes_are_the_bytes_of_the_type() -> None:
     """Two weights a code: what a packed int4 tensor has in memory, the first in the low half."""
     weight = np.array([[1, -1, 7, -8]], np.int8)
     assert example.packed(weight, 2).tolist() == [[0xF1, 0x87]]
-    with pytest.raises(ValueError, match="no groups of 3"):
+    with pytest.raises(ValueError, match="not divisible into groups of 3"):
         example.packed(weight, 3)
 
 

@@ -141,7 +141,7 @@ class Flipped(torch.nn.Module):
 
 def test_sizes_that_four_threads_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a module whose size varies, more than are kept; kernels that made room go on."""
-    monkeypatch.setattr(kernels, "MOST", 2)
+    monkeypatch.setattr(kernels, "MAX_KERNELS", 2)
     size = torch.export.Dim("size", min=2, max=64)
     kernel = ark.from_torch(Flipped(), (torch.ones(9),), dynamic_shapes=({0: size},))
     before = set(PROGRAMS)
@@ -158,7 +158,7 @@ def test_sizes_that_four_threads_call(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_last_kernels_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that was longest not used makes room, and its memory is given back."""
-    monkeypatch.setattr(kernels, "MOST", 2)
+    monkeypatch.setattr(kernels, "MAX_KERNELS", 2)
     ended: list[str] = []
     kept: Kernels[str] = Kernels(ended.append)
     for name in ("a", "b", "a", "c", "b"):

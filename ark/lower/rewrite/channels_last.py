@@ -298,14 +298,14 @@ class _Turned:
         self.nodes.append(back)
         self.turned[out.buffer.id] = rows, like.placement
 
-    def _windows(self, node: Node, source: Tensor, params: dict[str, Any]) -> Node:
+    def _windows(self, node: Node, source: Tensor, window: dict[str, Any]) -> Node:
         """(n, places..., window..., channels) of an input whose channels are last."""
-        count = len(params["size"])
-        shape = [source.shape[0], *params["sizes"], *params["size"], source.shape[-1]]
+        count = len(window["size"])
+        shape = [source.shape[0], *window["sizes"], *window["size"], source.shape[-1]]
         rules: list[Any] = [[[[0, 1]], 0, 1, "fill"]]
         for d in range(count):
-            terms = [[1 + count + d, params["dilation"][d]], [1 + d, params["stride"][d]]]
-            rules.append([terms, -params["before"][d], 1, "fill"])
+            terms = [[1 + count + d, window["dilation"][d]], [1 + d, window["stride"][d]]]
+            rules.append([terms, -window["before"][d], 1, "fill"])
         rules.append([[[1 + 2 * count, 1]], 0, 1, "fill"])
         return self._remap(node, source, shape, rules, node.name)
 

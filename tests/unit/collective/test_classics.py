@@ -156,7 +156,7 @@ def test_lists_are_issued_so_that_a_rank_in_order_does_not_wait_to_send_its_own(
     ("arguments", "says"),
     [
         (("star", "all_gather", 4), "'star' is not an algorithm"),
-        (("two_shot", "all_gather", 4), "does not do all_gather"),
+        (("two_shot", "all_gather", 4), "does not support all_gather"),
         (
             ("ring", "all_sum", 4),
             "the collective 'all_sum' does not exist; choose one of all_gather",

@@ -105,6 +105,36 @@ FIELDS: dict[str, dict[str, Any]] = {
         "norm_topk_prob": True,
     },
 }
+LATENT: dict[str, Any] = {
+    **{name: value for name, value in FULL.items() if name not in ("head_dim",)},
+    "num_key_value_heads": 32,
+    "q_lora_rank": 40,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 6,
+    "v_head_dim": 10,
+    "n_routed_experts": 16,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 50,
+    "first_k_dense_replace": 1,
+    "n_group": 4,
+    "topk_group": 2,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.5,
+}
+FIELDS["deepseek_v2"] = {**LATENT, "topk_method": "group_limited_greedy", "norm_topk_prob": False}
+FIELDS["deepseek_v3"] = LATENT
+FIELDS["gpt_oss"] = {
+    **FULL,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 3,
+    "sliding_window": 33,
+    "swiglu_limit": 6.5,
+    "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+}
+# Fields that transformers leave empty where they are absent, and cannot run without.
+NEEDED = {"deepseek_v2": ("num_experts_per_tok", "n_group", "topk_group")}
 SIZES = (
     "hidden_size",
     "intermediate_size",
@@ -126,7 +156,7 @@ def theirs(kind: str, values: dict[str, Any]) -> PreTrainedConfig:
 def windows(kind: str, config: PreTrainedConfig) -> list[int]:
     """As the architecture's layers slide in transformers; 0 where they do not."""
     layers = range(config.num_hidden_layers)
-    if kind in ("llama", "olmo2", "granite", "glm", "glm4"):
+    if kind in ("llama", "olmo2", "granite", "glm", "glm4", "deepseek_v2", "deepseek_v3"):
         return [0 for _ in layers]
     window = config.sliding_window or 0
     if getattr(config, "layer_types", None) and kind != "qwen3_moe":
@@ -138,10 +168,12 @@ def check(kind: str, values: dict[str, Any]) -> None:
     """Everything that ark reads is what transformers make of the same fields."""
     ours = LlamaConfig.from_dict({**values, "architectures": [architecture(kind)]})
     right = theirs(kind, values)
+    latent = kind.startswith("deepseek")  # one head of latent rows
     for name in SIZES:
-        assert getattr(ours, name) == getattr(right, name), name
+        if not (latent and name == "num_key_value_heads"):
+            assert getattr(ours, name) == getattr(right, name), name
     heads = right.hidden_size // right.num_attention_heads
-    assert ours.head_dim == (getattr(right, "head_dim", None) or heads)
+    assert latent or ours.head_dim == (getattr(right, "head_dim", None) or heads)
     stops = right.eos_token_id
     stops = stops if isinstance(stops, list) else [] if stops is None else [stops]
     assert list(ours.eos_token_ids) == stops
@@ -163,8 +195,8 @@ def check(kind: str, values: dict[str, Any]) -> None:
         assert list(ours.rotating) == [bool(r) for r in right.no_rope_layers]
     if isinstance(ours, MixtureConfig):
         assert ours.experts_per_token == right.num_experts_per_tok
-        assert ours.experts == right.num_local_experts
-        moe = kind == "qwen3_moe"
+        assert ours.experts == (right.n_routed_experts if latent else right.num_local_experts)
+        moe = kind == "qwen3_moe" or latent
         assert ours.normalised == (right.norm_topk_prob if moe else True)
         inner = right.moe_intermediate_size if moe else right.intermediate_size
         assert ours.expert_size == inner
@@ -192,12 +224,16 @@ def test_an_absent_field_has_the_architectures_own_value(kind: str, field: str) 
     if field in ("num_hidden_layers", "use_sliding_window", "sliding_window"):
         values.pop("layer_types", None)
         values.pop("no_rope_layers", None)
+    if field in NEEDED.get(kind, ()):
+        with pytest.raises(ModelError, match=f"{field} should be a positive integer"):
+            check(kind, values)
+        return
     check(kind, values)
 
 
 @pytest.mark.parametrize("kind", FIELDS)
 def test_a_config_of_nothing_is_the_architectures_own(kind: str) -> None:
-    check(kind, {})
+    check(kind, {name: FIELDS[kind][name] for name in NEEDED.get(kind, ())})
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def test_the_format_of_the_page_is_read(tmp_path: Path) -> None:
     listed = edited.before(file, '    "fp8": fp8.read,\n', entry)
     modules = {
         "ark.models.formats.fbgemm": text,
-        "ark.models.formats": listed.replace(" fp8, gptq\n", " fbgemm, fp8, gptq\n"),
+        "ark.models.formats": listed.replace(" fp8, gptq, mxfp4\n", " fbgemm, fp8, gptq, mxfp4\n"),
     }
     program = f"FOLDER = {str(tmp_path)!r}\n{PROGRAM}"
     assert edited.run(tmp_path, modules, program) == "followed\n"
