@@ -66,6 +66,7 @@ class Fields:
         check_file(path)
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
+            json.dumps(values, ensure_ascii=False).encode()  # half a surrogate pair is no text
         except FileNotFoundError:
             raise ModelError(
                 f"{path.parent} has no {path.name}, which an ordinary Hugging Face Llama directory "
