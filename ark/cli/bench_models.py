@@ -16,8 +16,8 @@ from ark.bench.onnx_files import FILES
 from ark.bench.peer import import_torch
 from ark.bench.results import Figure
 from ark.bench.whole_models import MODELS
-from ark.cli.bench_torch import check_names, measure_each
-from ark.cli.parser import Subparsers, add_backend, add_device, add_figures, add_repeats
+from ark.cli.bench_torch import add_networks, check_names, measure_each
+from ark.cli.parser import Subparsers
 from ark.errors import InvalidUsageError
 
 if TYPE_CHECKING:
@@ -29,23 +29,12 @@ NAMES = (*MODELS, *FILES)
 def register(kinds: Subparsers) -> None:
     """Adds `ark bench models`."""
     p = kinds.add_parser("models", help="whole models by torch.compile, and ONNX files")
-    p.add_argument(
-        "names", nargs="*", metavar="NAME", help=f"models: {', '.join(NAMES)} (default: all)"
-    )
-    p.add_argument(
-        "--vs",
-        choices=("inductor", "eager", "onnxruntime"),
-        help="measure the peer in the same run (default: no)",
-    )
+    add_networks(p, "models", NAMES, ("inductor", "eager", "onnxruntime"))
     p.add_argument(
         "--resume",
         action="store_true",
         help="keep the figures of --json FILE that the same ark measured on the same machine",
     )
-    add_repeats(p)
-    add_backend(p)
-    add_device(p)
-    add_figures(p)
     p.set_defaults(func=run)
 
 

@@ -30,17 +30,22 @@ NAMES = ("resnet", "mobilenet", "lstm", "bert", "gpt2")
 def register(kinds: Subparsers) -> None:
     """Adds `ark bench torch`."""
     p = kinds.add_parser("torch", help="torch.compile by ark and by inductor, small networks")
+    add_networks(p, "networks", NAMES, ("inductor",))
+    p.set_defaults(func=run)
+
+
+def add_networks(
+    p: argparse.ArgumentParser, kind: str, names: Iterable[str], peers: Sequence[str]
+) -> None:
+    """The arguments of a command that measures networks beside a peer."""
     p.add_argument(
-        "names", nargs="*", metavar="NAME", help=f"networks: {', '.join(NAMES)} (default: all)"
+        "names", nargs="*", metavar="NAME", help=f"{kind}: {', '.join(names)} (default: all)"
     )
-    p.add_argument(
-        "--vs", choices=("inductor",), help="measure the peer in the same run (default: no)"
-    )
+    p.add_argument("--vs", choices=peers, help="measure the peer in the same run (default: no)")
     add_repeats(p)
     add_backend(p)
     add_device(p)
     add_figures(p)
-    p.set_defaults(func=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""Refuses parts of a decoder whose result is no sum over ranks. Called by ark.models.shard.
+"""Refuses parts of a decoder whose results ranks cannot add. Called by ark.models.shard.
 
 Attention and the feed-forward part end with a product whose weight the ranks share along its inner
 dimension: the ranks add their results. What a module computes behind that product must be linear,
@@ -13,7 +13,6 @@ from typing import Any
 
 import ark
 from ark.errors import InvalidUsageError
-from ark.ir.graph_view import GraphView
 from ark.ir.values import Tensor
 
 PRODUCTS = ("matmul", "expert_linear")
@@ -26,14 +25,15 @@ def check_sum(module: Any, output: ark.Tensor, shared: Set[int], world_size: int
 
     shared: the ids of the buffers of parameters that ranks share.
     """
-    view = GraphView(output.model.graph.nodes)
+    nodes = output.model.graph.nodes
 
     def faulty(tensor: Tensor) -> str:
-        """The op by which the tensor is no rank's part of a sum; empty if it is one."""
-        writers = view.writers.get(tensor.buffer.id, ())
-        if not writers:
+        """Why ranks cannot add their tensors: an op, or a parameter; empty if they can."""
+        place = tensor.buffer.id
+        writers = (n for n in reversed(nodes) if any(t.buffer.id == place for t in n.outputs))
+        node = next(writers, None)
+        if node is None:
             return "a parameter that every rank holds whole"
-        node = writers[-1]
         inputs = node.inputs
         if node.type in PRODUCTS:
             return "" if any(t.buffer.id in shared for t in inputs) else f"{node.type} {node.name}"

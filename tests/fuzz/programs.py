@@ -201,15 +201,15 @@ def reference(
                     _moved(a, names[i][1], noise) for a, i in zip(operands, taken, strict=True)
                 ]
             try:
-                made = op.reference(operands, parameters, [names[i][1] for i in taken])
+                results = op.reference(operands, parameters, [names[i][1] for i in taken])
             except Undefined:
-                made = [np.ma.masked_all(names[len(found)][0])]
-            floats = made[0].dtype.kind == "f"
+                results = [np.ma.masked_all(names[len(found)][0])]
+            floats = results[0].dtype.kind == "f"
             if op.terms is not None and floats and variant > 1:
-                moved = EPSILON["fp32"] * noise.choice([-1.0, 1.0], made[0].shape)
+                moved = EPSILON["fp32"] * noise.choice([-1.0, 1.0], results[0].shape)
                 first = np.asarray(parameters.get("left", operands[0]), np.float64)
-                made = [made[0] + moved * op.terms(first)]
-            for array in made:
+                results = [results[0] + moved * op.terms(first)]
+            for array in results:
                 dtype = names[len(found)][1]
                 if isinstance(array, np.ma.MaskedArray):
                     numbers = dtype in FLOATS and array.dtype.kind != "b"

@@ -55,43 +55,8 @@ static inline T ark_ordered_product(T a, T b) {
   return a * b;
 }
 #elif defined(__FMA__) || defined(__ARM_FEATURE_FMA)
-// Fused steps with a one and a zero that the compiler does not know, which it takes for no sum and
-// product alone. Its own barrier, __builtin_assoc_barrier, is lost when GCC 12 vectorises a loop.
-// Bits are kept, since stores of floats to other memory cannot change integers.
 #define ARK_ORDERED_SUM(T, a, b) ark_ordered_sum(a, b)
 #define ARK_ORDERED_PRODUCT(T, a, b) ark_ordered_product(a, b)
-static ark_u32 ark_one_bits, ark_zero_bits;
-static ark_u64 ark_one_bits_64, ark_zero_bits_64;
-__attribute__((constructor)) static void ark_set_bits() {
-  volatile float one = 1.0f;
-  volatile double one_64 = 1.0;
-  const float known = one;
-  const double known_64 = one_64;
-  memcpy(&ark_one_bits, &known, sizeof(known));
-  memcpy(&ark_one_bits_64, &known_64, sizeof(known_64));
-}
-ARK_DEVICE float ark_of_bits(ark_u32 bits) {
-  float value;
-  memcpy(&value, &bits, sizeof(value));
-  return value;
-}
-ARK_DEVICE double ark_of_bits(ark_u64 bits) {
-  double value;
-  memcpy(&value, &bits, sizeof(value));
-  return value;
-}
-ARK_DEVICE float ark_ordered_sum(float a, float b) {
-  return __builtin_fmaf(a, ark_of_bits(ark_one_bits), b);
-}
-ARK_DEVICE double ark_ordered_sum(double a, double b) {
-  return __builtin_fma(a, ark_of_bits(ark_one_bits_64), b);
-}
-ARK_DEVICE float ark_ordered_product(float a, float b) {
-  return __builtin_fmaf(a, b, ark_of_bits(ark_zero_bits));
-}
-ARK_DEVICE double ark_ordered_product(double a, double b) {
-  return __builtin_fma(a, b, ark_of_bits(ark_zero_bits_64));
-}
 #elif defined(__has_builtin)
 #if __has_builtin(__builtin_assoc_barrier)
 #define ARK_ORDERED_SUM(T, a, b) __builtin_assoc_barrier((a) + (b))
@@ -204,6 +169,38 @@ ARK_DEVICE ark_u32 ark_float_bits(float value) {
   memcpy(&bits, &value, 4);
   return bits;
 }
+#if !defined(__clang__) && (defined(__FMA__) || defined(__ARM_FEATURE_FMA))
+// Ordered sums and products are fused steps with a one and a zero that the compiler does not know,
+// so that it does not simplify them. Its own barrier, __builtin_assoc_barrier, is lost when GCC 12
+// vectorises a loop. Bits are kept, since stores of floats to other memory cannot change integers.
+static ark_u32 ark_one_bits, ark_zero_bits;
+static ark_u64 ark_one_bits_64, ark_zero_bits_64;
+__attribute__((constructor)) static void ark_set_bits() {
+  volatile double one = 1.0;
+  const double known = one, none = known - one;
+  ark_one_bits = ark_float_bits(static_cast<float>(known));
+  ark_zero_bits = ark_float_bits(static_cast<float>(none));
+  memcpy(&ark_one_bits_64, &known, 8);
+  memcpy(&ark_zero_bits_64, &none, 8);
+}
+ARK_DEVICE double ark_bits_double(ark_u64 bits) {
+  double value;
+  memcpy(&value, &bits, 8);
+  return value;
+}
+ARK_DEVICE float ark_ordered_sum(float a, float b) {
+  return __builtin_fmaf(a, ark_bits_float(ark_one_bits), b);
+}
+ARK_DEVICE double ark_ordered_sum(double a, double b) {
+  return __builtin_fma(a, ark_bits_double(ark_one_bits_64), b);
+}
+ARK_DEVICE float ark_ordered_product(float a, float b) {
+  return __builtin_fmaf(a, b, ark_bits_float(ark_zero_bits));
+}
+ARK_DEVICE double ark_ordered_product(double a, double b) {
+  return __builtin_fma(a, b, ark_bits_double(ark_zero_bits_64));
+}
+#endif
 ARK_DEVICE float ark_float(ark_bf16 v) {
   return ark_bits_float(static_cast<ark_u32>(v.bits) << 16);
 }

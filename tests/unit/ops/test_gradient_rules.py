@@ -16,7 +16,7 @@ def test_every_op_has_a_rule_or_is_a_constant() -> None:
     assert {name for name in left if not name.startswith("channel_")} == NO_RULE
 
 
-# What only the compiler makes, what ranks say to each other, and what is not supported.
+# Ops that only the compiler makes, messages between ranks, and ops without a gradient.
 NO_RULE = {
     "add_parts",
     "add_parts_norm",
