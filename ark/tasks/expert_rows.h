@@ -7,17 +7,7 @@ ARK_DEVICE void ark_expert_rows(ArkCtx& c, const ArkTask& t, X x, const unsigned
                                 E experts, O output) {
   const int row = t.coord[0], slot = t.coord[1];
   float* xs = reinterpret_cast<float*>(ARK_SCRATCH(c));
-  for (int i = ark_tid(); i < ROW::COLUMNS; i += ARK_THREADS) {
-    xs[i] = ark_get(SLOTS ? ark_address(x, 0, row, slot, i) : ark_address(x, 0, 0, row, i), 0);
-  }
-  int expert = *ark_address(experts, 0, 0, row, slot);
-  if (expert < 0 || expert >= OF) {
-    if (ark_tid() == 0) {
-      ark_fail(c, 5u, 0u, static_cast<ark_u32>(OF), static_cast<ark_u32>(expert));
-    }
-    expert = FIRST;
-  }
-  expert -= FIRST;
+  const int expert = ark_expert_input<ROW::COLUMNS, SLOTS, FIRST, OF>(c, row, slot, x, experts, xs);
   const bool held = expert >= 0 && expert < EXPERTS;
   const ROW* w = reinterpret_cast<const ROW*>(bytes) + static_cast<ark_i64>(held ? expert : 0) * N;
   ark_sync();

@@ -247,13 +247,11 @@ ARK_DEVICE void ark_topk(ArkCtx& c, const ArkTask& t, X x, O values, I indices, 
   for (int r = 0; r < rows; ++r) ark_topk_rounds<N, K, LEAST, false>(r, red, in, finish);
 }
 
-// coord: row, slot, first and last+1 output. The input has a row a slot (SLOTS) or one for all. The
-// weight has EXPERTS experts from FIRST on, of OF; the results of the others are zeros.
-template <int EXPERTS, int N, int K, bool SLOTS, int FIRST, int OF, class X, class W, class E,
-          class O>
-ARK_DEVICE void ark_expert_linear(ArkCtx& c, const ArkTask& t, X x, W weight, E experts, O output) {
-  const int row = t.coord[0], slot = t.coord[1];
-  float* xs = reinterpret_cast<float*>(ARK_SCRATCH(c));
+// Copies the input of a row's slot to `xs` and returns its expert, counted from FIRST on. An expert
+// of another number than 0 to OF - 1 is an error.
+template <int K, bool SLOTS, int FIRST, int OF, class X, class E>
+ARK_DEVICE int ark_expert_input(ArkCtx& c, int row, int slot, const X& x, const E& experts,
+                                float* xs) {
   for (int i = ark_tid(); i < K; i += ARK_THREADS) {
     xs[i] = ark_get(SLOTS ? ark_address(x, 0, row, slot, i) : ark_address(x, 0, 0, row, i), 0);
   }
@@ -264,7 +262,17 @@ ARK_DEVICE void ark_expert_linear(ArkCtx& c, const ArkTask& t, X x, W weight, E 
     }
     expert = FIRST;
   }
-  expert -= FIRST;
+  return expert - FIRST;
+}
+
+// coord: row, slot, first and last+1 output. The input has a row a slot (SLOTS) or one for all. The
+// weight has EXPERTS experts from FIRST on, of OF; the results of the others are zeros.
+template <int EXPERTS, int N, int K, bool SLOTS, int FIRST, int OF, class X, class W, class E,
+          class O>
+ARK_DEVICE void ark_expert_linear(ArkCtx& c, const ArkTask& t, X x, W weight, E experts, O output) {
+  const int row = t.coord[0], slot = t.coord[1];
+  float* xs = reinterpret_cast<float*>(ARK_SCRATCH(c));
+  const int expert = ark_expert_input<K, SLOTS, FIRST, OF>(c, row, slot, x, experts, xs);
   if (OF > EXPERTS && (expert < 0 || expert >= EXPERTS)) {
     for (int i = t.coord[2] + ark_tid(); i < t.coord[3]; i += ARK_THREADS) {
       ark_put(ark_address(output, 0, row, slot, i), 0, 0.0f);
