@@ -67,7 +67,10 @@ class Model:
 
     @staticmethod
     def get_rank() -> int:
-        """The rank that new models belong to."""
+        """The rank that new models belong to; 0 until ark.init or ark.set_rank sets it.
+
+        A launcher's variables are read by ark.init, not by this function.
+        """
         return Model._rank
 
     @staticmethod

@@ -1,14 +1,15 @@
 """Starts the ranks of a job on this machine: `ark.launch(n, function)` and `--ranks n`.
 
 Other launchers (torchrun, mpirun, srun) work as well; this one needs no installation. It sets the
-variables that ark.runtime.rank_info reads, shows the ranks' output (of a command, rank 0's only),
-reports which rank failed first and why (once for all ranks with the same reason), and ends all
-processes however it ends itself.
+variables that ark.runtime.rank_info reads, shows the ranks' output (of a command, rank 0's only; of
+a function, in whole lines), reports which rank failed first and why (once for all ranks with the
+same reason), and ends all processes however it ends itself.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import pickle
 import secrets
@@ -50,8 +51,8 @@ def launch(ranks: int, function: Callable[..., Any], *args: Any) -> int:
     """Runs function(*args) in `ranks` new processes, each with its rank in the environment.
 
     The function must be importable (not a lambda), as multiprocessing requires. Every rank's output
-    appears. Returns 0, or the exit code of the rank that failed first after printing its error: 2
-    for an error of ark, else 1.
+    appears, a line at a time. Returns 0, or the exit code of the rank that failed first after
+    printing its error: 2 for an error of ark, else 1.
 
     Examples:
         >>> ark.launch(1, print, "a rank")
@@ -172,6 +173,10 @@ def _call(
     os.setsid()
     tie_to(parent)
     os.environ.update(environment)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # One write for a line: unbuffered (PYTHONUNBUFFERED), print writes the text and the line's
+        # end apart, and another rank's text comes between.
+        sys.stdout.reconfigure(line_buffering=True, write_through=False)
     try:
         function(*args)
     except BaseException as error:

@@ -201,6 +201,23 @@ def test_what_every_rank_prints_is_shown(capfd: pytest.CaptureFixture[str], fail
     assert shown >= {f"rank {rank} was here" for rank in range(3) if failing in (-1, rank)}
 
 
+def print_by_halves(folder: str) -> None:
+    print("of rank", end=" ")
+    (Path(folder) / os.environ["RANK"]).touch()
+    while len(list(Path(folder).iterdir())) < 2:
+        time.sleep(0.01)
+    print(os.environ["RANK"])
+
+
+def test_launch_unbuffered_prints_whole_lines(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """An unbuffered interpreter writes a text and its line's end apart."""
+    monkeypatch.setenv("PYTHONUNBUFFERED", "1")
+    assert launch(2, print_by_halves, str(tmp_path)) == 0
+    assert sorted(capfd.readouterr().out.splitlines()) == ["of rank 0", "of rank 1"]
+
+
 def test_a_function_that_fails(capfd: pytest.CaptureFixture[str]) -> None:
     assert launch(2, fail_on_rank_1, "everything") == 2
     assert capfd.readouterr().err == "ark: rank 1: everything went wrong\n"
