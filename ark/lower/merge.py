@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from ark.ir.dtype import uint8
 from ark.ir.values import Tensor
+from ark.lower.tiling import MOST_LINES
 
 
 def widen(tensor: Tensor, rank: int) -> Tensor:
@@ -92,9 +93,11 @@ def join(tensor: Tensor, d: int) -> Tensor:
 
 
 def joins(tensor: Tensor, d: int) -> bool:
-    """True where dimensions d and d + 1 have the strides of one dimension."""
+    """True where dimensions d and d + 1 have the strides of one dimension, which is short enough
+    for a task's coordinates.
+    """
     outer, inner = tensor.shape[d : d + 2]
-    return outer == 1 or tensor.extents[d + 1] == inner
+    return outer == 1 or (tensor.extents[d + 1] == inner and outer * inner <= MOST_LINES)
 
 
 def merge(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -148,8 +148,9 @@ def transpose_tile(
     tile[transposed] = min(shape[transposed], chunks[0] * CACHE_LINE_ELEMENTS)
     tile[3] = min(shape[3], chunks[1] * CACHE_LINE_ELEMENTS)
     if chunks == (across, down):
-        share = -(-planes // machine.processors)
-        least = -(-least_elements(machine) // (tile[transposed] * tile[3]))
+        plane = tile[transposed] * tile[3]
+        share = min(-(-planes // machine.processors), max(1, MOST_TILE // plane))
+        least = -(-least_elements(machine) // plane)
         for d in (2, 1, 0):
             if d != transposed:
                 tile[d] = min(shape[d], max(share, least))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -29,10 +30,15 @@ def lower_gather(lowering: Lowering, node: Node) -> None:
     table = whole_view(lowering, source, (outer, source.shape[axis], inner), fill=True)
     index = whole_view(lowering, ids, (many,), fill=True)
     target = whole_view(lowering, out, (outer, many, inner), fill=False)
-    for at in range(0, outer, MOST_LINES):
-        share = min(outer - at, MOST_LINES)
-        given = [part(table, 0, at, share), index, part(target, 0, at, share)]
-        _emit_gather(lowering, given if share < outer else [table, index, target], 1, False)
+    for first, column in itertools.product(
+        range(0, outer, MOST_LINES), range(0, inner, MOST_LINES)
+    ):
+        operands = [table, index, target]
+        if max(outer, inner) > MOST_LINES:
+            for i in (0, 2):
+                rows = part(operands[i], 0, first, min(outer - first, MOST_LINES))
+                operands[i] = part(rows, 2, column, min(inner - column, MOST_LINES))
+        _emit_gather(lowering, operands, 1, False)
     if target.buffer.id != out.buffer.id:
         move(lowering, lowering.view(target, out.shape), out)
 

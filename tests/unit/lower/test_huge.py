@@ -76,6 +76,23 @@ def test_more_lines_than_a_coordinate_counts_are_cut(name: str) -> None:
     planned(build, (1 << 12, (1 << 20) + 3, 3), "cpu-2")
 
 
+@pytest.mark.parametrize(
+    ("build", "shape", "machine"),
+    [
+        (lambda s: ark.transpose(_t(s), [2, 1, 0]), (1 << 12, (1 << 20) + 3, 3), "cpu-2"),
+        (lambda s: ark.transpose(_t(s), [1, 0, 2, 3, 4]), (92873, 13625, 2, 1, 6), "h100"),
+        (OPS["cast"], (108, 31, 15, 11, 4345), "cpu-2"),
+        (OPS["gather"], (3, 3, 264, 6670341), "mi300x"),
+    ],
+    ids=["transpose", "permutation", "cast", "gather"],
+)
+def test_dimensions_that_merge_stay_countable(
+    build: Callable[[Any], Any], shape: tuple[int, ...], machine: str
+) -> None:
+    """A task's coordinates count 2^30 places of a dimension, and a tile's elements as many."""
+    planned(build, shape, machine)
+
+
 def test_many_of_a_row_are_chosen() -> None:
     planned(lambda s: ark.topk(_t(s), 70000), (2, 1 << 20), "cpu-2")
 
