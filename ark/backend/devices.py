@@ -237,7 +237,7 @@ class OrderedDevice(KernelDevice, Protocol):
         ...
 
 
-class Again(Launch, Protocol):
+class RepeatedLaunch(Launch, Protocol):
     """Repeated launches of one kernel. As a `Launch` it is done when the last one has ended."""
 
     def __call__(self, stream: int) -> None:
@@ -249,7 +249,7 @@ class Again(Launch, Protocol):
 class StreamDevice(KernelDevice, Protocol):
     """A device whose launches go to the caller's queues, many per second."""
 
-    def again(self, program: object, params: np.ndarray, grid: Grid) -> Again:
+    def repeated_launch(self, program: object, params: np.ndarray, grid: Grid) -> RepeatedLaunch:
         """Repeated launches of a kernel that was launched before. params: the ArkParams of every
         launch, in memory that stays allocated.
         """

@@ -94,7 +94,7 @@ def _common(words: list[str]) -> tuple[bool, list[str]]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code: 0 success, 1 failed run, 2 a named error."""
     _end_on_sigterm()
-    _open_what_is_closed()
+    _reopen_standard_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A terminal that cannot say a character is shown its code.
@@ -176,7 +176,7 @@ def _complain(text: str) -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
-def _open_what_is_closed() -> None:
+def _reopen_standard_streams() -> None:
     """Standard streams that the parent closed become /dev/null, before a file takes their place."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:

@@ -79,7 +79,7 @@ def share(machine: Machine, backend: str, ranks: int, devices: int) -> Machine:
 def progress(quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
     """A progress bar on standard error that disappears when done; nothing if it is no terminal."""
     if quiet or not errors.is_terminal:
-        yield lambda what, done, total: None
+        yield lambda stage, done, total: None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
     with Progress(*columns, console=errors, transient=True) as bars:

@@ -65,14 +65,14 @@ class Messages:
         if tag:
 
             def take(source: int, content: torch.Tensor) -> None:
-                work.took(source)
+                work.set_source(source)
                 _fill(tensor, content, source, tag)
 
             work.began(self._tagged(group).receive(peer, tag, take))
             return work
 
         def begin(source: int) -> None:
-            work.took(source)
+            work.set_source(source)
             work.began(self._aside("recv", source, lambda: _receive(group, tensor, source)))
 
         self._arrivals.receive(peer, begin)

@@ -46,7 +46,7 @@ class ArkWork(Work):
 
 
 class ReceiveWork(ArkWork):
-    """A receive that may not know its sender yet; `began` and `took` report progress."""
+    """A receive that may not know its sender yet; `began` and `set_source` report progress."""
 
     def __init__(self, result: Any, job: Bootstrap, timeout_s: float) -> None:
         super().__init__(result)
@@ -58,7 +58,7 @@ class ReceiveWork(ArkWork):
         self._running = running
         self._begun = True
 
-    def took(self, source: int) -> None:
+    def set_source(self, source: int) -> None:
         """Sets the sender of its message; called before `began` or before the receive ends."""
         self._source = source
 

@@ -86,7 +86,7 @@ def checked(op: _F) -> _F:
                 continue
             if not known.fits(value):
                 raise InvalidUsageError(
-                    f"{op.__name__}: {name} is {value!r:.60}; expected {known.said}"
+                    f"{op.__name__}: {name} is {value!r:.60}; expected {known.expected}"
                 )
         return op(*given, **named)
 
@@ -94,10 +94,10 @@ def checked(op: _F) -> _F:
 
 
 class _Parameter(NamedTuple):
-    """One whose kind is checked. said: what fits, in words."""
+    """One whose kind is checked. expected: the values that fit, in words."""
 
     fits: Callable[[Any], bool]
-    said: str
+    expected: str
     default: Any
     optional: bool
 

@@ -146,8 +146,8 @@ def _expert_linear(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> li
     held = (own >= 0) & (own < len(weight))
     if not given.of:
         held |= True  # an expert that there is not is an IndexError
-    made = np.einsum("rsk,rsnk->rsn", x, weight[np.where(held, own, 0)])
-    return [np.where(held[..., None], made, 0)]
+    products = np.einsum("rsk,rsnk->rsn", x, weight[np.where(held, own, 0)])
+    return [np.where(held[..., None], products, 0)]
 
 
 register("topk", _topk, lower_topk, aliasing="none")

@@ -31,18 +31,18 @@ def _first_index(
 ) -> Tensor:
     """Where the extreme element is: the least (or largest) index of those that equal it."""
     tensor = as_tensor(input)
-    what = f"arg{function}"
+    op = f"arg{function}"
     shape = tensor.ir.shape
-    axis = positive_axis(what, axis, len(shape))
+    axis = positive_axis(op, axis, len(shape))
     extreme = reduce_by(function, tensor, axis, True, NullTensor, "")
     beyond = -1 if last else shape[axis]
-    found: Tree = ["equal", leaf(0), leaf(1)]
+    matches: Tree = ["equal", leaf(0), leaf(1)]
     if tensor.ir.dtype in FLOATS:  # the extreme is NaN where there is one
-        found = ["logical_or", found, ["isnan", leaf(0)]]
-    tree = ["where", found, index(axis - len(shape)), number(beyond)]
+        matches = ["logical_or", matches, ["isnan", leaf(0)]]
+    tree = ["where", matches, index(axis - len(shape)), number(beyond)]
     counted = dtype if shape[axis] > MOST_NARROW else int32
     places = result("pointwise", [tensor, extreme], shape, counted, NullTensor, {"expr": tree})
-    return reduce_axis("max" if last else "min", places, axis, True, output, name or what, dtype)
+    return reduce_axis("max" if last else "min", places, axis, True, output, name or op, dtype)
 
 
 def _arg(

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import numpy as np
 
 START_ROW = 0  # the row of those who know nothing
-NOBODY = frozenset[int]()
+NO_PROCESSORS = frozenset[int]()
 
 
 class Clocks:
@@ -35,9 +35,11 @@ class Clocks:
         """Processors with tasks that a row does not cover; ends: places behind these tasks."""
         if len(lanes) == 1:
             lane = lanes.item()
-            return NOBODY if self._rows[row].item(lane) >= ends.item() else frozenset((lane,))
+            return (
+                NO_PROCESSORS if self._rows[row].item(lane) >= ends.item() else frozenset((lane,))
+            )
         covered = self._rows[row][lanes] >= ends
-        return NOBODY if covered.all() else frozenset(lanes[~covered].tolist())
+        return NO_PROCESSORS if covered.all() else frozenset(lanes[~covered].tolist())
 
     def after(self, rows: Iterable[int], lanes: np.ndarray, ends: np.ndarray) -> np.ndarray:
         """The clock after waiting for tasks, given by the rows that they began with, their

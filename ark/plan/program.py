@@ -18,24 +18,24 @@ def difference(plan: Plan, expected: Plan) -> str | None:
 
     Memory offsets, counters and the tasks' order and processors may differ.
     """
-    for table, found, wanted in (
+    for table, actual, wanted in (
         ("ranks", (plan.rank, plan.world_size), (expected.rank, expected.world_size)),
         ("packed parameters", from_meta(plan.meta), from_meta(expected.meta)),
         ("phases", [p.name for p in plan.phases], [p.name for p in expected.phases]),
     ):
-        if found != wanted:
-            return f"its {table} are {str(found)[:200]}, expected {str(wanted)[:200]}"
+        if actual != wanted:
+            return f"its {table} are {str(actual)[:200]}, expected {str(wanted)[:200]}"
     tables: tuple[tuple[str, tuple[Any, ...], tuple[Any, ...]], ...] = (
         ("buffer", _placeless(plan), _placeless(expected)),
         ("tensor", plan.tensors, expected.tensors),
         ("op", _phased(plan), _phased(expected)),
     )
-    for table, found_rows, wanted_rows in tables:
-        for a, b in zip(found_rows, wanted_rows, strict=False):
+    for table, actual_rows, wanted_rows in tables:
+        for a, b in zip(actual_rows, wanted_rows, strict=False):
             if a != b:
                 return f"{table} {_name(a)!r} differs from {table} {_name(b)!r} of the model"
-        if len(found_rows) != len(wanted_rows):
-            return f"it has {len(found_rows)} {table}s, expected {len(wanted_rows)}"
+        if len(actual_rows) != len(wanted_rows):
+            return f"it has {len(actual_rows)} {table}s, expected {len(wanted_rows)}"
     return None
 
 

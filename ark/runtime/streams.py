@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ark.backend.devices import Again, StreamDevice
+from ark.backend.devices import RepeatedLaunch, StreamDevice
 from ark.errors import InvalidUsageError
 from ark.runtime import live
 from ark.runtime.executor import Executor
@@ -29,7 +29,7 @@ class Streamed:
                 "stream"
             )
         self._executor = executor
-        self._again: Again | None = None
+        self._repeated: RepeatedLaunch | None = None
         self._params: np.ndarray | None = None
         self._run: Run | None = None
         self._error: Any = None  # words of the host's and of the parameters, as memory: reading a
@@ -44,10 +44,10 @@ class Streamed:
             run = self._begin()
         if self._error[0]:
             run.check()
-        assert self._again is not None
+        assert self._repeated is not None
         self._first[0] = executor.resumed
         self._end[0] = executor.resumed = run.iterations = run.iterations + iterations
-        self._again(stream)
+        self._repeated(stream)
         live.add(run)
 
     def _begin(self) -> Run:
@@ -56,11 +56,13 @@ class Streamed:
         assert isinstance(device, StreamDevice)
         executor.wait_idle()
         params = executor.resumable()
-        if params is not self._params or self._again is None:
+        if params is not self._params or self._repeated is None:
             kernel = executor.kernels[0]
-            self._again = device.again(kernel.loaded, params, kernel.grid(executor.plan.processors))
+            self._repeated = device.repeated_launch(
+                kernel.loaded, params, kernel.grid(executor.plan.processors)
+            )
             self._params = params
             self._first, self._end = params["first"].data, params["end"].data
-        self._run = executor.watched(self._again)
+        self._run = executor.watched(self._repeated)
         self._error = self._run.host["error"].data
         return self._run

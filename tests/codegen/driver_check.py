@@ -106,7 +106,7 @@ def launches_that_follow_each_other(device: Any, program: Any) -> None:
     """
     params = np.zeros(12, np.uint64)
     for compiled in (True, False):
-        made = device.again(program, params, Grid(4, 32, 1024))
+        made = device.repeated_launch(program, params, Grid(4, 32, 1024))
         assert made._quick is not None
         if not compiled:
             made._quick = None

@@ -47,7 +47,7 @@ def case(
     )
 
 
-def both(name: str, function: Function, *shapes: Shape) -> list[OpCase]:
+def in_both_types(name: str, function: Function, *shapes: Shape) -> list[OpCase]:
     """A case in fp32 and in bf16."""
     return [case(name, function, *shapes, dtype=d) for d in (fp32, bf16)]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from ark.bench.case import OpCase
-from ark.bench.sweep.cases import Function, both, case
+from ark.bench.sweep.cases import Function, case, in_both_types
 from ark.ir.dtype import bf16, int64, uint8
 
 IMAGES, ODD = (16, 64, 56, 56), (16, 64, 57, 57)
@@ -109,31 +109,37 @@ def movements() -> list[OpCase]:
         return t.nn.functional.pad(x, sizes, mode)
 
     return [
-        *both("pad", lambda t, x: pad(t, x, (1, 1, 1, 1)), IMAGES),
-        *both("pad-right", lambda t, x: pad(t, x, (0, 24)), wide),
+        *in_both_types("pad", lambda t, x: pad(t, x, (1, 1, 1, 1)), IMAGES),
+        *in_both_types("pad-right", lambda t, x: pad(t, x, (0, 24)), wide),
         case("pad-reflect", lambda t, x: pad(t, x, (1, 1, 1, 1), "reflect"), IMAGES),
-        *both("roll", lambda t, x: x.roll((3, 5), (0, 1)), square),
-        *both("flip-1", lambda t, x: x.flip(1), square),
-        *both("flip-0", lambda t, x: x.flip(0), square),
-        *both("repeat", lambda t, x: x.repeat(4, 2), (1024, 1000)),
+        *in_both_types("roll", lambda t, x: x.roll((3, 5), (0, 1)), square),
+        *in_both_types("flip-1", lambda t, x: x.flip(1), square),
+        *in_both_types("flip-0", lambda t, x: x.flip(0), square),
+        *in_both_types("repeat", lambda t, x: x.repeat(4, 2), (1024, 1000)),
         case("repeat-interleave", lambda t, x: x.repeat_interleave(4, 1), (1024, 1000)),
-        *both("expand", lambda t, x: x[:, None].expand(-1, 8, -1).contiguous(), (1024, 1000)),
-        *both("stack-0", lambda t, a, b: t.stack((a, b)), square, square),
-        *both("stack-last", lambda t, a, b: t.stack((a, b), -1), square, square),
-        *both("cat-0", lambda t, a, b: t.cat((a, b)), wide, wide),
-        *both("cat-1-odd", lambda t, a, b: t.cat((a, b), 1), (8192, 33), (8192, 1000)),
+        *in_both_types(
+            "expand", lambda t, x: x[:, None].expand(-1, 8, -1).contiguous(), (1024, 1000)
+        ),
+        *in_both_types("stack-0", lambda t, a, b: t.stack((a, b)), square, square),
+        *in_both_types("stack-last", lambda t, a, b: t.stack((a, b), -1), square, square),
+        *in_both_types("cat-0", lambda t, a, b: t.cat((a, b)), wide, wide),
+        *in_both_types("cat-1-odd", lambda t, a, b: t.cat((a, b), 1), (8192, 33), (8192, 1000)),
         case(
             "cat-8", lambda t, x: t.cat([x[:, i : i + 8] for i in range(0, 64, 8)], 1), (8192, 64)
         ),
-        *both("slice-copy", lambda t, x: x[:, 3:903].contiguous(), wide),
-        *both("stride-2", lambda t, x: x[:, ::2].contiguous(), square),
-        *both("stride-2-rows", lambda t, x: x[::2].contiguous(), square),
-        *both("turn-021", lambda t, x: x.transpose(1, 2).contiguous(), cube),
-        *both("turn-102", lambda t, x: x.transpose(0, 1).contiguous(), cube),
-        *both("turn-210", lambda t, x: x.permute(2, 1, 0).contiguous(), cube),
-        *both("nchw-nhwc-3", lambda t, x: x.permute(0, 2, 3, 1).contiguous(), (16, 3, 224, 224)),
-        *both("nhwc-nchw-3", lambda t, x: x.permute(0, 3, 1, 2).contiguous(), (16, 224, 224, 3)),
-        *both("nchw-nhwc", lambda t, x: x.permute(0, 2, 3, 1).contiguous(), IMAGES),
+        *in_both_types("slice-copy", lambda t, x: x[:, 3:903].contiguous(), wide),
+        *in_both_types("stride-2", lambda t, x: x[:, ::2].contiguous(), square),
+        *in_both_types("stride-2-rows", lambda t, x: x[::2].contiguous(), square),
+        *in_both_types("turn-021", lambda t, x: x.transpose(1, 2).contiguous(), cube),
+        *in_both_types("turn-102", lambda t, x: x.transpose(0, 1).contiguous(), cube),
+        *in_both_types("turn-210", lambda t, x: x.permute(2, 1, 0).contiguous(), cube),
+        *in_both_types(
+            "nchw-nhwc-3", lambda t, x: x.permute(0, 2, 3, 1).contiguous(), (16, 3, 224, 224)
+        ),
+        *in_both_types(
+            "nhwc-nchw-3", lambda t, x: x.permute(0, 3, 1, 2).contiguous(), (16, 224, 224, 3)
+        ),
+        *in_both_types("nchw-nhwc", lambda t, x: x.permute(0, 2, 3, 1).contiguous(), IMAGES),
         case(
             "nhwc-nchw-3",
             lambda t, x: x.permute(0, 3, 1, 2).contiguous(),
@@ -151,7 +157,9 @@ def movements() -> list[OpCase]:
         ),
         case("copy", lambda t, x: x.clone(), (16, 1 << 20), dtype=uint8),
         case("copy", lambda t, x: x.clone(), (32, 32)),
-        *both("pixel-shuffle", lambda t, x: t.nn.functional.pixel_shuffle(x, 2), (8, 64, 64, 64)),
+        *in_both_types(
+            "pixel-shuffle", lambda t, x: t.nn.functional.pixel_shuffle(x, 2), (8, 64, 64, 64)
+        ),
         case("unfold", lambda t, x: x.unfold(1, 16, 8).contiguous(), (64, 16000)),
     ]
 
@@ -162,15 +170,15 @@ def _pool(name: str, *given: Any, **named: Any) -> Function:
 
 def windows() -> list[OpCase]:
     return [
-        *both("max-pool-2", _pool("max_pool2d", 2), IMAGES),
-        *both("max-pool-3-odd", _pool("max_pool2d", 3, 2, 1), ODD),
+        *in_both_types("max-pool-2", _pool("max_pool2d", 2), IMAGES),
+        *in_both_types("max-pool-3-odd", _pool("max_pool2d", 3, 2, 1), ODD),
         case("max-pool-1d", _pool("max_pool1d", 3, 2), (64, 64, 1001)),
-        *both("avg-pool-2", _pool("avg_pool2d", 2), IMAGES),
-        *both("avg-pool-3-odd", _pool("avg_pool2d", 3, 2, 1), ODD),
-        *both("adaptive-1", _pool("adaptive_avg_pool2d", 1), (16, 512, 7, 7)),
-        *both("adaptive-7", _pool("adaptive_avg_pool2d", 7), IMAGES),
-        *both("nearest", _pool("interpolate", scale_factor=2), IMAGES),
-        *both("bilinear", _pool("interpolate", scale_factor=2, mode="bilinear"), IMAGES),
+        *in_both_types("avg-pool-2", _pool("avg_pool2d", 2), IMAGES),
+        *in_both_types("avg-pool-3-odd", _pool("avg_pool2d", 3, 2, 1), ODD),
+        *in_both_types("adaptive-1", _pool("adaptive_avg_pool2d", 1), (16, 512, 7, 7)),
+        *in_both_types("adaptive-7", _pool("adaptive_avg_pool2d", 7), IMAGES),
+        *in_both_types("nearest", _pool("interpolate", scale_factor=2), IMAGES),
+        *in_both_types("bilinear", _pool("interpolate", scale_factor=2, mode="bilinear"), IMAGES),
         case("bilinear-odd", _pool("interpolate", size=(100, 75), mode="bilinear"), ODD),
     ]
 
@@ -186,26 +194,28 @@ def _convolved(stride: int, around: int) -> Function:
 def products() -> list[OpCase]:
     table = []
     for batch, n in ((4096, 16), (4096, 32), (256, 64)):
-        table += both("bmm", lambda t, a, b: t.bmm(a, b), (batch, n, n), (batch, n, n))
+        table += in_both_types("bmm", lambda t, a, b: t.bmm(a, b), (batch, n, n), (batch, n, n))
     return [
         *table,
-        *both("matrix-vector", lambda t, a, x: a @ x, (4096, 4096), (4096,)),
-        *both("vector-matrix", lambda t, a, x: x @ a, (4096, 4096), (4096,)),
-        *both("linear-1", lambda t, x, w: x @ w.t(), (1, 4096), (4096, 4096)),
-        *both("linear-10", lambda t, x, w: x @ w.t(), (512, 512), (10, 512)),
-        *both("dot", lambda t, a, b: t.dot(a, b), (1 << 20,), (1 << 20,)),
-        *both("mm-tiny", lambda t, a, b: a @ b, (32, 128), (128, 64)),
-        *both("mm-odd", lambda t, a, b: a @ b, (1000, 333), (333, 777)),
-        *both("head", lambda t, x, w: x @ w.t(), (512, 768), (50257, 768)),
-        *both("mlp-odd", _odd_layers, (512, 333), (4096, 333), (4096, 4096), (10, 4096)),
-        *both("stem", _convolved(2, 3), (8, 3, 224, 224), (64, 3, 7, 7)),
-        *both("conv-of-3", _convolved(1, 1), (8, 3, 224, 224), (32, 3, 3, 3)),
-        *both("conv-1x1", _convolved(1, 0), (16, 256, 56, 56), (64, 256, 1, 1)),
-        *both(
+        *in_both_types("matrix-vector", lambda t, a, x: a @ x, (4096, 4096), (4096,)),
+        *in_both_types("vector-matrix", lambda t, a, x: x @ a, (4096, 4096), (4096,)),
+        *in_both_types("linear-1", lambda t, x, w: x @ w.t(), (1, 4096), (4096, 4096)),
+        *in_both_types("linear-10", lambda t, x, w: x @ w.t(), (512, 512), (10, 512)),
+        *in_both_types("dot", lambda t, a, b: t.dot(a, b), (1 << 20,), (1 << 20,)),
+        *in_both_types("mm-tiny", lambda t, a, b: a @ b, (32, 128), (128, 64)),
+        *in_both_types("mm-odd", lambda t, a, b: a @ b, (1000, 333), (333, 777)),
+        *in_both_types("head", lambda t, x, w: x @ w.t(), (512, 768), (50257, 768)),
+        *in_both_types("mlp-odd", _odd_layers, (512, 333), (4096, 333), (4096, 4096), (10, 4096)),
+        *in_both_types("stem", _convolved(2, 3), (8, 3, 224, 224), (64, 3, 7, 7)),
+        *in_both_types("conv-of-3", _convolved(1, 1), (8, 3, 224, 224), (32, 3, 3, 3)),
+        *in_both_types("conv-1x1", _convolved(1, 0), (16, 256, 56, 56), (64, 256, 1, 1)),
+        *in_both_types(
             "einsum-heads",
             lambda t, a, b: t.einsum("bqhd,bkhd->bhqk", a, b),
             (4, 512, 12, 64),
             (4, 512, 12, 64),
         ),
-        *both("outer-batch", lambda t, a, b: t.einsum("bi,bj->bij", a, b), (512, 128), (512, 128)),
+        *in_both_types(
+            "outer-batch", lambda t, a, b: t.einsum("bi,bj->bij", a, b), (512, 128), (512, 128)
+        ),
     ]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ark.bench.case import OpCase
-from ark.bench.sweep.cases import Function, both, case
+from ark.bench.sweep.cases import Function, case, in_both_types
 from ark.ir.dtype import bf16, int32, int64, uint8
 
 TINY, MIDDLE, LARGE, ODD = (32, 32), (1024, 1000), (8192, 2048), (1001, 4097)
@@ -65,10 +65,13 @@ def _to(name: str) -> Callable[..., Any]:
 def pointwise() -> list[OpCase]:
     table = []
     for shape in (TINY, ODD):
-        table += [case("exp", _one("exp"), shape), *both("gelu", _activation("gelu"), shape)]
+        table += [
+            case("exp", _one("exp"), shape),
+            *in_both_types("gelu", _activation("gelu"), shape),
+        ]
     table += [case(name, _two(name), LARGE, LARGE) for name in PAIRS]
-    table += both("add", _two("add"), ODD, ODD)
-    table += both("add", _two("add"), TINY, TINY)
+    table += in_both_types("add", _two("add"), ODD, ODD)
+    table += in_both_types("add", _two("add"), TINY, TINY)
     for dtype in (int32, int64):
         table += [case(name, _integers(name), LARGE, LARGE, dtype=dtype) for name in INTEGERS]
     table += [*_broadcast(), *_chosen(), *_casts()]
@@ -80,24 +83,24 @@ def _broadcast() -> list[OpCase]:
     images, channels = (16, 64, 56, 56), (64, 1, 1)
     pair = _two("add")
     return [
-        *both("outer", lambda t, a, b: t.outer(a, b), (4096,), (4096,)),
-        *both("add-column", pair, (8192, 2048), (8192, 1)),
-        *both("add-row-odd", pair, (8192, 1000), (1000,)),
-        *both("add-row-33", pair, (65536, 33), (33,)),
-        *both("add-channels", pair, images, channels),
+        *in_both_types("outer", lambda t, a, b: t.outer(a, b), (4096,), (4096,)),
+        *in_both_types("add-column", pair, (8192, 2048), (8192, 1)),
+        *in_both_types("add-row-odd", pair, (8192, 1000), (1000,)),
+        *in_both_types("add-row-33", pair, (65536, 33), (33,)),
+        *in_both_types("add-channels", pair, images, channels),
         case("add-channels-3", pair, (16, 224, 224, 3), (3,)),
         case("mul-batch", _two("mul"), (64, 128, 512), (64, 1, 512)),
-        *both("add-turned", lambda t, a, b: a.t() + b, (2048, 4096), (4096, 2048)),
-        *both("add-strided", lambda t, a, b: a[:, ::2] + b, (4096, 4096), (4096, 2048)),
-        *both("add-slice", lambda t, a, b: a[:, 1:2001] + b, (4096, 2048), (4096, 2000)),
-        *both("mul-scalar", lambda t, a: a * 2.5, LARGE),
+        *in_both_types("add-turned", lambda t, a, b: a.t() + b, (2048, 4096), (4096, 2048)),
+        *in_both_types("add-strided", lambda t, a, b: a[:, ::2] + b, (4096, 4096), (4096, 2048)),
+        *in_both_types("add-slice", lambda t, a, b: a[:, 1:2001] + b, (4096, 2048), (4096, 2000)),
+        *in_both_types("mul-scalar", lambda t, a: a * 2.5, LARGE),
         case(
             "square-distance",
             lambda t, a, b: (a[:, None] - b).square().sum(-1),
             (512, 64),
             (512, 64),
         ),
-        *both(
+        *in_both_types(
             "cdist-parts", lambda t, a, b: (a[:, None] - b).abs().sum(-1), (1024, 32), (1024, 32)
         ),
     ]
@@ -108,13 +111,13 @@ def _chosen() -> list[OpCase]:
         return a.masked_fill(b > 0, -1.0)
 
     return [
-        *both("where", lambda t, a, b: t.where(a > b, a, b), LARGE, LARGE),
-        *both("masked-fill", masked, LARGE, LARGE),
-        *both("masked-fill-row", masked, (16, 512, 512), (512, 512)),
-        *both("clamp", lambda t, a: a.clamp(-0.5, 0.5), LARGE),
-        *both("lerp", lambda t, a, b: t.lerp(a, b, 0.3), LARGE, LARGE),
-        *both("tril", lambda t, a: a.tril(), (4096, 4096)),
-        *both("triu", lambda t, a: a.triu(1), (64, 512, 512)),
+        *in_both_types("where", lambda t, a, b: t.where(a > b, a, b), LARGE, LARGE),
+        *in_both_types("masked-fill", masked, LARGE, LARGE),
+        *in_both_types("masked-fill-row", masked, (16, 512, 512), (512, 512)),
+        *in_both_types("clamp", lambda t, a: a.clamp(-0.5, 0.5), LARGE),
+        *in_both_types("lerp", lambda t, a, b: t.lerp(a, b, 0.3), LARGE, LARGE),
+        *in_both_types("tril", lambda t, a: a.tril(), (4096, 4096)),
+        *in_both_types("triu", lambda t, a: a.triu(1), (64, 512, 512)),
         case("addcmul", lambda t, a, b, c: t.addcmul(a, b, c), LARGE, LARGE, LARGE),
         case("arange", lambda t, a: a + t.arange(2048, device=a.device), LARGE),
     ]

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from ark.bench.case import OpCase
-from ark.bench.sweep.cases import Function, both, case
+from ark.bench.sweep.cases import Function, case, in_both_types
 from ark.ir.dtype import bf16, int32, int64
 
 MIDDLE, CUBE, IMAGES = (1024, 1000), (64, 257, 1000), (16, 64, 56, 56)
@@ -28,12 +28,12 @@ def reductions() -> list[OpCase]:
             if dim is None
             else "".join(str(d) for d in (dim if isinstance(dim, tuple) else (dim,)))
         )
-        table += both(f"sum-{word}", _reduce("sum", dim), CUBE)
+        table += in_both_types(f"sum-{word}", _reduce("sum", dim), CUBE)
     for shape in (TINY, MIDDLE, LONG, MANY):
         for dim in (0, 1):
             table.append(case(f"sum-{dim}", _reduce("sum", dim), shape))
-    table += both("mean-23", _reduce("mean", (2, 3)), IMAGES)
-    table += both("sum-023", _reduce("sum", (0, 2, 3)), IMAGES)
+    table += in_both_types("mean-23", _reduce("mean", (2, 3)), IMAGES)
+    table += in_both_types("sum-023", _reduce("sum", (0, 2, 3)), IMAGES)
     for name in ("amax", "prod", "var", "std", "logsumexp"):
         for dim in (0, 1):
             table.append(case(f"{name}-{dim}", _reduce(name, dim), (2048, 4097)))
@@ -44,7 +44,7 @@ def reductions() -> list[OpCase]:
         table.append(case(f"argmax-{dim}", _reduce("argmax", dim), CUBE))
     return [
         *table,
-        *both("var-1", _reduce("var", 1), (8192, 4096)),
+        *in_both_types("var-1", _reduce("var", 1), (8192, 4096)),
         case("var-all", _reduce("var", None), (8192, 2048)),
         case("argmax-all", _reduce("argmax", None), (8192, 2048)),
         case("argmax-1", _reduce("argmax", 1), (8, 128256), dtype=bf16),
@@ -60,7 +60,7 @@ def reductions() -> list[OpCase]:
         case("sum-turned", lambda t, x: x.t().sum(1), (4096, 4096)),
         case("normalize", lambda t, x: t.nn.functional.normalize(x), (8192, 1000)),
         case("cosine", lambda t, a, b: t.cosine_similarity(a, b), (8192, 1000), (8192, 1000)),
-        *both("cumsum-0", lambda t, x: x.cumsum(0), (2048, 4097)),
+        *in_both_types("cumsum-0", lambda t, x: x.cumsum(0), (2048, 4097)),
         case("cumsum-1", lambda t, x: x.cumsum(1), (2048, 4097)),
         case("cumsum-1", lambda t, x: x.cumsum(1), CUBE),
         case("cumsum-1", lambda t, x: x.cumsum(1), FEW),
@@ -88,10 +88,10 @@ def _cross(t: Any, x: Any, at: Any) -> Any:
 def norms() -> list[OpCase]:
     table = []
     for shape in ((65536, 8), (65536, 33), (1 << 20, 16), (64, 128256), (4096, 4097), (1, 1000)):
-        table += both("softmax", _softmax(-1), shape)
+        table += in_both_types("softmax", _softmax(-1), shape)
     for sizes, dim in (((1024, 4096), 0), ((4, 21, 256, 256), 1), ((16, 1000, 128), 1)):
-        table += both(f"softmax-{dim}", _softmax(dim), sizes)
-    table += both("log-softmax", lambda t, x: t.log_softmax(x, -1), (2048, 32000))
+        table += in_both_types(f"softmax-{dim}", _softmax(dim), sizes)
+    table += in_both_types("log-softmax", lambda t, x: t.log_softmax(x, -1), (2048, 32000))
 
     def layer(t: Any, x: Any, w: Any, b: Any) -> Any:
         return t.nn.functional.layer_norm(x, w.shape, w, b)
@@ -100,9 +100,9 @@ def norms() -> list[OpCase]:
         return t.nn.functional.rms_norm(x, w.shape, w, 1e-6)
 
     for shape in ((65536, 8), (65536, 96), (8192, 1000), (8192, 4096), (16, 1 << 20), (4, 768)):
-        table += both("layer-norm", layer, shape, shape[1:], shape[1:])
+        table += in_both_types("layer-norm", layer, shape, shape[1:], shape[1:])
     for shape in ((65536, 64), (8192, 1000), (8192, 4096), (1, 4096)):
-        table += both("rms-norm", rms, shape, shape[1:])
+        table += in_both_types("rms-norm", rms, shape, shape[1:])
 
     def group(t: Any, x: Any, w: Any, b: Any) -> Any:
         return t.nn.functional.group_norm(x, 32, w, b)
@@ -119,10 +119,12 @@ def norms() -> list[OpCase]:
         return run
 
     for image in ((8, 320, 64, 64), (16, 64, 57, 57), (2, 1280, 8, 8)):
-        table += both("group-norm", group, image, image[1:2], image[1:2])
-    table += both("instance-norm", lambda t, x: t.nn.functional.instance_norm(x), (16, 64, 57, 57))
-    table += both("batch-norm", batch(False), IMAGES, (64,), (64,))
-    table += both("batch-norm-training", batch(True), IMAGES, (64,), (64,))
+        table += in_both_types("group-norm", group, image, image[1:2], image[1:2])
+    table += in_both_types(
+        "instance-norm", lambda t, x: t.nn.functional.instance_norm(x), (16, 64, 57, 57)
+    )
+    table += in_both_types("batch-norm", batch(False), IMAGES, (64,), (64,))
+    table += in_both_types("batch-norm-training", batch(True), IMAGES, (64,), (64,))
     for shape in ((8192, 1000), (2048, 32000), (128, 10)):
         table += [
             case("cross-entropy", _cross, shape, shape[:1], dtype=d, indices={1: shape[1]})

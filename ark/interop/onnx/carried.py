@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 
 import ark
-from ark.interop.onnx.values import CARRIERS, Call, Operator, Value, data_type, made, refuse
+from ark.interop.onnx.values import CARRIERS, Call, Operator, Value, data_type, refuse, shaped
 from ark.ir.dtype import FLOATS, SMALL_FLOATS
 
 UINT64 = np.dtype(np.uint64)
@@ -221,7 +221,7 @@ def _pairwise(function: Callable[[Any, Any], Any]) -> Callable[[Call], Value]:
         for place in range(1, len(call.inputs)):
             tensor = function(tensor, call.tensor(place))
             shape = np.broadcast_shapes(shape, call.shape(place))
-        return made(tensor, shape)
+        return shaped(tensor, shape)
 
     return run
 
@@ -236,7 +236,7 @@ def _raised(call: Call) -> Value:
     if call.value(0).kind is not None:
         raise refuse(f"Pow of {call.value(0).kind}")
     power = ark.pow(call.tensor(0), _as(unsigned_float(call.tensor(1)), call.dtype(0)))
-    return made(power, np.broadcast_shapes(call.shape(0), call.shape(1)))
+    return shaped(power, np.broadcast_shapes(call.shape(0), call.shape(1)))
 
 
 UNSIGNED: dict[str, Operator] = {

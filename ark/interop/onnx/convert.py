@@ -81,20 +81,20 @@ def build(
     """
     with ark.use_model(into or ark.Model(0, 1)) as model:
         values: Values = {tensor.name: _weight(tensor) for tensor in proto.graph.initializer}
-        made = Built(model, {}, {})
+        built = Built(model, {}, {})
         for name, (shape, dtype) in inputs.items():
             if name in known or 0 in shape:
                 values[name] = Value(shape, array=known.get(name, np.zeros(shape, dtype)))
                 continue
-            made.inputs[name] = values[name] = _input(name, shape, dtype)
+            built.inputs[name] = values[name] = _input(name, shape, dtype)
         whole = frozenset(n for n, (_, t) in inputs.items() if np.dtype(t).kind in "iub")
-        _Builder(made, whole).nodes(proto.graph.node, values, _opsets(proto.opset_import))
+        _Builder(built, whole).nodes(proto.graph.node, values, _opsets(proto.opset_import))
         for output in proto.graph.output:
             value = values[output.name]
             if value is None:
                 raise UnsupportedError(f"the output {output.name!r} is an optional without a value")
-            made.results[output.name] = value
-    return made
+            built.results[output.name] = value
+    return built
 
 
 def _opsets(imports: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:
@@ -107,7 +107,7 @@ def _opsets(imports: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:
 class _Builder:
     """Builds nodes into a graph. whole: the model's inputs of whole numbers."""
 
-    made: Built
+    built: Built
     whole: frozenset[str]
 
     def nodes(
@@ -168,7 +168,7 @@ class _Builder:
             functions.attributes(node),
             list(node.output),
             schema.since_version,
-            self.made.constants,
+            self.built.constants,
             self._bodies(node, values, opsets),
             self.whole,
         )
@@ -178,7 +178,7 @@ class _Builder:
             results = carried.run(call, operator, schema)
         results = [results] if results is None or isinstance(results, Value) else list(results)
         if not call.bodies:
-            self.made.steps.append(Step(call, results))
+            self.built.steps.append(Step(call, results))
         return list(results)
 
     def _function(
@@ -198,8 +198,8 @@ class _Builder:
         self, node: onnx.NodeProto, values: Values, opsets: Mapping[str, int]
     ) -> dict[str, Body]:
         def build(graph: onnx.GraphProto, given: Sequence[Value | None]) -> list[Value | None]:
-            self.made.bodies += 1
-            if max(self.made.bodies, len(self.made.steps)) > MOST_NODES:
+            self.built.bodies += 1
+            if max(self.built.bodies, len(self.built.steps)) > MOST_NODES:
                 raise UnsupportedError(f"loops that make a graph of more than {MOST_NODES} nodes")
             inner = dict(values)
             inner.update({tensor.name: _weight(tensor) for tensor in graph.initializer})

@@ -8,7 +8,7 @@ from typing import Any
 
 import ark
 from ark.errors import ModelError
-from ark.interop.onnx.values import Call, Value, made, operator
+from ark.interop.onnx.values import Call, Value, operator, shaped
 
 
 @operator("Einsum")
@@ -39,7 +39,7 @@ def _einsum(call: Call) -> Value:
         raise ModelError(f"the result has {result!r} where the operands have {term!r}")
     if term != result:
         tensor = ark.transpose(tensor, [term.index(letter) for letter in result])
-    return made(tensor, [sizes[letter] for letter in result])
+    return shaped(tensor, [sizes[letter] for letter in result])
 
 
 def _letters(equation: str, ranks: list[int]) -> tuple[list[str], str]:

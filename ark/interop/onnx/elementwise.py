@@ -18,9 +18,9 @@ from ark.interop.onnx.values import (
     Value,
     data_type,
     kind_of,
-    made,
     operator,
     refuse,
+    shaped,
 )
 from ark.ir.dtype import FLOATS, SMALL_FLOATS
 from ark.tasks.functions import FUNCTIONS
@@ -73,12 +73,12 @@ _PAIRS = {
 
 
 def _unary(function: Callable[..., Any]) -> Callable[[Call], Value]:
-    return lambda call: made(function(call.tensor(0)), call.shape(0))
+    return lambda call: shaped(function(call.tensor(0)), call.shape(0))
 
 
 def _pair(call: Call, function: Callable[..., Any]) -> Value:
     shape = np.broadcast_shapes(call.shape(0), call.shape(1))
-    return made(function(call.tensor(0), call.tensor(1)), shape)
+    return shaped(function(call.tensor(0), call.tensor(1)), shape)
 
 
 def _binary(function: Callable[..., Any]) -> Callable[[Call], Value]:
@@ -101,7 +101,7 @@ operator("Relu")(_unary(_float_relu))
 @operator("Identity")
 def _identity(call: Call) -> Value:
     value = call.value(0)
-    return value if value.items is not None else made(call.tensor(0), value.shape)
+    return value if value.items is not None else shaped(call.tensor(0), value.shape)
 
 
 @operator("Mod")
@@ -120,12 +120,12 @@ def _pow(call: Call) -> Value:
     shape = np.broadcast_shapes(call.shape(0), call.shape(1))
     exponent, dtype = call.value(1), call.dtype(0)
     if exponent.array is not None and exponent.array.size == 1 and dtype in FLOATS:
-        return made(ark.pow(call.tensor(0), float(exponent.array.item())), shape)
+        return shaped(ark.pow(call.tensor(0), float(exponent.array.item())), shape)
     other = call.tensor(1)
     if dtype in FLOATS or call.dtype(1) not in FLOATS:
-        return made(ark.pow(call.tensor(0), _as(other, dtype)), shape)
+        return shaped(ark.pow(call.tensor(0), _as(other, dtype)), shape)
     # Integers to a power that is none: calculated in fp32.
-    return made(_as(ark.pow(ark.cast(call.tensor(0), ark.fp32), other), dtype), shape)
+    return shaped(_as(ark.pow(ark.cast(call.tensor(0), ark.fp32), other), dtype), shape)
 
 
 def _as(tensor: Any, dtype: Any) -> Any:
@@ -137,7 +137,7 @@ def _many(function: Callable[..., Any], mean: bool = False) -> Callable[[Call], 
         places = range(len(call.inputs))
         tensor = functools.reduce(function, [call.tensor(i) for i in places])
         tensor = ark.div(tensor, float(len(places))) if mean else tensor
-        return made(tensor, np.broadcast_shapes(*(call.shape(i) for i in places)))
+        return shaped(tensor, np.broadcast_shapes(*(call.shape(i) for i in places)))
 
     return run
 
@@ -151,7 +151,7 @@ operator("Mean")(_many(ark.add, mean=True))
 @operator("Where")
 def _where(call: Call) -> Value:
     shape = np.broadcast_shapes(*(call.shape(i) for i in range(3)))
-    return made(ark.where(call.tensor(0), call.tensor(1), call.tensor(2)), shape)
+    return shaped(ark.where(call.tensor(0), call.tensor(1), call.tensor(2)), shape)
 
 
 @operator("Clip")
@@ -161,7 +161,7 @@ def _clip(call: Call) -> Value:
         tensor = ark.maximum(tensor, call.tensor(1))
     if call.has(2):
         tensor = ark.minimum(tensor, call.tensor(2))
-    return made(tensor, call.shape(0))
+    return shaped(tensor, call.shape(0))
 
 
 @operator("Cast")
@@ -179,7 +179,7 @@ def _cast_to(call: Call, wanted: Any) -> Value:
         tensor = carried.unsigned_float(tensor)
     if dtype in SMALL_FLOATS and tensor.ir.dtype != dtype:
         tensor = carried.to_float(_as(tensor, ark.fp32), np.dtype(wanted), saturate)
-    value = made(_as(tensor, dtype), call.shape(0))
+    value = shaped(_as(tensor, dtype), call.shape(0))
     value.kind = kind
     return value
 
@@ -204,7 +204,7 @@ def _isinf(call: Call) -> Value:
         infinite = ark.logical_and(infinite, ark.greater(tensor, 0.0))
     if not positive:
         infinite = ark.logical_and(infinite, ark.less(tensor, 0.0))
-    return made(infinite, call.shape(0))
+    return shaped(infinite, call.shape(0))
 
 
 def _with(function: Callable[..., Any], **defaults: tuple[str, float]) -> Callable[[Call], Value]:
@@ -212,7 +212,7 @@ def _with(function: Callable[..., Any], **defaults: tuple[str, float]) -> Callab
 
     def run(call: Call) -> Value:
         words = {own: call.attribute(name, value) for own, (name, value) in defaults.items()}
-        return made(function(call.tensor(0), **words), call.shape(0))
+        return shaped(function(call.tensor(0), **words), call.shape(0))
 
     return run
 
@@ -228,25 +228,25 @@ operator("Selu")(
 @operator("Gelu")
 def _gelu(call: Call) -> Value:
     exact = call.attribute("approximate", "none") == "none"
-    return made((ark.gelu_erf if exact else ark.gelu)(call.tensor(0)), call.shape(0))
+    return shaped((ark.gelu_erf if exact else ark.gelu)(call.tensor(0)), call.shape(0))
 
 
 @operator("Celu")
 def _celu(call: Call) -> Value:
     alpha, x = call.attribute("alpha", 1.0), call.tensor(0)
-    return made(ark.mul(ark.elu(ark.div(x, alpha)), alpha), call.shape(0))
+    return shaped(ark.mul(ark.elu(ark.div(x, alpha)), alpha), call.shape(0))
 
 
 @operator("ThresholdedRelu")
 def _thresholded(call: Call) -> Value:
     x = call.tensor(0)
-    return made(ark.where(ark.greater(x, call.attribute("alpha", 1.0)), x, 0.0), call.shape(0))
+    return shaped(ark.where(ark.greater(x, call.attribute("alpha", 1.0)), x, 0.0), call.shape(0))
 
 
 @operator("Softplus")
 def _softplus(call: Call) -> Value:
     """ln(1 + e^x), as -ln(sigmoid(-x)), which does not overflow."""
-    return made(ark.neg(ark.log_sigmoid(ark.neg(call.tensor(0)))), call.shape(0))
+    return shaped(ark.neg(ark.log_sigmoid(ark.neg(call.tensor(0)))), call.shape(0))
 
 
 @operator("Shrink")
@@ -255,13 +255,13 @@ def _shrink(call: Call) -> Value:
     if x.ir.dtype not in FLOATS:
         raise refuse("Shrink of integers")
     low = ark.where(ark.less(x, -edge), ark.add(x, bias), 0.0)
-    return made(ark.where(ark.greater(x, edge), ark.sub(x, bias), low), call.shape(0))
+    return shaped(ark.where(ark.greater(x, edge), ark.sub(x, bias), low), call.shape(0))
 
 
 @operator("PRelu")
 def _prelu(call: Call) -> Value:
     x, slope = call.tensor(0), call.tensor(1)
-    return made(ark.where(ark.less(x, 0), ark.mul(x, slope), x), call.shape(0))
+    return shaped(ark.where(ark.less(x, 0), ark.mul(x, slope), x), call.shape(0))
 
 
 @operator("Dropout")
@@ -279,8 +279,8 @@ def _dropout(call: Call) -> list[Value]:
 def _swish(call: Call) -> Value:
     alpha, x = call.attribute("alpha", 1.0), call.tensor(0)
     if math.isclose(alpha, 1.0):
-        return made(ark.silu(x), call.shape(0))
-    return made(ark.mul(x, ark.sigmoid(ark.mul(x, alpha))), call.shape(0))
+        return shaped(ark.silu(x), call.shape(0))
+    return shaped(ark.mul(x, ark.sigmoid(ark.mul(x, alpha))), call.shape(0))
 
 
 # Every operator of this module works on each element by itself.

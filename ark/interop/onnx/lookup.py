@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 import ark
-from ark.interop.onnx.values import Call, Value, axis_of, data_type, made, operator
+from ark.interop.onnx.values import Call, Value, axis_of, data_type, operator, shaped
 
 _REDUCTIONS = {"none": "set", "add": "add", "mul": "mul", "max": "maximum", "min": "minimum"}
 
@@ -17,20 +17,20 @@ def _gather(call: Call) -> Value:
     shape, wanted = call.shape(0), call.shape(1)
     axis = axis_of(call.attribute("axis", 0), len(shape))
     result = (*shape[:axis], *wanted, *shape[axis + 1 :])
-    return made(ark.gather(call.tensor(0), call.tensor(1), axis), result)
+    return shaped(ark.gather(call.tensor(0), call.tensor(1), axis), result)
 
 
 @operator("GatherElements")
 def _gather_elements(call: Call) -> Value:
     axis = axis_of(call.attribute("axis", 0), len(call.shape(0)))
-    return made(ark.gather_elements(call.tensor(0), call.tensor(1), axis), call.shape(1))
+    return shaped(ark.gather_elements(call.tensor(0), call.tensor(1), axis), call.shape(1))
 
 
 @operator("GatherND")
 def _gather_nd(call: Call) -> Value:
     shape, wanted, batch = call.shape(0), call.shape(1), call.attribute("batch_dims", 0)
     result = (*wanted[:-1], *shape[batch + wanted[-1] :])
-    return made(ark.gather_nd(call.tensor(0), call.tensor(1), batch), result)
+    return shaped(ark.gather_nd(call.tensor(0), call.tensor(1), batch), result)
 
 
 @operator("ScatterElements")
@@ -38,14 +38,14 @@ def _scatter_elements(call: Call) -> Value:
     axis = axis_of(call.attribute("axis", 0), len(call.shape(0)))
     how = _REDUCTIONS[call.attribute("reduction", "none")]
     x, places, new = (call.tensor(i) for i in range(3))
-    return made(ark.scatter_elements(x, places, new, axis, how), call.shape(0))
+    return shaped(ark.scatter_elements(x, places, new, axis, how), call.shape(0))
 
 
 @operator("ScatterND")
 def _scatter_nd(call: Call) -> Value:
     how = _REDUCTIONS[call.attribute("reduction", "none")]
     x, places, new = (call.tensor(i) for i in range(3))
-    return made(ark.scatter_nd(x, places, new, how), call.shape(0))
+    return shaped(ark.scatter_nd(x, places, new, how), call.shape(0))
 
 
 @operator("OneHot")
@@ -58,7 +58,7 @@ def _one_hot(call: Call) -> Value:
     if ids.ir.dtype in (ark.fp32, ark.fp16, ark.bf16):
         ids = ark.cast(ids, ark.int64)
     tensor = ark.one_hot(ids, depth, data_type(call.array(2).dtype), axis, off, on)
-    return made(tensor, [*shape[:axis], depth, *shape[axis:]])
+    return shaped(tensor, [*shape[:axis], depth, *shape[axis:]])
 
 
 @operator("ReverseSequence")
@@ -70,7 +70,7 @@ def _reverse_sequence(call: Call) -> Value:
     place = ark.iota(list(shape), time, ark.int64)
     back = ark.sub(ark.sub(ark.expand(lengths, list(shape)), place), 1)
     places = ark.where(ark.greater_equal(back, 0), back, place)
-    return made(ark.gather_elements(tensor, places, time), shape)
+    return shaped(ark.gather_elements(tensor, places, time), shape)
 
 
 @operator("Compress")
@@ -84,7 +84,7 @@ def _compress(call: Call) -> Value:
     result = (*shape[:axis], len(kept), *shape[axis + 1 :])
     if not len(kept):
         return Value(result, array=np.zeros(result, call.value(0).dtype))
-    return made(ark.gather(tensor, call.made(kept), axis), result)
+    return shaped(ark.gather(tensor, call.constant(kept), axis), result)
 
 
 @operator("TensorScatter")
@@ -98,4 +98,4 @@ def _tensor_scatter(call: Call) -> Value:
         step = ark.add(step, first)
     if call.attribute("mode", "linear") == "circular":
         step = ark.mod(step, shape[axis])
-    return made(ark.scatter_elements(call.tensor(0), step, call.tensor(1), axis, "set"), shape)
+    return shaped(ark.scatter_elements(call.tensor(0), step, call.tensor(1), axis, "set"), shape)

@@ -17,9 +17,9 @@ from ark.interop.onnx.values import (
     data_type,
     join,
     kind_of,
-    made,
     operator,
     refuse,
+    shaped,
 )
 
 
@@ -65,7 +65,7 @@ def _reshape(call: Call) -> Value:
         sizes[sizes.index(-1)] = math.prod(old) // rest
     if math.prod(sizes) != math.prod(old) or min(sizes, default=1) < 0:
         raise ModelError(f"{list(old)} cannot be reshaped to {sizes}")
-    return made(call.tensor(0), sizes)
+    return shaped(call.tensor(0), sizes)
 
 
 @operator("Flatten")
@@ -73,7 +73,7 @@ def _flatten(call: Call) -> Value:
     shape = call.shape(0)
     axis = call.attribute("axis", 1)
     axis = axis + len(shape) if axis < 0 else axis
-    return made(call.tensor(0), (math.prod(shape[:axis]), math.prod(shape[axis:])))
+    return shaped(call.tensor(0), (math.prod(shape[:axis]), math.prod(shape[axis:])))
 
 
 @operator("Squeeze")
@@ -83,7 +83,7 @@ def _squeeze(call: Call) -> Value:
     removed = {axis_of(a, len(shape)) for a in axes}
     if any(shape[d] != 1 for d in removed):
         raise ModelError(f"dimensions {sorted(removed)} of {list(shape)} are not all 1")
-    return made(call.tensor(0), [n for d, n in enumerate(shape) if d not in removed])
+    return shaped(call.tensor(0), [n for d, n in enumerate(shape) if d not in removed])
 
 
 @operator("Unsqueeze")
@@ -92,7 +92,7 @@ def _unsqueeze(call: Call) -> Value:
     rank = len(sizes) + len(axes)
     for axis in sorted(axis_of(a, rank) for a in axes):
         sizes.insert(axis, 1)
-    return made(call.tensor(0), sizes)
+    return shaped(call.tensor(0), sizes)
 
 
 @operator("Transpose")
@@ -102,8 +102,8 @@ def _transpose(call: Call) -> Value:
     if sorted(perm) != list(range(len(shape))):
         raise ModelError(f"{list(perm)} is not a permutation of {len(shape)} dimensions")
     if len(shape) < 2:
-        return made(call.tensor(0), shape)
-    return made(ark.transpose(call.tensor(0), list(perm)), [shape[d] for d in perm])
+        return shaped(call.tensor(0), shape)
+    return shaped(ark.transpose(call.tensor(0), list(perm)), [shape[d] for d in perm])
 
 
 @operator("Concat")
@@ -136,7 +136,7 @@ def pieces(call: Call, value: Value, sizes: list[int], axis: int) -> list[Value]
     parts = iter(ark.split(call.on(value), [n for n in sizes if n], axis))
     for n in sizes:
         one = (*shape[:axis], n, *shape[axis + 1 :])
-        part = made(next(parts), one) if n else Value(one, array=np.zeros(one, value.dtype))
+        part = shaped(next(parts), one) if n else Value(one, array=np.zeros(one, value.dtype))
         part.inputs, part.kind = value.inputs, value.kind
         results.append(part)
     return results
@@ -159,8 +159,8 @@ def _slice(call: Call) -> Value:
         return Value(tuple(sizes), array=np.zeros(sizes, call.dtype(0).numpy))
     if all(step == 1 for step in by):
         box = tuple(slice(b, b + n) for b, n in zip(begins, sizes, strict=True))
-        return made(call.tensor(0)[box], sizes)
-    return made(ark.strided_slice(call.tensor(0), begins, sizes, by), sizes)
+        return shaped(call.tensor(0)[box], sizes)
+    return shaped(ark.strided_slice(call.tensor(0), begins, sizes, by), sizes)
 
 
 @operator("Pad")
@@ -175,20 +175,20 @@ def _pad(call: Call) -> Value:
     value = call.array(2).item() if call.has(2) else 0
     result = [n + a + b for n, (a, b) in zip(shape, pairs, strict=True)]
     mode = call.attribute("mode", "constant")
-    return made(ark.pad(call.tensor(0), pairs, mode, value), result)
+    return shaped(ark.pad(call.tensor(0), pairs, mode, value), result)
 
 
 @operator("Expand")
 def _expand(call: Call) -> Value:
     shape = np.broadcast_shapes(call.shape(0), tuple(call.integers(1)))
-    return made(ark.expand(call.tensor(0), list(shape) or [1]), shape)
+    return shaped(ark.expand(call.tensor(0), list(shape) or [1]), shape)
 
 
 @operator("Tile")
 def _tile(call: Call) -> Value:
     repeats, shape = call.integers(1), call.shape(0)
     result = [n * r for n, r in zip(shape, repeats, strict=True)]
-    return made(ark.tile(call.tensor(0), repeats) if shape else call.tensor(0), result)
+    return shaped(ark.tile(call.tensor(0), repeats) if shape else call.tensor(0), result)
 
 
 @operator("ConstantOfShape")
@@ -196,7 +196,7 @@ def _constant_of_shape(call: Call) -> Value:
     filled = np.asarray(call.attribute("value", np.zeros(1, np.float32)))
     sizes = call.integers(0)
     tensor = ark.constant(filled.item(), sizes or [1], data_type(filled.dtype))
-    return made(tensor, sizes)
+    return shaped(tensor, sizes)
 
 
 @operator("Range")
@@ -205,7 +205,7 @@ def _range(call: Call) -> Value:
     dtype = call.dtype(0)
     count = max(0, math.ceil((limit - start) / delta)) if delta else 0
     steps = ark.mul(ark.iota([count], 0, dtype), delta)
-    return made(ark.add(steps, start), (count,))
+    return shaped(ark.add(steps, start), (count,))
 
 
 @operator("EyeLike")
@@ -221,7 +221,7 @@ def _eye(call: Call) -> Value:
 def _trilu(call: Call) -> Value:
     diagonal = int(call.array(1).item()) if call.has(1) else 0
     function = ark.triu if call.attribute("upper", 1) else ark.tril
-    return made(function(call.tensor(0), diagonal), call.shape(0))
+    return shaped(function(call.tensor(0), diagonal), call.shape(0))
 
 
 @operator("DepthToSpace")
@@ -233,7 +233,7 @@ def _depth_to_space(call: Call) -> Value:
     else:
         sizes, order = [n, c // size**2, size, size, h, w], [0, 1, 4, 2, 5, 3]
     transposed = ark.transpose(ark.reshape(call.tensor(0), sizes), order)
-    return made(transposed, (n, c // size**2, h * size, w * size))
+    return shaped(transposed, (n, c // size**2, h * size, w * size))
 
 
 @operator("SpaceToDepth")
@@ -245,7 +245,7 @@ def _space_to_depth(call: Call) -> Value:
     blocks_first = call.attribute("mode", "DCR") == "DCR"
     order = [0, 3, 5, 1, 2, 4] if blocks_first else [0, 1, 3, 5, 2, 4]
     transposed = ark.transpose(parts, order)
-    return made(transposed, (n, c * size**2, h // size, w // size))
+    return shaped(transposed, (n, c * size**2, h // size, w // size))
 
 
 @operator("BitCast")
@@ -257,6 +257,6 @@ def _bit_cast(call: Call) -> Value:
         raise refuse(f"the bits of {source} as {wanted}")
     kind, tensor = kind_of(wanted), call.tensor(0)
     tensor = cut(tensor, kind) if kind in INTEGERS else ark.cast(tensor, data_type(wanted))
-    value = made(tensor, call.shape(0))
+    value = shaped(tensor, call.shape(0))
     value.kind = kind
     return value

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import ark
-from ark.interop.onnx.values import Call, Value, axis_of, made, operator, refuse
+from ark.interop.onnx.values import Call, Value, axis_of, operator, refuse, shaped
 
 
 @operator("BatchNormalization")
@@ -17,13 +17,15 @@ def _batch_norm(call: Call) -> Value:
         raise refuse("BatchNormalization with statistics of another type")
     x, scale, shift, mean, variance = (call.tensor(i) for i in range(5))
     eps = call.attribute("epsilon", 1e-5)
-    return made(ark.batch_norm(x, scale, shift, mean, variance, eps), call.shape(0))
+    return shaped(ark.batch_norm(x, scale, shift, mean, variance, eps), call.shape(0))
 
 
 @operator("InstanceNormalization")
 def _instance_norm(call: Call) -> Value:
     x, scale, shift = (call.tensor(i) for i in range(3))
-    return made(ark.instance_norm(x, scale, shift, call.attribute("epsilon", 1e-5)), call.shape(0))
+    return shaped(
+        ark.instance_norm(x, scale, shift, call.attribute("epsilon", 1e-5)), call.shape(0)
+    )
 
 
 @operator("GroupNormalization")
@@ -33,7 +35,7 @@ def _group_norm(call: Call) -> Value:
         raise refuse("GroupNormalization before opset 21")
     groups, eps = call.attribute("num_groups"), call.attribute("epsilon", 1e-5)
     made_of = ark.group_norm(call.tensor(0), groups, call.tensor(1), call.tensor(2), eps)
-    return made(made_of, call.shape(0))
+    return shaped(made_of, call.shape(0))
 
 
 def _row(call: Call, axis: int) -> Any:
@@ -50,13 +52,13 @@ def _layer_norm(call: Call) -> list[Value]:
     tensor = ark.reshape(ark.layernorm(rows, eps), list(shape))
     tensor = ark.mul(tensor, call.tensor(1))
     tensor = ark.add(tensor, call.tensor(2)) if call.has(2) else tensor
-    results = [made(tensor, shape)]
+    results = [shaped(tensor, shape)]
     if len(call.outputs) > 1:
         few = (*shape[:axis], *[1] * (len(shape) - axis))
         mean = ark.reduce_mean(rows, 1)
         away = ark.sub(rows, mean)
         spread = ark.reduce_mean(ark.mul(away, away), 1)
-        results += [made(mean, few), made(ark.rsqrt(ark.add(spread, eps)), few)]
+        results += [shaped(mean, few), shaped(ark.rsqrt(ark.add(spread, eps)), few)]
     return results[: len(call.outputs)]
 
 
@@ -69,7 +71,7 @@ def _lp_norm(call: Call) -> Value:
     else:
         size = ark.sqrt(ark.reduce_sum(ark.mul(tensor, tensor), [axis]))
     size = ark.where(ark.equal(size, 0.0), 1.0, size)
-    return made(ark.div(tensor, size), shape)
+    return shaped(ark.div(tensor, size), shape)
 
 
 @operator("LRN")
@@ -85,7 +87,7 @@ def _lrn(call: Call) -> Value:
     sums = ark.mul(ark.avg_pool(rows, [size], [1]), float(size))
     sums = ark.reshape(ark.transpose(sums, [0, 2, 1]), list(shape))
     scale = ark.add(ark.mul(sums, alpha / size), call.attribute("bias", 1.0))
-    return made(ark.div(tensor, ark.pow(scale, beta)), shape)
+    return shaped(ark.div(tensor, ark.pow(scale, beta)), shape)
 
 
 @operator("NegativeLogLikelihoodLoss")
@@ -103,11 +105,11 @@ def _nll_loss(call: Call) -> Value:
     lost = lost if weight is None else ark.mul(lost, weight)
     how = call.attribute("reduction", "mean")
     if how == "none":
-        return made(lost, call.shape(1))
+        return shaped(lost, call.shape(1))
     every = list(range(len(call.shape(1))))
     total = ark.reduce_sum(lost, every)
     if how == "mean" and weight is None:
         total = ark.div(total, float(math.prod(call.shape(1))))
     elif how == "mean" and weight is not None:
         total = ark.div(total, ark.reduce_sum(weight, every))
-    return made(total, ())
+    return shaped(total, ())

@@ -10,7 +10,7 @@ import numpy as np
 import ark
 from ark.errors import ModelError
 from ark.interop.onnx.products import pads_of, pool
-from ark.interop.onnx.values import Call, Value, made, operator, refuse
+from ark.interop.onnx.values import Call, Value, operator, refuse, shaped
 from ark.ir.dtype import FLOATS
 
 
@@ -32,7 +32,7 @@ def _lp_pool(call: Call) -> Value:
     if call.attribute("ceil_mode", 0):
         raise refuse("LpPool with ceil_mode")
     sums = ark.mul(means, float(math.prod(kernel)))
-    return made(ark.sqrt(sums) if p == 2 else ark.pow(sums, 1 / p), means.ir.shape)
+    return shaped(ark.sqrt(sums) if p == 2 else ark.pow(sums, 1 / p), means.ir.shape)
 
 
 @operator("GlobalLpPool")
@@ -42,7 +42,7 @@ def _global_lp_pool(call: Call) -> Value:
     axes = list(range(2, len(shape)))
     sums = ark.reduce_sum(ark.mul(x, x) if p == 2 else ark.pow(x, float(p)), axes)
     result = ark.sqrt(sums) if p == 2 else ark.pow(sums, 1 / p)
-    return made(result, (*shape[:2], *[1] * (len(shape) - 2)))
+    return shaped(result, (*shape[:2], *[1] * (len(shape) - 2)))
 
 
 def places_of_windows(
@@ -105,7 +105,7 @@ def _max_pool_with_places(call: Call) -> list[Value]:
     lowest = ark.constant(-float("inf"), [rows, 1], x.ir.dtype)
     wide = ark.concat([flat, lowest], 1)
     ids = np.where(places < 0, elements, places)
-    windows = ark.gather(wide, call.made(ids.astype(np.int32)), 1)
+    windows = ark.gather(wide, call.constant(ids.astype(np.int32)), 1)
     largest = ark.reduce_max(windows, [2])
     best = ark.cast(ark.argmax(windows, axis=2, dtype=ark.int64), ark.int64)
     step = ark.reshape(best, [rows, len(ids), 1])
@@ -113,11 +113,11 @@ def _max_pool_with_places(call: Call) -> list[Value]:
     if call.attribute("storage_order", 0) and len(shape) > 2:  # the first dimension runs fastest
         whole = np.arange(elements).reshape(shape[2:][::-1]).transpose()
         numbered = np.append(whole.reshape(-1), 0)[ids]
-    table = ark.expand(call.made(numbered[None].astype(np.int64)), [rows, *ids.shape])
+    table = ark.expand(call.constant(numbered[None].astype(np.int64)), [rows, *ids.shape])
     index = ark.reshape(ark.gather_elements(table, step, 2), [rows, len(ids)])
     offset = ark.mul(ark.iota([rows, 1], 0, ark.int64), elements)
     result = (*shape[:2], *counts)
-    return [made(largest, result), made(ark.add(index, offset), result)]
+    return [shaped(largest, result), shaped(ark.add(index, offset), result)]
 
 
 @operator("MaxUnpool")
@@ -140,7 +140,7 @@ def _max_unpool(call: Call) -> Value:
         if min(b for _, b in grown) < 0:
             raise ModelError(f"the shape {wanted} is smaller than {own}")
         result = ark.pad(result, grown, "constant", 0.0)
-    return made(result, wanted)
+    return shaped(result, wanted)
 
 
 @operator("Col2Im")
@@ -159,6 +159,6 @@ def _col2im(call: Call) -> Value:
     ids = np.where(places < 0, elements, places).T.reshape(1, -1)
     ids = np.broadcast_to(ids, (shape[0] * channels, ids.shape[1])).astype(np.int64)
     zeros = ark.zeros([shape[0] * channels, elements + 1], columns.ir.dtype)
-    index = call.made(np.ascontiguousarray(ids))
+    index = call.constant(np.ascontiguousarray(ids))
     result = ark.scatter_elements(zeros, index, columns, 1, "add")[:, 0:elements]
-    return made(ark.copy(result), (shape[0], channels, *sizes))
+    return shaped(ark.copy(result), (shape[0], channels, *sizes))

@@ -9,7 +9,7 @@ import numpy as np
 
 import ark
 from ark.errors import ModelError
-from ark.interop.onnx.values import Call, Value, made, operator, refuse
+from ark.interop.onnx.values import Call, Value, operator, refuse, shaped
 from ark.ir.dtype import FLOATS
 
 Pairs = list[tuple[int, int]]
@@ -23,7 +23,7 @@ def _matmul(call: Call) -> Value:
     batch = np.broadcast_shapes(left[:-2], right[:-2])
     rows = () if len(left) == 1 else left[-2:-1]
     columns = () if len(right) == 1 else right[-1:]
-    return made(multiplied(call.tensor(0), call.tensor(1)), (*batch, *rows, *columns))
+    return shaped(multiplied(call.tensor(0), call.tensor(1)), (*batch, *rows, *columns))
 
 
 def multiplied(a: Any, b: Any) -> Any:
@@ -46,7 +46,7 @@ def _gemm(call: Call) -> Value:
     if call.has(2) and beta != 0.0:
         added = call.tensor(2)
         product = ark.add(product, added if beta == 1.0 else ark.mul(added, beta))
-    return made(product, (a[1] if left else a[0], b[0] if right else b[1]))
+    return shaped(product, (a[1] if left else a[0], b[0] if right else b[1]))
 
 
 def pads_of(call: Call, sizes: tuple[int, ...], kernel: list[int]) -> Pairs:
@@ -69,7 +69,7 @@ def pads_of(call: Call, sizes: tuple[int, ...], kernel: list[int]) -> Pairs:
 def _conv(call: Call) -> Value:
     bias = call.tensor(2) if call.has(2) else None
     tensor = convolved(call, call.tensor(0), call.tensor(1), bias)
-    return made(tensor, tensor.ir.shape)
+    return shaped(tensor, tensor.ir.shape)
 
 
 def convolved(call: Call, x: Any, weight: Any, bias: Any) -> Any:
@@ -117,7 +117,7 @@ def _conv_transpose(call: Call) -> Value:
         dilation=dilation,
         groups=call.attribute("group", 1),
     )
-    return made(tensor, tensor.ir.shape)
+    return shaped(tensor, tensor.ir.shape)
 
 
 def pool(function: Callable[..., Any], mean: bool) -> Callable[[Call], Value]:
@@ -138,7 +138,7 @@ def pool(function: Callable[..., Any], mean: bool) -> Callable[[Call], Value]:
             tensor = function(given, kernel, **words)
         else:  # the standard's are of 8 bits, which fp32 holds
             tensor = ark.cast(function(ark.cast(given, ark.fp32), kernel, **words), given.ir.dtype)
-        return made(tensor, tensor.ir.shape)
+        return shaped(tensor, tensor.ir.shape)
 
     return run
 
@@ -149,7 +149,7 @@ operator("AveragePool")(pool(ark.avg_pool, mean=True))
 def _global(function: Callable[..., Any]) -> Callable[[Call], Value]:
     def run(call: Call) -> Value:
         shape = call.shape(0)
-        return made(function(call.tensor(0)), (*shape[:2], *[1] * (len(shape) - 2)))
+        return shaped(function(call.tensor(0)), (*shape[:2], *[1] * (len(shape) - 2)))
 
     return run
 

@@ -11,7 +11,16 @@ import onnx
 import ark
 from ark.interop.onnx import carried
 from ark.interop.onnx.products import convolved, multiplied
-from ark.interop.onnx.values import Call, Value, axis_of, data_type, kind_of, made, operator, refuse
+from ark.interop.onnx.values import (
+    Call,
+    Value,
+    axis_of,
+    data_type,
+    kind_of,
+    operator,
+    refuse,
+    shaped,
+)
 
 _BITS8 = (np.dtype(np.int8), np.dtype(np.uint8))
 MAX_EXACT_PRODUCTS = 256  # products of two integers of 9 bits that fp32 adds without rounding
@@ -51,7 +60,7 @@ def _rounded(steps: Any, zero: Any, dtype: Any, saturate: bool = True) -> Any:
 
 
 def _result(tensor: Any, shape: tuple[int, ...], dtype: Any) -> Value:
-    value = made(tensor, shape)
+    value = shaped(tensor, shape)
     value.kind = kind_of(dtype)
     return value
 
@@ -86,7 +95,7 @@ def _dequantize(call: Call) -> Value:
         value = ark.sub(value, _along(call, 2, shape))
     value = ark.mul(value, _along(call, 1, shape))
     dtype = data_type(_types(call, 1, np.float32))
-    return made(value if dtype == ark.fp32 else ark.cast(value, dtype), shape)
+    return shaped(value if dtype == ark.fp32 else ark.cast(value, dtype), shape)
 
 
 def _centred(call: Call, place: int, zero: int, axis: int | None) -> Any:
@@ -141,7 +150,7 @@ def _convolutions(call: Call, x: Any, w: Any) -> Any:
 def _matmul_integer(call: Call) -> Value:
     a = _centred(call, 0, 2, -2 if len(call.shape(0)) > 1 else None)
     tensor, shape = _matmul(a, _centred(call, 1, 3, -1), call.shape(0), call.shape(1))
-    return made(tensor, shape)
+    return shaped(tensor, shape)
 
 
 def _matmul(a: Any, b: Any, left: Any, right: Any) -> tuple[Any, tuple[int, ...]]:
@@ -155,7 +164,7 @@ def _matmul(a: Any, b: Any, left: Any, right: Any) -> tuple[Any, tuple[int, ...]
 def _conv_integer(call: Call) -> Value:
     x, w = _centred(call, 0, 2, None), _centred(call, 1, 3, 0)
     tensor = _convolutions(call, x, w)
-    return made(tensor, tensor.ir.shape)
+    return shaped(tensor, tensor.ir.shape)
 
 
 @operator("QLinearMatMul")
@@ -192,4 +201,4 @@ def _requantised(call: Call, total: Any, scale: Any, shape: tuple[int, ...], zer
     steps = ark.mul(ark.cast(total, ark.fp32), scale)
     if dtype not in _BITS8:
         raise refuse(f"{call.op} to {dtype}")
-    return made(_rounded(steps, point, dtype), shape)
+    return shaped(_rounded(steps, point, dtype), shape)

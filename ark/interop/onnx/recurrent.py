@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import ark
-from ark.interop.onnx.values import Call, Value, made, operator, refuse
+from ark.interop.onnx.values import Call, Value, operator, refuse, shaped
 
 _DEFAULTS = {
     "RNN": ["Tanh"],
@@ -156,7 +156,7 @@ def _recurrent(call: Call) -> list[Value]:
         made_of.append(_ends([c for _, c in ends], batch, width, first))
     if first:
         whole = ark.transpose(whole, [2, 0, 1, 3])
-    return [made(whole, whole.ir.shape), *made_of]
+    return [shaped(whole, whole.ir.shape), *made_of]
 
 
 def _start(
@@ -177,4 +177,4 @@ def _ends(states: list[Any], batch: int, width: int, first: bool) -> Value:
     shape = [batch, 1, width] if first else [1, batch, width]
     wide = [ark.reshape(s, shape) for s in states]
     tensor = ark.concat(wide, 1 if first else 0) if len(wide) > 1 else wide[0]
-    return made(tensor, tensor.ir.shape)
+    return shaped(tensor, tensor.ir.shape)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import ark
-from ark.interop.onnx.values import Call, Value, axis_of, made, operator, refuse
+from ark.interop.onnx.values import Call, Value, axis_of, operator, refuse, shaped
 from ark.ir.dtype import FLOATS
 
 MOST_RANKED = 2048  # integers of a row, all of which are compared with all
@@ -32,15 +32,15 @@ def _reduction(function: Callable[[Any, list[int]], Any]) -> Callable[[Call], Va
         shape, tensor = call.shape(0), call.tensor(0)
         axes = call.integers(1) if call.has(1) else call.attribute("axes", [])
         if not axes and call.attribute("noop_with_empty_axes", 0):
-            return made(function(ark.reshape(tensor, [*(shape or (1,)), 1]), [len(shape)]), shape)
+            return shaped(function(ark.reshape(tensor, [*(shape or (1,)), 1]), [len(shape)]), shape)
         reduced = sorted({axis_of(a, len(shape)) for a in axes} or range(len(shape)))
         truth = tensor.ir.dtype == ark.bool
         tensor = ark.cast(tensor, ark.uint8) if truth else tensor
         tensor = function(tensor, reduced) if shape else function(tensor, [0])
         tensor = ark.cast(tensor, ark.bool) if truth else tensor
         if call.attribute("keepdims", 1):
-            return made(tensor, [1 if d in reduced else n for d, n in enumerate(shape)])
-        return made(tensor, [n for d, n in enumerate(shape) if d not in reduced])
+            return shaped(tensor, [1 if d in reduced else n for d, n in enumerate(shape)])
+        return shaped(tensor, [n for d, n in enumerate(shape) if d not in reduced])
 
     return run
 
@@ -56,7 +56,7 @@ def _extreme(function: Callable[..., Any]) -> Callable[[Call], Value]:
         last = bool(call.attribute("select_last_index", 0))
         indices = function(call.tensor(0), axis=axis, dtype=ark.int64, last=last)
         kept = [1] if call.attribute("keepdims", 1) else []
-        return made(indices, [*shape[:axis], *kept, *shape[axis + 1 :]])
+        return shaped(indices, [*shape[:axis], *kept, *shape[axis + 1 :]])
 
     return run
 
@@ -79,14 +79,14 @@ def along_last(tensor: Any, axis: int, function: Callable[[Any], Any]) -> Any:
 def _softmax(call: Call) -> Value:
     shape = call.shape(0)
     axis = axis_of(call.attribute("axis", -1), len(shape))
-    return made(along_last(call.tensor(0), axis, ark.softmax), shape)
+    return shaped(along_last(call.tensor(0), axis, ark.softmax), shape)
 
 
 @operator("LogSoftmax")
 def _log_softmax(call: Call) -> Value:
     shape, tensor = call.shape(0), call.tensor(0)
     axis = axis_of(call.attribute("axis", -1), len(shape))
-    return made(ark.sub(tensor, ark.logsumexp(tensor, [axis])), shape)
+    return shaped(ark.sub(tensor, ark.logsumexp(tensor, [axis])), shape)
 
 
 @operator("Hardmax")
@@ -95,7 +95,7 @@ def _hardmax(call: Call) -> Value:
     axis = axis_of(call.attribute("axis", -1), len(shape))
     place = ark.argmax(tensor, axis=axis, dtype=ark.int64)
     here = ark.equal(ark.iota(list(shape), axis, ark.int64), place)
-    return made(ark.cast(here, tensor.ir.dtype), shape)
+    return shaped(ark.cast(here, tensor.ir.dtype), shape)
 
 
 def _running(function: Callable[..., Any]) -> Callable[[Call], Value]:
@@ -104,7 +104,7 @@ def _running(function: Callable[..., Any]) -> Callable[[Call], Value]:
         axis = axis_of(int(call.array(1).item()), len(shape))
         exclusive = bool(call.attribute("exclusive", 0))
         reverse = bool(call.attribute("reverse", 0))
-        return made(function(call.tensor(0), axis, exclusive, reverse), shape)
+        return shaped(function(call.tensor(0), axis, exclusive, reverse), shape)
 
     return run
 
@@ -152,4 +152,4 @@ def _top_k(call: Call) -> list[Value]:
     for one in (values, ark.cast(places, ark.int64)):
         one = ark.reshape(one, [result[d] for d in order])
         transposed.append(one if axis == len(shape) - 1 else ark.transpose(one, back))
-    return [made(one, result) for one in transposed]
+    return [shaped(one, result) for one in transposed]

@@ -14,7 +14,7 @@ import numpy as np
 import ark
 from ark.errors import ModelError
 from ark.interop.onnx.reductions import along_last
-from ark.interop.onnx.values import Call, Value, axis_of, made, operator, refuse
+from ark.interop.onnx.values import Call, Value, axis_of, operator, refuse, shaped
 from ark.ir.dtype import FLOATS
 from ark.ops.images import COORDINATES
 
@@ -32,7 +32,7 @@ def _resize(call: Call) -> Value:
     spatial = tuple(sizes[:2]) == shape[:2] and len(shape) > 2
     plain = not call.attribute("antialias", 0) and not call.attribute("exclude_outside", 0)
     if common and plain and whole and spatial and places in COORDINATES:
-        return made(ark.resize(call.tensor(0), sizes[2:], mode, places), sizes)
+        return shaped(ark.resize(call.tensor(0), sizes[2:], mode, places), sizes)
     if mode not in ("nearest", "linear", "cubic"):
         raise ModelError(f"the mode {mode!r} is not one of nearest, linear, cubic")
     tensor, dtype = call.tensor(0), call.dtype(0)
@@ -52,19 +52,19 @@ def _resize(call: Call) -> Value:
             continue
         if mode == "nearest":
             ids = np.clip(_rounded(x, rounds), 0, n - 1).astype(np.int64)
-            tensor = ark.gather(tensor, call.made(ids), d)
+            tensor = ark.gather(tensor, call.constant(ids), d)
         else:
             weights = _weights(call, x, n, scales[d]).astype(np.float32)
             tensor = along_last(tensor, d, partial(_product, call, weights))
     if outside.any():
         value = call.attribute("extrapolation_value", 0.0)
-        tensor = ark.where(call.made(outside), value, tensor)
-    return made(tensor, sizes)
+        tensor = ark.where(call.constant(outside), value, tensor)
+    return shaped(tensor, sizes)
 
 
 def _product(call: Call, weights: np.ndarray, tensor: Any) -> Any:
     """(..., n) times the weights (size, n)."""
-    other = call.made(np.ascontiguousarray(weights.T))
+    other = call.constant(np.ascontiguousarray(weights.T))
     other = other if tensor.ir.dtype == ark.fp32 else ark.cast(other, tensor.ir.dtype)
     shape = tensor.ir.shape
     product = ark.matmul(ark.reshape(tensor, [-1, shape[-1]]), other)

@@ -13,7 +13,7 @@ from typing import Any
 
 import ark
 from ark.errors import ModelError
-from ark.interop.onnx.values import Call, Value, made, operator, refuse
+from ark.interop.onnx.values import Call, Value, operator, refuse, shaped
 from ark.ir.dtype import FLOATS
 
 CUBIC = -0.75  # the coefficient of Keys' convolution (1981) that GridSample has
@@ -36,7 +36,7 @@ def _grid_sample(call: Call) -> Value:
         coordinates.append(ark.add(ark.mul(at, scale), shift))
     outside = _Outside(call.attribute("padding_mode", "zeros"), corners)
     x = ark.reshape(call.tensor(0), [shape[0], shape[1], math.prod(sizes)])
-    return made(_sampled(x, sizes, coordinates, mode, outside), (*shape[:2], *places))
+    return shaped(_sampled(x, sizes, coordinates, mode, outside), (*shape[:2], *places))
 
 
 def _column(tensor: Any, place: int) -> Any:
@@ -168,7 +168,7 @@ def _deform_conv(call: Call) -> Value:
     result = ark.reshape(ark.matmul(w, windows), [rows, weight[0], count])
     if call.has(3):
         result = ark.add(result, ark.reshape(call.tensor(3), [1, -1, 1]))
-    return made(result, (rows, weight[0], *out))
+    return shaped(result, (rows, weight[0], *out))
 
 
 @operator("RoiAlign")
@@ -201,4 +201,4 @@ def _roi_align(call: Call) -> Value:
         inside = ark.logical_and(ark.greater_equal(p, -1.0), ark.less_equal(p, float(n)))
         sampled = ark.mul(sampled, ark.reshape(ark.cast(inside, sampled.ir.dtype), [count, 1, -1]))
     sampled = ark.reshape(sampled, [count, channels, bins[0], samples, bins[1], samples])
-    return made(ark.reduce_mean(sampled, [3, 5]), (count, channels, *bins))
+    return shaped(ark.reduce_mean(sampled, [3, 5]), (count, channels, *bins))

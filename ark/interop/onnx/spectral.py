@@ -9,7 +9,7 @@ import numpy as np
 
 import ark
 from ark.errors import ModelError
-from ark.interop.onnx.values import Call, Value, axis_of, made, operator, refuse
+from ark.interop.onnx.values import Call, Value, axis_of, operator, refuse, shaped
 from ark.ir.dtype import FLOATS
 
 MOST_POINTS = 4096  # of a transform: its matrix has the square of them
@@ -59,7 +59,7 @@ def _folded(call: Call, rows: Any, factors: np.ndarray) -> tuple[Any, np.ndarray
     pairs = []
     for places, function in ((odd, ark.sub), (even, ark.add)):
         if len(places):
-            one, other = (call.made(p.astype(np.int32)) for p in (places, -places % n))
+            one, other = (call.constant(p.astype(np.int32)) for p in (places, -places % n))
             pairs.append(function(ark.gather(rows, one, 1), ark.gather(rows, other, 1)))
     alone = np.where(even == -even % n, 0.5, 1.0)[:, None]
     parts = [1j * factors[odd].imag, alone * factors[even].real]
@@ -68,7 +68,7 @@ def _folded(call: Call, rows: Any, factors: np.ndarray) -> tuple[Any, np.ndarray
 
 def _transformed(call: Call, rows: Any, matrix: np.ndarray) -> Any:
     """(rows, elements) times the matrix."""
-    return ark.matmul(rows, ark.cast(call.made(matrix), rows.ir.dtype))
+    return ark.matmul(rows, ark.cast(call.constant(matrix), rows.ir.dtype))
 
 
 @operator("DFT")
@@ -103,7 +103,7 @@ def _dft(call: Call) -> Value:
     result = ark.reshape(ark.div(result, float(points)) if inverse else result, wide)
     back = [order.index(d) for d in range(len(shape))]
     result = ark.transpose(result, back) if back != sorted(back) else result
-    return made(result, [wide[d] for d in back])
+    return shaped(result, [wide[d] for d in back])
 
 
 @operator("STFT")
@@ -123,8 +123,8 @@ def _stft(call: Call) -> Value:
     matrix = _matrix(factors, parts)
     places = np.arange(frames)[:, None] * step + np.arange(length)
     signal = ark.reshape(call.tensor(0), [batch, n, parts])
-    rows = ark.gather(signal, call.made(places.astype(np.int32)), 1)
+    rows = ark.gather(signal, call.constant(places.astype(np.int32)), 1)
     if call.has(2) and window is None:
         rows = ark.mul(rows, ark.reshape(call.tensor(2), [length, 1]))
     rows = ark.reshape(rows, [batch * frames, length * parts])
-    return made(_transformed(call, rows, matrix), (batch, frames, matrix.shape[1] // 2, 2))
+    return shaped(_transformed(call, rows, matrix), (batch, frames, matrix.shape[1] // 2, 2))

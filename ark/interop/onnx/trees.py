@@ -12,7 +12,7 @@ import numpy as np
 
 import ark
 from ark.errors import ModelError
-from ark.interop.onnx.values import Call, NeedsContents, Value, made, operator, refuse
+from ark.interop.onnx.values import Call, NeedsContents, Value, operator, refuse, shaped
 
 _MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ")
 _COMPARE = (ark.less_equal, ark.less, ark.greater_equal, ark.greater, ark.equal, ark.not_equal)
@@ -158,7 +158,7 @@ def _run(call: Call) -> Value:
     x, rows, targets = call.tensor(0), shape[0], trees.weights.shape[1]
 
     def table(array: np.ndarray, dtype: Any) -> Any:
-        return call.made(np.ascontiguousarray(array.astype(dtype)))
+        return call.constant(np.ascontiguousarray(array.astype(dtype)))
 
     split, feature = table(trees.splits, np.float32), table(trees.features, np.int32)
     yes, no = table(trees.yes, np.int32), table(trees.no, np.int32)
@@ -184,4 +184,4 @@ def _run(call: Call) -> Value:
     )
     if len(trees.base):
         result = ark.add(result, table(trees.base.reshape(1, -1), np.float32))
-    return made(result, (rows, targets))
+    return shaped(result, (rows, targets))

@@ -184,10 +184,10 @@ class Call:
                 raise NeedsContents(
                     frozenset().union(*(v.inputs for v in self.inputs if v and v.array is None))
                 )
-            value.tensor = self.made(value.array)
+            value.tensor = self.constant(value.array)
         return value.tensor
 
-    def made(self, array: np.ndarray) -> ark.Tensor:
+    def constant(self, array: np.ndarray) -> ark.Tensor:
         """A tensor of the graph whose contents are known."""
         dtype, array = data_type(array.dtype), narrowed(array, "a constant")
         if not array.size:
@@ -274,7 +274,7 @@ def operator(*names: str) -> Callable[[Operator], Operator]:
     return enter
 
 
-def made(tensor: Any, shape: Sequence[int]) -> Value:
+def shaped(tensor: Any, shape: Sequence[int]) -> Value:
     """A value of ONNX's shape on a tensor, which is reshaped where its shape is another one."""
     shape = tuple(int(n) for n in shape)
     if math.prod(shape) == 0:
@@ -293,7 +293,7 @@ def join(call: Call, values: Sequence[Value], axis: int) -> Value:
         return Value(array.shape, array=array)
     shape = list(full[0].shape)
     shape[axis] = sum(v.shape[axis] for v in full)
-    joined = made(ark.concat([call.on(v) for v in full], axis), shape)
+    joined = shaped(ark.concat([call.on(v) for v in full], axis), shape)
     joined.inputs = frozenset[str]().union(*(v.inputs for v in values))
     joined.kind = full[0].kind
     return joined

@@ -13,7 +13,7 @@ from ark.tasks.tokens import AdvanceParams, EmbeddingParams, SampleParams
 
 def lower_embed(lowering: Lowering, node: Node) -> None:
     ids, table, position = node.inputs
-    out, *again = node.outputs
+    out, *copies = node.outputs
     rows, width = out.shape
     parts = max(1, min(width // 64, -(-lowering.machine.processors // rows)))
     columns = -(-width // parts)
@@ -23,7 +23,7 @@ def lower_embed(lowering: Lowering, node: Node) -> None:
     coords = [(r, c) for r in range(0, rows // batch, each) for c in range(0, width, columns)]
     for b in range(batch):
         of = functools.partial(lowering.part, parts=batch, number=b)
-        operands = [of(ids), table, of(out), of(position), *map(of, again)]
+        operands = [of(ids), table, of(out), of(position), *map(of, copies)]
         lowering.emit("embedding", params, operands, coords)
 
 

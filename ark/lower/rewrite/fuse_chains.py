@@ -65,13 +65,15 @@ def _repeated(node: Node) -> list[Tensor]:
     return [t for i, t in enumerate(node.inputs) if t.id in {u.id for u in node.inputs[:i]}]
 
 
-def read_once(graph: Graph, kept: frozenset[int], again: bool = False) -> Callable[[Tensor], bool]:
+def read_once(
+    graph: Graph, kept: frozenset[int], repeated_inputs: bool = False
+) -> Callable[[Tensor], bool]:
     """Tells whether nothing but one op touches a result's buffer beside the one that makes it, so
     that this one, if it reads the result, may take in the other. kept: ids of buffers with other
-    readers. again: True if that op may read the tensor as several inputs.
+    readers. repeated_inputs: True if that op may read the tensor as several inputs.
     """
     touches = graph.view.touches
-    if again:
+    if repeated_inputs:
         touches = touches.copy()
         for node in graph.nodes:
             touches.subtract(t.buffer.id for t in _repeated(node))
@@ -98,7 +100,7 @@ def fuse_chains(graph: Graph, context: Context) -> Graph:
 
 def _joined_once(graph: Graph, kept: frozenset[int]) -> Graph:
     """The same of results that one op reads."""
-    private = read_once(graph, kept, again=True)
+    private = read_once(graph, kept, repeated_inputs=True)
     producer: dict[int, tuple[int, Node]] = {}  # by buffer: place and node of a joinable result
     written = WritesSoFar()
     nodes: list[Node | None] = []

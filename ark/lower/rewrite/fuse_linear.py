@@ -79,7 +79,7 @@ def fuse_linear(graph: Graph, context: Context) -> Graph:
             and not _holds_pairs(weight, machine)
         ):
             last = None
-        while (norm or last) and not still(graph, norm, node, last):
+        while (norm or last) and not operands_unchanged(graph, norm, node, last):
             norm, last = (norm, None) if last else (None, None)
         if {node.inputs[0].buffer.id} & {t.buffer.id for t in node.outputs}:
             continue
@@ -152,7 +152,7 @@ def _others(node: Node, product: Tensor) -> tuple[Tensor, ...]:
     return tuple(t for t in node.inputs if t.id != product.id)
 
 
-def still(graph: Graph, norm: Node | None, node: Node, last: Node | None) -> bool:
+def operands_unchanged(graph: Graph, norm: Node | None, node: Node, last: Node | None) -> bool:
     """True where no op changes the operands between the place of each part and the joined node's.
 
     No op in between may write an operand of the parts, and the result may not share memory that all
@@ -182,7 +182,7 @@ def _adds_residual(
         and _epilogue(added, node.outputs[0], uses)
         and (residual := _others(added, node.outputs[0])[0]).dense
         and residual.dtype == added.outputs[0].dtype == node.outputs[0].dtype
-        and still(graph, None, node, added)
+        and operands_unchanged(graph, None, node, added)
     )
 
 

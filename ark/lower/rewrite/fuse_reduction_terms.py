@@ -32,7 +32,7 @@ MOST_FLAT = 4  # numbers that a thread keeps for each column of a result
 def fuse_reduction_terms(graph: Graph, context: Context) -> Graph:
     """A copy of the graph with such reductions."""
     kept = context.kept
-    private = read_once(graph, kept, again=True)
+    private = read_once(graph, kept, repeated_inputs=True)
     makers: dict[int, tuple[int, Node]] = {}  # by buffer: place and node
     written = WritesSoFar()
     nodes: list[Node | None] = []

@@ -41,7 +41,7 @@ class Pattern:
     """The nodes of a graph as a pattern that ends with one of them looks for them."""
 
     def __init__(self, graph: Graph, kept: frozenset[int]) -> None:
-        self.view, self.private = graph.view, read_once(graph, kept, again=True)
+        self.view, self.private = graph.view, read_once(graph, kept, repeated_inputs=True)
         self.makers = only_makers(graph)
 
     def maker(self, tensor: Tensor, reader: Node, kind: str = "") -> Node | None:

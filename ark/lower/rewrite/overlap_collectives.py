@@ -21,7 +21,7 @@ from ark.ir.values import Buffer, Tensor
 from ark.lower.engines import AUTO, ONE_SHOT, PACKET, in_packets, measured
 from ark.lower.products import GATHER, SHARE, SUM
 from ark.lower.rewrite.context import Context
-from ark.lower.rewrite.fuse_linear import still
+from ark.lower.rewrite.fuse_linear import operands_unchanged
 from ark.machine import Machine
 from ark.plan.types import MAX_OPERANDS
 
@@ -59,7 +59,11 @@ class _Finder:
             if maker is None or maker.hints or maker.phase != node.phase or maker.id in self.gone:
                 continue
             kind = _kind(maker, node)
-            if kind and self._between(kind, maker, node) and still(self.graph, None, maker, node):
+            if (
+                kind
+                and self._between(kind, maker, node)
+                and operands_unchanged(self.graph, None, maker, node)
+            ):
                 self.replaced[node.id] = _joined(kind, maker, node)
                 self.gone.add(maker.id)
         left = (n for n in self.graph.nodes if n.id not in self.gone)

@@ -84,7 +84,7 @@ def _execute(
 
     part, begun = nodes_of(bases), nodes_of(once.bases)
     run = Run(lane[part], position[part], 2 * lengths, once.lanes)
-    executed = [again[begun] + home[once.rank[begun]] for again in twice]
+    executed = [renumbered[begun] + home[once.rank[begun]] for renumbered in twice]
     begins = np.flatnonzero(once.position[begun] == 0)
     barriers = np.array([counters.offsets[r] for r in once.rank[begun[begins]].tolist()], np.int64)
     opened = np.column_stack(
@@ -96,8 +96,8 @@ def _execute(
     )
     run.add_counters(_unrolled(rank_set, counters, executed, opened))
     first_of = once.bases[:-1] + once.home
-    for again in executed:
-        run.add_packets(packets, partial(_moved, again, first_of))
+    for renumbered in executed:
+        run.add_packets(packets, partial(_moved, renumbered, first_of))
     stuck = run.execute()
     if stuck is not None:
         raise refuse(
@@ -109,9 +109,9 @@ def _execute(
 
 
 def _moved(
-    again: np.ndarray, first_of: np.ndarray, rank: np.ndarray, nodes: np.ndarray
+    renumbered: np.ndarray, first_of: np.ndarray, rank: np.ndarray, nodes: np.ndarray
 ) -> np.ndarray:
-    return np.asarray(again[first_of[rank] + nodes])
+    return np.asarray(renumbered[first_of[rank] + nodes])
 
 
 def _unrolled(
@@ -124,11 +124,11 @@ def _unrolled(
     signals: list[np.ndarray] = []
     waits = [opened]
     lags = counters.waits[:, 2] == 0
-    for number, again in enumerate(executed):
+    for number, renumbered in enumerate(executed):
         for rows, rows_of_ranks in ((counters.signals, signals), (counters.waits[~lags], waits)):
             moved = rows.copy()
             moved[:, 0] += number * total
-            moved[:, 1] = again[rows[:, 1]]
+            moved[:, 1] = renumbered[rows[:, 1]]
             rows_of_ranks.append(moved)
     late = counters.waits[lags]
     waits.append(

@@ -22,10 +22,10 @@ from ark.codegen.body import BoxMap
 from ark.errors import GpuError, SystemError
 from ark.machine import Machine
 from ark_cuda import boxes, machines, peer, probe
-from ark_cuda.again import CudaAgain
 from ark_cuda.driver import check, cu, current, words
 from ark_cuda.launches import CudaLaunch, Events, Program, enqueue
 from ark_cuda.ordered import Ordered
+from ark_cuda.repeated_launch import CudaRepeatedLaunch
 
 _ATTRIBUTE = cu.CUdevice_attribute
 _FUNCTION = cu.CUfunction_attribute
@@ -229,13 +229,15 @@ class CudaDevice:
         self._launches.add(launch)
         return launch
 
-    def again(self, program: object, params: np.ndarray, grid: Grid) -> CudaAgain:
-        """See StreamDevice.again."""
+    def repeated_launch(
+        self, program: object, params: np.ndarray, grid: Grid
+    ) -> CudaRepeatedLaunch:
+        """See StreamDevice.repeated_launch."""
         if not isinstance(program, Program):
             raise TypeError("again needs what load returned")
         with current(self.context):
             self._admit(program, grid)
-            relaunch = CudaAgain(self._events, program, params, grid)
+            relaunch = CudaRepeatedLaunch(self._events, program, params, grid)
         self._launches.add(relaunch)
         return relaunch
 

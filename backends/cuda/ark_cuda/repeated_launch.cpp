@@ -1,5 +1,6 @@
 // Launches of one kernel on a caller's stream, each in one step of the interpreter: launch, then an
-// event. Compiled and called by again.py, which gives the driver's functions as addresses.
+// event. Compiled and called by repeated_launch.py, which gives the driver's functions as
+// addresses.
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030A0000
 #include <Python.h>
@@ -7,7 +8,7 @@
 
 namespace {
 
-struct Again {
+struct RepeatedLaunch {
   int (*context)(void**);
   int (*launch)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*,
                 void**);
@@ -17,16 +18,18 @@ struct Again {
   unsigned dims[6], shared;  // of the grid, then of its blocks
 };
 
-const char NAME[] = "ark.again";
+const char NAME[] = "ark.repeated_launch";
 constexpr long OTHER = -1;  // another context is current
 
-Again* of(PyObject* capsule) { return static_cast<Again*>(PyCapsule_GetPointer(capsule, NAME)); }
+RepeatedLaunch* of(PyObject* capsule) {
+  return static_cast<RepeatedLaunch*>(PyCapsule_GetPointer(capsule, NAME));
+}
 
 void drop(PyObject* capsule) { delete of(capsule); }
 
 // Of a stream: the driver's result code, or OTHER, and then nothing was done.
-PyObject* again(PyObject* capsule, PyObject* stream) {
-  const Again& my = *of(capsule);
+PyObject* repeated_launch(PyObject* capsule, PyObject* stream) {
+  const RepeatedLaunch& my = *of(capsule);
   void* queue = PyLong_AsVoidPtr(stream);
   if (queue == nullptr && PyErr_Occurred()) return nullptr;
   void* current = nullptr;
@@ -40,21 +43,21 @@ PyObject* again(PyObject* capsule, PyObject* stream) {
   Py_END_ALLOW_THREADS return PyLong_FromLong(code);
 }
 
-PyMethodDef AGAIN = {"again", again, METH_O, nullptr};
+PyMethodDef REPEATED_LAUNCH = {"repeated_launch", repeated_launch, METH_O, nullptr};
 
 // launcher(cuCtxGetCurrent, cuLaunchCooperativeKernel, cuEventRecord, context, function, event,
-// params, six dimensions, shared bytes): a function `again`. params: what the launch takes, which
-// must stay where it is.
+// params, six dimensions, shared bytes): a function `repeated_launch`. params: the launch
+// arguments, whose address must not change.
 PyObject* launcher(PyObject*, PyObject* words) {
   unsigned long long at[7];
   unsigned d[7];
   if (!PyArg_ParseTuple(words, "KKKKKKKIIIIIII", at, at + 1, at + 2, at + 3, at + 4, at + 5, at + 6,
                         d, d + 1, d + 2, d + 3, d + 4, d + 5, d + 6))
     return nullptr;
-  Again* my = new (std::nothrow) Again{
-      reinterpret_cast<decltype(Again::context)>(at[0]),
-      reinterpret_cast<decltype(Again::launch)>(at[1]),
-      reinterpret_cast<decltype(Again::record)>(at[2]),
+  RepeatedLaunch* my = new (std::nothrow) RepeatedLaunch{
+      reinterpret_cast<decltype(RepeatedLaunch::context)>(at[0]),
+      reinterpret_cast<decltype(RepeatedLaunch::launch)>(at[1]),
+      reinterpret_cast<decltype(RepeatedLaunch::record)>(at[2]),
       reinterpret_cast<void*>(at[3]),
       reinterpret_cast<void*>(at[4]),
       reinterpret_cast<void*>(at[5]),
@@ -68,16 +71,23 @@ PyObject* launcher(PyObject*, PyObject* words) {
     delete my;
     return nullptr;
   }
-  PyObject* made = PyCFunction_NewEx(&AGAIN, capsule, nullptr);
+  PyObject* made = PyCFunction_NewEx(&REPEATED_LAUNCH, capsule, nullptr);
   Py_DECREF(capsule);
   return made;
 }
 
 PyMethodDef METHODS[] = {{"launcher", launcher, METH_VARARGS, nullptr},
                          {nullptr, nullptr, 0, nullptr}};
-PyModuleDef MODULE = {
-    PyModuleDef_HEAD_INIT, "ark_again", nullptr, -1, METHODS, nullptr, nullptr, nullptr, nullptr};
+PyModuleDef MODULE = {PyModuleDef_HEAD_INIT,
+                      "ark_repeated_launch",
+                      nullptr,
+                      -1,
+                      METHODS,
+                      nullptr,
+                      nullptr,
+                      nullptr,
+                      nullptr};
 
 }  // namespace
 
-PyMODINIT_FUNC PyInit_ark_again() { return PyModule_Create(&MODULE); }
+PyMODINIT_FUNC PyInit_ark_repeated_launch() { return PyModule_Create(&MODULE); }

@@ -1,7 +1,8 @@
-"""Launches of one kernel that follow each other on a caller's streams, many a second. What one
-needs is found once, and the driver is called by a function that is compiled once (again.cpp); the
-bindings, which do the same where there is no compiler, take 2.6 us more for the three calls, and
-twice that where other work has emptied the caches in between. Called by device.py.
+"""Launches of one kernel that follow each other on a caller's streams, many a second. What a
+launch needs is looked up once, and the driver is called by a compiled function
+(repeated_launch.cpp). Where there is no compiler, the Python bindings do the same and take 2.6 us
+more for the three calls, twice that where other work has emptied the caches in between. Called by
+device.py.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from ark_cuda.driver import check, cu, current
 from ark_cuda.launches import CudaLaunch, Events, Program, dimensions
 
 FUNCTIONS = ("cuCtxGetCurrent", "cuLaunchCooperativeKernel", "cuEventRecord")
-OTHER = -1  # of again.cpp
+OTHER = -1  # of repeated_launch.cpp
 
 
-class CudaAgain(CudaLaunch):
-    """See StreamDevice.again: an event marks the last one's end, behind which the next one lies
-    also where it is given another stream.
+class CudaRepeatedLaunch(CudaLaunch):
+    """See StreamDevice.repeated_launch. An event marks the end of the last launch; the next launch
+    waits for it, also on another stream.
     """
 
     def __init__(self, events: Events, program: Program, params: np.ndarray, grid: Grid) -> None:
@@ -80,11 +81,11 @@ class CudaAgain(CudaLaunch):
 
 @cache
 def _module() -> ModuleType | None:
-    """again.cpp, compiled."""
+    """repeated_launch.cpp, compiled."""
     return optional(
-        "ark_again",
+        "ark_repeated_launch",
         "ark_cuda",
-        "again.cpp",
+        "repeated_launch.cpp",
         "launches on a stream",
         "launches on streams take longer",
     )
