@@ -25,13 +25,13 @@ from examples.pose import algebra
 from examples.pose import pose as poses
 from examples.word2vec import corpus, word2vec
 
-BLOCK = 2000  # problems that NumPy takes at once where its arrays are to stay in cache
-LAUNCHES = 50  # products that follow each other before a clock is read
-GROUP = 128  # weights that share a scale
+PROBLEMS_PER_BLOCK = 2000  # problems that NumPy takes at once where its arrays are to stay in cache
+LAUNCHES_PER_READING = 50  # products that follow each other before a clock is read
+WEIGHTS_PER_SCALE = 128  # weights that share a scale
 
 
-def tell(what: str, **found: Any) -> None:
-    print(json.dumps({"what": what, **found}), flush=True)
+def tell(name: str, **figures: Any) -> None:
+    print(json.dumps({"what": name, **figures}), flush=True)
 
 
 def least(run: Callable[[], Any], repeats: int = 3) -> float:
@@ -93,8 +93,8 @@ def in_torch(
         return x.sum(1, keepdim=True)
 
     def iterate(pose: list[Any]) -> tuple[list[Any], Any]:
-        found = algebra.normal_equations(*given[:3], pose, total=total)
-        step = dense.solve(*found[:2])
+        equations = algebra.normal_equations(*given[:3], pose, total=total)
+        step = dense.solve(*equations[:2])
         return algebra.moved(pose, step), torch.stack(step).abs().max()
 
     one = torch.compile(iterate) if compiled else iterate
@@ -112,12 +112,14 @@ def in_torch(
 def pose(args: argparse.Namespace) -> None:
     problems, _, _ = poses.draw(args.points, args.batch, 1)
     start = poses.kabsch(problems.first, problems.second)
-    found, seconds = poses.solve(problems, args.repeats)
-    tell("pose, ark", problems_per_second=round(args.batch / seconds), iterations=found.iterations)
+    solution, seconds = poses.solve(problems, args.repeats)
+    tell(
+        "pose, ark", problems_per_second=round(args.batch / seconds), iterations=solution.iterations
+    )
     device = "cuda" if args.backend == "cuda" else "cpu"
     for compiled in (False, True)[: 1 + args.compile]:
         run = in_torch(problems, start, device, compiled)
-        apart = np.abs(run()[4:].T - found.position).max()
+        apart = np.abs(run()[4:].T - solution.position).max()
         rate = round(args.batch / least(run, args.repeats))
         name = f"pose, torch on {device}{', compiled' * compiled}"
         tell(name, problems_per_second=rate, largest_difference=float(apart))
@@ -125,13 +127,17 @@ def pose(args: argparse.Namespace) -> None:
         return
     few = part(problems, slice(0, min(args.batch, 20_000)))
     begins = start[:, : few.first.shape[2]]
-    cuts = [slice(i, i + BLOCK) for i in range(0, begins.shape[1], BLOCK)]
+    cuts = [slice(i, i + PROBLEMS_PER_BLOCK) for i in range(0, begins.shape[1], PROBLEMS_PER_BLOCK)]
     blocks = [(part(few, cut), np.ascontiguousarray(begins[:, cut])) for cut in cuts]
     for name, run in {
         "elementwise": lambda: poses.in_numpy(few, begins),
-        f"elementwise, {BLOCK} at once": lambda: [poses.in_numpy(*block) for block in blocks],
+        f"elementwise, {PROBLEMS_PER_BLOCK} at once": lambda: [
+            poses.in_numpy(*block) for block in blocks
+        ],
         "einsum and linalg": lambda: by_linalg(few, begins),
-        f"einsum and linalg, {BLOCK} at once": lambda: [by_linalg(*block) for block in blocks],
+        f"einsum and linalg, {PROBLEMS_PER_BLOCK} at once": lambda: [
+            by_linalg(*block) for block in blocks
+        ],
     }.items():
         rate = round(begins.shape[1] / least(run, args.repeats))
         tell(f"pose, NumPy, {name}", problems_per_second=rate)
@@ -143,10 +149,10 @@ def words(args: argparse.Namespace) -> None:
     for chunk, seed in itertools.product(args.chunks, args.seeds):
         ark.Model.reset()
         text = corpus.Corpus.of(given[seed])
-        made = word2vec.train(text, word2vec.Options(chunk=chunk, seed=seed))
-        score = wikipedia.similarity(text.vocabulary, made.vectors[-1])
-        found = {"words_per_second": round(made.words), "wordsim": round(score, 4)}
-        tell("word2vec, ark", chunk=chunk, seed=seed, **found)
+        trained = word2vec.train(text, word2vec.Options(chunk=chunk, seed=seed))
+        score = wikipedia.similarity(text.vocabulary, trained.vectors[-1])
+        figures = {"words_per_second": round(trained.words), "wordsim": round(score, 4)}
+        tell("word2vec, ark", chunk=chunk, seed=seed, **figures)
     for workers, seed in itertools.product(args.workers, args.seeds):
         from gensim.models import Word2Vec
 
@@ -157,21 +163,23 @@ def words(args: argparse.Namespace) -> None:
         other.train(given[seed], total_examples=other.corpus_count, epochs=other.epochs)
         rate = 5 * sum(map(len, texts)) / (time.perf_counter() - begin)
         score = wikipedia.similarity(other.wv.index_to_key, other.wv.vectors)
-        found = {"words_per_second": round(rate), "wordsim": round(score, 4)}
-        tell("word2vec, gensim", workers=workers, seed=seed, **found)
+        figures = {"words_per_second": round(rate), "wordsim": round(score, 4)}
+        tell("word2vec, gensim", workers=workers, seed=seed, **figures)
 
 
 def products(args: argparse.Namespace) -> None:
     for rows in args.rows:
-        weight, x, scales = msgemm.draw(rows, args.k, args.columns, GROUP)
-        made, seconds = msgemm.run(msgemm.by_multiplying(weight, x, scales), args.repeats, LAUNCHES)
-        want = made.T
+        weight, x, scales = msgemm.draw(rows, args.k, args.columns, WEIGHTS_PER_SCALE)
+        product, seconds = msgemm.run(
+            msgemm.by_multiplying(weight, x, scales), args.repeats, LAUNCHES_PER_READING
+        )
+        want = product.T
         times = {"multiplied": seconds}
         for d in (1, 2):
             ways = msgemm.by_tables(weight, x, d, scales)
-            found, seconds = msgemm.run(ways, args.repeats, LAUNCHES)
+            computed, seconds = msgemm.run(ways, args.repeats, LAUNCHES_PER_READING)
             times[f"tables, d = {d}"] = seconds
-            assert np.abs(found - want).max() < 1e-3 * np.abs(want).max()
+            assert np.abs(computed - want).max() < 1e-3 * np.abs(want).max()
         times["torch"] = torch_int4(weight, x, scales, want, args)
         microseconds = {name: round(1e6 * s, 1) for name, s in times.items()}
         tell("msgemm", rows=rows, k=args.k, columns=args.columns, microseconds=microseconds)
@@ -195,19 +203,21 @@ def torch_int4(
         packed = aten._convert_weight_to_int4pack_for_cpu(codes, 8)
         product = aten._weight_int4pack_mm_for_cpu
     factors = torch.tensor(scales.T.copy())
-    both = torch.stack([factors, torch.zeros_like(factors)], 2).to(device, torch.bfloat16)
+    scales_and_zeros = torch.stack([factors, torch.zeros_like(factors)], 2).to(
+        device, torch.bfloat16
+    )
     held = torch.tensor(x.T.copy()).to(device, torch.bfloat16)
-    made = product(held, packed, GROUP, both).float().cpu().numpy().T
-    assert np.abs(made - want).max() < 0.05 * np.abs(want).max()
+    result = product(held, packed, WEIGHTS_PER_SCALE, scales_and_zeros).float().cpu().numpy().T
+    assert np.abs(result - want).max() < 0.05 * np.abs(want).max()
 
     def run() -> None:
-        for _ in range(LAUNCHES):
-            product(held, packed, GROUP, both)
+        for _ in range(LAUNCHES_PER_READING):
+            product(held, packed, WEIGHTS_PER_SCALE, scales_and_zeros)
         if cuda:
             torch.cuda.synchronize()
 
     run()
-    return least(run, args.repeats) / LAUNCHES
+    return least(run, args.repeats) / LAUNCHES_PER_READING
 
 
 def main() -> None:

@@ -43,8 +43,8 @@ from ark.bench.peer import waiting
 from ark.interop.torch import backend
 from ark.interop.torch.program import PROGRAMS, Program
 
-CALLS = 10  # in a row, for one reading of the clock
-READINGS = 100
+CALLS_PER_READING = 10  # in a row, for one reading of the clock
+CLOCK_READINGS = 100
 
 
 class _Clock:
@@ -63,9 +63,9 @@ class _Clock:
 
         def timed(*given: Any, **named: Any) -> Any:
             start = time.perf_counter()
-            made = function(*given, **named)
+            result = function(*given, **named)
             self.times.append((time.perf_counter() - start) * 1e6)
-            return made
+            return result
 
         return timed
 
@@ -94,27 +94,27 @@ def _alone(lock: Path | None) -> Iterator[None]:
 def least(call: Callable[[], Any], place: str) -> float:
     """Microseconds of a call after which nobody waits."""
     done = waiting(place != "cpu")
-    for _ in range(CALLS):
+    for _ in range(CALLS_PER_READING):
         call()
     gc.disable()
-    found = []
-    for _ in range(READINGS):
+    seconds = []
+    for _ in range(CLOCK_READINGS):
         done()
         start = time.perf_counter()
-        for _ in range(CALLS):
+        for _ in range(CALLS_PER_READING):
             call()
-        found.append((time.perf_counter() - start) / CALLS)
+        seconds.append((time.perf_counter() - start) / CALLS_PER_READING)
     gc.enable()
     done()
-    return min(found) * 1e6
+    return min(seconds) * 1e6
 
 
 def _ready(module: torch.fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
     """A backend that computes nothing: results of the right shapes, which are there already."""
     (ends,) = next(n for n in module.graph.nodes if n.op == "output").args
     values = (e.meta.get("val", e.meta.get("example_value")) for e in ends)
-    made = [torch.empty(v.shape, dtype=v.dtype, device=v.device) for v in values]
-    return lambda *given: tuple(made)
+    outputs = [torch.empty(v.shape, dtype=v.dtype, device=v.device) for v in values]
+    return lambda *given: tuple(outputs)
 
 
 def _boxed(module: torch.fx.GraphModule, examples: Sequence[Any]) -> Any:
@@ -133,25 +133,25 @@ def measured(name: str, place: str, peers: bool, lock: Path | None = None) -> di
     }
     if peers:
         ways |= {"eager": {"backend": "eager"}, "inductor": {"mode": "reduce-overhead"}}
-    found = {}
+    figures = {}
     part, launch = _Clock(), _Clock()
     with torch.no_grad(), torch._dynamo.config.patch(allow_rnn=True):
         for column, words in ways.items():
             torch._dynamo.reset()
             compiled = partial(torch.compile(module, **words), example)
             compiled()
-            found[column] = _measured(compiled, place, lock)
+            figures[column] = _measured(compiled, place, lock)
             if column == "ark":
                 with mock.patch.object(Program, "run", part.around(Program.run)):
                     _measured(compiled, place, lock)
-        made = ark.from_torch(module, (example,))
-        made(example)
-        found["module"] = _measured(partial(made, example), place, lock)
+        kernel = ark.from_torch(module, (example,))
+        kernel(example)
+        figures["module"] = _measured(partial(kernel, example), place, lock)
         for program in PROGRAMS:
             if program._streamed is not None and program._streamed._again is not None:
                 program._streamed._again = launch.around(program._streamed._again)  # type: ignore[assignment]
-        _measured(partial(made, example), place, lock)
-    return {**found, "part": part.tenth, "launch": launch.tenth}
+        _measured(partial(kernel, example), place, lock)
+    return {**figures, "part": part.tenth, "launch": launch.tenth}
 
 
 def _measured(call: Callable[[], Any], place: str, lock: Path | None) -> float:

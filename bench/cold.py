@@ -44,14 +44,14 @@ def distinct(cases: Sequence[OpCase]) -> list[OpCase]:
     """The cases less those that have another's body: of square products of the same types and
     transposes the smallest is taken, and of two LSTMs.
     """
-    found: dict[str, OpCase] = {}
+    cases_by_name: dict[str, OpCase] = {}
     for case in sorted(cases, key=lambda c: sum(map(math.prod, c.shapes))):
         square = SQUARE.fullmatch(case.name)
         name = (
             square[2] if square else case.name.split("-")[0] if "lstm" in case.name else case.name
         )
-        found.setdefault(name, case)
-    return list(found.values())
+        cases_by_name.setdefault(name, case)
+    return list(cases_by_name.values())
 
 
 def measure_ops(machine_name: str) -> None:
@@ -99,10 +99,12 @@ def measure(name: str, machine_name: str, chunk: int | None) -> None:
     """Prints a line for each part."""
     began, cpu = time.monotonic(), time.thread_time()
 
-    def tell(what: str) -> None:
+    def tell(stage: str) -> None:
         nonlocal cpu
         now = time.thread_time()
-        print(f"{what:22} {now - cpu:6.2f} CPU s, {time.monotonic() - began:6.2f} s since it began")
+        print(
+            f"{stage:22} {now - cpu:6.2f} CPU s, {time.monotonic() - began:6.2f} s since it began"
+        )
         cpu = now
 
     from ark.backend import registry
@@ -123,9 +125,9 @@ def measure(name: str, machine_name: str, chunk: int | None) -> None:
 
     def timed(self: Any, source: Any, target: Any) -> Any:
         start = time.thread_time()
-        made = plain(self, source, target)
+        result = plain(self, source, target)
         compiled.append(time.thread_time() - start)
-        return made
+        return result
 
     compiler.compile = timed
     dtype = by_name("bf16")

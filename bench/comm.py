@@ -35,16 +35,16 @@ def _optimum(name: str) -> str:
 
 
 def _trees(name: str, k: int | None = None) -> str:
-    made = forest(named(name), k=k)
-    best = made.optimum
-    return f"1/x {best.inv_x}, k {best.k}, height {made.height}, {len(made.gathering)} trees"
+    trees = forest(named(name), k=k)
+    best = trees.optimum
+    return f"1/x {best.inv_x}, k {best.k}, height {trees.height}, {len(trees.gathering)} trees"
 
 
 def _weakened(name: str, src: str, dst: str) -> str:
     network_of = named(name)
     alive = tuple(link for link in network_of.links if {link.src, link.dst} != {src, dst})
-    made = forest(dataclasses.replace(network_of, links=alive))
-    return f"1/x {made.optimum.inv_x}, k {made.optimum.k}, height {made.height}"
+    trees = forest(dataclasses.replace(network_of, links=alive))
+    return f"1/x {trees.optimum.inv_x}, k {trees.optimum.k}, height {trees.height}"
 
 
 def _program(name: str) -> str:
@@ -58,8 +58,8 @@ def _gather_program(name: str) -> str:
 
 
 def _taccl(name: str, seconds: float) -> str:
-    made = synthesize_taccl(named(name), time_limit_s=seconds)
-    return f"{made.routing_us:.1f} us, gap {made.gap:.1%}"
+    schedule = synthesize_taccl(named(name), time_limit_s=seconds)
+    return f"{schedule.routing_us:.1f} us, gap {schedule.gap:.1%}"
 
 
 CASES: dict[str, tuple[str, Callable[[], str]]] = {

@@ -44,7 +44,7 @@ def rank_of(sizes: list[int], collective: str) -> None:
         print(f"{'bytes':>8}  {'ark':>17}  {'gloo':>17}  {'ark, cpu':>17}  {'gloo, cpu':>17}")
     for nbytes in sizes:
         calls = 100 if nbytes <= 1 << 16 else 20
-        found: dict[str, list[tuple[float, float]]] = {name: [] for name in groups}
+        seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in groups}
         each = {name: call(collective, nbytes // 4, group) for name, group in groups.items()}
         for one in each.values():
             for _ in range(WARM):
@@ -56,12 +56,12 @@ def rank_of(sizes: list[int], collective: str) -> None:
                 for _ in range(calls):
                     one()
                 spent = time.perf_counter() - begin[0], time.process_time() - begin[1]
-                found[name].append((spent[0] / calls * 1e6, spent[1] / calls * 1e6))
+                seconds[name].append((spent[0] / calls * 1e6, spent[1] / calls * 1e6))
         if dist.get_rank() == 0:
             words = [
                 f"{np.min(row):7.0f} / {np.median(row):7.0f}"
                 for place in (0, 1)
-                for row in ([r[place] for r in found[name]] for name in groups)
+                for row in ([r[place] for r in seconds[name]] for name in groups)
             ]
             print(f"{nbytes:8d}  " + "  ".join(words), flush=True)
     dist.destroy_process_group()

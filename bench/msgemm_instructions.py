@@ -37,9 +37,11 @@ WIDTHS = {"64": 2, "128": 4}  # elements that an instruction moves
 def methods(rows: int, k: int, columns: int) -> dict[str, Build]:
     """What is counted: products of weights (rows, k) in groups of 48 with x (k, columns)."""
     weight, x, scales = msgemm.draw(rows, k, columns, 48)
-    made = {"multiplied": msgemm.by_multiplying(weight, x, scales)}
-    made |= {f"tables, d = {d}": msgemm.by_tables(weight, x, d, scales) for d in (1, 2, 3)}
-    return made
+    methods_by_name = {"multiplied": msgemm.by_multiplying(weight, x, scales)}
+    methods_by_name |= {
+        f"tables, d = {d}": msgemm.by_tables(weight, x, d, scales) for d in (1, 2, 3)
+    }
+    return methods_by_name
 
 
 def executed(build: Build) -> float:
@@ -79,8 +81,8 @@ def loops(sass: str) -> list[list[str]]:
 
 def elements(loop: list[str], kind: str) -> int:
     """How many elements a pass of a loop has by instructions of a kind."""
-    found = (code.split(".") for code in loop if code.split(".")[0] in kind.split())
-    return sum(max((WIDTHS.get(part, 1) for part in code), default=1) for code in found)
+    memory_codes = (code.split(".") for code in loop if code.split(".")[0] in kind.split())
+    return sum(max((WIDTHS.get(part, 1) for part in code), default=1) for code in memory_codes)
 
 
 def compiled(build: Callable[[], Any], kind: str) -> float:
@@ -94,12 +96,12 @@ def compiled(build: Callable[[], Any], kind: str) -> float:
     ark.Model.reset()
     held = build()
     machine = machines.MODELS["h100"]
-    made = program(plan(Model.get_model().graph, machine), machine, backend, "sm_90a")
+    kernel = program(plan(Model.get_model().graph, machine), machine, backend, "sm_90a")
     del held
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        Path(file.name).write_bytes(made.binary.data)
-        found = subprocess.run(["nvdisasm", "-c", file.name], check=True, capture_output=True)
-    loop = max(loops(found.stdout.decode()), key=lambda codes: elements(codes, kind))
+        Path(file.name).write_bytes(kernel.binary.data)
+        disassembly = subprocess.run(["nvdisasm", "-c", file.name], check=True, capture_output=True)
+    loop = max(loops(disassembly.stdout.decode()), key=lambda codes: elements(codes, kind))
     return len(loop) / elements(loop, kind)
 
 
@@ -120,12 +122,12 @@ def in_sass(rows: int, k: int, columns: int) -> dict[str, float]:
         return ark.gather(ark.tensor([k // d * 16**d, columns]), ids)
 
     multiplied = methods(rows, k, columns)["multiplied"]
-    found = {"multiplied": compiled(multiplied, "FFMA")}
+    counts = {"multiplied": compiled(multiplied, "FFMA")}
     for d in (1, 2, 3):
         entry = compiled(partial(looked_up, d), "ST STG") + compiled(partial(sums, d), "FADD")
-        made = compiled(partial(table, d), "ST STG") * 16**d / rows
-        found[f"tables, d = {d}"] = (entry + made) / d
-    return found
+        per_row = compiled(partial(table, d), "ST STG") * 16**d / rows
+        counts[f"tables, d = {d}"] = (entry + per_row) / d
+    return counts
 
 
 def main() -> None:

@@ -40,18 +40,20 @@ KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"
 
 def kernels(plans: Sequence[Plan], compiled: bool) -> str:
     """How many kernels the ranks have between them, and what each is compiled to."""
-    made: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for plan in plans:
         for phases in plan.kernels:
             machine = machine_of(plan, phases[0])
             backend = registry.with_kernels(registry.get(machine.backend))
             text = write(plan, machine, backend.dialect(machine.arch), phases).source
             name = repr(text)
-            if name not in made:
+            if name not in sizes:
                 target = Target(machine.arch, machine.threads)
                 compiler = backend.compiler()
-                made[name] = len(compiler.compile(text, target).data) if compiled else 0
-    return f"{len(made)} kernels" + (f" compiled to {sum(made.values())} bytes" if compiled else "")
+                sizes[name] = len(compiler.compile(text, target).data) if compiled else 0
+    return f"{len(sizes)} kernels" + (
+        f" compiled to {sum(sizes.values())} bytes" if compiled else ""
+    )
 
 
 def decoders(machine: Machine, ranks: int, compiled: bool) -> Iterator[str]:
@@ -75,19 +77,19 @@ def collectives(machine: Machine, ranks: int, compiled: bool) -> Iterator[str]:
         how = algorithm(key, ranks)
         program = choose_program(kind, ranks, how, None, root, key.reduction)
         us = simulate(program, topology, nbytes, TYPICAL).time_us
-        made = kernels(plans_for(key, ranks, machine), compiled)
-        yield f"{kind} of {nbytes >> 10} KB, {how}: {us:.2f} us predicted; {made}"
+        sizes = kernels(plans_for(key, ranks, machine), compiled)
+        yield f"{kind} of {nbytes >> 10} KB, {how}: {us:.2f} us predicted; {sizes}"
 
 
 def stages(machine: Machine, ranks: int, compiled: bool) -> Iterator[str]:
     config = dataclasses.replace(builtin_config("llama-3.1-8b"), num_hidden_layers=8)
     case = ParallelCase(config, bf16, "1f1b+megatron", 512, 8, 450.0, width=ranks // 2)
-    made = predicted(case, ranks, machine)
-    plans = plan_ranks(graphs(case, ranks, machine, made), machine)
+    prediction = predicted(case, ranks, machine)
+    plans = plan_ranks(graphs(case, ranks, machine, prediction), machine)
     verify(plans)
     yield (
-        f"llama-3.1-8b, 8 layers, 8 x 512 tokens, 2 stages of {ranks // 2}: {made.us:.0f} us a "
-        f"step predicted; {kernels(plans, compiled)}"
+        f"llama-3.1-8b, 8 layers, 8 x 512 tokens, 2 stages of {ranks // 2}: {prediction.us:.0f} us "
+        f"a step predicted; {kernels(plans, compiled)}"
     )
 
 

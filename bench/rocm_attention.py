@@ -36,9 +36,9 @@ def planned(machine: Machine, kind: DataType, heads: int, width: int, rows: int,
     attrs = {"heads": heads, "head_dim": width, "scale": width**-0.5}
     attrs |= {"causal": False, "placed": False}
     graph.add("attention", [q, k, v], [out], attrs, "attention")
-    made = plan(graph, machine, {"fuse": False})
-    verify([made])
-    return made
+    attention_plan = plan(graph, machine, {"fuse": False})
+    verify([attention_plan])
+    return attention_plan
 
 
 def microseconds(
@@ -52,11 +52,11 @@ def microseconds(
             machine = machine.without_capabilities(Capability.ATTENTION_UNITS)
         (op,) = planned(machine, kind, heads, width, 1 << 16, keys).ops
         high = int(op.params["rows"])
-        made = planned(machine, kind, heads, width, units // heads * high, keys)
-        assert made.ops[0].params["rows"] == high
-        with Executor(made, backend, device) as executor:
+        attention_plan = planned(machine, kind, heads, width, units // heads * high, keys)
+        assert attention_plan.ops[0].params["rows"] == high
+        with Executor(attention_plan, backend, device) as executor:
             for name in "qkv":
-                shape = next(t.shape for t in made.tensors if t.name == name)
+                shape = next(t.shape for t in attention_plan.tensors if t.name == name)
                 type_of = (kind if name == "q" else bf16).to_numpy()
                 executor.write(name, random.standard_normal(shape).astype(type_of))
             run = executor.start(1)

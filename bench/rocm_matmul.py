@@ -61,18 +61,18 @@ def microseconds(
             machine = dataclasses.replace(machine, tile=tile, large_tiles=((*tile, 1.0),))
         if cut:
             options["cuts"] = {key((1, 1, m, n), k, bf16.itemsize): cut}
-        made = plan(graph, machine, options)
-        verify([made])
-        params = made.ops[0].params
-        found = [*params["tile"], params.get("splits", 1)]
-        if cut and found != cut:
+        product_plan = plan(graph, machine, options)
+        verify([product_plan])
+        params = product_plan.ops[0].params
+        planned_tile = [*params["tile"], params.get("splits", 1)]
+        if cut and planned_tile != cut:
             raise SystemExit(f"no kernel has the cut {cut} of {shape}")
-        with Executor(made, backend, device) as executor:
+        with Executor(product_plan, backend, device) as executor:
             for x in (a, b):
                 executor.write(x.name, random.standard_normal(x.shape).astype(bf16.to_numpy()))
             run = executor.start(1)
             run.wait(3600)
-            return run.elapsed_ms() * 1e3, found
+            return run.elapsed_ms() * 1e3, planned_tile
 
 
 def main() -> None:
@@ -88,9 +88,9 @@ def main() -> None:
     if args.cuts is not None:
         asked = [sizes(text) for text in args.cuts.split(",") if text]
         for cut in (None, *asked):
-            took, found = microseconds(args.model, args.shape, args.transposes, cut=cut)
-            what = "as planned" if cut is None else "asked for"
-            print(f"{'x'.join(map(str, found))} ({what}): {took:.1f} us a launch (predicted)")
+            us, tile = microseconds(args.model, args.shape, args.transposes, cut=cut)
+            source = "as planned" if cut is None else "asked for"
+            print(f"{'x'.join(map(str, tile))} ({source}): {us:.1f} us a launch (predicted)")
         return
     high, wide = args.tile
     few, more = args.depths

@@ -41,13 +41,13 @@ class Step:
     seconds: int = 600
 
 
-def decoded(found: Any) -> Iterator[tuple[str, float, str]]:
-    (row,) = found["figures"]
+def decoded(report: Any) -> Iterator[tuple[str, float, str]]:
+    (row,) = report["figures"]
     yield "", row["us"], f"context {row['detail']['context']}"
 
 
-def collected(found: Any) -> Iterator[tuple[str, float, str]]:
-    for row in (figure["detail"] for figure in found["figures"]):
+def collected(report: Any) -> Iterator[tuple[str, float, str]]:
+    for row in (figure["detail"] for figure in report["figures"]):
         beside = [f"{row['algorithm']}, wrong {row['wrong']}"]
         for name in ("predicted", "peer"):
             if row[f"{name}_seconds"] is not None:
@@ -55,8 +55,8 @@ def collected(found: Any) -> Iterator[tuple[str, float, str]]:
         yield f"{row['collective']} {row['nbytes']}", 1e6 * row["seconds"], ", ".join(beside)
 
 
-def stepped(found: Any) -> Iterator[tuple[str, float, str]]:
-    for row in found["figures"]:
+def stepped(report: Any) -> Iterator[tuple[str, float, str]]:
+    for row in report["figures"]:
         yield row["detail"]["plan"], row["us"], f"{1 / row['ratio']:.3f} of the prediction"
 
 
@@ -122,11 +122,11 @@ def main() -> int:
             print(f"{step.name}: {out.strip()}", flush=True)
             continue
         asked = step.name.removeprefix("decode ")
-        for what, us, beside in step.figures(json.loads(out)):
-            key = f"{what} auto" if step.name == "comm" else asked
+        for label, us, beside in step.figures(json.loads(out)):
+            key = f"{label} auto" if step.name == "comm" else asked
             goal = GOALS.get((args.machine, args.ranks, key))
             reach = "" if goal is None else f", goal {goal:g}: {'met' if us <= goal else 'missed'}"
-            print(f"{step.name} {what}".strip() + f": {us:.2f} us, {beside}{reach}", flush=True)
+            print(f"{step.name} {label}".strip() + f": {us:.2f} us, {beside}{reach}", flush=True)
     return 1 if failed else 0
 
 

@@ -85,8 +85,8 @@ class Bag(nn.Module):
         self.last = nn.Linear(32, 4)
 
     def forward(self, places: Any) -> Any:
-        found = self.rows(places)
-        return self.last(found if self.own else found.mean(1))
+        rows = self.rows(places)
+        return self.last(rows if self.own else rows.mean(1))
 
 
 def cases() -> dict[str, tuple[nn.Module, tuple[Any, ...]]]:
@@ -106,13 +106,13 @@ def cases() -> dict[str, tuple[nn.Module, tuple[Any, ...]]]:
 
 def least(call: Callable[[], Any]) -> tuple[float, float]:
     """Microseconds of a call: (by the clock, of processors)."""
-    found = []
+    seconds = []
     for _ in range(7):
         clock, used = time.perf_counter(), time.process_time()
         for _ in range(100):
             call()
-        found.append((time.perf_counter() - clock, time.process_time() - used))
-    return min(f[0] for f in found) * 1e4, min(f[1] for f in found) * 1e4
+        seconds.append((time.perf_counter() - clock, time.process_time() - used))
+    return min(f[0] for f in seconds) * 1e4, min(f[1] for f in seconds) * 1e4
 
 
 def main(names: list[str]) -> None:

@@ -94,9 +94,9 @@ class Pusher:
         assert command is not None
         text = KERNEL.format(slots=layout.FIFO_SLOTS)
         options = ("-O2", "-shared", "-fPIC")
-        made, _ = native.shared_library(command, {"push.cpp": text}, options, "the kernel's half")
+        binary, _ = native.shared_library(command, {"push.cpp": text}, options, "the kernel's half")
         with tempfile.NamedTemporaryFile(suffix=".so") as file:
-            file.write(made)
+            file.write(binary)
             file.flush()
             library = ctypes.CDLL(file.name)
         words = [ctypes.c_uint32] * 2, [ctypes.c_uint64] * 2
@@ -212,8 +212,8 @@ def both_ends(
         for name in hosts.names
     ]  # fmt: skip
 
-    def ask(what: str, side: int = 0) -> float:
-        tell(sides[side], what + "\n")
+    def ask(request: str, side: int = 0) -> float:
+        tell(sides[side], request + "\n")
         return float(sides[side].stdout.readline())  # type: ignore[union-attr]
 
     def segments() -> int:
@@ -289,11 +289,11 @@ def main() -> None:
     seen = measure(args.bytes)
     print(f"{args.bytes} bytes, two namespaces, TCP")
     for which in (min, np.median):
-        found = {name: float(which(values)) for name, values in seen.us.items()}
-        many, both = found["ucp_put_bw"], 2 * found["ucp_put_lat"]
+        us = {name: float(which(values)) for name, values in seen.us.items()}
+        many, twice = us["ucp_put_bw"], 2 * us["ucp_put_lat"]
         print(f"{which.__name__} of {ROUNDS} rounds, us")
-        print(f"many: a put {found['many']:.2f}; ucp_put_bw {many:.2f}; {found['many'] / many:.2f}")
-        print(f"one: {found['one']:.1f}; twice ucp_put_lat {both:.1f}; {found['one'] / both:.2f}")
+        print(f"many: a put {us['many']:.2f}; ucp_put_bw {many:.2f}; {us['many'] / many:.2f}")
+        print(f"one: {us['one']:.1f}; twice ucp_put_lat {twice:.1f}; {us['one'] / twice:.2f}")
     ours, theirs = seen.processors
     print(f"us of processors a put, both sides: {ours:.2f}; ucp_put_bw {theirs:.2f}")
     print("TCP segments a put: " + "; ".join(f"{n} {v:.2f}" for n, v in seen.segments.items()))

@@ -421,5 +421,5 @@ if __name__ == "__main__":
 
     network = load("h100:gpus=8")
     for algorithm in ALGORITHMS:
-        found = simulate(algorithm(8), network, 16 << 20)
-        print(f"{algorithm.__name__:32} {found.time_us:8.1f} us for 16 MB")
+        result = simulate(algorithm(8), network, 16 << 20)
+        print(f"{algorithm.__name__:32} {result.time_us:8.1f} us for 16 MB")

@@ -45,7 +45,7 @@ def varied(case: Case) -> list[int]:
     return [i for i, a in enumerate(case.inputs) if a.dtype.kind == "f" and i not in case.fixed]
 
 
-STEP = 1e-6  # of the differences
+DIFFERENCE_STEP = 1e-6  # of the differences
 EXACT, DIFFERENCE = 1e-6, 1e-5  # relative; references of a few functions have constants in fp32
 
 
@@ -107,10 +107,13 @@ def check_rule(case: Case) -> None:
     for place, gradient in zip(varied(case), actual, strict=True) if case.smooth else ():
         along = random.uniform(-1, 1, seen[place].shape)
         ends = []
-        for step in (STEP, -STEP):
+        for step in (DIFFERENCE_STEP, -DIFFERENCE_STEP):
             moved = [a + step * along if i == place else a for i, a in enumerate(seen)]
             ends.append(float((run(moved).view(out.ir) * weights).sum()))
-        slope, size = (ends[0] - ends[1]) / (2 * STEP), float(np.abs(gradient * along).sum())
+        slope, size = (
+            (ends[0] - ends[1]) / (2 * DIFFERENCE_STEP),
+            float(np.abs(gradient * along).sum()),
+        )
         said = float((gradient * along).sum())
         assert abs(slope - said) <= DIFFERENCE * (1 + size), (case.name, place, slope, said)
 

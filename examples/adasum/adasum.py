@@ -74,9 +74,9 @@ def halving(own: Any, rank: int, world: int, tag: int) -> Any:
         begin = 3 * (rank // group)
         held = pair(first, second, dots[begin : begin + 3])
         pieces = [at + (r >> level & 1) * half for r, at in enumerate(pieces)]
-    found, size = ark.all_gather(held, rank, world), held.shape()[0]
+    gathered, size = ark.all_gather(held, rank, world), held.shape()[0]
     order = sorted(range(world), key=pieces.__getitem__)
-    return ark.concat([found[r * size : (r + 1) * size] for r in order], 0)
+    return ark.concat([gathered[r * size : (r + 1) * size] for r in order], 0)
 
 
 class Curves:
@@ -111,8 +111,8 @@ def learner(
     for number, (weight, old) in enumerate(zip(weights, before, strict=True)):
         size = int(np.prod(weight.shape()))
         step = ark.reshape(ark.sub(weight, old), [size])
-        found = ark.all_gather(step, rank, world)
-        every = [found[r * size : (r + 1) * size] for r in range(world)]
+        gathered = ark.all_gather(step, rank, world)
+        every = [gathered[r * size : (r + 1) * size] for r in range(world)]
         if method == "tree":
             total = tree(every)
         elif method == "halving":
@@ -121,7 +121,7 @@ def learner(
             total = ark.all_reduce(step, rank, world)
             total = total if method == "sum" else ark.mul(total, 1.0 / world)
         length = ark.reduce_sum(ark.mul(total, total), 0)
-        lengths = ark.reduce_sum(ark.mul(found, found), 0)
+        lengths = ark.reduce_sum(ark.mul(gathered, gathered), 0)
         curves.record(f"{name} orthogonality {number}", ark.div(length, lengths))
         ark.copy(ark.add(old, ark.reshape(total, weight.shape())), output=weight)
     drawn = ark.reshape(ark.argmax(logits(given["test x"])), given["test y"].shape())
@@ -134,11 +134,11 @@ def digits() -> dict[str, np.ndarray]:
     """scikit-learn's digits, shuffled: x and y to learn from, test x and test y."""
     from sklearn.datasets import load_digits
 
-    found = load_digits()
-    order = np.random.default_rng(0).permutation(len(found.data))
-    x = (found.data[order] / 16).astype(np.float32)
+    dataset = load_digits()
+    order = np.random.default_rng(0).permutation(len(dataset.data))
+    x = (dataset.data[order] / 16).astype(np.float32)
     x[:, 0] = 1.0  # a pixel that is always empty; now the bias
-    y = found.target[order].astype(np.int32)
+    y = dataset.target[order].astype(np.int32)
     cut = TRAINED_ON
     return {"x": x[:cut], "y": y[:cut], "test x": x[cut:], "test y": y[cut:]}
 
@@ -167,17 +167,17 @@ def train(
             tensor.from_numpy(data[name])
         drawn = np.random.default_rng([1, rank]).integers(0, len(data["x"]), (steps, batch))
         picks.from_numpy(drawn.astype(np.int32))
-        for made in weights.values():
+        for tensors in weights.values():
             start = np.random.default_rng(2)
-            for weight in made:
+            for weight in tensors:
                 shape = weight.shape()
                 weight.from_numpy(start.normal(size=shape) * (2 / shape[1]) ** 0.5)
         runtime.barrier()
         runtime.run(steps)
-        found = {name: kept.to_numpy() for name, kept in curves.kept.items()}
-        ended = {name: [w.to_numpy() for w in made] for name, made in weights.items()}
+        curve_values = {name: kept.to_numpy() for name, kept in curves.kept.items()}
+        ended = {name: [w.to_numpy() for w in tensors] for name, tensors in weights.items()}
         runtime.barrier()
-    return found, ended
+    return curve_values, ended
 
 
 def work(
@@ -185,10 +185,10 @@ def work(
 ) -> None:
     """A rank's process; rank 0 writes what was found."""
     ark.init(backend=backend)
-    found, ended = train(digits(), steps, batch, optimizers=optimizers)
+    kept, ended = train(digits(), steps, batch, optimizers=optimizers)
     if ark.Model.get_rank() != 0:
         return
-    accuracy = {n: found[f"{n} accuracy"] for n in ended}
+    accuracy = {n: kept[f"{n} accuracy"] for n in ended}
     apart = max(
         float(np.abs(a - b).max())
         for o in optimizers
@@ -202,21 +202,21 @@ def work(
     }  # fmt: skip
     print(json.dumps(report, indent=1))
     if path:
-        Path(path).write_text(json.dumps({n: c.tolist() for n, c in found.items()}))
+        Path(path).write_text(json.dumps({n: c.tolist() for n, c in kept.items()}))
     if figure:
         world = ark.Model.get_world_size()
-        Path(figure).write_text(drawn(found, world, optimizers), encoding="utf-8")
+        Path(figure).write_text(drawn(kept, world, optimizers), encoding="utf-8")
 
 
-def drawn(found: dict[str, np.ndarray], world: int, optimizers: Sequence[str]) -> str:
+def drawn(kept: dict[str, np.ndarray], world: int, optimizers: Sequence[str]) -> str:
     """An SVG: accuracy by method, and how orthogonal the ranks' steps are, layer by layer."""
-    at = range(len(next(iter(found.values()))))
+    at = range(len(next(iter(kept.values()))))
     panels = [
-        Panel(f"{o}: accuracy", {m: (at, found[f"{o} {m} accuracy"]) for m in METHODS[:3]})
+        Panel(f"{o}: accuracy", {m: (at, kept[f"{o} {m} accuracy"]) for m in METHODS[:3]})
         for o in optimizers
     ]
     for o in optimizers:
-        layers = {f"layer {i}": (at, found[f"{o} tree orthogonality {i}"]) for i in (0, 1)}
+        layers = {f"layer {i}": (at, kept[f"{o} tree orthogonality {i}"]) for i in (0, 1)}
         panels.append(Panel(f"{o}: orthogonality", layers))
     return page(f"Digits on {world} ranks: 1 is orthogonal, {1 / world:g} is parallel", panels)
 

@@ -38,7 +38,7 @@ def _drawn(panel: Panel, left: int, top: int) -> list[str]:
     every = np.concatenate([np.asarray(x, float) for x, _ in panel.curves.values()])
     begin, end = every.min(), every.max()
     box = f'x="{left}" y="{top}" width="{WIDTH}" height="{HEIGHT}"'
-    made = [
+    elements = [
         f'<text x="{left}" y="{top - 6}">{panel.title}</text>',
         f'<rect {box} fill="none" stroke="#999999"/>',
         f'<text x="{left - 4}" y="{top + 9}" text-anchor="end">{panel.high:g}</text>',
@@ -52,7 +52,7 @@ def _drawn(panel: Panel, left: int, top: int) -> list[str]:
         share = (np.asarray(y) - panel.low) / (panel.high - panel.low)
         down = top + (1 - np.clip(np.nan_to_num(share, nan=1.0), 0, 1)) * HEIGHT
         points = " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(across, down, strict=True))
-        made.append(f'<polyline points="{points}" fill="none" stroke="{colour}"/>')
+        elements.append(f'<polyline points="{points}" fill="none" stroke="{colour}"/>')
         at = f'x="{left + 6}" y="{top + 13 + 12 * number}"'
-        made.append(f'<text {at} fill="{colour}">{label}</text>')
-    return made
+        elements.append(f'<text {at} fill="{colour}">{label}</text>')
+    return elements

@@ -27,7 +27,7 @@ def similarity(vocabulary: list[str], vectors: np.ndarray) -> float:
     from gensim.models import KeyedVectors
     from gensim.test.utils import datapath
 
-    made = KeyedVectors(vectors.shape[1])
-    made.add_vectors(vocabulary, vectors)
-    _, spearman, _ = made.evaluate_word_pairs(datapath("wordsim353.tsv"))
+    keyed = KeyedVectors(vectors.shape[1])
+    keyed.add_vectors(vocabulary, vectors)
+    _, spearman, _ = keyed.evaluate_word_pairs(datapath("wordsim353.tsv"))
     return float(spearman[0])

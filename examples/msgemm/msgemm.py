@@ -21,8 +21,8 @@ import numpy as np
 import ark
 from examples.common.plot import Panel, page
 
-BITS = 4
-VALUES = 1 << BITS
+WEIGHT_BITS = 4
+VALUES = 1 << WEIGHT_BITS
 
 
 def elements(dtype: Any) -> np.ndarray:
@@ -40,7 +40,7 @@ def packed(weight: np.ndarray, d: int) -> np.ndarray:
             "them"
         )
     bits = weight.astype(np.int32).reshape(rows, k // d, d) & (VALUES - 1)
-    return (bits << (BITS * np.arange(d))).sum(2).astype(np.int32)
+    return (bits << (WEIGHT_BITS * np.arange(d))).sum(2).astype(np.int32)
 
 
 def tables(x: Any, values: Any, d: int) -> Any:
@@ -79,7 +79,7 @@ def looked_up(codes: Any, table: Any, scales: Any = None) -> Any:
 
 def formulas(rows: int, d: int) -> float:
     """How many times fewer operations the tables take: d rows / (2^(4 d) + rows)."""
-    return d * rows / (2 ** (BITS * d) + rows)
+    return d * rows / (2 ** (WEIGHT_BITS * d) + rows)
 
 
 def run(
@@ -89,7 +89,7 @@ def run(
     iteration, the least of so many launches.
     """
     ark.Model.reset()
-    made, given = build()
+    product, given = build()
     best = np.inf
     with ark.Runtime() as runtime:
         runtime.launch(loop_mode=False)
@@ -100,7 +100,7 @@ def run(
             begin = time.perf_counter()
             runtime.run(iterations)
             best = min(best, (time.perf_counter() - begin) / iterations)
-        return made.to_numpy(), best
+        return product.to_numpy(), best
 
 
 def by_tables(
@@ -135,9 +135,9 @@ def by_multiplying(
     def build() -> tuple[Any, dict[Any, np.ndarray]]:
         columns = np.ascontiguousarray(x.T)
         held = ark.tensor(columns.shape), ark.tensor(weight.shape, dtype), ark.tensor(scales.shape)
-        made = ark.quantized_linear(*held)
+        product = ark.quantized_linear(*held)
         four_bits = weight.astype(dtype.to_numpy())
-        return made, dict(zip(held, (columns, four_bits, scales), strict=True))
+        return product, dict(zip(held, (columns, four_bits, scales), strict=True))
 
     return build
 
@@ -166,8 +166,8 @@ def main() -> None:
         want, taken = run(by_multiplying(weight, x, scales), repeats=5)
         seconds.setdefault("multiplied", []).append(taken)
         for d in depths:
-            found, taken = run(by_tables(weight, x, d, scales), repeats=5)
-            np.testing.assert_allclose(found, want.T, rtol=1e-3, atol=1e-3)
+            product, taken = run(by_tables(weight, x, d, scales), repeats=5)
+            np.testing.assert_allclose(product, want.T, rtol=1e-3, atol=1e-3)
             seconds.setdefault(f"tables, d = {d}", []).append(taken)
     report = {name: [round(1e3 * s, 3) for s in each] for name, each in seconds.items()}
     print(json.dumps({"rows": sizes, "milliseconds": report}))

@@ -22,8 +22,8 @@ from examples.common.plot import Panel, page
 from examples.pose import algebra
 from examples.pose.status import COLUMN, ROW, Status, after, before, square
 
-STEPS = 20  # no problem of a sensible size needs more
-TOLERANCE = 1e-5  # of a step's length: radians, and units of length
+MAX_STEPS = 20  # no problem of a sensible size needs more
+STEP_TOLERANCE = 1e-5  # of a step's length: radians, and units of length
 
 
 @dataclass
@@ -73,8 +73,8 @@ def draw(
     second = (scene @ rotation.T + position).T[:, :, None] + noise[3:]
     triangle = (mixing @ mixing.transpose(0, 2, 1))[:, ROW, COLUMN].T[:, :, None]
     full = np.broadcast_to(triangle, (21, points, batch))
-    made = (np.ascontiguousarray(a, np.float32) for a in (first, second, full))
-    return Problems(*made), rotation, position
+    arrays = (np.ascontiguousarray(a, np.float32) for a in (first, second, full))
+    return Problems(*arrays), rotation, position
 
 
 def kabsch(first: np.ndarray, second: np.ndarray) -> np.ndarray:
@@ -118,7 +118,7 @@ def usable(problems: Problems, status: np.ndarray) -> Problems:
     )
 
 
-def solve(problems: Problems, repeats: int = 1, steps: int = STEPS) -> tuple[Poses, float]:
+def solve(problems: Problems, repeats: int = 1, steps: int = MAX_STEPS) -> tuple[Poses, float]:
     """The poses after at most so many steps, and the seconds of a launch, the least of `repeats`
     (compilation and the start are before it).
     """
@@ -134,8 +134,8 @@ def solve(problems: Problems, repeats: int = 1, steps: int = STEPS) -> tuple[Pos
     finite = ark.where(ark.less(lengths, float(np.finfo(np.float32).max)), lengths, 0.0)
     longest = ark.reduce_max(finite, [0, 1, 2])
     # Token 1 is drawn, which ends the launch, once no step is longer than the tolerance.
-    limit = ark.constant(TOLERANCE**2, [1, 1], ark.fp32)
-    state = ark.TokenState.make(STEPS + 2)
+    limit = ark.constant(STEP_TOLERANCE**2, [1, 1], ark.fp32)
+    state = ark.TokenState.make(MAX_STEPS + 2)
     ark.sample(ark.concat([ark.reshape(longest, [1, 1]), limit], 1), state)
     with ark.Runtime() as runtime:
         runtime.launch(loop_mode=False)
@@ -143,7 +143,7 @@ def solve(problems: Problems, repeats: int = 1, steps: int = STEPS) -> tuple[Pos
         second.from_numpy(problems.second)
         covariance.from_numpy(problems.covariance)
         start = kabsch(problems.first, problems.second)
-        state.settings.from_numpy(np.array([0, 0, 0, 0, STEPS + 2, 1, 0], np.int32))
+        state.settings.from_numpy(np.array([0, 0, 0, 0, MAX_STEPS + 2, 1, 0], np.int32))
         state.stops.from_numpy(np.array([1] + [-1] * 15, np.int32))
         seconds = np.inf
         for _ in range(repeats):
@@ -155,7 +155,7 @@ def solve(problems: Problems, repeats: int = 1, steps: int = STEPS) -> tuple[Pos
         result = pose.to_numpy().reshape(7, batch).astype(np.float64)
         information = square(np.stack([t.to_numpy().reshape(batch) for t in triangle]))
         length = np.sqrt(lengths.to_numpy().reshape(batch))
-        status = after(status, problems.covariance, start, information, length, TOLERANCE)
+        status = after(status, problems.covariance, start, information, length, STEP_TOLERANCE)
         answers = [
             np.moveaxis(np.array(algebra.to_matrix(result[:4])), -1, 0),
             result[4:].T,
@@ -173,9 +173,9 @@ def in_numpy(problems: Problems, start: np.ndarray) -> tuple[np.ndarray, int]:
     pose = list(start[:, None])
     given = [list(a) for a in (problems.first, problems.second, problems.covariance)]
     done, longest = 0, np.inf
-    while longest > TOLERANCE and done < STEPS:
-        found = algebra.normal_equations(*given, pose, total=lambda x: x.sum(0, keepdims=True))
-        step = dense.solve(*found[:2])
+    while longest > STEP_TOLERANCE and done < MAX_STEPS:
+        equations = algebra.normal_equations(*given, pose, total=lambda x: x.sum(0, keepdims=True))
+        step = dense.solve(*equations[:2])
         pose = algebra.moved(pose, step)
         done, longest = done + 1, float(dense.dot(step, step).max()) ** 0.5
     return np.concatenate(pose), done
@@ -190,7 +190,7 @@ def errors(poses: Poses, rotation: np.ndarray, position: np.ndarray) -> np.ndarr
 
 def figure(scaled: np.ndarray) -> str:
     """An SVG: how the six errors over their bounds are spread, and the normal density."""
-    names = [f"{what} {axis}" for what in ("turn about", "position") for axis in "xyz"]
+    names = [f"{quantity} {axis}" for quantity in ("turn about", "position") for axis in "xyz"]
     edges = np.linspace(-4, 4, 41)
     middle = (edges[1:] + edges[:-1]) / 2
     normal = np.exp(-(middle**2) / 2) / np.sqrt(2 * np.pi)

@@ -46,14 +46,14 @@ def work(backend: str, elements: int, iterations: int) -> None:
     ark.init(backend=backend)
     rank, world = ark.Model.get_rank(), ark.Model.get_world_size()
     x = ark.tensor([elements])
-    found = mean(x, rank, world)
+    averaged = mean(x, rank, world)
     given = [np.random.default_rng(r).standard_normal(elements) for r in range(world)]
     with ark.Runtime() as runtime:
         runtime.launch()
         x.from_numpy(given[rank].astype(np.float32))
         runtime.barrier()
         runtime.run(iterations)
-        np.testing.assert_allclose(found.to_numpy(), np.mean(given, 0), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(averaged.to_numpy(), np.mean(given, 0), rtol=1e-5, atol=1e-6)
         runtime.barrier()
     if rank == 0:
         print(f"the mean of {world} ranks' {elements} numbers is NumPy's")

@@ -44,7 +44,7 @@ CUTS = {"query": 0, "key": 0, "value": 0, "output": 1, "gate": 0, "up": 0, "down
 def shape_of(plan: str, ranks: int, layers: int = 1) -> Shape:
     """How a step is written for a plan. layers: that are computed again one by one (co-shard)."""
     if plan == "co-shard":
-        return Shape(stages=layers, again=True)
+        return Shape(stages=layers, recomputed=True)
     if plan not in PIPED:
         return Shape(gathered=plan == "zero3")
     stages = ranks * STAGES_PER_DEVICE if plan == "interleaved" else ranks
@@ -82,7 +82,7 @@ def megatron_cuts(c: Config, step: Step) -> dict[str, int]:
 
 def train_rank(
     step: Step,
-    made: RankGraphs,
+    rank_graphs: RankGraphs,
     plans: Any,
     given: dict[str, np.ndarray],
     steps: int,
@@ -91,7 +91,7 @@ def train_rank(
 ) -> np.ndarray | None:
     """Runs a rank; the losses of all steps where this rank keeps them."""
     backend, probe = registry.choose(backend_name)
-    held = made.held[ranks.rank]
+    held = rank_graphs.held[ranks.rank]
     called = {buffer: name for name, buffer in step.names.items()}
     with Executor(
         plans[ranks.rank],
@@ -105,9 +105,9 @@ def train_rank(
                 executor.write(buffer, part_of(given[called[buffer]], view))
         executor.start(steps).wait(600.0)
         curve = step.names["losses"]
-        found = executor.read(curve).copy() if curve in held else None
+        losses = executor.read(curve).copy() if curve in held else None
         ranks.barrier()
-        return found
+        return losses
 
 
 def torch_losses(
@@ -173,23 +173,25 @@ def work(plan: str, ranks: int, steps: int, versus: bool, backend: str, small: b
     c = SMALL if small else Config()
     if c.layers % shape_of(plan, ranks).stages:
         c = replace(c, layers=shape_of(plan, ranks).stages)
-    step, made = make(c, plan, ranks, steps)
-    plans = plan_ranks(made.graphs, machine_of(backend, ranks))
+    step, rank_graphs = make(c, plan, ranks, steps)
+    plans = plan_ranks(rank_graphs.graphs, machine_of(backend, ranks))
     verify(plans)
     how = shape_of(plan, ranks)
     given, tokens = arrays(c, 1, how.micro_batches)
     with Bootstrap.from_environment() as own:
-        found = train_rank(step, made, plans, given, steps, own, backend)
-        told = own.all_gather(b"" if found is None else found.astype(np.float32).tobytes())
+        rank_losses = train_rank(step, rank_graphs, plans, given, steps, own, backend)
+        gathered = own.all_gather(
+            b"" if rank_losses is None else rank_losses.astype(np.float32).tobytes()
+        )
         if own.rank == 0:
-            losses = np.frombuffer(next(t for t in told if t), np.float32)
-            said: dict[str, Any] = {"plan": plan, "ranks": ranks, "losses": losses.tolist()}
+            losses = np.frombuffer(next(t for t in gathered if t), np.float32)
+            report: dict[str, Any] = {"plan": plan, "ranks": ranks, "losses": losses.tolist()}
             if versus:
                 want = np.array(torch_losses(c, given, tokens, steps, how.passes))
-                said["torch"] = want.tolist()
-                said["largest difference"] = float(np.max(np.abs(losses / want - 1)))
-            print(json.dumps(said), flush=True)
-            if said.get("largest difference", 0.0) > 1e-4:
+                report["torch"] = want.tolist()
+                report["largest difference"] = float(np.max(np.abs(losses / want - 1)))
+            print(json.dumps(report), flush=True)
+            if report.get("largest difference", 0.0) > 1e-4:
                 raise SystemExit("the losses differ from torch's by more than 1e-4")
 
 

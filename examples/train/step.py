@@ -45,7 +45,7 @@ class Config:
 def parameter_shapes(c: Config) -> dict[str, tuple[int, ...]]:
     """Names and shapes of the parameters, in the order of the model."""
     kv = c.kv_heads * c.head
-    found: dict[str, tuple[int, ...]] = {"embedding": (c.vocab, c.hidden)}
+    shapes: dict[str, tuple[int, ...]] = {"embedding": (c.vocab, c.hidden)}
     square, wide = (c.hidden, c.hidden), (c.inner, c.hidden)
     own = {
         "attention_norm": (c.hidden,),
@@ -59,24 +59,24 @@ def parameter_shapes(c: Config) -> dict[str, tuple[int, ...]]:
         "down": (c.hidden, c.inner),
     }
     for i in range(c.layers):
-        found.update({f"layers.{i}.{name}": size for name, size in own.items()})
-    return {**found, "norm": (c.hidden,)}
+        shapes.update({f"layers.{i}.{name}": size for name, size in own.items()})
+    return {**shapes, "norm": (c.hidden,)}
 
 
 @dataclass(frozen=True)
 class Shape:
     """How a step is written. micro_batches: of a step. stages: blocks that the layers are cut into.
-    apart: the embedding is a block of its own. passes: forward passes; what one ends with is added
-    to what the next begins with, and only the last is gone back through (recycling). again: a block
-    keeps what enters it, and computes the rest once more on the way back. gathered: parameters are
-    read through a copy, as ZeRO 3 does.
+    apart: the embedding is a block of its own. passes: forward passes; the result of one is added
+    to the input of the next, and the backward pass covers only the last (recycling). recomputed: a
+    block keeps its inputs and computes its activations once more in the backward pass. gathered:
+    parameters are read through a copy, as ZeRO 3 does.
     """
 
     micro_batches: int = 1
     stages: int = 1
     apart: bool = False
     passes: int = 1
-    again: bool = False
+    recomputed: bool = False
     gathered: bool = False
 
     @property
@@ -108,9 +108,9 @@ class Builder:
         self.weights: dict[str, Any] = {}
 
     def tensor(self, name: str, size: tuple[int, ...]) -> Any:
-        made = ark.tensor(size, name=name)
-        self.step.names[name] = made.ir.buffer.name
-        return made
+        created = ark.tensor(size, name=name)
+        self.step.names[name] = created.ir.buffer.name
+        return created
 
     def build(self) -> Step:
         c, model = self.c, Model(0, 1)
@@ -121,14 +121,14 @@ class Builder:
             self.cos, self.sin = (self.tensor(n, (c.rows, c.head)) for n in ("cos", "sin"))
             self.rotation = self.tensor("rotation", (c.head, c.head))
             self.mask = self.tensor("mask", (c.rows, c.rows))
-            found: dict[str, list[tuple[str, Any]]] = {name: [] for name in self.weights}
+            gradients: dict[str, list[tuple[str, Any]]] = {name: [] for name in self.weights}
             count = range(self.shape.micro_batches)
-            losses = [self.micro_batch(model.graph, m, found) for m in count]
-            self.update(model.graph, found, losses)
+            losses = [self.micro_batch(model.graph, m, gradients) for m in count]
+            self.update(model.graph, gradients, losses)
         self.step.graph = model.graph
         return self.step
 
-    def micro_batch(self, graph: Graph, m: int, found: dict[str, list[tuple[str, Any]]]) -> Any:
+    def micro_batch(self, graph: Graph, m: int, gradients: dict[str, list[tuple[str, Any]]]) -> Any:
         """Adds one there and back, and its gradients by parameter; its share of the loss."""
         c, size = self.c, (self.rows, self.c.rows, self.c.vocab)
         tokens, targets = self.tensor(f"tokens{m}", size), self.tensor(f"targets{m}", size)
@@ -152,17 +152,17 @@ class Builder:
         loss, given = h, None
         for block, begin, end, used in reversed(inner):
             with graph.scope(f"b{block}-{m}"):
-                if self.shape.again:
+                if self.shape.recomputed:
                     begin, used = None if begin is None else ark.copy(begin), {}
                     end = self.forward(block, begin, tokens, recycled, used)
                     if block == self.shape.blocks[-1]:
                         end = self.loss(end, targets, used)
                 wanted = [*([] if begin is None else [begin]), *used.values()]
-                made = ark.grad([end], wanted, None if given is None else [given])
+                block_gradients = ark.grad([end], wanted, None if given is None else [given])
                 if begin is not None:
-                    given = made.pop(0)
-                for name, gradient in zip(used, made, strict=True):
-                    found[name].append((block, gradient))
+                    given = block_gradients.pop(0)
+                for name, gradient in zip(used, block_gradients, strict=True):
+                    gradients[name].append((block, gradient))
         return loss
 
     def forward(self, block: str, h: Any, tokens: Any, recycled: Any, used: dict[str, Any]) -> Any:
@@ -218,7 +218,7 @@ class Builder:
         return ark.reshape(ark.mul(picked, -1.0 / (c.batch * c.rows)), (1,))
 
     def update(
-        self, graph: Graph, found: dict[str, list[tuple[str, Any]]], losses: Sequence[Any]
+        self, graph: Graph, block_gradients: dict[str, list[tuple[str, Any]]], losses: Sequence[Any]
     ) -> None:
         """AdamW, each parameter on the first stage that uses it, the embedding of a block of its
         own on the last one; the loss is kept on the last.
@@ -235,13 +235,15 @@ class Builder:
         order = self.shape.blocks
         for block in order:
             own = [
-                n for n in self.weights if min((b for b, _ in found[n]), key=order.index) == block
+                n
+                for n in self.weights
+                if min((b for b, _ in block_gradients[n]), key=order.index) == block
             ]
             with graph.scope(f"u{last if block == IN else block}"):
                 gradients = []
                 for name in own:
-                    total = found[name][0][1]
-                    for _, other in found[name][1:]:
+                    total = block_gradients[name][0][1]
+                    for _, other in block_gradients[name][1:]:
                         total = ark.add(total, other)
                     gradients.append(total)
                 adam = ark.optim.AdamW([self.weights[n] for n in own], c.lr, c.betas, 1e-8, c.decay)
@@ -254,23 +256,23 @@ class Builder:
 def arrays(c: Config, seed: int, micro_batches: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """What the host fills in, by the names of tensors, and the tokens (batch, rows + 1)."""
     random = np.random.default_rng(seed)
-    found = {}
+    values = {}
     for name, size in parameter_shapes(c).items():
         norm = name.endswith("norm")
-        found[name] = np.ones(size) if norm else random.normal(size=size) * 0.08
+        values[name] = np.ones(size) if norm else random.normal(size=size) * 0.08
     steps = np.arange(0, c.head, 2) / c.head
     angles = np.outer(np.arange(c.rows), c.theta**-steps)
-    found["cos"], found["sin"] = (np.tile(f(angles), 2) for f in (np.cos, np.sin))
+    values["cos"], values["sin"] = (np.tile(f(angles), 2) for f in (np.cos, np.sin))
     half = c.head // 2
     turn = np.zeros((c.head, c.head))
     turn[np.arange(half) + half, np.arange(half)] = -1
     turn[np.arange(half), np.arange(half) + half] = 1
-    found["rotation"] = turn
-    found["mask"] = np.triu(np.full((c.rows, c.rows), -1e9), 1)
+    values["rotation"] = turn
+    values["mask"] = np.triu(np.full((c.rows, c.rows), -1e9), 1)
     tokens = random.integers(0, c.vocab, (c.batch, c.rows + 1))
     one_hot = np.eye(c.vocab)[tokens]
     per = c.batch // micro_batches
     for m in range(micro_batches):
         part = one_hot[m * per : (m + 1) * per]
-        found[f"tokens{m}"], found[f"targets{m}"] = part[:, :-1], part[:, 1:]
-    return {name: a.astype(np.float32) for name, a in found.items()}, tokens
+        values[f"tokens{m}"], values[f"targets{m}"] = part[:, :-1], part[:, 1:]
+    return {name: a.astype(np.float32) for name, a in values.items()}, tokens

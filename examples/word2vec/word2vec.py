@@ -100,18 +100,18 @@ def updates(given: dict[str, Any], o: Options, at: Any, step: Any, rate: Any) ->
     bits = ark.random_bits([o.chunks, blocks * o.noise], o.seed, ark.add(ark.mul(step, 3), 2))
     kinds = given["noise"].shape()[0]
     noise = ark.gather(given["noise"], ark.mod(ark.cast(bits, ark.int64), kinds))
-    told = ark.concat([own, noise], 1)
+    targets = ark.concat([own, noise], 1)
     # A neighbour in m windows would meet m times `negative` noise words; it meets all of the
     # block's, each so many times less.
     many = ark.reshape(ark.reduce_sum(pairs, 2), [o.chunks, blocks, -1, 1])
     shares, pairs = ark.mul(many, ark.mul(rate, -o.negative / o.noise)), ark.mul(pairs, rate)
     for chunk in range(o.chunks):
-        heard, known = (ark.reshape(t[chunk], [-1]) for t in (around, told))
+        heard, known = (ark.reshape(t[chunk], [-1]) for t in (around, targets))
         share, pair = (ark.reshape(t[chunk], t.shape()[1:]) for t in (shares, pairs))
         x = ark.reshape(ark.gather(given["vectors"], heard), [blocks, -1, o.size])
-        both, moved = ark.gather(given["contexts"], known), ark.tensor([*known.shape(), o.size])
-        y, dy = (ark.reshape(t[:n], [blocks, o.block, o.size]) for t in (both, moved))
-        z, dz = (ark.reshape(t[n:], [blocks, o.noise, o.size]) for t in (both, moved))
+        vectors, moved = ark.gather(given["contexts"], known), ark.tensor([*known.shape(), o.size])
+        y, dy = (ark.reshape(t[:n], [blocks, o.block, o.size]) for t in (vectors, moved))
+        z, dz = (ark.reshape(t[n:], [blocks, o.noise, o.size]) for t in (vectors, moved))
         seen = ark.mul(pair, ark.sub(1.0, ark.sigmoid(ark.matmul(y, x, transpose_other=True))))
         unseen = ark.mul(ark.sigmoid(ark.matmul(x, z, transpose_other=True)), share)
         dx = ark.add(ark.matmul(seen, y, transpose_input=True), ark.matmul(unseen, z))
@@ -144,9 +144,9 @@ def synchronised(table: Any, ids: Any, steps: Any, way: str, rank: int, world: i
     own, at = ark.tensor(table.shape()), ark.reshape(ids, [count, 1])
     ark.scatter_elements(own, at, steps, 0, "add", output=own)
     every = ark.all_gather(ids, rank, world)
-    found = ark.all_gather(ark.gather(own, every), rank, world)
+    gathered = ark.all_gather(ark.gather(own, every), rank, world)
     many = world * count
-    parts = [found[r * many : (r + 1) * many] for r in range(world)]
+    parts = [gathered[r * many : (r + 1) * many] for r in range(world)]
     moved = ark.add(ark.gather(table, every), combined(way, parts))
     ark.scatter_elements(table, ark.reshape(every, [many, 1]), moved, 0, output=table)
     ark.scatter_elements(own, at, ark.zeros([count, size]), 0, output=own)
@@ -181,7 +181,7 @@ def train(text: Corpus, options: Options) -> Trained:
         synchronised(given["contexts"], known, moved, options.way, rank, world)
     ark.add(step, world, output=step)
     start = np.random.default_rng(options.seed).uniform(-0.5, 0.5, shape) / options.size
-    found, seconds = [], 0.0
+    vectors, seconds = [], 0.0
     with ark.Runtime() as runtime:
         runtime.launch(loop_mode=False)
         for name, array in arrays.items():
@@ -193,9 +193,9 @@ def train(text: Corpus, options: Options) -> Trained:
             begin = time.perf_counter()
             runtime.run(steps)
             seconds += time.perf_counter() - begin
-            found.append(given["vectors"].to_numpy())
+            vectors.append(given["vectors"].to_numpy())
         runtime.barrier()
-    return Trained(found, options.epochs * text.raw * share / seconds)
+    return Trained(vectors, options.epochs * text.raw * share / seconds)
 
 
 def main() -> None:
@@ -207,9 +207,9 @@ def main() -> None:
     args = parser.parse_args()
     ark.init(backend=args.backend)
     text = Corpus.of(wikipedia.pieces(wikipedia.encyclopedia()))
-    made = train(text, Options(chunk=args.chunk))
-    score = wikipedia.similarity(text.vocabulary, made.vectors[-1])
-    print(json.dumps({"rank correlation": round(score, 3), "words/s": round(made.words)}))
+    trained = train(text, Options(chunk=args.chunk))
+    score = wikipedia.similarity(text.vocabulary, trained.vectors[-1])
+    print(json.dumps({"rank correlation": round(score, 3), "words/s": round(trained.words)}))
     raise SystemExit(ark.launch(args.ranks, compare, args.backend, args.figure))
 
 
@@ -222,8 +222,8 @@ def compare(backend: str, figure: str) -> None:
         for way in WAYS:
             ark.Model.reset()
             options = Options(size=32, chunk=64, chunks=1, rate=rate, way=way)
-            found = [corpus.same_topic(text, v) for v in train(text, options).vectors]
-            curves[way] = (range(1, len(found) + 1), found)
+            scores = [corpus.same_topic(text, v) for v in train(text, options).vectors]
+            curves[way] = (range(1, len(scores) + 1), scores)
         panels.append(Panel(f"learning rate {rate}", curves))
     if ark.Model.get_rank() == 0:
         for panel in panels:

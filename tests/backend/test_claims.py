@@ -23,7 +23,7 @@ from ark.plan.verify import verify
 from ark.runtime.executor import Executor
 from ark.tasks import pointwise
 
-ROWS = 330
+MATRIX_ROWS = 330
 Build = Callable[[ark.Tensor], ark.Tensor]
 
 
@@ -87,9 +87,9 @@ def test_claimed_tiles_are_numpys(backend: str, case: str) -> None:
     kind, build, reference, columns, dtype = CASES[case]
     model = Model()
     with use_model(model):
-        x = ark.tensor([ROWS, columns], dtype, name="x")
+        x = ark.tensor([MATRIX_ROWS, columns], dtype, name="x")
         ark.copy(build(x), name="out")
-    values = np.random.default_rng(3).integers(-4, 4, (ROWS, columns)).astype(dtype.numpy)
+    values = np.random.default_rng(3).integers(-4, 4, (MATRIX_ROWS, columns)).astype(dtype.numpy)
     opened = registry.get(backend)
     with contextlib.closing(opened.open(0)) as device:
         lone = not device.machine.cooperative
@@ -113,16 +113,16 @@ def test_every_tile_is_done_once_in_an_iteration(backend: str) -> None:
     """In place, on the sums that the iterations before have left."""
     model = Model()
     with use_model(model):
-        x = ark.tensor([ROWS, 64], fp32, name="x")
+        x = ark.tensor([MATRIX_ROWS, 64], fp32, name="x")
         ark.add(x, 1.0, x)
-        ark.softmax(ark.tensor([ROWS, 64], bf16, name="y"), name="z")
+        ark.softmax(ark.tensor([MATRIX_ROWS, 64], bf16, name="y"), name="z")
     opened = registry.get(backend)
     with contextlib.closing(opened.open(0)) as device:
         made = _planned(model, device, True)
         verify([made])
         assert made.ops[0].claims is not None
         with Executor(made, opened, device) as executor:
-            executor.write("x", np.zeros((ROWS, 64), np.float32))
+            executor.write("x", np.zeros((MATRIX_ROWS, 64), np.float32))
             executor.start(5).wait()
             executor.start(20).wait()
             steps = [made.counters[op.claims].step for op in made.ops if op.claims is not None]

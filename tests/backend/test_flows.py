@@ -20,7 +20,7 @@ from ark.runtime.executor import Executor
 from ark.runtime.flows import flows
 from tests.emulated import few_emulated
 
-SIZE = 1536
+VECTOR_SIZE = 1536
 Chain = Callable[[ark.Tensor], ark.Tensor]
 
 
@@ -37,7 +37,7 @@ def _shifted(x: ark.Tensor) -> ark.Tensor:
 
 def _rows(x: ark.Tensor) -> ark.Tensor:
     """A chain, and behind it a task whose threads share what they add up."""
-    return _adds(ark.softmax(ark.reshape(_adds(x), [2, SIZE // 2])))
+    return _adds(ark.softmax(ark.reshape(_adds(x), [2, VECTOR_SIZE // 2])))
 
 
 def _softmax(x: np.ndarray) -> np.ndarray:
@@ -58,9 +58,9 @@ def test_chains_of_small_ops_are_numpys(backend: str, case: str, dtype: DataType
     build, reference, going_on = CASES[case]
     model = Model()
     with use_model(model):
-        x = ark.tensor([SIZE], dtype, name="x")
+        x = ark.tensor([VECTOR_SIZE], dtype, name="x")
         ark.copy(build(x), name="out")
-    values = np.random.default_rng(3).integers(-4, 4, SIZE).astype(dtype.numpy)
+    values = np.random.default_rng(3).integers(-4, 4, VECTOR_SIZE).astype(dtype.numpy)
     opened = registry.get(backend)
     with contextlib.closing(opened.open(0)) as device:
         made = plan(model.graph, device.machine, {"fuse": False})

@@ -19,7 +19,7 @@ from ark.plan.verify import verify
 from ark.runtime.executor import Executor
 from tests.projection import with_matrix
 
-EPS = 1e-5
+RMSNORM_EPS = 1e-5
 
 
 def machine_of(device: Device, backend: str) -> Machine:
@@ -50,7 +50,7 @@ def test_the_norm_of_a_sum_of_parts_is_numpys(
             }
             product = ark.linear(t["x"], t["w"])
             total = ark.add(t["r"], product) if residual else product
-            ark.rmsnorm(total, t["scale"], eps=EPS, name="normed")
+            ark.rmsnorm(total, t["scale"], eps=RMSNORM_EPS, name="normed")
             ark.mul(total, 2.0, name="doubled")
         key = f"1x1x{rows}x{columns}x{depth}x2"
         options = {"variant": "matrix", "cuts": {key: [128, 64, parts]}}
@@ -63,6 +63,6 @@ def test_the_norm_of_a_sum_of_parts_is_numpys(
             executor.start(2).wait(60)
             found = {name: executor.read(name) for name in ("normed", "doubled")}
     want = x @ w.T + (r if residual else 0.0)
-    normed = want / np.sqrt((want**2).mean(axis=1, keepdims=True) + EPS) * scale
+    normed = want / np.sqrt((want**2).mean(axis=1, keepdims=True) + RMSNORM_EPS) * scale
     np.testing.assert_allclose(found["doubled"].reshape(want.shape), 2 * want, atol=2e-4)
     np.testing.assert_allclose(found["normed"].reshape(want.shape), normed, atol=2e-4)

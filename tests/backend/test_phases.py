@@ -17,14 +17,14 @@ from ark.plan.verify import verify
 from ark.runtime.executor import Executor
 from tests.emulated import few_emulated
 
-SIZE = 3000
+VECTOR_SIZE = 3000
 MORE = ([0, 2, 0], [3, 0, 1], [0, 0, 2], 4, [1] * 20)
 
 
 def steps(count: int) -> Model:
     """Phase p takes x to 2 x + p."""
     with use_model(Model()) as model:
-        x = ark.tensor((SIZE,), name="x")
+        x = ark.tensor((VECTOR_SIZE,), name="x")
         x.rename("x")
         for number in range(count):
             with model.graph.entry(f"step{number}"):
@@ -49,7 +49,7 @@ def test_each_phase_runs_as_often_as_asked(backend: str, iterations: list[int] |
     made = from_json(to_json(planned(steps(phases), backend)))
     assert [p.name for p in made.phases] == [f"step{i}" for i in range(phases)]
     which, _ = registry.choose(backend)
-    begin = np.arange(SIZE, dtype=np.float32)
+    begin = np.arange(VECTOR_SIZE, dtype=np.float32)
     with contextlib.closing(which.open(0)) as device, Executor(made, which, device) as executor:
         executor.write("x", begin)
         executor.start(iterations).wait(60)

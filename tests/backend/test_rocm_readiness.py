@@ -22,7 +22,7 @@ from ark.runtime.executor import Executor
 emulator = pytest.importorskip("ark_rocm_emulator")
 hip = pytest.importorskip("hip").hip
 
-LINE = 128  # bytes of AMD's second caches
+CACHE_LINE_BYTES = 128  # bytes of AMD's second caches
 
 
 @pytest.fixture
@@ -85,8 +85,8 @@ def test_counters_share_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def noted(self: Executor, counter: int) -> int:
         address = address_of(self, counter)
-        assert address % LINE == 0
-        line_of[counter] = address // LINE
+        assert address % CACHE_LINE_BYTES == 0
+        line_of[counter] = address // CACHE_LINE_BYTES
         return address
 
     monkeypatch.setattr(Executor, "counter_address", noted)
@@ -97,4 +97,4 @@ def test_counters_share_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", machines.MODELS)
 def test_machines_have_lines_of_128_bytes(name: str) -> None:
     made = machines.machine(name, machines.MODELS[name])
-    assert made.line_bytes == LINE
+    assert made.line_bytes == CACHE_LINE_BYTES

@@ -21,7 +21,7 @@ from ark.plan.verify import verify
 from ark.runtime.executor import Executor
 from tests.emulated import few_emulated
 
-ROWS = 37
+MATRIX_ROWS = 37
 Inputs = Sequence[tuple[np.ndarray, ark.DataType]]
 Built = tuple[str, Inputs, Callable[..., Tensor], np.ndarray]
 
@@ -71,11 +71,11 @@ def test_updates_of_rows(backend: str, reduction: str) -> None:
     rng = np.random.default_rng(1)
     cases: list[Built] = []
     for shape, many, among, dtype in (
-        ((ROWS, 256), 150, 256, ark.fp32),
-        ((2, ROWS, 72), 70, 5, ark.fp32),
-        ((ROWS, 41), 3, 41, ark.fp32),
-        ((ROWS, 33), 129, 33, ark.int32),
-        ((ROWS, 64), 64, 64, ark.bf16),
+        ((MATRIX_ROWS, 256), 150, 256, ark.fp32),
+        ((2, MATRIX_ROWS, 72), 70, 5, ark.fp32),
+        ((MATRIX_ROWS, 41), 3, 41, ark.fp32),
+        ((MATRIX_ROWS, 33), 129, 33, ark.int32),
+        ((MATRIX_ROWS, 64), 64, 64, ark.bf16),
     ):
         ids = rng.integers(-among, among, (*shape[:-1], many))
         a, new = rng.integers(-9, 9, shape), rng.integers(-3, 4, ids.shape)
@@ -96,8 +96,11 @@ def test_updates_of_rows(backend: str, reduction: str) -> None:
 
 def test_updates_in_place_and_of_a_part(backend: str) -> None:
     rng = np.random.default_rng(2)
-    a = rng.integers(-9, 9, (ROWS, 90)).astype(np.float32)
-    ids, new = rng.integers(0, 90, (ROWS, 40)), rng.integers(-9, 9, (ROWS, 40)).astype(np.float32)
+    a = rng.integers(-9, 9, (MATRIX_ROWS, 90)).astype(np.float32)
+    ids, new = (
+        rng.integers(0, 90, (MATRIX_ROWS, 40)),
+        rng.integers(-9, 9, (MATRIX_ROWS, 40)).astype(np.float32),
+    )
     some = ids[:20]
     want = a.copy()
     want[:20] = scattered(a[:20], some, new[:20], "add")
@@ -133,7 +136,7 @@ def test_the_largest_of_rows(backend: str) -> None:
         (48, 33, ark.fp32, "equals"),
         (50, 20, ark.fp32, "infinite"),
     ):
-        x = rng.standard_normal((ROWS, columns))
+        x = rng.standard_normal((MATRIX_ROWS, columns))
         if kind == "equals":
             x = np.floor(x * 9)
         if kind == "rising":

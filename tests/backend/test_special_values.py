@@ -11,7 +11,7 @@ import torch
 import ark
 from tests.emulated import few_emulated
 
-LARGEST = 3.4e38
+NEAR_FP32_MAX = 3.4e38
 VALUES = np.array(
     [
         np.nan,
@@ -27,8 +27,8 @@ VALUES = np.array(
         -2.0,
         1e19,
         1e30,
-        LARGEST,
-        -LARGEST,
+        NEAR_FP32_MAX,
+        -NEAR_FP32_MAX,
     ],
     np.float32,
 )

@@ -27,7 +27,7 @@ from tests.checkpoints import make_endless
 
 pytestmark = pytest.mark.emulated("slow")
 
-LONG = 60_000
+LONG_CONTEXT = 60_000
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -42,12 +42,12 @@ def _interrupts_arrive() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small model with a long context and no end token."""
-    return make_endless(tmp_path_factory.mktemp("endless"), LONG)
+    return make_endless(tmp_path_factory.mktemp("endless"), LONG_CONTEXT)
 
 
 def command(backend: str, directory: Path, *extra: str) -> list[str]:
     words = ["generate", str(directory), "--prompt", "The fox", "--backend", backend]
-    words += ["--context", str(LONG), "--max-new-tokens", str(LONG), *extra]
+    words += ["--context", str(LONG_CONTEXT), "--max-new-tokens", str(LONG_CONTEXT), *extra]
     return [sys.executable, "-m", "ark", *words]
 
 
@@ -115,7 +115,7 @@ def test_an_interrupt_keeps_the_tokens_of_json(backend: str, endless: Path) -> N
     out, err = process.communicate(timeout=120)
     assert process.returncode == 130, err
     row = json.loads(out)
-    assert 0 < len(row["tokens"]) < LONG // 2, len(row["tokens"])
+    assert 0 < len(row["tokens"]) < LONG_CONTEXT // 2, len(row["tokens"])
 
 
 def interrupting(what: str, module: str, argv: list[str]) -> list[str]:
@@ -207,18 +207,18 @@ def test_an_interrupt_ends_a_run(backend: str) -> None:
 def generator(backend: str, endless: Path) -> Any:
     chosen, _ = registry.choose(backend)
     device = chosen.open(0)
-    with Generator(Checkpoint.open(endless), chosen, device, context=LONG) as made:
+    with Generator(Checkpoint.open(endless), chosen, device, context=LONG_CONTEXT) as made:
         yield made
     device.close()
 
 
 def test_a_closed_stream_stops_the_device(generator: Generator) -> None:
-    for token in generator.stream([7, 8, 9], LONG, stop_tokens=()):
+    for token in generator.stream([7, 8, 9], LONG_CONTEXT, stop_tokens=()):
         first = token
         break
     run = generator.executor.latest
     assert run is not None and not run.running()
-    assert 0 < run.iterations_done < LONG // 2
+    assert 0 < run.iterations_done < LONG_CONTEXT // 2
     assert next(iter(generator.stream([7, 8, 9], 1, stop_tokens=()))) == first
 
 
@@ -233,7 +233,7 @@ def test_one_stream_at_a_time(generator: Generator) -> None:
 
 
 def test_one_launch_at_a_time(generator: Generator) -> None:
-    stream = generator.stream([7, 8, 9], LONG, stop_tokens=())
+    stream = generator.stream([7, 8, 9], LONG_CONTEXT, stop_tokens=())
     next(stream)
     with pytest.raises(InvalidUsageError, match="still running"):
         generator.executor.start(1)
@@ -243,12 +243,12 @@ def test_one_launch_at_a_time(generator: Generator) -> None:
 def test_closing_the_generator_stops_its_stream(backend: str, endless: Path) -> None:
     chosen, _ = registry.choose(backend)
     device = chosen.open(0)
-    with Generator(Checkpoint.open(endless), chosen, device, context=LONG) as made:
-        stream = made.stream([7, 8, 9], LONG, stop_tokens=())
+    with Generator(Checkpoint.open(endless), chosen, device, context=LONG_CONTEXT) as made:
+        stream = made.stream([7, 8, 9], LONG_CONTEXT, stop_tokens=())
         next(stream)
         run = made.executor.latest
         assert run is not None
-    assert not run.running() and run.iterations_done < LONG // 2
+    assert not run.running() and run.iterations_done < LONG_CONTEXT // 2
     with pytest.raises(InvalidUsageError, match="closed while this stream was open"):
         next(stream)
     device.close()

@@ -72,10 +72,10 @@ def compare(plan: Plan, touched: Touched, position: int | None) -> tuple[int, in
     kind, sig = kinds.get(op.kind), kinds.signature(plan, op)
     accesses = kind.accesses(sig, touched.task.coord)
     declared = masks(plan, op.id, accesses)
-    what = f"{op.kind} {list(touched.task.coord)} of {sig}"
-    assert touched.outside == 0, f"{touched.outside} bytes outside of every buffer: {what}"
+    task_name = f"{op.kind} {list(touched.task.coord)} of {sig}"
+    assert touched.outside == 0, f"{touched.outside} bytes outside of every buffer: {task_name}"
     limit = kind.scratch(sig, machine_of(plan))
-    assert not touched.scratch[limit:].any(), f"more scratch than {limit} bytes: {what}"
+    assert not touched.scratch[limit:].any(), f"more scratch than {limit} bytes: {task_name}"
     sums = [0, 0]
     for buffer, marks in touched.marks.items():
         nothing = np.zeros(len(marks), bool)
@@ -85,22 +85,24 @@ def compare(plan: Plan, touched: Touched, position: int | None) -> tuple[int, in
             extra = np.flatnonzero(did & ~allowed)
             verb = "writes" if write else "reads"
             assert not len(extra), (
-                f"{verb} {len(extra)} undeclared bytes of buffer {buffer}: {what}"
+                f"{verb} {len(extra)} undeclared bytes of buffer {buffer}: {task_name}"
             )
             if not may_be_larger(sig):
                 less = np.count_nonzero(allowed & ~did)
                 # A read of bytes that the same task wrote before is local.
                 less -= 0 if write else np.count_nonzero(allowed & ~did & ((marks & WRITTEN) != 0))
-                assert not less, f"{less} declared bytes of {buffer} that it never {verb}: {what}"
+                assert not less, (
+                    f"{less} declared bytes of {buffer} that it never {verb}: {task_name}"
+                )
             sums[0] += 0 if write else int(allowed.sum())
             sums[1] += 0 if write else int(did.sum())
     if position is not None:
-        _check_past(plan, touched, accesses, position, what)
+        _check_past(plan, touched, accesses, position, task_name)
     return sums[0], sums[1]
 
 
 def _check_past(
-    plan: Plan, touched: Touched, accesses: list[kinds.Access], position: int, what: str
+    plan: Plan, touched: Touched, accesses: list[kinds.Access], position: int, task_name: str
 ) -> None:
     """A past read takes rows before the position, a past write fills its own from there on."""
     for access in accesses:
@@ -116,7 +118,7 @@ def _check_past(
         mine = (rows >= position + first) & (rows < position + last)
         late = rows[~mine] if access.write else rows[rows >= position]
         verb = "appends" if access.write else "takes from the past"
-        assert not len(late), f"{verb} rows {late.tolist()} at position {position}: {what}"
+        assert not len(late), f"{verb} rows {late.tolist()} at position {position}: {task_name}"
 
 
 def _prepare(bench: Bench, op: int, rng: np.random.Generator) -> int | None:

@@ -13,12 +13,12 @@ from ark.plan.types import Plan
 from ark.runtime.executor import Executor
 from tests.ranks import ThreadRanks, run_ranks
 
-N = 30_000  # elements: several tiles on several processors
-ITERATIONS = 20
+INBOX_ELEMENTS = 30_000  # elements: several tiles on several processors
+SUITE_ITERATIONS = 20
 Body = Callable[[int], None]
 
 
-def counting(n: int = N) -> ark.Tensor:
+def counting(n: int = INBOX_ELEMENTS) -> ark.Tensor:
     """0, 1, 2, ... plus how many iterations there were; another number in each."""
     x = ark.tensor([n], int32, name="x")
     return ark.add(x, 1, output=x)
@@ -32,7 +32,7 @@ def add_up(arrived: ark.Tensor) -> None:
 
 def put_then_signal(rank: int) -> None:
     """The message-passing litmus test."""
-    x, inbox = counting(), ark.comm.symmetric([N], int32, name="inbox")
+    x, inbox = counting(), ark.comm.symmetric([INBOX_ELEMENTS], int32, name="inbox")
     channel = ark.comm.channel(1 - rank)
     if rank == 0:
         channel.put(x, inbox)
@@ -53,7 +53,7 @@ def signal_with_put(rank: int) -> None:
 
 def flush_then_relaxed(rank: int) -> None:
     """A flush completes what was put, so that a signal without order may follow."""
-    x, inbox = counting(), ark.comm.symmetric([N], int32)
+    x, inbox = counting(), ark.comm.symmetric([INBOX_ELEMENTS], int32)
     channel = ark.comm.channel(1 - rank)
     if rank == 0:
         channel.put(x, inbox)
@@ -79,7 +79,7 @@ def parts(rank: int) -> None:
 
 def get(rank: int) -> None:
     """The peer says that it is there; then it is fetched."""
-    x, shared = counting(), ark.comm.symmetric([N], int32)
+    x, shared = counting(), ark.comm.symmetric([INBOX_ELEMENTS], int32)
     channel = ark.comm.channel(1 - rank)
     if rank == 0:
         shared = ark.copy(x, output=shared)
@@ -91,7 +91,7 @@ def get(rank: int) -> None:
 
 def reduce(rank: int) -> None:
     """Added to what the peer has there; it looks at the sum when it is told."""
-    x, sums = counting(), ark.comm.symmetric([N], int32)
+    x, sums = counting(), ark.comm.symmetric([INBOX_ELEMENTS], int32)
     channel = ark.comm.channel(1 - rank)
     if rank == 1:
         sums = ark.mul(x, 0, output=sums)
@@ -105,7 +105,7 @@ def reduce(rank: int) -> None:
 
 def twice(rank: int) -> None:
     """One memory used twice in an iteration: the second put waits until the first was read."""
-    x, inbox = counting(), ark.comm.symmetric([N], int32)
+    x, inbox = counting(), ark.comm.symmetric([INBOX_ELEMENTS], int32)
     channel = ark.comm.channel(1 - rank)
     if rank == 0:
         channel.put(ark.mul(x, -2), inbox, signal=True)
@@ -128,7 +128,7 @@ def messages(rank: int) -> None:
         channel.send(x[:99])
         channel.recv(ark.tensor([3], int32))
     else:
-        all_of_it = channel.recv(ark.tensor([N], int32))
+        all_of_it = channel.recv(ark.tensor([INBOX_ELEMENTS], int32))
         channel.recv(ark.tensor([99], int32))
         channel.send(all_of_it[:3])
         add_up(all_of_it)
@@ -153,7 +153,7 @@ def run(
     plans: list[Plan],
     backend: str | Sequence[str],
     opened: list,
-    iterations: int = ITERATIONS,
+    iterations: int = SUITE_ITERATIONS,
     budget_s: float = 30.0,
 ) -> np.ndarray:
     """What rank 1 has added up; backend: of all ranks, or each one's."""
@@ -175,5 +175,5 @@ def run(
     return run_ranks(len(plans), work)[1]
 
 
-def wanted(n: int, iterations: int = ITERATIONS) -> np.ndarray:
+def wanted(n: int, iterations: int = SUITE_ITERATIONS) -> np.ndarray:
     return sum((np.arange(n) + i for i in range(1, iterations + 1)), np.zeros(n)).astype(np.int32)

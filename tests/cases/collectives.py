@@ -23,7 +23,7 @@ from tests.ranks import ThreadRanks, run_ranks
 
 ROWS, WIDTH = 3, 239  # 717 elements: no number of ranks, trees or rings divides them
 FORESTS = {2: ("full2", "h200:gpus=2"), 4: ("ring4", "star4"), 8: ("dgx1v",)}
-ITERATIONS = 3
+SUITE_ITERATIONS = 3
 
 
 def names(world: int, collective: str) -> list[str]:
@@ -157,9 +157,9 @@ def check_collectives(
     world: int,
     opened: list[Device],
     machine: Machine,
-    made: Callable[[int], Callable[[int], None]] = suite,
+    suite_of: Callable[[int], Callable[[int], None]] = suite,
 ) -> None:
-    plans = build(world, made(world), machine)
+    plans = build(world, suite_of(world), machine)
     verify(plans)
     random = np.random.default_rng(world)
     xs = [random.integers(-999, 999, (ROWS, WIDTH), np.int32) for _ in range(world)]
@@ -172,17 +172,17 @@ def check_collectives(
         plan, device = plans[ranks.rank], opened[ranks.rank]
         with Executor(plan, backend, device, ranks=ranks, budget_s=200.0) as executor:
             executor.write("x", xs[ranks.rank])
-            if made is suite:
+            if suite_of is suite:
                 executor.write("z", zs[ranks.rank])
                 executor.write("w", ws[ranks.rank])
-            executor.start(ITERATIONS).wait(250.0)
+            executor.start(SUITE_ITERATIONS).wait(250.0)
             actual = {name: executor.read(name) for name in outputs}
             ranks.barrier()
             return actual
 
     actual = run_ranks(world, work)
-    after = [x + ITERATIONS for x in xs]
-    assert len(outputs) >= (17 if made is suite else 5)
+    after = [x + SUITE_ITERATIONS for x in xs]
+    assert len(outputs) >= (17 if suite_of is suite else 5)
     for rank in range(world):
         for name in outputs:
             got = actual[rank][name]

@@ -140,7 +140,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-NEW = 20
+NEW_TOKENS = 20
 
 
 def check_tokens_and_logits_are_those_of_transformers(
@@ -148,7 +148,7 @@ def check_tokens_and_logits_are_those_of_transformers(
 ) -> None:
     directory = make_checkpoint(tmp_path / case, **CASES[case])
     ours = check_logits(directory, backend)
-    assert len(set(ours)) > NEW // 3  # a model that repeats itself would prove little
+    assert len(set(ours)) > NEW_TOKENS // 3  # a model that repeats itself would prove little
 
 
 def check_logits(directory: Path, backend: str, room: float = 1e-4, best: bool = True) -> list[int]:
@@ -160,7 +160,7 @@ def check_logits(directory: Path, backend: str, room: float = 1e-4, best: bool =
     device = chosen.open(0)
     try:
         with Generator(Checkpoint.open(directory), chosen, device, chunk=8) as generator:
-            ours = list(generator.stream(prompt, NEW, stop_tokens=()))
+            ours = list(generator.stream(prompt, NEW_TOKENS, stop_tokens=()))
             last = generator.executor.read("decode.head.logits").ravel()
     finally:
         device.close()

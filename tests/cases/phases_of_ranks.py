@@ -10,7 +10,7 @@ from ark.plan.types import Plan
 from tests.cases.pipeline import planned
 
 WIDTH, EACH = 3000, (4, 7)
-LATE = 1000  # of a slow rank's product: far longer than a thread waits for a core
+SLOW_PRODUCT_SIZE = 1000  # of a slow rank's product: far longer than a thread waits for a core
 
 
 def messages(model: Model, rank: int, world: int, slow: int) -> None:
@@ -41,7 +41,13 @@ def sums(model: Model, rank: int, world: int, slow: int) -> None:
 
 
 def _late(x: ark.Tensor) -> ark.Tensor:
-    product = ark.mul(ark.matmul(ark.tensor([LATE, LATE]), ark.tensor([LATE, LATE])), 0.0)
+    product = ark.mul(
+        ark.matmul(
+            ark.tensor([SLOW_PRODUCT_SIZE, SLOW_PRODUCT_SIZE]),
+            ark.tensor([SLOW_PRODUCT_SIZE, SLOW_PRODUCT_SIZE]),
+        ),
+        0.0,
+    )
     row = ark.reduce_sum(ark.reduce_sum(product, axis=0), axis=1)
     return ark.add(x, ark.reshape(row, (1,)))
 

@@ -9,19 +9,19 @@ from tests.cases import channels
 
 def put_and_send(rank: int) -> None:
     """A part of a symmetric memory, a get, and a message, all by the proxy."""
-    x, inbox = channels.counting(), ark.comm.symmetric([channels.N + 5], int32)
+    x, inbox = channels.counting(), ark.comm.symmetric([channels.INBOX_ELEMENTS + 5], int32)
     channel = ark.comm.channel(1 - rank, engine="dma")
     if rank == 0:
         channel.put(x, inbox[5:], signal=True)
         channel.send(x)
     else:
         (arrived,) = channel.wait(inbox)
-        message = channel.recv(ark.tensor([channels.N], int32))
+        message = channel.recv(ark.tensor([channels.INBOX_ELEMENTS], int32))
         channels.add_up(ark.sub(ark.mul(message, 2), arrived[5:]))
 
 
 def fetch(rank: int) -> None:
-    x, shared = channels.counting(), ark.comm.symmetric([channels.N], int32)
+    x, shared = channels.counting(), ark.comm.symmetric([channels.INBOX_ELEMENTS], int32)
     channel = ark.comm.channel(1 - rank, engine="dma")
     if rank == 0:
         channel.signal(after=[ark.copy(x, output=shared)])

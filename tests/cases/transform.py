@@ -79,15 +79,15 @@ def on_ranks_in_numpy(plan: ParallelGraph, inputs: dict[str, np.ndarray]) -> np.
 
 
 def on_cpu_ranks(
-    made: RankGraphs, inputs: dict[str, np.ndarray], results: set[int]
+    rank_graphs: RankGraphs, inputs: dict[str, np.ndarray], results: set[int]
 ) -> list[tuple[View, np.ndarray]]:
     """Plans and verifies the ranks' graphs and runs them twice at once; parts of the results."""
-    plans = [make_plan(g, backends.machine("cpu-1")) for g in made.graphs]
+    plans = [make_plan(g, backends.machine("cpu-1")) for g in rank_graphs.graphs]
     verify(plans)
     backend, _ = backends.choose("cpu")
 
     def work(own: ThreadRanks) -> list[tuple[View, np.ndarray]]:
-        held = made.held[own.rank]
+        held = rank_graphs.held[own.rank]
         with Executor(
             plans[own.rank], backend, backend.open(0), ranks=own, budget_s=20.0
         ) as executor:

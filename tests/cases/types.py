@@ -136,11 +136,11 @@ def elementwise(draw: Any) -> list[Case]:
         )
     shape = draw(shapes(1, 8))
     p, q = (values(rng, s, ark.bool) for s in (shape, thinned(draw, shape)))
-    both = [(p, ark.bool), (q, ark.bool)]
+    bools = [(p, ark.bool), (q, ark.bool)]
     for name in ("logical_and", "logical_or", "logical_xor", "equal"):
-        results.append(Case(f"{name} {shape}", both, getattr(ark, name), getattr(np, name)))
-    results.append(Case("not", both[:1], ark.logical_not, np.logical_not))
-    results.append(Case("number", both[:1], lambda t: ark.where(t, 2**40, t64(t)), select))
+        results.append(Case(f"{name} {shape}", bools, getattr(ark, name), getattr(np, name)))
+    results.append(Case("not", bools[:1], ark.logical_not, np.logical_not))
+    results.append(Case("number", bools[:1], lambda t: ark.where(t, 2**40, t64(t)), select))
     # One op of more operands than a task's record holds.
     many, dtype = (
         draw(st.integers(13, 24)),

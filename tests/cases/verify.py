@@ -26,8 +26,10 @@ MACHINES = {
 def drop_wait(plan: Plan, rng: random.Random) -> Plan:
     places = [(k, t) for k, t in tasks(plan).items() if t.waits]
     place, task = rng.choice(places)
-    gone = rng.randrange(len(task.waits))
-    return replace_task(plan, place, waits=tuple(w for i, w in enumerate(task.waits) if i != gone))
+    dropped = rng.randrange(len(task.waits))
+    return replace_task(
+        plan, place, waits=tuple(w for i, w in enumerate(task.waits) if i != dropped)
+    )
 
 
 def lower_threshold(plan: Plan, rng: random.Random) -> Plan:

@@ -17,7 +17,7 @@ from ark_cuda.tasks import inline
 
 from tests.cases.cuda_boxes import HOST, to_bf16
 
-LINE = 64  # elements of a row that lie together
+LINE_ELEMENTS = 64  # elements of a row that lie together
 
 
 CALLS = r"""
@@ -73,7 +73,7 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 def boxed(weights: np.ndarray) -> np.ndarray:
     """As the copy engine lays rows of 128 bytes, swizzled, one block behind the other."""
     rows, k = weights.shape
-    box = np.zeros((k // LINE, rows, 8, 8), np.uint16)
+    box = np.zeros((k // LINE_ELEMENTS, rows, 8, 8), np.uint16)
     for row in range(rows):
         for chunk in range(8):
             box[:, row, chunk ^ row % 8] = weights[row].reshape(-1, 8, 8)[:, chunk]
@@ -85,7 +85,7 @@ def boxed(weights: np.ndarray) -> np.ndarray:
 )
 def test_a_warps_sums_are_numpys(device: ctypes.CDLL, rows: int, inputs: int) -> None:
     rng = np.random.default_rng(rows * inputs)
-    k = 3 * LINE
+    k = 3 * LINE_ELEMENTS
     # Whole numbers that bf16 and the sums hold exactly.
     weights = rng.integers(-8, 9, (rows, k)).astype(np.float32)
     x = rng.integers(-8, 9, (inputs, k)).astype(np.float32)

@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("ark_cuda")
 
-ALL = 64  # stages of a list
+LISTED_STAGES = 64  # stages of a list
 
 HOST = r"""
 #include <cstdint>
@@ -66,7 +66,7 @@ def build(
     # A shuffle adds the lane to a record's first word, and so does it here to all of its words.
     constants = (
         f"constexpr int ARK_STAGE_NS = {stage_ns}, ARK_STREAM_RUNS = {int(runs > 0)};\n"
-        f"constexpr int ARK_STREAM_CUTS = {int(runs < ALL)};\n"
+        f"constexpr int ARK_STREAM_CUTS = {int(runs < LISTED_STAGES)};\n"
         f"constexpr int ARK_RING_DEPTH = {slots}, ARK_STREAM_MIB = {mib};\n"
     )
     source.write_text(f"{HOST}{constants}{text}{CALLS}")
@@ -76,7 +76,7 @@ def build(
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    return build(tmp_path_factory.mktemp("runs"), ALL)
+    return build(tmp_path_factory.mktemp("runs"), LISTED_STAGES)
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,7 @@ def test_stages_that_come_from_l2_make_room_for_more(runs: ctypes.CDLL) -> None:
 
 
 def test_a_large_models_runs_are_asked_for_more_slowly(runs: ctypes.CDLL, tmp_path: Path) -> None:
-    large = build(tmp_path, ALL, mib=14_314)
+    large = build(tmp_path, LISTED_STAGES, mib=14_314)
     clocks = [asked(device, 30, 30, 60, 100_000, 0)[1] for device in (runs, large)]
     small, slow = (statistics.mean(b - a for a, b in itertools.pairwise(c)) for c in clocks)
     assert 1.09 < slow / small < 1.13
@@ -138,7 +138,7 @@ def test_boxes_are_asked_for_only_while_the_ring_is_full(boxes: ctypes.CDLL) -> 
 
 
 def test_a_faster_memorys_runs_are_asked_for_only_while_the_ring_is_full(tmp_path: Path) -> None:
-    fast = build(tmp_path, ALL, 503)
+    fast = build(tmp_path, LISTED_STAGES, 503)
     stages, clocks = asked(fast, 30, 30, 60, 100_000, 0)
     assert stages == list(range(30, 46)) and paced(clocks)
     assert 700 <= clocks[0] <= 800

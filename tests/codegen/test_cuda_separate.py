@@ -27,7 +27,7 @@ from ark_cuda.dialect import MAX_JOINT_BODIES
 from tests import kept
 
 H100 = machines.MODELS["h100"]
-EXECUTABLE = 2  # e_type of an ELF file that needs no linking
+ELF_EXECUTABLE = 2  # e_type of an ELF file that needs no linking
 
 
 def made(bodies: int):
@@ -57,7 +57,7 @@ def test_a_kernel_of_many_bodies_is_linked():
     one, again = (backend.compiler().compile(source, target) for _ in range(2))
     whole = kept.binary(backend, dataclasses.replace(source, parts=0), target)
     assert one.data == again.data != whole.data
-    assert struct.unpack_from("<H", one.data, 16)[0] == EXECUTABLE
+    assert struct.unpack_from("<H", one.data, 16)[0] == ELF_EXECUTABLE
     assert b"ark_loop\0" in one.data
     heads = r"Function properties for \S*?(task_\d+_pointwise)"
     assert Counter(re.findall(heads, one.log)) == Counter(

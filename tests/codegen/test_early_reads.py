@@ -23,7 +23,7 @@ from tests.slow import slow
 from tests.touch import READ, Bench
 from tests.unit.plan.shapes import CONFIG
 
-POSITION = 40  # of 64: there are old rows in the caches, and room for a new one
+CACHE_POSITION = 40  # of 64: there are old rows in the caches, and room for a new one
 
 
 def decoders(
@@ -46,7 +46,7 @@ def early_reads(plan: Plan) -> dict[int, set[int]]:
     for op in plan.ops:
         for index, tensor in enumerate(op.operands):
             if plan.tensors[tensor].name.startswith("position"):
-                bench.operand(op.id, index)[:] = POSITION
+                bench.operand(op.id, index)[:] = CACHE_POSITION
     found: dict[int, set[int]] = {op.id: set() for op in plan.ops}
     for number, task in enumerate(bench.tasks):
         touched = bench.run(number)

@@ -16,7 +16,7 @@ from ark.plan import kind as kinds
 from ark.plan.signature import OperandType, Signature
 from ark.tasks import text
 
-ROWS = 5  # in tiles of two, the last of which is cut
+SHORT_ROWS = 5  # in tiles of two, the last of which is cut
 HOST = r"""
 #include <cstdint>
 #define ARK_DEVICE static inline
@@ -107,12 +107,12 @@ def test_short_rows_are_turned(
 ) -> None:
     """shift: with 1 nothing lies at multiples of 16 bytes. way: rows that are read, or written."""
     rng = np.random.default_rng(row)
-    short, long = (ROWS, channels, row), (ROWS, row, channels)
+    short, long = (SHORT_ROWS, channels, row), (SHORT_ROWS, row, channels)
     first_shape, last_shape = (short, long) if way == "turn" else (long, short)
     given = aligned(rng.integers(0, 1 << 16, first_shape).astype(np.uint16), shift)
     made = aligned(np.full(last_shape, 7, np.uint16), shift)
     turn = getattr(device, f"{way}_{row}_{width}_{channels}")
-    for first in range(0, ROWS, 2):
+    for first in range(0, SHORT_ROWS, 2):
         for channel in (0, channels // 2):
             turn(
                 ctypes.c_void_p(given.ctypes.data),

@@ -51,12 +51,12 @@ def program(rng: random.Random, keep: Keep) -> bool:
 
 def run_program(text: str) -> bool:
     try:
-        made = from_json(text)
-        check(made)
-        ElementTree.fromstring(to_xml(made))
+        program = from_json(text)
+        check(program)
+        ElementTree.fromstring(to_xml(program))
     except BaseError:
         return False
-    _try(made)
+    _try(program)
     return True
 
 
@@ -104,11 +104,11 @@ def _change(root: ElementTree.Element, rng: random.Random) -> None:
 
 def run_xml(text: str) -> bool:
     try:
-        made = from_xml(text)
+        program = from_xml(text)
     except BaseError:
         return False
-    _try(made)
-    check(from_json(to_json(made)))
+    _try(program)
+    check(from_json(to_json(program)))
     return True
 
 
@@ -122,29 +122,29 @@ def execution_plan(rng: random.Random, keep: Keep) -> bool:
 
 def run_execution_plan(text: str) -> bool:
     try:
-        made = from_execution_plan(text)
+        program = from_execution_plan(text)
     except BaseError:
         return False
-    _try(made)
-    check(from_json(to_json(made)))
+    _try(program)
+    check(from_json(to_json(program)))
     return True
 
 
-def _try(made: CollectiveProgram) -> None:
+def _try(program: CollectiveProgram) -> None:
     """Executes it in three orders, where it is small enough for that."""
-    if made.ranks > 8 or sum(len(own) for own in made.operations) > MOST_OPERATIONS:
+    if program.ranks > 8 or sum(len(own) for own in program.operations) > MOST_OPERATIONS:
         return
-    size = made.ranks * 6
-    inputs = [np.arange(size) * (r + 2) % 13 + r for r in range(made.ranks)]
-    reduction = made.reduction or "sum"
+    size = program.ranks * 6
+    inputs = [np.arange(size) * (r + 2) % 13 + r for r in range(program.ranks)]
+    reduction = program.reduction or "sum"
     try:
-        wanted = reference_result(made.collective, inputs, reduction, made.root)
+        wanted = reference_result(program.collective, inputs, reduction, program.root)
         for order in (None, 0, 1):
-            found = execute(made, inputs, order)
+            outputs = execute(program, inputs, order)
             if any(
                 w is not None and (f is None or not np.array_equal(f, w))
-                for f, w in zip(found, wanted, strict=True)
+                for f, w in zip(outputs, wanted, strict=True)
             ):
-                raise WrongResult(f"{made.name}: {found} instead of {wanted}"[:1000])
+                raise WrongResult(f"{program.name}: {outputs} instead of {wanted}"[:1000])
     except BaseError as error:
-        raise WrongResult(f"{made.name} was accepted, and ends with: {error}") from error
+        raise WrongResult(f"{program.name} was accepted, and ends with: {error}") from error

@@ -21,7 +21,7 @@ from ark.plan.types import ITERATION_BARRIER, Phase, Plan
 from ark.runtime.executor import Executor
 
 BUDGET_S = 5.0
-ITERATIONS = 3
+LAST_PHASE_ITERATIONS = 3
 _LASTING = ("state", "host", "external")
 
 
@@ -91,7 +91,7 @@ def run(plan: Plan) -> dict[str, bytes] | str:
             for b in plan.buffers:
                 if b.initial:
                     device.write(executor.buffer_address(b.id), _contents(plan, b.id))
-            executor.start([*([1] * (len(plan.phases) - 1)), ITERATIONS]).wait()
+            executor.start([*([1] * (len(plan.phases) - 1)), LAST_PHASE_ITERATIONS]).wait()
             return {
                 b.name: device.read(executor.buffer_address(b.id), b.nbytes).tobytes()
                 for b in plan.buffers

@@ -48,16 +48,18 @@ def export(rng: random.Random, keep: Keep) -> bool:
     """Exports one for the CPU."""
     with tempfile.TemporaryDirectory(prefix="ark-fuzz-") as folder:
         source = rng.choice(SOURCES)(rng, keep, folder)
-        made = Path(folder, "made")
-        words = ["export", source, "--backend", "cpu", "-o", str(made)]
-        code, said = command(words + rng.choice(([], ["--name", "model"])))
+        folder_out = Path(folder, "made")
+        words = ["export", source, "--backend", "cpu", "-o", str(folder_out)]
+        code, output = command(words + rng.choice(([], ["--name", "model"])))
         if code == 0:
-            _check(made)
+            _check(folder_out)
             return True
-        if made.exists():
-            raise WrongResult(f"exit code {code}, and files are left: {sorted(made.iterdir())}")
-    if code not in (1, 2) or "ark: " not in said or "\n\n" in said or len(said) > 3000:
-        raise WrongResult(f"exit code {code}: {said[-2000:]}")
+        if folder_out.exists():
+            raise WrongResult(
+                f"exit code {code}, and files are left: {sorted(folder_out.iterdir())}"
+            )
+    if code not in (1, 2) or "ark: " not in output or "\n\n" in output or len(output) > 3000:
+        raise WrongResult(f"exit code {code}: {output[-2000:]}")
     return False
 
 

@@ -26,21 +26,23 @@ from tests.fuzz.random_modules import made
 def module(rng: random.Random, keep: Callable[[str], None]) -> bool | str:
     """A random module: refused, or "executed" and right."""
     with torch.no_grad():
-        found, maker = made(rng)
+        graph_module, maker = made(rng)
         inputs = maker.inputs
-        said = [f"{n}: {t.dtype} {list(t.shape)} {t.stride()}" for n, t in enumerate(inputs)]
-        keep("\n".join([found.code, *said]))
-        want = found(*inputs)
+        descriptions = [
+            f"{n}: {t.dtype} {list(t.shape)} {t.stride()}" for n, t in enumerate(inputs)
+        ]
+        keep("\n".join([graph_module.code, *descriptions]))
+        want = graph_module(*inputs)
         ark.init(backend="cpu")
         try:
-            kernel, program = _kernel(found, inputs, rng.random() < 0.2)
+            kernel, program = _kernel(graph_module, inputs, rng.random() < 0.2)
         except (UnsupportedError, InvalidUsageError) as error:
             text = str(error)
             if "\n" in text or len(text) > 3000 or "cannot follow the module" in text:
                 raise WrongResult(f"refused by: {text}") from error
             return False
         got = kernel(*inputs)
-        precise = _in_float64(found, inputs, want)
+        precise = _in_float64(graph_module, inputs, want)
         for number, each in enumerate(zip(got, want, precise, strict=True)):
             _compare(number, *each, maker.largest)
         program.close()
@@ -48,16 +50,16 @@ def module(rng: random.Random, keep: Callable[[str], None]) -> bool | str:
 
 
 def _kernel(
-    found: fx.GraphModule, inputs: list[torch.Tensor], exported: bool
+    graph_module: fx.GraphModule, inputs: list[torch.Tensor], exported: bool
 ) -> tuple[Callable[..., Any], Program]:
     """The module by ark.from_torch, or the same without torch.export, which takes most of it."""
     if exported:
-        whole = ark.from_torch(found, tuple(inputs))
+        whole = ark.from_torch(graph_module, tuple(inputs))
         assert whole._program is not None
         return whole, whole._program
     with TRACING:
         table = decompositions()
-        traced = make_fx(found, decomposition_table=table, tracing_mode="fake")(*inputs)
+        traced = make_fx(graph_module, decomposition_table=table, tracing_mode="fake")(*inputs)
     traced.graph.eliminate_dead_code()
     drop_checks(traced)
     refuse_missing(traced)
@@ -65,10 +67,10 @@ def _kernel(
     return program, program
 
 
-def _in_float64(found: fx.GraphModule, inputs: list[torch.Tensor], want: Any) -> Any:
+def _in_float64(graph_module: fx.GraphModule, inputs: list[torch.Tensor], want: Any) -> Any:
     """The results computed in float64; as they are where the module says float32 itself."""
     try:
-        return found(*(t.double() if t.is_floating_point() else t for t in inputs))
+        return graph_module(*(t.double() if t.is_floating_point() else t for t in inputs))
     except RuntimeError:
         return want
 

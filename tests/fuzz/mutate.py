@@ -19,7 +19,7 @@ ODD: tuple[Any, ...] = (
 
 def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """The paths of everything within a JSON value."""
-    found = [at] if at else []
+    paths = [at] if at else []
     items = (
         value.items()
         if isinstance(value, dict)
@@ -28,8 +28,8 @@ def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         else ()
     )
     for key, inner in items:
-        found += places(inner, (*at, key))
-    return found
+        paths += places(inner, (*at, key))
+    return paths
 
 
 def _at(value: Any, path: tuple[Any, ...]) -> Any:
@@ -54,14 +54,14 @@ def _near(old: Any, rng: random.Random) -> Any:
 
 def of_json(value: Any, rng: random.Random, paths: list[tuple[Any, ...]] | None = None) -> Any:
     """One to three changes: a value near or odd, something dropped, doubled, or swapped."""
-    made = copy.deepcopy(value)
+    mutated = copy.deepcopy(value)
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
-        found = paths or places(made)
-        if not found:
+        candidates = paths or places(mutated)
+        if not candidates:
             return copy.deepcopy(rng.choice(ODD))
-        path = rng.choice(found)
+        path = rng.choice(candidates)
         try:
-            holder = _at(made, path[:-1])
+            holder = _at(mutated, path[:-1])
             old = holder[path[-1]]
             move = rng.random()
             if move < 0.45:
@@ -79,7 +79,7 @@ def of_json(value: Any, rng: random.Random, paths: list[tuple[Any, ...]] | None 
                 holder[path[-1]], holder[other] = holder[other], old
         except (KeyError, IndexError, TypeError, ValueError):
             continue
-    return made
+    return mutated
 
 
 def text_of(value: Any) -> str:
@@ -89,18 +89,18 @@ def text_of(value: Any) -> str:
 
 def of_bytes(data: bytes, rng: random.Random) -> bytes:
     """Bits flipped, bytes dropped, repeated or replaced."""
-    made = bytearray(data or b"\0")
+    mutated = bytearray(data or b"\0")
     for _ in range(rng.choice((1, 1, 2, 4, 16))):
-        at = rng.randrange(len(made) + 1)
+        at = rng.randrange(len(mutated) + 1)
         move = rng.randrange(5)
-        if move == 0 and at < len(made):
-            made[at] ^= 1 << rng.randrange(8)
+        if move == 0 and at < len(mutated):
+            mutated[at] ^= 1 << rng.randrange(8)
         elif move == 1:
-            made[at : at + rng.choice((1, 4, 64))] = b""
+            mutated[at : at + rng.choice((1, 4, 64))] = b""
         elif move == 2:
-            made[at:at] = bytes(rng.randrange(256) for _ in range(rng.choice((1, 4, 64))))
+            mutated[at:at] = bytes(rng.randrange(256) for _ in range(rng.choice((1, 4, 64))))
         elif move == 3:
-            made[at:at] = made[: rng.randrange(min(len(made), 64) + 1)]
+            mutated[at:at] = mutated[: rng.randrange(min(len(mutated), 64) + 1)]
         else:
-            made[at : at + 8] = rng.choice((b"\xff" * 8, b"\0" * 8, b"\x7f" + b"\xff" * 7))
-    return bytes(made)
+            mutated[at : at + 8] = rng.choice((b"\xff" * 8, b"\0" * 8, b"\x7f" + b"\xff" * 7))
+    return bytes(mutated)

@@ -64,8 +64,8 @@ def _training(optimizer: Callable[[list[Any]], Any]) -> None:
     module = Small()
     module(ark.tensor([5], ark.int32), ark.tensor([5], ark.int32))
     module.backward()
-    made = optimizer(list(module.params_dict().values()))
-    made.step()
+    update = optimizer(list(module.params_dict().values()))
+    update.step()
 
 
 def _regions() -> None:
@@ -81,8 +81,8 @@ def _regions() -> None:
 def _epilogues() -> None:
     """Products with what follows them in one op, views among it."""
     a, b = ark.tensor([6, 8]), ark.tensor([8, 12])
-    made = ark.silu(ark.add(ark.matmul(a, b), ark.tensor([12])))
-    ark.mul(ark.reshape(made, [2, 3, 12]), 0.5)
+    activated = ark.silu(ark.add(ark.matmul(a, b), ark.tensor([12])))
+    ark.mul(ark.reshape(activated, [2, 3, 12]), 0.5)
     wide = ark.matmul(ark.tensor([2, 3, 8], ark.bf16), ark.tensor([2, 8, 8], ark.bf16))
     ark.cast(ark.relu(wide), ark.fp32)
     ark.linear(ark.rmsnorm(ark.tensor([1, 16]), ark.tensor([16])), ark.parameter([8, 16]))
@@ -198,13 +198,13 @@ NAMES = (*_DECODERS, *_BUILT)
 def base(name: str) -> tuple[Any, list[tuple[Any, ...]]]:
     """A plan as JSON, and the places in it."""
     if name in _DECODERS:
-        made = _DECODERS[name]()
+        base_plan = _DECODERS[name]()
     else:
         model = Model()
         with use_model(model):
             _BUILT[name]()
-        made = plan(model.graph, registry.machine(MACHINE))
-    data = json.loads(serialize.to_json(made))
+        base_plan = plan(model.graph, registry.machine(MACHINE))
+    data = json.loads(serialize.to_json(base_plan))
     return data, mutate.places(data)
 
 
@@ -219,7 +219,7 @@ def mutated(rng: random.Random) -> str:
     return text
 
 
-def is_base(made: Plan) -> bool:
+def is_base(candidate: Plan) -> bool:
     """True for a plan from which mutations start."""
-    data = json.loads(serialize.to_json(made))
+    data = json.loads(serialize.to_json(candidate))
     return any(data == base(name)[0] for name in NAMES)

@@ -236,8 +236,8 @@ def _topk() -> Op:
 
     def reference(a: list[np.ndarray], p: dict[str, Any], types: list[str]) -> list[Any]:
         given = torch.from_numpy(np.ascontiguousarray(a[0]))
-        found = torch.sort(given, dim=-1, descending=p["largest"], stable=True)
-        return [t[:, : p["k"]].numpy() for t in (found.values, found.indices)]
+        ordered = torch.sort(given, dim=-1, descending=p["largest"], stable=True)
+        return [t[:, : p["k"]].numpy() for t in (ordered.values, ordered.indices)]
 
     return Op(draw, build, reference, False)
 
@@ -264,9 +264,9 @@ def _quotient(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     if a.dtype.kind == "f":
         return a / b
     safe = np.where(b == 0, 1, b)
-    made = a // safe
-    made = made + ((a % safe != 0) & ((a < 0) != (safe < 0)))
-    return np.where(b == 0, 0, made)
+    quotient = a // safe
+    quotient = quotient + ((a % safe != 0) & ((a < 0) != (safe < 0)))
+    return np.where(b == 0, 0, quotient)
 
 
 def _of_integers(apply: Any) -> Callable[..., np.ndarray]:
@@ -280,11 +280,11 @@ def _of_integers(apply: Any) -> Callable[..., np.ndarray]:
     return run
 
 
-def _counted(made: np.ndarray, total: np.ndarray) -> Any:
+def _counted(sums: np.ndarray, total: np.ndarray) -> Any:
     """A result, which is not defined where its finite terms may overflow in fp32, beside infinite
     ones too: `total` is the sum of their sizes.
     """
-    return np.ma.array(made, mask=total > 1e38)
+    return np.ma.array(sums, mask=total > 1e38)
 
 
 def _finite_sizes(a: np.ndarray) -> np.ndarray:
@@ -292,25 +292,25 @@ def _finite_sizes(a: np.ndarray) -> np.ndarray:
 
 
 def _sum(a: np.ndarray, axis: int) -> Any:
-    made = a.sum(axis, keepdims=True)
+    sums = a.sum(axis, keepdims=True)
     return (
-        _counted(made, _finite_sizes(a).sum(axis, keepdims=True)) if a.dtype.kind == "f" else made
+        _counted(sums, _finite_sizes(a).sum(axis, keepdims=True)) if a.dtype.kind == "f" else sums
     )
 
 
 def _prod(a: np.ndarray, axis: int) -> Any:
     """Of factors that may overflow or vanish between, in some order, nothing is defined."""
-    made = a.prod(axis, keepdims=True)
+    products = a.prod(axis, keepdims=True)
     if a.dtype.kind != "f":
-        return made
+        return products
     sizes = np.where(a == 0, 1.0, np.abs(a))
     up, down = (f(sizes, 1.0).prod(axis, keepdims=True) for f in (np.maximum, np.minimum))
-    return np.ma.array(made, mask=(up > 1e38) | (down < 1e-37))
+    return np.ma.array(products, mask=(up > 1e38) | (down < 1e-37))
 
 
 def _running(a: np.ndarray, axis: int) -> Any:
-    made = a.cumsum(axis)
-    return _counted(made, _finite_sizes(a).cumsum(axis)) if a.dtype.kind == "f" else made
+    sums = a.cumsum(axis)
+    return _counted(sums, _finite_sizes(a).cumsum(axis)) if a.dtype.kind == "f" else sums
 
 
 def _remainder(name: str, apply: Any) -> Op:

@@ -31,7 +31,7 @@ DTYPES = (*FLOATS, *FLOATS, *INTEGERS, "bool")
 MOST = 1 << 16  # elements of a tensor that is computed
 EPSILON = {"fp32": 2.0**-21, "fp16": 2.0**-9, "bf16": 2.0**-6}
 TINY = {"fp32": 1e-36, "fp16": 3e-7, "bf16": 1e-36}
-VARIANTS = 12  # runs of the reference
+REFERENCE_VARIANTS = 12  # runs of the reference
 # Values of what is undefined, by variant: no class of floats and no comparison is that of all.
 # None: the result in float64.
 UNDEFINED = (None, 0.0, np.inf, -np.inf, np.nan, 1e30, -1e30)
@@ -134,7 +134,7 @@ def _executed(given: dict[str, Any], inputs: list[Any], tensors: list[Any]) -> s
         runtime.run()
         got = {end: tensor.to_numpy() for end, tensor in results.items()}
     try:
-        wanted = [reference(given, arrays, names, variant) for variant in range(VARIANTS)]
+        wanted = [reference(given, arrays, names, variant) for variant in range(REFERENCE_VARIANTS)]
     except Unknown:
         return "executed"
     for end, array in got.items():
@@ -191,11 +191,11 @@ def reference(
     to fp32 alone, others also move operands; what has no defined value differs between variants.
     """
     noise = np.random.default_rng(variant)
-    found = [wide(a, d) for a, (_, d, _, _) in zip(arrays, given["inputs"], strict=True)]
+    values = [wide(a, d) for a, (_, d, _, _) in zip(arrays, given["inputs"], strict=True)]
     with np.errstate(all="ignore"):
         for name, taken, parameters in given["steps"]:
             op = OPS[name]
-            operands = [found[i] for i in taken]
+            operands = [values[i] for i in taken]
             if op.smooth and variant > 1:
                 operands = [
                     _moved(a, names[i][1], noise) for a, i in zip(operands, taken, strict=True)
@@ -203,14 +203,14 @@ def reference(
             try:
                 results = op.reference(operands, parameters, [names[i][1] for i in taken])
             except Undefined:
-                results = [np.ma.masked_all(names[len(found)][0])]
+                results = [np.ma.masked_all(names[len(values)][0])]
             floats = results[0].dtype.kind == "f"
             if op.terms is not None and floats and variant > 1:
                 moved = EPSILON["fp32"] * noise.choice([-1.0, 1.0], results[0].shape)
                 first = np.asarray(parameters.get("left", operands[0]), np.float64)
                 results = [results[0] + moved * op.terms(first)]
             for array in results:
-                dtype = names[len(found)][1]
+                dtype = names[len(values)][1]
                 if isinstance(array, np.ma.MaskedArray):
                     numbers = dtype in FLOATS and array.dtype.kind != "b"
                     if dtype in INTEGERS and array.mask.any():
@@ -219,8 +219,8 @@ def reference(
                     array = array.data if fill is None else array.filled(fill)
                 odd = dtype in FLOATS and variant % 2
                 kept = rounded(array, "fp32" if odd else dtype)
-                found.append(_other_zeros(kept, variant, noise) if odd else kept)
-    return found
+                values.append(_other_zeros(kept, variant, noise) if odd else kept)
+    return values
 
 
 def _other_zeros(array: np.ndarray, variant: int, noise: np.random.Generator) -> np.ndarray:
@@ -241,11 +241,11 @@ def _moved(array: np.ndarray, dtype: str, noise: np.random.Generator) -> np.ndar
     return array * (1.0 + EPSILON["fp32"] * noise.choice([-1.0, 1.0], array.shape))
 
 
-def compare(got: np.ndarray, wanted: list[np.ndarray], dtype: str, what: str) -> None:
+def compare(got: np.ndarray, wanted: list[np.ndarray], dtype: str, label: str) -> None:
     """WrongResult where an element differs by more than the variants do."""
     first, *others = wanted
     if got.shape != first.shape:
-        raise WrongResult(f"{what} has shape {got.shape}, not {first.shape}")
+        raise WrongResult(f"{label} has shape {got.shape}, not {first.shape}")
     if dtype not in FLOATS:
         agreed = np.all([o == first for o in others], axis=0)
         wrong = agreed & (wide(got, dtype) != first)
@@ -264,7 +264,7 @@ def compare(got: np.ndarray, wanted: list[np.ndarray], dtype: str, what: str) ->
     if wrong.any():
         at = tuple(int(i[0]) for i in np.nonzero(wrong))
         raise WrongResult(
-            f"{what} ({dtype} {list(got.shape)}) differs at {int(wrong.sum())} of {wrong.size}, "
+            f"{label} ({dtype} {list(got.shape)}) differs at {int(wrong.sum())} of {wrong.size}, "
             f"first at {list(at)}: {got[at]!r}, expected {first[at]!r} "
             f"(variants {[o[at] for o in others]})"
         )

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
-MOST = 4096  # elements of a tensor
-LARGEST = 1e4  # of a value
+MAX_ELEMENTS = 4096  # elements of a tensor
+MAX_VALUE = 1e4  # of a value
 SIZES = (1, 1, 2, 3, 4, 5, 7, 8, 16, 33)
 
 
@@ -50,7 +50,7 @@ class Maker:
         """Of a new tensor."""
         while True:
             sizes = [self.rng.choice(SIZES) for _ in range(self.rng.randint(least, most))]
-            if torch.Size(sizes).numel() <= MOST:
+            if torch.Size(sizes).numel() <= MAX_ELEMENTS:
                 return sizes
 
     def tensor(self, shape: Sequence[int], dtype: torch.dtype | None = None, top: int = 5) -> Made:
@@ -70,16 +70,16 @@ class Maker:
         with self.graph.inserting_after(self.last):
             node = self.last = self.graph.placeholder(f"x{len(self.inputs)}")
         self.inputs.append(value)
-        made = Made(node, value, True)
-        self.values.append(made)
-        return made
+        created = Made(node, value, True)
+        self.values.append(created)
+        return created
 
     def pick(self, fits: Callable[[torch.Tensor], bool], exact: bool = False) -> Made:
         """A value that fits; Unfit if there is none."""
-        found = [m for m in self.values if fits(m.value) and (m.exact or not exact)]
-        if not found:
+        candidates = [m for m in self.values if fits(m.value) and (m.exact or not exact)]
+        if not candidates:
             raise Unfit
-        return self.rng.choice(found[-4:] if self.rng.random() < 0.7 else found)
+        return self.rng.choice(candidates[-4:] if self.rng.random() < 0.7 else candidates)
 
     def real(self, least: int = 0, exact: bool = False) -> Made:
         """A value of floats of so many dimensions at least."""
@@ -119,16 +119,16 @@ class Maker:
             node = self.graph.call_function(operator.getitem, (node, place))
         else:
             node = self.graph.call_function(function, *nodes)
-        if not isinstance(value, torch.Tensor) or not 0 < value.numel() <= MOST:
+        if not isinstance(value, torch.Tensor) or not 0 < value.numel() <= MAX_ELEMENTS:
             raise Unfit
         if value.is_floating_point():
             finite = torch.where(value.isfinite(), value, 0.0).abs().max()
-            if (not self.odd and not value.isfinite().all()) or finite > LARGEST:
+            if (not self.odd and not value.isfinite().all()) or finite > MAX_VALUE:
                 raise Unfit
             self.largest = max(self.largest, float(finite))
-        made = Made(node, value, exact and all(m.exact for m in tensors))
-        self.values.append(made)
-        return made
+        created = Made(node, value, exact and all(m.exact for m in tensors))
+        self.values.append(created)
+        return created
 
 
 UNARY = [

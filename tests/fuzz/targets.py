@@ -65,15 +65,15 @@ def run_plan(text: str) -> bool | str:
     its oracle end with one error, true if it is a plan that mutations begin with.
     """
     try:
-        made = serialize.from_json(text)
-        admit([made], registry.machine("cpu-2"))
+        mutated = serialize.from_json(text)
+        admit([mutated], registry.machine("cpu-2"))
     except BaseError:
         return False
-    if not plans.is_base(made):
-        found = compare(made)
-        if found.wrong:
-            raise WrongResult(found.wrong)
-        return "executed" if found.ran else "ended alike"
+    if not plans.is_base(mutated):
+        comparison = compare(mutated)
+        if comparison.wrong:
+            raise WrongResult(comparison.wrong)
+        return "executed" if comparison.ran else "ended alike"
     return True
 
 
@@ -87,10 +87,10 @@ def topology(rng: random.Random, keep: Keep) -> bool:
 
 def run_topology(text: str) -> bool:
     try:
-        made = networks.from_json(text)
-        made.validate()
-        if len(made.nodes) <= 8:
-            optimal(made)
+        network = networks.from_json(text)
+        network.validate()
+        if len(network.nodes) <= 8:
+            optimal(network)
     except BaseError:
         return False
     return True
@@ -150,9 +150,9 @@ def placement(rng: random.Random, keep: Keep) -> bool:
 
 def run_placement(text: str) -> bool:
     try:
-        made = Placement.from_json(text)
-        if made.devices <= 16 and len(made.blocks) <= 8:
-            tessel(made, 4, 3, time_limit_s=2.0)
+        placement = Placement.from_json(text)
+        if placement.devices <= 16 and len(placement.blocks) <= 8:
+            tessel(placement, 4, 3, time_limit_s=2.0)
     except InternalError as error:
         raise WrongResult(str(error)) from error
     except BaseError:
@@ -237,13 +237,13 @@ def onnx_file(rng: random.Random, keep: Keep) -> bool:
         Path(folder, "m.onnx").write_bytes(data)
         np.save(Path(folder, "x.npy"), np.arange(8, dtype=np.float32).reshape(2, 4))
         words = ["run", f"{folder}/m.onnx", "--input", f"{folder}/x.npy", "--backend", "cpu"]
-        code, said = command(words)
+        code, output = command(words)
     if code == 0:
         return True
-    if "UserWarning: float64" in said:  # it may be told before the file is refused
-        said = said[said.find("ark: ") :]
-    if code != 2 or not said.startswith("ark: ") or "\n\n" in said or len(said) > 3000:
-        raise WrongResult(f"exit code {code}: {said[-2000:]}")
+    if "UserWarning: float64" in output:  # it may be told before the file is refused
+        output = output[output.find("ark: ") :]
+    if code != 2 or not output.startswith("ark: ") or "\n\n" in output or len(output) > 3000:
+        raise WrongResult(f"exit code {code}: {output[-2000:]}")
     return False
 
 

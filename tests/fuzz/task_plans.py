@@ -57,18 +57,18 @@ def run_task_plan(text: str) -> bool | str:
         pair = _Pair(rank, _form(text))
     try:
         plan = ark.Plan.from_str(text)
-        made = plan.built(machine, None if rank is None else pair.members).inner
-        if made is None:
+        task_plan = plan.built(machine, None if rank is None else pair.members).inner
+        if task_plan is None:
             return False
-        admit([made] if rank is None else pair.both(made), machine)
+        admit([task_plan] if rank is None else pair.both(task_plan), machine)
     except BaseError:
         return False
     if rank is not None or not sanitized():
         return True
-    found = compare(made)
-    if found.wrong:
-        raise WrongResult(found.wrong)
-    return "executed" if found.ran else "ended alike"
+    comparison = compare(task_plan)
+    if comparison.wrong:
+        raise WrongResult(comparison.wrong)
+    return "executed" if comparison.ran else "ended alike"
 
 
 def _rank_of_pair(text: str) -> int | None:

@@ -24,7 +24,7 @@ from ark.bench import networks
 from ark.bench.networks import seasoned
 from ark.interop.torch import backend
 
-TOLERANCE = 2e-5
+RELATIVE_TOLERANCE = 2e-5
 
 
 class First(nn.Module):
@@ -128,7 +128,7 @@ def main() -> None:
             apart = difference(name, way)
             worst = max(worst, apart)
             print(f"{name} by {way}: {apart:.1e}", flush=True)
-    if not worst < TOLERANCE or not np.isfinite(worst):
+    if not worst < RELATIVE_TOLERANCE or not np.isfinite(worst):
         raise SystemExit(f"a model differs from torch by {worst:.1e}")
 
 

@@ -26,8 +26,8 @@ from ark.interop.torch.compile import decompositions
 from ark.interop.torch.graph import Built, build, drop_checks, held, why_not
 from ark.interop.torch.program import own
 
-TOLERANCE = 1e-4
-TOGETHER = 40  # samples in a kernel
+SAMPLE_TOLERANCE = 1e-4
+SAMPLES_PER_KERNEL = 40  # samples in a kernel
 UNDEFINED = ("empty", "new_empty")  # how names begin of what torch gives with any contents
 SAMPLE = ("add", "nn.functional.gelu", "sum", "nn.functional.conv2d", "cat", "where", "clamp")
 
@@ -122,9 +122,9 @@ def check(batch: Sequence[Sample]) -> dict[str, str]:
             for sample in ready:
                 assert sample.built is not None
                 for value, want in zip(sample.built.outputs, sample.wanted, strict=True):
-                    said = differs(value, want)
-                    if said:
-                        wrong[sample.name] = said
+                    difference = differs(value, want)
+                    if difference:
+                        wrong[sample.name] = difference
         del kept
     return wrong
 
@@ -141,7 +141,7 @@ def differs(value: Any, want: Any) -> str:
     if want.dtype.kind != "f":
         return "" if (got == want).all() else f"{int((got != want).sum())} elements differ"
     with np.errstate(all="ignore"):
-        close = np.isclose(got, want, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True)
+        close = np.isclose(got, want, rtol=SAMPLE_TOLERANCE, atol=SAMPLE_TOLERANCE, equal_nan=True)
     if close.all():
         return ""
     return (
@@ -167,11 +167,11 @@ def main() -> None:
         else:
             refused[f"{name}: {result}" if args.reasons else result.split(" of ")[0]] += 1
     wrong: dict[str, str] = {}
-    for begin in range(0, len(ready), TOGETHER):
-        wrong |= check(ready[begin : begin + TOGETHER])
-        print(f"{min(begin + TOGETHER, len(ready))} of {len(ready)} ran", flush=True)
-    for name, said in wrong.items():
-        print(f"wrong: {name}: {said}")
+    for begin in range(0, len(ready), SAMPLES_PER_KERNEL):
+        wrong |= check(ready[begin : begin + SAMPLES_PER_KERNEL])
+        print(f"{min(begin + SAMPLES_PER_KERNEL, len(ready))} of {len(ready)} ran", flush=True)
+    for name, difference in wrong.items():
+        print(f"wrong: {name}: {difference}")
     for reason, count in refused.most_common(None if args.reasons else 12):
         print(f"not run, {count}: {reason}")
     agreed = len(ready) - len(wrong)

@@ -39,8 +39,8 @@ def test_a_graph_that_cannot_be_compiled(
     x = torch.randn(3, 4)
     for _ in range(3):
         torch.testing.assert_close(compiled(x), _function(x))
-    said = capsys.readouterr().err
-    assert said.count("runs in torch, because ark failed") == 1 and str(error) in said
+    errors = capsys.readouterr().err
+    assert errors.count("runs in torch, because ark failed") == 1 and str(error) in errors
 
 
 @pytest.mark.parametrize("grad", [False, True])

@@ -154,10 +154,10 @@ def test_tensors_without_memory_of_their_own(kind: str, monkeypatch: pytest.Monk
         foreign.torch_to_numpy,
         wrap,
     )
-    for make, said in NO_MEMORY.values():
+    for make, message in NO_MEMORY.values():
         kernel(_base())
         for way in ways:
-            with pytest.raises(ark.InvalidUsageError, match=said):
+            with pytest.raises(ark.InvalidUsageError, match=message):
                 way(make())
     with pytest.raises(ark.InvalidUsageError, match="has no memory"):
         torch.func.vmap(ark.Tensor.from_torch)(torch.ones(2, 3))
@@ -167,9 +167,9 @@ def test_memory_that_is_shared_holds_the_values() -> None:
     """Where ark works on torch's memory in place; values that are copied are right."""
     x = _base()
     first = ark.Tensor.from_torch(x)
-    for view, said in ((x._neg_view(), "negative"), (x.t(), "contiguous")):
+    for view, message in ((x._neg_view(), "negative"), (x.t(), "contiguous")):
         for way in (ark.Tensor.from_torch, ark.Tensor.from_dlpack, ark.relu, first.bind, wrap):
-            with pytest.raises(ark.InvalidUsageError, match=said):
+            with pytest.raises(ark.InvalidUsageError, match=message):
                 way(view)
     into = ark.tensor([ROWS, COLUMNS], ark.fp32)
     total = ark.add(into, 0.0)

@@ -86,9 +86,9 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_it_is_refused(name: str) -> None:
-    make, said = WRONG[name]
+    make, message = WRONG[name]
     ark.init(backend="cpu")
-    with pytest.raises(ark.InvalidUsageError, match=said):
+    with pytest.raises(ark.InvalidUsageError, match=message):
         make()
 
 

@@ -229,7 +229,7 @@ def test_running_statistics_of_a_batch_norm_are_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ({"device_iterations": 0}, "device_iterations=0"),
         ({"output_mode": "some"}, "must be one of all, final, sum, every"),
@@ -237,8 +237,8 @@ def test_running_statistics_of_a_batch_norm_are_kept() -> None:
         ({"every": 2, "device_iterations": 4}, "every requires"),
     ],
 )
-def test_bad_options(words: dict[str, Any], said: str) -> None:
-    with pytest.raises(InvalidUsageError, match=said):
+def test_bad_options(words: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidUsageError, match=message):
         ark.torch.Options(**words)
 
 

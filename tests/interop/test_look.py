@@ -145,11 +145,11 @@ def test_what_the_kernel_is_not_for_is_refused(capfd: pytest.CaptureFixture[str]
     """After calls that were as they should be; torch has nothing to complain of."""
     module, x = network(), torch.randn(2, 4)
     result = ark.from_torch(module, (x,))
-    for change, said in REFUSED.values():
+    for change, message in REFUSED.values():
         for _ in range(2):
             close(result(x), module(x).detach())
         for _ in range(2):
-            with pytest.raises(ark.InvalidUsageError, match=said):
+            with pytest.raises(ark.InvalidUsageError, match=message):
                 result(change(x))
     assert "aoti" not in capfd.readouterr().err
 

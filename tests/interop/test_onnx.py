@@ -91,9 +91,9 @@ def refused(tmp_path: Path, capsys, content: bytes) -> str:
     """What the command says of a file that it must refuse."""
     (tmp_path / "bad.onnx").write_bytes(content)
     assert main(["run", str(tmp_path / "bad.onnx"), "--backend", "cpu"]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("ark: ") and "Traceback" not in said
-    return " ".join(said.split())
+    errors = capsys.readouterr().err
+    assert errors.startswith("ark: ") and "Traceback" not in errors
+    return " ".join(errors.split())
 
 
 def test_what_is_missing_is_listed_at_once(tmp_path: Path, capsys) -> None:
@@ -103,8 +103,8 @@ def test_what_is_missing_is_listed_at_once(tmp_path: Path, capsys) -> None:
         helper.make_node("RandomNormalLike", ["x"], ["y"]),
         shape=(4, 4),
     )
-    said = refused(tmp_path, capsys, model.SerializeToString())
-    assert "Det: determinant; RandomNormalLike: noise, number 2" in said
+    message = refused(tmp_path, capsys, model.SerializeToString())
+    assert "Det: determinant; RandomNormalLike: noise, number 2" in message
 
 
 def test_missing_operator_in_a_loop_is_listed_with_the_loop(tmp_path: Path, capsys) -> None:
@@ -117,8 +117,8 @@ def test_missing_operator_in_a_loop_is_listed_with_the_loop(tmp_path: Path, caps
     count = onnx.numpy_helper.from_array(np.array(3))
     trips = helper.make_node("Constant", [], ["n"], value=count)
     loop = helper.make_node("Loop", ["n", "", "x"], ["y"], name="rounds", body=body)
-    said = refused(tmp_path, capsys, network(trips, loop, shape=(4, 4)).SerializeToString())
-    assert "Loop (node rounds): Det (node number 1): the operator is not supported" in said
+    message = refused(tmp_path, capsys, network(trips, loop, shape=(4, 4)).SerializeToString())
+    assert "Loop (node rounds): Det (node number 1): the operator is not supported" in message
 
 
 def test_bad_files(tmp_path: Path, capsys) -> None:

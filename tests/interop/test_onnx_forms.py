@@ -205,10 +205,10 @@ def test_float64_is_computed_in_fp32_with_a_warning() -> None:
         {"y": (DOUBLE, (3,))},
         half=np.array(0.5),
     )
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         same(proto, x=np.array([1.0, -2.5, 1e30]))
-    assert [str(w.message) for w in told if "float64" in str(w.message)] == [
+    assert [str(w.message) for w in warned if "float64" in str(w.message)] == [
         "float64 tensors of ONNX models are computed in float32: ark has no type of 64 bits"
     ]
     model = from_proto(proto)

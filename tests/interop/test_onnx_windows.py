@@ -79,8 +79,8 @@ def test_transforms_equal_numpy() -> None:
     """Lengths below and above the signal's, real and complex, one-sided, inverse."""
     rng = np.random.default_rng(13)
     real = rng.standard_normal((3, 12, 4, 1)).astype(np.float32)
-    both = rng.standard_normal((3, 7, 4, 2)).astype(np.float32)
-    z = both[..., 0] + 1j * both[..., 1]
+    complex_parts = rng.standard_normal((3, 7, 4, 2)).astype(np.float32)
+    z = complex_parts[..., 0] + 1j * complex_parts[..., 1]
 
     def parts(a: np.ndarray) -> np.ndarray:
         return np.stack([a.real, a.imag], -1).astype(np.float32)
@@ -105,14 +105,14 @@ def test_transforms_equal_numpy() -> None:
     ]
     proto = network(
         nodes,
-        {"real": (FLOAT, real.shape), "both": (FLOAT, both.shape)},
+        {"real": (FLOAT, real.shape), "both": (FLOAT, complex_parts.shape)},
         {name: (FLOAT, want.shape) for name, (_, _, _, want) in cases.items()},
         20,
         axis=np.array(1, np.int64),
         **{f"n_{name}": np.array(points, np.int64) for name, (_, points, _, _) in cases.items()},
     )
     model = from_proto(proto)
-    for (name, case), got in zip(cases.items(), model(real, both), strict=True):
+    for (name, case), got in zip(cases.items(), model(real, complex_parts), strict=True):
         np.testing.assert_allclose(got, case[3], rtol=1e-4, atol=1e-5, err_msg=name)
     model.close()
 

@@ -60,8 +60,8 @@ def test_what_ark_lacks_stays_in_torch(capsys: pytest.CaptureFixture[str]) -> No
 
     x = torch.randn(4, 6)
     close(torch.compile(function, backend=backend)(x), function(x))
-    said = capsys.readouterr().err
-    assert "1 of 5 operators stay in torch: sort.default: sort.default is not supported" in said
+    errors = capsys.readouterr().err
+    assert "1 of 5 operators stay in torch: sort.default: sort.default is not supported" in errors
     wide = x.double()
     close(torch.compile(function, backend=backend)(wide), function(wide))
     assert "float64 is not supported" in capsys.readouterr().err

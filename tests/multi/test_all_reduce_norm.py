@@ -22,8 +22,8 @@ from tests.ranks import ThreadRanks, run_ranks
 from tests.slow import slow
 from tests.unit.plan.shapes import machine
 
-EPS = 1e-5
-ITERATIONS = 3
+RMSNORM_EPS = 1e-5
+LAUNCH_ITERATIONS = 3
 SHAPES = {"row": (1, 64), "rows": (5, 96), "many": (70, 4096)}  # `many`: no packets on a CPU
 
 
@@ -38,7 +38,7 @@ def body(world: int, shape: tuple[int, int], dtype: str, residual: bool) -> Call
         if residual:
             y = ark.add(y, stream)
         weight = ark.tensor([shape[1]], ark.fp32, name="weight")
-        keep(ark.cast(ark.rmsnorm(y, weight, EPS), ark.fp32), "normed")
+        keep(ark.cast(ark.rmsnorm(y, weight, RMSNORM_EPS), ark.fp32), "normed")
         keep(ark.cast(y, ark.fp32), "sum")
 
     return make
@@ -64,7 +64,7 @@ def results(name: str, world: int, plans: list[Plan], opened: list, shape: tuple
             for label, values in inputs(shape, ranks.rank).items():
                 if label in own:
                     device.write(executor.buffer_address(own[label].id), values.view(np.uint8))
-            executor.start(ITERATIONS).wait(60.0)
+            executor.start(LAUNCH_ITERATIONS).wait(60.0)
             return {
                 label: device.read(executor.buffer_address(own[label].id), own[label].nbytes).view(
                     np.float32
@@ -94,9 +94,11 @@ def check(
         got = results(name, world, fused, opened, shape)
         ones = results(name, world, apart, opened, shape)
     given = [inputs(shape, rank) for rank in range(world)]
-    total = sum(g["x"].astype(np.float64) + ITERATIONS for g in given)
+    total = sum(g["x"].astype(np.float64) + LAUNCH_ITERATIONS for g in given)
     total = total + given[0]["stream"] if residual else total
-    wanted = total / np.sqrt((total * total).mean(-1, keepdims=True) + EPS) * given[0]["weight"]
+    wanted = (
+        total / np.sqrt((total * total).mean(-1, keepdims=True) + RMSNORM_EPS) * given[0]["weight"]
+    )
     loose = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 1e-1}[dtype]
     for rank in range(world):
         np.testing.assert_array_equal(got[rank]["sum"], got[0]["sum"])

@@ -20,14 +20,14 @@ from tests.ranks import ThreadRanks, run_ranks
 from tests.slow import slow
 
 COUNTS, FEW = (1, 3, 4099, 70001), (3, 70001)
-WORLD = 2
+WORLD_SIZE = 2
 
 
 def body(rank: int, counts: Sequence[int] = COUNTS) -> None:
     for count in counts:
         x = ark.mul(ark.tensor([count], name=f"x{count}"), 1.0)
-        keep(ark.all_gather(x, rank, WORLD, engine="bulk"), f"gather{count}")
-        keep(ark.all_reduce(x, rank, WORLD, engine="bulk"), f"sum{count}")
+        keep(ark.all_gather(x, rank, WORLD_SIZE, engine="bulk"), f"gather{count}")
+        keep(ark.all_reduce(x, rank, WORLD_SIZE, engine="bulk"), f"sum{count}")
         shared = ark.comm.symmetric([count], name=f"shared{count}")
         channel = ark.comm.channel(1 - rank, tag=count, engine="bulk")
         channel.put(x, shared, signal=True)
@@ -41,8 +41,8 @@ def check(
     arch: str = "gfx942",
     counts: Sequence[int] = COUNTS,
 ) -> None:
-    with devices(name, WORLD, arch) as (opened, machine):
-        plans = build(WORLD, lambda rank: body(rank, counts), adapt(machine))
+    with devices(name, WORLD_SIZE, arch) as (opened, machine):
+        plans = build(WORLD_SIZE, lambda rank: body(rank, counts), adapt(machine))
         verify(plans)
         assert "bulk" in {op.kind for op in plans[0].ops}
         given = [
@@ -71,10 +71,10 @@ def check(
                     for what in ("gather", "sum", "put")
                 }
 
-        actual = run_ranks(WORLD, run)
-    for rank in range(WORLD):
+        actual = run_ranks(WORLD_SIZE, run)
+    for rank in range(WORLD_SIZE):
         for n in counts:
-            both = [given[r][n] for r in range(WORLD)]
+            both = [given[r][n] for r in range(WORLD_SIZE)]
             np.testing.assert_array_equal(actual[rank][f"gather{n}"], np.concatenate(both))
             np.testing.assert_array_equal(actual[rank][f"sum{n}"], both[0] + both[1])
             np.testing.assert_array_equal(actual[rank][f"put{n}"], both[1 - rank])
@@ -102,4 +102,4 @@ def test_on_emulated_amd_by_loads_to_lds(arch: str) -> None:
 @pytest.mark.parametrize("machine", ["cpu-2", "rx7900xtx", "a100"])
 def test_a_machine_without_it_says_so(machine: str) -> None:
     with pytest.raises(ark.UnsupportedError, match=r"'bulk'.*it has"):
-        build(WORLD, body, registry.machine(machine))
+        build(WORLD_SIZE, body, registry.machine(machine))

@@ -88,7 +88,7 @@ def test_copies_go_through_the_queue(body: channels.Body, made: Made, two: tuple
     plans = build(2, body, machine)
     verify(plans)
     got = channels.run(plans, "rocm", opened, 3)
-    np.testing.assert_array_equal(got, channels.wanted(channels.N, 3))
+    np.testing.assert_array_equal(got, channels.wanted(channels.INBOX_ELEMENTS, 3))
     assert made.executed >= 3 * 3  # a copy, a fence and a NOP in each iteration
 
 
@@ -104,7 +104,7 @@ def test_what_caches_hold_is_not_what_the_engine_copies(made: Made, seed: int) -
             plans = build(2, body, opened[0].machine)
             verify(plans)
             got = channels.run(plans, "rocm", opened, 3)
-            np.testing.assert_array_equal(got, channels.wanted(channels.N, 3))
+            np.testing.assert_array_equal(got, channels.wanted(channels.INBOX_ELEMENTS, 3))
         for device in opened:
             device.close()
     assert made.executed
@@ -236,7 +236,7 @@ def test_without_a_queue_the_proxy_copies(monkeypatch: pytest.MonkeyPatch, two: 
     opened, machine = two
     plans = build(2, put_and_send, machine)
     got = channels.run(plans, "rocm", opened, 2)
-    np.testing.assert_array_equal(got, channels.wanted(channels.N, 2))
+    np.testing.assert_array_equal(got, channels.wanted(channels.INBOX_ELEMENTS, 2))
 
 
 def test_a_queue_in_which_something_was_left_is_made_anew(made: Made, two: tuple) -> None:

@@ -23,13 +23,21 @@ from ark.plan.serialize import from_json, to_json
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor
 from examples.ring import ring
-from tests.cases.channels import ITERATIONS, Body, N, add_up, counting, run, wanted
+from tests.cases.channels import (
+    INBOX_ELEMENTS,
+    SUITE_ITERATIONS,
+    Body,
+    add_up,
+    counting,
+    run,
+    wanted,
+)
 from tests.cases.collectives import CPU_2, build, devices
 from tests.ranks import ThreadRanks, run_ranks
 from tests.slow import SLOW, few, slow
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/custom-ops.md"
-TILE = 3000  # of N elements: several tasks on each processor
+TILE_ELEMENTS = 3000  # of N elements: several tasks on each processor
 MOVE = """
 // got + by goes on, and to the sum.
 template <class Task, class X, class Y>
@@ -57,37 +65,39 @@ ARK_DEVICE void forward(ArkCtx& c, const Task& task, X got, T total, S sum, Y on
   }
 }
 """
-move = ark.custom_op("move", MOVE, "x[m] -> y[m]", {"m": TILE}, constants={"by": 0})
-around = ark.custom_op("move", MOVE, "x[m+-1] -> y[m]", {"m": TILE}, constants={"by": 0})
-coarse = ark.custom_op("move", MOVE, "x[m] -> y[m]", {"m": 2 * TILE}, constants={"by": 0})
-add_to = ark.custom_op("add_to", ADD, "x[m], y[m] -> y[m]", {"m": TILE})
-forward = ark.custom_op("forward", FORWARD, "got[m], total[m] -> sum[m], on[m]", {"m": TILE})
+move = ark.custom_op("move", MOVE, "x[m] -> y[m]", {"m": TILE_ELEMENTS}, constants={"by": 0})
+around = ark.custom_op("move", MOVE, "x[m+-1] -> y[m]", {"m": TILE_ELEMENTS}, constants={"by": 0})
+coarse = ark.custom_op("move", MOVE, "x[m] -> y[m]", {"m": 2 * TILE_ELEMENTS}, constants={"by": 0})
+add_to = ark.custom_op("add_to", ADD, "x[m], y[m] -> y[m]", {"m": TILE_ELEMENTS})
+forward = ark.custom_op(
+    "forward", FORWARD, "got[m], total[m] -> sum[m], on[m]", {"m": TILE_ELEMENTS}
+)
 
 
 def put_tiles(rank: int) -> None:
     """Each tile leaves when it is made, and is added when it has come: no task for a signal."""
-    x, inbox = counting(), ark.comm.symmetric([N], int32)
+    x, inbox = counting(), ark.comm.symmetric([INBOX_ELEMENTS], int32)
     channel = ark.comm.channel(1 - rank)
     if rank == 0:
         move(x, y=channel.there(inbox), signals=channel)
     else:
-        add_to(inbox, ark.tensor([N], int32, name="total"), waits=channel)
+        add_to(inbox, ark.tensor([INBOX_ELEMENTS], int32, name="total"), waits=channel)
 
 
 def put_then_signal(rank: int) -> None:
     """One signal behind all tiles; parts of the memory in two ops."""
-    x, inbox = counting(), ark.comm.symmetric([N], int32)
+    x, inbox = counting(), ark.comm.symmetric([INBOX_ELEMENTS], int32)
     channel = ark.comm.channel(1 - rank)
     if rank == 0:
-        move(x[: N // 2], y=channel.there(inbox[: N // 2]))
-        move(x[N // 2 :], y=channel.there(inbox[N // 2 :]))
+        move(x[: INBOX_ELEMENTS // 2], y=channel.there(inbox[: INBOX_ELEMENTS // 2]))
+        move(x[INBOX_ELEMENTS // 2 :], y=channel.there(inbox[INBOX_ELEMENTS // 2 :]))
         channel.signal()
     else:
         add_up(*channel.wait(inbox))
 
 
 def flush_then_relaxed(rank: int) -> None:
-    x, inbox = counting(), ark.comm.symmetric([N], int32)
+    x, inbox = counting(), ark.comm.symmetric([INBOX_ELEMENTS], int32)
     channel = ark.comm.channel(1 - rank)
     if rank == 0:
         move(x, y=channel.there(inbox))
@@ -99,36 +109,36 @@ def flush_then_relaxed(rank: int) -> None:
 
 def get_tiles(rank: int) -> None:
     """A tile is fetched from the peer when the peer has made it."""
-    x, shared = counting(), ark.comm.symmetric([N], int32)
+    x, shared = counting(), ark.comm.symmetric([INBOX_ELEMENTS], int32)
     channel = ark.comm.channel(1 - rank)
     if rank == 0:
         move(x, y=shared, signals=channel)
     else:
-        total = ark.tensor([N], int32, name="total")
+        total = ark.tensor([INBOX_ELEMENTS], int32, name="total")
         add_to(channel.there(shared), total, waits=channel)
 
 
 def reduce_there(rank: int) -> None:
     """Added to the peer's memory in place, tile by tile, there and back."""
-    x, sums = counting(), ark.comm.symmetric([N], int32)
+    x, sums = counting(), ark.comm.symmetric([INBOX_ELEMENTS], int32)
     channel = ark.comm.channel(1 - rank)
     if rank == 1:
         move(ark.mul(x, 0), y=sums, signals=channel)
-        add_to(sums, ark.tensor([N], int32, name="total"), waits=channel)
+        add_to(sums, ark.tensor([INBOX_ELEMENTS], int32, name="total"), waits=channel)
     else:
         add_to(x, channel.there(sums), waits=channel, signals=channel)
 
 
 def twice(rank: int) -> None:
     """One memory used twice in an iteration: a tile is put again when the first was read."""
-    x, inbox = counting(), ark.comm.symmetric([N], int32)
+    x, inbox = counting(), ark.comm.symmetric([INBOX_ELEMENTS], int32)
     channel = ark.comm.channel(1 - rank)
     if rank == 0:
         there = channel.there(inbox)
         move(ark.mul(x, -2), y=there, signals=channel)
         move(ark.mul(x, 3), y=there, waits=channel, signals=channel)
     else:
-        total = ark.tensor([N], int32, name="total")
+        total = ark.tensor([INBOX_ELEMENTS], int32, name="total")
         total = add_to(inbox, total, waits=channel, signals=channel)
         add_to(inbox, total, waits=channel)
 
@@ -144,9 +154,9 @@ def test_what_arrives_is_what_was_sent(name: str) -> None:
         for body in BY_DEFAULT if name == "rocm" and not SLOW else PROGRAMS:
             plans = [from_json(to_json(p)) for p in build(2, body, machine)]
             verify(plans)
-            iterations = 4 if name == "rocm" else ITERATIONS
+            iterations = 4 if name == "rocm" else SUITE_ITERATIONS
             got = run(plans, name, opened, iterations)
-            np.testing.assert_array_equal(got, wanted(N, iterations), body.__name__)
+            np.testing.assert_array_equal(got, wanted(INBOX_ELEMENTS, iterations), body.__name__)
 
 
 @pytest.mark.parametrize("world", few(1, [3, 2, 5]))
@@ -159,7 +169,7 @@ def test_a_ring_all_reduce_of_the_users(world: int) -> None:
         x = counting()
         x = ark.mul(x, rank + 1)
         to, before = (ark.comm.channel((rank + d) % world) for d in (1, -1))
-        inboxes = [ark.comm.symmetric([N], int32) for _ in range(world - 1)]
+        inboxes = [ark.comm.symmetric([INBOX_ELEMENTS], int32) for _ in range(world - 1)]
         move(x, y=to.there(inboxes[0]), signals=to)
         for inbox, following in itertools.pairwise(inboxes):
             x, _ = forward(inbox, x, on=to.there(following), waits=before, signals=to)
@@ -172,7 +182,7 @@ def test_a_ring_all_reduce_of_the_users(world: int) -> None:
         verify(plans)
         assert not any(op.kind == "token" for op in plans[1].ops)
         total = world * (world + 1) // 2
-        np.testing.assert_array_equal(run(plans, "cpu", opened), total * wanted(N))
+        np.testing.assert_array_equal(run(plans, "cpu", opened), total * wanted(INBOX_ELEMENTS))
 
 
 PACKED = FORWARD.replace("*ark_address(got, m)", "ark_load(c, got, m)").replace(
@@ -191,22 +201,24 @@ SENT = MOVE.replace(
 )
 def test_packets_need_no_edge(name: str, world: int) -> None:
     """A ring whose intermediate memory holds packets: a load of a packet is its wait."""
-    send = ark.custom_op("move", SENT, "x[m] -> y[m]", {"m": TILE}, packets=["x", "y"])
+    send = ark.custom_op("move", SENT, "x[m] -> y[m]", {"m": TILE_ELEMENTS}, packets=["x", "y"])
     pass_on = ark.custom_op(
         "forward",
         PACKED,
         "got[m], total[m] -> sum[m], on[m]",
-        {"m": TILE},
+        {"m": TILE_ELEMENTS},
         dtypes={"sum": ark.fp32},
         packets=["got", "on"],
     )
 
-    end = ark.custom_op("add_up", ADDED, "got[m], total[m] -> y[m]", {"m": TILE}, packets=["got"])
+    end = ark.custom_op(
+        "add_up", ADDED, "got[m], total[m] -> y[m]", {"m": TILE_ELEMENTS}, packets=["got"]
+    )
 
     def body(rank: int) -> None:
         x = ark.mul(ark.cast(counting(), ark.fp32), rank + 1.0)
         to = ark.comm.channel((rank + 1) % world)
-        inboxes = [ark.comm.symmetric([N]) for _ in range(world - 1)]
+        inboxes = [ark.comm.symmetric([INBOX_ELEMENTS]) for _ in range(world - 1)]
         send(x, y=to.there(inboxes[0]))
         for inbox, following in itertools.pairwise(inboxes):
             x, _ = pass_on(inbox, x, on=to.there(following))
@@ -217,7 +229,9 @@ def test_packets_need_no_edge(name: str, world: int) -> None:
         verify(plans)
         assert {c.name for c in plans[0].counters if c.system} == {"iteration barrier"}
         total = world * (world + 1) // 2
-        np.testing.assert_array_equal(run(plans, name, opened, 4), total * wanted(N, 4))
+        np.testing.assert_array_equal(
+            run(plans, name, opened, 4), total * wanted(INBOX_ELEMENTS, 4)
+        )
 
 
 @pytest.mark.parametrize("world", few(1, [3, 2]))
@@ -228,10 +242,10 @@ def test_the_ring_of_the_page(world: int) -> None:
         exec(block, scope)
 
     def body(rank: int) -> None:
-        x = ark.tensor([N], name="x0")
-        ark.copy(scope["mean"](x, rank, world), ark.tensor([N], name="found"))
+        x = ark.tensor([INBOX_ELEMENTS], name="x0")
+        ark.copy(scope["mean"](x, rank, world), ark.tensor([INBOX_ELEMENTS], name="found"))
 
-    given = np.random.default_rng(0).standard_normal((world, N)).astype(np.float32)
+    given = np.random.default_rng(0).standard_normal((world, INBOX_ELEMENTS)).astype(np.float32)
     with devices("cpu", world) as (opened, machine):
         plans = build(world, body, machine)
         verify(plans)
@@ -269,34 +283,34 @@ def test_the_example_and_ranks_that_differ_as_processes() -> None:
 
 
 def nobody_signals(rank: int) -> None:
-    x, inbox = counting(), ark.comm.symmetric([N], int32)
+    x, inbox = counting(), ark.comm.symmetric([INBOX_ELEMENTS], int32)
     channel = ark.comm.channel(1 - rank)
     if rank == 0:
         move(x, y=channel.there(inbox))
     else:
-        add_to(inbox, ark.tensor([N], int32), waits=channel)
+        add_to(inbox, ark.tensor([INBOX_ELEMENTS], int32), waits=channel)
 
 
 def nobody_waits(rank: int) -> None:
-    x, inbox = counting(), ark.comm.symmetric([N], int32)
+    x, inbox = counting(), ark.comm.symmetric([INBOX_ELEMENTS], int32)
     channel = ark.comm.channel(1 - rank)
     if rank == 0:
         move(x, y=channel.there(inbox), signals=channel)
     else:
-        add_to(inbox, ark.tensor([N], int32))
+        add_to(inbox, ark.tensor([INBOX_ELEMENTS], int32))
 
 
 def other_tiles(rank: int) -> None:
-    x, inbox = counting(), ark.comm.symmetric([N], int32)
+    x, inbox = counting(), ark.comm.symmetric([INBOX_ELEMENTS], int32)
     channel = ark.comm.channel(1 - rank)
     if rank == 0:
         coarse(x, y=channel.there(inbox), signals=channel)
     else:
-        add_to(inbox, ark.tensor([N], int32), waits=channel)
+        add_to(inbox, ark.tensor([INBOX_ELEMENTS], int32), waits=channel)
 
 
 def reads_beside_its_tile(rank: int) -> None:
-    x, inbox = counting(), ark.comm.symmetric([N], int32)
+    x, inbox = counting(), ark.comm.symmetric([INBOX_ELEMENTS], int32)
     channel = ark.comm.channel(1 - rank)
     if rank == 0:
         move(x, y=channel.there(inbox), signals=channel)
@@ -305,19 +319,19 @@ def reads_beside_its_tile(rank: int) -> None:
 
 
 def put_again_too_early(rank: int) -> None:
-    x, inbox = counting(), ark.comm.symmetric([N], int32)
+    x, inbox = counting(), ark.comm.symmetric([INBOX_ELEMENTS], int32)
     channel = ark.comm.channel(1 - rank)
     if rank == 0:
         there = channel.there(inbox)
         move(x, y=there, signals=channel)
         move(x, y=there, signals=channel)
     else:
-        total = add_to(inbox, ark.tensor([N], int32), waits=channel)
+        total = add_to(inbox, ark.tensor([INBOX_ELEMENTS], int32), waits=channel)
         add_to(inbox, total, waits=channel)
 
 
 def signal_too_early(rank: int) -> None:
-    x, inbox = counting(), ark.comm.symmetric([N], int32)
+    x, inbox = counting(), ark.comm.symmetric([INBOX_ELEMENTS], int32)
     channel = ark.comm.channel(1 - rank)
     if rank == 0:
         channel.signal()
@@ -327,7 +341,7 @@ def signal_too_early(rank: int) -> None:
 
 
 def both_wait_first(rank: int) -> None:
-    x, inbox = counting(), ark.comm.symmetric([N], int32)
+    x, inbox = counting(), ark.comm.symmetric([INBOX_ELEMENTS], int32)
     channel = ark.comm.channel(1 - rank)
     got = move(inbox, waits=channel)
     move(ark.add(x, got), y=channel.there(inbox), signals=channel)

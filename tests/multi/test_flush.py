@@ -20,7 +20,7 @@ from tests.slow import slow
 from tests.unit.plan.oracle import tasks
 from tests.unit.plan.shapes import replace_task
 
-N = channels.N
+INBOX_ELEMENTS = channels.INBOX_ELEMENTS
 ENGINES = [("cpu", "threads"), ("cpu", "bulk"), ("cpu", "dma")]
 ENGINES += [("rocm", "dma"), ("cuda", "threads")]
 ALIKE = [("rocm", "threads"), ("rocm", "bulk")]
@@ -32,15 +32,15 @@ def body_of(engine: str) -> channels.Body:
     """
 
     def body(rank: int) -> None:
-        x, inbox = channels.counting(), ark.comm.symmetric([N], int32)
+        x, inbox = channels.counting(), ark.comm.symmetric([INBOX_ELEMENTS], int32)
         channel = ark.comm.channel(1 - rank, engine=engine)
         if rank == 0:
-            source = ark.add(x, 0, output=ark.tensor([N], int32, name="source"))
+            source = ark.add(x, 0, output=ark.tensor([INBOX_ELEMENTS], int32, name="source"))
             channel.put(source, inbox)
             (source,) = channel.flush(source)
             channel.signal(relaxed=True)
             with ark.PlannerContext(processor_range=[0, 1]):
-                ark.mul(ark.tensor([N], int32), -7, output=source, name="again")
+                ark.mul(ark.tensor([INBOX_ELEMENTS], int32), -7, output=source, name="again")
         else:
             channels.add_up(*channel.wait(inbox))
 
@@ -63,9 +63,9 @@ def test_what_is_put_from_is_free_behind_a_flush(name: str, engine: str) -> None
         verify(plans)
         kinds = {"threads": "combine", "bulk": "bulk", "dma": "transfer"}
         assert kinds[engine] in {op.kind for op in plans[0].ops}
-        iterations = 3 if name == "rocm" else channels.ITERATIONS
+        iterations = 3 if name == "rocm" else channels.SUITE_ITERATIONS
         got = channels.run(plans, name, opened, iterations)
-        np.testing.assert_array_equal(got, channels.wanted(N, iterations))
+        np.testing.assert_array_equal(got, channels.wanted(INBOX_ELEMENTS, iterations))
 
 
 def test_a_flush_that_does_not_wait_is_refused() -> None:

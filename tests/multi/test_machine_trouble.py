@@ -24,14 +24,14 @@ from tests.slow import slow
 
 ROOT = Path(__file__).resolve().parents[2]
 NOAH = ROOT / "examples/noah"
-LONG = 20_000
+LONG_CONTEXT = 20_000
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux's signals and limits")
 
 
 @pytest.fixture(scope="module")
 def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_endless(tmp_path_factory.mktemp("endless"), LONG)
+    return make_endless(tmp_path_factory.mktemp("endless"), LONG_CONTEXT)
 
 
 def argv(directory: Path, *extra: str) -> list[str]:
@@ -64,7 +64,7 @@ def children(pid: int) -> list[int]:
 @slow
 def test_a_process_that_was_stopped_goes_on(endless: Path) -> None:
     """Time for which it did not run is no time in which a wait failed."""
-    long = ("--context", str(LONG), "--max-new-tokens", "6000", "--budget", "3")
+    long = ("--context", str(LONG_CONTEXT), "--max-new-tokens", "6000", "--budget", "3")
     process = begin(endless, *long)
     assert process.stdout is not None
     text = process.stdout.read(1)
@@ -80,7 +80,7 @@ def test_a_process_that_was_stopped_goes_on(endless: Path) -> None:
 
 @slow
 def test_a_rank_that_is_stopped_is_named(endless: Path) -> None:
-    long = ("--context", str(LONG), "--max-new-tokens", str(LONG), "--budget", "3")
+    long = ("--context", str(LONG_CONTEXT), "--max-new-tokens", str(LONG_CONTEXT), "--budget", "3")
     process = begin(endless, *long, "--ranks", "2")
     assert process.stdout is not None
     process.stdout.read(1)
@@ -109,7 +109,7 @@ def test_a_killed_process_leaves_nothing_that_disturbs_the_next(tmp_path: Path) 
 
 @slow
 def test_a_rank_that_the_system_kills(endless: Path) -> None:
-    long = ("--context", str(LONG), "--max-new-tokens", str(LONG))
+    long = ("--context", str(LONG_CONTEXT), "--max-new-tokens", str(LONG_CONTEXT))
     process = begin(endless, *long, "--ranks", "2")
     assert process.stdout is not None
     process.stdout.read(1)

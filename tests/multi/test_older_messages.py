@@ -10,23 +10,23 @@ import pytest
 import ark
 from ark.errors import BaseError
 
-LENGTH = 300
+VECTOR_LENGTH = 300
 
 
 def ping_pong() -> None:
     """A tensor goes to rank 1 as bytes, which sends it back as it came."""
     ark.init(backend="cpu")
     rank = ark.Model.get_rank()
-    nbytes = LENGTH * ark.fp16.element_size()
-    values = np.random.default_rng(0).standard_normal(LENGTH).astype(np.float16)
+    nbytes = VECTOR_LENGTH * ark.fp16.element_size()
+    values = np.random.default_rng(0).standard_normal(VECTOR_LENGTH).astype(np.float16)
     if rank == 0:
-        sent = ark.tensor([LENGTH], ark.fp16)
+        sent = ark.tensor([VECTOR_LENGTH], ark.fp16)
         ark.send_done(ark.send(sent, 0, 1, nbytes), 0, 1)
         back = ark.cast(ark.recv(1, 1, bytes=nbytes), ark.fp16)
     else:
         back = ark.cast(ark.recv(0, 0, bytes=nbytes), ark.fp16)
         ark.send_done(ark.send(back, 1, 0, nbytes), 1, 0)
-    assert back.shape() == [LENGTH] and back.dtype() == ark.fp16
+    assert back.shape() == [VECTOR_LENGTH] and back.dtype() == ark.fp16
     with ark.Runtime() as runtime:
         runtime.launch()
         if rank == 0:

@@ -29,7 +29,7 @@ from tests.ranks import ThreadRanks, run_ranks
 from tests.slow import slow
 from tests.unit.plan.shapes import machine, replace_task
 
-ITERATIONS = 3
+LAUNCH_ITERATIONS = 3
 ROUNDS = "rounds"  # in which a GPU multiplies it
 SHAPES = {
     # rows, columns, depth, type, transposes
@@ -112,7 +112,7 @@ def expected(world: int, what: str, rank: int) -> dict[str, np.ndarray]:
     *_, turn_a, turn_b = (SHAPES | LARGE)[what]
     given = inputs(world, what)
     right = [x["b"].T if turn_b else x["b"] for x in given]
-    left = [(x["a"].T if turn_a else x["a"]) + ITERATIONS for x in given]
+    left = [(x["a"].T if turn_a else x["a"]) + LAUNCH_ITERATIONS for x in given]
     even = [x["even"].T if turn_a else x["even"] for x in given]
     total = reduce(operator.add, (a @ b for a, b in zip(left, right, strict=True)))
     shares = reduce(operator.add, (a @ b for a, b in zip(even, right, strict=True)))
@@ -159,7 +159,7 @@ def results(
                 own = {n: b for n, b in buffers.items() if b.rank == ranks.rank}
                 for label, values in given[ranks.rank].items():
                     device.write(executor.buffer_address(own[label].id), values.view(np.uint8))
-                executor.start(ITERATIONS).wait(60.0)
+                executor.start(LAUNCH_ITERATIONS).wait(60.0)
                 return {
                     label: device.read(
                         executor.buffer_address(own[label].id), own[label].nbytes

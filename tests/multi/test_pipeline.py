@@ -26,7 +26,7 @@ from tests.slow import in_turns, slow
 from tests.unit.plan.oracle import tasks
 from tests.unit.plan.shapes import replace_task
 
-LATE = 1000  # of a slow rank's product: far longer than a thread waits for a core
+SLOW_PRODUCT_SIZE = 1000  # of a slow rank's product: far longer than a thread waits for a core
 Place = tuple[int, int, int]
 
 
@@ -77,7 +77,7 @@ def test_two_stages_work_on_different_iterations_at_the_same_time() -> None:
     """While the second stage is in one iteration, the first one has begun the next: with a barrier
     over all ranks that cannot be.
     """
-    plans = build(2, 1, work=LATE)
+    plans = build(2, 1, work=SLOW_PRODUCT_SIZE)
     verify(plans)
     (_, first), (_, second) = run(plans, 12, trace=4000)
     ahead, behind = np.concatenate(first), np.concatenate(second)
@@ -223,7 +223,7 @@ def test_sums_are_right_though_ranks_begin_by_themselves(width: int, algorithm: 
 
 def test_a_rank_begins_while_a_peer_is_in_the_iteration_before() -> None:
     """Rank 0 has added up, and begins the next iteration while rank 1 still works."""
-    plans = build_reduce(2, WIDTH, work=LATE)
+    plans = build_reduce(2, WIDTH, work=SLOW_PRODUCT_SIZE)
     (_, first), (_, second) = run(plans, 12, trace=4000)
     ahead, behind = np.concatenate(first), np.concatenate(second)
     begun = [ahead["begin"][ahead["iteration"] == i].min() for i in range(12)]

@@ -39,14 +39,14 @@ def test_copies_of_the_proxy_arrive(name: str) -> None:
             assert "transfer" in {op.kind for p in plans for op in p.ops}
             iterations = 3 if name == "rocm" else 20
             got = channels.run(plans, name, opened, iterations)
-            np.testing.assert_array_equal(got, channels.wanted(channels.N, iterations))
+            np.testing.assert_array_equal(got, channels.wanted(channels.INBOX_ELEMENTS, iterations))
 
 
 def test_a_plan_that_forgets_the_proxys_copy_is_refused() -> None:
     """A transfer is verified like any copy: without the wait, the reader is not ordered."""
 
     def body(rank: int) -> None:
-        x, inbox = channels.counting(), ark.comm.symmetric([channels.N], int32)
+        x, inbox = channels.counting(), ark.comm.symmetric([channels.INBOX_ELEMENTS], int32)
         channel = ark.comm.channel(1 - rank, engine="dma")
         if rank == 0:
             channel.put(x, inbox)
@@ -271,4 +271,4 @@ def test_without_what_it_needs_only_its_engines_are_missed(
             channels.run(plans, "cpu", opened, 1)
         others = build(2, channels.put_then_signal)
         got = channels.run(others, "cpu", opened, 2)
-    np.testing.assert_array_equal(got, channels.wanted(channels.N, 2))
+    np.testing.assert_array_equal(got, channels.wanted(channels.INBOX_ELEMENTS, 2))

@@ -6,33 +6,33 @@ import numpy as np
 
 import ark
 
-WORLD = 2
+WORLD_SIZE = 2
 
 
 def differentiate() -> None:
     """Each collective's result is weighted by numbers that differ from rank to rank."""
     ark.init(backend="cpu")
     rank = ark.Model.get_rank()
-    shares = np.arange(WORLD * 4, dtype=np.float32).reshape(WORLD, 4)
-    weights = {n: np.random.default_rng(n).normal(size=(WORLD, n)) for n in (2, 4, 8)}
+    shares = np.arange(WORLD_SIZE * 4, dtype=np.float32).reshape(WORLD_SIZE, 4)
+    weights = {n: np.random.default_rng(n).normal(size=(WORLD_SIZE, n)) for n in (2, 4, 8)}
     x = ark.tensor([4])
     calls = {
-        "all_reduce": ark.all_reduce(x, rank, WORLD),
-        "mean": ark.all_reduce(x, rank, WORLD, reduction="mean"),
-        "all_gather": ark.all_gather(x, rank, WORLD),
-        "reduce_scatter": ark.reduce_scatter(x, rank, WORLD),
-        "all_to_all": ark.all_to_all(x, rank, WORLD),
-        "broadcast": ark.broadcast(x, rank, WORLD, root=1),
+        "all_reduce": ark.all_reduce(x, rank, WORLD_SIZE),
+        "mean": ark.all_reduce(x, rank, WORLD_SIZE, reduction="mean"),
+        "all_gather": ark.all_gather(x, rank, WORLD_SIZE),
+        "reduce_scatter": ark.reduce_scatter(x, rank, WORLD_SIZE),
+        "all_to_all": ark.all_to_all(x, rank, WORLD_SIZE),
+        "broadcast": ark.broadcast(x, rank, WORLD_SIZE, root=1),
     }
     given = {name: ark.tensor(result.shape()) for name, result in calls.items()}
     gradients = {name: ark.grad(result, x, given[name]) for name, result in calls.items()}
     four, eight, two = weights[4], weights[8], weights[2]
     want = {
         "all_reduce": four.sum(0),
-        "mean": four.sum(0) / WORLD,
-        "all_gather": eight.sum(0).reshape(WORLD, 4)[rank],
+        "mean": four.sum(0) / WORLD_SIZE,
+        "all_gather": eight.sum(0).reshape(WORLD_SIZE, 4)[rank],
         "reduce_scatter": two.reshape(-1),
-        "all_to_all": four.reshape(WORLD, WORLD, 2)[:, rank].reshape(-1),
+        "all_to_all": four.reshape(WORLD_SIZE, WORLD_SIZE, 2)[:, rank].reshape(-1),
         "broadcast": four.sum(0) if rank == 1 else np.zeros(4),
     }
     with ark.Runtime() as runtime:
@@ -48,4 +48,4 @@ def differentiate() -> None:
 
 
 def test_gradients_of_collectives() -> None:
-    assert ark.launch(WORLD, differentiate) == 0
+    assert ark.launch(WORLD_SIZE, differentiate) == 0

@@ -6,7 +6,7 @@ import numpy as np
 
 import ark
 
-WORLD = 2
+WORLD_SIZE = 2
 
 
 def reduce_and_pass_on() -> None:
@@ -14,7 +14,7 @@ def reduce_and_pass_on() -> None:
     ark.init(backend="cpu")
     rank = ark.Model.get_rank()
     x = ark.tensor([2, 900])
-    total = ark.all_reduce(x, rank, WORLD)
+    total = ark.all_reduce(x, rank, WORLD_SIZE)
     ark.send_done(ark.send(ark.mul(total, rank + 1.0), 1 - rank, tag=3))
     received = ark.recv(ark.tensor([2, 900]), 1 - rank, tag=3)
     for loop_mode in (True, False):
@@ -33,7 +33,7 @@ def reduce_a_prompt_in_place() -> None:
     ark.init(backend="cpu")
     rank = ark.Model.get_rank()
     x = ark.tensor([2048, 4096], ark.fp16)
-    total = ark.all_reduce_prefill(x, rank, WORLD, output=x)
+    total = ark.all_reduce_prefill(x, rank, WORLD_SIZE, output=x)
     share = (np.arange(2048 * 4096) % 100).reshape(2048, 4096)
     with ark.Runtime() as runtime:
         runtime.launch()
@@ -50,7 +50,7 @@ def disagree() -> None:
     ark.init(backend="cpu")
     rank = ark.Model.get_rank()
     x = ark.tensor([8 + rank])
-    y = ark.all_reduce(x, rank, WORLD)
+    y = ark.all_reduce(x, rank, WORLD_SIZE)
     try:
         with ark.Runtime() as runtime:
             runtime.launch()
@@ -66,4 +66,4 @@ def one_after_the_other() -> None:
 
 
 def test_ranks_as_processes() -> None:
-    assert ark.launch(WORLD, one_after_the_other) == 0
+    assert ark.launch(WORLD_SIZE, one_after_the_other) == 0

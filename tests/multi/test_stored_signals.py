@@ -33,7 +33,7 @@ from tests.slow import SLOW, slow
 emulator = pytest.importorskip("ark_rocm_emulator")
 pytest.importorskip("hip")
 
-ITERATIONS = 4
+LAUNCH_ITERATIONS = 4
 SEEDS = {"gfx942": 8, "gfx1100": 40}  # RDNA waits for loads and stores apart
 
 
@@ -58,8 +58,8 @@ def test_channels(arch: str, option: str) -> None:
         result, machine = opened(arch, stack, **{option: 1})
         assert machine.has(Capability.PEER_STORES)
         for body in PROGRAMS if SLOW else BY_STORES:
-            got = run(build(2, body, machine), "rocm", result, ITERATIONS)
-            np.testing.assert_array_equal(got, wanted(len(got), ITERATIONS), body.__name__)
+            got = run(build(2, body, machine), "rocm", result, LAUNCH_ITERATIONS)
+            np.testing.assert_array_equal(got, wanted(len(got), LAUNCH_ITERATIONS), body.__name__)
 
 
 @slow
@@ -74,7 +74,7 @@ def test_additions_are_stopped_there() -> None:
         result, machine = opened("gfx1100", stack, report=0)
         plans = build(2, put_then_signal, adding(machine))
         with pytest.raises(GpuError):
-            run(plans, "rocm", result, ITERATIONS, budget_s=2.0)
+            run(plans, "rocm", result, LAUNCH_ITERATIONS, budget_s=2.0)
         kinds = {failure.kind for failure in emulator.failures()}
         assert emulator.ErrorKind.LINK in kinds
 

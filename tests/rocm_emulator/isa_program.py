@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 from tests.kept import assemble
 
 FIRST_INPUT = 10
-REACH = 4096  # bytes that the offset of a global access spans
-VGPRS = 192
-SCRATCH = 64  # bytes of private memory a lane, where it needs no registers (not on gfx90a)
+OFFSET_REACH_BYTES = 4096  # bytes that the offset of a global access spans
+VGPR_COUNT = 192
+SCRATCH_BYTES = 64  # bytes of private memory a lane, where it needs no registers (not on gfx90a)
 SCRATCH_DIRECTIVES = (
     "\t\t.amdhsa_enable_private_segment 1",
-    f"\t\t.amdhsa_private_segment_fixed_size {SCRATCH}",
+    f"\t\t.amdhsa_private_segment_fixed_size {SCRATCH_BYTES}",
 )
 Words = NDArray[np.uint32]
 
@@ -46,10 +46,10 @@ def _rows(text: str, base: int, registers: range, stride: int) -> list[str]:
     """One access a register, ``stride`` bytes apart; the base moves where offsets end."""
     lines = []
     for k, register in enumerate(registers):
-        if k > 0 and k * stride % REACH == 0:
-            lines += [f"\ts_add_u32 s{base}, s{base}, {REACH:#x}"]
+        if k > 0 and k * stride % OFFSET_REACH_BYTES == 0:
+            lines += [f"\ts_add_u32 s{base}, s{base}, {OFFSET_REACH_BYTES:#x}"]
             lines += [f"\ts_addc_u32 s{base + 1}, s{base + 1}, 0"]
-        lines.append("\t" + text.format(register, k * stride % REACH))
+        lines.append("\t" + text.format(register, k * stride % OFFSET_REACH_BYTES))
     return lines
 
 
@@ -81,7 +81,7 @@ def _kernel(name: str, case: Case, arch: str) -> str:
         f"\t.amdhsa_kernel {name}",
         "\t\t.amdhsa_user_sgpr_kernarg_segment_ptr 1",
         "\t\t.amdhsa_kernarg_size 16",
-        f"\t\t.amdhsa_next_free_vgpr {VGPRS}",
+        f"\t\t.amdhsa_next_free_vgpr {VGPR_COUNT}",
         "\t\t.amdhsa_next_free_sgpr 64",
         "\t\t.amdhsa_group_segment_fixed_size 4096",
         "\t\t.amdhsa_float_denorm_mode_32 3",  # as clang compiles HIP
@@ -104,9 +104,9 @@ def _metadata(names: Sequence[str], arch: str, wave: int) -> str:
         text += f"    .name: {name}\n    .symbol: {name}.kd\n"
         text += "    .group_segment_fixed_size: 4096\n    .kernarg_segment_align: 8\n"
         text += "    .kernarg_segment_size: 16\n    .max_flat_workgroup_size: 64\n"
-        scratch = 0 if arch == "gfx90a" else SCRATCH
+        scratch = 0 if arch == "gfx90a" else SCRATCH_BYTES
         text += f"    .private_segment_fixed_size: {scratch}\n    .sgpr_count: 64\n"
-        text += f"    .vgpr_count: {VGPRS}\n    .wavefront_size: {wave}\n"
+        text += f"    .vgpr_count: {VGPR_COUNT}\n    .wavefront_size: {wave}\n"
     text += f"amdhsa.target: amdgcn-amd-amdhsa--{arch}\namdhsa.version:\n  - 1\n  - 2\n...\n"
     return text + "\t.end_amdgpu_metadata\n"
 

@@ -19,8 +19,8 @@ typedef u32 pair __attribute__((ext_vector_type(2)));
 #define BITS(x) __builtin_bit_cast(u32, x)
 #define REAL(x) __builtin_bit_cast(float, (x) & 0x7effffffu)
 """
-WORDS = 4  # of memory that each lane has to itself
-TURNS = 200  # of all loops of one call
+LANE_WORDS = 4  # of memory that each lane has to itself
+MAX_LOOP_STEPS = 200  # of all loops of one call
 VARIABLES = {
     "u32": ("x", "y", "z", "w"),
     "u64": ("p", "q"),
@@ -52,7 +52,7 @@ class _Writer:
                 parts = (f"LOW({wide})", f"HIGH({wide})", f"{both}.x", f"{both}.y", f"BITS({real})")
                 return self.pick(*parts)
             if leaf == "memory":
-                return f"mem[{self.random.randrange(WORDS)}]"
+                return f"mem[{self.random.randrange(LANE_WORDS)}]"
             return leaf
         left, right = self.word(depth - 1), self.word(depth - 1)
         form = self.pick("+", "-", "*", "&", "|", "^", ">>", "<<", "min", "choose")
@@ -78,9 +78,8 @@ class _Writer:
     def assign(self) -> str:
         kind = self.pick("u32", "u32", "u32", "u64", "pair", "float", "memory")
         if kind == "memory":
-            return (
-                f"mem[{self.random.randrange(WORDS)}] {self.pick('=', '+=', '^=')} {self.word()};"
-            )
+            place, sign = self.random.randrange(LANE_WORDS), self.pick("=", "+=", "^=")
+            return f"mem[{place}] {sign} {self.word()};"
         name = self.pick(*VARIABLES[kind])
         other = self.pick(*VARIABLES[kind])
         if self.random.random() < 0.25:
@@ -169,7 +168,7 @@ class _Writer:
 def function(seed: int) -> str:
     """The body of `u32 f(u32 a, u32 b, u32* mem)`, the same for the same seed."""
     writer = _Writer(Random(seed))
-    lines = [f"u32 turns = {TURNS};"]
+    lines = [f"u32 turns = {MAX_LOOP_STEPS};"]
     lines.append("u32 x = a ^ 1, y = b + 2, z = a * 3, w = b >> 4;")
     lines.append("u64 p = a, q = (u64)b << 20; pair v = {a, b}, r = {b, 7};")
     lines.append("float g = 0.5f, h = REAL(a);")

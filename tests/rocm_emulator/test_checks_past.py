@@ -77,14 +77,14 @@ KERNEL write_then_tell(unsigned* flags, unsigned* value, unsigned*) {
   if (blockIdx.x == 2) overwrite(flags, 1, value);
 }
 """
-LANES = 128
+LANE_COUNT = 128
 SEEDS = range(6)
 
 
 def run(arch: str, kernel: str, seed: int) -> Any:
     bench = checks_bench.Bench(arch, SOURCE)
-    buffers = [bench.buffer(np.zeros(LANES)) for _ in range(3)]
-    return bench.run(kernel, *buffers, grid=3, lanes=LANES, seed=seed, max_slice=16)
+    buffers = [bench.buffer(np.zeros(LANE_COUNT)) for _ in range(3)]
+    return bench.run(kernel, *buffers, grid=3, lanes=LANE_COUNT, seed=seed, max_slice=16)
 
 
 @pytest.mark.parametrize("arch", ALL)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from tests.kept import compile_hip
 
-COUNT = 1024
+VALUE_COUNT = 1024
 ARCHS = ("gfx90a", "gfx942", "gfx950", "gfx1100")
 BINARY = {
     "div": "x[i] / y[i]",
@@ -76,14 +76,16 @@ def _loaded(arch: str) -> tuple[Any, Any]:
 
 def run(arch: str, kernel: str, x: NDArray[Any], y: NDArray[Any], out: type) -> NDArray[Any]:
     machine, code = _loaded(arch)
-    size = COUNT * 8
+    size = VALUE_COUNT * 8
     addresses = [machine.allocate(0, "device", size) for _ in range(3)]
     machine.write(addresses[1], x.tobytes())
     machine.write(addresses[2], y.tobytes())
     packed = struct.pack("<QQQ", *addresses)
-    result = machine.run(core().LaunchDesc(code, kernel, (COUNT // 256, 1, 1), (256, 1, 1), packed))
+    result = machine.run(
+        core().LaunchDesc(code, kernel, (VALUE_COUNT // 256, 1, 1), (256, 1, 1), packed)
+    )
     assert result.ok, result.message
-    raw = machine.read(addresses[0], COUNT * np.dtype(out).itemsize)
+    raw = machine.read(addresses[0], VALUE_COUNT * np.dtype(out).itemsize)
     for address in addresses:
         machine.release(address)
     return np.frombuffer(raw, out)
@@ -93,7 +95,7 @@ def patterns(type_: type, seed: int) -> NDArray[Any]:
     """Random bit patterns: every exponent, denormals, infinities and NaN among them."""
     bits = np.dtype(type_).itemsize * 8
     rng = np.random.default_rng(seed)
-    values = rng.integers(0, 2**bits, COUNT, dtype=np.dtype(f"u{bits // 8}")).view(type_)
+    values = rng.integers(0, 2**bits, VALUE_COUNT, dtype=np.dtype(f"u{bits // 8}")).view(type_)
     values[:512] = rng.uniform(-100, 100, 512).astype(type_)
     special = [0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, -1.0, np.finfo(type_).max,
                np.finfo(type_).tiny, np.finfo(type_).smallest_subnormal]  # fmt: skip
@@ -130,12 +132,12 @@ def test_floating_point_is_correctly_rounded(name: str, op: str, arch: str) -> N
 def test_quotients_below_the_smallest_normal_double(arch: str) -> None:
     """They lose one bit or a few: the last rounding alone may decide."""
     rng = np.random.default_rng(6)
-    y = np.ldexp(rng.uniform(1, 2, COUNT), rng.integers(-20, 40, COUNT))
-    x = rng.uniform(1, 2, COUNT) * np.ldexp(y, -1022 - rng.integers(0, 3, COUNT))
+    y = np.ldexp(rng.uniform(1, 2, VALUE_COUNT), rng.integers(-20, 40, VALUE_COUNT))
+    x = rng.uniform(1, 2, VALUE_COUNT) * np.ldexp(y, -1022 - rng.integers(0, 3, VALUE_COUNT))
     x[0], y[0] = -2.31111119899204e-301, 12523120.481818557
     got = run(arch, "f64_div", x, y, np.float64)
     expected = x / y
-    assert np.count_nonzero(np.abs(expected) < 2.0**-1022) > COUNT // 2
+    assert np.count_nonzero(np.abs(expected) < 2.0**-1022) > VALUE_COUNT // 2
     wrong = np.flatnonzero(got != expected)
     assert wrong.size == 0, [(x[i], y[i], got[i], expected[i]) for i in wrong[:5]]
 
@@ -143,12 +145,14 @@ def test_quotients_below_the_smallest_normal_double(arch: str) -> None:
 @pytest.mark.parametrize("arch", ARCHS)
 def test_quotients_above_the_largest_double(arch: str) -> None:
     """They are infinite, though the Newton steps meet infinity minus infinity."""
-    x = np.full(COUNT, -7.1e255)
-    y = np.ldexp(np.random.default_rng(7).uniform(1, 2, COUNT), np.arange(COUNT) % 200 - 330)
+    x = np.full(VALUE_COUNT, -7.1e255)
+    y = np.ldexp(
+        np.random.default_rng(7).uniform(1, 2, VALUE_COUNT), np.arange(VALUE_COUNT) % 200 - 330
+    )
     y[::2] *= -1
     with np.errstate(over="ignore"):
         expected = x / y
-    assert np.count_nonzero(np.isinf(expected)) > COUNT // 2
+    assert np.count_nonzero(np.isinf(expected)) > VALUE_COUNT // 2
     np.testing.assert_array_equal(run(arch, "f64_div", x, y, np.float64), expected)
 
 
@@ -159,8 +163,8 @@ def test_quotients_above_the_largest_double(arch: str) -> None:
 def test_quotients_that_do_not_exist_are_negative_nans(name: str, nan: int, arch: str) -> None:
     """AMD's instruction set documents, pseudocode of V_DIV_FIXUP: 0 / 0 and inf / inf."""
     type_ = FLOATS[name][1]
-    x = np.resize(np.array([0.0, -0.0, np.inf, -np.inf], type_), COUNT)
-    y = np.resize(np.array([0.0, 0.0, np.inf, np.inf], type_), COUNT)
+    x = np.resize(np.array([0.0, -0.0, np.inf, -np.inf], type_), VALUE_COUNT)
+    y = np.resize(np.array([0.0, 0.0, np.inf, np.inf], type_), VALUE_COUNT)
     got = run(arch, f"{name}_div", x, y, type_).view(f"u{np.dtype(type_).itemsize}")
     assert set(got.tolist()) == {nan}
 
@@ -171,8 +175,8 @@ def test_integer_division_and_products(name: str, arch: str) -> None:
     type_ = INTEGERS[name][1]
     bits = np.dtype(type_).itemsize * 8
     rng = np.random.default_rng(3)
-    x, y = (rng.integers(0, 2**bits, COUNT, np.dtype(f"u{bits // 8}")) for _ in range(2))
-    y >>= rng.integers(0, bits, COUNT).astype(y.dtype)
+    x, y = (rng.integers(0, 2**bits, VALUE_COUNT, np.dtype(f"u{bits // 8}")) for _ in range(2))
+    y >>= rng.integers(0, bits, VALUE_COUNT).astype(y.dtype)
     y[y == 0] = 3
     x, y = x.view(type_), y.view(type_)
     y[y == 0] = 7
@@ -199,8 +203,8 @@ def test_conversions(a: str, b: str, arch: str) -> None:
     else:
         bits = np.dtype(source).itemsize * 8
         rng = np.random.default_rng(5)
-        x = rng.integers(0, 2**bits, COUNT, np.dtype(f"u{bits // 8}"))
-        x = (x >> rng.integers(0, bits, COUNT).astype(x.dtype)).view(source)
+        x = rng.integers(0, 2**bits, VALUE_COUNT, np.dtype(f"u{bits // 8}"))
+        x = (x >> rng.integers(0, bits, VALUE_COUNT).astype(x.dtype)).view(source)
     got = run(arch, f"{a}_to_{b}", x, x, target)
     with np.errstate(all="ignore"):
         expected = x.astype(target)

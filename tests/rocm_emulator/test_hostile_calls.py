@@ -14,7 +14,7 @@ from hip import hip
 from hip_runner import TO_DEVICE, TO_HOST, Arguments, check, code_object
 
 ERROR = hip.hipError_t
-GARBAGE = 0xDEAD000
+GARBAGE_ADDRESS = 0xDEAD000
 PAGE = mmap.PAGESIZE
 
 
@@ -61,7 +61,7 @@ def test_sizes_that_wrap_around() -> None:
 def test_pointers_to_nothing() -> None:
     invalid, host = ERROR.hipErrorInvalidValue, np.zeros(64, np.uint8)
     pointer = check(hip.hipMalloc(64))
-    for nothing in (GARBAGE, _forbidden()[0], 2**64 - 8):
+    for nothing in (GARBAGE_ADDRESS, _forbidden()[0], 2**64 - 8):
         assert _answer(hip.hipMemcpy(pointer, nothing, 64, TO_DEVICE)) == invalid
         assert _answer(hip.hipMemcpy(nothing, pointer, 64, TO_HOST)) == invalid
         assert _answer(hip.hipMemcpy(nothing, host, 64, TO_DEVICE)) == invalid

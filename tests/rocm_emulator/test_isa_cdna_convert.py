@@ -18,7 +18,7 @@ from isa_matrix import BF6, BF8, FP4, FP6, FP8, Format, pack, unpack
 from isa_program import Case, Suite, Words
 from numpy.typing import NDArray
 
-OUT = 100
+OUT_VGPR = 100
 SMALL = {"fp8": FP8, "bf8": BF8, "fp6": FP6, "bf6": BF6, "fp4": FP4}
 LARGE = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
 OVERFLOW_TO_LARGEST = "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 23, 1), 1"
@@ -77,7 +77,7 @@ class Down:
             first += count
         sources += [f"v{first + k}" for k in range(2 if self.random else 1)]
         first += len(sources) - (2 if self.separate else 1)
-        target = f"v[{OUT}:{OUT + 5}]" if self.count == 32 else f"v{OUT}"
+        target = f"v[{OUT_VGPR}:{OUT_VGPR + 5}]" if self.count == 32 else f"v{OUT_VGPR}"
         width = SMALL[self.small].bits * self.count
         tail = ""
         if self.count < 32:
@@ -86,8 +86,8 @@ class Down:
             middle = [low] if len(sources) == 3 or width == 8 else []
             front = [int(self.high_source), 0]
             tail = " op_sel:[" + ",".join(map(str, [*front, *middle, high])) + "]"
-        body = f"v_mov_b32 v{OUT}, v{first}\n{self.name} {target}, {', '.join(sources)}{tail}"
-        return Case(body, first - 10 + 1, 6 if self.count == 32 else 1, OUT)
+        body = f"v_mov_b32 v{OUT_VGPR}, v{first}\n{self.name} {target}, {', '.join(sources)}{tail}"
+        return Case(body, first - 10 + 1, 6 if self.count == 32 else 1, OUT_VGPR)
 
 
 def _downs() -> list[Down]:
@@ -131,12 +131,14 @@ class Up:
     def case(self) -> Case:
         source = "v[10:15]" if self.count == 32 else "v10"
         first = 16 if self.count == 32 else 11
-        target = f"v[{OUT}:{OUT + self.rows - 1}]" if self.rows > 1 else f"v{OUT}"
+        target = f"v[{OUT_VGPR}:{OUT_VGPR + self.rows - 1}]" if self.rows > 1 else f"v{OUT_VGPR}"
         single_half = self.count == 1 and self.large != "f32"
         bits = [self.select & 1, self.select >> 1, int(single_half)]
         tail = "" if self.count == 32 else " op_sel:[" + ",".join(map(str, bits)) + "]"
-        body = f"v_mov_b32 v{OUT}, v{first + 1}\n{self.name} {target}, {source}, v{first}{tail}"
-        return Case(body, first - 10 + 2, self.rows, OUT)
+        body = (
+            f"v_mov_b32 v{OUT_VGPR}, v{first + 1}\n{self.name} {target}, {source}, v{first}{tail}"
+        )
+        return Case(body, first - 10 + 2, self.rows, OUT_VGPR)
 
 
 def _ups() -> list[Up]:

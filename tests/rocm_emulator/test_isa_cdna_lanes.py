@@ -14,7 +14,7 @@ from isa_program import Case, Suite, Words
 
 LANES = np.arange(64)
 ROW, IN_ROW = LANES & ~15, LANES & 15
-OLD = 0xDEAD0000
+OLD_VALUE = 0xDEAD0000
 DPP: dict[str, Callable[[], np.ndarray]] = {
     "quad_perm:[2,3,0,1]": lambda: (LANES & ~3) + np.array([2, 3, 0, 1])[LANES & 3],
     "row_shl:2": lambda: np.where(IN_ROW + 2 < 16, LANES + 2, -1),
@@ -30,8 +30,8 @@ DPP: dict[str, Callable[[], np.ndarray]] = {
     "row_bcast:31": lambda: np.where(LANES >= 32, 31, -1),
     "row_newbcast:5": lambda: ROW + 5,
 }
-ACTIVE = 0xFF0F_FFF0_F0FF_0FF3
-IS_ACTIVE = np.array([(ACTIVE >> lane) & 1 for lane in range(64)], bool)
+ACTIVE_MASK = 0xFF0F_FFF0_F0FF_0FF3
+IS_ACTIVE = np.array([(ACTIVE_MASK >> lane) & 1 for lane in range(64)], bool)
 # What a sub-dword selection takes from a word.
 SELECT: dict[str, Callable[[Words], Words]] = {
     "BYTE_0": lambda w: w & 0xFF,
@@ -47,7 +47,7 @@ UNUSED = ("UNUSED_PAD", "UNUSED_SEXT", "UNUSED_PRESERVE")
 
 
 def _cases() -> dict[str, Case]:
-    start = f"v_mov_b32 v40, {OLD:#x}\n"
+    start = f"v_mov_b32 v40, {OLD_VALUE:#x}\n"
     cases: dict[str, Case] = {}
     for number, control in enumerate(DPP):
         for bound in (0, 1):
@@ -87,7 +87,8 @@ def _cases() -> dict[str, Case]:
         2,
         2,
     )
-    off = f"s_mov_b32 exec_lo, {ACTIVE & 0xFFFFFFFF:#x}\ns_mov_b32 exec_hi, {ACTIVE >> 32:#x}\n"
+    low, high = ACTIVE_MASK & 0xFFFFFFFF, ACTIVE_MASK >> 32
+    off = f"s_mov_b32 exec_lo, {low:#x}\ns_mov_b32 exec_hi, {high:#x}\n"
     on = "\ns_mov_b64 exec, -1"
     wait = "\ns_waitcnt lgkmcnt(0)"
     cases["dpp_inactive"] = Case(
@@ -139,7 +140,7 @@ def run(name: str, *inputs: Words) -> Words:
 @pytest.mark.parametrize("number", range(len(DPP)), ids=list(DPP))
 def test_dpp_reads_from_the_documented_lane(number: int, bound: int) -> None:
     source = list(DPP.values())[number]()
-    expected = np.where(source >= 0, A[source], 0 if bound else OLD)
+    expected = np.where(source >= 0, A[source], 0 if bound else OLD_VALUE)
     assert np.array_equal(run(f"dpp{number}_{bound}", A)[0], expected)
 
 
@@ -147,9 +148,9 @@ def test_dpp_masks_and_inactive_sources() -> None:
     """Rows 1 and 3, banks 0 and 1."""
     source = ROW + (IN_ROW - 1) % 16
     written = np.isin(LANES // 16, (1, 3)) & np.isin(LANES // 4 % 4, (0, 1))
-    expected = np.where(written, A[source] + B, OLD)
+    expected = np.where(written, A[source] + B, OLD_VALUE)
     assert np.array_equal(run("dpp_masks", A, B)[0], expected)
-    kept = np.where(IS_ACTIVE & IS_ACTIVE[source], A[source], OLD)
+    kept = np.where(IS_ACTIVE & IS_ACTIVE[source], A[source], OLD_VALUE)
     assert np.array_equal(run("dpp_inactive", A)[0], kept)
 
 
@@ -196,10 +197,10 @@ def test_permutes_through_lds_hardware() -> None:
     """Pull from index / 4, push to index / 4; inactive lanes give and take nothing."""
     index = np.random.default_rng(3).permutation(64).astype(np.uint32)
     pulled = np.where(IS_ACTIVE[index], A[index], 0)
-    assert np.array_equal(run("bpermute", A, index * 4)[0], np.where(IS_ACTIVE, pulled, OLD))
+    assert np.array_equal(run("bpermute", A, index * 4)[0], np.where(IS_ACTIVE, pulled, OLD_VALUE))
     pushed = np.zeros(64, np.uint32)
     pushed[index[IS_ACTIVE]] = A[IS_ACTIVE]
-    assert np.array_equal(run("permute", A, index * 4)[0], np.where(IS_ACTIVE, pushed, OLD))
+    assert np.array_equal(run("permute", A, index * 4)[0], np.where(IS_ACTIVE, pushed, OLD_VALUE))
 
 
 def test_swizzles() -> None:

@@ -19,7 +19,7 @@ from isa_program import Case, Suite, Words
 from numpy.typing import NDArray
 
 LANE = np.arange(64)
-OUT = 100  # first register of D
+OUT_VGPR = 100  # first register of D
 FNUZ = {"fp8": ml_dtypes.float8_e4m3fnuz, "bf8": ml_dtypes.float8_e5m2fnuz}
 OCP = {"fp8": ml_dtypes.float8_e4m3fn, "bf8": ml_dtypes.float8_e5m2}
 
@@ -117,34 +117,34 @@ def _move(case_inputs: int, target: int, count: int) -> list[str]:
 def _case(shape: Shape, tail: str = "", agpr: bool = False) -> Case:
     """Inputs: A, B, C in registers. They move to aligned ranges; D is written where C is."""
     a, b, c = _words(shape, shape.a), _words(shape, shape.b), shape.results
-    lines = _move(0, 80, a) + _move(a, 88, b) + _move(a + b, OUT, c)
+    lines = _move(0, 80, a) + _move(a, 88, b) + _move(a + b, OUT_VGPR, c)
     file = "v"
     if agpr:
-        lines += [f"v_accvgpr_write_b32 a{k}, v{OUT + k}" for k in range(c)]
+        lines += [f"v_accvgpr_write_b32 a{k}, v{OUT_VGPR + k}" for k in range(c)]
         file = "a"
-    d = _register(0 if agpr else OUT, c, file)
+    d = _register(0 if agpr else OUT_VGPR, c, file)
     sources = f"{_register(80, a)}, {_register(88, b)}"
     lines.append(f"v_mfma_{shape.name} {d}, {sources}, {d}{tail}")
     lines.append("s_nop 15\ns_nop 3")
     if agpr:
-        lines += [f"v_accvgpr_read_b32 v{OUT + k}, a{k}" for k in range(c)]
-    return Case("\n".join(lines), a + b + c, c, OUT)
+        lines += [f"v_accvgpr_read_b32 v{OUT_VGPR + k}, a{k}" for k in range(c)]
+    return Case("\n".join(lines), a + b + c, c, OUT_VGPR)
 
 
 def _upward(shape: Shape) -> Case:
     """Under a MODE that rounds up and has no denormals."""
     plain = _case(shape)
     mode = "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 0, 8), 0x5\n"
-    return Case(mode + plain.body, plain.inputs, plain.outputs, OUT)
+    return Case(mode + plain.body, plain.inputs, plain.outputs, OUT_VGPR)
 
 
 def _apart(shape: Shape, offset: int) -> Case:
     """C begins some registers from D, which it overlaps."""
     a, b, c = _words(shape, shape.a), _words(shape, shape.b), shape.results
-    lines = _move(0, 80, a) + _move(a, 88, b) + _move(a + b, OUT + offset, c)
-    sources = ", ".join(_register(*at) for at in ((80, a), (88, b), (OUT + offset, c)))
-    lines.append(f"v_mfma_{shape.name} {_register(OUT, c)}, {sources}\ns_nop 15\ns_nop 3")
-    return Case("\n".join(lines), a + b + c, c, OUT)
+    lines = _move(0, 80, a) + _move(a, 88, b) + _move(a + b, OUT_VGPR + offset, c)
+    sources = ", ".join(_register(*at) for at in ((80, a), (88, b), (OUT_VGPR + offset, c)))
+    lines.append(f"v_mfma_{shape.name} {_register(OUT_VGPR, c)}, {sources}\ns_nop 15\ns_nop 3")
+    return Case("\n".join(lines), a + b + c, c, OUT_VGPR)
 
 
 FOUR = Shape("f32_16x16x4_4b_f16", 16, 4, 4, np.float16, np.float16)

@@ -18,7 +18,7 @@ from isa_program import Case, Suite, Words
 from numpy.typing import NDArray
 
 SIZES = {16: 128, 32: 64}  # size: depth
-OUT = 112
+OUT_VGPR = 112
 A, B, SCALES = 80, 88, 96
 # Which byte of each scale register: op_sel[0] + 2 * op_sel_hi[0] for A, the same of [1] for B.
 BYTES = ((0, 0), (1, 2), (2, 3), (3, 1))
@@ -34,7 +34,7 @@ def _product(size: int, a: int, b: int, d: str, tail: str = "") -> str:
 def _case(size: int, a: int, b: int, tail: str = "", file: str = "v") -> Case:
     """Inputs: A, B, two scales, C; the result replaces C."""
     sources = [(A, MX[a].bits), (B, MX[b].bits), (SCALES, 2)]
-    out = (OUT, size * size // 64)
+    out = (OUT_VGPR, size * size // 64)
     return product_case(sources, out, lambda d: _product(size, a, b, d, tail), file)
 
 
@@ -56,12 +56,12 @@ def suite() -> Suite:
         cases[f"agpr_{size}_0"] = _case(size, 2, 1, _scales(), "a")
     clipped = cases["scaled_16_44"]
     mode = "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 23, 1), 1\n"
-    cases["clipped_16_44"] = Case(mode + clipped.body, clipped.inputs, clipped.outputs, OUT)
-    product = _product(16, 4, 4, span(OUT, 4), _scales())
+    cases["clipped_16_44"] = Case(mode + clipped.body, clipped.inputs, clipped.outputs, OUT_VGPR)
+    product = _product(16, 4, 4, span(OUT_VGPR, 4), _scales())
     for name, register in (("scale", SCALES + 1), ("element", A + 3), ("unused", A + 4)):
         fill = "ds_write_b32 v0, v0\ns_waitcnt lgkmcnt(0)"
         body = f"{fill}\nds_read_b32 v{register}, v0\n{product}\ns_waitcnt lgkmcnt(0)\ns_nop 7"
-        cases[f"waits_{name}"] = Case(body, 0, 4, OUT)
+        cases[f"waits_{name}"] = Case(body, 0, 4, OUT_VGPR)
     return Suite("gfx950", cases)
 
 

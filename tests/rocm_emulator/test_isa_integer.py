@@ -415,7 +415,7 @@ SCALAR: dict[str, tuple[int, tuple[int, ...], Function, Scc]] = {
     "s_sext_i32_i16": (1, (1,), s16, None),
     "s_abs_i32": (1, (1,), lambda a: abs(s32(a)), nonzero),
 }
-ROUNDS = 10
+RANDOM_ROUNDS = 10
 
 
 def _scalar_cases() -> dict[str, Case]:
@@ -423,7 +423,7 @@ def _scalar_cases() -> dict[str, Case]:
     cases = {}
     for name, (size, widths, _, _) in SCALAR.items():
         body = ""
-        for r in range(ROUNDS):
+        for r in range(RANDOM_ROUNDS):
             body += "".join(f"v_readlane_b32 s{8 + k}, v{10 + k}, {r}\n" for k in range(4))
             sources = ", ".join(f"s[{8 + 2 * k}:{9 + 2 * k}]" if w == 2 else f"s{8 + 2 * k}"
                                 for k, w in enumerate(widths))  # fmt: skip
@@ -443,7 +443,7 @@ def test_scalar(name: str) -> None:
         rows[2][r], rows[3][r] = rows[0][r], rows[1][r]
     rows[0][7], rows[2][7] = 0x80000000, 1  # their difference has no 32 signed bits
     got = suite().run(name, rows)
-    for r in range(ROUNDS):
+    for r in range(RANDOM_ROUNDS):
         values = [int(rows[2 * k][r]) for k in range(len(widths))]
         values = [v | int(rows[2 * k + 1][r]) << 32 if widths[k] == 2 else v
                   for k, v in enumerate(values)]  # fmt: skip

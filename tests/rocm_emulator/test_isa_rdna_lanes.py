@@ -14,7 +14,7 @@ from isa_program import Case, Suite, Words
 
 LANES = np.arange(32)
 ROW, IN_ROW = LANES & ~15, LANES & 15
-OLD = 0xDEAD0000  # what the destination held before
+OLD_VALUE = 0xDEAD0000  # what the destination held before
 
 # Lane map by DPP control; -1 is a lane that does not exist.
 DPP: dict[str, Callable[[], np.ndarray]] = {
@@ -31,9 +31,9 @@ DPP: dict[str, Callable[[], np.ndarray]] = {
     "row_xmask:5": lambda: ROW + (IN_ROW ^ 5),
 }
 DPP8 = [7, 0, 6, 1, 5, 2, 4, 3]
-ACTIVE = 0xF0FF0FF3  # EXEC of the cases with inactive lanes
+ACTIVE_MASK = 0xF0FF0FF3  # EXEC of the cases with inactive lanes
 PERMUTES = {"permlane16": 0, "permlanex16": 16}
-SELECT = 0xFEDC_BA98_0123_7654
+LANE_SELECT = 0xFEDC_BA98_0123_7654
 
 
 def _dpp_cases() -> dict[str, Case]:
@@ -42,11 +42,11 @@ def _dpp_cases() -> dict[str, Case]:
         for bound in (0, 1):
             tail = f"{control} row_mask:0xf bank_mask:0xf" + (" bound_ctrl:1" if bound else "")
             cases[f"dpp{number}_{bound}"] = Case(
-                f"v_mov_b32 v40, {OLD:#x}\nv_mov_b32_dpp v40, v10 {tail}", 1
+                f"v_mov_b32 v40, {OLD_VALUE:#x}\nv_mov_b32_dpp v40, v10 {tail}", 1
             )
     masked = "row_shr:1 row_mask:0x2 bank_mask:0x5"
     cases["dpp_masks"] = Case(
-        f"v_mov_b32 v40, {OLD:#x}\nv_add_nc_u32_dpp v40, v10, v11 {masked}", 2
+        f"v_mov_b32 v40, {OLD_VALUE:#x}\nv_add_nc_u32_dpp v40, v10, v11 {masked}", 2
     )
     cases["dpp_e64"] = Case(
         "v_add3_u32_e64_dpp v40, v10, v11, v12 row_mirror row_mask:0xf bank_mask:0xf", 3
@@ -58,7 +58,7 @@ def _dpp_cases() -> dict[str, Case]:
 
 def _exec_cases() -> dict[str, Case]:
     """Under a partial EXEC the source lane may be inactive."""
-    off, on = f"s_mov_b32 exec_lo, {ACTIVE:#x}", "s_mov_b32 exec_lo, -1"
+    off, on = f"s_mov_b32 exec_lo, {ACTIVE_MASK:#x}", "s_mov_b32 exec_lo, -1"
     moves = {
         "exec_plain": "v_mov_b32_dpp v40, v10 row_ror:3 row_mask:0xf bank_mask:0xf",
         "exec_bound": "v_mov_b32_dpp v40, v10 row_ror:3 row_mask:0xf bank_mask:0xf bound_ctrl:1",
@@ -75,15 +75,15 @@ def _exec_cases() -> dict[str, Case]:
         "first": "v_readfirstlane_b32 s10, v10\nv_mov_b32 v40, s10",
         "lane": "v_readlane_b32 s10, v10, 21\nv_mov_b32 v40, s10\nv_writelane_b32 v40, s10, 3",
     }
-    prepare = f"v_mov_b32 v40, {OLD:#x}\ns_mov_b32 s8, {SELECT & 0xFFFFFFFF:#x}\n"
-    prepare += f"s_mov_b32 s9, {SELECT >> 32:#x}\n"
+    prepare = f"v_mov_b32 v40, {OLD_VALUE:#x}\ns_mov_b32 s8, {LANE_SELECT & 0xFFFFFFFF:#x}\n"
+    prepare += f"s_mov_b32 s9, {LANE_SELECT >> 32:#x}\n"
     return {name: Case(f"{prepare}{off}\n{move}\n{on}", 2) for name, move in moves.items()}
 
 
 SUITE = Suite("gfx1100", {**_dpp_cases(), **_exec_cases()})
 VALUES = np.random.default_rng(7).integers(0, 2**31, 32, dtype=np.uint32)
 OTHER = np.random.default_rng(8).integers(0, 2**31, 32, dtype=np.uint32)
-IS_ACTIVE = (ACTIVE >> LANES) & 1 == 1
+IS_ACTIVE = (ACTIVE_MASK >> LANES) & 1 == 1
 
 
 def run(name: str, *inputs: Words) -> Words:
@@ -94,7 +94,7 @@ def run(name: str, *inputs: Words) -> Words:
 @pytest.mark.parametrize("number", range(len(DPP)), ids=list(DPP))
 def test_dpp_reads_from_the_documented_lane(number: int, bound: int) -> None:
     source = list(DPP.values())[number]()
-    fallback = 0 if bound else OLD
+    fallback = 0 if bound else OLD_VALUE
     expected = np.where(source >= 0, VALUES[source], fallback)
     assert np.array_equal(run(f"dpp{number}_{bound}", VALUES), expected)
 
@@ -103,7 +103,7 @@ def test_dpp_masks_keep_rows_and_banks() -> None:
     """Row 1 and banks 0 and 2 are written; lane 16 has no source."""
     source = np.where(IN_ROW >= 1, LANES - 1, -1)
     written = (LANES >= 16) & np.isin((LANES // 4) % 4, (0, 2)) & (source >= 0)
-    expected = np.where(written, VALUES[source] + OTHER, OLD)
+    expected = np.where(written, VALUES[source] + OTHER, OLD_VALUE)
     assert np.array_equal(run("dpp_masks", VALUES, OTHER), expected)
 
 
@@ -120,27 +120,27 @@ def test_dpp_from_inactive_lanes() -> None:
     source = ROW + (IN_ROW - 3) % 16
     moved = VALUES[source]
     readable = IS_ACTIVE[source]
-    kept = np.where(IS_ACTIVE & readable, moved, OLD)
+    kept = np.where(IS_ACTIVE & readable, moved, OLD_VALUE)
     assert np.array_equal(run("exec_plain", VALUES, OTHER), kept)
-    zeroed = np.where(IS_ACTIVE, np.where(readable, moved, 0), OLD)
+    zeroed = np.where(IS_ACTIVE, np.where(readable, moved, 0), OLD_VALUE)
     assert np.array_equal(run("exec_bound", VALUES, OTHER), zeroed)
-    fetched = np.where(IS_ACTIVE, moved, OLD)
+    fetched = np.where(IS_ACTIVE, moved, OLD_VALUE)
     assert np.array_equal(run("exec_fetch", VALUES, OTHER), fetched)
 
 
 @pytest.mark.parametrize("name", PERMUTES)
 def test_permlane16(name: str) -> None:
     """Lane i takes the lane of its row (or the other row) that nibble i of the selector names."""
-    select = np.array([(SELECT >> (4 * i)) & 15 for i in range(16)])
+    select = np.array([(LANE_SELECT >> (4 * i)) & 15 for i in range(16)])
     source = (ROW ^ PERMUTES[name]) + select[IN_ROW]
     readable = IS_ACTIVE[source]
     assert np.array_equal(
-        run(name, VALUES, OTHER), np.where(IS_ACTIVE & readable, VALUES[source], OLD)
+        run(name, VALUES, OTHER), np.where(IS_ACTIVE & readable, VALUES[source], OLD_VALUE)
     )
     if name == "permlane16":
-        fetched = np.where(IS_ACTIVE, VALUES[source], OLD)
+        fetched = np.where(IS_ACTIVE, VALUES[source], OLD_VALUE)
         assert np.array_equal(run("permlane16_fetch", VALUES, OTHER), fetched)
-        zeroed = np.where(IS_ACTIVE, np.where(readable, VALUES[source], 0), OLD)
+        zeroed = np.where(IS_ACTIVE, np.where(readable, VALUES[source], 0), OLD_VALUE)
         assert np.array_equal(run("permlane16_zero", VALUES, OTHER), zeroed)
 
 
@@ -148,26 +148,28 @@ def test_bpermute_and_permute() -> None:
     """Backward: lane i reads lane index/4. Forward: lane i writes lane index/4."""
     index = np.random.default_rng(3).permutation(32).astype(np.uint32)
     pulled = np.where(IS_ACTIVE[index], VALUES[index], 0)
-    assert np.array_equal(run("bpermute", VALUES, index * 4), np.where(IS_ACTIVE, pulled, OLD))
+    assert np.array_equal(
+        run("bpermute", VALUES, index * 4), np.where(IS_ACTIVE, pulled, OLD_VALUE)
+    )
     pushed = np.zeros(32, np.uint32)
     pushed[index[IS_ACTIVE]] = VALUES[IS_ACTIVE]
-    assert np.array_equal(run("permute", VALUES, index * 4), np.where(IS_ACTIVE, pushed, OLD))
+    assert np.array_equal(run("permute", VALUES, index * 4), np.where(IS_ACTIVE, pushed, OLD_VALUE))
 
 
 def test_swizzle_bit_mode() -> None:
     """Bit 4 is cleared, bit 3 set, bit 2 and 0 kept, bit 1 inverted."""
     source = ((LANES & 0b00101) | 0b01000) | ((LANES & 0b00010) ^ 0b00010)
     expected = np.where(IS_ACTIVE[source], VALUES[source], 0)
-    assert np.array_equal(run("swizzle", VALUES, OTHER), np.where(IS_ACTIVE, expected, OLD))
+    assert np.array_equal(run("swizzle", VALUES, OTHER), np.where(IS_ACTIVE, expected, OLD_VALUE))
 
 
 def test_counting_and_single_lanes() -> None:
     below = [bin(int(OTHER[i]) & ((1 << i) - 1)).count("1") for i in LANES]
-    expected = np.where(IS_ACTIVE, VALUES + np.array(below, np.uint32), OLD)
+    expected = np.where(IS_ACTIVE, VALUES + np.array(below, np.uint32), OLD_VALUE)
     assert np.array_equal(run("mbcnt", VALUES, OTHER), expected)
     first = VALUES[np.flatnonzero(IS_ACTIVE)[0]]
-    assert np.array_equal(run("first", VALUES, OTHER), np.where(IS_ACTIVE, first, OLD))
+    assert np.array_equal(run("first", VALUES, OTHER), np.where(IS_ACTIVE, first, OLD_VALUE))
     # Lane 3 is inactive: only v_writelane, which ignores EXEC, reaches it.
-    expected = np.where(IS_ACTIVE | (LANES == 3), VALUES[21], OLD)
+    expected = np.where(IS_ACTIVE | (LANES == 3), VALUES[21], OLD_VALUE)
     assert not IS_ACTIVE[3]
     assert np.array_equal(run("lane", VALUES, OTHER), expected)

@@ -9,7 +9,7 @@ from isa_program import Case, Suite, Words
 RNG = np.random.default_rng(21)
 A, B, C = (RNG.integers(0, 2**32, 32, dtype=np.uint32) for _ in range(3))
 LANES = np.arange(32)
-STRIDE = 128  # bytes between the rows of inputs
+ROW_BYTES = 128  # bytes between the rows of inputs
 LDS_WAIT = "s_waitcnt lgkmcnt(0)"
 WAIT = "s_waitcnt vmcnt(0)"
 

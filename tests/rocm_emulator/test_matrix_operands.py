@@ -14,7 +14,7 @@ from isa_program import Case, Suite, Words
 from numpy.typing import NDArray
 
 LANE = np.arange(64)
-PRODUCTS = 5
+PRODUCT_COUNT = 5
 MOVES = "\n".join(f"v_mov_b32 v{80 + k}, v{10 + k}" for k in range(4))
 WAIT = "s_nop 15\ns_nop 3\n"
 
@@ -33,7 +33,7 @@ HALVES = Case(
     + "v_writelane_b32 v83, 0, 63\ns_nop 7\n"
     + _multiply(4, "16x16x16_f16"),
     inputs=5,
-    outputs=4 * PRODUCTS,
+    outputs=4 * PRODUCT_COUNT,
     first_output=100,
 )
 FLOATS = Case(
@@ -75,7 +75,7 @@ def _expect(got: NDArray[np.float32], a: NDArray[np.float64], b: NDArray[np.floa
 def test_halves_of_changing_registers(arch: str) -> None:
     words = _words(1, 5, 64)
     a, b, changed = words[:2].copy(), words[2:4].copy(), words[4]
-    got = CDNA[arch].run("halves", list(words)).reshape(PRODUCTS, 4, 64)
+    got = CDNA[arch].run("halves", list(words)).reshape(PRODUCT_COUNT, 4, 64)
     f16, bf16 = np.float16, ml_dtypes.bfloat16
     _expect(_result(got[0]), _lines(a, f16), _lines(b, f16))
     _expect(_result(got[1]), _lines(a, bf16), _lines(b, bf16))

@@ -22,12 +22,12 @@ from ark_rocm_emulator import build
 from ark_rocm_emulator.compile import toolchain
 from ark_rocm_emulator.engine import core
 from kernel_cases import ALL
-from random_flow import COMMON, WORDS, function
+from random_flow import COMMON, LANE_WORDS, function
 
 from tests.kept import compile_hip
 
-LANES = 256
-BATCH = 20
+LANE_COUNT = 256
+BATCH_SIZE = 20
 SWEEP = os.environ.get("ARK_EMULATOR_SWEEP") == "1"
 BATCHES = range(5) if SWEEP else range(1)
 TARGETS = (
@@ -86,17 +86,18 @@ def _functions(bodies: dict[int, str], qualifiers: str) -> str:
 
 def _inputs() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     rng = np.random.default_rng(3)
-    a, b = (rng.integers(0, 2**32, LANES).astype(np.uint32) for _ in range(2))
+    a, b = (rng.integers(0, 2**32, LANE_COUNT).astype(np.uint32) for _ in range(2))
     a[::3] %= 100
     b[::5] %= 50
-    return a, b, rng.integers(0, 2**32, LANES * WORDS).astype(np.uint32)
+    return a, b, rng.integers(0, 2**32, LANE_COUNT * LANE_WORDS).astype(np.uint32)
 
 
 def on_host(bodies: dict[int, str]) -> dict[int, tuple[np.ndarray, np.ndarray]]:
     """By seed, the results and the memory behind them."""
     loops = (
         f'extern "C" void k{seed}(const u32* a, const u32* b, u32* out, u32* mem) {{\n'
-        f"  for (u32 t = 0; t < {LANES}; ++t) out[t] = f{seed}(a[t], b[t], mem + {WORDS} * t);\n}}"
+        f"  for (u32 t = 0; t < {LANE_COUNT}; ++t)\n"
+        f"    out[t] = f{seed}(a[t], b[t], mem + {LANE_WORDS} * t);\n}}"
         for seed in bodies
     )
     with tempfile.TemporaryDirectory() as folder:
@@ -109,7 +110,7 @@ def on_host(bodies: dict[int, str]) -> dict[int, tuple[np.ndarray, np.ndarray]]:
     found = {}
     for seed in bodies:
         a, b, memory = _inputs()
-        out = np.zeros(LANES, np.uint32)
+        out = np.zeros(LANE_COUNT, np.uint32)
         pointers = [ctypes.c_void_p(array.ctypes.data) for array in (a, b, out, memory)]
         getattr(library, f"k{seed}")(*pointers)
         found[seed] = out, memory
@@ -131,21 +132,21 @@ def on_device(
     """The same from the waves of an emulated device."""
     kernels = (
         f'extern "C" __global__ void k{seed}(const u32* a, const u32* b, u32* out, u32* mem) {{\n'
-        f"  u32 t = threadIdx.x;\n  out[t] = f{seed}(a[t], b[t], mem + {WORDS} * t);\n}}"
+        f"  u32 t = threadIdx.x;\n  out[t] = f{seed}(a[t], b[t], mem + {LANE_WORDS} * t);\n}}"
         for seed in bodies
     )
     source = "\n".join([_functions(bodies, "static __device__"), *kernels])
     machine = core().Machine([arch])
     code = machine.load(core().CodeObject(compile_hip(source, arch, (level, *OPTIONS))), 0)
     a, b, memory = _inputs()
-    arrays = (a, b, np.zeros(LANES, np.uint32), memory)
+    arrays = (a, b, np.zeros(LANE_COUNT, np.uint32), memory)
     places = [machine.allocate(0, "device", array.nbytes, "array") for array in arrays]
     arguments = np.array(places, np.uint64).tobytes()
     found = {}
     for seed in bodies:
         for place, array in zip(places, arrays, strict=True):
             machine.write(place, array.tobytes())
-        shape = (1, 1, 1), (LANES, 1, 1)
+        shape = (1, 1, 1), (LANE_COUNT, 1, 1)
         result = machine.run(core().LaunchDesc(code, f"k{seed}", *shape, arguments))
         assert result.ok, f"seed {seed}: {result.message}"
         out, after = (
@@ -166,7 +167,7 @@ def wrong(bodies: dict[int, str], arch: str, level: str) -> list[int]:
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize(("arch", "level"), TARGETS)
 def test_host_and_device_take_the_same_ways(arch: str, level: str, batch: int) -> None:
-    assert wrong(bodies(range(batch * BATCH, (batch + 1) * BATCH)), arch, level) == []
+    assert wrong(bodies(range(batch * BATCH_SIZE, (batch + 1) * BATCH_SIZE)), arch, level) == []
 
 
 @pytest.mark.parametrize("arch", ["gfx942", "gfx1100"])
@@ -185,8 +186,8 @@ def main() -> None:
     parser.add_argument("--arch", default="gfx942")
     parser.add_argument("--level", default="-O3")
     chosen = parser.parse_args()
-    for first in range(chosen.first, chosen.first + chosen.count, BATCH):
-        seeds = range(first, min(first + BATCH, chosen.first + chosen.count))
+    for first in range(chosen.first, chosen.first + chosen.count, BATCH_SIZE):
+        seeds = range(first, min(first + BATCH_SIZE, chosen.first + chosen.count))
         print(seeds, "wrong:", wrong(bodies(seeds), chosen.arch, chosen.level), flush=True)
 
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from tests.kept import compile_hip
 
-COUNT = 128
+VALUE_COUNT = 128
 TYPES = {
     "half": ("_Float16", np.float16),
     "short": ("short", np.int16),
@@ -116,13 +116,13 @@ def program(draw: st.DrawFn) -> list[tuple[int, tuple[int, ...]]]:
 
 def _inputs() -> dict[str, NDArray]:
     rng = np.random.default_rng(17)
-    halves = rng.uniform(-300, 300, COUNT).astype(np.float16)
+    halves = rng.uniform(-300, 300, VALUE_COUNT).astype(np.float16)
     halves[:8] = [0.0, -0.0, 65504, -65504, 6e-8, -6e-8, np.inf, 1]
     return {
         H: halves,
-        S: rng.integers(-(2**15), 2**15, COUNT).astype(np.int16),
-        U: rng.integers(0, 2**16, COUNT).astype(np.uint16),
-        C: rng.integers(-128, 128, COUNT).astype(np.int8),
+        S: rng.integers(-(2**15), 2**15, VALUE_COUNT).astype(np.int16),
+        U: rng.integers(0, 2**16, VALUE_COUNT).astype(np.uint16),
+        C: rng.integers(-128, 128, VALUE_COUNT).astype(np.int8),
     }
 
 
@@ -145,13 +145,13 @@ def build(steps: list[tuple[int, tuple[int, ...]]]) -> tuple[str, list[tuple[str
             lines.append(f"{TYPES[kind][0]} {name} = {text};")
             result = np.asarray(op.numpy(*(data for _, data in taken))).astype(TYPES[kind][1])
             values[kind].append((name, result))
-            lines.append(f"out[{len(stored)} * {COUNT} + t] = bits({name});")
+            lines.append(f"out[{len(stored)} * {VALUE_COUNT} + t] = bits({name});")
             stored.append((kind, result))
         a, b = values[H][-1], values[H][len(values[H]) // 2]
         for number, (sign, numpy) in enumerate(PAIRED.items()):
             lines.append(PAIR.format(number, a[0], b[0], sign))
             for part, (x, y) in (("x", (a, b)), ("y", (b, a))):
-                lines.append(f"out[{len(stored)} * {COUNT} + t] = bits(p{number}.{part});")
+                lines.append(f"out[{len(stored)} * {VALUE_COUNT} + t] = bits(p{number}.{part});")
                 stored.append((H, numpy(x[1], y[1])))
     parameters = ", ".join(f"const {TYPES[kind][0]}* in_{kind}" for kind in TYPES)
     body = "\n  ".join(["unsigned t = blockIdx.x * blockDim.x + threadIdx.x;", *lines])
@@ -172,17 +172,17 @@ def execute(source: str, arch: str, level: str, rows: int) -> NDArray[np.uint32]
         for data in _inputs().values():
             held.append(device.allocate(0, "device", data.nbytes))
             device.write(held[-1], data.tobytes())
-        held.append(device.allocate(0, "device", rows * COUNT * 4))
+        held.append(device.allocate(0, "device", rows * VALUE_COUNT * 4))
         code = device.load(core().CodeObject(code_bytes), 0)
         arguments = np.array(held, np.uint64).tobytes()
-        shape = (COUNT // 64, 1, 1), (64, 1, 1)
+        shape = (VALUE_COUNT // 64, 1, 1), (64, 1, 1)
         launch = core().LaunchDesc(
             code, "kernel", *shape, arguments, 0, core().LaunchOptions(checks=True)
         )
         result = device.run(launch)
         assert result.ok, result.message
-        return np.frombuffer(device.read(held[-1], rows * COUNT * 4), np.uint32).reshape(
-            rows, COUNT
+        return np.frombuffer(device.read(held[-1], rows * VALUE_COUNT * 4), np.uint32).reshape(
+            rows, VALUE_COUNT
         )
     finally:
         for address in held:

@@ -15,7 +15,7 @@ from hip_runner import Arguments, Buffers, check, code_object, download, launch
 from ark.errors import InvalidUsageError
 
 ERROR = hip.hipError_t
-UNCACHED = 3
+UNCACHED_FLAG = 3
 
 
 def _function(name: str, arch: str):
@@ -40,8 +40,8 @@ def test_packets_run_in_order_and_polls_wait() -> None:
     data = np.arange(5000, dtype=np.uint8)
     with emulated("gfx942"), Buffers() as buffers:
         source, target = buffers.upload(data), buffers.empty(5000)
-        counter = buffers.upload(np.array([40], np.uint64), UNCACHED)
-        gate = buffers.upload(np.zeros(2, np.uint32), UNCACHED)
+        counter = buffers.upload(np.array([40], np.uint64), UNCACHED_FLAG)
+        gate = buffers.upload(np.zeros(2, np.uint32), UNCACHED_FLAG)
         queue = SdmaQueue.create()
         queue.submit(
             copy_linear(int(source), int(target), 2500)
@@ -64,7 +64,7 @@ def test_packets_run_in_order_and_polls_wait() -> None:
 
 def test_the_ring_wraps() -> None:
     with emulated("gfx942"), Buffers() as buffers:
-        counter = buffers.upload(np.zeros(1, np.uint64), UNCACHED)
+        counter = buffers.upload(np.zeros(1, np.uint64), UNCACHED_FLAG)
         queue = SdmaQueue.create(ring_bytes=4096)
         for sent in range(300):  # 32 bytes each, 128 fit; 4096 is no multiple of what is left
             _wait_for(lambda s=sent: queue.executed > s - 100)
@@ -83,9 +83,9 @@ def test_kernels_of_two_devices_ring_their_own_engines(arch: str, seed: int) -> 
             check(hip.hipSetDevice(rank))
             check(hip.hipDeviceEnablePeerAccess(1 - rank, 0))
             held = Buffers()
-            rows.append(held.empty(rounds * threads * 4, UNCACHED))
-            inboxes.append(held.empty(rounds * threads * 4, UNCACHED))
-            signals.append(held.upload(np.zeros(1, np.uint64), UNCACHED))
+            rows.append(held.empty(rounds * threads * 4, UNCACHED_FLAG))
+            inboxes.append(held.empty(rounds * threads * 4, UNCACHED_FLAG))
+            signals.append(held.upload(np.zeros(1, np.uint64), UNCACHED_FLAG))
             sums.append(held.empty(threads * 4))
             queues.append(SdmaQueue.create(rank))
             functions.append(_function("dma_exchange", arch))

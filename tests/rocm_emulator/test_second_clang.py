@@ -26,7 +26,7 @@ extern "C" __global__ void swap(const unsigned long long* in, unsigned long long
   out[threadIdx.x] = __builtin_bswap64(in[threadIdx.x]);
 }
 """
-LANES = 32
+LANE_COUNT = 32
 
 
 def run(arch: str, level: str, kernel: str, data: np.ndarray) -> np.ndarray:
@@ -36,7 +36,7 @@ def run(arch: str, level: str, kernel: str, data: np.ndarray) -> np.ndarray:
     source, target = (machine.allocate(0, "device", size, name) for name in ("in", "out"))
     machine.write(source, data.tobytes())
     arguments = np.array([source, target], np.uint64).tobytes()
-    result = machine.run(core().LaunchDesc(code, kernel, (1, 1, 1), (LANES, 1, 1), arguments))
+    result = machine.run(core().LaunchDesc(code, kernel, (1, 1, 1), (LANE_COUNT, 1, 1), arguments))
     assert result.ok, result.message
     return np.frombuffer(machine.read(target, size), data.dtype)
 
@@ -44,10 +44,10 @@ def run(arch: str, level: str, kernel: str, data: np.ndarray) -> np.ndarray:
 def check(arch: str, level: str, kernel: str) -> None:
     rng = np.random.default_rng(1)
     if kernel == "divide":
-        data = rng.integers(0, 1 << 16, LANES).astype(np.uint32)
+        data = rng.integers(0, 1 << 16, LANE_COUNT).astype(np.uint32)
         expected = data.astype(np.int16).astype(np.int32).view(np.uint32) // np.uint32(7)
     else:
-        data = rng.integers(0, 1 << 63, LANES).astype(np.uint64)
+        data = rng.integers(0, 1 << 63, LANE_COUNT).astype(np.uint64)
         expected = data.byteswap()
     np.testing.assert_array_equal(run(arch, level, kernel, data), expected)
 
@@ -72,7 +72,7 @@ def test_half_of_each_swapped_word_is_lost_in_a_move_of_16_bits() -> None:
     body = assembly[assembly.index("\nswap:") :]
     moved = r"v_mov_b16_e32 (v\d+)\.l, v\d+\.l\n(?:.*\n)?\s*v_perm_b32 v\d+, 0, \1,"
     assert re.search(moved, body)
-    data = np.random.default_rng(1).integers(0, 1 << 63, LANES).astype(np.uint64)
+    data = np.random.default_rng(1).integers(0, 1 << 63, LANE_COUNT).astype(np.uint64)
     expected = data.byteswap().view(np.uint32)
     found = run(arch, level, kernel, data).view(np.uint32)
     np.testing.assert_array_equal(found >> 16, expected >> 16)

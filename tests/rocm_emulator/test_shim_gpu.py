@@ -24,7 +24,7 @@ CASES = {
     for name, case in load_all().items()
     if case.source in ("sync.hip", "scan.hip", "histogram.hip") and "gfx1100" in case.archs
 }
-ROUNDS = 20
+LITMUS_ROUNDS = 20
 
 
 def ok(answer: tuple[Any, ...]) -> Any:
@@ -94,7 +94,7 @@ def test_kernel(name: str, context: None) -> None:
     ptx = compile_ptx((KERNELS / case.source).read_text())
     module = ok(driver.cuModuleLoadData(ptx.encode() + b"\0"))
     function = ok(driver.cuModuleGetFunction(module, case.name.encode()))
-    for seed in range(ROUNDS):
+    for seed in range(LITMUS_ROUNDS):
         work = case.make(np.random.default_rng(seed), Target("gfx1100"))
         compare(work, run(function, case, work))
     ok(driver.cuModuleUnload(module))

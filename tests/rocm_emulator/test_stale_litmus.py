@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 from checks_bench import ALL
 
-ROUNDS = 400
+LITMUS_ROUNDS = 400
 LEAST, MOST = 3, 24  # seeds: at least so many, more until everything allowed was seen
 X, Y = 0, 64  # words of one round, in lines of their own
-STRIDE = 128
+WORD_STRIDE = 128
 
 HEAD = """
 #define AGENT __HIP_MEMORY_SCOPE_AGENT
@@ -132,7 +132,7 @@ def source(litmus: Litmus, name: str) -> str:
 extern "C" __global__ void {name}(unsigned* words, unsigned* counter, unsigned* out, long rounds) {{
   if (threadIdx.x != 0) return;
   for (int round = 0; round < rounds; ++round) {{
-    unsigned* w = words + round * {STRIDE};
+    unsigned* w = words + round * {WORD_STRIDE};
     meet(counter, (round + 1) * gridDim.x);
     unsigned r[4] = {{7, 7, 7, 7}};
     switch (blockIdx.x) {{ {cases} }}
@@ -149,13 +149,15 @@ SOURCE = HEAD + "".join(source(litmus, name) for name, litmus in LITMUS.items())
 def outcomes(arch: str, name: str, seed: int) -> set[tuple[int, ...]]:
     litmus = LITMUS[name]
     bench = checks_bench.Bench(arch, SOURCE)
-    words = bench.buffer(np.zeros(ROUNDS * STRIDE), size=ROUNDS * STRIDE * 4)
+    words = bench.buffer(
+        np.zeros(LITMUS_ROUNDS * WORD_STRIDE), size=LITMUS_ROUNDS * WORD_STRIDE * 4
+    )
     counter = bench.buffer(np.zeros(64))
-    out = bench.buffer(np.full(ROUNDS * 4, 9), size=ROUNDS * 16)
+    out = bench.buffer(np.full(LITMUS_ROUNDS * 4, 9), size=LITMUS_ROUNDS * 16)
     more = {"grid": len(litmus.threads), "seed": seed, "checks": False, "stale": True}
-    result = bench.run(name, words, counter, out, ROUNDS, max_slice=8, **more)
+    result = bench.run(name, words, counter, out, LITMUS_ROUNDS, max_slice=8, **more)
     assert result.ok, result.message
-    values = np.frombuffer(bench.machine.read(out, ROUNDS * 16), np.uint32).reshape(-1, 4)
+    values = np.frombuffer(bench.machine.read(out, LITMUS_ROUNDS * 16), np.uint32).reshape(-1, 4)
     return {tuple(int(v) for v in row[: litmus.registers]) for row in values}
 
 

@@ -80,7 +80,7 @@ KERNEL await(unsigned* flag, unsigned* data, long) {
 }
 """
 )
-ROUNDS = 60
+LITMUS_ROUNDS = 60
 SEEDS = range(10)
 
 
@@ -90,18 +90,18 @@ def words(bench: checks_bench.Bench, address: int, count: int) -> np.ndarray[Any
 
 def run(arch: str, kernel: str, seed: int, lanes: int = 64) -> tuple[Any, np.ndarray[Any, Any]]:
     bench = checks_bench.Bench(arch, SOURCE)
-    size = 128 * (ROUNDS + 1) * 4
+    size = 128 * (LITMUS_ROUNDS + 1) * 4
     state = bench.buffer(np.zeros(size // 4), size=size)
-    data = bench.buffer(np.zeros(2 * ROUNDS * lanes), size=2 * ROUNDS * lanes * 4)
+    data = bench.buffer(np.zeros(2 * LITMUS_ROUNDS * lanes), size=2 * LITMUS_ROUNDS * lanes * 4)
     more = {"checks": False, "stale": True, "max_slice": 8, "lanes": lanes, "seed": seed}
-    result = bench.run(kernel, state, data, ROUNDS, grid=2, **more)
-    return result, words(bench, data, 2 * ROUNDS * lanes)
+    result = bench.run(kernel, state, data, LITMUS_ROUNDS, grid=2, **more)
+    return result, words(bench, data, 2 * LITMUS_ROUNDS * lanes)
 
 
 def excludes(arch: str, kernel: str, seed: int) -> bool:
     result, entered = run(arch, kernel, seed)
     assert result.ok, result.message
-    return bool((entered[:ROUNDS] <= 1).all())
+    return bool((entered[:LITMUS_ROUNDS] <= 1).all())
 
 
 @pytest.mark.parametrize("arch", ALL)
@@ -116,7 +116,7 @@ def hands_over(arch: str, kernel: str, seed: int) -> bool:
     if not result.ok:
         assert result.kind == "deadlock", result.message
         return False
-    rows = data.reshape(2, ROUNDS, lanes)[:, :, lanes // 2 :]
+    rows = data.reshape(2, LITMUS_ROUNDS, lanes)[:, :, lanes // 2 :]
     return bool((rows[0] == rows[1]).all())
 
 

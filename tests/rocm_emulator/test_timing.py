@@ -17,7 +17,7 @@ from hip_runner import Arguments, Buffers, check, download, launch
 
 from tests.kept import compile_hip
 
-UNITS = 304
+COMPUTE_UNITS = 304
 SOURCE = """
 typedef float f32x4 __attribute__((ext_vector_type(4)));
 typedef short s16x4 __attribute__((ext_vector_type(4)));
@@ -173,7 +173,7 @@ def code() -> bytes:
 
 
 def seconds(
-    code: bytes, kernel: str, threads: int, arguments: Arguments, units: int = UNITS
+    code: bytes, kernel: str, threads: int, arguments: Arguments, units: int = COMPUTE_UNITS
 ) -> float:
     """What the model predicts for a launch, on all compute units if `units` says nothing else."""
     function = check(hip.hipModuleGetFunction(check(hip.hipModuleLoadData(code)), kernel.encode()))
@@ -188,7 +188,7 @@ def seconds(
 def test_reads_reach_what_is_reached_of_the_data_sheet(code: bytes) -> None:
     """Published: 4.0 to 4.3 of 5.3 TB/s."""
     each = 32
-    nbytes = UNITS * each * 8192
+    nbytes = COMPUTE_UNITS * each * 8192
     with emulated("mi300x"), Buffers() as held:
         there, out = held.empty(nbytes), held.empty(4096)
         taken = seconds(code, "stream", 512, Arguments(there, out, np.int32(each)))
@@ -200,7 +200,7 @@ def test_what_fits_into_the_memory_side_cache_is_read_from_memory_once(
 ) -> None:
     """80 MB of 256, more than the dies' own caches hold: no set is full before the others."""
     each = 32
-    nbytes = UNITS * each * 8192
+    nbytes = COMPUTE_UNITS * each * 8192
     monkeypatch.setenv(profile.VARIABLE, str(tmp_path / "profile"))
     with emulated("mi300x"), Buffers() as held:
         seconds(code, "twice", 512, Arguments(held.empty(nbytes), held.empty(4096), np.int32(each)))
@@ -228,7 +228,7 @@ def test_a_barrier_of_the_device_takes_what_was_measured(code: bytes) -> None:
     rounds = 5
     with emulated("mi300x"), Buffers() as held:
         word = held.upload(np.zeros(32, np.uint32))
-        arguments = Arguments(word, np.int32(rounds), np.int32(UNITS))
+        arguments = Arguments(word, np.int32(rounds), np.int32(COMPUTE_UNITS))
         taken = seconds(code, "barriers", 64, arguments) / rounds
     assert 2.5e-6 < taken < 8.6e-6
 
@@ -251,7 +251,7 @@ def test_a_prediction_is_the_same_wherever_memory_lies(code: bytes) -> None:
         with emulated("mi300x", seed=seed), Buffers() as held:
             for nbytes in np.random.default_rng(len(taken)).integers(1, 1 << 24, 3):
                 held.empty(int(nbytes))  # other addresses
-            there, out = held.empty(UNITS * each * 8192), held.empty(4096)
+            there, out = held.empty(COMPUTE_UNITS * each * 8192), held.empty(4096)
             arguments = Arguments(there, out, np.int32(each))
             taken.setdefault(seed, []).append((int(there), seconds(code, "twice", 512, arguments)))
     (first, one), (second, other) = taken[0]
@@ -368,5 +368,5 @@ def test_matrix_units_reach_the_data_sheet(code: bytes) -> None:
     rounds = 512
     with emulated("mi300x"), Buffers() as held:
         taken = seconds(code, "products", 256, Arguments(held.empty(4096), np.int32(rounds)))
-    made = UNITS * 4 * rounds * 4 * 2 * 16**3
+    made = COMPUTE_UNITS * 4 * rounds * 4 * 2 * 16**3
     assert 1100e12 < made / taken < 1310e12

@@ -17,8 +17,8 @@ from hip_runner import Arguments, Buffers, HipError, check, download, launch
 
 BLOCKS, THREADS = 2, 64
 LANES = BLOCKS * THREADS
-UNCACHED = 3  # hipDeviceMallocUncached
-LIMIT = 60  # seconds until a process says something
+UNCACHED_FLAG = 3  # hipDeviceMallocUncached
+TIMEOUT_S = 60  # seconds until a process says something
 
 
 def _rank(pipe: Connection, arch: str, binary: bytes, rank: int, rounds: int, checks: int) -> None:
@@ -26,8 +26,8 @@ def _rank(pipe: Connection, arch: str, binary: bytes, rank: int, rounds: int, ch
     settings = {"seed": rank, "checks": checks, "external_wait_ms": 3000, "report": 0}
     with emulated(arch, **settings), Buffers() as buffers:
         mine = buffers.upload(np.arange(LANES, dtype=np.int32) * (rank + 1))
-        flags = buffers.upload(np.zeros(BLOCKS, np.uint32), UNCACHED)
-        own = buffers.empty(2 * LANES * 4, UNCACHED), flags
+        flags = buffers.upload(np.zeros(BLOCKS, np.uint32), UNCACHED_FLAG)
+        own = buffers.empty(2 * LANES * 4, UNCACHED_FLAG), flags
         for pointer in own:
             handle = check(hip.hipIpcGetMemHandle(pointer))
             pipe.send(ctypes.string_at(handle.as_c_void_p().value, 64))
@@ -85,7 +85,7 @@ class _Ranks:
         return got
 
     def _received(self, end: Connection) -> Any:
-        assert end.poll(LIMIT), f"a process said nothing for {LIMIT} s"
+        assert end.poll(TIMEOUT_S), f"a process said nothing for {TIMEOUT_S} s"
         return end.recv()
 
     def end(self) -> None:

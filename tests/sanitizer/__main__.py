@@ -34,11 +34,11 @@ def said_of(tool: str, program: str, form: str) -> tuple[int, int] | None:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
     except subprocess.TimeoutExpired:
         return None
-    found = SUMMARY.search(done.stdout)
-    if found is None or (done.returncode and not int(found[1])):
+    summary = SUMMARY.search(done.stdout)
+    if summary is None or (done.returncode and not int(summary[1])):
         print(done.stdout[-2000:], done.stderr[-2000:], file=sys.stderr)
         return None
-    return int(found[1]), int(found[2] or 0)
+    return int(summary[1]), int(summary[2] or 0)
 
 
 def main() -> int:
@@ -53,14 +53,14 @@ def main() -> int:
         names = subprocess.run([program], capture_output=True, text=True, check=True)
         bad = 0
         for form in names.stdout.split():
-            said = said_of(tool, program, form)
+            counts = said_of(tool, program, form)
             races = RACES if tool == "racecheck" else ()
             expected = form not in races + CLEAN or (
-                said is not None and (said[0] > 0) == (form in races)
+                counts is not None and (counts[0] > 0) == (form in races)
             )
-            bad += said is None or not expected
+            bad += counts is None or not expected
             print(
-                f"{form:12} {said or 'did not end'}{'' if expected else ' (not as expected)'}",
+                f"{form:12} {counts or 'did not end'}{'' if expected else ' (not as expected)'}",
                 flush=True,
             )
     return 1 if bad else 0

@@ -50,16 +50,16 @@ def _replaced(text: str, pairs: tuple[tuple[str, str], ...]) -> str:
     return text
 
 
-def every_lane(made: Dialect) -> Dialect:
+def every_lane(dialect: Dialect) -> Dialect:
     """The dialect with every lane arriving."""
     return dataclasses.replace(
-        made, roles=_replaced(made.roles, ROLES), stream=_replaced(made.stream, STREAM)
+        dialect, roles=_replaced(dialect.roles, ROLES), stream=_replaced(dialect.stream, STREAM)
     )
 
 
-def whole_warps(made: Dialect) -> Dialect:
+def whole_warps(dialect: Dialect) -> Dialect:
     """The dialect whose warps are together where they meet the others."""
-    return dataclasses.replace(made, prelude=_replaced(made.prelude, WHOLE))
+    return dataclasses.replace(dialect, prelude=_replaced(dialect.prelude, WHOLE))
 
 
 def main() -> int:

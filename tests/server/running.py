@@ -111,7 +111,7 @@ def running_checkpoint(directory: Path, options: Options | None = None) -> Itera
             yield started
 
 
-def until(condition: Callable[[], Any], said: str, patience_s: float = PATIENCE_S) -> Any:
+def until(condition: Callable[[], Any], expectation: str, patience_s: float = PATIENCE_S) -> Any:
     """Waits for a condition, and returns its value."""
     limit = time.monotonic() + patience_s
     while time.monotonic() < limit:
@@ -119,4 +119,4 @@ def until(condition: Callable[[], Any], said: str, patience_s: float = PATIENCE_
         if value:
             return value
         time.sleep(0.005)
-    raise AssertionError(f"not in {patience_s} s: {said}")
+    raise AssertionError(f"not in {patience_s} s: {expectation}")

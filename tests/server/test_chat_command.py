@@ -46,11 +46,11 @@ def ask(*lines: str) -> Callable[[str], str]:
 
 
 def test_a_conversation_is_rendered_whole_each_time(engine: CountingEngine) -> None:
-    said: list[str] = []
-    talk = talk_with(engine, said.append, max_tokens=3, temperature=0)
+    pieces: list[str] = []
+    talk = talk_with(engine, pieces.append, max_tokens=3, temperature=0)
     talk.system = "Be brief."
     assert talk.answer("One") == "length" and talk.answer("Two") == "length"
-    first, second = ("".join(said)[:3], "".join(said)[3:])
+    first, second = ("".join(pieces)[:3], "".join(pieces)[3:])
     decode = talk.tokenizer.decode
     assert decode(engine.submitted[1].prompt) == (
         f"system: Be brief.\nuser: One\nassistant: {first}\nuser: Two\nassistant:"
@@ -62,18 +62,18 @@ def test_a_conversation_is_rendered_whole_each_time(engine: CountingEngine) -> N
 
 
 def test_an_interrupt_stops_the_answer_and_keeps_its_part(engine: CountingEngine) -> None:
-    said: list[str] = []
+    pieces: list[str] = []
 
     def say(text: str) -> None:
-        said.append(text)
-        if len(said) == 3:
+        pieces.append(text)
+        if len(pieces) == 3:
             signal.raise_signal(signal.SIGINT)
 
     engine.step_s = 0.02
     talk = talk_with(engine, say, max_tokens=100)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
     assert talk.answer("One") == "cancelled"
-    assert talk.messages[1]["content"] == "".join(said) and 3 <= len("".join(said)) < 60
+    assert talk.messages[1]["content"] == "".join(pieces) and 3 <= len("".join(pieces)) < 60
     assert engine.cancelled == ["chat-0"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert talk.answer("Two") == "length" or len(talk.messages) == 4

@@ -140,8 +140,8 @@ def test_tokens_and_back(server: Running) -> None:
     framed = post(server, "/tokenize", {"prompt": text}).json()["tokens"]
     assert framed == [0, *tokens["tokens"]]
     talk = post(server, "/tokenize", TALK).json()["tokens"]
-    said = post(server, "/detokenize", {"tokens": talk}).json()["prompt"]
-    assert said == "user: Who?\nassistant:"
+    prompt = post(server, "/detokenize", {"tokens": talk}).json()["prompt"]
+    assert prompt == "user: Who?\nassistant:"
 
 
 def test_stop_strings_seeds_and_choices(server: Running, engine: CountingEngine) -> None:

@@ -135,8 +135,8 @@ def test_stops_end_the_text(llm: LLM) -> None:
 def test_samples_logprobs_and_seeds(llm: LLM, folder: Path) -> None:
     how = ark.SamplingParams(n=3, seed=4, max_tokens=6, ignore_eos=True, top_p=0.95, logprobs=2)
     (first,) = llm.generate(TEXTS[0], how)
-    (again,) = llm.generate(TEXTS[0], how)
-    assert [o.token_ids for o in first.outputs] == [o.token_ids for o in again.outputs]
+    (repeated,) = llm.generate(TEXTS[0], how)
+    assert [o.token_ids for o in first.outputs] == [o.token_ids for o in repeated.outputs]
     assert len({o.token_ids for o in first.outputs}) == 3
     assert [o.index for o in first.outputs] == [0, 1, 2]
     alone = ark.SamplingParams(seed=5, max_tokens=6, ignore_eos=True, top_p=0.95)

@@ -25,7 +25,7 @@ from ark_cpu import machines, workers
 from ark_cpu.memory import available_bytes, memory_bytes
 
 _LOOK = ctypes.CFUNCTYPE(None)
-_NOBODY = _LOOK()  # looks around while a kernel waits
+_NO_LOOK = _LOOK()  # looks around while a kernel waits
 
 
 def _check_started(result: int) -> None:
@@ -49,7 +49,7 @@ class CpuLaunch:
 
     def _run(self, library: ctypes.CDLL, processors: int) -> None:
         start = time.perf_counter()
-        self._result = library.ark_loop(self._params, processors, _NOBODY)
+        self._result = library.ark_loop(self._params, processors, _NO_LOOK)
         self._elapsed = time.perf_counter() - start
 
     def done(self) -> bool:

@@ -7,21 +7,21 @@ import numpy as np
 from kernel_cases import Out, Target, Work, kernel
 
 FILE = "histogram.hip"
-N = 1500
+ELEMENT_COUNT = 1500
 
 
 @kernel(FILE, 3, 256)
 def histogram_global(rng: np.random.Generator, target: Target) -> Work:
-    x = rng.integers(0, 256, N).astype(np.uint8)
+    x = rng.integers(0, 256, ELEMENT_COUNT).astype(np.uint8)
     expected = np.bincount(x, minlength=256).astype(np.uint32)
-    return Work((x, np.zeros(256, np.uint32), np.int32(N)), {1: expected})
+    return Work((x, np.zeros(256, np.uint32), np.int32(ELEMENT_COUNT)), {1: expected})
 
 
 @kernel(FILE, 3, 256)
 def histogram_lds(rng: np.random.Generator, target: Target) -> Work:
-    x = rng.integers(0, 9, N).astype(np.uint8)
+    x = rng.integers(0, 9, ELEMENT_COUNT).astype(np.uint8)
     expected = np.bincount(x, minlength=256).astype(np.uint32)
-    return Work((x, np.zeros(256, np.uint32), np.int32(N)), {1: expected})
+    return Work((x, np.zeros(256, np.uint32), np.int32(ELEMENT_COUNT)), {1: expected})
 
 
 @kernel(FILE, 3, 128)

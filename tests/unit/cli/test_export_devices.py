@@ -32,7 +32,7 @@ PROGRAMS = {"noah": ("decoder.c", "generate.c"), "net": ("run.c",)}  # and what 
 STRICT = ("-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-O1")
 COMPILERS = {"gcc": ["gcc"], "zig": [sys.executable, "-m", "ziglang", "cc"]}
 TARGETS = {"cuda": ("sm_90a", "h100"), "rocm": ("gfx942", "mi300x")}
-PROCESSORS = 8  # an emulated device has so many compute units
+EMULATED_PROCESSORS = 8  # an emulated device has so many compute units
 
 # Gives the program an emulated device before it looks for one.
 PRELOAD = r"""
@@ -151,7 +151,7 @@ def test_the_tokens_on_an_emulated_device_are_those_of_generate(tmp_path: Path) 
     cpu = registry.get("cpu")
     with Generator(noah, cpu, cpu.open(0)) as generator:
         expected = list(generator.stream(prompt, most))
-    machine = registry.machine("mi300x").with_processors(PROCESSORS)
+    machine = registry.machine("mi300x").with_processors(EMULATED_PROCESSORS)
     shape = Shape(noah.config, DataType.from_numpy(noah.dtype), 32, 4, 0, 1)
     plan = plans(shape, machine)[0]
     save(files(plan, registry.get("rocm"), "gfx942", "noah", noah, shape), tmp_path)

@@ -10,7 +10,7 @@ from ark.backend import registry
 from ark.errors import PlanError
 from ark.lower.cuts import candidates, choose_cut
 
-SUM = 11.0  # what adding up two to four parts takes where all of the model runs
+SUM_US = 11.0  # what adding up two to four parts takes where all of the model runs
 
 # (rows, columns, depth): microseconds by (rows and columns of a tile, parts), weights from memory
 # (docs/matmul.md); of the last three alone, in a loop.
@@ -22,16 +22,16 @@ MEASURED = {
         (128, 128, 1): 19.2,
         (64, 256, 1): 28.0,
         (128, 256, 1): 30.7,
-        (128, 128, 2): 24.0 + SUM,
-        (128, 256, 2): 22.9 + SUM,
+        (128, 128, 2): 24.0 + SUM_US,
+        (128, 256, 2): 22.9 + SUM_US,
     },
     (512, 2048, 2048): {
         (64, 64, 1): 22.3,
         (128, 64, 1): 17.7,
         (64, 128, 1): 22.5,
         (128, 128, 1): 22.7,
-        (128, 128, 2): 13.6 + SUM,
-        (128, 256, 4): 15.2 + SUM,
+        (128, 128, 2): 13.6 + SUM_US,
+        (128, 256, 4): 15.2 + SUM_US,
     },
     (512, 16384, 2048): {
         (128, 256, 1): 60.8,
@@ -43,10 +43,10 @@ MEASURED = {
         (64, 64, 1): 75.1,
         (128, 64, 1): 50.3,
         (64, 128, 1): 71.5,
-        (128, 128, 2): 33.6 + SUM,
-        (128, 128, 4): 37.0 + SUM,
-        (128, 256, 4): 33.7 + SUM,
-        (64, 256, 2): 48.0 + SUM,
+        (128, 128, 2): 33.6 + SUM_US,
+        (128, 128, 4): 37.0 + SUM_US,
+        (128, 256, 4): 33.7 + SUM_US,
+        (64, 256, 2): 48.0 + SUM_US,
     },
     (512, 4096, 4096): {(128, 128, 1): 28.7, (64, 256, 1): 32.3, (128, 256, 2): 38.2},
     (16, 4096, 4096): {(64, 32, 1): 8.6, (64, 64, 2): 8.6, (64, 128, 4): 11.0, (64, 256, 4): 14.1},

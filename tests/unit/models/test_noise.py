@@ -14,7 +14,7 @@ from ark.tasks.sequences import MAX_BATCH
 from ark.tasks.tokens import key_halves, mix, noise_key
 
 LOGITS = np.log(np.array([0.4, 0.3, 0.2, 0.1]))
-SEEDS = 3000
+SEED_COUNT = 3000
 
 
 def draw(seed: int, sequence: int, at: int = 5) -> int:
@@ -53,10 +53,10 @@ def test_draws_of_two_sequences_are_independent(first: object, second: object) -
     one in a thousand. The draws are fixed by their seeds, so that this cannot flicker.
     """
     table = np.zeros((4, 4))
-    for seed in range(SEEDS):
+    for seed in range(SEED_COUNT):
         table[draw(*first(seed)), draw(*second(seed))] += 1  # type: ignore[operator]
     chances = np.exp(LOGITS)
-    expected = np.outer(chances, chances) * SEEDS
+    expected = np.outer(chances, chances) * SEED_COUNT
     assert ((table - expected) ** 2 / expected).sum() < 37.7
 
 

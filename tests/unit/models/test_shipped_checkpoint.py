@@ -23,7 +23,7 @@ from tests.slow import slow
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 NOAH = EXAMPLES / "noah"
-LARGEST = 8_000_000
+MAX_CHECKPOINT_BYTES = 8_000_000
 VERSES = (
     "Jesus answered them, \"I told you, and you don't believe.",
     "David said to the men who stood by him,",
@@ -40,7 +40,7 @@ def script(name: str) -> ModuleType:
 
 
 def test_it_is_small_and_says_where_it_comes_from() -> None:
-    assert sum(path.stat().st_size for path in NOAH.iterdir()) <= LARGEST
+    assert sum(path.stat().st_size for path in NOAH.iterdir()) <= MAX_CHECKPOINT_BYTES
     readme = (NOAH / "README.md").read_text()
     assert "public domain" in readme and "train.py" in readme
 

@@ -26,10 +26,10 @@ TEXTS = (
     "naïve café, 日本語, 👩‍👩‍👧 and a tab\t.",
     f"{BOS}framed{EOS}",
 )
-SIZE = 320
+VOCABULARY_SIZE = 320
 
 
-BACKENDS = {"bytes": make_tokenizer(SIZE), "fallback": byte_fallback_tokenizer()}
+BACKENDS = {"bytes": make_tokenizer(VOCABULARY_SIZE), "fallback": byte_fallback_tokenizer()}
 
 
 def write(directory: Path, backend: Backend, config: dict[str, Any] | None) -> Path:
@@ -64,7 +64,7 @@ def test_ids_are_those_of_transformers(tmp_path: Path, kind: str, config: dict[s
 
 
 def test_truncation_and_padding_in_the_file_do_not_apply(tmp_path: Path) -> None:
-    backend = make_tokenizer(SIZE)
+    backend = make_tokenizer(VOCABULARY_SIZE)
     backend.enable_truncation(4)
     backend.enable_padding(length=64)
     write(tmp_path, backend, None)
@@ -153,7 +153,7 @@ def test_missing_and_broken_files_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("where", ["reading", "encoding"])
 def test_a_tokenizer_that_panics_is_named(where: str, tmp_path: Path) -> None:
     """Files that fuzzing found; what the package raises then is no Exception."""
-    make_tokenizer(SIZE).save(str(tmp_path / "tokenizer.json"))
+    make_tokenizer(VOCABULARY_SIZE).save(str(tmp_path / "tokenizer.json"))
     path = tmp_path / "tokenizer.json"
     data = json.loads(path.read_text())
     if where == "reading":

@@ -33,7 +33,7 @@ pytest.importorskip("transformers")
 
 import ark
 
-STEPS = 2
+TRAINING_STEPS = 2
 NEWER = ("interleaved", "chimera", "interlaced", "3f1b")
 
 
@@ -59,7 +59,7 @@ def config_of(plan: str) -> Any:
 @functools.cache
 def split(plan: str, ranks: int) -> tuple[Any, Any]:
     """The step and its graphs on ranks, which are not changed here."""
-    result: tuple[Any, Any] = example.make(config_of(plan), plan, ranks, STEPS)
+    result: tuple[Any, Any] = example.make(config_of(plan), plan, ranks, TRAINING_STEPS)
     return result
 
 
@@ -67,7 +67,7 @@ def split(plan: str, ranks: int) -> tuple[Any, Any]:
 def want_of(layers: int, passes: int) -> np.ndarray:
     config = dataclasses.replace(CONFIG, layers=layers)
     given, tokens = example.arrays(config, 3, 1)
-    return np.array(example.torch_losses(config, given, tokens, STEPS, passes))
+    return np.array(example.torch_losses(config, given, tokens, TRAINING_STEPS, passes))
 
 
 def want(plan: str) -> np.ndarray:
@@ -84,7 +84,7 @@ def in_numpy(plan: str, ranks: int) -> np.ndarray:
         for name, buffer in step.names.items():
             if name in given and buffer in held:
                 memory.fill(rank, buffer, part_of(given[name], held[buffer]))
-    for _ in range(STEPS):
+    for _ in range(TRAINING_STEPS):
         memory.run()
     curve = step.names["losses"]
     losses = [memory.read(r, curve) for r, held in enumerate(result.held) if curve in held]
@@ -165,7 +165,9 @@ def test_on_cpu_ranks(plan: str) -> None:
     plans = plan_ranks(result.graphs, registry.machine("cpu-1"))
     verify(plans)
     given, _ = example.arrays(config_of(plan), 3, example.shape_of(plan, 2).micro_batches)
-    actual = run_ranks(2, lambda own: example.train_rank(step, result, plans, given, STEPS, own))
+    actual = run_ranks(
+        2, lambda own: example.train_rank(step, result, plans, given, TRAINING_STEPS, own)
+    )
     kept = [x for x in actual if x is not None]
     assert kept
     for losses in kept:
@@ -238,7 +240,7 @@ def test_co_shard_keeps_less(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_cuts_that_are_none_are_refused() -> None:
-    step = example.Builder(CONFIG, example.Shape(), STEPS).build()
+    step = example.Builder(CONFIG, example.Shape(), TRAINING_STEPS).build()
     for cuts, says in (
         ({"nobody": 0}, "the graph has no input"),
         ({step.names["layers.0.query"]: 2}, "cannot be cut along dimension 2"),

@@ -14,14 +14,14 @@ from ark.plan.kind import Access
 from ark.plan.types import PlanBuffer, PlanTensor
 from tests.slow import examples
 
-NBYTES = 480
+BUFFER_BYTES = 480
 
 
 @st.composite
 def touched(draw: Any) -> tuple[PlanTensor, int, list[Access]]:
     """A tensor on a small buffer, bytes per element, and boxes of tasks 0, 1, ..."""
     itemsize = draw(st.sampled_from([1, 2, 4]))
-    room = NBYTES // itemsize
+    room = BUFFER_BYTES // itemsize
     extents: list[int] = []
     for _ in range(draw(st.sampled_from([1, 2, 3, 4, 4, 4]))):
         extents.append(draw(st.integers(min(2, room), max(1, min(5, room)))))
@@ -52,7 +52,7 @@ def test_overlaps_are_exact(left: Any, right: Any, shift: int) -> None:
     """In one buffer, or in two that lie `shift` bytes apart in one arena."""
     made = []
     for start, (tensor, itemsize, boxes) in ((0, left), (shift, right)):
-        buffer = PlanBuffer(0, "b", "activation", NBYTES, start)
+        buffer = PlanBuffer(0, "b", "activation", BUFFER_BYTES, start)
         rows = [(i, i) for i in range(len(boxes))]
         packed = pack(boxes[0], rows, [(b.lo, b.hi) for b in boxes], tensor.strides, itemsize)
         made.append(region(0, packed, tensor, buffer))

@@ -27,13 +27,13 @@ from ark.parallel.plans.splits import Splits
 from ark.parallel.plans.stages import partition
 
 NOAH = Path(__file__).parents[4] / "examples" / "noah"
-ROWS = 2048
+BATCH_ROWS = 2048
 SMALL = "llama-3.2-1b"
 
 
 @pytest.fixture(scope="module")
 def splits() -> Splits:
-    return Splits(whole_pass(builtin_config(SMALL), by_name("bf16"), ROWS))
+    return Splits(whole_pass(builtin_config(SMALL), by_name("bf16"), BATCH_ROWS))
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def test_megatron_is_two_all_reduces_a_layer_and_two_for_its_gradients(
 ) -> None:
     prediction = predict(splits, (4,), ("megatron",), target, Work(True, 1))
     hidden = 2048
-    whole = ROWS * hidden * 4
+    whole = BATCH_ROWS * hidden * 4
     volume = 2 * 3 / 4 * whole
     # By rings at 450 GB/s; each rank reads the shares of its fourth at 3,079 GB/s, and writes it.
     us = 5 + volume / 450e3 + 5 * whole / 4 / 3079e3 + 4
