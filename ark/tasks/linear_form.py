@@ -114,8 +114,17 @@ def on_units(rows: int, weight: OperandType | Tensor, machine: Machine) -> bool:
     """True where matrix units multiply so many rows, read from memory, by weights in place."""
     kind = weight.dtype if isinstance(weight, OperandType) else weight.dtype.name
     few = 1 < rows <= MOST_ON_UNITS and machine.variant.name == "block"
-    fits = kind == "bf16" and weight.shape[1] % UNIT_DEPTH == 0
+    dtype = by_name(kind)
+    if isinstance(dtype, RowType):
+        fits = dtype.group % UNIT_DEPTH == 0 or dtype.groups == 1
+    else:
+        fits = kind == "bf16" and weight.shape[1] % UNIT_DEPTH == 0
     return few and fits and machine.has(Capability.ROWS_ON_UNITS)
+
+
+def most_of_codes(machine: Machine) -> int:
+    """Most rows that are multiplied by codes; more are multiplied by the values of these."""
+    return MOST_ON_UNITS if machine.has(Capability.ROWS_ON_UNITS) else MOST_NARROW
 
 
 def runs_on_units(sig: Signature, machine: Machine) -> bool:

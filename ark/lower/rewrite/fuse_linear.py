@@ -23,7 +23,7 @@ from ark.lower.tiling import PAIRED, row_bytes, split_k
 from ark.machine import Machine
 from ark.machine.variant import COMMUNICATE
 from ark.plan.types import MAX_OPERANDS
-from ark.tasks.linear_form import MOST_NARROW, narrow_bytes, narrow_rows, on_units
+from ark.tasks.linear_form import most_of_codes, narrow_bytes, narrow_rows, on_units
 
 EPILOGUES = {"add": "add", "swiglu_pairs": "swiglu", "rope_kv": "rope_kv"}
 """Ops that a linear task does where its sums end, and the task's name for each."""
@@ -94,11 +94,12 @@ def _streams(node: Node, machine: Machine, from_memory: bool) -> bool:
     producer and stay in memory."""
     (x, weight), given = node.inputs, node.read(MatmulAttributes)
     rows = x.shape[0]
+    few = rows <= most_of_codes(machine)
     return (
         weight.buffer.arena == "parameter"
         and weight.dense
         and x.dtype in FLOATS
-        and (weight.dtype in FLOATS or (isinstance(weight.dtype, RowType) and rows <= MOST_NARROW))
+        and (weight.dtype in FLOATS or (isinstance(weight.dtype, RowType) and few))
         and len(x.shape) == len(weight.shape) == 2
         and given.transposes == (False, True)
         and (on_units(rows, weight, machine) or _fits(rows, weight, machine, from_memory))

@@ -15,14 +15,15 @@ from ark.ir.dtype import RowType
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower.rewrite.context import Context
-from ark.tasks.linear_form import MOST_NARROW
+from ark.tasks.linear_form import MOST_NARROW, most_of_codes
 
 
 def unpack_rows(graph: Graph, context: Context) -> Graph:
     """A copy of the graph in which products of many rows read dequantised weights; all products,
     where none become linear layers.
     """
-    return unpacked(graph, MOST_NARROW if context.options.get("fuse", True) else 0)
+    fuses = context.options.get("fuse", True)
+    return unpacked(graph, most_of_codes(context.machine) if fuses else 0)
 
 
 def unpacked(graph: Graph, few: int) -> Graph:

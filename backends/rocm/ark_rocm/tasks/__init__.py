@@ -23,5 +23,6 @@ BODIES: tuple[Body, ...] = (
     linear.OneRow(),
     linear_rows.OneRow(),
     linear_several.SeveralRows(),
+    linear_several.SeveralRowsOfCodes(),
     matmul.Tiles(),
 )

@@ -1,31 +1,35 @@
-// Linear layers of several input rows by matrix units: input rows are the columns of products of
-// 16 x 16, so that 16 of them take the weights' loads once, as one row does. A wave has every
+// Linear layers of several input rows by matrix units: products of 16 x 16 have an input row and a
+// row of weights, so that 16 of them take the weights' loads once, as one row does. A wave has every
 // eighth chunk of 128 elements along k of all the task's rows of weights. It reads the input's
 // elements of its chunks from memory and splits them into three parts of 8 bits of the significand,
 // whose sum is the input exactly; the waves meet for the sums of each group of rows.
 
 constexpr int ARK_CHUNK = 128, ARK_CHUNK_STEPS = 4;  // elements along k, and products of 32 of them
 
-// One product of 16 x 16 x 32: a lane has row, or column, lane % 16 and the same eight elements
-// along k of both sides.
-ARK_DEVICE ark_mfma_sums ark_mfma_step(ark_u32x4 w, ark_u32x4 x, ark_mfma_sums sums) {
+// One product of 16 x 16 x 32: a lane has input row, or row of weights, lane % 16 and the same eight
+// elements along k of both sides; and the sums of input rows lane / 16 * 4 and on with its weights.
+ARK_DEVICE ark_mfma_sums ark_mfma_step(ark_u32x4 x, ark_u32x4 w, ark_mfma_sums sums) {
 #if defined(__gfx950__)
   typedef __bf16 Eight __attribute__((ext_vector_type(8)));
-  return __builtin_amdgcn_mfma_f32_16x16x32_bf16(__builtin_bit_cast(Eight, w),
-                                                 __builtin_bit_cast(Eight, x), sums, 0, 0, 0);
+  return __builtin_amdgcn_mfma_f32_16x16x32_bf16(__builtin_bit_cast(Eight, x),
+                                                 __builtin_bit_cast(Eight, w), sums, 0, 0, 0);
 #else
   struct Halves {
     ark_mfma_pack low, high;
   };
-  const Halves a = __builtin_bit_cast(Halves, w), b = __builtin_bit_cast(Halves, x);
+  const Halves a = __builtin_bit_cast(Halves, x), b = __builtin_bit_cast(Halves, w);
   sums = __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(a.low, b.low, sums, 0, 0, 0);
   return __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(a.high, b.high, sums, 0, 0, 0);
 #endif
 }
 
-// Weights of bf16. place(s): of a lane's first element of step s in a chunk.
+// Weights of bf16. MOST: loads of a chunk under way. place(s): of a lane's first element of step s
+// in a chunk; order(e): which of its eight elements is at place e. SCALES: groups of a chunk whose
+// sums have a scale each, and with ZEROS one zero, which all their elements are too large by.
 template <int K>
 struct ArkSeveralDense {
+  static constexpr int MOST = 4, SCALES = 0;
+  static constexpr bool ZEROS = false;
   struct Piece {
     ark_u32x4 words[ARK_CHUNK_STEPS];
   };
@@ -33,6 +37,7 @@ struct ArkSeveralDense {
   int rows;
 
   ARK_DEVICE int place(int s) { return s * 32 + ark_lane() / 16 * 8; }
+  static constexpr int order(int e) { return e; }
   // Beyond the last row, or the row's end, something that is there comes again: a load must not
   // depend on a branch.
   ARK_METHOD Piece load(int top, int chunk) const {
@@ -50,11 +55,11 @@ struct ArkSeveralDense {
 };
 
 // Eight floats of the input as the products take them, in their parts of 8 bits.
-template <int PARTS>
+template <class W, int PARTS>
 ARK_DEVICE void ark_several_parts(const float (&v)[8], ark_u32x4 (&to)[PARTS]) {
   ark_u16 part[8][3];
 #pragma unroll
-  for (int e = 0; e < 8; ++e) ark_three_parts(v[e], part[e]);
+  for (int e = 0; e < 8; ++e) ark_three_parts(v[W::order(e)], part[e]);
 #pragma unroll
   for (int p = 0; p < PARTS; ++p) {
 #pragma unroll
@@ -137,13 +142,44 @@ constexpr int ark_several_ahead(int chunks, int most) {
   return most;
 }
 
+// Adds a chunk's products with weights that have scales: each group's are summed apart.
+// begin: of the chunk.
+template <class W, int K, int PARTS, int GROUP, class F>
+ARK_DEVICE void ark_several_scaled(int begin, const ark_u32x4 (&parts)[ARK_CHUNK_STEPS][PARTS],
+                                   const typename W::Piece (&pieces)[GROUP], const F& sums_of) {
+  constexpr int EACH = ARK_CHUNK_STEPS / W::SCALES;
+  const ark_u32x4 ones = 0x3f803f80u;
+#pragma unroll
+  for (int i = 0; i < W::SCALES; ++i) {
+    ark_mfma_sums plain = 0.0f;  // of the input's elements
+#pragma unroll
+    for (int s = i * EACH; W::ZEROS && s < i * EACH + EACH; ++s) {
+#pragma unroll
+      for (int p = 0; p < PARTS; ++p) plain = ark_mfma_step(parts[s][p], ones, plain);
+    }
+#pragma unroll
+    for (int g = 0; g < GROUP; ++g) {
+      ark_mfma_sums own = 0.0f;
+#pragma unroll
+      for (int s = i * EACH; s < i * EACH + EACH; ++s) {
+        const ark_u32x4 there = W::step(pieces[g], s);
+        const ark_u32x4 row = !W::TORN || begin + W::place(s) < K ? there : ark_u32x4(0u);
+#pragma unroll
+        for (int p = 0; p < PARTS; ++p) own = ark_mfma_step(parts[s][p], row, own);
+      }
+      if constexpr (W::ZEROS) own -= W::zero(pieces[g], i) * plain;
+      sums_of(g) += W::scale(pieces[g], i) * own;
+    }
+  }
+}
+
 // coord: first and last+1 row of the weights. M rows of input; a wave multiplies GROUP blocks of 16
 // rows of weights at once. False if the processor is to leave.
 template <class W, int K, int M, int GROUP, bool ALIGNED, class X, class P, class E>
 ARK_DEVICE bool ark_linear_several(ArkCtx& c, const ArkTask& t, const W& weights, X x,
                                    const P& prologue, E epilogue) {
   constexpr int CHUNKS = ((K + ARK_CHUNK - 1) / ARK_CHUNK + ARK_WARPS - 1) / ARK_WARPS;
-  constexpr int AHEAD = ark_several_ahead(CHUNKS, GROUP >= 4 ? 1 : 4 / GROUP);
+  constexpr int AHEAD = ark_several_ahead(CHUNKS, GROUP >= W::MOST ? 1 : W::MOST / GROUP);
   constexpr int COLUMNS = (M + 15) / 16, WIDTH = E::WIDTH, PITCH = 20;
   constexpr bool RAGGED = K % (ARK_CHUNK * ARK_WARPS) != 0;
   typedef ArkSeveralInput<X, ALIGNED> Input;
@@ -205,23 +241,28 @@ ARK_DEVICE bool ark_linear_several(ArkCtx& c, const ArkTask& t, const W& weights
                 v[e] *= factors[s][e];
               }
             }
-            ark_several_parts(v, parts[s]);
+            ark_several_parts<W>(v, parts[s]);
           }
           // Later elements are asked for while these are multiplied.
           const int later = chunk + (j + 1) / COLUMNS * ARK_WARPS;
           input.template ask<W>(c, x, column((j + 1) % COLUMNS), later, K);
+          if constexpr (W::SCALES == 0) {
 #pragma unroll
-          for (int g = 0; g < GROUP; ++g) {
+            for (int g = 0; g < GROUP; ++g) {
 #pragma unroll
-            for (int s = 0; s < ARK_CHUNK_STEPS; ++s) {
-              const bool inside = !RAGGED || chunk * ARK_CHUNK + W::place(s) < K;
-              const ark_u32x4 there = W::step(ring[a][g], s);
-              const ark_u32x4 row = inside ? there : ark_u32x4(0u);
+              for (int s = 0; s < ARK_CHUNK_STEPS; ++s) {
+                const bool inside = !RAGGED || chunk * ARK_CHUNK + W::place(s) < K;
+                const ark_u32x4 there = W::step(ring[a][g], s);
+                const ark_u32x4 row = inside ? there : ark_u32x4(0u);
 #pragma unroll
-              for (int p = 0; p < PARTS; ++p) {
-                sums[g][j] = ark_mfma_step(row, parts[s][p], sums[g][j]);
+                for (int p = 0; p < PARTS; ++p) {
+                  sums[g][j] = ark_mfma_step(parts[s][p], row, sums[g][j]);
+                }
               }
             }
+          } else {
+            const auto sums_of = [&](int g) -> auto& { return sums[g][j]; };
+            ark_several_scaled<W, K>(chunk * ARK_CHUNK, parts, ring[a], sums_of);
           }
         }
         const bool last = round + a + AHEAD >= CHUNKS;
@@ -248,11 +289,8 @@ ARK_DEVICE bool ark_linear_several(ArkCtx& c, const ArkTask& t, const W& weights
       }
 #pragma unroll
       for (int g = 0; g < GROUP; ++g) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const int row = (warp * GROUP + g) * 16 + lane / 16 * 4 + e;
-          slab[row * PITCH + lane % 16] = sums[g][j][e];
-        }
+        const int row = (warp * GROUP + g) * 16 + lane % 16;
+        *reinterpret_cast<ark_mfma_sums*>(slab + row * PITCH + lane / 16 * 4) = sums[g][j];
       }
       if constexpr (P::norm) {
         own[j] += ark_shfl_xor(own[j], 16);

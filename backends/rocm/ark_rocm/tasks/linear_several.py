@@ -1,9 +1,10 @@
 """Linear layers of several input rows: matrix units multiply all of them at once by each row of
 weights, so that up to 16 rows read the weights as one does.
 
-Serves decoding of several sequences in the variant `block` on machines with MFMA: weights of bf16.
-The waves share every row of weights along k and read the input from memory, so that shared memory
-bounds neither. Everything else is the common body's. Called by the writer through the dialect.
+Serves decoding of several sequences in the variant `block` on machines with MFMA: weights of bf16,
+and codes with scales, which become bf16 (linear_codes.h). The waves share every row of weights
+along k and read the input from memory, so that shared memory bounds neither. Everything else is the
+common body's. Called by the writer through the dialect.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import text
 from ark.tasks.linear import epilogue, prologue, summed
-from ark.tasks.linear_form import dealt, runs_on_units
+from ark.tasks.linear_form import dealt, row_nbytes, runs_on_units
 from ark.tasks.linear_params import LinearParams
+from ark.tasks.row_values import HEADER, bytes_of
 
 UNIT_ROWS = 16  # of weights, and of the input, in a product
 MOST_GROUP = 4  # blocks of rows that a wave multiplies at once: 64 registers of loads under way
@@ -27,8 +29,7 @@ def _group(sig: Signature, machine: Machine) -> int:
     """Blocks of rows of weights that a wave multiplies at once."""
     rows, weight = sig.read(LinearParams).rows, sig.operands[1]
     stages = -(-weight.shape[0] // rows)
-    row_bytes = weight.shape[1] // weight.per_item * weight.itemsize
-    shares = dealt(sig.operands[2].shape[0], weight.shape[0], row_bytes, machine)
+    shares = dealt(sig.operands[2].shape[0], weight.shape[0], row_nbytes(weight), machine)
     return min(-(-(-(-stages // shares) * rows) // UNIT_ROWS), MOST_GROUP)
 
 
@@ -58,17 +59,29 @@ class SeveralRows(Body):
         return 4 * machine.warps * (rows * ROW_FLOATS + UNIT_ROWS)
 
     def weights(self, sig: Signature) -> tuple[str, str]:
-        """The device type that reads the weights, and the address of the task's first row."""
-        k = sig.operands[1].shape[1]
-        row = f"static_cast<ark_i64>(t.coord[0]) * {2 * k}"
-        return f"ArkSeveralDense<{k}>", f"{text.pointer(sig, 1)}) + {row}"
+        """The device type that reads the weights, and their address."""
+        return f"ArkSeveralDense<{sig.operands[1].shape[1]}>", text.pointer(sig, 1)
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         k, m = sig.operands[0].shape[1], sig.operands[2].shape[0]
         type_, address = self.weights(sig)
         rows = "t.coord[1] - t.coord[0]"
-        weights = f"{type_}{{(const ark_global<char>*)({address}, {rows}}}"
+        first = f"static_cast<ark_i64>(t.coord[0]) * {row_nbytes(sig.operands[1])}"
+        weights = f"{type_}{{(const ark_global<char>*)({address}) + {first}, {rows}}}"
         constants = (type_, k, m, _group(sig, machine), _aligned(sig))
         operands = (weights, summed(sig, 0), prologue(sig), epilogue(sig))
         call = text.called("ark_linear_several", constants, operands)
         return f"ARK_BODY bool {name}(ArkCtx& c, const ArkTask& t) {{\n  return {call};\n}}\n"
+
+
+class SeveralRowsOfCodes(SeveralRows):
+    """The same with quantised weights."""
+
+    kind = "linear_rows"
+
+    def headers(self, machine: Machine) -> tuple[str, ...]:
+        own = (resources.files("ark_rocm") / "tasks" / "linear_codes.h").read_text()
+        return (*super().headers(machine), HEADER, own)
+
+    def weights(self, sig: Signature) -> tuple[str, str]:
+        return f"ArkSeveralCodes<{sig.operands[1].ctype}>", bytes_of(sig, 1)

@@ -1,0 +1,164 @@
+// Quantised weights of linear layers of several input rows (linear_several.h): codes become bf16,
+// which holds each of them exactly, and their scales multiply the sums.
+
+// Codes are this factor smaller as floats where hardware converts them: gfx942 knows floats of 8
+// bits with another bias (FNUZ).
+template <class C>
+constexpr float ARK_CODE_UNIT = 1.0f;
+// The places of eight codes in their pairs.
+template <class C>
+constexpr bool ARK_PAIRS_APART = false;  // 0 and 2, 4 and 6, 1 and 3, 5 and 7: bytes of fp4
+
+ARK_DEVICE ark_u32 ark_bf16_pair(float low, float high) {  // exact: both have 8 bits
+  return __builtin_amdgcn_perm(ark_float_bits(high), ark_float_bits(low), 0x07060302u);
+}
+
+// Eight codes, from `words` on, as four pairs of bf16.
+template <class C>
+ARK_DEVICE ark_u32x4 ark_code_pairs(const C* type, const ark_u32* words) {
+  constexpr int EACH = ARK_CODES_OF_WORD<C>;
+  ark_u32x4 pairs;
+#pragma unroll
+  for (int e = 0; e < 8; e += 2) {
+    const float low = ark_code(type, words[e / EACH], e % EACH);
+    pairs[e / 2] = ark_bf16_pair(low, ark_code(type, words[e / EACH], e % EACH + 1));
+  }
+  return pairs;
+}
+
+#if defined(__gfx950__)
+typedef __bf16 ark_bf16x2 __attribute__((ext_vector_type(2)));
+
+template <>
+inline constexpr bool ARK_PAIRS_APART<ark_fp4> = true;
+ARK_DEVICE ark_u32x4 ark_code_pairs(const ark_fp4*, const ark_u32* words) {
+  const auto pair = [](ark_bf16x2 v) { return __builtin_bit_cast(ark_u32, v); };
+  return {pair(__builtin_amdgcn_cvt_scalef32_pk_bf16_fp4(words[0], 1.0f, 0)),
+          pair(__builtin_amdgcn_cvt_scalef32_pk_bf16_fp4(words[0], 1.0f, 1)),
+          pair(__builtin_amdgcn_cvt_scalef32_pk_bf16_fp4(words[0], 1.0f, 2)),
+          pair(__builtin_amdgcn_cvt_scalef32_pk_bf16_fp4(words[0], 1.0f, 3))};
+}
+ARK_DEVICE ark_u32x4 ark_code_pairs(const ark_e4m3*, const ark_u32* words) {
+  const auto pair = [](ark_bf16x2 v) { return __builtin_bit_cast(ark_u32, v); };
+  return {pair(__builtin_amdgcn_cvt_scalef32_pk_bf16_fp8(words[0], 1.0f, false)),
+          pair(__builtin_amdgcn_cvt_scalef32_pk_bf16_fp8(words[0], 1.0f, true)),
+          pair(__builtin_amdgcn_cvt_scalef32_pk_bf16_fp8(words[1], 1.0f, false)),
+          pair(__builtin_amdgcn_cvt_scalef32_pk_bf16_fp8(words[1], 1.0f, true))};
+}
+ARK_DEVICE ark_u32x4 ark_code_pairs(const ark_e5m2*, const ark_u32* words) {
+  const auto pair = [](ark_bf16x2 v) { return __builtin_bit_cast(ark_u32, v); };
+  return {pair(__builtin_amdgcn_cvt_scalef32_pk_bf16_bf8(words[0], 1.0f, false)),
+          pair(__builtin_amdgcn_cvt_scalef32_pk_bf16_bf8(words[0], 1.0f, true)),
+          pair(__builtin_amdgcn_cvt_scalef32_pk_bf16_bf8(words[1], 1.0f, false)),
+          pair(__builtin_amdgcn_cvt_scalef32_pk_bf16_bf8(words[1], 1.0f, true))};
+}
+#else
+// The two bytes of a bf16 from tables of eight, by the code's three bits of magnitude.
+ARK_DEVICE ark_u32x4 ark_code_pairs(const ark_fp4*, const ark_u32* words) {
+  ark_u32x4 pairs;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {  // codes 0, 4, 1 and 5, then 2, 6, 3 and 7
+    const ark_u32 codes = words[0] >> (4 * h), which = codes & 0x07070707u;
+    const ark_u32 low = __builtin_amdgcn_perm(0xc0804000u, 0xc0800000u, which);
+    const ark_u32 size = __builtin_amdgcn_perm(0x40404040u, 0x3f3f3f00u, which);
+    const ark_u32 high = size | (codes << 4 & 0x80808080u);
+    pairs[h] = __builtin_amdgcn_perm(high, low, 0x06020400u);
+    pairs[h + 2] = __builtin_amdgcn_perm(high, low, 0x07030501u);
+  }
+  return pairs;
+}
+#if defined(__gfx942__)
+template <>
+inline constexpr float ARK_CODE_UNIT<ark_e4m3> = 2.0f;
+template <>
+inline constexpr float ARK_CODE_UNIT<ark_e5m2> = 2.0f;
+// -0 is no number there; it becomes 0.
+ARK_DEVICE ark_u32 ark_without_minus_zeros(ark_u32 codes) {
+  const ark_u32 there = (codes & 0x7f7f7f7fu) + 0x7f7f7f7fu;
+  return codes & (there | 0x7f7f7f7fu);
+}
+ARK_DEVICE ark_u32x4 ark_code_pairs(const ark_e4m3*, const ark_u32* words) {
+  const ark_u32 first = ark_without_minus_zeros(words[0]);
+  const ark_u32 last = ark_without_minus_zeros(words[1]);
+  const auto pair = [](auto v) { return ark_bf16_pair(v[0], v[1]); };
+  return {pair(__builtin_amdgcn_cvt_pk_f32_fp8(first, false)),
+          pair(__builtin_amdgcn_cvt_pk_f32_fp8(first, true)),
+          pair(__builtin_amdgcn_cvt_pk_f32_fp8(last, false)),
+          pair(__builtin_amdgcn_cvt_pk_f32_fp8(last, true))};
+}
+ARK_DEVICE ark_u32x4 ark_code_pairs(const ark_e5m2*, const ark_u32* words) {
+  const ark_u32 first = ark_without_minus_zeros(words[0]);
+  const ark_u32 last = ark_without_minus_zeros(words[1]);
+  const auto pair = [](auto v) { return ark_bf16_pair(v[0], v[1]); };
+  return {pair(__builtin_amdgcn_cvt_pk_f32_bf8(first, false)),
+          pair(__builtin_amdgcn_cvt_pk_f32_bf8(first, true)),
+          pair(__builtin_amdgcn_cvt_pk_f32_bf8(last, false)),
+          pair(__builtin_amdgcn_cvt_pk_f32_bf8(last, true))};
+}
+#endif
+#endif
+
+// Rows of codes. Where a chunk lies in one group a lane has 32 neighbours of it, in whole loads;
+// else a product's 32 elements are of one group, and a lane has eight of them.
+template <class ROW>
+struct ArkSeveralCodes;
+template <class C, int K, int GROUP, class S, bool ZERO>
+struct ArkSeveralCodes<ArkRow<C, K, GROUP, S, ZERO>> {
+  typedef ArkRow<C, K, GROUP, S, ZERO> Row;
+  static constexpr bool WIDE = GROUP % ARK_CHUNK == 0 || GROUP == K, ZEROS = ZERO;
+  static_assert(WIDE || GROUP % 32 == 0, "a product's elements share a scale");
+  static constexpr int SCALES = WIDE ? 1 : ARK_CHUNK_STEPS;
+  static constexpr int MOST = 8;
+  static constexpr int BITS = ARK_CODE_BITS<C>, WORDS = BITS / 4;  // of eight codes
+  static constexpr int LOAD = WIDE ? 4 : WORDS, LOADS = ARK_CHUNK_STEPS * WORDS / LOAD;
+  typedef ark_u32 Load __attribute__((ext_vector_type(LOAD)));
+  static constexpr bool TORN = K % (LOAD * 32 / BITS) != 0;  // a row's codes end inside a load
+  struct Piece {
+    Load words[LOADS];
+    S scales[SCALES];
+    S zeros[ZERO ? SCALES : 1];
+  };
+  const ark_global<char>* bytes;
+  int rows;
+
+  ARK_DEVICE int place(int s) {
+    const int quarter = ark_lane() / 16;
+    return WIDE ? quarter * 32 + s * 8 : s * 32 + quarter * 8;
+  }
+  static constexpr int order(int e) { return ARK_PAIRS_APART<C> ? e % 4 * 2 + e / 4 : e; }
+  // As ArkSeveralDense::load.
+  ARK_METHOD Piece load(int top, int chunk) const {
+    const int row = top + ark_lane() % 16 < rows ? top + ark_lane() % 16 : rows - 1;
+    const auto* base = bytes + static_cast<ark_u32>(row) * static_cast<ark_u32>(sizeof(Row));
+    constexpr int EACH = LOAD * 32 / BITS;  // codes of a load
+    Piece piece;
+#pragma unroll
+    for (int i = 0; i < LOADS; ++i) {
+      const int k = chunk * ARK_CHUNK + place(i * EACH / 8);
+      const auto* from = (const ark_global<Load>*)(base + (k < K ? k : 0) / 8 * BITS);
+      piece.words[i] = __builtin_nontemporal_load(from);
+    }
+#pragma unroll
+    for (int i = 0; i < SCALES; ++i) {
+      const int k = chunk * ARK_CHUNK + i * (ARK_CHUNK / SCALES);
+      const int group = (k < K ? k : 0) / GROUP;
+      piece.scales[i] = ((const ark_global<S>*)(base + Row::SCALES_AT))[group];
+      if constexpr (ZERO) piece.zeros[i] = ((const ark_global<S>*)(base + Row::ZEROS_AT))[group];
+    }
+    return piece;
+  }
+  ARK_DEVICE ark_u32x4 step(const Piece& piece, int s) {
+    ark_u32 words[WORDS];
+#pragma unroll
+    for (int i = 0; i < WORDS; ++i) {
+      words[i] = piece.words[(s * WORDS + i) / LOAD][(s * WORDS + i) % LOAD];
+    }
+    return ark_code_pairs(static_cast<const C*>(nullptr), words);
+  }
+  ARK_DEVICE float scale(const Piece& piece, int i) {
+    return ARK_CODE_UNIT<C> * ark_plain(piece.scales[i]);
+  }
+  ARK_DEVICE float zero(const Piece& piece, int i) {
+    return ark_plain(piece.zeros[i]) / ARK_CODE_UNIT<C>;
+  }
+};

@@ -1,0 +1,119 @@
+"""AMD's linear layers of several rows with quantised weights, executed on the emulator and compared
+with NumPy in double precision: every type of codes, groups as wide as a wave's chunk and narrower,
+scales of one row, zeros, rows that end inside a chunk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from ark_rocm import backend
+from ark_rocm.tasks import linear_several
+
+from ark.ir import dtype as types
+from ark.ir.dtype import DataType, RowType, bf16, fp16, fp32, row_type
+from ark.ir.graph import Graph
+from ark.ir.rows import row_bytes, row_values
+from ark.lower.pipeline import plan
+from ark.plan import kind as kinds
+from ark.plan.verify import verify
+from ark.runtime.executor import Executor
+from tests.slow import in_turns
+
+emulator = pytest.importorskip("ark_rocm_emulator")
+
+pytestmark = pytest.mark.emulated("slow")
+
+# (codes, group, type of scales, zeros, input rows, columns, rows of weights)
+CASES: list[tuple[DataType, int, DataType, bool, int, int, int]] = [
+    (types.fp4, 32, bf16, False, 8, 1120, 40),
+    (types.fp8_e4m3, 1096, fp32, False, 3, 1096, 600),
+    (types.int4, 128, fp16, False, 16, 1152, 37),
+    (types.uint4, 32, bf16, True, 5, 160, 130),
+    (types.int8, 2048, bf16, False, 2, 2048, 21),
+    (types.uint8, 64, fp16, True, 7, 192, 19),
+    (types.fp8_e5m2, 128, fp32, False, 12, 256, 9),
+]
+ARCHS = ("gfx942", "gfx950", "gfx90a")
+
+
+@pytest.fixture(scope="module")
+def arch(request: pytest.FixtureRequest) -> Iterator[str]:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(emulator.emulated(request.param, checks=1))
+        yield request.param
+
+
+def every_code(dtype: RowType, rows: int, rng: np.random.Generator) -> np.ndarray:
+    """Rows of random codes, among them each one that is a number, and -0."""
+    codes = dtype.codes
+    raw = rng.integers(0, 1 << codes.bits, (rows, dtype.columns), dtype=np.uint8)
+    if codes.name == "fp8_e4m3":
+        raw[raw & 0x7F == 0x7F] = 0x80
+    if codes.name == "fp8_e5m2":
+        raw[raw & 0x7F >= 0x7C] = 0x80
+    if codes.name in ("int4", "uint4"):
+        return (raw.astype(np.int64) ^ 8) - 8 if codes.name == "int4" else raw
+    if codes.name == "fp4":
+        halves = np.array([0, 1, 2, 3, 4, 6, 8, 12]) / 2
+        return np.where(raw & 8, -1.0, 1.0) * halves[raw & 7]
+    return raw.view(codes.to_numpy()).astype(np.float64)
+
+
+@pytest.mark.parametrize(
+    ("arch", "codes", "group", "scales", "zeros", "rows", "k", "n"),
+    in_turns(ARCHS, CASES),
+    indirect=["arch"],
+)
+def test_several_rows_read_codes(
+    arch: str, codes: DataType, group: int, scales: DataType, zeros: bool, rows: int, k: int, n: int
+) -> None:
+    """y = x + rmsnorm(x) w^T, whose error is that of sums in fp32."""
+    del arch
+    rng = np.random.default_rng(k + n)
+    dtype = row_type(codes, k, group, scales, zeros, bf16)
+    steps, offsets = (rng.uniform(0.25, 4, (n, dtype.groups)) for _ in range(2))
+    stored = row_bytes(dtype, every_code(dtype, n, rng), steps, 3 * offsets if zeros else None)
+    given = {
+        "x": rng.standard_normal((rows, k)).astype(np.float32),
+        "w": stored,
+        "norm": rng.uniform(0.5, 1.5, k).astype(np.float32),
+        "residual": rng.standard_normal((rows, n)).astype(np.float32),
+    }
+    graph = Graph()
+    t = {
+        name: graph.tensor(
+            (n, k) if name == "w" else array.shape,
+            dtype if name == "w" else fp32,
+            arena="parameter" if name == "w" else "state",
+            name=name,
+        )
+        for name, array in given.items()
+    }
+    out = graph.tensor((rows, n), fp32, arena="state", name="y")
+    attrs = {"prologue": "rmsnorm", "eps": 1e-5, "epilogue": "add"}
+    graph.add("linear", [t["x"], t["w"], t["norm"], t["residual"]], [out], attrs, "layer")
+    device = backend.open(0)
+    try:
+        planned = plan(graph, device.machine)
+        verify([planned])
+        layers = [kinds.signature(planned, op) for op in planned.ops if op.kind == "linear_rows"]
+        dialect = backend.dialect(device.machine.arch)
+        bodies = [type(dialect.body(sig, device.machine)) for sig in layers]
+        assert bodies == [linear_several.SeveralRowsOfCodes]
+        with Executor(planned, backend, device) as executor:
+            for name, array in given.items():
+                executor.write(name, array)
+            executor.start(2).wait()
+            got = executor.read("y")
+    finally:
+        device.close()
+    x = given["x"].astype(np.float64)
+    normed = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * given["norm"]
+    weights = row_values(dtype, stored).astype(np.float64)
+    want = normed @ weights.T + given["residual"]
+    most = np.abs(normed) @ np.abs(weights).T
+    assert (np.abs(got.reshape(want.shape) - want) / most).max() < 1e-6
