@@ -38,7 +38,8 @@ def matmul(
     input (..., m, k) or, transposed, (..., k, m); other (..., k, n) or (..., n, k); result
     (..., m, n). ModelError if the inner sizes differ.
 
-    fp32, fp16, bf16: both of one type, which is the result's, accumulated in fp32. fp8_e4m3 and
+    fp32, fp16, bf16: both of one type, accumulated in fp32; the result is of that type, or of
+    `dtype` fp32, which keeps what fp16 and bf16 would round or overflow. fp8_e4m3 and
     fp8_e5m2, in any pair: accumulated in fp32, or by matrix units that keep fewer digits of their
     sums (Hopper's about 14 bits); the result is of `dtype`, fp32, fp16 or bf16 (the default). int8:
     accumulated in int32, which is the result's type. What 8-bit types are scaled by is multiplied
@@ -88,6 +89,8 @@ def _result_type(a: Tensor, b: Tensor, asked: DataType | None, tf32: bool) -> Da
     else:
         float_dtype("matmul", a)
         dtype = same_dtype("matmul", a, b)
+    if asked == fp32 and dtype in FLOATS:
+        return fp32
     if asked not in (None, dtype):
         raise ModelError(
             f"matmul of {dtype.name if dtype != int32 else 'int8'} gives {dtype.name}, not "

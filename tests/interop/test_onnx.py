@@ -54,6 +54,11 @@ def test_what_torch_exports(name: str, tmp_path: Path) -> None:
     model.close()
 
 
+def test_from_onnx_of_a_model_in_memory_says_to_save_it() -> None:
+    with pytest.raises(ark.InvalidUsageError, match="type ModelProto for its path; save the model"):
+        ark.from_onnx(network())  # type: ignore[arg-type]
+
+
 def network(*nodes: onnx.NodeProto, shape=("batch", 4), external: str = "") -> onnx.ModelProto:
     """A model of input x and output y, with a weight w (4, 4)."""
     weights = onnx.numpy_helper.from_array(np.eye(4, dtype=np.float32) * 2, "w")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -22,6 +23,11 @@ _FAILURES = (DecodeError, RuntimeError, ValueError, TypeError, KeyError, IndexEr
 
 def read(path: Any, dims: Mapping[str, int] | None) -> onnx.ModelProto:
     """The checked model, functions of the file replaced by their bodies."""
+    if not isinstance(path, str | os.PathLike):
+        raise InvalidUsageError(
+            f"from_onnx has the type {type(path).__name__} for its path; save the model by "
+            "onnx.save and pass the file's path"
+        )
     file = Path(path)
     try:
         size = file.stat().st_size

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import ark
-from ark.interop.onnx.values import Call, Value, axis_of, operator, refuse, shaped
+from ark.interop.onnx.values import Call, Value, axis_of, in_fp32, operator, refuse, shaped
 
 
 @operator("BatchNormalization")
@@ -55,6 +55,7 @@ def _layer_norm(call: Call) -> list[Value]:
     results = [shaped(tensor, shape)]
     if len(call.outputs) > 1:
         few = (*shape[:axis], *[1] * (len(shape) - axis))
+        rows = ark.cast(rows, ark.fp32)  # the type of both, whatever the input's
         mean = ark.reduce_mean(rows, 1)
         away = ark.sub(rows, mean)
         spread = ark.reduce_mean(ark.mul(away, away), 1)
@@ -64,30 +65,35 @@ def _layer_norm(call: Call) -> list[Value]:
 
 @operator("LpNormalization")
 def _lp_norm(call: Call) -> Value:
-    tensor, shape = call.tensor(0), call.shape(0)
+    shape, p = call.shape(0), call.attribute("p", 2)
     axis = axis_of(call.attribute("axis", -1), len(shape))
-    if call.attribute("p", 2) == 1:
-        size = ark.reduce_sum(ark.abs(tensor), [axis])
-    else:
-        size = ark.sqrt(ark.reduce_sum(ark.mul(tensor, tensor), [axis]))
-    size = ark.where(ark.equal(size, 0.0), 1.0, size)
-    return shaped(ark.div(tensor, size), shape)
+
+    def normed(x: Any) -> Any:
+        powers = ark.abs(x) if p == 1 else ark.mul(x, x)
+        size = ark.reduce_sum(powers, [axis])
+        size = size if p == 1 else ark.sqrt(size)
+        return ark.div(x, ark.where(ark.equal(size, 0.0), 1.0, size))
+
+    return shaped(in_fp32(normed, call.tensor(0)), shape)
 
 
 @operator("LRN")
 def _lrn(call: Call) -> Value:
     """Sums of squares over neighbouring channels, as a mean pool of one channel dimension."""
-    shape, tensor = call.shape(0), call.tensor(0)
-    size = call.attribute("size")
+    shape, size = call.shape(0), call.attribute("size")
     alpha, beta = call.attribute("alpha", 1e-4), call.attribute("beta", 0.75)
-    squares = ark.reshape(ark.mul(tensor, tensor), [shape[0], shape[1], math.prod(shape[2:])])
     before = (size - 1) // 2
-    padded = ark.pad(squares, [(0, 0), (before, size - 1 - before), (0, 0)])
-    rows = ark.transpose(padded, [0, 2, 1])
-    sums = ark.mul(ark.avg_pool(rows, [size], [1]), float(size))
-    sums = ark.reshape(ark.transpose(sums, [0, 2, 1]), list(shape))
-    scale = ark.add(ark.mul(sums, alpha / size), call.attribute("bias", 1.0))
-    return shaped(ark.div(tensor, ark.pow(scale, beta)), shape)
+
+    def normed(x: Any) -> Any:
+        squares = ark.reshape(ark.mul(x, x), [shape[0], shape[1], math.prod(shape[2:])])
+        padded = ark.pad(squares, [(0, 0), (before, size - 1 - before), (0, 0)])
+        rows = ark.transpose(padded, [0, 2, 1])
+        sums = ark.mul(ark.avg_pool(rows, [size], [1]), float(size))
+        sums = ark.reshape(ark.transpose(sums, [0, 2, 1]), list(shape))
+        scale = ark.add(ark.mul(sums, alpha / size), call.attribute("bias", 1.0))
+        return ark.div(x, ark.pow(scale, beta))
+
+    return shaped(in_fp32(normed, call.tensor(0)), shape)
 
 
 @operator("NegativeLogLikelihoodLoss")

@@ -10,7 +10,7 @@ import numpy as np
 import ark
 from ark.errors import ModelError
 from ark.interop.onnx.products import pads_of, pool
-from ark.interop.onnx.values import Call, Value, operator, refuse, shaped
+from ark.interop.onnx.values import Call, Value, in_fp32, operator, refuse, shaped
 from ark.ir.dtype import FLOATS
 
 
@@ -18,30 +18,37 @@ from ark.ir.dtype import FLOATS
 def _lp_pool(call: Call) -> Value:
     """The p-norm of each window; padding counts as zeros."""
     shape, kernel = call.shape(0), list(call.attribute("kernel_shape"))
-    p = call.attribute("p", 2)
-    x = ark.abs(call.tensor(0))
-    powers = ark.mul(x, x) if p == 2 else ark.pow(x, float(p))
-    pads = pads_of(call, shape[2:], kernel)
-    powers = ark.pad(powers, [(0, 0), (0, 0), *pads], "constant", 0.0)
-    means = ark.avg_pool(
-        powers,
-        kernel,
-        stride=list(call.attribute("strides", [1] * len(kernel))),
-        dilation=list(call.attribute("dilations", [1] * len(kernel))),
-    )
+    p, pads = call.attribute("p", 2), pads_of(call, shape[2:], kernel)
     if call.attribute("ceil_mode", 0):
         raise refuse("LpPool with ceil_mode")
-    sums = ark.mul(means, float(math.prod(kernel)))
-    return shaped(ark.sqrt(sums) if p == 2 else ark.pow(sums, 1 / p), means.ir.shape)
+
+    def pooled(x: Any) -> Any:
+        means = ark.avg_pool(
+            ark.pad(_powers(x, p), [(0, 0), (0, 0), *pads], "constant", 0.0),
+            kernel,
+            stride=list(call.attribute("strides", [1] * len(kernel))),
+            dilation=list(call.attribute("dilations", [1] * len(kernel))),
+        )
+        return _root(ark.mul(means, float(math.prod(kernel))), p)
+
+    result = in_fp32(pooled, call.tensor(0))
+    return shaped(result, result.ir.shape)
+
+
+def _powers(x: Any, p: int) -> Any:
+    x = ark.abs(x)
+    return ark.mul(x, x) if p == 2 else ark.pow(x, float(p))
+
+
+def _root(sums: Any, p: int) -> Any:
+    return ark.sqrt(sums) if p == 2 else ark.pow(sums, 1 / p)
 
 
 @operator("GlobalLpPool")
 def _global_lp_pool(call: Call) -> Value:
     shape, p = call.shape(0), call.attribute("p", 2)
-    x = ark.abs(call.tensor(0))
     axes = list(range(2, len(shape)))
-    sums = ark.reduce_sum(ark.mul(x, x) if p == 2 else ark.pow(x, float(p)), axes)
-    result = ark.sqrt(sums) if p == 2 else ark.pow(sums, 1 / p)
+    result = in_fp32(lambda x: _root(ark.reduce_sum(_powers(x, p), axes), p), call.tensor(0))
     return shaped(result, (*shape[:2], *[1] * (len(shape) - 2)))
 
 

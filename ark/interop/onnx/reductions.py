@@ -8,10 +8,15 @@ from typing import Any
 import numpy as np
 
 import ark
-from ark.interop.onnx.values import Call, Value, axis_of, operator, refuse, shaped
+from ark.interop.onnx.values import Call, Value, axis_of, in_fp32, operator, refuse, shaped
 from ark.ir.dtype import FLOATS
 
 MOST_RANKED = 2048  # integers of a row, all of which are compared with all
+
+
+def _squares(tensor: Any, axes: list[int]) -> Any:
+    return ark.reduce_sum(ark.mul(tensor, tensor), axes)
+
 
 _REDUCE: dict[str, Callable[[Any, list[int]], Any]] = {
     "ReduceSum": ark.reduce_sum,
@@ -20,9 +25,9 @@ _REDUCE: dict[str, Callable[[Any, list[int]], Any]] = {
     "ReduceMin": ark.reduce_min,
     "ReduceProd": ark.reduce_prod,
     "ReduceL1": lambda t, axes: ark.reduce_sum(ark.abs(t), axes),
-    "ReduceL2": lambda t, axes: ark.sqrt(ark.reduce_sum(ark.mul(t, t), axes)),
-    "ReduceSumSquare": lambda t, axes: ark.reduce_sum(ark.mul(t, t), axes),
-    "ReduceLogSum": lambda t, axes: ark.ln(ark.reduce_sum(t, axes)),
+    "ReduceL2": lambda t, axes: in_fp32(lambda x: ark.sqrt(_squares(x, axes)), t),
+    "ReduceSumSquare": lambda t, axes: in_fp32(lambda x: _squares(x, axes), t),
+    "ReduceLogSum": lambda t, axes: in_fp32(lambda x: ark.ln(ark.reduce_sum(x, axes)), t),
     "ReduceLogSumExp": ark.logsumexp,
 }
 

@@ -285,6 +285,14 @@ def shaped(tensor: Any, shape: Sequence[int]) -> Value:
     return Value(shape, tensor)
 
 
+def in_fp32(function: Callable[[Any], Any], tensor: Any) -> Any:
+    """function(tensor), computed in fp32 where the tensor has 16 bits: squares overflow fp16."""
+    dtype = tensor.ir.dtype
+    if dtype not in (ark.fp16, ark.bf16):
+        return function(tensor)
+    return ark.cast(function(ark.cast(tensor, ark.fp32)), dtype)
+
+
 def join(call: Call, values: Sequence[Value], axis: int) -> Value:
     """The concatenation of values along an axis."""
     full = [v for v in values if 0 not in v.shape]

@@ -41,11 +41,10 @@ def _attention(
     if q.ir.shape[:-2] != k.ir.shape[:-2]:
         raise refuse("attention whose queries and keys differ in heads")
     scale = q.ir.shape[-1] ** -0.5 if scale is None else scale
-    if q.ir.dtype == ark.fp32:  # if the matmul itself can scale its result
-        product = ark.matmul(q, k, transpose_other=True, tf32=products_as_tf32(query))
-        scores = ark.mul(product, float(scale))
-    else:
-        scores = ark.matmul(ark.mul(q, float(scale)), k, transpose_other=True)
+    product = ark.matmul(
+        q, k, transpose_other=True, dtype=ark.fp32, tf32=products_as_tf32(query)
+    )  # 16 bits would round scores, and fp16 overflow
+    scores = ark.mul(product, float(scale))
     if is_causal:
         shape = list(scores.ir.shape)
         rows, columns = (ark.iota(shape[-2:], d, ark.int32) for d in (0, 1))
@@ -53,8 +52,10 @@ def _attention(
     if mask is not None and mask.tensor.ir.dtype == ark.bool:
         scores = ark.where(mask.tensor, scores, float("-inf"))
     elif mask is not None:
-        scores = ark.add(scores, cast(mask, scores.ir.dtype))
+        scores = ark.add(scores, cast(mask, ark.fp32))
     weights = ark.softmax(scores) if mask is None else ark.safe_softmax(scores)
+    if v.ir.dtype != ark.fp32:
+        weights = ark.cast(weights, v.ir.dtype)
     return ark.matmul(weights, v, tf32=products_as_tf32(query))
 
 

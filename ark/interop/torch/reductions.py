@@ -8,7 +8,7 @@ from typing import Any
 
 import ark
 from ark.interop.torch.movement import part
-from ark.interop.torch.values import Call, Value, axes_of, axis_of, cast, floating, operator, refuse
+from ark.interop.torch.values import Call, Value, axes_of, axis_of, cast, operator, refuse
 
 LONGEST_SORTED = 8192  # elements whose largest are found at once
 LEAST_SORTED = 5  # of the largest; fewer are found one by one
@@ -71,8 +71,10 @@ operator("argmin.default")(_arg(ark.argmin))
 
 
 def _moments(x: Value, axes: Sequence[int], correction: Any) -> tuple[Any, Any]:
-    """(variance, mean) over axes, which remain as dimensions of 1."""
-    tensor = floating(x)
+    """(variance, mean) over axes, which remain as dimensions of 1, in fp32, as torch sums them:
+    squares overflow fp16.
+    """
+    tensor = cast(x, ark.fp32)
     count = math.prod(tensor.ir.shape[a] for a in axes)
     mean = ark.reduce_mean(tensor, axes)
     centred = ark.sub(tensor, mean)
@@ -183,10 +185,11 @@ def _layer_norm(
     columns = math.prod(sizes)
     rows = ark.reshape(_in_one_type(x, weight, bias), [-1, columns])
     out = _scaled(ark.layernorm(rows, eps), weight, bias, [1, columns])
-    mean = ark.reduce_mean(rows, 1) if call.wants(1) or call.wants(2) else None
-    scale = None
-    if call.wants(2) and mean is not None:
-        centred = ark.sub(rows, mean)
+    mean = scale = None
+    if call.wants(1) or call.wants(2):
+        wide = ark.reshape(cast(x, ark.fp32), [-1, columns])
+        mean = ark.reduce_mean(wide, 1)
+        centred = ark.sub(wide, mean)
         scale = ark.rsqrt(ark.add(ark.reduce_mean(ark.mul(centred, centred), 1), eps))
     return [out, mean, scale]
 
@@ -196,11 +199,12 @@ def _rms_norm(
     call: Call, x: Value, sizes: Sequence[int], weight: Value | None, eps: float | None
 ) -> list[Any]:
     columns = math.prod(sizes)
-    rows = ark.reshape(_in_one_type(x, weight), [-1, columns])
     eps = 1.1920928955078125e-07 if eps is None else eps
     if not call.wants(1):
+        rows = ark.reshape(_in_one_type(x, weight), [-1, columns])
         by = ark.ones([columns]) if weight is None else ark.reshape(weight.tensor, [columns])
         return [ark.rmsnorm(rows, by, eps), None]
+    rows = ark.reshape(cast(x, ark.fp32), [-1, columns])
     scale = ark.rsqrt(ark.add(ark.reduce_mean(ark.mul(rows, rows), 1), eps))
     return [_scaled(ark.mul(rows, scale), weight, None, [1, columns]), scale]
 
@@ -264,7 +268,7 @@ def _norm_of_batch(
     axes = [d for d in range(len(shape)) if d != 1]
     variance, mean = _moments(x, axes, 0)
     factor = ark.rsqrt(ark.add(variance, eps))
-    normed = ark.mul(ark.sub(floating(x), mean), factor)
+    normed = ark.mul(ark.sub(cast(x, ark.fp32), mean), factor)
     return [_scaled(normed, weight, bias, [-1, *[1] * (len(shape) - 2)]), None, None]
 
 

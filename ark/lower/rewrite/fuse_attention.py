@@ -156,7 +156,7 @@ class _Finder:
         if read is None:
             return None
         scores, weights.mask = read
-        weights.masked = self.places[node.id]
+        weights.masked = self.places[weights.mask.reader.id]
         return scores
 
     def _product(self, node: Node, weights: _Weights, taken: list[int]) -> _Found | None:

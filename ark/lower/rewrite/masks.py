@@ -16,7 +16,7 @@ from ark.ir.dtype import FLOATS, bool_
 from ark.ir.graph import Node
 from ark.ir.values import Tensor
 from ark.lower.registry import get
-from ark.lower.rewrite.views import whole
+from ark.lower.rewrite.views import same_elements, whole
 
 MASKED = -6e4  # and less: such a score has no weight in any type
 MOST_MASK = 1 << 24  # elements of a mask that is computed to look at it
@@ -24,11 +24,13 @@ MOST_MASK = 1 << 24  # elements of a mask that is computed to look at it
 
 @dataclass(frozen=True)
 class Mask:
-    """A mask that attention reads. form, fill: as of ark.ir.attributes.AttentionAttributes. leads:
-    the scores' dimensions before rows and keys.
+    """A mask that attention reads. reader: the node that reads it in the graph as it was. form,
+    fill: as of ark.ir.attributes.AttentionAttributes. leads: the scores' dimensions before rows and
+    keys.
     """
 
     tensor: Tensor
+    reader: Node
     form: MaskForm
     fill: float
     leads: tuple[int, ...]
@@ -90,7 +92,8 @@ class Masks:
                 continue
             if node.type == "add":
                 if scale == 1.0 and mask.dtype in FLOATS and node.pointwise.expr is None:
-                    return scores, Mask(mask, "added", -math.inf, out.shape[:-2])
+                    source, reader = self._before_cast(mask, node)
+                    return scores, Mask(source, reader, "added", -math.inf, out.shape[:-2])
                 continue
             kept, tree = ["input", i], node.pointwise.expr
             if mask.dtype != bool_ or not isinstance(tree, list) or len(tree) != 4:
@@ -98,8 +101,17 @@ class Masks:
             low = next((t for t in tree[2:] if t[0] == "number" and t[1] < math.inf), None)
             if tree[:2] == ["where", ["input", 1 - i]] and low is not None and kept in tree[2:]:
                 form: MaskForm = "seen" if tree[2] == kept else "hidden"
-                return scores, Mask(mask, form, float(low[1]) * scale, out.shape[:-2])
+                return scores, Mask(mask, node, form, float(low[1]) * scale, out.shape[:-2])
         return None
+
+    def _before_cast(self, mask: Tensor, reader: Node) -> tuple[Tensor, Node]:
+        """The tensor that was cast to the mask without loss and the cast; else mask and reader."""
+        node = self.makers.get(mask.buffer.id)
+        if node is None or node.type != "cast" or not same_elements(mask, node.outputs[0]):
+            return mask, reader
+        source = node.inputs[0]
+        fits = source.dtype in FLOATS and source.dtype.itemsize <= mask.dtype.itemsize
+        return (source, node) if fits and source.shape == mask.shape else (mask, reader)
 
     def _seen_keys(
         self, node: Node, scores: Tensor, mask: Tensor, least: float
