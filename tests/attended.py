@@ -71,13 +71,13 @@ def planned(
     plan = make_plan(model.graph, machine, {"variant": variant})
     verify([plan])
     ops = [op for op in plan.ops if op.kind == "attention_tiles"]
-    return plan, [(*both, op) for both, op in zip(result, ops, strict=True)]
+    return plan, [(*pair, op) for pair, op in zip(result, ops, strict=True)]
 
 
-def given(made: Case, named: Sequence[str]) -> dict[str, np.ndarray]:
+def given(case: Case, named: Sequence[str]) -> dict[str, np.ndarray]:
     """A case's inputs by name."""
-    return {n: a.astype(d.numpy) for n, (a, d) in zip(named, made.inputs, strict=True)}
+    return {n: a.astype(d.numpy) for n, (a, d) in zip(named, case.inputs, strict=True)}
 
 
-def expected(made: Case) -> np.ndarray:
-    return made.expected(*(rounded(a, d) for a, d in made.inputs))
+def expected(case: Case) -> np.ndarray:
+    return case.expected(*(rounded(a, d) for a, d in case.inputs))

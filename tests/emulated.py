@@ -26,8 +26,8 @@ def places(item: pytest.Item) -> list[str]:
     actual = [word for mark in item.iter_markers("emulated") for word in mark.args or ("nothing",)]
     for word in actual:
         if word not in PLACES:
-            said = f"{item.nodeid} is marked emulated({word!r}), none of {PLACES}"
-            raise pytest.UsageError(said)
+            message = f"{item.nodeid} is marked emulated({word!r}), none of {PLACES}"
+            raise pytest.UsageError(message)
     return actual
 
 

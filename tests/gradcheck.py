@@ -31,9 +31,9 @@ class Case:
     dtype: ark.DataType = ark.fp32
     fixed: Sequence[int] = ()
     smooth: bool = True
-    made: list[Any] = field(default_factory=list)
+    tensors: list[Any] = field(default_factory=list)
     weight: Any = None
-    found: list[Any] = field(default_factory=list)
+    gradients: list[Any] = field(default_factory=list)
 
 
 def values(*shape: int, low: float = -2.0, high: float = 2.0, seed: int = 0) -> np.ndarray:
@@ -55,18 +55,18 @@ def check(cases: Sequence[Case]) -> None:
         for case in cases:
             check_rule(case)
     for case in cases:
-        case.made = [
+        case.tensors = [
             ark.tensor(list(a.shape), case.dtype if a.dtype.kind == "f" else ark.int32)
             for a in case.inputs
         ]
-        out = case.build(*case.made)
+        out = case.build(*case.tensors)
         case.weight = ark.tensor(out.shape(), case.dtype)
-        case.found = ark.grad(out, [case.made[i] for i in varied(case)], case.weight)
+        case.gradients = ark.grad(out, [case.tensors[i] for i in varied(case)], case.weight)
     weights = {c.name: values(*c.weight.shape(), seed=7) for c in cases}
     with ark.Runtime() as runtime:
         runtime.launch(loop_mode=False)
         for case in cases:
-            for tensor, array in zip(case.made, case.inputs, strict=True):
+            for tensor, array in zip(case.tensors, case.inputs, strict=True):
                 tensor.from_numpy(array)
             case.weight.from_numpy(weights[case.name])
         runtime.run()
@@ -114,8 +114,13 @@ def check_rule(case: Case) -> None:
             (ends[0] - ends[1]) / (2 * DIFFERENCE_STEP),
             float(np.abs(gradient * along).sum()),
         )
-        said = float((gradient * along).sum())
-        assert abs(slope - said) <= DIFFERENCE * (1 + size), (case.name, place, slope, said)
+        derivative = float((gradient * along).sum())
+        assert abs(slope - derivative) <= DIFFERENCE * (1 + size), (
+            case.name,
+            place,
+            slope,
+            derivative,
+        )
 
 
 def _rounded(array: np.ndarray, case: Case) -> np.ndarray:
@@ -151,7 +156,7 @@ def _compare(case: Case, weight: np.ndarray) -> None:
     inputs = [seen(a) for a in case.inputs]
     out = case.torch(*inputs)
     out.backward(seen(weight).detach().reshape(out.shape))
-    for place, got in zip(varied(case), case.found, strict=True):
+    for place, got in zip(varied(case), case.gradients, strict=True):
         tensor = inputs[place]
         want = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
         np.testing.assert_allclose(

@@ -65,14 +65,14 @@ def _state(
     for i in range(config.num_hidden_layers):
         ours, name = f"layers.{i}.", f"model.layers.{i}."
         query, key, value = rounded(f"{ours}attention.query+key+value").split(sizes)
-        both = rounded(f"{ours}mlp.gate+up")
+        gate_and_up = rounded(f"{ours}mlp.gate+up")
         state |= {
             f"{name}self_attn.q_proj.weight": unpaired(query),
             f"{name}self_attn.k_proj.weight": unpaired(key),
             f"{name}self_attn.v_proj.weight": value,
             f"{name}self_attn.o_proj.weight": rounded(f"{ours}attention.output"),
-            f"{name}mlp.gate_proj.weight": both[0::2],
-            f"{name}mlp.up_proj.weight": both[1::2],
+            f"{name}mlp.gate_proj.weight": gate_and_up[0::2],
+            f"{name}mlp.up_proj.weight": gate_and_up[1::2],
             f"{name}mlp.down_proj.weight": rounded(f"{ours}mlp.down"),
             f"{name}input_layernorm.weight": rounded(f"{ours}attention_norm"),
             f"{name}post_attention_layernorm.weight": rounded(f"{ours}mlp_norm"),

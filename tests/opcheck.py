@@ -25,7 +25,7 @@ class Case:
     build: Callable[..., Any]
     expected: Callable[..., np.ndarray]
     tolerance: float | None = None
-    made: list[ark.Tensor] = field(default_factory=list)
+    tensors: list[ark.Tensor] = field(default_factory=list)
     result: Any = None
 
 
@@ -47,12 +47,12 @@ def wrapped(array: np.ndarray, dtype: DataType) -> np.ndarray:
 def check(cases: Sequence[Case], loop_mode: bool = False, iterations: int = 1) -> None:
     """Builds all cases in one model, runs it, compares; the assertion names the case."""
     for case in cases:
-        case.made = [ark.tensor(list(a.shape), dtype) for a, dtype in case.inputs]
-        case.result = case.build(*case.made)
+        case.tensors = [ark.tensor(list(a.shape), dtype) for a, dtype in case.inputs]
+        case.result = case.build(*case.tensors)
     with ark.Runtime() as runtime:
         runtime.launch(loop_mode=loop_mode)
         for case in cases:
-            for tensor, (array, dtype) in zip(case.made, case.inputs, strict=True):
+            for tensor, (array, dtype) in zip(case.tensors, case.inputs, strict=True):
                 tensor.from_numpy(array.astype(dtype.numpy))
         runtime.run(iterations)
         for case in cases:
@@ -64,7 +64,7 @@ def check(cases: Sequence[Case], loop_mode: bool = False, iterations: int = 1) -
 
 def _check_registered(case: Case, want: np.ndarray) -> None:
     """The op's registered reference says the same, where the case is one op on its own inputs."""
-    inputs = [t.ir.id for t in case.made]
+    inputs = [t.ir.id for t in case.tensors]
     for node in case.result.model.graph.nodes:
         alone = [t.id for t in node.inputs] == inputs
         outputs = [t.id for t in node.outputs]

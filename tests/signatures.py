@@ -372,9 +372,9 @@ def types_for(arch: str, archs: Sequence[str]) -> tuple[DataType, ...]:
     return (floats[(at + 1) % len(floats)], *others[at :: len(archs)])
 
 
-def _of_roles(made: Plan, op: PlanOp) -> bool:
+def _of_roles(planned: Plan, op: PlanOp) -> bool:
     """True where only a variant with roles has a body for it."""
-    several = op.kind == "linear" and made.tensors[op.operands[2]].shape[0] > 1
+    several = op.kind == "linear" and planned.tensors[op.operands[2]].shape[0] > 1
     return several and op.params["epilogue"] == "sample"
 
 

@@ -238,5 +238,5 @@ def fused_sum(rank: int, world: int, size: int = 96) -> dict[str, Any]:
     args = {**FLAG, "Rank": {"INT": rank}, "RankNum": {"INT": world}}
     first = op("AllReducePacketFused", [x, scratch], y, _BY_PACKETS, args)
     first["WriteTensors"] += [peers[r] for r in range(world) if r != rank]
-    again = op("AllReducePacketFused", [{**y, "Id": 3}], z, _BY_PACKETS)
-    return _plan_of(rank, world, [first, again])
+    second = op("AllReducePacketFused", [{**y, "Id": 3}], z, _BY_PACKETS)
+    return _plan_of(rank, world, [first, second])

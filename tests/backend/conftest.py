@@ -55,12 +55,12 @@ def required(name: str) -> int:
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
     """The name of a backend that ark was initialised with."""
     name = str(request.param)
-    found, reason = 0, "it is not installed"
+    device_count, reason = 0, "it is not installed"
     if name in registry.names():
         probe = registry.get(name).probe()
-        found, reason = len(probe.devices), probe.reason
-    if found < max(1, required(name)):
-        message = f"backend {name!r} has {found} devices: {reason or 'fewer than promised'}"
+        device_count, reason = len(probe.devices), probe.reason
+    if device_count < max(1, required(name)):
+        message = f"backend {name!r} has {device_count} devices: {reason or 'fewer than promised'}"
         if required(name):
             pytest.fail(message)
         pytest.skip(message)

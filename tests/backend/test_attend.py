@@ -45,8 +45,8 @@ def planned(forms: list[Form], machine: Machine, dtype: Any) -> Plan:
     model = ark.Model(0, 1)
     with ark.use_model(model):
         for i, form in enumerate(forms):
-            made = attention(form, ark.tensor(form.shape, dtype, name=f"x{i}"))
-            ark.copy(made, ark.tensor(made.shape(), dtype, name=f"out{i}"))
+            attended = attention(form, ark.tensor(form.shape, dtype, name=f"x{i}"))
+            ark.copy(attended, ark.tensor(attended.shape(), dtype, name=f"out{i}"))
     plan = make_plan(model.graph, with_matrix(machine), {"variant": "matrix"})
     verify([plan])
     return plan
@@ -75,10 +75,10 @@ def test_all_forms_give_torchs_results(dtype: Any) -> None:
                 executor.write(buffer, array)
             executor.start(1).wait(60)
             for i, (name, form) in enumerate(FORMS.items()):
-                made = executor.read(f"out{i}").astype(np.float64)
+                got = executor.read(f"out{i}").astype(np.float64)
                 bound = {"bf16": 2**-6, "fp16": 2**-9}[dtype.name]
-                right = by_torch(form, given[i]).reshape(made.shape)
-                np.testing.assert_allclose(made, right, rtol=bound, atol=bound, err_msg=name)
+                right = by_torch(form, given[i]).reshape(got.shape)
+                np.testing.assert_allclose(got, right, rtol=bound, atol=bound, err_msg=name)
 
 
 def upper(x: Any) -> Any:
@@ -188,8 +188,8 @@ def few_rows(x: Any) -> Any:
 def test_what_is_another_function_stays(build: Callable[[Any], Any], joined: int) -> None:
     model = ark.Model(0, 1)
     with ark.use_model(model):
-        made = build(ark.tensor(COLUMNS, bf16, name="x"))
-        ark.copy(made, ark.tensor(made.shape(), bf16, name="out"))
+        output = build(ark.tensor(COLUMNS, bf16, name="x"))
+        ark.copy(output, ark.tensor(output.shape(), bf16, name="out"))
     nodes = fuse_attention(model.graph, Context(registry.machine("cpu-2"))).nodes
     kinds = [node.type for node in nodes]
     assert kinds.count("attention") == joined

@@ -35,8 +35,8 @@ def generator(backend: str, small: Path) -> Iterator[Generator]:
     chosen, _ = registry.choose(backend)
     with ExitStack() as stack:
         device = stack.enter_context(closing(chosen.open(0)))
-        made = Generator(Checkpoint.open(small), chosen, device, batch=3, budget_s=5.0)
-        yield stack.enter_context(made)
+        opened = Generator(Checkpoint.open(small), chosen, device, batch=3, budget_s=5.0)
+        yield stack.enter_context(opened)
 
 
 def together(
@@ -46,10 +46,10 @@ def together(
     stops: Sequence[int] = (),
     how: SamplingParams | None = None,
 ) -> list[list[int]]:
-    found: list[list[int]] = [[] for _ in prompts]
+    tokens: list[list[int]] = [[] for _ in prompts]
     for sequence, token in generator.stream_batch(prompts, count, how, stops):
-        found[sequence].append(token)
-    return found
+        tokens[sequence].append(token)
+    return tokens
 
 
 def test_each_sequence_gives_what_transformers_gives(generator: Generator, small: Path) -> None:

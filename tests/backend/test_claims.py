@@ -72,9 +72,9 @@ def _planned(model: Model, device: Device, claim: bool) -> Plan:
     return plan(model.graph, machine, {"fuse": False})
 
 
-def _run(made: Plan, backend: Backend, device: Device, values: np.ndarray) -> np.ndarray:
+def _run(planned: Plan, backend: Backend, device: Device, values: np.ndarray) -> np.ndarray:
     """What it makes after several launches of several iterations."""
-    with Executor(made, backend, device) as executor:
+    with Executor(planned, backend, device) as executor:
         executor.write("x", values)
         for iterations in (1, 3, 8):
             executor.start(iterations).wait()
@@ -93,18 +93,18 @@ def test_claimed_tiles_are_numpys(backend: str, case: str) -> None:
     opened = registry.get(backend)
     with contextlib.closing(opened.open(0)) as device:
         lone = not device.machine.cooperative
-        made = _planned(model, device, True)
-        verify([made])
-        claiming = {op.params["kind"] for op in made.ops if op.claims is not None}
+        planned = _planned(model, device, True)
+        verify([planned])
+        claiming = {op.params["kind"] for op in planned.ops if op.claims is not None}
         assert claiming >= {"pointwise"} | ({kind} - {"rownorm"} if lone else {kind})
-        again = from_json(to_json(made))
-        assert to_json(again) == to_json(made)
-        found = _run(again, opened, device, values)
+        reread = from_json(to_json(planned))
+        assert to_json(reread) == to_json(planned)
+        got = _run(reread, opened, device, values)
         fixed = _run(_planned(model, device, False), opened, device, values)
     want = reference(values.astype(np.float64))
-    np.testing.assert_array_equal(found, fixed)
+    np.testing.assert_array_equal(got, fixed)
     np.testing.assert_allclose(
-        found.reshape(want.shape), want, rtol=1e-6 if dtype == fp32 else 2**-7, atol=1e-3
+        got.reshape(want.shape), want, rtol=1e-6 if dtype == fp32 else 2**-7, atol=1e-3
     )
 
 
@@ -118,16 +118,18 @@ def test_every_tile_is_done_once_in_an_iteration(backend: str) -> None:
         ark.softmax(ark.tensor([MATRIX_ROWS, 64], bf16, name="y"), name="z")
     opened = registry.get(backend)
     with contextlib.closing(opened.open(0)) as device:
-        made = _planned(model, device, True)
-        verify([made])
-        assert made.ops[0].claims is not None
-        with Executor(made, opened, device) as executor:
+        planned = _planned(model, device, True)
+        verify([planned])
+        assert planned.ops[0].claims is not None
+        with Executor(planned, opened, device) as executor:
             executor.write("x", np.zeros((MATRIX_ROWS, 64), np.float32))
             executor.start(5).wait()
             executor.start(20).wait()
-            steps = [made.counters[op.claims].step for op in made.ops if op.claims is not None]
+            steps = [
+                planned.counters[op.claims].step for op in planned.ops if op.claims is not None
+            ]
             counted = executor.counters.values()
-            assert [counted[op.claims] for op in made.ops if op.claims is not None] == [
+            assert [counted[op.claims] for op in planned.ops if op.claims is not None] == [
                 20 * step for step in steps
             ]
             np.testing.assert_array_equal(executor.read("x"), np.float32(25))

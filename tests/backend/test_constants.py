@@ -15,7 +15,7 @@ def test_functions_of_constants(backend: str) -> None:
         return ark.constant(value, [4], dtype)
 
     whole = ark.cast(made(3, ark.int32), ark.fp32)
-    found = {
+    tensors = {
         2.0**0.5: ark.sqrt(made(2.0)),
         3.5: ark.div(made(7.0), made(2.0)),
         1.75: ark.div(ark.div(made(7.0), 2.0), ark.sqrt(made(4.0))),
@@ -29,5 +29,5 @@ def test_functions_of_constants(backend: str) -> None:
     with ark.Runtime() as runtime:
         runtime.launch()
         runtime.run()
-        for wanted, tensor in found.items():
+        for wanted, tensor in tensors.items():
             np.testing.assert_allclose(tensor.to_numpy(), [wanted] * 4, rtol=1e-6)

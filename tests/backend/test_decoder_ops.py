@@ -30,11 +30,11 @@ def rotated(x: np.ndarray, position: int, interleaved: bool) -> np.ndarray:
     angles = torch.outer(
         torch.arange(position, position + rows).double(), torch.tensor(FREQUENCIES)
     )
-    both = torch.cat((angles, angles), -1)[None]
-    made, _ = apply_rotary_pos_emb(heads, heads, both.cos(), both.sin())
+    doubled = torch.cat((angles, angles), -1)[None]
+    turned, _ = apply_rotary_pos_emb(heads, heads, doubled.cos(), doubled.sin())
     if interleaved:
-        made = torch.stack((made[..., :8], made[..., 8:]), -1).flatten(-2)
-    return made.transpose(1, 2).reshape(rows, -1).numpy()
+        turned = torch.stack((turned[..., :8], turned[..., 8:]), -1).flatten(-2)
+    return turned.transpose(1, 2).reshape(rows, -1).numpy()
 
 
 def test_rotary_embedding_turns_as_transformers_do(backend: str) -> None:
@@ -70,12 +70,12 @@ def test_rotary_embedding_turns_as_transformers_do(backend: str) -> None:
 def run(cases: list[Case]) -> None:
     """As tests.opcheck, for ops whose references were compared already."""
     for case in cases:
-        case.made = [ark.tensor(list(a.shape), dtype) for a, dtype in case.inputs]
-        case.result = case.build(*case.made)
+        case.tensors = [ark.tensor(list(a.shape), dtype) for a, dtype in case.inputs]
+        case.result = case.build(*case.tensors)
     with ark.Runtime() as runtime:
         runtime.launch(loop_mode=False)
         for case in cases:
-            for tensor, (array, dtype) in zip(case.made, case.inputs, strict=True):
+            for tensor, (array, dtype) in zip(case.tensors, case.inputs, strict=True):
                 tensor.from_numpy(array.astype(dtype.numpy))
         runtime.run()
         for case in cases:
@@ -114,16 +114,16 @@ def test_topk_and_expert_linear_are_torchs(backend: str, dtype: ark.DataType) ->
             tensor.from_numpy(array.astype(dtype.numpy))
             wide.append(rounded(array, dtype))
         runtime.run()
-        found = [t.to_numpy() for t in (best, chosen, up, last)]
+        results = [t.to_numpy() for t in (best, chosen, up, last)]
     theirs = torch.topk(torch.tensor(wide[0]), 3)
-    np.testing.assert_array_equal(found[0].astype(np.float64), theirs.values.numpy())
+    np.testing.assert_array_equal(results[0].astype(np.float64), theirs.values.numpy())
     order = torch.sort(torch.tensor(wide[0]), descending=True, stable=True).indices[:, :3].numpy()
-    np.testing.assert_array_equal(found[1], order)
+    np.testing.assert_array_equal(results[1], order)
     want = torch.einsum("rk,rsnk->rsn", torch.tensor(wide[1]), torch.tensor(wide[2])[order])
     limit = TOLERANCE[dtype.name]
-    np.testing.assert_allclose(found[2].astype(np.float64), want.numpy(), rtol=limit, atol=limit)
+    np.testing.assert_allclose(results[2].astype(np.float64), want.numpy(), rtol=limit, atol=limit)
     want = torch.einsum("rsk,rsnk->rsn", torch.tensor(wide[3]), torch.tensor(wide[4])[order])
-    np.testing.assert_allclose(found[3].astype(np.float64), want.numpy(), rtol=limit, atol=limit)
+    np.testing.assert_allclose(results[3].astype(np.float64), want.numpy(), rtol=limit, atol=limit)
     for op, inputs, outputs in (
         ("topk", wide[:1], [theirs.values.numpy(), order]),
         ("expert_linear", [wide[3], wide[4], order], [want.numpy()]),
@@ -159,13 +159,13 @@ def test_rope_kv_is_rotation_and_two_appends(backend: str, position: int) -> Non
     given = [x, np.array([position]), FREQUENCIES, *caches]
     dtypes = [ark.fp32, ark.int32, *[ark.fp32] * 3]
     tensors = [ark.tensor(np.shape(a), d) for a, d in zip(given, dtypes, strict=True)]
-    made = ark.rope_kv(*tensors)
+    outputs = ark.rope_kv(*tensors)
     with ark.Runtime() as runtime:
         runtime.launch(loop_mode=False)
         for tensor, array, dtype in zip(tensors, given, dtypes, strict=True):
             tensor.from_numpy(np.asarray(array, dtype.numpy))
         runtime.run()
-        found = [t.to_numpy() for t in made]
+        results = [t.to_numpy() for t in outputs]
     query, key, value = np.split(x, [64, 96], axis=1)
     wanted = [rotated(query, position, True)]
     key = rotated(key, position, True)
@@ -175,7 +175,7 @@ def test_rope_kv_is_rotation_and_two_appends(backend: str, position: int) -> Non
         wanted.append(after)
     attrs = {"heads": 4, "kv_heads": 2, "head_dim": 16}
     reference = registry.get("rope_kv").reference(given, attrs)  # type: ignore[misc]
-    for got, define, want in zip(found, (reference[0], *reference[2:]), wanted, strict=True):
+    for got, define, want in zip(results, (reference[0], *reference[2:]), wanted, strict=True):
         np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
         np.testing.assert_allclose(define, want, rtol=1e-12, atol=1e-12)
     newest = np.concatenate([key, value], axis=1)
@@ -193,13 +193,13 @@ def test_kv_append_is_torchs_index_copy(backend: str, position: int) -> None:
     given = [rows, np.array([position]), cache]
     dtypes = [ark.fp32, ark.int32, ark.fp32]
     tensors = [ark.tensor(np.shape(a), d) for a, d in zip(given, dtypes, strict=True)]
-    made = ark.kv_append(tensors[2], tensors[0], tensors[1])
+    appended = ark.kv_append(tensors[2], tensors[0], tensors[1])
     with ark.Runtime() as runtime:
         runtime.launch(loop_mode=False)
         for tensor, array, dtype in zip(tensors, given, dtypes, strict=True):
             tensor.from_numpy(np.asarray(array, dtype.numpy))
         runtime.run()
-        np.testing.assert_array_equal(made.to_numpy(), want.astype(np.float32))
+        np.testing.assert_array_equal(appended.to_numpy(), want.astype(np.float32))
     (define,) = registry.get("kv_append").reference(given, {})  # type: ignore[misc]
     np.testing.assert_array_equal(define, want)
 
@@ -292,16 +292,16 @@ def test_advance_stops_at_the_last_token(backend: str) -> None:
     settings = np.array([0, 0, 0, 16, 40, 0, 0], np.int32)
     define = registry.get("advance").reference
     assert define is not None
-    found, position = [], np.array([0])
+    results, position = [], np.array([0])
     with ark.Runtime() as runtime:
         runtime.launch(loop_mode=False)
         state.settings.from_numpy(settings)
         for _ in range(4):
             runtime.run()
             (position,) = define([settings, position], {"rows": 7})
-            found.append(int(state.position.to_numpy()[0]))
-            assert found[-1] == position[0]
-    assert found == [7, 14, 16, 16]
+            results.append(int(state.position.to_numpy()[0]))
+            assert results[-1] == position[0]
+    assert results == [7, 14, 16, 16]
 
 
 def test_every_op_of_one_rank_has_a_reference() -> None:

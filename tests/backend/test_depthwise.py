@@ -29,13 +29,13 @@ def depthwise(
     weight = rng.uniform(-1, 1, (outputs, x[1] // many, *kernel))
 
     def build(source: Any, table: Any) -> Any:
-        made = ark.conv(source, table, groups=many, **form)
-        return ark.relu(made) if then else made
+        convolved = ark.conv(source, table, groups=many, **form)
+        return ark.relu(convolved) if then else convolved
 
     def expected(source: np.ndarray, table: np.ndarray) -> np.ndarray:
         given = (torch.tensor(v, dtype=torch.float64) for v in (source, table))
-        made = torch.nn.functional.conv2d(*given, groups=many, **form).numpy()
-        return np.maximum(made, 0) if then else made
+        convolved = torch.nn.functional.conv2d(*given, groups=many, **form).numpy()
+        return np.maximum(convolved, 0) if then else convolved
 
     name = f"{x} {outputs} {kernel} {dtype} {groups} {form}"
     return Case(name, [(image, dtype), (weight, dtype)], build, expected)

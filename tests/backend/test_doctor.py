@@ -29,20 +29,20 @@ FAULTS = {
 
 
 def test_a_sound_device_passes(backend: str) -> None:
-    found: list[checks.Finding] = []
+    findings: list[checks.Finding] = []
     with Bench(registry.get(backend), 0) as bench:
-        checks.examine(bench, found.append)
-    assert [f for f in found if f.verdict == "fail"] == []
-    assert len(found) == len(checks.ALL) and len({f.check for f in found}) == len(found)
+        checks.examine(bench, findings.append)
+    assert [f for f in findings if f.verdict == "fail"] == []
+    assert len(findings) == len(checks.ALL) and len({f.check for f in findings}) == len(findings)
 
 
 @pytest.mark.parametrize("check", FAULTS)
 def test_a_fault_fails(check: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = benches.source
+    original = benches.source
     old, new = FAULTS[check]
 
     def faulty(*args: object) -> Source:
-        text = made(*args).text  # type: ignore[arg-type]
+        text = original(*args).text  # type: ignore[arg-type]
         assert text.count(old) == 1
         return Source(text.replace(old, new))
 

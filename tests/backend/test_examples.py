@@ -18,9 +18,9 @@ pytestmark = pytest.mark.emulated("slow")
 
 def test_word2vec(backend: str) -> None:
     given, options = ranks_of_word2vec.text(), ranks_of_word2vec.SMALL
-    (found,) = word2vec.train(given, options).vectors
+    (vectors,) = word2vec.train(given, options).vectors
     want = ranks_of_word2vec.wanted(given, options, 1, "sum")
-    np.testing.assert_allclose(found, want, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(vectors, want, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("optimizer", ["momentum", pytest.param("LAMB", marks=slow)])
@@ -36,5 +36,5 @@ def test_adasum(backend: str, optimizer: str) -> None:
     }
     want = ranks_of_adasum.torch_weights(data, 1, "tree", peers[optimizer], steps, batch)
     for method in methods:
-        for found, wanted in zip(ended[f"{optimizer} {method}"], want, strict=True):
-            np.testing.assert_allclose(found, wanted, atol=2e-5)
+        for weights, wanted in zip(ended[f"{optimizer} {method}"], want, strict=True):
+            np.testing.assert_allclose(weights, wanted, atol=2e-5)

@@ -117,10 +117,10 @@ def test_what_outlives_its_device_is_dropped_quietly(backend: str) -> None:
         device.free(one)
     del run, executor
     gc.collect()
-    again = registry.get(backend).open(0)
+    reopened = registry.get(backend).open(0)
     try:
-        with Executor(plan, registry.get(backend), again) as executor:
+        with Executor(plan, registry.get(backend), reopened) as executor:
             prepare(executor)
             assert executor.start(2).wait(20)
     finally:
-        again.close()
+        reopened.close()

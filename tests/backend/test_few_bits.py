@@ -145,8 +145,8 @@ def test_quantising_loses_half_a_step(backend: str) -> None:
     rng = np.random.default_rng(7)
     array = rng.normal(0, 1, (6, 64)).astype(np.float32)
     source = ark.tensor([6, 64])
-    made, scales = ark.quantize(source, 32)
-    back = ark.dequantize(made, scales)
+    quantized, scales = ark.quantize(source, 32)
+    back = ark.dequantize(quantized, scales)
     with ark.Runtime() as runtime:
         runtime.launch(loop_mode=False)
         source.from_numpy(array)
@@ -154,4 +154,4 @@ def test_quantising_loses_half_a_step(backend: str) -> None:
         steps = np.abs(array.reshape(6, 2, 32)).max(-1) / 7
         np.testing.assert_allclose(scales.to_numpy(), steps, rtol=1e-6)
         assert (np.abs(back.to_numpy() - array) <= steps.repeat(32, -1) * 0.5001).all()
-        assert made.to_numpy().dtype == ark.int4.numpy
+        assert quantized.to_numpy().dtype == ark.int4.numpy

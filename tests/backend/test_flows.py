@@ -63,18 +63,16 @@ def test_chains_of_small_ops_are_numpys(backend: str, case: str, dtype: DataType
     values = np.random.default_rng(3).integers(-4, 4, VECTOR_SIZE).astype(dtype.numpy)
     opened = registry.get(backend)
     with contextlib.closing(opened.open(0)) as device:
-        made = plan(model.graph, device.machine, {"fuse": False})
-        verify([made])
+        planned = plan(model.graph, device.machine, {"fuse": False})
+        verify([planned])
         lone = not device.machine.cooperative
-        assert lone or sum(map(len, flows(made).values())) >= going_on
-        machine = machine_of(made, 0)
-        source = write(made, machine, opened.dialect(device.machine.arch)).source.text
+        assert lone or sum(map(len, flows(planned).values())) >= going_on
+        machine = machine_of(planned, 0)
+        source = write(planned, machine, opened.dialect(device.machine.arch)).source.text
         assert ("#define ARK_FLOWS " in source) != lone
-        with Executor(made, opened, device) as executor:
+        with Executor(planned, opened, device) as executor:
             executor.write("x", values)
             executor.start(3).wait()
-            found = executor.read("out").astype(np.float64)
+            got = executor.read("out").astype(np.float64)
     want = reference(values.astype(np.float64))
-    np.testing.assert_allclose(
-        found.reshape(want.shape), want, rtol=1e-6 if dtype == fp32 else 2**-7
-    )
+    np.testing.assert_allclose(got.reshape(want.shape), want, rtol=1e-6 if dtype == fp32 else 2**-7)

@@ -106,8 +106,8 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def generator(backend: str, small: Path) -> Any:
     chosen, _ = registry.choose(backend)
     device = chosen.open(0)
-    with Generator(Checkpoint.open(small), chosen, device, chunk=4, budget_s=5.0) as made:
-        yield made
+    with Generator(Checkpoint.open(small), chosen, device, chunk=4, budget_s=5.0) as opened:
+        yield opened
     device.close()
 
 
@@ -115,9 +115,9 @@ def test_chunks_and_prompt_lengths_do_not_change_the_tokens(generator: Generator
     """A prompt of one token has no prompt phase; 4 fits a chunk less one; others straddle."""
     prompt = list(range(5, 25))
     with_history = {n: list(generator.stream(prompt[:n], 6, stop_tokens=())) for n in (1, 4, 5, 6)}
-    for n, made in with_history.items():
-        again = list(generator.stream(prompt[:n] + made[:3], 3, stop_tokens=()))
-        assert again == made[3:6], n
+    for n, drawn in with_history.items():
+        repeated = list(generator.stream(prompt[:n] + drawn[:3], 3, stop_tokens=()))
+        assert repeated == drawn[3:6], n
 
 
 @pytest.mark.emulated("slow")
@@ -135,9 +135,9 @@ def test_a_large_chunk_draws_the_first_token_itself(backend: str, tmp_path: Path
     ):
         assert [p.name for p in generator.executor.plan.phases] == ["prompt", "begin", "decode"]
         for length in (1, 2, 127, 128, 129, 256, 257):
-            made = list(generator.stream(prompt[:length], 3, stop_tokens=()))
-            assert len(made) == 3
-            same_up_to_ties(model, prompt[:length], made, 0.01)
+            drawn = list(generator.stream(prompt[:length], 3, stop_tokens=()))
+            assert len(drawn) == 3
+            same_up_to_ties(model, prompt[:length], drawn, 0.01)
         first = next(iter(generator.stream(prompt[:130], 1, stop_tokens=())))
         ended = list(generator.stream(prompt[:130], 9, stop_tokens=[first]))
         assert ended == [first]  # by the chunk that drew it: no kernel behind it does anything
@@ -305,11 +305,11 @@ def test_a_kernel_that_ends_early_is_an_error(
         write_sequences(runner, shape, prompts, [total - 4 for total in totals], *how)
 
     monkeypatch.setattr(generate, "write_sequences", lower)
-    made = []
+    drawn = []
     with pytest.raises(GpuError, match=r"ended after 8 of 12 iterations"):
         for token in generator.stream([7], 12, stop_tokens=()):
-            made.append(token)
-    assert len(made) == 8
+            drawn.append(token)
+    assert len(drawn) == 8
 
 
 @pytest.mark.emulated("slow")

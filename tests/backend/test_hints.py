@@ -53,7 +53,7 @@ def test_any_tile_gives_the_same_result(backend: str, tile: list[int]) -> None:
         results.append(ark.softmax(x[0]))
     with ark.PlannerContext(config={"Tile": tile[::-1]}):
         results.append(ark.transpose(x[0], [1, 0]))
-    found = ran(results, x, b, row)
+    outputs = ran(results, x, b, row)
     v = x[1].astype(np.float64)
     e = np.exp(v - v.max(1, keepdims=True))
     pairs = v[:, 0::2] + 1j * v[:, 1::2]
@@ -69,7 +69,7 @@ def test_any_tile_gives_the_same_result(backend: str, tile: list[int]) -> None:
         e / e.sum(1, keepdims=True),
         v.T,
     ]
-    for got, expected in zip(found, wanted, strict=True):
+    for got, expected in zip(outputs, wanted, strict=True):
         np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-5)
 
 
@@ -78,11 +78,11 @@ def test_any_number_of_tasks_gives_the_same_result(backend: str, config: dict[st
     x = made(40, 30)
     with ark.PlannerContext(config=config):
         results = [ark.exp(x[0]), ark.layernorm(x[0])]
-    found = ran(results, x)
+    outputs = ran(results, x)
     v = x[1].astype(np.float64)
     normed = (v - v.mean(1, keepdims=True)) / np.sqrt(v.var(1, keepdims=True) + 1e-6)
-    np.testing.assert_allclose(found[0], np.exp(v), rtol=1e-5)
-    np.testing.assert_allclose(found[1], normed, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(outputs[0], np.exp(v), rtol=1e-5)
+    np.testing.assert_allclose(outputs[1], normed, rtol=1e-4, atol=1e-5)
 
 
 def test_what_a_config_rule_says_is_run(backend: str) -> None:
@@ -99,6 +99,6 @@ def test_what_a_config_rule_says_is_run(backend: str) -> None:
         runtime.launch(plan=plan)
         x[0].from_numpy(x[1])
         runtime.run()
-        found = y.to_numpy()
+        product = y.to_numpy()
     v = x[1].astype(np.float64)
-    np.testing.assert_allclose(found, np.maximum(v, 0) @ v.T, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(product, np.maximum(v, 0) @ v.T, rtol=1e-4, atol=1e-4)

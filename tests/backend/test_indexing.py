@@ -43,7 +43,7 @@ def values(rng: np.random.Generator, shape: Any, dtype: Any) -> np.ndarray:
 def moved(draw: Any) -> list[Case]:
     """Index arithmetic and index tensors over one to six dimensions."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    found = []
+    cases = []
     for _ in range(3):
         shape = draw(st.lists(st.integers(1, 6), min_size=1, max_size=6))
         rank, dtype = len(shape), draw(TYPES)
@@ -53,7 +53,7 @@ def moved(draw: Any) -> list[Case]:
         pads = [(draw(st.integers(0, 7)), draw(st.integers(0, 7))) for _ in shape]
         name = f"{dtype} {shape} {axis} {pads}"
         for mode in ("constant", "edge", "reflect", "wrap"):
-            found.append(
+            cases.append(
                 Case(
                     f"pad {mode} {name}",
                     inputs,
@@ -62,7 +62,7 @@ def moved(draw: Any) -> list[Case]:
                 )
             )
         repeats = [draw(st.integers(1, 2)) for _ in shape]
-        found += [
+        cases += [
             Case(
                 f"flip {name}",
                 inputs,
@@ -85,7 +85,7 @@ def moved(draw: Any) -> list[Case]:
         index = draw(st.sampled_from([ark.int32, ark.int64]))
         n = shape[axis]
         many = draw(st.lists(st.integers(1, 3), min_size=1, max_size=2))
-        found.append(
+        cases.append(
             Case(
                 f"gather {name}",
                 [*inputs, (rng.integers(-n, n, many), index)],
@@ -99,7 +99,7 @@ def moved(draw: Any) -> list[Case]:
             for d, (s, m) in enumerate(zip(smaller, shape, strict=True))
         ]
         ids = rng.integers(-n, n, smaller)
-        found.append(
+        cases.append(
             Case(
                 f"gather_elements {name}",
                 [*inputs, (ids, index)],
@@ -112,7 +112,7 @@ def moved(draw: Any) -> list[Case]:
             )
         )
         for reduction in ("set", "add", "maximum"):
-            found.append(
+            cases.append(
                 Case(
                     f"scatter {reduction} {name} {smaller}",
                     [*inputs, (ids, index), (values(rng, smaller, dtype), dtype)],
@@ -122,7 +122,7 @@ def moved(draw: Any) -> list[Case]:
                 )
             )
         for exclusive, reverse in ((False, False), (True, True)):
-            found.append(
+            cases.append(
                 Case(
                     f"cumsum {name} {exclusive} {reverse}",
                     inputs,
@@ -131,22 +131,22 @@ def moved(draw: Any) -> list[Case]:
                     tolerance=0.05,
                 )
             )
-    return found
+    return cases
 
 
 def scattered(a: np.ndarray, ids: np.ndarray, u: np.ndarray, axis: int, reduction: str) -> Any:
-    made = a.copy()
+    scattered_to = a.copy()
     for place in np.ndindex(*u.shape):
         at = (*place[:axis], ids[place], *place[axis + 1 :])
-        old, new = made[at], u[place]
-        made[at] = {"set": new, "add": old + new, "maximum": max(old, new)}[reduction]
-    return made
+        old, new = scattered_to[at], u[place]
+        scattered_to[at] = {"set": new, "add": old + new, "maximum": max(old, new)}[reduction]
+    return scattered_to
 
 
 def summed(a: np.ndarray, axis: int, exclusive: bool, reverse: bool) -> np.ndarray:
     flipped = np.flip(a, axis) if reverse else a
-    made = flipped.cumsum(axis) - (flipped if exclusive else 0)
-    return np.flip(made, axis) if reverse else made
+    sums = flipped.cumsum(axis) - (flipped if exclusive else 0)
+    return np.flip(sums, axis) if reverse else sums
 
 
 @given(drawn=moved())
@@ -219,13 +219,13 @@ def test_a_processor_with_many_long_lines_sums_them_in_pieces(
         sums = ark.cumsum(ark.tensor(shape, ark.fp32, name="x"), axis)
         ark.copy(sums, name="out")
     with contextlib.closing(chosen.open(0)) as device:
-        made = plan(model.graph, device.machine.with_processors(1), {"fuse": False})
-        verify([made])
-        with Executor(made, chosen, device) as executor:
+        planned = plan(model.graph, device.machine.with_processors(1), {"fuse": False})
+        verify([planned])
+        with Executor(planned, chosen, device) as executor:
             executor.write("x", x)
             executor.start(2).wait()
-            found = executor.read("out").reshape(shape)
-    np.testing.assert_array_equal(found, x.cumsum(axis))
+            got = executor.read("out").reshape(shape)
+    np.testing.assert_array_equal(got, x.cumsum(axis))
 
 
 def test_tuples_of_indices(backend: str) -> None:
@@ -236,9 +236,9 @@ def test_tuples_of_indices(backend: str) -> None:
     batched = rng.integers(0, 5, (3, 2, 1))
 
     def added(a: np.ndarray, i: np.ndarray, u: np.ndarray) -> np.ndarray:
-        made = a.copy()
-        np.add.at(made, (i[..., 0], i[..., 1]), u)
-        return made
+        sums = a.copy()
+        np.add.at(sums, (i[..., 0], i[..., 1]), u)
+        return sums
 
     x, i = (data, ark.fp32), (pairs, ark.int64)
     check(
@@ -304,7 +304,7 @@ def windows(draw: Any) -> list[Case]:
     torch = pytest.importorskip("torch")
     functional = torch.nn.functional
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    found = []
+    cases = []
     for count in (1, 2, 3):
         groups = draw(st.sampled_from([1, 2, 4]))
         sizes = [draw(st.integers(5, 8)) for _ in range(count)]
@@ -324,7 +324,7 @@ def windows(draw: Any) -> list[Case]:
 
         patches = rng.uniform(-1, 1, (2, 3, *(k * draw(st.integers(1, 3)) for k in kernel)))
         table = rng.uniform(-1, 1, (4, 3, *kernel))
-        found.append(
+        cases.append(
             Case(
                 f"patches {patches.shape} {kernel}",
                 [(patches, ark.fp32), (table, ark.fp32), (bias, ark.fp32)],
@@ -334,7 +334,7 @@ def windows(draw: Any) -> list[Case]:
             )
         )
         triple = [(x, ark.fp32), (w, ark.fp32), (bias, ark.fp32)]
-        found.append(
+        cases.append(
             Case(
                 f"conv {name}",
                 triple,
@@ -343,7 +343,7 @@ def windows(draw: Any) -> list[Case]:
                 tolerance=1e-4,
             )
         )
-        found.append(
+        cases.append(
             Case(
                 f"conv_transpose {name}",
                 [(x, ark.fp32), (back, ark.fp32)],
@@ -356,7 +356,7 @@ def windows(draw: Any) -> list[Case]:
         )
         half = [min(p, k // 2) for p, k in zip(padding, kernel, strict=True)]
         for ceil in (False, True):
-            found.append(
+            cases.append(
                 Case(
                     f"max {name} {ceil}",
                     [(x, ark.fp32)],
@@ -375,7 +375,7 @@ def windows(draw: Any) -> list[Case]:
                 )
             )
             for counted in (False, True):
-                found.append(
+                cases.append(
                     Case(
                         f"avg {name} {ceil} {counted}",
                         [(x, ark.fp32)],
@@ -393,7 +393,7 @@ def windows(draw: Any) -> list[Case]:
                         ),
                     )
                 )
-    return found
+    return cases
 
 
 @given(drawn=windows())

@@ -16,15 +16,15 @@ def run(
     """gather_nd at the tuples, or what scatter_nd makes there of ones."""
     x, at = ark.tensor(list(shape)), ark.tensor(list(np.shape(ids)), ark.int64)
     if scatter:
-        made = ark.scatter_nd(x, at, ark.constant(-1.0, [len(ids)]))
+        output = ark.scatter_nd(x, at, ark.constant(-1.0, [len(ids)]))
     else:
-        made = ark.gather_nd(x, at, batch)
+        output = ark.gather_nd(x, at, batch)
     with ark.Runtime() as runtime:
         runtime.launch(loop_mode=False)
         x.from_numpy(np.arange(np.prod(shape), dtype=np.float32).reshape(shape))
         at.from_numpy(np.array(ids, np.int64))
         runtime.run()
-        return made.to_numpy()
+        return output.to_numpy()
 
 
 def test_tuples_within_the_range_are_numpys(backend: str) -> None:

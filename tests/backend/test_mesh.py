@@ -87,7 +87,7 @@ def test_a_plan_made_for_the_cpu_gives_the_same_bits_on_the_mesh() -> None:
     random = np.random.default_rng(1)
     given = {t.ir.buffer.name: random.standard_normal(t.shape(), np.float32) for t in inputs}
     names = {t.buffer: t.name for t in plan.tensors}
-    found = []
+    results = []
     with (
         Executor(plan, cpu, cpu.open(0)) as kernel,
         MeshExecutor(plan, ark_mesh.backend.open(0)) as cores,
@@ -101,9 +101,9 @@ def test_a_plan_made_for_the_cpu_gives_the_same_bits_on_the_mesh() -> None:
             last = next(t for t in plan.tensors if t.id == plan.ops[-2].operands[-1])
             assert names[last.buffer]
             place = runner.tensor_address(last)
-            found.append(runner.device.read(place, plan.buffers[last.buffer].nbytes))
-        assert found[0].view(np.float32).any()
-    assert (found[0] == found[1]).all()
+            results.append(runner.device.read(place, plan.buffers[last.buffer].nbytes))
+        assert results[0].view(np.float32).any()
+    assert (results[0] == results[1]).all()
     assert result.shape() == [1, 40] or list(result.shape()) == [1, 40]
 
 

@@ -28,7 +28,9 @@ def test_the_page_has_every_architecture_with_its_file() -> None:
     table = re.findall(
         r"^\| `(\w+)` \|.*?\| `(\w+\.py)` \|", (DOCS / "models.md").read_text(), re.M
     )
-    files = {name: f"{str(made).split(':')[0].split('.')[-1]}.py" for name, made in OWN.items()}
+    files = {
+        name: f"{str(builder).split(':')[0].split('.')[-1]}.py" for name, builder in OWN.items()
+    }
     assert dict(table) == files and len(table) == len(files)
     kinds = {case["kind"] for case in decoders.CASES.values()}
     tested = {registry.MODEL_TYPES[kind] for kind in kinds} | {"MistralForCausalLM"}

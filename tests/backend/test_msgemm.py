@@ -14,8 +14,8 @@ from tests.emulated import few_emulated
 def test_integers_are_exact(backend: str, d: int) -> None:
     weight, _, _ = example.draw(24, 12, 3, 12)
     x = np.random.default_rng(1).integers(-1000, 1000, (12, 3)).astype(np.int32)
-    found, _ = example.run(example.by_tables(weight, x, d, None))
-    np.testing.assert_array_equal(found, weight.astype(np.int64) @ x)
+    product, _ = example.run(example.by_tables(weight, x, d, None))
+    np.testing.assert_array_equal(product, weight.astype(np.int64) @ x)
 
 
 @pytest.mark.emulated("slow")

@@ -38,7 +38,7 @@ def in_torch(values: np.ndarray) -> torch.Tensor:
 def test_extremes_with_nan_are_torchs(backend: str, dtype: Any) -> None:
     given = [rows(c, n, dtype) for c, n in ((6, 3), (37, 67), (5, 128), (5, 3000))]
     inputs = [ark.tensor(list(v.shape), dtype) for v in given]
-    made = [
+    outputs = [
         [f(x, axis=axis) for axis in (-1, 0) for f in (ark.argmax, ark.argmin)]
         + [ark.reduce_max(x, -1), ark.reduce_min(x, 0)]
         for x in inputs
@@ -48,7 +48,7 @@ def test_extremes_with_nan_are_torchs(backend: str, dtype: Any) -> None:
         for x, v in zip(inputs, given, strict=True):
             x.from_numpy(v)
         runtime.run()
-        for results, v in zip(made, given, strict=True):
+        for results, v in zip(outputs, given, strict=True):
             t = in_torch(v)
             wanted = (t.argmax(-1), t.argmin(-1), t.argmax(0), t.argmin(0), t.amax(-1), t.amin(0))
             for result, want in zip(results, wanted, strict=True):
@@ -62,7 +62,7 @@ def test_topk_with_nan_is_torchs(backend: str, dtype: Any) -> None:
     shapes = ((6, 3, 3), (40, 130, 8), (5, 70, 70), (5, 4999, 4), (5, 4999, 80))
     given = [(rows(c, n, dtype), k) for c, n, k in shapes]
     inputs = [ark.tensor(list(v.shape), dtype) for v, _ in given]
-    made = [
+    outputs = [
         [ark.topk(x, k, largest=largest) for largest in (True, False)]
         for x, (_, k) in zip(inputs, given, strict=True)
     ]
@@ -71,7 +71,7 @@ def test_topk_with_nan_is_torchs(backend: str, dtype: Any) -> None:
         for x, (v, _) in zip(inputs, given, strict=True):
             x.from_numpy(v)
         runtime.run()
-        for results, (v, k) in zip(made, given, strict=True):
+        for results, (v, k) in zip(outputs, given, strict=True):
             for (values, places), largest in zip(results, (True, False), strict=True):
                 want = torch.sort(in_torch(v), dim=-1, descending=largest, stable=True)
                 at = want.indices[:, :k].numpy()

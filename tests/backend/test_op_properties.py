@@ -311,27 +311,27 @@ def test_any_shapes_views_and_types(fresh_model, plan: list[Any], seed: int) -> 
     """What every call gives is NumPy's, and the same bits again."""
     fresh_model()
     rng = np.random.default_rng(seed)
-    made = []
+    calls = []
     for name, dtype, shape, before in plan:
         around = tuple(n + 2 * b for n, b in zip(shape, before, strict=True))
         whole, row = ark.tensor(list(around), dtype), ark.tensor([shape[1]], dtype)
         part = tuple(slice(b, b + n) for n, b in zip(shape, before, strict=True))
         x = whole[part[0], part[1]] if any(before) else whole
-        made.append((name, dtype, whole, row, part, OPS[name][0](x, row)))
+        calls.append((name, dtype, whole, row, part, OPS[name][0](x, row)))
     values = []
     with ark.Runtime() as runtime:
         runtime.launch()
-        for _, dtype, whole, row, _, _ in made:
+        for _, dtype, whole, row, _, _ in calls:
             arrays = [rng.standard_normal(t.shape()).astype(dtype.numpy) for t in (whole, row)]
             whole.from_numpy(arrays[0])
             row.from_numpy(arrays[1])
             values.append([a.astype(np.float64) for a in arrays])
         runtime.run()
-        first = [m[-1].to_numpy().copy() for m in made]
+        first = [m[-1].to_numpy().copy() for m in calls]
         runtime.run()
-        again = [m[-1].to_numpy().copy() for m in made]
+        repeated = [m[-1].to_numpy().copy() for m in calls]
     for (name, dtype, _, _, part, _), (x, w), got, second in zip(
-        made, values, first, again, strict=True
+        calls, values, first, repeated, strict=True
     ):
         want, size = (f(x[part], w) for f in OPS[name][1:])
         error = np.abs(got.astype(np.float64).reshape(want.shape) - want)

@@ -159,12 +159,12 @@ def test_casts_round_like_numpy(backend: str) -> None:
     array = np.concatenate([bits.view(np.float32), specials.astype(np.float32)])
     array = array[~np.isnan(array)]
     source = ark.tensor([len(array)])
-    made = [ark.cast(source, dtype) for dtype in (ark.fp16, ark.bf16)]
+    casts = [ark.cast(source, dtype) for dtype in (ark.fp16, ark.bf16)]
     with ark.Runtime() as runtime:
         runtime.launch(loop_mode=False)
         source.from_numpy(array)
         runtime.run()
-        for tensor in made:
+        for tensor in casts:
             with np.errstate(over="ignore"):
                 want = array.astype(tensor.dtype().numpy)
             np.testing.assert_array_equal(tensor.to_numpy().view(np.uint16), want.view(np.uint16))

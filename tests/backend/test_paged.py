@@ -38,15 +38,15 @@ def test_rows_are_written_where_the_table_says(backend: str, positions: tuple[in
     pages = np.array([[3, 0, 7], [8, -1, -1], [5, 9, 1]], np.int32)[: len(positions)]
     target, given = ark.tensor([9, 2, 8, 4]), ark.tensor([3, 8])
     at, numbers = ark.tensor([len(positions)], ark.int32), ark.tensor(list(pages.shape), ark.int32)
-    made = ark.paged_append(target, given, numbers, at)
-    ark.copy(made)
+    appended = ark.paged_append(target, given, numbers, at)
+    ark.copy(appended)
     with ark.Runtime() as runtime:
         runtime.launch(loop_mode=False)
         for tensor, array in ((target, cache), (given, rows), (numbers, pages)):
             tensor.from_numpy(array)
         at.from_numpy(np.array(positions, np.int32))
         runtime.run()
-        got = made.to_numpy()
+        got = appended.to_numpy()
     want, alone = cache.copy(), len(positions) == 1
     for r in range(3):
         place = positions[0] + r if alone else positions[r]
@@ -70,14 +70,14 @@ def test_a_loop_appends_and_reads(backend: str) -> None:
     at = ark.tensor([2], ark.int32)
     ark.add(at, ark.constant(1, [2], ark.int32), output=at)
     keys, values = (ark.paged_append(c, rows[:, :32], numbers, at) for c in caches)
-    made = ark.paged_attention(rows, keys, values, numbers, at)
+    attended = ark.paged_attention(rows, keys, values, numbers, at)
     with ark.Runtime() as runtime:
         runtime.launch(loop_mode=False)
         for tensor, array in zip((*caches, rows, numbers), (*first, x, pages), strict=True):
             tensor.from_numpy(array.astype(tensor.dtype().numpy))
         at.from_numpy(np.array([8, 0], np.int32))
         runtime.run(3)
-        got, cached = made.to_numpy(), [c.to_numpy() for c in caches]
+        got, cached = attended.to_numpy(), [c.to_numpy() for c in caches]
     want = first.copy()
     for b, start in enumerate((9, 1)):
         for place in range(start, start + 3):

@@ -54,15 +54,15 @@ def test_the_norm_of_a_sum_of_parts_is_numpys(
             ark.mul(total, 2.0, name="doubled")
         key = f"1x1x{rows}x{columns}x{depth}x2"
         options = {"variant": "matrix", "cuts": {key: [128, 64, parts]}}
-        made = make_plan(model.graph, machine, options)
-        verify([made])
-        assert "combine_norm" in {op.kind for op in made.ops}
-        with Executor(made, registry.get(backend), device) as executor:
+        planned = make_plan(model.graph, machine, options)
+        verify([planned])
+        assert "combine_norm" in {op.kind for op in planned.ops}
+        with Executor(planned, registry.get(backend), device) as executor:
             for name, (array, kind) in given.items():
                 executor.write(name, array.astype(kind.numpy))
             executor.start(2).wait(60)
-            found = {name: executor.read(name) for name in ("normed", "doubled")}
+            got = {name: executor.read(name) for name in ("normed", "doubled")}
     want = x @ w.T + (r if residual else 0.0)
     normed = want / np.sqrt((want**2).mean(axis=1, keepdims=True) + RMSNORM_EPS) * scale
-    np.testing.assert_allclose(found["doubled"].reshape(want.shape), 2 * want, atol=2e-4)
-    np.testing.assert_allclose(found["normed"].reshape(want.shape), normed, atol=2e-4)
+    np.testing.assert_allclose(got["doubled"].reshape(want.shape), 2 * want, atol=2e-4)
+    np.testing.assert_allclose(got["normed"].reshape(want.shape), normed, atol=2e-4)

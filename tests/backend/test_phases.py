@@ -35,9 +35,9 @@ def steps(count: int) -> Model:
 def planned(model: Model, backend: str) -> Plan:
     which, _ = registry.choose(backend)
     with contextlib.closing(which.open(0)) as device:
-        made = make_plan(model.graph, device.machine)
-    verify([made])
-    return made
+        task_plan = make_plan(model.graph, device.machine)
+    verify([task_plan])
+    return task_plan
 
 
 @pytest.mark.parametrize(
@@ -46,28 +46,31 @@ def planned(model: Model, backend: str) -> Plan:
 )
 def test_each_phase_runs_as_often_as_asked(backend: str, iterations: list[int] | int) -> None:
     phases = 3 if isinstance(iterations, int) else len(iterations)
-    made = from_json(to_json(planned(steps(phases), backend)))
-    assert [p.name for p in made.phases] == [f"step{i}" for i in range(phases)]
+    task_plan = from_json(to_json(planned(steps(phases), backend)))
+    assert [p.name for p in task_plan.phases] == [f"step{i}" for i in range(phases)]
     which, _ = registry.choose(backend)
     begin = np.arange(VECTOR_SIZE, dtype=np.float32)
-    with contextlib.closing(which.open(0)) as device, Executor(made, which, device) as executor:
+    with (
+        contextlib.closing(which.open(0)) as device,
+        Executor(task_plan, which, device) as executor,
+    ):
         executor.write("x", begin)
         executor.start(iterations).wait(60)
-        found = executor.read("x")
+        got = executor.read("x")
     each = [0, 0, iterations] if isinstance(iterations, int) else iterations
     for number, count in enumerate(each):
         for _ in range(count):
             begin = 2 * begin + number
-    np.testing.assert_array_equal(found.ravel(), begin)
+    np.testing.assert_array_equal(got.ravel(), begin)
 
 
 @pytest.mark.parametrize("iterations", [[1], [1, 2, 3, 4], [1, -1, 2]])
 def test_iterations_that_do_not_fit_are_refused(iterations: list[int]) -> None:
-    made = planned(steps(3), "cpu")
+    task_plan = planned(steps(3), "cpu")
     which, _ = registry.choose("cpu")
     with (
         contextlib.closing(which.open(0)) as device,
-        Executor(made, which, device) as executor,
+        Executor(task_plan, which, device) as executor,
         pytest.raises(ark.InvalidUsageError, match="each of the 3 phases"),
     ):
         executor.start(iterations)

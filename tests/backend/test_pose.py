@@ -28,13 +28,13 @@ def scipy_pose(
 
     def residuals(x: np.ndarray) -> np.ndarray:
         a = (Rotation.from_rotvec(x[:3]) * first).as_matrix()
-        both = np.concatenate([-a, np.eye(3)], 1)
-        lower = np.linalg.cholesky(both @ full @ both.T)
+        jacobian = np.concatenate([-a, np.eye(3)], 1)
+        lower = np.linalg.cholesky(jacobian @ full @ jacobian.T)
         return np.linalg.solve(lower, (b - r @ a.T - x[3:])[:, :, None]).ravel()
 
-    found = optimize.least_squares(residuals, [0, 0, 0, *start[4:]], xtol=1e-12, ftol=1e-14)
-    a = (Rotation.from_rotvec(found.x[:3]) * first).as_matrix()
-    return a, found.x[3:], found.cost
+    solution = optimize.least_squares(residuals, [0, 0, 0, *start[4:]], xtol=1e-12, ftol=1e-14)
+    a = (Rotation.from_rotvec(solution.x[:3]) * first).as_matrix()
+    return a, solution.x[3:], solution.cost
 
 
 @pytest.mark.parametrize("points", [8, pytest.param(13, marks=slow)])
@@ -123,13 +123,13 @@ def test_errors_are_those_of_the_bound() -> None:
     points, batch = 8, 40_000
     problems, rotation, position = example.draw(points, batch, seed=1)
     poses, _ = example.solve(problems)
-    found = example.errors(poses, rotation, position)
+    errors = example.errors(poses, rotation, position)
     bound = poses.bound().mean(0)
-    ratio = found.std(0) / np.sqrt(np.diagonal(bound))
+    ratio = errors.std(0) / np.sqrt(np.diagonal(bound))
     assert (np.abs(ratio - 1) < 0.01).all(), ratio
     assert np.abs(2 * poses.cost.mean() - (3 * points - 6)) < 5 * (36 / batch) ** 0.5
     # The bound's correlations too: an error as long as it says, in all six at once.
-    squares = np.einsum("bi,ij,bj->b", found, np.linalg.inv(bound), found)
+    squares = np.einsum("bi,ij,bj->b", errors, np.linalg.inv(bound), errors)
     assert abs(squares.mean() - 6) < 5 * (12 / batch) ** 0.5
 
 
@@ -141,9 +141,9 @@ def test_kabsch_takes_no_reflection() -> None:
     turn = np.array(
         [[1, 0, 0], [0, np.cos(angle), -np.sin(angle)], [0, np.sin(angle), np.cos(angle)]]
     )
-    found = example.kabsch(scene[:, :, None], (turn @ scene)[:, :, None] + 1)
-    np.testing.assert_allclose(example.algebra.to_matrix(found[:4, 0]), turn, atol=1e-6)
-    np.testing.assert_allclose(found[4:, 0], 1, atol=1e-6)
+    estimate = example.kabsch(scene[:, :, None], (turn @ scene)[:, :, None] + 1)
+    np.testing.assert_allclose(example.algebra.to_matrix(estimate[:4, 0]), turn, atol=1e-6)
+    np.testing.assert_allclose(estimate[4:, 0], 1, atol=1e-6)
 
 
 def test_the_figure_is_an_svg() -> None:

@@ -82,35 +82,35 @@ def test_a_prompt_for_matrix_units_gives_the_models_tokens(
                 executor.write("position", np.zeros(1))
                 executor.write("settings", np.array([0, 0, 0, length - 1, length + 3, 0, 0]))
                 executor.start(shape.iterations(length, 3)).wait(60)
-                made = executor.read("tokens")[length : length + 3].tolist()
-                _near(model, prompt[:length], made)
+                got = executor.read("tokens")[length : length + 3].tolist()
+                _near(model, prompt[:length], got)
 
 
 @pytest.mark.parametrize("position", [0, 7, 100])
 def test_a_projection_rotates_and_appends_its_rows(position: int) -> None:
     """In tiles of some rows each; rows beyond the cache are dropped, others stay as they were."""
     backend, _ = registry.choose("cpu")
-    what = Projection(rows=200, k=72, heads=3, kv_heads=1, width=64, context=230)
-    given = what.random(np.random.default_rng(position))
+    projection = Projection(rows=200, k=72, heads=3, kv_heads=1, width=64, context=230)
+    given = projection.random(np.random.default_rng(position))
     with contextlib.closing(backend.open(0)) as device:
-        plan = what.plan(with_matrix(device.machine))
+        plan = projection.plan(with_matrix(device.machine))
         (op,) = plan.ops
-        assert op.kind == "matmul" and op.params["tile"][0] < what.rows
+        assert op.kind == "matmul" and op.params["tile"][0] < projection.rows
         with Executor(plan, backend, device) as executor:
             for name, array in given.items():
                 executor.write(name, array)
             executor.write("position", np.array([position]))
             executor.start(1).wait(60)
-            for name, right in what.expected(given, position).items():
-                made = executor.read(name).astype(np.float64)
-                np.testing.assert_allclose(made, right, rtol=2**-7, atol=2**-5, err_msg=name)
+            for name, right in projection.expected(given, position).items():
+                got = executor.read(name).astype(np.float64)
+                np.testing.assert_allclose(got, right, rtol=2**-7, atol=2**-5, err_msg=name)
 
 
-def _near(model: LlamaForCausalLM, prompt: list[int], made: list[int]) -> None:
+def _near(model: LlamaForCausalLM, prompt: list[int], drawn: list[int]) -> None:
     """Each token's logit is as good as the best one's within the rounding of bf16."""
     with torch.inference_mode():
-        logits = model(torch.tensor([prompt + made])).logits[0].float()
-    for i, token in enumerate(made):
+        logits = model(torch.tensor([prompt + drawn])).logits[0].float()
+    for i, token in enumerate(drawn):
         row = logits[len(prompt) - 1 + i]
         spread = float(row.std())
         assert float(row.max() - row[token]) <= 0.05 * spread, (len(prompt), i, token)

@@ -84,9 +84,9 @@ def test_dropout_and_its_gradient(backend: str) -> None:
         runtime.launch(loop_mode=False)
         x.from_numpy(values)
         runtime.run(1)
-        found, slope = kept.to_numpy(), gradient.to_numpy()
+        results, slope = kept.to_numpy(), gradient.to_numpy()
     mask = (words(np.arange(64 * 33), 9).reshape(64, 33) >> 8) * 2.0**-24 >= 0.25
-    np.testing.assert_allclose(found, np.where(mask, values / 0.75, 0), rtol=1e-6)
+    np.testing.assert_allclose(results, np.where(mask, values / 0.75, 0), rtol=1e-6)
     np.testing.assert_allclose(slope, np.where(mask, 1 / 0.75, 0), rtol=1e-6)
     assert 0.7 < mask.mean() < 0.8
 

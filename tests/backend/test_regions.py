@@ -43,16 +43,16 @@ def test_sums_between_functions(backend: str, shape: list[int]) -> None:
     random = np.random.default_rng(1)
     arrays = [random.uniform(-1, 1, s).astype(np.float32) for s in (shape, small)]
     x, y = (ark.tensor(s) for s in (shape, small))
-    made = steps(x, y, lambda t: ark.reduce_sum(t, axis))
-    ark.copy(made[1], output=y)  # in place, of what all elements have read
+    outputs = steps(x, y, lambda t: ark.reduce_sum(t, axis))
+    ark.copy(outputs[1], output=y)  # in place, of what all elements have read
     with ark.Runtime() as runtime:
         runtime.launch(loop_mode=False)
         x.from_numpy(arrays[0])
         y.from_numpy(arrays[1])
         runtime.run()
-        found = [made[0].to_numpy(), y.to_numpy()]
+        results = [outputs[0].to_numpy(), y.to_numpy()]
     want = steps(*(a.astype(np.float64) for a in arrays), lambda t: t.sum(axis, keepdims=True))
-    for got, wanted in zip(found, want, strict=True):
+    for got, wanted in zip(results, want, strict=True):
         np.testing.assert_allclose(got, wanted, rtol=2e-5, atol=2e-5)
 
 
@@ -74,8 +74,8 @@ def test_what_nobody_reads_is_not_written() -> None:
     def build() -> Any:
         x, y = ark.tensor([3, 5, 70]), ark.tensor([3, 1, 70])
         dead = [x * float(i) for i in range(2, 80)]  # each would be an operand
-        made = steps(x, y, lambda t: ark.reduce_sum(t, 1))
-        ark.copy(made[1], output=y)
+        outputs = steps(x, y, lambda t: ark.reduce_sum(t, 1))
+        ark.copy(outputs[1], output=y)
         return dead
 
     assert kinds(build) == ["fusion"]
@@ -96,11 +96,11 @@ def test_what_is_overwritten_is_not_read_later() -> None:
         runtime.launch(loop_mode=False)
         x.from_numpy(given)
         runtime.run()
-        found, after = x.to_numpy(), late.to_numpy()
+        results, after = x.to_numpy(), late.to_numpy()
     want = [given * 0.5, given + 1.0]
     for _ in range(12):
         want.append(want[-1] * 0.25 + want[-2])
-    np.testing.assert_allclose(found, want[-1], rtol=1e-5)
+    np.testing.assert_allclose(results, want[-1], rtol=1e-5)
     np.testing.assert_allclose(after, 2 * want[-1], rtol=1e-5)
 
 
@@ -108,18 +108,18 @@ def test_the_reference_is_what_nodes_said() -> None:
     """NumPy's meaning of a joined node, which tests of whole graphs use."""
     ark.init(backend="cpu")
     shapes = [3, 5, 70], [3, 1, 70]
-    made = steps(*(ark.tensor(s) for s in shapes), lambda t: ark.reduce_sum(t, 1))
-    assert len(made) == 2
+    outputs = steps(*(ark.tensor(s) for s in shapes), lambda t: ark.reduce_sum(t, 1))
+    assert len(outputs) == 2
     prepared = prepare(Model.get_model().graph, machine("cpu-2")).graph
     (node,) = (n for n in prepared.nodes if not n.virtual)
     assert node.type == "fusion" and all(node.attrs[s] for s in STAGES if s != "first")
     random = np.random.default_rng(3)
     arrays = [random.uniform(-1, 1, t.shape) for t in node.inputs]
-    found = registry.get("fusion").reference(arrays, node.attrs)
+    results = registry.get("fusion").reference(arrays, node.attrs)
     by_shape = {a.shape: a for a in arrays}
     x, y = (by_shape[tuple(s)] for s in shapes)
     want = steps(x, y, lambda t: t.sum(1, keepdims=True))
-    for got, wanted in zip(found, want, strict=True):
+    for got, wanted in zip(results, want, strict=True):
         np.testing.assert_allclose(got, wanted)
 
 
@@ -127,15 +127,15 @@ def test_the_reference_is_what_nodes_said() -> None:
 def test_results_that_one_op_reads_twice(backend: str, dtype: Any) -> None:
     """Doubling is exact in every type."""
     x = ark.tensor([2, 300], dtype)
-    made = x
+    doubled = x
     for _ in range(12):
-        made = ark.add(made, made)
+        doubled = ark.add(doubled, doubled)
     array = np.random.default_rng(3).uniform(-1, 1, (2, 300)).astype(dtype.numpy)
     with ark.Runtime() as runtime:
         runtime.launch(loop_mode=False)
         x.from_numpy(array)
         runtime.run()
-        got = made.to_numpy().astype(np.float32)
+        got = doubled.to_numpy().astype(np.float32)
     np.testing.assert_array_equal(got, 4096 * array.astype(np.float32))
 
 
@@ -143,7 +143,7 @@ def test_results_that_one_op_reads_twice(backend: str, dtype: Any) -> None:
 def test_a_small_chain_of_them_is_one_op_where_handing_over_is_slow(dtype: Any) -> None:
     model = Model()
     with use_model(model):
-        made = ark.tensor([4096], dtype)
+        doubled = ark.tensor([4096], dtype)
         for _ in range(12):
-            made = ark.add(made, made)
+            doubled = ark.add(doubled, doubled)
     assert [op.kind for op in plan(model.graph, machine("h100")).ops] == ["fusion"]

@@ -69,17 +69,17 @@ def attend(
     inputs = [t[name] for name in ("q", "keys", "values", "position", "fresh")]
     graph.add("attention", inputs, [out], attrs, "attention")
     with contextlib.closing(backend.open(0)) as device:
-        made = plan(graph, device.machine)
-        verify([made])
-        (op,) = (op for op in made.ops if op.kind == "attention")
-        assert attention.OneRow().serves(kinds.signature(made, op), device.machine)
-        with Executor(made, backend, device) as executor:
+        planned = plan(graph, device.machine)
+        verify([planned])
+        (op,) = (op for op in planned.ops if op.kind == "attention")
+        assert attention.OneRow().serves(kinds.signature(planned, op), device.machine)
+        with Executor(planned, backend, device) as executor:
             for name, array in given.items():
                 executor.write(name, array)
             executor.start(2).wait()
             got = executor.read("out").reshape(heads, width)
-            merges = (op for op in made.ops if op.kind == "attention_merge")
-            read = [made.tensors[op.operands[0]] for op in merges]
+            merges = (op for op in planned.ops if op.kind == "attention_merge")
+            read = [planned.tensors[op.operands[0]] for op in merges]
             parts = {t.name: executor.read(t.name) for t in read if not t.packet}
     wide = {name: array.astype(np.float64) for name, array in given.items()}
     new = wide["fresh"].reshape(2, kv_heads, width)
@@ -91,7 +91,7 @@ def attend(
         weights = np.exp(scores - scores.max())
         want = weights / weights.sum() @ v
         np.testing.assert_allclose(got[head], want, rtol=1e-5, atol=1e-5)
-    return made, parts
+    return planned, parts
 
 
 @pytest.mark.parametrize(
@@ -109,10 +109,10 @@ def test_attention_of_a_row(
 def test_parts_that_are_too_many_for_packets() -> None:
     """A task that joins a head would read 4,160 elements: plain numbers, behind a counter."""
     with emulator.emulated("gfx942", checks=1, compute_units=32):
-        made, parts = attend(8, 1, 128, 32768, 1500)
-    (merge,) = (op for op in made.ops if op.kind == "attention_merge")
+        planned, parts = attend(8, 1, 128, 32768, 1500)
+    (merge,) = (op for op in planned.ops if op.kind == "attention_merge")
     assert merge.params["splits"] == 32
-    assert not made.tensors[merge.operands[0]].packet
+    assert not planned.tensors[merge.operands[0]].packet
     # As many as there would be with room for 1,501 positions have any: their cube root.
     (weights,) = (array.reshape(8, 32, 130)[:, :, 129] for array in parts.values())
     assert ((weights > 0).sum(1) == 11).all() and (weights[:, :11] > 0).all()
@@ -133,7 +133,7 @@ def test_parts_travel_as_packets(heads: int, width: int, room: int, splits: int)
     out = graph.tensor((1, heads * width), fp32, arena="state", name="out")
     attrs = {"heads": heads, "head_dim": width, "scale": width**-0.5}
     graph.add("attention", [given[0], *caches, position, given[1]], [out], attrs, "attention")
-    made = plan(graph, machine)
-    (merge,) = (op for op in made.ops if op.kind == "attention_merge")
+    planned = plan(graph, machine)
+    (merge,) = (op for op in planned.ops if op.kind == "attention_merge")
     assert merge.params["splits"] == splits
-    assert made.tensors[merge.operands[0]].packet
+    assert planned.tensors[merge.operands[0]].packet

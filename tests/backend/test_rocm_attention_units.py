@@ -45,9 +45,9 @@ WHOLE = (
 
 
 def layout_of(plan: Plan, op: PlanOp) -> attention_units.Layout:
-    made = attention_units.layout_of(signature(plan, op), machine_of(plan))
-    assert made is not None
-    return made
+    layout = attention_units.layout_of(signature(plan, op), machine_of(plan))
+    assert layout is not None
+    return layout
 
 
 @pytest.fixture
@@ -76,15 +76,15 @@ def test_all_masks_give_torchs_results(arch: str, shapes: Sequence[Any], dtype: 
     with contextlib.closing(backend.open(0)) as device:
         plan, cases = planned(shapes, device.machine, dtype, cached=cached)
         with Executor(plan, backend, device) as executor:
-            for made, named, op in cases:
+            for case, named, op in cases:
                 layout_of(plan, op)
-                for name, array in given(made, named).items():
+                for name, array in given(case, named).items():
                     executor.write(name, array)
             executor.start(2).wait()
-            for i, (made, *_) in enumerate(cases):
-                want = expected(made)
+            for i, (case, *_) in enumerate(cases):
+                want = expected(case)
                 got = executor.read(f"{i}.out").reshape(want.shape)
-                compare(f"{arch}: {made.name}", got, want, dtype, made.tolerance)
+                compare(f"{arch}: {case.name}", got, want, dtype, case.tolerance)
 
 
 @pytest.mark.parametrize("arch", ["gfx942", pytest.param("gfx1100", marks=slow)], indirect=True)
@@ -92,17 +92,17 @@ def test_what_no_row_sees_is_not_multiplied(arch: str) -> None:
     """Rows of a cache that are not written yet may be anything."""
     shape = Shape(40, 300, 2, 1, 64, position=77)
     with contextlib.closing(backend.open(0)) as device:
-        plan, ((made, named, _),) = planned([shape], device.machine, bf16)
+        plan, ((case, named, _),) = planned([shape], device.machine, bf16)
         with Executor(plan, backend, device) as executor:
-            arrays = given(made, named)
+            arrays = given(case, named)
             for name in named[1:3]:
                 arrays[name][:, 77 + 40 :] = np.nan
             for name, array in arrays.items():
                 executor.write(name, array)
             executor.start(1).wait()
-            want = expected(made)
+            want = expected(case)
             got = executor.read("0.out").reshape(want.shape)
-    compare(arch, got, want, bf16, made.tolerance)
+    compare(arch, got, want, bf16, case.tolerance)
 
 
 @pytest.mark.parametrize("arch", ["gfx1100", pytest.param("gfx942", marks=slow)], indirect=True)

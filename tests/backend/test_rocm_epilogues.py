@@ -145,13 +145,13 @@ def follow(
             ark.copy(build(product, *inputs[2:]), out)
     options = {"cuts": {key((1, 1, m, n), k, dtypes[0].itemsize): list(cut)}}
     with contextlib.closing(backend.open(0)) as device:
-        made = make_plan(model.graph, device.machine, options)
-        verify([made])
+        planned = make_plan(model.graph, device.machine, options)
+        verify([planned])
         kinds = ["matmul"] if cut[2] == 1 else ["matmul", "pointwise"]
-        assert [op.kind for op in made.ops] == kinds
-        params = made.ops[0].params
+        assert [op.kind for op in planned.ops] == kinds
+        params = planned.ops[0].params
         assert ((*params["tile"], params.get("splits", 1))) == cut
-        source, found, given = run(made, device, np.random.default_rng(m))
+        source, result, given = run(planned, device, np.random.default_rng(m))
     x, y, *others = (given.get(name, np.zeros(1)).astype(np.float64) for name in shapes)
     x, y = x.T if ta else x, y.T if tb else y
     exact = wanted(x @ y, *others)
@@ -159,18 +159,18 @@ def follow(
     scale = np.sqrt((x**2 @ y**2).max()) * (np.abs(x @ y).max() if end == "gates" else 4.0)
     # A product that something is done to is rounded to its own type nowhere.
     bound = ROUNDING[dtypes[2].name] * np.abs(exact) + 2.0**-20 * np.sqrt(k) * scale
-    assert (np.abs(found.astype(np.float64) - exact) <= bound).all()
+    assert (np.abs(result.astype(np.float64) - exact) <= bound).all()
     return source
 
 
 def run(
-    made: Plan, device: Any, rng: np.random.Generator
+    planned: Plan, device: Any, rng: np.random.Generator
 ) -> tuple[str, np.ndarray, dict[str, np.ndarray]]:
     """Source and result of a plan, and what it was given."""
-    read = {made.tensors[t].name for op in made.ops for t in op.operands}
-    with Executor(made, backend, device) as executor:
+    read = {planned.tensors[t].name for op in planned.ops for t in op.operands}
+    with Executor(planned, backend, device) as executor:
         given = {}
-        for tensor in made.tensors:
+        for tensor in planned.tensors:
             if tensor.name in read & {"a", "b", "bias", "column", "rest"}:
                 kind = executor.read(tensor.name)
                 given[tensor.name] = rng.standard_normal(kind.shape).astype(kind.dtype)
@@ -187,25 +187,27 @@ PROJECTIONS = [
 
 
 @pytest.mark.parametrize(
-    ("arch", "what", "cut"),
+    ("arch", "projection", "cut"),
     in_turns(("gfx942", "gfx1100", "gfx950"), PROJECTIONS),
     indirect=["arch"],
 )
-def test_a_rotated_projection_is_numpys(arch: str, what: Projection, cut: tuple[int, int]) -> None:
+def test_a_rotated_projection_is_numpys(
+    arch: str, projection: Projection, cut: tuple[int, int]
+) -> None:
     position = 33
-    given = what.random(np.random.default_rng(7))
+    given = projection.random(np.random.default_rng(7))
     with contextlib.closing(backend.open(0)) as device:
-        cuts = {key((1, 1, what.rows, what.columns), what.k, 2): [*cut, 1]}
-        made = what.plan(device.machine, variant=None, cuts=cuts)
-        assert [op.kind for op in made.ops] == ["matmul"]
-        with Executor(made, backend, device) as executor:
+        cuts = {key((1, 1, projection.rows, projection.columns), projection.k, 2): [*cut, 1]}
+        planned = projection.plan(device.machine, variant=None, cuts=cuts)
+        assert [op.kind for op in planned.ops] == ["matmul"]
+        with Executor(planned, backend, device) as executor:
             for name, array in given.items():
                 executor.write(name, array)
             executor.write("position", np.array([position]))
             executor.start(1).wait(60)
-            found = {n: executor.read(n).copy() for n in ("queries", "keys", "values")}
-    for name, right in what.expected(given, position).items():
-        atol = np.sqrt(what.k) * 2.0**-10
+            got = {n: executor.read(n).copy() for n in ("queries", "keys", "values")}
+    for name, right in projection.expected(given, position).items():
+        atol = np.sqrt(projection.k) * 2.0**-10
         np.testing.assert_allclose(
-            found[name].astype(np.float64), right, rtol=2.0**-7, atol=atol, err_msg=name
+            got[name].astype(np.float64), right, rtol=2.0**-7, atol=atol, err_msg=name
         )

@@ -49,8 +49,8 @@ def arch(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def values(shape: tuple[int, ...], dtype: DataType, seed: int) -> np.ndarray:
-    made = np.random.default_rng(seed).standard_normal(shape) / np.sqrt(shape[-1])
-    return made.astype(dtype.to_numpy())
+    numbers = np.random.default_rng(seed).standard_normal(shape) / np.sqrt(shape[-1])
+    return numbers.astype(dtype.to_numpy())
 
 
 @pytest.mark.parametrize(
@@ -118,13 +118,13 @@ def gated_block(
     graph.add("linear", [middle, t["second"], t["residual"]], [out], add, "down")
     device = backend.open(0)
     try:
-        made = plan(graph, device.machine)
-        verify([made])
-        layers = [kinds.signature(made, op) for op in made.ops if op.kind == "linear"]
+        planned = plan(graph, device.machine)
+        verify([planned])
+        layers = [kinds.signature(planned, op) for op in planned.ops if op.kind == "linear"]
         dialect = backend.dialect(device.machine.arch)
         bodies = [type(dialect.body(sig, device.machine)) for sig in layers]
-        assert rows > 1 or any(t.packet for t in made.tensors)
-        with Executor(made, backend, device) as executor:
+        assert rows > 1 or any(t.packet for t in planned.tensors)
+        with Executor(planned, backend, device) as executor:
             for name, array in given.items():
                 executor.write(name, array)
             executor.start(2).wait()
@@ -134,7 +134,7 @@ def gated_block(
     wide = {name: array.astype(np.float64) for name, array in given.items()}
     with np.errstate(all="ignore"):
         squares = (wide["x"] ** 2).mean(-1, keepdims=True)
-        both = wide["x"] / np.sqrt(squares + 1e-5) * wide["norm"] @ wide["first"].T
-        gate, up = both[:, 0::2], both[:, 1::2]
+        gate_and_up = wide["x"] / np.sqrt(squares + 1e-5) * wide["norm"] @ wide["first"].T
+        gate, up = gate_and_up[:, 0::2], gate_and_up[:, 1::2]
         want = (gate / (1 + np.exp(-gate)) * up) @ wide["second"].T + wide["residual"]
     return got.reshape(want.shape), want, bodies

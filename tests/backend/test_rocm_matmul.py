@@ -85,15 +85,17 @@ def test_fp16_keeps_denormals_and_infinities(arch: str) -> None:
     x = values((32, 64), fp16, 3) * np.float16(2.0**-16)  # most of them below 2^-14
     y = values((32, 64), fp16, 4) * np.float16(2.0**6)
     exact = x.astype(np.float64) @ y.astype(np.float64).T
-    found = product(x, y)
+    result = product(x, y)
     assert (np.abs(x) < 2.0**-14).mean() > 0.9
-    assert np.abs(found - exact).max() <= 2.0**-20 * np.abs(exact).max()
+    assert np.abs(result - exact).max() <= 2.0**-20 * np.abs(exact).max()
     x[3, 5], x[4, 6], y[7, 5] = np.inf, np.nan, np.float16(2.0**-24)
     with np.errstate(invalid="ignore"):
         exact = x.astype(np.float64) @ y.astype(np.float64).T
-    found = product(x, y)
-    assert (np.isnan(found) == np.isnan(exact)).all() and (np.isinf(found) == np.isinf(exact)).all()
-    assert np.isinf(found[3]).all() and np.isnan(found[4]).all()
+    result = product(x, y)
+    assert (np.isnan(result) == np.isnan(exact)).all() and (
+        np.isinf(result) == np.isinf(exact)
+    ).all()
+    assert np.isinf(result[3]).all() and np.isnan(result[4]).all()
 
 
 @pytest.mark.parametrize(
@@ -126,8 +128,8 @@ def product(
     c = graph.tensor((len(x), len(y)), fp32, name="c")
     graph.add("matmul", [a, b], [c], {"transpose_a": False, "transpose_b": True}, "product")
     with contextlib.closing(backend.open(0)) as device:
-        made = plan(graph, device.machine, {"fuse": False})
-        with Executor(made, backend, device) as executor:
+        planned = plan(graph, device.machine, {"fuse": False})
+        with Executor(planned, backend, device) as executor:
             executor.write("a", x)
             executor.write("b", y)
             executor.start(1).wait(60)
@@ -201,19 +203,19 @@ def multiply(
         if tile:
             large = ((*tile, 1.0),)
             machine = dataclasses.replace(machine, tile=tile, large_tiles=large, processors=2)
-        made = plan(graph, machine, {"fuse": False})
-        verify([made])
-        with Executor(made, backend, device) as executor:
+        planned = plan(graph, machine, {"fuse": False})
+        verify([planned])
+        with Executor(planned, backend, device) as executor:
             source = executor.program.emitted.source.text
             executor.write("a", x)
             executor.write("b", y)
             executor.start(1).wait(60)
-            found = executor.read("c").astype(np.float64)
+            results = executor.read("c").astype(np.float64)
     left, right = x.astype(np.float64), y.astype(np.float64)
     left = left.swapaxes(-1, -2) if ta else left
     right = right.swapaxes(-1, -2) if tb else right
     exact, scale = left @ right, np.sqrt(left**2 @ right**2)
     # The result's own rounding, and fp32 sums whose every step rounds once.
     bound = ROUNDING[dtypes[2].name] * np.abs(exact) + 2.0**-22 * np.sqrt(k) * scale
-    assert (np.abs(found - exact) <= bound).all()
+    assert (np.abs(results - exact) <= bound).all()
     return source

@@ -101,25 +101,25 @@ def multiply(
     c = graph.tensor((m, n), dtypes[2], name="c")
     graph.add("matmul", [a, b], [c], {"transpose_a": ta, "transpose_b": tb}, "product")
     x, y = (rng.standard_normal(t.shape).astype(t.dtype.to_numpy()) for t in (a, b))
-    found = []
+    got = []
     with contextlib.closing(backend.open(0)) as device:
         options = {"cuts": {key((1, 1, m, n), k, dtypes[0].itemsize): list(cut)}}
-        made = plan(graph, device.machine, options)
-        verify([made])
-        assert [op.params.get("splits") for op in made.ops] == [cut[2], None]
-        with Executor(made, backend, device) as executor:
+        planned = plan(graph, device.machine, options)
+        verify([planned])
+        assert [op.params.get("splits") for op in planned.ops] == [cut[2], None]
+        with Executor(planned, backend, device) as executor:
             source = executor.program.emitted.source.text
             executor.write("a", x)
             executor.write("b", y)
             for seed in (1, 2):
                 emulator.set_option("seed", seed)
                 executor.start(1).wait(60)
-                found.append(executor.read("c"))
-    assert (found[0] == found[1]).all()
+                got.append(executor.read("c"))
+    assert (got[0] == got[1]).all()
     left, right = x.astype(np.float64), y.astype(np.float64)
     left, right = left.T if ta else left, right.T if tb else right
     exact, scale = left @ right, np.sqrt(left**2 @ right**2)
     # The result's own rounding, and fp32 sums whose every step rounds once.
     bound = ROUNDING[dtypes[2].name] * np.abs(exact) + 2.0**-22 * np.sqrt(k) * scale
-    assert (np.abs(found[0].astype(np.float64) - exact) <= bound).all()
+    assert (np.abs(got[0].astype(np.float64) - exact) <= bound).all()
     return source

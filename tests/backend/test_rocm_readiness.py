@@ -96,5 +96,5 @@ def test_counters_share_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", machines.MODELS)
 def test_machines_have_lines_of_128_bytes(name: str) -> None:
-    made = machines.machine(name, machines.MODELS[name])
-    assert made.line_bytes == CACHE_LINE_BYTES
+    machine = machines.machine(name, machines.MODELS[name])
+    assert machine.line_bytes == CACHE_LINE_BYTES

@@ -39,28 +39,28 @@ def check(backend: str, cases: Sequence[Built]) -> set[str]:
             result = build(*given)
             ark.copy(result, kept(f"out{n}", result.ir.shape, result.ir.dtype))
     with contextlib.closing(chosen.open(0)) as device:
-        made = plan(model.graph, device.machine.with_processors(1), {"fuse": False})
-        verify([made])
-        with Executor(made, chosen, device) as executor:
+        planned = plan(model.graph, device.machine.with_processors(1), {"fuse": False})
+        verify([planned])
+        with Executor(planned, chosen, device) as executor:
             for n, (_, inputs, _, _) in enumerate(cases):
                 for i, (array, dtype) in enumerate(inputs):
                     executor.write(f"in{n}.{i}", array.astype(dtype.numpy))
             executor.start(2).wait()
             for n, (name, _, _, want) in enumerate(cases):
-                found = executor.read(f"out{n}").reshape(want.shape).astype(np.float64)
-                np.testing.assert_array_equal(found, want.astype(np.float64), name)
-    return {f"{op.name} {op.kind}" for op in made.ops}
+                results = executor.read(f"out{n}").reshape(want.shape).astype(np.float64)
+                np.testing.assert_array_equal(results, want.astype(np.float64), name)
+    return {f"{op.name} {op.kind}" for op in planned.ops}
 
 
 def scattered(a: np.ndarray, ids: np.ndarray, new: np.ndarray, reduction: str) -> np.ndarray:
     """Update by update, in order."""
-    made = a.copy()
+    updated = a.copy()
     for place in np.ndindex(*new.shape):
         at = (*place[:-1], ids[place])
-        made[at] = {"set": new[place], "add": made[at] + new[place]}.get(
-            reduction, max(made[at], new[place])
+        updated[at] = {"set": new[place], "add": updated[at] + new[place]}.get(
+            reduction, max(updated[at], new[place])
         )
-    return made
+    return updated
 
 
 @pytest.mark.parametrize("reduction", few_emulated(("set", "add", "maximum"), "add"))
@@ -161,7 +161,7 @@ def test_rows_that_are_dealt(backend: str, monkeypatch: pytest.MonkeyPatch) -> N
     among its neighbours but for what a compiler rounds otherwise in another kernel.
     """
     rng = np.random.default_rng(6)
-    chosen, found = registry.get(backend), []
+    chosen, results = registry.get(backend), []
     x = rng.standard_normal((44, 264)).astype(ark.bf16.numpy)
     w = rng.standard_normal(264).astype(ark.bf16.numpy)
     for large in (False, True):
@@ -170,8 +170,13 @@ def test_rows_that_are_dealt(backend: str, monkeypatch: pytest.MonkeyPatch) -> N
         with use_model(model):
             t = Tensor(model.graph.tensor(x.shape, ark.bf16, arena="state", name="x"), model)
             u = Tensor(model.graph.tensor(w.shape, ark.bf16, arena="state", name="w"), model)
-            made = [ark.softmax(t), ark.layernorm(t), ark.rmsnorm(t, u, 1e-5), ark.log_softmax(t)]
-            for n, result in enumerate(made):
+            outputs = [
+                ark.softmax(t),
+                ark.layernorm(t),
+                ark.rmsnorm(t, u, 1e-5),
+                ark.log_softmax(t),
+            ]
+            for n, result in enumerate(outputs):
                 kept = model.graph.tensor(x.shape, ark.bf16, arena="state", name=f"out{n}")
                 ark.copy(result, Tensor(kept, model))
         with contextlib.closing(chosen.open(0)) as device:
@@ -186,15 +191,15 @@ def test_rows_that_are_dealt(backend: str, monkeypatch: pytest.MonkeyPatch) -> N
                 executor.write("x", x)
                 executor.write("w", w)
                 executor.start(2).wait()
-                found.append([executor.read(f"out{n}").astype(np.float64) for n in range(4)])
-    np.testing.assert_allclose(found[1], found[0], rtol=1e-2)
+                results.append([executor.read(f"out{n}").astype(np.float64) for n in range(4)])
+    np.testing.assert_allclose(results[1], results[0], rtol=1e-2)
     wide, weight = x.astype(np.float64), w.astype(np.float64)
     grown = np.exp(wide - wide.max(1, keepdims=True))
     softmax = grown / grown.sum(1, keepdims=True)
     off = wide - wide.mean(1, keepdims=True)
     root = np.sqrt((wide**2).mean(1, keepdims=True) + 1e-5)
     wanted = (softmax, off / np.sqrt((off**2).mean(1, keepdims=True) + 1e-6), wide / root * weight)
-    for got, want in zip(found[1], (*wanted, np.log(softmax)), strict=True):
+    for got, want in zip(results[1], (*wanted, np.log(softmax)), strict=True):
         np.testing.assert_allclose(got.reshape(x.shape), want, rtol=1e-2, atol=1e-3)
 
 

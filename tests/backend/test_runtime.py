@@ -121,11 +121,11 @@ def torch_device(backend: str) -> Any:
 
 def _launched() -> ark.Tensor:
     """A tensor with memory."""
-    made = ark.tensor([1])
+    output = ark.tensor([1])
     with ark.Runtime() as runtime:
         runtime.launch()
     ark.Model.reset()
-    return made
+    return output
 
 
 def test_placeholders(backend: str) -> None:
@@ -231,13 +231,13 @@ def test_torch_memory_is_shared_both_ways(backend: str) -> None:
 
 def test_exported_memory_outlives_its_tensor(backend: str) -> None:
     torch, _ = torch_device(backend)
-    made = ark.constant(7, [64, 64])
+    constant = ark.constant(7, [64, 64])
     with ark.Runtime() as runtime:
         runtime.launch(loop_mode=False)
         runtime.run()
-    view = made.to_torch()
-    capsule = made.to_dlpack()
-    del made, capsule
+    view = constant.to_torch()
+    capsule = constant.to_dlpack()
+    del constant, capsule
     ark.Model.reset()
     assert torch.equal(view.cpu(), torch.full((64, 64), 7.0))
 
@@ -293,12 +293,12 @@ def test_plans_run_from_text_and_files(backend: str, tmp_path: Path) -> None:
     text = str(ark.Planner().plan())
     path = tmp_path / "plan.json"
     path.write_text(text)
-    again = ark.Plan.from_file(path)
-    assert str(again) == text
-    assert again.num_processors >= 1 and again.world_size == 1 and again.rank == 0
+    reread = ark.Plan.from_file(path)
+    assert str(reread) == text
+    assert reread.num_processors >= 1 and reread.world_size == 1 and reread.rank == 0
     array = random(8, 300)
     with ark.Runtime() as runtime:
-        runtime.launch(plan=again, loop_mode=False)
+        runtime.launch(plan=reread, loop_mode=False)
         x.from_numpy(array)
         runtime.run()
         e = np.exp(2.0 * array.astype(np.float64))

@@ -49,11 +49,11 @@ OPS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
 def alone(op: str) -> list[np.ndarray]:
     """What the op's reference says of each sequence by itself, one behind the other."""
     names, attrs = OPS[op]
-    made = []
+    results = []
     for b in range(BATCH):
         own = [GIVEN[n] if n in SHARED else np.split(GIVEN[n], BATCH)[b] for n in names]
-        made.append(registry.get(op).reference(own, attrs))  # type: ignore[misc]
-    return [np.concatenate(parts) for parts in zip(*made, strict=True)]
+        results.append(registry.get(op).reference(own, attrs))  # type: ignore[misc]
+    return [np.concatenate(parts) for parts in zip(*results, strict=True)]
 
 
 def test_the_references_are_those_of_each_sequence() -> None:
@@ -72,9 +72,9 @@ def test_each_sequence_is_computed_as_if_alone(backend: str) -> None:
     given: list[tuple[str, ark.Tensor]] = []
 
     def inputs(op: str) -> list[ark.Tensor]:
-        made = [(name, tensor(name)) for name in OPS[op][0]]
-        given.extend(made)
-        return [t for _, t in made]
+        tensors_by_name = [(name, tensor(name)) for name in OPS[op][0]]
+        given.extend(tensors_by_name)
+        return [t for _, t in tensors_by_name]
 
     key, position, keys = inputs("kv_append")
     rotated = ark.rope_kv(*inputs("rope_kv"))
@@ -87,8 +87,8 @@ def test_each_sequence_is_computed_as_if_alone(backend: str) -> None:
     }
     with ark.Runtime() as runtime:
         runtime.launch(loop_mode=False)
-        for name, made in given:
-            made.from_numpy(GIVEN[name].astype(made.dtype().numpy))
+        for name, tensors_by_name in given:
+            tensors_by_name.from_numpy(GIVEN[name].astype(tensors_by_name.dtype().numpy))
         runtime.run()
         for op, tensors in results.items():
             wanted = alone(op)

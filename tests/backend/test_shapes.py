@@ -44,14 +44,14 @@ def boxes(draw: Any) -> tuple[list[int], tuple[slice, ...]]:
 def cases(draw: Any) -> list[Case]:
     """A dozen calls."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    found = []
+    listed = []
     for name, reference in (("add", np.add), ("mul", np.multiply), ("sub", np.subtract)):
         left, right = draw(broadcastable())
         dtype = draw(FLOATS)
         inputs = [(rng.uniform(-1, 1, s), dtype) for s in (left, right)]
         op = getattr(ark, name)
-        found.append(Case(f"{name} {left} {right}", inputs, op, reference))
-        found.append(
+        listed.append(Case(f"{name} {left} {right}", inputs, op, reference))
+        listed.append(
             Case(
                 f"swapped {name} {left} {right}",
                 inputs[::-1],
@@ -62,7 +62,7 @@ def cases(draw: Any) -> list[Case]:
     for name, reference in (("exp", np.exp), ("relu", lambda a: np.maximum(a, 0))):
         shape, box = draw(boxes())
         op = getattr(ark, name)
-        found.append(
+        listed.append(
             Case(
                 f"{name} {shape} {box}",
                 [(rng.uniform(-1, 1, shape), draw(FLOATS))],
@@ -72,7 +72,7 @@ def cases(draw: Any) -> list[Case]:
         )
     shape = draw(SHAPE)
     perm = draw(st.permutations(range(len(shape))))
-    found.append(
+    listed.append(
         Case(
             f"transpose {shape} {perm}",
             [(rng.uniform(-1, 1, shape), draw(FLOATS))],
@@ -82,7 +82,7 @@ def cases(draw: Any) -> list[Case]:
     )
     shape = draw(SHAPE)
     axis = draw(st.integers(0, len(shape) - 1))
-    found.append(
+    listed.append(
         Case(
             f"max {shape} {axis}",
             [(rng.uniform(-1, 1, shape), draw(FLOATS))],
@@ -91,7 +91,7 @@ def cases(draw: Any) -> list[Case]:
         )
     )
     m, n, k = (draw(st.integers(1, 70)) for _ in range(3))
-    found.append(
+    listed.append(
         Case(
             f"matmul {m} {n} {k}",
             [(rng.uniform(-1, 1, (m, k)), ark.fp32), (rng.uniform(-1, 1, (n, k)), ark.fp32)],
@@ -100,7 +100,7 @@ def cases(draw: Any) -> list[Case]:
             tolerance=1e-4,
         )
     )
-    return found
+    return listed
 
 
 @given(drawn=cases())
@@ -127,15 +127,15 @@ def test_what_is_no_number_is_not_dropped(backend: str) -> None:
     """As in NumPy and torch: by relu, maxima and minima, and maxima of windows."""
     ark.init(backend=backend)
     rng = np.random.default_rng(7)
-    made = []
+    listed = []
     for dtype in (ark.fp32, ark.bf16):
         rows, image = rng.uniform(-1, 1, (6, 300)), rng.uniform(-1, 1, (1, 2, 6, 9))
         for a in (rows, image):
             a.reshape(-1)[rng.integers(0, a.size, a.size // 20)] = np.nan
-        made.append(Case(f"relu {dtype}", [(rows, dtype)], ark.relu, lambda a: np.maximum(a, 0)))
+        listed.append(Case(f"relu {dtype}", [(rows, dtype)], ark.relu, lambda a: np.maximum(a, 0)))
         for axis in (0, 1):
             for op, reference in ((ark.reduce_max, np.max), (ark.reduce_min, np.min)):
-                made.append(
+                listed.append(
                     Case(
                         f"{op.__name__} {axis} {dtype}",
                         [(rows, dtype)],
@@ -143,7 +143,7 @@ def test_what_is_no_number_is_not_dropped(backend: str) -> None:
                         lambda a, r=reference, axis=axis: r(a, axis, keepdims=True),
                     )
                 )
-        made.append(
+        listed.append(
             Case(
                 f"max_pool {dtype}",
                 [(image, dtype)],
@@ -151,4 +151,4 @@ def test_what_is_no_number_is_not_dropped(backend: str) -> None:
                 lambda a: _windows(a).max(-1),
             )
         )
-    check(made)
+    check(listed)

@@ -31,8 +31,8 @@ def gated(columns: int, inner: int, dtype: DataType) -> Model:
         gate, up = (ark.parameter([inner, columns], dtype, name=n) for n in ("gate", "up"))
         down = ark.parameter([columns, inner], dtype, name="down")
         normed = ark.rmsnorm(x, norm, 1e-5)
-        made = ark.swiglu(ark.linear(normed, gate), ark.linear(normed, up))
-        ark.mul(ark.add(x, ark.linear(made, down)), 0.5, output=x)
+        activated = ark.swiglu(ark.linear(normed, gate), ark.linear(normed, up))
+        ark.mul(ark.add(x, ark.linear(activated, down)), 0.5, output=x)
     return model
 
 
@@ -59,8 +59,8 @@ def test_a_gated_block_agrees_with_numpy(backend: str, dtype: DataType, iteratio
         x = want[-1]
         normed = x / np.sqrt((x**2).mean() + 1e-5) * arrays["norm"]
         a, b = normed @ arrays["gate"].T, normed @ arrays["up"].T
-        made = (a / (1 + np.exp(-a)) * b).astype(dtype.numpy).astype(np.float64)
-        want.append((x + made @ arrays["down"].T) / 2)
+        activated = (a / (1 + np.exp(-a)) * b).astype(dtype.numpy).astype(np.float64)
+        want.append((x + activated @ arrays["down"].T) / 2)
     with contextlib.closing(registry.get(backend).open(0)) as device:
         machine = short(dataclasses.replace(device.machine, processors=2))
         result = plan(gated(columns, inner, dtype).graph, machine)
@@ -72,8 +72,8 @@ def test_a_gated_block_agrees_with_numpy(backend: str, dtype: DataType, iteratio
             assert "ArkShort<" in executor.program.emitted.source.text
             # The two halves of the gate lie together in memory, row by row.
             names = {t.name.split(".")[0].split("+")[0]: t.name for t in result.tensors}
-            both = np.stack([arrays.pop("gate"), arrays.pop("up")], 1).reshape(-1, columns)
-            for name, array in {**arrays, "gate": both}.items():
+            gate_and_up = np.stack([arrays.pop("gate"), arrays.pop("up")], 1).reshape(-1, columns)
+            for name, array in {**arrays, "gate": gate_and_up}.items():
                 executor.write(names[name], array)
             for run in (5, iterations if backend == "cpu" else 5):
                 executor.write("x", arrays["x"])

@@ -52,7 +52,7 @@ def test_functions_at_special_values(backend: str) -> None:
     x, y = (np.ascontiguousarray(side.ravel()) for side in np.meshgrid(VALUES, VALUES))
     alone = ark.tensor([len(VALUES)])
     left, right = ark.tensor([len(x)]), ark.tensor([len(x)])
-    made = {name: getattr(ark, name)(alone) for name in FUNCTIONS}
+    outputs = {name: getattr(ark, name)(alone) for name in FUNCTIONS}
     power, angle = ark.pow(left, right), ark.atan2(left, right)
     with ark.Runtime() as runtime:
         runtime.launch(loop_mode=False)
@@ -63,7 +63,7 @@ def test_functions_at_special_values(backend: str) -> None:
             for name, function in FUNCTIONS.items():
                 want = function(VALUES.astype(np.float64)).astype(np.float32)
                 np.testing.assert_allclose(
-                    made[name].to_numpy(), want, rtol=2e-5, atol=2e-6, err_msg=name
+                    outputs[name].to_numpy(), want, rtol=2e-5, atol=2e-6, err_msg=name
                 )
             want = np.power(x.astype(np.float64), y.astype(np.float64)).astype(np.float32)
             np.testing.assert_allclose(power.to_numpy(), want, rtol=2e-5, err_msg="pow")
@@ -85,14 +85,14 @@ def test_functions_keep_the_digits_of_small_values(backend: str) -> None:
         "log_sigmoid": torch.nn.functional.logsigmoid,
         "mish": torch.nn.functional.mish,
     }
-    made = {name: getattr(ark, name)(x) for name in functions}
+    outputs = {name: getattr(ark, name)(x) for name in functions}
     with ark.Runtime() as runtime:
         runtime.launch(loop_mode=False)
         x.from_numpy(values)
         runtime.run()
         for name, function in functions.items():
             want = function(torch.from_numpy(values.astype(np.float64))).numpy()
-            np.testing.assert_allclose(made[name].to_numpy(), want, rtol=4e-6, err_msg=name)
+            np.testing.assert_allclose(outputs[name].to_numpy(), want, rtol=4e-6, err_msg=name)
 
 
 def ends(dtype: Any) -> np.ndarray:
@@ -147,7 +147,7 @@ def test_functions_over_the_whole_range_are_torchs(backend: str, dtype: Any) -> 
     some = values[:: 3 if backend == "cpu" else 7]
     left, right = (np.ascontiguousarray(v.ravel()) for v in np.meshgrid(some, some))
     x, a, b = ark.tensor([len(values)], dtype), *(ark.tensor([len(left)], dtype) for _ in "ab")
-    made = {name: getattr(ark, name)(x) for name in TORCHS}
+    outputs = {name: getattr(ark, name)(x) for name in TORCHS}
     pairs = {name: getattr(ark, name)(a, b) for name in TORCHS_OF_TWO}
     with ark.Runtime() as runtime:
         runtime.launch(loop_mode=False)
@@ -156,7 +156,7 @@ def test_functions_over_the_whole_range_are_torchs(backend: str, dtype: Any) -> 
         runtime.run()
         wide = [torch.from_numpy(v.astype(np.float64)) for v in (values, left, right)]
         for name, function in TORCHS.items():
-            agree(name, made[name].to_numpy(), function(wide[0]).numpy())
+            agree(name, outputs[name].to_numpy(), function(wide[0]).numpy())
         for name, function in TORCHS_OF_TWO.items():
             agree(name, pairs[name].to_numpy(), function(*wide[1:]).numpy())
 
@@ -165,7 +165,7 @@ def test_an_expression_is_computed_in_its_order(backend: str) -> None:
     """Joined ops overflow, and lose digits, where they do one by one."""
     given = np.array([1e30, 3e38, 1.4, -2.6, 1e-30, 123456.7], np.float32)
     x = ark.tensor([6])
-    made = {
+    outputs = {
         "product": ark.mul(ark.mul(x, 1e30), 1e-30),
         "sum": ark.sub(ark.add(x, 12582912.0), 12582912.0),
         "far": ark.add(ark.sub(x, -3e38), -3e38),
@@ -184,7 +184,7 @@ def test_an_expression_is_computed_in_its_order(backend: str) -> None:
                 "far": given - f(-3e38) + f(-3e38),
                 "gated": (torch.nn.functional.silu(-(v / 1e30)) * (v * 1e8)).numpy(),
             }
-        for name, tensor in made.items():
+        for name, tensor in outputs.items():
             np.testing.assert_allclose(tensor.to_numpy(), want[name], rtol=3e-6, err_msg=name)
 
 
@@ -197,13 +197,13 @@ def test_logsumexp_of_infinities_is_torchs(backend: str, dtype: Any) -> None:
     rows += [[np.nan, 0, 0, 1], [6e4] * 4, [-6e4, -6e4, -6e4, -5.9e4]]
     values = np.array(rows, np.float32).astype(dtype.numpy)
     x = ark.tensor(list(values.shape), dtype)
-    made, other = ark.logsumexp(x, -1, keepdims=False), ark.logsumexp(x, [0, 1])
+    by_row, other = ark.logsumexp(x, -1, keepdims=False), ark.logsumexp(x, [0, 1])
     with ark.Runtime() as runtime:
         runtime.launch(loop_mode=False)
         x.from_numpy(values)
         runtime.run()
         wide = torch.from_numpy(values.astype(np.float64))
-        agree("rows", made.to_numpy(), torch.logsumexp(wide, -1).numpy())
+        agree("rows", by_row.to_numpy(), torch.logsumexp(wide, -1).numpy())
         agree("all", other.to_numpy(), torch.logsumexp(wide, (0, 1), keepdim=True).numpy())
 
 
@@ -213,20 +213,20 @@ def test_logsumexp_of_infinities_is_torchs(backend: str, dtype: Any) -> None:
 def test_a_softmax_of_nothing_is_zero(backend: str, dtype: Any) -> None:
     """Rows of -inf alone: zeros of safe_softmax, NaN of softmax, both as torch has them."""
     inf, rng = np.inf, np.random.default_rng(3)
-    made, inputs, given = [], [], []
+    outputs, inputs, given = [], [], []
     for columns in (5, 96, 700):
         values = rng.uniform(-9, 9, (7, columns))
         values[0], values[1, 1:], values[2, 0] = -inf, -inf, inf
         values[3, 0], values[4], values[4, -1] = np.nan, -inf, np.nan
         given.append(values.astype(np.float32).astype(dtype.numpy))
         inputs.append(ark.tensor(list(values.shape), dtype))
-        made.append((ark.safe_softmax(inputs[-1]), ark.softmax(inputs[-1])))
+        outputs.append((ark.safe_softmax(inputs[-1]), ark.softmax(inputs[-1])))
     with ark.Runtime() as runtime:
         runtime.launch(loop_mode=False)
         for tensor, values in zip(inputs, given, strict=True):
             tensor.from_numpy(values)
         runtime.run()
-        for (safe, plain), values in zip(made, given, strict=True):
+        for (safe, plain), values in zip(outputs, given, strict=True):
             wide = torch.from_numpy(values.astype(np.float64))
             agree("safe", safe.to_numpy(), torch.ops.aten._safe_softmax(wide, -1).numpy())
             agree("plain", plain.to_numpy(), torch.softmax(wide, -1).numpy())
@@ -240,12 +240,12 @@ def test_attention_of_nan_is_nan(backend: str) -> None:
                ((rows, 2 * width), (2, context, width), (2, context, width)))  # fmt: skip
     q[3] = np.nan
     inputs = [ark.tensor(list(a.shape)) for a in (q, k, v)]
-    made = ark.attention(*inputs)
+    attended = ark.attention(*inputs)
     with ark.Runtime() as runtime:
         runtime.launch(loop_mode=False)
         for tensor, values in zip(inputs, (q, k, v), strict=True):
             tensor.from_numpy(values)
         runtime.run()
-        got = made.to_numpy()
+        got = attended.to_numpy()
     assert np.isnan(got[3]).all()
     assert np.isfinite(np.delete(got, 3, 0)).all()

@@ -118,12 +118,12 @@ def test_an_interrupt_keeps_the_tokens_of_json(backend: str, endless: Path) -> N
     assert 0 < len(row["tokens"]) < LONG_CONTEXT // 2, len(row["tokens"])
 
 
-def interrupting(what: str, module: str, argv: list[str]) -> list[str]:
+def interrupting(expression: str, module: str, argv: list[str]) -> list[str]:
     """The command, which gets SIGINT half a second after it first calls this."""
     text = (
         "import os, signal, sys, threading\n"
-        f"from {module} import {what.split(',')[0]}\n"
-        f"place = ({what})\n"
+        f"from {module} import {expression.split(',')[0]}\n"
+        f"place = ({expression})\n"
         "real = getattr(*place)\n"
         "def watched(*args, **kw):\n"
         "    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
@@ -207,8 +207,8 @@ def test_an_interrupt_ends_a_run(backend: str) -> None:
 def generator(backend: str, endless: Path) -> Any:
     chosen, _ = registry.choose(backend)
     device = chosen.open(0)
-    with Generator(Checkpoint.open(endless), chosen, device, context=LONG_CONTEXT) as made:
-        yield made
+    with Generator(Checkpoint.open(endless), chosen, device, context=LONG_CONTEXT) as opened:
+        yield opened
     device.close()
 
 
@@ -224,12 +224,12 @@ def test_a_closed_stream_stops_the_device(generator: Generator) -> None:
 
 def test_one_stream_at_a_time(generator: Generator) -> None:
     first = generator.stream([7, 8, 9], 8, stop_tokens=())
-    made = [next(first)]
+    drawn = [next(first)]
     second = generator.stream([1, 2], 8, stop_tokens=())
     with pytest.raises(InvalidUsageError, match="is already streaming"):
         next(second)
-    made += list(first)
-    assert made == list(generator.stream([7, 8, 9], 8, stop_tokens=()))
+    drawn += list(first)
+    assert drawn == list(generator.stream([7, 8, 9], 8, stop_tokens=()))
 
 
 def test_one_launch_at_a_time(generator: Generator) -> None:
@@ -243,10 +243,10 @@ def test_one_launch_at_a_time(generator: Generator) -> None:
 def test_closing_the_generator_stops_its_stream(backend: str, endless: Path) -> None:
     chosen, _ = registry.choose(backend)
     device = chosen.open(0)
-    with Generator(Checkpoint.open(endless), chosen, device, context=LONG_CONTEXT) as made:
-        stream = made.stream([7, 8, 9], LONG_CONTEXT, stop_tokens=())
+    with Generator(Checkpoint.open(endless), chosen, device, context=LONG_CONTEXT) as opened:
+        stream = opened.stream([7, 8, 9], LONG_CONTEXT, stop_tokens=())
         next(stream)
-        run = made.executor.latest
+        run = opened.executor.latest
         assert run is not None
     assert not run.running() and run.iterations_done < LONG_CONTEXT // 2
     with pytest.raises(InvalidUsageError, match="closed while this stream was open"):

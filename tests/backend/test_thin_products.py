@@ -29,13 +29,13 @@ def product(
         a, b = (np.round(100 * v) for v in (a, b))
 
     def build(x: Any, y: Any) -> Any:
-        made = ark.matmul(x, y, transpose_input=ta, transpose_other=tb)
-        return ark.relu(made) if then else made
+        multiplied = ark.matmul(x, y, transpose_input=ta, transpose_other=tb)
+        return ark.relu(multiplied) if then else multiplied
 
     def expected(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         left = np.swapaxes(x, -1, -2) if ta else x
-        made = left @ (np.swapaxes(y, -1, -2) if tb else y)
-        return np.maximum(made, 0) if then else made
+        multiplied = left @ (np.swapaxes(y, -1, -2) if tb else y)
+        return np.maximum(multiplied, 0) if then else multiplied
 
     name = f"{batch} {m} {n} {k} {transposes} {dtype} {then}"
     return Case(

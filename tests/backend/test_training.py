@@ -46,18 +46,18 @@ def test_optimizers(backend: str) -> None:
     random = np.random.default_rng(5)
     data = [random.normal(size=(12, 8)), random.integers(0, 4, 12)]
     data[1][3] = -100  # a row that does not count
-    made = {name: perceptron(ours, steps) for name, (ours, _) in OPTIMIZERS.items()}
+    trained = {name: perceptron(ours, steps) for name, (ours, _) in OPTIMIZERS.items()}
     starts = {}
     with ark.Runtime() as runtime:
         runtime.launch(loop_mode=False)
-        for name, (module, given, _) in made.items():
+        for name, (module, given, _) in trained.items():
             shapes = {n: p.shape() for n, p in module.params_dict().items()}
             starts[name] = {n: random.normal(size=s) * 0.4 for n, s in shapes.items()}
             module.load_state_dict(starts[name])
             for tensor, array in zip(given, data, strict=True):
                 tensor.from_numpy(array)
         runtime.run(steps)
-        for name, (_, _, curve) in made.items():
+        for name, (_, _, curve) in trained.items():
             want = torch_perceptron(starts[name], data, OPTIMIZERS[name][1], steps)
             got = curve.values.to_numpy()
             np.testing.assert_allclose(got, want, rtol=2e-4, atol=2e-5, err_msg=name)

@@ -28,16 +28,18 @@ def test_rows_are_embedded_in_both_types(backend: str) -> None:
         ark.embed(tokens, table, position, rows=3, name="rows")
     graph = model.graph
     node = next(n for n in graph.nodes if n.type == "embed")
-    again = graph.tensor((3, 70), bf16, name="again")
-    graph.nodes[graph.nodes.index(node)] = dataclasses.replace(node, outputs=(*node.outputs, again))
+    second = graph.tensor((3, 70), bf16, name="again")
+    graph.nodes[graph.nodes.index(node)] = dataclasses.replace(
+        node, outputs=(*node.outputs, second)
+    )
     rng = np.random.default_rng(5)
     rows = rng.standard_normal((9, 70)).astype(bf16.numpy)
     ids, place = rng.integers(0, 9, 12).astype(np.int32), np.array([2], np.int32)
     right = rows[ids[2:5]]
     with contextlib.closing(registry.get(backend).open(0)) as device:
-        made = plan(graph, device.machine, {"packets": False})
-        verify([made])
-        with Executor(made, registry.get(backend), device) as executor:
+        planned = plan(graph, device.machine, {"packets": False})
+        verify([planned])
+        with Executor(planned, registry.get(backend), device) as executor:
             executor.write("tokens", ids)
             executor.write("table", rows)
             executor.write("position", place)

@@ -34,9 +34,9 @@ def attend(ordered: bool = True) -> dict[str, list[ark.Tensor]]:
     held: dict[str, list[ark.Tensor]] = {}
 
     def placeholder(name: str, shape: list[int]) -> ark.Tensor:
-        made = ark.placeholder(shape, ark.fp32)
-        held.setdefault(name, []).append(made)
-        return made
+        input_tensor = ark.placeholder(shape, ark.fp32)
+        held.setdefault(name, []).append(input_tensor)
+        return input_tensor
 
     for _ in range(HEADS):
         q, out = placeholder("q", [GROUP, WIDTH]), placeholder("out", [GROUP, WIDTH])

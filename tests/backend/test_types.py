@@ -241,11 +241,11 @@ def test_four_bits_are_saved(backend: str, tmp_path: Path) -> None:
         runtime.launch(loop_mode=False)
         module.load_state_dict(given)
         ark.save(module.state_dict(), tmp_path / "weights")
-    found = ark.load(tmp_path / "weights")
-    assert list(found) == list(given)
+    loaded = ark.load(tmp_path / "weights")
+    assert list(loaded) == list(given)
     for name, array in given.items():
-        assert found[name].dtype == array.dtype
-        np.testing.assert_array_equal(found[name], array)
+        assert loaded[name].dtype == array.dtype
+        np.testing.assert_array_equal(loaded[name], array)
     data = (tmp_path / "weights").read_bytes()
     (tmp_path / "weights").write_bytes(data.replace(b"[3, 7]", b"[3, 9]"))
     with pytest.raises(ark.InvalidUsageError, match="12 bytes for int4"):
@@ -266,9 +266,9 @@ def test_many_operands_are_one_op() -> None:
         for other in tensors[1:]:
             total = ark.add(total, other)
         ark.copy(total)
-    made = plan(model.graph, machines.model(2))
-    verify([made])
-    assert max(len(op.operands) for op in made.ops) == 16
+    planned = plan(model.graph, machines.model(2))
+    verify([planned])
+    assert max(len(op.operands) for op in planned.ops) == 16
     ranks = []
     for rank in range(14):
         model = ark.Model(rank, 14)

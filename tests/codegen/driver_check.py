@@ -106,15 +106,15 @@ def launches_that_follow_each_other(device: Any, program: Any) -> None:
     """
     params = np.zeros(12, np.uint64)
     for compiled in (True, False):
-        made = device.repeated_launch(program, params, Grid(4, 32, 1024))
-        assert made._quick is not None
+        relaunch = device.repeated_launch(program, params, Grid(4, 32, 1024))
+        assert relaunch._quick is not None
         if not compiled:
-            made._quick = None
+            relaunch._quick = None
         slowly: list[int] = []
-        bindings = made._launch
-        made._launch = lambda s, f=bindings, seen=slowly: seen.append(s) or f(s)
+        bindings = relaunch._launch
+        relaunch._launch = lambda s, f=bindings, seen=slowly: seen.append(s) or f(s)
         given = [int(program.function), 4, 1, 1, 32, 1, 1, 1024]
-        behind = [params.ctypes.data, int(made._end)]
+        behind = [params.ctypes.data, int(relaunch._end)]
         for current, stream, quickly in (
             (False, 0, False),
             (False, 0, False),
@@ -124,15 +124,15 @@ def launches_that_follow_each_other(device: Any, program: Any) -> None:
         ):
             slowly.clear()
             with driver.current(device.context) if current else contextlib.nullcontext():
-                made(stream)
+                relaunch(stream)
             assert launched() == [*given, stream, *behind, stream]
             assert slowly == ([] if quickly and compiled else [stream])
-        assert made.done() and made.wait(1)
+        assert relaunch.done() and relaunch.wait(1)
         with driver.current(device.context):
-            made._stream = 0x66  # as if that had worked before
-            made._queue = driver.cu.CUstream(0x66)
+            relaunch._stream = 0x66  # as if that had worked before
+            relaunch._queue = driver.cu.CUstream(0x66)
             try:
-                made(0x66)
+                relaunch(0x66)
             except SystemError as error:
                 assert "launching the loop kernel" in str(error), error
             else:

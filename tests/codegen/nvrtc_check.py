@@ -31,10 +31,10 @@ def kernel(dtype: DataType) -> str:
     graph.add("matmul", [a, b], [c], {"transpose_a": False, "transpose_b": True}, "product")
     graph.add("softmax", [c], [e], {}, "softmax")
     graph.add("relu", [c], [f], {}, "relu")
-    made = plan(graph, H100)
-    source = write(made, machine_of(made), backend.dialect("sm_90a")).source
+    planned = plan(graph, H100)
+    source = write(planned, machine_of(planned), backend.dialect("sm_90a")).source
     backend.compiler().compile(source, TARGET)
-    return made.variant
+    return planned.variant
 
 
 def keeps_negations() -> bool:

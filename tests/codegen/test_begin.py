@@ -50,8 +50,8 @@ def test_the_limit_is_asked_for_late_where_a_task_may_lower_it() -> None:
     graph = Graph()
     a, b = (graph.tensor((64,), by_name("fp32"), arena="state") for _ in range(2))
     graph.add("relu", [a], [b], {}, "relu")
-    made = make_plan(graph, target)
-    sources = [write(p, machine_of(p), dialect).source.text for p in (decoder, made)]
+    late_plan = make_plan(graph, target)
+    sources = [write(p, machine_of(p), dialect).source.text for p in (decoder, late_plan)]
     assert ["#define ARK_LIMIT_FALLS" in text for text in sources] == [True, False]
 
 
@@ -96,10 +96,10 @@ def test_what_was_begun_is_compiled_once(
         with pytest.raises(SystemError, match=fault):
             program.build(plan, target, backend, target.arch)
         return
-    made = program.build(plan, target, backend, target.arch)
-    again = program.build(plan, target, backend, target.arch)
-    assert (made.cached, again.cached, compiler.calls) == (False, True, 1)
-    assert made.binary.data == again.binary.data
+    first_build = program.build(plan, target, backend, target.arch)
+    second_build = program.build(plan, target, backend, target.arch)
+    assert (first_build.cached, second_build.cached, compiler.calls) == (False, True, 1)
+    assert first_build.binary.data == second_build.binary.data
 
 
 def test_the_collector_runs_again_after_a_pause() -> None:

@@ -64,8 +64,8 @@ def test_a_section_is_whole_and_aligned():
 def test_what_is_no_elf_file_is_named():
     whole = elf(0x800, 1024)
     for cut in range(len(whole) - 1):
-        said = alignment.check_alignment(whole[:cut], "ark_loop")
-        assert "not a readable ELF file" in said, cut
+        message = alignment.check_alignment(whole[:cut], "ark_loop")
+        assert "not a readable ELF file" in message, cut
 
 
 def test_the_check_and_the_prelude_agree():
@@ -97,10 +97,10 @@ def test_kernels_keep_their_alignment(arch, dtype):
     graph.add("softmax", [c], [e], {}, "softmax")
     named = (backend.machine(name) for name in backend.machine_names())
     model = next(m for m in named if m and m.arch == arch)
-    made = plan(graph, model)
-    source = write(made, machine_of(made), backend.dialect(arch)).source
+    task_plan = plan(graph, model)
+    source = write(task_plan, machine_of(task_plan), backend.dialect(arch)).source
     for parts in (0, 1):
-        target = Target(arch, machine_of(made).threads)
+        target = Target(arch, machine_of(task_plan).threads)
         binary = kept.binary(backend, Source(source.text, parts=parts), target)
         sections = alignment._sections(binary.data)
         assert sections[".nv.shared.ark_loop"][1] == alignment.SHARED_ALIGNMENT_BYTES
@@ -188,25 +188,25 @@ def test_a_kernel_looks_where_its_shared_memory_begins(offset, thread, tmp_path:
     subprocess.run([*words, source, "-o", library], check=True)
     loaded = ctypes.CDLL(str(library))
     loaded.run.restype = ctypes.POINTER(ctypes.c_uint32)
-    said = np.ctypeslib.as_array(loaded.run(thread), (8,))
-    assert said[7] == (offset == 0), "bodies run on aligned memory alone"
+    mailbox = np.ctypeslib.as_array(loaded.run(thread), (8,))
+    assert mailbox[7] == (offset == 0), "bodies run on aligned memory alone"
     if offset and thread == 0:
-        assert layout.ERROR_KINDS[int(said[1])] == "alignment"
-        assert said[2] == 1024 and said[3] % 1024 == offset
-        assert (said[4], said[5]) == (3, 7)
+        assert layout.ERROR_KINDS[int(mailbox[1])] == "alignment"
+        assert mailbox[2] == 1024 and mailbox[3] % 1024 == offset
+        assert (mailbox[4], mailbox[5]) == (3, 7)
     else:
-        assert not said[:6].any()
+        assert not mailbox[:6].any()
 
 
 def test_people_are_told():
     graph = Graph()
     a, b = (graph.tensor((8, 96), fp32, arena="state", name=n) for n in "ab")
     graph.add("relu", [a], [b], {}, "relu")
-    made = plan(graph, machines.MODELS["h100"])
+    row_plan = plan(graph, machines.MODELS["h100"])
     mail = np.zeros(1, layout.dtype("ArkHost"))[0]
     mail["error"] = next(n for n, kind in layout.ERROR_KINDS.items() if kind == "alignment")
     mail["error_task"] = mail["error_op"] = 0xFFFFFFFF
     mail["error_expected"], mail["error_seen"], mail["error_processor"] = 1024, 1168, 3
-    said = explain(made, Tables.__new__(Tables), mail, [], [], {})
-    assert "begins at address 1168, which is not a multiple of 1024" in said
-    assert "processor 3" in said and "ark doctor" in said
+    message = explain(row_plan, Tables.__new__(Tables), mail, [], [], {})
+    assert "begins at address 1168, which is not a multiple of 1024" in message
+    assert "processor 3" in message and "ark doctor" in message

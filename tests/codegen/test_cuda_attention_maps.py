@@ -41,8 +41,8 @@ def planned(causal: bool, mask: Sequence[int] = (), added: bool = False) -> Plan
         if mask:
             given = ark.tensor(tuple(mask), bf16 if added else ark.bool)
             scores = ark.add(scores, given) if added else ark.where(given, scores, -1e9)
-        made = ark.transpose(ark.matmul(ark.softmax(scores), v), [0, 2, 1, 3])
-        ark.copy(made, ark.tensor(made.shape(), bf16))
+        attended = ark.transpose(ark.matmul(ark.softmax(scores), v), [0, 2, 1, 3])
+        ark.copy(attended, ark.tensor(attended.shape(), bf16))
     plan = make_plan(model.graph, machines.MODELS["h100"])
     verify([plan])
     return plan

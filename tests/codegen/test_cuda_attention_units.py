@@ -47,13 +47,13 @@ H100 = machines.MODELS["h100"]
 
 
 def layout_of(plan: Plan, op: PlanOp) -> attention_units.Layout:
-    made = attention_units.layout_of(signature(plan, op), machine_of(plan))
-    assert made is not None
-    return made
+    layout = attention_units.layout_of(signature(plan, op), machine_of(plan))
+    assert layout is not None
+    return layout
 
 
-def fill(block: Block, made: Case, named: Sequence[str]) -> None:
-    for name, array in given(made, named).items():
+def fill(block: Block, case: Case, named: Sequence[str]) -> None:
+    for name, array in given(case, named).items():
         block.named(name)[...] = array
 
 
@@ -81,23 +81,23 @@ def test_blocks_on_the_host_give_torchs_results(
     few = machines.MODELS[machine].with_processors(2)
     plan, cases = planned(shapes, few, dtype)
     block = Block(plan, tmp_path)
-    for made, named, op in cases:
+    for case, named, op in cases:
         layout_of(plan, op)
-        fill(block, made, named)
+        fill(block, case, named)
         block.run(op, late, downwards)
-        compare(made.name, block.operand(op, 3), expected(made), dtype, made.tolerance)
+        compare(case.name, block.operand(op, 3), expected(case), dtype, case.tolerance)
 
 
 def test_what_no_row_sees_is_not_multiplied(tmp_path: Path) -> None:
     """Rows of a cache that are not written yet may be anything."""
     shape = Shape(40, 300, 2, 1, 64, position=77)
-    plan, ((made, named, op),) = planned([shape], H100, bf16)
+    plan, ((case, named, op),) = planned([shape], H100, bf16)
     block = Block(plan, tmp_path)
-    fill(block, made, named)
+    fill(block, case, named)
     for index in (1, 2):
         block.operand(op, index)[:, 77 + 40 :] = np.nan
     block.run(op)
-    compare(made.name, block.operand(op, 3), expected(made), bf16, made.tolerance)
+    compare(case.name, block.operand(op, 3), expected(case), bf16, case.tolerance)
 
 
 def test_rows_of_all_heads_are_read_where_they_lie(tmp_path: Path) -> None:
@@ -132,8 +132,8 @@ def spilled(plan: Plan) -> list[int]:
     assert "  ark_attention_units<" in emitted.source.text
     target = Target(machine.arch, machine.threads)
     log = kept.binary(backend, emitted.source, target).log.splitlines()
-    found = [b for a, b in itertools.pairwise(log) if "_attention_tiles" in a and " spill " in b]
-    return [int(line.split(" bytes spill stores")[0].rpartition(" ")[2]) for line in found]
+    lines = [b for a, b in itertools.pairwise(log) if "_attention_tiles" in a and " spill " in b]
+    return [int(line.split(" bytes spill stores")[0].rpartition(" ")[2]) for line in lines]
 
 
 ARCHS = ("a100", "h100", "b200", "rtx5090")
@@ -201,12 +201,12 @@ def test_all_masks_on_a_gpu(shapes: Sequence[Any], dtype: DataType) -> None:
     with contextlib.closing(backend.open(0)) as device:
         plan, cases = planned(shapes, device.machine, dtype)
         with Executor(plan, backend, device) as executor:
-            for made, named, op in cases:
+            for case, named, op in cases:
                 layout_of(plan, op)
-                for name, array in given(made, named).items():
+                for name, array in given(case, named).items():
                     executor.write(name, array)
             executor.start(2).wait(60)
-            for i, (made, *_) in enumerate(cases):
-                want = expected(made)
+            for i, (case, *_) in enumerate(cases):
+                want = expected(case)
                 got = executor.read(f"{i}.out").reshape(want.shape)
-                compare(made.name, got, want, dtype, made.tolerance)
+                compare(case.name, got, want, dtype, case.tolerance)

@@ -38,23 +38,23 @@ ROWS, FIRST, WIDE, CLASSES = 512, 333, 1024, 10
 def network(machine: Machine, wide: int = WIDE) -> Plan:
     """x (512, 333) by weights to `wide` columns, to as many again and to ten."""
     graph = Graph()
-    made = graph.tensor((ROWS, FIRST), bf16, arena="state", name="x")
+    source = graph.tensor((ROWS, FIRST), bf16, arena="state", name="x")
     for i, (n, k) in enumerate(((wide, FIRST), (wide, wide), (CLASSES, wide))):
         weight = graph.tensor((n, k), bf16, arena="parameter", name=f"w{i}")
         out = graph.tensor((ROWS, n), bf16, arena="state", name=f"y{i}")
-        graph.add("matmul", [made, weight], [out], {"transpose_a": False, "transpose_b": True})
-        made = out
-    found = plan(graph, machine)
-    verify([found])
-    return found
+        graph.add("matmul", [source, weight], [out], {"transpose_a": False, "transpose_b": True})
+        source = out
+    planned = plan(graph, machine)
+    verify([planned])
+    return planned
 
 
 def test_the_large_ones_are_loaded_by_boxes_beside_the_others() -> None:
     """Rows of 333 are copied to where boxes begin; ten columns are fewer than a tile's."""
-    made = network(H100, 4096)
-    assert made.variant == "matrix"
-    machine = machine_of(made)
-    emitted = write(made, machine, backend.dialect(machine.arch))
+    task_plan = network(H100, 4096)
+    assert task_plan.variant == "matrix"
+    machine = machine_of(task_plan)
+    emitted = write(task_plan, machine, backend.dialect(machine.arch))
     text = emitted.source.text
     assert text.count("  ark_matrix_product<") == 2
     assert text.count("  ark_matrix_tile<") == 0
@@ -70,19 +70,19 @@ def test_where_the_others_are_most_of_the_work_nothing_is_for_matrix_units() -> 
 def test_results_are_numpys() -> None:
     rng = np.random.default_rng(3)
     with contextlib.closing(backend.open(0)) as device:
-        made = network(device.machine, 4096)
+        task_plan = network(device.machine, 4096)
         shapes = {"x": (ROWS, FIRST), "w0": (4096, FIRST), "w1": (4096, 4096), "w2": (10, 4096)}
         given = {
             name: (rng.standard_normal(shape) / np.sqrt(shape[-1])).astype(bf16.numpy)
             for name, shape in shapes.items()
         }
-        with Executor(made, backend, device) as executor:
+        with Executor(task_plan, backend, device) as executor:
             for name, array in given.items():
                 executor.write(name, array)
             executor.start(2).wait()
-            found = [executor.read(f"y{i}").astype(np.float32) for i in range(3)]
+            got = [executor.read(f"y{i}").astype(np.float32) for i in range(3)]
     x = given["x"].astype(np.float32)
-    for i, y in enumerate(found):
+    for i, y in enumerate(got):
         want = x @ given[f"w{i}"].astype(np.float32).T
         assert np.linalg.norm(y - want) < 4e-3 * np.linalg.norm(want)
         x = y

@@ -50,24 +50,24 @@ def model_of(arch: str) -> Machine:
 )
 def test_every_kind_compiles(arch):
     machine, types = model_of(arch), signatures.types_for(arch, backend.archs())
-    for name, made in signatures.plans(machine, types):
-        for phases in made.kernels:
-            planned = machine_of(made, phases[0])
-            emitted = write(made, planned, backend.dialect(arch), phases)
+    for name, task_plan in signatures.plans(machine, types):
+        for phases in task_plan.kernels:
+            planned = machine_of(task_plan, phases[0])
+            emitted = write(task_plan, planned, backend.dialect(arch), phases)
             shared = emitted.scratch_bytes + planned.ring_bytes
             assert shared <= machine.shared_bytes + machines.RESERVED, name
     own = {body.kind for body in backend.dialect(arch).bodies}
     which = backend.archs().index(arch)
-    for made in signatures.united(machine, types, own, which):
-        program = build(made, machine, backend, arch)
+    for task_plan in signatures.united(machine, types, own, which):
+        program = build(task_plan, machine, backend, arch)
         assert b"ark_loop\0" in program.binary.data, program.emitted.bodies
 
 
 def test_the_plans_hold_every_kind():
     machine = model_of("sm_90a")
-    found = {op.kind for _, made in signatures.plans(machine) for op in made.ops}
+    kinds_planned = {op.kind for _, task_plan in signatures.plans(machine) for op in task_plan.ops}
     # Which the host does, and which tests/multi/test_switch.py compiles: no machine has a switch.
-    assert found == set(kinds.names()) - {"transfer", "switch"}
+    assert kinds_planned == set(kinds.names()) - {"transfer", "switch"}
 
 
 # (shape of a, shape of b, transposes, types of a and b)
@@ -103,9 +103,9 @@ def test_matmul_on_tensor_cores(left, right, transposes, types):
     attrs = {"transpose_a": transposes[0], "transpose_b": transposes[1]}
     graph.add("matmul", inputs, [out], attrs, "c")
     with contextlib.closing(backend.open(0)) as device:
-        made = plan(graph, device.machine)
-        verify([made])
-        with Executor(made, backend, device) as executor:
+        task_plan = plan(graph, device.machine)
+        verify([task_plan])
+        with Executor(task_plan, backend, device) as executor:
             assert "ark_matrix_tile<" in executor.program.emitted.source.text
             executor.write("a", x)
             executor.write("b", y)
@@ -147,11 +147,11 @@ def _decoder(
     rng = np.random.default_rng(11)
     with contextlib.closing(which.open(0)) as device:
         shape = Shape(config, dtype, 320, chunk)
-        made = llama_plans(shape, device.machine)[0]
-        with Executor(made, which, device) as executor:
-            names = {t.name: t for t in made.tensors}
+        task_plan = llama_plans(shape, device.machine)[0]
+        with Executor(task_plan, which, device) as executor:
+            names = {t.name: t for t in task_plan.tensors}
             for tensor in sorted(names.values(), key=lambda t: t.name):
-                if made.buffers[tensor.buffer].arena != "parameter":
+                if task_plan.buffers[tensor.buffer].arena != "parameter":
                     continue
                 values = rng.standard_normal(tensor.shape) * tensor.shape[-1] ** -0.5
                 if len(tensor.shape) == 1:

@@ -107,9 +107,9 @@ def test_a_warps_sums_are_numpys(device: ctypes.CDLL, rows: int, inputs: int) ->
     for lane in range(32):
         if rows == 8:
             own, column = lane % 4 * 2, lane // 4
-            found = {(own + e, column): got[lane, e] for e in range(2)}
+            lane_sums = {(own + e, column): got[lane, e] for e in range(2)}
         else:
             own, column = lane // 4 * 2, lane % 4 * 2
-            found = {(own + e // 2, column + e % 2): got[lane, e] for e in range(4)}
-        for (row, m), sums in found.items():
+            lane_sums = {(own + e // 2, column + e % 2): got[lane, e] for e in range(4)}
+        for (row, m), sums in lane_sums.items():
             assert m >= inputs or sums == want[row, m]

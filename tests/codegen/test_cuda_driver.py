@@ -51,10 +51,10 @@ def wheels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def newest() -> str:
     """The newest cuda-bindings that the package's own limits allow and the index has."""
     done = pip("index", "versions", "cuda-bindings")
-    found = re.search(r"Available versions: (.*)", done.stdout)
-    if done.returncode or found is None:
+    matches = re.search(r"Available versions: (.*)", done.stdout)
+    if done.returncode or matches is None:
         pytest.skip(f"the package index cannot be asked: {done.stderr.strip()[-200:]}")
-    return next(v for v in found[1].split(", ") if v.startswith("13."))
+    return next(v for v in matches[1].split(", ") if v.startswith("13."))
 
 
 def pip(*words: str) -> subprocess.CompletedProcess[str]:
@@ -99,8 +99,8 @@ def test_the_device_object_fits_the_bindings(which: str, stand_in: Path, wheels:
         check(stand_in)
         return
     version = OLDEST if which == "oldest" else newest()
-    said = check(stand_in, first=str(unpacked("cuda-bindings", version, wheels)))
-    assert said.split()[-1] == version
+    output = check(stand_in, first=str(unpacked("cuda-bindings", version, wheels)))
+    assert output.split()[-1] == version
 
 
 @slow
@@ -136,9 +136,9 @@ def test_nothing_is_freed_under_a_running_kernel(
     kernel: str, stand_in: Path, tmp_path: Path
 ) -> None:
     """A kernel that leaves when it is told to, and one that never does."""
-    said = check(stand_in, "run", STAND_IN_KERNEL=kernel, ARK_CACHE_DIR=str(tmp_path))
+    output = check(stand_in, "run", STAND_IN_KERNEL=kernel, ARK_CACHE_DIR=str(tmp_path))
     if kernel == "aborts":
-        assert said == "closed True\n"
+        assert output == "closed True\n"
     else:
-        assert "closed False" in said
-        assert "did not leave its device" in said and "is freed only when" in said
+        assert "closed False" in output
+        assert "did not leave its device" in output and "is freed only when" in output

@@ -82,14 +82,14 @@ def product(
         half = graph.tensor(shape, fp32)
         graph.add("mul", [sums], [half], {"scalar": 0.5})
         graph.add("add", [half, d], [c], {})
-    made = plan(graph, machine, {"variant": "block"})
-    verify([made])
-    return made
+    planned = plan(graph, machine, {"variant": "block"})
+    verify([planned])
+    return planned
 
 
-def source(made: Plan) -> Any:
-    machine = machine_of(made)
-    return write(made, machine, backend.dialect(machine.arch))
+def source(planned: Plan) -> Any:
+    machine = machine_of(planned)
+    return write(planned, machine, backend.dialect(machine.arch))
 
 
 @pytest.mark.parametrize(
@@ -98,11 +98,11 @@ def source(made: Plan) -> Any:
 @pytest.mark.parametrize("tf32", [False, pytest.param(True, marks=slow)])
 def test_tiles_are_compiled_without_many_spills(case: Any, tf32: bool) -> None:
     """Sums stay in registers: what is spilled is addresses at most."""
-    made = product(H100, *case, tf32)
-    emitted = source(made)
+    planned = product(H100, *case, tf32)
+    emitted = source(planned)
     assert UNITS in emitted.source.text
-    assert [op.kind for op in made.ops] == ["matmul"]
-    target = Target(H100.arch, machine_of(made).threads)
+    assert [op.kind for op in planned.ops] == ["matmul"]
+    target = Target(H100.arch, machine_of(planned).threads)
     log = kept.binary(backend, emitted.source, target).log.splitlines()
     (spilled,) = (b for a, b in itertools.pairwise(log) if "task_0_matmul" in a)
     assert int(spilled.split(" bytes spill stores")[0].rpartition(" ")[2]) <= 128
@@ -112,11 +112,11 @@ def test_tiles_are_compiled_without_many_spills(case: Any, tf32: bool) -> None:
 def test_every_machine_has_them(name: str) -> None:
     """With as many stages as its shared memory has room for."""
     machine = machines.MODELS[name]
-    made = product(machine, *CASES[0])
-    emitted = source(made)
+    planned = product(machine, *CASES[0])
+    emitted = source(planned)
     assert (UNITS if machine.has(Capability.FP32_PARTS) else ORDINARY) in emitted.source.text
     assert emitted.scratch_bytes <= machine.shared_bytes + layout.LOOP_BYTES
-    target = Target(machine.arch, machine_of(made).threads)
+    target = Target(machine.arch, machine_of(planned).threads)
     log = kept.binary(backend, emitted.source, target).log
     static = [int(n) for n in re.findall(r"(\d+) bytes smem", log)]
     assert static and max(static) + layout.LOOP_BYTES <= machines.RESERVED
@@ -138,11 +138,11 @@ def test_tiles_are_those_that_end_first() -> None:
     assert UNITS not in source(mixed).source.text
 
 
-def run(made: Plan, arrays: dict[str, Any]) -> list[Any]:
+def run(planned: Plan, arrays: dict[str, Any]) -> list[Any]:
     """What the plan makes of the arrays, twice."""
     runs = []
     opened = contextlib.closing(backend.open(0))
-    with opened as device, Executor(made, backend, device) as executor:
+    with opened as device, Executor(planned, backend, device) as executor:
         for name, array in arrays.items():
             executor.write(name, array)
         for _ in range(2):
@@ -171,9 +171,9 @@ def test_products_are_those_of_fp64(case: Any, tf32: bool, ordinary: bool) -> No
     if ordinary:
         machine = machine.without_capabilities(Capability.FP32_PARTS)
         machine = dataclasses.replace(machine, exact_tiles=machines.EXACT_TILES)
-    made = product(machine, *case, tf32)
-    assert (ORDINARY if ordinary else UNITS) in source(made).source.text
-    runs = run(made, {"a": a, "b": b, **({"d": d} if scaled else {})})
+    product_plan = product(machine, *case, tf32)
+    assert (ORDINARY if ordinary else UNITS) in source(product_plan).source.text
+    runs = run(product_plan, {"a": a, "b": b, **({"d": d} if scaled else {})})
     x, y = (np.swapaxes(v, -1, -2) if t else v for v, t in ((a, ta), (b, tb)))
     x, y = x.astype(np.float64), y.astype(np.float64)
     exact = x @ y * 0.5 + d if scaled else x @ y
@@ -198,13 +198,13 @@ def test_infinities_and_the_largest_numbers_stay(transposes: tuple[bool, bool]) 
     x[3, 5], x[7], x[7, 9], x[11, 250], x[299, 299] = np.inf, 0, most, np.nan, -np.inf
     y[5, 255], y[9] = -np.inf, np.sign(y[9]) * 2.0**-3
     with contextlib.closing(backend.open(0)) as device:
-        made = product(device.machine, (), (), m, n, k, transposes, False)
+        product_plan = product(device.machine, (), (), m, n, k, transposes, False)
     arrays = {
         "a": np.ascontiguousarray(x.T if ta else x),
         "b": np.ascontiguousarray(y.T if tb else y),
     }
-    found, _ = run(made, arrays)
+    got, _ = run(product_plan, arrays)
     with np.errstate(all="ignore"):
         wanted = (x.astype(np.float64) @ y.astype(np.float64)).astype(np.float32)
     assert np.isnan(wanted).any() and np.isinf(wanted).any()
-    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4)

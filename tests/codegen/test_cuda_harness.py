@@ -50,8 +50,8 @@ def test_the_tasks_by_hand_compile(variant):
         pytest.skip("its loading warpgroup takes boxes, which this harness does not make")
     device = Tables()
     machine = device.machine.using(variant)
-    made = Streams(device, 4, machine)
-    grid = made.job.start()
+    streams = Streams(device, 4, machine)
+    grid = streams.job.start()
     assert len(device.compiled) == 1 and grid.processors == 4
     assert grid.threads == machine.threads and grid.shared_bytes > machine.ring_bytes
 
@@ -60,7 +60,7 @@ def test_the_form_for_racecheck_lets_every_lane_arrive():
     from tests.sanitizer.model import every_lane
 
     dialect = registry.get("cuda").dialect("sm_90a")
-    made = every_lane(dialect)
+    changed = every_lane(dialect)
     alone = "if (ark_lane() == 0) ark_barrier_arrive("
-    assert dialect.roles.count(alone) == 3 and alone not in made.roles
-    assert made.roles.count("32u * ARK_WARPS)") == 3 and "32u * ARK_WARPS)" in made.stream
+    assert dialect.roles.count(alone) == 3 and alone not in changed.roles
+    assert changed.roles.count("32u * ARK_WARPS)") == 3 and "32u * ARK_WARPS)" in changed.stream

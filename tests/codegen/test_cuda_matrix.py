@@ -58,14 +58,14 @@ ROUNDING = {"bf16": 2.0**-8, "fp16": 2.0**-11}
 def test_the_compiler_does_not_wait_between_instructions(
     left, right, m, n, k, transposes, dtype
 ) -> None:
-    made = product(H100, left, right, m, n, k, transposes, dtype)
-    assert made.variant == "matrix"
-    machine = machine_of(made)
-    emitted = write(made, machine, backend.dialect("sm_90a"))
+    planned = product(H100, left, right, m, n, k, transposes, dtype)
+    assert planned.variant == "matrix"
+    machine = machine_of(planned)
+    emitted = write(planned, machine, backend.dialect("sm_90a"))
     binary = kept.binary(backend, emitted.source, Target("sm_90a", machine.threads))
     assert "wgmma.mma_async" in emitted.source.text
     assert "serialized" not in binary.log
-    place = next(i for i, op in enumerate(made.ops) if op.kind == "matmul")
+    place = next(i for i, op in enumerate(planned.ops) if op.kind == "matmul")
     assert len(emitted.maps[emitted.opcode[place]]) == 2
 
 
@@ -81,10 +81,12 @@ def test_what_boxes_cannot_bring_stays_in_the_block_variant(m, n, k, dtype) -> N
 def test_a_small_product_among_large_ones_runs_beside_them(depth, k, variant) -> None:
     """As a pooler of eight rows behind a whole encoder; not where it is most of the work."""
     graph = Graph()
-    made = graph.tensor((8, 1024), bf16, arena="state", name="made")
+    small = graph.tensor((8, 1024), bf16, arena="state", name="made")
     rows = graph.tensor((8, k), bf16, arena="state", name="rows")
     table = graph.tensor((1024, k), bf16, arena="state", name="table")
-    graph.add("matmul", [rows, table], [made], {"transpose_a": False, "transpose_b": True}, "small")
+    graph.add(
+        "matmul", [rows, table], [small], {"transpose_a": False, "transpose_b": True}, "small"
+    )
     shapes = {"a": (1024, depth), "b": (1024, depth), "c": (1024, 1024)}
     a, b, c = (graph.tensor(s, bf16, arena="state", name=n) for n, s in shapes.items())
     graph.add("matmul", [a, b], [c], {"transpose_a": False, "transpose_b": True}, "large")
@@ -95,9 +97,9 @@ def test_a_small_product_among_large_ones_runs_beside_them(depth, k, variant) ->
 
 def test_the_registers_of_roles_are_those_that_the_plan_names() -> None:
     """A warpgroup has as many as its role, which all together are no more than a processor has."""
-    made = product(H100, *CASES[0])
-    entry = to_json(made)
-    (variant,) = machine_of(made).variants
+    planned = product(H100, *CASES[0])
+    entry = to_json(planned)
+    (variant,) = machine_of(planned).variants
     assert sum(32 * r.warps * r.registers for r in variant.roles) <= 65536
     codes: set[bytes] = set()
     for compute, load in ((232, 40), (216, 40), (232, 32)):
@@ -127,18 +129,18 @@ def test_products_are_numpys(left, right, m, n, k, transposes, dtype) -> None:
     device = backend.open(0)
     rng = np.random.default_rng(3)
     with contextlib.closing(device):
-        made = product(device.machine, left, right, m, n, k, transposes, dtype)
-        with Executor(made, backend, device) as executor:
-            found = {}
+        planned = product(device.machine, left, right, m, n, k, transposes, dtype)
+        with Executor(planned, backend, device) as executor:
+            arrays = {}
             for tensor in ("a", "b"):
                 shape = executor.read(tensor).shape
-                found[tensor] = rng.standard_normal(shape).astype(dtype.numpy)
-                executor.write(tensor, found[tensor])
+                arrays[tensor] = rng.standard_normal(shape).astype(dtype.numpy)
+                executor.write(tensor, arrays[tensor])
             runs = []
             for iterations in (1, 3):
                 executor.start(iterations).wait(60)
                 runs.append((executor.read("c").copy(), executor.read("e").copy()))
-    x, y = (found[t].astype(np.float64) for t in ("a", "b"))
+    x, y = (arrays[t].astype(np.float64) for t in ("a", "b"))
     x = x.swapaxes(-1, -2) if transposes[0] else x
     y = y.swapaxes(-1, -2) if transposes[1] else y
     exact, scale = x @ y, np.sqrt(x**2 @ y**2)
@@ -166,20 +168,20 @@ def chained(machine: Machine) -> Plan:
     graph.add("matmul", [a, b], [c], by_rows, "first")
     graph.add("softmax", [c], [e], {}, "softmax")
     graph.add("matmul", [e, f], [g], by_rows, "second")
-    made = plan(graph, machine)
-    verify([made])
-    return made
+    planned = plan(graph, machine)
+    verify([planned])
+    return planned
 
 
 def test_what_is_written_is_not_loaded_early() -> None:
     """Of the second product only the right side is, once softmax leaves the stages alone."""
-    made = chained(H100)
-    assert made.variant == "matrix"
-    emitted = write(made, machine_of(made), backend.dialect("sm_90a"))
+    planned = chained(H100)
+    assert planned.variant == "matrix"
+    emitted = write(planned, machine_of(planned), backend.dialect("sm_90a"))
     maps = [emitted.maps[code] for code in emitted.opcode]
-    assert {box.fetched for found in maps for box in found} == {256}
-    tables = build(made, emitted.opcode, lambda _: 0, lambda _: 0, maps, lambda _op, _map: 0)
-    early = {made.ops[t["op"]].name: int(t["growth"]) for t in tables.tasks}
+    assert {box.fetched for boxes in maps for box in boxes} == {256}
+    tables = build(planned, emitted.opcode, lambda _: 0, lambda _: 0, maps, lambda _op, _map: 0)
+    early = {planned.ops[t["op"]].name: int(t["growth"]) for t in tables.tasks}
     assert {name: early[name] for name in ("first", "softmax", "second")} == {
         "first": ALL,
         "softmax": 0,
@@ -194,34 +196,34 @@ def test_what_moves_is_found_in_tasks_records() -> None:
     b = graph.tensor((512, 1024), bf16, arena="external", name="b")
     c = graph.tensor((512, 512), bf16, arena="external", name="c")
     graph.add("matmul", [a, b], [c], {"transpose_a": False, "transpose_b": True}, "product")
-    made = plan(graph, H100)
-    verify([made])
-    emitted = write(made, machine_of(made), backend.dialect("sm_90a"))
+    planned = plan(graph, H100)
+    verify([planned])
+    emitted = write(planned, machine_of(planned), backend.dialect("sm_90a"))
     maps = [emitted.maps[code] for code in emitted.opcode]
-    where = {buffer.id: (n + 1) << 20 for n, buffer in enumerate(made.buffers)}
+    where = {buffer.id: (n + 1) << 20 for n, buffer in enumerate(planned.buffers)}
     map_at = lambda op, place: (1 << 30) + 128 * place  # noqa: E731
-    tables = build(made, emitted.opcode, where.__getitem__, lambda _: 0, maps, map_at)
-    found, words = cells(made, tables), tables.tasks.view(np.int64)
-    for tensor in made.ops[0].operands:
-        buffer = made.tensors[tensor].buffer
-        places = found[buffer]
+    tables = build(planned, emitted.opcode, where.__getitem__, lambda _: 0, maps, map_at)
+    cells_of, words = cells(planned, tables), tables.tasks.view(np.int64)
+    for tensor in planned.ops[0].operands:
+        buffer = planned.tensors[tensor].buffer
+        places = cells_of[buffer]
         assert places is not None
         assert len(places) == len(tables.tasks)
         assert set(words[places].tolist()) == {where[buffer]}
-    places = map_cells(made, tables, maps)
+    places = map_cells(planned, tables, maps)
     assert len(places) == 2 * len(tables.tasks)
     assert set(words[places].tolist()) == {map_at(0, 0), map_at(0, 1)}
 
 
 @pytest.mark.parametrize(("unstaged", "spares"), [(16384, True), (0, False)])
 def test_small_bodies_leave_the_stages_alone(unstaged: int, spares: bool) -> None:
-    made = chained(H100)
+    planned = chained(H100)
     dialect = backend.dialect("sm_90a")
     assert dialect.unstaged == 16384
-    emitted = write(made, machine_of(made), dataclasses.replace(dialect, unstaged=unstaged))
-    opcode = {op.name: emitted.opcode[op.id] for op in made.ops}
-    said = emitted.source.text.split("ark_spares_stages(ark_u32 kind) {")[1].split("}")[0]
-    assert (f"kind == {opcode['softmax']}u" in said) == spares
+    emitted = write(planned, machine_of(planned), dataclasses.replace(dialect, unstaged=unstaged))
+    opcode = {op.name: emitted.opcode[op.id] for op in planned.ops}
+    condition = emitted.source.text.split("ark_spares_stages(ark_u32 kind) {")[1].split("}")[0]
+    assert (f"kind == {opcode['softmax']}u" in condition) == spares
 
 
 @needs_gpu
@@ -229,18 +231,18 @@ def test_a_chain_of_products_is_numpys() -> None:
     device = backend.open(0)
     rng = np.random.default_rng(5)
     with contextlib.closing(device):
-        made = chained(device.machine)
-        with Executor(made, backend, device) as executor:
-            found = {}
+        planned = chained(device.machine)
+        with Executor(planned, backend, device) as executor:
+            arrays = {}
             for tensor in "abf":
                 shape = executor.read(tensor).shape
-                found[tensor] = rng.standard_normal(shape).astype(bf16.numpy)
-                executor.write(tensor, found[tensor])
+                arrays[tensor] = rng.standard_normal(shape).astype(bf16.numpy)
+                executor.write(tensor, arrays[tensor])
             runs = []
             for iterations in (1, 50):
                 executor.start(iterations).wait(60)
                 runs.append([executor.read(n).copy() for n in "ceg"])
-    a, b, f = (found[t].astype(np.float64) for t in "abf")
+    a, b, f = (arrays[t].astype(np.float64) for t in "abf")
     c, e, g = (x.astype(np.float64) for x in runs[0])
     np.testing.assert_allclose(c, a @ b.T, rtol=2**-7, atol=0.05)
     power = np.exp(c - c.max(-1, keepdims=True))
@@ -262,18 +264,18 @@ def fused(machine: Machine, m: int, n: int, k: int, dtype: DataType, result: Dat
     extents = (m, n + 3 * (m % 2))
     rest = graph.tensor((m, n), dtype, arena="state", name="rest", extents=extents)
     steps = [graph.tensor((m, n), dtype) for _ in range(4)]
-    made = graph.tensor((m, n), result, arena="state", name="c")
-    c = made if result == dtype else graph.tensor((m, n), dtype)
+    output = graph.tensor((m, n), result, arena="state", name="c")
+    c = output if result == dtype else graph.tensor((m, n), dtype)
     graph.add("matmul", [a, b], [steps[0]], {"transpose_a": False, "transpose_b": True}, "product")
     graph.add("add", [steps[0], bias], [steps[1]], {}, "bias")
     graph.add("relu", [steps[1]], [steps[2]], {}, "relu")
     graph.add("mul", [steps[2], column], [steps[3]], {}, "column")
     graph.add("add", [steps[3], rest], [c], {}, "rest")
-    if c is not made:
-        graph.add("cast", [c], [made], {}, "cast")
-    found = plan(graph, machine)
-    verify([found])
-    return found
+    if c is not output:
+        graph.add("cast", [c], [output], {}, "cast")
+    task_plan = plan(graph, machine)
+    verify([task_plan])
+    return task_plan
 
 
 FUSED = [
@@ -288,12 +290,12 @@ FUSED = [
 
 @pytest.mark.parametrize(("m", "n", "k", "dtype", "result"), few(3, FUSED))
 def test_what_follows_is_compiled_into_the_product(m, n, k, dtype, result) -> None:
-    made = fused(H100, m, n, k, dtype, result)
-    assert made.variant == "matrix"
-    parts = made.ops[0].params.get("splits", 1) > 1
-    assert [op.kind for op in made.ops] == ["matmul", *(["pointwise"] if parts else [])]
-    machine = machine_of(made)
-    emitted = write(made, machine, backend.dialect("sm_90a"))
+    planned = fused(H100, m, n, k, dtype, result)
+    assert planned.variant == "matrix"
+    parts = planned.ops[0].params.get("splits", 1) > 1
+    assert [op.kind for op in planned.ops] == ["matmul", *(["pointwise"] if parts else [])]
+    machine = machine_of(planned)
+    emitted = write(planned, machine, backend.dialect("sm_90a"))
     binary = kept.binary(backend, emitted.source, Target("sm_90a", machine.threads))
     ahead = "ark_matrix_each<" if m % 2 else "ark_matrix_each_residual<"  # rows of whole packs
     if result == dtype:
@@ -310,19 +312,19 @@ def test_what_follows_a_product_is_numpys(m, n, k, dtype, result) -> None:
     device = backend.open(0)
     rng = np.random.default_rng(4)
     with contextlib.closing(device):
-        made = fused(device.machine, m, n, k, dtype, result)
-        with Executor(made, backend, device) as executor:
-            found = {}
+        planned = fused(device.machine, m, n, k, dtype, result)
+        with Executor(planned, backend, device) as executor:
+            arrays = {}
             for tensor in ("a", "b", "bias", "column", "rest"):
                 shape = executor.read(tensor).shape
-                found[tensor] = rng.standard_normal(shape).astype(dtype.numpy)
+                arrays[tensor] = rng.standard_normal(shape).astype(dtype.numpy)
                 lies = executor.find(tensor)
                 rows = np.zeros(lies.extents, dtype.numpy)
-                rows[..., : shape[-1]] = found[tensor]
+                rows[..., : shape[-1]] = arrays[tensor]
                 executor.device.write(executor.tensor_address(lies), rows)
             executor.start(2).wait(60)
             c = executor.read("c").copy()
-    a, b, bias, column, rest = (v.astype(np.float64) for v in found.values())
+    a, b, bias, column, rest = (v.astype(np.float64) for v in arrays.values())
     exact = np.maximum(a @ b.T + bias, 0) * column + rest
     scale = np.sqrt(a**2 @ (b**2).T) * np.abs(column)
     rounding = {fp32: 2.0**-21, fp16: 2.0**-10, bf16: 2.0**-7}[result]
@@ -337,12 +339,12 @@ def test_what_follows_a_product_is_numpys(m, n, k, dtype, result) -> None:
 def test_types_of_few_bits_are_multiplied_by_warpgroups(
     m, n, k, types, scaled, instruction
 ) -> None:
-    made = few_bits(H100, m, n, k, types, scaled)
-    assert made.variant == "matrix"
-    parts = made.ops[0].params.get("splits", 1) > 1
-    assert [op.kind for op in made.ops] == ["matmul", *(["pointwise"] if parts else [])]
-    machine = machine_of(made)
-    emitted = write(made, machine, backend.dialect("sm_90a"))
+    planned = few_bits(H100, m, n, k, types, scaled)
+    assert planned.variant == "matrix"
+    parts = planned.ops[0].params.get("splits", 1) > 1
+    assert [op.kind for op in planned.ops] == ["matmul", *(["pointwise"] if parts else [])]
+    machine = machine_of(planned)
+    emitted = write(planned, machine, backend.dialect("sm_90a"))
     assert f'{instruction}"' in emitted.source.text
     binary = kept.binary(backend, emitted.source, Target("sm_90a", machine.threads))
     assert "serialized" not in binary.log
@@ -363,9 +365,9 @@ def test_what_lies_across_is_turned_for_such_types(dtype, across) -> None:
         c = graph.tensor((512, 1024), out, arena="state", name="c")
         attrs = {"transpose_a": across[0], "transpose_b": not across[1]}
         graph.add("matmul", [a, b], [c], attrs | ({"tf32": True} if dtype == fp32 else {}))
-        found = plan(graph, H100)
-        verify([found])
-        return found
+        task_plan = plan(graph, H100)
+        verify([task_plan])
+        return task_plan
 
     turned = made(1024)
     assert [op.kind for op in turned.ops] == ["transpose"] * sum(across) + ["matmul"]
@@ -385,19 +387,19 @@ def test_what_lies_across_is_turned_for_such_types(dtype, across) -> None:
 def test_products_of_few_bits_are_numpys(m, n, k, types, scaled, instruction) -> None:
     rng = np.random.default_rng(6)
     with contextlib.closing(backend.open(0)) as device:
-        made = few_bits(device.machine, m, n, k, types, scaled)
-        with Executor(made, backend, device) as executor:
-            found = {}
+        planned = few_bits(device.machine, m, n, k, types, scaled)
+        with Executor(planned, backend, device) as executor:
+            arrays = {}
             for tensor, dtype in zip("ab", types, strict=True):
                 shape = executor.read(tensor).shape
                 size = rng.standard_normal(shape) * (40 if dtype == int8 else 1)
-                found[tensor] = size.clip(-127, 127).astype(dtype.numpy)
-                executor.write(tensor, found[tensor])
+                arrays[tensor] = size.clip(-127, 127).astype(dtype.numpy)
+                executor.write(tensor, arrays[tensor])
             runs = []
             for iterations in (1, 3):
                 executor.start(iterations).wait(60)
                 runs.append(executor.read("c").astype(np.float64))
-    a, b = (v.astype(np.float64) for v in found.values())
+    a, b = (v.astype(np.float64) for v in arrays.values())
     exact = a @ b.T * (0.5 if scaled else 1.0)
     # tf32 keeps 10 bits of each factor, cut off; of 8-bit floats units cut sums off after about 13
     # bits, 32 products at a time, which adds up.
@@ -413,9 +415,9 @@ def test_weights_that_are_read_once_leave_the_cache_first(rows, leaves) -> None:
     """So says the machine code of a product whose rows are multiplied side by side; what several
     rounds of tiles read is to stay.
     """
-    made = product(H100, (), (), rows, 2048, 4096, (False, True), bf16)
-    machine = machine_of(made)
-    source = write(made, machine, backend.dialect("sm_90a")).source
+    planned = product(H100, (), (), rows, 2048, 4096, (False, True), bf16)
+    machine = machine_of(planned)
+    source = write(planned, machine, backend.dialect("sm_90a")).source
     binary = kept.binary(backend, source, Target("sm_90a", machine.threads))
     words = np.frombuffer(section(binary.data, ".text.ark_loop"), np.uint32)
     assert (0x12F00000 in words) == leaves
@@ -427,7 +429,9 @@ def test_weights_that_are_read_once_leave_the_cache_first(rows, leaves) -> None:
 )
 def test_stages_overlap_where_operands_are_at_hand(m, n, k, overlap) -> None:
     """Not where 512 rows meet weights that come from memory."""
-    made = product(H100, (), (), m, n, k, (False, True), bf16)
-    source = write(made, machine_of(made), backend.dialect("sm_90a")).source.text
-    found = set(re.findall(r"ArkProduct<ArkDeal<[^>]*>(?:, [^,>]*){7}, (true|false), \d+>", source))
-    assert found == {overlap}
+    planned = product(H100, (), (), m, n, k, (False, True), bf16)
+    source = write(planned, machine_of(planned), backend.dialect("sm_90a")).source.text
+    matches = set(
+        re.findall(r"ArkProduct<ArkDeal<[^>]*>(?:, [^,>]*){7}, (true|false), \d+>", source)
+    )
+    assert matches == {overlap}

@@ -52,19 +52,19 @@ def test_each_table_has_its_own_box_maps() -> None:
     shapes = {"a": (512, 1024), "b": (512, 1024), "c": (512, 512)}
     a, b, c = (graph.tensor(s, bf16, arena="external", name=n) for n, s in shapes.items())
     graph.add("matmul", [a, b], [c], {"transpose_a": False, "transpose_b": True}, "product")
-    made = make_plan(graph, registry.machine("h100"))
-    assert made.variant == "matrix"
-    emitted = write(made, machine_of(made), backend.dialect("sm_90a"))
-    kernel: Any = Kernel(range(1), machine_of(made), SimpleNamespace(emitted=emitted), None)  # type: ignore[arg-type]
+    planned = make_plan(graph, registry.machine("h100"))
+    assert planned.variant == "matrix"
+    emitted = write(planned, machine_of(planned), backend.dialect("sm_90a"))
+    kernel: Any = Kernel(range(1), machine_of(planned), SimpleNamespace(emitted=emitted), None)  # type: ignore[arg-type]
     device: Any = Kept()
-    left, right, out = (made.tensors[t].buffer for t in made.ops[0].operands)
+    left, right, out = (planned.tensors[t].buffer for t in planned.ops[0].operands)
     places = {left: 1 << 32, right: 2 << 32, out: 3 << 32}
 
     def address(tensor: PlanTensor) -> int:
         return places[tensor.buffer] + tensor.first_byte
 
     tables = DeviceTables(
-        made,
+        planned,
         [kernel],
         device,
         device.alloc,
@@ -99,8 +99,8 @@ def test_each_table_has_its_own_box_maps() -> None:
             assert looked_at(first) == was and not waited
     assert waited == [1] * 4  # one for each table that another took the place of
     assert device.mapped == before + MAX_TABLES + 3  # of the matrix that moved
-    for table, what in kept.items():
-        assert looked_at(table) == what
+    for table, copied in kept.items():
+        assert looked_at(table) == copied
     tables.move(places, {out: 5 << 32}, lambda: None)
     assert looked_at(tables.arrays["tasks"].address) == wanted()
     assert device.mapped == before + MAX_TABLES + 3

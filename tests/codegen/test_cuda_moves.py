@@ -31,73 +31,73 @@ H100 = machines.MODELS["h100"]
 ROWS, DEPTH, TILES = 4096, 512, 512  # of 128 x 256, in four rounds of 128
 
 
-def graph_of(rank: int, what: str) -> Graph:
+def graph_of(rank: int, collective: str) -> Graph:
     """A product, its sum over two ranks or a share of that, and what comes behind."""
     graph = Graph(rank, 2)
     x = graph.tensor((ROWS, DEPTH), bf16, arena="state", name="x")
     w = graph.tensor((ROWS, DEPTH), bf16, arena="state", name="w")
-    made = graph.tensor((ROWS, ROWS), bf16, name="made")
-    rows = ROWS // (1 if what == "all_reduce" else 2)
+    share = graph.tensor((ROWS, ROWS), bf16, name="made")
+    rows = ROWS // (1 if collective == "all_reduce" else 2)
     y, z = (graph.tensor((rows, ROWS), bf16, name=name) for name in "yz")
-    graph.add("matmul", [x, w], [made], {"transpose_a": False, "transpose_b": True}, "product")
-    if what == "all_reduce":
-        graph.add("all_reduce", [made], [y], {"packet": False}, "sum")
+    graph.add("matmul", [x, w], [share], {"transpose_a": False, "transpose_b": True}, "product")
+    if collective == "all_reduce":
+        graph.add("all_reduce", [share], [y], {"packet": False}, "sum")
     else:
         how = choose_program("reduce_scatter", 2, "one_shot", None, None, "sum")
-        graph.add("collective", [made], [y], {"program": how, "engine": "auto"}, "sum")
+        graph.add("collective", [share], [y], {"program": how, "engine": "auto"}, "sum")
     graph.add("relu", [y], [z], {}, "after")
     return graph
 
 
-def plans_of(what: str) -> list[Plan]:
-    made = [plan(graph_of(rank, what), H100, {"overlap": True}) for rank in range(2)]
-    verify(made)
-    return made
+def plans_of(collective: str) -> list[Plan]:
+    plans = [plan(graph_of(rank, collective), H100, {"overlap": True}) for rank in range(2)]
+    verify(plans)
+    return plans
 
 
-def tasks(made: Plan, name: str) -> Iterator[tuple[int, Task]]:
+def tasks(planned: Plan, name: str) -> Iterator[tuple[int, Task]]:
     """The tasks of ops whose names have this in them, with their lists."""
-    for lane, listed in enumerate(made.phases[0].processors):
-        yield from ((lane, task) for task in listed if name in made.ops[task.op].name)
+    for lane, listed in enumerate(planned.phases[0].processors):
+        yield from ((lane, task) for task in listed if name in planned.ops[task.op].name)
 
 
-@pytest.mark.parametrize("what", ["all_reduce", "reduce_scatter"])
-def test_who_moves_sends_and_adds_but_the_last_round(what: str) -> None:
-    made = plans_of(what)[0]
-    assert machine_of(made, 0).variant.role(MOVE) == 3
-    assert len(made.phases[0].processors) == 2 * made.processors == 264
-    puts = [lane for lane, _ in tasks(made, ".put+1")]
-    assert puts and min(puts) >= made.processors
-    sums = [lane < made.processors for lane, _ in tasks(made, ".0.sum")]
+@pytest.mark.parametrize("collective", ["all_reduce", "reduce_scatter"])
+def test_who_moves_sends_and_adds_but_the_last_round(collective: str) -> None:
+    planned = plans_of(collective)[0]
+    assert machine_of(planned, 0).variant.role(MOVE) == 3
+    assert len(planned.phases[0].processors) == 2 * planned.processors == 264
+    puts = [lane for lane, _ in tasks(planned, ".put+1")]
+    assert puts and min(puts) >= planned.processors
+    sums = [lane < planned.processors for lane, _ in tasks(planned, ".0.sum")]
     assert 2 * sum(sums) == len(sums)  # of two rounds of own tiles the last
-    kinds = {made.ops[t.op].kind for ts in made.phases[0].processors[132:] for t in ts}
+    kinds = {planned.ops[t.op].kind for ts in planned.phases[0].processors[132:] for t in ts}
     assert kinds == {"combine"}
-    assert from_json(to_json(made)) == made
+    assert from_json(to_json(planned)) == planned
 
 
 def test_products_wait_for_nobody() -> None:
     """Neither for what peers send nor for the memory of what is being sent."""
-    made = plans_of("all_reduce")[0]
-    products = [t for _, t in tasks(made, "") if made.ops[t.op].kind == "matmul"]
+    planned = plans_of("all_reduce")[0]
+    products = [t for _, t in tasks(planned, "") if planned.ops[t.op].kind == "matmul"]
     assert len(products) == TILES
     assert not any(task.waits for task in products)
 
 
 def test_its_kernel_compiles_without_waits_between_instructions() -> None:
-    made = plans_of("all_reduce")[0]
-    machine = machine_of(made, 0)
-    emitted = write(made, machine, backend.dialect("sm_90a"))
+    planned = plans_of("all_reduce")[0]
+    machine = machine_of(planned, 0)
+    emitted = write(planned, machine, backend.dialect("sm_90a"))
     binary = kept.binary(backend, emitted.source, Target("sm_90a", machine.threads))
     assert "serialized" not in binary.log
     assert emitted.source.text.count("_move(const ArkTask& t)") >= 2
 
 
 def test_a_task_without_a_body_for_them_is_refused() -> None:
-    made = plans_of("all_reduce")[0]
+    planned = plans_of("all_reduce")[0]
     dialect = backend.dialect("sm_90a")
     none = dataclasses.replace(dialect, bodies=tuple(b for b in dialect.bodies if not b.moves))
     with pytest.raises(PlanError, match="for warps that move"):
-        write(made, machine_of(made, 0), none)
+        write(planned, machine_of(planned, 0), none)
 
 
 def test_without_products_in_rounds_there_are_no_such_lists() -> None:
@@ -105,5 +105,5 @@ def test_without_products_in_rounds_there_are_no_such_lists() -> None:
     x = graph.tensor((ROWS, DEPTH), bf16, arena="state", name="x")
     y = graph.tensor((ROWS, ROWS), bf16, arena="state", name="y")
     graph.add("matmul", [x, x], [y], {"transpose_a": False, "transpose_b": True}, "product")
-    made = plan(graph, H100, {"overlap": True})
-    assert made.variant == "matrix" and len(made.phases[0].processors) == made.processors
+    planned = plan(graph, H100, {"overlap": True})
+    assert planned.variant == "matrix" and len(planned.phases[0].processors) == planned.processors

@@ -29,6 +29,6 @@ def test_ordering_and_masking_bodies_compile() -> None:
             *(ark.paged_append(pool, ark.tensor([2, 16]), pages, at),),
             ark.paged_attention(ark.tensor([2, 32]), pool, pool, pages, at),
         ]
-    made = plan(model.graph, machine)
-    verify([made])
-    assert kept and build(made, machine, backend, machine.arch).binary.data[:4] == b"\x7fELF"
+    planned = plan(model.graph, machine)
+    verify([planned])
+    assert kept and build(planned, machine, backend, machine.arch).binary.data[:4] == b"\x7fELF"

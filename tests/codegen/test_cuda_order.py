@@ -57,10 +57,10 @@ def accesses(name: str, statement: str, far: bool) -> bytes:
 def policy(file: str, name: str) -> list[int]:
     """The upper words of the policies that a header names so; the lower ones are zero."""
     text = resources.files("ark_cuda").joinpath(file).read_text()
-    (said,) = re.findall(rf"constexpr ark_u64 {name} =([^;]*);", text)
-    found = [int(word, 16) for word in re.findall(r"0x[0-9a-f]{16}", said)]
-    assert found and not any(word & 0xFFFFFFFF for word in found)
-    return [word >> 32 for word in found]
+    (expression,) = re.findall(rf"constexpr ark_u64 {name} =([^;]*);", text)
+    matches = [int(word, 16) for word in re.findall(r"0x[0-9a-f]{16}", expression)]
+    assert matches and not any(word & 0xFFFFFFFF for word in matches)
+    return [word >> 32 for word in matches]
 
 
 def word(value: int) -> bytes:

@@ -39,18 +39,18 @@ PROJECTIONS = [
 ]
 
 
-def projected(what: Projection, cut: tuple[int, int] | None, machine: Machine) -> Plan:
-    key = f"1x1x{what.rows}x{what.columns}x{what.k}x2"
-    return what.plan(machine, cuts={key: [*cut, 1]} if cut else {})
+def projected(projection: Projection, cut: tuple[int, int] | None, machine: Machine) -> Plan:
+    key = f"1x1x{projection.rows}x{projection.columns}x{projection.k}x2"
+    return projection.plan(machine, cuts={key: [*cut, 1]} if cut else {})
 
 
-@pytest.mark.parametrize(("what", "cut"), PROJECTIONS)
-def test_a_projection_is_rotated_where_its_sums_are(what, cut) -> None:
-    made = projected(what, cut, H100)
-    (op,) = made.ops
+@pytest.mark.parametrize(("projection", "cut"), PROJECTIONS)
+def test_a_projection_is_rotated_where_its_sums_are(projection, cut) -> None:
+    plan = projected(projection, cut, H100)
+    (op,) = plan.ops
     assert cut is None or tuple(op.params["tile"]) == cut
-    machine = machine_of(made)
-    emitted = write(made, machine, backend.dialect("sm_90a"))
+    machine = machine_of(plan)
+    emitted = write(plan, machine, backend.dialect("sm_90a"))
     binary = kept.binary(backend, emitted.source, Target("sm_90a", machine.threads))
     assert "ark_matrix_store_rope<" in emitted.source.text.split("task_0_matmul(ArkCtx")[1]
     assert "serialized" not in binary.log
@@ -58,21 +58,21 @@ def test_a_projection_is_rotated_where_its_sums_are(what, cut) -> None:
 
 @needs_gpu
 @pytest.mark.parametrize("position", [0, 33, 150])
-@pytest.mark.parametrize(("what", "cut"), PROJECTIONS)
-def test_a_rotated_projection_is_numpys(what, cut, position) -> None:
+@pytest.mark.parametrize(("projection", "cut"), PROJECTIONS)
+def test_a_rotated_projection_is_numpys(projection, cut, position) -> None:
     device = backend.open(0)
-    given = what.random(np.random.default_rng(position))
+    given = projection.random(np.random.default_rng(position))
     with (
         contextlib.closing(device),
-        Executor(projected(what, cut, device.machine), backend, device) as executor,
+        Executor(projected(projection, cut, device.machine), backend, device) as executor,
     ):
         for name, array in given.items():
             executor.write(name, array)
         executor.write("position", np.array([position]))
         executor.start(2).wait(60)
-        found = {n: executor.read(n).copy() for n in ("queries", "keys", "values")}
-    for name, right in what.expected(given, position).items():
-        atol = np.sqrt(what.k) * 2.0**-10
+        got = {n: executor.read(n).copy() for n in ("queries", "keys", "values")}
+    for name, right in projection.expected(given, position).items():
+        atol = np.sqrt(projection.k) * 2.0**-10
         np.testing.assert_allclose(
-            found[name].astype(np.float64), right, rtol=2.0**-7, atol=atol, err_msg=name
+            got[name].astype(np.float64), right, rtol=2.0**-7, atol=atol, err_msg=name
         )

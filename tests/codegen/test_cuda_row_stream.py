@@ -38,8 +38,8 @@ def expected(name: str, x: np.ndarray, weight: np.ndarray, eps: float) -> np.nda
     x = x.astype(np.float64)
     if name in ("softmax", "log_softmax"):
         e = np.exp(x - x.max(-1, keepdims=True))
-        made = e / e.sum(-1, keepdims=True)
-        return np.asarray(made if name == "softmax" else np.log(made))
+        fractions = e / e.sum(-1, keepdims=True)
+        return np.asarray(fractions if name == "softmax" else np.log(fractions))
     centred = x - x.mean(-1, keepdims=True) if name == "layernorm" else x
     factor = 1 / np.sqrt((centred**2).mean(-1, keepdims=True) + eps)
     return np.asarray(centred * factor * (weight if name == "rmsnorm" else 1.0))
@@ -49,21 +49,21 @@ def planned(machine: ark.Machine, name: str, shape: list[int], dtype: DataType) 
     model = Model()
     with use_model(model):
         x = ark.tensor(shape, dtype, name="x")
-        made = {
+        outputs = {
             "softmax": lambda: ark.softmax(x),
             "log_softmax": lambda: ark.log_softmax(x),
             "layernorm": lambda: ark.layernorm(x, 1e-3),
             "rmsnorm": lambda: ark.rmsnorm(x, ark.parameter(shape[-1:], dtype, name="w"), 1e-3),
         }[name]()
-        ark.copy(made, name="out")
+        ark.copy(outputs, name="out")
     result = plan(model.graph, machine.with_processors(2), {"fuse": False})
     verify([result])
     return result
 
 
-def source(made: Plan) -> str:
-    machine = machine_of(made, 0)
-    return write(made, machine, backend.dialect(machine.arch)).source.text
+def source(task_plan: Plan) -> str:
+    machine = machine_of(task_plan, 0)
+    return write(task_plan, machine, backend.dialect(machine.arch)).source.text
 
 
 # Rows; elements; streamed or not: too few rows for a team, rows that are no whole 16 bytes, short.
@@ -78,22 +78,22 @@ LONG = [40, 32000]
 
 @pytest.mark.parametrize(("shape", "streamed"), [*FORMS, ((400, 64), False)])
 def test_long_rows_are_streamed_where_they_are_many(shape: tuple[int, int], streamed: bool) -> None:
-    made = planned(backend.machine("h100"), "softmax", list(shape), fp32)
-    assert ("ark_row_stream<" in source(made)) == streamed
+    row_plan = planned(backend.machine("h100"), "softmax", list(shape), fp32)
+    assert ("ark_row_stream<" in source(row_plan)) == streamed
 
 
 def test_rows_of_small_elements_stay_in_registers() -> None:
-    made = planned(backend.machine("h100"), "softmax", [40, 4096], bf16)
-    text = source(made)
+    row_plan = planned(backend.machine("h100"), "softmax", [40, 4096], bf16)
+    text = source(row_plan)
     assert "ark_row_stream<" not in text and "ark_row_norm<" in text
 
 
 @pytest.mark.parametrize("dtype", [fp32, bf16], ids=lambda d: d.name)
 def test_rows_too_long_for_registers_are_read_once(dtype: DataType) -> None:
     """A vocabulary of 32,000: the next row arrives while this one is computed."""
-    made = planned(backend.machine("h200"), "log_softmax", LONG, dtype)
-    machine = machine_of(made, 0)
-    emitted = write(made, machine, backend.dialect("sm_90a"))
+    task_plan = planned(backend.machine("h200"), "log_softmax", LONG, dtype)
+    machine = machine_of(task_plan, 0)
+    emitted = write(task_plan, machine, backend.dialect("sm_90a"))
     assert "ark_row_stream<" in emitted.source.text
     binary = kept.binary(backend, emitted.source, Target("sm_90a", machine.threads))
     spills = re.findall(r"(\d+) bytes spill stores", binary.log)
@@ -101,19 +101,19 @@ def test_rows_too_long_for_registers_are_read_once(dtype: DataType) -> None:
 
 
 def test_weights_leave_no_registers_for_longer_rows() -> None:
-    made = planned(backend.machine("h200"), "rmsnorm", LONG, fp32)
-    assert "ark_row_stream<" not in source(made)
+    row_plan = planned(backend.machine("h200"), "rmsnorm", LONG, fp32)
+    assert "ark_row_stream<" not in source(row_plan)
 
 
 def test_no_machine_streams_them_without_the_copy_unit() -> None:
-    made = planned(backend.machine("a100"), "softmax", [40, 4096], fp32)
-    assert "ark_row_stream<" not in source(made)
+    row_plan = planned(backend.machine("a100"), "softmax", [40, 4096], fp32)
+    assert "ark_row_stream<" not in source(row_plan)
 
 
 def test_the_body_compiles() -> None:
-    made = planned(backend.machine("h100"), "rmsnorm", [40, 4000], fp32)
-    machine = machine_of(made, 0)
-    emitted = write(made, machine, backend.dialect("sm_90a"))
+    task_plan = planned(backend.machine("h100"), "rmsnorm", [40, 4000], fp32)
+    machine = machine_of(task_plan, 0)
+    emitted = write(task_plan, machine, backend.dialect("sm_90a"))
     assert "ark_row_stream<" in emitted.source.text
     binary = kept.binary(backend, emitted.source, Target("sm_90a", machine.threads))
     assert " 0 bytes spill stores" in binary.log
@@ -121,9 +121,9 @@ def test_the_body_compiles() -> None:
 
 def test_a_warp_alone_asks_for_no_barrier_of_its_block() -> None:
     """There are 16 of them: a team of one warp meets without."""
-    made = planned(backend.machine("h100"), "softmax", [96, 1000], fp32)
-    machine = machine_of(made, 0)
-    emitted = write(made, machine, backend.dialect("sm_90a"))
+    task_plan = planned(backend.machine("h100"), "softmax", [96, 1000], fp32)
+    machine = machine_of(task_plan, 0)
+    emitted = write(task_plan, machine, backend.dialect("sm_90a"))
     text = emitted.source.text.encode()
     _, program = nvrtc.nvrtcCreateProgram(text, b"kernel.cu", 0, [], [])
     options = [b"-arch=compute_90a", b"-std=c++17", b"-default-device"]
@@ -142,15 +142,15 @@ def test_long_rows_agree_with_numpy(shape: tuple[int, int], name: str, dtype: Da
     rng = np.random.default_rng(7)
     x, w = (rng.standard_normal(s).astype(dtype.numpy) for s in (shape, shape[1]))
     with contextlib.closing(backend.open(0)) as device:
-        made = planned(device.machine, name, list(shape), dtype)
+        task_plan = planned(device.machine, name, list(shape), dtype)
         streamed = name != "rmsnorm" if shape == tuple(LONG) else dtype == fp32
-        assert ("ark_row_stream<" in source(made)) == streamed
-        with Executor(made, backend, device) as executor:
+        assert ("ark_row_stream<" in source(task_plan)) == streamed
+        with Executor(task_plan, backend, device) as executor:
             executor.write("x", x)
             if name == "rmsnorm":
                 executor.write("w", w)
             executor.start(3).wait()
-            found = executor.read("out").reshape(shape).astype(np.float64)
+            got = executor.read("out").reshape(shape).astype(np.float64)
     want = expected(name, x.astype(np.float64), w.astype(np.float64), 1e-3)
     tolerance = 1e-5 if dtype == fp32 else 2**-7
-    np.testing.assert_allclose(found, want, rtol=tolerance, atol=tolerance * np.abs(want).max())
+    np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance * np.abs(want).max())

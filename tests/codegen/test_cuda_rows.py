@@ -64,10 +64,10 @@ def block(rows: int, columns: int, inner: int, outputs: int, dtype: DataType) ->
 
 
 def planned(machine: ark.Machine, *sizes: object) -> Plan:
-    made = plan(block(*sizes).graph, machine)  # type: ignore[arg-type]
-    verify([made])
-    assert machine_of(made).variant.name == "roles"
-    return made
+    task_plan = plan(block(*sizes).graph, machine)  # type: ignore[arg-type]
+    verify([task_plan])
+    assert machine_of(task_plan).variant.name == "roles"
+    return task_plan
 
 
 # The default run compiles the largest and that of fp16.
@@ -76,15 +76,15 @@ def planned(machine: ark.Machine, *sizes: object) -> Plan:
 )
 def test_all_layers_have_the_body_of_several_rows(sizes: tuple) -> None:
     """In stages that the ring holds, of parts of rows; what gate and up make is not gathered."""
-    made = planned(backend.machine("h100"), *sizes)
-    machine = machine_of(made)
-    linear = [kinds.signature(made, op) for op in made.ops if op.kind == "linear"]
+    task_plan = planned(backend.machine("h100"), *sizes)
+    machine = machine_of(task_plan)
+    linear = [kinds.signature(task_plan, op) for op in task_plan.ops if op.kind == "linear"]
     assert len(linear) == 3 and all(narrows(sig, machine) for sig in linear)
     assert [reads_from_memory(sig) for sig in linear] == [False, sizes[0] * sizes[2] > 8192, False]
-    assert from_json(to_json(made)) == made
-    source = build(made, machine, backend, "sm_90a").emitted.source.text
+    assert from_json(to_json(task_plan)) == task_plan
+    source = build(task_plan, machine, backend, "sm_90a").emitted.source.text
     assert "ark_linear_batch<" in source
-    for task in (t for tasks in made.phases[0].processors for t in tasks):
+    for task in (t for tasks in task_plan.phases[0].processors for t in tasks):
         for fetch in task.fetches:
             assert fetch.stage <= machine.stage_bytes
 
@@ -97,24 +97,24 @@ def test_two_rows_take_whole_rows_of_weights(
     rows: int, columns: int, stage: tuple[int, int]
 ) -> None:
     """Where the tile has columns for both; what stays in memory is multiplied in parts."""
-    made = planned(backend.machine("h100"), rows, columns, 8192, 512, bf16)
-    linear = [op.params for op in made.ops if op.kind == "linear"]
+    task_plan = planned(backend.machine("h100"), rows, columns, 8192, 512, bf16)
+    linear = [op.params for op in task_plan.ops if op.kind == "linear"]
     assert [(p["rows"], p["split_k"]) for p in linear] == [stage, (16, 16), stage]
 
 
 @pytest.mark.parametrize(("sizes", "in_flight"), [((1, 4096, 14336), 3), ((4, 2048, 8192), 2)])
 def test_several_rows_have_no_more_copies_in_flight(sizes: tuple, in_flight: int) -> None:
     """Of the two forms with 12 slots one wide row takes that with more in flight."""
-    made = planned(backend.machine("h100"), *sizes, 512, bf16)
-    variant = machine_of(made).variant
+    task_plan = planned(backend.machine("h100"), *sizes, 512, bf16)
+    variant = machine_of(task_plan).variant
     assert (variant.stages, variant.in_flight) == (12, in_flight)
 
 
 @pytest.mark.parametrize(("rows", "warps"), [(2, 15), (4, 14), (5, 12), (8, 12)])
 def test_more_than_four_rows_have_registers(rows: int, warps: int) -> None:
     """Three warps in each of four partitions have 168 a thread, a fourth leaves them 128."""
-    made = planned(backend.machine("h100"), rows, 2048, 8192, 512, bf16)
-    assert machine_of(made).variant.warps == warps
+    task_plan = planned(backend.machine("h100"), rows, 2048, 8192, 512, bf16)
+    assert machine_of(task_plan).variant.warps == warps
 
 
 @pytest.mark.parametrize("sizes", [SIZES[0], SIZES[3]])
@@ -122,11 +122,11 @@ def test_the_stream_brings_every_byte_once(sizes: tuple) -> None:
     """The records, read as the device reads them, against the rows that the tasks multiply: boxes
     of whole lines, else pieces of rows.
     """
-    made = planned(backend.machine("h100"), *sizes)
-    emitted = write(made, machine_of(made), backend.dialect("sm_90a"))
+    task_plan = planned(backend.machine("h100"), *sizes)
+    emitted = write(task_plan, machine_of(task_plan), backend.dialect("sm_90a"))
     maps = [emitted.maps[code] for code in emitted.opcode]
     built = tables.build(
-        made,
+        task_plan,
         emitted.opcode,
         lambda b: b << 40,
         lambda c: 64 * c,
@@ -134,16 +134,16 @@ def test_the_stream_brings_every_byte_once(sizes: tuple) -> None:
         lambda op, _: (1 << 60) + (op << 8),
     )
     assert not any(int(a) >> 60 for a in built.tasks["operand"].ravel())
-    seen = {b.id: np.zeros(b.nbytes // 16, np.int32) for b in made.buffers}
+    seen = {b.id: np.zeros(b.nbytes // 16, np.int32) for b in task_plan.buffers}
     boxes = 0
     for record in built.fetches:
         form, size, address = (int(record[name]) for name in ("form", "bytes", "address"))
         if form >> 30 == 3:
-            op = made.ops[(address & (1 << 60) - 1) >> 8]
+            op = task_plan.ops[(address & (1 << 60) - 1) >> 8]
             (box,) = maps[op.id]
             row, line = form & (1 << 30) - 1, size >> 16
             assert size & 0xFFFF == np.prod(box.box) * 2 and box.fetched == 128
-            weight = made.tensors[op.operands[box.operand]]
+            weight = task_plan.tensors[op.operands[box.operand]]
             lines = seen[weight.buffer].reshape(weight.shape[0], -1, 8)
             lines[row : row + box.box[1], line : line + box.box[2]] += 1
             boxes += 1
@@ -154,21 +154,21 @@ def test_the_stream_brings_every_byte_once(sizes: tuple) -> None:
         for piece in range(count):
             begin = at + piece * pitch
             seen[buffer][begin // 16 : (begin + size) // 16] += 1
-    for op in (op for op in made.ops if op.kind == "linear"):
-        assert (seen[made.tensors[op.operands[1]].buffer] == 1).all()
+    for op in (op for op in task_plan.ops if op.kind == "linear"):
+        assert (seen[task_plan.tensors[op.operands[1]].buffer] == 1).all()
     assert boxes == len(built.fetches) or (sizes == SIZES[3] and 0 < boxes < len(built.fetches))
 
 
 def test_parts_of_rows_that_are_not_whole_are_refused() -> None:
-    made = planned(backend.machine("h100"), 8, 2048, 8192, 3000, bf16)
+    task_plan = planned(backend.machine("h100"), 8, 2048, 8192, 3000, bf16)
     for change in ({"rows": 15}, {"parts": 7}, {"stage": 8}, {"nbytes": 4096 + 16}):
-        tasks = [list(own) for own in made.phases[0].processors]
+        tasks = [list(own) for own in task_plan.phases[0].processors]
         task = next(t for t in tasks[0] if t.fetches and t.fetches[0].parts > 1)
         fetch = dataclasses.replace(task.fetches[0], **change)
         tasks[0][tasks[0].index(task)] = dataclasses.replace(task, fetches=(fetch,))
-        phase = dataclasses.replace(made.phases[0], processors=tuple(map(tuple, tasks)))
+        phase = dataclasses.replace(task_plan.phases[0], processors=tuple(map(tuple, tasks)))
         with pytest.raises(PlanError, match="differ from those that tasks of kind"):
-            verify([dataclasses.replace(made, phases=(phase,))])
+            verify([dataclasses.replace(task_plan, phases=(phase,))])
         with pytest.raises(PlanError, match="expected whole rows"):
             check_pieces("it", fetch)
 
@@ -195,15 +195,15 @@ def test_several_rows_agree_with_numpy(sizes: tuple) -> None:
     def normed(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
         return x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5) * weight
 
-    both = (normed(wide["x"], wide["norm0"]) @ wide["gate"].T).reshape(rows, inner, 2)
-    gated = both[..., 0] / (1.0 + np.exp(-both[..., 0])) * both[..., 1]
+    gate_and_up = (normed(wide["x"], wide["norm0"]) @ wide["gate"].T).reshape(rows, inner, 2)
+    gated = gate_and_up[..., 0] / (1.0 + np.exp(-gate_and_up[..., 0])) * gate_and_up[..., 1]
     hidden = wide["x"] + gated @ wide["down"].T
     want = normed(hidden, wide["norm1"]) @ wide["last"].T
     with contextlib.closing(backend.open(0)) as device:
-        made = planned(device.machine, *sizes)
+        task_plan = planned(device.machine, *sizes)
         # What lies together in memory has a name of both.
-        names = {t.name.split(".")[0].split("+")[0]: t.name for t in made.tensors}
-        with Executor(made, backend, device) as executor:
+        names = {t.name.split(".")[0].split("+")[0]: t.name for t in task_plan.tensors}
+        with Executor(task_plan, backend, device) as executor:
             for name, values in given.items():
                 executor.write(names[name], values)
             executor.start(3).wait(60)

@@ -54,9 +54,9 @@ def test_a_kernel_of_many_bodies_is_linked():
         pytest.skip("no nvJitLink of this NVRTC or later is installed")
     source = made(MAX_JOINT_BODIES + 1)[1]
     target = Target(H100.arch, H100.threads)
-    one, again = (backend.compiler().compile(source, target) for _ in range(2))
+    one, second = (backend.compiler().compile(source, target) for _ in range(2))
     whole = kept.binary(backend, dataclasses.replace(source, parts=0), target)
-    assert one.data == again.data != whole.data
+    assert one.data == second.data != whole.data
     assert struct.unpack_from("<H", one.data, 16)[0] == ELF_EXECUTABLE
     assert b"ark_loop\0" in one.data
     heads = r"Function properties for \S*?(task_\d+_pointwise)"

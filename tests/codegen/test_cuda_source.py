@@ -83,9 +83,9 @@ def test_the_kernels_of_a_real_model_spill_no_more_than_they_did(variant, chunk)
     (plan,) = llama_plans(shape, backend.machine("h100"), {"variant": variant})
     assert plan.variant == variant and len(plan.phases) == 1 + (chunk > 0)
     log = compile_for(machine_of(plan), plan).log
-    found = [int(s) for s in re.findall(r"(\d+) bytes spill stores", log)]
+    matches = [int(s) for s in re.findall(r"(\d+) bytes spill stores", log)]
     loop, everywhere = SPILLS[variant, chunk]
-    assert found and found[0] <= loop and sum(found) <= everywhere, log
+    assert matches and matches[0] <= loop and sum(matches) <= everywhere, log
 
 
 @slow
@@ -246,21 +246,21 @@ NVRTC = SimpleNamespace(nvrtcVersion=lambda: (0, 13, 0))
     ],
 )
 def test_the_probe_says_why_there_is_no_gpu(driver, reason, remedy):
-    found = probe._probe(driver, NVRTC)
-    assert not found.devices
-    assert reason in found.reason and remedy in found.remedy
+    report = probe._probe(driver, NVRTC)
+    assert not report.devices
+    assert reason in report.reason and remedy in report.remedy
 
 
 def test_the_probe_lists_usable_gpus():
-    found = probe._probe(FakeDriver(gpus=[("V100", (7, 0)), ("H100", (9, 0))]), NVRTC)
-    assert [(d.index, d.name, d.arch) for d in found.devices] == [(1, "H100", "sm_90a")]
-    assert not found.reason and "V100" in found.notes[0]
+    report = probe._probe(FakeDriver(gpus=[("V100", (7, 0)), ("H100", (9, 0))]), NVRTC)
+    assert [(d.index, d.name, d.arch) for d in report.devices] == [(1, "H100", "sm_90a")]
+    assert not report.reason and "V100" in report.notes[0]
 
 
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
-    found = probe.probe()
-    assert "cuda-python" in found.reason and "pip install" in found.remedy
+    report = probe.probe()
+    assert "cuda-python" in report.reason and "pip install" in report.remedy
 
 
 @pytest.mark.parametrize("name", ["a100", "h100", "b200"])
@@ -289,7 +289,7 @@ def sums(offsets: list[int], arena: str = "state") -> Plan:
     [([0], "state", False), ([1], "state", True), ([0, 1], "state", True), ([4], "external", True)],
 )
 def test_addresses_are_asked_for_their_alignment_where_the_plan_cannot_tell(offsets, arena, asked):
-    made = sums(offsets, arena)
-    text = write(made, machine_of(made), backend.dialect("sm_90a")).source.text
-    found = set(re.findall(r"  if \(ark_aligned\((.*?)\)\) \{", text))
-    assert "ark_load_pack_past<4>(p0" in text and any("operand" in f for f in found) == asked
+    planned = sums(offsets, arena)
+    text = write(planned, machine_of(planned), backend.dialect("sm_90a")).source.text
+    matches = set(re.findall(r"  if \(ark_aligned\((.*?)\)\) \{", text))
+    assert "ark_load_pack_past<4>(p0" in text and any("operand" in f for f in matches) == asked

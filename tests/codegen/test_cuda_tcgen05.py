@@ -31,21 +31,21 @@ COMMIT, MULTIPLY = 0x3E9, 0x5EA  # UTCBAR; UTCHMMA, UTCIMMA or UTCQMMA
 UNITS = {"f16": 0, "tf32": 0, "i8": 1, "f8f6f4": 3}
 
 
-def compiled(made: Plan, more: str = "") -> tuple[str, bytes, str]:
+def compiled(plan: Plan, more: str = "") -> tuple[str, bytes, str]:
     """Source, machine code of the loop and the compiler's log of a plan's kernel."""
-    machine = machine_of(made)
-    source = write(made, machine, backend.dialect("sm_100a")).source
+    machine = machine_of(plan)
+    source = write(plan, machine, backend.dialect("sm_100a")).source
     source = type(source)(**{**vars(source), "text": source.text + more})
     binary = kept.binary(backend, source, Target("sm_100a", machine.threads))
     return source.text, section(binary.data, ".text.ark_loop"), binary.log
 
 
-def check(made: Plan, kind: str) -> None:
+def check(plan: Plan, kind: str) -> None:
     """Products of that kind alone, as many as a stage has at a time; each stage is given back, and
     one commit more says that a tile's sums are complete. Nothing is spilled.
     """
-    assert made.variant == "matrix"
-    source, code, log = compiled(made)
+    assert plan.variant == "matrix"
+    source, code, log = compiled(plan)
     assert "wgmma.mma_async" not in source
     words = list(struct.iter_unpack("<QQ", code))
     assert {high >> 8 & 3 for low, high in words if low & 0xFFF == MULTIPLY} == {UNITS[kind]}
@@ -79,9 +79,9 @@ def test_types_of_few_bits_have_instructions_of_their_own(
 
 
 def test_the_largest_tiles_sums_fit_the_registers_they_are_stored_from() -> None:
-    made = product(B200, (), (), 4096, 4096, 4096, (False, True), bf16)
-    assert made.ops[0].params["tile"] == [128, 256]
-    check(made, "f16")
+    plan = product(B200, (), (), 4096, 4096, 4096, (False, True), bf16)
+    assert plan.ops[0].params["tile"] == [128, 256]
+    check(plan, "f16")
 
 
 def test_an_instruction_is_described_as_its_manual_says() -> None:
@@ -101,5 +101,5 @@ def test_an_instruction_is_described_as_its_manual_says() -> None:
         f"static_assert(ArkTensorProduct<ArkProduct<{deal}, {types}, false, 1>>::HOW == {how}u);\n"
         for types, how in known
     ]
-    made = product(B200, (), (), 512, 512, 1024, (False, True), fp16)
-    compiled(made, "".join(lines))
+    planned = product(B200, (), (), 512, 512, 1024, (False, True), fp16)
+    compiled(planned, "".join(lines))

@@ -36,9 +36,9 @@ def product(
     b = graph.tensor((n, k) if tb else (k, n), dtype, arena=arena, name="b")
     c = graph.tensor((m, n), dtype, arena="state", name="c")
     graph.add("matmul", [a, b], [c], {"transpose_a": ta, "transpose_b": tb})
-    made = plan(graph, H100)
-    verify([made])
-    return made
+    planned = plan(graph, H100)
+    verify([planned])
+    return planned
 
 
 CASES: list[tuple[int, int, int, tuple[bool, bool], DataType, str, list[int]]] = [
@@ -55,10 +55,10 @@ CASES: list[tuple[int, int, int, tuple[bool, bool], DataType, str, list[int]]] =
 @pytest.mark.parametrize("case", CASES)
 def test_they_are_read_at_once_and_kept_in_registers(case: Any) -> None:
     *shape, form, tile = case
-    made = product(*shape)
-    assert [op.params["tile"] for op in made.ops] == [tile]
-    machine = machine_of(made)
-    emitted = write(made, machine, backend.dialect(machine.arch))
+    planned = product(*shape)
+    assert [op.params["tile"] for op in planned.ops] == [tile]
+    machine = machine_of(planned)
+    emitted = write(planned, machine, backend.dialect(machine.arch))
     assert f"  ark_thin_{form}<" in emitted.source.text
     log = kept.binary(backend, emitted.source, Target(H100.arch, machine.threads)).log
     lines = itertools.pairwise(log.splitlines())
@@ -68,16 +68,16 @@ def test_they_are_read_at_once_and_kept_in_registers(case: Any) -> None:
 
 def test_k_is_cut_where_tiles_are_few() -> None:
     """Matrices of fp32 sums, which another op adds up; not where processors have a tile each."""
-    made = product(16, 1, 1 << 18, (False, False), fp32)
-    assert [op.kind for op in made.ops] == ["matmul", "pointwise"]
-    assert made.ops[0].params["splits"] == 8
+    planned = product(16, 1, 1 << 18, (False, False), fp32)
+    assert [op.kind for op in planned.ops] == ["matmul", "pointwise"]
+    assert planned.ops[0].params["splits"] == 8
     assert len(product(4096, 1, 4096, (False, False), fp32).ops) == 1
 
 
 def test_few_columns_of_many_rows_are_planned() -> None:
     """Weights of 16 bits that look like a prompt's, of which no tile of boxes is so narrow."""
-    made = product(512, 10, 512, (False, True), bf16, "parameter")
-    assert [op.kind for op in made.ops] == ["matmul"]
+    planned = product(512, 10, 512, (False, True), bf16, "parameter")
+    assert [op.kind for op in planned.ops] == ["matmul"]
 
 
 def test_other_products_have_other_bodies() -> None:
@@ -87,7 +87,7 @@ def test_other_products_have_other_bodies() -> None:
         (1, 4096, 32, (False, True), fp32),  # shallow
         (4, 8, 512, (False, False), fp32),  # small
     ):
-        made = product(*case)
-        machine = machine_of(made)
-        text = write(made, machine, backend.dialect(machine.arch)).source.text
+        planned = product(*case)
+        machine = machine_of(planned)
+        text = write(planned, machine, backend.dialect(machine.arch)).source.text
         assert "ark_thin_along<" not in text and "ark_thin_across<" not in text

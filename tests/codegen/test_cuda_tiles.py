@@ -94,14 +94,14 @@ def test_a_batchs_best_are_found(device: ctypes.CDLL, rows: int, batch: int, hot
     keys = [noise_key(7, m) for m in range(batch)]
     settings[:, 0], settings[:, [2, 6]] = temperatures.view(np.int32), list(map(key_halves, keys))
     position = np.arange(batch, dtype=np.int32) * 3
-    made = np.full((batch, width), np.nan, np.float32)
+    adjusted = np.full((batch, width), np.nan, np.float32)
     candidates = np.full((batch, TILES, 2), np.nan, np.float32)
     pointers = [
-        a.ctypes.data_as(ctypes.c_void_p) for a in (given, settings, position, made, candidates)
+        a.ctypes.data_as(ctypes.c_void_p) for a in (given, settings, position, adjusted, candidates)
     ]
     for task in range(TILES):
         device.run(rows, batch, task, width, *pointers)
-    np.testing.assert_array_equal(made, given)
+    np.testing.assert_array_equal(adjusted, given)
     half = rows * STAGES // TILES
     for m in range(batch):
         scores = _scores(given[m], temperatures[m], 0, keys[m], int(position[m]))

@@ -39,10 +39,10 @@ def compiled(drawn: list[Case]) -> Plan:
             case.build(*(ark.tensor(list(a.shape), dtype) for a, dtype in case.inputs))
             for case in drawn
         ]
-    made = plan(model.graph, machine)
-    verify([made])
-    assert kept and build(made, machine, backend, machine.arch).binary.data[:4] == b"\x7fELF"
-    return made
+    planned = plan(model.graph, machine)
+    verify([planned])
+    assert kept and build(planned, machine, backend, machine.arch).binary.data[:4] == b"\x7fELF"
+    return planned
 
 
 @given(drawn=cases.movements())

@@ -66,19 +66,19 @@ def planned(
     plan_options: Mapping[str, Any] | None = None,
     **conv: Any,
 ) -> Plan:
-    made = ark.Model(0, 1)
-    with ark.use_model(made):
+    graph_model = ark.Model(0, 1)
+    with ark.use_model(graph_model):
         given, weight = ark.tensor(x, dtype, name="x"), ark.tensor(w, dtype, name="w")
         ark.conv(given, weight, **conv, name="out")
-    found = make_plan(made.graph, machines.MODELS[model], plan_options)
-    verify([found])
-    return found
+    window_plan = make_plan(graph_model.graph, machines.MODELS[model], plan_options)
+    verify([window_plan])
+    return window_plan
 
 
-def maps_of(made: Plan) -> tuple[BoxMap, BoxMap]:
-    machine = machine_of(made)
-    emitted = write(made, machine, backend.dialect(machine.arch))
-    (op,) = (op for op in made.ops if op.kind == "matmul")
+def maps_of(window_plan: Plan) -> tuple[BoxMap, BoxMap]:
+    machine = machine_of(window_plan)
+    emitted = write(window_plan, machine, backend.dialect(machine.arch))
+    (op,) = (op for op in window_plan.ops if op.kind == "matmul")
     left, right = emitted.maps[emitted.opcode[op.id]]
     return left, right
 
@@ -87,11 +87,13 @@ def test_a_map_of_windows_as_the_right_side() -> None:
     """3 x 2 taps every 2 rows of 32 x 40 places, one row in front and none behind, one column on
     either side: 16 x 41 places, the last of which begins at row 29 and column 39.
     """
-    made = planned(
+    window_plan = planned(
         "h100", (8, 64, 32, 40), (256, 64, 3, 2), stride=(2, 1), padding=((1, 0), (1, 1))
     )
-    left, right = maps_of(made)
-    columns = made.ops[-2 if made.ops[-1].kind == "transpose" else -1].params["tile"][1]
+    left, right = maps_of(window_plan)
+    columns = window_plan.ops[-2 if window_plan.ops[-1].kind == "transpose" else -1].params["tile"][
+        1
+    ]
     assert (left.dims, left.steps) == ((384, 256), ())
     assert right == BoxMap(
         1,
@@ -109,10 +111,10 @@ def test_a_map_of_windows_of_one_dimension_as_the_left_side() -> None:
     """A row of 501 places, 4 taps 2 apart, 1 in front and 4 behind: 500 places, the last one of
     which begins at 498.
     """
-    made = planned("h100", (8, 128, 501), (256, 128, 4), padding=((1, 4),), dilation=2)
-    left, right = maps_of(made)
+    window_plan = planned("h100", (8, 128, 501), (256, 128, 4), padding=((1, 4),), dilation=2)
+    left, right = maps_of(window_plan)
     assert right.steps == ()
-    rows = made.ops[2].params["tile"][0]
+    rows = window_plan.ops[2].params["tile"][0]
     assert left == BoxMap(
         0,
         "bf16",
@@ -193,11 +195,11 @@ def test_boxes_of_few_channels_hold_the_windows(
 def test_both_halves_compile(
     model: str, x: Shape, w: Shape, options: dict[str, Any], dtype: Any
 ) -> None:
-    made = planned(model, x, w, dtype, tf32=dtype == ark.fp32, **options)
-    assert made.variant == "matrix"
-    assert any(op.params.get("windows") for op in made.ops)
-    machine = machine_of(made)
-    source = write(made, machine, backend.dialect(machine.arch)).source
+    window_plan = planned(model, x, w, dtype, tf32=dtype == ark.fp32, **options)
+    assert window_plan.variant == "matrix"
+    assert any(op.params.get("windows") for op in window_plan.ops)
+    machine = machine_of(window_plan)
+    source = write(window_plan, machine, backend.dialect(machine.arch)).source
     binary = kept.binary(backend, source, Target(machine.arch, machine.threads))
     assert "ark_window_load" in source.text
     assert "serialized" not in binary.log
@@ -207,10 +209,10 @@ def test_both_halves_compile(
 def test_fp32_is_convolved_in_its_own_digits_unless_tf32_is_allowed() -> None:
     """By a matrix of windows in memory and tiles of fp32, where it is large; in place if small."""
     shape = (16, 64, 56, 56), (64, 64, 3, 3)
-    made = planned("h100", *shape, ark.fp32, padding=1)
-    assert [op.kind for op in made.ops] == ["remap", "matmul"]
-    machine = machine_of(made)
-    text = write(made, machine, backend.dialect("sm_90a")).source.text
+    window_plan = planned("h100", *shape, ark.fp32, padding=1)
+    assert [op.kind for op in window_plan.ops] == ["remap", "matmul"]
+    machine = machine_of(window_plan)
+    text = write(window_plan, machine, backend.dialect("sm_90a")).source.text
     assert "  ark_unit_tile<64, 256, 32, 32, 3, " in text  # three products of tf32 for one of fp32
     small = planned("h100", (1, 8, 16, 16), (8, 8, 3, 3), ark.fp32, padding=1)
     assert [op.kind for op in small.ops] == ["convolution"]
@@ -220,8 +222,10 @@ def test_fp32_is_convolved_in_its_own_digits_unless_tf32_is_allowed() -> None:
 
 def test_images_of_their_own_channels_are_dealt_so_that_all_end_together() -> None:
     """1,024 images of a channel: eight for each of 128 processors, not seven for most of 132."""
-    made = planned("h100", (16, 64, 56, 56), (64, 1, 3, 3), ark.fp32, padding=1, groups=64)
-    assert [(op.kind, op.params["tile"]) for op in made.ops] == [("convolution", [1, 8, 1, 3136])]
+    window_plan = planned("h100", (16, 64, 56, 56), (64, 1, 3, 3), ark.fp32, padding=1, groups=64)
+    assert [(op.kind, op.params["tile"]) for op in window_plan.ops] == [
+        ("convolution", [1, 8, 1, 3136])
+    ]
 
 
 @needs_gpu
@@ -242,9 +246,12 @@ def test_a_gpu_convolves_as_torch_does(
         margins = [n for pair in reversed(how.pop("padding")) for n in pair]
         source = torch.nn.functional.pad(source, margins)
     want = getattr(torch.nn.functional, f"conv{len(x) - 2}d")(source, weight, **how)
-    made = planned("h100", x, w, dtype, BOXED, tf32=dtype == ark.fp32, **options)
-    assert any(op.params.get("windows") for op in made.ops)
-    with contextlib.closing(backend.open(0)) as device, Executor(made, backend, device) as run:
+    window_plan = planned("h100", x, w, dtype, BOXED, tf32=dtype == ark.fp32, **options)
+    assert any(op.params.get("windows") for op in window_plan.ops)
+    with (
+        contextlib.closing(backend.open(0)) as device,
+        Executor(window_plan, backend, device) as run,
+    ):
         for name, value in zip("xw", values, strict=True):
             run.write(name, value)
         run.start(2).wait()

@@ -47,7 +47,7 @@ def early_reads(plan: Plan) -> dict[int, set[int]]:
         for index, tensor in enumerate(op.operands):
             if plan.tensors[tensor].name.startswith("position"):
                 bench.operand(op.id, index)[:] = CACHE_POSITION
-    found: dict[int, set[int]] = {op.id: set() for op in plan.ops}
+    operands: dict[int, set[int]] = {op.id: set() for op in plan.ops}
     for number, task in enumerate(bench.tasks):
         touched = bench.run(number)
         op = plan.ops[task.op]
@@ -57,8 +57,8 @@ def early_reads(plan: Plan) -> dict[int, set[int]]:
                 continue
             ((buffer, _), mask) = next(iter(masks(plan, op.id, [access]).items()))
             if np.any(mask & ((touched.marks[buffer] & READ) != 0)):
-                found[op.id].add(access.operand)
-    return found
+                operands[op.id].add(access.operand)
+    return operands
 
 
 @pytest.mark.parametrize(

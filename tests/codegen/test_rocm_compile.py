@@ -232,10 +232,10 @@ def test_every_task_kind_compiles(arch: str) -> None:
     for plan in signatures.united(machine_for(arch), types, own, which):
         emitted = emit(arch, plan)
         text = assembly(emitted.source, arch)
-        what = f"one of {emitted.bodies}"
-        assert fact(text, "private_segment_fixed_size") == 0, what
-        assert fact(text, "vgpr_spill_count") == 0, what
-        assert flat_accesses(text) == [], what
+        body_names = f"one of {emitted.bodies}"
+        assert fact(text, "private_segment_fixed_size") == 0, body_names
+        assert fact(text, "vgpr_spill_count") == 0, body_names
+        assert flat_accesses(text) == [], body_names
 
 
 def test_source_that_does_not_compile_shows_the_compilers_words() -> None:

@@ -97,5 +97,5 @@ def test_the_lint_sees_a_product_without_matrix_instructions() -> None:
     emitted = write(plan, machine, backend.dialect("gfx942"))
     text = assembly(emitted.source, "gfx942")
     expected = Expectations(threads=machine.threads, matrix=True, kernels=("ark_loop",))
-    found = lint(text, TARGETS["gfx942"], expected)
-    assert any("matrix" in f.rule or "matrix" in f.message.lower() for f in found)
+    findings = lint(text, TARGETS["gfx942"], expected)
+    assert any("matrix" in f.rule or "matrix" in f.message.lower() for f in findings)

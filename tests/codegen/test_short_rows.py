@@ -94,9 +94,9 @@ def aligned(values: np.ndarray, shift: int = 0) -> np.ndarray:
     """A copy at a multiple of 16 bytes, and so many elements behind it."""
     buffer = np.zeros(values.nbytes + 64, np.uint8)
     start = -buffer.ctypes.data % 16 + 2 * shift
-    made = buffer[start : start + values.nbytes].view(values.dtype).reshape(values.shape)
-    made[...] = values
-    return made
+    shifted = buffer[start : start + values.nbytes].view(values.dtype).reshape(values.shape)
+    shifted[...] = values
+    return shifted
 
 
 @pytest.mark.parametrize("way", ["turn", "back"])
@@ -110,17 +110,17 @@ def test_short_rows_are_turned(
     short, long = (SHORT_ROWS, channels, row), (SHORT_ROWS, row, channels)
     first_shape, last_shape = (short, long) if way == "turn" else (long, short)
     given = aligned(rng.integers(0, 1 << 16, first_shape).astype(np.uint16), shift)
-    made = aligned(np.full(last_shape, 7, np.uint16), shift)
+    turned = aligned(np.full(last_shape, 7, np.uint16), shift)
     turn = getattr(device, f"{way}_{row}_{width}_{channels}")
     for first in range(0, SHORT_ROWS, 2):
         for channel in (0, channels // 2):
             turn(
                 ctypes.c_void_p(given.ctypes.data),
-                ctypes.c_void_p(made.ctypes.data),
+                ctypes.c_void_p(turned.ctypes.data),
                 first,
                 channel,
             )
-    np.testing.assert_array_equal(made, given.swapaxes(1, 2))
+    np.testing.assert_array_equal(turned, given.swapaxes(1, 2))
 
 
 @pytest.mark.parametrize(

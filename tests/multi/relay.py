@@ -103,7 +103,7 @@ def main() -> None:
     ends = [tap(*sys.argv[1:3]), tap(*sys.argv[3:5])]
     directions = [Direction(*ends), Direction(*reversed(ends))]
     cable, chance = Cable(), random.Random(0)
-    said = b""
+    partial = b""
     print("open", flush=True)
     while True:
         due = [d.waiting[0][0] for d in directions if d.waiting]
@@ -113,7 +113,7 @@ def main() -> None:
             more = os.read(0, 4096)
             if not more:
                 return
-            *lines, said = (said + more).split(b"\n")
+            *lines, partial = (partial + more).split(b"\n")
             for line in lines:
                 changed = dataclasses.replace(cable, **json.loads(line))
                 if changed.seed != cable.seed:

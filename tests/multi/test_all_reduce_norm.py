@@ -80,9 +80,14 @@ def kinds(plans: list[Plan]) -> list[str]:
 
 
 def check(
-    name: str, world: int, what: str, dtype: str, residual: bool, target: Machine | None = None
+    name: str,
+    world: int,
+    shape_name: str,
+    dtype: str,
+    residual: bool,
+    target: Machine | None = None,
 ) -> None:
-    shape = SHAPES[what]
+    shape = SHAPES[shape_name]
     with devices(name, world) as (opened, actual):
         result = body(world, shape, dtype, residual)
         fused = build(world, result, target or actual)
@@ -109,7 +114,7 @@ def check(
 
 
 @pytest.mark.parametrize(
-    ("world", "what", "dtype", "residual"),
+    ("world", "shape_name", "dtype", "residual"),
     [
         pytest.param(2, "row", "fp32", True, marks=slow),
         pytest.param(2, "rows", "fp16", False, marks=slow),
@@ -118,20 +123,20 @@ def check(
         pytest.param(8, "rows", "fp32", True, marks=slow),
     ],
 )
-def test_on_cpu_ranks(world: int, what: str, dtype: str, residual: bool) -> None:
-    check("cpu", world, what, dtype, residual)
+def test_on_cpu_ranks(world: int, shape_name: str, dtype: str, residual: bool) -> None:
+    check("cpu", world, shape_name, dtype, residual)
 
 
 @pytest.mark.parametrize(
-    ("what", "dtype"), [("row", "bf16"), pytest.param("rows", "fp32", marks=slow)]
+    ("shape_name", "dtype"), [("row", "bf16"), pytest.param("rows", "fp32", marks=slow)]
 )
-def test_on_emulated_amd(what: str, dtype: str) -> None:
-    check("rocm", 2, what, dtype, True)
+def test_on_emulated_amd(shape_name: str, dtype: str) -> None:
+    check("rocm", 2, shape_name, dtype, True)
 
 
-@pytest.mark.parametrize("what", sorted(SHAPES))
-def test_on_cuda(what: str) -> None:
-    check("cuda", 2, what, "bf16", True)
+@pytest.mark.parametrize("shape_name", sorted(SHAPES))
+def test_on_cuda(shape_name: str) -> None:
+    check("cuda", 2, shape_name, "bf16", True)
 
 
 def graph_kinds(make: Callable[[int], object]) -> list[str]:

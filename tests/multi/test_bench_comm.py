@@ -39,8 +39,8 @@ def test_what_is_no_size_is_refused(text: str) -> None:
 )
 def test_bad_calls_end_with_a_sentence(words: list[str], capsys: pytest.CaptureFixture) -> None:
     assert main(["bench", *words, "--backend", "cpu"]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("ark: ") and "Traceback" not in said
+    errors = capsys.readouterr().err
+    assert errors.startswith("ark: ") and "Traceback" not in errors
 
 
 def test_bus_bandwidth_is_what_a_link_carries() -> None:

@@ -57,8 +57,8 @@ def test_what_is_not_measured_is_said(
     extra: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*WORDS, *extra]) == 2
-    said = capsys.readouterr().err
-    assert says in " ".join(said.split()) and "Traceback" not in said
+    errors = capsys.readouterr().err
+    assert says in " ".join(errors.split()) and "Traceback" not in errors
 
 
 @slow

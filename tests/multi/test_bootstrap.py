@@ -230,21 +230,21 @@ def knock(port: int, address: str = "127.0.0.1") -> socket.socket:
 
 def test_a_peer_that_never_comes() -> None:
     """Two ranks as threads of this process, which are ready at once; the third rank is missing."""
-    port, said = free_port(), {}
+    port, message_of = free_port(), {}
 
     def work(rank: int, timeout_s: float) -> None:
         try:
             Bootstrap.connect(rank, 3, "127.0.0.1", port, timeout_s, job="test")
         except SystemError as error:
-            said[rank] = str(error)
+            message_of[rank] = str(error)
 
     threads = [threading.Thread(target=work, args=at) for at in ((0, 3.0), (2, 60.0))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(said) == [0, 2]
-    for message in said.values():
+    assert sorted(message_of) == [0, 2]
+    for message in message_of.values():
         assert "rank 1 did not join" in message
 
 

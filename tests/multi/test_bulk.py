@@ -64,20 +64,21 @@ def check(
                     device.write(address, values.view(np.uint8))
                 executor.start(3).wait(60.0)
                 return {
-                    f"{what}{n}": device.read(
-                        executor.buffer_address(own[f"{what}{n}"].id), own[f"{what}{n}"].nbytes
+                    f"{operation}{n}": device.read(
+                        executor.buffer_address(own[f"{operation}{n}"].id),
+                        own[f"{operation}{n}"].nbytes,
                     ).view(np.float32)
                     for n in counts
-                    for what in ("gather", "sum", "put")
+                    for operation in ("gather", "sum", "put")
                 }
 
         actual = run_ranks(WORLD_SIZE, run)
     for rank in range(WORLD_SIZE):
         for n in counts:
-            both = [given[r][n] for r in range(WORLD_SIZE)]
-            np.testing.assert_array_equal(actual[rank][f"gather{n}"], np.concatenate(both))
-            np.testing.assert_array_equal(actual[rank][f"sum{n}"], both[0] + both[1])
-            np.testing.assert_array_equal(actual[rank][f"put{n}"], both[1 - rank])
+            inputs = [given[r][n] for r in range(WORLD_SIZE)]
+            np.testing.assert_array_equal(actual[rank][f"gather{n}"], np.concatenate(inputs))
+            np.testing.assert_array_equal(actual[rank][f"sum{n}"], inputs[0] + inputs[1])
+            np.testing.assert_array_equal(actual[rank][f"put{n}"], inputs[1 - rank])
 
 
 def test_its_tasks_on_cpu_ranks() -> None:

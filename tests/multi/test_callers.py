@@ -64,18 +64,18 @@ def one_comes(ranks: ThreadRanks, ending: Any) -> tuple[int, str]:
     """Rank 0 calls alone after both have; what processors it has, and what ended its call."""
     call = call_of(ranks)
     call.run()
-    said = ""
+    message = ""
     if ranks.rank == 0:
         waiting = threading.Timer(0.2, ending, (ranks, call))
         waiting.start()
         with pytest.raises(GpuError) as caught:
             call.run()
-        said = str(caught.value)
+        message = str(caught.value)
         waiting.join()
     call.executor.ranks = None  # the ranks do not meet any more
     ranks.barrier()
     call.close(together=False)
-    return call.executor.plan.processors, said
+    return call.executor.plan.processors, message
 
 
 def test_a_failed_rank_while_it_is_waited_for() -> None:
@@ -92,8 +92,8 @@ def test_whoever_closes_ends_the_call_of_another_thread() -> None:
         assert call.executor.latest is not None and call.executor.latest.running()
         assert call.executor.latest.stop(60.0)
 
-    processors, said = run_ranks(2, lambda ranks: one_comes(ranks, stops))[0]
-    assert processors == 2 and "the kernel ended after 1 of 2 iterations" in said
+    processors, message = run_ranks(2, lambda ranks: one_comes(ranks, stops))[0]
+    assert processors == 2 and "the kernel ended after 1 of 2 iterations" in message
 
 
 def test_launches_of_both_kinds_by_turns() -> None:

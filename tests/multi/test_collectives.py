@@ -59,7 +59,7 @@ def loop_in_processes() -> None:
     rank = ark.Model.get_rank()
     x = ark.tensor([5, 41])
     total = ark.all_reduce(x, rank, 2, algorithm="forestcoll")
-    both = ark.all_gather(total * (rank + 1.0), rank, 2, algorithm="ring")
+    gathered = ark.all_gather(total * (rank + 1.0), rank, 2, algorithm="ring")
     with ark.Runtime() as runtime:
         runtime.launch()
         for step in range(4):
@@ -68,7 +68,7 @@ def loop_in_processes() -> None:
             runtime.run(2)
             want = 20.0 * step + 1
             assert (total.to_numpy() == want).all(), total.to_numpy()
-            assert (both.to_numpy() == np.repeat([want, 2 * want], 5)[:, None]).all()
+            assert (gathered.to_numpy() == np.repeat([want, 2 * want], 5)[:, None]).all()
             runtime.barrier()
 
 

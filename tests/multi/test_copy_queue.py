@@ -34,8 +34,8 @@ from ark_rocm import dialect, queues  # noqa: E402
 from tests.slow import few  # noqa: E402
 
 
-class Made:
-    """The queues that were made, and packets that their engines have executed."""
+class CreatedQueues:
+    """The queues that were created, and the packets that their engines have executed."""
 
     def __init__(self) -> None:
         self.queues: list[Queue] = []
@@ -43,9 +43,9 @@ class Made:
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> Made:
+def created(monkeypatch: pytest.MonkeyPatch) -> CreatedQueues:
     """Without the proxy: what arrives has come through queues."""
-    seen, create, destroy = Made(), queues.create, queues.destroy
+    seen, create, destroy = CreatedQueues(), queues.create, queues.destroy
 
     def creating(hip: Any, index: int, slots: int) -> Queue:
         seen.queues.append(create(hip, index, slots))
@@ -83,17 +83,19 @@ def two() -> Iterator[tuple[list[Device], Machine]]:
 
 
 @pytest.mark.parametrize("body", [put_and_send, fetch], ids=["put", "get"])
-def test_copies_go_through_the_queue(body: channels.Body, made: Made, two: tuple) -> None:
+def test_copies_go_through_the_queue(
+    body: channels.Body, created: CreatedQueues, two: tuple
+) -> None:
     opened, machine = two
     plans = build(2, body, machine)
     verify(plans)
     got = channels.run(plans, "rocm", opened, 3)
     np.testing.assert_array_equal(got, channels.wanted(channels.INBOX_ELEMENTS, 3))
-    assert made.executed >= 3 * 3  # a copy, a fence and a NOP in each iteration
+    assert created.executed >= 3 * 3  # a copy, a fence and a NOP in each iteration
 
 
 @pytest.mark.parametrize("seed", few(1, range(2)))
-def test_what_caches_hold_is_not_what_the_engine_copies(made: Made, seed: int) -> None:
+def test_what_caches_hold_is_not_what_the_engine_copies(created: CreatedQueues, seed: int) -> None:
     """Caches hold old values wherever the memory model leaves it open: the source is written back
     first, and what a get brings does not land where a cache may have something older.
     """
@@ -107,7 +109,7 @@ def test_what_caches_hold_is_not_what_the_engine_copies(made: Made, seed: int) -
             np.testing.assert_array_equal(got, channels.wanted(channels.INBOX_ELEMENTS, 3))
         for device in opened:
             device.close()
-    assert made.executed
+    assert created.executed
 
 
 def odd_sizes(rank: int) -> None:
@@ -124,7 +126,7 @@ def odd_sizes(rank: int) -> None:
 
 
 def test_requests_fill_the_ring_and_go_round_it(
-    made: Made, short_requests: None, two: tuple
+    created: CreatedQueues, short_requests: None, two: tuple
 ) -> None:
     """67 requests an iteration through a ring of 64, of sizes down to 4 bytes."""
     opened, machine = two
@@ -132,7 +134,7 @@ def test_requests_fill_the_ring_and_go_round_it(
     verify(plans)
     got = channels.run(plans, "rocm", opened, 3)
     np.testing.assert_array_equal(got, channels.wanted(4103, 3))
-    assert made.executed >= 3 * 3 * 67
+    assert created.executed >= 3 * 3 * 67
 
 
 def test_a_full_ring_is_waited_for_no_longer_than_the_budget(
@@ -187,7 +189,7 @@ def test_a_packet_that_is_none_stops_the_engine(
 
 
 @pytest.mark.parametrize(
-    ("file", "old", "new", "found"),
+    ("file", "old", "new", "expected_words"),
     [
         # Copied data are not written back before the engine is notified.
         ("queue.h", "  ark_release_to_system();\n", "", "the engine reads what workgroup"),
@@ -201,7 +203,7 @@ def test_a_packet_that_is_none_stops_the_engine(
     ],
 )
 def test_a_missing_order_is_found(
-    monkeypatch: pytest.MonkeyPatch, two: tuple, file: str, old: str, new: str, found: str
+    monkeypatch: pytest.MonkeyPatch, two: tuple, file: str, old: str, new: str, expected_words: str
 ) -> None:
     """The engine has a clock of its own: it sees what was released before the doorbell, and others
     see what it wrote when they have its fence.
@@ -225,7 +227,7 @@ def test_a_missing_order_is_found(
         channels.run(plans, "rocm", opened, 2, budget_s=2.0)
     message = emulator.failures()[0].message
     assert "Race" in message or "race" in message
-    assert found in message
+    assert expected_words in message
 
 
 def test_without_a_queue_the_proxy_copies(monkeypatch: pytest.MonkeyPatch, two: tuple) -> None:
@@ -239,14 +241,16 @@ def test_without_a_queue_the_proxy_copies(monkeypatch: pytest.MonkeyPatch, two: 
     np.testing.assert_array_equal(got, channels.wanted(channels.INBOX_ELEMENTS, 2))
 
 
-def test_a_queue_in_which_something_was_left_is_made_anew(made: Made, two: tuple) -> None:
+def test_a_queue_in_which_something_was_left_is_made_anew(
+    created: CreatedQueues, two: tuple
+) -> None:
     opened, _ = two
     queue = CopyQueue(opened[0])
     queue.restart()
-    assert len(made.queues) == 1
+    assert len(created.queues) == 1
     opened[0].write(queue.address, np.array([1], np.uint32).view(np.uint8))  # a ticket was taken
     queue.restart()
-    assert len(made.queues) == 2
+    assert len(created.queues) == 2
     queue.restart()
-    assert len(made.queues) == 2
+    assert len(created.queues) == 2
     queue.close()

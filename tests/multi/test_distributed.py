@@ -106,10 +106,10 @@ def every_byte_of_an_fp8_type() -> None:
     codes = np.arange(256, dtype=np.uint8)
     pairs = np.random.default_rng(3).permutation(np.repeat(codes, 16))
     for dtype in (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2):
-        both = np.repeat(codes, 16).view(dtype), pairs.view(dtype)
-        got = ark.distributed.all_reduce(np.ascontiguousarray(both[rank]))
+        operands = np.repeat(codes, 16).view(dtype), pairs.view(dtype)
+        got = ark.distributed.all_reduce(np.ascontiguousarray(operands[rank]))
         with np.errstate(all="ignore"):
-            want = (both[0].astype(np.float32) + both[1].astype(np.float32)).astype(dtype)
+            want = (operands[0].astype(np.float32) + operands[1].astype(np.float32)).astype(dtype)
         nans = np.isnan(want.astype(np.float32))
         np.testing.assert_array_equal(np.isnan(got.astype(np.float32)), nans)
         np.testing.assert_array_equal(got.view(np.uint8)[~nans], want.view(np.uint8)[~nans])
@@ -242,10 +242,10 @@ def test_a_receive_takes_the_first_message_that_fits() -> None:
     results: list[str] = []
     matcher = TagMatcher(next_message, "test")
     named = [matcher.receive(1, 1, take) for _ in range(2)]
-    anybody = matcher.receive(None, 1, take)
+    any_source = matcher.receive(None, 1, take)
     for source, tag, content in ((1, 2, "c"), (1, 1, "a"), (2, 1, "d"), (2, 2, "e"), (1, 1, "b")):
         sent.put(Message(source, tag, content))
-    for each in (*named, anybody):
+    for each in (*named, any_source):
         assert each.result(60) is None
     assert results == ["a of 1", "d of 2", "b of 1"]
     assert matcher.receive(2, 2, take).done() and matcher.receive(None, 2, take).done()
@@ -284,7 +284,7 @@ def test_a_receive_from_anybody_keeps_the_order_of_receives() -> None:
     arrivals = Arrivals(job)  # type: ignore[arg-type]
 
     def receive(name: str, source: int | None) -> None:
-        arrivals.receive(source, lambda found: taken.append((name, found)))
+        arrivals.receive(source, lambda message: taken.append((name, message)))
 
     receive("a", 1)
     assert taken == [("a", 1)] and not job.posted  # a named one is told nothing
@@ -426,6 +426,6 @@ def test_who_is_left_by_a_killed_rank_ends_and_names_it(victim: int, tmp_path: P
     left = {int(p.name): p.read_text() for p in tmp_path.iterdir()}
     assert sorted(left) == [r for r in range(3) if r != victim]
     for text in left.values():
-        seconds, said = text.split(" ", 1)
+        seconds, message = text.split(" ", 1)
         assert float(seconds) < 30.0
-        assert f"rank {victim}" in said
+        assert f"rank {victim}" in message

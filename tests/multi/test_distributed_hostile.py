@@ -74,8 +74,10 @@ def test_a_rank_that_comes_late_is_waited_for(capfd: pytest.CaptureFixture[str])
     """Longer than 10 s where that was asked for; less where less was."""
     assert ark.launch(2, meet_late, 120.0, 13.0) == 0
     assert ark.launch(2, meet_late, 1.0, 60.0) == 2
-    said = " ".join(capfd.readouterr().err.split())
-    assert "rank 0 called all_reduce(fp32[8], op='sum') and waited for 1 s; rank 1 did not" in said
+    errors = " ".join(capfd.readouterr().err.split())
+    assert (
+        "rank 0 called all_reduce(fp32[8], op='sum') and waited for 1 s; rank 1 did not" in errors
+    )
 
 
 @pytest.mark.parametrize("timeout_s", [0.0, -1.0, float("inf"), float("nan")])

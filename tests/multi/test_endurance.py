@@ -104,8 +104,8 @@ def test_a_kill_at_any_moment_ends_the_rest(number: int) -> None:
     os.kill(started[victim].pid, signal.SIGKILL)
     begin = time.monotonic()
     for rank, process in enumerate(started):
-        _, said = process.communicate(timeout=60)
+        _, outputs = process.communicate(timeout=60)
         if rank != victim:
             assert process.returncode not in (0, None)
-            assert re.search(rf"\brank {victim}\b", said), said
+            assert re.search(rf"\brank {victim}\b", outputs), outputs
     assert time.monotonic() - begin < 30.0

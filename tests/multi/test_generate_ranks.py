@@ -39,9 +39,9 @@ BACKENDS = [
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_two_ranks_give_the_tokens_of_one(backend: str) -> None:
-    said = answer(NOAH, "--backend", backend, "--max-new-tokens", "24", "--ranks", "2")
-    assert said["tokens"] == alone(NOAH, 24, backend=backend)
-    assert said["text"] == Tokenizer.open(NOAH).decode(said["tokens"])
+    answered = answer(NOAH, "--backend", backend, "--max-new-tokens", "24", "--ranks", "2")
+    assert answered["tokens"] == alone(NOAH, 24, backend=backend)
+    assert answered["text"] == Tokenizer.open(NOAH).decode(answered["tokens"])
 
 
 @pytest.mark.parametrize(
@@ -51,8 +51,8 @@ def test_two_ranks_give_the_tokens_of_one(backend: str) -> None:
 def test_ranks_share_other_decoders(case: str, tmp_path: Path) -> None:
     """Each holds half of the heads, of every expert and of the head's rows."""
     directory = make_checkpoint(tmp_path / case, **DECODERS[case])
-    said = answer(directory, "--backend", "cpu", "--max-new-tokens", "20", "--ranks", "2")
-    assert said["tokens"] == alone(directory, 20)
+    answered = answer(directory, "--backend", "cpu", "--max-new-tokens", "20", "--ranks", "2")
+    assert answered["tokens"] == alone(directory, 20)
 
 
 @pytest.mark.parametrize(
@@ -114,8 +114,10 @@ def test_more_ranks_of_an_fp32_model(backend: str, ranks: int, tmp_path: Path) -
     if not usable(backend, ranks):
         pytest.skip(f"{backend} has fewer than {ranks} devices")
     directory = make_checkpoint(tmp_path / "m", heads=8, kv_heads=ranks, head_dim=8, layers=2)
-    said = answer(directory, "--backend", backend, "--max-new-tokens", "8", "--ranks", str(ranks))
-    assert said["tokens"] == alone(directory, 8, backend=backend)
+    answered = answer(
+        directory, "--backend", backend, "--max-new-tokens", "8", "--ranks", str(ranks)
+    )
+    assert answered["tokens"] == alone(directory, 8, backend=backend)
 
 
 FOUR_EMULATED = {"ARK_ROCM_DEVICE": "emulated:gfx942,4"}
@@ -175,13 +177,15 @@ CHANGES = {
 FEW = ("the prompt's tokens", "the weights")  # each by another way
 
 
-@pytest.mark.parametrize("what", [pytest.param(c, marks=[slow] * (c not in FEW)) for c in CHANGES])
-def test_ranks_that_disagree_both_end_with_an_error(what: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "difference", [pytest.param(c, marks=[slow] * (c not in FEW)) for c in CHANGES]
+)
+def test_ranks_that_disagree_both_end_with_an_error(difference: str, tmp_path: Path) -> None:
     """Each would otherwise give text that no rank was asked for."""
     port = str(20000 + (os.getpid() + 7) % 20000)
     shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     directory = NOAH
-    if what == "the weights":
+    if difference == "the weights":
         directory = tmp_path / "other"
         shutil.copytree(NOAH, directory)
         with (directory / "model.safetensors").open("r+b") as file:
@@ -192,7 +196,7 @@ def test_ranks_that_disagree_both_end_with_an_error(what: str, tmp_path: Path) -
         start(
             directory if r else NOAH,
             *common,
-            *(CHANGES[what] if r else ()),
+            *(CHANGES[difference] if r else ()),
             RANK=str(r),
             LOCAL_RANK=str(r),
             **shared,
@@ -202,7 +206,9 @@ def test_ranks_that_disagree_both_end_with_an_error(what: str, tmp_path: Path) -
     for process in ranks:
         out, err = process.communicate(timeout=60)
         assert process.returncode == 2, err
-        assert f"the ranks disagree on {what.split(':')[0]}: rank 0 has" in " ".join(err.split())
+        assert f"the ranks disagree on {difference.split(':')[0]}: rank 0 has" in " ".join(
+            err.split()
+        )
         assert not out
 
 
@@ -252,8 +258,8 @@ def test_prompts_that_cannot_be_served(ranks: str, text: bytes, words: str) -> N
     argv = [sys.executable, "-m", "ark", "generate", str(NOAH), "--prompt", "-"]
     argv += ["--backend", "cpu", "--ranks", ranks]
     done = subprocess.run(argv, input=text, capture_output=True, timeout=120)
-    said = " ".join(done.stderr.decode().split())
-    assert done.returncode == 2 and words in said and "Traceback" not in said, said
+    errors = " ".join(done.stderr.decode().split())
+    assert done.returncode == 2 and words in errors and "Traceback" not in errors, errors
 
 
 def children(pid: int) -> list[int]:

@@ -51,9 +51,9 @@ def hosts() -> Iterator[Hosts]:
 def test_every_collective_between_hosts(hosts: Hosts, ranks: int) -> None:
     """Four ranks: two on each host, which share memory, and reach the others by TCP."""
     started = start(hosts, WORK, ranks)
-    said = [p.communicate(timeout=300) for p in started]
-    assert [p.returncode for p in started] == [0] * ranks, said
-    assert [int(out) for out, _ in said] == [56] * (ranks - 1) + [60]
+    outputs = [p.communicate(timeout=300) for p in started]
+    assert [p.returncode for p in started] == [0] * ranks, outputs
+    assert [int(out) for out, _ in outputs] == [56] * (ranks - 1) + [60]
 
 
 def rank_process(started: subprocess.Popen[str]) -> int:
@@ -70,11 +70,11 @@ def test_a_killed_rank_ends_the_others_who_name_it(hosts: Hosts, victim: int) ->
         assert process.stdout.readline() == "running\n", process.communicate(timeout=60)
     os.kill(rank_process(started[victim]), signal.SIGKILL)
     begin = time.monotonic()
-    _, said = started[1 - victim].communicate(timeout=60)
+    _, outputs = started[1 - victim].communicate(timeout=60)
     started[victim].communicate(timeout=60)
     assert time.monotonic() - begin < 30.0
     assert started[1 - victim].returncode not in (0, None)
-    assert f"rank {victim}" in said, said
+    assert f"rank {victim}" in outputs, outputs
 
 
 @slow
@@ -97,10 +97,10 @@ def test_a_cable_that_is_pulled_ends_both(hosts: Hosts) -> None:
         assert process.stdout.readline() == "running\n", process.communicate(timeout=60)
     hosts.cut()
     begin = time.monotonic()
-    said = [p.communicate(timeout=90)[1] for p in started]
+    outputs = [p.communicate(timeout=90)[1] for p in started]
     assert time.monotonic() - begin < 60.0
     assert all(p.returncode not in (0, None) for p in started)
-    assert "rank 1" in said[0] and "rank 0" in said[1], said
+    assert "rank 1" in outputs[0] and "rank 0" in outputs[1], outputs
 
 
 @slow
@@ -110,8 +110,8 @@ def test_a_stranger_is_turned_away(hosts: Hosts) -> None:
     job = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "ARK_JOB_SECRET": "another"}
     stranger = hosts.start(1, ["-c", WORK], {**place, **job})
     own = start(hosts, WORK)
-    said = [p.communicate(timeout=300) for p in own]
-    assert [p.returncode for p in own] == [0, 0], said
+    outputs = [p.communicate(timeout=300) for p in own]
+    assert [p.returncode for p in own] == [0, 0], outputs
     out, _ = stranger.communicate(timeout=60)
     assert stranger.returncode != 0 and not out
 
@@ -219,8 +219,8 @@ def test_a_cpu_here_and_an_emulated_device_there(hosts: Hosts) -> None:
     """The same between the two namespaces, as processes."""
     pytest.importorskip("ark_rocm_emulator")
     started = start(hosts, OF_TWO_KINDS)
-    said = [p.communicate(timeout=300) for p in started]
-    assert [out for out, _ in said] == ["right\n"] * 2, said
+    outputs = [p.communicate(timeout=300) for p in started]
+    assert [out for out, _ in outputs] == ["right\n"] * 2, outputs
 
 
 NOTHING_IN_COMMON = """
@@ -255,9 +255,9 @@ def test_hosts_that_have_no_transport_in_common() -> None:
         [sys.executable, "-c", NOTHING_IN_COMMON], capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, done.stderr
-    said = done.stdout.splitlines()
-    assert "rank 0 cannot be reached: connecting to a peer failed: Destination" in said[0]
-    assert "UCX_TLS" in said[0] and said[1] == "closed"
+    lines = done.stdout.splitlines()
+    assert "rank 0 cannot be reached: connecting to a peer failed: Destination" in lines[0]
+    assert "UCX_TLS" in lines[0] and lines[1] == "closed"
 
 
 def test_what_cannot_go_to_another_host_is_said() -> None:
@@ -296,9 +296,9 @@ def test_a_transfer_without_an_answer_names_the_rank() -> None:
         host[name] = value
     tables = SimpleNamespace(listing=listing)
     done = [2**31] * len(plan.counters)
-    said = explain(plan, tables, host[0], done, [], {})  # type: ignore[arg-type]
-    assert "waited for the answer of rank 1 on another host" in said
-    assert "a broken link between hosts" in said
+    message = explain(plan, tables, host[0], done, [], {})  # type: ignore[arg-type]
+    assert "waited for the answer of rank 1 on another host" in message
+    assert "a broken link between hosts" in message
     alone = dataclasses.replace(plan, meta={**plan.meta, "hosts": [0, 0]})
     assert "waited for a proxy longer" in explain(alone, tables, host[0], done, [], {})  # type: ignore[arg-type]
 

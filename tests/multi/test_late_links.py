@@ -76,10 +76,10 @@ def running(hosts: Hosts, code: str) -> list[subprocess.Popen[str]]:
 def test_a_far_host_behind_a_link_that_loses_frames(hosts: Hosts) -> None:
     hosts.change(FAR)
     started = jobs.start(hosts, SMALL)
-    said = [p.communicate(timeout=300) for p in started]
-    assert [(p.returncode, out) for p, (out, _) in zip(started, said, strict=True)] == [
+    outputs = [p.communicate(timeout=300) for p in started]
+    assert [(p.returncode, out) for p, (out, _) in zip(started, outputs, strict=True)] == [
         (0, "right\n")
-    ] * 2, said
+    ] * 2, outputs
     assert hosts.change(FAR)[1] > 0  # some were lost
 
 
@@ -87,17 +87,17 @@ def test_a_far_host_behind_a_link_that_loses_frames(hosts: Hosts) -> None:
 def test_every_collective_over_a_late_link(hosts: Hosts) -> None:
     hosts.change(FAR)
     started = jobs.start(hosts, jobs.WORK)
-    said = [p.communicate(timeout=600) for p in started]
-    assert [p.returncode for p in started] == [0, 0], said
-    assert [int(out) for out, _ in said] == [56, 60]
+    outputs = [p.communicate(timeout=600) for p in started]
+    assert [p.returncode for p in started] == [0, 0], outputs
+    assert [int(out) for out, _ in outputs] == [56, 60]
 
 
 @slow
 def test_four_ranks_over_a_late_link(hosts: Hosts) -> None:
     hosts.change(FAR)
     started = jobs.start(hosts, SMALL, 4)
-    said = [p.communicate(timeout=600) for p in started]
-    assert [p.returncode for p in started] == [0] * 4, said
+    outputs = [p.communicate(timeout=600) for p in started]
+    assert [p.returncode for p in started] == [0] * 4, outputs
 
 
 @slow
@@ -111,10 +111,10 @@ def test_a_link_that_comes_back_after_three_seconds(hosts: Hosts) -> None:
     assert started[0].stdin is not None
     started[0].stdin.write("stop\n")
     started[0].stdin.flush()
-    said = [p.communicate(timeout=120) for p in started]
-    assert [(p.returncode, out) for p, (out, _) in zip(started, said, strict=True)] == [
+    outputs = [p.communicate(timeout=120) for p in started]
+    assert [(p.returncode, out) for p, (out, _) in zip(started, outputs, strict=True)] == [
         (0, "stopped\n")
-    ] * 2, said
+    ] * 2, outputs
 
 
 @slow
@@ -123,6 +123,6 @@ def test_a_link_that_is_dead_ends_both(hosts: Hosts) -> None:
     hosts.change(FAR)
     started = running(hosts, jobs.ENDLESS)
     hosts.change(Cable(lost=1.0))
-    said = [p.communicate(timeout=120)[1] for p in started]
+    outputs = [p.communicate(timeout=120)[1] for p in started]
     assert all(p.returncode not in (0, None) for p in started)
-    assert "rank 1" in said[0] and "rank 0" in said[1], said
+    assert "rank 1" in outputs[0] and "rank 0" in outputs[1], outputs

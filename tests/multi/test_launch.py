@@ -92,7 +92,7 @@ sys.exit(2)
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ("no such size,no such size,no such size", "ranks 0 to 2: no such size"),
         ("the weights are gone,runs", "rank 0: the weights are gone"),
@@ -105,13 +105,13 @@ def test_what_several_ranks_say_is_said_once(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     words: str,
-    said: str,
+    message: str,
 ) -> None:
     """Each ends by a named error as the command line does."""
     monkeypatch.setattr(launching, "_GRACE_S", 1.0 if "runs" in words else 20.0)
     command = [sys.executable, "-c", SAYS, words, str(tmp_path / "first")]
     assert launch_command(words.count(",") + 1, command) == 2
-    assert capfd.readouterr().err == f"ark: {said}\n"
+    assert capfd.readouterr().err == f"ark: {message}\n"
 
 
 def test_ranks_in_words() -> None:
@@ -230,9 +230,9 @@ def stumble() -> None:
 def test_a_functions_traceback_is_its_own(capfd: pytest.CaptureFixture[str]) -> None:
     """Said once for both ranks, from the function on."""
     assert launch(2, stumble) == 1
-    said = capfd.readouterr().err
-    assert said.startswith("ark: ranks 0 and 1: Traceback") or said.startswith("ark: rank ")
-    assert said.count("Traceback") == said.count("  File ") == 1 and ", in stumble" in said
+    errors = capfd.readouterr().err
+    assert errors.startswith("ark: ranks 0 and 1: Traceback") or errors.startswith("ark: rank ")
+    assert errors.count("Traceback") == errors.count("  File ") == 1 and ", in stumble" in errors
 
 
 def test_less_than_one_rank() -> None:

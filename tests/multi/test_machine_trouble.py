@@ -87,9 +87,9 @@ def test_a_rank_that_is_stopped_is_named(endless: Path) -> None:
     victim = children(process.pid)[1]
     os.kill(victim, signal.SIGSTOP)
     _, err = process.communicate(timeout=120)
-    said = " ".join(err.split())
+    message = " ".join(err.split())
     assert process.returncode == 2 and "Traceback" not in err, err
-    assert "rank 1" in said and "longer than its budget" in said
+    assert "rank 1" in message and "longer than its budget" in message
     assert (
         not Path(f"/proc/{victim}/cmdline").exists()
         or not Path(f"/proc/{victim}/cmdline").read_bytes()
@@ -181,8 +181,8 @@ def test_a_memory_limit_is_seen_before_it_kills(group: Path, tmp_path: Path) -> 
         [sys.executable, "-c", text], capture_output=True, text=True, timeout=200, cwd=ROOT
     )
     assert done.returncode == 2, done.stderr
-    said = " ".join(done.stderr.split())
-    assert "memory" in said and "are free" in said and "Traceback" not in said
+    message = " ".join(done.stderr.split())
+    assert "memory" in message and "are free" in message and "Traceback" not in message
 
 
 def test_what_is_left_of_a_control_group(tmp_path: Path) -> None:

@@ -59,12 +59,12 @@ def mismatched(pairs: int, seed: int) -> None:
     rank, x = ark.Model.get_rank(), np.arange(8, dtype=np.float32)
     calls, order = collectives(), random.Random(seed)
     for _ in range(pairs):
-        both = order.sample(calls, 2)
+        pair = order.sample(calls, 2)
         for _, call in order.sample(calls, order.randrange(3)):  # right ones before
             call()
         with pytest.raises(ark.InvalidUsageError, match="do not make the same calls") as caught:
-            both[rank][1]()
-        for each, (text, _) in enumerate(both):
+            pair[rank][1]()
+        for each, (text, _) in enumerate(pair):
             assert f"rank {each} calls {text}" in str(caught.value)
         np.testing.assert_array_equal(ark.distributed.all_reduce(x), 2 * x)
 
@@ -110,8 +110,8 @@ def lengths_that_differ() -> None:
     ark.init(backend="cpu")
     x = np.ones(8, np.float32)
     receive = [4, 3] if ark.Model.get_rank() == 0 else [4, 4]
-    said = "rank 1 sends 4 rows to rank 0, which receives 3"
-    with pytest.raises(ark.InvalidUsageError, match=said):
+    message = "rank 1 sends 4 rows to rank 0, which receives 3"
+    with pytest.raises(ark.InvalidUsageError, match=message):
         ark.distributed.all_to_all_v(x, [4, 4], receive)
     assert list(ark.distributed.all_reduce(x)) == [2.0] * 8
 
@@ -157,7 +157,7 @@ def unanswered() -> None:
     ark.distributed.group(timeout_s=TIMEOUT_S)
     rank, comm = ark.Model.get_rank(), ark.comm
     x = np.ones(8, np.float32)
-    both = {
+    pair = {
         "send": lambda: comm.send(x, 1 - rank),
         "recv": lambda: comm.recv(x.copy(), 1 - rank),
     }
@@ -169,14 +169,14 @@ def unanswered() -> None:
         comm.send(x, 0)
     for count in (8, 3):  # 8: sent before
         x = np.ones(count, np.float32)
-        for name, call in both.items():
+        for name, call in pair.items():
             began = time.monotonic()
             with pytest.raises(ark.SystemError) as caught:
                 call()
             assert time.monotonic() - began < LIMIT_S
-            said = str(caught.value)
-            assert f"rank {rank} called {name}(fp32[{count}], peer={1 - rank})" in said
-            assert f"rank {1 - rank} did not take part" in said
+            message = str(caught.value)
+            assert f"rank {rank} called {name}(fp32[{count}], peer={1 - rank})" in message
+            assert f"rank {1 - rank} did not take part" in message
             assert list(comm.all_reduce(x)) == [2.0] * count
     named = dict(collectives())
     for text in ("barrier()", "all_reduce(fp32[8], op='sum')", "broadcast(fp32[8], root=0)"):
@@ -241,9 +241,9 @@ def stated(*texts: str, inside: bool = True, **more: Any) -> Statement:
 
 
 def test_what_statements_say_of_a_call() -> None:
-    both = {0: stated("a", "b"), 1: stated("a", "c")}
-    assert agreed(both) == 1
-    assert "rank 0 calls b; rank 1 calls c" in str(error(both, [0, 1], 3.0))
+    statements = {0: stated("a", "b"), 1: stated("a", "c")}
+    assert agreed(statements) == 1
+    assert "rank 0 calls b; rank 1 calls c" in str(error(statements, [0, 1], 3.0))
     ahead = {0: stated("a", "b"), 1: stated("a", inside=False)}
     assert agreed(ahead) == 1 and fails(ahead, 0) and fails(ahead, 1)
     assert "rank 1 did not take part (its last call was a)" in str(error(ahead, [0, 1], 3.0))
@@ -253,8 +253,8 @@ def test_what_statements_say_of_a_call() -> None:
     beside = {0: stated("a"), 1: stated(inside=False, away=[Elsewhere("recv", [1, 2])])}
     assert fails(beside, 1)
     silent = {0: stated("a"), 2: stated("a")}
-    said = str(error(silent, [0, 1, 2], 3.0))
-    assert "ranks 0 and 2 called a" in said and "rank 1 does not answer" in said
+    message = str(error(silent, [0, 1, 2], 3.0))
+    assert "ranks 0 and 2 called a" in message and "rank 1 does not answer" in message
     broken = {0: stated("a", why="rank 0 reports: no memory"), 1: stated("a")}
     assert "called a, which did not end: rank 0 reports: no memory" in str(
         error(broken, [0, 1], 3.0)
@@ -268,11 +268,11 @@ def statement_while_inside(last: str) -> str | None:
     )
     lane = Talk(job, "calls", 60.0).lane("all", [0, 1])  # type: ignore[arg-type]
     other = stated(*last.split())
-    told = Frame("all", [0, 1], 0, 0, "", "statement", msgspec.msgpack.encode(other))
+    frame = Frame("all", [0, 1], 0, 0, "", "statement", msgspec.msgpack.encode(other))
     heard: list[str | None] = []
 
     def run() -> None:
-        lane.hear(0, told)
+        lane.hear(0, frame)
         heard.append(lane.failure())
 
     lane.make("a", fingerprint("a"), False, lambda: None)

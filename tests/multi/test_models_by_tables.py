@@ -66,10 +66,10 @@ def made(
     return plans
 
 
-def in_packets(found: Sequence[Plan]) -> bool:
+def in_packets(rank_plans: Sequence[Plan]) -> bool:
     """True if the ranks' puts to each other are packets."""
-    buffers = found[0].buffers
-    puts = [t.packet for t in found[0].tensors if buffers[t.buffer].arena == "symmetric"]
+    buffers = rank_plans[0].buffers
+    puts = [t.packet for t in rank_plans[0].tensors if buffers[t.buffer].arena == "symmetric"]
     assert puts and len(set(puts)) == 1
     return puts[0]
 
@@ -89,18 +89,18 @@ def test_the_engine_is_the_measured_one_of_the_nearest_size(collective: str) -> 
 
 
 def test_a_named_algorithm_has_its_own_and_a_named_engine_stays() -> None:
-    both = table("all_reduce", SMALL, one_shot="packet", ring="threads")
-    assert not in_packets(made("all_reduce", SMALL, both, algorithm="ring"))
-    assert in_packets(made("all_reduce", SMALL, both, algorithm="ring", engine="packet"))
+    two_rows = table("all_reduce", SMALL, one_shot="packet", ring="threads")
+    assert not in_packets(made("all_reduce", SMALL, two_rows, algorithm="ring"))
+    assert in_packets(made("all_reduce", SMALL, two_rows, algorithm="ring", engine="packet"))
     bulk = made("all_reduce", SMALL, table("all_reduce", SMALL, one_shot="bulk"))
     assert "bulk" in {op.kind for op in bulk[0].ops}
 
 
 def test_ranks_that_do_the_same_are_planned_once_and_always_alike() -> None:
     engines = table("all_reduce", SMALL, one_shot="threads")
-    first, again = (made("all_reduce", SMALL, engines) for _ in range(2))
+    first, second = (made("all_reduce", SMALL, engines) for _ in range(2))
     assert isinstance(first, Rotated)
-    assert to_json(first[1]) == to_json(again[1])
+    assert to_json(first[1]) == to_json(second[1])
     assert json.loads(to_json(first[1]))["meta"]["engines"] == engines
     assert to_json(from_json(to_json(first[1]))) == to_json(first[1])
 
@@ -124,14 +124,14 @@ def test_rank_0_says_what_all_plan_with(tmp_path: Path) -> None:
     assert tuned.options(CPU, 2) == want
     assert tuned.options(CPU, 1) == {}
     assert tuned.options(CPU, 4) == {"engines": {}}
-    told = tuned.KEPT.encoded(CPU, tuned.KEPT.load(CPU))
+    expected_data = tuned.KEPT.encoded(CPU, tuned.KEPT.load(CPU))
 
     class Ranks:
         """Rank 1, whose own table is another."""
 
         def all_gather(self, data: bytes) -> list[bytes]:
-            assert data != told
-            return [told, data]
+            assert data != expected_data
+            return [expected_data, data]
 
     keep("threads")
     assert tuned.options(CPU, 2, Ranks()) == want  # type: ignore[arg-type]
@@ -152,9 +152,9 @@ def test_a_decoders_plans_are_kept_under_their_table() -> None:
     )
     shape = Shape(config, ark.fp32, 64, 16, 0, 2)
 
-    def received(found: Sequence[Plan]) -> bool:
+    def received(rank_plans: Sequence[Plan]) -> bool:
         """True if sums of the prompt's 16 rows travel as packets."""
-        sums = [t for t in found[0].tensors if t.name.startswith("all_reduce.")]
+        sums = [t for t in rank_plans[0].tensors if t.name.startswith("all_reduce.")]
         return all(t.packet for t in sums)
 
     usual = plans(shape, CPU)

@@ -37,8 +37,8 @@ def test_two_jobs_do_not_meet(name: str, line: str) -> None:
     """Another number, secret or port of the job is another job."""
     environment = dict(word.split("=", 1) for word in line.split())
     other = dict(environment)
-    told = ("ARK_JOB_SECRET", "PMIX_NAMESPACE", "SLURM_JOB_ID", "MASTER_PORT")
-    key = next(k for k in told if k in other)
+    variables = ("ARK_JOB_SECRET", "PMIX_NAMESPACE", "SLURM_JOB_ID", "MASTER_PORT")
+    key = next(k for k in variables if k in other)
     other[key] = str(int(other[key]) + 1) if other[key].isdigit() else other[key] + "x"
     a, b = rank_from_environment(environment), rank_from_environment(other)
     assert (a.job, a.port) != (b.job, b.port)

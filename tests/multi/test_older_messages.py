@@ -79,12 +79,12 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("what", REFUSED)
-def test_what_is_no_message_is_refused(what: str) -> None:
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_no_message_is_refused(case: str) -> None:
     ark.init()
     ark.set_world_size(2)
     with pytest.raises(BaseError):
-        REFUSED[what](ark.tensor([4, 4]))
+        REFUSED[case](ark.tensor([4, 4]))
     ark.init()
 
 
@@ -92,7 +92,7 @@ def test_bytes_are_seen_as_elements_without_a_copy() -> None:
     ark.init(backend="cpu")
     raw = ark.tensor([2, 8], ark.byte)
     halves, words = ark.cast(raw, ark.fp16), ark.cast(raw[:, 4:], ark.int32)
-    again = ark.cast(ark.mul(halves, 1.0), ark.byte)
+    as_bytes = ark.cast(ark.mul(halves, 1.0), ark.byte)
     with pytest.raises(ark.ModelError, match="whole elements"):
         ark.cast(raw[:, 1:3], ark.fp32)
     values = np.arange(16, dtype=np.uint8).reshape(2, 8)
@@ -104,5 +104,5 @@ def test_bytes_are_seen_as_elements_without_a_copy() -> None:
         np.testing.assert_array_equal(
             words.to_numpy(), np.ascontiguousarray(values[:, 4:]).view("i4")
         )
-        np.testing.assert_array_equal(again.to_numpy(), values)
+        np.testing.assert_array_equal(as_bytes.to_numpy(), values)
     ark.init(backend="cpu")

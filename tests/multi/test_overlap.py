@@ -52,11 +52,11 @@ def rounded(world: int, rows: int) -> int:
     return -(-rows // world) * world
 
 
-def body(world: int, what: str, symmetric: bool = False) -> Body:
+def body(world: int, shape_name: str, symmetric: bool = False) -> Body:
     """Both matrices have small integers; one grows with the iteration. Addends of a sum differ from
     rank to rank.
     """
-    rows, columns, depth, dtype, turn_a, turn_b = (SHAPES | LARGE)[what]
+    rows, columns, depth, dtype, turn_a, turn_b = (SHAPES | LARGE)[shape_name]
     place = {"world_size": world}
 
     def make(rank: int) -> None:
@@ -87,8 +87,8 @@ def body(world: int, what: str, symmetric: bool = False) -> Body:
     return make
 
 
-def inputs(world: int, what: str) -> list[dict[str, np.ndarray]]:
-    rows, columns, depth, _, turn_a, turn_b = (SHAPES | LARGE)[what]
+def inputs(world: int, shape_name: str) -> list[dict[str, np.ndarray]]:
+    rows, columns, depth, _, turn_a, turn_b = (SHAPES | LARGE)[shape_name]
     results = []
     for rank in range(world):
         rng = np.random.default_rng(rank)
@@ -108,9 +108,9 @@ def inputs(world: int, what: str) -> list[dict[str, np.ndarray]]:
     return results
 
 
-def expected(world: int, what: str, rank: int) -> dict[str, np.ndarray]:
-    *_, turn_a, turn_b = (SHAPES | LARGE)[what]
-    given = inputs(world, what)
+def expected(world: int, shape_name: str, rank: int) -> dict[str, np.ndarray]:
+    *_, turn_a, turn_b = (SHAPES | LARGE)[shape_name]
+    given = inputs(world, shape_name)
     right = [x["b"].T if turn_b else x["b"] for x in given]
     left = [(x["a"].T if turn_a else x["a"]) + LAUNCH_ITERATIONS for x in given]
     even = [x["even"].T if turn_a else x["even"] for x in given]
@@ -141,15 +141,15 @@ def moved(plan: Plan) -> list[Task]:
 
 
 def results(
-    name: str, world: int, what: str, moves: bool = False, **options: object
+    name: str, world: int, shape_name: str, moves: bool = False, **options: object
 ) -> list[dict[str, np.ndarray]]:
     """By rank what was kept, after some iterations. moves: on machines whose warps can."""
     with devices(name, world) as (opened, target):
         target = moving(target) if moves and name == "cpu" else target
-        plans = build(world, body(world, what), target, **{"overlap": True, **options})
+        plans = build(world, body(world, shape_name), target, **{"overlap": True, **options})
         verify(plans)
         assert any(moved(plan) for plan in plans) == moves
-        given = inputs(world, what)
+        given = inputs(world, shape_name)
 
         def run(ranks: ThreadRanks) -> dict[str, np.ndarray]:
             device = opened[ranks.rank]
@@ -164,7 +164,7 @@ def results(
                     label: device.read(
                         executor.buffer_address(own[label].id), own[label].nbytes
                     ).view(np.float32)
-                    for label in expected(world, what, 0)
+                    for label in expected(world, shape_name, 0)
                 }
 
         return run_ranks(world, run)
@@ -174,12 +174,12 @@ def names(plans: list[Plan]) -> set[str]:
     return {op.name for op in plans[0].ops}
 
 
-def check(name: str, world: int, what: str, **options: object) -> None:
+def check(name: str, world: int, shape_name: str, **options: object) -> None:
     """Sums of few whole numbers are exact in fp32: there the ops one by one have NumPy's bits."""
-    fused = results(name, world, what, **options)
-    wanted = [expected(world, what, rank) for rank in range(world)]
-    exact = (SHAPES | LARGE)[what][3] is ark.fp32
-    apart = wanted if exact else results(name, world, what, overlap=False)
+    fused = results(name, world, shape_name, **options)
+    wanted = [expected(world, shape_name, rank) for rank in range(world)]
+    exact = (SHAPES | LARGE)[shape_name][3] is ark.fp32
+    apart = wanted if exact else results(name, world, shape_name, overlap=False)
     for rank in range(world):
         for label, values in wanted[rank].items():
             got = fused[rank][label]
@@ -192,25 +192,26 @@ def check(name: str, world: int, what: str, **options: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "what", [pytest.param(w, marks=[slow] * (w in ("half", "bfloat"))) for w in sorted(SHAPES)]
+    "shape_name",
+    [pytest.param(w, marks=[slow] * (w in ("half", "bfloat"))) for w in sorted(SHAPES)],
 )
-def test_on_cpu_ranks(what: str) -> None:
-    check("cpu", 3 if what == "ragged" else 2, what)
+def test_on_cpu_ranks(shape_name: str) -> None:
+    check("cpu", 3 if shape_name == "ragged" else 2, shape_name)
 
 
 @pytest.mark.parametrize(
-    "what", ["half", *(pytest.param(w, marks=slow) for w in ("bfloat", "ragged"))]
+    "shape_name", ["half", *(pytest.param(w, marks=slow) for w in ("bfloat", "ragged"))]
 )
 @pytest.mark.parametrize("world", [2, pytest.param(3, marks=slow), pytest.param(4, marks=slow)])
-def test_lists_of_those_that_move(what: str, world: int) -> None:
+def test_lists_of_those_that_move(shape_name: str, world: int) -> None:
     """On a CPU they are processors more."""
-    check("cpu", world, what, moves=True)
+    check("cpu", world, shape_name, moves=True)
 
 
 @slow
-@pytest.mark.parametrize("what", ["ragged", "half"])
-def test_on_eight_cpu_ranks(what: str) -> None:
-    check("cpu", 8, what)
+@pytest.mark.parametrize("shape_name", ["ragged", "half"])
+def test_on_eight_cpu_ranks(shape_name: str) -> None:
+    check("cpu", 8, shape_name)
 
 
 def test_one_rank_has_nothing_to_overlap() -> None:
@@ -222,10 +223,10 @@ def test_ranks_that_begin_together() -> None:
 
 
 @pytest.mark.parametrize(
-    "what", ["few rows", *(pytest.param(w, marks=slow) for w in ("bfloat", "ragged"))]
+    "shape_name", ["few rows", *(pytest.param(w, marks=slow) for w in ("bfloat", "ragged"))]
 )
-def test_on_emulated_amd(what: str) -> None:
-    check("rocm", 2, what)
+def test_on_emulated_amd(shape_name: str) -> None:
+    check("rocm", 2, shape_name)
 
 
 @pytest.mark.parametrize("options", [{}, {"overlap": DMA}], ids=["stores", "copies"])

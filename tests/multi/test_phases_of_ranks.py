@@ -82,14 +82,14 @@ def shared_counters(plan: Plan) -> Plan:
 
 
 @pytest.mark.parametrize(
-    ("mutate", "said"),
+    ("mutate", "message"),
     [
         (shared_receive_buffers, "access the same memory"),
         (shared_counters, "signalled in the phases"),
     ],
 )
-def test_what_phases_may_not_share_is_refused(mutate: Callable[[Plan], Plan], said: str) -> None:
+def test_what_phases_may_not_share_is_refused(mutate: Callable[[Plan], Plan], message: str) -> None:
     plans = build(messages, 2, 1)
     verify(plans)
-    with pytest.raises(PlanError, match=said):
+    with pytest.raises(PlanError, match=message):
         verify([plans[0], mutate(plans[1])])

@@ -118,10 +118,14 @@ def wait_for_the_reader_of_this_iteration(plan: Plan, rng: random.Random) -> Pla
 
 def tell_before_the_read(plan: Plan, rng: random.Random) -> Plan:
     """A reader's signal goes to a task that its rank runs earlier."""
-    told = [c.id for c in plan.counters if c.name.endswith(".read") and c.rank != plan.rank]
-    place, task = rng.choice([(k, t) for k, t in tasks(plan).items() if set(t.signals) & set(told)])
-    moved = tuple(c for c in task.signals if c in told)
-    kept = tuple(c for c in task.signals if c not in told)
+    read_counters = [
+        c.id for c in plan.counters if c.name.endswith(".read") and c.rank != plan.rank
+    ]
+    place, task = rng.choice(
+        [(k, t) for k, t in tasks(plan).items() if set(t.signals) & set(read_counters)]
+    )
+    moved = tuple(c for c in task.signals if c in read_counters)
+    kept = tuple(c for c in task.signals if c not in read_counters)
     changed = replace_task(plan, place, signals=kept)
     first = next(k for k, t in tasks(plan).items() if t.op == 0)
     assert first != place
@@ -129,9 +133,15 @@ def tell_before_the_read(plan: Plan, rng: random.Random) -> Plan:
 
 
 def never_tell(plan: Plan, rng: random.Random) -> Plan:
-    told = [c.id for c in plan.counters if c.name.endswith(".read") and c.rank != plan.rank]
-    place, task = rng.choice([(k, t) for k, t in tasks(plan).items() if set(t.signals) & set(told)])
-    return replace_task(plan, place, signals=tuple(c for c in task.signals if c not in told))
+    read_counters = [
+        c.id for c in plan.counters if c.name.endswith(".read") and c.rank != plan.rank
+    ]
+    place, task = rng.choice(
+        [(k, t) for k, t in tasks(plan).items() if set(t.signals) & set(read_counters)]
+    )
+    return replace_task(
+        plan, place, signals=tuple(c for c in task.signals if c not in read_counters)
+    )
 
 
 def wait_for_all_ranks(plan: Plan, rng: random.Random) -> Plan:
@@ -264,10 +274,10 @@ def build_broadcast(
         with use_model(model):
             batch, total = (ark.tensor([width], name=name) for name in ("batch", "total"))
             ark.add(batch, 1.0, output=batch)
-            told = ark.broadcast(batch, rank, world, algorithm=algorithm)
+            received = ark.broadcast(batch, rank, world, algorithm=algorithm)
             if rank == 1:
                 ark.matmul(ark.tensor([work, work]), ark.tensor([work, work]))
-            ark.add(total, told, output=total)
+            ark.add(total, received, output=total)
         graphs.append(model.graph)
     return planned(graphs, machine)
 
@@ -310,8 +320,8 @@ def test_the_source_is_the_same_text_for_both_forms() -> None:
     backend = registry.get("cuda")
     machine, dialect = registry.machine("h100"), backend.dialect("sm_90a")
     alone, together = (
-        write(build_reduce(2, WIDTH, machine="h100", together=both)[0], machine, dialect)
-        for both in (False, True)
+        write(build_reduce(2, WIDTH, machine="h100", together=joined)[0], machine, dialect)
+        for joined in (False, True)
     )
     assert alone.source == together.source
 

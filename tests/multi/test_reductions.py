@@ -132,7 +132,9 @@ def test_sums_of_small_types_and_integers(name: str, world: int) -> None:
                 for kind in SMALL:
                     ready.write(kind, given(kind)[ranks.rank])
                 ready.start(2).wait(250.0)
-                names = [f"{what} {kind}" for kind in SMALL for what in ("sum", "share", "max")]
+                names = [
+                    f"{reduction} {kind}" for kind in SMALL for reduction in ("sum", "share", "max")
+                ]
                 actual = {label: ready.read(label) for label in names}
                 ranks.barrier()
                 return actual
@@ -196,8 +198,8 @@ def by_hand() -> None:
     results = {}
     for name, (vectors, _, _) in given.items():
         x = ark.tensor([2, 1], name=name)
-        both = [ark.all_reduce(x, rank, 2, reduction=r) for r in ("adasum", "combiner")]
-        results[name] = x, vectors[rank], both
+        sums = [ark.all_reduce(x, rank, 2, reduction=r) for r in ("adasum", "combiner")]
+        results[name] = x, vectors[rank], sums
     with ark.Runtime() as runtime:
         runtime.launch()
         for x, vector, _ in results.values():

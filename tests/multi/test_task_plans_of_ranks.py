@@ -125,8 +125,8 @@ def run_fused(folder: str, world: int, backend: str, of_model: bool) -> None:
         runtime.run(3)
         want = functools.reduce(np.add, shares.astype(np.float32)).astype(np.float16)
         np.testing.assert_array_equal(y.to_numpy(), want)
-        again = functools.reduce(np.add, [want.astype(np.float32)] * world).astype(np.float16)
-        np.testing.assert_array_equal(z.to_numpy(), again)
+        in_fp32 = functools.reduce(np.add, [want.astype(np.float32)] * world).astype(np.float16)
+        np.testing.assert_array_equal(z.to_numpy(), in_fp32)
         runtime.barrier()
 
 
@@ -265,9 +265,9 @@ def test_plans_that_do_not_fit_are_refused_on_every_rank(tmp_path: Path) -> None
         (tmp_path / str(len(folders))).mkdir()
         folders.append(write(tmp_path / str(len(folders)), plans))
     assert ark.launch(2, refuse_all, folders) == 0
-    said = [[Path(f, f"said.{rank}").read_text() for rank in range(2)] for f in folders]
-    for (name, (_, words)), (first, second) in zip(WRONG.items(), said[:-1], strict=True):
+    messages = [[Path(f, f"said.{rank}").read_text() for rank in range(2)] for f in folders]
+    for (name, (_, words)), (first, second) in zip(WRONG.items(), messages[:-1], strict=True):
         assert first == second and words in first, (name, first, second)
-    first, second = said[-1]  # a rank that refuses its own plan tells the others
+    first, second = messages[-1]  # a rank that refuses its own plan tells the others
     assert second.startswith("op 'add' is of type Conv")
     assert first == f"rank 1 cannot run its plan: {second}"

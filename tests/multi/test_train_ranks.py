@@ -31,7 +31,7 @@ def test_emulated_devices_learn_as_torch_does(plan: str) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout.splitlines()[-1])
-    assert said["ranks"] == 2 and len(said["losses"]) == 2
-    assert said["largest difference"] < 1e-4
-    assert said["losses"][1] < said["losses"][0] - 0.05
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["ranks"] == 2 and len(report["losses"]) == 2
+    assert report["largest difference"] < 1e-4
+    assert report["losses"][1] < report["losses"][0] - 0.05

@@ -114,12 +114,12 @@ def test_ranks_measure_and_keep_and_all_take_what_rank_0_measured(
     device.close()
     assert ark.launch(2, _sums_by_tables, str(tmp_path)) == 0
     for rank in range(2):
-        took = json.loads((tmp_path / f"took{rank}.json").read_text())
-        assert took == {"256": [entry.algorithm, entry.engine], "70001": ["auto", "auto"]}
+        chosen = json.loads((tmp_path / f"took{rank}.json").read_text())
+        assert chosen == {"256": [entry.algorithm, entry.engine], "70001": ["auto", "auto"]}
 
 
 @pytest.mark.parametrize("words", [["gather"], []])
 def test_bad_calls_end_with_a_sentence(words: list[str], capsys: pytest.CaptureFixture) -> None:
     assert main(["tune", "--collectives", *words, "--backend", "cpu"]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("ark: ") and ("--ranks" in said or COLLECTIVES[0] in said)
+    errors = capsys.readouterr().err
+    assert errors.startswith("ark: ") and ("--ranks" in errors or COLLECTIVES[0] in errors)

@@ -48,5 +48,5 @@ class OnArk(distributed_test.TestDistBackend, distributed_test.DistributedTest._
 
 
 if __name__ == "__main__":
-    found = unittest.TextTestRunner().run(OnArk("test_in_turn"))
-    sys.exit(not found.wasSuccessful() or bool(found.skipped) or found.testsRun != 1)
+    result = unittest.TextTestRunner().run(OnArk("test_in_turn"))
+    sys.exit(not result.wasSuccessful() or bool(result.skipped) or result.testsRun != 1)

@@ -29,7 +29,7 @@ class Defect:
     """
 
     kernel: str
-    what: str
+    description: str
     old: str
     new: str
     kinds: tuple[ErrorKind, ...]
@@ -39,23 +39,23 @@ class Defect:
     machine_code: bool = False
 
 
-def _no_barrier(kernel: str, what: str, nth: int, inside: str = "") -> Defect:
-    return Defect(kernel, what, "__syncthreads();", "", RACE + UNWRITTEN, nth, inside)
+def _no_barrier(kernel: str, description: str, nth: int, inside: str = "") -> Defect:
+    return Defect(kernel, description, "__syncthreads();", "", RACE + UNWRITTEN, nth, inside)
 
 
-def _relaxed(kernel: str, what: str, order: str, nth: int = 0, inside: str = "") -> Defect:
-    return Defect(kernel, what, f"__ATOMIC_{order}", "__ATOMIC_RELAXED", RACE, nth, inside)
+def _relaxed(kernel: str, description: str, order: str, nth: int = 0, inside: str = "") -> Defect:
+    return Defect(kernel, description, f"__ATOMIC_{order}", "__ATOMIC_RELAXED", RACE, nth, inside)
 
 
 def _patch(
     kernel: str,
-    what: str,
+    description: str,
     old: str,
     kinds: tuple[ErrorKind, ...],
     nth: int = 0,
     arch: str = "gfx942",
 ) -> Defect:
-    return Defect(kernel, what, old, "s_nop 0", kinds, nth, "", arch, machine_code=True)
+    return Defect(kernel, description, old, "s_nop 0", kinds, nth, "", arch, machine_code=True)
 
 
 DEFECTS = [

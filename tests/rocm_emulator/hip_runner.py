@@ -26,8 +26,8 @@ class HipError(AssertionError):
 
     def __init__(self, code: Any) -> None:
         self.code = code
-        said = "\n".join(f.message for f in failures())
-        super().__init__(f"{code.name}\n{said}")
+        messages = "\n".join(f.message for f in failures())
+        super().__init__(f"{code.name}\n{messages}")
 
 
 def check(answer: Any) -> Any:

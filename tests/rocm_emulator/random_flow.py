@@ -48,8 +48,8 @@ class _Writer:
             if leaf == "number":
                 return f"{self.random.choice((1, 2, 3, 5, 7, 31, 255, 65537, 2654435761))}u"
             if leaf == "part":
-                wide, both, real = self.pick("p", "q"), self.pick("v", "r"), self.pick("g", "h")
-                parts = (f"LOW({wide})", f"HIGH({wide})", f"{both}.x", f"{both}.y", f"BITS({real})")
+                wide, pair, real = self.pick("p", "q"), self.pick("v", "r"), self.pick("g", "h")
+                parts = (f"LOW({wide})", f"HIGH({wide})", f"{pair}.x", f"{pair}.y", f"BITS({real})")
                 return self.pick(*parts)
             if leaf == "memory":
                 return f"mem[{self.random.randrange(LANE_WORDS)}]"
@@ -93,9 +93,9 @@ class _Writer:
             return (
                 f"{name} = {self.pick(put, f'{other} << 32 | {other} >> 32', f'{other} + {put}')};"
             )
-        both = f"(pair){{{self.word(1)}, {self.word(0)}}}"
+        pair = f"(pair){{{self.word(1)}, {self.word(0)}}}"
         part = f"{name}.{self.pick('x', 'y')} = {self.word(1)};"
-        return self.pick(f"{name} = {other}.yx;", f"{name} = {both};", part)
+        return self.pick(f"{name} = {other}.yx;", f"{name} = {pair};", part)
 
     def jump(self, loops: int, targets: list[str]) -> str:
         ways = [f"goto {label};" for label in (*targets[-3:], *self.heads[-3:])]

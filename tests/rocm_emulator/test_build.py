@@ -73,10 +73,10 @@ def test_who_waits_for_a_build_says_so(folder: Path, capfd: pytest.CaptureFixtur
         release = threading.Timer(3, lambda: fcntl.flock(file, fcntl.LOCK_UN))
         release.start()
         with build._one_at_a_time("libamdhip64.so"):
-            said = capfd.readouterr().err
+            errors = capfd.readouterr().err
         release.join()
-    assert said.count("waiting for another process that builds") == 1
-    assert "libamdhip64.so" in said and str(build.cache_folder()) in said
+    assert errors.count("waiting for another process that builds") == 1
+    assert "libamdhip64.so" in errors and str(build.cache_folder()) in errors
 
 
 @pytest.mark.parametrize(

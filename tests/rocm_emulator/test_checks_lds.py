@@ -107,12 +107,12 @@ SEEDS = range(5)
 
 
 def results(arch: str, kernel: str, kind: str = "device") -> list[Any]:
-    found = []
+    runs = []
     for seed in SEEDS:
         bench = checks_bench.Bench(arch, SOURCE)
         out = bench.buffer(np.zeros(256), kind=kind)
-        found.append(bench.run(kernel, out, lanes=256, seed=seed, max_slice=16))
-    return found
+        runs.append(bench.run(kernel, out, lanes=256, seed=seed, max_slice=16))
+    return runs
 
 
 @pytest.mark.parametrize("arch", ALL)

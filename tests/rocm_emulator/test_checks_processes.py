@@ -23,7 +23,7 @@ def test_a_sound_exchange_raises_no_alarm(arch: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "defect", [pytest.param(d, id=d.what.replace(" ", "_")) for d in DEVICE_DEFECTS]
+    "defect", [pytest.param(d, id=d.description.replace(" ", "_")) for d in DEVICE_DEFECTS]
 )
 def test_a_defect_between_processes_is_reported(defect: Defect) -> None:
     assert set(exchange(defect.arch, broken(defect), checks=1)) & set(defect.kinds)

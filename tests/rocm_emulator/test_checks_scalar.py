@@ -155,8 +155,8 @@ def test_any_workgroup_may_share_the_scalar_cache(arch: str) -> None:
     for seed in range(3):
         result = mailbox(arch, "cleared", seed, grid=3)
         assert result.ok, result.message
-    found = {mailbox(arch, "other_line", seed, grid=3).kind for seed in range(6)}
-    assert STALE in found and found <= {STALE, "none"}
+    kinds = {mailbox(arch, "other_line", seed, grid=3).kind for seed in range(6)}
+    assert STALE in kinds and kinds <= {STALE, "none"}
 
 
 @pytest.mark.parametrize("arch", ALL)

@@ -53,8 +53,8 @@ def test_what_runs_is_what_the_assembly_says(arch: str) -> None:
 def test_options_and_headers_reach_clang() -> None:
     source = '#include "part/value.h"\nextern "C" __global__ void f(int* x) { *x = VALUE + MORE; }'
     headers = [("part/value.h", "#define VALUE 1200\n")]
-    text, said = to_assembly(source, "gfx942", ("-O3", "-DMORE=34"), headers=headers)
-    assert "0x4d2" in text and said == ""
+    text, messages = to_assembly(source, "gfx942", ("-O3", "-DMORE=34"), headers=headers)
+    assert "0x4d2" in text and messages == ""
     code, _ = to_code(source, "gfx942", ("-O3", "-DMORE=34"), headers)
     assert "0x4d2" in core().CodeObject(code).disassemble()
 

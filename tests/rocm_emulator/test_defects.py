@@ -42,16 +42,16 @@ def _kinds_found(defect: Defect, seed: int) -> list[ErrorKind]:
 
 
 @pytest.mark.parametrize(
-    "defect", [pytest.param(d, id=f"{d.kernel}-{d.what}".replace(" ", "_")) for d in DEFECTS]
+    "defect", [pytest.param(d, id=f"{d.kernel}-{d.description}".replace(" ", "_")) for d in DEFECTS]
 )
 def test_defect_is_reported(defect: Defect) -> None:
-    found = _kinds_found(defect, seed=1)
-    assert found, "nothing was reported"
-    assert found[0] in defect.kinds, found
+    reported = _kinds_found(defect, seed=1)
+    assert reported, "nothing was reported"
+    assert reported[0] in defect.kinds, reported
 
 
 @pytest.mark.parametrize(
-    "defect", [pytest.param(d, id=d.what.replace(" ", "_")) for d in DEVICE_DEFECTS]
+    "defect", [pytest.param(d, id=d.description.replace(" ", "_")) for d in DEVICE_DEFECTS]
 )
 def test_defect_between_devices_is_reported(defect: Defect) -> None:
     with emulated(defect.arch, 2, seed=1, checks=1, external_wait_ms=5000, report=0):
@@ -81,4 +81,4 @@ def test_sound_kernels_raise_no_alarm(name: str, arch: str) -> None:
 
 def test_there_are_enough_defects() -> None:
     assert len(DEFECTS) >= 30
-    assert len({(d.kernel, d.what) for d in DEFECTS}) == len(DEFECTS)
+    assert len({(d.kernel, d.description) for d in DEFECTS}) == len(DEFECTS)

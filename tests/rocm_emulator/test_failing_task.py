@@ -35,20 +35,22 @@ def missing_packets(machine: Machine) -> Plan:
 
 
 @pytest.mark.parametrize(
-    ("arch", "broken", "said"),
+    ("arch", "broken", "message"),
     in_turns(
         ("gfx942", "gfx1100"),
         [(missing_signal, "waited for counter"), (missing_packets, "waited for a packet")],
     ),
 )
-def test_a_failing_task_is_no_race(arch: str, broken: Callable[[Machine], Plan], said: str) -> None:
+def test_a_failing_task_is_no_race(
+    arch: str, broken: Callable[[Machine], Plan], message: str
+) -> None:
     for seed in range(3):
         with emulated(arch, seed=seed, checks=1, report=0):
             backend = registry.get("rocm")
             device = backend.open(0)
             with Executor(broken(device.machine), backend, device, budget_s=0.2) as executor:
                 prepare(executor)
-                with pytest.raises(GpuError, match=said):
+                with pytest.raises(GpuError, match=message):
                     executor.start(2).wait(20)
             device.close()
             assert not failures()

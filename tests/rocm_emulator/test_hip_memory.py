@@ -88,8 +88,8 @@ def test_registered_memory_is_reachable_until_unregistered() -> None:
         function = _function("jump_table")
         arguments = Arguments(address, address, np.int32(256))
         check(hip.hipHostRegister(address, array.nbytes, 0))
-        again = hip.hipHostRegister(address, array.nbytes, 0)
-        assert again == (ERROR.hipErrorHostMemoryAlreadyRegistered,)
+        second = hip.hipHostRegister(address, array.nbytes, 0)
+        assert second == (ERROR.hipErrorHostMemoryAlreadyRegistered,)
         launch(function, 1, 256, arguments)
         check(hip.hipDeviceSynchronize())
         assert array[7] == 24

@@ -182,8 +182,8 @@ def test_registered_memory_that_went_away() -> None:
     held = mmap.mmap(-1, 64 * PAGE)
     address = ctypes.addressof(ctypes.c_char.from_buffer(held))
     check(hip.hipHostRegister(address, 64 * PAGE, 0))
-    again = hip.hipHostRegister(address + PAGE, PAGE, 0)
-    assert _answer(again) == ERROR.hipErrorHostMemoryAlreadyRegistered
+    second = hip.hipHostRegister(address + PAGE, PAGE, 0)
+    assert _answer(second) == ERROR.hipErrorHostMemoryAlreadyRegistered
     held.close()
     answer, *pointer = hip.hipHostMalloc(64 * PAGE, 0)
     known = (ERROR.hipSuccess, ERROR.hipErrorHostMemoryAlreadyRegistered)
@@ -191,5 +191,5 @@ def test_registered_memory_that_went_away() -> None:
     if answer == ERROR.hipSuccess:
         check(hip.hipHostFree(pointer[0]))
     check(hip.hipHostUnregister(address))
-    gone = ERROR.hipErrorHostMemoryNotRegistered
-    assert _answer(hip.hipHostUnregister(address)) == gone
+    unregistered = ERROR.hipErrorHostMemoryNotRegistered
+    assert _answer(hip.hipHostUnregister(address)) == unregistered

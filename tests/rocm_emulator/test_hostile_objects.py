@@ -90,9 +90,9 @@ def test_truncated_objects_are_refused(data: st.DataObject) -> None:
 @given(st.data())
 def test_flipped_bytes_never_crash(data: st.DataObject) -> None:
     damaged = bytearray(intact())
-    anywhere = st.integers(0, len(damaged) - 1)
+    any_offset = st.integers(0, len(damaged) - 1)
     headers = st.one_of(st.integers(0, 600), st.integers(len(damaged) - 1300, len(damaged) - 1))
-    places = st.lists(st.tuples(st.one_of(anywhere, headers), st.integers(0, 255)), max_size=8)
+    places = st.lists(st.tuples(st.one_of(any_offset, headers), st.integers(0, 255)), max_size=8)
     for at, value in data.draw(places):
         damaged[at] = value
     _try(bytes(damaged))

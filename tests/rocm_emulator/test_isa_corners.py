@@ -201,8 +201,8 @@ CARRY = {"v_add_co_u32_e64": (1, 2**32 - 1), "v_sub_co_u32_e64": (-1, 0)}
 
 def _dot(a: int, b: int, signed: bool) -> int:
     x, y = ((v & 0xFFFFFFFF).to_bytes(4, "little") for v in (a, b))
-    both = zip(x, y, strict=True)
-    return sum((p - (p & 128) * 2) * (q - (q & 128) * 2) if signed else p * q for p, q in both)
+    pairs = zip(x, y, strict=True)
+    return sum((p - (p & 128) * 2) * (q - (q & 128) * 2) if signed else p * q for p, q in pairs)
 
 
 @cache

@@ -116,15 +116,17 @@ def test_every_opcode_round_trips(arch: str, tmp_path: Path) -> None:
     assembled = assemble_each(lines, arch, tmp_path)
     for index, (form, opcode, data) in enumerate(chosen):
         known[form, opcode] = lines[index].split()[0]
-        made = assembled.get(index)
-        if made is None:
+        encoded = assembled.get(index)
+        if encoded is None:
             continue
-        words = [*struct.unpack(f"<{len(made) // 4}I", made), 0, 0, 0][:4]
-        again = core().disassemble_words(arch, words)[0][1]
-        if made == data or again == lines[index]:
+        words = [*struct.unpack(f"<{len(encoded) // 4}I", encoded), 0, 0, 0][:4]
+        redecoded = core().disassemble_words(arch, words)[0][1]
+        if encoded == data or redecoded == lines[index]:
             proven.add((form, opcode))
         else:
-            wrong[form].append(f"{lines[index]}: {data.hex()} but assembled {made.hex()} ({again})")
+            wrong[form].append(
+                f"{lines[index]}: {data.hex()} but assembled {encoded.hex()} ({redecoded})"
+            )
     assert not wrong, dict(wrong)
     assert len(proven) >= PROVEN[arch]
     if arch in ("gfx950", "gfx1100"):
@@ -135,15 +137,15 @@ def test_every_opcode_round_trips(arch: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("arch", WRITTEN)
 def test_what_is_written_comes_back(arch: str, tmp_path: Path) -> None:
     lines = list(WRITTEN[arch])
-    made = assemble_each(lines, arch, tmp_path)
-    assert [line for k, line in enumerate(lines) if k not in made] == []
+    encoded = assemble_each(lines, arch, tmp_path)
+    assert [line for k, line in enumerate(lines) if k not in encoded] == []
     texts = []
     for index, line in enumerate(lines):
-        words = [*struct.unpack(f"<{len(made[index]) // 4}I", made[index]), 0, 0][:4]
+        words = [*struct.unpack(f"<{len(encoded[index]) // 4}I", encoded[index]), 0, 0][:4]
         length, text, _ = core().disassemble_words(arch, words)[0]
-        assert 4 * length == len(made[index]), (line, text)
+        assert 4 * length == len(encoded[index]), (line, text)
         texts.append(text)
-    assert assemble_each(texts, arch, tmp_path) == made, texts
+    assert assemble_each(texts, arch, tmp_path) == encoded, texts
 
 
 @pytest.mark.parametrize("arch", IMPOSSIBLE)

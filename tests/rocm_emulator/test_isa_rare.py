@@ -21,7 +21,8 @@ DIFFERENCES = {
     "mqsad_u32": ("v_mqsad_u32_u8 v[40:43], v[10:11], v12, v[14:17]", True, 4),
 }
 CUBE = "\n".join(
-    f"v_cube{what}_f32 v{40 + k}, v10, v11, v12" for k, what in enumerate(("id", "sc", "tc", "ma"))
+    f"v_cube{suffix}_f32 v{40 + k}, v10, v11, v12"
+    for k, suffix in enumerate(("id", "sc", "tc", "ma"))
 )
 SHARED = {
     **{name: Case(text, 8, rows) for name, (text, _, rows) in DIFFERENCES.items()},

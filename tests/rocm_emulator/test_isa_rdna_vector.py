@@ -218,8 +218,8 @@ def test_dual_issue() -> None:
 def test_dual_issue_of_integers_and_selects() -> None:
     x, y = run("dual_cndmask", A, B, C)
     assert np.array_equal(x, np.where(SELECTED, B, A)) and np.array_equal(y, C << 5)
-    most, both, least, total = run("dual_integers", bits(F), B, C, bits(G))
-    assert np.array_equal(f32(most), np.maximum(F, G)) and np.array_equal(both, C & B)
+    most, common, least, total = run("dual_integers", bits(F), B, C, bits(G))
+    assert np.array_equal(f32(most), np.maximum(F, G)) and np.array_equal(common, C & B)
     assert np.array_equal(f32(least), np.minimum(F, G)) and np.array_equal(total, C + B)
 
 

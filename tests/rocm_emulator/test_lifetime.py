@@ -58,18 +58,18 @@ print("end")
 
 
 @pytest.mark.parametrize(
-    "words, said",
+    "words, expected",
     [
         (("gfx942", "gfx942"), ["64.0", "64.0", "end"]),
         (("gfx942!", "gfx1100"), ["failed", "64.0", "end"]),
     ],
 )
-def test_devices_may_come_twice(words: tuple[str, ...], said: list[str]) -> None:
+def test_devices_may_come_twice(words: tuple[str, ...], expected: list[str]) -> None:
     plain = {k: v for k, v in os.environ.items() if not k.startswith("ARK_ROCM")}
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, *words], capture_output=True, text=True, env=plain
     )
-    assert (done.returncode, done.stdout.split()) == (0, said), done.stderr[-2000:]
+    assert (done.returncode, done.stdout.split()) == (0, expected), done.stderr[-2000:]
     assert "Traceback" not in done.stderr, done.stderr[-2000:]
 
 

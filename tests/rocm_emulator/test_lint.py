@@ -234,17 +234,17 @@ def test_a_barrier_with_lds_stores_in_flight_is_found() -> None:
 
 @pytest.mark.parametrize("arch", ("gfx942", "gfx1100"))
 def test_scratch_is_found_with_its_place(arch: str) -> None:
-    found = lint(assembly(SPILLING, arch), TARGETS[arch])
-    assert {f.rule for f in found} == {"scratch"}
-    assert found[0].line > 0 and "loop" in found[0].message
+    findings = lint(assembly(SPILLING, arch), TARGETS[arch])
+    assert {f.rule for f in findings} == {"scratch"}
+    assert findings[0].line > 0 and "loop" in findings[0].message
     assert lint(assembly(SPILLING, arch), TARGETS[arch], Expectations(allow_scratch=True)) == []
 
 
 def test_budgets() -> None:
     def judge(arch: str, used: Resources, **promises: int) -> set[str]:
         expected = Expectations(**promises)  # type: ignore[arg-type]
-        found = lint("kernel:\n\ts_endpgm\n", TARGETS[arch], expected, {"kernel": used})
-        return {finding.rule for finding in found}
+        findings = lint("kernel:\n\ts_endpgm\n", TARGETS[arch], expected, {"kernel": used})
+        return {finding.rule for finding in findings}
 
     assert judge("gfx942", Resources(lds=65536, vgprs=128), threads=1024) == set()
     assert judge("gfx942", Resources(lds=65536), dynamic_lds=4) == {"lds"}
@@ -261,17 +261,17 @@ def test_budgets() -> None:
 def test_occupancy_agrees_with_the_compiler(arch: str) -> None:
     """clang's own figure ("; Occupancy:") is computed from the same registers."""
     text = assembly(HAND_OVER + MATRIX, arch)
-    told = [int(n) for n in re.findall(r"^; Occupancy: (\d+)$", text, re.M)]
+    occupancies = [int(n) for n in re.findall(r"^; Occupancy: (\d+)$", text, re.M)]
     used = parse(text).resources
-    assert [waves_a_simd(used[name], TARGETS[arch]) for name in used] == told
-    assert len(told) == 4
+    assert [waves_a_simd(used[name], TARGETS[arch]) for name in used] == occupancies
+    assert len(occupancies) == 4
 
 
 @pytest.mark.parametrize("arch", ARCHES)
 def test_matrix_instructions_are_asked_for(arch: str) -> None:
     asked = Expectations(threads=64, matrix=True)
-    found = lint(assembly(MATRIX, arch), TARGETS[arch], asked)
-    assert [(f.rule, f.function) for f in found] == [("matrix", "plain")]
+    findings = lint(assembly(MATRIX, arch), TARGETS[arch], asked)
+    assert [(f.rule, f.function) for f in findings] == [("matrix", "plain")]
 
 
 def test_loops_of_a_known_graph() -> None:
@@ -320,6 +320,6 @@ def test_a_disassembly_is_read_with_labels() -> None:
 def test_the_kernel_suite_is_clean(name: str, arch: str) -> None:
     """Except for the wait that clang 22 drops after a write-back, which is a fault of the code."""
     text = assembly((KERNELS / f"{name}.hip").read_text(), arch)
-    found = lint(text, TARGETS[arch])
-    assert {f.rule for f in found} <= {"release-write-back-wait"}
-    assert not found or arch != "gfx1100"
+    findings = lint(text, TARGETS[arch])
+    assert {f.rule for f in findings} <= {"release-write-back-wait"}
+    assert not findings or arch != "gfx1100"

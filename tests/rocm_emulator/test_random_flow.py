@@ -77,11 +77,11 @@ def bodies(seeds: range) -> dict[int, str]:
 
 
 def _functions(bodies: dict[int, str], qualifiers: str) -> str:
-    made = (
+    functions = (
         f"{qualifiers} u32 f{name}(u32 a, u32 b, u32* mem) {{\n{body}\n}}"
         for name, body in bodies.items()
     )
-    return "\n".join([COMMON, *made])
+    return "\n".join([COMMON, *functions])
 
 
 def _inputs() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -107,14 +107,14 @@ def on_host(bodies: dict[int, str]) -> dict[int, tuple[np.ndarray, np.ndarray]]:
         flags = ["-std=c++20", "-O1", *OPTIONS, "-fPIC", "-shared", "-nostdlib"]
         subprocess.run([*_clang(), *flags, str(text), "-o", str(path)], check=True)
         library = ctypes.CDLL(str(path))
-    found = {}
+    results = {}
     for seed in bodies:
         a, b, memory = _inputs()
         out = np.zeros(LANE_COUNT, np.uint32)
         pointers = [ctypes.c_void_p(array.ctypes.data) for array in (a, b, out, memory)]
         getattr(library, f"k{seed}")(*pointers)
-        found[seed] = out, memory
-    return found
+        results[seed] = out, memory
+    return results
 
 
 def _clang() -> tuple[str, ...]:
@@ -142,7 +142,7 @@ def on_device(
     arrays = (a, b, np.zeros(LANE_COUNT, np.uint32), memory)
     places = [machine.allocate(0, "device", array.nbytes, "array") for array in arrays]
     arguments = np.array(places, np.uint64).tobytes()
-    found = {}
+    results = {}
     for seed in bodies:
         for place, array in zip(places, arrays, strict=True):
             machine.write(place, array.tobytes())
@@ -153,15 +153,15 @@ def on_device(
             np.frombuffer(machine.read(place, array.nbytes), np.uint32)
             for place, array in zip(places[2:], arrays[2:], strict=True)
         )
-        found[seed] = out, after
-    return found
+        results[seed] = out, after
+    return results
 
 
 def wrong(bodies: dict[int, str], arch: str, level: str) -> list[int]:
     """The seeds of those of which host and device differ."""
     host, device = on_host(bodies), on_device(bodies, arch, level)
     pairs = ((seed, zip(host[seed], device[seed], strict=True)) for seed in bodies)
-    return [seed for seed, both in pairs if not all(np.array_equal(x, y) for x, y in both)]
+    return [seed for seed, pair in pairs if not all(np.array_equal(x, y) for x, y in pair)]
 
 
 @pytest.mark.parametrize("batch", BATCHES)
@@ -172,8 +172,10 @@ def test_host_and_device_take_the_same_ways(arch: str, level: str, batch: int) -
 
 @pytest.mark.parametrize("arch", ["gfx942", "gfx1100"])
 def test_clang_22_loses_a_value_that_one_way_back_sets(arch: str) -> None:
-    said = subprocess.run([*toolchain().clang, "--version"], capture_output=True, check=True).stdout
-    faulty = b"clang version 22.1." in said
+    version = subprocess.run(
+        [*toolchain().clang, "--version"], capture_output=True, check=True
+    ).stdout
+    faulty = b"clang version 22.1." in version
     assert wrong({0: MISCOMPILED}, arch, "-O1") == []
     assert wrong({0: MISCOMPILED}, arch, "-O3") == ([0] if faulty else [])
 

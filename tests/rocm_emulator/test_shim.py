@@ -79,8 +79,8 @@ def test_order_and_scope(call: str, order: str, scope: str, instruction: str) ->
     ],
 )
 def test_fences(order: str, scope: str, instruction: str) -> None:
-    found = atomic(f'__builtin_amdgcn_fence(__ATOMIC_{order}, "{scope}");')
-    assert fences(instruction).intersection(found), found
+    instructions = atomic(f'__builtin_amdgcn_fence(__ATOMIC_{order}, "{scope}");')
+    assert fences(instruction).intersection(instructions), instructions
 
 
 GRID_BARRIER = """

@@ -44,8 +44,8 @@ def ordering(statement: str) -> list[str]:
       {statement}
     }}"""
     ptx = compile_ptx(text)
-    found = re.findall(r"\b(?:(?:ld|st|atom|red)\.\S*(?:sys|gpu)\S*|fence\.\S+)", ptx)
-    plain = [re.sub(r"\.(?:global|u32|b32|u64|b64)|;", "", word) for word in found]
+    matches = re.findall(r"\b(?:(?:ld|st|atom|red)\.\S*(?:sys|gpu)\S*|fence\.\S+)", ptx)
+    plain = [re.sub(r"\.(?:global|u32|b32|u64|b64)|;", "", word) for word in matches]
     # An addition whose result nobody wants is a red.
     return [word.replace("red.add", "atom.add") for word in plain]
 
@@ -77,16 +77,16 @@ def test_the_doctors_kernel_compiles() -> None:
     text, threads = doctor(backend)
     assert "__hip_atomic_fetch_add(g, v" in text.text  # the ROCm prelude's own words
     for arch in ("sm_80", "sm_90a"):
-        made = backend.compiler().compile(text, Target(arch, threads))
-        assert made.data and " 0 bytes spill stores" in made.log
+        binary = backend.compiler().compile(text, Target(arch, threads))
+        assert binary.data and " 0 bytes spill stores" in binary.log
 
 
 def test_the_doctor_passes_on_a_gpu() -> None:
-    found = ShimBackend().probe()
-    if not found.devices:
+    probed = ShimBackend().probe()
+    if not probed.devices:
         if "cuda" in os.environ.get("ARK_REQUIRE", ""):
-            pytest.fail(f"ARK_REQUIRE promises an NVIDIA GPU, but {found.reason}")
-        pytest.skip(found.reason)
+            pytest.fail(f"ARK_REQUIRE promises an NVIDIA GPU, but {probed.reason}")
+        pytest.skip(probed.reason)
     done = subprocess.run(
         [sys.executable, "-m", "ark", "doctor", "--backend", "rocm", "--json"],
         env={**os.environ, "ARK_ROCM_DEVICE": "shim"},

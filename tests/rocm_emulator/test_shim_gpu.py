@@ -37,10 +37,10 @@ def ok(answer: tuple[Any, ...]) -> Any:
 def context() -> Iterator[None]:
     """A context on the first GPU."""
     try:
-        found = int(driver.cuInit(0)[0]) == 0
+        usable = int(driver.cuInit(0)[0]) == 0
     except RuntimeError:
-        found = False
-    if not found:
+        usable = False
+    if not usable:
         if "cuda" in os.environ.get("ARK_REQUIRE", ""):
             pytest.fail("ARK_REQUIRE promises an NVIDIA GPU, but the driver finds none")
         pytest.skip("no NVIDIA GPU")

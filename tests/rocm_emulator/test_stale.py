@@ -62,7 +62,7 @@ def gives_wrong_values(defect: planted.Defect, seed: int) -> bool:
 
 
 @pytest.mark.parametrize(
-    "defect", [pytest.param(d, id=f"{d.kernel}-{d.what}".replace(" ", "_")) for d in DEFECTS]
+    "defect", [pytest.param(d, id=f"{d.kernel}-{d.description}".replace(" ", "_")) for d in DEFECTS]
 )
 def test_a_defect_gives_wrong_values(defect: planted.Defect) -> None:
     assert any(gives_wrong_values(defect, seed) for seed in SEEDS)
@@ -77,7 +77,7 @@ def test_a_sound_exchange_between_devices(arch: str) -> None:
 
 def test_a_scope_that_ends_at_the_device_is_not_seen_by_another() -> None:
     """The signal's: it stays in the caches of its device, and the other one waits without end."""
-    defect = next(d for d in planted.DEVICE_DEFECTS if d.what == "signal's scope")
+    defect = next(d for d in planted.DEVICE_DEFECTS if d.description == "signal's scope")
     with emulated(defect.arch, 2, seed=1, **OPTIONS), pytest.raises(HipError, match="deadlock"):
         exchange_between_devices(planted.broken(defect))
 

@@ -285,15 +285,15 @@ with Executor(plan, backend, device) as made:
     print("predicted", run.elapsed_ms())
 """
     environment = os.environ | {"ARK_ROCM_DEVICE": "emulated:mi300x"}
-    said = []
+    predictions = []
     for _ in range(2):
         done = subprocess.run(
             [sys.executable, "-c", script],
             env=environment, capture_output=True, text=True, timeout=600, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
-        said.append(done.stdout.split("predicted ")[1])
-    assert said[0] == said[1] and float(said[0]) > 0
+        predictions.append(done.stdout.split("predicted ")[1])
+    assert predictions[0] == predictions[1] and float(predictions[0]) > 0
 
 
 def test_what_a_unit_has_yet_to_issue_is_in_nobodys_way(code: bytes) -> None:
@@ -368,5 +368,5 @@ def test_matrix_units_reach_the_data_sheet(code: bytes) -> None:
     rounds = 512
     with emulated("mi300x"), Buffers() as held:
         taken = seconds(code, "products", 256, Arguments(held.empty(4096), np.int32(rounds)))
-    made = COMPUTE_UNITS * 4 * rounds * 4 * 2 * 16**3
-    assert 1100e12 < made / taken < 1310e12
+    operations = COMPUTE_UNITS * 4 * rounds * 4 * 2 * 16**3
+    assert 1100e12 < operations / taken < 1310e12

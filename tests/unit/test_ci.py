@@ -213,7 +213,7 @@ def test_a_suite_s_counts_are_in_the_table(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "said"),
+    ("key", "value", "message"),
     [
         ("tests", 11, "do not add up"),
         ("selection", "9 tests", "do not add up"),
@@ -222,8 +222,8 @@ def test_a_suite_s_counts_are_in_the_table(tmp_path: Path) -> None:
     ],
 )
 def test_a_suite_s_file_that_is_no_evidence_is_refused(
-    tmp_path: Path, key: str, value: object, said: str
+    tmp_path: Path, key: str, value: object, message: str
 ) -> None:
     (tmp_path / "s.json").write_text(json.dumps({**SUITE, key: value}))
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         generate.suites(tmp_path)

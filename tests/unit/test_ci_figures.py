@@ -50,7 +50,7 @@ def test_new_figures_take_the_place_of_old_ones(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"row": "cuda-h100"}, "not 'cpu'"),
         ({"noisy": "no"}, "noisy"),
@@ -58,10 +58,10 @@ def test_new_figures_take_the_place_of_old_ones(tmp_path: Path) -> None:
         ({"note": "fast"}, "note"),
     ],
 )
-def test_a_file_that_is_none_is_refused(tmp_path: Path, change: Any, said: str) -> None:
+def test_a_file_that_is_none_is_refused(tmp_path: Path, change: Any, message: str) -> None:
     path = tmp_path / "cpu.json"
     path.write_text(json.dumps({"row": "cpu", "noisy": False, "runs": [], **change}))
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         figure_file.read_figures(path, "cpu")
 
 
@@ -174,8 +174,8 @@ def test_a_cpu_s_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     result = figure_file.read_figures(tmp_path / "cpu.json", "cpu")
     names = {f.figure.split("/")[0] for r in result.runs for f in r.figures}
     assert result.noisy and {"ops", "decode", "comm"} <= names
-    said = capsys.readouterr().out
-    assert "0 failed, 0 missing" in said and "[1/3] ops" in said
+    errors = capsys.readouterr().out
+    assert "0 failed, 0 missing" in errors and "[1/3] ops" in errors
 
 
 def test_the_page_has_a_row_for_each_figure_and_no_other(tmp_path: Path) -> None:

@@ -87,8 +87,8 @@ def test_a_change_fails_the_check_and_is_shown(
     assert plans.check({"h200": TEXT}, tmp_path) == 0
     moved = TEXT.replace("claimed 1/132", "fused 1/264")
     assert plans.check({"h200": moved}, tmp_path) == 1
-    said = capsys.readouterr().out
-    assert "-  claimed 1/132" in said and "+  fused 1/264" in said
+    errors = capsys.readouterr().out
+    assert "-  claimed 1/132" in errors and "+  fused 1/264" in errors
     assert plans.check({"mi300x": TEXT}, tmp_path) == 1  # a file that is not there
 
 
@@ -98,8 +98,8 @@ def test_a_time_that_grows_needs_a_reason(
     assert plans.write({"h200": TEXT}, tmp_path) == 0
     little, much = slower(TEXT, "699.6", "720.0"), slower(TEXT, "699.6", "721.0")
     assert plans.write({"h200": much}, tmp_path) == 1
-    said = capsys.readouterr().err
-    assert '"h200 decoder-1b-prompts decode" = [699.6, 721.0]' in said and "3%" in said
+    errors = capsys.readouterr().err
+    assert '"h200 decoder-1b-prompts decode" = [699.6, 721.0]' in errors and "3%" in errors
     assert (tmp_path / "h200.txt").read_text() == TEXT
     assert plans.write({"h200": little}, tmp_path) == 0
     assert plans.write({"h200": TEXT}, tmp_path) == 0
@@ -130,7 +130,7 @@ def test_a_reason_is_kept_until_the_time_is_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ('[[reason]]\nwhy = ""\n[reason.us]\n"h200 a" = [1.0, 2.0]\n', "why"),
         ('[[reason]]\nwhy = "long enough"\n[reason.us]\n"h200 a" = [1.0]\n', "us"),
@@ -138,10 +138,10 @@ def test_a_reason_is_kept_until_the_time_is_back(tmp_path: Path) -> None:
         ("[[reason", "reasons.toml"),
     ],
 )
-def test_a_file_of_reasons_is_checked(tmp_path: Path, text: str, said: str) -> None:
+def test_a_file_of_reasons_is_checked(tmp_path: Path, text: str, message: str) -> None:
     assert plans.write({"h200": TEXT}, tmp_path) == 0
     (tmp_path / "reasons.toml").write_text(text)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         plans.read_reasons(tmp_path / "reasons.toml")
     assert plans.write({"h200": TEXT}, tmp_path) == 1
     assert plans.check({"h200": TEXT}, tmp_path) == 1

@@ -68,8 +68,8 @@ def test_files_and_folders_that_pages_name_exist() -> None:
     new = {name for page in _pages() for _, name in _found(page, NEW)}
     asked = [(at, n) for at, n in named if "..." not in n and n not in (*WRITTEN, *new)]
     assert len(asked) > 400
-    gone = [f"{at}: {name}" for at, name in asked if not _exists(name)]
-    assert not gone, "\n".join(gone)
+    missing = [f"{at}: {name}" for at, name in asked if not _exists(name)]
+    assert not missing, "\n".join(missing)
 
 
 def test_links_between_pages_lead_somewhere() -> None:
@@ -77,8 +77,8 @@ def test_links_between_pages_lead_somewhere() -> None:
         (p, at, to) for p in _pages(history=True) for at, to in _found(p, LINK) if "://" not in to
     ]
     assert len(links) > 50
-    gone = [f"{at}: {to}" for page, at, to in links if not (page.parent / to).exists()]
-    assert not gone, "\n".join(gone)
+    missing = [f"{at}: {to}" for page, at, to in links if not (page.parent / to).exists()]
+    assert not missing, "\n".join(missing)
 
 
 def _subcommands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
@@ -116,7 +116,7 @@ def _wrong(command: str) -> str:
 def test_commands_that_pages_name_have_these_options() -> None:
     calls = [(at, call) for page in _pages() for at, call in _found(page, COMMAND)]
     assert len(calls) > 100
-    wrong = [f"{at}: ark {call}: {what}" for at, call in calls if (what := _wrong(call))]
+    wrong = [f"{at}: ark {call}: {fault}" for at, call in calls if (fault := _wrong(call))]
     assert not wrong, "\n".join(wrong)
 
 
@@ -136,12 +136,12 @@ def _block_lines(page: Path) -> Iterator[tuple[str, str]]:
 def test_commands_in_blocks_of_pages_have_these_options() -> None:
     calls = [call for page in _pages() for call in _block_lines(page)]
     assert len(calls) > 40
-    wrong = [f"{at}: ark {call}: {what}" for at, call in calls if (what := _wrong(call))]
+    wrong = [f"{at}: ark {call}: {fault}" for at, call in calls if (fault := _wrong(call))]
     assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize(
-    ("command", "what"),
+    ("command", "fault"),
     [
         ("toppo show NET", "no command 'toppo'"),
         ("topo discover", "has no 'discover'"),
@@ -150,8 +150,8 @@ def test_commands_in_blocks_of_pages_have_these_options() -> None:
         ("topo show\\|optimal NET --json", ""),
     ],
 )
-def test_a_command_that_is_not_there_is_seen(command: str, what: str) -> None:
-    assert what in _wrong(command) and bool(what) == bool(_wrong(command))
+def test_a_command_that_is_not_there_is_seen(command: str, fault: str) -> None:
+    assert fault in _wrong(command) and bool(fault) == bool(_wrong(command))
 
 
 def test_the_layers_of_the_page_are_those_that_lint_checks() -> None:
@@ -172,16 +172,16 @@ def _text(module: str) -> str:
 
 
 def test_who_is_said_to_call_a_module_names_it() -> None:
-    said = []
+    callers_named = []
     for path in sorted((ROOT / "ark").rglob("*.py")):
         opening = path.read_text().split('"""', 2)[1:2]
         for callers in re.findall(r"Called by (.*?)(?:[;(]|\.(?:\s|$))", "".join(opening), re.S):
             name = path.parent.name if path.stem == "__init__" else path.stem
-            said += [(path, name, by) for by in re.findall(r"\bark(?:\.\w+)+", callers)]
-    assert len(said) > 60
+            callers_named += [(path, name, by) for by in re.findall(r"\bark(?:\.\w+)+", callers)]
+    assert len(callers_named) > 60
     wrong = [
         f"{path.relative_to(ROOT)}: {by} does not name {name}"
-        for path, name, by in said
+        for path, name, by in callers_named
         if not re.search(rf"\b{name}\b", _text(by))
     ]
     assert not wrong, "\n".join(wrong)

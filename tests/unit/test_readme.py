@@ -90,13 +90,13 @@ def test_the_table_of_devices_equals_the_result_files() -> None:
             proven[row["arch"]] = min(at, proven.get(row["arch"], at))
     table = rows(section("What runs where"))
     vendors = [row for row in table if row[0] in ("CPU", "NVIDIA", "AMD")]
-    said = {
+    shown = {
         arch: at
         for row in vendors
         for at, cell in enumerate(row[1:])
         for arch in re.findall(r"`(\w+)`", cell)
     }
-    assert said == proven
+    assert shown == proven
     models = next(row for row in table if "Llama" in row[0])[0].replace("-", "_").lower()
     assert set(models.partition(" (")[0].split(", ")) <= set(MODEL_TYPES)
 

@@ -276,9 +276,9 @@ def bit_fields(rng: np.random.Generator, target: Target) -> Work:
     signed = np.where(signed >= 64, signed - 128, signed).astype(np.uint32)
     mirrored = np.array([int(f"{int(t):032b}"[::-1], 2) for t in x], np.uint32)
     # Selector 0x00070205: bytes 5, 2, 7, 0 of {t, 0x12345678}, the lowest result byte first.
-    both = (wide << np.uint64(32)) | np.uint64(0x12345678)
+    joined = (wide << np.uint64(32)) | np.uint64(0x12345678)
     picked = sum(
-        ((both >> np.uint64(8 * byte)) & np.uint64(0xFF)) << np.uint64(8 * place)
+        ((joined >> np.uint64(8 * byte)) & np.uint64(0xFF)) << np.uint64(8 * place)
         for place, byte in enumerate((5, 2, 7, 0))
     )
     turned = (x << np.uint32(11)) | (x >> np.uint32(21))

@@ -175,7 +175,7 @@ def test_nodes_behind_a_ring_name_its_last_node() -> None:
     ark.set_world_size(2)
     x = ark.tensor([4097], ark.fp16)
     ark.relu(ark.all_reduce(ark.exp(x), 0, 2))
-    found = nodes()
-    assert [n["Id"] for n in found] == list(range(6)) and found[1]["ProducerNodeIds"] == [0]
-    assert found[5]["Op"]["Type"] == "Relu" and found[5]["ProducerNodeIds"] == [4]
-    assert found[4]["ConsumerNodeIds"] == [5]
+    listed = nodes()
+    assert [n["Id"] for n in listed] == list(range(6)) and listed[1]["ProducerNodeIds"] == [0]
+    assert listed[5]["Op"]["Type"] == "Relu" and listed[5]["ProducerNodeIds"] == [4]
+    assert listed[4]["ConsumerNodeIds"] == [5]

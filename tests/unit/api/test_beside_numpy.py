@@ -22,17 +22,17 @@ def test_an_array_beside_a_tensor_is_refused_at_once() -> None:
     assert not t.model.graph.nodes
     for number in (np.float32(2), np.int64(2), np.float64(2)):
         assert (number * t).shape() == ark.mul(t, number).shape() == [4, 4]
-    said = {str(node.attrs) for node in t.model.graph.nodes}
-    assert len(t.model.graph.nodes) == 6 and said == {"{'scalar': 2.0}"}
+    attributes = {str(node.attrs) for node in t.model.graph.nodes}
+    assert len(t.model.graph.nodes) == 6 and attributes == {"{'scalar': 2.0}"}
 
 
 def test_a_loop_over_a_tensor_gives_its_rows_and_ends() -> None:
     t = ark.tensor([3, 4])
     assert [row.shape() for row in t] == [[1, 4]] * 3
     assert sum(t, ark.tensor([1, 4])).shape() == [1, 4]
-    for made in (ark.concat, ark.reshape):
+    for function in (ark.concat, ark.reshape):
         with pytest.raises(ark.InvalidUsageError):
-            made(t, t)
+            function(t, t)
 
 
 def test_contents() -> None:

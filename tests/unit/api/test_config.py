@@ -21,9 +21,9 @@ def fresh() -> None:
 
 
 def planned(machine: str = "cpu-4") -> Plan:
-    made = ark.Planner(machine=registry.machine(machine)).plan().inner
-    assert made is not None
-    return made
+    inner_plan = ark.Planner(machine=registry.machine(machine)).plan().inner
+    assert inner_plan is not None
+    return inner_plan
 
 
 def coords(plan: Plan, op: int = 0) -> list[tuple[int, ...]]:
@@ -93,8 +93,8 @@ def test_a_tile_is_the_tile(name: str, machine: str) -> None:
     call, tile, expected = OPS[name]
     with ark.PlannerContext(config={"Tile": tile}):
         call()
-    found = coords(planned(machine))
-    grid = [tuple(c) for c in found]
+    coordinates = coords(planned(machine))
+    grid = [tuple(c) for c in coordinates]
     firsts = [sorted({c[-len(expected) :][d] for c in grid}) for d in range(len(expected))]
     if name != "softmax":
         assert firsts == [list(r) for r in expected]
@@ -186,8 +186,8 @@ def test_contexts_without_sync_are_one_group() -> None:
     ark.exp(a)
     plan = ark.Planner(machine=registry.machine("cpu-4")).plan()
     assert [len(g["ResourceGroups"][0]["TaskGroups"]) for g in plan.processor_groups] == [2, 1]
-    again = ark.Plan.from_str(str(plan))
-    assert again.processor_groups == plan.processor_groups
+    reread = ark.Plan.from_str(str(plan))
+    assert reread.processor_groups == plan.processor_groups
 
 
 def test_config_rules_steer_what_no_context_configures(

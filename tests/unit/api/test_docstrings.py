@@ -57,9 +57,9 @@ def test_the_example_of_a_function_or_class_runs(
     case = parser.get_doctest(text, space, name, None, 0)
     assert case.examples, f"ark.{name} has no example"
     assert "\nExamples:\n" in text, "the site shows the section `Examples:` as code, no other"
-    said: list[str] = []
-    runner.run(case, out=said.append)
-    assert runner.failures == 0, "".join(said)
+    printed: list[str] = []
+    runner.run(case, out=printed.append)
+    assert runner.failures == 0, "".join(printed)
 
 
 def test_an_example_that_says_something_else_fails() -> None:
@@ -71,7 +71,7 @@ def test_an_example_that_says_something_else_fails() -> None:
         None,
         0,
     )
-    runner.run(case, out=lambda said: None)
+    runner.run(case, out=lambda text: None)
     assert runner.failures == 1
 
 

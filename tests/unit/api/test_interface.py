@@ -368,7 +368,7 @@ def test_threads_build_models_of_their_own() -> None:
     """A with block is its thread's; what no thread has said is the process's."""
     ark.init()
     outer = ark.current_model()
-    everyone, found = threading.Barrier(4), []
+    everyone, records = threading.Barrier(4), []
 
     def work() -> None:
         seen = ark.current_model()
@@ -376,14 +376,14 @@ def test_threads_build_models_of_their_own() -> None:
             everyone.wait(60)
             ark.relu(ark.tensor([4]))
             everyone.wait(60)
-            found.append((seen is outer, ark.current_model() is mine, len(mine.graph.nodes)))
+            records.append((seen is outer, ark.current_model() is mine, len(mine.graph.nodes)))
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [(True, True, 1)] * 4 and not outer.graph.nodes
+    assert records == [(True, True, 1)] * 4 and not outer.graph.nodes
 
 
 def test_names_as_arks_scripts_use_them(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

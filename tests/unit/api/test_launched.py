@@ -45,8 +45,8 @@ def processes(*settings: str, launched: bool = False) -> list[str]:
 
 
 def test_a_process_that_only_names_its_rank_runs_alone() -> None:
-    both = ("ark.set_rank(0)", "ark.init(); ark.set_rank(1)")
-    assert processes(*both) == [str([1.0] * 4)] * 2
+    programs = ("ark.set_rank(0)", "ark.init(); ark.set_rank(1)")
+    assert processes(*programs) == [str([1.0] * 4)] * 2
     assert processes("ark.set_rank(3)") == [str([1.0] * 4)]
 
 
@@ -62,13 +62,13 @@ def test_under_a_launcher_the_number_of_ranks_is_its() -> None:
     ],
 )
 def test_ranks_without_a_launcher_are_told_to_use_one(order: str) -> None:
-    (said,) = processes(order)
-    assert said.startswith("refused: the model is of 2 ranks")
-    assert "torchrun --nproc-per-node 2" in said and "ark.launch(2" in said
+    (message,) = processes(order)
+    assert message.startswith("refused: the model is of 2 ranks")
+    assert "torchrun --nproc-per-node 2" in message and "ark.launch(2" in message
 
 
 def test_ranks_that_contradict_their_launcher_are_refused() -> None:
     wrong = "ark.set_world_size(2); ark.set_rank({})"
-    said = processes(wrong.format(1), wrong.format(0), launched=True)
-    for rank, text in enumerate(said):
+    messages = processes(wrong.format(1), wrong.format(0), launched=True)
+    for rank, text in enumerate(messages):
         assert f"of rank {1 - rank} of 2" in text and f"as rank {rank} of 2" in text

@@ -23,8 +23,8 @@ def test_empty_plans() -> None:
     assert (plan.num_processors, plan.num_warps_per_processor) == (1, 1)
     assert plan.task_infos == plan.processor_groups == []
     data = {**json.loads(str(plan)), "WorldSize": 2, "NumProcessors": 4}
-    again = ark.Plan.from_str(json.dumps(data))
-    assert again.world_size == 2 and again.num_processors == 4
+    reread = ark.Plan.from_str(json.dumps(data))
+    assert reread.world_size == 2 and reread.num_processors == 4
     with pytest.raises(ark.InvalidUsageError):
         ark.Plan.from_str("not valid json {{{")
     with pytest.raises(ark.InvalidUsageError):
@@ -118,10 +118,10 @@ def test_a_script_that_ends_by_sys_exit_is_planned_where_that_means_success(
         path.write_text(text.format(success))
         (plan,) = plan_script(str(path), registry.machine("cpu-1"))
         assert [op.name for op in plan.ops] == ["exp"]
-    for failure, said in ("3", "sys.exit(3)"), ("'no weights'", "sys.exit('no weights')"):
+    for failure, errors in ("3", "sys.exit(3)"), ("'no weights'", "sys.exit('no weights')"):
         path.write_text(text.format(failure))
         assert main(["plan", "--machine", "cpu-2", str(path)]) == 2
-        assert said in " ".join(capsys.readouterr().err.split())
+        assert errors in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_scripts_own_error_has_the_scripts_frames_alone(
@@ -130,11 +130,11 @@ def test_a_scripts_own_error_has_the_scripts_frames_alone(
     """Not those of who runs it; and a file that the script lacks is not the script."""
     monkeypatch.chdir(tmp_path)
     text = "import ark\n\n\ndef read(x):\n    return {}\n\n\nread(ark.ones([4]))\n"
-    for wrong, said in ("open('weights.bin')", "FileNotFoundError"), ("{}[0]", "KeyError"):
+    for wrong, error in ("open('weights.bin')", "FileNotFoundError"), ("{}[0]", "KeyError"):
         Path("script.py").write_text(text.format(wrong))
         assert main(["plan", "--machine", "cpu-2", "script.py"]) == 2
         err = capfd.readouterr().err
-        assert "ark: script.py raised an error of its own, " + said in err
+        assert "ark: script.py raised an error of its own, " + error in err
         places = [line.split(", in ")[0] for line in err.splitlines() if line.startswith("  File")]
         assert places == ['  File "script.py", line 8', '  File "script.py", line 5']
     Path("script.py").write_text("import ark\nark.add(ark.ones([4]), ark.ones([5]))\n")

@@ -29,8 +29,8 @@ def test_the_latest_runtime_is_shared() -> None:
     np.testing.assert_array_equal(y.to_numpy(), np.arange(4) + 1)
     first = ark.Runtime.get_runtime()
     first.reset()
-    made = ark.Runtime()
-    assert ark.Runtime.get_runtime() is made is not first
+    latest = ark.Runtime()
+    assert ark.Runtime.get_runtime() is latest is not first
 
 
 def test_an_empty_model_is_launched_run_and_stopped() -> None:

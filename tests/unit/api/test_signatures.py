@@ -28,9 +28,9 @@ def plausible(parameter: inspect.Parameter) -> Any:
     """Something that an op may take there."""
     if parameter.name in ("index", "indices"):
         return ark.tensor([4], ark.int32)
-    found = {"shape": [4, 8], "axis": 1, "dtype": ark.fp32, "perm": [1, 0], "kernel": [2, 2]}
-    if parameter.name in found:
-        return found[parameter.name]
+    by_name = {"shape": [4, 8], "axis": 1, "dtype": ark.fp32, "perm": [1, 0], "kernel": [2, 2]}
+    if parameter.name in by_name:
+        return by_name[parameter.name]
     return ark.tensor([4, 8]) if parameter.default is parameter.empty else parameter.default
 
 
@@ -64,7 +64,7 @@ def test_there_are_ops() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
         (lambda x: ark.relu(x, name=3), "relu: name is 3; expected a word"),
         (lambda x: ark.argmax(x, last="no"), "argmax: last is 'no'; expected True or False"),
@@ -73,6 +73,6 @@ def test_there_are_ops() -> None:
         (lambda x: ark.cast(x, "fp16"), "cast: dtype is 'fp16'; expected a data type"),
     ],
 )
-def test_the_place_is_named(call: Any, said: str) -> None:
-    with pytest.raises(ark.InvalidUsageError, match=said):
+def test_the_place_is_named(call: Any, message: str) -> None:
+    with pytest.raises(ark.InvalidUsageError, match=message):
         call(ark.tensor([4, 8]))

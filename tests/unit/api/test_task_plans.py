@@ -40,8 +40,8 @@ def first_op(data: Data) -> Data:
 
 
 def groups(data: Data, number: int) -> Data:
-    found: Data = data["ProcessorGroups"][number]["ResourceGroups"][0]
-    return found
+    listed: Data = data["ProcessorGroups"][number]["ResourceGroups"][0]
+    return listed
 
 
 CHANGES: dict[str, tuple[Callable[[Data], object], str]] = {
@@ -124,8 +124,8 @@ def test_a_wrong_plan_is_refused(name: str, model: Any) -> None:
 
 def of(data: Data, number: int, which: str) -> Data:
     """The tensor that the op of that number reads or writes."""
-    found: Data = data["TaskInfos"][number]["Ops"][0][which][0]
-    return found
+    operand: Data = data["TaskInfos"][number]["Ops"][0][which][0]
+    return operand
 
 
 SEND, RECV, ADD = 1, 3, 4
@@ -254,8 +254,8 @@ def test_a_wrong_fused_all_reduce_is_refused(name: str) -> None:
 
 
 def op_of(data: Data, number: int) -> Data:
-    found: Data = data["TaskInfos"][number]["Ops"][0]
-    return found
+    entry: Data = data["TaskInfos"][number]["Ops"][0]
+    return entry
 
 
 PACKET_RECV, REDUCE = 2, 1  # of packet_ring, of packet_sum
@@ -337,8 +337,8 @@ def test_a_wrong_message_of_packets_is_refused(name: str) -> None:
 )
 def test_architectures_are_families_of_devices(architecture: str, machine: str, model: Any) -> None:
     data = {**norm_and_product(), "Architecture": architecture}
-    made = ark.Plan.from_str(json.dumps(data)).built(registry.machine(machine))
-    assert made.inner is not None and made.architecture == registry.machine(machine).arch
+    built = ark.Plan.from_str(json.dumps(data)).built(registry.machine(machine))
+    assert built.inner is not None and built.architecture == registry.machine(machine).arch
 
 
 def test_a_task_shared_out_over_groups_runs_whole(model: Any) -> None:

@@ -148,12 +148,14 @@ def test_each_step_reads_the_best_of_the_one_before() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "errors"),
     [
         (["--context", "8,500"], "a context of 500 tokens"),
         (["--prompt", "512"], "a prompt of 512 tokens"),
     ],
 )
-def test_what_does_not_fit(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_does_not_fit(
+    words: list[str], errors: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([*BENCH, *words]) != 0
-    assert said in capsys.readouterr().err
+    assert errors in capsys.readouterr().err

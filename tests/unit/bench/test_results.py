@@ -40,7 +40,7 @@ def test_a_run_says_where_and_how_and_is_read_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"us": -1.0}, "us"),
         ({"us": None}, "expected a time"),
@@ -53,12 +53,12 @@ def test_a_run_says_where_and_how_and_is_read_back(tmp_path: Path) -> None:
         ({"speed": 1.0}, "speed"),
     ],
 )
-def test_what_is_no_result_is_refused(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+def test_what_is_no_result_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     path = tmp_path / "results.json"
     data = json.loads(encode(made(figure("ops/add", 2e-6, "torch", 3e-6))))
     data["figures"][0].update(change)
     path.write_text(json.dumps(data))
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         read(path)
 
 

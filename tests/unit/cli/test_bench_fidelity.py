@@ -27,12 +27,12 @@ def test_it_prints_each_program_and_the_errors(
     names = ["sweep-exp-32x32-fp32", "sweep-add-32x32-fp32"]
     words = ["--backend", "cpu", "--repeats", "1", "--json", str(tmp_path / "found.json")]
     assert main(["bench", "fidelity", *names, *words]) == 0
-    said = capsys.readouterr().out
-    assert all(name[:20] in said for name in names)
-    assert "2 programs: mean error" in said
-    found = json.loads((tmp_path / "found.json").read_text())["figures"]
-    assert [row["figure"] for row in found] == names
-    assert all(row["peer"] == "cost model" and row["peer_us"] > 0 for row in found)
+    errors = capsys.readouterr().out
+    assert all(name[:20] in errors for name in names)
+    assert "2 programs: mean error" in errors
+    figures = json.loads((tmp_path / "found.json").read_text())["figures"]
+    assert [row["figure"] for row in figures] == names
+    assert all(row["peer"] == "cost model" and row["peer_us"] > 0 for row in figures)
 
 
 # Microseconds that were measured on an H200, of programs whose tasks follow each other on one

@@ -97,12 +97,12 @@ amdhsa.kernels:
 def test_slots_of_a_loop_are_counted_by_passes() -> None:
     """Counted by hand: products of four and eight passes beside six other instructions."""
     lint = pytest.importorskip("ark_rocm_emulator.lint.matrix_loop")
-    found = lint.matrix_loop(LOOP, "gfx942", "kernel")
-    assert found.matrix_share == (4 + 8) / (4 + 8 + 6)
-    assert found.instructions == {
+    loop = lint.matrix_loop(LOOP, "gfx942", "kernel")
+    assert loop.matrix_share == (4 + 8) / (4 + 8 + 6)
+    assert loop.instructions == {
         **{"memory": 1, "shared memory": 1, "wait": 1, "matrix": 2, "scalar": 2, "branch": 1}
     }
-    assert (found.registers, found.spills, found.scratch_bytes) == (36, 0, 0)
+    assert (loop.registers, loop.spills, loop.scratch_bytes) == (36, 0, 0)
     older = lint.matrix_loop(LOOP, "gfx90a", "kernel")  # where these take eight and sixteen
     assert older.matrix_share == (8 + 16) / (8 + 16 + 6)
 
@@ -118,13 +118,13 @@ def test_products_on_amd_are_matrix_instructions_for_the_most_part(
     pytest.importorskip("ark_rocm_emulator")
     case = "matmul-4096x4096x4096-nt-bf16"
     assert main(["bench", "ops", case, "--isa", arch, "--json", "-"]) == 0
-    found = json.loads(capsys.readouterr().out)[case]
-    assert found["matrix_share"] > 0.4
-    assert found["spills"] == found["scratch_bytes"] == 0
+    report = json.loads(capsys.readouterr().out)[case]
+    assert report["matrix_share"] > 0.4
+    assert report["spills"] == report["scratch_bytes"] == 0
     if arch in ("gfx942", "gfx950"):  # whose banks the timing model knows
-        assert 0.0 <= found["bank_conflicts"] < 0.05
+        assert 0.0 <= report["bank_conflicts"] < 0.05
     else:
-        assert found["bank_conflicts"] is None
+        assert report["bank_conflicts"] is None
 
 
 def test_products_of_turned_operands_meet_no_banks(capsys: pytest.CaptureFixture[str]) -> None:
@@ -132,9 +132,9 @@ def test_products_of_turned_operands_meet_no_banks(capsys: pytest.CaptureFixture
     pytest.importorskip("ark_rocm_emulator")
     case = "matmul-4096x4096x4096-tn-bf16"
     assert main(["bench", "ops", case, "--isa", "gfx942", "--json", "-"]) == 0
-    found = json.loads(capsys.readouterr().out)[case]
-    assert found["matrix_share"] >= 0.8
-    assert (found["spills"], found["bank_conflicts"]) == (0, 0.0)
+    report = json.loads(capsys.readouterr().out)[case]
+    assert report["matrix_share"] >= 0.8
+    assert (report["spills"], report["bank_conflicts"]) == (0, 0.0)
 
 
 def test_attention_on_amd_meets_no_banks(capsys: pytest.CaptureFixture[str]) -> None:
@@ -142,9 +142,9 @@ def test_attention_on_amd_meets_no_banks(capsys: pytest.CaptureFixture[str]) -> 
     pytest.importorskip("ark_rocm_emulator")
     case = "attention-16x128-8192-causal-bf16"
     assert main(["bench", "ops", case, "--isa", "gfx942", "--json", "-"]) == 0
-    found = json.loads(capsys.readouterr().out)[case]
-    assert found["matrix_share"] > 0.45 and found["instructions"]["matrix"] == 64
-    assert (found["spills"], found["bank_conflicts"]) == (0, 0.0)
+    report = json.loads(capsys.readouterr().out)[case]
+    assert report["matrix_share"] > 0.45 and report["instructions"]["matrix"] == 64
+    assert (report["spills"], report["bank_conflicts"]) == (0, 0.0)
 
 
 def test_an_architecture_that_nobody_reads_is_named(capsys: pytest.CaptureFixture[str]) -> None:
@@ -186,11 +186,11 @@ def test_a_peer_that_cannot_is_a_cell_and_the_next_cases_run(
     monkeypatch.setattr(bench_ops, "chosen", lambda *_: [broken, case])
     argv = ["bench", "ops", "broken", "--backend", "cpu", "--vs", "torch", "--repeats", "1"]
     assert main([*argv, "--json", "-"]) == 0
-    said = capsys.readouterr()
-    first, last = json.loads(said.out)["figures"]
+    printed = capsys.readouterr()
+    first, last = json.loads(printed.out)["figures"]
     assert first["us"] > 0 and first.get("peer_us") is None and not first.get("error")
     errors = first["detail"]["peer_errors"]
-    assert set(errors) == {"torch", "other"} and "at ..." not in said.err
+    assert set(errors) == {"torch", "other"} and "at ..." not in printed.err
     assert "not implemented for 'Float8_e5m2'" in errors["torch"]
     assert last["peer_us"] > 0 and "peer_errors" not in last["detail"]
     assert main(argv) == 0

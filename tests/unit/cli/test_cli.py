@@ -102,8 +102,8 @@ def test_a_name_of_the_hub_is_told_how_to_be_downloaded(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    said = refused(capsys, "generate", "meta-llama/Llama-3.2-1B", "--prompt", "x")
-    assert "hf download meta-llama/Llama-3.2-1B --local-dir Llama-3.2-1B" in said
+    message = refused(capsys, "generate", "meta-llama/Llama-3.2-1B", "--prompt", "x")
+    assert "hf download meta-llama/Llama-3.2-1B --local-dir Llama-3.2-1B" in message
     assert "hf download" not in refused(capsys, "generate", "../nowhere/at-all", "--prompt", "x")
 
 
@@ -124,9 +124,9 @@ def test_generate_says_how_fast_it_was_and_that_the_context_is_full(
 ) -> None:
     argv = ["generate", NOAH, "--backend", "cpu", "--prompt", "David", "--max-new-tokens", "64"]
     assert main([*argv, "--context", "12"]) == 0
-    said = " ".join(capsys.readouterr().err.split())
-    assert re.search(r"\d+ prompt tokens and the first new one in [\d.]+ ms; \d+ more in ", said)
-    assert re.search(r"context is full: 12 positions hold \d+ tokens .* raise --context", said)
+    errors = " ".join(capsys.readouterr().err.split())
+    assert re.search(r"\d+ prompt tokens and the first new one in [\d.]+ ms; \d+ more in ", errors)
+    assert re.search(r"context is full: 12 positions hold \d+ tokens .* raise --context", errors)
     assert main([*argv[:-1], "2"]) == 0
     assert "context" not in capsys.readouterr().err
     assert main([*argv[:-1], "600"]) == 0
@@ -137,11 +137,11 @@ def test_a_prompt_in_a_locale_that_is_not_utf8s() -> None:
     """The bytes are UTF-8 whatever Python took them for."""
     words = ["generate", NOAH, "--backend", "cpu", "--max-new-tokens", "2", "--json"]
     command = [sys.executable, "-m", "ark", *words, "--prompt", "Noé"]
-    said = [
+    outputs = [
         subprocess.run(command, env={**os.environ, **more}, capture_output=True, check=True).stdout
         for more in ({}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"})
     ]
-    assert said[0] == said[1] != b""
+    assert outputs[0] == outputs[1] != b""
 
 
 @pytest.mark.parametrize(
@@ -167,10 +167,10 @@ def test_a_compiler_that_refuses_says_why(
     monkeypatch.setenv("ARK_CACHE_DIR", str(tmp_path / "cache"))
     native.find_compiler.cache_clear()
     try:
-        said = refused(capsys, "generate", NOAH, "--backend", "cpu", "--prompt", "x")
+        message = refused(capsys, "generate", NOAH, "--backend", "cpu", "--prompt", "x")
     finally:
         native.find_compiler.cache_clear()
-    assert words in said and "set CXX to one" in said, said
+    assert words in message and "set CXX to one" in message, message
 
 
 def test_info_at_80_columns_cuts_no_remedy(
@@ -191,10 +191,10 @@ def test_info_at_80_columns_cuts_no_remedy(
 
 def test_info(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info", "--json", "--require", "cpu:1"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["ark"] == ark.__version__
-    assert found["backends"]["cpu"]["devices"][0]["index"] == 0
-    assert set(found["backends"]) >= {"cpu", "cuda", "rocm"}
+    report = json.loads(capsys.readouterr().out)
+    assert report["ark"] == ark.__version__
+    assert report["backends"]["cpu"]["devices"][0]["index"] == 0
+    assert set(report["backends"]) >= {"cpu", "cuda", "rocm"}
     assert main(["info"]) == 0
     assert "cache: " in capsys.readouterr().out
 
@@ -217,9 +217,9 @@ def test_info_require_fails_with_the_reason(capsys: pytest.CaptureFixture[str]) 
 def test_plan_is_the_same_bytes_and_reads_back(
     plan_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    again = tmp_path / "again.json"
-    assert main(["plan", str(plan_file), "-o", str(again)]) == 0
-    assert again.read_bytes() == plan_file.read_bytes()
+    rewritten = tmp_path / "again.json"
+    assert main(["plan", str(plan_file), "-o", str(rewritten)]) == 0
+    assert rewritten.read_bytes() == plan_file.read_bytes()
     other = tmp_path / "other.json"
     assert main(["plan", NOAH, "--machine", "cpu-2", "-o", str(other)]) == 0
     assert other.read_bytes() == plan_file.read_bytes()
@@ -269,8 +269,10 @@ def test_emit_refuses_a_plan_of_another_vendor(
     extra = ["--arch", arch] if arch else []
     argv = ["emit", str(plan_file), "--backend", backend, *extra, "-o", str(tmp_path / "out")]
     assert main([*argv, "--binary"]) == 2
-    said = " ".join(capsys.readouterr().err.split())
-    assert "the plan was made for cpu-2" in said and "plan again with `ark plan --machine`" in said
+    errors = " ".join(capsys.readouterr().err.split())
+    assert (
+        "the plan was made for cpu-2" in errors and "plan again with `ark plan --machine`" in errors
+    )
     assert not (tmp_path / "out").exists()
 
 
@@ -297,8 +299,8 @@ def test_plan_prints_a_summary_and_all_of_it_when_asked(
     assert json.loads(capsys.readouterr().out) == json.loads(plan_file.read_text())
     out = tmp_path / "again.json"
     assert main(["plan", str(plan_file), "-o", str(out)]) == 0
-    said = capsys.readouterr()
-    assert f"wrote {out}: {len(plan_file.read_text()):,} bytes" in said.err and not said.out
+    errors = capsys.readouterr()
+    assert f"wrote {out}: {len(plan_file.read_text()):,} bytes" in errors.err and not errors.out
 
 
 def test_plan_shows_ranks_that_do_the_same_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -398,8 +400,8 @@ def test_a_prompt_longer_than_the_context(capsys: pytest.CaptureFixture[str]) ->
     argv = ["generate", NOAH, "--backend", "cpu", "--prompt", text]
     held = "but the context holds 512 positions"
     last = "needs a place; shorten the prompt (the model has no more)"
-    said = refused(capsys, *argv)
-    assert held in said and last in said
+    message = refused(capsys, *argv)
+    assert held in message and last in message
     assert "shorten the prompt or raise --context" in refused(capsys, *argv, "--context", "40")
     very = refused(capsys, *argv[:-1], text * 1000)
     assert "the first 8,192 of 5,200,000 characters of the prompt are" in very
@@ -441,7 +443,7 @@ def test_damaged_plan_files(
     path = tmp_path / "plan.json"
     path.write_text(content)
     for argv in (["plan"], ["emit", "--backend", "cpu", "-o", str(tmp_path / "out")]):
-        assert f"{path}: " in (said := refused(capsys, *argv, str(path))) and words in said
+        assert f"{path}: " in (message := refused(capsys, *argv, str(path))) and words in message
 
 
 def test_a_changed_plan_file_is_refused(

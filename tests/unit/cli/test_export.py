@@ -76,9 +76,9 @@ def test_the_program_stops_at_a_stop_token(exported: Path, tmp_path: Path) -> No
 
 
 def test_prompts_that_cannot_be_served_are_refused(exported: Path, program: Path) -> None:
-    for numbers, said in (((4, 2048), "the token 2048"), ((4, *[1] * 512), "at most 511")):
+    for numbers, message in (((4, 2048), "the token 2048"), ((4, *[1] * 512), "at most 511")):
         done = run(program, exported / "noah.safetensors", *numbers)
-        assert done.returncode == 1 and said in done.stderr
+        assert done.returncode == 1 and message in done.stderr
     assert run(program, exported / "noah.safetensors", 0, 1).returncode == 2
 
 
@@ -157,28 +157,28 @@ def test_weights_of_another_header_are_refused(
 ) -> None:
     header, data = parts(exported / "noah.safetensors")
     entries = json.loads(header)
-    apply, said = CHANGES[change]
+    apply, message = CHANGES[change]
     apply(entries)
-    assert said in refused(program, tmp_path / "bad", whole(json.dumps(entries).encode(), data))
+    assert message in refused(program, tmp_path / "bad", whole(json.dumps(entries).encode(), data))
 
 
 def test_damaged_weights_are_refused(exported: Path, program: Path, tmp_path: Path) -> None:
     header, data = parts(exported / "noah.safetensors")
     name = next(iter(json.loads(header)))
-    again = header.rstrip()[:-1] + b"," + header.strip()[1:]
-    for content, said in (
+    repeated = header.rstrip()[:-1] + b"," + header.strip()[1:]
+    for content, message in (
         (b"", "shorter than 8"),
         (b"\xff" * 64, "longer than the file"),
         (whole(b"", data), "no JSON object"),
         (whole(header, data[:-1]), "more or fewer bytes"),
         (whole(header, data + b"\0"), "more or fewer bytes"),
         (whole(header + b"x", data), "goes on behind"),
-        (whole(again, data), "is there twice"),
+        (whole(repeated, data), "is there twice"),
         (whole(header.replace(name.encode(), b"\\u0061", 1), data), "cannot be read"),
         (whole(b'{"a":' * 100_000, data), "the model has not"),
         (whole(header[: len(header) // 2], data), "not this model's"),
     ):
-        assert said in refused(program, tmp_path / "bad", content)
+        assert message in refused(program, tmp_path / "bad", content)
     assert "cannot be opened" in run(program, tmp_path / "none", 1, 0).stderr
 
 
@@ -244,7 +244,7 @@ def test_a_plan_of_external_tensors_computes_what_numpy_does(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "errors"),
     [
         (["--name", "1x"], "must begin with a-z"),
         (["--name", "layout"], "not be one of ark"),
@@ -253,10 +253,10 @@ def test_a_plan_of_external_tensors_computes_what_numpy_does(tmp_path: Path) -> 
     ],
 )
 def test_exports_that_cannot_be_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], errors: str
 ) -> None:
     assert main(["export", str(NOAH), "--backend", "cpu", "-o", str(tmp_path / "o"), *words]) == 2
-    assert said in " ".join(capsys.readouterr().err.split())
+    assert errors in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "o").exists()
 
 
@@ -275,7 +275,7 @@ def test_the_pages_commands(exported: Path, tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
     words = [word.replace("out/", f"{tmp_path}/", 1) for word in shlex.split(run_it)]
     done = run(Path(words[0]), Path(words[1]), *map(int, words[2:]))
-    again = compile_c(exported, "noah", "page", "generate.c")
-    expected = run(again, exported / "noah.safetensors", *map(int, words[2:]))
+    compiled = compile_c(exported, "noah", "page", "generate.c")
+    expected = run(compiled, exported / "noah.safetensors", *map(int, words[2:]))
     assert done.returncode == 0 and len(done.stdout.split()) == 40
     assert done.stdout == expected.stdout

@@ -172,7 +172,7 @@ def test_the_tokens_on_an_emulated_device_are_those_of_generate(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "messages"),
     [
         (["--backend", "rocm", "--arch", "sm_90a"], "no machine model of 'rocm' is 'sm_90a'"),
         (["--backend", "cuda", "--machine", "a100", "--arch", "sm_90a"], "is sm_80, not sm_90a"),
@@ -180,11 +180,11 @@ def test_the_tokens_on_an_emulated_device_are_those_of_generate(tmp_path: Path) 
     ],
 )
 def test_what_cannot_be_exported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], messages: str
 ) -> None:
     if words[1] not in registry.names():
         pytest.skip(f"{words[1]} is not installed")
     assert main(["export", str(NOAH), *words, "-o", str(tmp_path / "o")]) == 2
     text = " ".join(capsys.readouterr().err.split())
-    assert any(part in text for part in said.split("|")), text
+    assert any(part in text for part in messages.split("|")), text
     assert not (tmp_path / "o").exists()

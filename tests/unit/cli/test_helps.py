@@ -176,9 +176,9 @@ def test_debug_reports_planning_and_verifying(
 
     cache.clear()
     assert main(words) == 0
-    said = capsys.readouterr().err
-    assert re.search(r"ark debug: planned 1 rank\(s\) for cpu-2: [\d.]+ ms", said)
-    assert re.search(r"ark debug: verified 1 plan\(s\) of \d+ ops each: [\d.]+ ms", said)
+    errors = capsys.readouterr().err
+    assert re.search(r"ark debug: planned 1 rank\(s\) for cpu-2: [\d.]+ ms", errors)
+    assert re.search(r"ark debug: verified 1 plan\(s\) of \d+ ops each: [\d.]+ ms", errors)
 
 
 @pytest.mark.usefixtures("level")
@@ -212,11 +212,11 @@ def test_a_long_step_says_that_it_goes_on(
     monkeypatch.setattr(log, "PATIENCE_S", 0.01)
     with log.slow("compiling"):
         end = time.monotonic() + 30
-        said = ""
-        while not said and time.monotonic() < end:
+        errors = ""
+        while not errors and time.monotonic() < end:
             time.sleep(0.01)
-            said = capsys.readouterr().err
-    assert said == "ark warn: compiling; this goes on\n"
+            errors = capsys.readouterr().err
+    assert errors == "ark warn: compiling; this goes on\n"
     with log.slow("nothing"):
         monkeypatch.setattr(log, "PATIENCE_S", 60)
 

@@ -31,7 +31,7 @@ SPREAD = ["parallelize", "llama-3.1-8b", "--mesh", "2x2", "--machine", "h100"]
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ([*GENERATE, "--top-k", "2147483648"], "top_k is 2147483648"),
         ([*GENERATE, "--top-k", "-2"], "top_k is -2"),
@@ -69,11 +69,11 @@ SPREAD = ["parallelize", "llama-3.1-8b", "--mesh", "2x2", "--machine", "h100"]
     ids=lambda v: None if isinstance(v, str) else " ".join(v[-2:])[:40],
 )
 def test_bad_words_are_refused(
-    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(words) == 2
     err = " ".join(capsys.readouterr().err.split())
-    assert said in err and "Traceback" not in err
+    assert message in err and "Traceback" not in err
 
 
 def test_a_pipe_that_nobody_writes_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -102,9 +102,9 @@ def test_what_ark_topo_reads_must_end(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     os.mkfifo(tmp_path / "pipe")
-    for path, said in ((str(tmp_path / "pipe"), "it is a pipe"), ("/dev/zero", "characters")):
+    for path, errors in ((str(tmp_path / "pipe"), "it is a pipe"), ("/dev/zero", "characters")):
         assert main(["topo", *words, path]) == 2
-        assert said in " ".join(capsys.readouterr().err.split())
+        assert errors in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_failed_out_leaves_the_file_as_it_was(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_a_failed_out_leaves_the_file_as_it_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "environment", "out", "code", "said"),
+    ("words", "environment", "out", "code", "message"),
     [
         (["topo", "show", "full3"], {}, "/dev/full", 2, "No space left"),
         (["cache"], {"ARK_CACHE_DIR": "~nobody-here/x"}, os.devnull, 2, "cannot be resolved"),
@@ -130,7 +130,7 @@ def test_a_failed_out_leaves_the_file_as_it_was(tmp_path: Path) -> None:
     ],
 )
 def test_surroundings(
-    words: list[str], environment: dict[str, str], out: str, code: int, said: str
+    words: list[str], environment: dict[str, str], out: str, code: int, message: str
 ) -> None:
     with open(out, "w") as target:
         done = subprocess.run(
@@ -142,7 +142,7 @@ def test_surroundings(
             check=False,
         )
     assert done.returncode == code, done.stderr
-    assert said in done.stderr and "Traceback" not in done.stderr
+    assert message in done.stderr and "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("words", [["info"], ["doctor", "--backend", "cpu"]])

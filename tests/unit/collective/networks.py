@@ -68,13 +68,13 @@ def brute_force(topology, weight=None):
     return best
 
 
-def verify(topology, made):
+def verify(topology, trees):
     """Checks a gathering forest from its definition, apart from the checks that it makes itself."""
     ranks = topology.ranks
     capacity = topology.capacities()
     load = dict.fromkeys(capacity, 0)
     copies = dict.fromkeys(range(len(ranks)), 0)
-    for tree in made.gathering:
+    for tree in trees.gathering:
         parent = {edge.dst: edge.src for edge in tree.edges}
         assert len(parent) == len(tree.edges) == len(ranks) - 1
         assert tree.root not in parent
@@ -92,7 +92,7 @@ def verify(topology, made):
                 assert all(node in topology.switches for node in path[1:-1])
                 for link in itertools.pairwise(path):
                     load[link] += units
-    optimum = made.optimum
+    optimum = trees.optimum
     assert set(copies.values()) == {optimum.k}
     assert all(load[link] <= optimum.scale * capacity[link] for link in capacity)
     assert optimum.inv_x == optimum.scale / optimum.k

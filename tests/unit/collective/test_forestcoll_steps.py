@@ -247,12 +247,12 @@ def test_networks_with_degraded_links_have_an_optimum_that_trees_attain(seed):
             assert result.optimum.inv_x == brute_force(topology)
         scattered = forest(topology, "reduce_scatter")
         assert scattered.optimum == optimal(topology.reverse())
-        both = forest(topology, "all_reduce")
+        all_reduce = forest(topology, "all_reduce")
         best = optimal_all_reduce(topology)
-        assert best.exact and both.algbw <= best.rate
+        assert best.exact and all_reduce.algbw <= best.rate
         if not topology.switches:
-            assert both.algbw == best.rate, topology.name
-        program = lower(both)
+            assert all_reduce.algbw == best.rate, topology.name
+        program = lower(all_reduce)
         check_program(program)
 
 

@@ -160,8 +160,8 @@ def test_grids_and_fat_trees_have_their_shape():
     links = [(f"g{i}", f"leaf{i // 2}") for i in range(8)]
     links += [(f"leaf{i}", f"agg{i // 2}") for i in range(4)] + [("agg0", "core"), ("agg1", "core")]
     switches = tuple(dict.fromkeys(b for _, b in links))
-    both = tuple(Link(*ends, 1) for a, b in links for ends in ((a, b), (b, a)))
-    fat = layout(Topology("fat", tuple(f"g{i}" for i in range(8)), switches, both))
+    two_way = tuple(Link(*ends, 1) for a, b in links for ends in ((a, b), (b, a)))
+    fat = layout(Topology("fat", tuple(f"g{i}" for i in range(8)), switches, two_way))
     heights = [fat[name][1] for name in ("g5", "leaf2", "agg1", "core")]
     assert heights == sorted(heights, reverse=True) and len(set(heights)) == 4
     assert fat["leaf2"][0] == pytest.approx((fat["g4"][0] + fat["g5"][0]) / 2)

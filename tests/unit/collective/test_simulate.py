@@ -191,8 +191,8 @@ def test_boxes_are_known_from_the_builders():
     for name in ("ring8", "star8", "a100", "mi250", "a100+dgx2"):
         assert named(name).equal_boxes() is None
     assert [len(box) for box in named("a100+dgx2").boxes] == [8, 16]
-    again = from_json(to_json(named("a100x2")))
-    assert again == named("a100x2") and again.reverse().boxes == again.boxes
+    reread = from_json(to_json(named("a100x2")))
+    assert reread == named("a100x2") and reread.reverse().boxes == reread.boxes
 
 
 @pytest.mark.parametrize("boxes", [[["g0"]], [["g0", "g1"], ["g1"]], [["g0", "g9"]], ["g0g1"]])
@@ -277,8 +277,8 @@ def test_switches_that_multicast_and_sum():
 def test_switches_in_a_tree_sum_on_the_way():
     """A sum of four ranks below two leaves crosses the spine once for each leaf."""
     links = [(f"g{i}", f"l{i // 2}") for i in range(4)] + [("l0", "t"), ("l1", "t")]
-    both = tuple(Link(*ends, 1) for a, b in links for ends in ((a, b), (b, a)))
-    plain = Topology("tree", ("g0", "g1", "g2", "g3"), ("l0", "l1", "t"), both)
+    two_way = tuple(Link(*ends, 1) for a, b in links for ends in ((a, b), (b, a)))
+    plain = Topology("tree", ("g0", "g1", "g2", "g3"), ("l0", "l1", "t"), two_way)
     sums = dataclasses.replace(plain, reduces=("l0", "l1", "t"))
     program = classics.build("one_shot", "reduce", 4, root=0)
     for topology, over_spine, to_root in ((plain, 2, 3), (sums, 1, 1)):

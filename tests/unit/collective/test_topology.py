@@ -94,7 +94,7 @@ def test_every_mi250_die_has_seven_links_of_50_gb():
 
 
 @pytest.mark.parametrize(
-    "made, reference",
+    "network, reference",
     [
         (ring(7), networkx.cycle_graph(7)),
         (full_mesh(6), networkx.complete_graph(6)),
@@ -104,8 +104,8 @@ def test_every_mi250_die_has_seven_links_of_50_gb():
         (torus((3, 5)), networkx.grid_2d_graph(3, 5, periodic=True)),
     ],
 )
-def test_shapes_are_those_of_networkx(made, reference):
-    assert networkx.is_isomorphic(made.graph().to_undirected(), reference)
+def test_shapes_are_those_of_networkx(network, reference):
+    assert networkx.is_isomorphic(network.graph().to_undirected(), reference)
 
 
 def test_leaf_spine_uplink_is_divided_by_the_oversubscription():

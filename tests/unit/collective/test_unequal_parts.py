@@ -62,8 +62,8 @@ def test_it_is_right_in_every_order(seed, algorithm):
         numbers = np.random.default_rng(each)
         inputs = [numbers.integers(-999, 999, sum(row) * unit) for row in counts]
         want = split_and_joined(inputs, counts, unit)
-        said = reference_result("all_to_all", inputs, counts=counts)
-        for direct, right in zip(said, want, strict=True):
+        received = reference_result("all_to_all", inputs, counts=counts)
+        for direct, right in zip(received, want, strict=True):
             np.testing.assert_array_equal(direct, right)
         for result in (program, coarsened(program), from_json(to_json(program))):
             check(result)
@@ -136,11 +136,11 @@ def test_from_the_command_line(tmp_path, capsys):
     table.write_text("[[0, 4, 0, 1], [0, 0, 4, 1], [1, 0, 0, 4], [4, 1, 0, 0]]")
     words = ["topo", "compare", "ring4", "--collective", "all_to_all", "--html", str(page)]
     assert main([*words, "--counts", str(table)]) == 0
-    said = capsys.readouterr().out
+    errors = capsys.readouterr().out
     assert (
-        "flow" in said
-        and "one_shot" in said
-        and "taccl does not support counts" in " ".join(said.split())
+        "flow" in errors
+        and "one_shot" in errors
+        and "taccl does not support counts" in " ".join(errors.split())
     )
     table.write_text('[["1"]]')
     assert main([*words, "--counts", str(table)]) == 2

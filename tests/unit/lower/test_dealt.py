@@ -31,20 +31,20 @@ def tasks(machine: str, rows: int, k: int, n: int) -> list[tuple[int, ...]]:
     weight = graph.tensor((n, k), bf16, arena="state", name="weight")
     out = graph.tensor((rows, n), fp32, arena="state", name="y")
     graph.add("linear", [x, weight], [out], {"prologue": "none", "epilogue": "store"}, "layer")
-    made = plan(graph, registry.machine(machine))
-    verify([made])
-    (phase,) = made.phases
+    planned = plan(graph, registry.machine(machine))
+    verify([planned])
+    (phase,) = planned.phases
     return sorted(
-        t.coord for listed in phase.processors for t in listed if made.ops[t.op].kind == "linear"
+        t.coord for listed in phase.processors for t in listed if planned.ops[t.op].kind == "linear"
     )
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_small_layers_leave_processors_to_ask(case: tuple[int, int, int]) -> None:
-    found = tasks("mi300x", *case)
-    assert len(found) == CASES[case]
-    ends = [0, *(end for _, end in found)]
-    assert [begin for begin, _ in found] == ends[:-1] and ends[-1] == case[2]  # each row once
+    ranges = tasks("mi300x", *case)
+    assert len(ranges) == CASES[case]
+    ends = [0, *(end for _, end in ranges)]
+    assert [begin for begin, _ in ranges] == ends[:-1] and ends[-1] == case[2]  # each row once
 
 
 @pytest.mark.parametrize(("machine", "processors"), [("h100", 132), ("rx7900xtx", 48)])

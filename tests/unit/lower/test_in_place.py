@@ -19,9 +19,9 @@ def planned(build: Callable[[], object], machine: str = "h100") -> Plan:
     model = ark.Model(0, 1)
     with ark.use_model(model):
         build()
-    made = make_plan(model.graph, registry.machine(machine), {"variant": "block"})
-    verify([made])
-    return made
+    task_plan = make_plan(model.graph, registry.machine(machine), {"variant": "block"})
+    verify([task_plan])
+    return task_plan
 
 
 def kinds(plan: Plan) -> list[str]:
@@ -74,8 +74,8 @@ def test_windows_are_laid_out_for_matrix_units_alone(
 ) -> None:
     def build() -> None:
         x, weight = ark.tensor((1, 8, 10, 10), dtype), ark.tensor((16, 8, 3, 3), dtype)
-        made = ark.conv(x, weight, padding=1)
-        ark.reshape(made, [16, 100])
+        convolved = ark.conv(x, weight, padding=1)
+        ark.reshape(convolved, [16, 100])
 
     assert kinds(planned(build, machine)) == expected
 
@@ -116,11 +116,11 @@ def test_a_chain_of_small_ops_stays_on_one_processor() -> None:
 
     def build() -> None:
         x = ark.tensor((12, 32))
-        made = x
+        hidden = x
         for _ in range(3):
-            normed = ark.layernorm(made)
-            made = ark.add(made, ark.matmul(normed, ark.tensor((32, 32))))
-        ark.copy(made, output=ark.tensor((12, 32)))
+            normed = ark.layernorm(hidden)
+            hidden = ark.add(hidden, ark.matmul(normed, ark.tensor((32, 32))))
+        ark.copy(hidden, output=ark.tensor((12, 32)))
 
     plan = planned(build)
     busy = [tasks for tasks in plan.phases[0].processors if tasks]

@@ -95,26 +95,26 @@ def planned(machine: str, shape: tuple[int, ...], depth: int, hints: Hints | Non
     c = graph.tensor(shape, bf16, name="c")
     graph.add("matmul", [a, b], [c], {"transpose_a": False, "transpose_b": True}, "product")
     graph.nodes[-1] = dataclasses.replace(graph.nodes[-1], hints=hints)
-    made = plan(graph, registry.machine(machine), {})
-    verify([made])
-    return made
+    task_plan = plan(graph, registry.machine(machine), {})
+    verify([task_plan])
+    return task_plan
 
 
-def parts(made: Plan) -> int:
-    return made.ops[0].params.get("splits", 1)
+def parts(task_plan: Plan) -> int:
+    return task_plan.ops[0].params.get("splits", 1)
 
 
 @pytest.mark.parametrize("machine", ["mi300x", "mi355x", "mi250x", "rx7900xtx"])
 def test_few_tiles_are_cut_along_k(machine: str) -> None:
-    made = planned(machine, (128, 2048), 2048)
-    first, second = made.ops
-    assert (first.kind, second.kind) == ("matmul", "pointwise") and parts(made) > 1
-    tasks = [t for listed in made.phases[0].processors for t in listed]
+    task_plan = planned(machine, (128, 2048), 2048)
+    first, second = task_plan.ops
+    assert (first.kind, second.kind) == ("matmul", "pointwise") and parts(task_plan) > 1
+    tasks = [t for listed in task_plan.phases[0].processors for t in listed]
     tiles = sum(t.op == first.id for t in tasks)
-    assert tiles > parts(made) and tiles % parts(made) == 0
+    assert tiles > parts(task_plan) and tiles % parts(task_plan) == 0
     # Whoever adds up a tile's parts waits for that tile's alone.
     assert min(threshold for t in tasks if t.op == second.id for _, threshold in t.waits) == parts(
-        made
+        task_plan
     )
 
 
@@ -136,9 +136,9 @@ def prompt_layer(rows: int) -> list[PlanOp]:
         bos_token_id=0,
         eos_token_ids=(1,),
     )
-    (made,) = plans(Shape(config, bf16, rows + 8, rows), registry.machine("mi300x"), None)
-    used = {t.op for listed in made.phases[0].processors for t in listed}
-    return [op for op in made.ops if op.id in used and ".layers.0." in op.name]
+    (task_plan,) = plans(Shape(config, bf16, rows + 8, rows), registry.machine("mi300x"), None)
+    used = {t.op for listed in task_plan.phases[0].processors for t in listed}
+    return [op for op in task_plan.ops if op.id in used and ".layers.0." in op.name]
 
 
 @pytest.mark.parametrize(("rows", "turned"), [(128, False), (512, True)])
@@ -157,8 +157,10 @@ def test_a_prompts_layer_takes_few_passes(rows: int, turned: bool) -> None:
 
 def test_inputs_of_many_rows_are_rounded() -> None:
     def types(rows: int) -> set[str]:
-        made = planned_linear(rows)
-        return {made.tensors[op.operands[0]].dtype for op in made.ops if op.kind == "matmul"}
+        task_plan = planned_linear(rows)
+        return {
+            task_plan.tensors[op.operands[0]].dtype for op in task_plan.ops if op.kind == "matmul"
+        }
 
     assert types(128) == {"bf16"} and types(64) == {"fp32"}
 
@@ -168,9 +170,9 @@ def test_queries_of_many_rows_are_rounded_where_matrix_units_attend(machine: str
     config = dataclasses.replace(builtin_config("llama-3.2-1b"), num_hidden_layers=1)
 
     def queries(rows: int) -> set[str]:
-        made = plans(Shape(config, bf16, rows + 1, rows, 0, 1), registry.machine(machine))[0]
-        tiles = [op for op in made.ops if op.kind == "attention_tiles"]
-        return {made.tensors[op.operands[0]].dtype for op in tiles}
+        task_plan = plans(Shape(config, bf16, rows + 1, rows, 0, 1), registry.machine(machine))[0]
+        tiles = [op for op in task_plan.ops if op.kind == "attention_tiles"]
+        return {task_plan.tensors[op.operands[0]].dtype for op in tiles}
 
     many = "bf16" if registry.machine(machine).has(Capability.ATTENTION_UNITS) else "fp32"
     assert queries(128) == {many} and queries(64) == {"fp32"}
@@ -182,6 +184,6 @@ def planned_linear(rows: int) -> Plan:
     w = graph.tensor((128, 256), bf16, arena="parameter", name="w")
     y = graph.tensor((rows, 128), fp32, name="y")
     graph.add("matmul", [x, w], [y], {"transpose_a": False, "transpose_b": True}, "product")
-    made = plan(graph, registry.machine("mi300x"), {})
-    verify([made])
-    return made
+    task_plan = plan(graph, registry.machine("mi300x"), {})
+    verify([task_plan])
+    return task_plan

@@ -69,13 +69,13 @@ def test_no_lowering_looks_at_tasks_of_earlier_nodes() -> None:
 def _graphs() -> list[Graph]:
     config = builtin_config("llama-3.2-1b")
     decoders = [build(Shape(config, bf16, 64, 16, 0, world)).graph for world in (1, 2)]
-    found = []
+    others = []
     for seed in range(8):
         model = ark.Model()
         with ark.use_model(model):
             programs.build(seed, 24)
-        found.append(model.graph)
-    return [*decoders, *found]
+        others.append(model.graph)
+    return [*decoders, *others]
 
 
 @pytest.mark.parametrize("machine", MACHINES)

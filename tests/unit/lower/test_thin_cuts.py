@@ -21,8 +21,8 @@ from ark.plan.types import Plan
 H200 = registry.get("cuda").machine("h200")
 
 
-def tasks(made: Plan, op: int) -> int:
-    return sum(task.op == op for listed in made.phases[0].processors for task in listed)
+def tasks(task_plan: Plan, op: int) -> int:
+    return sum(task.op == op for listed in task_plan.phases[0].processors for task in listed)
 
 
 def products(count: int, machine: Machine, m: int, n: int, k: int, dtype: DataType) -> Plan:
@@ -54,8 +54,8 @@ def test_one_alone_is_cut_for_all_processors(shape: tuple[int, int, int, DataTyp
 
 
 def test_many_at_the_same_time_share_the_processors() -> None:
-    made = products(20, H200, 1, 1024, 256, bf16)
-    counts = {tasks(made, op.id) for op in made.ops}
+    task_plan = products(20, H200, 1, 1024, 256, bf16)
+    counts = {tasks(task_plan, op.id) for op in task_plan.ops}
     assert counts == {6}, counts
 
 
@@ -64,11 +64,11 @@ def test_products_of_an_lstm_are_few_tasks_each() -> None:
     an H200, 32
     of four tiles of 8 columns 1,800 (docs/history/performance.md).
     """
-    made, _ = planned(lstm(10, 20, 256), H200)
-    found = [op for op in made.ops if op.kind == "matmul"]
-    assert len(found) == 10 * (2 * 20 - 1)
-    assert max(tasks(made, op.id) for op in found) <= 8
-    assert all("tasks" not in op.params for op in found)  # no tiles one behind the other
+    task_plan, _ = planned(lstm(10, 20, 256), H200)
+    matmuls = [op for op in task_plan.ops if op.kind == "matmul"]
+    assert len(matmuls) == 10 * (2 * 20 - 1)
+    assert max(tasks(task_plan, op.id) for op in matmuls) <= 8
+    assert all("tasks" not in op.params for op in matmuls)  # no tiles one behind the other
 
 
 def test_what_a_hand_over_costs_decides() -> None:

@@ -107,9 +107,9 @@ def test_the_warning_names_ignored_fields_alone(
     sampling_fields(tmp_path, warn=False)
     assert not capsys.readouterr().err
     sampling_fields(tmp_path)
-    said = capsys.readouterr().err
-    assert "no_repeat_ngram_size 3, which ark does not follow" in said
-    assert "temperature" not in said
+    errors = capsys.readouterr().err
+    assert "no_repeat_ngram_size 3, which ark does not follow" in errors
+    assert "temperature" not in errors
 
 
 def test_options_come_before_the_file(

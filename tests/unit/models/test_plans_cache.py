@@ -34,7 +34,7 @@ SHAPE = Shape(CONFIG, by_name("fp32"), 32, 4)
 
 
 @pytest.fixture
-def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def planned_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """One entry for each time that plans are made anew, with a cache of this test's own."""
     monkeypatch.setenv("ARK_CACHE_DIR", str(tmp_path / "cache"))
     calls: list[int] = []
@@ -54,10 +54,10 @@ def kinds(shape: Shape = SHAPE) -> list[str]:
 
 
 def test_a_model_whose_forward_was_edited_is_planned_again(
-    made: list[int], monkeypatch: pytest.MonkeyPatch
+    planned_calls: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = kinds()
-    assert kinds() == before and len(made) == 1
+    assert kinds() == before and len(planned_calls) == 1
 
     def forward(self: FeedForward, x: ark.Tensor) -> ark.Tensor:
         gated = ark.tanh(ark.linear(x, self.gate)) * ark.linear(x, self.up)
@@ -65,12 +65,12 @@ def test_a_model_whose_forward_was_edited_is_planned_again(
 
     monkeypatch.setattr(FeedForward, "forward", forward)
     edited = kinds()
-    assert edited != before and len(made) == 2
+    assert edited != before and len(planned_calls) == 2
     monkeypatch.undo()
 
 
 def test_a_registered_lowering_that_was_edited_plans_again(
-    made: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    planned_calls: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "added_op.py"
 
@@ -86,10 +86,10 @@ def test_a_registered_lowering_that_was_edited_plans_again(
     load("pass")
     kinds()
     kinds()
-    assert len(made) == 1
+    assert len(planned_calls) == 1
     load("return None")
     kinds()
-    assert len(made) == 2
+    assert len(planned_calls) == 2
 
 
 def traced(fill: Callable[[], object]) -> Graph:

@@ -74,16 +74,16 @@ def test_a_registered_decoder_opens_its_checkpoints(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "made", "words"),
+    ("name", "module", "words"),
     [
         ("LlamaForCausalLM", Own, "is already registered for ark.models.llama:Llama"),
         ("OwnForCausalLM", dict, "must be a subclass of ark.models.llama.Llama"),
         ("OwnForCausalLM", "mine:Mine", "must be a subclass of ark.models.llama.Llama"),
     ],
 )
-def test_what_cannot_be_registered(name: str, made: Any, words: str) -> None:
+def test_what_cannot_be_registered(name: str, module: Any, words: str) -> None:
     with pytest.raises(InvalidUsageError, match=words):
-        ark.models.register(name, made)
+        ark.models.register(name, module)
 
 
 @pytest.fixture

@@ -29,8 +29,10 @@ def test_a_share_is_given_by_who_makes_it() -> None:
     assert kinds == ["linear", "choose"]
     choose = result.ops[-1]
     (task,) = (t for tasks in result.phases[-1].processors for t in tasks if t.op == choose.id)
-    told = [result.counters[c] for c, _ in task.waits if result.counters[c].system]
-    assert [(c.rank, c.step) for c in told] == [(1, 2)]  # the peer's tasks, by a counter here
+    peer_counters = [result.counters[c] for c, _ in task.waits if result.counters[c].system]
+    assert [(c.rank, c.step) for c in peer_counters] == [
+        (1, 2)
+    ]  # the peer's tasks, by a counter here
 
 
 def test_a_record_has_room_for_few_peers() -> None:

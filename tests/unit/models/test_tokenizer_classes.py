@@ -252,9 +252,9 @@ def test_the_text_of_a_chat_template_has_one_begin_token(tmp_path: Path, kind: s
     config = {"bos_token": BOS, "chat_template": template}
     folder = write(tmp_path / "made", {"kind": kind, "model_type": None}, config)
     theirs = AutoTokenizer.from_pretrained(folder)
-    said = [{"role": "user", "content": "ab a"}]
-    text = theirs.apply_chat_template(said, tokenize=False)
-    ids = theirs.apply_chat_template(said, tokenize=True, return_dict=False)
+    messages = [{"role": "user", "content": "ab a"}]
+    text = theirs.apply_chat_template(messages, tokenize=False)
+    ids = theirs.apply_chat_template(messages, tokenize=True, return_dict=False)
     ours = Tokenizer.open(folder)
     assert ours.encode(text) == ids
     assert ours.encode(text).count(ours.encode(BOS)[0]) == 1

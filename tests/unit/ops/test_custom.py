@@ -42,16 +42,16 @@ def copied(text: str = COPY, signature: str = "x[m] -> y[m]", **options: Any) ->
 def plan(build: Callable[[], object]) -> Plan:
     with use_model(Model()) as model:
         build()
-    made = make_plan(model.graph, CPU_2)
-    verify([made])
-    return made
+    custom_plan = make_plan(model.graph, CPU_2)
+    verify([custom_plan])
+    return custom_plan
 
 
 def accesses(build: Callable[[], object], coord: tuple[int, ...]) -> list[tuple[Any, ...]]:
-    made = plan(build)
-    (op,) = (op for op in made.ops if op.kind == "custom")
-    found = kinds.get("custom").accesses(kinds.signature(made, op), coord)
-    return [(a.operand, a.lo, a.hi, a.write) for a in found]
+    custom_plan = plan(build)
+    (op,) = (op for op in custom_plan.ops if op.kind == "custom")
+    declared = kinds.get("custom").accesses(kinds.signature(custom_plan, op), coord)
+    return [(a.operand, a.lo, a.hi, a.write) for a in declared]
 
 
 def test_tasks_touch_what_the_signature_says() -> None:
@@ -70,18 +70,20 @@ def test_tasks_touch_what_the_signature_says() -> None:
         (1, (4, 0), (6, 2), False),
         (2, (4,), (6,), True),
     ]
-    both = [(1, (64,), (70,), False), (1, (64,), (70,), True)]
+    read_and_write = [(1, (64,), (70,), False), (1, (64,), (70,), True)]
     x = ark.int32
-    found = accesses(
+    touched = accesses(
         lambda: custom.count_up()(ark.tensor([70], x), ark.tensor([70], x), twice=True), (64,)
     )
-    assert found == [(0, (64,), (70,), False), *both]
+    assert touched == [(0, (64,), (70,), False), *read_and_write]
 
 
 def test_tiles_and_shapes() -> None:
     def tiles(op: Any, *shape: int) -> list[tuple[int, ...]]:
-        made = plan(lambda: op(ark.tensor(shape)))
-        return sorted(t.coord for tasks in made.phases[0].processors for t in tasks if t.op == 0)
+        custom_plan = plan(lambda: op(ark.tensor(shape)))
+        return sorted(
+            t.coord for tasks in custom_plan.phases[0].processors for t in tasks if t.op == 0
+        )
 
     assert tiles(copied(), 70) == [(0,)]
     assert tiles(copied(tile={"m": 32}), 70) == [(0,), (32,), (64,)]
@@ -164,7 +166,7 @@ def test_an_error_within_arks_templates_is_passed_on() -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "log",
     [
         # as three compilers write it
         "/tmp/x/loop.cpp: In instantiation of 'f':\ncopied.h:4:50:   required from 'g'\n"
@@ -174,9 +176,9 @@ def test_an_error_within_arks_templates_is_passed_on() -> None:
         "copied.h(4): here",
     ],
 )
-def test_the_error_of_a_header_is_kept(said: str) -> None:
+def test_the_error_of_a_header_is_kept(log: str) -> None:
     digest = custom_form.register(copied()._form)
-    kept = custom_form.complaints(said, [("copied", digest)])
+    kept = custom_form.complaints(log, [("copied", digest)])
     assert "error: no match" in kept and "copied.h" in kept and "loop" not in kept
     assert not custom_form.complaints("loop.cpp:19:24: error: no match", [("copied", digest)])
 
@@ -209,17 +211,17 @@ def test_what_a_call_cannot_be() -> None:
             copied(signature="x[m] -> y[n]")(w)
 
 
-def _with_params(made: Plan, **params: Any) -> str:
-    entry = next(op for op in made.ops if op.kind == "custom")
+def _with_params(custom_plan: Plan, **params: Any) -> str:
+    entry = next(op for op in custom_plan.ops if op.kind == "custom")
     assert isinstance(entry.params, dict)
     entry.params.update(params)
-    return to_json(made)
+    return to_json(custom_plan)
 
 
 def test_a_plan_names_what_this_process_must_have() -> None:
     """A plan is data; it runs nothing that the process has not registered, to the letter."""
-    made = plan(lambda: copied(constants={"by": 1.0})(ark.tensor([8])))
-    text = to_json(made)
+    custom_plan = plan(lambda: copied(constants={"by": 1.0})(ark.tensor([8])))
+    text = to_json(custom_plan)
     assert "ark_store" not in text
     verify([from_json(text)])
     with pytest.raises(PlanError, match=r"no custom op|has none"):
@@ -260,9 +262,11 @@ def test_everything_of_a_declaration_is_in_its_digest() -> None:
     assert copied().digest == copied(constants={}).digest
 
 
-def _name_in_cache(made: Plan) -> tuple[str, str]:
+def _name_in_cache(custom_plan: Plan) -> tuple[str, str]:
     backend = registry.with_kernels(registry.get("cpu"))
-    emitted, _, name = program._emitted(made, machine_of(made), backend, CPU_2.arch, None)
+    emitted, _, name = program._emitted(
+        custom_plan, machine_of(custom_plan), backend, CPU_2.arch, None
+    )
     return emitted.source.text, name
 
 
@@ -272,9 +276,9 @@ def test_the_text_is_in_the_caches_key_and_in_the_source_once() -> None:
         return plan(lambda: [op(ark.tensor([n])) for n in (16, 40)])
 
     changed = COPY.replace("ark_load(c, x, m)", "ark_load(c, x, m) + 1.0f")
-    (one, first), (again, second) = _name_in_cache(twice(COPY)), _name_in_cache(twice(COPY))
+    (one, first), (repeated, second) = _name_in_cache(twice(COPY)), _name_in_cache(twice(COPY))
     other = _name_in_cache(twice(changed))[1]
-    assert (one, first) == (again, second) and other != first
+    assert (one, first) == (repeated, second) and other != first
     assert one.count(COPY) == 1 and one.count("copied(\n") == 2
 
 
@@ -305,10 +309,10 @@ def test_what_a_compiler_says_is_passed_on(backend: str, machine: str) -> None:
     with pytest.raises(ModelError) as refused:
         chosen = registry.with_kernels(registry.get(backend))
         program.build(make_plan(model.graph, target), target, chosen, target.arch)
-    said = str(refused.value)
-    assert f"custom op (copied) does not compile for {target.arch}" in said
-    assert re.search(r"copied\.h[:(]3\)?(:\d+)?: error: .*nowhere", said), said
-    assert "task_" not in said and refused.value.__suppress_context__
+    message = str(refused.value)
+    assert f"custom op (copied) does not compile for {target.arch}" in message
+    assert re.search(r"copied\.h[:(]3\)?(:\d+)?: error: .*nowhere", message), message
+    assert "task_" not in message and refused.value.__suppress_context__
 
 
 def test_a_function_of_other_operands_is_said_at_its_call() -> None:
@@ -342,8 +346,8 @@ def test_the_reference_is_what_the_user_gave() -> None:
     define = ops.get("custom").reference
     assert define is not None
     first, second = model.graph.nodes
-    (made,) = define([np.ones((2, 3)), np.arange(3)], first.attrs)
-    np.testing.assert_array_equal(made, [[0, 4, 8]] * 2)
+    (result,) = define([np.ones((2, 3)), np.arange(3)], first.attrs)
+    np.testing.assert_array_equal(result, [[0, 4, 8]] * 2)
     with pytest.raises(UnsupportedError, match="'copied' has no reference"):
         define([np.ones(2)], second.attrs)
     with use_model(Model()) as model:
@@ -392,7 +396,7 @@ def test_gradients_are_refused_by_name_or_another_custom_op() -> None:
     ark.init(backend="cpu")
     x, w = ark.tensor([7, 12]), ark.tensor([12])
     loss = ark.reduce_sum(ark.reshape(ark.mul(scale(x, w, by=3.0), x), [84]), 0)
-    made = ark.grad(loss, [x, w])
+    gradients = ark.grad(loss, [x, w])
     random = np.random.default_rng(0)
     xs, ws = (random.standard_normal(n).astype(np.float32) for n in ((7, 12), 12))
     tx, tw = (torch.tensor(a, requires_grad=True) for a in (xs, ws))
@@ -402,8 +406,8 @@ def test_gradients_are_refused_by_name_or_another_custom_op() -> None:
         x.from_numpy(xs)
         w.from_numpy(ws)
         runtime.run()
-        for found, want in zip(made, (tx.grad, tw.grad), strict=True):
-            np.testing.assert_allclose(found.to_numpy(), want.numpy(), rtol=1e-5, atol=1e-5)
+        for got, want in zip(gradients, (tx.grad, tw.grad), strict=True):
+            np.testing.assert_allclose(got.to_numpy(), want.numpy(), rtol=1e-5, atol=1e-5)
     ark.init(backend="cpu")
 
 

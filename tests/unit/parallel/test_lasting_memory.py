@@ -171,8 +171,8 @@ def plans_of(kind: str = "reshape") -> list[Plan]:
     return list(plan_ranks(result.ranks.graphs, registry.machine("cpu-1")))
 
 
-@pytest.mark.parametrize("what", ["buffer", "tensor"])
-def test_a_plan_whose_lasting_memory_shares_its_name_is_refused(what: str) -> None:
+@pytest.mark.parametrize("shared", ["buffer", "tensor"])
+def test_a_plan_whose_lasting_memory_shares_its_name_is_refused(shared: str) -> None:
     """One of the two is never filled then, and its tasks read uninitialised memory."""
     plans = plans_of()
     verify(plans)
@@ -180,11 +180,11 @@ def test_a_plan_whose_lasting_memory_shares_its_name_is_refused(what: str) -> No
     for rank, plan in enumerate(plans):
         kept = [b for b in plan.buffers if b.initial and b.rank == rank]
         for lasting, other in itertools.permutations(kept, 2):
-            items: list[Any] = list(plan.buffers if what == "buffer" else plan.tensors)
-            owners = [b.id for b in items] if what == "buffer" else [t.buffer for t in items]
+            items: list[Any] = list(plan.buffers if shared == "buffer" else plan.tensors)
+            owners = [b.id for b in items] if shared == "buffer" else [t.buffer for t in items]
             at = owners.index(other.id)
             items[at] = dataclasses.replace(items[at], name=lasting.name)
-            mutated = dataclasses.replace(plan, **{f"{what}s": tuple(items)})
+            mutated = dataclasses.replace(plan, **{f"{shared}s": tuple(items)})
             with pytest.raises(PlanError, match="that keep their contents are called"):
                 verify([mutated if r == rank else p for r, p in enumerate(plans)])
             refused += 1

@@ -35,9 +35,9 @@ def test_a_command_without_ortools_names_it(
     without_ortools: None, capsys: pytest.CaptureFixture[str], words: list[str]
 ) -> None:
     assert main(words) == 2
-    said = " ".join(capsys.readouterr().err.split())
-    assert "needs the package ortools" in said and "pip install" in said
-    assert "fits" not in said and "is not an algorithm" not in said
+    errors = " ".join(capsys.readouterr().err.split())
+    assert "needs the package ortools" in errors and "pip install" in errors
+    assert "fits" not in errors and "is not an algorithm" not in errors
 
 
 def test_ways_that_need_what_is_missing_are_not_refused() -> None:

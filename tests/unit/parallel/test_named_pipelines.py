@@ -21,9 +21,9 @@ from ark.parallel.pipeline.named import (
 SPANS = (Spans(1, 2, 1), Spans(1, 3, 1), Spans(2, 4, 2))
 
 
-def wrong(plan: Named, made: Schedule, count: int) -> str | None:
+def wrong(plan: Named, schedule: Schedule, count: int) -> str | None:
     memory = [10**9 if m is None else m for m in plan.memory]
-    return verify(plan.placement, memory, count, made.entries)
+    return verify(plan.placement, memory, count, schedule.entries)
 
 
 @pytest.mark.parametrize("name", PIPELINES)
@@ -41,17 +41,17 @@ def test_every_schedule_is_one(name: str, inference: bool) -> None:
 @pytest.mark.parametrize("count", [8, 16])
 def test_makespans_are_the_published_ones(devices: int, spans: Spans, count: int) -> None:
     """1F1B and GPipe: p - 1 micro-batches idle; interleaved: by chunks; ZB-H1: (p-1)(F + B - W)."""
-    both, weights = spans.forward + spans.backward, spans.weights
+    forward_and_backward, weights = spans.forward + spans.backward, spans.weights
     idle = {
-        "gpipe": (devices - 1) * both,
-        "1f1b": (devices - 1) * both,
-        "interleaved": (devices - 1) * both,
-        "zero-bubble": (devices - 1) * (both - 2 * weights),
+        "gpipe": (devices - 1) * forward_and_backward,
+        "1f1b": (devices - 1) * forward_and_backward,
+        "interleaved": (devices - 1) * forward_and_backward,
+        "zero-bubble": (devices - 1) * (forward_and_backward - 2 * weights),
     }
     for name, ends in idle.items():
         chunks = STAGES_PER_DEVICE if name == "interleaved" else 1
         schedule = list_schedule(named(name, devices, spans), count)
-        assert schedule.makespan == count * chunks * both + ends
+        assert schedule.makespan == count * chunks * forward_and_backward + ends
 
 
 def test_1f1b_is_what_tessel_finds() -> None:
@@ -78,12 +78,12 @@ def test_an_order_is_kept_with_other_times() -> None:
     plan = named("interleaved", 4)
     schedule = list_schedule(plan, 8)
     other = named("interleaved", 4, Spans(3, 4, 1))
-    again = replay(schedule, other.placement, 8)
-    assert wrong(other, again, 8) is None
+    replayed = replay(schedule, other.placement, 8)
+    assert wrong(other, replayed, 8) is None
     for device in range(4):
         first, second = (
             [(e.block, e.micro_batch) for e in s.entries if device in e.devices]
-            for s in (schedule, again)
+            for s in (schedule, replayed)
         )
         assert first == second
     assert replay(schedule, plan.placement, 8).makespan <= schedule.makespan

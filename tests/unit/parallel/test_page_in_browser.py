@@ -23,29 +23,31 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium h
 
 
 @pytest.fixture(scope="module")
-def made() -> Prediction:
+def prediction() -> Prediction:
     splits = Splits(whole_pass(builtin_config("llama-3.2-1b"), by_name("bf16"), 512))
     target = Target(registry.machine("h100"), 450.0, 50.0, 8)
     return predict(splits, (2, 4), ("1f1b", "megatron"), target, Work(True, 8))
 
 
 @pytest.mark.parametrize("theme", THEMES)
-def test_it_draws(made: Prediction, theme: str, tmp_path: Path) -> None:
+def test_it_draws(prediction: Prediction, theme: str, tmp_path: Path) -> None:
     page = tmp_path / "plan.html"
-    page.write_text(render_page(made, "a model"))
+    page.write_text(render_page(prediction, "a model"))
     shown = browse(page, theme, "--dump-dom")
     assert not re.findall(r"CONSOLE.*", shown.stderr)
     assert '<h1 id="title">a model</h1>' in shown.stdout
     block = re.search(r'<svg id="block".*?</svg>', shown.stdout, re.DOTALL)
-    numbered = next(b for b in made.blocks if b.block.numbered)
+    numbered = next(b for b in prediction.blocks if b.block.numbered)
     assert block and block[0].count("<rect") >= len(numbered.block.nodes)
     assert "all reduce" in block[0] and "NaN" not in shown.stdout
 
 
 def ask(page: Path, text: str, script: str, *extra: str) -> str:
     """What a script finds out on a page, once that has been drawn."""
-    told = f"<script>document.body.dataset.told = String((() => {{ {script} }})());</script></body>"
-    page.write_text(text.replace("</body>", told))
+    element = (
+        f"<script>document.body.dataset.told = String((() => {{ {script} }})());</script></body>"
+    )
+    page.write_text(text.replace("</body>", element))
     shown = browse(page, "light", "--dump-dom", *extra)
     assert not re.findall(r"CONSOLE.*", shown.stderr)
     return html.unescape(re.findall(r'data-told="(.*?)"', shown.stdout)[0])
@@ -55,9 +57,9 @@ PRESS = 'document.getElementById("grid").dispatchEvent(new KeyboardEvent("keydow
 CHOSEN = 'return document.getElementById("blockTitle").textContent;'
 
 
-def test_layers_are_chosen_by_keys_and_buttons(made: Prediction, tmp_path: Path) -> None:
-    page, text = tmp_path / "plan.html", render_page(made, "a model")
-    names = [block.block.name for block in made.blocks]
+def test_layers_are_chosen_by_keys_and_buttons(prediction: Prediction, tmp_path: Path) -> None:
+    page, text = tmp_path / "plan.html", render_page(prediction, "a model")
+    names = [block.block.name for block in prediction.blocks]
     first = ask(page, text, PRESS.replace("KEY", "Home") + CHOSEN)
     last = ask(page, text, PRESS.replace("KEY", "End") + CHOSEN)
     second = ask(
@@ -71,8 +73,10 @@ def test_layers_are_chosen_by_keys_and_buttons(made: Prediction, tmp_path: Path)
     assert second.startswith("Layers across, ranks down; layer 2 of ")
 
 
-def test_it_fits_a_phone_and_says_what_canvases_show(made: Prediction, tmp_path: Path) -> None:
-    page, text = tmp_path / "plan.html", render_page(made, "a model")
+def test_it_fits_a_phone_and_says_what_canvases_show(
+    prediction: Prediction, tmp_path: Path
+) -> None:
+    page, text = tmp_path / "plan.html", render_page(prediction, "a model")
     width, needed, unnamed, layer = ask(
         page,
         text,
@@ -86,15 +90,15 @@ def test_it_fits_a_phone_and_says_what_canvases_show(made: Prediction, tmp_path:
     assert float(needed) <= float(width) and unnamed == "0" and float(layer) >= 12
 
 
-def test_a_script_that_fails_is_seen(made: Prediction, tmp_path: Path) -> None:
+def test_a_script_that_fails_is_seen(prediction: Prediction, tmp_path: Path) -> None:
     page = tmp_path / "plan.html"
-    page.write_text(render_page(made, "a model").replace('"use strict";', "nobody();", 1))
+    page.write_text(render_page(prediction, "a model").replace('"use strict";', "nobody();", 1))
     assert re.findall(r"CONSOLE.*nobody", browse(page, "light", "--dump-dom").stderr)
 
 
-def test_themes_are_dark_and_light(made: Prediction, tmp_path: Path) -> None:
+def test_themes_are_dark_and_light(prediction: Prediction, tmp_path: Path) -> None:
     page = tmp_path / "plan.html"
-    page.write_text(render_page(made, "a model"))
+    page.write_text(render_page(prediction, "a model"))
     brightness = {}
     for theme in THEMES:
         picture = tmp_path / f"{theme}.png"

@@ -43,7 +43,7 @@ def touched(plan: Plan, task: Task) -> list[tuple[str, frozenset[int], bool, boo
     for after in op.after:
         shape = plan.tensors[after].shape
         listed.append((after, (0,) * len(shape), shape, False, False))
-    found = []
+    accesses = []
     for number, low, high, write, append_only in listed:
         tensor = plan.tensors[number]
         buffer = plan.buffers[tensor.buffer]
@@ -59,8 +59,8 @@ def touched(plan: Plan, task: Task) -> list[tuple[str, frozenset[int], bool, boo
         every = (first[:, None] + np.arange(size)[None, :]).ravel()
         alone = buffer.arena == "external" or buffer.rank != plan.rank
         space = f"{buffer.arena} {buffer.rank} {buffer.id}" if alone else buffer.arena
-        found.append((space, frozenset(every.tolist()), write, append_only))
-    return found
+        accesses.append((space, frozenset(every.tolist()), write, append_only))
+    return accesses
 
 
 def conflict(a: list, b: list) -> bool:
@@ -88,7 +88,7 @@ def order(plan: Plan, number: int) -> nx.DiGraph:
     listed = {k: t for k, t in tasks(plan).items() if k[0] == number}
     graph.add_nodes_from((k, {"touched": touched(plan, t)}) for k, t in listed.items())
     packets: dict[Node, list] = {
-        k: [a for a in found if a[0] == "packet"] for k, found in graph.nodes(data="touched")
+        k: [a for a in accesses if a[0] == "packet"] for k, accesses in graph.nodes(data="touched")
     }
     for reader, writer in itertools.permutations([k for k, v in packets.items() if v], 2):
         for r, w in itertools.product(packets[reader], packets[writer]):
@@ -131,18 +131,18 @@ def faults(plan: Plan, number: int) -> list[tuple[Node, Node]]:
     touches = dict(graph.nodes(data="touched"))
     plain = reachable(seen)
     after = {"packets": {k: {*graph.successors(k)} | plain[k] for k in graph}, "plain": plain}
-    found = []
+    pairs = []
     for a, b in itertools.combinations(sorted(listed), 2):
         if listed[a].op == listed[b].op:
             continue
         first, second = (a, b) if listed[a].op < listed[b].op else (b, a)
         hows = conflicts(touches[first], touches[second])
         if any(second not in after[how][first] for how in hows):
-            found.append((first, second))
+            pairs.append((first, second))
     openers = [k for k, t in listed.items() if ITERATION_BARRIER in t.signals]
     reached = {*openers, *(k for k in listed if not plain[k].isdisjoint(openers))}
-    found += [(k, openers[0]) for k in listed if k not in reached]
-    return found
+    pairs += [(k, openers[0]) for k in listed if k not in reached]
+    return pairs
 
 
 def meetings(plans: Sequence[Plan], number: int) -> list[tuple[RankNode, RankNode]]:

@@ -38,31 +38,31 @@ def touched(draw: Any) -> tuple[PlanTensor, int, list[Access]]:
 
 
 def bytes_of(tensor: PlanTensor, itemsize: int, box: Access, start: int) -> set[int]:
-    found = set()
+    addresses = set()
     for index in itertools.product(*(range(a, b) for a, b in zip(box.lo, box.hi, strict=True))):
         places = zip(index, tensor.offsets, tensor.strides, strict=True)
         element = sum((i + o) * s for i, o, s in places)
-        found.update(range(start + element * itemsize, start + (element + 1) * itemsize))
-    return found
+        addresses.update(range(start + element * itemsize, start + (element + 1) * itemsize))
+    return addresses
 
 
 @given(left=touched(), right=touched(), shift=st.integers(0, 40))
 @settings(max_examples=examples(1000), deadline=None, derandomize=True)
 def test_overlaps_are_exact(left: Any, right: Any, shift: int) -> None:
     """In one buffer, or in two that lie `shift` bytes apart in one arena."""
-    made = []
+    regions = []
     for start, (tensor, itemsize, boxes) in ((0, left), (shift, right)):
         buffer = PlanBuffer(0, "b", "activation", BUFFER_BYTES, start)
         rows = [(i, i) for i in range(len(boxes))]
         packed = pack(boxes[0], rows, [(b.lo, b.hi) for b in boxes], tensor.strides, itemsize)
-        made.append(region(0, packed, tensor, buffer))
-    if made[0].same_frame(made[1]) and shift:
+        regions.append(region(0, packed, tensor, buffer))
+    if regions[0].same_frame(regions[1]) and shift:
         return  # one buffer does not lie in two places
-    hits = set(zip(*(v.tolist() for v in made[0].overlaps(made[1])), strict=True))
+    hits = set(zip(*(v.tolist() for v in regions[0].overlaps(regions[1])), strict=True))
     for i, a in enumerate(left[2]):
         for j, b in enumerate(right[2]):
             one = bytes_of(left[0], left[1], a, 0)
             other = bytes_of(right[0], right[1], b, shift)
             assert ((i, j) in hits) == bool(one & other)
-            runs, length = made[0].runs(i)
+            runs, length = regions[0].runs(i)
             assert {n for r in runs for n in range(int(r), int(r) + length)} == one

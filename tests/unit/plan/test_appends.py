@@ -18,21 +18,21 @@ WHAT = Projection(rows=200, k=16, heads=1, kv_heads=1, width=64, context=256)
 
 
 def test_tiles_append_the_rows_that_they_have() -> None:
-    made = WHAT.plan(with_matrix(machine(4)))
-    (op,) = made.ops
-    kind, sig = kinds.get("matmul"), kinds.signature(made, op)
+    plan = WHAT.plan(with_matrix(machine(4)))
+    (op,) = plan.ops
+    kind, sig = kinds.get("matmul"), kinds.signature(plan, op)
     height = op.params["tile"][0]
-    tasks = [task for own in made.phases[0].processors for task in own]
-    found = {a.appended for t in tasks for a in kind.accesses(sig, t.coord) if a.append_only}
-    assert found == {(first, min(first + height, 200)) for first in range(0, 200, height)}
-    assert len(found) > 1
+    tasks = [task for own in plan.phases[0].processors for task in own]
+    ranges = {a.appended for t in tasks for a in kind.accesses(sig, t.coord) if a.append_only}
+    assert ranges == {(first, min(first + height, 200)) for first in range(0, 200, height)}
+    assert len(ranges) > 1
 
 
 @pytest.mark.parametrize("rows", [ALL_ROWS, (0, 1)])
 def test_tasks_that_may_append_the_same_rows_are_refused(
     rows: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = WHAT.plan(with_matrix(machine(4)))
+    plan = WHAT.plan(with_matrix(machine(4)))
     kind, true = kinds.get("matmul"), kinds.get("matmul").accesses
 
     def same(sig: kinds.Signature, coord: Sequence[int]) -> list[kinds.Access]:
@@ -42,4 +42,4 @@ def test_tasks_that_may_append_the_same_rows_are_refused(
 
     monkeypatch.setattr(kind, "accesses", same)
     with pytest.raises(PlanError, match="product"):
-        verify([made])
+        verify([plan])

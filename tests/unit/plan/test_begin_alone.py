@@ -59,24 +59,24 @@ def test_a_wait_is_missed_if_brute_force_misses_it(name: str, needed: bool) -> N
     plans = MADE[name]()
     assert plans[0].counters[ITERATION_BARRIER].step == 1
     assert accepted(plans) and not any(meetings(plans, n) for n in range(len(plans[0].phases)))
-    found = []
+    faulty = []
     for changed in without_lags(plans[1]):
         others = [plans[0], changed, *plans[2:]]
         sound = not any(meetings(others, n) for n in range(len(changed.phases)))
         assert accepted(others) == sound
-        found.append(not sound)
-    assert found and set(found) == {needed}
+        faulty.append(not sound)
+    assert faulty and set(faulty) == {needed}
 
 
 def test_one_rank_stands_for_all_that_lack_the_same_wait() -> None:
     """Two iterations are executed for one rank of those that do the same, as one iteration is."""
     plans = build(sums, 3, slow=-1)
     assert symmetry_of(plans).checked == (0,)
-    found = []
+    verdicts = []
     for changed in zip(*(without_lags(plan) for plan in plans), strict=True):
         others, symmetry = list(changed), symmetry_of(list(changed))
         assert symmetry.checked == (0,)
         sound = not any(meetings(others, n) for n in range(len(others[0].phases)))
         assert accepted(others, symmetry) == accepted(others, alone(3)) == sound
-        found.append(sound)
-    assert found == [False] * 4
+        verdicts.append(sound)
+    assert verdicts == [False] * 4

@@ -94,8 +94,8 @@ class Interpreter:
 def call(program: CollectiveProgram, rank: int, rows: int) -> None:
     x = ark.tensor([rows, 1], name="x")
     more = {"root": program.root} if program.collective.rooted else {}
-    made = CALLS[program.collective](x, rank, program.ranks, algorithm=program, **more)
-    ark.copy(made, ark.tensor(made.shape(), name="y"))
+    result = CALLS[program.collective](x, rank, program.ranks, algorithm=program, **more)
+    ark.copy(result, ark.tensor(result.shape(), name="y"))
 
 
 @settings(max_examples=40, deadline=None)

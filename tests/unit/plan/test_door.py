@@ -100,10 +100,10 @@ def test_a_generator_refuses_a_damaged_plan(tmp_path: Path, damage: str) -> None
     device = backend.open(0)
     machine = registry.machine("cpu-2")
     with Generator(checkpoint, backend, device, context=32, machine=machine) as generator:
-        made = generator.executor.plan
+        opened = generator.executor.plan
     with pytest.raises(PlanError):
-        Generator(checkpoint, backend, device, plan=damaged(made, damage))
-    with Generator(checkpoint, backend, device, plan=from_json(to_json(made))) as generator:
+        Generator(checkpoint, backend, device, plan=damaged(opened, damage))
+    with Generator(checkpoint, backend, device, plan=from_json(to_json(opened))) as generator:
         assert len(list(generator.stream([1, 2], 2))) == 2
     device.close()
 

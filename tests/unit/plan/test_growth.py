@@ -32,19 +32,19 @@ from tests.unit.plan.shapes import machine, replace_task
 
 
 def decoder(target: Machine, chunk: int = 0, dtype: ark.DataType = bf16, **options: object) -> Plan:
-    (made,) = make_plans(Shape(WIDE, dtype, ROOM_POSITIONS, chunk), target, dict(options))
-    return made
+    (decoder_plan,) = make_plans(Shape(WIDE, dtype, ROOM_POSITIONS, chunk), target, dict(options))
+    return decoder_plan
 
 
 @pytest.mark.parametrize("chunk", [0, 4])
 def test_a_decoder_streams_its_caches_and_the_file_says_so(chunk: int) -> None:
     for target in (offers_roles(), machine(4, Capability.PACKETS)):
-        made = decoder(target, chunk)
-        tasks = growing(made)
-        splits = {made.ops[t.op].params["splits"] for _, t in tasks}
+        planned = decoder(target, chunk)
+        tasks = growing(planned)
+        splits = {planned.ops[t.op].params["splits"] for _, t in tasks}
         assert len(splits) == 1 and len(tasks) == 2 * 2 * splits.pop()  # layers, heads
         for (phase, _, _), task in tasks:
-            assert phase == len(made.phases) - 1  # a prompt's own rows are not older than it
+            assert phase == len(planned.phases) - 1  # a prompt's own rows are not older than it
             (fetch,) = task.fetches
             assert (fetch.nbytes, fetch.growth.row, fetch.stage % 64) == (
                 ROOM_POSITIONS * 64,
@@ -52,9 +52,9 @@ def test_a_decoder_streams_its_caches_and_the_file_says_so(chunk: int) -> None:
                 0,
             )
             assert task.streamed == 0
-        again = from_json(to_json(made))
-        assert again == made
-        verify([again])
+        reread = from_json(to_json(planned))
+        assert reread == planned
+        verify([reread])
 
 
 @pytest.mark.parametrize("dtype", [fp32, bf16])
@@ -68,8 +68,8 @@ def test_a_part_has_a_stage_at_least() -> None:
     """Of 64 positions of a head of 64, though there are processors for parts of fewer."""
     config = dataclasses.replace(WIDE, head_dim=64)
     target = registry.machine("h100")
-    (made,) = make_plans(Shape(config, bf16, 640, 0), target, {"variant": "roles"})
-    assert {op.params["splits"] for op in made.ops if op.kind == "attention"} == {10}
+    (planned,) = make_plans(Shape(config, bf16, 640, 0), target, {"variant": "roles"})
+    assert {op.params["splits"] for op in planned.ops if op.kind == "attention"} == {10}
 
 
 @pytest.mark.parametrize(
@@ -79,20 +79,20 @@ def test_a_part_has_a_stage_at_least() -> None:
 def test_several_sequences_have_fewer_parts(batch: int, room: int, parts: int) -> None:
     """Two stages each at least, and one part where a head's positions fit a ring of ten slots."""
     config = dataclasses.replace(builtin_config("llama-3.2-1b"), num_hidden_layers=1)
-    (made,) = make_plans(Shape(config, bf16, room, 0, batch=batch), registry.machine("h100"))
-    assert made.variant == "roles"
-    assert {op.params["splits"] for op in made.ops if op.kind == "attention"} == {parts}
-    assert parts > 1 or not any(op.kind == "attention_merge" for op in made.ops)
+    (planned,) = make_plans(Shape(config, bf16, room, 0, batch=batch), registry.machine("h100"))
+    assert planned.variant == "roles"
+    assert {op.params["splits"] for op in planned.ops if op.kind == "attention"} == {parts}
+    assert parts > 1 or not any(op.kind == "attention_merge" for op in planned.ops)
 
 
 def test_a_head_has_no_more_parts_than_can_be_merged() -> None:
     """Many processors for few heads, beside a ring that leaves little: 24 parts of 34 floats."""
     target = dataclasses.replace(offers_roles().with_processors(64), shared_bytes=6 * 4096 + 3264)
-    (made,) = make_plans(Shape(WIDE, bf16, 2048, 0), target, {"variant": "roles"})
-    assert {op.params["splits"] for op in made.ops if op.kind == "attention"} == {24}
+    (planned,) = make_plans(Shape(WIDE, bf16, 2048, 0), target, {"variant": "roles"})
+    assert {op.params["splits"] for op in planned.ops if op.kind == "attention"} == {24}
     more = dataclasses.replace(target, shared_bytes=1 << 20)
-    (made,) = make_plans(Shape(WIDE, bf16, 2048, 0), more, {"variant": "roles"})
-    assert {op.params["splits"] for op in made.ops if op.kind == "attention"} == {32}
+    (planned,) = make_plans(Shape(WIDE, bf16, 2048, 0), more, {"variant": "roles"})
+    assert {op.params["splits"] for op in planned.ops if op.kind == "attention"} == {32}
 
 
 CHANGES: dict[str, Callable[[Growth], Growth]] = {
@@ -106,26 +106,26 @@ CHANGES: dict[str, Callable[[Growth], Growth]] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_changed_growth_is_refused(change: str) -> None:
-    made = decoder(offers_roles())
-    place, task = growing(made)[0]
+    decoder_plan = decoder(offers_roles())
+    place, task = growing(decoder_plan)[0]
     (fetch,) = task.fetches
     other = dataclasses.replace(fetch, growth=CHANGES[change](fetch.growth))
     with pytest.raises(PlanError, match="differ from those that tasks of kind"):
-        verify([replace_task(made, place, fetches=(other,))])
+        verify([replace_task(decoder_plan, place, fetches=(other,))])
 
 
 def _graph(before: Callable[[Llama, TokenState], None]) -> Graph:
     """A decoder whose iteration does something else first."""
     model = Model(0, 1)
     with use_model(model):
-        made = Llama(WIDE, bf16)
-        made.name_tensors()
-        made.setup(ROOM_POSITIONS)
-        made.name_tensors()
+        llama = Llama(WIDE, bf16)
+        llama.name_tensors()
+        llama.setup(ROOM_POSITIONS)
+        llama.name_tensors()
         state = TokenState.make(ROOM_POSITIONS)
         with model.graph.entry("decode"):
-            before(made, state)
-            made.decode(state)
+            before(llama, state)
+            llama.decode(state)
     return model.graph
 
 
@@ -133,8 +133,8 @@ def _advance(_: Llama, state: TokenState) -> None:
     ark.advance(state, 1)
 
 
-def _rewrite(made: Llama, _: TokenState) -> None:
-    keys = made.layers[0].attention.keys
+def _rewrite(llama: Llama, _: TokenState) -> None:
+    keys = llama.layers[0].attention.keys
     ark.mul(keys, 0.5, output=keys)
 
 
@@ -150,9 +150,9 @@ def test_what_the_iteration_changes_first_is_read_in_place(
 ) -> None:
     """The lowering sees it; and a plan that streams it nevertheless does not pass."""
     target = machine(4, Capability.PACKETS)
-    made = plan_graph(_graph(FIRST[message]), target)
-    verify([made])
-    assert len(growing(made)) < len(growing(decoder(target)))
+    planned = plan_graph(_graph(FIRST[message]), target)
+    verify([planned])
+    assert len(growing(planned)) < len(growing(decoder(target)))
     monkeypatch.setattr(attention_lowering, "are_older", lambda *_: True)
     forged = plan_graph(_graph(FIRST[message]), target)
     with pytest.raises(PlanError, match=message):
@@ -174,19 +174,21 @@ def test_a_decoder_whose_iteration_changes_something_first_gets_another_variant(
 
 
 def test_stages_that_a_ring_cannot_hold_are_refused() -> None:
-    made = decoder(offers_roles())
-    variant = {**made.machine["variants"][0], "stage_bytes": 2048}
-    changed = dataclasses.replace(made, machine={**made.machine, "variants": (variant,)})
+    decoder_plan = decoder(offers_roles())
+    variant = {**decoder_plan.machine["variants"][0], "stage_bytes": 2048}
+    changed = dataclasses.replace(
+        decoder_plan, machine={**decoder_plan.machine, "variants": (variant,)}
+    )
     with pytest.raises(PlanError, match="stages of 4096 bytes, but a stage of the ring has 2048"):
         verify([changed])
 
 
 def test_a_growing_fetch_is_one_record_and_what_it_grows_by() -> None:
     """Against the plan: where rows begin, how many there may be, whose share they are."""
-    made = decoder(machine(4, Capability.PACKETS), chunk=4)
-    built = tables.build(made, [0] * len(made.ops), lambda b: b << 32, lambda c: 64 * c)
-    tasks = [t for p in made.phases for own in p.processors for t in own]
-    assert len(built.growths) == len(growing(made))
+    planned = decoder(machine(4, Capability.PACKETS), chunk=4)
+    built = tables.build(planned, [0] * len(planned.ops), lambda b: b << 32, lambda c: 64 * c)
+    tasks = [t for p in planned.phases for own in p.processors for t in own]
+    assert len(built.growths) == len(growing(planned))
     for record, task in zip(built.tasks, tasks, strict=True):
         if not any(f.growth for f in task.fetches):
             assert record["growth"] == 0
@@ -195,7 +197,7 @@ def test_a_growing_fetch_is_one_record_and_what_it_grows_by() -> None:
         assert record["fetch_end"] - record["fetch_begin"] == 1
         row = built.growths[record["growth"] - 1]
         keys, values, place = (
-            made.tensors[made.ops[task.op].operands[i]]
+            planned.tensors[planned.ops[task.op].operands[i]]
             for i in (fetch.operand, fetch.growth.beside, fetch.growth.length)
         )
         head = task.coord[1]

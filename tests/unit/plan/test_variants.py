@@ -27,17 +27,17 @@ ROLES = Variant("roles", (Role(COMPUTE, 6), Role(COMMUNICATE, 1), Role(LOAD, 1))
 
 
 def offers_roles() -> Machine:
-    made = machine(4, Capability.PACKETS, warps=8)
-    return dataclasses.replace(made, variants=(block(8, 1, stages=6, stage_bytes=1024), ROLES))
+    plain = machine(4, Capability.PACKETS, warps=8)
+    return dataclasses.replace(plain, variants=(block(8, 1, stages=6, stage_bytes=1024), ROLES))
 
 
 def test_decoding_runs_under_roles_and_the_plan_carries_its_shape() -> None:
-    (made,) = decoder_plans(offers_roles(), chunk=0)
-    assert made.variant == "roles"
-    again = from_json(to_json(made))
-    assert again == made
-    assert machine_of(again).variants == (ROLES,)
-    assert (machine_of(again).warps, machine_of(again).threads) == (6, 8 * 32)
+    (planned,) = decoder_plans(offers_roles(), chunk=0)
+    assert planned.variant == "roles"
+    reread = from_json(to_json(planned))
+    assert reread == planned
+    assert machine_of(reread).variants == (ROLES,)
+    assert (machine_of(reread).warps, machine_of(reread).threads) == (6, 8 * 32)
 
 
 def test_wide_rows_travel_as_packets_only_behind_a_poll() -> None:
@@ -45,9 +45,9 @@ def test_wide_rows_travel_as_packets_only_behind_a_poll() -> None:
     for variant, packet in (("roles", True), ("block", False)):
         target = offers_roles().shaped(stage_bytes=16384).using(variant)
         shape = Shape(wide, by_name("fp32"), 64, 0)
-        (made,) = make_plans(shape, target, {"variant": variant})
-        down = next(op for op in made.ops if op.name.endswith("down"))
-        assert made.tensors[down.operands[0]].packet is packet
+        (planned,) = make_plans(shape, target, {"variant": variant})
+        down = next(op for op in planned.ops if op.name.endswith("down"))
+        assert planned.tensors[down.operands[0]].packet is packet
 
 
 def test_everything_else_runs_under_the_first_variant() -> None:
@@ -67,7 +67,7 @@ def test_a_variant_can_be_asked_for_and_must_exist() -> None:
         decoder_plans(offers_roles(), chunk=0, variant="matrix")
 
 
-def with_a_computed(what: str) -> Graph:
+def with_a_computed(operand: str) -> Graph:
     """A linear layer of one row behind a norm whose weight is made in the iteration, or attention
     at a position that is.
     """
@@ -79,10 +79,10 @@ def with_a_computed(what: str) -> Graph:
 
     x, scale, w = tensor((1, 64), "state"), tensor((64,)), tensor((64, 64))
     position = tensor((1,), "state", int32)
-    if what == "weight":
+    if operand == "weight":
         scale = graph.tensor((64,), fp32)
         graph.add("add", [tensor((64,)), tensor((64,))], [scale], {}, "made")
-    if what == "position":
+    if operand == "position":
         now = graph.tensor((1,), int32)
         graph.add("add", [position, tensor((1,), "state", int32)], [now], {}, "made")
         position = now
@@ -101,19 +101,19 @@ def test_a_body_may_not_read_before_it_waits_what_its_iteration_makes() -> None:
     (fine,) = [plan(with_a_computed("nothing"), target)]
     assert fine.variant == "roles"
     verify([fine])
-    for what in ("weight", "position"):
-        assert plan(with_a_computed(what), target).variant == "block"
-        (made,) = [plan(with_a_computed(what), target, {"variant": "roles"})]
+    for operand in ("weight", "position"):
+        assert plan(with_a_computed(operand), target).variant == "block"
+        (planned,) = [plan(with_a_computed(operand), target, {"variant": "roles"})]
         with pytest.raises(PlanError, match="before they wait, but op 'made' writes it"):
-            verify([made])
+            verify([planned])
 
 
 def test_a_prompt_takes_no_more_shared_memory_than_the_ring_leaves() -> None:
     """Heads of 128 and a decode phase of one row on two ranks: both phases run beside the ring."""
     config = dataclasses.replace(builtin_config("llama-3.1-8b"), num_hidden_layers=1)
-    made = make_plans(Shape(config, by_name("bf16"), 64, 16, 0, 2), registry.machine("h100"))
-    target = machine_of(made[0], 0)
-    signatures = [kinds.signature(made[0], op) for op in made[0].ops]
+    planned = make_plans(Shape(config, by_name("bf16"), 64, 16, 0, 2), registry.machine("h100"))
+    target = machine_of(planned[0], 0)
+    signatures = [kinds.signature(planned[0], op) for op in planned[0].ops]
     needed = max(kinds.get(sig.kind).scratch(sig, target) for sig in signatures)
     assert target.variant.name == "roles"
     assert 0 < needed <= target.shared_bytes - target.ring_bytes
@@ -124,10 +124,10 @@ def test_a_prompts_products_take_no_residual_under_roles() -> None:
     taken = {}
     for name in ("roles", "block"):
         shape = Shape(CONFIG, by_name("fp32"), 300, 128)
-        (made,) = make_plans(shape, registry.machine("h100"), {"variant": name})
-        assert [p.name for p in made.phases] == ["prompt", "begin", "decode"]
-        assert {machine_of(made, number).variant.name for number in range(3)} == {name}
-        products = [op for op in made.ops if op.kind == "matmul"]
+        (planned,) = make_plans(shape, registry.machine("h100"), {"variant": name})
+        assert [p.name for p in planned.phases] == ["prompt", "begin", "decode"]
+        assert {machine_of(planned, number).variant.name for number in range(3)} == {name}
+        products = [op for op in planned.ops if op.kind == "matmul"]
         assert products
         taken[name] = any("expr" in op.params for op in products)
     assert taken == {"roles": False, "block": True}

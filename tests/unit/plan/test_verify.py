@@ -108,8 +108,8 @@ def test_the_oracle_sees_a_dropped_wait() -> None:
 )
 def test_no_valid_plan_is_refused(processors: int, chunk: int, packets: bool) -> None:
     target = machine(processors, *([Capability.PACKETS] if packets else []))
-    made = decoder_plans(target, chunk)  # verifies
-    verify([from_json(to_json(p)) for p in made])
+    plans = decoder_plans(target, chunk)  # verifies
+    verify([from_json(to_json(p)) for p in plans])
 
 
 def test_harmless_swaps_are_accepted_and_no_others(plan: Plan) -> None:

@@ -167,9 +167,9 @@ def test_a_plan_that_streams_nothing_is_taken_back_without_its_ring(machine: str
     x = graph.tensor((64,), fp32, arena="state", name="x")
     out = graph.tensor((64,), fp32, arena="state", name="out")
     graph.add("exp", [x], [out])
-    made = make_plan(graph, registry.machine(machine))
-    assert machine_of(made, 0).variant.stages == 0
-    admit([from_json(to_json(made))])
+    planned = make_plan(graph, registry.machine(machine))
+    assert machine_of(planned, 0).variant.stages == 0
+    admit([from_json(to_json(planned))])
 
 
 @pytest.mark.parametrize("change", HOSTILE.values(), ids=HOSTILE.keys())

@@ -234,9 +234,9 @@ def test_a_cache_that_can_only_be_read(tmp_path: Path) -> None:
     first = generate(ARK_CACHE_DIR=str(folder))
     there = sorted(folder.rglob("*"))
     wrapper = mounted(f"mount --bind {folder} {folder} && mount -o remount,bind,ro {folder}")
-    again = generate(*wrapper, ARK_CACHE_DIR=str(folder))
-    assert (again.returncode, again.stdout) == (0, first.stdout)
-    assert "cache" not in again.stderr
+    second = generate(*wrapper, ARK_CACHE_DIR=str(folder))
+    assert (second.returncode, second.stdout) == (0, first.stdout)
+    assert "cache" not in second.stderr
     other = generate(*wrapper, ARK_CACHE_DIR=str(folder), ARK_CPU_FLAGS="-DANOTHER")
     assert (other.returncode, other.stdout) == (0, first.stdout)
     assert other.stderr.count("continuing without the cache: [Errno 30] Read-only") == 1
@@ -257,8 +257,8 @@ def test_a_full_disk_under_the_compiler(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     done = generate(*full_disk(disk, "4k"), TMPDIR=str(disk))
     assert done.returncode == 2, done.stderr
-    said = " ".join(done.stderr.split())
-    assert "TMPDIR" in said and "Traceback" not in said
+    message = " ".join(done.stderr.split())
+    assert "TMPDIR" in message and "Traceback" not in message
 
 
 def test_two_processes_make_one_key(place: Path) -> None:
@@ -283,8 +283,8 @@ def test_who_wants_the_same_entry_makes_it_once(place: Path) -> None:
     )
     words = [sys.executable, "-c", text]
     started = [subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE) for _ in range(4)]
-    said = [p.communicate(timeout=60)[0] for p in started]
-    assert sorted(said) == [b"", b"", b"", b"made\n"]
+    outputs = [p.communicate(timeout=60)[0] for p in started]
+    assert sorted(outputs) == [b"", b"", b"", b"made\n"]
     assert [p.name for p in place.glob("programs/*")] == ["a" * 64]
     assert not list(place.glob("programs/.making-*"))
 

@@ -30,11 +30,11 @@ def none_idle(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def run() -> int:
     """The thread on which something ran."""
-    said: queue.SimpleQueue[int] = queue.SimpleQueue()
+    thread_ids: queue.SimpleQueue[int] = queue.SimpleQueue()
     ended = threading.Event()
-    workers.run(lambda: said.put(threading.get_native_id()), ended.set)
+    workers.run(lambda: thread_ids.put(threading.get_native_id()), ended.set)
     assert ended.wait(10)
-    return said.get(timeout=10)
+    return thread_ids.get(timeout=10)
 
 
 def test_the_next_launch_has_the_same_thread() -> None:
@@ -46,11 +46,11 @@ def test_the_next_launch_has_the_same_thread() -> None:
 
 
 def test_launches_at_one_time_have_threads_of_their_own() -> None:
-    both, ended = threading.Barrier(2, timeout=10), queue.SimpleQueue[bool]()
+    barrier, ended = threading.Barrier(2, timeout=10), queue.SimpleQueue[bool]()
     for _ in range(2):
-        workers.run(lambda: both.wait(), lambda: ended.put(True))  # meets the other one
+        workers.run(lambda: barrier.wait(), lambda: ended.put(True))  # meets the other one
     assert ended.get(timeout=10) and ended.get(timeout=10)
-    assert not both.broken
+    assert not barrier.broken
 
 
 def test_a_thread_with_nothing_to_do_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,9 +62,9 @@ class StandIn:
 def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A model of two ops, in its own folder; the time of its run is recorded."""
 
-    def build(made: Any) -> None:
-        made.product(4, 6, 8, fp32)
-        made.attention(5, 2, 1, 4, fp32)
+    def build(target_graph: Any) -> None:
+        target_graph.product(4, 6, 8, fp32)
+        target_graph.attention(5, 2, 1, 4, fp32)
 
     monkeypatch.setattr(known, "MODELS", (build,))
     monkeypatch.setattr(toolchain, "_admitted", set())
@@ -133,9 +133,9 @@ def test_a_miscompiler_is_refused_by_name(small: None, monkeypatch: pytest.Monke
     backend = StandIn(wrong_attention)
     with pytest.raises(SystemError) as raised:
         ones(backend)
-    said = str(raised.value)
-    assert "compiler 1.2 generates wrong code" in said and "attention" in said
-    assert "install-another" in said and "ark doctor" in said
+    message = str(raised.value)
+    assert "compiler 1.2 generates wrong code" in message and "attention" in message
+    assert "install-another" in message and "ark doctor" in message
     # The verdict is kept, and so is the refusal.
     monkeypatch.setattr(toolchain, "examine", lambda *_: pytest.fail("examined again"))
     with pytest.raises(SystemError, match=r"compiler 1\.2 generates wrong code"):

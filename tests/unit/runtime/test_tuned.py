@@ -49,9 +49,9 @@ def test_choices_are_kept_and_planned_with(own_cache: Path) -> None:
     tuned.KEPT.store(machine, {KEY: Choice(cut, 1.0, 2.0)})
     assert tuned.KEPT.load(machine) == {KEY: Choice(cut, 1.0, 2.0)}
     assert tuned.options(machine) == {"cuts": {KEY: list(cut)}}
-    first, again = made(), made()
+    first, second = made(), made()
     assert first.ops[0].params["tile"] == list(cut[:2]) != usual.ops[0].params["tile"]
-    assert to_json(first) == to_json(again)
+    assert to_json(first) == to_json(second)
     tuned.KEPT.forget(machine)
     assert to_json(made()) == to_json(usual)
 

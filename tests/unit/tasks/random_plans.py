@@ -25,10 +25,10 @@ from tests.slow import SLOW
 
 
 def target(processors: int, packets: bool = False) -> Machine:
-    made = machines.model(processors)
+    model = machines.model(processors)
     if packets:
-        made = made.with_capabilities(Capability.PACKETS)
-    return dataclasses.replace(made, tile=(5, 6))
+        model = model.with_capabilities(Capability.PACKETS)
+    return dataclasses.replace(model, tile=(5, 6))
 
 
 class Draw:
@@ -259,9 +259,9 @@ def family_plan(
         for dtype in dtypes:
             for _ in range(times):
                 family(draw, dtype)
-    made = make_plan(model.graph, target(3))
-    verify([made])
-    return made
+    planned = make_plan(model.graph, target(3))
+    verify([planned])
+    return planned
 
 
 def custom_packets() -> Plan:
@@ -270,9 +270,9 @@ def custom_packets() -> Plan:
     with use_model(model):
         x = ark.exp(ark.tensor([13, 20]))
         custom.shares()(custom.scale()(custom.blur()(x), ark.tensor([20])))
-    made = make_plan(model.graph, target(3, packets=True))
-    verify([made])
-    return made
+    planned = make_plan(model.graph, target(3, packets=True))
+    verify([planned])
+    return planned
 
 
 def sum_plan(seed: int) -> Plan:
@@ -283,7 +283,7 @@ def sum_plan(seed: int) -> Plan:
     world, packets = draw.int(2, 3), draw.one((False, True))
     calls = [(draw.shape(1, 3), draw.one((*FLOATS, int32))) for _ in range(3)]
     rows, columns, kind = draw.int(1, 12), draw.int(1, 12), draw.one(FLOATS)
-    made = []
+    plans = []
     for rank in range(world):
         model = Model(rank, world)
         with use_model(model):
@@ -295,16 +295,16 @@ def sum_plan(seed: int) -> Plan:
             ark.matmul(ark.all_gather(c, rank, world), d)
             stream = ark.all_reduce(ark.tensor([rows, 8 * columns], kind), rank, world)
             ark.rmsnorm(stream, ark.tensor([8 * columns], fp32))
-        made.append(make_plan(model.graph, target(3, packets), {"overlap": True}))
-    verify(made)
-    return made[-1]
+        plans.append(make_plan(model.graph, target(3, packets), {"overlap": True}))
+    verify(plans)
+    return plans[-1]
 
 
 def channel_plan(seed: int) -> Plan:
     """The last rank's end of a channel."""
     draw = Draw(seed)
     shape, dtype = draw.shape(1, 3), draw.one((*FLOATS, int32))
-    made = []
+    plans = []
     for rank in range(2):
         model = Model(rank, 2)
         with use_model(model):
@@ -325,9 +325,9 @@ def channel_plan(seed: int) -> Plan:
                 whole.put(ark.tensor(shape, dtype), other, signal=True)
         machine = target(3)
         able = machine.with_capabilities(Capability.PEER_BULK, Capability.PEER_MULTICAST)
-        made.append(make_plan(model.graph, able))
-    verify(made)
-    return made[-1]
+        plans.append(make_plan(model.graph, able))
+    verify(plans)
+    return plans[-1]
 
 
 def decoder_plan(seed: int) -> Plan:

@@ -72,10 +72,10 @@ def test_batches_touch_what_they_declare(seed: int) -> None:
 
 
 def test_packets_of_custom_ops_are_touched_as_declared() -> None:
-    made = custom_packets()
-    packed = {t.name for t in made.tensors if t.packet}
+    planned = custom_packets()
+    packed = {t.name for t in planned.tensors if t.packet}
     assert packed == {"blur"}  # what shares reads may not come as packets
-    check(made)
+    check(planned)
 
 
 def test_long_products_of_few_rows_touch_what_they_declare() -> None:
@@ -83,8 +83,8 @@ def test_long_products_of_few_rows_touch_what_they_declare() -> None:
 
 
 def test_a_projection_touches_what_it_declares() -> None:
-    what = Projection(rows=140, k=9, heads=2, kv_heads=1, width=64, context=300)
-    check(what.plan(with_matrix(target(3))), runs=3)
+    projection = Projection(rows=140, k=9, heads=2, kv_heads=1, width=64, context=300)
+    check(projection.plan(with_matrix(target(3))), runs=3)
 
 
 def _of_every_kind() -> list[Plan]:
@@ -98,7 +98,7 @@ def test_every_kind_is_among_them() -> None:
     host's proxy does; an iteration's end touches nothing at all. Claimed tiles are of kinds that
     are among them, and no machine of the CPU has any: tests/backend/test_claims.py runs them.
     """
-    used = {op.kind for made in _of_every_kind() for op in made.ops}
+    used = {op.kind for planned in _of_every_kind() for op in planned.ops}
     nothing = {"transfer", "iteration_end", "claimed"}
     assert used - nothing == set(kinds.names()) - nothing
 
@@ -117,17 +117,17 @@ def _half(access: kinds.Access) -> kinds.Access:
 def test_half_of_any_declaration_is_found(write: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every kind whose tasks touch more than one element so; what arrives, peers have written."""
     plans, missed = _of_every_kind(), set()
-    names = {op.kind for made in plans for op in made.ops} - {"transfer", "iteration_end"}
+    names = {op.kind for planned in plans for op in planned.ops} - {"transfer", "iteration_end"}
     for name in names:
         kind, true, halved = kinds.get(name), kinds.get(name).accesses, []
 
         def half(
             sig: kinds.Signature, coord: Sequence[int], true: Any = true, halved: Any = halved
         ) -> list[kinds.Access]:
-            found = true(sig, coord)
-            made = [_half(a) if a.write == write else a for a in found]
-            halved += [made != found]
-            return made
+            declared = true(sig, coord)
+            planned = [_half(a) if a.write == write else a for a in declared]
+            halved += [planned != declared]
+            return planned
 
         with monkeypatch.context() as patch:
             patch.setattr(kind, "accesses", half)
@@ -150,22 +150,22 @@ def _smaller(access: kinds.Access) -> kinds.Access:
 def test_a_declaration_that_is_too_small_is_found(
     which: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = family_plan(movement, 0)
+    small_plan = family_plan(movement, 0)
     kind, true = kinds.get("transpose"), kinds.get("transpose").accesses
 
     def less(sig: kinds.Signature, coord: Sequence[int]) -> list[kinds.Access]:
-        found = true(sig, coord)
-        return [_smaller(a) if a.write == (which == "writes") else a for a in found]
+        declared = true(sig, coord)
+        return [_smaller(a) if a.write == (which == "writes") else a for a in declared]
 
     monkeypatch.setattr(kind, "accesses", less)
     with pytest.raises(AssertionError, match=f"{which} .* undeclared bytes .* transpose"):
-        check(made)
+        check(small_plan)
 
 
 def test_declarations_that_are_too_large_or_in_the_future_are_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made = family_plan(caches, 0)
+    cache_plan = family_plan(caches, 0)
     kind, true = kinds.get("attention"), kinds.get("attention").accesses
 
     def past(sig: kinds.Signature, coord: Sequence[int]) -> list[kinds.Access]:
@@ -173,12 +173,12 @@ def test_declarations_that_are_too_large_or_in_the_future_are_found(
 
     with monkeypatch.context() as patch, pytest.raises(AssertionError, match="from the past"):
         patch.setattr(kind, "accesses", past)
-        check(made)
+        check(cache_plan)
     monkeypatch.delitem(LARGER, "kv_append")
     with pytest.raises(
         AssertionError, match=r"declared bytes of .* it never (reads|writes): kv_append"
     ):
-        check(made)
+        check(cache_plan)
     # Only the comparison believes in 8 bytes; the body has all that it needs.
     needed = kind.scratch
     monkeypatch.setattr(accesses, "machine_of", lambda plan: None)
@@ -187,4 +187,4 @@ def test_declarations_that_are_too_large_or_in_the_future_are_found(
     )
     monkeypatch.setitem(LARGER, "kv_append", "")
     with pytest.raises(AssertionError, match="more scratch than 8 bytes"):
-        check(made)
+        check(cache_plan)

@@ -42,14 +42,14 @@ def planned(x: Shape, w: Shape, options: dict[str, Any], monkeypatch: pytest.Mon
         given, weight = ark.tensor(x, ark.bf16, name="x"), ark.tensor(w, ark.bf16, name="w")
         ark.conv(given, weight, **options, name="out")
     in_place(monkeypatch)
-    made = make_plan(model.graph, registry.machine("cpu-2"))
-    verify([made])
-    return made
+    task_plan = make_plan(model.graph, registry.machine("cpu-2"))
+    verify([task_plan])
+    return task_plan
 
 
-def product_of(made: Plan) -> kinds.Signature:
-    (op,) = (op for op in made.ops if op.params.get("windows"))
-    return kinds.signature(made, op)
+def product_of(task_plan: Plan) -> kinds.Signature:
+    (op,) = (op for op in task_plan.ops if op.params.get("windows"))
+    return kinds.signature(task_plan, op)
 
 
 @pytest.mark.parametrize(("x", "w", "options", "side"), CASES)
@@ -57,8 +57,8 @@ def test_a_cpu_multiplies_windows_as_torch_does(
     x: Shape, w: Shape, options: dict[str, Any], side: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch = pytest.importorskip("torch")
-    made = planned(x, w, options, monkeypatch)
-    assert product_of(made).params["windows"]["side"] == side
+    task_plan = planned(x, w, options, monkeypatch)
+    assert product_of(task_plan).params["windows"]["side"] == side
     rng = np.random.default_rng(0)
     values = [rng.integers(-4, 5, shape).astype(ark.bf16.numpy) for shape in (x, w)]
     source, weight = (torch.from_numpy(v.astype(np.float32)) for v in values)
@@ -68,7 +68,7 @@ def test_a_cpu_multiplies_windows_as_torch_does(
         source = torch.nn.functional.pad(source, margins)
     want = getattr(torch.nn.functional, f"conv{len(x) - 2}d")(source, weight, **how)
     backend = registry.get("cpu")
-    with contextlib.closing(backend.open(0)) as device, Executor(made, backend, device) as run:
+    with contextlib.closing(backend.open(0)) as device, Executor(task_plan, backend, device) as run:
         for name, value in zip("xw", values, strict=True):
             run.write(name, value)
         run.start(1).wait()
@@ -103,9 +103,9 @@ def test_the_reference_is_a_product_with_the_matrix() -> None:
     reference = get("matmul").reference
     assert reference is not None
     attrs = {"transpose_a": False, "transpose_b": True, "windows": windows}
-    (made,) = reference([np.array([[[[1.0, 0.0, 0.0, 1.0]]]]), source], attrs)
+    (product,) = reference([np.array([[[[1.0, 0.0, 0.0, 1.0]]]]), source], attrs)
     # The first channel under the first tap, and the second under the second; a margin in front.
-    assert made.tolist() == [[[[0.0 + 10.0, 2.0 + 30.0, 4.0 + 0.0]]]]
+    assert product.tolist() == [[[[0.0 + 10.0, 2.0 + 30.0, 4.0 + 0.0]]]]
 
 
 @pytest.mark.parametrize(
@@ -120,11 +120,11 @@ def test_the_reference_is_a_product_with_the_matrix() -> None:
 def test_other_windows_are_refused(
     change: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = product_of(planned(*CASES[0][:3], monkeypatch))
-    params = copy.deepcopy(dict(found.params))
+    signature = product_of(planned(*CASES[0][:3], monkeypatch))
+    params = copy.deepcopy(dict(signature.params))
     params["windows"] = {**params["windows"], **change}
     with pytest.raises(PlanError, match=message):
-        kinds.get("matmul").check(kinds.Signature("matmul", params, found.operands))
+        kinds.get("matmul").check(kinds.Signature("matmul", params, signature.operands))
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_other_windows_are_refused(
 def test_windows_have_no_other_forms(
     change: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = product_of(planned(*CASES[0][:3], monkeypatch))
-    changed = kinds.Signature("matmul", {**found.params, **change}, found.operands)
+    signature = product_of(planned(*CASES[0][:3], monkeypatch))
+    changed = kinds.Signature("matmul", {**signature.params, **change}, signature.operands)
     with pytest.raises(PlanError, match=message):
         kinds.get("matmul").check(changed)

@@ -188,19 +188,19 @@ def test_what_it_accepts_after_random_damage_still_runs_right(program, seed):
         rank = rng.choice([r for r, row in enumerate(ops) if row])
         at = rng.randrange(len(ops[rank]))
         op = ops[rank][at]
-        what = rng.randrange(5)
-        if what == 0 and op.deps:
+        form = rng.randrange(5)
+        if form == 0 and op.deps:
             op = dataclasses.replace(op, deps=op.deps[1:])
-        elif what == 1:
+        elif form == 1:
             shift = rng.choice([-1, 1])
             op = dataclasses.replace(
                 op, dst=dataclasses.replace(op.dst, start=op.dst.start + shift)
             )
-        elif what == 2:
+        elif form == 2:
             other = rng.randrange(len(ops[rank]))
             ops[rank][at], ops[rank][other] = ops[rank][other], op
             return
-        elif what == 3:
+        elif form == 3:
             op = dataclasses.replace(op, srcs=(op.srcs[-1], *op.srcs[1:]))
         else:
             op = dataclasses.replace(op, deps=(*op.deps, OpRef(rng.randrange(len(ops)), 0)))

@@ -46,12 +46,12 @@ def test_builder_finds_dependencies_across_ranks():
     b.copy(0, Span(IN, 0), Span(OUT, 0))
     first = b.put(0, 1, Span(IN, 0), Span(slot, 0))
     read = b.copy(1, Span(slot, 0), Span(OUT, 0))
-    again = b.put(0, 1, Span(OUT, 0), Span(slot, 0))
+    second = b.put(0, 1, Span(OUT, 0), Span(slot, 0))
     program = b.build()
     check(program)
     assert program.op(read).deps == (first,)
-    assert first in program.op(again).deps  # write after write
-    assert read in program.op(again).deps  # write after read, on the other rank
+    assert first in program.op(second).deps  # write after write
+    assert read in program.op(second).deps  # write after read, on the other rank
 
 
 def test_text_dump_names_waits_signals_and_routes():
@@ -75,9 +75,9 @@ def test_text_dump_names_waits_signals_and_routes():
 @given(any_program())
 def test_json_round_trip_is_equal_and_deterministic(program):
     text = to_json(program)
-    again = from_json(text)
-    assert again == program
-    assert to_json(again) == text
+    reread = from_json(text)
+    assert reread == program
+    assert to_json(reread) == text
     json.loads(text)
 
 

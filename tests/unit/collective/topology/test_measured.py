@@ -89,8 +89,8 @@ def test_small_sizes_rank_by_latency(capsys, tmp_path):
     words = ["topo", "simulate", "h100", "--collective", "all_reduce", "--algorithm", "one_shot"]
     for costs in ("none", "typical"):
         assert main([*words, "--size", "1K", "--costs", costs]) == 0
-    told = capsys.readouterr().out
-    assert told.count("time, us") == 2
+    printed = capsys.readouterr().out
+    assert printed.count("time, us") == 2
 
 
 def test_what_cannot_be_measured_is_said(capsys):

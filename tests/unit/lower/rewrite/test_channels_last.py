@@ -31,9 +31,9 @@ def planned(
     model = ark.Model(0, 1)
     with ark.use_model(model):
         ark.conv(ark.tensor(x, dtype), ark.tensor(w, dtype), padding=1, **conv)
-    made = make_plan(model.graph, registry.machine(machine), options)
-    verify([made])
-    return made
+    task_plan = make_plan(model.graph, registry.machine(machine), options)
+    verify([task_plan])
+    return task_plan
 
 
 def kinds(plan: Plan) -> list[str]:
@@ -42,21 +42,21 @@ def kinds(plan: Plan) -> list[str]:
 
 @pytest.mark.parametrize("machine", ["h100", "mi300x"])
 def test_weights_multiply_rows_of_windows(machine: str) -> None:
-    made = planned(machine)
-    assert kinds(made) == TURNED
-    product = made.ops[-1]
-    shapes = [made.tensors[t].shape for t in product.operands]
+    task_plan = planned(machine)
+    assert kinds(task_plan) == TURNED
+    product = task_plan.ops[-1]
+    shapes = [task_plan.tensors[t].shape for t in product.operands]
     assert shapes == [(1, 1, 64, 576), (2, 1, 784, 576), (2, 1, 64, 784)]
     assert product.params["transpose_b"] is True
 
 
 def test_images_of_any_size_are_loaded_by_boxes() -> None:
     """14 x 14 places of 16 bits are 392 bytes, no multiple of 16: results are turned back."""
-    made = planned("h100", (2, 128, 14, 14), (128, 128, 3, 3))
-    assert kinds(made) == [*BOXED, "transpose"]
-    assert made.variant_of(0) == "matrix"
-    product = made.ops[-2]
-    shapes = [made.tensors[t].shape for t in product.operands]
+    window_plan = planned("h100", (2, 128, 14, 14), (128, 128, 3, 3))
+    assert kinds(window_plan) == [*BOXED, "transpose"]
+    assert window_plan.variant_of(0) == "matrix"
+    product = window_plan.ops[-2]
+    shapes = [window_plan.tensors[t].shape for t in product.operands]
     assert shapes == [(2, 14, 14, 128), (128, 1152), (392, 128)]
     assert product.params["windows"] == {
         "side": 0,
@@ -70,10 +70,10 @@ def test_images_of_any_size_are_loaded_by_boxes() -> None:
 
 def test_windows_are_boxes_of_the_input() -> None:
     """28 x 28 places of 16 bits are whole packs, so results leave as they are wanted."""
-    made = planned("h100", (4, 64, 56, 56), (64, 64, 3, 3), stride=2)
-    assert kinds(made) == BOXED
-    product = made.ops[-1]
-    shapes = [made.tensors[t].shape for t in product.operands]
+    task_plan = planned("h100", (4, 64, 56, 56), (64, 64, 3, 3), stride=2)
+    assert kinds(task_plan) == BOXED
+    product = task_plan.ops[-1]
+    shapes = [task_plan.tensors[t].shape for t in product.operands]
     assert shapes == [(1, 1, 64, 576), (4, 56, 56, 64), (4, 1, 64, 784)]
     assert product.params["windows"]["side"] == 1
     assert product.params["windows"]["stride"] == [2, 2]
@@ -89,14 +89,14 @@ def test_windows_are_boxes_of_the_input() -> None:
     ],
 )
 def test_windows_that_are_no_boxes_are_laid_out(why: str, given: dict[str, Any]) -> None:
-    made = planned(given.pop("machine", "h100"), **given)
-    assert kinds(made)[:3] == TURNED[:3], why
+    window_plan = planned(given.pop("machine", "h100"), **given)
+    assert kinds(window_plan)[:3] == TURNED[:3], why
 
 
 def test_windows_are_copied_by_packs() -> None:
-    made = planned("h100")
-    machine = machine_of(made, 0)
-    source = write(made, machine, registry.get("cuda").dialect(machine.arch)).source.text
+    task_plan = planned("h100")
+    machine = machine_of(task_plan, 0)
+    source = write(task_plan, machine, registry.get("cuda").dialect(machine.arch)).source.text
     body = source[source.index("task_1_remap") :]
     assert "ark_load_pack<8>" in body[: body.index("ARK_BODY")]
 
@@ -123,5 +123,5 @@ def test_a_matrix_that_somebody_else_reads_stays() -> None:
         ark.conv(ark.tensor(X, ark.bf16), ark.tensor(W, ark.bf16), padding=1)
         (windows,) = [n.outputs[0] for n in model.graph.nodes if n.type == "remap"]
         ark.relu(ark.Tensor(windows, model))
-    made = make_plan(model.graph, registry.machine("h100"))
-    assert "transpose" not in kinds(made)
+    window_plan = make_plan(model.graph, registry.machine("h100"))
+    assert "transpose" not in kinds(window_plan)

@@ -41,8 +41,8 @@ def test_the_second_convolution_reads_rows() -> None:
     with ark.use_model(model):
         x = ark.conv(ark.tensor(SHAPE, ark.bf16), weights(), padding=1)
         ark.conv(ark.relu(x), weights(), padding=1)
-    again = ["remap", "weights", "matmul"]
-    assert types(model) == ["transpose", *again, "relu", *again]
+    convolution = ["remap", "weights", "matmul"]
+    assert types(model) == ["transpose", *convolution, "relu", *convolution]
 
 
 def test_a_bias_for_each_channel_and_a_residual_go_along() -> None:
@@ -52,8 +52,8 @@ def test_a_bias_for_each_channel_and_a_residual_go_along() -> None:
         y = ark.conv(x, weights(), bias(), padding=1)
         z = ark.relu(ark.add(y, x))
         ark.conv(z, weights(), padding=1)
-    made = [t for t in types(model) if t not in ("exp", "remap", "weights")]
-    assert made == ["transpose", "matmul", "add", "add", "relu", "matmul"]
+    remaining = [t for t in types(model) if t not in ("exp", "remap", "weights")]
+    assert remaining == ["transpose", "matmul", "add", "add", "relu", "matmul"]
 
 
 def test_an_image_is_turned_once_for_two() -> None:
@@ -100,8 +100,8 @@ def test_windows_of_one_place_between_two_convolutions_are_rows() -> None:
         x = ark.conv(ark.tensor(SHAPE, ark.bf16), weights(64, 64, 1, 1))
         x = ark.conv(ark.relu(x), weights(), padding=1)
         ark.conv(ark.relu(x), weights(64, 64, 1, 1))
-    made = [t for t in types(model) if t not in ("remap", "weights")]
-    assert made == ["transpose", "matmul", "relu", "matmul", "relu", "matmul"]
+    remaining = [t for t in types(model) if t not in ("remap", "weights")]
+    assert remaining == ["transpose", "matmul", "relu", "matmul", "relu", "matmul"]
     alone = ark.Model(0, 1)
     with ark.use_model(alone):
         ark.conv(ark.tensor(SHAPE, ark.bf16), weights(64, 64, 1, 1))

@@ -17,9 +17,9 @@ def kinds(build: Callable[[Any], Any]) -> list[str]:
     model = ark.Model(0, 1)
     with ark.use_model(model):
         build(ark.tensor((64, 64), ark.bf16))
-    made = make_plan(model.graph, registry.machine("cpu"))
-    verify([made])
-    return [op.kind for op in made.ops]
+    planned = make_plan(model.graph, registry.machine("cpu"))
+    verify([planned])
+    return [op.kind for op in planned.ops]
 
 
 def soft(x: Any) -> Any:

@@ -42,9 +42,9 @@ def planned(build: Callable[..., Any], machine: Machine, scale: int = 1) -> Plan
         shape = [scale * M, scale * N]
         out = Tensor(model.graph.tensor(shape, kind, arena="state", name="out"), model)
         ark.copy(build(*inputs), out)
-    made = make_plan(model.graph, machine)
-    verify([made])
-    return made
+    task_plan = make_plan(model.graph, machine)
+    verify([task_plan])
+    return task_plan
 
 
 def product(a: Any, b: Any) -> Any:
@@ -78,24 +78,26 @@ def twice(x: Any) -> Any:
 def test_what_follows_a_product_is_part_of_it(name: str) -> None:
     build, wanted = JOINED[name]
     device = ark_cpu.backend.open(0)
-    made = planned(build, device.machine)
-    assert [op.kind for op in made.ops if op.kind != "iteration_end"] == ["matmul"]
+    task_plan = planned(build, device.machine)
+    assert [op.kind for op in task_plan.ops if op.kind != "iteration_end"] == ["matmul"]
     rng = np.random.default_rng(5)
     values = {n: rng.standard_normal(s).astype(np.float32) for n, s in SHAPES.items()}
-    with Executor(made, ark_cpu.backend, device) as executor:
-        for tensor in {made.tensors[t].name for op in made.ops for t in op.operands} - {"out"}:
+    with Executor(task_plan, ark_cpu.backend, device) as executor:
+        for tensor in {task_plan.tensors[t].name for op in task_plan.ops for t in op.operands} - {
+            "out"
+        }:
             executor.write(tensor, values[tensor])
         executor.start(2).wait(60)
-        found = executor.read("out")
+        output = executor.read("out")
     a, b, *others = (values[n].astype(np.float64) for n in SHAPES)
-    np.testing.assert_allclose(found, wanted(a @ b.T, *others), rtol=1e-5, atol=1e-4)
+    np.testing.assert_allclose(output, wanted(a @ b.T, *others), rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["all", "bias, read twice"])
 def test_the_variant_for_large_products_takes_them_in(name: str) -> None:
-    made = planned(JOINED[name][0], machines.MODELS["h100"], scale=32)
-    assert made.variant == "matrix"
-    assert [op.kind for op in made.ops if op.kind != "iteration_end"] == ["matmul"]
+    task_plan = planned(JOINED[name][0], machines.MODELS["h100"], scale=32)
+    assert task_plan.variant == "matrix"
+    assert [op.kind for op in task_plan.ops if op.kind != "iteration_end"] == ["matmul"]
 
 
 def test_a_product_that_somebody_else_reads_is_written() -> None:
@@ -103,8 +105,8 @@ def test_a_product_that_somebody_else_reads_is_written() -> None:
         x = product(a, b)
         return ark.relu(x) + ark.reduce_sum(x, 1)
 
-    made = planned(build, machines.MODELS["h100"], scale=32)
-    assert "expr" not in next(op.params for op in made.ops if op.kind == "matmul")
+    task_plan = planned(build, machines.MODELS["h100"], scale=32)
+    assert "expr" not in next(op.params for op in task_plan.ops if op.kind == "matmul")
 
 
 def test_a_product_is_not_moved_past_a_write_of_what_it_reads() -> None:
@@ -113,8 +115,8 @@ def test_a_product_is_not_moved_past_a_write_of_what_it_reads() -> None:
         ark.copy(a * 2.0, a)
         return x + rest
 
-    made = planned(build, ark_cpu.backend.open(0).machine)
-    assert "expr" not in next(op.params for op in made.ops if op.kind == "matmul")
+    task_plan = planned(build, ark_cpu.backend.open(0).machine)
+    assert "expr" not in next(op.params for op in task_plan.ops if op.kind == "matmul")
 
 
 def normed(x: Any, *norm: Any) -> Any:

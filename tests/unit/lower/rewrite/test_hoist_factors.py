@@ -20,9 +20,9 @@ def planned(build: Callable[[], Any], machine: str = "h100") -> Plan:
     model = ark.Model(0, 1)
     with ark.use_model(model):
         build()
-    made = make_plan(model.graph, registry.machine(machine))
-    verify([made])
-    return made
+    task_plan = make_plan(model.graph, registry.machine(machine))
+    verify([task_plan])
+    return task_plan
 
 
 def expressions(plan: Plan) -> list[tuple[str, str]]:
@@ -49,11 +49,11 @@ def test_a_batch_norm_has_one_factor_and_one_term_a_channel(machine: str) -> Non
 
 
 def test_they_come_before_the_product_and_stay_in_fp32() -> None:
-    made = planned(normed)
-    kinds = [op.kind for op in made.ops]
-    small = [i for i, op in enumerate(made.ops) if "rsqrt" in str(op.params)]
+    task_plan = planned(normed)
+    kinds = [op.kind for op in task_plan.ops]
+    small = [i for i, op in enumerate(task_plan.ops) if "rsqrt" in str(op.params)]
     assert max(small) < kinds.index("matmul")
-    assert {made.tensors[made.ops[i].operands[-1]].dtype for i in small} == {"fp32"}
+    assert {task_plan.tensors[task_plan.ops[i].operands[-1]].dtype for i in small} == {"fp32"}
 
 
 def alone(shape: tuple[int, ...], variance: Callable[[], Any] | None = None) -> Callable[[], Any]:

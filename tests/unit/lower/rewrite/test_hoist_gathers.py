@@ -29,15 +29,15 @@ KINDS = ("product", "product", "product", "norm", "add", "bias", "gate", "own", 
 
 def values(graph: Graph, given: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
     """By buffer, what lies there in the end, by each op's own definition."""
-    found = {buffer: array.copy() for buffer, array in given.items()}
+    memory = {buffer: array.copy() for buffer, array in given.items()}
     for node in graph.nodes:
-        inputs = [found[t.buffer.id].reshape(t.shape) for t in node.inputs]
+        inputs = [memory[t.buffer.id].reshape(t.shape) for t in node.inputs]
         reference = get(node.type).reference
         assert reference is not None
-        for out, made in zip(node.outputs, reference(inputs, node.attrs), strict=True):
-            assert made.shape == out.shape, node
-            found[out.buffer.id] = made
-    return found
+        for out, result in zip(node.outputs, reference(inputs, node.attrs), strict=True):
+            assert result.shape == out.shape, node
+            memory[out.buffer.id] = result
+    return memory
 
 
 class Draw:
@@ -56,9 +56,9 @@ class Draw:
             self.gather()
 
     def state(self, shape: tuple[int, ...]) -> Tensor:
-        made = self.graph.tensor(shape, fp32, arena="state")
-        self.given[made.buffer.id] = self.rng.standard_normal(shape) / 3
-        return made
+        tensor = self.graph.tensor(shape, fp32, arena="state")
+        self.given[tensor.buffer.id] = self.rng.standard_normal(shape) / 3
+        return tensor
 
     def one(self) -> Tensor:
         return self.random.choice(self.pool[-4:])
@@ -111,8 +111,8 @@ class Draw:
 def test_random_graphs_give_the_same(seed: int) -> None:
     draw = Draw(seed)
     before = values(draw.graph, draw.given)
-    made = hoist_gathers(draw.graph, Context(MATRIX))
-    after = values(made, draw.given)
+    hoisted = hoist_gathers(draw.graph, Context(MATRIX))
+    after = values(hoisted, draw.given)
     asked = [t for t in draw.graph.tensors if t.buffer.arena == "state"] + draw.asked
     for tensor in asked:
         np.testing.assert_allclose(
@@ -125,8 +125,8 @@ def test_many_of_them_have_fewer_rows() -> None:
     moved = 0
     for seed in range(80):
         draw = Draw(seed)
-        made = hoist_gathers(draw.graph, Context(MATRIX))
-        moved += any(n.type == "matmul" and n.outputs[0].shape[0] < ROWS for n in made.nodes)
+        hoisted = hoist_gathers(draw.graph, Context(MATRIX))
+        moved += any(n.type == "matmul" and n.outputs[0].shape[0] < ROWS for n in hoisted.nodes)
     assert moved >= 20
 
 
@@ -136,13 +136,13 @@ def chained() -> tuple[Graph, Tensor, Tensor]:
     x, first, second = (
         graph.tensor(s, fp32, arena="state") for s in ((ROWS, WIDE), (WIDE, WIDE), (WIDE, WIDE))
     )
-    made = [graph.tensor((ROWS, WIDE), fp32) for _ in range(2)]
+    products = [graph.tensor((ROWS, WIDE), fp32) for _ in range(2)]
     attrs = {"transpose_a": False, "transpose_b": True}
-    graph.add("matmul", [x, first], [made[0]], attrs, "first")
-    graph.add("matmul", [made[0], second], [made[1]], attrs, "second")
+    graph.add("matmul", [x, first], [products[0]], attrs, "first")
+    graph.add("matmul", [products[0], second], [products[1]], attrs, "second")
     ids = graph.tensor((1,), int32, arena="state")
-    graph.add("gather", [made[1], ids], [graph.tensor((1, WIDE), fp32)], {"axis": 0}, "row")
-    return graph, made[0], ids
+    graph.add("gather", [products[1], ids], [graph.tensor((1, WIDE), fp32)], {"axis": 0}, "row")
+    return graph, products[0], ids
 
 
 def shapes(graph: Graph, kept: frozenset[int] = frozenset(), machine: Machine = MATRIX) -> list:

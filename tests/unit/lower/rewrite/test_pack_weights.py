@@ -50,8 +50,8 @@ def test_every_form_computes_transformers_logits(kind: str, form: str, tmp_path:
     by_name = {p.name: p for p in packings}
 
     def read(name: str) -> np.ndarray:
-        made = built.constants[name]() if name in built.constants else checkpoint.read(name)
-        return np.asarray(made, np.float64)
+        array = built.constants[name]() if name in built.constants else checkpoint.read(name)
+        return np.asarray(array, np.float64)
 
     memory = Interpreter()
     state = {t.name: t for n in graph.nodes for t in n.inputs if t.buffer.arena == "state"}
@@ -184,15 +184,15 @@ class Parts:
         self.value_position = self.position
 
     def build(self) -> None:
-        made = {name: ark.linear(self.x, w) for name, w in self.weights.items()}
-        self.made = made
-        self.query = ark.rotary_embedding(made["query"], self.position, self.frequencies)
-        key = ark.rotary_embedding(made["key"], self.position, self.frequencies)
+        outputs = {name: ark.linear(self.x, w) for name, w in self.weights.items()}
+        self.outputs = outputs
+        self.query = ark.rotary_embedding(outputs["query"], self.position, self.frequencies)
+        key = ark.rotary_embedding(outputs["key"], self.position, self.frequencies)
         self.between(self)
         keys = ark.kv_append(self.caches[0], key, self.position)
-        values = ark.kv_append(self.caches[1], made["value"], self.value_position)
+        values = ark.kv_append(self.caches[1], outputs["value"], self.value_position)
         ark.attention(self.query, keys, values, self.position)
-        ark.swiglu(made["gate"], made["up"])
+        ark.swiglu(outputs["gate"], outputs["up"])
 
 
 def _read_query(p: Parts) -> None:
@@ -200,7 +200,7 @@ def _read_query(p: Parts) -> None:
 
 
 def _read_gate(p: Parts) -> None:
-    p.between = lambda p: ark.mul(p.made["gate"], 2.0)
+    p.between = lambda p: ark.mul(p.outputs["gate"], 2.0)
 
 
 def _write_input(p: Parts) -> None:
@@ -268,8 +268,8 @@ def test_weights_that_the_caller_holds_stay_as_they_are() -> None:
 
 
 def test_packings_go_through_a_plans_meta() -> None:
-    made = [Packing("a+b", (Part("a", 4), Part("b")), False), Packing("c", (Part("c"),), True)]
-    assert list(from_meta(to_meta(made)).values()) == made
+    packings = [Packing("a+b", (Part("a", 4), Part("b")), False), Packing("c", (Part("c"),), True)]
+    assert list(from_meta(to_meta(packings)).values()) == packings
     assert to_meta([]) == {} and from_meta({}) == {}
 
 

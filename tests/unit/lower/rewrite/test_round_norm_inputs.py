@@ -30,16 +30,16 @@ def layers(rows: int, dtype: DataType, norm: DataType) -> Plan:
         weight = ark.parameter([2048], norm, name="norm")
         hidden = ark.add(x, ark.linear(x, first))
         ark.linear(ark.rmsnorm(hidden, weight, 1e-5), last, name="result")
-    made = plan(model.graph, H100)
-    verify([made])
-    return made
+    planned = plan(model.graph, H100)
+    verify([planned])
+    return planned
 
 
-def types(made: Plan) -> list[list[tuple[str, bool]]]:
+def types(planned: Plan) -> list[list[tuple[str, bool]]]:
     """Of each linear layer's operands type and whether they are packets."""
     return [
-        [(made.tensors[t].dtype, made.tensors[t].packet) for t in op.operands]
-        for op in made.ops
+        [(planned.tensors[t].dtype, planned.tensors[t].packet) for t in op.operands]
+        for op in planned.ops
         if op.kind == "linear"
     ]
 
@@ -62,10 +62,10 @@ def test_other_rows_stay_in_fp32(rows: int, dtype: DataType, norm: DataType) -> 
 
 def test_a_decoder_embeds_in_both_types() -> None:
     shape = Shape(LLAMA_3_2_1B, bf16, 640, 0, batch=8)
-    made = plan(build(shape).graph, H100)
-    embedding = next(op for op in made.ops if op.kind == "embedding")
-    kinds = [made.tensors[t].dtype for t in embedding.operands]
+    planned = plan(build(shape).graph, H100)
+    embedding = next(op for op in planned.ops if op.kind == "embedding")
+    kinds = [planned.tensors[t].dtype for t in embedding.operands]
     assert kinds == ["int32", "bf16", "fp32", "int32", "bf16"]
-    gathered = [t[0][0] for t in types(made)]
+    gathered = [t[0][0] for t in types(planned)]
     assert set(gathered) == {"bf16"}
-    assert np.prod(made.tensors[embedding.operands[4]].shape) == 2048
+    assert np.prod(planned.tensors[embedding.operands[4]].shape) == 2048

@@ -32,7 +32,7 @@ def test_random_programs_and_gates_compute_the_same(seed: int) -> None:
     with use_model(model):
         inputs, held = build(seed, 6)
         wide = ark.tensor([2, 24])
-        made = [*inputs, wide]
+        tensors = [*inputs, wide]
         row = ark.sigmoid(ark.mul(ark.add(wide, ark.tensor([1, 24])), wide))
         cuts = [0, *sorted(rng.choice(np.arange(1, 24), 3, replace=False).tolist()), 24]
         parts = [row[:, a:b] for a, b in itertools.pairwise(cuts) if rng.random() < 0.9]
@@ -41,7 +41,7 @@ def test_random_programs_and_gates_compute_the_same(seed: int) -> None:
         results = [ark.tanh(ark.mul(p, p)) for p in parts]
         if rng.random() < 0.3:
             results.append(ark.reduce_sum(row[:, 0:8], 1))
-    graph, first = model.graph, contents(made, seed)
+    graph, first = model.graph, contents(tensors, seed)
     kept = frozenset(t.ir.buffer.id for t in (*held, *results))
     want, got = (
         reference(graph, first),
@@ -56,8 +56,8 @@ def test_gates_that_nobody_else_reads_are_in_parts() -> None:
     with use_model(model):
         row = ark.add(ark.tensor([1, 64]), ark.tensor([1, 64]))
         ark.add(ark.sigmoid(row[:, :32]), ark.tanh(row[:, 32:]))
-    made = [n for n in split_elementwise(model.graph, Context(CPU)).nodes if not n.virtual]
-    assert [n.outputs[0].shape for n in made] == [(1, 32)] * 5
+    computed = [n for n in split_elementwise(model.graph, Context(CPU)).nodes if not n.virtual]
+    assert [n.outputs[0].shape for n in computed] == [(1, 32)] * 5
     shared = split_elementwise(model.graph, Context(CPU, kept=frozenset([row.ir.buffer.id])))
     assert shared.nodes == model.graph.nodes
 
@@ -79,14 +79,14 @@ def test_inputs_of_which_a_plan_has_parts_are_written_by_name() -> None:
         ark.add(ark.sigmoid(row[:, :32]), ark.tanh(row[:, 32:]), name="y")
     backend, _ = registry.choose("cpu")
     device = backend.open(0)
-    made = plan(model.graph, device.machine)
-    assert {t.name for t in made.tensors}.isdisjoint("xb")
+    task_plan = plan(model.graph, device.machine)
+    assert {t.name for t in task_plan.tensors}.isdisjoint("xb")
     values = [np.random.default_rng(i).uniform(-1, 1, 64).astype(np.float32) for i in range(2)]
-    with Executor(made, backend, device) as executor:
+    with Executor(task_plan, backend, device) as executor:
         for name, array in zip("xb", values, strict=True):
             executor.write(name, array)
             np.testing.assert_array_equal(executor.read(name).ravel(), array)
         executor.start(1).wait()
-        got = executor.read(made.tensors[made.ops[-1].operands[-1]].name).ravel()
+        got = executor.read(task_plan.tensors[task_plan.ops[-1].operands[-1]].name).ravel()
     first, last = np.split(values[0].astype(np.float64) + values[1], 2)
     np.testing.assert_allclose(got, 1 / (1 + np.exp(-first)) + np.tanh(last), rtol=1e-5)

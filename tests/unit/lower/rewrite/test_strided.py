@@ -29,11 +29,11 @@ def factored(draw: st.DrawFn, total: int) -> list[int]:
 
 def listed(place: Place) -> np.ndarray:
     """The offsets of a place's elements, in order."""
-    found = np.array([place.start])
+    offsets = np.array([place.start])
     for runs in place.axes:
         for count, step in runs:
-            found = (found[:, None] + np.arange(count) * step).reshape(-1)
-    return found
+            offsets = (offsets[:, None] + np.arange(count) * step).reshape(-1)
+    return offsets
 
 
 @given(st.data())
@@ -67,9 +67,9 @@ def test_every_origin_holds_the_same_elements(data: st.DataObject) -> None:
         for tensor in node.outputs:
             last[tensor.buffer.id] = (place, node)
     axes = [(d,) for d in range(len(x.ir.shape))]
-    found = list(origins(place_of(x.ir, axes), Writes(last), 0))
-    assert found
-    for place in found:
+    listed_origins = list(origins(place_of(x.ir, axes), Writes(last), 0))
+    assert listed_origins
+    for place in listed_origins:
         assert (buffers[place.buffer.id][listed(place)] == seen.reshape(-1)).all()
         runs = [math.prod(count for count, _ in axis) for axis in place.axes]
         assert runs == list(x.ir.shape)

@@ -244,9 +244,11 @@ def test_side_conditions() -> None:
         coconet.split(plan, add)
     with pytest.raises(ModelError, match="not sliced"):
         coconet.reorder(plan, add, [])
-    both = product()
+    summed_product = product()
     with pytest.raises(ModelError, match="at once"):
-        coconet.overlap(both, named(both, "product"), _summed(both), 1, 2)
+        coconet.overlap(
+            summed_product, named(summed_product, "product"), _summed(summed_product), 1, 2
+        )
     parts = coconet.split(plan, gradient)
     with pytest.raises(ModelError, match="does not read the sliced value"):
         coconet.reorder(plan, parts, [n for n in plan.nodes if n.type == "mul"])

@@ -89,8 +89,8 @@ def test_pipelines_share_blocks_and_keep_what_is_in_flight(splits: Splits, targe
         for stage in range(4)
     ]
     assert [m.activations for m in prediction.memory] == [k * (4 - s) for s, k in enumerate(kept)]
-    again = predict(splits, (4,), ("1f1b",), target, Work(True, 8, recompute=True))
-    assert again.us > prediction.us and again.peak < prediction.peak
+    recomputed = predict(splits, (4,), ("1f1b",), target, Work(True, 8, recompute=True))
+    assert recomputed.us > prediction.us and recomputed.peak < prediction.peak
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -167,16 +167,18 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     page = tmp_path / "plan.html"
     words = ["parallelize", SMALL, "--mesh", "2x4", "--machine", "h100", "--sequence", "512"]
     assert main([*words, "--plan", "1f1b,megatron", "--json", "--html", str(page)]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said["mesh"] == [2, 4] and said["plan"] == ["1f1b", "megatron"]
-    assert said["us"] > 0 and len(said["memory"]) == 2 and len(said["blocks"]) == 19
+    errors = json.loads(capsys.readouterr().out)
+    assert errors["mesh"] == [2, 4] and errors["plan"] == ["1f1b", "megatron"]
+    assert errors["us"] > 0 and len(errors["memory"]) == 2 and len(errors["blocks"]) == 19
     data = json.loads(
         re.search(r'<script type="application/json" id="data">(.*?)</script>', page.read_text())[1]  # type: ignore[index]
     )
-    assert data["us"] == pytest.approx(said["us"], abs=0.1) and data["placeOf"] == [0] * 4 + [1] * 4
-    assert 1 / 4 <= said["work"]["share"] < 0.26
-    repeated = sum(op["share"] for op in said["work"]["replicated"])
-    assert said["work"]["share"] == pytest.approx((1 + 3 * repeated) / 4)
+    assert (
+        data["us"] == pytest.approx(errors["us"], abs=0.1) and data["placeOf"] == [0] * 4 + [1] * 4
+    )
+    assert 1 / 4 <= errors["work"]["share"] < 0.26
+    repeated = sum(op["share"] for op in errors["work"]["replicated"])
+    assert errors["work"]["share"] == pytest.approx((1 + 3 * repeated) / 4)
     assert main([*words, "--plan", "1f1b,megatron"]) == 0
     assert "each of 4 ranks that split ops does 25." in capsys.readouterr().out
     assert main([*words[:3], "2by4", *words[4:]]) == 2

@@ -44,22 +44,22 @@ def _chain(rows: int = 256, target: Machine = GPU) -> Plan:
 
 
 def test_large_ops_have_one_task_a_processor_and_a_counter_of_their_tiles() -> None:
-    made = _chain()
-    verify([made])
-    assert [op.params["kind"] for op in made.ops] == ["pointwise", "rownorm", "pointwise"]
-    assert [len(listed) for listed in made.phases[0].processors] == [3, 3, 3, 3]
-    steps = [made.counters[op.claims].step for op in made.ops if op.claims is not None]
+    planned = _chain()
+    verify([planned])
+    assert [op.params["kind"] for op in planned.ops] == ["pointwise", "rownorm", "pointwise"]
+    assert [len(listed) for listed in planned.phases[0].processors] == [3, 3, 3, 3]
+    steps = [planned.counters[op.claims].step for op in planned.ops if op.claims is not None]
     assert steps == [256 * 64 * 2 // 1024, 256 // 16, 256 * 64 * 2 // 1024]
 
 
 def test_an_op_begins_when_every_task_before_it_has_ended() -> None:
-    made = _chain()
-    for (_, _, place), task in tasks(made).items():
+    chain_plan = _chain()
+    for (_, _, place), task in tasks(chain_plan).items():
         assert [threshold for _, threshold in task.waits] == ([4] if place else [])
 
 
 @pytest.mark.parametrize(
-    "made",
+    "build",
     (
         lambda: _chain(32),
         lambda: _chain(target=machine(4, warps=2)),
@@ -67,47 +67,47 @@ def test_an_op_begins_when_every_task_before_it_has_ended() -> None:
     ),
     ids=("small", "not measured there", "few tiles"),
 )
-def test_other_ops_keep_a_list_of_tiles(made: Callable[[], Plan]) -> None:
-    kept = made()
+def test_other_ops_keep_a_list_of_tiles(build: Callable[[], Plan]) -> None:
+    kept = build()
     verify([kept])
     assert all(op.claims is None for op in kept.ops)
 
 
-def _op(made: Plan, number: int, **changes: Any) -> Plan:
-    ops = list(made.ops)
+def _op(planned: Plan, number: int, **changes: Any) -> Plan:
+    ops = list(planned.ops)
     ops[number] = dataclasses.replace(ops[number], **changes)
-    return dataclasses.replace(made, ops=tuple(ops))
+    return dataclasses.replace(planned, ops=tuple(ops))
 
 
-def _counter(made: Plan, **changes: Any) -> Plan:
-    counters, number = list(made.counters), made.ops[0].claims
+def _counter(planned: Plan, **changes: Any) -> Plan:
+    counters, number = list(planned.counters), planned.ops[0].claims
     assert number is not None
     counters[number] = dataclasses.replace(counters[number], **changes)
-    return dataclasses.replace(made, counters=tuple(counters))
+    return dataclasses.replace(planned, counters=tuple(counters))
 
 
-def _params(made: Plan, **changes: Any) -> Plan:
-    return _op(made, 0, params={**made.ops[0].params, **changes})
+def _params(planned: Plan, **changes: Any) -> Plan:
+    return _op(planned, 0, params={**planned.ops[0].params, **changes})
 
 
-def _first(made: Plan, op: int) -> tuple[int, int, int]:
-    return next(place for place, task in tasks(made).items() if task.op == op)
+def _first(planned: Plan, op: int) -> tuple[int, int, int]:
+    return next(place for place, task in tasks(planned).items() if task.op == op)
 
 
-def _signalled(made: Plan) -> Plan:
-    place, number = _first(made, 0), made.ops[0].claims
+def _signalled(planned: Plan) -> Plan:
+    place, number = _first(planned, 0), planned.ops[0].claims
     assert number is not None
-    signals = (*tasks(made)[place].signals, number)
-    return replace_task(_counter(made, step=1), place, signals=signals)
+    signals = (*tasks(planned)[place].signals, number)
+    return replace_task(_counter(planned, step=1), place, signals=signals)
 
 
-def _peer(made: Plan) -> Plan:
+def _peer(planned: Plan) -> Plan:
     buffers = [
         dataclasses.replace(b, arena="symmetric") if b.arena == "activation" else b
-        for b in made.buffers
+        for b in planned.buffers
     ]
-    arenas = {**made.arenas, "symmetric": made.arenas["activation"]}
-    return dataclasses.replace(made, buffers=tuple(buffers), arenas=arenas)
+    arenas = {**planned.arenas, "symmetric": planned.arenas["activation"]}
+    return dataclasses.replace(planned, buffers=tuple(buffers), arenas=arenas)
 
 
 DAMAGES: dict[str, tuple[Callable[[Plan], Plan], str]] = {
@@ -151,9 +151,9 @@ DAMAGES: dict[str, tuple[Callable[[Plan], Plan], str]] = {
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_claims_are_refused(damage: str) -> None:
     change, message = DAMAGES[damage]
-    made = _chain()
+    chain_plan = _chain()
     with pytest.raises(PlanError, match=message):
-        verify([change(made)])
+        verify([change(chain_plan)])
 
 
 def test_tiles_of_types_that_share_bytes_have_tasks_of_their_own() -> None:
@@ -161,6 +161,6 @@ def test_tiles_of_types_that_share_bytes_have_tasks_of_their_own() -> None:
     with use_model(model):
         ark.copy(ark.tensor([512, 128], ark.uint4, name="x"))
         ark.copy(ark.tensor([512, 128], fp32, name="y"))
-    made = plan(model.graph, GPU, {"fuse": False})
-    verify([made])
-    assert [op.claims is None for op in made.ops] == [True, False]
+    planned = plan(model.graph, GPU, {"fuse": False})
+    verify([planned])
+    assert [op.claims is None for op in planned.ops] == [True, False]

@@ -49,19 +49,19 @@ MUTATIONS = [*damaged.MUTATIONS, *damaged_ranks.MUTATIONS]
 @pytest.fixture(scope="module", params=sorted(MACHINES))
 def isomorphic(request: pytest.FixtureRequest) -> Rotated:
     """Plans as decoders have them, whose ranks begin iterations together: every wait counts."""
-    found = plan_ranks(decoder_graphs(4), MACHINES[request.param], {"together": True})
-    assert isinstance(found, Rotated)
-    return found
+    rank_plans = plan_ranks(decoder_graphs(4), MACHINES[request.param], {"together": True})
+    assert isinstance(rank_plans, Rotated)
+    return rank_plans
 
 
 @pytest.mark.parametrize("ranks", [pytest.param(2, marks=slow), 4])
 @pytest.mark.parametrize("name", sorted(MACHINES))
 def test_one_plan_stands_for_what_each_rank_would_plan(ranks: int, name: str) -> None:
     graphs = decoder_graphs(ranks)
-    found = plan_ranks(graphs, MACHINES[name])
-    assert isinstance(found, Rotated)
-    assert list(found) == [make_plan(graph, MACHINES[name]) for graph in graphs]
-    verify(found)
+    rank_plans = plan_ranks(graphs, MACHINES[name])
+    assert isinstance(rank_plans, Rotated)
+    assert list(rank_plans) == [make_plan(graph, MACHINES[name]) for graph in graphs]
+    verify(rank_plans)
 
 
 @pytest.mark.parametrize("ranks", [pytest.param(2, marks=slow), 4])
@@ -69,20 +69,20 @@ def test_one_plan_stands_for_what_each_rank_would_plan(ranks: int, name: str) ->
 def test_a_tied_head_is_the_same_view_further_on(ranks: int, name: str) -> None:
     """Each rank's share of the logits is of its own rows of the embedding, which it holds whole."""
     graphs = decoder_graphs(ranks, tied=True)
-    found = plan_ranks(graphs, MACHINES[name])
-    assert isinstance(found, Rotated) and len(found.moved) == 1
-    assert list(found) == [make_plan(graph, MACHINES[name]) for graph in graphs]
-    heads = [plan.tensors[next(iter(found.moved))] for plan in found]
+    rank_plans = plan_ranks(graphs, MACHINES[name])
+    assert isinstance(rank_plans, Rotated) and len(rank_plans.moved) == 1
+    assert list(rank_plans) == [make_plan(graph, MACHINES[name]) for graph in graphs]
+    heads = [plan.tensors[next(iter(rank_plans.moved))] for plan in rank_plans]
     assert [h.offsets for h in heads] == [(640 // ranks * rank, 0) for rank in range(ranks)]
-    verify(found)
-    verify(list(found))
+    verify(rank_plans)
+    verify(list(rank_plans))
 
 
 @cache
 def tied() -> Rotated:
-    found = plan_ranks(decoder_graphs(4, tied=True), MACHINES["five"])
-    assert isinstance(found, Rotated)
-    return found
+    rank_plans = plan_ranks(decoder_graphs(4, tied=True), MACHINES["five"])
+    assert isinstance(rank_plans, Rotated)
+    return rank_plans
 
 
 @pytest.mark.parametrize(
@@ -141,10 +141,10 @@ def test_plans_with_a_moved_view_come_back_from_the_cache(
 ) -> None:
     monkeypatch.setenv("ARK_CACHE_DIR", str(tmp_path))
     shape = Shape(CONFIG, by_name("fp32"), 64, 4, 0, 2)
-    made = plans_of(shape, MACHINES["five"])
-    again = plans_of(shape, MACHINES["five"])
-    assert again is not made and list(again) == list(made)
-    assert isinstance(again, Rotated) and again.moved == made.moved and again.moved
+    rank_plans = plans_of(shape, MACHINES["five"])
+    cached = plans_of(shape, MACHINES["five"])
+    assert cached is not rank_plans and list(cached) == list(rank_plans)
+    assert isinstance(cached, Rotated) and cached.moved == rank_plans.moved and cached.moved
 
 
 def test_the_symmetry_is_found_again_in_the_plans_of_all_ranks(isomorphic: Rotated) -> None:
@@ -179,9 +179,9 @@ def test_a_mutation_of_all_ranks_alike_is_refused_by_one_rank_as_by_all(
 @pytest.fixture(scope="module")
 def by_themselves() -> Rotated:
     """Plans whose ranks begin iterations by themselves: some waits are more than is needed."""
-    found = plan_ranks(decoder_graphs(2), MACHINES["five"])
-    assert isinstance(found, Rotated)
-    return found
+    rank_plans = plan_ranks(decoder_graphs(2), MACHINES["five"])
+    assert isinstance(rank_plans, Rotated)
+    return rank_plans
 
 
 @pytest.mark.parametrize("mutate", MUTATIONS, ids=lambda f: f.__name__)
@@ -253,10 +253,10 @@ def test_logits_that_lie_own_share_first_give_the_token_of_the_whole_row(
     given = {"settings": settings, "position": np.array([4]), "tokens": np.zeros(16)}
     shares = logits_.reshape(world, own)
     inputs = [{"share": row, **{n: a.astype(np.int32) for n, a in given.items()}} for row in shares]
-    found = execute(list(plans), inputs, [["tokens"]] * world, iterations=1)
+    outputs = execute(list(plans), inputs, [["tokens"]] * world, iterations=1)
     state = [given[n].astype(np.int64) for n in ("settings", "position", "tokens")]
     reference = operations.get("sample").reference
     assert reference is not None
     _, tokens, _ = reference([logits_[None].astype(np.float64), *state, state[2], state[2]], {})
     for rank in range(world):
-        assert found[rank]["tokens"].tolist() == tokens.tolist()
+        assert outputs[rank]["tokens"].tolist() == tokens.tolist()
