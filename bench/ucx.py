@@ -236,7 +236,7 @@ def both_ends(
 
 
 @dataclass
-class Found:
+class Measurements:
     """us: by ark and by ucx_perftest, those of each round. processors: us of a put, of both.
     segments: of a put, by what was measured.
     """
@@ -246,7 +246,7 @@ class Found:
     segments: dict[str, float]
 
 
-def measure(nbytes: int) -> Found:
+def measure(nbytes: int) -> Measurements:
     puts = {"many": layout.FIFO_SLOTS + WARM, "one": ONES + WARM}
     us: dict[str, list[float]] = {}
     segments: dict[str, float] = {}
@@ -267,7 +267,7 @@ def measure(nbytes: int) -> Found:
             ours = ask("processor", 0) + ask("processor", 1) - before
         several = [perftest(hosts, "ucp_put_bw", nbytes, n)[1] for n in (1000, 1000 + MANY)]
     processors = ours / (LONG * puts["many"]), (several[1] - several[0]) / MANY
-    return Found(us, processors, segments)
+    return Measurements(us, processors, segments)
 
 
 def tell(side: subprocess.Popen[str], line: str) -> None:

@@ -73,25 +73,27 @@ def norm_and_product() -> dict[str, Any]:
     product = tensor(19, 15, [1, ROWS, OUT])
     rows = {"Tile": [1, COLUMNS], "NumTasks": ROWS}
 
-    def made(t: dict[str, Any]) -> dict[str, Any]:
+    def output_of(t: dict[str, Any]) -> dict[str, Any]:
         return {**t, "Id": t["Id"] + 1}
 
     first = [
         op("Cast", [x], cast, rows),
-        op("Mul", [made(cast), made(cast)], square, rows),
+        op("Mul", [output_of(cast), output_of(cast)], square, rows),
         op(
             "ReduceMean",
-            [made(square)],
+            [output_of(square)],
             mean,
             {"ImplType": "WarpWise", "NumTasks": ROWS},
             {"Axis": {"INT": 2}, "KeepDim": {"BOOL": True}},
         ),
     ]
-    second = [op("Div", [made(cast), made(mean)], scaled, {"Tile": [4, COLUMNS], "NumTasks": 6})]
+    second = [
+        op("Div", [output_of(cast), output_of(mean)], scaled, {"Tile": [4, COLUMNS], "NumTasks": 6})
+    ]
     third = [
         op(
             "Matmul",
-            [made(scaled), weight],
+            [output_of(scaled), weight],
             product,
             {"TileShapeMNK": [8, 16, 32], "TilePadMNK": [8, 16, 32], "NumTasks": 3, "NumWarps": 4},
             {"TransposeInput": {"BOOL": False}, "TransposeOther": {"BOOL": False}},

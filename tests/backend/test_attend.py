@@ -185,7 +185,7 @@ def few_rows(x: Any) -> Any:
         (negated_twice, 0),
     ],
 )
-def test_what_is_another_function_stays(build: Callable[[Any], Any], joined: int) -> None:
+def test_other_functions_are_not_fused(build: Callable[[Any], Any], joined: int) -> None:
     model = ark.Model(0, 1)
     with ark.use_model(model):
         output = build(ark.tensor(COLUMNS, bf16, name="x"))

@@ -23,7 +23,7 @@ def test_attention_of_whole_tiles_is_torchs(backend: str, dtype: DataType) -> No
     check([case(s, dtype, i) for i, s in enumerate(TILES)])
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_mismatched_shapes_are_refused() -> None:
     q, k = ark.tensor((4, 32)), ark.tensor((1, 8, 16))
     with pytest.raises(ModelError, match=r"needs causal=True"):
         ark.attention(q, k, k, causal=False, window=3)

@@ -52,7 +52,7 @@ def together(
     return tokens
 
 
-def test_each_sequence_gives_what_transformers_gives(generator: Generator, small: Path) -> None:
+def test_each_sequence_equals_transformers(generator: Generator, small: Path) -> None:
     model = LlamaForCausalLM.from_pretrained(small, dtype=torch.float32).eval()
     right = []
     for prompt in PROMPTS:
@@ -101,7 +101,7 @@ def test_each_sequence_draws_as_it_does_alone(
 
 
 @pytest.mark.emulated("slow")
-def test_sequences_in_16_bits_give_what_each_gives_alone(backend: str, tmp_path: Path) -> None:
+def test_16_bit_sequences_equal_single_runs(backend: str, tmp_path: Path) -> None:
     """Where matrix units multiply the rows of a batch, and one row is multiplied without them."""
     wide = {"hidden": 64, "intermediate": 128, "head_dim": 32, "dtype": "bfloat16"}
     checkpoint = Checkpoint.open(make_checkpoint(tmp_path / "bf16", **wide))  # type: ignore[arg-type]
@@ -148,7 +148,7 @@ def test_prompts_that_are_none(generator: Generator, prompts: list, most: int, w
         ({"batch": 0}, "1 to 64 sequences"),
     ],
 )
-def test_what_a_batch_cannot_have_is_refused(small: Path, asked: dict, words: str) -> None:
+def test_unsupported_batch_options_are_refused(small: Path, asked: dict, words: str) -> None:
     chosen, _ = registry.choose("cpu")
     with (
         closing(chosen.open(0)) as device,

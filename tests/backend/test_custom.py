@@ -39,7 +39,7 @@ def test_custom_ops_are_numpys(backend: str) -> None:
     check(cases)
 
 
-def test_what_is_updated_in_place_keeps_counting(backend: str) -> None:
+def test_in_place_updates_accumulate_over_launches(backend: str) -> None:
     x, total = ark.tensor([150], ark.int32), ark.tensor([150], ark.int32)
     custom.count_up()(x, total, twice=True)
     custom.count_up()(x, total, twice=False)

@@ -102,7 +102,7 @@ def host_abort(plan: Plan, backend: str, device: Any) -> None:
         assert time.monotonic() - begin < 20
 
 
-def test_what_outlives_its_device_is_dropped_quietly(backend: str) -> None:
+def test_launches_that_outlive_their_device_are_dropped(backend: str) -> None:
     """Errors keep launches alive in their tracebacks until some later garbage collection."""
     device = registry.get(backend).open(0)
     plan = decoder(small_machine(device.machine))

@@ -234,7 +234,7 @@ def test_top_k_draws_only_from_the_best(generator: Generator) -> None:
     assert greedy == best[:1]
 
 
-def test_the_context_bounds_what_is_made(generator: Generator) -> None:
+def test_the_context_bounds_the_new_tokens(generator: Generator) -> None:
     room = generator.context
     prompt = [int(t) for t in np.arange(room - 3) % 300]
     assert len(list(generator.stream(prompt, 50, stop_tokens=()))) == 3

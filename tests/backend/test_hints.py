@@ -18,7 +18,7 @@ TILES = [[1, 1], [1, 7], [3, 40], [5, 64], [16, 96], [40, 96]]
 FEW = [[3, 40], [16, 96]]  # by default
 
 
-def made(*shape: int) -> tuple[ark.Tensor, np.ndarray]:
+def random_input(*shape: int) -> tuple[ark.Tensor, np.ndarray]:
     values = SEED.standard_normal(shape).astype(np.float32)
     return ark.tensor(list(shape)), values
 
@@ -36,8 +36,8 @@ def ran(results: list[ark.Tensor], *inputs: tuple[ark.Tensor, np.ndarray]) -> li
     "tile", [pytest.param(t, marks=[slow] * (t not in FEW)) for t in TILES], ids=str
 )
 def test_any_tile_gives_the_same_result(backend: str, tile: list[int]) -> None:
-    x, b = made(40, 96), made(96, 96)
-    row = made(40, 1)
+    x, b = random_input(40, 96), random_input(96, 96)
+    row = random_input(40, 1)
     with ark.PlannerContext(config={"Tile": tile, "NumWarps": 1, "SramBytes": 0}):
         results = [
             ark.gelu(ark.add(x[0], 1.0)),
@@ -75,7 +75,7 @@ def test_any_tile_gives_the_same_result(backend: str, tile: list[int]) -> None:
 
 @pytest.mark.parametrize("config", [{"NumTasks": 5}, {"NumTasks": 20, "Granularity": 3}])
 def test_any_number_of_tasks_gives_the_same_result(backend: str, config: dict[str, Any]) -> None:
-    x = made(40, 30)
+    x = random_input(40, 30)
     with ark.PlannerContext(config=config):
         results = [ark.exp(x[0]), ark.layernorm(x[0])]
     outputs = ran(results, x)
@@ -85,8 +85,8 @@ def test_any_number_of_tasks_gives_the_same_result(backend: str, config: dict[st
     np.testing.assert_allclose(outputs[1], normed, rtol=1e-4, atol=1e-5)
 
 
-def test_what_a_config_rule_says_is_run(backend: str) -> None:
-    x = made(24, 64)
+def test_config_rules_change_the_plan_that_runs(backend: str) -> None:
+    x = random_input(24, 64)
     y = ark.matmul(ark.relu(x[0]), x[0], transpose_other=True)
     planner = ark.Planner()
     tiles = {"Relu": [4, 32], "Matmul": [8, 12]}

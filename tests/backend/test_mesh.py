@@ -107,7 +107,7 @@ def test_a_plan_made_for_the_cpu_gives_the_same_bits_on_the_mesh() -> None:
     assert result.shape() == [1, 40] or list(result.shape()) == [1, 40]
 
 
-def test_noah_says_what_it_says_on_the_cpu() -> None:
+def test_noah_gives_the_tokens_of_the_cpu() -> None:
     noah, prompt = Checkpoint.open("examples/noah"), [0, 48, 79, 361, 1083, 260, 754]
     tokens = []
     for backend in (registry.get("cpu"), ark_mesh.backend):
@@ -125,7 +125,7 @@ def _scaled(rows: int) -> tuple[Exchange, ark.Tensor]:
     return Exchange(make_plan(ark.Model.get_model().graph, MACHINE, {"fuse": False})), y
 
 
-def test_what_a_core_reads_of_others_is_sent_before_it_reads() -> None:
+def test_remote_operands_are_sent_before_they_are_read() -> None:
     exchange, _ = _scaled(256)
     (steps,) = exchange.phases
     held: dict[tuple[int, int], np.ndarray] = {}

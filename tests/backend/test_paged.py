@@ -101,7 +101,7 @@ def test_a_page_that_is_not_there_ends_the_run(backend: str, window: int) -> Non
             runtime.run()
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_mismatched_shapes_are_refused() -> None:
     q, k = ark.tensor((2, 32)), ark.tensor((5, 1, 8, 16))
     pages, at = ark.tensor((2, 3), ark.int32), ark.tensor((2,), ark.int32)
     with pytest.raises(ModelError, match=r"expected \(pages, heads"):

@@ -91,7 +91,7 @@ def test_dropout_and_its_gradient(backend: str) -> None:
     assert 0.7 < mask.mean() < 0.8
 
 
-def test_what_cannot_be_drawn_is_said() -> None:
+def test_invalid_distributions_are_refused() -> None:
     ark.init(backend="cpu")
     with pytest.raises(ark.InvalidUsageError, match="more than 64 bits"):
         ark.random_bits([4], 2**63)

@@ -68,7 +68,7 @@ def test_one_op_computes_them() -> None:
     assert "fusion" not in kinds(build(2))  # few results are shared: chains do as well
 
 
-def test_what_nobody_reads_is_not_written() -> None:
+def test_unread_intermediates_are_not_written() -> None:
     ark.init(backend="cpu")
 
     def build() -> Any:
@@ -81,7 +81,7 @@ def test_what_nobody_reads_is_not_written() -> None:
     assert kinds(build) == ["fusion"]
 
 
-def test_what_is_overwritten_is_not_read_later() -> None:
+def test_overwritten_memory_ends_a_region() -> None:
     """A region ends where an op reads memory, by its old name, that an op before it has written."""
     ark.init(backend="cpu")
     random = np.random.default_rng(2)
@@ -104,7 +104,7 @@ def test_what_is_overwritten_is_not_read_later() -> None:
     np.testing.assert_allclose(after, 2 * want[-1], rtol=1e-5)
 
 
-def test_the_reference_is_what_nodes_said() -> None:
+def test_the_reference_of_a_joined_node_equals_numpy() -> None:
     """NumPy's meaning of a joined node, which tests of whole graphs use."""
     ark.init(backend="cpu")
     shapes = [3, 5, 70], [3, 1, 70]

@@ -88,7 +88,7 @@ def test_all_masks_give_torchs_results(arch: str, shapes: Sequence[Any], dtype: 
 
 
 @pytest.mark.parametrize("arch", ["gfx942", pytest.param("gfx1100", marks=slow)], indirect=True)
-def test_what_no_row_sees_is_not_multiplied(arch: str) -> None:
+def test_masked_rows_of_the_cache_are_not_multiplied(arch: str) -> None:
     """Rows of a cache that are not written yet may be anything."""
     shape = Shape(40, 300, 2, 1, 64, position=77)
     with contextlib.closing(backend.open(0)) as device:
@@ -199,7 +199,7 @@ def test_keys_further_apart_than_a_word_says_are_left_alone() -> None:
         assert (attention_units.layout_of(far, machine_of(plan)) is not None) == there
 
 
-def test_what_begins_anywhere_is_the_common_bodys() -> None:
+def test_unaligned_rows_use_the_generic_body() -> None:
     """Memory that somebody else gives: seen when it runs. Rows that begin anywhere: before."""
     machine = machine_for("gfx942")
     plan, _ = planned([Shape(128, 128, 2, 1, 64)], machine, bf16)

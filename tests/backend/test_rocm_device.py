@@ -39,7 +39,7 @@ def device() -> Iterator[Device]:
         yield opened
 
 
-def test_the_machine_is_what_the_device_reports(device: Device) -> None:
+def test_the_machine_equals_the_device_report(device: Device) -> None:
     assert device.arch == device.machine.arch == ARCH
     assert device.machine.lanes == 64 and device.machine.has(Capability.MFMA)
     assert device.machine.processors > 0
@@ -47,7 +47,7 @@ def test_the_machine_is_what_the_device_reports(device: Device) -> None:
 
 
 @pytest.mark.parametrize("kind", ["device", "symmetric", "host"])
-def test_memory_is_zeroed_and_keeps_what_is_written(device: Device, kind: Any) -> None:
+def test_memory_is_zeroed_and_keeps_written_values(device: Device, kind: Any) -> None:
     memory = device.alloc(1000, kind)
     assert memory.address % 256 == 0 and memory.nbytes == 1000
     assert not device.read(memory.address, 1000).any()

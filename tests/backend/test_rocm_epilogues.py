@@ -81,7 +81,7 @@ LARGE = [
     in_turns(ARCHS, CASES, count=4),
     indirect=["arch"],
 )
-def test_what_follows_a_product_is_part_of_it(
+def test_epilogues_of_products_equal_numpy(
     arch: str,
     end: str,
     m: int,
@@ -99,7 +99,7 @@ def test_what_follows_a_product_is_part_of_it(
     in_turns(("gfx942", "gfx950", "gfx90a"), LARGE, count=3),
     indirect=["arch"],
 )
-def test_what_follows_a_large_tile_is_part_of_it(
+def test_epilogues_of_large_tiles_equal_numpy(
     arch: str,
     end: str,
     m: int,

@@ -123,7 +123,7 @@ def _windows(a: np.ndarray) -> np.ndarray:
     return parts.reshape(n, c, h // 3, w // 3, 9)
 
 
-def test_what_is_no_number_is_not_dropped(backend: str) -> None:
+def test_nan_is_propagated(backend: str) -> None:
     """As in NumPy and torch: by relu, maxima and minima, and maxima of windows."""
     ark.init(backend=backend)
     rng = np.random.default_rng(7)

@@ -209,7 +209,7 @@ def test_four_bits(backend: str, dtype: DataType) -> None:
     )
 
 
-def test_what_is_refused() -> None:
+def test_unsupported_types_are_refused() -> None:
     t = ark.tensor([4, 6], ark.int4)
     with pytest.raises(ark.ModelError, match="share a byte"):
         t[:, 1:4]

@@ -78,7 +78,7 @@ class Backend:
 
 
 @pytest.mark.parametrize("fault", ["", "no compiler today"])
-def test_what_was_begun_is_compiled_once(
+def test_a_begun_compilation_is_not_repeated(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ARK_CACHE_DIR", str(tmp_path / "cache"))

@@ -61,7 +61,7 @@ def test_a_section_is_whole_and_aligned():
     assert "aligned to 512" in alignment.check_alignment(elf(0x800, 512), "ark_loop")
 
 
-def test_what_is_no_elf_file_is_named():
+def test_invalid_elf_files_are_reported():
     whole = elf(0x800, 1024)
     for cut in range(len(whole) - 1):
         message = alignment.check_alignment(whole[:cut], "ark_loop")

@@ -88,7 +88,7 @@ def test_blocks_on_the_host_give_torchs_results(
         compare(case.name, block.operand(op, 3), expected(case), dtype, case.tolerance)
 
 
-def test_what_no_row_sees_is_not_multiplied(tmp_path: Path) -> None:
+def test_masked_rows_of_the_cache_are_not_multiplied(tmp_path: Path) -> None:
     """Rows of a cache that are not written yet may be anything."""
     shape = Shape(40, 300, 2, 1, 64, position=77)
     plan, ((case, named, op),) = planned([shape], H100, bf16)
@@ -178,7 +178,7 @@ def test_tiles_are_as_high_as_leaves_no_processor_without_one() -> None:
     assert heights == {40: 32, 512: 32, 1024: 64, 4096: 128}
 
 
-def test_what_begins_anywhere_is_the_common_bodys() -> None:
+def test_unaligned_rows_use_the_generic_body() -> None:
     """Memory that somebody else gives: seen when it runs. Rows that begin anywhere: before."""
     plan, _ = planned([Shape(128, 128, 2, 1, 64)], H100, bf16)
     outside = dataclasses.replace(

@@ -199,7 +199,7 @@ def agreed(got: Decoded, want: Decoded) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize(("dtype", "width"), [(bf16, 24), (fp32, 32)])
-def test_a_decoder_on_the_cpu_draws_what_transformers_scores_highest(dtype, width):
+def test_a_decoder_on_the_cpu_equals_transformers_greedily(dtype, width):
     """What the tests below compare GPUs with."""
     from ark_cpu import backend as cpu
 

@@ -102,7 +102,7 @@ def test_a_deadlock_ends_in_the_mailbox(device, ring):
     healthy.check(3, 3)
 
 
-def test_stages_that_nobody_takes_end_in_the_mailbox(device):
+def test_unconsumed_stages_are_reported_in_the_mailbox(device):
     if not device.machine.ring_bytes:
         pytest.skip("this GPU reads operands in place")
     streams = Streams(device, 8, limit=6, phase0=6, skip=True)

@@ -73,7 +73,7 @@ def test_the_compiler_does_not_wait_between_instructions(
     ("m", "n", "k", "dtype"),
     [(8, 4096, 4096, bf16), (512, 512, 512, fp32), (512, 40, 2048, bf16)],
 )
-def test_what_boxes_cannot_bring_stays_in_the_block_variant(m, n, k, dtype) -> None:
+def test_operands_without_box_maps_use_the_block_variant(m, n, k, dtype) -> None:
     assert product(H100, (), (), m, n, k, (False, False), dtype).variant == "block"
 
 
@@ -173,7 +173,7 @@ def chained(machine: Machine) -> Plan:
     return planned
 
 
-def test_what_is_written_is_not_loaded_early() -> None:
+def test_operands_written_in_the_iteration_are_not_loaded_early() -> None:
     """Of the second product only the right side is, once softmax leaves the stages alone."""
     planned = chained(H100)
     assert planned.variant == "matrix"
@@ -189,7 +189,7 @@ def test_what_is_written_is_not_loaded_early() -> None:
     }
 
 
-def test_what_moves_is_found_in_tasks_records() -> None:
+def test_external_addresses_are_patched_in_task_records() -> None:
     """Addresses of external operands and of box maps, which each copy of the table has."""
     graph = Graph()
     a = graph.tensor((512, 1024), bf16, arena="external", name="a")
@@ -289,7 +289,7 @@ FUSED = [
 
 
 @pytest.mark.parametrize(("m", "n", "k", "dtype", "result"), few(3, FUSED))
-def test_what_follows_is_compiled_into_the_product(m, n, k, dtype, result) -> None:
+def test_epilogues_are_compiled_into_the_product(m, n, k, dtype, result) -> None:
     planned = fused(H100, m, n, k, dtype, result)
     assert planned.variant == "matrix"
     parts = planned.ops[0].params.get("splits", 1) > 1
@@ -308,7 +308,7 @@ def test_what_follows_is_compiled_into_the_product(m, n, k, dtype, result) -> No
 
 @needs_gpu
 @pytest.mark.parametrize(("m", "n", "k", "dtype", "result"), FUSED)
-def test_what_follows_a_product_is_numpys(m, n, k, dtype, result) -> None:
+def test_products_with_epilogues_equal_numpy(m, n, k, dtype, result) -> None:
     device = backend.open(0)
     rng = np.random.default_rng(4)
     with contextlib.closing(device):
@@ -352,12 +352,12 @@ def test_types_of_few_bits_are_multiplied_by_warpgroups(
 
 @pytest.mark.parametrize("dtype", [fp8_e4m3, int8, fp32], ids=str)
 @pytest.mark.parametrize("across", [(True, False), (False, True), (True, True)])
-def test_what_lies_across_is_turned_for_such_types(dtype, across) -> None:
+def test_transposed_operands_of_small_types_are_copied(dtype, across) -> None:
     """Both sides have k side by side when they are multiplied, and rows that begin at multiples of
     16 bytes, if they do not yet; and units multiply them.
     """
 
-    def made(k: int) -> Plan:
+    def plan_of(k: int) -> Plan:
         graph = Graph()
         a = graph.tensor((k, 512) if across[0] else (512, k), dtype, arena="state", name="a")
         b = graph.tensor((k, 1024) if across[1] else (1024, k), dtype, arena="state", name="b")
@@ -369,11 +369,11 @@ def test_what_lies_across_is_turned_for_such_types(dtype, across) -> None:
         verify([task_plan])
         return task_plan
 
-    turned = made(1024)
+    turned = plan_of(1024)
     assert [op.kind for op in turned.ops] == ["transpose"] * sum(across) + ["matmul"]
     text = write(turned, machine_of(turned), backend.dialect("sm_90a")).source.text
     assert "  ark_matrix_product<ArkProduct" in text
-    laid = made(1030 if dtype == fp32 else 1032)
+    laid = plan_of(1030 if dtype == fp32 else 1032)
     assert [op.kind for op in laid.ops] == [
         *("transpose" if side else "pointwise" for side in across),
         "matmul",

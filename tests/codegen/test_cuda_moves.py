@@ -62,7 +62,7 @@ def tasks(planned: Plan, name: str) -> Iterator[tuple[int, Task]]:
 
 
 @pytest.mark.parametrize("collective", ["all_reduce", "reduce_scatter"])
-def test_who_moves_sends_and_adds_but_the_last_round(collective: str) -> None:
+def test_moving_warps_send_and_add_all_rounds_but_the_last(collective: str) -> None:
     planned = plans_of(collective)[0]
     assert machine_of(planned, 0).variant.role(MOVE) == 3
     assert len(planned.phases[0].processors) == 2 * planned.processors == 264
@@ -75,7 +75,7 @@ def test_who_moves_sends_and_adds_but_the_last_round(collective: str) -> None:
     assert from_json(to_json(planned)) == planned
 
 
-def test_products_wait_for_nobody() -> None:
+def test_products_do_not_wait_for_peers() -> None:
     """Neither for what peers send nor for the memory of what is being sent."""
     planned = plans_of("all_reduce")[0]
     products = [t for _, t in tasks(planned, "") if planned.ops[t.op].kind == "matmul"]

@@ -68,7 +68,7 @@ def word(value: int) -> bytes:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_packets_are_stored_and_loaded_as_what_stays_in_l2(name: str) -> None:
+def test_packets_are_accessed_with_the_evict_last_policy(name: str) -> None:
     (last,) = policy("order.h", "ARK_PACKET_POLICY")
     for statement in (*STORES.values(), *LOADS.values(), "*(uint4*)out = ark_shorts_load(p);"):
         assert word(last) in accesses(name, statement, False), statement
@@ -82,7 +82,7 @@ def test_packets_of_other_gpus_have_no_place_in_this_ones_l2() -> None:
 
 def test_the_words_are_those_that_the_compiler_makes() -> None:
     # For sm_80 it makes them itself; later architectures are given instructions for it.
-    def made(kind: str) -> bytes:
+    def binary_of(kind: str) -> bytes:
         return compiled(
             "sm_80",
             'extern "C" __global__ void ark_loop(unsigned long long* to) {\n'
@@ -93,8 +93,8 @@ def test_the_words_are_those_that_the_compiler_makes() -> None:
 
     (last,) = policy("order.h", "ARK_PACKET_POLICY")
     first, ordinary = policy("ring.h", "ARK_STREAM_POLICY")
-    assert word(last) in made("evict_last") and word(last) not in made("evict_first")
-    assert word(first) in made("evict_first") and word(first) not in made("evict_last")
+    assert word(last) in binary_of("evict_last") and word(last) not in binary_of("evict_first")
+    assert word(first) in binary_of("evict_first") and word(first) not in binary_of("evict_last")
     assert ordinary == 0x10000000  # what a copy has that is given no policy
     stream = resources.files("ark_cuda").joinpath("stream.h").read_text()
     copies = re.findall(r"ark_bulk_copy\((?:[^()]|\([^()]*\))*\)", stream)

@@ -30,7 +30,7 @@ H100 = machines.MODELS["h100"]
 ELF_EXECUTABLE = 2  # e_type of an ELF file that needs no linking
 
 
-def made(bodies: int):
+def plan_and_source(bodies: int):
     """A plan of so many bodies, and its kernel's source."""
     graph = Graph()
     for n in range(bodies):
@@ -45,14 +45,14 @@ def made(bodies: int):
 
 
 def test_only_kernels_of_many_bodies_are_compiled_separately():
-    assert made(MAX_JOINT_BODIES)[1].parts == 0
-    assert made(MAX_JOINT_BODIES + 1)[1].parts == 2
+    assert plan_and_source(MAX_JOINT_BODIES)[1].parts == 0
+    assert plan_and_source(MAX_JOINT_BODIES + 1)[1].parts == 2
 
 
 def test_a_kernel_of_many_bodies_is_linked():
     if compiler._linker() is None:
         pytest.skip("no nvJitLink of this NVRTC or later is installed")
-    source = made(MAX_JOINT_BODIES + 1)[1]
+    source = plan_and_source(MAX_JOINT_BODIES + 1)[1]
     target = Target(H100.arch, H100.threads)
     one, second = (backend.compiler().compile(source, target) for _ in range(2))
     whole = kept.binary(backend, dataclasses.replace(source, parts=0), target)
@@ -69,7 +69,7 @@ def test_a_kernel_of_many_bodies_is_linked():
 
 def test_a_body_belongs_to_one_part_of_the_text():
     """The first part has the loop; other parts' bodies are declared there."""
-    source = made(3 * MAX_JOINT_BODIES)[1]
+    source = plan_and_source(3 * MAX_JOINT_BODIES)[1]
     assert source.parts == 3
     for n in range(3 * MAX_JOINT_BODIES):
         name = f"task_{n}_pointwise"
@@ -77,7 +77,7 @@ def test_a_body_belongs_to_one_part_of_the_text():
         assert before.rstrip().endswith(("ARK_BODY void", "ARK_LINKED void"))
         part = re.findall(r"ARK_PART == (\d)", before)[-1]
         assert int(part) == n % 3
-    many = made(6 * MAX_JOINT_BODIES)[1]
+    many = plan_and_source(6 * MAX_JOINT_BODIES)[1]
     assert many.parts == 4
 
 
@@ -111,7 +111,7 @@ def test_a_separate_function_keeps_within_its_threads_share(threads: int, regist
 
 
 def test_the_cache_tells_them_apart(monkeypatch: pytest.MonkeyPatch):
-    drawn, source = made(MAX_JOINT_BODIES + 1)
+    drawn, source = plan_and_source(MAX_JOINT_BODIES + 1)
     machine = machine_of(drawn)
     phases = range(len(drawn.phases))
     name = program._emitted(drawn, machine, backend, H100.arch, phases)[2]

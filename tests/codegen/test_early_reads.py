@@ -70,7 +70,7 @@ def early_reads(plan: Plan) -> dict[int, set[int]]:
         ("bf16", 0, 1, 32, {"batch": 3}),
     ],
 )
-def test_a_body_reads_before_it_waits_what_its_kind_declares(dtype, chunk, ranks, width, options):
+def test_early_reads_of_bodies_equal_their_declarations(dtype, chunk, ranks, width, options):
     plan = decoders(dtype, chunk, ranks, width, **options)[-1]
     assert plan.variant == "roles"
     streamed = {op.params.get("streamed", 0) > 0 for op in plan.ops if op.kind == "attention"}

@@ -181,7 +181,7 @@ GELU_AND_RESIDUAL = ["add", ["gelu", ["add", ["input", 0], ["input", 1]]], ["inp
     ("end", "tile"),
     in_turns(["parts", "expression", "gates"], [((256, 256),), ((128, 128),), ((128, 32),)]),
 )
-def test_what_follows_a_product_spills_nothing(end: str, tile: tuple[int, int]) -> None:
+def test_epilogues_of_products_spill_nothing(end: str, tile: tuple[int, int]) -> None:
     machine = machine_for("gfx942")
     m, n, k = 1024, 2048, 1024
     params = {"transpose_a": False, "transpose_b": True, "tile": tile}
@@ -259,7 +259,7 @@ def _old_hiprtc(source: Source, target: Target) -> Binary:
     raise SystemError("hiprtc cannot compile the loop kernel")
 
 
-def test_what_hiprtc_refuses_goes_to_clang(
+def test_sources_that_hiprtc_refuses_are_compiled_by_clang(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plain = backend.compiler().compile(emit("gfx942").source, target("gfx942"))

@@ -20,13 +20,13 @@ from ark.interop.torch.export import TRACING, decompositions
 from ark.interop.torch.graph import drop_checks
 from ark.interop.torch.program import Program
 from tests.fuzz import WrongResult
-from tests.fuzz.random_modules import made
+from tests.fuzz.random_modules import random_module
 
 
 def module(rng: random.Random, keep: Callable[[str], None]) -> bool | str:
     """A random module: refused, or "executed" and right."""
     with torch.no_grad():
-        graph_module, maker = made(rng)
+        graph_module, maker = random_module(rng)
         inputs = maker.inputs
         descriptions = [
             f"{n}: {t.dtype} {list(t.shape)} {t.stride()}" for n, t in enumerate(inputs)

@@ -45,12 +45,12 @@ class Unknown(Exception):
 
 def program(rng: random.Random, keep: Callable[[str], None]) -> bool | str:
     """A random program: refused, planned, or "executed" and right."""
-    text = json.dumps(made(rng))
+    text = json.dumps(random_program(rng))
     keep(text)
     return run_program(text)
 
 
-def made(rng: random.Random) -> dict[str, Any]:
+def random_program(rng: random.Random) -> dict[str, Any]:
     """A program as data. inputs: (shape, type, kind of values, seed). steps: (op, values that it
     takes, parameters); a value is an input or the result of a step. machine: for what is only
     planned.

@@ -21,7 +21,7 @@ SIZES = (1, 1, 2, 3, 4, 5, 7, 8, 16, 33)
 
 
 @dataclass
-class Made:
+class TracedValue:
     """A node and what torch computes of it. exact: has float32 rounded nothing?"""
 
     node: fx.Node
@@ -42,7 +42,7 @@ class Maker:
         self.odd = rng.random() < 0.2  # infinities, what is no number, and zeros of both signs
         self.graph = fx.Graph()
         self.inputs: list[torch.Tensor] = []
-        self.values: list[Made] = []
+        self.values: list[TracedValue] = []
         self.largest = 1.0
         self.last: fx.Node | None = None
 
@@ -53,7 +53,9 @@ class Maker:
             if torch.Size(sizes).numel() <= MAX_ELEMENTS:
                 return sizes
 
-    def tensor(self, shape: Sequence[int], dtype: torch.dtype | None = None, top: int = 5) -> Made:
+    def tensor(
+        self, shape: Sequence[int], dtype: torch.dtype | None = None, top: int = 5
+    ) -> TracedValue:
         """A new input: eighths for floats, from 0 below `top` for integers."""
         dtype = dtype or self.dtype
         source = torch.Generator().manual_seed(self.rng.randrange(1 << 30))
@@ -70,43 +72,43 @@ class Maker:
         with self.graph.inserting_after(self.last):
             node = self.last = self.graph.placeholder(f"x{len(self.inputs)}")
         self.inputs.append(value)
-        created = Made(node, value, True)
+        created = TracedValue(node, value, True)
         self.values.append(created)
         return created
 
-    def pick(self, fits: Callable[[torch.Tensor], bool], exact: bool = False) -> Made:
+    def pick(self, fits: Callable[[torch.Tensor], bool], exact: bool = False) -> TracedValue:
         """A value that fits; Unfit if there is none."""
         candidates = [m for m in self.values if fits(m.value) and (m.exact or not exact)]
         if not candidates:
             raise Unfit
         return self.rng.choice(candidates[-4:] if self.rng.random() < 0.7 else candidates)
 
-    def real(self, least: int = 0, exact: bool = False) -> Made:
+    def real(self, least: int = 0, exact: bool = False) -> TracedValue:
         """A value of floats of so many dimensions at least."""
         return self.pick(lambda v: v.is_floating_point() and v.dim() >= least, exact)
 
-    def axis(self, value: Made) -> int:
+    def axis(self, value: TracedValue) -> int:
         """One of a value's dimensions, counted from either end."""
         rank = value.value.dim()
         if not rank:
             raise Unfit
         return self.rng.randrange(-rank, rank)
 
-    def call(self, function: Any, *given: Any, exact: bool = False, **named: Any) -> Made:
+    def call(self, function: Any, *given: Any, exact: bool = False, **named: Any) -> TracedValue:
         """A node for a function's tensor, which may have views, numbers and tensors among what it
         is given. exact: it rounds nothing where its operands are exact.
         """
-        tensors: list[Made] = []
+        tensors: list[TracedValue] = []
 
         def seen(part: Any) -> Any:
-            if isinstance(part, Made):
+            if isinstance(part, TracedValue):
                 tensors.append(part)
                 return part.value
             return part
 
         plain: Any = fx.node.map_aggregate((given, named), seen)
         nodes: Any = fx.node.map_aggregate(
-            (given, named), lambda a: a.node if isinstance(a, Made) else a
+            (given, named), lambda a: a.node if isinstance(a, TracedValue) else a
         )
         try:
             value = function(*plain[0], **plain[1])
@@ -126,7 +128,7 @@ class Maker:
             if (not self.odd and not value.isfinite().all()) or finite > MAX_VALUE:
                 raise Unfit
             self.largest = max(self.largest, float(finite))
-        created = Made(node, value, exact and all(m.exact for m in tensors))
+        created = TracedValue(node, value, exact and all(m.exact for m in tensors))
         self.values.append(created)
         return created
 
@@ -146,7 +148,7 @@ REDUCE = [torch.mean, torch.var, torch.std, torch.logsumexp, torch.softmax, torc
 REDUCE_EXACT = [torch.sum, torch.amax, torch.amin, torch.cumsum]
 
 
-def partner(m: Maker, of: Made) -> Made:
+def partner(m: Maker, of: TracedValue) -> TracedValue:
     """A value that broadcasts with another: of its shape, or with ones, or fewer dimensions."""
     if m.rng.random() < 0.3:
         same = [v for v in m.values if v.value.shape == of.value.shape]
@@ -387,7 +389,7 @@ STEPS = {
 }
 
 
-def made(rng: random.Random) -> tuple[fx.GraphModule, Maker]:
+def random_module(rng: random.Random) -> tuple[fx.GraphModule, Maker]:
     """A module, and who made it: inputs and all values."""
     m = Maker(rng)
     m.tensor(m.shape(), rng.choice((None, None, None, torch.int64, torch.bool)), 2)

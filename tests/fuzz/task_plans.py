@@ -60,7 +60,7 @@ def run_task_plan(text: str) -> bool | str:
         task_plan = plan.built(machine, None if rank is None else pair.members).inner
         if task_plan is None:
             return False
-        admit([task_plan] if rank is None else pair.both(task_plan), machine)
+        admit([task_plan] if rank is None else pair.plans(task_plan), machine)
     except BaseError:
         return False
     if rank is not None or not sanitized():
@@ -117,7 +117,7 @@ class _Pair:
             raise _Heard
         return self._in_order(data, self._said)
 
-    def both(self, plan: Plan) -> list[Plan]:
+    def plans(self, plan: Plan) -> list[Plan]:
         assert self._other is not None
         return self._in_order(plan, self._other)
 

@@ -70,7 +70,7 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = {
 }
 
 
-def made(name: str) -> tuple[nn.Module, torch.Tensor]:
+def seasoned_model(name: str) -> tuple[nn.Module, torch.Tensor]:
     """A model in eval mode whose batch norms have seen something, and its input."""
     torch.manual_seed(3)
     module, example = MODELS[name]()
@@ -108,7 +108,7 @@ WAYS = {"compile": compiled, "export": exported, "onnx": onnx}
 
 def difference(name: str, way: str) -> float:
     """The largest relative difference to torch."""
-    module, example = made(name)
+    module, example = seasoned_model(name)
     with torch.no_grad():
         want = module(example)
     got = WAYS[way](module, example)

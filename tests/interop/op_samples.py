@@ -27,7 +27,7 @@ from ark.interop.torch.graph import Built, build, drop_checks, held, why_not
 from ark.interop.torch.program import own
 
 SAMPLE_TOLERANCE = 1e-4
-SAMPLES_PER_KERNEL = 40  # samples in a kernel
+SAMPLES_PER_KERNEL = 40  # run in one launch
 UNDEFINED = ("empty", "new_empty")  # how names begin of what torch gives with any contents
 SAMPLE = ("add", "nn.functional.gelu", "sum", "nn.functional.conv2d", "cat", "where", "clamp")
 
@@ -77,7 +77,7 @@ def samples(name: str, call: Any, given: Any, place: int) -> Sample | str:
     return Sample(f"{name} {place}", graph, inputs, wanted)
 
 
-def found(names: Sequence[str], most: int) -> Iterator[tuple[str, Sample | str]]:
+def outcomes(names: Sequence[str], most: int) -> Iterator[tuple[str, Sample | str]]:
     """By operator: samples that ark runs, at most so many of one, and reasons for the others."""
     from torch.testing._internal.common_methods_invocations import op_db
 
@@ -160,7 +160,7 @@ def main() -> None:
     ready: list[Sample] = []
     refused: Counter[str] = Counter()
     operators = set()
-    for name, result in found(args.names, args.most):
+    for name, result in outcomes(args.names, args.most):
         if isinstance(result, Sample):
             ready.append(result)
             operators.add(name)

@@ -199,7 +199,7 @@ def test_arrays_of_another_byte_order_and_masked_ones() -> None:
     np.testing.assert_array_equal(ark.distributed.all_reduce(fixed), fixed)
 
 
-def test_what_a_collective_writes_is_seen_by_autograd() -> None:
+def test_autograd_sees_the_writes_of_collectives() -> None:
     weight = torch.ones(3, requires_grad=True)
     x = torch.ones(3)
     loss = (weight * x).sum()
@@ -210,7 +210,7 @@ def test_what_a_collective_writes_is_seen_by_autograd() -> None:
         loss.backward()
 
 
-def test_what_training_writes_is_seen_by_autograd() -> None:
+def test_autograd_sees_the_writes_of_training() -> None:
     module = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Flatten(0))
 
     class Loss(torch.nn.Module):

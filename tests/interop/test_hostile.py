@@ -43,7 +43,7 @@ CALLS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("make", [lambda m: ark.from_torch(m, (X,)), ark.inference_model])
-def test_calls_with_what_the_kernel_is_not_made_for(make: Callable[[Any], Any]) -> None:
+def test_calls_with_other_types_and_layouts_are_refused(make: Callable[[Any], Any]) -> None:
     """The shape alone was looked at, so doubles were read as floats, twice as far."""
     ark.init(backend="cpu")
     inner = module()

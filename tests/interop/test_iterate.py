@@ -134,7 +134,7 @@ def test_training_steps_are_those_of_torch(name: str, launches: list[int]) -> No
             group["lr"] *= 0.5
 
 
-def test_the_last_loss_is_what_training_gives_by_itself() -> None:
+def test_the_last_loss_equals_plain_training() -> None:
     net = Learner()
     before = net.first.weight.detach().clone()
     result = torch.optim.SGD(net.parameters(), 0.1)
@@ -242,7 +242,7 @@ def test_bad_options(words: dict[str, Any], message: str) -> None:
         ark.torch.Options(**words)
 
 
-def test_what_is_refused() -> None:
+def test_unsupported_training_steps_are_refused() -> None:
     net = Net()
     model = ark.inference_model(net, ark.torch.Options(device_iterations=5))
     with pytest.raises(InvalidUsageError, match=r"\[12\] rows; .* a multiple of 5"):

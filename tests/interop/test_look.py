@@ -141,7 +141,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
 }
 
 
-def test_what_the_kernel_is_not_for_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
+def test_changed_inputs_are_refused_after_valid_calls(capfd: pytest.CaptureFixture[str]) -> None:
     """After calls that were as they should be; torch has nothing to complain of."""
     module, x = network(), torch.randn(2, 4)
     result = ark.from_torch(module, (x,))

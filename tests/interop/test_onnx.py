@@ -40,7 +40,7 @@ def test_a_sample_of_the_node_suite(case) -> None:
 
 
 @pytest.mark.parametrize("name", ["mlp", "convolutions", "attention"])
-def test_what_torch_exports(name: str, tmp_path: Path) -> None:
+def test_models_exported_by_torch_equal_torch(name: str, tmp_path: Path) -> None:
     module, example = graphs.networks()[name]
     graphs.export(module, example, tmp_path / "model.onnx")
     model = ark.from_onnx(tmp_path / "model.onnx")
@@ -101,7 +101,7 @@ def refused(tmp_path: Path, capsys, content: bytes) -> str:
     return " ".join(errors.split())
 
 
-def test_what_is_missing_is_listed_at_once(tmp_path: Path, capsys) -> None:
+def test_all_missing_operators_are_listed_at_once(tmp_path: Path, capsys) -> None:
     model = network(
         helper.make_node("Det", ["x"], ["d"], name="determinant"),
         helper.make_node("RandomNormalLike", ["x"], ["n"], name="noise"),

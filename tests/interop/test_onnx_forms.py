@@ -149,14 +149,14 @@ def test_a_branch_that_is_not_taken_may_hold_anything() -> None:
     then = helper.make_graph([n("Cast", ["x"], ["o"], to=INT64)], "then", [], [shape])
     branch = n("If", ["c"], ["y"], name="choice", then_branch=then, else_branch=other)
 
-    def made(value: bool) -> onnx.ModelProto:
+    def network_with(value: bool) -> onnx.ModelProto:
         return network(
             [branch], {"x": (FLOAT, (2, 2))}, {"y": (INT64, ("a", "b"))}, c=np.array(value)
         )
 
-    np.testing.assert_array_equal(from_proto(made(True))(np.ones((2, 2), np.float32))[0], 1)
+    np.testing.assert_array_equal(from_proto(network_with(True))(np.ones((2, 2), np.float32))[0], 1)
     with pytest.raises(UnsupportedError, match="RandomNormalLike"):
-        from_proto(made(False))
+        from_proto(network_with(False))
 
 
 def test_defaults_of_inputs_may_be_overridden() -> None:

@@ -151,7 +151,7 @@ def check(name: str, sizes: dict[str, int]) -> None:
 @pytest.mark.parametrize("name", PADDED)
 @settings(max_examples=8, deadline=None)
 @given(rows=st.integers(1, 16), columns=st.integers(1, 16))
-def test_rounded_sizes_give_what_exact_sizes_give(name: str, rows: int, columns: int) -> None:
+def test_rounded_sizes_equal_exact_sizes(name: str, rows: int, columns: int) -> None:
     check(name, {"rows": rows, "columns": columns})
 
 

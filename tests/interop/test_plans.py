@@ -32,7 +32,7 @@ LARGE = ("bert", "gpt2")
 @cache
 def built(name: str) -> Built:
     """The network as ark.from_torch builds it."""
-    module, example = models.made(name)
+    module, example = models.seasoned_model(name)
     graph = export(module, (example,), False).graph_module
     drop_checks(graph)
     values = [n.meta["val"] for n in graph.graph.nodes if n.op == "placeholder"]
@@ -106,7 +106,7 @@ def test_a_small_graph_is_planned_for_as_few_threads_as_it_busies(
     assert planned(model, [], registry.machine(machine)).processors == processors
 
 
-def test_what_is_dealt_to_processors_keeps_them() -> None:
+def test_ops_keep_the_processors_of_their_context() -> None:
     model = ark.Model(0, 1)
     with ark.use_model(model):
         x = ark.exp(ark.tensor((8, 8)))

@@ -54,16 +54,16 @@ def test_a_layer_norm_is_one_pass(columns: int, bias: bool) -> None:
     assert same(norm, rows(2, 3, columns)) == ["rownorm"]
 
 
-def test_a_layer_norm_that_somebody_else_reads_is_written() -> None:
+def test_a_layer_norm_with_another_reader_is_written() -> None:
     """Its rows without weight are a result too, and a weight as long as the rows are is none."""
     x, w, table = rows(5, 16), rows(16), rows(5, 16)
 
-    def both(t: Any, u: Any) -> Any:
+    def normed_and_plain(t: Any, u: Any) -> Any:
         plain = functional.layer_norm(t, (16,))
         return plain * u + 1.0, plain
 
-    module = Whole(both)
-    for got, want in zip(ark.from_torch(module, (x, w))(x, w), both(x, w), strict=True):
+    module = Whole(normed_and_plain)
+    for got, want in zip(ark.from_torch(module, (x, w))(x, w), normed_and_plain(x, w), strict=True):
         torch.testing.assert_close(got, want, rtol=2e-5, atol=2e-5)
     same(lambda t, u: functional.layer_norm(t, (16,)) * u, x, table)
     same(lambda t, u: functional.layer_norm(t, (16,)) * u + t, x, w)
@@ -116,7 +116,7 @@ def test_dimensions_of_one_change_places_for_nothing() -> None:
     assert same(lambda a: a.view(40, 1, 64).permute(0, 2, 1) * 2.0, x) == ["pointwise"]
 
 
-def test_what_is_expanded_to_its_own_shape_is_not_copied() -> None:
+def test_an_expand_to_the_same_shape_is_not_a_copy() -> None:
     x, at = rows(40, 64), torch.randint(0, 64, (40, 3))
     kinds = same(lambda a, i: torch.take_along_dim(a, i, 1), x, at)
     assert kinds.count("gather") == 1 and len(kinds) == 2  # indices count from the end
@@ -157,21 +157,23 @@ def test_logsumexp_reduces_twice() -> None:
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_is_reduced_is_not_written(function: Any, kinds: list[str], dtype: Any) -> None:
+def test_terms_of_reductions_are_not_written(function: Any, kinds: list[str], dtype: Any) -> None:
     shape, tolerance = ((7, 1030), 1e-4) if dtype == torch.float32 else ((600, 9), 3e-2)
     x, y = rows(*shape, dtype=dtype), rows(*shape, dtype=dtype)
     assert same(function, x, y, rtol=tolerance) == kinds
 
 
-def test_what_is_reduced_is_written_where_it_must_be() -> None:
+def test_terms_of_reductions_with_other_readers_are_written() -> None:
     """Because another op reads it, or because no body supports it."""
     x, row = rows(6, 70), rows(70)
 
-    def both(t: Any) -> Any:
+    def sums_and_squares(t: Any) -> Any:
         squares = t * t
         return squares.sum(1), squares
 
-    for got, want in zip(ark.from_torch(Whole(both), (x,))(x), both(x), strict=True):
+    for got, want in zip(
+        ark.from_torch(Whole(sums_and_squares), (x,))(x), sums_and_squares(x), strict=True
+    ):
         torch.testing.assert_close(got, want, rtol=2e-5, atol=2e-5)
     assert same(lambda t, u: (t * u).sum(1), x, row, rtol=1e-4) == ["pointwise", "reduce"]
     same(lambda t: (t * torch.arange(70)).sum(1), x, rtol=1e-4)
@@ -221,7 +223,7 @@ def test_the_places_of_equal_elements() -> None:
     assert same(lambda t: t.max(0).indices, table) == ["reduce", "reduce"]
 
 
-def test_sums_of_transposed_matrices_read_what_was_transposed() -> None:
+def test_sums_of_transposed_matrices_read_the_originals() -> None:
     """Where the rest keeps its order; else the transpose stays."""
     x = torch.randn(3, 40, 50)
     assert same(lambda t: t.transpose(1, 2).sum(1), x) == ["reduce"]

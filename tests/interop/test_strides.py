@@ -107,7 +107,7 @@ READS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 
 
 @pytest.mark.parametrize("name", READS)
-def test_what_reads_memory_behind_a_graph_break(name: str) -> None:
+def test_strides_after_a_graph_break_equal_torch(name: str) -> None:
     make, read = READS[name]
 
     def function(x: Any) -> Any:

@@ -84,7 +84,7 @@ def test_onnx_models_of_their_own_in_four_threads() -> None:
     _by_four(call)
 
 
-def test_what_is_closed_says_so() -> None:
+def test_calls_of_closed_kernels_are_refused() -> None:
     model, x = _network(), np.ones((1, 64), np.float32)
     model(x, x)
     model.close()

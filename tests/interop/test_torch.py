@@ -52,7 +52,7 @@ def test_calls_with_other_memory_and_other_sizes() -> None:
         close(compiled(strided), module(strided))
 
 
-def test_what_ark_lacks_stays_in_torch(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unsupported_operators_stay_in_torch(capsys: pytest.CaptureFixture[str]) -> None:
     """Results go to and fro; one line names the operator and says why."""
 
     def function(x: torch.Tensor) -> torch.Tensor:
@@ -191,7 +191,7 @@ def test_all_that_a_module_lacks_is_said_at_once() -> None:
         ark.from_torch(Lacking(), (torch.eye(3),))
 
 
-def test_numpy_sees_what_the_kernel_wrote() -> None:
+def test_numpy_sees_the_results_of_the_kernel() -> None:
     """Results are torch's own memory; ark wrote there, and nothing was copied."""
     result = ark.from_torch(torch.nn.Softmax(-1), (torch.zeros(2, 4),))
     x = torch.randn(2, 4)
@@ -204,20 +204,20 @@ def test_numpy_sees_what_the_kernel_wrote() -> None:
 
 def test_some_of_torchs_own_samples() -> None:
     """One sample each of a few operators; `nox -s torch_operators` has the rest."""
-    ready = [m for _, m in op_samples.found(op_samples.SAMPLE, 1) if not isinstance(m, str)]
+    ready = [m for _, m in op_samples.outcomes(op_samples.SAMPLE, 1) if not isinstance(m, str)]
     assert len(ready) == len(op_samples.SAMPLE)
     assert op_samples.check(ready) == {}
 
 
 def test_results_of_16_bits_and_undefined_ones_among_the_samples() -> None:
     """bfloat16 is compared as bfloat16; undefined values are not compared."""
-    ready = [m for _, m in op_samples.found(("bfloat16",), 2) if not isinstance(m, str)]
+    ready = [m for _, m in op_samples.outcomes(("bfloat16",), 2) if not isinstance(m, str)]
     assert len(ready) == 2
     assert op_samples.check(ready) == {}
     for sample in ready:
         sample.wanted = [w + 1 for w in sample.wanted]
     assert len(op_samples.check(ready)) == 2
-    reasons = [m for _, m in op_samples.found(("empty_like", "new_empty"), 2)]
+    reasons = [m for _, m in op_samples.outcomes(("empty_like", "new_empty"), 2)]
     assert len(reasons) == 2 and all("undefined" in str(m) for m in reasons)
 
 
@@ -225,19 +225,19 @@ def test_results_of_16_bits_and_undefined_ones_among_the_samples() -> None:
 def test_a_softmax_of_nothing_is_nothing(dim: int) -> None:
     """Rows that are all -inf give 0 by _safe_softmax, and nan by softmax; nan stays nan."""
 
-    class Both(torch.nn.Module):
+    class Softmaxes(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             return torch.ops.aten._safe_softmax(x, dim), torch.softmax(x, dim)
 
     x = torch.randn(4, 4)
     x[1], x[:, 2], x[3, 3], x[0, 0] = -torch.inf, -torch.inf, torch.nan, -3.4e38
-    got, want = ark.from_torch(Both(), (x,))(x), Both()(x)
+    got, want = ark.from_torch(Softmaxes(), (x,))(x), Softmaxes()(x)
     assert (want[0].sum(dim) == 0).any() and want[1].isnan().any()
     for mine, theirs in zip(got, want, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=2e-5, atol=2e-5, equal_nan=True)
 
 
-def test_the_sign_of_what_is_no_number() -> None:
+def test_the_sign_of_nan_is_kept() -> None:
     x = torch.tensor([-torch.inf, -2.0, -0.0, 0.0, 0.25, torch.inf, torch.nan])
 
     class Signs(torch.nn.Module):
@@ -329,7 +329,7 @@ class Parts(torch.nn.Module):
         return second * 2.0, last, torch.nn.functional.normalize(x, dim=-1), one
 
 
-def test_parts_that_nobody_reads_and_norms_of_vectors() -> None:
+def test_unread_parts_and_norms_of_vectors_equal_torch() -> None:
     x = torch.randn(3, 4, 8)
     for got, want in zip(ark.from_torch(Parts(), (x,))(x), Parts()(x), strict=True):
         close(got, want)
@@ -389,7 +389,7 @@ def test_a_kernel_that_several_threads_call() -> None:
     assert not wrong
 
 
-def test_a_kernel_is_not_copied_and_says_what_is() -> None:
+def test_copying_a_kernel_is_refused_with_the_alternative() -> None:
     kernel = ark.from_torch(torch.nn.Linear(4, 4), (torch.randn(2, 4),))
     for way in (copy.deepcopy, copy.copy, pickle.dumps):
         with pytest.raises(ark.InvalidUsageError, match=r"call ark\.from_torch on that"):
@@ -406,13 +406,13 @@ def test_a_kernel_is_not_copied_and_says_what_is() -> None:
     ],
     ids=["whole", "part", "part transposed", "scatter"],
 )
-def test_what_reads_strides_finds_those_of_torch(function: Any) -> None:
+def test_strides_of_results_equal_torch(function: Any) -> None:
     """Results of kernels are contiguous; `x.t() + 1` is not."""
     x = torch.randn(3, 5)
     close(torch.compile(function, backend=backend)(x), function(x))
 
 
-class Both(torch.nn.Module):
+class ConvolutionAndLayer(torch.nn.Module):
     """A convolution, and a layer and a product behind it."""
 
     def __init__(self) -> None:
@@ -431,7 +431,7 @@ def test_precisions_of_fp32_are_those_that_torch_is_set_to() -> None:
 
     def kinds(dtype: torch.dtype) -> list[bool]:
         """For the convolution, the layer and the matmul: True if computed as tf32."""
-        module, x = Both().to(dtype), torch.randn(2, 3, 8, 8, dtype=dtype)
+        module, x = ConvolutionAndLayer().to(dtype), torch.randn(2, 3, 8, 8, dtype=dtype)
         exported = export(module, (x,), False)
         actual = graph.build(exported.graph_module, [*exported.state_dict.values(), x])
         nodes = [n for n in actual.model.graph.nodes if n.type == "matmul"]

@@ -31,7 +31,7 @@ def network() -> Any:
     return module.eval().cuda()
 
 
-def test_behind_and_before_what_lies_on_the_stream(network: Any) -> None:
+def test_a_kernel_is_ordered_with_the_work_on_its_stream(network: Any) -> None:
     """Work that takes long makes the input, on streams of the caller's, and reads the result."""
     compiled = torch.compile(network, backend=backend)
     big = torch.randn(4096, 4096, device="cuda") / 64

@@ -74,7 +74,7 @@ def adasum_of(a: list[float], b: list[float]) -> list[float]:
         return [float(x) for x in result.to_numpy()]
 
 
-def test_what_the_paper_says_of_pairs() -> None:
+def test_pairs_have_the_properties_of_the_paper() -> None:
     assert adasum_of([1, 0], [1, 1]) == [1.25, 0.75]
     assert adasum_of([2, 0], [0, 3]) == [2, 3]  # orthogonal: the sum
     assert adasum_of([1, 2], [1, 2]) == [1, 2]  # parallel: the mean

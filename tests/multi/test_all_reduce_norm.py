@@ -151,7 +151,7 @@ def test_one_rank_only_norms() -> None:
 
 
 @pytest.mark.parametrize("case", ["odd rows", "in between", "other norm", "over the sum"])
-def test_what_stays_apart(case: str) -> None:
+def test_unsupported_sums_and_norms_are_not_fused(case: str) -> None:
     def make(rank: int) -> None:
         x = ark.mul(ark.tensor([4, 63 if case == "odd rows" else 64], name="x"), 2.0)
         weight = ark.tensor([x.shape()[1]], name="weight")

@@ -22,7 +22,7 @@ def test_sizes_rise_by_a_factor() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "K", "4K:1K", "-1", "1T", "99999G", "1.5K", "0"])
-def test_what_is_no_size_is_refused(text: str) -> None:
+def test_invalid_sizes_are_refused(text: str) -> None:
     with pytest.raises(InvalidUsageError, match="size"):
         sizes(text, 2)
 
@@ -43,7 +43,7 @@ def test_bad_calls_end_with_a_sentence(words: list[str], capsys: pytest.CaptureF
     assert errors.startswith("ark: ") and "Traceback" not in errors
 
 
-def test_bus_bandwidth_is_what_a_link_carries() -> None:
+def test_bus_bandwidth_is_the_rate_of_a_link() -> None:
     assert bus_factor("all_reduce", 4) == 1.5
     assert bus_factor("all_gather", 4) == 0.75
     assert bus_factor("broadcast", 4) == 1.0

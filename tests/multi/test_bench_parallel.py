@@ -53,7 +53,7 @@ def test_stages_of_two_ranks() -> None:
         (("--ranks", "4", "--width", "2", "--plan", "chimera+megatron"), "cannot be measured"),
     ],
 )
-def test_what_is_not_measured_is_said(
+def test_unmeasured_cases_are_reported(
     extra: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*WORDS, *extra]) == 2
@@ -62,7 +62,7 @@ def test_what_is_not_measured_is_said(
 
 
 @slow
-def test_what_only_ranks_find_out_is_said() -> None:
+def test_errors_found_by_ranks_are_reported() -> None:
     done = bench("--ranks", "4", "--plan", "interleaved", "--layers", "1")
     assert done.returncode != 0
     assert "8 stages" in " ".join(done.stderr.split()) and "Traceback" not in done.stderr

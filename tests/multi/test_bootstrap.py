@@ -248,7 +248,7 @@ def test_a_peer_that_never_comes() -> None:
         assert "rank 1 did not join" in message
 
 
-def test_nobody_serves(job: Job) -> None:
+def test_a_missing_server_is_reported(job: Job) -> None:
     job.start("join(timeout_s=0.5)", 1, 2)
     (message,) = errors(job.finish())
     assert f"port {job.port}" in message and "did not find rank 0" in message

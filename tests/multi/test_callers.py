@@ -87,7 +87,7 @@ def test_a_failed_rank_while_it_is_waited_for() -> None:
     assert run_ranks(2, lambda ranks: one_comes(ranks, fails))[0] == (2, "rank 1 is gone")
 
 
-def test_whoever_closes_ends_the_call_of_another_thread() -> None:
+def test_closing_ends_the_call_of_another_thread() -> None:
     def stops(ranks: ThreadRanks, call: Call) -> None:
         assert call.executor.latest is not None and call.executor.latest.running()
         assert call.executor.latest.stop(60.0)

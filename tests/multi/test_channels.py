@@ -34,7 +34,7 @@ OTHERS = tuple(body for body in PROGRAMS if body not in BY_STORES)
 
 
 @pytest.mark.parametrize("name", ["cpu", "cuda", "rocm"])
-def test_what_arrives_is_what_was_sent(name: str) -> None:
+def test_received_data_equals_sent_data(name: str) -> None:
     """In every iteration, by puts, gets, reductions and messages."""
     with devices(name, 2) as (opened, machine):
         for body in OTHERS if name == "rocm" and not SLOW else PROGRAMS:
@@ -145,7 +145,7 @@ def get_without_waiting(rank: int) -> None:
         add_up(ark.comm.channel(0).get(shared))
 
 
-def get_what_nobody_wrote(rank: int) -> None:
+def get_unwritten_data(rank: int) -> None:
     x, shared = counting(), ark.comm.symmetric([N], int32)
     channel = ark.comm.channel(1 - rank)
     if rank == 0:
@@ -156,7 +156,7 @@ def get_what_nobody_wrote(rank: int) -> None:
         add_up(channel.get(shared))
 
 
-def overwrite_what_is_read(rank: int) -> None:
+def overwrite_read_data(rank: int) -> None:
     x, inbox = counting(), ark.comm.symmetric([N], int32)
     channel = ark.comm.channel(1 - rank)
     if rank == 0:
@@ -208,8 +208,8 @@ REFUSED = {
     signal_before_put: "nothing makes the second wait for the first",
     read_without_waiting: "nothing makes the second wait for the first",
     get_without_waiting: "nothing makes the second wait for the first",
-    get_what_nobody_wrote: "that no earlier task writes",
-    overwrite_what_is_read: "nothing makes the second wait for the first",
+    get_unwritten_data: "that no earlier task writes",
+    overwrite_read_data: "nothing makes the second wait for the first",
     two_reduce_at_once: "nothing makes the second wait for the first",
     never_signalled: "has waits but no signals|lacks",
     both_wait_first: "its waits deadlock",
@@ -224,7 +224,7 @@ def test_a_missing_order_is_refused(body: Body) -> None:
         verify(build(world, body))
 
 
-def test_what_cannot_be_is_said() -> None:
+def test_invalid_channel_programs_are_refused() -> None:
     with use_model(Model(0, 2)):
         inbox = ark.comm.symmetric([8], name="inbox")
         with pytest.raises(InvalidUsageError, match="already"):

@@ -153,7 +153,7 @@ def test_nothing_is_written_twice_and_nothing_idle_is_kept() -> None:
                 assert all(values[s].part == value.part for s in value.sources)
 
 
-def test_what_nobody_needs_makes_no_task() -> None:
+def test_unneeded_parts_have_no_task() -> None:
     builder = ProgramBuilder("idle", "broadcast", ranks=2, chunks=1, root=0)
     spare = builder.scratch(1)
     builder.copy(0, Span("in", 0), Span("out", 0))

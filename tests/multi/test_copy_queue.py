@@ -95,7 +95,7 @@ def test_copies_go_through_the_queue(
 
 
 @pytest.mark.parametrize("seed", few(1, range(2)))
-def test_what_caches_hold_is_not_what_the_engine_copies(created: CreatedQueues, seed: int) -> None:
+def test_the_copy_engine_reads_written_back_values(created: CreatedQueues, seed: int) -> None:
     """Caches hold old values wherever the memory model leaves it open: the source is written back
     first, and what a get brings does not land where a cache may have something older.
     """

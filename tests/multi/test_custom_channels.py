@@ -148,7 +148,7 @@ BY_DEFAULT = (put_tiles, reduce_there)  # on the emulator
 
 
 @pytest.mark.parametrize("name", ["cpu", "cuda", "rocm"])
-def test_what_arrives_is_what_was_sent(name: str) -> None:
+def test_received_data_equals_sent_data(name: str) -> None:
     """In every iteration; as JSON and back, as any plan."""
     with devices(name, 2) as (opened, machine):
         for body in BY_DEFAULT if name == "rocm" and not SLOW else PROGRAMS:
@@ -282,7 +282,7 @@ def test_the_example_and_ranks_that_differ_as_processes() -> None:
     assert ark.launch(3, scripts) == 0
 
 
-def nobody_signals(rank: int) -> None:
+def missing_signal(rank: int) -> None:
     x, inbox = counting(), ark.comm.symmetric([INBOX_ELEMENTS], int32)
     channel = ark.comm.channel(1 - rank)
     if rank == 0:
@@ -291,7 +291,7 @@ def nobody_signals(rank: int) -> None:
         add_to(inbox, ark.tensor([INBOX_ELEMENTS], int32), waits=channel)
 
 
-def nobody_waits(rank: int) -> None:
+def missing_wait(rank: int) -> None:
     x, inbox = counting(), ark.comm.symmetric([INBOX_ELEMENTS], int32)
     channel = ark.comm.channel(1 - rank)
     if rank == 0:
@@ -349,8 +349,8 @@ def both_wait_first(rank: int) -> None:
 
 UNORDERED = "nothing makes the second wait for the first"
 REFUSED: dict[Callable[[int], None], str] = {
-    nobody_signals: "has waits but no signals|lacks",
-    nobody_waits: r"signals 'channel0\.0\.1\.custom\.0\.tile\d+', which rank 1 lacks",
+    missing_signal: "has waits but no signals|lacks",
+    missing_wait: r"signals 'channel0\.0\.1\.custom\.0\.tile\d+', which rank 1 lacks",
     other_tiles: "has waits but no signals|lacks",
     reads_beside_its_tile: UNORDERED,
     put_again_too_early: UNORDERED,
@@ -365,7 +365,7 @@ def test_a_missing_order_is_refused(body: Body) -> None:
         verify(build(2, body))
 
 
-def test_what_cannot_be_is_said() -> None:
+def test_invalid_channel_programs_are_refused() -> None:
     with use_model(Model(0, 2)) as model:
         channel, inbox = ark.comm.channel(1), ark.comm.symmetric([8], int32)
         x = ark.tensor([8], int32)

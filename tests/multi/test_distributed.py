@@ -159,7 +159,7 @@ def beside_gloo() -> None:
     gloo = dist.new_group(backend="gloo")
     torch.manual_seed(rank)
 
-    def both(call: Any, *shapes: int, dtype: Any = torch.float32) -> None:
+    def compared(call: Any, *shapes: int, dtype: Any = torch.float32) -> None:
         """The call on equal inputs in both groups; what it leaves in all tensors is compared."""
         ours = [torch.randint(-9, 10, (n,)).to(dtype) for n in shapes]
         theirs = [t.clone() for t in ours]
@@ -170,25 +170,27 @@ def beside_gloo() -> None:
 
     for count in COUNTS if SLOW else COUNTS[1:]:
         for dtype in (torch.float32, torch.bfloat16):
-            both(lambda g, x: dist.all_reduce(x, group=g), count, dtype=dtype)
-        both(lambda g, x: dist.all_reduce(x, dist.ReduceOp.MAX, group=g), count)
-        both(lambda g, x: dist.broadcast(x, 1, group=g), count)
-        both(lambda g, x: dist.reduce(x, 1, group=g) if rank == 1 else
+            compared(lambda g, x: dist.all_reduce(x, group=g), count, dtype=dtype)
+        compared(lambda g, x: dist.all_reduce(x, dist.ReduceOp.MAX, group=g), count)
+        compared(lambda g, x: dist.broadcast(x, 1, group=g), count)
+        compared(lambda g, x: dist.reduce(x, 1, group=g) if rank == 1 else
              dist.reduce(x.clone(), 1, group=g), count)  # fmt: skip
-        both(lambda g, x, y, z: dist.all_gather([y, z], x, group=g), count, count, count)
-        both(lambda g, x, y: dist.all_gather_into_tensor(y, x, group=g), count, 2 * count)
-        both(lambda g, x, y: dist.all_to_all_single(y, x, group=g), 2 * count, 2 * count)
+        compared(lambda g, x, y, z: dist.all_gather([y, z], x, group=g), count, count, count)
+        compared(lambda g, x, y: dist.all_gather_into_tensor(y, x, group=g), count, 2 * count)
+        compared(lambda g, x, y: dist.all_to_all_single(y, x, group=g), 2 * count, 2 * count)
         for op in (dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.AVG):
-            both(
+            compared(
                 lambda g, x, y, op=op: dist.reduce_scatter_tensor(y, x, op, group=g),
                 2 * count, count,
             )  # fmt: skip
-        both(lambda g, x, y: dist.reduce_scatter(y, list(x.chunk(2)), group=g), 2 * count, count)
-        both(
+        compared(
+            lambda g, x, y: dist.reduce_scatter(y, list(x.chunk(2)), group=g), 2 * count, count
+        )
+        compared(
             lambda g, x, y, z: dist.gather(x, [y, z] if rank == 0 else None, 0, group=g),
             count, count, count,
         )  # fmt: skip
-        both(
+        compared(
             lambda g, x, y, z: dist.scatter(x, [y, z] if rank == 0 else None, 0, group=g),
             count, count, count,
         )  # fmt: skip
@@ -259,7 +261,7 @@ def test_a_receive_takes_the_first_message_that_fits() -> None:
     matcher.close()
 
 
-class Told:
+class ScriptedJob:
     """A job of three ranks, told by the test what the others say."""
 
     rank, world_size = 0, 3
@@ -278,8 +280,8 @@ class Told:
         self.heard[BEGUN](rank, COUNT.pack(count))
 
 
-def test_a_receive_from_anybody_keeps_the_order_of_receives() -> None:
-    job = Told()
+def test_a_receive_from_any_rank_keeps_the_order_of_receives() -> None:
+    job = ScriptedJob()
     taken: list[tuple[str, int]] = []
     arrivals = Arrivals(job)  # type: ignore[arg-type]
 
@@ -314,7 +316,7 @@ def test_a_receive_from_anybody_keeps_the_order_of_receives() -> None:
     assert len(taken) == 6
 
 
-def from_anybody(folder: str) -> None:
+def from_any_rank(folder: str) -> None:
     """Messages of all other ranks, with and without a tag, sent before and after the receive is
     called; then two receives from any rank wait and one ends.
     """
@@ -355,12 +357,12 @@ def from_anybody(folder: str) -> None:
     Path(folder, str(rank)).touch()
 
 
-def test_messages_from_anybody_between_three_processes(tmp_path: Path) -> None:
-    assert ark.launch(3, from_anybody, str(tmp_path)) != 0  # one was killed
+def test_receives_from_any_rank_between_three_processes(tmp_path: Path) -> None:
+    assert ark.launch(3, from_any_rank, str(tmp_path)) != 0  # one was killed
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "2"]
 
 
-def test_the_torch_backend_gives_what_gloo_gives() -> None:
+def test_the_torch_backend_equals_gloo() -> None:
     pytest.importorskip("torch.distributed")
     assert ark.launch(2, beside_gloo) == 0
 
@@ -376,11 +378,11 @@ def sharded_training() -> None:
     dist.init_process_group("ark", timeout=timedelta(seconds=60))
     mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
 
-    def made() -> torch.nn.Sequential:
+    def small_net() -> torch.nn.Sequential:
         torch.manual_seed(0)
         return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3))
 
-    whole, sharded = made(), made()
+    whole, sharded = small_net(), small_net()
     for layer in (sharded[0], sharded[2], sharded):
         fully_shard(layer, mesh=mesh)
     data = torch.randn(2, 6, 8)
@@ -420,7 +422,7 @@ def until_one_is_killed(folder: str, victim: int, calls: int) -> None:
 
 
 @pytest.mark.parametrize("victim", [pytest.param(0, marks=slow), 1, pytest.param(2, marks=slow)])
-def test_who_is_left_by_a_killed_rank_ends_and_names_it(victim: int, tmp_path: Path) -> None:
+def test_the_peer_of_a_killed_rank_ends_and_names_it(victim: int, tmp_path: Path) -> None:
     calls = random.Random(victim).randrange(1, 40)
     assert ark.launch(3, until_one_is_killed, str(tmp_path), victim, calls) != 0
     left = {int(p.name): p.read_text() for p in tmp_path.iterdir()}

@@ -52,7 +52,7 @@ def refuse_all() -> None:
     assert list(ark.distributed.all_reduce(np.ones(8, np.float32))) == [2.0] * 8
 
 
-def test_what_no_collective_takes_is_refused_by_all() -> None:
+def test_invalid_operands_are_refused_by_all_collectives() -> None:
     assert ark.launch(2, refuse_all) == 0
 
 

@@ -57,7 +57,7 @@ def able(machine: Machine, engine: str) -> Machine:
 @pytest.mark.parametrize(
     ("name", "engine"), [*ENGINES, *(pytest.param(*e, marks=slow) for e in ALIKE)], ids=str
 )
-def test_what_is_put_from_is_free_behind_a_flush(name: str, engine: str) -> None:
+def test_the_source_of_a_put_may_be_overwritten_after_a_flush(name: str, engine: str) -> None:
     with devices(name, 2) as (opened, machine):
         plans = build(2, body_of(engine), able(machine, engine))
         verify(plans)

@@ -260,7 +260,7 @@ def test_hosts_that_have_no_transport_in_common() -> None:
     assert "UCX_TLS" in lines[0] and lines[1] == "closed"
 
 
-def test_what_cannot_go_to_another_host_is_said() -> None:
+def test_unsupported_transfers_between_hosts_are_refused() -> None:
     with pytest.raises(UnsupportedError, match=r"reduce into .* on another host is not supported"):
         plans_of(channels.reduce, [0, 1])
     with pytest.raises(UnsupportedError, match=r"strided part"):

@@ -36,7 +36,7 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launching, "_GRACE_S", 0.5)
 
 
-def gone(pid: int) -> bool:
+def process_ends(pid: int) -> bool:
     """True if the process ends (or is only waiting to be reaped) within moments."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
@@ -100,7 +100,7 @@ sys.exit(2)
         ("a,b,a", "ranks 0 and 2: a"),
     ],
 )
-def test_what_several_ranks_say_is_said_once(
+def test_equal_messages_of_ranks_are_printed_once(
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -143,7 +143,7 @@ def test_nothing_is_left_running_after_a_failure(tmp_path: Path) -> None:
     )
     assert launch_command(2, [sys.executable, "-c", script]) == 3
     pids = [int(word) for f in tmp_path.iterdir() for word in f.read_text().split()]
-    assert len(pids) == 4 and all(gone(pid) for pid in pids)
+    assert len(pids) == 4 and all(process_ends(pid) for pid in pids)
 
 
 def test_ranks_end_with_a_killed_launcher(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_ranks_end_with_a_killed_launcher(tmp_path: Path) -> None:
         time.sleep(0.02)
     launcher.send_signal(signal.SIGKILL)
     launcher.wait()
-    assert all(gone(int(text)) for text in texts)
+    assert all(process_ends(int(text)) for text in texts)
 
 
 def write_rank_info(folder: str) -> None:
@@ -194,7 +194,7 @@ def speak(failing: int) -> None:
 
 
 @pytest.mark.parametrize("failing", [-1, 1])
-def test_what_every_rank_prints_is_shown(capfd: pytest.CaptureFixture[str], failing: int) -> None:
+def test_the_output_of_every_rank_is_shown(capfd: pytest.CaptureFixture[str], failing: int) -> None:
     """Also of a rank that fails after it, which the others may not live to see."""
     assert launch(3, speak, failing) == (2 if failing == 1 else 0)
     shown = set(capfd.readouterr().out.splitlines())

@@ -185,7 +185,7 @@ def test_a_memory_limit_is_seen_before_it_kills(group: Path, tmp_path: Path) -> 
     assert "memory" in message and "are free" in message and "Traceback" not in message
 
 
-def test_what_is_left_of_a_control_group(tmp_path: Path) -> None:
+def test_free_memory_of_a_control_group_is_computed(tmp_path: Path) -> None:
     """Version 1, version 2, nested limits, no limit; the page cache counts as free."""
     v1, v2 = tmp_path / "memory/a", tmp_path / "b/c"
     for folder, names, values in (

@@ -240,7 +240,7 @@ def stated(*texts: str, inside: bool = True, **more: Any) -> Statement:
     )
 
 
-def test_what_statements_say_of_a_call() -> None:
+def test_statements_describe_mismatched_calls() -> None:
     statements = {0: stated("a", "b"), 1: stated("a", "c")}
     assert agreed(statements) == 1
     assert "rank 0 calls b; rank 1 calls c" in str(error(statements, [0, 1], 3.0))

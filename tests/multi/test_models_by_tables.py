@@ -49,7 +49,7 @@ def table(collective: str, nbytes: int, **engines: str) -> dict[str, Any]:
     return {collective: [[nbytes, engines]]}
 
 
-def made(
+def plans_of(
     collective: str, nbytes: int, engines: Mapping[str, Any] | None, **words: Any
 ) -> Sequence[Plan]:
     """Two ranks' plans of a collective of so many bytes on a rank's larger side."""
@@ -76,29 +76,33 @@ def in_packets(rank_plans: Sequence[Plan]) -> bool:
 
 @pytest.mark.parametrize("collective", CALLS)
 def test_the_engine_is_the_measured_one_of_the_nearest_size(collective: str) -> None:
-    assert in_packets(made(collective, SMALL, None))
-    assert not in_packets(made(collective, LARGE, None))
+    assert in_packets(plans_of(collective, SMALL, None))
+    assert not in_packets(plans_of(collective, LARGE, None))
     for size in (SMALL // 2, SMALL, 2 * SMALL):
-        assert not in_packets(made(collective, size, table(collective, SMALL, one_shot="threads")))
-    assert in_packets(made(collective, LARGE, table(collective, LARGE, one_shot="packet")))
+        assert not in_packets(
+            plans_of(collective, size, table(collective, SMALL, one_shot="threads"))
+        )
+    assert in_packets(plans_of(collective, LARGE, table(collective, LARGE, one_shot="packet")))
     # Far from it, of another collective, of another algorithm, or an engine that the machine lacks.
-    assert in_packets(made(collective, SMALL // 4, table(collective, SMALL, one_shot="threads")))
-    assert in_packets(made(collective, SMALL, table("broadcast", SMALL, one_shot="threads")))
-    assert in_packets(made(collective, SMALL, table(collective, SMALL, ring="threads")))
-    assert in_packets(made(collective, SMALL, table(collective, SMALL, one_shot="warp")))
+    assert in_packets(
+        plans_of(collective, SMALL // 4, table(collective, SMALL, one_shot="threads"))
+    )
+    assert in_packets(plans_of(collective, SMALL, table("broadcast", SMALL, one_shot="threads")))
+    assert in_packets(plans_of(collective, SMALL, table(collective, SMALL, ring="threads")))
+    assert in_packets(plans_of(collective, SMALL, table(collective, SMALL, one_shot="warp")))
 
 
 def test_a_named_algorithm_has_its_own_and_a_named_engine_stays() -> None:
     two_rows = table("all_reduce", SMALL, one_shot="packet", ring="threads")
-    assert not in_packets(made("all_reduce", SMALL, two_rows, algorithm="ring"))
-    assert in_packets(made("all_reduce", SMALL, two_rows, algorithm="ring", engine="packet"))
-    bulk = made("all_reduce", SMALL, table("all_reduce", SMALL, one_shot="bulk"))
+    assert not in_packets(plans_of("all_reduce", SMALL, two_rows, algorithm="ring"))
+    assert in_packets(plans_of("all_reduce", SMALL, two_rows, algorithm="ring", engine="packet"))
+    bulk = plans_of("all_reduce", SMALL, table("all_reduce", SMALL, one_shot="bulk"))
     assert "bulk" in {op.kind for op in bulk[0].ops}
 
 
 def test_ranks_that_do_the_same_are_planned_once_and_always_alike() -> None:
     engines = table("all_reduce", SMALL, one_shot="threads")
-    first, second = (made("all_reduce", SMALL, engines) for _ in range(2))
+    first, second = (plans_of("all_reduce", SMALL, engines) for _ in range(2))
     assert isinstance(first, Rotated)
     assert to_json(first[1]) == to_json(second[1])
     assert json.loads(to_json(first[1]))["meta"]["engines"] == engines
@@ -106,8 +110,8 @@ def test_ranks_that_do_the_same_are_planned_once_and_always_alike() -> None:
 
 
 def test_plans_of_different_tables_are_refused_in_a_sentence() -> None:
-    mine = made("all_reduce", SMALL, table("all_reduce", SMALL, one_shot="threads"))
-    other = made("all_reduce", SMALL, table("all_reduce", SMALL, one_shot="bulk"))
+    mine = plans_of("all_reduce", SMALL, table("all_reduce", SMALL, one_shot="threads"))
+    other = plans_of("all_reduce", SMALL, table("all_reduce", SMALL, one_shot="bulk"))
     with pytest.raises(PlanError, match=r"ranks 0 and 1 .*ark tune --collectives.*--forget"):
         verify([mine[0], other[1]])
 
@@ -118,7 +122,7 @@ def keep(engine: str, nbytes: int = SMALL) -> None:
     tuned.KEPT.store(CPU, {"all_reduce.2": [entry], "all_reduce.3": [entry], "all_gather.2": []})
 
 
-def test_rank_0_says_what_all_plan_with(tmp_path: Path) -> None:
+def test_all_ranks_plan_with_the_table_of_rank_0(tmp_path: Path) -> None:
     keep("packet")
     want = {"engines": {"all_reduce": [[SMALL, {"one_shot": "packet"}]]}}
     assert tuned.options(CPU, 2) == want

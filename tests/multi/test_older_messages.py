@@ -80,7 +80,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_no_message_is_refused(case: str) -> None:
+def test_invalid_messages_are_refused(case: str) -> None:
     ark.init()
     ark.set_world_size(2)
     with pytest.raises(BaseError):

@@ -203,7 +203,7 @@ def test_on_cpu_ranks(shape_name: str) -> None:
     "shape_name", ["half", *(pytest.param(w, marks=slow) for w in ("bfloat", "ragged"))]
 )
 @pytest.mark.parametrize("world", [2, pytest.param(3, marks=slow), pytest.param(4, marks=slow)])
-def test_lists_of_those_that_move(shape_name: str, world: int) -> None:
+def test_task_lists_of_moving_warps_give_equal_results(shape_name: str, world: int) -> None:
     """On a CPU they are processors more."""
     check("cpu", world, shape_name, moves=True)
 
@@ -343,7 +343,9 @@ def test_plans_are_the_same_each_time() -> None:
 
 
 @pytest.mark.parametrize("case", ["engine", "two readers", "small", "residual", "off"])
-def test_what_stays_apart(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_collectives_are_not_overlapped(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if case == "small":
         monkeypatch.setattr("ark.lower.rewrite.overlap_collectives.in_packets", lambda *_: True)
 

@@ -88,7 +88,9 @@ def shared_counters(plan: Plan) -> Plan:
         (shared_counters, "signalled in the phases"),
     ],
 )
-def test_what_phases_may_not_share_is_refused(mutate: Callable[[Plan], Plan], message: str) -> None:
+def test_memory_that_phases_may_not_share_is_refused(
+    mutate: Callable[[Plan], Plan], message: str
+) -> None:
     plans = build(messages, 2, 1)
     verify(plans)
     with pytest.raises(PlanError, match=message):

@@ -180,7 +180,7 @@ def joined(nbytes: int) -> Iterator[tuple[list[Proxy], np.ndarray, np.ndarray, i
 
 
 @pytest.mark.parametrize("size", [4, 40_000])
-def test_what_is_counted_as_served_has_arrived(size: int) -> None:
+def test_served_requests_have_arrived(size: int) -> None:
     """Over UCX, with as many puts at once as the FIFO holds: small ones are taken several in a row,
     and one flush tells of them all.
     """
@@ -242,7 +242,7 @@ def test_other_memory_is_refused_and_the_kernel_told_to_leave(alone: tuple, offs
     assert abort[0] == 1
 
 
-def test_what_stops_the_proxy_ends_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_the_proxy_ends_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     """The executor forgets to tell which memory may be copied: an error in words, on all ranks."""
     monkeypatch.setattr(Proxy, "allow", lambda *_: None)
     plans = build(2, put_and_send)
@@ -257,7 +257,7 @@ def test_what_stops_the_proxy_ends_the_launch(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("missing", ["pybind11", "compiler"])
-def test_without_what_it_needs_only_its_engines_are_missed(
+def test_without_a_proxy_only_its_engines_are_missing(
     monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
     proxies._built.cache_clear()

@@ -239,7 +239,7 @@ def test_ranks_that_disagree_are_refused() -> None:
         verify([good[1], good[0]])
 
 
-def test_a_message_that_nobody_receives_is_refused() -> None:
+def test_a_message_without_a_receiver_is_refused() -> None:
     def body(rank: int) -> None:
         x = ark.tensor([8], name="x")
         if rank == 0:

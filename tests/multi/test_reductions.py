@@ -216,7 +216,7 @@ def test_pairs_by_hand() -> None:
     assert ark.launch(2, by_hand) == 0
 
 
-def test_what_they_cannot_take_is_said() -> None:
+def test_unsupported_reductions_are_refused() -> None:
     def integers(rank: int) -> None:
         ark.all_reduce(ark.tensor([8], ark.int32), rank, 2, reduction="adasum")
 

@@ -119,7 +119,7 @@ def test_plain_memory_where_a_peer_writes_packets_is_refused(plans: list[Plan]) 
         verify([dataclasses.replace(first, tensors=tuple(tensors)), plans[1]])
 
 
-def test_a_share_that_nobody_sends_is_missed(plans: list[Plan]) -> None:
+def test_a_missing_share_is_detected(plans: list[Plan]) -> None:
     """The layer's second output lies on its own rank once more, not on the peer."""
     first = plans[0]
     number, op = next(

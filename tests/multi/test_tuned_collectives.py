@@ -36,7 +36,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ARK_CACHE_DIR", str(tmp_path))
 
 
-def test_what_is_kept_is_read_again() -> None:
+def test_kept_choices_are_read_back() -> None:
     assert tuned.KEPT.load(MACHINE) == {}
     tuned.KEPT.store(MACHINE, TABLE)
     assert tuned.KEPT.load(MACHINE) == TABLE
@@ -91,7 +91,7 @@ def _sums_by_tables(root: str) -> None:
     (Path(root) / f"took{ranks.rank}.json").write_text(json.dumps(results))
 
 
-def test_ranks_measure_and_keep_and_all_take_what_rank_0_measured(
+def test_all_ranks_use_the_measurements_of_rank_0(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From the command's file to the calls: tables that differ between ranks, and a size that was

@@ -17,7 +17,7 @@ from examples.word2vec.word2vec import Options
 from tests.cases.word2vec import SMALL, text, wanted
 
 
-def test_one_rank_does_what_word2vec_does() -> None:
+def test_one_rank_equals_plain_word2vec() -> None:
     ark.init(backend="cpu")
     given = text()
     assert 0.2 < given.keep.min() < 0.95

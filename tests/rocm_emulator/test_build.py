@@ -32,7 +32,7 @@ def compiles(folder: Path, *flags: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=False).stderr
 
 
-def test_many_sources_share_what_was_parsed_at_any_level(folder: Path) -> None:
+def test_parsed_sources_are_shared_between_levels(folder: Path) -> None:
     version = subprocess.run(
         [*build.compiler(), "--version"], capture_output=True, text=True, check=True
     )
@@ -58,7 +58,7 @@ def test_a_compiler_that_makes_none_does_without(folder: Path) -> None:
         assert parsed == ()
 
 
-def test_what_runs_at_every_instruction_is_optimised_most() -> None:
+def test_code_of_every_instruction_is_optimised_most() -> None:
     levels = {source.stem: build._level(source) for source in build.core_sources()}
     for name in ("exec_mfma", "exec_lds", "scheduler"):
         assert levels[name] == ("-O3",)
@@ -67,7 +67,9 @@ def test_what_runs_at_every_instruction_is_optimised_most() -> None:
     assert levels["decode_gfx9"] == build._level(build.PACKAGE / "hip" / "memory.cpp") == ("-O1",)
 
 
-def test_who_waits_for_a_build_says_so(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_waiting_for_another_build_is_reported(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     with (build.cache_folder() / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         release = threading.Timer(3, lambda: fcntl.flock(file, fcntl.LOCK_UN))

@@ -111,7 +111,7 @@ class Bench(checks_bench.Bench):
 
 
 @pytest.mark.parametrize("arch", ALL)
-def test_reading_what_nobody_wrote(arch: str) -> None:
+def test_reads_of_unwritten_memory_are_reported(arch: str) -> None:
     bench = Bench(arch)
     out = bench.buffer()
     half = bench.buffer(np.arange(32), size=256)
@@ -213,7 +213,7 @@ def test_between_devices_only_system_scope_will_do(arch: str) -> None:
 
 
 @pytest.mark.parametrize("arch", ALL)
-def test_writing_over_what_another_workgroup_reads(arch: str) -> None:
+def test_writes_over_reads_of_other_workgroups_are_reported(arch: str) -> None:
     bench = Bench(arch)
     data, out = bench.buffer(np.arange(64)), bench.buffer()
     result = bench.run("overwrite", data, out, grid=2)

@@ -102,7 +102,7 @@ UNWRITTEN = "uninitialised read"
 
 
 @pytest.mark.parametrize("arch", ALL)
-def test_lds_that_nobody_wrote(arch: str) -> None:
+def test_reads_of_unwritten_lds_are_reported(arch: str) -> None:
     bench = Bench(arch, LDS)
     out = bench.buffer()
     result = bench.run("fill", out, 200, 200, grid=3, lanes=256)

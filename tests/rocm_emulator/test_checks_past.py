@@ -88,7 +88,7 @@ def run(arch: str, kernel: str, seed: int) -> Any:
 
 
 @pytest.mark.parametrize("arch", ALL)
-def test_what_was_read_before_a_relaxed_chain_may_be_overwritten(arch: str) -> None:
+def test_reads_before_a_relaxed_chain_may_be_overwritten(arch: str) -> None:
     for seed in SEEDS:
         result = run(arch, "read_then_tell", seed)
         assert result.ok, (seed, result.message)
@@ -96,7 +96,7 @@ def test_what_was_read_before_a_relaxed_chain_may_be_overwritten(arch: str) -> N
 
 @pytest.mark.parametrize("arch", ALL)
 @pytest.mark.parametrize("kernel", ["tell_then_read", "one_wave_tells", "nobody_waits"])
-def test_what_may_still_be_read_may_not(kernel: str, arch: str) -> None:
+def test_pending_reads_may_not_be_overwritten(kernel: str, arch: str) -> None:
     assert "race" in {run(arch, kernel, seed).kind for seed in SEEDS}
 
 

@@ -201,7 +201,7 @@ def test_a_wave_reads_its_own_store(arch: str) -> None:
 
 @pytest.mark.parametrize("arch", ["gfx942", "gfx1100"])
 @pytest.mark.parametrize("kind", ["host", "fine"])
-def test_what_the_host_writes_while_the_kernel_runs(arch: str, kind: str) -> None:
+def test_host_writes_during_the_kernel_are_checked(arch: str, kind: str) -> None:
     for kernel, expected in (("server_sound", "none"), ("server_stale", STALE)):
         bench = Bench(arch, SCALAR)
         line, out = bench.buffer(np.arange(32), kind=kind), bench.buffer()
@@ -217,7 +217,7 @@ def test_what_the_host_writes_while_the_kernel_runs(arch: str, kind: str) -> Non
 
 
 @pytest.mark.parametrize("arch", ["gfx90a", "gfx942", "gfx1100"])
-def test_what_a_peer_writes_while_the_kernel_runs(arch: str) -> None:
+def test_peer_writes_during_the_kernel_are_checked(arch: str) -> None:
     for kernel, expected in (("peer_sound", "none"), ("peer_stale", STALE)):
         bench = Bench(arch, SCALAR, devices=2)
         line, flags, out = (bench.buffer(np.zeros(64), kind="fine") for _ in range(3))

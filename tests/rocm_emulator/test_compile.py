@@ -42,7 +42,7 @@ def test_the_same_source_gives_the_same_bytes(arch: str) -> None:
 
 
 @pytest.mark.parametrize("arch", TARGETS)
-def test_what_runs_is_what_the_assembly_says(arch: str) -> None:
+def test_the_code_object_equals_the_assembly(arch: str) -> None:
     """Instructions, descriptor and notes: what the linter reads in the text, the device gets."""
     direct, through = compile_hip(KERNEL, arch), assemble(to_assembly(KERNEL, arch)[0], arch)
     listings = [core().CodeObject(code).disassemble() for code in (direct, through)]

@@ -203,7 +203,7 @@ def test_a_wait_for_the_host_ends_when_its_time_is_over() -> None:
 
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("option", ["-O0", "-O3"])
-def test_a_deadlock_names_every_wave_and_what_it_polls(arch: str, option: str) -> None:
+def test_a_deadlock_names_every_wave_and_its_polled_address(arch: str, option: str) -> None:
     bench = Bench(arch, option=option)
     flags = bench.buffer(2)
     began = time.monotonic()

@@ -208,7 +208,7 @@ def test_the_host_feeds_a_persistent_kernel(arch: str) -> None:
         np.testing.assert_array_equal(download(there, x.shape, x.dtype), expected)
 
 
-def test_a_persistent_kernel_that_nobody_feeds_is_reported() -> None:
+def test_a_starved_persistent_kernel_is_reported() -> None:
     with emulated("gfx942", external_wait_ms=300, report=0), Buffers() as buffers:
         there, flags = buffers.upload(np.zeros(64, np.int32)), Mapped((64,), np.uint32)
         arguments = Arguments(
@@ -246,7 +246,7 @@ extern "C" __global__ void fill(float* out) { out[threadIdx.x] = FACTOR * VALUE 
         np.testing.assert_array_equal(download(out, (64,), np.float32), np.arange(64) * 6.0)
 
 
-def test_hiprtc_says_what_is_wrong_with_a_program() -> None:
+def test_hiprtc_reports_program_errors() -> None:
     with emulated("gfx942"):
         source = b'extern "C" __global__ void broken(float* x) { x[0] = nonsense; }'
         program = check(hiprtc.hiprtcCreateProgram(source, b"broken", 0, None, None))

@@ -41,7 +41,7 @@ def test_copies_go_there_and_back() -> None:
         assert (download(second, (10,), np.uint32) == 0x01020304).all()
 
 
-def test_memory_nobody_wrote_does_not_look_like_zeros() -> None:
+def test_unwritten_memory_is_not_zero() -> None:
     with emulated("gfx942"), Buffers() as buffers:
         assert (download(buffers.empty(64), (64,), np.uint8) == 0xCB).all()
 
@@ -237,7 +237,7 @@ extern "C" __global__ void until_told(const unsigned* word) {
 
 
 @pytest.mark.parametrize("refused", [True, False])
-def test_what_is_given_back_under_a_kernel_waits_or_is_refused(refused: bool) -> None:
+def test_freeing_memory_under_a_kernel_waits_or_is_refused(refused: bool) -> None:
     with emulated("gfx942", 2, implicit_sync=0 if refused else 1, report=0):
         module = check(hip.hipModuleLoadData(compile_hip(UNTIL_TOLD, "gfx942")))
         function = check(hip.hipModuleGetFunction(module, b"until_told"))

@@ -167,7 +167,7 @@ def test_occupancy_of_absurd_questions() -> None:
     assert _answer(ask(function, -1, 0)) == ERROR.hipErrorInvalidValue
 
 
-def test_ipc_handles_of_nobody() -> None:
+def test_unknown_ipc_handles_are_refused() -> None:
     handle = hip.hipIpcMemHandle_t()
     assert _answer(hip.hipIpcOpenMemHandle(handle, 1)) == ERROR.hipErrorInvalidValue
     pointer = check(hip.hipHostMalloc(64, 0))

@@ -170,7 +170,7 @@ PATCHES = {
 
 
 @pytest.mark.parametrize("name", list(PATCHES))
-def test_what_no_kernel_can_have_is_named(name: str) -> None:
+def test_impossible_kernel_descriptors_are_reported(name: str) -> None:
     patch, words = PATCHES[name]
     damaged = bytearray(intact())
     patch(damaged)
@@ -186,7 +186,7 @@ def test_more_registers_than_there_are() -> None:
 
 
 @pytest.mark.parametrize("kept", [3, 40, 64, 500, 3000])
-def test_hip_refuses_what_is_cut(kept: int) -> None:
+def test_hip_refuses_truncated_objects(kept: int) -> None:
     """hipModuleLoadData is given no size: headers that lead into nothing must not be followed."""
     page = mmap.PAGESIZE
     held = mmap.mmap(-1, 2 * page)

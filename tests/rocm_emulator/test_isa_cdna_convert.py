@@ -317,7 +317,7 @@ def test_overflow_by_the_mode() -> None:
     assert [int(x) & 0xFFFF for x in clipped[1][:2]] == [0xFB7B, 0xFB7B]
 
 
-def test_what_is_no_number() -> None:
+def test_nan_is_converted() -> None:
     """4 bits know none: the largest of that sign. A scale of all ones makes NaN."""
     ones = np.full(64, 0x7F800000, np.uint32)
     quiet = np.full(64, 0x7FC00000, np.uint32)

@@ -317,7 +317,7 @@ def test_stores_into_a_raw_buffer_end_with_it() -> None:
     assert np.array_equal(got[0], np.where(LANES == 32, A, B))
 
 
-def test_swizzled_buffers_split_what_is_not_aligned() -> None:
+def test_swizzled_buffers_split_unaligned_accesses() -> None:
     got = run("swizzled_buffer", A, B)
     low, high = A << 16 & np.uint32(0xFFFF0000), A >> 16
     assert np.array_equal(got[:4], [A << 8, A >> 24 | low, high | B << 16, B >> 16])

@@ -231,7 +231,7 @@ def _near_limits(count: int) -> list[Words]:
 
 
 @pytest.mark.parametrize("name", list(SATURATING))
-def test_clamp_saturates_what_is_exact(name: str) -> None:
+def test_clamp_saturates_exact_results(name: str) -> None:
     read, factor, addend, bits, exact = SATURATING[name]
     rows = _near_limits(3)
     low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if read is _signed else (0, 2**bits - 1)

@@ -135,7 +135,7 @@ def test_every_opcode_round_trips(arch: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("arch", WRITTEN)
-def test_what_is_written_comes_back(arch: str, tmp_path: Path) -> None:
+def test_assembled_instructions_disassemble_to_their_text(arch: str, tmp_path: Path) -> None:
     lines = list(WRITTEN[arch])
     encoded = assemble_each(lines, arch, tmp_path)
     assert [line for k, line in enumerate(lines) if k not in encoded] == []
@@ -149,6 +149,6 @@ def test_what_is_written_comes_back(arch: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("arch", IMPOSSIBLE)
-def test_what_cannot_be_is_not_decoded(arch: str) -> None:
+def test_invalid_encodings_are_not_decoded(arch: str) -> None:
     for words in IMPOSSIBLE[arch]:
         assert core().disassemble_words(arch, [*words, 0, 0])[0][0] == 0, [hex(w) for w in words]

@@ -168,7 +168,7 @@ def test_a_removed_cache_operation_is_found(arch: str, kernel: str, line: str, r
     assert rule in rules(without(text, line), arch, only)
 
 
-def test_what_a_called_function_publishes_is_held_against_its_caller() -> None:
+def test_publications_in_called_functions_are_checked() -> None:
     only = Expectations(kernels=("calling",))
     text = assembly(CALLS, "gfx942")
     assert text.count("s_swappc_b64") == 2
@@ -216,7 +216,7 @@ def test_an_invalidate_before_the_flag_has_arrived_does_not_count() -> None:
     assert "acquire-invalidate" in rules(early, "gfx942", Expectations(kernels=("system_ring",)))
 
 
-def test_a_spin_loop_without_markers_is_judged_by_what_is_read_after() -> None:
+def test_a_spin_loop_without_markers_is_checked_by_later_reads() -> None:
     text = without(assembly(HAND_OVER, "gfx942"), r"; ark\.\w+ \w+")
     assert rules(text, "gfx942") == set()
     stale = without(text, r"buffer_inv sc0 sc1")

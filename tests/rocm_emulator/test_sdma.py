@@ -121,7 +121,7 @@ def test_the_doorbell_comes_last() -> None:
         assert queue.executed == 0
 
 
-def test_engines_reach_what_their_device_may_reach() -> None:
+def test_engines_reach_the_memory_of_their_device() -> None:
     with emulated("gfx942", 2, report=0), Buffers() as buffers:
         here = buffers.upload(np.zeros(64, np.uint8))
         check(hip.hipSetDevice(1))

@@ -185,7 +185,7 @@ def seconds(
     return float(check(hip.hipEventElapsedTime(begin, end))) / 1e3
 
 
-def test_reads_reach_what_is_reached_of_the_data_sheet(code: bytes) -> None:
+def test_reads_reach_the_measured_bandwidth(code: bytes) -> None:
     """Published: 4.0 to 4.3 of 5.3 TB/s."""
     each = 32
     nbytes = COMPUTE_UNITS * each * 8192
@@ -195,7 +195,7 @@ def test_reads_reach_what_is_reached_of_the_data_sheet(code: bytes) -> None:
     assert 3.6e12 < nbytes / taken < 4.4e12
 
 
-def test_what_fits_into_the_memory_side_cache_is_read_from_memory_once(
+def test_data_in_the_memory_side_cache_is_read_from_memory_once(
     code: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """80 MB of 256, more than the dies' own caches hold: no set is full before the others."""
@@ -209,7 +209,7 @@ def test_what_fits_into_the_memory_side_cache_is_read_from_memory_once(
 
 
 @pytest.mark.parametrize("other", [8, 1], ids=["one die", "two dies"])
-def test_a_hand_over_takes_what_was_measured(code: bytes, other: int) -> None:
+def test_a_hand_over_takes_the_measured_time(code: bytes, other: int) -> None:
     """Published: 642 ns within a die, 742 ns between dies; the model knows no difference. How soon
     a poll follows a store stays as it was the first time, so this is the mean over eight moments at
     which the second begins, of those between two polls.
@@ -223,7 +223,7 @@ def test_a_hand_over_takes_what_was_measured(code: bytes, other: int) -> None:
     assert 550e-9 < np.mean(taken) < 750e-9, taken
 
 
-def test_a_barrier_of_the_device_takes_what_was_measured(code: bytes) -> None:
+def test_a_device_barrier_takes_the_measured_time(code: bytes) -> None:
     """Published: 3.3 to 8.6 us, the lower figure where dies gather first."""
     rounds = 5
     with emulated("mi300x"), Buffers() as held:
@@ -296,7 +296,7 @@ with Executor(plan, backend, device) as made:
     assert predictions[0] == predictions[1] and float(predictions[0]) > 0
 
 
-def test_what_a_unit_has_yet_to_issue_is_in_nobodys_way(code: bytes) -> None:
+def test_unissued_accesses_of_a_unit_delay_no_other_unit(code: bytes) -> None:
     """A unit's address unit is busy for 8 us; who reads a line on the same die waits for one trip
     to memory.
     """
@@ -358,7 +358,7 @@ def test_bank_conflicts_are_counted(code: bytes, stride: int, cycles: int, confl
     assert ((more - few) / 16, (more_lost - few_lost) / 16) == (cycles, conflicts)
 
 
-def test_no_banks_are_known_of_what_is_not_timed() -> None:
+def test_untimed_runs_count_no_bank_conflicts() -> None:
     with profile.counting("gfx1100") as used:
         assert used is None
 

@@ -101,7 +101,7 @@ def test_streams_give_the_same_text(llm: LLM) -> None:
     stream.close()  # type: ignore[attr-defined]
     assert llm.generate(TEXTS[0], GREEDY)[0].outputs[0].text == whole.outputs[0].text
 
-    async def both() -> tuple[list[str], list[str]]:
+    async def stream_and_generate() -> tuple[list[str], list[str]]:
         async def texts(text: str) -> list[str]:
             return [chunk.text async for chunk in llm.stream_async(text, GREEDY)]
 
@@ -111,7 +111,7 @@ def test_streams_give_the_same_text(llm: LLM) -> None:
         assert output.outputs[0].text == whole.outputs[0].text
         return first, second
 
-    first, second = asyncio.run(both())
+    first, second = asyncio.run(stream_and_generate())
     assert "".join(first) == whole.outputs[0].text
     assert "".join(second) == llm.generate(TEXTS[1], GREEDY)[0].outputs[0].text
 

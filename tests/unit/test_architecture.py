@@ -77,7 +77,7 @@ def test_the_spine_imports_neither_synthesis_nor_emulator() -> None:
     assert done.stdout == "[]\n", done.stdout + done.stderr
 
 
-def test_the_device_abi_page_names_what_common_device_code_uses() -> None:
+def test_the_device_abi_page_names_all_used_functions() -> None:
     def names(*texts: str) -> set[str]:
         return {n for text in texts for n in re.findall(r"\b(?:ark|ARK)_\w+", text)}
 

@@ -73,7 +73,7 @@ def test_a_figure_that_is_there_twice_is_refused(tmp_path: Path) -> None:
         figure_file.read_figures(path, "cpu")
 
 
-def test_what_is_worse_by_three_percent_is_found() -> None:
+def test_figures_worse_by_three_percent_are_reported() -> None:
     old = figure_file.Figures("cuda-h100", False, [results(row("a"), row("b"), row("c"))])
     now = [results(row("a", 10.2), row("b", 10.4, 30.0), row("d", 99.0))]
     assert [f.figure for f, _ in figures.worse(old, now, noisy=False)] == ["b"]

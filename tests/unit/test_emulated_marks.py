@@ -18,7 +18,7 @@ MATRIX = Path(__file__).resolve().parents[2] / "ci/matrix.toml"
 
 
 @pytest.mark.parametrize("words", [("gfx9000",), ()])
-def test_a_place_that_nobody_knows_is_refused(
+def test_an_unknown_place_is_refused(
     request: pytest.FixtureRequest, words: tuple[str, ...]
 ) -> None:
     request.node.add_marker(pytest.mark.emulated("gfx942"))

@@ -90,7 +90,7 @@ def test_hostile_plans_are_refused_or_right(seed: int) -> None:
 @pytest.mark.parametrize("name", ["module", "export"])
 @settings(FEW, max_examples=5)
 @given(seed=st.integers(0, 2**32 - 1))
-def test_what_is_compiled_is_refused_or_right(name: str, seed: int) -> None:
+def test_compiled_programs_are_refused_or_correct(name: str, seed: int) -> None:
     pytest.importorskip("torch")
     TARGETS[name](random.Random(seed), lambda text: None)
 
@@ -120,7 +120,7 @@ def test_exported_code_that_a_compiler_refuses_is_a_finding(
 
 
 @pytest.mark.parametrize(("kind", "path"), CASES, ids=[f"{k}-{p.stem}" for k, p in CASES])
-def test_what_once_did_harm(kind: str, path: Path) -> None:
+def test_earlier_failures_stay_fixed(kind: str, path: Path) -> None:
     REPLAY[kind](path.read_text())
 
 

@@ -99,7 +99,7 @@ def slot(cache: Any, shape: Any = (4, 2), dtype: Any = ark.fp16, at: Any = ark.i
         lambda c: slot(torch.zeros(8, 2, 4, dtype=torch.float16).transpose(1, 2)),
     ],
 )
-def test_what_does_not_fit_a_cache_is_a_model_error(call: Callable[[Any], Any]) -> None:
+def test_mismatched_cache_shapes_are_model_errors(call: Callable[[Any], Any]) -> None:
     with pytest.raises(ark.ModelError, match=r"kv_cache_slot|ark\.cast"):
         call(ark.tensor([8, 4, 2], ark.fp16))
 

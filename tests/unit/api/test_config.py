@@ -170,7 +170,7 @@ def test_ops_of_other_tiles_are_not_joined() -> None:
         ),
     ],
 )  # fmt: skip
-def test_what_cannot_be_followed_is_refused(config: Any, call: Any, words: str) -> None:
+def test_unsatisfiable_configs_are_refused(config: Any, call: Any, words: str) -> None:
     with ark.PlannerContext(config=config):
         call()
     with pytest.raises(ark.PlanError, match=words):
@@ -190,7 +190,7 @@ def test_contexts_without_sync_are_one_group() -> None:
     assert reread.processor_groups == plan.processor_groups
 
 
-def test_config_rules_steer_what_no_context_configures(
+def test_config_rules_apply_outside_of_contexts(
     caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     x = tensor(64, 64)

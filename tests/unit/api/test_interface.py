@@ -37,7 +37,7 @@ def test_a_star_import_keeps_python_s_own_names() -> None:
 
 
 @pytest.mark.parametrize("name", ["get", "put", "sampling", "signal", "wait"])
-def test_what_is_not_built_says_so(name: str) -> None:
+def test_unsupported_interfaces_are_refused(name: str) -> None:
     assert not hasattr(ark, name) and getattr(ark, name, None) is None
     with pytest.raises(ark.UnsupportedError, match=name):
         getattr(ark, name)

@@ -178,6 +178,6 @@ def test_planner_contexts_are_checked(settings: dict[str, Any]) -> None:
         ark.PlannerContext(**settings)
 
 
-def test_what_would_change_results_is_no_configuration() -> None:
+def test_options_that_change_results_are_refused() -> None:
     with pytest.raises(ark.UnsupportedError, match="BatchStrideNC"):
         ark.PlannerContext(config={"BatchStrideNC": [1, 2]})

@@ -44,7 +44,7 @@ REFUSED: dict[str, tuple[str, Callable[[], object]]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_launches_with_what_is_not_there(name: str) -> None:
+def test_launches_with_missing_arguments_are_refused(name: str) -> None:
     words, call = REFUSED[name]
     ark.add(ark.tensor([4]), 1.0)
     with pytest.raises(InvalidUsageError, match=words):

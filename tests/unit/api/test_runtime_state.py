@@ -42,7 +42,7 @@ def test_an_empty_model_is_launched_run_and_stopped() -> None:
 
 
 @pytest.mark.parametrize("loop_mode", [True, False])
-def test_a_runtime_says_what_it_is_doing(loop_mode: bool) -> None:
+def test_a_runtime_reports_its_state(loop_mode: bool) -> None:
     total = ark.tensor([1 << 18])
     ark.add(total, 1.0, output=total)
     runtime = ark.Runtime()

@@ -351,7 +351,7 @@ def test_a_task_shared_out_over_groups_runs_whole(model: Any) -> None:
     assert ark.Plan.from_str(json.dumps(data)).built(registry.machine("cpu-2")).inner is not None
 
 
-def test_what_the_model_exports_can_be_planned_by_hand() -> None:
+def test_exported_model_files_can_be_planned_by_hand() -> None:
     """Ops as ark's own model file writes them, scalars among them."""
     ark.init()
     x = ark.tensor([8, 8])

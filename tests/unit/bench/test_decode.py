@@ -131,7 +131,7 @@ def test_the_distance_is_by_row() -> None:
     assert compare(right, right).passes("fp32")
 
 
-def test_what_is_no_number_fails() -> None:
+def test_nan_fails_the_comparison() -> None:
     right = np.ones((2, 4))
     off = right.copy()
     off[0, 2] = np.nan
@@ -154,7 +154,7 @@ def test_each_step_reads_the_best_of_the_one_before() -> None:
         (["--prompt", "512"], "a prompt of 512 tokens"),
     ],
 )
-def test_what_does_not_fit(
+def test_lengths_beyond_the_context_are_refused(
     words: list[str], errors: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*BENCH, *words]) != 0

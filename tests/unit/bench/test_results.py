@@ -13,7 +13,7 @@ from ark.cli.bench_torch import figures_of
 from ark.runtime.cache import code_digest
 
 
-def made(*figures: Any) -> Results:
+def results_of(*figures: Any) -> Results:
     from ark.backend import registry
 
     backend, probe = registry.choose("cpu")
@@ -28,7 +28,7 @@ def test_a_run_says_where_and_how_and_is_read_back(tmp_path: Path) -> None:
         figure("ops/sub", None, error="no such op"),
     ]
     path = tmp_path / "results.json"
-    path.write_text(encode(made(*rows)))
+    path.write_text(encode(results_of(*rows)))
     actual = read(path)
     assert actual.machine.backend == "cpu" and actual.machine.processors == 2
     assert {"ark", "Python", "numpy"} <= set(actual.versions)
@@ -53,9 +53,9 @@ def test_a_run_says_where_and_how_and_is_read_back(tmp_path: Path) -> None:
         ({"speed": 1.0}, "speed"),
     ],
 )
-def test_what_is_no_result_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+def test_invalid_results_are_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     path = tmp_path / "results.json"
-    data = json.loads(encode(made(figure("ops/add", 2e-6, "torch", 3e-6))))
+    data = json.loads(encode(results_of(figure("ops/add", 2e-6, "torch", 3e-6))))
     data["figures"][0].update(change)
     path.write_text(json.dumps(data))
     with pytest.raises(ValueError, match=message):
@@ -67,7 +67,7 @@ def test_what_is_no_result_is_refused(tmp_path: Path, change: dict[str, Any], me
 )
 def test_a_header_that_is_none_is_refused(tmp_path: Path, key: str, value: Any) -> None:
     path = tmp_path / "results.json"
-    data = json.loads(encode(made(figure("ops/add", 2e-6))))
+    data = json.loads(encode(results_of(figure("ops/add", 2e-6))))
     data[key] = value
     path.write_text(json.dumps(data))
     with pytest.raises(ValueError, match=f"results.json.*{key}"):

@@ -18,7 +18,7 @@ def figures(layers: int) -> Figures:
     return Figures("block", 1, 0.5, 0.5, False, size, size, size, contexts=[row])
 
 
-def test_what_layers_share_is_counted_once() -> None:
+def test_tensors_shared_by_layers_are_counted_once() -> None:
     got = scaled(figures(2), figures(5), [2, 5], 32)
     want = dataclasses.replace(figures(32), contexts=got.contexts)
     assert got == want

@@ -67,6 +67,6 @@ MEASURED = {
 
 
 @pytest.mark.parametrize("name", MEASURED)
-def test_predictions_are_near_what_was_measured(name: str) -> None:
+def test_predictions_are_near_the_measurements(name: str) -> None:
     plan, _ = planned(chosen([name], cpu=False)[0], registry.get("cuda").machine("h100"))
     assert iteration_us(plan) == pytest.approx(MEASURED[name], rel=0.2)

@@ -35,7 +35,7 @@ def test_figures_and_chart_beside_torch(tmp_path: Path) -> None:
     assert CASE in {text.text for text in ElementTree.parse(chart).iter() if text.text}
 
 
-def test_what_moves_bytes_stands_beside_a_copy_of_as_many() -> None:
+def test_memory_bound_ops_are_compared_with_an_equal_copy() -> None:
     """A result that two ops write is compared as a whole, and is no copy's if it is small."""
     pytest.importorskip("torch")
     case = next(c for c in moves() if c.name.startswith("concat"))
@@ -147,7 +147,7 @@ def test_attention_on_amd_meets_no_banks(capsys: pytest.CaptureFixture[str]) -> 
     assert (report["spills"], report["bank_conflicts"]) == (0, 0.0)
 
 
-def test_an_architecture_that_nobody_reads_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unsupported_architecture_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "ops", "--isa", "sm_90"]) == 2
     assert "sm_90" in capsys.readouterr().err
 

@@ -107,7 +107,7 @@ def test_a_name_of_the_hub_is_told_how_to_be_downloaded(
     assert "hf download" not in refused(capsys, "generate", "../nowhere/at-all", "--prompt", "x")
 
 
-def test_several_prompts_give_what_each_gives_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_prompts_equal_single_prompts(capsys: pytest.CaptureFixture[str]) -> None:
     prompts = ("David", "And God said")
     argv = ["generate", NOAH, "--backend", "cpu", "--json", "--max-new-tokens", "8"]
     alone = []

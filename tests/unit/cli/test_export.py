@@ -220,7 +220,7 @@ def test_wrong_calls_get_codes_and_texts(exported: Path) -> None:
     library("ark_destroy")
 
 
-def test_a_plan_of_external_tensors_computes_what_numpy_does(tmp_path: Path) -> None:
+def test_a_plan_of_external_tensors_equals_numpy(tmp_path: Path) -> None:
     script, plan = tmp_path / "model.py", tmp_path / "linear.json"
     script.write_text(
         "import ark\n"

@@ -114,7 +114,7 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 @pytest.mark.parametrize("compiler", ["gcc", pytest.param("zig", marks=slow)])
-def test_without_a_driver_the_program_says_what_to_do(exported: Exported, compiler: str) -> None:
+def test_without_a_driver_the_program_names_the_fix(exported: Exported, compiler: str) -> None:
     program = compiled(exported.folder, compiler, exported.name)
     if registry.get(exported.backend).probe().devices:
         pytest.skip("there is a device")
@@ -179,7 +179,7 @@ def test_the_tokens_on_an_emulated_device_are_those_of_generate(tmp_path: Path) 
         (["--backend", "mesh"], "cannot run exported models"),
     ],
 )
-def test_what_cannot_be_exported(
+def test_unsupported_exports_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], messages: str
 ) -> None:
     if words[1] not in registry.names():

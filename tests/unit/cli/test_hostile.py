@@ -76,7 +76,9 @@ def test_bad_words_are_refused(
     assert message in err and "Traceback" not in err
 
 
-def test_a_pipe_that_nobody_writes_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pipe_without_a_writer_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Not waited for; what a shell passes as a pipe is read."""
     os.mkfifo(tmp_path / "pipe")
     assert main(["tessel", str(tmp_path / "pipe"), "--memory", "4"]) == 2
@@ -98,7 +100,7 @@ def test_a_pipe_that_nobody_writes_to(tmp_path: Path, capsys: pytest.CaptureFixt
     ],
     ids=lambda words: words[-1],
 )
-def test_what_ark_topo_reads_must_end(
+def test_endless_topology_files_are_refused(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     os.mkfifo(tmp_path / "pipe")
@@ -186,7 +188,7 @@ def test_escapes_in_a_models_text_are_shown() -> None:
     assert visible("a\x1b[2Jb\x07\r\n\tä 语\x9b") == "a\\x1b[2Jb\\x07\\r\n\tä 语\\x9b"
 
 
-def test_what_never_ends_is_not_read() -> None:
+def test_endless_files_are_not_read() -> None:
     with pytest.raises(InvalidUsageError, match="characters"):
         read_file("/dev/zero", "a plan")
 
@@ -233,7 +235,7 @@ def test_a_device_is_written_to_and_not_replaced(
     assert "No space left" in capsys.readouterr().err and Path("/dev/full").is_char_device()
 
 
-def test_escapes_in_what_an_error_quotes_are_shown(
+def test_escapes_in_quoted_input_are_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "\\u001b[2J\\u009b31m"}')

@@ -102,7 +102,7 @@ def test_the_programme_over_cuts_equals_the_one_over_all_trees(seed):
 
 
 @pytest.mark.parametrize("seed", range(0, 60, 10))
-def test_on_random_networks_the_trees_attain_what_is_claimed_and_nobody_beats_the_bound(seed):
+def test_trees_of_random_networks_attain_the_bound(seed):
     for each in range(seed, seed + examples(10)):
         topology = random_eulerian(each)
         if len(topology.ranks) < 2:

@@ -37,7 +37,7 @@ def network(seed):
 
 
 @pytest.mark.parametrize("block", range(BLOCKS))
-def test_nobody_beats_the_bound(block):
+def test_no_algorithm_beats_the_bound(block):
     for seed in range(block * PER_BLOCK, (block + 1) * PER_BLOCK):
         topology = network(seed)
         if len(topology.ranks) < 2:

@@ -27,7 +27,7 @@ def test_there_are_commands() -> None:
 
 
 @pytest.mark.parametrize(("words", "lines"), SHOWN, ids=lambda v: " ".join(v)[:24])
-def test_commands_print_what_the_pages_show(
+def test_commands_print_the_output_on_the_pages(
     words: list[str],
     lines: list[str],
     tmp_path: Path,

@@ -219,7 +219,7 @@ def test_a_long_chain_goes_on_in_another_block() -> None:
     is_right(b.build())
 
 
-def test_what_exceeds_the_executor_is_refused() -> None:
+def test_programs_beyond_executor_limits_are_refused() -> None:
     b = ProgramBuilder("chain", "broadcast", 1, 1, root=0)
     b.scratch(2000)
     b.copy(0, Span(IN, 0), Span("scratch", 0))
@@ -258,7 +258,7 @@ def test_a_plan_that_forgets_a_wait_is_refused() -> None:
         from_execution_plan(damaged(text, "put"))
 
 
-def test_what_the_form_cannot_say_is_refused() -> None:
+def test_inexpressible_programs_are_refused() -> None:
     ring = synthesize(named("ring4"), "all_reduce", "ring")
     with pytest.raises(UnsupportedError, match="pieces"):
         to_execution_plan(dataclasses.replace(ring, pieces=2))
@@ -277,7 +277,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", sorted(BAD))
-def test_what_is_no_plan_is_refused(case: str) -> None:
+def test_invalid_plans_are_refused(case: str) -> None:
     text = to_execution_plan(synthesize(named("ring4"), "all_gather", "ring"))
     *change, match = BAD[case]
     if len(change) == 2:

@@ -120,7 +120,7 @@ def test_synthesize_takes_names_and_checks():
         {"collective": "all_to_all"},
     ],
 )
-def test_what_synthesize_refuses(options):
+def test_synthesize_refuses_invalid_arguments(options):
     collective = options.pop("collective", "all_gather")
     with pytest.raises(InvalidUsageError) as caught:
         synthesize("ring4", collective, **options)

@@ -49,7 +49,7 @@ def test_trees_are_drawn_without_packing(topology, height):
 
 
 @slow
-def test_what_is_too_large_is_refused(monkeypatch):
+def test_too_large_networks_are_refused(monkeypatch):
     with pytest.raises(UnsupportedError, match="would be more than 2097152"):
         forest(named("h100x512"))
     module = importlib.import_module("ark.collective.forestcoll.forest")

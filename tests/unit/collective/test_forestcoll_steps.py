@@ -198,7 +198,7 @@ def test_a_k_out_of_range_is_refused(k):
         optimal(ring(4), k)
 
 
-def test_what_cannot_be_asked():
+def test_invalid_arguments_are_refused():
     with pytest.raises(InvalidUsageError, match="no collective 'all_to_all'"):
         forest(ring(4), "all_to_all")
     with pytest.raises(InvalidUsageError, match="root"):

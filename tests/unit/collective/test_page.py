@@ -80,7 +80,7 @@ def test_data_is_the_simulation():
             assert 0 <= start <= start + length <= shown["ticks"] + 1 and piece in (0, 1)
 
 
-def test_puts_know_what_they_carry():
+def test_puts_list_the_data_that_they_carry():
     gather = classics.build("ring", "all_gather", 4)
     for ref, (chunk, source, _) in carried(gather).items():
         assert chunk == source == gather.op(ref).dst.start
@@ -204,7 +204,7 @@ def test_a_synthesised_program_with_routes_is_drawn():
     assert max(len(route) for route in data["runs"][0]["routes"]) == 5
 
 
-def test_every_picture_of_the_page_says_what_it_shows() -> None:
+def test_every_picture_of_the_page_has_a_description() -> None:
     html = render_page(load("ring4"), runs_of(load("ring4")))
     pictures = re.findall(r"<(?:canvas|svg) [^>]*>", html)
     assert len(pictures) == 5

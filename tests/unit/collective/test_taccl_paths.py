@@ -40,7 +40,7 @@ def test_detours_where_shortest_paths_share_a_thin_link(inside):
     prove(program.program, topology)
 
 
-def test_optimal_says_of_what():
+def test_optimality_names_its_objective():
     program = synthesize_taccl(named("ring4"), None, "all_gather", 10)
     assert program.optimal and program.paths == "paths at most 1 longer than the shortest"
 

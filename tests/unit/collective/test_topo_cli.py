@@ -99,7 +99,7 @@ def test_formats(capsys):
 
 
 @pytest.mark.parametrize("command", ["synthesize", "simulate", "compare"])
-def test_what_reduces_nothing_takes_no_reduction(capsys, command):
+def test_collectives_without_a_sum_refuse_a_reduction(capsys, command):
     code, _, err = run(capsys, command, "ring4", "--reduction", "max")
     assert code != 0 and "all_gather does not reduce; omit the reduction max" in err
 
@@ -130,7 +130,7 @@ def test_compare_lists_every_algorithm(capsys, tmp_path, monkeypatch):
     assert "dgx1v" in page
 
 
-def test_compare_says_what_is_too_large_for_it(capsys, tmp_path, monkeypatch):
+def test_compare_reports_too_large_networks(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("ark.cli.topo._MOST_COMPARED", 100)  # operations of all programs together
     code, out, _ = run(capsys, "compare", "ring8", "--size", "1M", "--time-limit", "5")

@@ -23,7 +23,7 @@ def test_detection_takes_the_first_reader_that_sees_devices():
     assert topology.capacities() == {("g0", "g1"): 100, ("g1", "g0"): 100}
 
 
-def test_the_host_joins_what_other_links_leave_apart():
+def test_the_host_connects_otherwise_separate_devices():
     host = tuple((device, Fraction(32)) for device in range(4))
     pairs = ((0, 1, Fraction(100)), (2, 3, Fraction(100)))
     apart = detect([lambda: MachineLinks("pairs", 4, pairs, (), host)])

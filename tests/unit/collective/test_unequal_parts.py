@@ -96,7 +96,7 @@ def test_a_flow_comes_to_the_bound_where_putting_straight_does_not():
     assert bound / times["flow"] > 0.95 and bound / times["one_shot"] < 0.6
 
 
-def test_what_is_damaged_is_refused():
+def test_damaged_programs_are_refused():
     counts = ((0, 2), (1, 0))
     program = synthesize(named("full2"), "all_to_all", "one_shot", counts=counts)
     (put,) = (op for op in program.operations[0] if op.kind is Kind.PUT)
@@ -126,7 +126,7 @@ def test_what_is_damaged_is_refused():
         ("all_to_all", "taccl", ((0, 1), (2, 0))),
     ],
 )
-def test_what_makes_no_sense_is_said(collective, algorithm, counts):
+def test_invalid_counts_are_refused(collective, algorithm, counts):
     with pytest.raises(InvalidUsageError, match="counts"):
         synthesize(named("full2"), collective, algorithm, counts=counts)
 

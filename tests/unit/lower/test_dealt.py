@@ -48,5 +48,7 @@ def test_small_layers_leave_processors_to_ask(case: tuple[int, int, int]) -> Non
 
 
 @pytest.mark.parametrize(("machine", "processors"), [("h100", 132), ("rx7900xtx", 48)])
-def test_where_nobody_asks_all_have_a_task(machine: str, processors: int) -> None:
+def test_without_prefetching_blocks_all_processors_have_a_task(
+    machine: str, processors: int
+) -> None:
     assert len(tasks(machine, 1, 2048, 2048)) == processors

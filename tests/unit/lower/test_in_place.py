@@ -46,7 +46,7 @@ def test_who_else_reads_the_transposed_matrix_still_has_it() -> None:
     assert sorted(kinds(planned(build))) == ["matmul", "pointwise", "transpose"]
 
 
-def test_a_transpose_that_nobody_reads_is_done() -> None:
+def test_an_unread_transpose_is_executed() -> None:
     assert kinds(planned(lambda: ark.transpose(ark.tensor((24, 16)), [1, 0]))) == ["transpose"]
 
 

@@ -118,7 +118,7 @@ def test_few_tiles_are_cut_along_k(machine: str) -> None:
     )
 
 
-def test_what_is_enough_or_asked_for_stays_whole() -> None:
+def test_enough_tiles_or_a_hint_keep_k_whole() -> None:
     assert parts(planned("mi300x", (128, 2048), 2048)) == 8
     assert parts(planned("mi300x", (4096, 4096), 2048)) == 1  # as many tiles as processors
     assert parts(planned("mi300x", (2, 128, 2048), 2048)) == 1  # parts are one product's

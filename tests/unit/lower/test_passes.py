@@ -82,12 +82,12 @@ def _graphs() -> list[Graph]:
 def test_a_second_run_of_a_pass_changes_nothing(machine: str) -> None:
     watched: defaultdict[str, int] = defaultdict(int)
 
-    def again(name: str, before: Graph, after: Graph, context: Context) -> None:
+    def run_again(name: str, before: Graph, after: Graph, context: Context) -> None:
         text = to_text(after)
         watched[name] += text != to_text(before)
         assert to_text(RUNS[name](after, context)) == text, name
 
-    with observed(again):
+    with observed(run_again):
         for graph in _graphs():
             prepare(graph, registry.machine(machine), {"together": True})
     assert sum(n > 0 for n in watched.values()) >= 4

@@ -71,7 +71,7 @@ def test_products_of_an_lstm_are_few_tasks_each() -> None:
     assert all("tasks" not in op.params for op in matmuls)  # no tiles one behind the other
 
 
-def test_what_a_hand_over_costs_decides() -> None:
+def test_the_cost_of_a_hand_over_bounds_the_tasks() -> None:
     """A machine on which every further task costs more has fewer of them."""
     slow = dataclasses.replace(H200.costs, each_signal_us=1.0)
     counts = [

@@ -68,7 +68,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @functools.cache
-def both(folder: Path) -> tuple[Any, Tokenizer, ChatTemplates]:
+def open_both(folder: Path) -> tuple[Any, Tokenizer, ChatTemplates]:
     tokenizer = Tokenizer.open(folder)
     templates = ChatTemplates.open(folder, tokenizer.special_tokens)
     return AutoTokenizer.from_pretrained(folder), tokenizer, templates
@@ -93,7 +93,7 @@ def compare(theirs: Any, own: tuple[Tokenizer, ChatTemplates], messages: Any, **
 
 @pytest.mark.parametrize("template", list(EVERY))
 def test_texts_and_ids_are_transformers(template: str, folders: dict[str, Path]) -> None:
-    theirs, *own = both(folders[template])
+    theirs, *own = open_both(folders[template])
     texts = [
         compare(theirs, (own[0], own[1]), messages, **how)
         for messages in CONVERSATIONS.values()
@@ -103,7 +103,7 @@ def test_texts_and_ids_are_transformers(template: str, folders: dict[str, Path])
 
 
 def test_a_begin_token_comes_once(folders: dict[str, Path]) -> None:
-    _, tokenizer, templates = both(folders["headers"])
+    _, tokenizer, templates = open_both(folders["headers"])
     text = templates.render(CONVERSATIONS["one"])
     assert text.startswith(BOS)
     for framed in (True, False):
@@ -127,7 +127,7 @@ MESSAGES = st.lists(
 def test_any_conversation(
     folders: dict[str, Path], messages: Any, template: str, how: dict[str, Any]
 ) -> None:
-    theirs, *own = both(folders[template])
+    theirs, *own = open_both(folders[template])
     compare(theirs, (own[0], own[1]), messages, **how)
 
 
@@ -140,15 +140,15 @@ def test_named_templates_in_each_place(folders: dict[str, Path], tmp_path: Path)
     named = [{"name": "default", "template": CHATML}, {"name": "tool_use", "template": HEADERS}]
     for value in (CHATML, named):
         path.write_text(json.dumps({**fields, "chat_template": value}))
-        both.cache_clear()
-        theirs, *own = both(tmp_path)
+        open_both.cache_clear()
+        theirs, *own = open_both(tmp_path)
         for how in ({}, {"tools": [TOOL]}):
             compare(theirs, (own[0], own[1]), CONVERSATIONS["system"], **how)
     (tmp_path / "chat_template.jinja").write_text(TURNS)
     (tmp_path / "additional_chat_templates").mkdir()
     (tmp_path / "additional_chat_templates" / "short.jinja").write_text("{{ messages[0].role }}")
-    both.cache_clear()
-    theirs, *own = both(tmp_path)
+    open_both.cache_clear()
+    theirs, *own = open_both(tmp_path)
     compare(theirs, (own[0], own[1]), CONVERSATIONS["one"])
     assert own[1].render(CONVERSATIONS["one"], template="short") == "user"
     right = theirs.apply_chat_template(CONVERSATIONS["one"], chat_template="short", tokenize=False)

@@ -253,7 +253,9 @@ def test_a_broken_index(sharded: Path, weight_map: object, words: str) -> None:
 @pytest.mark.parametrize(
     ("kept", "words"), [(0, "0 bytes"), (5, "5 bytes"), (200, "truncated"), (-1, "truncated")]
 )
-def test_a_truncated_file_says_what_was_promised(directory: Path, kept: int, words: str) -> None:
+def test_a_truncated_file_is_reported_with_its_expected_size(
+    directory: Path, kept: int, words: str
+) -> None:
     data = (directory / SINGLE).read_bytes()
     (directory / SINGLE).write_bytes(data[:kept])
     with pytest.raises(ModelError, match=words) as caught:
@@ -336,7 +338,7 @@ def test_no_damage_of_a_header_escapes_as_another_error(
 @pytest.mark.parametrize(
     "name", ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json"]
 )
-def test_what_is_no_file_is_not_waited_for(tmp_path: Path, name: str) -> None:
+def test_a_fifo_is_refused_without_waiting(tmp_path: Path, name: str) -> None:
     """Reading a FIFO without a writer would block."""
     directory = make_checkpoint(tmp_path / "model", layers=1)
     (directory / name).unlink()

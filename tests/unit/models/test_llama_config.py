@@ -205,7 +205,7 @@ def test_mistral_without_a_window_is_a_llama() -> None:
         ({"eos_token_id": ["</s>"]}, ModelError, "eos_token_id"),
     ],
 )
-def test_what_ark_cannot_run_is_refused_by_name(
+def test_unsupported_fields_are_refused_by_name(
     change: dict[str, Any], error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):

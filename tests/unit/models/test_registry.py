@@ -81,7 +81,7 @@ def test_a_registered_decoder_opens_its_checkpoints(tmp_path: Path) -> None:
         ("OwnForCausalLM", "mine:Mine", "must be a subclass of ark.models.llama.Llama"),
     ],
 )
-def test_what_cannot_be_registered(name: str, module: Any, words: str) -> None:
+def test_invalid_registrations_are_refused(name: str, module: Any, words: str) -> None:
     with pytest.raises(InvalidUsageError, match=words):
         ark.models.register(name, module)
 

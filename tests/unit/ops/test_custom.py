@@ -54,7 +54,7 @@ def accesses(build: Callable[[], object], coord: tuple[int, ...]) -> list[tuple[
     return [(a.operand, a.lo, a.hi, a.write) for a in declared]
 
 
-def test_tasks_touch_what_the_signature_says() -> None:
+def test_accesses_equal_the_signature() -> None:
     assert accesses(lambda: custom.blur()(ark.tensor([8, 9])), (3, 7)) == [
         (0, (2, 7), (7, 9), False),
         (1, (3, 7), (6, 9), True),
@@ -131,7 +131,7 @@ DECLARATIONS = {
 
 
 @pytest.mark.parametrize("words", DECLARATIONS)
-def test_what_a_declaration_cannot_say(words: str) -> None:
+def test_invalid_declarations_are_refused(words: str) -> None:
     with pytest.raises(InvalidUsageError, match=words):
         copied(**DECLARATIONS[words])
 
@@ -183,7 +183,7 @@ def test_the_error_of_a_header_is_kept(log: str) -> None:
     assert not custom_form.complaints("loop.cpp:19:24: error: no match", [("copied", digest)])
 
 
-def test_what_a_call_cannot_be() -> None:
+def test_invalid_calls_are_refused() -> None:
     scale, two = custom.scale(), custom.shares()
     with use_model(Model()):
         x, w = ark.tensor([4, 6]), ark.tensor([6])
@@ -218,7 +218,7 @@ def _with_params(custom_plan: Plan, **params: Any) -> str:
     return to_json(custom_plan)
 
 
-def test_a_plan_names_what_this_process_must_have() -> None:
+def test_a_plan_with_unregistered_ops_is_refused() -> None:
     """A plan is data; it runs nothing that the process has not registered, to the letter."""
     custom_plan = plan(lambda: copied(constants={"by": 1.0})(ark.tensor([8])))
     text = to_json(custom_plan)
@@ -299,7 +299,7 @@ def test_two_texts_may_use_one_name() -> None:
 @pytest.mark.parametrize(
     "backend, machine", [("cpu", "cpu-2"), ("cuda", "h100"), ("rocm", "mi300x")]
 )
-def test_what_a_compiler_says_is_passed_on(backend: str, machine: str) -> None:
+def test_compiler_messages_are_passed_on(backend: str, machine: str) -> None:
     """File, line and the compiler's words; none of ark's own text."""
     pytest.importorskip({"cuda": "cuda.bindings.nvrtc", "rocm": "ziglang"}.get(backend, "ark"))
     wrong = copied(COPY.replace("ark_load(c, x, m)", "ark_load(c, x, m) * nowhere"))
@@ -338,7 +338,7 @@ def test_the_source_may_be_a_file(tmp_path: Path) -> None:
         ark.custom_op("filed", 3, "x[m] -> y[m]")
 
 
-def test_the_reference_is_what_the_user_gave() -> None:
+def test_the_reference_is_the_users_function() -> None:
     with use_model(Model()) as model:
         custom.scale()(ark.tensor([2, 3]), ark.tensor([3]), by=4)
         copied()(ark.tensor([2]))

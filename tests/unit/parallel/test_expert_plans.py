@@ -94,7 +94,7 @@ def test_shares_pass_only_where_they_may() -> None:
     assert after(lambda t: ark.mul(t, 3.0)) == {"+": {0}}
 
 
-def test_a_share_of_what_is_whole_is_refused() -> None:
+def test_a_share_of_a_whole_tensor_is_refused() -> None:
     plan = ParallelGraph(GRAPH, 2)
     for node in plan.nodes:
         (piece,) = plan.pieces(node)

@@ -104,7 +104,7 @@ def test_autotune_takes_slices_where_memory_is_slow(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", WAYS)
-def test_what_was_chosen_is_one_kernel_with_sliced_moments(kind: str) -> None:
+def test_the_chosen_update_is_one_kernel_with_sliced_moments(kind: str) -> None:
     """By the plan's figures: a kernel a rank, and of each moment N / n bytes."""
     tuned = autotune(lambda: coco.started(kind), WAYS[kind], SLOW_MEMORY)
     moments = {"adam": 2, "lamb": 1}[kind]

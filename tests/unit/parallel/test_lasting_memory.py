@@ -153,7 +153,7 @@ def test_pipelines_train_it_on_cpu_ranks(kind: str, plan: str) -> None:
     run_ranks(RANKS, work)
 
 
-def test_what_lasts_has_the_callers_shape_where_it_is_first_read_in_another() -> None:
+def test_persistent_memory_keeps_the_callers_shape() -> None:
     """A parameter without an update, for a stage that reads it in two shapes."""
     model = Model(0, 1)
     with use_model(model):
@@ -191,7 +191,7 @@ def test_a_plan_whose_lasting_memory_shares_its_name_is_refused(shared: str) -> 
     assert refused >= 6
 
 
-def test_a_value_of_the_name_of_what_lasts_is_not_filled_in_its_place() -> None:
+def test_a_value_named_like_persistent_memory_is_separate() -> None:
     graph = Graph()
     value = graph.tensor((4,), fp32, name="x")  # the first one in the plan, of as many elements
     x, y, w = (graph.tensor((4,), fp32, arena="state", name=name) for name in "xyw")

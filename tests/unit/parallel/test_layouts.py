@@ -34,7 +34,7 @@ def counts(*numbers: int) -> Layout:
         ((4, 1, 1, 1), (1, 4, 1, 1), "value_split", 0),
     ],
 )
-def test_single_steps_move_what_the_papers_count(
+def test_traffic_of_single_steps_equals_the_papers(
     before: tuple[int, ...], after: tuple[int, ...], op: str, elements: int
 ) -> None:
     (step,) = change((64, 64), counts(*before), counts(*after))
@@ -146,7 +146,7 @@ def test_layouts_print_as_they_are_read() -> None:
         ((1 << 16,) * 8, "R65536V1D1,1,1,1,1,1,1,1", "", UnsupportedError, "limit of the search"),
     ],
 )
-def test_what_cannot_be_is_refused(
+def test_invalid_layouts_are_refused(
     shape: tuple[int, ...], before: str, after: str, error: type[BaseError], says: str
 ) -> None:
     with pytest.raises(error, match=says):

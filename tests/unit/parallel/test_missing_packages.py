@@ -40,7 +40,7 @@ def test_a_command_without_ortools_names_it(
     assert "fits" not in errors and "is not an algorithm" not in errors
 
 
-def test_ways_that_need_what_is_missing_are_not_refused() -> None:
+def test_a_missing_package_ends_the_search() -> None:
     def start() -> ParallelGraph:
         model = Model(0, 1)
         with use_model(model):

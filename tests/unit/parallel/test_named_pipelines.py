@@ -54,7 +54,7 @@ def test_makespans_are_the_published_ones(devices: int, spans: Spans, count: int
         assert schedule.makespan == count * chunks * forward_and_backward + ends
 
 
-def test_1f1b_is_what_tessel_finds() -> None:
+def test_1f1b_equals_the_schedule_of_tessel() -> None:
     schedule = tessel(shape("V", 4), 4, 8)
     result = list_schedule(named("1f1b", 4, Spans(1, 3)), 8)
     assert (result.makespan, result.period) == (schedule.makespan, schedule.period) == (44, 4)

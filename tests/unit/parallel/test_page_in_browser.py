@@ -73,9 +73,7 @@ def test_layers_are_chosen_by_keys_and_buttons(prediction: Prediction, tmp_path:
     assert second.startswith("Layers across, ranks down; layer 2 of ")
 
 
-def test_it_fits_a_phone_and_says_what_canvases_show(
-    prediction: Prediction, tmp_path: Path
-) -> None:
+def test_it_fits_a_phone_and_describes_its_canvases(prediction: Prediction, tmp_path: Path) -> None:
     page, text = tmp_path / "plan.html", render_page(prediction, "a model")
     width, needed, unnamed, layer = ask(
         page,

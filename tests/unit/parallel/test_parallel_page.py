@@ -24,7 +24,7 @@ SHOWN = [
 
 
 @pytest.mark.parametrize(("words", "lines"), SHOWN, ids=lambda v: " ".join(v)[:24])
-def test_commands_print_what_the_page_shows(
+def test_commands_print_the_output_on_the_page(
     words: list[str],
     lines: list[str],
     tmp_path: Path,

@@ -192,7 +192,7 @@ def test_random_schedules_hold(placement: Placement, memory: int, count: int) ->
     assert schedule.period >= max(placement.load(d) for d in range(placement.devices))
 
 
-def test_the_verifier_sees_what_is_wrong() -> None:
+def test_the_verifier_detects_invalid_schedules() -> None:
     placement = shape("V")
     schedule = tessel(placement, 4, 4).entries
     assert verify(placement, [4] * 4, 4, schedule) is None

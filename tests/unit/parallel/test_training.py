@@ -131,7 +131,7 @@ def test_recycled_passes_spread_in_torch_itself() -> None:
     assert apart[:50].max() < 1e-4 < apart.max()
 
 
-def test_what_ranks_hold_and_send() -> None:
+def test_memory_and_traffic_of_ranks_equal_the_plan() -> None:
     """By the plan: whole or parts of parameters and of the optimizer's moments."""
 
     def share(result: Any, buffer: str) -> float:
@@ -209,7 +209,7 @@ def test_zero_bubble_hands_gradients_on_first() -> None:
     assert len(rest) > len(whole)
 
 
-def test_what_newer_pipelines_hold() -> None:
+def test_memory_of_newer_pipelines_equals_the_plan() -> None:
     step, result = split("chimera", 2)
     for held in result.held:  # a stage of either direction
         assert all(step.names[f"layers.{i}.query"] in held for i in range(2))

@@ -157,7 +157,7 @@ def refused(act: Callable[[ParallelGraph], Any], error: type[BaseError], says: s
         act(plan)
 
 
-def test_what_cannot_be_split_is_refused() -> None:
+def test_invalid_transformations_are_refused() -> None:
     refused(lambda p: p.op_trans(p.pieces(p.nodes[0])[0], "a", 3), InvalidUsageError, "a divisor")
     refused(lambda p: p.op_trans(p.pieces(p.nodes[0])[0], "b", 2), InvalidUsageError, "at once")
     refused(

@@ -14,11 +14,11 @@ from ark.plan.verify import verify
 from tests.projection import Projection, with_matrix
 from tests.unit.plan.shapes import machine
 
-WHAT = Projection(rows=200, k=16, heads=1, kv_heads=1, width=64, context=256)
+PROJECTION = Projection(rows=200, k=16, heads=1, kv_heads=1, width=64, context=256)
 
 
 def test_tiles_append_the_rows_that_they_have() -> None:
-    plan = WHAT.plan(with_matrix(machine(4)))
+    plan = PROJECTION.plan(with_matrix(machine(4)))
     (op,) = plan.ops
     kind, sig = kinds.get("matmul"), kinds.signature(plan, op)
     height = op.params["tile"][0]
@@ -32,7 +32,7 @@ def test_tiles_append_the_rows_that_they_have() -> None:
 def test_tasks_that_may_append_the_same_rows_are_refused(
     rows: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = WHAT.plan(with_matrix(machine(4)))
+    plan = PROJECTION.plan(with_matrix(machine(4)))
     kind, true = kinds.get("matmul"), kinds.get("matmul").accesses
 
     def same(sig: kinds.Signature, coord: Sequence[int]) -> list[kinds.Access]:

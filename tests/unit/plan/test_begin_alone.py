@@ -21,7 +21,7 @@ def decoder() -> list[Plan]:
     return list(plan_ranks(decoder_graphs(4), machine(2)))
 
 
-MADE = {
+PLANS = {
     "messages": lambda: build(messages, 3, 1),
     "sums": lambda: build(sums, 3, 1),
     "decoder": decoder,
@@ -56,7 +56,7 @@ def test_a_wait_is_missed_if_brute_force_misses_it(name: str, needed: bool) -> N
     """Only the wait records that a message was read, or a share of the one sum of an iteration. Who
     meets in another sum behind it, as in a decoder, knows that anyhow: each wait may go.
     """
-    plans = MADE[name]()
+    plans = PLANS[name]()
     assert plans[0].counters[ITERATION_BARRIER].step == 1
     assert accepted(plans) and not any(meetings(plans, n) for n in range(len(plans[0].phases)))
     faulty = []

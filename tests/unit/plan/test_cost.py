@@ -13,7 +13,7 @@ from tests.unit.plan.shapes import decoder_plans, machine
 
 @pytest.mark.parametrize("capabilities", [(), (Capability.PACKETS,)])
 @pytest.mark.parametrize("processors", [1, 3, 7])
-def test_nothing_is_predicted_before_what_it_depends_on(
+def test_no_task_is_predicted_before_its_dependencies(
     processors: int, capabilities: tuple[Capability, ...]
 ) -> None:
     """An edge of the brute-force order that joins two processors costs a hand-over as well."""
@@ -30,7 +30,7 @@ def test_nothing_is_predicted_before_what_it_depends_on(
     assert crossing or processors == 1
 
 
-def test_work_is_what_one_processor_takes() -> None:
+def test_work_is_the_time_of_one_processor() -> None:
     (plan,) = decoder_plans(machine(1))
     for number in range(len(plan.phases)):
         spans = predict(plan, number)

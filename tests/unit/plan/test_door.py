@@ -116,7 +116,7 @@ def test_a_changed_copy_of_a_verified_plan_is_not_verified() -> None:
     assert Rotated(plan)[0].verified
 
 
-def test_a_plan_that_needs_more_memory_than_is_free_says_how_much_for_what() -> None:
+def test_a_plan_beyond_free_memory_lists_its_arenas() -> None:
     model = Model()
     with use_model(model):
         ark.relu(ark.matmul(ark.parameter([1 << 10, 1 << 18]), ark.tensor([1 << 18, 4])))

@@ -145,7 +145,7 @@ FIRST = {
 
 
 @pytest.mark.parametrize("message", FIRST)
-def test_what_the_iteration_changes_first_is_read_in_place(
+def test_caches_changed_in_the_iteration_are_read_in_place(
     message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lowering sees it; and a plan that streams it nevertheless does not pass."""
@@ -183,7 +183,7 @@ def test_stages_that_a_ring_cannot_hold_are_refused() -> None:
         verify([changed])
 
 
-def test_a_growing_fetch_is_one_record_and_what_it_grows_by() -> None:
+def test_a_growing_fetch_is_one_record_with_its_growth() -> None:
     """Against the plan: where rows begin, how many there may be, whose share they are."""
     planned = decoder(machine(4, Capability.PACKETS), chunk=4)
     built = tables.build(planned, [0] * len(planned.ops), lambda b: b << 32, lambda c: 64 * c)

@@ -79,7 +79,9 @@ def test_verifier_and_brute_force_agree(
 
 
 @pytest.mark.parametrize("inner", [slice(0, 4), slice(4, 12), slice(0, 16)])
-def test_a_write_hides_only_what_it_covers(monkeypatch: pytest.MonkeyPatch, inner: slice) -> None:
+def test_a_write_hides_only_the_bytes_that_it_covers(
+    monkeypatch: pytest.MonkeyPatch, inner: slice
+) -> None:
     """Between a write of everything and a read of some columns, other columns are written."""
     monkeypatch.setattr(tiling, "least_elements", lambda _: 4)
     model = Model(0, 1)

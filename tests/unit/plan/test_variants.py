@@ -96,7 +96,7 @@ def with_a_computed(operand: str) -> Graph:
     return graph
 
 
-def test_a_body_may_not_read_before_it_waits_what_its_iteration_makes() -> None:
+def test_early_reads_of_the_iterations_results_are_refused() -> None:
     target = offers_roles()
     (fine,) = [plan(with_a_computed("nothing"), target)]
     assert fine.variant == "roles"

@@ -223,7 +223,7 @@ def product(m: int, k: int, n: int, made_for: Machine) -> Graph:
 
 @pytest.mark.parametrize("name", ["mi300x", "mi355x", "rx7900xtx", "h100", "a100", "rtx5090"])
 @pytest.mark.parametrize("shape", [(4, 4000, 64), (4, 3984, 64), (1, 16000, 64), (64, 4096, 4096)])
-def test_what_is_planned_fits_a_processor(name: str, shape: tuple[int, int, int]) -> None:
+def test_plans_fit_the_memory_of_a_processor(name: str, shape: tuple[int, int, int]) -> None:
     """The loop's shared memory and a vendor body's scratch count: (4, 4000) by (64, 4000) asked
     for 65,568 of a gfx942's 65,536 bytes.
     """

@@ -40,7 +40,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_what_is_stored_is_found(place: Path) -> None:
+def test_stored_entries_are_read_back(place: Path) -> None:
     assert cache.load(cache.PLANS, NAME) is None
     cache.store(cache.PLANS, NAME, b"content")
     assert cache.load(cache.PLANS, NAME) == b"content"
@@ -117,7 +117,7 @@ def test_a_folder_of_another_user(place: Path, capsys: pytest.CaptureFixture[str
     assert cache.load(cache.PLANS, NAME) is None
 
 
-def test_what_is_no_file_is_not_read(place: Path, tmp_path: Path) -> None:
+def test_special_files_are_not_read(place: Path, tmp_path: Path) -> None:
     """A FIFO would be waited for, a link could lead anywhere."""
     cache.store(cache.PLANS, NAME, b"content")
     real = (place / "plans" / NAME).rename(tmp_path / "moved")
@@ -128,7 +128,7 @@ def test_what_is_no_file_is_not_read(place: Path, tmp_path: Path) -> None:
     assert cache.load(cache.PLANS, NAME) is None
 
 
-def test_clearing_leaves_what_is_not_ours(place: Path) -> None:
+def test_clearing_keeps_files_of_others(place: Path) -> None:
     cache.store(cache.PLANS, NAME, b"content")
     mine = place / "plans" / "thesis.txt"
     mine.write_text("four years of work")
@@ -137,7 +137,7 @@ def test_clearing_leaves_what_is_not_ours(place: Path) -> None:
     assert not (place / "key").exists()
 
 
-def test_what_a_killed_process_left_is_swept(place: Path) -> None:
+def test_leftovers_of_killed_processes_are_removed(place: Path) -> None:
     cache.store(cache.PLANS, NAME, b"content")
     old, new = (place / "plans" / f".partial-{n}" for n in ("old", "new"))
     for path, age in ((old, 7200), (new, -7200)):  # the clock may have been set back since
@@ -272,7 +272,7 @@ def test_two_processes_make_one_key(place: Path) -> None:
     assert np.all([p.parent.name == "plans" for p in cache.entries()])
 
 
-def test_who_wants_the_same_entry_makes_it_once(place: Path) -> None:
+def test_concurrent_requests_create_an_entry_once(place: Path) -> None:
     text = (
         "import time\nfrom ark.runtime import cache\n"
         "with cache.making('programs', 'a' * 64):\n"

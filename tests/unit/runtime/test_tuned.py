@@ -28,7 +28,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def made(cut: tuple[int, int, int] | None = None) -> Plan:
+def product_plan(cut: tuple[int, int, int] | None = None) -> Plan:
     """The plan of a product of 96 x 80 x 64 for this CPU."""
     ark.init(backend="cpu")
     a, b = ark.tensor([96, 64], name="a"), ark.tensor([64, 80], name="b")
@@ -42,22 +42,22 @@ def made(cut: tuple[int, int, int] | None = None) -> Plan:
 
 def test_choices_are_kept_and_planned_with(own_cache: Path) -> None:
     machine = registry.machine("cpu")
-    usual = made()
+    usual = product_plan()
     assert tuned.options(machine) == {}
     other = next(c for c in candidates(products([usual])[0], machine)[1:])
     cut = (other.rows, other.columns, 1)
     tuned.KEPT.store(machine, {KEY: Choice(cut, 1.0, 2.0)})
     assert tuned.KEPT.load(machine) == {KEY: Choice(cut, 1.0, 2.0)}
     assert tuned.options(machine) == {"cuts": {KEY: list(cut)}}
-    first, second = made(), made()
+    first, second = product_plan(), product_plan()
     assert first.ops[0].params["tile"] == list(cut[:2]) != usual.ops[0].params["tile"]
     assert to_json(first) == to_json(second)
     tuned.KEPT.forget(machine)
-    assert to_json(made()) == to_json(usual)
+    assert to_json(product_plan()) == to_json(usual)
 
 
 def test_a_cut_that_no_kernel_has_is_not_taken(own_cache: Path) -> None:
-    assert to_json(made((7, 11, 1))) == to_json(made())
+    assert to_json(product_plan((7, 11, 1))) == to_json(product_plan())
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_a_cut_that_no_kernel_has_is_not_taken(own_cache: Path) -> None:
         b'{"format": 1, "machine": "x", "choices": {}, "more": 1}',
     ],
 )
-def test_what_is_no_such_file_is_not_used(own_cache: Path, capsys, text: bytes) -> None:
+def test_invalid_files_are_not_used(own_cache: Path, capsys, text: bytes) -> None:
     machine = registry.machine("cpu")
     tuned.KEPT.store(machine, {})
     (name,) = (cache.folder() / cache.TUNED).iterdir()
@@ -82,7 +82,7 @@ def test_what_is_no_such_file_is_not_used(own_cache: Path, capsys, text: bytes) 
     assert "ark tune --forget" in capsys.readouterr().err
 
 
-def test_only_what_is_clearly_faster_is_chosen() -> None:
+def test_only_clearly_faster_choices_are_kept() -> None:
     usual, other, third = Cut(64, 64), Cut(32, 64), Cut(64, 32)
     times = [(1.00, usual), (0.98, other), (1.5, third)]
     assert chosen(times, usual) == Choice((64, 64, 1), 1.00e6, 1.00e6)
@@ -95,7 +95,7 @@ def test_only_what_is_clearly_faster_is_chosen() -> None:
 def test_every_candidate_computes_the_product(own_cache: Path) -> None:
     rng = np.random.default_rng(0)
     left, right = rng.standard_normal((96, 64)), rng.standard_normal((64, 80))
-    listed = candidates(products([made()])[0], registry.machine("cpu"))
+    listed = candidates(products([product_plan()])[0], registry.machine("cpu"))
     assert len(listed) > 4
     for cut in listed[::3]:
         tuned.KEPT.store(
@@ -114,7 +114,7 @@ def test_every_candidate_computes_the_product(own_cache: Path) -> None:
 
 def test_the_command_measures_and_keeps(own_cache: Path, capsys) -> None:
     path = own_cache / "plan.json"
-    path.write_text(to_json(made()))
+    path.write_text(to_json(product_plan()))
     assert main(["tune", str(path), "--backend", "cpu", "--repeats", "1"]) == 0
     out = capsys.readouterr()
     assert "96x80x64 nn fp32" in out.out and "96 x 80: " in out.err

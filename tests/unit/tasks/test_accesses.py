@@ -47,27 +47,27 @@ def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.__name__.strip("_"))
-def test_public_ops_touch_what_they_declare(family: Family, seed: int) -> None:
+def test_accesses_of_public_ops_equal_declarations(family: Family, seed: int) -> None:
     check(family_plan(family, seed), seed, runs=2)
 
 
 @pytest.mark.parametrize("seed", range(2 * SEEDS))
-def test_sums_over_ranks_touch_what_they_declare(seed: int) -> None:
+def test_accesses_of_sums_over_ranks_equal_declarations(seed: int) -> None:
     check(sum_plan(seed), seed)
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_channels_touch_what_they_declare(seed: int) -> None:
+def test_accesses_of_channels_equal_declarations(seed: int) -> None:
     check(channel_plan(seed), seed)
 
 
 @pytest.mark.parametrize("seed", range(4 * SEEDS))
-def test_decoders_touch_what_they_declare(seed: int) -> None:
+def test_accesses_of_decoders_equal_declarations(seed: int) -> None:
     check(decoder_plan(seed), seed, runs=3)
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_batches_touch_what_they_declare(seed: int) -> None:
+def test_accesses_of_batches_equal_declarations(seed: int) -> None:
     check(batch_plan(seed), seed, runs=8)
 
 
@@ -78,11 +78,11 @@ def test_packets_of_custom_ops_are_touched_as_declared() -> None:
     check(planned)
 
 
-def test_long_products_of_few_rows_touch_what_they_declare() -> None:
+def test_accesses_of_long_thin_products_equal_declarations() -> None:
     check(family_plan(long_products, 0, dtypes=[fp32], times=1))
 
 
-def test_a_projection_touches_what_it_declares() -> None:
+def test_accesses_of_a_projection_equal_declarations() -> None:
     projection = Projection(rows=140, k=9, heads=2, kv_heads=1, width=64, context=300)
     check(projection.plan(with_matrix(target(3))), runs=3)
 

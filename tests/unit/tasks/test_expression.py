@@ -24,7 +24,7 @@ from ark.tasks import expression, text
         (["gelu", ["input", 1]], "integers is not supported"),
     ],
 )
-def test_what_is_no_expression_is_refused(tree: Any, message: str) -> None:
+def test_invalid_expressions_are_refused(tree: Any, message: str) -> None:
     with pytest.raises(PlanError, match=message):
         expression.check(tree, ["fp32", "int32"])
 

@@ -78,14 +78,14 @@ def test_a_cpu_multiplies_windows_as_torch_does(
 
 
 @pytest.mark.parametrize(("x", "w", "options", "side"), CASES[:4])
-def test_tasks_touch_what_they_declare(
+def test_accesses_equal_declarations(
     x: Shape, w: Shape, options: dict[str, Any], side: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert side in (0, 1)
     check(planned(x, w, options, monkeypatch))
 
 
-def test_nobody_measures_their_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_their_cuts_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """`ark tune` runs products of matrices that lie in memory."""
     assert products([planned(*CASES[0][:3], monkeypatch)]) == []
 

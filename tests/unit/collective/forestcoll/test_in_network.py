@@ -41,7 +41,7 @@ def test_known_rates(name):
     assert forest(topology, "all_reduce").algbw == rate
 
 
-def test_the_program_joins_what_the_trees_count():
+def test_the_program_equals_the_counts_of_the_trees():
     """Every port of the box's switch carries the data once, and sums are right."""
     topology = named("h100:inside=reducing")
     program = synthesize(topology, "all_reduce")
@@ -154,7 +154,7 @@ def rate_by_trees(topology):
 
 
 @pytest.mark.parametrize("seed", range(0, 60, 20))
-def test_the_bound_is_what_all_trees_together_reach(seed):
+def test_the_bound_is_reached_by_all_trees_concurrently(seed):
     for each in range(seed, seed + examples(20)):
         topology = small(each)
         best = optimal_all_reduce(topology, in_network=True)

@@ -79,7 +79,7 @@ def test_refuses_a_deadlock():
     refuse(with_ops(program, edit(0, 0, deps=(OpRef(0, 1),))), "deadlocks")
 
 
-def test_refuses_what_is_out_of_range():
+def test_out_of_range_operands_are_refused():
     program = ring()
     put = place(program, Kind.PUT)
     for fields, says in (
@@ -180,7 +180,7 @@ def test_whole_tensor_reductions_need_all_dot_products():
 
 @settings(max_examples=150, deadline=None)
 @given(any_program(most_ranks=5), st.integers(0, 10**6))
-def test_what_it_accepts_after_random_damage_still_runs_right(program, seed):
+def test_damaged_programs_are_refused_or_correct(program, seed):
     """Soundness: a damaged program is refused, or right in every order tried."""
     rng = random.Random(seed)
 

@@ -39,7 +39,7 @@ EXAMPLES = _load().ALGORITHMS
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 @pytest.mark.parametrize("algorithm", EXAMPLES, ids=lambda a: a.__name__)
-def test_a_classic_gives_what_its_collective_asks_for(algorithm, ranks: int) -> None:
+def test_classic_programs_compute_their_collective(algorithm, ranks: int) -> None:
     program: CollectiveProgram = algorithm(ranks)
     random = np.random.default_rng(ranks)
     inputs = [random.integers(-99, 99, 24 * ranks) for _ in range(ranks)]
@@ -139,11 +139,11 @@ def test_who_adds_in_one_of_two_trees_is_a_leaf_in_the_other(ranks: int) -> None
         assert sum(op.kind is Kind.REDUCE for op in ops) <= 1
 
 
-def test_what_is_forgotten_is_found() -> None:
+def test_missing_data_is_reported() -> None:
     with pytest.raises(PlanError, match="rank 1"):
 
         @ark.comm.program("broadcast", 2, chunks=1, root=0)
-        def nobody_tells_rank_1(p) -> None:
+        def without_rank_1(p) -> None:
             p.input(0).to(p.output(0))
 
 
@@ -193,7 +193,7 @@ def elsewhere() -> object:
         ({"ranks": 2, "name": 3}, "name and reduction must be strings"),
     ],
 )
-def test_what_no_program_has_is_said(asked: dict[str, Any], words: str) -> None:
+def test_invalid_program_arguments_are_refused(asked: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidUsageError, match=re.escape(words)):
         ark.comm.program("all_reduce", **asked)(lambda p: None)
 
@@ -215,6 +215,6 @@ def test_what_no_program_has_is_said(asked: dict[str, Any], words: str) -> None:
         (lambda p: p.input(0).to(elsewhere()), "of rank 1 belongs to another program"),
     ],
 )
-def test_what_cannot_be_is_said(body, words: str) -> None:
+def test_invalid_statements_are_refused(body, words: str) -> None:
     with pytest.raises(InvalidUsageError, match=words):
         ark.comm.program("all_reduce", 2)(body)

@@ -25,7 +25,7 @@ def results(program: CollectiveProgram) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize(("world", "collective", "algorithm"), ROUNDS)
-def test_what_is_written_is_read_with_the_same_results(
+def test_written_programs_are_read_with_equal_results(
     world: int, collective: str, algorithm: str
 ) -> None:
     program = synthesize(topology.full_mesh(world), collective, algorithm)
@@ -101,12 +101,12 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", sorted(BAD))
-def test_what_is_no_program_is_refused(case: str) -> None:
+def test_invalid_programs_are_refused(case: str) -> None:
     text, match = BAD[case]
     with pytest.raises(ModelError, match=match):
         from_xml(text)
 
 
-def test_what_does_not_do_its_collective_is_refused() -> None:
+def test_programs_that_miss_their_collective_are_refused() -> None:
     with pytest.raises(PlanError):
         from_xml(ring(2).replace('type="rrcs"', 'type="rcs"'))

@@ -305,14 +305,14 @@ def test_xml_of_synthesised_programs_fits_its_runtime_and_is_right(name, target)
             np.testing.assert_array_equal(np.concatenate(got), want)
 
 
-def test_xml_refuses_what_exceeds_a_runtime():
+def test_xml_refuses_programs_beyond_runtime_limits():
     with pytest.raises(UnsupportedError, match="thread blocks on one channel; rccl allows 32"):
         to_xml(classics.build("one_shot", "all_to_all", 34))
     with pytest.raises(InvalidUsageError, match="choose one of msccl, rccl"):
         to_xml(ring3(), "nccl")
 
 
-def test_xml_refuses_what_it_cannot_say():
+def test_xml_refuses_inexpressible_programs():
     with pytest.raises(UnsupportedError, match="dot products"):
         to_xml(classics.build("adasum_halving", "all_reduce", 4, reduction="adasum"))
     with pytest.raises(UnsupportedError, match="pieces"):
@@ -327,7 +327,7 @@ def test_xml_refuses_what_it_cannot_say():
 
 
 @pytest.mark.parametrize("collective", ["all_gather", "all_reduce", "all_to_all"])
-def test_spans_that_nobody_cuts_become_one_slot(collective):
+def test_uncut_spans_become_one_slot(collective):
     program = classics.build("one_shot", collective, 4, parts=6)
     whole = coarsened(program)
     assert whole == dataclasses.replace(

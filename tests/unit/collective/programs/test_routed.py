@@ -67,7 +67,7 @@ def test_every_hop_between_ranks_is_a_put(network, name):
             np.testing.assert_allclose(got, right, rtol=1e-12)
 
 
-def test_what_passes_no_rank_stays_as_it_is():
+def test_operations_without_a_route_are_unchanged():
     topology = named("h100x2")
     program = with_routes(classics.build("one_shot", "all_gather", 16), topology)
     assert routed(program) is program

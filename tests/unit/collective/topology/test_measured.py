@@ -93,6 +93,6 @@ def test_small_sizes_rank_by_latency(capsys, tmp_path):
     assert printed.count("time, us") == 2
 
 
-def test_what_cannot_be_measured_is_said(capsys):
+def test_unmeasurable_links_are_reported(capsys):
     assert main(["topo", "measure", "ring4", "--ranks", "3"]) == 2
     assert "ring4 has 4 ranks, and --ranks says 3" in capsys.readouterr().err

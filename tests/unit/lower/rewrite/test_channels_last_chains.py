@@ -17,7 +17,7 @@ from tests.windows import in_place
 
 H100 = registry.machine("h100")
 SHAPE, WEIGHTS = (4, 64, 32, 32), (64, 64, 3, 3)
-NOBODY: frozenset[int] = frozenset()
+NO_OTHER_READERS: frozenset[int] = frozenset()
 
 
 def weights(*shape: int) -> Any:
@@ -28,7 +28,7 @@ def bias() -> Any:
     return ark.exp(ark.tensor((64,), ark.bf16))
 
 
-def types(model: ark.Model, kept: frozenset[int] = NOBODY) -> list[str]:
+def types(model: ark.Model, kept: frozenset[int] = NO_OTHER_READERS) -> list[str]:
     """The nodes' types; transposes of weights, of which there are 64, are called that."""
     return [
         "weights" if n.type == "transpose" and n.outputs[0].shape[0] == WEIGHTS[0] else n.type
@@ -75,7 +75,7 @@ def test_an_image_that_was_written_again_is_turned_again() -> None:
     assert types(model).count("transpose") == 2
 
 
-def test_what_is_read_as_it_was_is_turned_back() -> None:
+def test_channels_read_in_the_original_order_are_transposed_back() -> None:
     model = ark.Model(0, 1)
     with ark.use_model(model):
         x = ark.relu(ark.conv(ark.tensor(SHAPE, ark.bf16), weights(), padding=1))
@@ -84,7 +84,7 @@ def test_what_is_read_as_it_was_is_turned_back() -> None:
     assert types(model)[4:6] == ["relu", "transpose"]
 
 
-def test_what_somebody_else_reads_is_turned_back() -> None:
+def test_channels_with_another_reader_are_transposed_back() -> None:
     model = ark.Model(0, 1)
     with ark.use_model(model):
         x = ark.conv(ark.tensor(SHAPE, ark.bf16), weights(), padding=1)

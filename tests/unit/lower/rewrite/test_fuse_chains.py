@@ -33,11 +33,11 @@ def wide(x: Any) -> Any:
 
 
 @pytest.mark.parametrize("build", [soft, wide])
-def test_what_several_parts_of_one_op_read_is_not_written(build: Callable[[Any], Any]) -> None:
+def test_values_read_by_parts_of_one_op_are_not_written(build: Callable[[Any], Any]) -> None:
     assert kinds(build) == ["pointwise"]
 
 
-def test_what_two_ops_read_is_written_once() -> None:
+def test_values_read_by_two_ops_are_written_once() -> None:
     """Two results, neither of which is the other's."""
 
     def two(x: Any) -> Any:

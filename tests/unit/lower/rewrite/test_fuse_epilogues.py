@@ -75,7 +75,7 @@ def twice(x: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", JOINED)
-def test_what_follows_a_product_is_part_of_it(name: str) -> None:
+def test_epilogues_of_products_are_fused(name: str) -> None:
     build, wanted = JOINED[name]
     device = ark_cpu.backend.open(0)
     task_plan = planned(build, device.machine)
@@ -100,7 +100,7 @@ def test_the_variant_for_large_products_takes_them_in(name: str) -> None:
     assert [op.kind for op in task_plan.ops if op.kind != "iteration_end"] == ["matmul"]
 
 
-def test_a_product_that_somebody_else_reads_is_written() -> None:
+def test_a_product_with_another_reader_is_written() -> None:
     def build(a: Any, b: Any, bias: Any, column: Any, rest: Any) -> Any:
         x = product(a, b)
         return ark.relu(x) + ark.reduce_sum(x, 1)
@@ -109,7 +109,7 @@ def test_a_product_that_somebody_else_reads_is_written() -> None:
     assert "expr" not in next(op.params for op in task_plan.ops if op.kind == "matmul")
 
 
-def test_a_product_is_not_moved_past_a_write_of_what_it_reads() -> None:
+def test_a_product_is_not_moved_past_a_write_of_its_operands() -> None:
     def build(a: Any, b: Any, bias: Any, column: Any, rest: Any) -> Any:
         x = product(a, b)
         ark.copy(a * 2.0, a)

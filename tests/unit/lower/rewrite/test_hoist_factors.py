@@ -78,7 +78,7 @@ def rooted(plan: Plan) -> list[int]:
     return [math.prod(plan.tensors[op.operands[-1]].shape) for op in ops]
 
 
-def test_what_is_not_worth_an_op_stays() -> None:
+def test_small_factors_are_not_hoisted() -> None:
     """Few elements; few for each channel; a variance that the iteration makes."""
     assert rooted(planned(alone((8, 64, 32, 32)))) == [64, 64]
     assert rooted(planned(alone((8, 64, 16, 16)))) == [8 * 64 * 256]

@@ -150,7 +150,7 @@ def shapes(graph: Graph, kept: frozenset[int] = frozenset(), machine: Machine = 
     return [(n.type, n.outputs[0].shape[0]) for n in nodes]
 
 
-def test_a_chain_is_computed_for_its_row_unless_somebody_else_reads_it() -> None:
+def test_a_chain_without_other_readers_is_computed_for_its_row() -> None:
     graph, between, _ = chained()
     assert shapes(graph) == [("gather", 1), ("matmul", 1), ("matmul", 1)]
     only_second = [("matmul", ROWS), ("gather", 1), ("matmul", 1)]
@@ -161,7 +161,7 @@ def test_a_chain_is_computed_for_its_row_unless_somebody_else_reads_it() -> None
     assert shapes(graph, machine=machines.model(2)) == whole
 
 
-def test_what_is_written_meanwhile_stays_where_it_is() -> None:
+def test_gathers_are_not_moved_past_writes() -> None:
     graph, _, _ = chained()
     x = graph.nodes[0].inputs[0]
     graph.add("neg", [x], [graph.rewrite(x)], {}, "written")

@@ -241,7 +241,7 @@ CASES: list[tuple[Callable[[Parts], None], set[str]]] = [
 
 
 @pytest.mark.parametrize(("disturb", "wanted"), CASES, ids=lambda c: getattr(c, "__name__", ""))
-def test_what_somebody_else_looks_at_is_left(
+def test_outputs_with_another_reader_are_not_packed(
     disturb: Callable[[Parts], None], wanted: set[str]
 ) -> None:
     with use_model(Model()) as model:

@@ -51,7 +51,7 @@ def test_random_programs_and_gates_compute_the_same(seed: int) -> None:
         np.testing.assert_array_equal(got[key], want[key])
 
 
-def test_gates_that_nobody_else_reads_are_in_parts() -> None:
+def test_gates_without_other_readers_are_split() -> None:
     model = Model()
     with use_model(model):
         row = ark.add(ark.tensor([1, 64]), ark.tensor([1, 64]))

@@ -277,7 +277,7 @@ def test_a_local_operand_is_refused() -> None:
         coconet.reorder(plan, parts, [named(plan, "both")])
 
 
-def test_autotune_takes_what_moves_less() -> None:
+def test_autotune_chooses_the_least_traffic() -> None:
     """Slices update a quarter each; without them one all-reduce has fewer steps than two halves."""
     slow_memory = autotune(lambda: started("adam"), WAYS, Rates(1e6, 1.0, 1e9, 0.0))
     assert slow_memory.name == "RS-compute-AG" and len(slow_memory.us) == 3

@@ -73,7 +73,9 @@ def test_parameters_and_states_are_adams(splits: Splits, target: Target) -> None
         assert prediction.synced_bytes == pytest.approx(sent, rel=1e-6)
 
 
-def test_pipelines_share_blocks_and_keep_what_is_in_flight(splits: Splits, target: Target) -> None:
+def test_pipelines_share_blocks_and_keep_activations_in_flight(
+    splits: Splits, target: Target
+) -> None:
     one = predict(splits, (1,), ("replicated",), target, Work(True, 8))
     prediction = predict(splits, (4,), ("1f1b",), target, Work(True, 8))
     assert list(prediction.stage_of) == sorted(prediction.stage_of) and set(

@@ -56,7 +56,7 @@ def isomorphic(request: pytest.FixtureRequest) -> Rotated:
 
 @pytest.mark.parametrize("ranks", [pytest.param(2, marks=slow), 4])
 @pytest.mark.parametrize("name", sorted(MACHINES))
-def test_one_plan_stands_for_what_each_rank_would_plan(ranks: int, name: str) -> None:
+def test_one_plan_equals_the_plan_of_each_rank(ranks: int, name: str) -> None:
     graphs = decoder_graphs(ranks)
     rank_plans = plan_ranks(graphs, MACHINES[name])
     assert isinstance(rank_plans, Rotated)
@@ -99,7 +99,7 @@ def test_a_view_that_leaves_its_memory_on_some_rank_is_refused(
         verify(Rotated(plans.first, {tensor: steps}))
 
 
-def test_what_changes_does_not_move_from_rank_to_rank() -> None:
+def test_written_tensors_do_not_move_between_ranks() -> None:
     plans = tied()
     memory = {t.id: plans.first.buffers[t.buffer] for t in plans.first.tensors}
     for arena in ("activation", "state"):
