@@ -1,4 +1,4 @@
-"""The host's time for a call of a torch module, by who spends it:
+"""The host's time for a call of a torch module, by the layer that spends it:
 
     python -m bench.calls [NETWORK ...] [--place cpu|cuda] [--peers] [--lock FILE]
 
@@ -92,7 +92,7 @@ def _alone(lock: Path | None) -> Iterator[None]:
 
 
 def least(call: Callable[[], Any], place: str) -> float:
-    """Microseconds of a call after which nobody waits."""
+    """Microseconds of a call whose result is not waited for."""
     done = waiting(place != "cpu")
     for _ in range(CALLS_PER_READING):
         call()

@@ -4,10 +4,10 @@ in the machine code for an H100.
     ARK_ROCM_DEVICE=emulated:gfx942 python -m bench.msgemm_instructions
     python -m bench.msgemm_instructions --sass          needs nvdisasm (CUDA's toolkit)
 
-Executed: wave-instructions of an iteration on one processor, so that nobody polls for another; a
-quarter of what five iterations have more than one. Machine code: of each op the innermost loop that
-has the most of what the op is for, and how many instructions it takes for a product (a weight by a
-column).
+Executed: wave-instructions of an iteration on one processor, so that no processor polls; a quarter
+of the difference between five iterations and one. Machine code: the innermost loop of each op with
+the most instructions of the op's kind, and the instructions that it takes for a product (a weight
+by a column).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ WIDTHS = {"64": 2, "128": 4}  # elements that an instruction moves
 
 
 def methods(rows: int, k: int, columns: int) -> dict[str, Build]:
-    """What is counted: products of weights (rows, k) in groups of 48 with x (k, columns)."""
+    """The counted work: products of weights (rows, k) in groups of 48 with x (k, columns)."""
     weight, x, scales = msgemm.draw(rows, k, columns, 48)
     methods_by_name = {"multiplied": msgemm.by_multiplying(weight, x, scales)}
     methods_by_name |= {

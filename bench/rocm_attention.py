@@ -1,8 +1,8 @@
-"""What the timing model of docs/rocm-timing.md predicts for attention over bf16 keys on an AMD GPU.
+"""Predictions of docs/rocm-timing.md for attention over bf16 keys on an AMD GPU.
 
 The emulator takes a minute for 2^34 multiplications, so attention of many rows is cut: as many
-tiles of queries as compute units run at once, over two numbers of keys, and the difference is what
-a key takes. A prediction: nobody measured it.
+tiles of queries as compute units run at once, over two numbers of keys; the difference is the time
+of a key. The result is predicted, not measured.
 
     python bench/rocm_attention.py --heads 16 --width 128 --rows 8192
 """

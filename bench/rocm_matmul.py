@@ -1,8 +1,8 @@
-"""What the timing model of docs/rocm-timing.md predicts for a product of bf16 on an AMD GPU.
+"""Predictions of docs/rocm-timing.md for a product of bf16 on an AMD GPU.
 
 The emulator takes a minute for 2^34 multiplications, so a long product is cut: as many tiles as
-compute units run at once, over two depths, and the difference is what a depth takes. A prediction:
-nobody measured it.
+compute units run at once, over two depths; the difference is the time of the additional depth. The
+result is predicted, not measured.
 
     python bench/rocm_matmul.py --shape 8192x8192x8192 --tile 256x128
 

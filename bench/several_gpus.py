@@ -33,7 +33,7 @@ GOALS = {
 
 @dataclass(frozen=True)
 class Step:
-    """A command. figures: lines (what, microseconds, what is beside them) from what it prints."""
+    """A command. figures: (label, microseconds, details) of each line that it prints."""
 
     name: str
     words: tuple[str, ...]

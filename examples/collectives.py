@@ -50,7 +50,7 @@ def recursive_doubling_all_gather(n: int) -> CollectiveProgram:
 
 
 def direct_all_gather(n: int) -> CollectiveProgram:
-    """Everybody puts to everybody: one step."""
+    """Each rank puts its part to all ranks: one step."""
 
     @ark.comm.program("all_gather", n)
     def direct(p: Program) -> None:
@@ -80,7 +80,7 @@ def ring_reduce_scatter(n: int) -> CollectiveProgram:
 
 
 def direct_reduce_scatter(n: int) -> CollectiveProgram:
-    """Everybody puts each peer its shard, which the peer adds up in rank order."""
+    """Each rank puts each peer its shard; the peer adds the shards up in rank order."""
 
     @ark.comm.program("reduce_scatter", n, scratch=n)
     def direct(p: Program) -> None:
@@ -94,7 +94,7 @@ def direct_reduce_scatter(n: int) -> CollectiveProgram:
 
 
 def one_shot_all_reduce(n: int) -> CollectiveProgram:
-    """Everybody puts all to everybody and adds: one step, n times the bytes."""
+    """Each rank puts all its data to all ranks and adds: one step, n times the bytes."""
 
     @ark.comm.program("all_reduce", n, chunks=1, scratch=n)
     def one_shot(p: Program) -> None:
@@ -108,7 +108,7 @@ def one_shot_all_reduce(n: int) -> CollectiveProgram:
 
 
 def two_shot_all_reduce(n: int) -> CollectiveProgram:
-    """A direct reduce-scatter, then each owner puts its sum to everybody."""
+    """A direct reduce-scatter, then each owner puts its sum to all ranks."""
 
     @ark.comm.program("all_reduce", n, scratch=n)
     def two_shot(p: Program) -> None:
@@ -146,7 +146,7 @@ def ring_all_reduce(n: int) -> CollectiveProgram:
 
 
 def binomial_broadcast(n: int) -> CollectiveProgram:
-    """Who has the data doubles in each step: log2 n steps."""
+    """The ranks that have the data double in each step: log2 n steps."""
 
     @ark.comm.program("broadcast", n, chunks=1, root=0)
     def binomial(p: Program) -> None:
@@ -193,7 +193,7 @@ def binomial_reduce(n: int) -> CollectiveProgram:
 
 
 def direct_all_to_all(n: int) -> CollectiveProgram:
-    """Each part goes straight to its rank, nobody's first receiver the same."""
+    """Each part goes straight to its rank; no two ranks send to the same rank first."""
 
     @ark.comm.program("all_to_all", n, chunks=n)
     def direct(p: Program) -> None:
@@ -230,7 +230,7 @@ def bruck_all_gather(n: int) -> CollectiveProgram:
 
 
 def _halve(p: Program, home: Callable[[int], Chunk]) -> None:
-    """Pairs at distance n/2, n/4, ... exchange halves of what is left and add; scratch: 2n."""
+    """Pairs at distance n/2, n/4, ... exchange halves of the rest and add; scratch: 2n."""
     n = len(p.ranks)
     left, distance = p.input, n // 2
     while distance:
@@ -295,7 +295,7 @@ def _parent(node: int, n: int) -> int:
 
 
 def double_binary_tree_all_reduce(n: int) -> CollectiveProgram:
-    """Half of the data up and down each of two trees; who adds in one is a leaf in the other.
+    """Half of the data up and down each of two trees; inner ranks of one are leaves of the other.
 
     P. Sanders, J. Speck, J. L. Traff, "Two-tree algorithms for full bandwidth broadcast, reduction
     and scan". The other tree is the first one mirrored, or for odd n shifted.
@@ -381,7 +381,7 @@ def bruck_all_to_all(n: int) -> CollectiveProgram:
 
 
 def pairwise_all_to_all(n: int) -> CollectiveProgram:
-    """In each step everybody exchanges with one peer, rank xor step; n is a power of two."""
+    """In each step each rank exchanges with one peer, rank xor step; n is a power of two."""
 
     @ark.comm.program("all_to_all", n, chunks=n)
     def pairwise(p: Program) -> None:

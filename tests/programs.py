@@ -50,7 +50,7 @@ def _box(rng: np.random.Generator, tensor: ark.Tensor, shape: list[int]) -> ark.
 
 
 def _step(rng: np.random.Generator, held: list[ark.Tensor]) -> ark.Tensor:
-    """One random op over what is held."""
+    """One random op over the tensors held so far."""
     source = _view(rng, held[rng.integers(len(held))])
     shape = source.shape()
     choice = rng.integers(8)

@@ -110,7 +110,7 @@ class Bench:
     """A plan in memory, its tasks ready to run one at a time.
 
     dialect: of the source, the CPU's if it is not given; with `ark_touch`, which runs the task that
-    the first range names. host: what is done to the source before it is compiled.
+    the first range names. host: transforms the source before it is compiled.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class Bench:
             _fill(self.plan, buffer.id, self.buffer(buffer.id), self.rng)
 
     def buffer(self, number: int) -> np.ndarray:
-        """The bytes of a buffer; what is written there is what tasks see."""
+        """The bytes of a buffer; tasks see writes to them."""
         return self._part(self.memory, number)
 
     def _part(self, array: np.ndarray, number: int) -> np.ndarray:

@@ -1,7 +1,7 @@
-"""Adasum: how ranks' steps are combined so that more ranks need no other learning rate.
+"""Adasum combines the steps of ranks so that more ranks need no other learning rate.
 
-Every rank takes its optimizer's step on a batch of its own; what is combined is the step (the delta
-optimizer of Maleki et al., MLSys 2021): by sum, by average, or by Adasum as a tree or by vector
+Every rank takes its optimizer's step on a batch of its own. The steps are combined (the delta
+optimizer of Maleki et al., MLSys 2021) by sum, by average, or by Adasum as a tree or by vector
 halving. All of them learn scikit-learn's digits in one launch of one kernel a rank.
 
     python -m examples.adasum.adasum --ranks 4

@@ -182,7 +182,7 @@ def in_numpy(problems: Problems, start: np.ndarray) -> tuple[np.ndarray, int]:
 
 
 def errors(poses: Poses, rotation: np.ndarray, position: np.ndarray) -> np.ndarray:
-    """What is between the poses and the truth (batch, 6): a small turn's vector, and position."""
+    """Errors of the poses (batch, 6): a small rotation's vector, and the position."""
     between = poses.rotation @ rotation.T
     turn = np.stack([between[:, k, j] - between[:, j, k] for j, k in dense.AXES], 1) / 2
     return np.concatenate([turn, poses.position - position], 1)

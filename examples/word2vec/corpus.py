@@ -54,7 +54,7 @@ def topics(count: int = 20, each: int = 20, texts: int = 400, length: int = 50) 
 
 
 def same_topic(corpus: Corpus, vectors: np.ndarray, most: int = 5) -> float:
-    """Of each word's nearest words, the share that is of its topic; 0 of what is no number."""
+    """Of each word's nearest words, the share that is of its topic; 0 for NaN."""
     if not np.isfinite(vectors).all():
         return 0.0
     of = np.array([word.split(".")[0] for word in corpus.vocabulary])

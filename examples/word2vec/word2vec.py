@@ -121,8 +121,8 @@ def updates(given: dict[str, Any], o: Options, at: Any, step: Any, rate: Any) ->
 
 
 def combined(way: str, parts: list[Any]) -> Any:
-    """The ranks' steps of the same rows as one. The combiner (GraphWord2Vec, section 3) takes of
-    every next step what is not along the sum so far: g + h - (g.h / |g|^2) g.
+    """The ranks' steps of the same rows as one. The combiner (GraphWord2Vec, section 3) adds
+    of every next step the part orthogonal to the sum so far: g + h - (g.h / |g|^2) g.
     """
     total = parts[0]
     for part in parts[1:]:

@@ -32,7 +32,7 @@ OPTIMISED = (
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """In the default run on an emulated device, what is marked for another place is left out."""
+    """Deselects tests that are marked for another emulated device than the default run uses."""
     part = os.environ.get("ARK_EMULATED_PART")
     here = Path(__file__).parent
     marked = {item: places(item) for item in items if here in item.path.parents}

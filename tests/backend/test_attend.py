@@ -1,6 +1,6 @@
 """Attention written as product, softmax and product, in the forms in which front ends write it:
-what is planned for matrix units has one op in its place, and a CPU that executes such a plan by
-common bodies finds torch's results.
+plans for matrix units have one op in its place, and a CPU that executes such a plan by generic
+bodies gives torch's results.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def scaled_after(x: Any) -> Any:
 
 
 def negated_twice(x: Any) -> Any:
-    """What is masked by -inf becomes inf between."""
+    """Values masked by -inf become inf in between."""
     scores, v = scored(x)
     masked = ark.where(lower_left("where"), ark.mul(scores, -1.0), float("-inf"))
     return ark.matmul(ark.softmax(ark.mul(masked, -1.0)), v)

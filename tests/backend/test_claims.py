@@ -60,7 +60,7 @@ CASES: dict[str, tuple[str, Build, Callable[[np.ndarray], np.ndarray], int, Data
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is large enough to be claimed is small here."""
+    """Lowers the size from which ops have claimed tiles."""
     monkeypatch.setattr(claims, "is_large", lambda nbytes, machine: nbytes >= 1 << 10)
     monkeypatch.setattr(pointwise, "CLAIM_BYTES", 1 << 10)
 

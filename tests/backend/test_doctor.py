@@ -14,7 +14,7 @@ from ark.cli.doctor.bench import Bench
 from ark.codegen.dialect import Source
 
 FAULTS = {
-    # check: what is written instead of what in the kernel
+    # check: the text to replace in the kernel, and its replacement
     "messages": ("data[i] = ark_expected(round, i)", "data[i] = ark_expected(round - 1u, i)"),
     "packets": ("high | ark_expected(epoch, 0u)", "high | ark_expected(epoch - 1u, 0u)"),
     "additions": (

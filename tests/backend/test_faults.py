@@ -1,4 +1,4 @@
-"""Plans that were made to hang: every wait gives up, says who waited for what, and life goes on."""
+"""Plans that hang on purpose: every wait times out and names the waiting task and the counter."""
 
 from __future__ import annotations
 

@@ -36,7 +36,8 @@ def wrong_sums(
 ) -> int:
     """Sums of two tensors that were wrong, of which the first is written anew before each run.
 
-    make: what is made of the first one. seen: gets whether the kernel still ran after each write.
+    make: computes the second from the first. seen: receives, after each write, True where the
+    kernel still ran.
     """
     changing, other = make(ark.tensor([N])), ark.tensor([N])
     total = ark.add(changing, other)

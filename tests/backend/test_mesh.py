@@ -77,7 +77,7 @@ def test_products_softmax_and_sums_equal_those_of_torch(monkeypatch: pytest.Monk
 
 
 def test_a_plan_made_for_the_cpu_gives_the_same_bits_on_the_mesh() -> None:
-    """One and the same plan: its counters are for those who share memory, the rest is for all."""
+    """One plan for both: counters are for cores that share memory, messages for the others."""
     ark.init()
     result, inputs = _chain()
     cpu = registry.get("cpu")

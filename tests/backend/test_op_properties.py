@@ -77,7 +77,7 @@ def one(x: np.ndarray, w: np.ndarray) -> float:
     return 1.0
 
 
-# name: (ark's, NumPy's, the size of what is added up) over a view x and a row w of its columns.
+# name: (ark's, NumPy's, the number of terms of a sum) over a view x and a row w of its columns.
 OPS: dict[str, tuple[Callable[..., Any], ...]] = {
     "add": (lambda x, w: x + w, lambda x, w: x + w, lambda x, w: abs(x) + abs(w)),
     "chain": (

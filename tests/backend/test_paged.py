@@ -1,5 +1,5 @@
 """Attention over caches in pages, against torch's scaled_dot_product_attention in float64 over the
-same positions side by side, and what is appended.
+same positions in contiguous memory, and appends to such caches.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Plans of any number of phases: each runs as often as it was asked for, one behind the other."""
+"""Plans of any number of phases: each runs the requested number of times, in order."""
 
 from __future__ import annotations
 

@@ -54,8 +54,8 @@ def planned(shape: Shape, device: Device, cuts: dict[str, list[int]]) -> Plan:
 def test_a_prompt_for_matrix_units_gives_the_models_tokens(
     directories: dict[int, Path], parts: int, width: int
 ) -> None:
-    """parts: of k, of the products that end a layer; whoever adds them up norms the rows. width: of
-    a head; the projection rotates those of 64 columns itself.
+    """parts: of k, of the products that end a layer; the op that adds them up norms the rows.
+    width: of a head; the projection rotates heads of 64 columns itself.
     """
     backend, _ = registry.choose("cpu")
     directory = directories[width]

@@ -200,7 +200,7 @@ def test_keys_further_apart_than_a_word_says_are_left_alone() -> None:
 
 
 def test_unaligned_rows_use_the_generic_body() -> None:
-    """Memory that somebody else gives: seen when it runs. Rows that begin anywhere: before."""
+    """External memory is checked at run time, unaligned rows of the plan at compile time."""
     machine = machine_for("gfx942")
     plan, _ = planned([Shape(128, 128, 2, 1, 64)], machine, bf16)
     outside = dataclasses.replace(

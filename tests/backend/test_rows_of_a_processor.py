@@ -1,5 +1,5 @@
-"""Ops along rows where a processor has many of them, a warp's each: updates at indices, the largest
-elements, and what is looked up, against NumPy, on one processor so that few rows are many.
+"""Ops along rows where a processor has many rows, one per warp: updates at indices, the largest
+elements and lookups, against NumPy, on one processor so that few rows suffice.
 """
 
 from __future__ import annotations

@@ -413,7 +413,7 @@ def test_stopping_needs_no_second_thread(backend: str) -> None:
 def test_an_idle_kernel_leaves_the_device_and_comes_back(
     backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Other work on the device gets its turn; what is asked for later still runs."""
+    """Other work on the device runs in between; iterations requested later still run."""
     monkeypatch.setattr("ark.runtime.executor.IDLE_S", 0.2)
     x = ark.tensor([4])
     y = ark.add(x, 1.0, output=x)

@@ -1,8 +1,8 @@
-"""Tasks find nothing in shared memory: NaNs fill it before each, and results are the same.
+"""Tasks do not read stale shared memory: NaNs fill it before each task, and results are the same.
 
-What an earlier kernel left there differs from run to run, so that a body which uses a word before
-it has written one fails only now and then. Matrix products whose loading warpgroup runs ahead are
-left out: their shared memory is never anybody's alone.
+The contents that an earlier kernel left there differ from run to run, so a body that reads a word
+before it writes it fails only sometimes. Matrix products whose loading warpgroup runs ahead are
+excluded: their shared memory is used by two tasks at a time.
 """
 
 from __future__ import annotations

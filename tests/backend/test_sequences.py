@@ -47,7 +47,7 @@ OPS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
 
 
 def alone(op: str) -> list[np.ndarray]:
-    """What the op's reference says of each sequence by itself, one behind the other."""
+    """The op's reference for each sequence by itself, concatenated."""
     names, attrs = OPS[op]
     results = []
     for b in range(BATCH):

@@ -1,4 +1,4 @@
-"""Functions outside of their domain, at its ends, and of what is no number, beside NumPy."""
+"""Functions outside of their domain, at its ends, and of NaN, against NumPy."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_functions_keep_the_digits_of_small_values(backend: str) -> None:
 
 def ends(dtype: Any) -> np.ndarray:
     """Values of a type over its whole range, of both signs: the least that there are, infinities,
-    where exponentials overflow, angles of many turns, and what is no number.
+    where exponentials overflow, angles of many turns, and NaN.
     """
     near = [0.0, 1e-45, 1.1754944e-38, 1e-6, 0.3, 1.0, 3.0, 8.5, 11.0, 88.3, 88.7, 88.8, 89.4, 89.5]
     far = [104.0, 1e3, 65504.0, 1e5, 2.0**31, 5e9, 1e15, 1e22, 7e30, 3.4028235e38, np.inf]
@@ -107,8 +107,8 @@ def ends(dtype: Any) -> np.ndarray:
 
 
 def agree(name: str, got: np.ndarray, want: np.ndarray) -> None:
-    """Within the rounding of the type and, of what is less than 1e-36 in fp32, of that; an overflow
-    may come as far from the largest number as the rounding is.
+    """Within the rounding of the type, and of 1e-36 for smaller results in fp32; a result may
+    overflow where it is within the rounding of the largest number.
     """
     tolerance = {np.dtype(np.float32): 6e-6, np.dtype(np.float16): 1.1e-3}.get(got.dtype, 9e-3)
     with np.errstate(all="ignore"):
@@ -233,7 +233,7 @@ def test_a_softmax_of_nothing_is_zero(backend: str, dtype: Any) -> None:
 
 
 def test_attention_of_nan_is_nan(backend: str) -> None:
-    """A query that is NaN makes its row NaN and no other; keys that nobody sees do nothing."""
+    """A query that is NaN makes its row NaN and no other; masked keys do nothing."""
     rows, context, width = 9, 12, 16
     rng = np.random.default_rng(0)
     q, k, v = (rng.uniform(-1, 1, s).astype(np.float32) for s in

@@ -1,7 +1,7 @@
-"""A healthy kernel that is told to leave leaves; nothing is freed under one that has not.
+"""A healthy kernel ends when it is told to stop; no memory is freed while it still runs.
 
-What would go wrong here is a crash (a signal), a wait for all that was asked for (the time limit of
-the test), or text that is lost.
+A failure is a crash (a signal), a wait for all requested iterations (the time limit of the test),
+or text that is lost.
 """
 
 from __future__ import annotations

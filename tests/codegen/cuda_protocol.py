@@ -126,7 +126,7 @@ class Probe(kinds.TaskKind):
 
 @contextlib.contextmanager
 def probes_known():
-    """The kinds of this harness are known while it emits, and to nobody else."""
+    """Registers the kinds of this harness only while it emits."""
     with pytest.MonkeyPatch.context() as patch:
         for kind in BODIES:
             patch.setitem(kinds._KINDS, kind, Probe(kind))

@@ -15,4 +15,4 @@ def section(elf: bytes, name: str) -> bytes:
         at = texts + header[0]
         if elf[at : elf.index(b"\0", at)].decode() == name:
             return elf[header[4] : header[4] + header[5]]
-    raise AssertionError(f"there is no section {name}")
+    raise AssertionError(f"section {name} is missing")

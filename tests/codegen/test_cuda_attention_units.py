@@ -179,7 +179,7 @@ def test_tiles_are_as_high_as_leaves_no_processor_without_one() -> None:
 
 
 def test_unaligned_rows_use_the_generic_body() -> None:
-    """Memory that somebody else gives: seen when it runs. Rows that begin anywhere: before."""
+    """External memory is checked at run time, unaligned rows of the plan at compile time."""
     plan, _ = planned([Shape(128, 128, 2, 1, 64)], H100, bf16)
     outside = dataclasses.replace(
         plan, buffers=tuple(dataclasses.replace(b, arena="external") for b in plan.buffers)

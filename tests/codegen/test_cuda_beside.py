@@ -1,5 +1,5 @@
-"""Networks of products for matrix units, one of which reads rows that begin anywhere, and of others
-that have too few columns: one kernel with both, and on a GPU what NumPy says.
+"""Networks of products for matrix units, one of which reads unaligned rows, and of others that have
+too few columns: one kernel runs both, and on a GPU the results equal NumPy's.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def source(planned: Plan) -> Any:
 )
 @pytest.mark.parametrize("tf32", [False, pytest.param(True, marks=slow)])
 def test_tiles_are_compiled_without_many_spills(case: Any, tf32: bool) -> None:
-    """Sums stay in registers: what is spilled is addresses at most."""
+    """Sums stay in registers; only addresses may be spilled."""
     planned = product(H100, *case, tf32)
     emitted = source(planned)
     assert UNITS in emitted.source.text

@@ -1,6 +1,5 @@
-"""Operands that box maps are of move from launch to launch: each copy of the table of tasks names
-box maps of its own, which are of the addresses that it was made for. The device is one that only
-keeps what is written to it.
+"""Operands with box maps move from launch to launch: each copy of the task table has its own box
+maps, for the addresses of its launch. The device here is a stand-in that only records writes.
 """
 
 from __future__ import annotations

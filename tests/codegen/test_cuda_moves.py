@@ -76,7 +76,7 @@ def test_moving_warps_send_and_add_all_rounds_but_the_last(collective: str) -> N
 
 
 def test_products_do_not_wait_for_peers() -> None:
-    """Neither for what peers send nor for the memory of what is being sent."""
+    """Neither for data of peers nor for the memory of a send in progress."""
     planned = plans_of("all_reduce")[0]
     products = [t for _, t in tasks(planned, "") if planned.ops[t.op].kind == "matmul"]
     assert len(products) == TILES

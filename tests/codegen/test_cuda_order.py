@@ -1,5 +1,5 @@
-"""Which place in L2 NVIDIA GPUs are told to give packets and what is streamed past them: compiled
-for every architecture, and the words beside those that the compiler makes of `createpolicy`.
+"""L2 eviction policies of packets and of streamed data: compiled for every architecture, and the
+policy words compared with those that the compiler emits for `createpolicy`.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ def asked(
 
 
 def paced(clocks: list[int], most: int = 1400) -> bool:
-    """Are neighbours a stage's time apart, as memory gives it, and not much more?"""
+    """True where neighbours are about the time of one stage at memory bandwidth apart."""
     return all(1200 <= b - a <= most for a, b in itertools.pairwise(clocks))
 
 
@@ -113,7 +113,7 @@ def test_stages_that_come_from_l2_make_room_for_more(runs: ctypes.CDLL) -> None:
     stages, clocks = asked(runs, 4, 31, 60, 9_500, 800)
     ahead = len([c for c in clocks if c <= 9_500])
     assert ahead == 7 and paced(clocks[:ahead])
-    # The clock is looked at once a stage, and who is late makes up for it.
+    # The clock is read once a stage, and a late stage is made up for.
     assert 1300 <= (clocks[-1] - clocks[ahead - 1]) / (len(clocks) - ahead) <= 1450
     # They are caught up with after twice as many or so; from there on the ring reads for itself.
     assert stages == list(range(4, 4 + len(stages))) and 14 <= len(stages) <= 17

@@ -66,10 +66,10 @@ def test_the_loop_compiles(name):
 
 
 # Bytes of spill stores of the real kernels of Llama 3.2 1B, by variant and tokens of a prompt's
-# chunk (0: decoding alone), as NVRTC 13.0 or 13.5 compiles them: of the loop itself, in which a
-# decoder's bodies are, and of all functions, among them what a called one saves for its caller. Not
-# good, but no worse: who lowers one lowers the figure here. A prompt shares a kernel with `roles`
-# only where chunks are short; a decoder alone must not spill there (below).
+# chunk (0: decoding alone), as NVRTC 13.0 or 13.5 compiles them: of the loop itself, which holds a
+# decoder's bodies, and of all functions, including the registers that a callee saves. An upper
+# bound: a change that lowers a figure lowers it here. A prompt shares a kernel with `roles` only
+# where chunks are short; a decoder alone must not spill there (below).
 SPILLS = {("block", 0): (128, 128), ("block", 64): (212, 1428), ("roles", 64): (136, 788)}
 
 

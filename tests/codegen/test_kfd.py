@@ -79,7 +79,7 @@ def test_calls_are_those_of_the_kernels_header(tmp_path: Path) -> None:
 
 
 class Driver:
-    """Counts what is given and given back. refuses: the calls that it does not take."""
+    """Counts allocations and frees. refuses: the calls that fail."""
 
     def __init__(self, *refuses: int) -> None:
         self.refuses, self.held, self.mapped, self.queues = refuses, {}, set(), set()

@@ -89,8 +89,8 @@ def test_no_access_takes_the_flat_path(listing: dict[str, str], arch: str) -> No
 
 
 def test_a_failure_is_recorded_in_one_place(listing: dict[str, str]) -> None:
-    """Who records one claims the record by an exchange. Nothing else of an empty plan's loop does,
-    and its waits are many.
+    """A failure claims the record by an atomic exchange; the loop of an empty plan, which has many
+    waits, contains no other.
     """
     text = listing["gfx942"]
     assert text.count("\tglobal_atomic_cmpswap") == 1
@@ -208,7 +208,7 @@ def test_epilogues_of_products_spill_nothing(end: str, tile: tuple[int, int]) ->
     text = assembly(emitted.source, "gfx942")
     assert fact(text, "private_segment_fixed_size") == 0
     assert fact(text, "vgpr_spill_count") == 0
-    # What is done to a sum is there once, whatever the tile: so are exponentials.
+    # An epilogue is emitted once, whatever the tile, and so are its exponentials.
     assert text.count("v_exp_f32") <= 64
 
 

@@ -37,9 +37,9 @@ FENCE = '__builtin_amdgcn_fence(__ATOMIC_RELEASE, "{}");'
 AGENT, ALL = "__HIP_MEMORY_SCOPE_AGENT", "__HIP_MEMORY_SCOPE_SYSTEM"
 BLOCK = "__HIP_MEMORY_SCOPE_WORKGROUP"
 
-# Name: the function of the prelude ("": the whole source), what is replaced in it by what, the
-# architectures on which that makes a difference, and the rule that is broken. Where a fence goes
-# and the drain stays, that alone is enough on architectures whose stores write through.
+# Name: the function of the prelude ("": the whole source), the text to replace and its
+# replacement, the architectures on which that makes a difference, and the rule that is broken.
+# Without the fence the drain is still sufficient on architectures whose stores write through.
 MUTANTS: dict[str, tuple[str, str, str, tuple[str, ...], str]] = {
     "an acquire in the device is relaxed": (
         ACQUIRE, f"__ATOMIC_ACQUIRE, {AGENT}", f"__ATOMIC_RELAXED, {AGENT}", ARCHS,
@@ -107,8 +107,8 @@ MUTANTS: dict[str, tuple[str, str, str, tuple[str, ...], str]] = {
     "a release to peers does not wait for its write-back": (
         SYSTEM, "ark_drain();", "", CDNA, "release-write-back-wait",
     ),
-    # No store of this kernel is under way there: who signals a counter comes from ark_all, and who
-    # reports a failure from a call, which waits for all.
+    # No store of this kernel is in flight there: a signal follows ark_all, and a failure report
+    # follows a call, which waits for all stores.
     "a release in the device is none": (
         DEVICE, FENCE.format("agent") + "\n  ark_drain();", "", CDNA3, "release-write-back",
     ),

@@ -1,5 +1,5 @@
-"""The plans that mutated plans begin as: small, and together of every kind of task that a rank does
-for itself. Decoders, a training step, and what is moved, reduced, fused or packed.
+"""The plans from which mutations start: small, and together of every task kind of a single rank.
+Decoders, a training step, and ops that move, reduce, fuse or pack.
 """
 
 from __future__ import annotations

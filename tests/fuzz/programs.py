@@ -32,7 +32,7 @@ MOST = 1 << 16  # elements of a tensor that is computed
 EPSILON = {"fp32": 2.0**-21, "fp16": 2.0**-9, "bf16": 2.0**-6}
 TINY = {"fp32": 1e-36, "fp16": 3e-7, "bf16": 1e-36}
 REFERENCE_VARIANTS = 12  # runs of the reference
-# Values of what is undefined, by variant: no class of floats and no comparison is that of all.
+# Values of undefined elements, by variant: no class of floats and no comparison holds for all.
 # None: the result in float64.
 UNDEFINED = (None, 0.0, np.inf, -np.inf, np.nan, 1e30, -1e30)
 KINDS = ("small", "small", "plain", "special", "wide", "ones")
@@ -52,8 +52,8 @@ def program(rng: random.Random, keep: Callable[[str], None]) -> bool | str:
 
 def random_program(rng: random.Random) -> dict[str, Any]:
     """A program as data. inputs: (shape, type, kind of values, seed). steps: (op, values that it
-    takes, parameters); a value is an input or the result of a step. machine: for what is only
-    planned.
+    takes, parameters); a value is an input or the result of a step. machine: for programs that
+    are only planned.
     """
     huge = rng.random() < 0.1
     shape = _shape(rng, huge)

@@ -22,7 +22,7 @@ SIZES = (1, 1, 2, 3, 4, 5, 7, 8, 16, 33)
 
 @dataclass
 class TracedValue:
-    """A node and what torch computes of it. exact: has float32 rounded nothing?"""
+    """A node and torch's value of it. exact: True where float32 has not rounded it."""
 
     node: fx.Node
     value: torch.Tensor
@@ -390,7 +390,7 @@ STEPS = {
 
 
 def random_module(rng: random.Random) -> tuple[fx.GraphModule, Maker]:
-    """A module, and who made it: inputs and all values."""
+    """A module and its maker, which holds its inputs and all values."""
     m = Maker(rng)
     m.tensor(m.shape(), rng.choice((None, None, None, torch.int64, torch.bool)), 2)
     m.tensor(m.shape(1))

@@ -1,6 +1,6 @@
-"""What is fuzzed. A target makes a hostile input from a random source and hands it in; ark may
-accept it or refuse it with an error for people. Anything else (another exception, a wrong result)
-is a finding.
+"""Targets of fuzzing. A target generates a hostile input from a random source and passes it to ark,
+which may accept it or refuse it with a clear error. Any other outcome (another exception, a wrong
+result) is a finding.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from tests.fuzz.task_plans import run_task_plan, task_plan
 
 CORPUS = Path(__file__).parent.parent / "corpus"
 
-# Keeps what is about to run where the parent finds it if this process dies.
+# Saves the next input so that the parent can read it if this process dies.
 Keep = Callable[[str], None]
 
 
@@ -284,7 +284,7 @@ def _served() -> _Served:
 
 
 def bootstrap(rng: random.Random, keep: Keep) -> bool:
-    """Bytes of somebody who does not know the job's words: the server goes on waiting."""
+    """Bytes of a client that does not know the protocol: the server goes on waiting."""
     hello = json.dumps({"rank": 1, "world_size": 2, "pid": 3, "host": "x"}).encode()
     frame = bytes([rendezvous.HELLO]) + (len(hello) + 48).to_bytes(4, "little") + hello + b"\0" * 48
     data = mutate.of_bytes(frame, rng)

@@ -90,7 +90,7 @@ def _form(text: str) -> Callable[[int, int], Any]:
 
 
 class _Heard(Exception):
-    """The other rank has said its messages: there is nobody to answer it."""
+    """The other rank has sent its messages and is gone: no rank answers."""
 
 
 class _Pair:

@@ -1,9 +1,9 @@
 """onnx's backend node tests, unchanged, as its loader gives them, run by ark on one backend.
 
 As a program: `python -m tests.interop.node_suite [--seconds S] [--every N] [--start PREFIX]` runs
-the suite and prints the counts, what was refused by operator or type, and what is wrong; `--write
-ci/results/suites/onnx-cpu.json` keeps them for ci/coverage.md. Compiling is what costs, so the
-graphs of many tests share a kernel; where that fails, each has its own.
+the suite and prints the counts, refusals by operator or type, and wrong results; `--write
+ci/results/suites/onnx-cpu.json` keeps them for ci/coverage.md. Compiling dominates the time, so
+the graphs of many tests share a kernel; where that fails, each has its own.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def created(monkeypatch: pytest.MonkeyPatch) -> CreatedQueues:
         destroy(queue)
 
     def no_proxy(*_: object) -> None:
-        raise AssertionError("the proxy was asked for")
+        raise AssertionError("the proxy was started")
 
     monkeypatch.setattr(queues, "create", creating)
     monkeypatch.setattr(queues, "destroy", destroying)

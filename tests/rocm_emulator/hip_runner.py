@@ -58,7 +58,7 @@ class Buffers:
             hip.hipFree(pointer)
 
     def empty(self, size: int, flags: int = 0) -> Any:
-        """`size` bytes that nobody has written."""
+        """`size` bytes, uninitialised."""
         self.held.append(check(hip.hipExtMallocWithFlags(max(size, 1), flags)))
         return self.held[-1]
 

@@ -70,7 +70,7 @@ def _kernel(name: str, case: Case, arch: str) -> str:
     lines += _rows(f"global_load_{load} v{{}}, v0, s[4:5] offset:{{}}", 4, registers, stride)
     lines.append("\ts_waitcnt vmcnt(0)")
     registers = range(case.first_output, case.first_output + case.outputs)
-    # A register of the kernel that nobody wrote must not decide a result.
+    # An unwritten register of the kernel must not decide a result.
     lines += [f"\tv_mov_b32_e32 v{k}, 0" for k in registers]
     lines += ["\t" + line.strip() for line in case.body.strip().splitlines()]
     lines += _rows(f"global_store_{store} v0, v{{}}, s[6:7] offset:{{}}", 6, registers, stride)

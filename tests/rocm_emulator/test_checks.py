@@ -133,7 +133,7 @@ def test_lds_without_a_barrier(arch: str, seed: int) -> None:
     out = bench.buffer()
     assert bench.run("mirror_sound", out, lanes=256, seed=seed).ok
     result = bench.run("mirror_race", out, lanes=256, seed=seed)
-    # Whoever comes second races; a read that comes first finds nothing written.
+    # The second access races; a read that comes first reads unwritten memory.
     assert result.kind in ("race", "uninitialised read") and "LDS" in result.message
     one_wave = 32 if arch == "gfx1100" else 64
     assert bench.run("mirror_sound", out, lanes=one_wave).ok
@@ -200,7 +200,7 @@ def test_between_devices_only_system_scope_will_do(arch: str) -> None:
         bench.machine.write(flag, bytes(4))
         for address in (data, flag, out):
             bench.machine.set_access(address, 3)
-        # One workgroup on each device; `sender` is number 0, which the second device has not.
+        # One workgroup on each device; only the first device has the sender, number 0.
         launches = [
             bench.launch(kernel, data, flag, out, sender, device=d, seed=1)
             for d, sender in ((0, 0), (1, 5))

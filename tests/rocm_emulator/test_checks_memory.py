@@ -1,5 +1,5 @@
-"""The checks of memory that is not what it seems: LDS that nobody wrote, what lies behind the
-kernel arguments, lanes of one store that contradict each other.
+"""Checks of invalid memory accesses: unwritten LDS, reads past the kernel arguments, lanes of one
+store that write different values to one address.
 
 Each defect stands beside the nearest sound kernel; without the checks every launch must succeed,
 because the emulator's memory holds something everywhere.

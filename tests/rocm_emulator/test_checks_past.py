@@ -1,5 +1,5 @@
-"""A value that depends on a load proves that the load is over: who has got it, by whatever chain of
-relaxed stores, may overwrite what was read. It brings nothing along that was written.
+"""A value that depends on a load proves that the load is complete: a thread that receives it, by
+any chain of relaxed stores, may overwrite the memory that was read. It publishes no writes.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ def missing_signal(machine: Machine) -> Plan:
 
 
 def missing_packets(machine: Machine) -> Plan:
-    """Nobody sends what the first tasks wait for, inside their bodies."""
+    """The packets for which the bodies of the first tasks wait are never sent."""
     plan = decoder(small_machine(machine, Capability.PACKETS))
     phase = plan.phases[0]
     lists = tuple(tuple(t for t in own if t.op != 0) for own in phase.processors)

@@ -35,7 +35,7 @@ def _answer(result: object) -> object:
 
 @cache
 def _forbidden() -> tuple[int, mmap.mmap]:
-    """A page of this process that nobody may touch, and what holds it."""
+    """An inaccessible page of this process, and the object that holds it."""
     held = mmap.mmap(-1, PAGE)
     address = ctypes.addressof(ctypes.c_char.from_buffer(held))
     assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(address), ctypes.c_size_t(PAGE), 0) == 0

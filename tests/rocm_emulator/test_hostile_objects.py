@@ -1,7 +1,7 @@
 """Damaged code objects: every truncation and every flipped byte gives an error, never a crash.
 
-What is read from a file is not to be trusted: offsets that wrap around, sizes that no kernel has,
-relocations and symbols outside the image. The emulator's core is asked directly, then through HIP;
+Contents of files are not trusted: offsets that wrap around, sizes that no kernel has,
+relocations and symbols outside the image. The emulator's core is called directly, then through HIP;
 the lint is given damaged assembly.
 """
 
@@ -191,7 +191,7 @@ def test_hip_refuses_truncated_objects(kept: int) -> None:
     page = mmap.PAGESIZE
     held = mmap.mmap(-1, 2 * page)
     start = ctypes.addressof(ctypes.c_char.from_buffer(held))
-    # Nobody may read behind the last byte.
+    # Reads past the last byte are refused.
     assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(start + page), ctypes.c_size_t(page), 0) == 0
     held[page - kept : page] = intact()[:kept]
     with emulated("gfx942"):

@@ -204,7 +204,7 @@ def nearest(values: NDArray[np.float64], form: Format) -> NDArray[np.uint8]:
 
 
 def at_random(value: float, form: Format, random: int) -> int:
-    """The code below or above, by what is cut off plus ``random`` / 2**32."""
+    """The code below or above, by the truncated part plus ``random`` / 2**32."""
     codes = [int(c) for c in form.finite_codes() if int(c) >> (form.bits - 1) == 0]
     grid = [Fraction(float(form.values(np.array([c], np.uint8))[0])) for c in codes]
     step = grid[-1] - grid[-2]
@@ -284,7 +284,7 @@ def test_from_a_small_format(key: str) -> None:
 
 @pytest.mark.parametrize("arch", ("gfx942", "gfx950"))
 def test_eight_bits_without_a_scale(arch: str) -> None:
-    """Zero, numbers of every size and what is too large; gfx942 has the types without -0."""
+    """Zero, numbers of every size and too large ones; gfx942 has the types without -0."""
     types = (
         (ml_dtypes.float8_e4m3fnuz, ml_dtypes.float8_e5m2fnuz)
         if arch == "gfx942"
@@ -307,7 +307,7 @@ def _floats(*values: float) -> Words:
 
 
 def test_overflow_by_the_mode() -> None:
-    """Without FP16_OVFL E4M3 has NaN and E5M2 infinity for what is too large, with it the limit."""
+    """Too large values become NaN in E4M3 and infinity in E5M2, or the limit with FP16_OVFL."""
     large, negative = _floats(1e6, np.inf, 500, 1e38), _floats(-1e6, -np.inf, -500, -1e38)
     plain = SUITE.run("overflow_fp8", [large, negative])
     assert np.all(plain[0] & 0xFFFF == 0xFF7F)

@@ -6,9 +6,9 @@ device adds a round through LDS: each thread combines its value with one from an
 the runs have the checks on, which must find nothing.
 
 The sign of a zero does not count: clang's AMD back end reads `0 - x` as `-x` in front of another
-operation and turns `x < 0 ? x : 0` into a minimum, so that a zero's sign is the compiler's choice.
-It is kept from what else is compared: no value is divided by a zero that has a sign. (The tests of
-single instructions compare zeros with their signs.)
+operation and turns a selection between `x` and 0 into a minimum, so that a zero's sign is the
+compiler's choice. It does not affect other results: no value is divided by a signed zero.
+(The tests of single instructions compare zeros with their signs.)
 """
 
 from __future__ import annotations

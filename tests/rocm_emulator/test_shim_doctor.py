@@ -46,7 +46,7 @@ def ordering(statement: str) -> list[str]:
     ptx = compile_ptx(text)
     matches = re.findall(r"\b(?:(?:ld|st|atom|red)\.\S*(?:sys|gpu)\S*|fence\.\S+)", ptx)
     plain = [re.sub(r"\.(?:global|u32|b32|u64|b64)|;", "", word) for word in matches]
-    # An addition whose result nobody wants is a red.
+    # An atomic addition whose result is unused is a `red`.
     return [word.replace("red.add", "atom.add") for word in plain]
 
 

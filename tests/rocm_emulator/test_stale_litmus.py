@@ -1,10 +1,10 @@
-"""Litmus tests of stale mode: the outcomes seen are those that the memory model leaves open, all of
-them where nothing is ordered, none of the forbidden ones where something is.
+"""Litmus tests of stale mode: without ordering all outcomes that the memory model allows are seen;
+with ordering none of the forbidden ones.
 
 The shapes and their names (message passing, store buffering, load buffering, IRIW, coherence) are
-those of Alglave, Maranget and Tautschnig, "Herding Cats" (2014); what is allowed follows from the
-C++ memory model, to which LLVM's AMDGPU page maps its code sequences. Each thread is a workgroup;
-each round has words of its own and begins at a barrier that orders nothing.
+those of Alglave, Maranget and Tautschnig, "Herding Cats" (2014); the allowed outcomes follow from
+the C++ memory model, to which LLVM's AMDGPU page maps its code sequences. Each thread is a
+workgroup; each round has words of its own and begins at a barrier that orders nothing.
 """
 
 from __future__ import annotations

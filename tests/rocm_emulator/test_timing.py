@@ -243,8 +243,8 @@ def reading(code: bytes, blocks: int, naps: int, first: int, apart: int, count: 
 
 
 def test_a_prediction_is_the_same_wherever_memory_lies(code: bytes) -> None:
-    """What is read twice all but fills the dies' caches, so that the sets decide what is read
-    again: those of one seed are the same at other addresses, those of another are others.
+    """Data that is read twice almost fills the dies' caches, so that the cache sets decide which
+    lines are read again: the same for one seed at other addresses, others for another seed.
     """
     each, taken = 12, {}
     for seed in (0, 0, 1):
@@ -297,16 +297,16 @@ with Executor(plan, backend, device) as made:
 
 
 def test_unissued_accesses_of_a_unit_delay_no_other_unit(code: bytes) -> None:
-    """A unit's address unit is busy for 8 us; who reads a line on the same die waits for one trip
-    to memory.
+    """A unit's address unit is busy for 8 us; a unit of the same die that reads a line waits for
+    one trip to memory.
     """
     taken = reading(code, 8, naps=2, first=8 << 20, apart=0, count=1)
     assert 0.1 < taken < 1.5, taken
 
 
 def test_a_line_is_no_sooner_there_for_another_die(code: bytes) -> None:
-    """60 units ask for 63 MB in 8 us, of which memory gives 33: whoever reads a line that units of
-    another die asked for last waits for it.
+    """60 units request 63 MB in 8 us, of which memory delivers 33: a read of the line that units of
+    another die requested last waits for it.
     """
     last = 7 * 16 * 8192 + 14 * 8192  # the last wave's last load but one
     taken = reading(code, 60, naps=15, first=last, apart=8 << 20, count=8)

@@ -1,8 +1,8 @@
-"""`python -m tests.sanitizer [synccheck]`: what racecheck (or synccheck) says of the ways in which
-ark orders shared memory, each alone in a kernel of forms.cu. Needs an NVIDIA GPU, nvcc and
-compute-sanitizer.
+"""`python -m tests.sanitizer [synccheck]`: findings of racecheck (or synccheck) on the
+ways in which ark orders shared memory, each in a kernel of forms.cu of its own. Needs an
+NVIDIA GPU, nvcc and compute-sanitizer.
 
-Forms named `one-` and `all-` differ in nothing but who arrives at an mbarrier: one lane for its
+Forms named `one-` and `all-` differ only in the lanes that arrive at an mbarrier: one lane for its
 warp, after __syncwarp (as the loop kernel does), or every lane. All compute the right result.
 Nothing is expected of them, of `polled-word`, `polled-ordered` and `counted`, whose lines say what
 the tool makes of the form; `polled-atomic` differs from the first two in the instructions alone.

@@ -21,7 +21,7 @@ from ark.cli import main as command
 from ark.codegen.dialect import Dialect
 from ark.models import generate
 
-# What is replaced in the source of the loop and the ring, each as often as it stands there.
+# Replacements in the source of the loop and the ring, each at every place where its text stands.
 ROLES = (
     ("ark_barrier_init(&ark_handshake.open, 1u)", "ark_barrier_init(&ark_handshake.open, 32u)"),
     ("ark_handshake.done, ARK_WARPS)", "ark_handshake.done, 32u * ARK_WARPS)"),

@@ -127,7 +127,7 @@ def test_a_script_that_ends_by_sys_exit_is_planned_where_that_means_success(
 def test_a_scripts_own_error_has_the_scripts_frames_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Not those of who runs it; and a file that the script lacks is not the script."""
+    """Without the frames of ark; a file that the script lacks is not taken for the script."""
     monkeypatch.chdir(tmp_path)
     text = "import ark\n\n\ndef read(x):\n    return {}\n\n\nread(ark.ones([4]))\n"
     for wrong, error in ("open('weights.bin')", "FileNotFoundError"), ("{}[0]", "KeyError"):

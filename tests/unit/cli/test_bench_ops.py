@@ -138,7 +138,7 @@ def test_products_of_turned_operands_meet_no_banks(capsys: pytest.CaptureFixture
 
 
 def test_attention_on_amd_meets_no_banks(capsys: pytest.CaptureFixture[str]) -> None:
-    """Neither who writes keys and values, which are turned, nor who reads them."""
+    """Neither the writes of keys and values, which are transposed, nor the reads."""
     pytest.importorskip("ark_rocm_emulator")
     case = "attention-16x128-8192-causal-bf16"
     assert main(["bench", "ops", case, "--isa", "gfx942", "--json", "-"]) == 0

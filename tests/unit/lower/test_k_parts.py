@@ -112,7 +112,7 @@ def test_few_tiles_are_cut_along_k(machine: str) -> None:
     tasks = [t for listed in task_plan.phases[0].processors for t in listed]
     tiles = sum(t.op == first.id for t in tasks)
     assert tiles > parts(task_plan) and tiles % parts(task_plan) == 0
-    # Whoever adds up a tile's parts waits for that tile's alone.
+    # The sum of a tile's parts waits for that tile's parts only.
     assert min(threshold for t in tasks if t.op == second.id for _, threshold in t.waits) == parts(
         task_plan
     )
@@ -151,7 +151,7 @@ def test_a_prompts_layer_takes_few_passes(rows: int, turned: bool) -> None:
     assert gates["gated"] and gates["tile"][1] == 128
     kinds = [op.kind for op in ops.values()]
     assert "swiglu" not in kinds and ("rope_kv" in kinds) == (not turned)
-    # The residual is added by whoever adds up parts, or by the product.
+    # The residual is added by the sum of the parts, or by the product.
     assert not any(name.endswith(".add") for name in ops)
 
 

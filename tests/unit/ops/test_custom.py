@@ -1,5 +1,5 @@
-"""Custom ops: what a declaration says, what is refused and in which words, and that the text is in
-all that must depend on it.
+"""Custom ops: declarations, refusals and their messages, and the op's text in every key that must
+depend on it.
 """
 
 from __future__ import annotations

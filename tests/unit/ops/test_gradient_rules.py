@@ -9,7 +9,7 @@ from ark.tasks.functions import FUNCTIONS
 
 
 def test_every_op_has_a_rule_or_is_a_constant() -> None:
-    """Who adds an op says what its gradient is; a function has a derivative or is a step."""
+    """Every op declares its gradient; a function has a derivative or is a step function."""
     assert set(FUNCTIONS) == {*DERIVATIVES, *STEPS, "where"}
     pointwise = registry.get("add").lower
     left = {n for n, d in registry._OPS.items() if d.lower is not pointwise} - set(RULES)

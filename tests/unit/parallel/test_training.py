@@ -182,7 +182,7 @@ def blocks_on(graph: Any) -> list[str]:
 
 def test_ranks_compute_in_the_order_of_the_schedule() -> None:
     """Interleaved: stage 2 of the first micro-batch runs before stage 0 of the last on their rank.
-    In 1F1B backward has begun when the last micro-batch starts; in GPipe it has not.
+    In 1F1B backward has begun when the last micro-batch starts; in GPipe it begins later.
     """
     _, result = split("interleaved", 2)
     first = blocks_on(result.graphs[0])

@@ -64,7 +64,7 @@ def touched(plan: Plan, task: Task) -> list[tuple[str, frozenset[int], bool, boo
 
 
 def conflict(a: list, b: list) -> bool:
-    """Do two tasks touch a byte in common, one of them writing?"""
+    """True where two tasks touch a byte in common and one of them writes it."""
     return bool(conflicts(a, b))
 
 
@@ -82,7 +82,7 @@ def conflicts(a: list, b: list) -> set[str]:
 def order(plan: Plan, number: int) -> nx.DiGraph:
     """Happens-before of one phase: program order, full waits, packet reads.
 
-    Edges of packets have `packet`: they publish no other memory. Nodes have what is `touched`.
+    Edges of packets have `packet`: they publish no other memory. `touched`: accesses of a node.
     """
     graph = nx.DiGraph()
     listed = {k: t for k, t in tasks(plan).items() if k[0] == number}
@@ -120,7 +120,7 @@ def reachable(graph: nx.DiGraph) -> dict[Any, frozenset[Any]]:
 
 def faults(plan: Plan, number: int) -> list[tuple[Node, Node]]:
     """Pairs of conflicting tasks of one phase that are not in the order of their ops, and tasks
-    that nobody who opens the barrier comes after.
+    that are not ordered before the opening of the barrier.
     """
     graph = order(plan, number)
     if not nx.is_directed_acyclic_graph(graph):

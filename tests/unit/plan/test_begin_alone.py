@@ -53,8 +53,8 @@ def accepted(plans: list[Plan], symmetry: Symmetry | None = None) -> bool:
     ("name", "needed"), [("messages", True), ("sums", True), ("decoder", False)]
 )
 def test_a_wait_is_missed_if_brute_force_misses_it(name: str, needed: bool) -> None:
-    """Only the wait records that a message was read, or a share of the one sum of an iteration. Who
-    meets in another sum behind it, as in a decoder, knows that anyhow: each wait may go.
+    """Only the wait proves that a message, or a share of an iteration's only sum, was read. Ranks
+    that join a later sum, as in a decoder, have proof without it: each wait may go.
     """
     plans = PLANS[name]()
     assert plans[0].counters[ITERATION_BARRIER].step == 1

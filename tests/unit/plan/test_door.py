@@ -153,7 +153,7 @@ def test_every_damaged_field_is_refused_or_harmless() -> None:
 
 
 def damage_fields(rounds: int) -> dict[str, int]:
-    """Damages each field of a plan so often; what is admitted runs beside its serial oracle."""
+    """Damages each field of a plan several times; admitted plans equal their serial oracle."""
     backend = registry.get("cpu")
     device = backend.open(0)
     data = json.loads(to_json(small()))

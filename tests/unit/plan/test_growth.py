@@ -59,7 +59,7 @@ def test_a_decoder_streams_its_caches_and_the_file_says_so(chunk: int) -> None:
 
 @pytest.mark.parametrize("dtype", [fp32, bf16])
 def test_who_reads_in_place_streams_nothing(dtype: ark.DataType) -> None:
-    """In the variant without a lead nobody counts stages; fp32 is nothing for matrix units."""
+    """The variant without a lead does not count stages; matrix units do not take fp32."""
     options = {"variant": "block"} if dtype is bf16 else {}
     assert not growing(decoder(offers_roles(), dtype=dtype, **options))
 
@@ -163,7 +163,7 @@ def test_caches_changed_in_the_iteration_are_read_in_place(
 def test_a_decoder_whose_iteration_changes_something_first_gets_another_variant(
     message: str,
 ) -> None:
-    """Bodies of roles would read it too early; nobody has to name a variant."""
+    """Bodies of roles would read it too early; the planner then avoids that variant."""
     target = registry.machine("h100")
     usual, other = (
         plan_graph(_graph(lambda *_: None), target),

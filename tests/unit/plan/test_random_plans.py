@@ -41,7 +41,7 @@ def accepted(plan: Plan) -> bool:
 
 
 def check(plan: Plan, rng: random.Random, deletions: int) -> None:
-    """The plan is right, and so is what is said of it without one of its waits."""
+    """The plan is verified, and the verdict without one of its waits equals the oracle's."""
     assert faults(plan, 0) == []
     verify([plan])
     places = [(k, i) for k, t in tasks(plan).items() if k[0] == 0 for i in range(len(t.waits))]

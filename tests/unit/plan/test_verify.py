@@ -57,8 +57,8 @@ def test_every_mutation_is_refused(plan: Plan, mutate: Callable) -> None:
 
 
 def test_memory_is_used_again_behind_counters_alone() -> None:
-    """Each buffer in the place of each other one that is dead when it is born: who reads a packet
-    of a task may run beside what else that task reads.
+    """Places each buffer at the address of every other one whose lifetime has ended: a reader of a
+    task's packet may run concurrently with the other reads of that task.
     """
     (plan,) = decoder_plans(MACHINES["gpu"], chunk=8)
     assert any(t.packet for t in plan.tensors)

@@ -1,4 +1,4 @@
-"""Plans from elsewhere are data: what is no plan of ark's, or not for this device, is refused."""
+"""Plans from elsewhere are data: invalid plans and plans for other devices are refused."""
 
 from __future__ import annotations
 

@@ -265,7 +265,7 @@ def family_plan(
 
 
 def custom_packets() -> Plan:
-    """Custom ops one behind the other, on a machine that has packets."""
+    """Custom ops in a chain, on a machine that has packets."""
     model = Model()
     with use_model(model):
         x = ark.exp(ark.tensor([13, 20]))

@@ -1,4 +1,4 @@
-"""Expressions of pointwise tasks: what is refused, what is evaluated, what is written."""
+"""Expressions of pointwise tasks: refusals, evaluation and emitted source."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Products one side of which is the matrix of an input's windows: the common body on a CPU against
-torch, what its tasks touch against what they declare, and what is refused.
+"""Products with the matrix of an input's windows as one side: the generic body on a CPU against
+torch, accesses of its tasks against their declarations, and refusals.
 """
 
 from __future__ import annotations

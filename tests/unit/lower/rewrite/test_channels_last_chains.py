@@ -1,5 +1,5 @@
-"""Chains of convolutions: an image is turned once, elementwise ops go on with rows of channels, and
-what nobody reads as it was is not turned back.
+"""Chains of convolutions: an image is transposed once, elementwise ops work on rows of channels,
+and results without a reader of the original order are not transposed back.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rows that nobody asks for are left out, and what is asked for stays the same."""
+"""Rows that are not gathered are not computed; gathered rows stay the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packing and fusion keep what a graph means, and leave alone what somebody else looks at."""
+"""Packing and fusion keep the results of a graph, and tensors with other readers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that layers behind a norm gather in 16 bits: who reads and writes them twice, and when."""
+"""Rows that layers after a norm gather in 16 bits: the ops that write both types, and when."""
 
 from __future__ import annotations
 

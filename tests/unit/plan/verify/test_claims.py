@@ -29,7 +29,7 @@ GPU = machine(4, Capability.CLAIMS, warps=2)
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is large enough to be claimed is small here."""
+    """Lowers the size from which ops have claimed tiles."""
     monkeypatch.setattr(claims, "is_large", lambda nbytes, machine: nbytes >= 1 << 16)
     monkeypatch.setattr(pointwise, "CLAIM_BYTES", 1 << 10)
 
