@@ -59,7 +59,7 @@ def by_linalg(problems: poses.Problems, start: np.ndarray) -> np.ndarray:
     pose, largest, done = list(start), np.inf, 0
     h = np.zeros((*r.shape[:2], 3, 6), np.float32)
     h[..., 3:] = np.eye(3)
-    while largest > poses.TOLERANCE and done < poses.STEPS:
+    while largest > poses.STEP_TOLERANCE and done < poses.MAX_STEPS:
         a = np.moveaxis(np.array(algebra.to_matrix(pose[:4])), -1, 0)[:, None]
         a_rb = a @ rb
         a_rr_a = a @ rr @ a.swapaxes(-1, -2)
@@ -101,7 +101,7 @@ def in_torch(
 
     def run() -> np.ndarray:
         pose, largest, done = given[3], np.inf, 0
-        while largest > poses.TOLERANCE and done < poses.STEPS:
+        while largest > poses.STEP_TOLERANCE and done < poses.MAX_STEPS:
             pose, size = one(pose)
             largest, done = float(size), done + 1
         return np.array([p.flatten().cpu().numpy() for p in pose])

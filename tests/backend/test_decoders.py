@@ -18,7 +18,7 @@ from ark.models.generate import Generator
 from tests.cases.decoders import (
     CASES,
     EXPERTS,
-    NEW,
+    NEW_TOKENS,
     best,
     check_logits,
     check_tokens_and_logits_are_those_of_transformers,
@@ -125,12 +125,12 @@ def test_layers_that_slide_attend_to_their_window(
     rng = np.random.default_rng(7)
     prompts = [[int(t) for t in rng.integers(0, 320, n)] for n in (21, 3)]
     with Generator(checkpoint, *device, chunk=8) as generator:
-        alone = [list(generator.stream(p, NEW, stop_tokens=())) for p in prompts]
+        alone = [list(generator.stream(p, NEW_TOKENS, stop_tokens=())) for p in prompts]
     for prompt, ours in zip(prompts, alone, strict=True):
         assert ours == best(directory, prompt, ours)
     with Generator(checkpoint, *device, batch=2) as generator:
         together: list[list[int]] = [[], []]
-        for row, token in generator.stream_batch(prompts, NEW, stop_tokens=()):
+        for row, token in generator.stream_batch(prompts, NEW_TOKENS, stop_tokens=()):
             together[row].append(token)
     assert together == alone
 

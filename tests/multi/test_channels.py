@@ -17,10 +17,10 @@ from ark.plan.verify import verify
 from ark.runtime.executor import Executor
 from tests.cases.channels import (
     BY_STORES,
-    ITERATIONS,
+    INBOX_ELEMENTS,
     PROGRAMS,
+    SUITE_ITERATIONS,
     Body,
-    N,
     add_up,
     counting,
     run,
@@ -40,7 +40,7 @@ def test_received_data_equals_sent_data(name: str) -> None:
         for body in OTHERS if name == "rocm" and not SLOW else PROGRAMS:
             plans = build(2, body, machine)
             verify(plans)
-            iterations = 4 if name == "rocm" else ITERATIONS
+            iterations = 4 if name == "rocm" else SUITE_ITERATIONS
             got = run(plans, name, opened, iterations)
             np.testing.assert_array_equal(got, wanted(len(got), iterations), body.__name__)
             assert len(got)
@@ -51,7 +51,7 @@ def test_a_ring_of_channels(world: int) -> None:
     """Each rank puts to the next one what the one before it has put: x comes round to rank 1."""
 
     def body(rank: int) -> None:
-        x, inbox = counting(), ark.comm.symmetric([N], int32)
+        x, inbox = counting(), ark.comm.symmetric([INBOX_ELEMENTS], int32)
         to = ark.comm.channel((rank + 1) % world)
         before = ark.comm.channel((rank - 1) % world)
         if rank == 1:
@@ -64,7 +64,7 @@ def test_a_ring_of_channels(world: int) -> None:
     with devices("cpu", world) as (opened, machine):
         plans = build(world, body, machine)
         verify(plans)
-        np.testing.assert_array_equal(run(plans, "cpu", opened), wanted(N))
+        np.testing.assert_array_equal(run(plans, "cpu", opened), wanted(INBOX_ELEMENTS))
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_messages_of_any_size_and_type(engine: str, dtype: ark.DataType) -> None
 
 
 def relaxed_too_early(rank: int) -> None:
-    x, inbox = counting(), ark.comm.symmetric([N], int32)
+    x, inbox = counting(), ark.comm.symmetric([INBOX_ELEMENTS], int32)
     channel = ark.comm.channel(1 - rank)
     if rank == 0:
         channel.put(x, inbox)
@@ -118,7 +118,7 @@ def relaxed_too_early(rank: int) -> None:
 
 
 def signal_before_put(rank: int) -> None:
-    x, inbox = counting(), ark.comm.symmetric([N], int32)
+    x, inbox = counting(), ark.comm.symmetric([INBOX_ELEMENTS], int32)
     channel = ark.comm.channel(1 - rank)
     if rank == 0:
         channel.signal()
@@ -128,7 +128,7 @@ def signal_before_put(rank: int) -> None:
 
 
 def read_without_waiting(rank: int) -> None:
-    x, inbox = counting(), ark.comm.symmetric([N], int32)
+    x, inbox = counting(), ark.comm.symmetric([INBOX_ELEMENTS], int32)
     channel = ark.comm.channel(1 - rank)
     if rank == 0:
         channel.put(x, inbox, signal=True)
@@ -138,7 +138,7 @@ def read_without_waiting(rank: int) -> None:
 
 
 def get_without_waiting(rank: int) -> None:
-    x, shared = counting(), ark.comm.symmetric([N], int32)
+    x, shared = counting(), ark.comm.symmetric([INBOX_ELEMENTS], int32)
     if rank == 0:
         ark.copy(x, output=shared)
     else:
@@ -146,10 +146,10 @@ def get_without_waiting(rank: int) -> None:
 
 
 def get_unwritten_data(rank: int) -> None:
-    x, shared = counting(), ark.comm.symmetric([N], int32)
+    x, shared = counting(), ark.comm.symmetric([INBOX_ELEMENTS], int32)
     channel = ark.comm.channel(1 - rank)
     if rank == 0:
-        half = ark.copy(x[: N // 2], output=shared[: N // 2])
+        half = ark.copy(x[: INBOX_ELEMENTS // 2], output=shared[: INBOX_ELEMENTS // 2])
         channel.signal(after=[half])
     else:
         channel.wait()
@@ -157,20 +157,20 @@ def get_unwritten_data(rank: int) -> None:
 
 
 def overwrite_read_data(rank: int) -> None:
-    x, inbox = counting(), ark.comm.symmetric([N], int32)
+    x, inbox = counting(), ark.comm.symmetric([INBOX_ELEMENTS], int32)
     channel = ark.comm.channel(1 - rank)
     if rank == 0:
         channel.put(x, inbox, signal=True)
         channel.put(ark.mul(x, 3), inbox, signal=True)
     else:
         (first,) = channel.wait(inbox)
-        kept = ark.copy(first, output=ark.tensor([N], int32))
+        kept = ark.copy(first, output=ark.tensor([INBOX_ELEMENTS], int32))
         (second,) = channel.wait(inbox)
         add_up(ark.add(kept, second))
 
 
 def two_reduce_at_once(rank: int) -> None:
-    x, sums = counting(), ark.comm.symmetric([N], int32)
+    x, sums = counting(), ark.comm.symmetric([INBOX_ELEMENTS], int32)
     if rank == 1:
         sums = ark.mul(x, 0, output=sums)
         channels = [ark.comm.channel(0), ark.comm.channel(2)]
@@ -187,7 +187,7 @@ def two_reduce_at_once(rank: int) -> None:
 
 
 def never_signalled(rank: int) -> None:
-    x, inbox = counting(), ark.comm.symmetric([N], int32)
+    x, inbox = counting(), ark.comm.symmetric([INBOX_ELEMENTS], int32)
     channel = ark.comm.channel(1 - rank)
     if rank == 0:
         channel.put(x, inbox)
@@ -196,7 +196,7 @@ def never_signalled(rank: int) -> None:
 
 
 def both_wait_first(rank: int) -> None:
-    x, inbox = counting(), ark.comm.symmetric([N], int32)
+    x, inbox = counting(), ark.comm.symmetric([INBOX_ELEMENTS], int32)
     channel = ark.comm.channel(1 - rank)
     (arrived,) = channel.wait(inbox)
     add_up(arrived)
