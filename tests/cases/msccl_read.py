@@ -1,4 +1,4 @@
-"""Cases and helpers of test_msccl_read.py, which other tests use too."""
+"""Cases and helpers of test_msccl.py, which other tests use too."""
 
 from __future__ import annotations
 

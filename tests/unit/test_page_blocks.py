@@ -121,7 +121,7 @@ RUN_BY = {
 }
 NOT_RUN = {
     "emulator.md": "generates on emulated devices, as tests/multi/test_generate_ranks.py does",
-    "calls-on-arrays.md": "an error's text, which tests/multi/test_mismatches.py asks for",
+    "calls-on-arrays.md": "an error's text, which tests/multi/test_statements.py asks for",
     "rocm-timing.md": "takes minutes on the emulator",
     "serve.md": "needs a server that stays; tests/server/test_clients.py has the client",
     "several-gpus.md": "needs several GPUs",

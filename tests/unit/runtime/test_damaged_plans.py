@@ -145,7 +145,7 @@ def test_a_machine_without_a_model_of_its_name_keeps_to_its_architecture() -> No
 
 def test_every_damaged_field_is_refused_or_harmless() -> None:
     """Each field of a plan's JSON in turn gets values near and far from its own."""
-    command = [sys.executable, "-m", "tests.unit.plan.test_door", "40" if SLOW else "1"]
+    command = [sys.executable, "-m", "tests.unit.runtime.test_damaged_plans", "40" if SLOW else "1"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stdout + done.stderr
     counts = json.loads(done.stdout.splitlines()[-1])
