@@ -1,8 +1,8 @@
-"""What the timing model of docs/rocm-timing.md predicts for the gated block of a decoder's layer on
-an AMD GPU, by input rows and types of weights: norm, gate and up, down and the sum.
+"""Predictions of docs/rocm-timing.md for the gated block of a decoder's layer on an AMD GPU (norm,
+gate and up, down and the sum), by input rows and types of weights.
 
-A launch has several such blocks, one behind the other, and another launch fewer: the difference is
-what one more takes. A prediction: nobody measured it.
+One launch has several such blocks in sequence and another one fewer; the difference is the time of
+the additional blocks. The result is predicted, not measured.
 
     python bench/rocm_layer.py --shape 2048x8192 --rows 1,8,16 --weights bf16,fp8,mxfp4
 """

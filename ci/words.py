@@ -1,18 +1,13 @@
 """Checks the words of error messages, docstrings, comments and names against a list of patterns.
 
-`python ci/words.py --check` fails where a file has more uses of a pattern than ci/words.json
-records, and prints each use with what to write instead. `python ci/words.py` lowers the records to
-what is there; it never raises one. `python ci/words.py --moved OLD NEW...` hands the records of a
-file that was renamed or split on to its new files. Files without a record may have no use at all.
-The lint session runs the check; tests/unit/test_ci_words.py too.
+`python ci/words.py` prints each use of a pattern with what to write instead, and fails if there is
+one. The lint session runs it.
 """
 
 from __future__ import annotations
 
-import argparse
 import ast
 import itertools
-import json
 import re
 import sys
 from collections.abc import Iterator
@@ -20,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-BASELINE = ROOT / "ci/words.json"
 FOLDERS = ("ark", "backends", "bench", "ci", "examples", "tests")
 # Files that must contain the words themselves.
 EXEMPT = ("ci/words.py", "tests/unit/test_ci_words.py")
@@ -111,7 +105,6 @@ PATTERNS = (
 )
 COMPILED = {p.name: (p, re.compile(p.regex, re.IGNORECASE)) for p in PATTERNS}
 COMPILED["bare-constant"] = (COMPILED["bare-constant"][0], re.compile(r"^_?[A-Z]+$"))
-Counts = dict[str, dict[str, int]]
 
 
 @dataclass(frozen=True, order=True)
@@ -223,90 +216,11 @@ def all_uses(root: Path = ROOT) -> list[Use]:
     ]
 
 
-def count(present: list[Use]) -> Counts:
-    """Uses by file and pattern."""
-    counts: Counts = {}
-    for use in present:
-        of_file = counts.setdefault(use.path, {})
-        of_file[use.pattern] = of_file.get(use.pattern, 0) + 1
-    return counts
-
-
-def exceeding(present: list[Use], recorded: Counts) -> list[str]:
-    """A message for each file and pattern with more uses than recorded, followed by the uses."""
-    messages = []
-    for path, of_file in count(present).items():
-        for pattern, number in sorted(of_file.items()):
-            allowed = recorded.get(path, {}).get(pattern, 0)
-            if number > allowed:
-                messages.append(f"{path}: {number} uses of {pattern}, at most {allowed} allowed:")
-                those = (u for u in present if (u.path, u.pattern) == (path, pattern))
-                messages += [f"  {use}" for use in those]
-    return messages
-
-
-def lowered(present: Counts, recorded: Counts) -> Counts:
-    """The records, none of them above the uses that are present; files without uses left out."""
-    counts = {
-        path: {
-            pattern: min(number, present.get(path, {}).get(pattern, 0))
-            for pattern, number in of_file.items()
-        }
-        for path, of_file in recorded.items()
-    }
-    kept = {path: {p: n for p, n in of_file.items() if n} for path, of_file in counts.items()}
-    return {path: of_file for path, of_file in kept.items() if of_file}
-
-
-def moved(present: Counts, recorded: Counts, old: str, new: list[str]) -> Counts:
-    """The records after a file's were moved to new files, in their order, as far as they are
-    needed.
-
-    The sum over all files does not grow for any pattern.
-    """
-    result = {path: dict(of_file) for path, of_file in recorded.items()}
-    left = dict(result.get(old, {}))
-    for pattern, number in present.get(old, {}).items():
-        left[pattern] = max(0, left.get(pattern, 0) - number)
-    for path in new:
-        for pattern, number in present.get(path, {}).items():
-            missing = max(0, number - result.get(path, {}).get(pattern, 0))
-            given = min(missing, left.get(pattern, 0))
-            if given:
-                of_file = result.setdefault(path, {})
-                of_file[pattern] = of_file.get(pattern, 0) + given
-                left[pattern] -= given
-    return lowered(present, result)
-
-
-def write(counts: Counts, path: Path = BASELINE) -> None:
-    """Writes records, sorted."""
-    path.write_text(json.dumps(counts, indent=1, sort_keys=True) + "\n")
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="fail where uses were added")
-    parser.add_argument("--moved", nargs="+", metavar="FILE", help="OLD NEW...: hand records on")
-    arguments = parser.parse_args()
-    if arguments.moved and len(arguments.moved) < 2:
-        parser.error("--moved expects the old path and at least one new path")
     present = all_uses()
-    if not BASELINE.exists():
-        write(count(present))
-        return 0
-    recorded: Counts = json.loads(BASELINE.read_text())
-    if arguments.moved:
-        old, *new = arguments.moved
-        write(moved(count(present), recorded, old, new))
-        return 0
-    messages = exceeding(present, recorded)
-    if messages:
-        print("\n".join(messages))
-        print("Rewrite what was added; words of a moved file: python ci/words.py --moved OLD NEW")
-    if not arguments.check:
-        write(lowered(count(present), recorded))
-    return 1 if messages else 0
+    for use in present:
+        print(use)
+    return 1 if present else 0
 
 
 if __name__ == "__main__":

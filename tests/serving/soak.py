@@ -25,11 +25,11 @@ from ark.serving.types import Event, FinishReason, Request, Stats
 from tests.serving.requests import MAX_POSITIONS, WAIT_S, Listener, settled, solo_texts
 
 NOAH = Path(__file__).resolve().parents[2] / "examples/noah"
-SLOTS = 24
-MAX_OUTSTANDING = 3 * SLOTS  # requests that wait or run
+ENGINE_SLOTS = 24
+MAX_OUTSTANDING = 3 * ENGINE_SLOTS  # requests that wait or run
 PAGE, PAGES = 8, 44
-KINDS = 200  # different requests
-READINGS = 10  # of memory, in a soak
+REQUEST_KINDS = 200  # different requests
+MEMORY_READINGS = 10  # of memory, in a soak
 MAX_GROWTH_BYTES = 16 << 20  # from the end of the second part on
 MAX_OWN_TOKENS, MAX_NEW_TOKENS = 20, 28
 MEAN_PAUSE_S = 0.002
@@ -100,7 +100,7 @@ def serve(engine: Engine, load: Load, given: Sequence[Request], numbers: range) 
                     names = sorted(load.outstanding)
                 engine.cancel(draw.choice(names or ["unknown"]))
         time.sleep(draw.expovariate(1 / MEAN_PAUSE_S))
-        load.until_fewer(draw.randint(SLOTS, MAX_OUTSTANDING))
+        load.until_fewer(draw.randint(ENGINE_SLOTS, MAX_OUTSTANDING))
     load.until_fewer(1)
 
 
@@ -111,10 +111,10 @@ def resident_bytes() -> int:
 
 def soak(checkpoint: Checkpoint, requests: int) -> tuple[Load, Stats]:
     """The load, and what it leaves behind: nothing."""
-    given = kinds(KINDS, checkpoint.config.vocab_size, random.Random(0))
+    given = kinds(REQUEST_KINDS, checkpoint.config.vocab_size, random.Random(0))
     load = Load(expected=solo_texts(checkpoint, given))
-    memory, part = [], -(-requests // READINGS)
-    asked = {"slots": SLOTS, "context": MAX_POSITIONS, "page": PAGE, "pages": PAGES}
+    memory, part = [], -(-requests // MEMORY_READINGS)
+    asked = {"slots": ENGINE_SLOTS, "context": MAX_POSITIONS, "page": PAGE, "pages": PAGES}
     with Engine.open(checkpoint, "cpu", **asked) as engine:  # type: ignore[arg-type]
         for first in range(0, requests, part):
             begin, numbers = time.monotonic(), range(first, min(first + part, requests))
