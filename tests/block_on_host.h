@@ -50,7 +50,7 @@ static void host_await(const unsigned& rounds, unsigned seen) {
   swapcontext(&host_threads[own].context, &host_main);
 }
 
-// All lanes of a warp bring an argument; the last one does what is to be done with all of them.
+// All lanes of a warp bring an argument; the last one runs the operation on all of them.
 template <typename A, class Work>
 static void host_together(A& own, const Work& work) {
   HostWarp& warp = host_warps[threadIdx.x / 32u];

@@ -1,7 +1,8 @@
-// What the CUDA device code asks of its compiler, for a C++ compiler on a CPU. One thread at a time
-// runs, number `host_thread` of its block: shuffles give a lane its own value and nobody waits for
-// others. That is enough to see which memory a thread reads before it waits, and nothing more; sums
-// over lanes are wrong. Where HOST_BLOCK is defined, the threads of a block meet (block_on_host.h).
+// Replacements of CUDA's built-ins, so that a C++ compiler on a CPU compiles the device code. One
+// thread at a time runs, number `host_thread` of its block: shuffles give a lane its own value and
+// threads do not wait for others. That is enough to see which memory a thread reads before it
+// waits, and nothing more; sums over lanes are wrong. Where HOST_BLOCK is defined, the threads of a
+// block meet (block_on_host.h).
 #include <cmath>
 #include <cstdint>
 #include <cstring>

@@ -34,7 +34,7 @@ enum Form {
   kPolledWord,     // a growing word that one lane writes and others poll, volatile on both sides
   kPolledOrdered,  // the same by st.release and ld.acquire, one lane of a warp polling
   kPolledAtomic,   // the same by atomics (ark_ring.begun)
-  kCounted,        // who counts last by an atomic reads what all have stored (ark_batch_total)
+  kCounted,        // the last thread by an atomic count reads the stores of all (ark_batch_total)
   kForms
 };
 const char* const kNames[kForms] = {
@@ -166,8 +166,8 @@ __device__ void polled(Shared& s, const uint32_t* from, uint32_t* to) {
   if (warp == 1u) to[lane] = sum;
 }
 
-// Two warps take turns, as the warpgroups of attention do: who has had its turn arrives for the
-// other.
+// Two warps take turns, as the warpgroups of attention do: a warp that ends its turn arrives for
+// the other.
 __device__ void turns(Shared& s, int i, const uint32_t* from, uint32_t& sum) {
   const uint32_t lane = threadIdx.x & 31u;
   if (threadIdx.x < 32u) {

@@ -133,9 +133,9 @@ ARK_COLD void ark_look_around() {
 }
 constexpr ark_u32 ARK_SHORT_SPINS = 200u;
 constexpr ark_u64 ARK_SHORT_NS = 100000u;
-// Gives the core away: there may be more processors than cores. Where others share it, who has
-// slept gets it back sooner than who only lets them go first, and a rank in a group of its own (a
-// session, a container) lets nobody go first: so a wait that is not short sleeps.
+// Yields the core: there may be more processors than cores. A thread that sleeps gets a shared core
+// back sooner than one that calls sched_yield, and sched_yield has no effect between groups of
+// processes (sessions, containers). So a wait that is not short sleeps.
 ARK_COLD void ark_give_way(ark_u32 spins) {
   static thread_local ark_u64 begun = 0u;
   if ((spins & 15u) == 0u && ark_look != nullptr) ark_look_around();

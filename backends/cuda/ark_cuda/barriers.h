@@ -14,8 +14,8 @@ ARK_DEVICE void ark_barrier_arrive(ark_u64* barrier, ark_u32 count) {
                "r"(count)
                : "memory");
 }
-// Has the phase of this parity completed? A barrier's first phase has parity 0; asking a fresh
-// barrier for parity 1 says yes. at: the barrier's shared address.
+// True where the phase of this parity has completed. A barrier's first phase has parity 0; for a
+// new barrier parity 1 is completed. at: the barrier's shared address.
 ARK_DEVICE bool ark_barrier_passed_at(ark_u32 at, ark_u32 parity) {
   ark_u32 passed;
   asm volatile(

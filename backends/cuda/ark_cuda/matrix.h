@@ -1,7 +1,7 @@
 // The variant `matrix`: two warpgroups multiply, one thread of a third loads their operands through
-// tensor maps into a ring of stages, and runs ahead of them over the tiles of one op. Ahead of the
-// list's order it goes no further, but for what nobody writes: what another op has written on this
-// processor has no counter.
+// tensor maps into a ring of stages, and runs ahead of them over the tiles of one op. It runs ahead
+// of earlier ops only for read-only operands, because results of another op on the same processor
+// have no counter to wait for.
 
 #define ARK_HAS_LOADER 1
 // ARK_MATRIX_STAGES slots of ARK_MATRIX_STAGE bytes (ark_cuda.tasks.products): 128 bytes of k of
@@ -11,7 +11,7 @@
 constexpr ark_u32 ARK_MATRIX_ROOM = 196608u;
 constexpr ark_u32 ARK_MATRIX_SLAB = 2048u;  // 16 by 64 elements on their way out, one a warp
 constexpr int ARK_MATRIX_GROUPS = ARK_WARPS / 4;
-// Who gives a stage back: each warpgroup, or all products of a stage at once.
+// Arrivals that free a stage: one per warpgroup, or one for all products of a stage.
 #ifdef ARK_HAS_TENSOR_MEMORY
 constexpr ark_u32 ARK_MATRIX_READERS = 1u;
 #else
@@ -106,7 +106,7 @@ ARK_DEVICE void ark_matrix_computes() {
 // Called by the computing threads when they have left the loop.
 ARK_DEVICE void ark_matrix_close() {
 #ifdef ARK_HAS_TENSOR_MEMORY
-  ark_sync();  // nobody reads sums any more
+  ark_sync();  // all reads of the sums are done
   if (ark_warp() == 0) ark_sums_give_back(ark_matrix.sums);
 #endif
   if (threadIdx.x == 0) atomicExch(&ark_matrix.leave, 1u);
@@ -207,7 +207,7 @@ ARK_DEVICE bool ark_matrix_drained(const ArkMatrixLoad& load) {
 // What others have written by ordinary stores is there for copies too.
 ARK_DEVICE void ark_proxy_fence() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
-// Has a kind a loading half, and does one without leave the stages' memory alone?
+// True for kinds with a loading half; and for kinds without one that do not use the stages' memory.
 ARK_DEVICE bool ark_loads(ark_u32 kind);
 ARK_DEVICE bool ark_spares_stages(ark_u32 kind);
 ARK_DEVICE void ark_dispatch_load(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& load);
@@ -297,14 +297,14 @@ ARK_DEVICE void ark_matrix_expect_part(ark_u64* barrier, ark_u32 bytes) {
       : "memory");
 }
 
-// The loading thread's whole life. It calls no function: what the compiler makes of one may use
-// registers that this warpgroup has given up; of the rest of its warpgroup nobody is needed. It
-// goes through the list by itself. What a task reads of operands that nothing writes during the
-// launch is copied as soon as there are free stages, in the iteration before if need be, so that
-// the barrier between them costs no trip to memory; never behind a task that uses the stages'
-// memory for something else. Where that is its right side alone (weights), it is copied into as
-// many stages as there are, and the left side follows. Other operands wait for their task to begin,
-// or for its counters if the task before it is of the same op and has begun.
+// The loading thread. It calls no function, because a compiled call may use registers that this
+// warpgroup has released; the other threads of its warpgroup are idle. It walks the task list on
+// its own. Operands that nothing writes during the launch are copied as soon as stages are free,
+// also in the preceding iteration, so that the barrier in between costs no memory latency; but
+// never past a task that uses the stages' memory otherwise. Where only the right side (weights) is
+// read-only, it is copied into all free stages, and the left side follows. Other operands wait
+// until their task begins, or for its counters if the preceding task is of the same op and has
+// begun.
 ARK_DEVICE void ark_matrix_run(const ArkParams* p, ark_u32 processor, char* scratch) {
   ArkCtx& c = reinterpret_cast<ArkLoop*>(scratch)->ctx;
   const ArkPhases phases = ark_phases(p);
@@ -350,7 +350,7 @@ ARK_DEVICE void ark_matrix_run(const ArkParams* p, ark_u32 processor, char* scra
     ark_matrix_expect(&ark_matrix.full[load.at.slot], 0u);
     ark_matrix_issued(load);
   }
-  // Who ends well has loaded all that somebody waits for; nobody waits who has left.
+  // A launch that succeeds has loaded every stage that is waited for; after an abort none is.
   if (load.stopped && !ark_matrix_left()) *const_cast<volatile ark_u32*>(&ark_matrix.stopped) = 1u;
   // A block must not end while copies into its shared memory are under way.
   for (ark_u32 slot = 0u; slot < load.issued; ++slot) {

@@ -120,8 +120,8 @@ ARK_DEVICE void ark_matrix_slab_store(const char* slab, T* out, ark_i64 pitch, i
   }
 }
 // Stores COLUMNS columns of a tile, those from Q on: each warp its 16 rows from `first` on, in
-// whole lines, without waiting for anybody. out: the tile's first element; rows, columns: how many
-// of the result follow.
+// whole lines, without a barrier. out: the tile's first element; rows, columns: the rest of the
+// result from there on.
 template <typename T, int COLUMNS, int Q = 0>
 ARK_DEVICE void ark_matrix_store(ArkCtx& c, const float* d, T* out, ark_i64 pitch, int first,
                                  int rows, int columns) {
@@ -251,7 +251,7 @@ ARK_DEVICE void ark_matrix_each(ArkCtx& c, S (&d)[COLUMNS / 2], int first, int r
   const auto piece = [&](int row, int at) {
     return slab + row * 128 + ((at ^ ((row & 3) << 1 | (row & 1))) << 4);
   };
-  // A loop, so that what is done to an element is there once; the sums move up meanwhile.
+  // A loop, so that the epilogue of an element is emitted once; the sums move up in each round.
 #pragma unroll 1
   for (int q = 0; q < COLUMNS; q += 32) {
     __syncwarp();

@@ -1,8 +1,8 @@
 // In the variant `matrix` with warps that move: the loading thread's warpgroup has three more
-// warps, which walk a task list of their own, of copies and sums (ark_cuda.tasks.moves). They go
-// slowly, so that what they store to peers never queues up before the loads of those who multiply.
-// They call no function, for the reason that the loading thread calls none, and they begin and
-// leave iterations behind the computing warps of their block.
+// warps, which walk a task list of their own, of copies and sums (ark_cuda.tasks.moves). They limit
+// their rate, so that their stores to peers do not delay the loads of the multiplying warps. They
+// call no function, for the same reason as the loading thread, and they begin and leave iterations
+// after the computing warps of their block.
 
 static_assert(ARK_PHASES == 1 && ARK_SIGNAL_WORDS == 1, "plans with such lists have one phase");
 constexpr int ARK_MOVE_FIRST = 32 * (ARK_WARPS + 1);

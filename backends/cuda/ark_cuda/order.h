@@ -31,7 +31,7 @@ ARK_DEVICE ark_u32 ark_claim(ark_u32* p) {
   return old;
 }
 ARK_DEVICE ark_u32 ark_load_host(const ark_u32* p) { return ark_load_acquire(p, true); }
-// Orders nothing, so that nobody waits for it before the value is used.
+// Orders nothing, so that no thread waits for it before the value is used.
 ARK_DEVICE ark_u32 ark_peek_host(const ark_u32* p) {
   ark_u32 v;
   asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p));
@@ -48,9 +48,8 @@ ARK_DEVICE void ark_store_host(ark_u32* p, ark_u32 v) {
 ARK_DEVICE ark_u32 ark_warp_load(const ark_u32* p) { return *p; }
 ARK_DEVICE void ark_warp_store(ark_u32* p, ark_u32 v) { *p = v; }
 
-// Packets lie in L2, where those who wait find them again and again while weights stream past: they
-// are to stay there when lines must go. The word is createpolicy's for evict_last. Those of other
-// GPUs' memory have no place here.
+// Packets are polled in L2 while weights stream through it, so they are to be evicted last. The
+// word is createpolicy's for evict_last. Packets in other GPUs' memory have no line in this L2.
 constexpr ark_u64 ARK_PACKET_POLICY = 0x14f0000000000000ull;
 // A packet carries its own epoch, so that neither side needs an order with other memory.
 ARK_DEVICE ark_u64 ark_packet_load(const ark_u64* p, bool system) {

@@ -38,8 +38,8 @@ struct ArkRecords {
   ark_u32 asked;       // the clock of the last one
 };
 
-// The next one of them, by the whole warp. now: a clock that has been read, since the next stage
-// waits for what is done here.
+// The next one of them, by the whole warp. now: a clock value that was read before,
+// since the next stage waits for this function.
 ARK_DEVICE void ark_prefetch_next(ArkRecords& r, ark_u32 now) {
   const ark_u32 due = r.asked + ARK_PREFETCH_CLOCKS;
   const bool makes_up = ARK_PREFETCH_MAKES_UP && now - due < ARK_PREFETCH_CLOCKS;

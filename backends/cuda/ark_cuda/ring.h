@@ -6,8 +6,8 @@ static_assert(ARK_RING_DEPTH > ARK_IN_FLIGHT, "the ring must be deeper than what
 static_assert(ARK_STAGE_BYTES % 128 == 0, "slots are 128-byte aligned");
 static_assert(!ARK_STREAM_CUTS || ARK_STAGE_BYTES % ARK_SHARED_ALIGNMENT == 0, "boxes' slots");
 
-// What is streamed through, if larger than any L2, is not seen again this iteration: it may go
-// first, and leaves room for activations. The words are createpolicy's for evict_first and
+// Streamed operands larger than any L2 are not read again in this iteration: they are evicted
+// first, which leaves room for activations. The words are createpolicy's for evict_first and
 // evict_normal.
 constexpr ark_u64 ARK_STREAM_POLICY =
     ARK_STREAM_MIB > 64 ? 0x12f0000000000000ull : 0x1000000000000000ull;
@@ -96,9 +96,9 @@ ARK_DEVICE void ark_stages_grown(ark_u32 stages) {
   __syncwarp();
 }
 
-// May the loader fetch for this iteration? Beyond the limit there is nothing to run; in persistent
-// mode operands may change until the host asks for the iteration. A limit that a stop token lowers
-// later leaves at most a ring of unused stages.
+// True where the loader may fetch for this iteration. Beyond the limit no iteration runs; in
+// persistent mode operands may change until the host asks for the iteration. A limit that a stop
+// token lowers later leaves at most a ring of unused stages.
 ARK_DEVICE bool ark_stream_may_begin(const ArkParams* p, ark_u32 iteration) {
   ArkControl* control = ark_control(p);
   if (ark_left() || (p->end != 0u && iteration == p->end)) return false;

@@ -1,9 +1,9 @@
 // The loop of the variant `roles` (docs/loop-kernel.md): one warp leads, the computing warps
 // follow by a handshake for each task, and no barrier of the block stands between tasks. The lead
 // warp waits until all computing warps have ended a task, opens the next one when its first packet
-// has come (nobody polls memory before his own processor has done its part, and then one lane
-// does), and fetches records meanwhile. Only it decides to leave; so nobody waits at a barrier for
-// warps that have left.
+// has come (memory is polled only after the processor has done its own part, and then by one lane),
+// and fetches records meanwhile. Only the lead warp decides to leave, so no warp waits at a barrier
+// for warps that have left.
 
 #define ARK_HAS_HANDSHAKE 1
 #define ARK_HAS_LATER 1
@@ -197,9 +197,9 @@ ARK_DEVICE void ark_load_fours(ArkCtx& c, const ArkShort<T>*, const There& there
   }
 }
 
-// What the lead warp waits for beside a task's counters: one packet of its input has come, or one
-// of each of SHARES that are `apart`, a lane each: asked for one behind the other they would take a
-// trip to memory each.
+// The lead warp's wait beside a task's counters: one packet of its input has come, or one of each
+// of SHARES that are `apart`, polled by a lane each; polled in sequence they would take a memory
+// latency each.
 template <int SHARES = 1>
 ARK_DEVICE void ark_poll_packet(ArkCtx& c, const ark_u64* packet, bool system, int apart = 0) {
   if (ark_lane() < SHARES) ark_wait_packet(c, packet + ark_lane() * apart, system);

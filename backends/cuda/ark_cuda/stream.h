@@ -159,7 +159,7 @@ ARK_DEVICE bool ark_stream_iteration(ArkCtx& c, const ArkRange& range, ark_u32& 
   return true;
 }
 
-// Has the processor anything to fetch, in any phase?
+// True where the processor has anything to fetch, in any phase.
 ARK_DEVICE bool ark_stream_needed(const ArkParams* p, ark_u32 processor) {
   const ArkRange* ranges = reinterpret_cast<const ArkRange*>(p->ranges);
   for (ark_u32 phase = 0u; phase < ARK_PHASES; ++phase) {
@@ -187,8 +187,8 @@ ARK_DEVICE void ark_stream_run(const ArkParams* p, ark_u32 processor) {
     const ark_u32 first = ark_phase(phases, c.iteration) * p->processors;
     if (!ark_stream_iteration(c, ranges[first + processor], issued)) break;
   }
-  // A block must not end while copies into its shared memory are under way. A copy that was started
-  // lands whatever else has failed, so that this wait asks nobody and needs no budget.
+  // A block must not end while copies into its shared memory are under way. A copy that was
+  // started completes whatever else has failed, so this wait needs no budget.
   for (ark_u32 back = ARK_MOST_IN_FLIGHT; back > 0u; --back) {
     if (issued < back) continue;
     const ark_u32 index = issued - back;

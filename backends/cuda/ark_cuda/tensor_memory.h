@@ -18,7 +18,7 @@ ARK_DEVICE void ark_sums_give_back(ark_u32 place) {
                "n"(ARK_SUM_COLUMNS)
                : "memory");
 }
-// What is ordered by a barrier between threads is so for tensor memory too.
+// Makes a barrier between threads order accesses to tensor memory too.
 ARK_DEVICE void ark_sums_fence_before() {
   asm volatile("tcgen05.fence::before_thread_sync;" ::: "memory");
 }

@@ -1,5 +1,5 @@
-// The simulated mesh's entry point. A core sees its own memory and nothing else; in a superstep the
-// cores compute one behind the other, and then all messages are taken up before any is delivered.
+// The simulated mesh's entry point. A core sees only its own memory; in a superstep the cores
+// compute one after another, and then all messages are collected before any is delivered.
 
 struct MeshMessage {
   ark_u64 from, to;  // addresses
@@ -9,7 +9,7 @@ struct MeshMessage {
 static_assert(sizeof(MeshMessage) == 24, "MeshMessage");
 
 struct MeshParams {
-  ark_u64 cores;       // ArkParams of each core, behind each other
+  ark_u64 cores;       // ArkParams of each core, contiguous
   ark_u64 steps;       // by phase, its supersteps
   ark_u64 tasks;       // by phase, core and superstep, the first task; and the end
   ark_u64 exchanges;   // by phase and superstep, the first message; and the end

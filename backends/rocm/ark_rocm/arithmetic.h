@@ -26,7 +26,7 @@ ARK_DEVICE float ark_exp(float v) {
 ARK_DEVICE float ark_log(float v) { return __builtin_elementwise_log(v); }
 ARK_DEVICE float ark_fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 ARK_DEVICE float ark_sqrt(float v) { return __builtin_elementwise_sqrt(v); }
-// To a unit in the last place. The instruction takes what is below the least normal for zero.
+// Accurate to a unit in the last place. The instruction treats subnormal inputs as zero.
 ARK_DEVICE float ark_rsqrt(float v) {
   const bool small = v < 0x1p-100f;
   const float root = __builtin_amdgcn_rsqf(small ? v * 0x1p100f : v);
@@ -69,7 +69,7 @@ ARK_COLD ArkFarAngle ark_far_angle(float v) {
   }
   const ark_u64 low = whole * words[2], middle = whole * words[1] + (low >> 32);
   const ark_u64 high = ((whole * words[0] + (middle >> 32)) << 32) | (middle & 0xffffffffu);
-  // Two digits of quarters and 62 of what is beyond: rounded to the nearest quarter.
+  // Two bits of quarters and 62 bits of rest: rounded to the nearest quarter.
   constexpr ark_u64 HALF = static_cast<ark_u64>(1) << 61;
   const ark_u64 nearest = high + HALF;
   const int quarter = static_cast<int>(nearest >> 62);

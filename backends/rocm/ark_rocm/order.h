@@ -48,8 +48,8 @@ ARK_DEVICE void ark_polled(bool system) {
   }
 }
 // A release is written out as fence, wait and relaxed operation: clang 22 leaves out the wait
-// behind a cache write-back when the wave itself has nothing under way (mended in llvm-project PR
-// 178316), and the operation could overtake what it publishes.
+// after a cache write-back when the wave itself has no access in flight (fixed in llvm-project PR
+// 178316), and the operation could overtake the data that it publishes.
 ARK_DEVICE void ark_release_to_device() {
   __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
   ark_drain();

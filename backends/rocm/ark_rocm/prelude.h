@@ -141,7 +141,7 @@ ARK_DEVICE bool ark_agree(bool v) {
   ark_sync();
   return __builtin_amdgcn_readfirstlane(all) != 0u;
 }
-// The same with one barrier: who comes to the vote after next has met all who read this one.
+// The same with one barrier: before the vote after next all waves have read this one.
 ARK_SHARED ark_u32 ark_turns[2][ARK_WARPS];
 ARK_DEVICE bool ark_agree_next(bool v, ark_u32 turn) {
   ark_u32* votes = ark_turns[turn % 2u];

@@ -28,8 +28,8 @@ ARK_DEVICE void ark_queue_request(ark_u64 slot, ark_u64 source, ark_u64 target, 
   for (int i = 0; i < 8; ++i) ark_packet_store(to + i, words[i], true);
 }
 
-// One thread, whose turn it is: the ring holds one request more. The engine reads past the caches:
-// what the thread has seen, what is copied among it, is in memory first.
+// By one thread, in its turn: adds a request to the ring. The engine reads past the caches, so all
+// data that the thread has seen, the copied data included, is written back to memory first.
 ARK_DEVICE void ark_queue_tell(ark_u64 write_pointer, ark_u64 doorbell) {
   ark_u64* written = ARK_POINTER(ark_u64, write_pointer);
   const ark_u64 behind = ark_packet_load(written, true) + ARK_REQUEST_BYTES;

@@ -20,7 +20,7 @@ ARK_DEVICE void ark_multiply_tile(const ark_f16*, float (&d)[4], const uint4& a,
       : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
 
-// Two values in the type's precision, and what is left of them.
+// Two values rounded to the type, and their rounding errors.
 template <typename T>
 ARK_DEVICE void ark_split_pair(const T*, float a, float b, ark_u32& high, ark_u32& low) {
   T pair[2];
@@ -56,8 +56,8 @@ ARK_DEVICE void ark_floats(const float* from, float (&to)[N]) {
 }
 
 // Queries as the matrix units take them, 32 elements of a head at a time. Rows 0 to 7 of a tile are
-// the heads in the keys' type, rows 8 to 15 what is left of them. Lane l has the eight elements
-// from 8 (l % 4) on of head l / 4, in an order that 16 bytes of a key have too.
+// the heads rounded to the keys' type, rows 8 to 15 the rounding errors. Lane l has the eight
+// elements from 8 (l % 4) on of head l / 4, in an order that 16 bytes of a key have too.
 template <int G, int D, typename T>
 ARK_DEVICE void ark_query_tiles(const float* query, uint4 (&a)[D / 32][2]) {
   const int head = ark_lane() / 4;
@@ -264,7 +264,7 @@ ARK_DEVICE int ark_staged_share(ArkCtx& c, const ArkTask& t, ArkStagedAttention<
     ark_stage_attend<G, D, ROWS, T>(keys, values, a, n, s.own[ark_warp()], r);
     // The slot's next copy comes after these stores.
     if (patched) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    // The first of those who share the stage gives it back for all who do not.
+    // The first of the warps that share the stage frees it for all warps that do not.
     const int left = units - j * SHARERS, sharers = left < SHARERS ? left : SHARERS;
     const ark_u32 warps = place == 0 ? static_cast<ark_u32>(ARK_WARPS + 1 - sharers) : 1u;
     ark_stage_left(c, t.fetch_begin + j, warps);

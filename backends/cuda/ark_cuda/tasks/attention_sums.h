@@ -120,7 +120,7 @@ ARK_DEVICE void ark_attention_weigh(float (&s)[U::SCORES / 2], ArkAttentionSums<
   }
 }
 
-// A warp's sums to shared memory, and what is there added to a warp's own.
+// Stores a warp's sums to shared memory, and adds stored sums to a warp's own.
 template <class U>
 ARK_DEVICE void ark_attention_give(char* to, const ArkAttentionSums<U>& sums) {
   float4* at = reinterpret_cast<float4*>(to) + ark_lane();

@@ -115,8 +115,8 @@ ARK_DEVICE void ark_matrix_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
 }
 
-// Ping-pong: one warpgroup multiplies while the other makes powers of its scores. A barrier
-// says who may go on.
+// Ping-pong: one warpgroup multiplies while the other computes exponentials of its scores. A
+// barrier hands the matrix unit over.
 ARK_DEVICE void ark_attention_pingpong(int group) {
   __syncwarp();
   asm volatile("barrier.sync %0, 256;" ::"r"(14 + group) : "memory");

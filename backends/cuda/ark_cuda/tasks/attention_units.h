@@ -96,8 +96,8 @@ ARK_DEVICE ark_u32 ark_attention_step(ark_u32 at, int step) {
 }
 
 // Starts the copies of ROWS rows of a head to shared memory, by THREADS threads. from(row): where a
-// row lies. Those before `begin` and from `end` on are others': what becomes of them nobody sees,
-// but it must be finite. Columns behind a head's are zeros.
+// row lies. Rows before `begin` and from `end` on belong to others: their results are masked, but
+// must be finite. Columns past a head's are zeros.
 template <class U, int D, int ROWS, int THREADS, class From>
 ARK_DEVICE void ark_attention_copy(ark_u32 to, int thread, int begin, int end, const From& from) {
   constexpr int ACROSS = 2 * U::STEPS;

@@ -15,7 +15,7 @@ ARK_DEVICE void ark_bulk_begin(ark_u64* full) {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   asm volatile("fence.proxy.async;" ::: "memory");
 }
-// The same thread, when nobody asks for them any more: their words are plain memory again.
+// By the same thread, after the last wait on them: their words are plain memory again.
 template <int COUNT>
 ARK_DEVICE void ark_bulk_end(ark_u64* full) {
   for (int i = 0; i < COUNT; ++i) {
@@ -40,7 +40,7 @@ ARK_DEVICE void ark_bulk_out(ark_u64 to, const char* from, ark_u32 bytes) {
                : "memory");
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
-// A copy that the block has started itself ends without anybody's help.
+// A copy that the block has started completes without any other processor.
 ARK_DEVICE void ark_bulk_await(ark_u64* full, ark_u32 parity) {
   ark_u32 passed;
   do {

@@ -3,7 +3,7 @@
 // waits for input that it does not use, a stage is done in a sixteenth of a warp's time, and the
 // slices' sums meet in shared memory once for many rows.
 
-// The place of a thread's element i: vectors of E elements, a warp's vectors behind each other.
+// The place of a thread's element i: vectors of E elements, a warp's vectors contiguous.
 template <int E>
 ARK_DEVICE int ark_slice_at(int i) {
   return i / E * 32 * E + ark_lane() * E + i % E;

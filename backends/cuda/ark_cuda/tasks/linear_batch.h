@@ -139,8 +139,8 @@ ARK_DEVICE int ark_first_stage(const ArkCtx& c, const ArkTask& t) {
 }
 
 // coord: first and last+1 row of the weights, of type W and K long, R to a stage, in P stages each.
-// KEPT: as of ark_batch_total. XS: bytes of shared memory that hold the input's M rows. BOXED: are
-// stages boxes? False if the processor is to leave.
+// KEPT: as of ark_batch_total. XS: bytes of shared memory that hold the input's M rows. BOXED: true
+// if stages are boxes. Returns false if the processor is to leave.
 template <typename W, int K, int R, int P, int KEPT, bool BOXED, int XS, int M, class X, class N,
           class S>
 ARK_DEVICE bool ark_linear_batch(ArkCtx& c, const ArkTask& t, X input, const N& prologue,

@@ -43,7 +43,7 @@ ARK_DEVICE ark_u32 ark_multiply_pair(const ark_f16*, ark_u32 a, ark_u32 b) {
   return made;
 }
 
-// Is an input of the weights' type, in plain memory?
+// True for an input of the weights' type in plain memory.
 template <typename P, typename W>
 constexpr bool ARK_ROUNDED = false;
 template <typename W>

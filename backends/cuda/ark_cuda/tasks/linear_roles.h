@@ -120,8 +120,8 @@ ARK_DEVICE bool ark_row_total(float sum, int row, int number, float* parts, ark_
 }
 
 // The lead warp's poll, of row ROW: the packet that a processor far from this one is expected to
-// publish last. Of few elements in shares one of each, together; of more one of the rank's own,
-// then one of the rank before it: who begins to gather much before it is there takes the bandwidth
+// publish last. Of few elements in shares one of each, at once; of more one of the rank's own,
+// then one of the preceding rank: gathering much before its data has arrived would take bandwidth
 // from the weights.
 constexpr int ARK_POLLED_TOGETHER = 4096;
 template <int K, int SHARES, int ROW, int PROCESSORS, class X>

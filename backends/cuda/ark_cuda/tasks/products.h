@@ -31,7 +31,7 @@ struct ArkBatch {};
 
 // The boxes of one operand of a stage: the ROWS rows from `row` on. ACROSS: k counts rows of the
 // map, and boxes of DEEP rows stand side by side. Of several LINES the map is of three dimensions,
-// and one box loads them one behind the other.
+// and one box loads them in sequence.
 template <bool ACROSS, int ROWS, int DEEP, int LINES, bool FLAT, bool FIRST, bool SECOND>
 ARK_DEVICE void ark_matrix_boxes(char* to, ark_u64 map, int row, int k, int i0, int i1,
                                  ark_u64* full, ArkBatch<FLAT, FIRST, SECOND>,

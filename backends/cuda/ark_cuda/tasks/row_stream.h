@@ -86,6 +86,6 @@ ARK_DEVICE void ark_row_stream(ArkCtx& c, const ArkTask& t, const In& in, const 
     }
     if (++slot == DEPTH) slot = 0, lap ^= 1u;
   }
-  ark_team_sync<TEAM>();  // nobody asks them any more
+  ark_team_sync<TEAM>();  // after the last wait on them
   if (leads) ark_bulk_end<DEPTH>(full);
 }

@@ -96,8 +96,8 @@ ARK_DEVICE void ark_matrix_product(ArkCtx& c, const ArkTask& t, const Steps& ste
   constexpr ark_u32 STRIDE = P::TALL ? 1u : 2u;  // from a stage of a warpgroup to its next
   ArkMatrixSlot at = ark_matrix_place_of();
   ark_each_tile<typename P::deal, false>(t, [&](int i0, int i1, int m0, int n0) {
-    // Cleared although the first product overwrites them: what is read before it is written would
-    // be alive in all other bodies of the loop too.
+    // Cleared although the first product overwrites them: registers that are read before they are
+    // written would stay live in all other bodies of the loop.
     typename W::Sum d[P::ALL / 2] = {};
     const ark_u32 steps = steps_of(i1);
     const int top = 16 * (ark_warp() % (P::TALL ? 8 : 4));

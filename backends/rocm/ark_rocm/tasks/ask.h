@@ -1,14 +1,14 @@
 // While a block waits for packets, one wave of it asks for weights that the processor's next tasks
 // begin with: a dword of each line, which loads the line into the die's second-level cache and to
-// the memory-side cache. Weights are read in place, so nobody depends on it.
+// the memory-side cache. Weights are read in place, so no task depends on it.
 
 constexpr int ARK_ASKED = 48;          // loads of a wave, a line a lane: 384 KB
 constexpr int ARK_ASKED_TOGETHER = 2;  // between two polls
 constexpr ark_u32 ARK_ASKED_TASKS = 3u;
 
-// Polls a packet until it is there or all is asked for; `patience` polls come first. A poll comes
-// back behind what was asked for before it, so that little is under way at a time, and who reads
-// something urgent finds no long queue before him.
+// Polls a packet until it has come or all weights are requested; `patience` polls come first. A
+// poll returns after the loads requested before it, so that few loads are in flight at a time and
+// urgent reads do not queue behind them.
 ARK_DEVICE void ark_poll_asking(ArkCtx& c, const ark_u64* packet, bool system, int patience) {
   const ark_u32 running = ark_warp_load(&c.warps[ark_warp()]) & ~ARK_GAVE_UP;
   const auto* tasks = ARK_POINTER(const ArkTask, ARK_PARAMS(c)->tasks);
@@ -23,7 +23,7 @@ ARK_DEVICE void ark_poll_asking(ArkCtx& c, const ark_u64* packet, bool system, i
     const ArkTask& next = tasks[running + ahead];
     if (next.fetch_begin == next.fetch_end) continue;
     const ArkFetch& fetch = ark_fetch(c, next.fetch_begin);
-    if (fetch.form != 0u) continue;  // no plain stages, which lie one behind the other
+    if (fetch.form != 0u) continue;  // not of plain, contiguous stages
     const auto* from = (const ark_global<char>*)fetch.address;
     const int lines = static_cast<int>((next.fetch_end - next.fetch_begin) * fetch.bytes / 128u);
 #pragma unroll 1

@@ -177,7 +177,7 @@ ARK_DEVICE bool ark_row_attention(ArkCtx& c, const ArkTask& t, const T* type, fl
 #pragma unroll
       for (int a = 0; a < AHEAD; ++a) most = __builtin_fmaxf(most, score[g][a]);
       state[g].rise(ark_warp_max(most));
-      // What is not there is far below the maximum, which is of positions that are.
+      // Scores past the end are far below the maximum, which is of existing positions.
 #pragma unroll
       for (int a = 0; a < AHEAD; ++a) state[g].add(ark_exp2(score[g][a] - state[g].top), v[a]);
     }

@@ -38,7 +38,7 @@ struct ArkAttentionKeys {
   static constexpr int MINE = (TOTAL + ARK_THREADS - 1) / ARK_THREADS;
   ark_u32x4 loads[MINE];
 
-  // From `first` on; keys that nobody sees are the last one that is seen.
+  // From `first` on; masked keys are replaced by the last visible one.
   template <class H>
   ARK_METHOD void fetch(const H& head, const ArkAttentionTile& tile, int tid, int first) {
 #pragma unroll

@@ -123,7 +123,8 @@ struct ArkAttentionUnits {
   static constexpr int APART = WIDTH / 4 + (42 - WIDTH / 4 % 8) % 8, WIDE = 4 * APART;
   static constexpr int VALUES = PIECES * PITCH * 16;  // where they begin, in bytes
   static constexpr int TASKS = SLABS * GROUPS;
-  // Does what follows from a thread's number stay in registers? Else it is computed in each round.
+  // True where values derived from a thread's number stay in registers; else each round computes
+  // them.
   static constexpr bool KEPT = WIDTH == 64 || (WIDTH == 128 && PARTS == 1);
   // Operands that are read at once, while as many are multiplied.
   static constexpr int FEW = ARK_LANES == 64 ? (PARTS == 1 ? 4 : 2) : WIDTH > 192 ? 1 : 2;
@@ -245,8 +246,8 @@ ARK_DEVICE float ark_attention_raise(const ark_unit_sums (&s)[U::OWN], ArkAttent
   return keep;
 }
 
-// The pieces of 8 powers of which a lane computes one: the other is its neighbour's who has the
-// query's other keys.
+// The pieces of 8 powers of which a lane computes one: the other is computed by the
+// neighbour with the query's other keys.
 ARK_DEVICE ark_unit_part ark_attention_shared(ark_u32x4 own) {
 #if defined(__GFX9__)
   return ark_unit_joined(own, own);

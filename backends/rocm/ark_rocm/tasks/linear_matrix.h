@@ -67,7 +67,7 @@ struct ArkPartInput<EACH, PART, ArkOperand<const ark_u64, S0, S1, S2, S3, SYSTEM
   }
 };
 
-// Three parts of 8 bits each; one for what is not finite.
+// Three parts of 8 bits each; one for infinities and NaN.
 ARK_DEVICE void ark_three_parts(float v, ark_u16 (&part)[3]) {
   const ark_u32 bits = ark_float_bits(v);
   const float high = ark_bits_float(bits & 0xffff0000u);
@@ -192,7 +192,7 @@ ARK_DEVICE bool ark_linear_matrix(ArkCtx& c, const ArkTask& t, const ark_bf16* w
   ark_u32x4 input[PIECES];
   float own = 0.0f;  // squares, of a lane
   {
-    // Where the first loads fill the memory's queue, what is asked for stands behind them.
+    // Where the first loads fill the memory's queue, further requests wait behind them.
     part.take(c, ROWS * K * 2 <= 65536 ? 1 : 4);
     float (&v)[EACH] = part.v;
     if constexpr (P::norm) {
@@ -227,7 +227,7 @@ ARK_DEVICE bool ark_linear_matrix(ArkCtx& c, const ArkTask& t, const ark_bf16* w
       const int row = (four + begin + lane % 4) * 4 + lane / 4;
       if (lane < 16 && lane % 4 < count) sums[row * ARK_WARPS + warp] = sum;
     }
-    // Nobody waits for the squares before the sums: they are added up while loads are on their way.
+    // No wait for the squares before the sums: they are added up while loads are in flight.
     if (P::norm && four == 0) {
       own = ark_warp_sum(own);
       if (lane == 0) red[warp] = own;

@@ -103,7 +103,7 @@ struct ArkLargeStep {
     if (ALONG_K) return ark_tid() % 4 * ARK_PIECE;
     return ark_tid() / (2 * GROUPS) * ARK_PIECE + ark_tid() / 8 % 2 * LOADS + i;
   }
-  // Rows that are not there are the last ones again, whose sums nobody stores.
+  // Rows past the end repeat the last ones; their sums are not stored.
   ARK_METHOD bool inside(const ArkSide<T>& side) const {
     const ark_i64 near = ALONG_K ? side.k_stride : side.row_stride;
     const ark_i64 far = ALONG_K ? side.row_stride : side.k_stride;
@@ -274,7 +274,7 @@ ARK_DEVICE void ark_large_tile(char* shared, const ArkSide<T>& a, const ArkSide<
   // fetch(s, part): a part of step s, from memory to registers. The step behind the last one is
   // whatever is there.
   const auto run = [&](const auto& fetch) __attribute__((always_inline)) {
-    // later: have steps behind the next one been asked for?
+    // later: true where steps after the next one were requested.
     const auto hand_on = [&](int s, bool later) __attribute__((always_inline)) {
       if (later) {
         ark_await_loads<(AHEAD - 1) * (StepA::LOADS + StepB::LOADS)>();

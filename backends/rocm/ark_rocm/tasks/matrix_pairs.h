@@ -45,7 +45,7 @@ ARK_DEVICE ark_block ark_products(const ArkPair<A>*, const ArkPair<B>*, ark_i32x
 }
 #else
 // gfx942 knows e4m3 with another bias and without a negative zero (FNUZ): the same bits are half of
-// the number, -0 is not a number, and what is none here is a number there.
+// the number, -0 is NaN, and the NaN of OCP e4m3 is a number.
 template <>
 constexpr float ARK_SUM_SCALE<ArkPair<ark_e4m3>, ArkPair<ark_e4m3>> = 4.0f;
 ARK_DEVICE void ark_split_of(const ArkPair<ark_e4m3>*, const ark_u16x8& piece, ark_u16x8* parts) {

@@ -1,6 +1,6 @@
 // Where the sums of a tile go when all of k has been multiplied: as they are, each to its place, or
-// eight neighbouring ones at a time to what follows the product. What is done to eight is there
-// once: each wave's blocks go, one behind the other, through a part of shared memory of its own.
+// eight neighbouring ones at a time through the epilogue. The epilogue of eight is emitted once:
+// each wave's blocks go in sequence through a part of shared memory of its own.
 
 // Sums as they are: that of (row, column) at out[row * down + column * across].
 template <typename O>
