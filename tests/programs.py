@@ -180,7 +180,7 @@ def _run_task(plan: Plan, images: dict[int, np.ndarray], task: Any) -> None:
 
 
 def _compute(kind: str, p: dict[str, Any], values: list[np.ndarray], rank: int) -> np.ndarray:
-    if kind == "pointwise":
+    if kind == "elementwise":
         with np.errstate(over="ignore"):
             return expression.evaluate(p["expr"], values)
     if kind == "matmul":
@@ -196,7 +196,7 @@ def _compute(kind: str, p: dict[str, Any], values: list[np.ndarray], rank: int) 
             x = expression.evaluate(p["term"], values) if "term" in p else values[0]
         total = apply(x, axis=p["axis"] - 4 + rank, keepdims=True)
         return total / p["count"] if p["function"] == "mean" else total
-    if kind == "rownorm" and p["function"] == "softmax":
+    if kind == "row_norm" and p["function"] == "softmax":
         e = np.exp(values[0] - values[0].max(-1, keepdims=True))
         return e / e.sum(-1, keepdims=True)
     raise NotImplementedError(kind)

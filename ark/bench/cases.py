@@ -12,8 +12,8 @@ import ark
 from ark.bench.case import OpCase
 from ark.bench.memory_cases import moves, passes
 from ark.bench.peer import functional, import_torch
+from ark.bench.sweep.elementwise import elementwise
 from ark.bench.sweep.moves import lookups, movements, products, windows
-from ark.bench.sweep.pointwise import pointwise
 from ark.bench.sweep.rows import norms, reductions
 from ark.ir.dtype import DataType, bf16, fp8_e4m3, fp8_e5m2, fp32, int8
 
@@ -234,6 +234,6 @@ def cases() -> tuple[OpCase, ...]:
         lstm(10, 100, 256),
         lstm(2, 4, 64),
     ]
-    for family in (reductions, norms, lookups, movements, windows, products, pointwise):
+    for family in (reductions, norms, lookups, movements, windows, products, elementwise):
         table += family()
     return tuple(table)

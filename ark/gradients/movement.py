@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ark.frontend.tensor import Tensor
-from ark.gradients.pointwise import computed, unbroadcast
+from ark.gradients.elementwise import computed, unbroadcast
 from ark.gradients.table import Call, Gradients, refuse, rule
 from ark.ir.attributes import (
     AxisAttributes,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from ark.frontend.tensor import Tensor
-from ark.gradients.pointwise import computed, unbroadcast
+from ark.gradients.elementwise import computed, unbroadcast
 from ark.gradients.table import Call, Gradients, refuse, rule
 from ark.ir.attributes import AttentionAttributes, MatmulAttributes, RotaryAttributes
 from ark.ir.dtype import fp32

@@ -14,7 +14,7 @@ from typing import Any
 from ark.errors import InternalError, UnsupportedError
 from ark.frontend.tensor import Tensor
 from ark.ir.graph import Node
-from ark.lower.rewrite.fuse_chains import is_pointwise
+from ark.lower.rewrite.fuse_chains import is_elementwise
 from ark.ops.elementwise import cast, zeros
 
 Gradients = Sequence[Tensor | None]
@@ -91,12 +91,12 @@ def constant(*names: str) -> None:
 
 def is_constant(node: Node) -> bool:
     """True if the node's results are constants, whatever its inputs."""
-    return not is_pointwise(node) and RULES.get(node.type, _unknown) is None
+    return not is_elementwise(node) and RULES.get(node.type, _unknown) is None
 
 
 def rule_of(node: Node) -> Rule:
     """The rule of a node's op; for ops without one, a rule that raises UnsupportedError."""
-    return (RULES["pointwise"] if is_pointwise(node) else RULES.get(node.type)) or _unknown
+    return (RULES["elementwise"] if is_elementwise(node) else RULES.get(node.type)) or _unknown
 
 
 def _unknown(call: Call) -> Gradients:

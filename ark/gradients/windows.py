@@ -13,8 +13,8 @@ from typing import Any
 from msgspec import structs
 
 from ark.frontend.tensor import Tensor
+from ark.gradients.elementwise import computed
 from ark.gradients.movement import along, scattered
-from ark.gradients.pointwise import computed
 from ark.gradients.table import Call, Gradients, refuse, rule
 from ark.ir.attributes import PoolAttributes, RemapAttributes, WindowAttributes
 from ark.ops.base import result

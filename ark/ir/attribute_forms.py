@@ -1,6 +1,6 @@
 """Structs of attributes: frozen, by name, which a node holds as plain values.
 
-ark.ir.attributes has the struct of each op. `PointwiseAttributes` are those of all elementwise ops.
+ark.ir.attributes has the struct of each op. All elementwise ops share `ElementwiseAttributes`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class PartialAttributes(msgspec.Struct, frozen=True, kw_only=True):
         return part
 
 
-class PointwiseAttributes(PartialAttributes, frozen=True):
+class ElementwiseAttributes(PartialAttributes, frozen=True):
     """What an op computes of its inputs' elements at a place: expr, an expression, or the function
     of its name; of them and of a number behind them (scalar). shape: of the result, where it is not
     that of the inputs together.

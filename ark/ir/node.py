@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ark.ir.attribute_forms import Attributes, Form, FormType, PointwiseAttributes
+from ark.ir.attribute_forms import Attributes, ElementwiseAttributes, Form, FormType
 from ark.ir.hints import Hints
 from ark.ir.values import Tensor
 
@@ -42,9 +42,9 @@ class Node:
         return form.from_node(self.attrs)
 
     @property
-    def pointwise(self) -> PointwiseAttributes:
+    def elementwise(self) -> ElementwiseAttributes:
         """Of an elementwise op; without an expression and a number for others."""
-        return PointwiseAttributes.of(self.attrs)
+        return ElementwiseAttributes.of(self.attrs)
 
     @property
     def placement(self) -> tuple[object, ...]:

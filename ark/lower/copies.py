@@ -15,7 +15,7 @@ from ark.lower.tiling import box_coords, box_tile, swept
 from ark.plan.groups import Group
 from ark.plan.params import Params
 from ark.tasks.combine import CombineParams, moved
-from ark.tasks.pointwise import copy_params
+from ark.tasks.elementwise import copy_params
 
 
 def copy_box(lowering: Lowering, source: IrTensor, target: IrTensor, suffix: str) -> Group:
@@ -23,7 +23,7 @@ def copy_box(lowering: Lowering, source: IrTensor, target: IrTensor, suffix: str
     source, target = bytes_of(source), bytes_of(target)
     tile = box_tile(target.shape, lowering.machine, itemsize=target.dtype.itemsize)
     coords = swept(box_coords(target.shape, tile), lowering.machine)
-    return lowering.emit("pointwise", copy_params(tile), [source, target], coords, suffix)
+    return lowering.emit("elementwise", copy_params(tile), [source, target], coords, suffix)
 
 
 def dense(lowering: Lowering, tensor: IrTensor, suffix: str, fill: bool) -> IrTensor:

@@ -188,7 +188,7 @@ PASSES: tuple[Pass, ...] = (
         fuse_chains,
         Stage.KERNEL,
         "Elementwise nodes that follow each other become one expression.",
-        gives=("pointwise",),
+        gives=("elementwise",),
         needs=("fuse_regions",),
     ),
     Pass(
@@ -237,7 +237,7 @@ PASSES: tuple[Pass, ...] = (
         rotate_logits,
         Stage.KERNEL,
         "Gathered logits lie with each rank's own share first, so that ranks share one plan.",
-        gives=("gather_own_first",),
+        gives=("all_gather_rotated",),
     ),
     Pass(
         fuse_windows,

@@ -41,7 +41,7 @@ def check_sum(module: Any, output: ark.Tensor, shared: Set[int], world_size: int
             return faulty(inputs[0]) or faulty(inputs[1])
         if node.type == "mul" and len(inputs) == 2:
             return faulty(inputs[0]) and faulty(inputs[1])
-        if node.type == "mul" and math.isclose(node.pointwise.scalar or 0.0, 1 / world_size):
+        if node.type == "mul" and math.isclose(node.elementwise.scalar or 0.0, 1 / world_size):
             return ""  # a bias of which each rank adds its share
         if node.type in LINEAR_IN_FIRST:
             return faulty(inputs[0])

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ark.lower.ops.adjusted import lower_adjusted
+from ark.lower.ops.adjusted import lower_sample_adjusted
 from ark.lower.registry import register
 from ark.ops.tokens import KEY, _mix
 from ark.tasks.adjusted import IN_PROMPT, OPTIONS
@@ -126,4 +126,4 @@ def _bits(value: float) -> int:
     return int(np.float32(value).view(np.int32))
 
 
-register("sample_adjusted", _sample_adjusted, lower_adjusted)
+register("sample_adjusted", _sample_adjusted, lower_sample_adjusted)

@@ -14,7 +14,7 @@ from ark.errors import ModelError
 from ark.frontend.foreign import is_torch
 from ark.frontend.model import Model
 from ark.frontend.tensor import Tensor, TensorLike, as_tensor
-from ark.lower.ops.caches import lower_append, lower_slot
+from ark.lower.ops.caches import lower_kv_append, lower_kv_cache_slot
 from ark.lower.registry import register
 from ark.ops.base import float_dtype, same_dtype
 from ark.ops.tokens import by_sequence, check_position
@@ -132,7 +132,7 @@ def _slot(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.nda
     return [updated, token]
 
 
-register("kv_append", _append, lower_append)
+register("kv_append", _append, lower_kv_append)
 
 
-register("kv_cache_slot", _slot, lower_slot)
+register("kv_cache_slot", _slot, lower_kv_cache_slot)

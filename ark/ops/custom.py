@@ -24,7 +24,7 @@ from ark.ir import values as ir
 from ark.ir.attributes import CustomAttributes
 from ark.ir.dtype import DataType
 from ark.ir.values import whole
-from ark.lower.ops.custom import lower_custom, lower_custom_on_channels
+from ark.lower.ops.custom import lower_custom, lower_channel_custom
 from ark.lower.registry import register
 from ark.ops.communication.channels import CUSTOM, Channel
 from ark.ops.custom_checks import (
@@ -317,4 +317,4 @@ def _reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[n
 
 
 register("custom", _reference, lower_custom)
-register(CUSTOM, None, lower_custom_on_channels, names_ranks=True, iteration_barrier=True)
+register(CUSTOM, None, lower_channel_custom, names_ranks=True, iteration_barrier=True)

@@ -18,7 +18,7 @@ from ark.frontend.model import Model
 from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
 from ark.ir.attributes import ProjectionAttributes, RotaryAttributes
 from ark.ir.dtype import fp32
-from ark.lower.ops.decoder import lower_pairs, lower_rope_kv, lower_rotary
+from ark.lower.ops.decoder import lower_rope_kv, lower_rotary_embedding, lower_swiglu_pairs
 from ark.lower.registry import register
 from ark.ops.base import float_dtype, result
 from ark.ops.caches import check_cache
@@ -207,6 +207,6 @@ def _pairs(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.nd
     return [gate / (1.0 + np.exp(-gate)) * up]
 
 
-register("rotary_embedding", _rotary, lower_rotary, aliasing="none")
+register("rotary_embedding", _rotary, lower_rotary_embedding, aliasing="none")
 register("rope_kv", rope_kv_reference, lower_rope_kv)
-register("swiglu_pairs", _pairs, lower_pairs)
+register("swiglu_pairs", _pairs, lower_swiglu_pairs)

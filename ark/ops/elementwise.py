@@ -13,7 +13,7 @@ import numpy as np
 
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
 from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
-from ark.ir.attribute_forms import PointwiseAttributes
+from ark.ir.attribute_forms import ElementwiseAttributes
 from ark.ir.dtype import FLOATS, INTEGERS, DataType, byte, fp32
 from ark.lower.ops.elementwise import lower_elementwise
 from ark.lower.registry import register
@@ -37,7 +37,7 @@ def _reference(name: str) -> Any:
     arity = FUNCTIONS[name].arity
 
     def run(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-        given = PointwiseAttributes.of(attrs)
+        given = ElementwiseAttributes.of(attrs)
         if given.expr is not None:
             return _evaluated(inputs, given.expr, given.shape)
         arguments: list[Tree] = [expression.leaf(i) for i in range(len(inputs))]
@@ -49,12 +49,12 @@ def _reference(name: str) -> Any:
 
 
 def _composed(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    given = PointwiseAttributes.of(attrs)
+    given = ElementwiseAttributes.of(attrs)
     return _evaluated(inputs, given.expr or (), given.shape)
 
 
 def _constant(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    given = PointwiseAttributes.of(attrs)
+    given = ElementwiseAttributes.of(attrs)
     return [np.full(given.shape or (), given.scalar)]
 
 
@@ -70,7 +70,7 @@ def composed(name: str) -> None:
 
 for _name in FUNCTIONS:
     register(_name, _reference(_name), lower_elementwise, aliasing="exact")
-composed("pointwise")
+composed("elementwise")
 register("cast", lambda inputs, attrs: [inputs[0]], lower_elementwise, aliasing="exact")
 register("constant", _constant, lower_elementwise)
 

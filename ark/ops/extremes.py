@@ -9,7 +9,7 @@ import numpy as np
 
 from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
 from ark.ir.dtype import FLOATS, DataType, int32
-from ark.lower.ops.norms import lower_rows
+from ark.lower.ops.norms import lower_argmax
 from ark.lower.registry import register
 from ark.ops.base import index_type, positive_axis, result
 from ark.ops.reductions import reduce_axis, reduce_by
@@ -23,7 +23,7 @@ def _argmax(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.n
     return [inputs[0].argmax(axis=-1, keepdims=True)]
 
 
-register("argmax", _argmax, lower_rows, aliasing="none")
+register("argmax", _argmax, lower_argmax, aliasing="none")
 
 
 def _first_index(
@@ -41,7 +41,7 @@ def _first_index(
         matches = ["logical_or", matches, ["isnan", leaf(0)]]
     tree = ["where", matches, index(axis - len(shape)), number(beyond)]
     counted = dtype if shape[axis] > MOST_NARROW else int32
-    places = result("pointwise", [tensor, extreme], shape, counted, NullTensor, {"expr": tree})
+    places = result("elementwise", [tensor, extreme], shape, counted, NullTensor, {"expr": tree})
     return reduce_axis("max" if last else "min", places, axis, True, output, name or op, dtype)
 
 

@@ -11,7 +11,7 @@ from ark.errors import ModelError
 from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
 from ark.ir.attributes import NormAttributes
 from ark.ir.dtype import by_name
-from ark.lower.ops.norms import lower_rows
+from ark.lower.ops.norms import lower_row_norm
 from ark.lower.registry import register
 from ark.ops.base import float_dtype, result
 
@@ -59,22 +59,22 @@ def _rounded_rmsnorm(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> 
     return [normed.astype(kind.numpy).astype(normed.dtype) * inputs[1]]
 
 
-register("softmax", _softmax, lower_rows, aliasing="exact")
+register("softmax", _softmax, lower_row_norm, aliasing="exact")
 
 
-register("safe_softmax", _safe_softmax, lower_rows, aliasing="exact")
+register("safe_softmax", _safe_softmax, lower_row_norm, aliasing="exact")
 
 
-register("log_softmax", _log_softmax, lower_rows, aliasing="exact")
+register("log_softmax", _log_softmax, lower_row_norm, aliasing="exact")
 
 
-register("layernorm", _layernorm, lower_rows, aliasing="exact")
+register("layernorm", _layernorm, lower_row_norm, aliasing="exact")
 
 
-register("rmsnorm", _rmsnorm, lower_rows, aliasing="exact")
+register("rmsnorm", _rmsnorm, lower_row_norm, aliasing="exact")
 
 
-register("rounded_rmsnorm", _rounded_rmsnorm, lower_rows, aliasing="exact")
+register("rounded_rmsnorm", _rounded_rmsnorm, lower_row_norm, aliasing="exact")
 
 
 def softmax(input: TensorLike, output: TensorLike | None = NullTensor, name: str = "") -> Tensor:

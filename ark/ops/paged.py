@@ -12,7 +12,7 @@ from ark.frontend.model import Model
 from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
 from ark.ir.attributes import AttentionAttributes, PagedAppendAttributes
 from ark.ir.dtype import int32
-from ark.lower.ops.paged import lower_append, lower_attention
+from ark.lower.ops.paged import lower_paged_append, lower_paged_attention
 from ark.lower.registry import register
 from ark.ops.attention import attention_reference, check_mask, check_sinks
 from ark.ops.base import float_dtype, result
@@ -182,5 +182,5 @@ def _attention(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[n
     return [np.concatenate(results)]
 
 
-register("paged_append", append_reference, lower_append)
-register("paged_attention", _attention, lower_attention, aliasing="none")
+register("paged_append", append_reference, lower_paged_append)
+register("paged_attention", _attention, lower_paged_attention, aliasing="none")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ark.ir.attributes import AddPartsAttributes, NormAttributes
-from ark.lower.ops.parts import lower_add, lower_add_and_norm
+from ark.lower.ops.parts import lower_add_parts, lower_add_parts_norm
 from ark.lower.registry import register
 from ark.tasks import expression
 
@@ -28,5 +28,5 @@ def _added_and_normed(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) ->
     return [total, total / root * weight]
 
 
-register("add_parts", _added, lower_add, aliasing="exact")
-register("add_parts_norm", _added_and_normed, lower_add_and_norm)
+register("add_parts", _added, lower_add_parts, aliasing="exact")
+register("add_parts_norm", _added_and_normed, lower_add_parts_norm)

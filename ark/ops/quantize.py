@@ -15,7 +15,7 @@ from ark.errors import ModelError
 from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
 from ark.ir.attributes import GroupAttributes
 from ark.ir.dtype import PACKED, SMALL_FLOATS, DataType, fp32, int4, int8, uint8
-from ark.lower.ops.quantize import lower_quantized, lower_values
+from ark.lower.ops.quantize import lower_quantized_linear, lower_row_values
 from ark.lower.registry import register
 from ark.ops.base import float_dtype, result
 from ark.ops.elementwise import cast, composed, div
@@ -27,7 +27,7 @@ from ark.ops.reductions import reduce_max
 from ark.ops.selection import clip
 from ark.ops.views import reshape
 from ark.tasks.expression import Tree, leaf
-from ark.tasks.quantized import ELEMENTS_PER_LANE, MOST_ROWS
+from ark.tasks.quantized_linear import ELEMENTS_PER_LANE, MOST_ROWS
 
 TYPES = (*PACKED, int8, uint8, *SMALL_FLOATS)
 
@@ -165,5 +165,5 @@ def _quantized(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[n
 
 
 composed("dequantize")
-register("quantized_linear", _quantized, lower_quantized, aliasing="none")
-register("row_values", _values, lower_values, aliasing="none")
+register("quantized_linear", _quantized, lower_quantized_linear, aliasing="none")
+register("row_values", _values, lower_row_values, aliasing="none")

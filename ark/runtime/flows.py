@@ -23,7 +23,7 @@ from ark.plan.kind import Signature
 from ark.plan.params import TiledParams
 from ark.plan.serialize import machine_of
 from ark.plan.types import Plan, Task
-from ark.tasks.pointwise import KEPT_OPERANDS
+from ark.tasks.elementwise import KEPT_OPERANDS
 
 MIN_FLOW_TASKS = 5  # tasks of a run: more than the loop's slots hold
 

@@ -125,7 +125,7 @@ class CombineNorm(TaskKind):
         return WARP_SUM_BYTES * machine.warps
 
     def headers(self) -> tuple[str, ...]:
-        names = ("combine.h", "folds.h", "rows.h", "combine_norm.h")
+        names = ("combine.h", "folds.h", "row_norm.h", "combine_norm.h")
         return tuple(text.header(name) for name in names)
 
     def _held(self, sig: Signature, machine: Machine) -> int:

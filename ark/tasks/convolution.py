@@ -18,9 +18,9 @@ from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register
 from ark.plan.params import INT_MAX, Params, Places, Tile, box, covers, need, typed
 from ark.tasks import expression, text
+from ark.tasks.elementwise import broadcast_access, broadcasts, tile_box
 from ark.tasks.matmul_text import finish, outputs
 from ark.tasks.matmul_windows import MOST_ROWS, begins
-from ark.tasks.pointwise import broadcast_access, broadcasts, tile_box
 from ark.tasks.windows import Margins, Sizes, Steps, index_ranges, reached, window_sizes
 
 COLUMN_ROWS = (8, 4, 2, 1)  # places one below the other of a thread

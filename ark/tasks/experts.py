@@ -34,9 +34,9 @@ from ark.plan.params import (
     typed,
 )
 from ark.tasks import text
+from ark.tasks.row_norm import packs
 from ark.tasks.row_values import HEADER as ROWS_HEADER
 from ark.tasks.row_values import bytes_of
-from ark.tasks.rows import packs
 
 LEAST_OF_BLOCK = 4096  # elements of a row that a block of few rows looks through together
 LEAST_SORTED = 5  # elements to choose; fewer are found one by one

@@ -24,7 +24,7 @@ from ark.plan.kind import Access, Signature, TaskKind, register
 from ark.plan.params import FLOAT_NAMES, Params, Places, Size, Tile, box, covers, need, typed
 from ark.tasks import expression, text
 from ark.tasks.box_text import NAMES, tile_type
-from ark.tasks.pointwise import HEADERS, broadcast_access, claim_tile, tile_box
+from ark.tasks.elementwise import HEADERS, broadcast_access, claim_tile, tile_box
 
 STAGES = ("first", "each", "sums", "last")
 MOST_VALUES = 1024  # of a list

@@ -244,7 +244,7 @@ class Linear(TaskKind):
         return text.call(name, "ark_linear", constants, operands)
 
     def headers(self) -> tuple[str, ...]:
-        return tuple(map(text.header, ("rotary.h", "sampling.h", "fused.h", "linear.h")))
+        return tuple(map(text.header, ("rotary.h", "sampling.h", "linear_epilogue.h", "linear.h")))
 
     def texts(self, sig: Signature) -> tuple[str, ...]:
         rotates = sig.read(LinearParams).epilogue == "rope_kv"
@@ -262,7 +262,7 @@ def check_batch(name: str, sig: Signature, machine: Machine) -> None:
 
 
 def prologue(sig: Signature) -> str:
-    """The operation on the input, in the terms of fused.h."""
+    """The operation on the input, in the terms of linear_epilogue.h."""
     params = sig.read(LinearParams)
     if params.prologue == "none":
         return "ArkPlain{}"
@@ -270,7 +270,7 @@ def prologue(sig: Signature) -> str:
 
 
 def epilogue(sig: Signature) -> str:
-    """The operation on the sums, in the terms of fused.h."""
+    """The operation on the sums, in the terms of linear_epilogue.h."""
     params = sig.read(LinearParams)
     kind, first, out = params.epilogue, first_extra(sig), text.given(sig, 2, const=False)
     for peer in outputs(sig)[1:]:  # what has the longer way first

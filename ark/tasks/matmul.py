@@ -29,6 +29,7 @@ from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register
 from ark.plan.params import INT_MAX, Places, box, count, fits, need, typed
 from ark.tasks import expression, matmul_small, matmul_windows, text
+from ark.tasks.elementwise import broadcast_access, broadcasts
 from ark.tasks.matmul_form import (
     POSITION_OPERAND,
     dims,
@@ -43,7 +44,6 @@ from ark.tasks.matmul_params import MatmulParams
 from ark.tasks.matmul_text import MIN_PACKED_ROWS, MOST_PANEL, PACKED_K_ELEMENTS, staged, write
 from ark.tasks.matmul_thin import passes, rounds_of_sums, scratch, served
 from ark.tasks.matmul_windows import side_shape
-from ark.tasks.pointwise import broadcast_access, broadcasts
 from ark.tasks.rotary import rotary_accesses, rotary_check, sequences_of
 
 

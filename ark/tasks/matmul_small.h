@@ -5,7 +5,7 @@
 // line * ALONG_LINE + k * ALONG_K. at(line, k) is its place in memory, where packs of V lie side by
 // side along k, if DEEP, or along the lines.
 template <int LINES, int K, int ALONG_LINE, int ALONG_K, bool DEEP, int V, class At>
-ARK_DEVICE void ark_small_side(float* to, const At& at) {
+ARK_DEVICE void ark_matmul_small_side(float* to, const At& at) {
   constexpr int PACKS = LINES * K / V;
 #pragma unroll 4
   for (int p = ark_lane(); p < PACKS; p += ARK_LANES) {
@@ -37,8 +37,8 @@ struct ArkSmall {
 // b(i, n, k) give places in matrix i; finish(i, m, n, sum) stores.
 template <int COUNT, int TASKS, int M, int N, int K, bool A_DEEP, int A_PACK, bool B_DEEP,
           int B_PACK, class A, class B, class Finish>
-ARK_DEVICE void ark_small_products(ArkCtx& c, const ArkTask& t, const A& a, const B& b,
-                                   const Finish& finish) {
+ARK_DEVICE void ark_matmul_small(ArkCtx& c, const ArkTask& t, const A& a, const B& b,
+                                 const Finish& finish) {
   typedef ArkSmall<M, N, K> Form;
   float* left = reinterpret_cast<float*>(ARK_SCRATCH(c)) + ark_warp() * Form::FLOATS;
   float* right = left + Form::LEFT;
@@ -51,9 +51,9 @@ ARK_DEVICE void ark_small_products(ArkCtx& c, const ArkTask& t, const A& a, cons
     ark_warp_sync();
   }
   for (int i = t.coord[0] + ark_warp() * TASKS; i < COUNT; i += ARK_WARPS * TASKS) {
-    ark_small_side<M, K, Form::A_PITCH, 1, A_DEEP, A_PACK>(
+    ark_matmul_small_side<M, K, Form::A_PITCH, 1, A_DEEP, A_PACK>(
         left, [&](int line, int k) { return a(i, line, k); });
-    ark_small_side<N, K, 1, Form::B_PITCH, B_DEEP, B_PACK>(
+    ark_matmul_small_side<N, K, 1, Form::B_PITCH, B_DEEP, B_PACK>(
         right, [&](int line, int k) { return b(i, line, k); });
     ark_warp_sync();
     float sums[Form::R] = {};

@@ -80,7 +80,7 @@ def _call(sig: Signature, packed: bool) -> str:
     """The call of the body."""
     sides = (v for i in (0, 1) for v in _side(sig, i, packed))
     constants = (math.prod(grid(sig)), sig.read(MatmulParams).tasks, *dims(sig), *sides)
-    return f"{text.called('ark_small_products', constants, ('a', 'b', 'store'))};"
+    return f"{text.called('ark_matmul_small', constants, ('a', 'b', 'store'))};"
 
 
 def _side(sig: Signature, index: int, packed: bool) -> tuple[bool, int]:

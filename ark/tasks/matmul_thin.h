@@ -6,7 +6,7 @@
 // The sums of the warps of a team, EACH of ELEMENTS lanes of each, which lie one warp behind the
 // other: total(e) of element e, for all TEAMS teams.
 template <int TEAMS, int TEAM, int EACH, typename Sum, class Total>
-ARK_DEVICE void ark_thin_totals(const Sum* parts, const Total& total) {
+ARK_DEVICE void ark_matmul_thin_totals(const Sum* parts, const Total& total) {
   for (int e = ark_tid(); e < TEAMS * EACH; e += ARK_THREADS) {
     const Sum* part = parts + e / EACH * TEAM * EACH + e % EACH;
     Sum sum = part[0];
@@ -18,7 +18,7 @@ ARK_DEVICE void ark_thin_totals(const Sum* parts, const Total& total) {
 // The sums over all lanes of COUNT sums of each, a power of two: lane l has that of sum l % COUNT.
 // While lanes have several, each keeps half of them and sends the other half.
 template <int COUNT, int MASK = 1, typename Sum>
-ARK_DEVICE Sum ark_thin_lanes(Sum* sums) {
+ARK_DEVICE Sum ark_matmul_thin_lanes(Sum* sums) {
   if constexpr (COUNT == 1) {
 #pragma unroll
     for (int mask = MASK; mask < ARK_LANES; mask *= 2) sums[0] += ark_other_sum(sums[0], mask);
@@ -30,22 +30,22 @@ ARK_DEVICE Sum ark_thin_lanes(Sum* sums) {
       const Sum kept = odd ? sums[2 * e + 1] : sums[2 * e];
       sums[e] = kept + ark_other_sum(odd ? sums[2 * e] : sums[2 * e + 1], MASK);
     }
-    return ark_thin_lanes<COUNT / 2, 2 * MASK>(sums);
+    return ark_matmul_thin_lanes<COUNT / 2, 2 * MASK>(sums);
   }
 }
 
-// Sums of a thread that go through ark_thin_lanes together: more of them leave no registers.
-ARK_DEVICE constexpr int ark_thin_group(int count) {
+// Sums of a thread that go through ark_matmul_thin_lanes together: more of them leave no registers.
+ARK_DEVICE constexpr int ark_matmul_thin_group(int count) {
   return count > 8 ? 1 : count > 4 ? 8 : count > 2 ? 4 : count;
 }
 
 // k lies side by side on both sides: TEAM warps have R rows of `many` at a time.
 template <int MANY, int FEW, int TILE, int R, int V, int TEAM, class A, class B, class Finish>
-ARK_DEVICE void ark_thin_along(char* scratch, int first, int k0, int k1, const A& many,
-                               const B& few, const Finish& finish) {
+ARK_DEVICE void ark_matmul_thin_along(char* scratch, int first, int k0, int k1, const A& many,
+                                      const B& few, const Finish& finish) {
   typedef decltype(ark_factor(many(0, 0))) Sum;
   constexpr int TEAMS = ARK_WARPS / TEAM, STEP = TEAM * ARK_LANES * V, EACH = R * FEW;
-  constexpr int GROUP = ark_thin_group(EACH), GROUPS = (EACH + GROUP - 1) / GROUP;
+  constexpr int GROUP = ark_matmul_thin_group(EACH), GROUPS = (EACH + GROUP - 1) / GROUP;
   constexpr int AT_ONCE = R > 4 ? 1 : 4;
   const int end = first + TILE < MANY ? first + TILE : MANY;
   Sum* parts = reinterpret_cast<Sum*>(scratch);
@@ -78,7 +78,7 @@ ARK_DEVICE void ark_thin_along(char* scratch, int first, int k0, int k1, const A
     if (TEAM > 1 && at > first) ark_sync();
 #pragma unroll
     for (int g = 0; g < GROUPS; ++g) {
-      const Sum sum = ark_thin_lanes<GROUP>(sums + g * GROUP);
+      const Sum sum = ark_matmul_thin_lanes<GROUP>(sums + g * GROUP);
       const int e = g * GROUP + ark_lane();
       const bool mine = ark_lane() < GROUP && e < EACH;
       if constexpr (TEAM > 1) {
@@ -89,7 +89,7 @@ ARK_DEVICE void ark_thin_along(char* scratch, int first, int k0, int k1, const A
     }
     if constexpr (TEAM > 1) {
       ark_sync();
-      ark_thin_totals<TEAMS, TEAM, EACH>(parts, [&](int e, Sum sum) {
+      ark_matmul_thin_totals<TEAMS, TEAM, EACH>(parts, [&](int e, Sum sum) {
         if (at + e / FEW < end) finish(at + e / FEW, e % FEW, sum);
       });
     }
@@ -98,8 +98,8 @@ ARK_DEVICE void ark_thin_along(char* scratch, int first, int k0, int k1, const A
 
 // Rows of `many`, not k, lie side by side: TILE / V threads have a pack each, the others divide k.
 template <int MANY, int FEW, int TILE, int V, class A, class B, class Finish>
-ARK_DEVICE void ark_thin_across(char* scratch, int first, int k0, int k1, const A& many,
-                                const B& few, const Finish& finish) {
+ARK_DEVICE void ark_matmul_thin_across(char* scratch, int first, int k0, int k1, const A& many,
+                                       const B& few, const Finish& finish) {
   typedef decltype(ark_factor(many(0, 0))) Sum;
   constexpr int ACROSS = TILE / V, DEEP = ARK_THREADS / ACROSS, EACH = FEW * TILE;
   const int column = ark_lane() % ACROSS * V;
@@ -123,7 +123,7 @@ ARK_DEVICE void ark_thin_across(char* scratch, int first, int k0, int k1, const 
     if (ark_lane() < ACROSS) parts[ark_warp() * EACH + e / V * TILE + column + e % V] = sums[e];
   }
   ark_sync();
-  ark_thin_totals<1, ARK_WARPS, EACH>(parts, [&](int e, Sum sum) {
+  ark_matmul_thin_totals<1, ARK_WARPS, EACH>(parts, [&](int e, Sum sum) {
     if (first + e % TILE < MANY) finish(first + e % TILE, e / TILE, sum);
   });
 }

@@ -158,7 +158,7 @@ def thin_text(
     few, many = form.few, 1 - form.few
     sizes = dims(sig)[:2]
     constants: tuple[object, ...] = (sizes[many], sizes[few], sig.read(MatmulParams).tile[many])
-    callee = "ark_thin_along" if form.along else "ark_thin_across"
+    callee = "ark_matmul_thin_along" if form.along else "ark_matmul_thin_across"
     if form.along:
         constants = (*constants, _rows(sig, form, machine))
     team = (_team(sig, form, machine),) if form.along else ()

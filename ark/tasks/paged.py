@@ -40,7 +40,6 @@ from ark.plan.params import (
 from ark.plan.types import Fetch, FetchPages, Growth
 from ark.tasks import text
 from ark.tasks.attention import CHUNK_POSITIONS, SplitAttention
-from ark.tasks.movement import HEADERS
 
 PAGED_FRESH = 6  # the operand with the newest key and value
 
@@ -140,7 +139,7 @@ class PagedAttention(SplitAttention):
         return 4 * ((group + 1) * p.head_dim * 2 + group * (CHUNK_POSITIONS + 3))
 
     def headers(self) -> tuple[str, ...]:
-        return (*HEADERS, *map(text.header, ("attention.h", "pages.h", "paged.h")))
+        return tuple(map(text.header, ("attention.h", "pages.h", "paged.h")))
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         p = sig.read(PagedAttentionParams)
@@ -185,7 +184,7 @@ class PagedAppend(TaskKind):
         return 0.0, 2.0 * sig.operands[0].shape[0] * sig.operands[3].shape[3] * 4
 
     def headers(self) -> tuple[str, ...]:
-        return (*HEADERS, *map(text.header, ("attention.h", "pages.h", "paged.h")))
+        return tuple(map(text.header, ("attention.h", "pages.h", "paged.h")))
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         sequences, most = sig.operands[1].shape

@@ -34,7 +34,7 @@ from ark.plan.params import (
 )
 from ark.tasks import expression, text
 from ark.tasks.box_text import NAMES, tile_type
-from ark.tasks.pointwise import HEADERS, broadcast_access, broadcasts, tile_box
+from ark.tasks.elementwise import HEADERS, broadcast_access, broadcasts, tile_box
 
 SIDE_BY_SIDE = 64  # sums of one thread that runs alone, for vectors
 _UNUSED = "(void)i0; (void)i1; (void)i2; "

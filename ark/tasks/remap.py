@@ -43,7 +43,7 @@ from ark.plan.params import (
 )
 from ark.tasks import text
 from ark.tasks.box_text import NAMES
-from ark.tasks.pointwise import COPY, HEADERS, claim_tile, tile_box, write_box
+from ark.tasks.elementwise import COPY, HEADERS, claim_tile, tile_box, write_box
 
 Factor = Annotated[int, msgspec.Meta(ge=-INT_MAX, le=INT_MAX)]
 Shift = Annotated[int, msgspec.Meta(ge=-(1 << 30), le=1 << 30)]

@@ -14,8 +14,8 @@ the table (sequences, most), and then fresh, where no row reads what another one
 `rotary_embedding` params: head_dim, interleaved (pairs are neighbours, else the halves of a head).
 operands: x (m, heads * head_dim), output, position, frequencies. coord: row, first and last+1 head.
 
-`swiglu` operands: x (m, 2 n) with gate and up as neighbours, output (m, n). coord: row, first and
-last+1 column of x.
+`swiglu_pairs` operands: x (m, 2 n) with gate and up as neighbours, output (m, n). coord: row, first
+and last+1 column of x.
 """
 
 from __future__ import annotations
@@ -236,8 +236,8 @@ class RopeKv(TaskKind):
         )
 
 
-class SwiGlu(TaskKind):
-    name = "swiglu"
+class SwiGluPairs(TaskKind):
+    name = "swiglu_pairs"
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
@@ -315,4 +315,4 @@ class RotaryEmbedding(TaskKind):
 
 register(RopeKv())
 register(RotaryEmbedding())
-register(SwiGlu())
+register(SwiGluPairs())

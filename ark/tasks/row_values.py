@@ -1,7 +1,7 @@
 """The values of a quantised matrix, for products that do not take its codes.
 
 operands: rows of a RowType (n, k), values (n, k) of floats. coord: first and last+1 row.
-quantized_rows.h has the rows, row_values.h the body.
+quantized_linear_rows.h has the rows, row_values.h the body.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ark.plan.kind import Access, OperandType, Signature, TaskKind, register
 from ark.plan.params import Places, count, is_dense, need, shaped
 from ark.tasks import text
 
-HEADER = text.header("quantized_rows.h")
+HEADER = text.header("quantized_linear_rows.h")
 
 
 def check_rows(operand: OperandType) -> tuple[int, int]:

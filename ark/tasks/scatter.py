@@ -39,7 +39,7 @@ from ark.plan.params import (
 from ark.tasks import expression, text
 from ark.tasks.along import indices, join, lines
 from ark.tasks.box_text import NAMES, each_index, in_order, tile_type
-from ark.tasks.pointwise import HEADERS, tile_box
+from ark.tasks.elementwise import HEADERS, tile_box
 
 INDICES_PER_ROUND = 4  # indices that a thread looks at in a round, as ark_looks of scatter.h
 SIDE_BY_SIDE = 4  # elements of an update that a lane has under way at once, at most

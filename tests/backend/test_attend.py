@@ -58,7 +58,7 @@ def test_a_form_is_one_op_that_reads_in_place(name: str) -> None:
     kinds = [op.kind for op in planned([form], registry.machine("cpu"), bf16).ops]
     assert kinds.count("attention_tiles") == 1
     assert kinds.count("transpose") == form.copies
-    assert not {"matmul", "rownorm"} & set(kinds)
+    assert not {"matmul", "row_norm"} & set(kinds)
 
 
 @pytest.mark.parametrize("dtype", [bf16, pytest.param(fp16, marks=slow)], ids=lambda d: d.name)

@@ -73,4 +73,4 @@ def test_chains_become_one_op(backend: str) -> None:
     check(cases)
     plan = ark.Runtime.last_plan
     assert len(plan.inner.ops) <= len(cases)
-    assert {op.kind for op in plan.inner.ops} <= {"pointwise", "fusion"}
+    assert {op.kind for op in plan.inner.ops} <= {"elementwise", "fusion"}

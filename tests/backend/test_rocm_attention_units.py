@@ -118,7 +118,7 @@ def test_product_softmax_and_product_become_one_op(arch: str, name: str) -> None
         plan = make_plan(model.graph, device.machine)
         verify([plan])
         (op,) = (op for op in plan.ops if op.kind == "attention_tiles")
-        assert op.params["by_rows"] and not {"matmul", "rownorm"} & {o.kind for o in plan.ops}
+        assert op.params["by_rows"] and not {"matmul", "row_norm"} & {o.kind for o in plan.ops}
         layout_of(plan, op)
         with Executor(plan, backend, device) as executor:
             array = np.random.default_rng(3).standard_normal(form.shape).astype(bf16.numpy)

@@ -184,7 +184,7 @@ def test_rows_that_are_dealt(backend: str, monkeypatch: pytest.MonkeyPatch) -> N
             machine = device.machine.with_processors(4).without_capabilities(Capability.CLAIMS)
             ready = plan(model.graph, machine, {"fuse": False})
             verify([ready])
-            rows = [op.params for op in ready.ops if op.kind == "rownorm"]
+            rows = [op.params for op in ready.ops if op.kind == "row_norm"]
             apart = large and device.machine.cooperative
             assert [p.get("dealt", False) for p in rows] == [apart] * 4
             with Executor(ready, chosen, device) as executor:

@@ -38,7 +38,7 @@ LARGER = {
     "sample": "it reads some of the settings, and no position without a temperature",
     "sample_adjusted": "as adjust_logits; one token is counted, and the options say what is read",
 }
-PLAIN = ("pointwise", "argmax", "gather", "scatter")  # kinds without a position
+PLAIN = ("elementwise", "argmax", "gather", "scatter")  # kinds without a position
 
 
 def may_be_larger(sig: kinds.Signature) -> bool:

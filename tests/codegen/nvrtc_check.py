@@ -23,7 +23,7 @@ ARENAS = {"d": "activation", "e": "activation", "f": "state"}
 
 
 def kernel(dtype: DataType) -> str:
-    """Compiles a product, a softmax and a pointwise op; the variant's name."""
+    """Compiles a product, a softmax and a elementwise op; the variant's name."""
     graph = Graph()
     shapes = {"a": (256, 1024), "b": (1024, 1024)}
     a, b = (graph.tensor(s, dtype, arena="state", name=n) for n, s in shapes.items())

@@ -58,7 +58,7 @@ def test_the_large_ones_are_loaded_by_boxes_beside_the_others() -> None:
     text = emitted.source.text
     assert text.count("  ark_matrix_product<") == 2
     assert text.count("  ark_matrix_tile<") == 0
-    assert text.count("ark_thin_along<") == 1
+    assert text.count("ark_matmul_thin_along<") == 1
     kept.binary(backend, emitted.source, Target(H100.arch, machine.threads))
 
 

@@ -50,8 +50,8 @@ def test_a_layer_norm_is_one_pass(columns: int, bias: bool) -> None:
     norm = nn.LayerNorm(columns, bias=bias)
     for parameter in norm.parameters():
         nn.init.uniform_(parameter, -2, 2)
-    assert same(norm, rows(6, columns)) == ["rownorm"]
-    assert same(norm, rows(2, 3, columns)) == ["rownorm"]
+    assert same(norm, rows(6, columns)) == ["row_norm"]
+    assert same(norm, rows(2, 3, columns)) == ["row_norm"]
 
 
 def test_a_layer_norm_with_another_reader_is_written() -> None:
@@ -75,7 +75,7 @@ def test_an_rms_norm_is_one_pass(dtype: Any) -> None:
     x, w = rows(5, 96, dtype=dtype), rows(96, dtype=dtype)
     tolerance = 2e-5 if dtype == torch.float32 else 1e-2
     kinds = same(lambda t, u: functional.rms_norm(t, (96,), u, 1e-6), x, w, rtol=tolerance)
-    assert kinds == ["rownorm"]
+    assert kinds == ["row_norm"]
     same(lambda t: functional.rms_norm(t, (96,)), x, rtol=tolerance)
 
 
@@ -113,14 +113,14 @@ def test_dimensions_of_one_change_places_for_nothing() -> None:
     assert "transpose" not in same(lambda a, b: torch.einsum("bi,bj->bij", a, b), x, x)
     kinds = same(lambda a, b: torch.einsum("bqhd,bkhd->bhqk", a, b), heads, heads)
     assert kinds.count("transpose") <= 3
-    assert same(lambda a: a.view(40, 1, 64).permute(0, 2, 1) * 2.0, x) == ["pointwise"]
+    assert same(lambda a: a.view(40, 1, 64).permute(0, 2, 1) * 2.0, x) == ["elementwise"]
 
 
 def test_an_expand_to_the_same_shape_is_not_a_copy() -> None:
     x, at = rows(40, 64), torch.randint(0, 64, (40, 3))
     kinds = same(lambda a, i: torch.take_along_dim(a, i, 1), x, at)
     assert kinds.count("gather") == 1 and len(kinds) == 2  # indices count from the end
-    assert same(lambda a: a.expand(1, -1, 64) * 2.0, x) == ["pointwise"]
+    assert same(lambda a: a.expand(1, -1, 64) * 2.0, x) == ["elementwise"]
     same(lambda a: a[:1].expand(40, 64), x)
 
 
@@ -142,15 +142,15 @@ def test_logsumexp_reduces_twice() -> None:
 @pytest.mark.parametrize(
     ("function", "kinds"),
     [
-        (lambda t, u: t.var(1), ["reduce", "reduce", "pointwise"]),
-        (lambda t, u: t.var(0), ["reduce", "reduce", "pointwise"]),
-        (lambda t, u: t.norm(dim=1), ["reduce", "pointwise"]),
-        (lambda t, u: t.norm(dim=0), ["reduce", "pointwise"]),
+        (lambda t, u: t.var(1), ["reduce", "reduce", "elementwise"]),
+        (lambda t, u: t.var(0), ["reduce", "reduce", "elementwise"]),
+        (lambda t, u: t.norm(dim=1), ["reduce", "elementwise"]),
+        (lambda t, u: t.norm(dim=0), ["reduce", "elementwise"]),
         (lambda t, u: (t * u).sum(1), ["reduce"]),
         (lambda t, u: (t * u).sum(0), ["reduce"]),
         (lambda t, u: ((t - u) ** 2).mean(), ["reduce"]),
         (lambda t, u: _counted(t), ["reduce"]),
-        (lambda t, u: (t > 0.5).all(0), ["reduce", "pointwise"]),
+        (lambda t, u: (t > 0.5).all(0), ["reduce", "elementwise"]),
         (lambda t, u: torch.dot(t.reshape(-1), u.reshape(-1)), ["reduce"]),
         (lambda t, u: (t * u[:, :1]).amax(1), ["reduce"]),
         (lambda t, u: (t * u[:1]).amax(0), ["reduce"]),
@@ -175,7 +175,7 @@ def test_terms_of_reductions_with_other_readers_are_written() -> None:
         ark.from_torch(Whole(sums_and_squares), (x,))(x), sums_and_squares(x), strict=True
     ):
         torch.testing.assert_close(got, want, rtol=2e-5, atol=2e-5)
-    assert same(lambda t, u: (t * u).sum(1), x, row, rtol=1e-4) == ["pointwise", "reduce"]
+    assert same(lambda t, u: (t * u).sum(1), x, row, rtol=1e-4) == ["elementwise", "reduce"]
     same(lambda t: (t * torch.arange(70)).sum(1), x, rtol=1e-4)
     same(lambda t, u: (t + t.T).sum(1), x[:, :6].contiguous(), row, rtol=1e-4)
 
@@ -190,13 +190,13 @@ def test_softmax_over_any_dimension(function: Any, dtype: Any) -> None:
         kinds = same(lambda t, dim=dim: function(t, dim), x, rtol=tolerance)
         assert "transpose" not in kinds and kinds.count("reduce") == 2
     assert same(lambda t: function(t, 1), x[:, :, :1, :1].contiguous(), rtol=tolerance) == [
-        "rownorm"
+        "row_norm"
     ]
 
 
 def test_few_long_rows_are_shared() -> None:
     x = rows(2, 40000)
-    assert "rownorm" not in same(lambda t: torch.softmax(t, 1), x)
+    assert "row_norm" not in same(lambda t: torch.softmax(t, 1), x)
     assert "topk" in same(lambda t: t.topk(9), x)
     same(lambda t: t.topk(9).values, torch.full((2, 40000), 0.25))  # all are equal
     ties = torch.randint(0, 5, (2, 40000)).float()

@@ -190,7 +190,7 @@ def test_torch_does_not_take_attention_apart(form: Any, monkeypatch: pytest.Monk
         (plan,) = planned_as(module, torch.randn(2, 256, 256).bfloat16(), "h200", monkeypatch)
     kinds = [op.kind for op in plan.ops]
     assert plan.variant == "matrix" and kinds.count("attention_tiles") == 1
-    assert not {"transpose", "pointwise"} & set(kinds)
+    assert not {"transpose", "elementwise"} & set(kinds)
 
 
 @pytest.mark.parametrize("heads", [1, 2, 4])
@@ -241,7 +241,7 @@ def test_sequences_before_batches_are_not_transposed(monkeypatch: pytest.MonkeyP
     (plan,) = planned_as(module, torch.randn(2, 197, 256).bfloat16(), "h200", monkeypatch)
     kinds = [op.kind for op in plan.ops]
     assert plan.variant == "matrix" and kinds.count("attention_tiles") == 1
-    assert sorted(kinds) == ["attention_tiles", "matmul", "matmul", "matmul", "rownorm"]
+    assert sorted(kinds) == ["attention_tiles", "matmul", "matmul", "matmul", "row_norm"]
 
 
 def test_attention_that_ark_lacks_stays_in_torch(capfd: pytest.CaptureFixture[str]) -> None:

@@ -94,8 +94,8 @@ def check(
         apart = build(world, result, target or actual, fuse=False)
         verify(fused)
         verify(apart)
-        assert "combine_norm" in kinds(fused) and "rownorm" not in kinds(fused)
-        assert "rownorm" in kinds(apart)
+        assert "combine_norm" in kinds(fused) and "row_norm" not in kinds(fused)
+        assert "row_norm" in kinds(apart)
         got = results(name, world, fused, opened, shape)
         ones = results(name, world, apart, opened, shape)
     given = [inputs(shape, rank) for rank in range(world)]

@@ -180,7 +180,7 @@ def test_a_ring_all_reduce_of_the_users(world: int) -> None:
     with devices("cpu", world) as (opened, machine):
         plans = build(world, body, machine)
         verify(plans)
-        assert not any(op.kind == "token" for op in plans[1].ops)
+        assert not any(op.kind == "flag" for op in plans[1].ops)
         total = world * (world + 1) // 2
         np.testing.assert_array_equal(run(plans, "cpu", opened), total * wanted(INBOX_ELEMENTS))
 

@@ -50,7 +50,7 @@ BETWEEN_RANKS = {
     "combine_norm",
     "iteration_end",
     "switch",
-    "token",
+    "flag",
     "transfer",
 }
 

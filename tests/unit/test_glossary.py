@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ark.lower import registry
 from ark.lower.engines import ENGINES
 from ark.lower.passes import PASSES
 from ark.machine.capability import Capability
@@ -69,3 +70,34 @@ def test_glossary_gives_every_task_kind_a_name() -> None:
     kinds = {word for row in _tables()["Names of ops"] for word in re.findall(r"`(\w+)`", row[2])}
     # `claimed` runs tiles of other kinds; custom ops register kinds of their own.
     assert set(kind.names()) - kinds <= {"claimed"}
+
+
+def _quoted(cell: str, pattern: str) -> set[str]:
+    return set(re.findall(rf"`({pattern})`", cell))
+
+
+def test_glossary_names_lowerings_and_device_files_of_ops_that_exist() -> None:
+    lowering = "".join(p.read_text() for p in (ROOT / "ark/lower/ops").rglob("*.py"))
+    folders = (ROOT / "ark/tasks", ROOT / "ark/codegen/device")
+    device = "".join(p.read_text() for folder in folders for p in folder.glob("*.h"))
+    missing = []
+    for row in _tables()["Names of ops"]:
+        missing += [n for n in _quoted(row[1], r"_?lower_\w+") if f"def {n}(" not in lowering]
+        files = _quoted(row[2], r"\w+\.py") | _quoted(row[3], r"\w+\.h")
+        missing += [f for f in files if not any((folder / f).exists() for folder in folders)]
+        functions = _quoted(row[3], r"ark_\w+\*?")
+        missing += [f for f in functions if not re.search(rf"\b{f.replace('*', '')}", device)]
+    assert not missing, missing
+
+
+def test_ops_are_lowered_by_functions_of_their_name_or_family() -> None:
+    rows = _tables()["Names of ops"]
+    families = {n.lstrip("_") for row in rows for n in _quoted(row[1], r"_?lower_\w+")}
+    assert registry.get("softmax").lower is not None  # loads the table
+    other = {
+        name: op.lower.__name__
+        for name, op in registry._OPS.items()
+        if op.lower is not None
+        and op.lower.__name__.lstrip("_") not in families | {f"lower_{name}", "lower_reshape"}
+    }
+    assert not other, other

@@ -12,7 +12,7 @@ from ark.tasks.tokens import SampleParams
 MIN_TILE_ELEMENTS = 256
 
 
-def lower_adjusted(lowering: Lowering, node: Node) -> None:
+def lower_sample_adjusted(lowering: Lowering, node: Node) -> None:
     """Of each sequence tiles adjust the logits, and one task samples; one then chooses for all."""
     state, leave = node.inputs[:11], node.inputs[11:]
     logits, settings, position, tokens, output, stops, options, *more = state

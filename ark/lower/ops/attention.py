@@ -33,7 +33,7 @@ MOST_GROUP = 8  # query heads of a key/value head that they take at once
 TILED_ROWS = 8  # queries from which on a task takes tiles of them
 
 
-def lower_tiles(lowering: Lowering, node: Node) -> None:
+def lower_attention_tiles(lowering: Lowering, node: Node) -> None:
     """Tiles of queries.
 
     Where loads run ahead, or matrix units take them in any variant, a processor has all its tiles
@@ -167,7 +167,7 @@ def _lower_sequence(lowering: Lowering, node: Node, batch: int) -> tuple[ir.Tens
     """Attention of one of `batch` sequences; its parts, if there are several, and the node."""
     given = node.read(AttentionAttributes)
     if not given.plain or len(node.inputs[0].shape) == 3 or node.inputs[0].shape[0] >= TILED_ROWS:
-        lower_tiles(lowering, node)
+        lower_attention_tiles(lowering, node)
         return None
     q, key, value, position, *fresh = node.inputs
     out = node.outputs[0]

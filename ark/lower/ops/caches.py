@@ -12,7 +12,7 @@ from ark.lower.ops.movement import whole_view
 from ark.plan.params import Params
 
 
-def lower_append(lowering: Lowering, node: Node) -> None:
+def lower_kv_append(lowering: Lowering, node: Node) -> None:
     rows, position, _ = node.inputs
     batch, cache = position.shape[0], node.outputs[0]
     coords = [(head,) for head in range(cache.shape[0] // batch)]
@@ -21,7 +21,7 @@ def lower_append(lowering: Lowering, node: Node) -> None:
         lowering.emit("kv_append", Params(), operands, coords)
 
 
-def lower_slot(lowering: Lowering, node: Node) -> None:
+def lower_kv_cache_slot(lowering: Lowering, node: Node) -> None:
     """The cache as one head's, whose width is the whole slot."""
     token, position, _ = node.inputs
     cache, slot = node.outputs

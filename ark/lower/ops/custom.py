@@ -38,7 +38,7 @@ def _emit(lowering: Lowering, node: Node) -> Group:
     return group
 
 
-def lower_custom_on_channels(lowering: Lowering, node: Node) -> None:
+def lower_channel_custom(lowering: Lowering, node: Node) -> None:
     """The same, with a wait and a signal for every task on the op's channels."""
     _pair(lowering, node, _emit(lowering, node))
 

@@ -10,7 +10,7 @@ from ark.plan.params import Params
 from ark.tasks.rotary import VECTOR_COLUMNS, RopeKvParams, RotaryEmbeddingParams
 
 
-def lower_rotary(lowering: Lowering, node: Node) -> None:
+def lower_rotary_embedding(lowering: Lowering, node: Node) -> None:
     """A task for some heads of a row."""
     rows, columns = node.outputs[0].shape
     given = node.read(RotaryAttributes)
@@ -40,9 +40,9 @@ def lower_rope_kv(lowering: Lowering, node: Node) -> None:
     lowering.emit("rope_kv", params, operands, [(a * step, b * step) for a, b in parts])
 
 
-def lower_pairs(lowering: Lowering, node: Node) -> None:
+def lower_swiglu_pairs(lowering: Lowering, node: Node) -> None:
     x = node.inputs[0]
     rows, width = x.shape
     parts = split(width // 2, -(-lowering.machine.processors // rows))
     coords = [(r, a * 2, b * 2) for r in range(rows) for a, b in parts]
-    lowering.emit("swiglu", Params(), [x, node.outputs[0]], coords)
+    lowering.emit("swiglu_pairs", Params(), [x, node.outputs[0]], coords)

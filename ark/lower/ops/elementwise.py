@@ -10,7 +10,7 @@ from ark.lower.merge import merge
 from ark.lower.rewrite.fuse_chains import expression_of
 from ark.lower.tiling import box_coords, box_tile, swept
 from ark.tasks import expression
-from ark.tasks.pointwise import PointwiseParams
+from ark.tasks.elementwise import ElementwiseParams
 
 
 def lower_elementwise(lowering: Lowering, node: Node) -> None:
@@ -35,4 +35,4 @@ def lower_elementwise(lowering: Lowering, node: Node) -> None:
         tile[3] = min(out.shape[-1], tile[3] + tile[3] % out.dtype.per_item)
     coords = box_coords(out.shape, tile)
     coords = coords if asked else swept(coords, lowering.machine)
-    lowering.emit("pointwise", PointwiseParams(expr, tuple(tile)), tensors, coords)
+    lowering.emit("elementwise", ElementwiseParams(expr, tuple(tile)), tensors, coords)

@@ -14,9 +14,10 @@ from ark.lower.merge import bytes_of, merge_transposed, widen
 from ark.lower.registry import get
 from ark.lower.tiling import box_coords, box_tile, swept, transpose_tile
 from ark.lower.unpack import convert, unpacked
-from ark.tasks.movement import RopeParams, TransposeParams
 from ark.tasks.remap import GatherParams
+from ark.tasks.rope import RopeParams
 from ark.tasks.tokens import EmbeddingParams
+from ark.tasks.transpose import TransposeParams
 
 MANY_ROWS = 4  # a processor: from then on the rows that are looked up are tiles, not a task each
 

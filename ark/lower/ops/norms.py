@@ -14,19 +14,45 @@ from ark.lower.context import Lowering
 from ark.lower.tiling import MOST_LINES, box_coords
 from ark.machine import Machine
 from ark.machine.capability import Capability
-from ark.tasks.movement import ArgMaxParams
-from ark.tasks.rows import RowNormParams
+from ark.tasks.argmax import ArgMaxParams
+from ark.tasks.row_norm import RowNormParams
 
 MAX_INTERLEAVED_ITEMSIZE = 2  # bytes of elements whose rows are dealt
 PROCESSORS_PER_IDLE_ONE = 20  # of so many processors one may have no rows
 MAX_SHORT_ROW_ELEMENTS = 1024  # elements of rows that one task normalises in the time of one row
 
 
-def lower_rows(lowering: Lowering, node: Node) -> None:
-    """Tasks of whole rows: one a processor, or of a few short rows that take the time of one."""
-    (source, *others), out, machine = node.inputs, node.outputs[0], lowering.machine
-    row = out.shape[-1:]
+def lower_row_norm(lowering: Lowering, node: Node) -> None:
+    """Tasks of whole rows of a softmax or norm: one a processor, or of a few short rows that take
+    the time of one; large matrices are dealt to processors row by row.
+    """
+    others, params = list(node.inputs[1:]), node.read(NormAttributes)
+    row = node.outputs[0].shape[-1:]
     others = [t if t.shape == row else lowering.view(t, row) for t in others]
+    source, out, coords, rows = _row_tiles(lowering, node)
+    many = _dealt(source, out, lowering.machine) if node.hints is None else 0
+    if many:
+        apart = (out.shape[0] // many, many, out.shape[1])
+        source, out = lowering.view(source, apart), lowering.view(out, apart)
+        coords = [(0, 0, i, 0) for i in range(many)]
+        rows = apart[0]
+    kind_params = RowNormParams(node.type, rows, params.eps, dealt=bool(many))
+    lowering.emit("row_norm", kind_params, [source, *others, out], coords)
+
+
+def lower_argmax(lowering: Lowering, node: Node) -> None:
+    """Tasks of whole rows, as of lower_row_norm."""
+    source, out, coords, rows = _row_tiles(lowering, node)
+    lowering.emit("argmax", ArgMaxParams(rows), [source, out], coords)
+
+
+def _row_tiles(
+    lowering: Lowering, node: Node
+) -> tuple[IrTensor, IrTensor, list[tuple[int, ...]], int]:
+    """Views of input and result in which tasks of whole rows are cut, the tasks' coordinates, and
+    the rows of each task.
+    """
+    source, out, machine = node.inputs[0], node.outputs[0], lowering.machine
     few = 1
     if node.hints is None and machine.cooperative:
         columns = source.shape[-1]
@@ -39,20 +65,7 @@ def lower_rows(lowering: Lowering, node: Node) -> None:
     asked = lowering.tile((*shape[:3], 1), fixed=(0, 1), shown=_whole_rows(node))
     if asked:
         rows = asked[2]
-    coords = box_coords((*shape[:3], 1), (1, 1, rows, 1))
-    many = _dealt(source, out, machine) if node.hints is None and node.type != "argmax" else 0
-    if many:
-        apart = (out.shape[0] // many, many, out.shape[1])
-        source, out = lowering.view(source, apart), lowering.view(out, apart)
-        params = RowNormParams(node.type, apart[0], node.read(NormAttributes).eps, dealt=True)
-        coords = [(0, 0, i, 0) for i in range(many)]
-        lowering.emit("rownorm", params, [source, *others, out], coords)
-        return
-    if node.type == "argmax":
-        lowering.emit("argmax", ArgMaxParams(rows), [source, *others, out], coords)
-        return
-    params = RowNormParams(node.type, rows, node.read(NormAttributes).eps)
-    lowering.emit("rownorm", params, [source, *others, out], coords)
+    return source, out, box_coords((*shape[:3], 1), (1, 1, rows, 1)), rows
 
 
 def is_large(out: IrTensor, machine: Machine) -> bool:

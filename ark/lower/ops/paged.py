@@ -12,7 +12,7 @@ from ark.lower.ops.attention import (
     TILED_ROWS,
     are_older,
     attention_splits,
-    lower_tiles,
+    lower_attention_tiles,
     merge_group,
     streamed_rows,
 )
@@ -22,14 +22,14 @@ from ark.tasks.attention import AttentionMergeParams
 from ark.tasks.paged import PagedAttentionParams
 
 
-def lower_append(lowering: Lowering, node: Node) -> None:
+def lower_paged_append(lowering: Lowering, node: Node) -> None:
     rows, table, position, _ = node.inputs
     cache = node.outputs[0]
     coords = [(head,) for head in range(cache.shape[1])]
     lowering.emit("paged_append", Params(), [rows, table, position, cache], coords)
 
 
-def lower_attention(lowering: Lowering, node: Node) -> None:
+def lower_paged_attention(lowering: Lowering, node: Node) -> None:
     """Few rows by splits of their positions, so that most processors have a part.
 
     Many, and others that are masked, by tiles.
@@ -44,7 +44,9 @@ def lower_attention(lowering: Lowering, node: Node) -> None:
             )
             inputs = (q, *node.inputs[1:3], at, row, *node.inputs[5:])
             attrs = {**node.attrs, "paged": True}
-            lower_tiles(lowering, replace(node, inputs=inputs, outputs=(out,), attrs=attrs))
+            lower_attention_tiles(
+                lowering, replace(node, inputs=inputs, outputs=(out,), attrs=attrs)
+            )
         return
     _lower_splits(lowering, node)
 

@@ -9,10 +9,10 @@ from ark.lower.context import Lowering
 from ark.lower.merge import part, widen
 from ark.lower.tiling import box_coords, split
 from ark.tasks.combine_norm import CombineNormParams
-from ark.tasks.pointwise import PointwiseParams
+from ark.tasks.elementwise import ElementwiseParams
 
 
-def lower_add(lowering: Lowering, node: Node) -> None:
+def lower_add_parts(lowering: Lowering, node: Node) -> None:
     """A tile's parts are added by as many tasks as made them."""
     (sums, *others), out = node.inputs, node.outputs[0]
     parts, m, n = sums.shape
@@ -22,11 +22,11 @@ def lower_add(lowering: Lowering, node: Node) -> None:
     wide = [widen(t, 3) if len(t.shape) < 3 else t for t in (*others, out)]
     tile = (1, 1, -(-min(rows, m) // parts), min(columns, n))
     coords = box_coords(fold(wide[-1].shape), tile)
-    params = PointwiseParams(given.expr, tile)
-    lowering.emit("pointwise", params, [*views, *wide], coords)
+    params = ElementwiseParams(given.expr, tile)
+    lowering.emit("elementwise", params, [*views, *wide], coords)
 
 
-def lower_add_and_norm(lowering: Lowering, node: Node) -> None:
+def lower_add_parts_norm(lowering: Lowering, node: Node) -> None:
     """The task that adds up a row norms it. Results: the sum and the normed rows."""
     (sums, *others, weight), (total, normed) = node.inputs, node.outputs
     columns = total.shape[-1]

@@ -10,7 +10,7 @@ from ark.ir.attributes import PoolAttributes
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
 from ark.lower.tiling import box_coords, box_tile
-from ark.tasks.windows import PoolParams
+from ark.tasks.pool import PoolParams
 
 
 def lower_pool(lowering: Lowering, node: Node) -> None:

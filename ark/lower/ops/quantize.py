@@ -8,10 +8,10 @@ from ark.lower.context import Lowering
 from ark.lower.merge import part
 from ark.lower.tiling import split
 from ark.plan.params import Params
-from ark.tasks.quantized import QuantizedParams, most_rows
+from ark.tasks.quantized_linear import QuantizedLinearParams, most_rows
 
 
-def lower_quantized(lowering: Lowering, node: Node) -> None:
+def lower_quantized_linear(lowering: Lowering, node: Node) -> None:
     """As many rows of the input at once as a processor has the shared memory for."""
     x, *others = node.inputs
     out, machine = node.outputs[0], lowering.machine
@@ -22,14 +22,14 @@ def lower_quantized(lowering: Lowering, node: Node) -> None:
         operands = [part(x, 0, first, rows), *others, part(out, 0, first, rows)]
         lowering.emit(
             "quantized_linear",
-            QuantizedParams(group=node.read(GroupAttributes).group),
+            QuantizedLinearParams(group=node.read(GroupAttributes).group),
             operands,
             coords,
             f".{number}" if number else "",
         )
 
 
-def lower_values(lowering: Lowering, node: Node) -> None:
+def lower_row_values(lowering: Lowering, node: Node) -> None:
     """A task for some rows of a quantised matrix."""
     coords = split(node.inputs[0].shape[0], lowering.machine.processors)
     lowering.emit("row_values", Params(), [*node.inputs, *node.outputs], coords)

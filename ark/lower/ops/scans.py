@@ -9,7 +9,8 @@ from ark.ir.fold import fold
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
 from ark.lower.tiling import box_coords, box_tile
-from ark.tasks.along import ScanParams, lines
+from ark.tasks.along import lines
+from ark.tasks.scan import ScanParams
 
 
 def lower_scan(lowering: Lowering, node: Node) -> None:

@@ -19,7 +19,7 @@ from ark.ir.attributes import MatmulAttributes, TransposeAttributes
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor, dense_view
 from ark.lower.rewrite.context import Context
-from ark.lower.rewrite.fuse_chains import expression_of, is_pointwise, read_once
+from ark.lower.rewrite.fuse_chains import expression_of, is_elementwise, read_once
 from ark.lower.rewrite.views import UNSEEN, same_elements, whole
 from ark.tasks import expression
 
@@ -92,7 +92,7 @@ def _joins(node: Node, out: Tensor, first: Node) -> bool:
         return rows and flat and given.finish is None and len(node.inputs) == 2
     if node.type == "transpose":
         return True
-    together = is_pointwise(node) and read.shape == node.outputs[0].shape
+    together = is_elementwise(node) and read.shape == node.outputs[0].shape
     return together and not expression.places(expression_of(node))
 
 

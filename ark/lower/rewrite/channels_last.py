@@ -24,7 +24,7 @@ from ark.ir.graph_view import GraphView
 from ark.ir.values import Tensor, dense_view
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.convolutions import Convolution, convolutions, image_of
-from ark.lower.rewrite.fuse_chains import expression_of, is_pointwise
+from ark.lower.rewrite.fuse_chains import expression_of, is_elementwise
 from ark.lower.rewrite.fuse_reduction_terms import REDUCTIONS
 from ark.lower.rewrite.views import UNSEEN, whole
 from ark.lower.tiling import BOX_LINE
@@ -91,7 +91,7 @@ def _wanted(
         elif node.id in by_node and by_node[node.id].windows is None:
             read = [by_node[node.id].source]
             worth |= {read[0].buffer.id} if written & worth else set()
-        elif is_pointwise(node) and written & (worth | fine):
+        elif is_elementwise(node) and written & (worth | fine):
             image = image_of(node.outputs[0])
             read = [t for t in node.inputs if image is not None and image_of(t) == image]
             worth |= {t.buffer.id for t in read} if written & worth else set()
@@ -219,7 +219,7 @@ class _Turned:
         """An op that goes on with rows of channels, if it can and they are there."""
         if node.hints or node.after:
             return False
-        return self.pointwise(node) or self.pool(node) or self.reduction(node)
+        return self.elementwise(node) or self.pool(node) or self.reduction(node)
 
     def pool(self, node: Node) -> bool:
         """A pool, in which the channels are one more dimension, with windows of one element."""
@@ -249,11 +249,11 @@ class _Turned:
         self.keep(dataclasses.replace(node, inputs=inputs, outputs=outputs, attrs=attrs))
         return True
 
-    def pointwise(self, node: Node) -> bool:
+    def elementwise(self, node: Node) -> bool:
         """An elementwise op on rows of channels, where a convolution reads its result so."""
         out = node.outputs[0]
         image = image_of(out)
-        if not is_pointwise(node) or image is None or out.buffer.id not in self.wanted:
+        if not is_elementwise(node) or image is None or out.buffer.id not in self.wanted:
             return False
         if expression.places(expression_of(node)) or out.dtype.packed:
             return False

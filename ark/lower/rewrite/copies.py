@@ -10,7 +10,7 @@ from collections import Counter
 
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
-from ark.lower.rewrite.fuse_chains import is_pointwise
+from ark.lower.rewrite.fuse_chains import is_elementwise
 from ark.lower.rewrite.strided import COPIES, Writes, items_of, origins, place_of
 from ark.lower.rewrite.views import whole
 
@@ -62,7 +62,7 @@ def without_unread(graph: Graph, kept: frozenset[int], known: frozenset[int]) ->
     for node in reversed(graph.nodes):
         buffers = [t.buffer for t in node.outputs]
         idle = all(b.arena == "activation" and b.id not in kept and not read[b.id] for b in buffers)
-        plain = is_pointwise(node) or node.type in COPIES or node.id in known
+        plain = is_elementwise(node) or node.type in COPIES or node.id in known
         if not node.virtual and idle and plain:
             continue
         read.update(t.buffer.id for t in (*node.inputs, *node.after))

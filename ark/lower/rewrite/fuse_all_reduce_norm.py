@@ -17,7 +17,7 @@ from ark.ir.values import Tensor
 from ark.lower.rewrite.context import Context
 from ark.tasks.combine import ACCESS_BYTES
 
-SUM_AND_NORM = "all_reduce_norm"
+ALL_REDUCE_NORM = "all_reduce_norm"
 
 
 def fuse_all_reduce_norm(graph: Graph, context: Context) -> Graph:
@@ -77,7 +77,7 @@ def _joined(total: Node, norm: Node) -> Node:
     attrs = SumNormAttributes(eps=norm.read(NormAttributes).eps, columns=columns).to_node()
     return dataclasses.replace(
         total,
-        type=SUM_AND_NORM,
+        type=ALL_REDUCE_NORM,
         name=f"{total.name}.{norm.name}",
         inputs=(*total.inputs, norm.inputs[1]),
         outputs=(*total.outputs, *norm.outputs),

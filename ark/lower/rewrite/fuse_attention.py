@@ -131,8 +131,8 @@ class _Finder:
                 return self._product(node, weights, taken) if weights else None
             if node.type in ("softmax", "safe_softmax") and weights is None:
                 weights = _Weights(strict=node.type == "softmax")
-            elif node.type in ("mul", "div") and weights and node.pointwise.scalar is not None:
-                by = float(node.pointwise.scalar)
+            elif node.type in ("mul", "div") and weights and node.elementwise.scalar is not None:
+                by = float(node.elementwise.scalar)
                 if len(node.inputs) != 1 or by <= 0.0 or not math.isfinite(by):
                     return None
                 scale = weights.scale
@@ -170,7 +170,7 @@ class _Finder:
             if maker is not None and maker.type == "mul" and len(maker.inputs) == 1:
                 start = maker.inputs[0]
                 if start.shape == side.shape or whole(start):
-                    scale *= float(maker.pointwise.scalar or 0.0)
+                    scale *= float(maker.elementwise.scalar or 0.0)
                     first = min(first, self.places[maker.id])
                     side = start if start.shape == side.shape else _seen(start, side)
             sides.append(side)
@@ -238,7 +238,7 @@ class _Finder:
     def _unrepeated(self, tensor: Tensor, writes: Writes) -> tuple[Tensor, int] | None:
         """Heads before each was repeated for its group of query heads, and the group's size."""
         node = self.maker(tensor)
-        if node is None or node.type != "expand" or node.pointwise.expr != ["input", 0]:
+        if node is None or node.type != "expand" or node.elementwise.expr != ["input", 0]:
             return None
         (source,), shape = node.inputs, node.outputs[0].shape
         rank, group = len(shape), shape[-3] if len(shape) > 3 else 0

@@ -25,22 +25,22 @@ MAX_INPUTS = 16  # operands that a task loads; more make threads hold too much
 
 def has_expression(node: Node) -> bool:
     """True where the node's attributes have what it computes."""
-    return node.pointwise.expr is not None
+    return node.elementwise.expr is not None
 
 
-def is_pointwise(node: Node) -> bool:
+def is_elementwise(node: Node) -> bool:
     """True where each element of the result depends on the inputs' elements at its index only."""
     return node.type in FUNCTIONS or node.type in ("cast", "constant") or has_expression(node)
 
 
 def expression_of(node: Node) -> expression.Tree:
-    """What a pointwise node computes, over its inputs, in the type of its result."""
+    """What a elementwise node computes, over its inputs, in the type of its result."""
     tree, dtype = _function_of(node), node.outputs[0].dtype
     return expression.typed(tree, [t.dtype.name for t in node.inputs], dtype.name)
 
 
 def _function_of(node: Node) -> expression.Tree:
-    given, dtype = node.pointwise, node.outputs[0].dtype
+    given, dtype = node.elementwise, node.outputs[0].dtype
     if given.expr is not None:
         return given.expr
     arguments: list[expression.Tree] = [expression.leaf(i) for i in range(len(node.inputs))]
@@ -105,7 +105,7 @@ def _joined_once(graph: Graph, kept: frozenset[int]) -> Graph:
     written = WritesSoFar()
     nodes: list[Node | None] = []
     for place, node in enumerate(graph.nodes):
-        if is_pointwise(node):
+        if is_elementwise(node):
             for tensor in node.inputs:
                 maker = producer.get(tensor.buffer.id)
                 unlike = tensor.shape != node.outputs[0].shape or tensor.dtype.packed
@@ -167,7 +167,7 @@ def _join(before: Node, node: Node, between: Tensor) -> Node | None:
         return None
     return Node(
         node.id,
-        "pointwise",
+        "elementwise",
         node.name,
         tuple(inputs),
         node.outputs,

@@ -32,7 +32,7 @@ from ark.ir.values import Tensor
 from ark.lower import k_parts
 from ark.lower.boxed import depth_of
 from ark.lower.rewrite.context import Context
-from ark.lower.rewrite.fuse_chains import expression_of, is_pointwise, read_once
+from ark.lower.rewrite.fuse_chains import expression_of, is_elementwise, read_once
 from ark.lower.rewrite.views import same_elements, seen_in
 from ark.machine import Machine
 from ark.machine.capability import Capability
@@ -56,7 +56,7 @@ def fuse_epilogues(graph: Graph, context: Context) -> Graph:
     nodes: list[Node | None] = []
     ahead: dict[int, list[Node]] = defaultdict(list)  # products, by the place that they precede
     for place, node in enumerate(graph.nodes):
-        if is_pointwise(node):
+        if is_elementwise(node):
             candidates = [
                 (t, *products[t.buffer.id]) for t in node.inputs if t.buffer.id in products
             ]
@@ -219,7 +219,7 @@ def _split(
     that reads the result; None where that is nothing, or more than a product takes in. number: of
     the node between them.
     """
-    inputs, tree = node.inputs, node.pointwise.expr
+    inputs, tree = node.inputs, node.elementwise.expr
     if tree is None:
         return None
     place = next(i for i, t in enumerate(inputs) if t.id == read.id)

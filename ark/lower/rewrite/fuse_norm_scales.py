@@ -14,7 +14,7 @@ from ark.ir.graph import Graph, Node
 from ark.ir.graph_view import WritesSoFar
 from ark.ir.values import Tensor, dense_view
 from ark.lower.rewrite.context import Context
-from ark.lower.rewrite.fuse_chains import expression_of, is_pointwise, read_once
+from ark.lower.rewrite.fuse_chains import expression_of, is_elementwise, read_once
 from ark.lower.rewrite.views import same_elements, seen_in
 
 
@@ -26,7 +26,7 @@ def fuse_norm_scales(graph: Graph, context: Context) -> Graph:
     written = WritesSoFar()
     nodes: list[Node | None] = []
     for place, node in enumerate(graph.nodes):
-        if is_pointwise(node):
+        if is_elementwise(node):
             read = next((t for t in node.inputs if t.buffer.id in norms), None)
             if read is not None:
                 at, norm = norms[read.buffer.id]

@@ -20,7 +20,7 @@ from ark.ir.graph import Graph, Node
 from ark.ir.graph_view import WritesSoFar
 from ark.ir.values import Tensor
 from ark.lower.rewrite.context import Context
-from ark.lower.rewrite.fuse_chains import expression_of, is_pointwise, read_once
+from ark.lower.rewrite.fuse_chains import expression_of, is_elementwise, read_once
 from ark.lower.rewrite.views import same_elements, seen_in
 from ark.tasks import expression
 from ark.tasks.reduce import MOST_DEEP
@@ -37,7 +37,7 @@ def fuse_reduction_terms(graph: Graph, context: Context) -> Graph:
     written = WritesSoFar()
     nodes: list[Node | None] = []
     for place, node in enumerate(graph.nodes):
-        if is_pointwise(node) and private(node.outputs[0]):
+        if is_elementwise(node) and private(node.outputs[0]):
             makers[node.outputs[0].buffer.id] = place, node
         elif node.type in REDUCTIONS and node.inputs[0].buffer.id in makers:
             at, before = makers[node.inputs[0].buffer.id]

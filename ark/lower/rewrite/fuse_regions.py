@@ -20,7 +20,7 @@ from ark.ir.graph import Graph, Node
 from ark.ir.graph_view import touched
 from ark.ir.values import Tensor, overlap
 from ark.lower.rewrite.context import Context
-from ark.lower.rewrite.fuse_chains import expression_of, is_pointwise
+from ark.lower.rewrite.fuse_chains import expression_of, is_elementwise
 from ark.plan.types import MAX_OPERANDS
 from ark.tasks import expression
 from ark.tasks.fusion import MOST_VALUES, STAGES
@@ -109,7 +109,7 @@ class _Region:
     def add(self, node: Node) -> bool:
         """Takes the node in, if it fits."""
         summing = node.type == "reduce_sum"
-        if not (summing and node.read(ReduceAttributes).keepdims) and not is_pointwise(node):
+        if not (summing and node.read(ReduceAttributes).keepdims) and not is_elementwise(node):
             return False
         out = node.outputs[0]
         first = self.nodes[0] if self.nodes else node

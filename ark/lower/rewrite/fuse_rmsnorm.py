@@ -127,10 +127,10 @@ class _Finder(Pattern):
             over = axis == len(value.shape) - 1 and factor.shape == (*value.shape[:-1], 1)
             nodes = (product, root, added, mean, square)
             plain = all(n.outputs[0].dtype == fp32 for n in nodes) and value.dtype == fp32
-            eps = added.pointwise.scalar or 0.0
+            eps = added.elementwise.scalar or 0.0
             squares = all(t.id == value.id for t in square.inputs) and (
                 (square.type == "mul" and len(square.inputs) == 2)
-                or square.pointwise.expr == SQUARE
+                or square.elementwise.expr == SQUARE
             )
             if over and plain and eps > 0.0 and squares and square.inputs:
                 rows = self._rows(value, square, last)

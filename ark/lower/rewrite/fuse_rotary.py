@@ -150,7 +150,7 @@ def _halves(
             dataclasses.replace(
                 last,
                 id=next(numbers),
-                type="pointwise",
+                type="elementwise",
                 name="rotary",
                 inputs=inputs,
                 outputs=(_named(graph, _half(out, half)),),

@@ -125,7 +125,7 @@ def _gives(graph: Graph, layer: Node, gather: Node, node: Node, context: Context
     no other host takes part, all ranks begin iterations together, and a task's record has room for
     the places of all peers.
     """
-    if (gather.type, node.type) != ("gather_own_first", "sample"):
+    if (gather.type, node.type) != ("all_gather_rotated", "sample"):
         return False
     share, world = gather.inputs[0], graph.world_size
     uses = sum(share.buffer.id in {t.buffer.id for t in n.inputs} for n in graph.nodes)

@@ -114,7 +114,7 @@ class _Factors:
             dataclasses.replace(
                 node,
                 id=next(self._numbers),
-                type="pointwise",
+                type="elementwise",
                 name=out.name,
                 inputs=tuple(operands),
                 outputs=(out,),

@@ -16,7 +16,7 @@ from ark.ir.attributes import AxisAttributes, MatmulAttributes
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower.rewrite.context import Context
-from ark.lower.rewrite.fuse_chains import expression_of, is_pointwise
+from ark.lower.rewrite.fuse_chains import expression_of, is_elementwise
 from ark.lower.rewrite.pack_weights import writes
 from ark.tasks import expression
 
@@ -77,7 +77,7 @@ def _by_rows(node: Node, rows: int) -> bool:
     out = node.outputs[0]
     if node.virtual or node.after or len(out.shape) != 2 or out.shape[0] != rows:
         return False
-    if is_pointwise(node):
+    if is_elementwise(node):
         placed = bool(expression.places(expression_of(node)))
         return not placed and bool(node.inputs) and not any(t.dtype.packed for t in node.inputs)
     if node.type == "matmul":
@@ -89,7 +89,7 @@ def _by_rows(node: Node, rows: int) -> bool:
 
 def _row_places(node: Node, rows: int) -> set[int]:
     """Which inputs a row of the result needs that row of."""
-    if is_pointwise(node) or node.type == "swiglu":
+    if is_elementwise(node) or node.type == "swiglu":
         shapes = [t.shape for t in node.inputs]
         return {i for i, shape in enumerate(shapes) if len(shape) == 2 and shape[0] == rows}
     return {0}

@@ -91,11 +91,11 @@ class Masks:
             if scores.shape != out.shape or scores.dtype not in FLOATS:
                 continue
             if node.type == "add":
-                if scale == 1.0 and mask.dtype in FLOATS and node.pointwise.expr is None:
+                if scale == 1.0 and mask.dtype in FLOATS and node.elementwise.expr is None:
                     source, reader = self._before_cast(mask, node)
                     return scores, Mask(source, reader, "added", -math.inf, out.shape[:-2])
                 continue
-            kept, tree = ["input", i], node.pointwise.expr
+            kept, tree = ["input", i], node.elementwise.expr
             if mask.dtype != bool_ or not isinstance(tree, list) or len(tree) != 4:
                 continue
             low = next((t for t in tree[2:] if t[0] == "number" and t[1] < math.inf), None)
@@ -126,7 +126,7 @@ class Masks:
             seen = value == 0
             return seen if (value[~seen] <= least).all() else None
         wanted = ["where", ["input", node.inputs.index(mask)]]
-        tree = node.pointwise.expr
+        tree = node.elementwise.expr
         given: Any = ["input", node.inputs.index(scores)]
         if tree is None or tree[:2] != wanted or len(tree) != 4:
             return None

@@ -48,4 +48,4 @@ def _plain_gather(node: Node) -> bool:
 def _rewritten(node: Node, world: int) -> Node:
     if node.type == "sample":
         return dataclasses.replace(node, attrs={**node.attrs, "shares": world})
-    return dataclasses.replace(node, type="gather_own_first", attrs={})
+    return dataclasses.replace(node, type="all_gather_rotated", attrs={})

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor, overlap
 from ark.lower.rewrite.context import Context
-from ark.lower.rewrite.fuse_chains import expression_of, is_pointwise
+from ark.lower.rewrite.fuse_chains import expression_of, is_elementwise
 from ark.lower.rewrite.views import whole
 from ark.tasks import expression
 
@@ -60,7 +60,7 @@ def _demanded(graph: Graph, kept: frozenset[int]) -> dict[int, set[Box]]:
                 for tensor, box in itertools.product(node.inputs, boxes):
                     read[tensor.buffer.id].append(_part(tensor, out, box))
                 continue
-        joins = is_pointwise(node) and node.hints is None
+        joins = is_elementwise(node) and node.hints is None
         for tensor in node.inputs:
             read[tensor.buffer.id].append(tensor)
             if not joins:
@@ -72,7 +72,7 @@ def _divisible(node: Node) -> bool:
     """True for an elementwise function whose result is all of a buffer."""
     out = node.outputs[0]
     return (
-        is_pointwise(node)
+        is_elementwise(node)
         and node.hints is None
         and not node.after
         and out.buffer.arena == "activation"

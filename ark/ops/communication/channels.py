@@ -30,11 +30,11 @@ from ark.ir.values import Buffer
 from ark.ir.values import Tensor as IrTensor
 from ark.lower.engines import AUTO
 from ark.lower.ops.communication.channels import (
+    lower_channel_put,
+    lower_channel_recv,
+    lower_channel_reduce,
+    lower_channel_send,
     lower_flag,
-    lower_put,
-    lower_recv,
-    lower_reduce,
-    lower_send,
 )
 from ark.lower.registry import register
 from ark.ops.base import check_dims, result
@@ -272,13 +272,13 @@ def _check_same(op: str, source: IrTensor, target: IrTensor) -> None:
 
 
 for _type, _lower in (
-    ("put", lower_put),
-    ("get", lower_put),
-    ("reduce", lower_reduce),
+    ("put", lower_channel_put),
+    ("get", lower_channel_put),
+    ("reduce", lower_channel_reduce),
     ("signal", lower_flag),
     ("wait", lower_flag),
     ("flush", lower_flag),
-    ("send", lower_send),
-    ("recv", lower_recv),
+    ("send", lower_channel_send),
+    ("recv", lower_channel_recv),
 ):
     register(f"channel_{_type}", None, _lower, names_ranks=True, iteration_barrier=True)

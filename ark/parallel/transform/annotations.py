@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from ark.errors import ModelError, UnsupportedError
 from ark.ir.graph import Node
 from ark.lower.registry import get
-from ark.parallel.transform.op_rules import RULES, WHOLE, pointwise
+from ark.parallel.transform.op_rules import RULES, WHOLE, elementwise_rule
 from ark.tasks.functions import FUNCTIONS
 
 WORD = re.compile(r"([a-z1])(\+|\^)?(?:/([1-9][0-9]{0,8}))?")
@@ -81,8 +81,8 @@ class Annotation:
 
 def annotate(node: Node) -> Annotation:
     """The annotation of a node; raises UnsupportedError with the reason for ops that have none."""
-    elementwise = node.type in FUNCTIONS or node.pointwise.expr is not None
-    rule = RULES.get(node.type, pointwise if elementwise else None)
+    elementwise = node.type in FUNCTIONS or node.elementwise.expr is not None
+    rule = RULES.get(node.type, elementwise_rule if elementwise else None)
     shapes = {t.shape for t in node.outputs}
     if rule is None or len(shapes) != 1:
         raise UnsupportedError(

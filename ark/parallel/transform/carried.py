@@ -55,7 +55,7 @@ def _able(
 ) -> frozenset[int]:
     """The operands that may be partial sums together; empty if none."""
     several = frozenset(i for i, buffer in enumerate(read) if buffer in shares)
-    if not several or len(node.outputs) != 1 or node.pointwise.expr is not None:
+    if not several or len(node.outputs) != 1 or node.elementwise.expr is not None:
         return frozenset()
     shifted = node.type in ("add", "sub") and len(read) == 1  # by a number
     if node.type in ZEROS and len(several) == len(read) and not shifted:

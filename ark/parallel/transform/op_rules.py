@@ -33,7 +33,7 @@ def _names(tensor: Tensor) -> str:
     return LETTERS[: len(tensor.shape)]
 
 
-def pointwise(node: Node) -> str:
+def elementwise_rule(node: Node) -> str:
     """Dimensions match from the last one, as in NumPy's broadcasting."""
     out = node.outputs[0].shape
     names = _names(node.outputs[0])
@@ -77,7 +77,7 @@ def _rows(node: Node) -> str:
 
 def _pairs(node: Node) -> str:
     """Pairs of neighbours along the last dimension, otherwise elementwise."""
-    return ", ".join(f"{part}/2" for part in pointwise(node).split(" ->")[0].split(", ")) + (
+    return ", ".join(f"{part}/2" for part in elementwise_rule(node).split(" ->")[0].split(", ")) + (
         f" -> {' '.join(_names(node.outputs[0]))}/2"
     )
 
@@ -256,9 +256,9 @@ def _topk(node: Node) -> str:
 RULES: dict[str, Callable[[Node], str]] = {
     "matmul": _matmul,
     "quantized_linear": _quantized_linear,
-    "cast": pointwise,
-    "copy": pointwise,
-    "constant": pointwise,
+    "cast": elementwise_rule,
+    "copy": elementwise_rule,
+    "constant": elementwise_rule,
     "rope": _pairs,
     "softmax": _rows,
     "safe_softmax": _rows,

@@ -59,7 +59,7 @@ def local_attrs(node: Node, inputs: Sequence[View], output: View) -> Mapping[str
         return {**node.attrs, "heads": heads}
     begin = _begin(node.outputs[0], output)
     changed: dict[str, Any] = {}
-    given = node.pointwise
+    given = node.elementwise
     if given.shape is not None:
         changed["shape"] = output.shape
     if given.expr is not None:

@@ -376,6 +376,6 @@ def test_exported_model_files_can_be_planned_by_hand() -> None:
     inner = ark.Plan(data).built(registry.machine("cpu-2")).inner
     assert inner is not None
     ops = [op for op in inner.ops if op.kind != "iteration_end"]
-    assert [op.kind for op in ops] == ["rownorm", "pointwise", "transpose", "rownorm"]
+    assert [op.kind for op in ops] == ["row_norm", "elementwise", "transpose", "row_norm"]
     assert inner.buffers[inner.tensors[ops[-1].operands[-1]].buffer].arena == "external"
     del y

@@ -11,8 +11,8 @@ from ark.tasks.functions import FUNCTIONS
 def test_every_op_has_a_rule_or_is_a_constant() -> None:
     """Every op declares its gradient; a function has a derivative or is a step function."""
     assert set(FUNCTIONS) == {*DERIVATIVES, *STEPS, "where"}
-    pointwise = registry.get("add").lower
-    left = {n for n, d in registry._OPS.items() if d.lower is not pointwise} - set(RULES)
+    elementwise = registry.get("add").lower
+    left = {n for n, d in registry._OPS.items() if d.lower is not elementwise} - set(RULES)
     assert {name for name in left if not name.startswith("channel_")} == NO_RULE
 
 
@@ -30,7 +30,7 @@ NO_RULE = {
     "convolution",
     "expert_linear",
     "fusion",
-    "gather_own_first",
+    "all_gather_rotated",
     "linear",
     "paged_append",
     "paged_attention",

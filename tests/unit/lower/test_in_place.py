@@ -43,7 +43,7 @@ def test_who_else_reads_the_transposed_matrix_still_has_it() -> None:
         ark.matmul(ark.tensor((4, 16)), weight, output=ark.tensor((4, 24)))
         ark.exp(weight, output=ark.tensor((16, 24)))
 
-    assert sorted(kinds(planned(build))) == ["matmul", "pointwise", "transpose"]
+    assert sorted(kinds(planned(build))) == ["matmul", "elementwise", "transpose"]
 
 
 def test_an_unread_transpose_is_executed() -> None:
@@ -108,7 +108,7 @@ def test_small_ops_with_two_results_are_one() -> None:
         ark.copy(ark.mul(show, ark.tanh(state)), output=ark.tensor((1, 16)))
 
     assert kinds(planned(build)) == ["fusion"]
-    assert set(kinds(planned(build, "cpu-2"))) == {"pointwise"}
+    assert set(kinds(planned(build, "cpu-2"))) == {"elementwise"}
 
 
 def test_a_chain_of_small_ops_stays_on_one_processor() -> None:

@@ -21,7 +21,7 @@ from ark.plan.types import Plan, Task
 from ark.plan.verify import verify
 from ark.plan.verify.rank_set import RankSet
 from ark.plan.verify.symmetry import alone
-from ark.tasks.pointwise import COPY
+from ark.tasks.elementwise import COPY
 from tests.cases.collective_programs import any_program
 from tests.unit.plan.shapes import machine
 

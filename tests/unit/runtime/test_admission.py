@@ -274,6 +274,6 @@ def test_an_expression_of_a_file_never_becomes_code(expr: object) -> None:
     made_for = registry.machine("cpu-2")
     data = json.loads(to_json(make_plan(graph, made_for)))
     admit([from_dict(data)])
-    op(data, "pointwise")[2]["expr"] = expr
+    op(data, "elementwise")[2]["expr"] = expr
     with pytest.raises(PlanError):
         admit([from_dict(data)])

@@ -54,11 +54,11 @@ def _landing(lowering: Lowering, like: IrTensor) -> IrTensor:
     return lowering.graph.tensor(like.shape, like.dtype, arena="symmetric", name=name)
 
 
-def lower_put(lowering: Lowering, node: Node) -> None:
+def lower_channel_put(lowering: Lowering, node: Node) -> None:
     _transfer(lowering, node.inputs[0], node.outputs[0], node.read(ChannelAttributes).engine)
 
 
-def lower_reduce(lowering: Lowering, node: Node) -> None:
+def lower_channel_reduce(lowering: Lowering, node: Node) -> None:
     given = node.read(ChannelAttributes)
     source = lowering.flat(dense(lowering, node.inputs[0], ".dense", fill=True))
     target = node.outputs[0]
@@ -87,7 +87,7 @@ def _name(lowering: Lowering, node: Node, source: int, target: int, role: str) -
 
 def lower_flag(lowering: Lowering, node: Node) -> None:
     """A signal, a wait or a flush: one task that moves nothing."""
-    group = lowering.emit("token", Params(), [node.outputs[0]], [(0,)])
+    group = lowering.emit("flag", Params(), [node.outputs[0]], [(0,)])
     rank, peer = lowering.graph.rank, node.read(ChannelAttributes).peer
     if node.type == "channel_signal":
         name = _name(lowering, node, rank, peer, "signal")
@@ -112,7 +112,7 @@ def _message(
     return receive_buffer, tiles(tensor.elements, tensor.dtype.itemsize, nbytes), engine
 
 
-def lower_send(lowering: Lowering, node: Node) -> None:
+def lower_channel_send(lowering: Lowering, node: Node) -> None:
     source = lowering.flat(dense(lowering, node.inputs[0], ".dense", fill=True))
     peer = node.read(ChannelAttributes).peer
     name = _name(lowering, node, lowering.graph.rank, peer, "message")
@@ -124,7 +124,7 @@ def lower_send(lowering: Lowering, node: Node) -> None:
         group.sends = [(lowering.semaphore(peer, f"{name}.{i}"),) for i in range(len(coords))]
 
 
-def lower_recv(lowering: Lowering, node: Node) -> None:
+def lower_channel_recv(lowering: Lowering, node: Node) -> None:
     out = dense(lowering, node.outputs[0], ".dense", fill=False)
     target = lowering.flat(out)
     rank = lowering.graph.rank

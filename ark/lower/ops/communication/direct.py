@@ -26,7 +26,7 @@ from ark.lower.context import Lowering
 from ark.lower.copies import copy_box, dense, move
 from ark.lower.engines import ONE_SHOT, PACKET, joined_tiles, tile_bytes
 from ark.lower.registry import register
-from ark.lower.rewrite.fuse_all_reduce_norm import SUM_AND_NORM
+from ark.lower.rewrite.fuse_all_reduce_norm import ALL_REDUCE_NORM
 from ark.lower.tiling import split
 from ark.plan.types import MAX_OPERANDS
 from ark.tasks.combine import CombineParams, moved, tiles, words
@@ -138,7 +138,7 @@ def _lower_all_reduce(lowering: Lowering, node: Node) -> None:
         copy_box(lowering, out, node.outputs[0], ".out")
 
 
-def _lower_sum_and_norm(lowering: Lowering, node: Node) -> None:
+def _lower_all_reduce_norm(lowering: Lowering, node: Node) -> None:
     """As _lower_all_reduce, but the rank that adds a row norms it too.
 
     Operands: share, residual if there is one, weight; results: the sum and the normed rows.
@@ -167,7 +167,7 @@ def _lower_sum_and_norm(lowering: Lowering, node: Node) -> None:
         ]
 
 
-def _lower_gather(lowering: Lowering, node: Node) -> None:
+def _lower_all_gather_rotated(lowering: Lowering, node: Node) -> None:
     """Every rank's share, the rank's own first, then the next rank's, and so on round."""
     rank, world = lowering.graph.rank, lowering.graph.world_size
     share = dense(lowering, node.inputs[0], ".dense", fill=True)
@@ -192,5 +192,5 @@ def _lower_gather(lowering: Lowering, node: Node) -> None:
 
 
 register("all_reduce", None, _lower_all_reduce, all_ranks=True)
-register(SUM_AND_NORM, None, _lower_sum_and_norm, all_ranks=True)
-register("gather_own_first", None, _lower_gather, aliasing="none", all_ranks=True)
+register(ALL_REDUCE_NORM, None, _lower_all_reduce_norm, all_ranks=True)
+register("all_gather_rotated", None, _lower_all_gather_rotated, aliasing="none", all_ranks=True)

@@ -280,9 +280,11 @@ class _Sum(Product):
         group.awaits = [((lowering.semaphore(self.rank, f"{name}.{i}"), many[i]),) for i in rows]
 
 
-def _lower_sum(lowering: Lowering, node: Node) -> None:
+def _lower_matmul_reduction(lowering: Lowering, node: Node) -> None:
     _Sum(lowering, node).write()
 
 
 for _type in (SUM, SHARE):
-    register(_type, None, _lower_sum, aliasing="none", names_ranks=True, all_ranks=True)
+    register(
+        _type, None, _lower_matmul_reduction, aliasing="none", names_ranks=True, all_ranks=True
+    )

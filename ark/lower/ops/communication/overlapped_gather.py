@@ -94,8 +94,8 @@ class _Gathered(Product):
         ]
 
 
-def _lower_gathered(lowering: Lowering, node: Node) -> None:
+def _lower_all_gather_matmul(lowering: Lowering, node: Node) -> None:
     _Gathered(lowering, node).write()
 
 
-register(GATHER, None, _lower_gathered, aliasing="none", names_ranks=True, all_ranks=True)
+register(GATHER, None, _lower_all_gather_matmul, aliasing="none", names_ranks=True, all_ranks=True)

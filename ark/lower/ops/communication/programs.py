@@ -213,11 +213,11 @@ class _Writer:
         return group
 
 
-def _lower(lowering: Lowering, node: Node) -> None:
+def _lower_collective(lowering: Lowering, node: Node) -> None:
     writer = _Writer(lowering, node)
     writer.write()
     if writer.result is not node.outputs[0]:
         copy_box(lowering, writer.result, node.outputs[0], ".out")
 
 
-register("collective", None, _lower, aliasing="none", names_ranks=True, all_ranks=True)
+register("collective", None, _lower_collective, aliasing="none", names_ranks=True, all_ranks=True)

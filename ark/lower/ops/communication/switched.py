@@ -22,7 +22,7 @@ NODE = "all_reduce_switch"
 TYPES = ("fp32", "bf16", "fp16")
 
 
-def _lower(lowering: Lowering, node: Node) -> None:
+def _lower_all_reduce_switch(lowering: Lowering, node: Node) -> None:
     graph, machine = lowering.graph, lowering.machine
     rank, world = graph.rank, graph.world_size
     share = dense(lowering, node.inputs[0], ".dense", fill=True)
@@ -91,4 +91,4 @@ def _lower(lowering: Lowering, node: Node) -> None:
         copy_box(lowering, out, node.outputs[0], ".strided")
 
 
-register(NODE, None, _lower, aliasing="none", all_ranks=True)
+register(NODE, None, _lower_all_reduce_switch, aliasing="none", all_ranks=True)

@@ -16,7 +16,7 @@ from ark_cuda.tasks import (
     linear_rows,
     matmul,
     moves,
-    rows,
+    row_norm,
     switch,
 )
 
@@ -36,6 +36,6 @@ BODIES: tuple[Body, ...] = (
     matmul.MmaTiles(),
     exact.ExactTiles(),
     moves.Moves(),
-    rows.RowStream(),
+    row_norm.RowStream(),
     switch.SwitchSum(),
 )

@@ -21,7 +21,6 @@ from ark.tasks.attention import (
     AttentionParams,
     staged_bytes,
 )
-from ark.tasks.movement import HEADERS as MOVEMENT
 from ark.tasks.paged import PAGED_FRESH
 from ark_cuda.tasks import inline
 
@@ -148,7 +147,7 @@ class PagesFromRing(_Cached):
         return _staged(sig, machine) > 0
 
     def headers(self, machine: Machine) -> tuple[str, ...]:
-        pages = (*MOVEMENT, text.header("pages.h"), inline.header("attention_stream_pages.h"))
+        pages = (text.header("pages.h"), inline.header("attention_stream_pages.h"))
         return (*super().headers(machine), *pages)
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
@@ -174,7 +173,7 @@ class Paged(_Cached):
         return not _staged(sig, machine) and _warps(sig, machine) > 0
 
     def headers(self, machine: Machine) -> tuple[str, ...]:
-        pages = (*MOVEMENT, text.header("pages.h"), inline.header("attention_pages.h"))
+        pages = (text.header("pages.h"), inline.header("attention_pages.h"))
         return (*super().headers(machine), *pages)
 
     def scratch(self, sig: Signature, machine: Machine) -> int:

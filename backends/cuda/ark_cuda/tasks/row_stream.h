@@ -1,5 +1,5 @@
 // Softmax and norms of rows that the bulk copy unit brings to shared memory, several ahead: memory
-// has more bytes under way than the registers of rows.h hold, whatever the warps do meanwhile.
+// has more bytes under way than the registers of row_norm.h hold, whatever the warps do meanwhile.
 
 // A task of ROWS of the COUNT rows from coord[2] on, or of all of them, each of K elements, E packs
 // of V a thread. Each team of TEAM warps takes every so many rows and has DEPTH of them in shared

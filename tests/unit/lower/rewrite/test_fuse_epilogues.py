@@ -142,7 +142,7 @@ def test_two_products_take_in_their_norms_and_one_the_sum() -> None:
     verify([plan])
     products = [op for op in plan.ops if op.kind == "matmul"]
     assert len(products) == 2 and all(op.params.get("expr") for op in products)
-    results = [op.operands[-1] for op in plan.ops if op.kind == "pointwise"]
+    results = [op.operands[-1] for op in plan.ops if op.kind == "elementwise"]
     assert all(math.prod(plan.tensors[t].shape) <= K for t in results)
     rng = np.random.default_rng(3)
     values = [rng.uniform(0.5, 1.5, s).astype(np.float32) for s in shapes]

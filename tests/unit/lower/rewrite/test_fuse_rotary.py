@@ -69,12 +69,12 @@ def types(graph: Graph) -> list[str]:
 
 def test_heads_are_rotated_before_they_are_transposed() -> None:
     program = Rotated((1, 1, 5, 8))
-    assert types(program.rewritten()) == ["pointwise", "pointwise", "transpose"]
+    assert types(program.rewritten()) == ["elementwise", "elementwise", "transpose"]
 
 
 def test_factors_of_heads_and_rows_are_not_transposed_themselves() -> None:
     program = Rotated((1, 3, 5, 8))
-    assert types(program.rewritten()) == ["transpose", "pointwise", "pointwise"]
+    assert types(program.rewritten()) == ["transpose", "elementwise", "elementwise"]
 
 
 def test_another_half_is_no_rotation() -> None:
@@ -120,5 +120,5 @@ def test_a_llama_of_transformers_is_products_norms_rotations_and_attention(
     kinds = [op.kind for op in plan.ops]
     names = [op.name for op in plan.ops]
     assert plan.variant == "matrix" and "transpose" not in kinds and "reduce" not in kinds
-    assert kinds.count("attention_tiles") == 1 and kinds.count("rownorm") == 3
+    assert kinds.count("attention_tiles") == 1 and kinds.count("row_norm") == 3
     assert kinds.count("matmul") == 8 and names.count("rotary") == 4

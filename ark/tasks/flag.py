@@ -15,8 +15,8 @@ from ark.plan.params import Places, count, need
 from ark.tasks import text
 
 
-class Token(TaskKind):
-    name = "token"
+class Flag(TaskKind):
+    name = "flag"
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
@@ -38,4 +38,4 @@ class Token(TaskKind):
         return text.function(name, body + "  if (ark_tid() == 0) *token = c.iteration + 1u;\n")
 
 
-register(Token())
+register(Flag())

@@ -3,7 +3,7 @@
 params: group (elements of a weight's row that share them). operands: rows (m, k), weights (n, k) of
 an integer type, fp4 or fp8, scales (n, k / group), [zeros, of the scales' shape and a type of
 floats], output (m, n); or rows, weights of a RowType, output. A weight is scale * (value - zero).
-coord: first and last+1 row of weights. quantized.h has the device side.
+coord: first and last+1 row of weights. quantized_linear.h has the device side.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ def most_rows(k: int, machine: Machine) -> int:
     return max(m for m in range(1, MOST_ROWS + 1) if m == 1 or _chunk(m, k, machine))
 
 
-class QuantizedParams(Params, frozen=True):
+class QuantizedLinearParams(Params, frozen=True):
     group: Size
 
 
 class QuantizedLinear(TaskKind):
     name = "quantized_linear"
-    params = QuantizedParams
+    params = QuantizedLinearParams
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
@@ -59,7 +59,7 @@ class QuantizedLinear(TaskKind):
         weights = matrix(sig, 1, *WEIGHTS) if rows is None else check_rows(sig.operands[1])
         need((rows is None) == (len(sig.operands) > 3), "its scales are not where they belong")
         (m, k), (n, depth) = matrix(sig, 0), weights
-        group = sig.read(QuantizedParams).group
+        group = sig.read(QuantizedLinearParams).group
         need(rows is None or rows.group == group, f"groups are not of {group}")
         need(m <= MOST_ROWS and k == depth, f"{m} rows of {k} do not meet weights of {depth}")
         need(
@@ -96,7 +96,7 @@ class QuantizedLinear(TaskKind):
         return 2.0 * m * k * rows, rows * k * weights.itemsize / weights.per_item
 
     def headers(self) -> tuple[str, ...]:
-        return (text.header("quantized.h"),)
+        return (text.header("quantized_linear.h"),)
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         (m, k), out = sig.operands[0].shape, len(sig.operands) - 1
@@ -116,7 +116,7 @@ class QuantizedLinear(TaskKind):
         turned = rows is not None and rows.codes.packed
         constants = (
             *head,
-            sig.read(QuantizedParams).group,
+            sig.read(QuantizedLinearParams).group,
             ELEMENTS_PER_LANE // each,
             pitch,
             turned,

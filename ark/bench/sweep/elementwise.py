@@ -62,7 +62,7 @@ def _to(name: str) -> Callable[..., Any]:
     return lambda t, x: x.to(getattr(t, name))
 
 
-def pointwise() -> list[OpCase]:
+def elementwise() -> list[OpCase]:
     table = []
     for shape in (TINY, ODD):
         table += [

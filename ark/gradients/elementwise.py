@@ -36,10 +36,10 @@ def computed(
     places = {old: leaf(new) for new, old in enumerate(read)}
     packed = substitute(tree, [places.get(i, leaf(0)) for i in range(len(operands))])
     attrs = {"expr": packed, "shape": tuple(shape)}
-    return result("pointwise", [operands[i] for i in read], shape, dtype, attrs=attrs)
+    return result("elementwise", [operands[i] for i in read], shape, dtype, attrs=attrs)
 
 
-@rule("pointwise")
+@rule("elementwise")
 def _pointwise(call: Call) -> Gradients:
     tree, given = expression_of(call.node), call.gradient()
     gradients: list[Tensor | None] = []

@@ -154,9 +154,9 @@ struct ArkScales<V, E, ArkAffine<W, B>, true> {
   }
 };
 
-// The rounds of a team in a fixed order, each by the number of its first row; claimed_rows.h has
-// another. ask, tell: before and behind the first sums of a round, by all; then told() is the round
-// behind `next`.
+// The rounds of a team in a fixed order, each by the number of its first row; row_norm_claimed.h
+// has another. ask, tell: before and behind the first sums of a round, by all; then told() is the
+// round behind `next`.
 struct ArkRounds {
   int first, step;
   ARK_DEVICE void ask(ArkRounds&) {}
@@ -169,8 +169,8 @@ struct ArkRounds {
 // out(row): where a row begins.
 template <class OP, int K, int V, int E, int R, int TEAM, int PART = ARK_LANES, class In, class Out,
           class Weight, class Rounds>
-ARK_DEVICE void ark_rows_held(const In& in, const Out& out, Weight weight, int rows, float eps,
-                              char* red, Rounds rounds) {
+ARK_DEVICE void ark_row_norm_held(const In& in, const Out& out, Weight weight, int rows, float eps,
+                                  char* red, Rounds rounds) {
   constexpr int WIDTH = TEAM * PART, TEAMS = ARK_WARPS / TEAM, PARTS = ARK_LANES / PART;
   static_assert(TEAM == 1 || PARTS == 1, "parts are of one warp");
   constexpr bool WHOLE = K == WIDTH * E * V;
@@ -264,8 +264,8 @@ ARK_DEVICE void ark_rows_held(const In& in, const Out& out, Weight weight, int r
 // Any rows, one after the other by the whole block. KEEP: the row's values stay in `row`, shared
 // memory of K floats; else they are read again. V sums run side by side.
 template <class OP, int V, bool KEEP, int K, class In, class Out, class Weight>
-ARK_DEVICE void ark_rows_any(const In& in, const Out& out, Weight weight, int rows, float eps,
-                             char* red, float* row) {
+ARK_DEVICE void ark_row_norm_any(const In& in, const Out& out, Weight weight, int rows, float eps,
+                                 char* red, float* row) {
   float* sums = reinterpret_cast<float*>(red);
   constexpr int bulk = K / V * V;
   int parity = 0;
@@ -340,12 +340,12 @@ ARK_DEVICE void ark_row_norm(ArkCtx& c, const ArkTask& t, const In& in, const Ou
     if (V == 1 || ark_aligned(addresses)) {
       constexpr int TEAMS = ARK_WARPS / TEAM, AT_ONCE = R * (ARK_LANES / PART);
       const ArkRounds rounds{TEAMS == 1 ? 0 : ark_warp() / TEAM * AT_ONCE, TEAMS * AT_ONCE};
-      ark_rows_held<OP, K, V, E, R, TEAM, PART>(in, out, weight, rows, eps, red, rounds);
+      ark_row_norm_held<OP, K, V, E, R, TEAM, PART>(in, out, weight, rows, eps, red, rounds);
       return;
     }
   }
   if constexpr (V != 1) {
     float* row = reinterpret_cast<float*>(red + FOLDS);
-    ark_rows_any<OP, SIDE, KEEP, K>(in, out, weight, rows, eps, red, row);
+    ark_row_norm_any<OP, SIDE, KEEP, K>(in, out, weight, rows, eps, red, row);
   }
 }

@@ -1,10 +1,10 @@
-"""Softmax and norms of long rows, which come by bulk copies; row_stream.h has the device side.
+"""Softmax and norms whose rows arrive by asynchronous copies ahead of use.
 
 Where a processor takes many rows of 4-byte elements, memory is never idle: rows arrive while
-earlier ones are summed. Rows too long for the registers of rows.h come so in any type: the next one
-arrives while this one, in twice as many registers, is computed and stored. Elsewhere the common
-body serves (ark/tasks/rows.py): rows of smaller elements and those in flight fit into registers,
-which is as fast without the copies.
+earlier ones are summed. Rows of any type that are too long for the registers of row_norm.h come the
+same way: the next one arrives while this one, in twice as many registers, is computed and stored.
+Elsewhere the common body serves (ark/tasks/row_norm.py): rows of smaller elements and those in
+flight fit into registers, which is as fast without the copies.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.plan.kind import Signature
 from ark.tasks import text
-from ark.tasks.rows import (
+from ark.tasks.row_norm import (
     MAX_REGISTER_ELEMENTS,
     RowNormParams,
     folds,
@@ -32,7 +32,7 @@ LEAST, MOST = 2, 8  # rows that a team has there
 MOST_HELD = (
     2 * MAX_REGISTER_ELEMENTS
 )  # elements of a row in a thread, where there are no weights beside them
-LEAST_HELD = 16  # elements of a row in a thread: of shorter ones rows.h takes several at once
+LEAST_HELD = 16  # elements of a row in a thread: of shorter ones row_norm.h takes several at once
 MIN_CLAIMED_ITEMSIZE = (
     4  # bytes of an element; rows of smaller ones are as fast or faster in registers
 )
@@ -66,7 +66,7 @@ def _shape(sig: Signature, machine: Machine) -> tuple[int, int, int, int] | None
 class RowStream(Body):
     """Rows that come by bulk copies while others are computed."""
 
-    kind = "rownorm"
+    kind = "row_norm"
 
     def serves(self, sig: Signature, machine: Machine) -> bool:
         return _shape(sig, machine) is not None
@@ -91,5 +91,5 @@ class RowStream(Body):
         return definition + text.call(name, "ark_row_stream", (*constants, *shape), operands(sig))
 
     def headers(self, machine: Machine) -> tuple[str, ...]:
-        common = (text.header("folds.h"), text.header("rows.h"))
+        common = (text.header("folds.h"), text.header("row_norm.h"))
         return (*common, inline.header("bulk_copies.h"), inline.header("row_stream.h"))

@@ -1,4 +1,4 @@
-"""Pointwise tiles: an expression over broadcast operands, element by element; casts, copies, fills.
+"""Elementwise tiles: an expression over broadcast operands; also casts, copies and fills.
 
 params: expr (a tree of ark.tasks.expression over the inputs), tile (4 sizes). operands: inputs...,
 output. coord: the tile's first index per dimension; more than four dimensions are folded
@@ -37,9 +37,9 @@ COPY = expression.leaf(0)
 HEADERS = (text.header("box.h"),)
 
 
-def copy_params(tile: Sequence[int]) -> PointwiseParams:
+def copy_params(tile: Sequence[int]) -> ElementwiseParams:
     """Parameters of a copy."""
-    return PointwiseParams(COPY, tuple(tile))
+    return ElementwiseParams(COPY, tuple(tile))
 
 
 def broadcast_access(
@@ -76,19 +76,19 @@ def tile_box(
     return unfold(shape, coord, hi)
 
 
-class PointwiseParams(Params, frozen=True):
+class ElementwiseParams(Params, frozen=True):
     expr: list[Any]
     tile: Tile
 
 
-class Pointwise(TaskKind):
-    name = "pointwise"
+class Elementwise(TaskKind):
+    name = "elementwise"
     claimable = True
-    params = PointwiseParams
+    params = ElementwiseParams
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
-        params = sig.read(PointwiseParams)
+        params = sig.read(ElementwiseParams)
         need(len(sig.operands) > 0, "it has no operand to write")
         out = len(sig.operands) - 1
         shape, tile = sig.operands[out].shape, params.tile
@@ -103,7 +103,7 @@ class Pointwise(TaskKind):
         )
 
     def places(self, sig: Signature) -> Places:
-        return box(fold(sig.operands[-1].shape), sig.read(PointwiseParams).tile)
+        return box(fold(sig.operands[-1].shape), sig.read(ElementwiseParams).tile)
 
     def to_claim(self, sig: Signature, machine: Machine) -> Mapping[str, Any]:
         return claim_tile(sig)
@@ -113,14 +113,14 @@ class Pointwise(TaskKind):
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         out = len(sig.operands) - 1
-        lo, hi = tile_box(sig.operands[out].shape, coord, sig.read(PointwiseParams).tile)
+        lo, hi = tile_box(sig.operands[out].shape, coord, sig.read(ElementwiseParams).tile)
         return [broadcast_access(sig, i, lo, hi, i == out) for i in range(out + 1)]
 
     def headers(self) -> tuple[str, ...]:
         return HEADERS
 
     def apart(self, sig: Signature, machine: Machine) -> int:
-        params = sig.read(PointwiseParams)
+        params = sig.read(ElementwiseParams)
         if not machine.cooperative or any(o.per_item > 1 for o in sig.operands):
             return 0
         pack, packed = _Box(sig, params.expr, params.tile, {}).pack()
@@ -128,11 +128,11 @@ class Pointwise(TaskKind):
         return pack if pack == 1 or all(sig.operands[i].aligned for i in packed) else 0
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        params = sig.read(PointwiseParams)
+        params = sig.read(ElementwiseParams)
         return text.function(name, write_box(sig, params.expr, params.tile, machine))
 
     def run_source(self, name: str, sig: Signature, machine: Machine) -> str:
-        params = sig.read(PointwiseParams)
+        params = sig.read(ElementwiseParams)
         out = len(sig.operands) - 1
         declare = "".join(text.operand(sig, i, f"p{i}", const=i != out) for i in range(out + 1))
         writer = _Box(sig, params.expr, params.tile, {})
@@ -395,4 +395,4 @@ class _Box:
         return loop("ark_each_byte", f"{self.box}, {operand.per_item}", "", names, body)
 
 
-register(Pointwise())
+register(Elementwise())

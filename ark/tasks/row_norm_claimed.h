@@ -1,7 +1,7 @@
 // Softmax and norms of rows that processors claim while the kernel runs.
 
-// A team's rounds (ArkRounds of rows.h), each claimed two rounds before it is at work: its rows are
-// on their way one round before.
+// A team's rounds (ArkRounds of row_norm.h), each claimed two rounds before it is at work: its rows
+// are on their way one round before.
 template <int R, int TEAM>
 struct ArkClaimedRounds {
   int first, step;
@@ -46,7 +46,7 @@ ARK_DEVICE void ark_row_norm_claimed(ArkCtx& c, const ArkTask& t, const In& in, 
                                      ark_tid() == team * TEAM * ARK_LANES,
                                      0,
                                      0};
-    ark_rows_held<OP, K, V, E, EACH, TEAM, PART>(in, out, weight, COUNT, eps, red, rounds);
+    ark_row_norm_held<OP, K, V, E, EACH, TEAM, PART>(in, out, weight, COUNT, eps, red, rounds);
     return;
   }
   if constexpr (V != 1) {
@@ -54,9 +54,9 @@ ARK_DEVICE void ark_row_norm_claimed(ArkCtx& c, const ArkTask& t, const In& in, 
         c, t, [&](const ArkTask& tile) {
           const int begin = tile.coord[2], left = COUNT - begin;
           float* row = reinterpret_cast<float*>(red + FOLDS);
-          ark_rows_any<OP, SIDE, KEEP, K>([&](int r) { return in(begin + r); },
-                                          [&](int r) { return out(begin + r); }, weight,
-                                          left < R ? left : R, eps, red, row);
+          ark_row_norm_any<OP, SIDE, KEEP, K>([&](int r) { return in(begin + r); },
+                                              [&](int r) { return out(begin + r); }, weight,
+                                              left < R ? left : R, eps, red, row);
         });
   }
 }

@@ -3,8 +3,8 @@
 params: function, eps, rows (rows of dimension 2 per task), dealt (a task has all rows of dimension
 1, which lie apart, at one index of dimension 2). operands: input, [weight, [bias]], output; a bias
 is a layernorm's. A rounded_rmsnorm rounds to the output's type before it multiplies by the weight.
-coord: first index of dimensions 0 to 2. A row is held in registers by a warp or the block where it
-fits, in shared memory where that holds it, and is read again where not. rows.h has the device side.
+coord: first index of dimensions 0 to 2. A row is held in registers by a warp or the block if it
+fits, else in shared memory if it fits there, else it is read again. row_norm.h has the device side.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def operands(sig: Signature, of_all: bool = False) -> tuple[str, ...]:
 
 
 def _weight(sig: Signature) -> str:
-    """What values are scaled by and added to, as rows.h takes it."""
+    """What values are scaled by and added to, as row_norm.h takes it."""
     *given, _ = sig.operands[1:]
     if len(given) < 2:
         return text.pointer(sig, 1) if given else "ArkOnes{}"
@@ -164,7 +164,7 @@ class RowNormParams(Params, frozen=True):
 
 
 class RowNorm(TaskKind):
-    name = "rownorm"
+    name = "row_norm"
     claimable = True
     params = RowNormParams
 
@@ -238,7 +238,7 @@ class RowNorm(TaskKind):
         return definition + text.call(name, "ark_row_norm_claimed", constants, arguments)
 
     def claiming_headers(self) -> tuple[str, ...]:
-        return (text.header("claimed_rows.h"),)
+        return (text.header("row_norm_claimed.h"),)
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
         columns = sig.operands[-1].shape[-1]
@@ -281,7 +281,7 @@ class RowNorm(TaskKind):
         return None
 
     def headers(self) -> tuple[str, ...]:
-        return (text.header("folds.h"), text.header("rows.h"))
+        return (text.header("folds.h"), text.header("row_norm.h"))
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         op, definition = row_op(name, sig)

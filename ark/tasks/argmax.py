@@ -1,0 +1,66 @@
+"""Tiles that find the index of the greatest element of each row.
+
+params: rows (of dimension 2 per task). operands: input (..., n), output (..., 1). coord: first
+index of dimensions 0 to 2. Emitted by ark.lower.ops.norms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ark.ir.fold import fold
+from ark.machine import Machine
+from ark.plan.kind import Access, Signature, TaskKind, register
+from ark.plan.params import INDEX_NAMES, Params, Places, Rows, count, fits, shaped, typed
+from ark.tasks import text
+from ark.tasks.row_norm import packs, row_box, row_places
+
+HEADERS = (text.header("sampling.h"), text.header("argmax.h"))
+
+
+class ArgMaxParams(Params, frozen=True):
+    rows: Rows
+
+
+class ArgMax(TaskKind):
+    name = "argmax"
+    params = ArgMaxParams
+
+    def check(self, sig: Signature) -> None:
+        super().check(sig)
+        count(sig, 2)
+        shape = typed(sig, 0).shape
+        shaped(sig, 1, (*shape[:-1], 1), *INDEX_NAMES)
+        fits((sig.read(ArgMaxParams).rows,), fold(shape)[2:3])
+
+    def places(self, sig: Signature) -> Places:
+        return row_places(sig.operands[0].shape, sig.read(ArgMaxParams).rows)
+
+    def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
+        shape, rows = sig.operands[0].shape, sig.read(ArgMaxParams).rows
+        return [
+            Access(0, *row_box(shape, coord, rows)),
+            Access(1, *row_box(shape, coord, rows, columns=1), write=True),
+        ]
+
+    def scratch(self, sig: Signature, machine: Machine) -> int:
+        return 8 * machine.warps
+
+    def headers(self) -> tuple[str, ...]:
+        return HEADERS
+
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        shape = sig.operands[0].shape
+        variables = text.indices(shape, ["t.coord[0]", "t.coord[1]", "row", "column"])
+        places = (
+            text.place(sig, 0, ("row", "column"), variables),
+            text.place(sig, 1, ("row",), [*variables[:-1], "0"], const=False),
+        )
+        rows, source = sig.read(ArgMaxParams).rows, sig.operands[0]
+        pack = packs(sig.operands[:1], shape[-1]) if source.strides[-1] == 1 else 1
+        each = rows >= machine.warps
+        constants = (rows, *fold(shape)[2:], sig.operands[1].ctype, pack, each)
+        return text.call(name, "ark_argmax", constants, (*places, text.addresses(sig, (0,))))
+
+
+register(ArgMax())

@@ -1,0 +1,238 @@
+"""Tiles of pooling: the largest element, the sum or the mean of a window around every element.
+
+params: function, size, stride, dilation, before (one number a spatial dimension: the window's, in
+indices; `before` of them lie in front of the input), counted (a mean counts what lies outside of
+the input), tile. operands: input (n, channels, spatial...), output. What lies outside of the input
+does not take part. coord: the tile's first index of the output (four, more are folded).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+from ark.ir.fold import fold
+from ark.machine import Machine
+from ark.plan.kind import Access, Signature, TaskKind, register
+from ark.plan.params import (
+    INT_MAX,
+    Params,
+    Places,
+    Tile,
+    box,
+    count,
+    covers,
+    need,
+    shaped,
+    typed,
+)
+from ark.tasks import text
+from ark.tasks.along import ALONG, indices
+from ark.tasks.box_text import NAMES, each_index, in_order, tile_type
+from ark.tasks.elementwise import tile_box
+from ark.tasks.windows import Margins, Steps, reached, window_sizes
+
+MAX_WINDOW_LOADS = 32  # elements of a window whose loads are in flight at once
+VECTOR_BYTES = 16  # of neighbouring results that a thread pools by one access each
+VECTORS_IN_FLIGHT = 2
+
+
+class PoolParams(Params, frozen=True):
+    function: Literal["max", "sum", "mean"]
+    size: Steps
+    stride: Steps
+    dilation: Steps
+    before: Margins
+    counted: bool
+    tile: Tile
+
+
+class Pool(TaskKind):
+    name = "pool"
+    params = PoolParams
+
+    def check(self, sig: Signature) -> None:
+        super().check(sig)
+        count(sig, 2)
+        p = sig.read(PoolParams)
+        source = typed(sig, 0).shape
+        spatial = len(source) - 2
+        need(
+            all(len(numbers) == spatial for numbers in window_sizes(p)),
+            f"a window of {list(p.size)} does not fit {list(source)}",
+        )
+        out = typed(sig, 1).shape
+        need(len(out) == len(source) and out[:2] == source[:2], f"{list(out)} is no pooling")
+        shaped(sig, 1, out)
+        for d in range(spatial):
+            last = (out[2 + d] - 1) * p.stride[d] + (p.size[d] - 1) * p.dilation[d]
+            need(last < INT_MAX, "a window reaches further than can be counted")
+            first = (out[2 + d] - 1) * p.stride[d] - p.before[d]
+            need(
+                p.before[d] < p.size[d] * p.dilation[d] and first < source[2 + d],
+                "a window lies outside of the input",
+            )
+        covers(p.tile, out)
+
+    def places(self, sig: Signature) -> Places:
+        return box(fold(sig.operands[1].shape), sig.read(PoolParams).tile)
+
+    def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
+        source, out = (o.shape for o in sig.operands)
+        p = sig.read(PoolParams)
+        lo, hi = tile_box(out, coord, p.tile)
+        ranges = [(a, b - 1) for a, b in zip(lo[2:], hi[2:], strict=True)]
+        low, high = reached(p, source[2:], ranges)
+        box_of = (*lo[:2], *low), (*hi[:2], *high)
+        return [Access(0, *box_of), Access(1, lo, hi, write=True)]
+
+    def headers(self) -> tuple[str, ...]:
+        return (*ALONG, text.header("pool.h"))
+
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        p = sig.read(PoolParams)
+        alone = not machine.cooperative
+        declare = text.operand(sig, 0, "p0") + text.operand(sig, 1, "p1", const=False)
+        # Many threads load something where there is nothing, so that a window's loads, and those of
+        # several windows, are under way together.
+        if alone or math.prod(p.size) > MAX_WINDOW_LOADS:
+            each = in_order if alone else each_index
+            return text.function(
+                name, declare + each(p.tile, fold(sig.operands[1].shape), _one(sig))
+            )
+        pack, single = _pack(sig), _walk(sig)
+        if pack == 1:
+            return text.function(name, declare + single)
+        packs, asked = _walk_packs(sig, pack), text.addresses(sig, (0, 1))
+        body = f"  if (ark_aligned({asked})) {{\n{packs}  }} else {{\n{single}  }}\n"
+        return text.function(name, declare + (packs if asked == "0u" else body))
+
+
+def _names(sig: Signature) -> tuple[list[str], list[str]]:
+    """Texts of a result's indices, and of those of an element of its window."""
+    names = indices(sig.operands[1].shape)
+    spatial = len(sig.operands[0].shape) - 2
+    return list(names), [*names[:2], *(f"x{d}" for d in range(spatial))]
+
+
+def _start(p: PoolParams) -> str:
+    return "-ark_inf()" if p.function == "max" else "0.0f"
+
+
+def _join(p: PoolParams, total: str) -> str:
+    """A statement that joins the value v to a total."""
+    return (
+        f"{total} = v > {total} || v != v ? v : {total};"
+        if p.function == "max"
+        else f"{total} += v;"
+    )
+
+
+def _result(p: PoolParams, total: str) -> str:
+    """What a total becomes, of `many` elements inside of the input."""
+    divisor = f"{math.prod(p.size)}" if p.counted else "(many > 0 ? many : 1)"
+    return f"{total} / static_cast<float>({divisor})" if p.function == "mean" else total
+
+
+def _over_window(sig: Signature, body: str, predicated: bool) -> str:
+    """Statements that run a body for each element of a window."""
+    source, p = sig.operands[0].shape, sig.read(PoolParams)
+    names, _ = _names(sig)
+    there = _there(sig) if predicated else "true"
+    body += f"      many += {there};\n" if p.function == "mean" and not p.counted else ""
+    for d in range(len(source) - 3, -1, -1):
+        window = (*(numbers[d] for numbers in window_sizes(p)), source[2 + d])
+        listed = ", ".join(map(str, window))
+        callee, given = "ark_each_in_window", f"int x{d}"
+        if predicated:
+            callee, given = "ark_each_of_window", f"int x{d}, bool inside{d}"
+        body = f"    {callee}<{listed}>({names[2 + d]}, [&]({given}) {{\n{body}    }});\n"
+    return body
+
+
+def _there(sig: Signature) -> str:
+    return " && ".join(f"inside{d}" for d in range(len(sig.operands[0].shape) - 2))
+
+
+def _total(sig: Signature, predicated: bool) -> str:
+    """Statements that pool one window into `total`."""
+    p = sig.read(PoolParams)
+    load = text.load(sig, 0, "p0", text.offset(sig, 0, _names(sig)[1]))
+    value = f"{_there(sig)} ? loaded : {_start(p)}" if predicated else "loaded"
+    inner = (
+        f"      const float loaded = {load};\n      const float v = {value};\n"
+        f"      {_join(p, 'total')}\n"
+    )
+    return (
+        f"    float total = {_start(p)};\n    int many = 0;\n    (void)many;\n"
+        f"{_over_window(sig, inner, predicated)}"
+    )
+
+
+def _one(sig: Signature) -> str:
+    """Statements that pool one window and store the result."""
+    store = text.store(sig, 1, "p1", text.offset(sig, 1, _names(sig)[0]), "made")
+    result = _result(sig.read(PoolParams), "total")
+    return f"{_total(sig, False)}    const float made = {result};\n    {store}\n"
+
+
+def _called(sig: Signature, callee: str, constants: str, body: str, given: str, store: str) -> str:
+    """A call that pools each window of the tile, and stores what that returns."""
+    box_of = tile_type(sig.read(PoolParams).tile, fold(sig.operands[1].shape))
+    at4 = ", ".join(f"int {i}" for i in NAMES)
+    unused = " ".join(f"(void){i};" for i in NAMES)
+    return (
+        f"  {callee}<{box_of}{constants}>(t.coord,\n"
+        f"      [&]({at4}) {{\n    {unused}\n{body}  }},\n"
+        f"      [&]({given}, {at4}) {{ {unused} {store} }});\n"
+    )
+
+
+def _walk(sig: Signature) -> str:
+    """Statements of all threads for windows one by one."""
+    store = text.store(sig, 1, "p1", text.offset(sig, 1, _names(sig)[0]), "made")
+    body = f"{_total(sig, True)}    return {_result(sig.read(PoolParams), 'total')};\n"
+    return _called(sig, "ark_each_window", "", body, "float made", store)
+
+
+def _pack(sig: Signature) -> int:
+    """Neighbours in the last dimension that are pooled together: a pack where windows have one
+    element there and every row holds whole packs.
+    """
+    p, (source, out) = sig.read(PoolParams), sig.operands
+    plain = (p.size[-1], p.stride[-1], p.dilation[-1], p.before[-1]) == (1, 1, 1, 0)
+    pack = VECTOR_BYTES // source.itemsize
+    counts = (source.shape[-1], out.shape[-1], p.tile[3], *source.strides[:-1], *out.strides[:-1])
+    beside = source.strides[-1] == out.strides[-1] == 1 and source.dtype == out.dtype
+    return pack if plain and beside and all(n % pack == 0 for n in counts) else 1
+
+
+def _walk_packs(sig: Signature, pack: int) -> str:
+    """The same for packs of neighbouring windows."""
+    p, out = sig.read(PoolParams), sig.operands[1]
+    names, at = _names(sig)
+    element = text.load(sig, 0, "loaded.v", "j")
+    each = f"#pragma unroll\n    for (int j = 0; j < {pack}; ++j)"
+    inner = (
+        f"      const auto loaded = ark_load_pack<{pack}>(p0 + {text.offset(sig, 0, at)});\n"
+        f"{each} {{\n      const float v = {_there(sig)} ? {element} : {_start(p)};\n"
+        f"      {_join(p, 'total[j]')}\n    }}\n"
+    )
+    body = (
+        f"    float total[{pack}];\n{each} total[j] = {_start(p)};\n"
+        f"    int many = 0;\n    (void)many;\n{_over_window(sig, inner, True)}"
+        f"    ArkPack<{out.ctype}, {pack}> made;\n"
+        f"{each} {text.store(sig, 1, 'made.v', 'j', _result(p, 'total[j]'))}\n"
+        "    return made;\n"
+    )
+    store = f"ark_store_pack<{pack}>(p1 + {text.offset(sig, 1, names)}, made);"
+    in_flight = VECTORS_IN_FLIGHT
+    if math.prod(p.size) * in_flight > MAX_WINDOW_LOADS:
+        in_flight = 1
+    constants = f", {pack}, {in_flight}"
+    given = f"const ArkPack<{out.ctype}, {pack}>& made"
+    return _called(sig, "ark_each_window_pack", constants, body, given, store)
+
+
+register(Pool())
