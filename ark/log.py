@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from threading import Timer
 from time import monotonic
@@ -120,20 +121,29 @@ def show(stage: str, message: str) -> None:
         print(f"ark {stage}: {line}", file=sys.stderr)
 
 
-_NOTED: dict[tuple[str, str], int] = {}  # how often a decision was made, by stage and message
+_NOTED: dict[tuple[str, str, str], int] = {}  # how often: by stage, subject and message
+_SUBJECT: ContextVar[str] = ContextVar("subject", default="")  # of decisions noted next
+
+
+def about(subject: str) -> None:
+    """Says which part of a model the decisions that follow are about, such as a phase."""
+    _SUBJECT.set(subject)
 
 
 def note(stage: str, message: str) -> None:
     """Keeps a decision that is made many times, for `show_noted`, where the stage `shows`."""
     if shows(stage):
-        _NOTED[stage, message] = _NOTED.get((stage, message), 0) + 1
+        key = (stage, _SUBJECT.get(), message)
+        _NOTED[key] = _NOTED.get(key, 0) + 1
 
 
 def show_noted(stage: str) -> None:
-    """Prints each kept decision of a stage once, with how often it was made."""
+    """Prints each kept decision of a stage once, with its subject and how often it was made."""
     for key in [key for key in _NOTED if key[0] == stage]:
-        count = _NOTED.pop(key)
-        show(stage, f"{count} times: {key[1]}" if count > 1 else key[1])
+        count, (_, subject, message) = _NOTED.pop(key), key
+        where = f"{subject}: " if subject else ""
+        show(stage, f"{where}{count} times: {message}" if count > 1 else f"{where}{message}")
+    about("")
 
 
 @cache

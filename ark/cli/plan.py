@@ -12,9 +12,11 @@ from ark.backend import machine_files
 from ark.cli.common import errors, memory_verdict, progress, read_plan, write_file
 from ark.cli.parser import CHUNK, CONTEXT, Subparsers, add_quantize, positive
 from ark.cli.pass_pages import PassPages
+from ark.cli.plan_variants import variant_table
 from ark.errors import InvalidUsageError
 from ark.ir.dtype import DataType, by_name
 from ark.lower.observe import observed
+from ark.machine import Machine
 from ark.models.build import Shape
 from ark.models.checkpoint import Checkpoint
 from ark.models.config import builtin_config
@@ -59,6 +61,12 @@ def register(subparsers: Subparsers) -> None:
         metavar="DIR",
         help="folder for the graph after each pass that changed it, and a page (default: none)",
     )
+    p.add_argument(
+        "--variants",
+        action="store_true",
+        help="predict each phase under every kernel variant of the machine, too; plans again for "
+        "each",
+    )
     p.add_argument("--ops", action="store_true", help="show every op, not a summary")
     p.add_argument("--tasks", action="store_true", help="show every op and every task")
     p.add_argument(
@@ -74,14 +82,17 @@ def read_plans(paths: list[str]) -> list[Plan]:
     return planned
 
 
-def make(args: argparse.Namespace) -> list[Plan]:
-    """The verified plans of all ranks that the command line asks for."""
+def make(args: argparse.Namespace, machine: Machine | None = None) -> list[Plan]:
+    """The verified plans of all ranks that the command line asks for. machine: with one variant, in
+    place of the one that it names.
+    """
+    under = "" if machine is None else f", variant {machine.variant.name}"
     source = str(args.source)
     if source.endswith(".json") and Path(source).is_file():
         return read_plans([source])
     if not args.machine:
         raise InvalidUsageError("name a machine model with --machine, for example cpu-2 or h100")
-    machine = machine_files.machine(args.machine)
+    machine = machine or machine_files.machine(args.machine)
     if source.endswith(".py"):
         from ark.runtime.planner import ScriptError, plan_script
 
@@ -101,7 +112,7 @@ def make(args: argparse.Namespace) -> list[Plan]:
         context = args.context or 1024
     chunk = choose_chunk(args.chunk, context, usual_chunk(machine, dtype))
     shape = Shape(config, dtype, context, chunk, 0, args.ranks)
-    errors.print(f"planning {source} for {machine.name}", style="dim", soft_wrap=True)
+    errors.print(f"planning {source} for {machine.name}{under}", style="dim", soft_wrap=True)
     return list(plans(shape, machine) if args.passes is None else make_plans(shape, machine))
 
 
@@ -118,6 +129,10 @@ def _watched(args: argparse.Namespace) -> list[Plan]:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.variants and (args.json or str(args.source).endswith(".json")):
+        raise InvalidUsageError(
+            "--variants plans a model again and prints a table: name a model and omit --json"
+        )
     with progress(args.json) as tell:
         tell("planning", 0, 0)
         planned = _watched(args) if args.passes is not None else make(args)
@@ -132,6 +147,12 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(texts[0] if len(planned) == 1 else "[" + ",\n".join(texts) + "]\n")
     elif not args.output or args.ops or args.tasks:
         sys.stdout.write(_shown(planned, args.ops, args.tasks))
+    if args.variants:
+        machine = machine_files.machine(args.machine)
+        with progress(False) as tell:
+            tell("planning under each variant", 0, 0)
+            table = variant_table(planned[0], machine, lambda under: make(args, under))
+        sys.stdout.write(table)
     return memory_verdict(planned)
 
 

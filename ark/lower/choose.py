@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ark.errors import PlanError
 from ark.ir.attributes import AttentionAttributes, LinearAttributes
@@ -17,7 +18,7 @@ from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.fuse_linear import fuse_linear
 from ark.lower.rewrite.narrow_inputs import narrow_inputs
 from ark.lower.tiling import input_in_memory, row_bytes, split_k, stage_rows, stage_tile
-from ark.lower.work_times import boxed, work_us
+from ark.lower.work_times import boxed, product_times
 from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.machine.variant import COMMUNICATE, MOVE
@@ -29,29 +30,47 @@ from ark.tasks.linear_form import (
     sums_bytes,
 )
 
+BY_TIME = "its products and attention are predicted to take less time"
 MAX_ROW_SUM_BYTES = 1024  # bytes that one row's sums take, or what else several need
 
 
+@dataclass(frozen=True)
+class Choice:
+    """The machine with the one variant of a phase. why: the rule that chose it, for people."""
+
+    machine: Machine
+    why: str
+
+
 def choose(graph: Graph, context: Context) -> tuple[Machine, ...]:
-    """By phase, the machine with the one variant that it will run under.
+    """By phase, the machine with the one variant that it will run under."""
+    return tuple(choice.machine for choice in choices(graph, context))
+
+
+def choices(graph: Graph, context: Context) -> list[Choice]:
+    """By phase, the variant that it will run under.
 
     All phases have one variant, but those that read prompts before others: in one with a loader
     for warpgroups where the machine has that; and those that decode sequences in pages: in that of
     their own number of rows, because a launch runs one of them.
     """
     machine, options = context.machine, context.options
-    chosen = _choose(graph, context)
-    machines = [chosen] * len(graph.phases)
+    last = _choose(graph, context)
+    asked = options.get("variant") is not None
+    why = last.why if asked else f"as phase {graph.phases[-1]}, with which it shares a kernel"
+    shared = Choice(last.machine, why)
+    chosen = [shared] * (len(graph.phases) - 1) + [last]
     if options.get("variant") is None and options.get("fuse", True):
-        for phase in range(len(machines) - 1):
+        for phase in range(len(chosen) - 1):
             nodes = [n for n in graph.nodes if n.phase == phase and not n.virtual]
             variant = next((v for v in machine.variants if boxed(v)), None)
             if variant is not None and _reads_prompts(nodes, machine):
-                machines[phase] = dataclasses.replace(machine, variants=(variant,))
+                target = dataclasses.replace(machine, variants=(variant,))
+                chosen[phase] = Choice(target, _prompt_text(machine))
             elif any(n.type == "paged_attention" for n in nodes):
                 alone = graph.with_nodes(n for n in graph.nodes if n.phase == phase)
-                machines[phase] = _choose(alone, context, phase)
-    return tuple(machines)
+                chosen[phase] = _choose(alone, context, phase)
+    return chosen
 
 
 def with_movers(machine: Machine, offered: Machine) -> Machine:
@@ -60,6 +79,14 @@ def with_movers(machine: Machine, offered: Machine) -> Machine:
         if variant.name == machine.variant.name and variant.role(MOVE):
             return dataclasses.replace(machine, variants=(variant,))
     return machine
+
+
+def _prompt_text(machine: Machine) -> str:
+    rows, columns = machine.large_product
+    return (
+        f"it reads prompts: its products have at least {rows} rows and {columns} columns, and "
+        "weights of 16 bits"
+    )
 
 
 def _is_prompt(graph: Graph, machine: Machine) -> bool:
@@ -88,8 +115,8 @@ def _reads_prompts(nodes: list[Node], machine: Machine) -> bool:
     )
 
 
-def _choose(graph: Graph, context: Context, phase: int = -1) -> Machine:
-    """The machine with the variant of a phase, by default the last one.
+def _choose(graph: Graph, context: Context, phase: int = -1) -> Choice:
+    """The variant of a phase, by default the last one.
 
     The option `variant` names one; PlanError if the machine has none of that name. Otherwise it is
     the one with communicating warps where the phase decodes: its products are linear layers of
@@ -102,37 +129,56 @@ def _choose(graph: Graph, context: Context, phase: int = -1) -> Machine:
     wanted = options.get("variant")
     if wanted is not None and wanted not in names:
         raise PlanError(f"{machine.name} has no kernel variant {wanted!r}, but {', '.join(names)}")
-    if wanted is None and any(n.hints and n.hints.cuts for n in graph.nodes):
-        return machine.using(names[0])  # whose bodies take tiles of any size
-    packets = machine.has(Capability.PACKETS) and options.get("packets", True)
-    streams = packets and options.get("fuse", True)
-    leading: list[tuple[float, Machine]] = []
+    first = machine.using(names[0])
+    hinted = next((n.name for n in graph.nodes if n.hints and n.hints.cuts), None)
+    if wanted is None and hinted is not None:  # whose bodies take tiles of any size
+        return Choice(first, f"{hinted} asks for a tile of its own, which every body takes there")
+    asked = "the option `variant` names it"
+    leading: list[tuple[float, Choice]] = []
     for variant in machine.variants:
         target = dataclasses.replace(machine, variants=(variant,))
         if not variant.role(COMMUNICATE):
             if leading:
                 break
-            if variant.name == wanted or (
-                wanted is None
-                and boxed(variant)
-                and (
-                    not refusal(graph, machine)
-                    or (options.get("fuse", True) and _is_prompt(graph, machine))
-                )
-            ):
-                return target
+            if variant.name == wanted:
+                return Choice(target, asked)
+            if wanted is None and boxed(variant):
+                if not refusal(graph, machine):
+                    return Choice(target, BY_TIME)
+                if options.get("fuse", True) and _is_prompt(graph, machine):
+                    return Choice(target, _prompt_text(machine))
             continue
-        under = dataclasses.replace(context, machine=target)
-        candidate = narrow_inputs(fuse_linear(graph, under), under)
-        last = [n for n in candidate.nodes if n.phase == range(len(candidate.phases))[phase]]
-        decodes = streams and _decodes(last, target) and _settled(candidate.nodes)
+        candidate, last = decoding(graph, context, target, phase)
+        refused = not_decoding(candidate, last, context, target)
         fits = _fits(candidate.nodes, target) and not _starves(last, target, machine)
-        if fits and (variant.name == wanted or decodes):
+        if fits and (variant.name == wanted or not refused):
+            choice = Choice(target, asked if variant.name == wanted else _decoding_text(last))
             full = filled(last, target)
             if full is None:
-                return target
-            leading.append((full, target))
-    return max(leading, key=lambda one: one[0])[1] if leading else machine.using(names[0])
+                return choice
+            leading.append((full, choice))
+    if leading:
+        return max(leading, key=lambda one: one[0])[1]
+    return Choice(first, asked if wanted == names[0] else "no other variant serves it")
+
+
+def decoding(
+    graph: Graph, context: Context, target: Machine, phase: int
+) -> tuple[Graph, list[Node]]:
+    """The graph as a variant with communicating warps would run it, and the nodes of a phase."""
+    under = dataclasses.replace(context, machine=target)
+    candidate = narrow_inputs(fuse_linear(graph, under), under)
+    number = range(len(candidate.phases))[phase]
+    return candidate, [n for n in candidate.nodes if n.phase == number]
+
+
+def _decoding_text(nodes: Sequence[Node]) -> str:
+    layers = [n for n in nodes if n.type == "linear"]
+    rows = layers[0].inputs[0].shape[0]
+    return (
+        f"it decodes: its {len(layers)} products are linear layers of "
+        f"{'one row' if rows == 1 else f'{rows} rows, one for each sequence'}"
+    )
 
 
 def filled(nodes: Sequence[Node], machine: Machine) -> float | None:
@@ -161,41 +207,50 @@ def refusal(graph: Graph, machine: Machine) -> str:
     linear = next((n.name for n in nodes if n.type == "linear"), None)
     if linear is not None:
         return f"{linear} is a linear layer of few rows"
-    work = [n for n in nodes if n.type in ("matmul", "attention")]
-    if not work:
+    pairs = product_times(nodes, machine)
+    if not pairs:
         return "no product and no attention"
-    first = machine.using(machine.variants[0].name)
-    share = target.warps / first.warps
-    pairs = [(work_us(n, target, share), work_us(n, first), n) for n in work]
-    mine, other = sum(t for t, _, _ in pairs), sum(t for _, t, _ in pairs)
+    first = machine.variants[0]
+    mine, other = sum(t for _, t, _ in pairs), sum(t for _, _, t in pairs)
     if mine < other:
         return ""
-    slowest_us, instead, worst = max(pairs, key=lambda times: times[0] - times[1])
+    worst, slowest_us, instead = max(pairs, key=lambda times: times[1] - times[2])
     sides = " x ".join(f"{t.dtype.name}{list(t.shape)}" for t in worst.inputs[:2])
     return (
         f"products and attention are predicted to take {mine:.1f} us, and {other:.1f} under "
-        f"{first.variant.name}; above all {worst.name}, {slowest_us:.1f} and {instead:.1f} us: "
+        f"{first.name}; above all {worst.name}, {slowest_us:.1f} and {instead:.1f} us: "
         f"{sides}"
     )
 
 
-def _decodes(nodes: list[Node], machine: Machine) -> bool:
-    """True where there are products and all are linear layers of one row, or of one row for each
-    of few sequences.
+def not_decoding(graph: Graph, nodes: list[Node], context: Context, machine: Machine) -> str:
+    """Why a variant with communicating warps does not serve the nodes of a phase, and through which
+    node; empty where it does. It serves products that all are linear layers of one row, or of one
+    row for each of few sequences.
     """
+    if not context.machine.has(Capability.PACKETS) or not context.options.get("packets", True):
+        return "activations do not travel as packets"
+    if not context.options.get("fuse", True):
+        return "ops are not joined"
     layers = [n for n in nodes if n.type == "linear"]
-    rows = layers[0].inputs[0].shape[0] if layers else 0
-
-    def fits(weight: Tensor) -> bool:
-        return narrow_rows(rows, weight, split_k(rows, weight, machine) or 1)
-
-    return (
-        bool(layers)
-        and all(n.inputs[0].shape[0] == rows and n.inputs[1].shape[1] % 8 == 0 for n in layers)
-        and all(fits(n.inputs[1]) for n in layers)
-        and all(_one_each(n, rows) for n in nodes if n.type == "attention")
-        and not any(n.type == "matmul" or _apart(n) for n in nodes)
-    )
+    for node in nodes:
+        if node.type == "matmul" or _apart(node):
+            return f"{node.name} is a product of {node.outputs[0].shape[-2]} rows"
+    if not layers:
+        return "it has no linear layers of few rows"
+    rows = layers[0].inputs[0].shape[0]
+    for node in layers:
+        weight = node.inputs[1]
+        if node.inputs[0].shape[0] != rows:
+            return f"{node.name} has {node.inputs[0].shape[0]} rows, and {layers[0].name} {rows}"
+        if weight.shape[1] % 8 or not narrow_rows(
+            rows, weight, split_k(rows, weight, machine) or 1
+        ):
+            return f"{node.name} has {rows} rows of {weight.shape[1]} elements"
+    for node in nodes:
+        if node.type == "attention" and not _one_each(node, rows):
+            return f"{node.name} is attention of several rows of a sequence"
+    return "" if _settled(graph.nodes) else "an op reads early what this iteration writes"
 
 
 def _apart(node: Node) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 from ark.errors import PlanError
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
+from ark.log import about
 from ark.lower import registry
 from ark.lower.context import Lowering
 from ark.lower.registry import Aliasing
@@ -44,6 +45,7 @@ def lower_nodes(
         if node.virtual:
             continue
         lowering.node, lowering.machine = node, machines[node.phase]
+        about(f"phase {graph.phases[node.phase]}")
         op = registry.get(node.type)
         lowering.cut = False
         if op.aliasing == "any":

@@ -12,10 +12,7 @@ from contextvars import ContextVar
 from ark.ir.graph import Graph
 from ark.ir.text import to_text
 from ark.log import show
-from ark.lower.choose import refusal
 from ark.lower.rewrite.context import Context
-from ark.machine import Machine
-from ark.machine.variant import COMMUNICATE
 from ark.plan.cost import Span, predict
 from ark.plan.groups import Group
 from ark.plan.types import Plan
@@ -54,22 +51,6 @@ def show_pass(name: str, before: Graph, after: Graph) -> None:
     changed = (f"{kind} {number:+d}" for kind, number in sorted(counts.items()) if number)
     totals = f"{ops[0].total()} -> {ops[1].total()} ops"
     show("passes", f"{name}: {totals}: {', '.join(changed) or 'operands or order'}")
-
-
-def show_variants(graph: Graph, machine: Machine, chosen: Sequence[Machine]) -> None:
-    """Prints each phase's variant, and why the last phase has none of the others."""
-    for phase, target in zip(graph.phases, chosen, strict=True):
-        show("lower", f"phase {phase or 'all'}: variant {target.variant.name}")
-    for variant in {v.name: v for v in machine.variants}.values():
-        if variant.name == chosen[-1].variant.name:
-            continue
-        if variant.role(COMMUNICATE):
-            reason = "it serves phases that decode, whose products are linear layers of one row"
-        elif variant.name == "matrix":
-            reason = refusal(graph, machine) or "the options or the ops' tiles ask for another one"
-        else:
-            reason = f"{chosen[-1].variant.name} serves the graph"
-        show("lower", f"not {variant.name}: {reason}")
 
 
 def cuts_text(groups: Sequence[Group]) -> str:

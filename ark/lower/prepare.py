@@ -13,9 +13,10 @@ from typing import Any
 from ark.errors import InvalidUsageError, PlanError
 from ark.ir.graph import Graph, Node
 from ark.log import shows
-from ark.lower.choose import choose, with_movers
+from ark.lower.choose import choices, with_movers
+from ark.lower.explain_variants import show_variants
 from ark.lower.nodes import begins_alone, meets_peers
-from ark.lower.observe import observer, show_pass, show_variants
+from ark.lower.observe import observer, show_pass
 from ark.lower.passes import PASSES, Stage
 from ark.lower.products import JOINED
 from ark.lower.rewrite.context import Context
@@ -57,9 +58,10 @@ def prepare(graph: Graph, machine: Machine, options: Mapping[str, Any] | None = 
     external = frozenset(chosen.get("external", ()))
     context = Context(machine, chosen, external)
     private = _run(Stage.GRAPH, _private_copy(graph), context)
-    machines = choose(private, context)
+    chosen_variants = choices(private, context)
     if shows("lower"):
-        show_variants(private, machine, machines)
+        show_variants(private, context, chosen_variants)
+    machines = tuple(choice.machine for choice in chosen_variants)
     alone = begins_alone(private) and not chosen.get("together", False)
     ended = alone and meets_peers(private)
     nodes: list[Node] = []

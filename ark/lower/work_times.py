@@ -9,6 +9,7 @@ to be worth it, takes what the bodies of any variant take.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from ark.ir.attributes import MatmulAttributes
 from ark.ir.dtype import bf16, fp16, fp32
@@ -30,6 +31,19 @@ TRANSPOSED_TRAFFIC_FACTOR = (
 def boxed(variant: Variant) -> bool:
     """True where the variant loads boxes of matrices instead of a stream."""
     return bool(variant.role(LOAD)) and not variant.stages
+
+
+def product_times(nodes: Sequence[Node], machine: Machine) -> list[tuple[Node, float, float]]:
+    """Of each product and attention the microseconds under the variant for warpgroups, which the
+    machine has, and under the machine's first.
+    """
+    target = next((machine.using(v.name) for v in machine.variants if boxed(v)), None)
+    if target is None:
+        return []
+    first = machine.using(machine.variants[0].name)
+    share = target.warps / first.warps
+    work = [n for n in nodes if n.type in ("matmul", "attention")]
+    return [(n, work_us(n, target, share), work_us(n, first)) for n in work]
 
 
 def work_us(node: Node, machine: Machine, share: float = 1.0) -> float:

@@ -77,12 +77,13 @@ def test_why_a_plan_chose_its_variant(
     page = (ROOT / "docs/plan-decisions.md").read_text()
     blocks = re.findall(r"```console\n(.*?)```", page, re.S)
     calls = [line for block in blocks for line in block.splitlines() if line.startswith("$ ")]
-    assert calls == ["$ ark plan examples/noah --machine h200", f"$ ARK_DEBUG=lower {calls[0][2:]}"]
+    plain = "ark plan examples/noah --machine h200"
+    assert calls == [f"$ {plain} --variants", f"$ ARK_DEBUG=lower {plain}"]
     monkeypatch.chdir(ROOT)
     assert main(calls[0].split()[2:]) == 0
     out = capsys.readouterr().out
     monkeypatch.setenv("ARK_DEBUG", "lower")
-    assert main(calls[0].split()[2:]) == 0
+    assert main(calls[1].split()[3:]) == 0
     err = capsys.readouterr().err
     for block, output in zip(blocks, (out, err), strict=True):
         assert shown(block.splitlines()[1:], output), output

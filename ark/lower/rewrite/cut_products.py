@@ -17,6 +17,7 @@ from msgspec import structs
 from ark.ir.attributes import AddPartsAttributes, MatmulAttributes
 from ark.ir.dtype import fp32, int8, int32
 from ark.ir.graph import Graph, Node
+from ark.log import about
 from ark.lower import k_parts
 from ark.lower.cuts import Cut, choose_cut, choose_tile, deals_matrices, is_exact
 from ark.lower.products import Product, product_of, travels
@@ -42,6 +43,7 @@ def cut_products(graph: Graph, context: Context) -> Graph:
     for node, ways in zip(graph.nodes, beside(graph.nodes, context.machines), strict=True):
         cut = None
         if _uncut(node):
+            about(f"phase {graph.phases[node.phase]}")
             normed = _normed(node, after.get(node.id))
             cut = _cut(graph, product_of(node), context, ways, normed, shared[node.id])
         if cut is None:

@@ -68,9 +68,33 @@ def test_the_fastest_cut_is_shown_before_slower_ones(printed: Printed) -> None:
 
 def test_the_variant_is_shown_with_the_others_refusals(printed: Printed) -> None:
     _, _, text = printed("lower")
-    assert "phase main: variant matrix" in text
-    assert "not roles: it serves phases that decode" in text
-    assert "not block: matrix serves the graph" in text
+    assert "phase main: not roles: matmul is a product of 512 rows\n" in text
+    (chosen,) = re.findall(r"phase main: variant matrix: .*: (.*) us, and (.*) under block\n", text)
+    (other,) = re.findall(r"phase main: not block: predicted (.*) us\n", text)
+    assert float(chosen[0]) < float(chosen[1]) == float(other)
+
+
+def test_reasons_are_those_of_each_phase(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = Model()
+    with use_model(model):
+        weight = ark.parameter([1024, 1024], ark.bf16, name="weight")
+        for name, rows in (("prompt", 128), ("decode", 1)):
+            with model.graph.entry(name):
+                ark.linear(ark.tensor([rows, 1024], ark.bf16), weight, name="layer")
+    monkeypatch.setenv("ARK_DEBUG", "lower")
+    plan(model.graph, registry.machine("h200"))
+    text = capsys.readouterr().err
+    for line in (
+        "phase prompt: variant matrix: it reads prompts: ",
+        "phase prompt: not roles: prompt.layer is a product of 128 rows",
+        "phase decode: variant roles: it decodes: its 1 products are linear layers of one row",
+        f"phase decode: not block: it streams the same {2 * 1024**2:,} bytes of weights, ",
+        "phase decode: not matrix: decode.layer is a linear layer of few rows",
+        "phase prompt: product 1x1x128x1024x1024: ",
+    ):
+        assert f"ark lower: {line}" in text, text
 
 
 def test_the_plan_is_shown_as_it_is(printed: Printed) -> None:
