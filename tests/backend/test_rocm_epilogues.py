@@ -145,19 +145,11 @@ def follow(
             ark.copy(build(product, *inputs[2:]), out)
     options = {"cuts": {key((1, 1, m, n), k, dtypes[0].itemsize): list(cut)}}
     with contextlib.closing(backend.open(0)) as device:
-<<<<<<< HEAD
         planned = make_plan(model.graph, device.machine, options)
         verify([planned])
-        kinds = ["matmul"] if cut[2] == 1 else ["matmul", "pointwise"]
+        kinds = ["matmul"] if cut[2] == 1 else ["matmul", "elementwise"]
         assert [op.kind for op in planned.ops] == kinds
         params = planned.ops[0].params
-=======
-        made = make_plan(model.graph, device.machine, options)
-        verify([made])
-        kinds = ["matmul"] if cut[2] == 1 else ["matmul", "elementwise"]
-        assert [op.kind for op in made.ops] == kinds
-        params = made.ops[0].params
->>>>>>> 9d42bf02 (Give each op one name from graph to device function)
         assert ((*params["tile"], params.get("splits", 1))) == cut
         source, result, given = run(planned, device, np.random.default_rng(m))
     x, y, *others = (given.get(name, np.zeros(1)).astype(np.float64) for name in shapes)

@@ -289,23 +289,13 @@ FUSED = [
 
 
 @pytest.mark.parametrize(("m", "n", "k", "dtype", "result"), few(3, FUSED))
-<<<<<<< HEAD
 def test_epilogues_are_compiled_into_the_product(m, n, k, dtype, result) -> None:
     planned = fused(H100, m, n, k, dtype, result)
     assert planned.variant == "matrix"
     parts = planned.ops[0].params.get("splits", 1) > 1
-    assert [op.kind for op in planned.ops] == ["matmul", *(["pointwise"] if parts else [])]
+    assert [op.kind for op in planned.ops] == ["matmul", *(["elementwise"] if parts else [])]
     machine = machine_of(planned)
     emitted = write(planned, machine, backend.dialect("sm_90a"))
-=======
-def test_what_follows_is_compiled_into_the_product(m, n, k, dtype, result) -> None:
-    made = fused(H100, m, n, k, dtype, result)
-    assert made.variant == "matrix"
-    parts = made.ops[0].params.get("splits", 1) > 1
-    assert [op.kind for op in made.ops] == ["matmul", *(["elementwise"] if parts else [])]
-    machine = machine_of(made)
-    emitted = write(made, machine, backend.dialect("sm_90a"))
->>>>>>> 9d42bf02 (Give each op one name from graph to device function)
     binary = kept.binary(backend, emitted.source, Target("sm_90a", machine.threads))
     ahead = "ark_matrix_each<" if m % 2 else "ark_matrix_each_residual<"  # rows of whole packs
     if result == dtype:
@@ -349,21 +339,12 @@ def test_products_with_epilogues_equal_numpy(m, n, k, dtype, result) -> None:
 def test_types_of_few_bits_are_multiplied_by_warpgroups(
     m, n, k, types, scaled, instruction
 ) -> None:
-<<<<<<< HEAD
     planned = few_bits(H100, m, n, k, types, scaled)
     assert planned.variant == "matrix"
     parts = planned.ops[0].params.get("splits", 1) > 1
-    assert [op.kind for op in planned.ops] == ["matmul", *(["pointwise"] if parts else [])]
+    assert [op.kind for op in planned.ops] == ["matmul", *(["elementwise"] if parts else [])]
     machine = machine_of(planned)
     emitted = write(planned, machine, backend.dialect("sm_90a"))
-=======
-    made = few_bits(H100, m, n, k, types, scaled)
-    assert made.variant == "matrix"
-    parts = made.ops[0].params.get("splits", 1) > 1
-    assert [op.kind for op in made.ops] == ["matmul", *(["elementwise"] if parts else [])]
-    machine = machine_of(made)
-    emitted = write(made, machine, backend.dialect("sm_90a"))
->>>>>>> 9d42bf02 (Give each op one name from graph to device function)
     assert f'{instruction}"' in emitted.source.text
     binary = kept.binary(backend, emitted.source, Target("sm_90a", machine.threads))
     assert "serialized" not in binary.log

@@ -55,19 +55,11 @@ CASES: list[tuple[int, int, int, tuple[bool, bool], DataType, str, list[int]]] =
 @pytest.mark.parametrize("case", CASES)
 def test_they_are_read_at_once_and_kept_in_registers(case: Any) -> None:
     *shape, form, tile = case
-<<<<<<< HEAD
     planned = product(*shape)
     assert [op.params["tile"] for op in planned.ops] == [tile]
     machine = machine_of(planned)
     emitted = write(planned, machine, backend.dialect(machine.arch))
-    assert f"  ark_thin_{form}<" in emitted.source.text
-=======
-    made = product(*shape)
-    assert [op.params["tile"] for op in made.ops] == [tile]
-    machine = machine_of(made)
-    emitted = write(made, machine, backend.dialect(machine.arch))
     assert f"  ark_matmul_thin_{form}<" in emitted.source.text
->>>>>>> 9d42bf02 (Give each op one name from graph to device function)
     log = kept.binary(backend, emitted.source, Target(H100.arch, machine.threads)).log
     lines = itertools.pairwise(log.splitlines())
     (spilled,) = (b for a, b in lines if "task_0_matmul" in a)
@@ -76,15 +68,9 @@ def test_they_are_read_at_once_and_kept_in_registers(case: Any) -> None:
 
 def test_k_is_cut_where_tiles_are_few() -> None:
     """Matrices of fp32 sums, which another op adds up; not where processors have a tile each."""
-<<<<<<< HEAD
     planned = product(16, 1, 1 << 18, (False, False), fp32)
-    assert [op.kind for op in planned.ops] == ["matmul", "pointwise"]
+    assert [op.kind for op in planned.ops] == ["matmul", "elementwise"]
     assert planned.ops[0].params["splits"] == 8
-=======
-    made = product(16, 1, 1 << 18, (False, False), fp32)
-    assert [op.kind for op in made.ops] == ["matmul", "elementwise"]
-    assert made.ops[0].params["splits"] == 8
->>>>>>> 9d42bf02 (Give each op one name from graph to device function)
     assert len(product(4096, 1, 4096, (False, False), fp32).ops) == 1
 
 
@@ -101,14 +87,7 @@ def test_other_products_have_other_bodies() -> None:
         (1, 4096, 32, (False, True), fp32),  # shallow
         (4, 8, 512, (False, False), fp32),  # small
     ):
-<<<<<<< HEAD
         planned = product(*case)
         machine = machine_of(planned)
         text = write(planned, machine, backend.dialect(machine.arch)).source.text
-        assert "ark_thin_along<" not in text and "ark_thin_across<" not in text
-=======
-        made = product(*case)
-        machine = machine_of(made)
-        text = write(made, machine, backend.dialect(machine.arch)).source.text
         assert "ark_matmul_thin_along<" not in text and "ark_matmul_thin_across<" not in text
->>>>>>> 9d42bf02 (Give each op one name from graph to device function)

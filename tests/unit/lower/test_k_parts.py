@@ -106,17 +106,10 @@ def parts(task_plan: Plan) -> int:
 
 @pytest.mark.parametrize("machine", ["mi300x", "mi355x", "mi250x", "rx7900xtx"])
 def test_few_tiles_are_cut_along_k(machine: str) -> None:
-<<<<<<< HEAD
     task_plan = planned(machine, (128, 2048), 2048)
     first, second = task_plan.ops
-    assert (first.kind, second.kind) == ("matmul", "pointwise") and parts(task_plan) > 1
+    assert (first.kind, second.kind) == ("matmul", "elementwise") and parts(task_plan) > 1
     tasks = [t for listed in task_plan.phases[0].processors for t in listed]
-=======
-    made = planned(machine, (128, 2048), 2048)
-    first, second = made.ops
-    assert (first.kind, second.kind) == ("matmul", "elementwise") and parts(made) > 1
-    tasks = [t for listed in made.phases[0].processors for t in listed]
->>>>>>> 9d42bf02 (Give each op one name from graph to device function)
     tiles = sum(t.op == first.id for t in tasks)
     assert tiles > parts(task_plan) and tiles % parts(task_plan) == 0
     # The sum of a tile's parts waits for that tile's parts only.
@@ -157,13 +150,8 @@ def test_a_prompts_layer_takes_few_passes(rows: int, turned: bool) -> None:
     assert bool(qkv.get("head_dim")) == turned and (qkv.get("splits", 1) == 1) == turned
     assert gates["gated"] and gates["tile"][1] == 128
     kinds = [op.kind for op in ops.values()]
-<<<<<<< HEAD
-    assert "swiglu" not in kinds and ("rope_kv" in kinds) == (not turned)
-    # The residual is added by the sum of the parts, or by the product.
-=======
     assert "swiglu_pairs" not in kinds and ("rope_kv" in kinds) == (not turned)
-    # The residual is added by whoever adds up parts, or by the product.
->>>>>>> 9d42bf02 (Give each op one name from graph to device function)
+    # The residual is added by the sum of the parts, or by the product.
     assert not any(name.endswith(".add") for name in ops)
 
 

@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""Expressions of pointwise tasks: refusals, evaluation and emitted source."""
-=======
-"""Expressions of elementwise tasks: what is refused, what is evaluated, what is written."""
->>>>>>> 9d42bf02 (Give each op one name from graph to device function)
+"""Expressions of elementwise tasks: refusals, evaluation and emitted source."""
 
 from __future__ import annotations
 

@@ -33,13 +33,8 @@ def wide(x: Any) -> Any:
 
 
 @pytest.mark.parametrize("build", [soft, wide])
-<<<<<<< HEAD
 def test_values_read_by_parts_of_one_op_are_not_written(build: Callable[[Any], Any]) -> None:
-    assert kinds(build) == ["pointwise"]
-=======
-def test_what_several_parts_of_one_op_read_is_not_written(build: Callable[[Any], Any]) -> None:
     assert kinds(build) == ["elementwise"]
->>>>>>> 9d42bf02 (Give each op one name from graph to device function)
 
 
 def test_values_read_by_two_ops_are_written_once() -> None:

@@ -44,19 +44,11 @@ def _chain(rows: int = 256, target: Machine = GPU) -> Plan:
 
 
 def test_large_ops_have_one_task_a_processor_and_a_counter_of_their_tiles() -> None:
-<<<<<<< HEAD
     planned = _chain()
     verify([planned])
-    assert [op.params["kind"] for op in planned.ops] == ["pointwise", "rownorm", "pointwise"]
+    assert [op.params["kind"] for op in planned.ops] == ["elementwise", "row_norm", "elementwise"]
     assert [len(listed) for listed in planned.phases[0].processors] == [3, 3, 3, 3]
     steps = [planned.counters[op.claims].step for op in planned.ops if op.claims is not None]
-=======
-    made = _chain()
-    verify([made])
-    assert [op.params["kind"] for op in made.ops] == ["elementwise", "row_norm", "elementwise"]
-    assert [len(listed) for listed in made.phases[0].processors] == [3, 3, 3, 3]
-    steps = [made.counters[op.claims].step for op in made.ops if op.claims is not None]
->>>>>>> 9d42bf02 (Give each op one name from graph to device function)
     assert steps == [256 * 64 * 2 // 1024, 256 // 16, 256 * 64 * 2 // 1024]
 
 
