@@ -24,6 +24,7 @@ from ark.models.sampling import MAX_LOGPROBS
 from ark.models.tokenizer import Tokenizer
 from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.rank_info import rank_from_environment
+from ark.serving.draft_model import draft_nbytes
 from ark.serving.embedder import Embedder
 from ark.serving.engine import Engine
 from ark.serving.loading import load_model
@@ -70,6 +71,8 @@ def _engine_options(
     slots: int,
     pages: int | None,
     ranks: Bootstrap | None,
+    draft_tokens: int,
+    draft: Checkpoint | None = None,
 ) -> Iterator[tuple[Backend, Device, dict[str, Any]]]:
     """The device that the options name, and the arguments of Engine.open and load_model, after a
     verdict on memory.
@@ -83,8 +86,9 @@ def _engine_options(
     with closing(backend.open(index)) as device:
         length = choose_context(checkpoint, args.context)
         free = device.free_bytes()
+        beside = 0 if draft is None else draft_nbytes(draft, slots, length)
         share = args.memory_share
-        count, verdict = choose_pages(checkpoint, free, length, slots, share, pages, world)
+        count, verdict = choose_pages(checkpoint, free, length, slots, share, pages, world, beside)
         if leads:
             errors.print(verdict, style="dim", soft_wrap=True)
         if ranks is not None:
@@ -98,6 +102,7 @@ def _engine_options(
                     "context": args.context,
                     "chunk": args.chunk,
                     "pages": count,
+                    "draft": draft_tokens,
                     "sampling": FULL,
                     "max_logprobs": MAX_LOGPROBS,
                     "progress": tell,
@@ -114,13 +119,16 @@ def open_engine(
     slots: int,
     pages: int | None = None,
     ranks: Bootstrap | None = None,
+    draft_tokens: int = 0,
+    draft: Checkpoint | None = None,
 ) -> Iterator[Engine]:
     """An engine on the device that the options name. ranks: those that share the model, of which
-    this is rank 0.
+    this is rank 0. draft_tokens, draft: as draft and draft_model of Engine.open.
     """
+    asked = _engine_options(args, checkpoint, slots, pages, ranks, draft_tokens, draft)
     with (
-        _engine_options(args, checkpoint, slots, pages, ranks) as (backend, device, options),
-        Engine.open(checkpoint, backend, device, **options) as engine,
+        asked as (backend, device, options),
+        Engine.open(checkpoint, backend, device, draft_model=draft, **options) as engine,
     ):
         yield engine
 
@@ -131,9 +139,11 @@ def follow_engine(
     slots: int,
     pages: int | None,
     ranks: Bootstrap,
+    draft_tokens: int,
 ) -> None:
     """This rank's part of rank 0's engine, until that ends."""
-    with _engine_options(args, checkpoint, slots, pages, ranks) as (backend, device, options):
+    asked = _engine_options(args, checkpoint, slots, pages, ranks, draft_tokens)
+    with asked as (backend, device, options):
         model = load_model(checkpoint, backend, device, **options)
         try:
             follow(model.executor, ranks)

@@ -40,6 +40,7 @@ from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.launch import launch_command
 from ark.runtime.rank_info import rank_from_environment
 from ark.server.calls import FORMATS, format_of
+from ark.serving.draft_model import DRAFT_TOKENS
 from ark.serving.types import EngineLike
 
 if TYPE_CHECKING:
@@ -111,6 +112,18 @@ def register(subparsers: Subparsers) -> None:
         help="pages of keys and values (default: for all slots, or what fits)",
     )
     p.add_argument(
+        "--draft",
+        metavar="DIR",
+        help="a smaller model of the same tokens that guesses next ones, for free slots to verify",
+    )
+    p.add_argument(
+        "--draft-tokens",
+        type=positive,
+        metavar="N",
+        help=f"tokens of a guess (default: {DRAFT_TOKENS} with --draft; without it, those that "
+        "followed where a text repeats itself)",
+    )
+    p.add_argument(
         "--chat-template", metavar="FILE", help="a Jinja template (default: the checkpoint's)"
     )
     p.add_argument(
@@ -172,7 +185,9 @@ def _engine(
 ) -> Iterator[EngineLike]:
     """The engine of the task that the options name."""
     if args.task == "generate":
-        with open_engine(args, checkpoint, args.slots, args.pages, ranks) as engine:
+        draft = None if args.draft is None else Checkpoint.open(local_directory(args.draft))
+        asked = args.slots, args.pages, ranks, args.draft_tokens or 0, draft
+        with open_engine(args, checkpoint, *asked) as engine:
             yield engine
         return
     from ark.server.embeddings import EmbeddingEngine
@@ -203,7 +218,7 @@ def run(args: argparse.Namespace) -> int:
         for number in (signal.SIGTERM, signal.SIGINT):  # which are rank 0's to answer
             signal.signal(number, signal.SIG_IGN)
         checkpoint = Checkpoint.open(local_directory(args.directory), args.quantize)
-        follow_engine(args, checkpoint, args.slots, args.pages, ranks)
+        follow_engine(args, checkpoint, args.slots, args.pages, ranks, args.draft_tokens or 0)
         return 0
 
 

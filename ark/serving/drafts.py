@@ -11,6 +11,23 @@ LENGTHS = (3, 2)
 MAX_PAUSE_TOKENS = 32
 
 
+def right_tokens(draft: Sequence[int], tokens: Sequence[int]) -> int:
+    """How many tokens of a draft are those that followed, up to the first wrong one."""
+    pairs = enumerate(zip(draft, tokens, strict=False))
+    return next((n for n, (ours, own) in pairs if ours != own), min(len(draft), len(tokens)))
+
+
+def shortened(drafts: Sequence[tuple[int, ...]], room: int) -> list[tuple[int, ...]]:
+    """The drafts with at most `room` tokens in all: the longest ones are shortened first, since a
+    draft's first tokens are right most often.
+    """
+    lengths = [len(draft) for draft in drafts]
+    while sum(lengths) > room:
+        longest = max(range(len(lengths)), key=lambda n: (lengths[n], n))
+        lengths[longest] -= 1
+    return [draft[:length] for draft, length in zip(drafts, lengths, strict=True)]
+
+
 class Drafts:
     """Drafts for one text, which only grows."""
 
@@ -25,8 +42,7 @@ class Drafts:
             for length in LENGTHS:
                 self._places[tuple(tokens[max(0, end - length) : end])] = end
         self._known = max(self._known, len(tokens))
-        if self._pause > 0:
-            self._pause -= 1
+        if self.paused():
             return ()
         for length in LENGTHS:
             place = self._places.get(tuple(tokens[-length:]))
@@ -36,6 +52,13 @@ class Drafts:
                     repeated += repeated
                 return tuple(repeated[:most])
         return ()
+
+    def paused(self) -> bool:
+        """True while no draft is to be made, because recent ones were wrong. Called once a step."""
+        if self._pause == 0:
+            return False
+        self._pause -= 1
+        return True
 
     def learn(self, accepted: int) -> None:
         """So many tokens of the draft were right; after wrong ones the pause doubles."""

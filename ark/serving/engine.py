@@ -11,6 +11,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -20,25 +21,24 @@ from ark.backend import threads
 from ark.backend.devices import Device
 from ark.backend.protocol import Backend
 from ark.errors import BaseError, GpuError, InvalidUsageError
-from ark.ir.values import whole
 from ark.machine import Machine
 from ark.models.checkpoint import Checkpoint
+from ark.models.plans import choose_context
 from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.executor import BUDGET_S
+from ark.serving.draft_model import DRAFT_TOKENS, DraftModel, check_draft_model
 from ark.serving.loading import PAGE_POSITIONS, LoadedModel, Report, load_model
 from ark.serving.masks import MaskMaker
 from ark.serving.pace import Pace
-from ark.serving.progress import Outcome, Step
-from ark.serving.requests import check_request
+from ark.serving.progress import Outcome, Step, lookup
+from ark.serving.requests import check_request, check_steps
 from ark.serving.rows import DeviceRows, Launched
 from ark.serving.scheduler import Scheduler
 from ark.serving.types import Event, FinishReason, Request, Stats
-from ark.tasks.sequences import MAX_BATCH
 
 OnEvent = Callable[[Event], None]
 LAUNCH_ITERATIONS = 512
 """Iterations of a launch, after which the host launches again: its work is a small part of them."""
-MAX_LAUNCH_ITERATIONS = 1 << 16
 RANK_ITERATIONS = 8
 """Iterations of a launch on several ranks, which do not leave it early."""
 MASK_WAIT_S = 1e-4
@@ -49,17 +49,26 @@ class Engine:
     """Serves requests on a device. A context manager; made by `Engine.open`."""
 
     def __init__(
-        self, model: LoadedModel, iterations: int = LAUNCH_ITERATIONS, draft: int = 0
+        self,
+        model: LoadedModel,
+        iterations: int = LAUNCH_ITERATIONS,
+        draft: int = 0,
+        draft_model: DraftModel | None = None,
     ) -> None:
-        """model: which the engine closes in the end. Others as of `open`."""
-        self._model, self._shape = model, model.shape
+        """model, draft_model: which the engine closes in the end. Others as of `open`."""
+        self._model, self._shape, self._draft_model = model, model.shape, draft_model
         assert model.shape.pages is not None and not (draft and model.shape.pages.apart)
         self._rows = DeviceRows(model.executor, model.shape, model.ranks)
         several = model.shape.world_size > 1
         self._launch_iterations = min(iterations, RANK_ITERATIONS) if several else iterations
         self._pool = model.page_pool(self._rows.reserved)
         self._scheduler = Scheduler(
-            model.shape.batch, model.shape.chunk, model.shape.context, self._pool, draft
+            model.shape.batch,
+            model.shape.chunk,
+            model.shape.context,
+            self._pool,
+            draft,
+            lookup if draft_model is None else draft_model.propose,
         )
         self._news = threading.Condition()
         self._masks = MaskMaker(self._mask_made)
@@ -89,6 +98,7 @@ class Engine:
         page: int = PAGE_POSITIONS,
         iterations: int = LAUNCH_ITERATIONS,
         draft: int = 0,
+        draft_model: Checkpoint | None = None,
         sampling: str = "",
         max_logprobs: int = 0,
         budget_s: float = BUDGET_S,
@@ -104,22 +114,21 @@ class Engine:
         token beside what decodes. pages: of `page` positions each, in all; by default enough for
         all slots. iterations: the most of a launch; it ends earlier where a request arrives, ends
         or is cancelled. draft: tokens of a request that free rows try beyond the
-        next one, where its text repeats itself; the text stays the same. sampling,
-        max_logprobs: `sampling` and `logprobs` of ark.models.build.Shape. progress: as of
+        next one; the text stays the same. draft_model: a smaller model, on the same device, that
+        makes these tokens; without one they are what followed where the text repeats itself.
+        sampling, max_logprobs: `sampling` and `logprobs` of ark.models.build.Shape. progress: as of
         ark.models.generate.Generator. ranks: those that share the model, of which this is rank 0;
         the others call `load_model` with the same arguments and ark.serving.ranks.follow. machine:
         to plan for, by default the device's.
 
         Raises ark.errors with a paragraph for a person before anything runs.
         """
-        if not 1 <= whole("the number of iterations", iterations) <= MAX_LAUNCH_ITERATIONS:
-            raise InvalidUsageError(
-                f"iterations={iterations} is out of range; expected 1 to {MAX_LAUNCH_ITERATIONS}"
-            )
-        if not 0 <= whole("the draft", draft) < MAX_BATCH:
-            raise InvalidUsageError(
-                f"draft={draft} is out of range; expected 0 (none) to {MAX_BATCH - 1}"
-            )
+        check_steps(iterations, draft)
+        if not isinstance(checkpoint, Checkpoint):
+            checkpoint = Checkpoint.open(Path(checkpoint))
+        if draft_model is not None:
+            check_draft_model(checkpoint, draft_model, choose_context(checkpoint, context), ranks)
+            draft = draft or DRAFT_TOKENS
         model = load_model(
             checkpoint,
             backend,
@@ -137,11 +146,16 @@ class Engine:
             ranks=ranks,
             machine=machine,
         )
-        try:
-            return cls(model, iterations, draft)
-        except BaseException:
-            model.close()
-            raise
+        with ExitStack() as loaded:
+            loaded.callback(model.close)
+            drafts = None
+            if draft_model is not None:
+                target = model.opened if isinstance(device, int) else device
+                drafts = DraftModel.open(draft_model, backend, target, model.shape, budget_s)
+                loaded.callback(drafts.close)
+            engine = cls(model, iterations, draft, drafts)
+            loaded.pop_all()
+            return engine
 
     @property
     def context(self) -> int:
@@ -223,6 +237,8 @@ class Engine:
             self._masks.close()
             with self._news:
                 self._rows.close()
+            if self._draft_model is not None:
+                self._draft_model.close()
             self._model.close()
 
     def _mask_made(self) -> None:
@@ -378,18 +394,4 @@ class Engine:
         self._stats = self._count()
 
     def _count(self) -> Stats:
-        scheduler = self._scheduler
-        ids = [progress.request.id for progress in scheduler.running if progress.finish is None]
-        return Stats(
-            slots=scheduler.slots,
-            running=len(ids),
-            waiting=len(scheduler.waiting),
-            pages=self._pool.count,
-            free_pages=self._pool.available,
-            prompt_tokens=self._prompt_tokens,
-            cached_prompt_tokens=scheduler.cached_tokens,
-            generated_tokens=self._generated,
-            iterations=self._iterations,
-            preemptions=scheduler.preemptions,
-            slot_ids=(*ids, *[""] * (scheduler.slots - len(ids))),
-        )
+        return self._scheduler.stats(self._prompt_tokens, self._generated, self._iterations)

@@ -25,6 +25,7 @@ from ark.models.plans import choose_context
 from ark.models.sampling import MAX_LOGPROBS, SamplingParams
 from ark.models.tokenizer import Tokenizer
 from ark.serving.answers import Answer
+from ark.serving.draft_model import draft_nbytes
 from ark.serving.engine import Engine
 from ark.serving.grammar import Grammars
 from ark.serving.memory import MEMORY_SHARE, checked_share, choose_pages
@@ -58,6 +59,8 @@ class LLM:
         max_num_seqs: int = 8,
         memory_share: float = MEMORY_SHARE,
         chunk: int | None = None,
+        draft: str | Path | None = None,
+        draft_tokens: int = 0,
         sampling: str = FULL,
         max_logprobs: int = MAX_LOGPROBS,
         progress: Callable[[str, int, int], None] | None = None,
@@ -69,7 +72,10 @@ class LLM:
         max_model_len: positions of a prompt and its answer; by default the model's, at most 4096.
         max_num_seqs: requests that run at once. memory_share: of the device's free memory, for
         weights, keys and values; where these do not fit, fewer pages are kept than all requests
-        may fill. chunk: prompt tokens an iteration. sampling: "full", or "" for plans that follow
+        may fill. chunk: prompt tokens an iteration. draft: a smaller model of the same tokens,
+        which guesses the next draft_tokens (3) of a text, so that free rows verify them in one
+        iteration; draft_tokens alone: those that followed where the text repeats itself. Texts
+        stay the same. sampling: "full", or "" for plans that follow
         temperature and top-k alone and take a little less time. progress: as of
         ark.models.generate.Generator. ranks: 1.
 
@@ -86,6 +92,7 @@ class LLM:
                 f"the model is {model!r:.60}; give the path of a checkpoint's directory"
             )
         checkpoint = Checkpoint.open(local_directory(model), quantize)
+        drafts = None if draft is None else Checkpoint.open(local_directory(draft))
         self._checkpoint = checkpoint
         vocabulary = checkpoint.config.vocab_size
         self._tokenizer = Tokenizer.open(checkpoint.directory, vocab_size=vocabulary)
@@ -101,7 +108,10 @@ class LLM:
         try:
             context = choose_context(checkpoint, max_model_len)
             free = self._device.free_bytes()
-            pages, verdict = choose_pages(checkpoint, free, context, max_num_seqs, share, None)
+            beside = 0 if drafts is None else draft_nbytes(drafts, max_num_seqs, context)
+            pages, verdict = choose_pages(
+                checkpoint, free, context, max_num_seqs, share, None, beside=beside
+            )
             log.info(verdict)
             self._engine = Engine.open(
                 checkpoint,
@@ -111,6 +121,8 @@ class LLM:
                 context=context,
                 chunk=chunk,
                 pages=pages,
+                draft=draft_tokens,
+                draft_model=drafts,
                 sampling=sampling,
                 max_logprobs=max_logprobs if sampling else 0,
                 progress=progress,

@@ -29,16 +29,18 @@ def choose_pages(
     share: float,
     asked: int | None,
     ranks: int = 1,
+    beside: int = 0,
 ) -> tuple[int, str]:
     """The pages to keep, and a line that says what fits. asked: so many; None for those of all
     slots, or as many as fit. free: bytes of the device, of which that share is used. ranks:
-    that share weights, keys and values; the embedding is taken as whole on each.
+    that share weights, keys and values; the embedding is taken as whole on each. beside: bytes of
+    a draft model.
 
     SystemError where the weights, and the pages or one request, do not fit.
     """
     config = checkpoint.config
     embedding = config.vocab_size * config.hidden_size * checkpoint.dtype.itemsize
-    weights = (checkpoint.nbytes + (ranks - 1) * embedding) // ranks
+    weights = (checkpoint.nbytes + (ranks - 1) * embedding) // ranks + beside
     page = checkpoint.position_nbytes * PAGE_POSITIONS // ranks
     each = -(-context // PAGE_POSITIONS)
     fitting = int((free * share - weights) // page) - slots - 1  # rows and the prompt have one each

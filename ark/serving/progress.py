@@ -4,6 +4,7 @@ and engine.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -52,6 +53,11 @@ class Progress:
         return len(self.tokens) - len(self.request.prompt)
 
     @property
+    def room(self) -> int:
+        """The most tokens of a draft that it may use: another token follows them."""
+        return self.total - len(self.tokens) - 1
+
+    @property
     def most(self) -> int:
         """Tokens that it may have at the end of a step: a mask is of the next one alone."""
         return self.total if self.guide is None else min(self.total, len(self.tokens) + 1)
@@ -64,6 +70,15 @@ class Progress:
         """Tokens that so many iterations in its row make."""
         reads = self.last - self.computed
         return max(0, min(iterations - reads, self.end(size) - len(self.tokens)))
+
+
+Propose = Callable[[Sequence[Progress], int], Sequence[tuple[int, ...]]]
+"""By text, up to so many tokens that may follow it."""
+
+
+def lookup(texts: Sequence[Progress], most: int) -> list[tuple[int, ...]]:
+    """Proposes what followed a text's last tokens before (ark.serving.drafts)."""
+    return [text.drafts.propose(text.tokens, most) for text in texts]
 
 
 @dataclass(frozen=True)

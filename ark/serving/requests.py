@@ -1,13 +1,29 @@
-"""Which requests an engine can serve. Called by ark.serving.engine."""
+"""Which requests and steps an engine can serve. Called by ark.serving.engine."""
 
 from __future__ import annotations
 
 from ark.errors import InvalidUsageError
+from ark.ir.values import whole
 from ark.models.build import FULL, Shape
 from ark.models.options import check_tokens
 from ark.models.request import check_prompt_tokens, no_room
 from ark.models.sampling import BASIC
 from ark.serving.types import Request
+from ark.tasks.sequences import MAX_BATCH
+
+MAX_LAUNCH_ITERATIONS = 1 << 16
+
+
+def check_steps(iterations: int, draft: int) -> None:
+    """Raises InvalidUsageError for iterations of a launch, or tokens of a draft, out of range."""
+    if not 1 <= whole("the number of iterations", iterations) <= MAX_LAUNCH_ITERATIONS:
+        raise InvalidUsageError(
+            f"iterations={iterations} is out of range; expected 1 to {MAX_LAUNCH_ITERATIONS}"
+        )
+    if not 0 <= whole("the draft", draft) < MAX_BATCH:
+        raise InvalidUsageError(
+            f"draft={draft} is out of range; expected 0 (none) to {MAX_BATCH - 1}"
+        )
 
 
 def check_request(request: Request, shape: Shape) -> None:

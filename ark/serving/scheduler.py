@@ -24,9 +24,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+from ark.serving.drafts import right_tokens, shortened
 from ark.serving.pages import PagePool, page_name
-from ark.serving.progress import Chunks, Outcome, Progress, Step, may_draft
-from ark.serving.types import FinishReason, Request
+from ark.serving.progress import Chunks, Outcome, Progress, Propose, Step, lookup, may_draft
+from ark.serving.types import FinishReason, Request, Stats
 
 
 def forms_of(slots: int) -> tuple[int, ...]:
@@ -38,15 +39,22 @@ class Scheduler:
     """The state of all requests of an engine.
 
     slots: requests that run at once. chunk: tokens of a chunk, 0 where rows read prompts. context:
-    positions of a request; the pool has pages for one of so many. draft: most tokens of a draft.
+    positions of a request; the pool has pages for one of so many. draft: most tokens of a draft,
+    which `propose` makes.
     """
 
     def __init__(
-        self, slots: int, chunk: int, context: int, pool: PagePool, draft: int = 0
+        self,
+        slots: int,
+        chunk: int,
+        context: int,
+        pool: PagePool,
+        draft: int = 0,
+        propose: Propose = lookup,
     ) -> None:
         assert pool.count * pool.size >= context
         self.slots, self.chunk, self.context, self.pool = slots, chunk, context, pool
-        self.draft = draft
+        self.draft, self.propose = draft, propose
         self.forms = forms_of(slots)
         self.drafted_tokens = self.accepted_tokens = 0
         self.waiting: deque[Progress] = deque()
@@ -59,6 +67,23 @@ class Scheduler:
     def idle(self) -> bool:
         """True where no request waits or runs."""
         return not self.waiting and not self.running
+
+    def stats(self, prompt_tokens: int, generated_tokens: int, iterations: int) -> Stats:
+        """The state between two steps, with the engine's counts."""
+        ids = [progress.request.id for progress in self.running if progress.finish is None]
+        return Stats(
+            slots=self.slots,
+            running=len(ids),
+            waiting=len(self.waiting),
+            pages=self.pool.count,
+            free_pages=self.pool.available,
+            prompt_tokens=prompt_tokens,
+            cached_prompt_tokens=self.cached_tokens,
+            generated_tokens=generated_tokens,
+            iterations=iterations,
+            preemptions=self.preemptions,
+            slot_ids=(*ids, *[""] * (self.slots - len(ids))),
+        )
 
     def add(self, request: Request) -> Progress:
         """A request arrives; its prompt is shorter than the context."""
@@ -153,9 +178,7 @@ class Scheduler:
         self, progress: Progress, tokens: Sequence[int], draft: Sequence[int]
     ) -> Sequence[int]:
         """The tokens behind a right beginning of the draft."""
-        right = 0
-        while right < len(draft) and draft[right] == tokens[right]:
-            right += 1
+        right = right_tokens(draft, tokens)
         progress.drafts.learn(right)
         self.drafted_tokens += len(draft)
         self.accepted_tokens += right
@@ -267,16 +290,15 @@ class Scheduler:
         place that is read has a page.
         """
         room = self.slots - len(self.rows) if self.draft else 0
+        may = [p for p in self.rows if p.computed == p.last and p.room > 0 and may_draft(p)]
+        asked = may if room else []
+        proposals = shortened(self.propose(asked, min(self.draft, room)), room)
+        proposed = dict(zip(asked, proposals, strict=True))
         drafts: list[tuple[int, ...]] = []
         for progress in self.rows:
-            most = min(self.draft, room, progress.total - len(progress.tokens) - 1)
-            draft: tuple[int, ...] = ()
-            if most > 0 and progress.computed == progress.last and may_draft(progress):
-                draft = progress.drafts.propose(progress.tokens, most)
+            draft = proposed.get(progress, ())[: max(0, progress.room)]
             self._take_ahead(progress, len(progress.tokens) + len(draft))
-            draft = draft[: len(progress.pages) * self.pool.size - len(progress.tokens)]
-            drafts.append(draft)
-            room -= len(draft)
+            drafts.append(draft[: len(progress.pages) * self.pool.size - len(progress.tokens)])
         return tuple(drafts)
 
     def _iterations(self, most: int) -> int:

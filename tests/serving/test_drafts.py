@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ark.serving.drafts import LENGTHS, MAX_PAUSE_TOKENS, Drafts
+from ark.serving.drafts import LENGTHS, MAX_PAUSE_TOKENS, Drafts, right_tokens, shortened
 
 
 def test_a_text_that_goes_round_is_continued() -> None:
@@ -29,6 +29,20 @@ def test_wrong_drafts_pause() -> None:
     assert pauses == [1, 3, 7, 15, 31, MAX_PAUSE_TOKENS, MAX_PAUSE_TOKENS, MAX_PAUSE_TOKENS]
     drafts.learn(1)
     assert drafts.propose(text, 1)
+
+
+def test_the_longest_drafts_are_shortened_first() -> None:
+    assert shortened([(1, 2, 3), (), (4,), (5, 6, 7)], 5) == [(1, 2), (), (4,), (5, 6)]
+    assert shortened([(1, 2, 3), (4, 5)], 5) == [(1, 2, 3), (4, 5)]
+    assert shortened([(1,), (2,)], 1) == [(1,), ()]
+    assert shortened([], 0) == []
+
+
+def test_a_draft_is_right_up_to_its_first_wrong_token() -> None:
+    assert right_tokens((1, 2, 3), (1, 2, 4)) == 2
+    assert right_tokens((1, 2, 3), (1, 2)) == 2
+    assert right_tokens((), (1,)) == 0
+    assert right_tokens((1, 1), (2, 1, 1)) == 0
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=30), st.integers(1, 6))

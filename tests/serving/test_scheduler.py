@@ -19,10 +19,17 @@ from hypothesis.stateful import (
 
 from ark.models.sampling import SamplingParams
 from ark.serving.pages import PagePool
-from ark.serving.progress import Outcome, Progress, Step
+from ark.serving.progress import Outcome, Progress, Propose, Step, lookup
 from ark.serving.scheduler import Scheduler
 from ark.serving.types import FinishReason, Request
-from tests.serving.model_device import VOCABULARY_TOKENS, ModelDevice, finish, solo
+from tests.serving.model_device import (
+    VOCABULARY_TOKENS,
+    ModelDevice,
+    chained,
+    finish,
+    next_token,
+    solo,
+)
 from tests.slow import examples
 
 MAX_POSITIONS = 24
@@ -42,6 +49,18 @@ class AnyText:
         return MASK
 
 
+def mostly_right(texts: Sequence[Progress], most: int) -> list[tuple[int, ...]]:
+    """As a draft model of the device in ModelDevice, which is wrong at every fourth place."""
+    drafts = []
+    for text in texts:
+        tokens = list(text.tokens)
+        for _ in range(most - text.drafts.paused()):
+            chain = chained(tokens)[-1]
+            tokens.append((next_token(chain) + (chain % 4 == 0)) % VOCABULARY_TOKENS)
+        drafts.append(tuple(tokens[len(text.tokens) :]))
+    return drafts
+
+
 class Schedules(RuleBasedStateMachine):
     """Requests arrive, are cancelled, get their masks, and steps are done, in any order."""
 
@@ -52,10 +71,20 @@ class Schedules(RuleBasedStateMachine):
         spare=st.integers(0, 12),
         share=st.booleans(),
         draft=st.sampled_from([0, 1, 3]),
+        propose=st.sampled_from([lookup, mostly_right]),
     )
-    def open(self, slots: int, chunk: int, size: int, spare: int, share: bool, draft: int) -> None:
+    def open(
+        self,
+        slots: int,
+        chunk: int,
+        size: int,
+        spare: int,
+        share: bool,
+        draft: int,
+        propose: Propose,
+    ) -> None:
         self.pool = PagePool(7, -(-MAX_POSITIONS // size) + spare, size, share)
-        self.scheduler = Scheduler(slots, chunk, MAX_POSITIONS, self.pool, draft)
+        self.scheduler = Scheduler(slots, chunk, MAX_POSITIONS, self.pool, draft, propose)
         self.device = ModelDevice(chunk, size)
         self.requests: dict[str, Request] = {}
         self.texts: dict[str, list[int]] = {}
