@@ -24,7 +24,7 @@ from ark.ir import values as ir
 from ark.ir.attributes import CustomAttributes
 from ark.ir.dtype import DataType
 from ark.ir.values import whole
-from ark.lower.ops.custom import lower_custom, lower_channel_custom
+from ark.lower.ops.custom import lower_channel_custom, lower_custom
 from ark.lower.registry import register
 from ark.ops.communication.channels import CUSTOM, Channel
 from ark.ops.custom_checks import (
