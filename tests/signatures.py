@@ -21,6 +21,7 @@ from ark.ir.dtype import (
     FLOATS,
     DataType,
     bf16,
+    cache_type,
     fp16,
     fp32,
     int8,
@@ -143,6 +144,21 @@ def _movement(dtype: DataType) -> None:
         ark.rotary_embedding(rows, position, ark.tensor((8,)), interleaved)
 
 
+def _caches_of_codes(dtype: DataType) -> None:
+    """Appends to caches of codes, and attention of a row and of many over them."""
+    position, rows = ark.tensor((1,), int32), ark.tensor((9, 32), dtype)
+    table, one = ark.tensor((1, 4), int32), ark.tensor((1, 64), dtype)
+    for codes in ("int8", "fp8_e4m3"):
+        kind = cache_type(codes, 16, dtype)
+        keys, values = (ark.kv_append(ark.tensor((2, 192, 16), kind), rows, position) for _ in "kv")
+        pages = [
+            ark.paged_append(ark.tensor((6, 2, 32, 16), kind), rows, table, position) for _ in "kv"
+        ]
+        for query in (one, ark.tensor((9, 64), dtype)):
+            ark.attention(query, keys, values, position)
+            ark.paged_attention(query, *pages, table, position)
+
+
 def _types(dtype: DataType) -> None:
     """Whole numbers and bools, types of 4 bits, and tensors of more than four dimensions."""
     whole = {fp32: int64, fp16: uint32, bf16: int8, int32: int32}[dtype]
@@ -228,6 +244,7 @@ _CASES: tuple[tuple[str, Callable[[DataType], None], tuple[DataType, ...]], ...]
     ("rows", _rows, FLOATS),
     ("integers", _integers, (int32,)),
     ("movement", _movement, FLOATS),
+    ("caches of codes", _caches_of_codes, FLOATS),
     ("experts", _experts, FLOATS),
     ("types", _types, ALL),
     ("indexing", _indexing, ALL),

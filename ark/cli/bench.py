@@ -24,6 +24,7 @@ from ark.cli import (
     bench_models,
     bench_ops,
     bench_parallel,
+    bench_perplexity,
     bench_serve,
     bench_torch,
 )
@@ -66,7 +67,7 @@ def register(subparsers: Subparsers) -> None:
     kinds = p.add_subparsers(dest="what", metavar="WHAT", required=True)
     compiled = (bench_torch, bench_models)
     modules = (bench_ops, bench_fidelity, bench_comm, bench_parallel, *compiled, bench_serve)
-    for module in modules:
+    for module in (*modules, bench_perplexity):
         module.register(kinds)
     d = kinds.add_parser("decode", help="time per token of one launch")
     d.add_argument(

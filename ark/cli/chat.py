@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from ark.cli.common import errors, visible
-from ark.cli.engines import add_memory, chat_templates, open_engine
+from ark.cli.engines import add_memory, chat_templates, open_checkpoint, open_engine
 from ark.cli.parser import (
     CHUNK,
     CONTEXT,
@@ -24,15 +24,14 @@ from ark.cli.parser import (
     add_backend,
     add_device,
     add_directory,
+    add_kv_cache,
     add_quantize,
     positive,
 )
 from ark.cli.sampling import add_sampling, given_sampling
 from ark.errors import BaseError, GpuError, InvalidUsageError
 from ark.models.chat import ChatTemplates
-from ark.models.checkpoint import Checkpoint
 from ark.models.generation import sampling_fields
-from ark.models.hub import local_directory
 from ark.models.sampling import SamplingParams
 from ark.models.stops import StoppedText
 from ark.models.tokenizer import Tokenizer
@@ -70,6 +69,7 @@ def register(subparsers: Subparsers) -> None:
     add_memory(p, CONTEXT)
     p.add_argument("--chunk", type=positive, metavar="N", help=CHUNK)
     add_quantize(p)
+    add_kv_cache(p)
     add_backend(p)
     add_device(p)
     p.set_defaults(func=run)
@@ -155,7 +155,7 @@ def _interrupts(then: Callable[[], None]) -> Iterator[None]:
 
 def run(args: argparse.Namespace) -> int:
     given = given_sampling(args)
-    checkpoint = Checkpoint.open(local_directory(args.directory), args.quantize)
+    checkpoint = open_checkpoint(args)
     tokenizer = Tokenizer.open(checkpoint.directory, vocab_size=checkpoint.config.vocab_size)
     templates = chat_templates(checkpoint.directory, tokenizer, args.chat_template)
     templates.render([{"role": "user", "content": "Hello"}])  # refused before anything is loaded

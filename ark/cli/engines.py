@@ -19,6 +19,7 @@ from ark.errors import InvalidUsageError
 from ark.models.build import FULL
 from ark.models.chat import DEFAULT, ChatTemplates
 from ark.models.checkpoint import Checkpoint
+from ark.models.hub import local_directory
 from ark.models.plans import choose_context
 from ark.models.sampling import MAX_LOGPROBS
 from ark.models.tokenizer import Tokenizer
@@ -30,6 +31,11 @@ from ark.serving.engine import Engine
 from ark.serving.loading import load_model
 from ark.serving.memory import MEMORY_SHARE, checked_share, choose_pages
 from ark.serving.ranks import follow
+
+
+def open_checkpoint(args: argparse.Namespace) -> Checkpoint:
+    """The checkpoint of `directory`, held as `--quantize` and `--kv-cache-dtype` say."""
+    return Checkpoint.open(local_directory(args.directory), args.quantize, args.kv_cache_dtype)
 
 
 def chat_templates(directory: Path, tokenizer: Tokenizer, file: str | None) -> ChatTemplates:

@@ -27,6 +27,7 @@ from ark.cli.parser import (
     add_backend,
     add_device,
     add_directory,
+    add_kv_cache,
     add_quantize,
     positive,
 )
@@ -84,6 +85,7 @@ def register(subparsers: Subparsers) -> None:
     p.add_argument("--context", type=positive, metavar="N", help=CONTEXT)
     p.add_argument("--chunk", type=positive, metavar="N", help=CHUNK)
     add_quantize(p)
+    add_kv_cache(p)
     add_backend(p)
     add_device(p, of_rank=True)
     p.add_argument(
@@ -125,7 +127,7 @@ def run(args: argparse.Namespace) -> int:
     rank_info = rank_from_environment()
     if to_be_started(args.ranks, rank_info):
         # The checkpoint's and the model's errors are one process's to tell.
-        checkpoint = Checkpoint.open(args.directory, args.quantize)
+        checkpoint = Checkpoint.open(args.directory, args.quantize, args.kv_cache_dtype)
         check_ranks(checkpoint, args.ranks, len(args.prompt), args.split or "")
         argv = [sys.executable, "-m", "ark", *args.words]
         return launch_command(args.ranks, argv, stdin="-" in args.prompt)
@@ -138,7 +140,7 @@ def run(args: argparse.Namespace) -> int:
             f"the budget is {args.budget} s; it must be above 0 and at most {MOST_BUDGET_S:g}"
         )
     given = given_sampling(args)
-    checkpoint = Checkpoint.open(args.directory, args.quantize)
+    checkpoint = Checkpoint.open(args.directory, args.quantize, args.kv_cache_dtype)
     tokenizer = Tokenizer.open(args.directory, vocab_size=checkpoint.config.vocab_size)
     backend, probe = registry.choose(args.backend)
     leader = rank_info.rank == 0

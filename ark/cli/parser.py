@@ -109,6 +109,17 @@ def add_quantize(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_kv_cache(parser: argparse.ArgumentParser) -> None:
+    """The option that says how keys and values are held."""
+    parser.add_argument(
+        "--kv-cache-dtype",
+        choices=("auto", "fp8", "int8"),
+        default="auto",
+        help="hold keys and values as codes of 8 bits with a scale for each head and position "
+        "(default: auto, as floats of the weights' type)",
+    )
+
+
 def add_device(parser: argparse.ArgumentParser, of_rank: bool = False) -> None:
     """Adds `--device`. of_rank: the default is by the rank's number on its host."""
     default = " (default: by the rank's number on its host)" if of_rank else ""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ark.backend import machine_files
 from ark.cli.common import errors, memory_verdict, progress, read_plan, write_file
-from ark.cli.parser import CHUNK, CONTEXT, Subparsers, add_quantize, positive
+from ark.cli.parser import CHUNK, CONTEXT, Subparsers, add_kv_cache, add_quantize, positive
 from ark.cli.pass_pages import PassPages
 from ark.cli.plan_variants import variant_table
 from ark.errors import InvalidUsageError
@@ -19,7 +19,7 @@ from ark.lower.observe import observed
 from ark.machine import Machine
 from ark.models.build import Shape
 from ark.models.checkpoint import Checkpoint
-from ark.models.config import builtin_config
+from ark.models.config import builtin_config, with_cache
 from ark.models.gguf_file import is_gguf
 from ark.models.holding import quantised_config
 from ark.models.plans import choose_chunk, choose_context, make_plans, plans, usual_chunk
@@ -49,6 +49,7 @@ def register(subparsers: Subparsers) -> None:
     p.add_argument("--context", type=positive, metavar="N", help=CONTEXT)
     p.add_argument("--chunk", type=int, metavar="N", help=f"{CHUNK}; 0: no prompts")
     add_quantize(p)
+    add_kv_cache(p)
     p.add_argument(
         "-o",
         "--output",
@@ -103,12 +104,13 @@ def make(args: argparse.Namespace, machine: Machine | None = None) -> list[Plan]
             traceback.print_exception(error.__cause__)
             raise
     if Path(source).is_dir() or "/" in source or is_gguf(source):
-        checkpoint = Checkpoint.open(source, args.quantize)
+        checkpoint = Checkpoint.open(source, args.quantize, args.kv_cache_dtype)
         context = choose_context(checkpoint, args.context)
         config, dtype = checkpoint.config, DataType.from_numpy(checkpoint.dtype)
     else:
         config, dtype = builtin_config(source), by_name("bf16")
         config = quantised_config(config, args.quantize, source)
+        config = with_cache(config, args.kv_cache_dtype, dtype)
         context = args.context or 1024
     chunk = choose_chunk(args.chunk, context, usual_chunk(machine, dtype))
     shape = Shape(config, dtype, context, chunk, 0, args.ranks)

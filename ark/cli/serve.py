@@ -18,6 +18,7 @@ from ark.cli.engines import (
     add_memory,
     chat_templates,
     follow_engine,
+    open_checkpoint,
     open_embedder,
     open_engine,
 )
@@ -27,13 +28,15 @@ from ark.cli.parser import (
     add_backend,
     add_device,
     add_directory,
+    add_kv_cache,
     add_quantize,
     positive,
 )
 from ark.errors import InvalidUsageError, SystemError, UnsupportedError
 from ark.models.checkpoint import Checkpoint
+from ark.models.hub import local_directory
 from ark.models.generation import sampling_fields
-from ark.models.hub import hub_name, local_directory
+from ark.models.hub import hub_name
 from ark.models.shard import check_ranks
 from ark.models.tokenizer import Tokenizer
 from ark.runtime.bootstrap import Bootstrap
@@ -105,6 +108,7 @@ def register(subparsers: Subparsers) -> None:
     )
     p.add_argument("--chunk", type=positive, metavar="N", help=CHUNK)
     add_quantize(p)
+    add_kv_cache(p)
     p.add_argument(
         "--pages",
         type=positive,
@@ -206,7 +210,7 @@ def run(args: argparse.Namespace) -> int:
         )
     if to_be_started(args.ranks, rank_info):
         # The checkpoint's errors are one process's to tell.
-        config = Checkpoint.open(local_directory(args.directory), args.quantize).config
+        config = open_checkpoint(args).config
         check_ranks(config, args.ranks)
         argv = [sys.executable, "-m", "ark", *args.words]
         return launch_command(args.ranks, argv, forward=(signal.SIGTERM, signal.SIGINT))
@@ -217,7 +221,7 @@ def run(args: argparse.Namespace) -> int:
             return _serve(args, ranks)
         for number in (signal.SIGTERM, signal.SIGINT):  # which are rank 0's to answer
             signal.signal(number, signal.SIG_IGN)
-        checkpoint = Checkpoint.open(local_directory(args.directory), args.quantize)
+        checkpoint = open_checkpoint(args)
         follow_engine(args, checkpoint, args.slots, args.pages, ranks, args.draft_tokens or 0)
         return 0
 
@@ -283,7 +287,7 @@ def opened(
     from ark.server.model import ServedModel
     from ark.server.run import Options
 
-    checkpoint = Checkpoint.open(local_directory(args.directory), args.quantize)
+    checkpoint = open_checkpoint(args)
     config = checkpoint.config
     tokenizer = Tokenizer.open(checkpoint.directory, vocab_size=config.vocab_size)
     templates = chat_templates(checkpoint.directory, tokenizer, args.chat_template)

@@ -75,7 +75,13 @@ class ShapeAttributes(Attributes, frozen=True):
     shape: list[int]
 
 
-class PagedAppendAttributes(Attributes, frozen=True):
+class AppendAttributes(Attributes, frozen=True):
+    """codes: the name of the type of codes that a cache has; "" for floats."""
+
+    codes: str = ""
+
+
+class PagedAppendAttributes(AppendAttributes, frozen=True, kw_only=True):
     """apart: no row of an iteration reads what another one appends."""
 
     apart: bool
@@ -322,6 +328,7 @@ ATTRIBUTES: Mapping[str, type[Attributes]] = {
     "fusion": FusionAttributes,
     "quantized_linear": GroupAttributes,
     "reshape": ShapeAttributes,
+    "kv_append": AppendAttributes,
     "paged_append": PagedAppendAttributes,
     "gather": AxisAttributes,
     "gather_elements": AxisAttributes,

@@ -254,6 +254,18 @@ def row_type(
     )
 
 
+def cache_type(codes: str, width: int, values: DataType) -> RowType:
+    """The type of a cache whose rows of `width` elements are codes with one scale. codes: the name
+    of their type, int8 or fp8_e4m3. values: the type of a cache without codes.
+    """
+    if width % CODE_STEP:
+        raise InvalidUsageError(
+            f"a cache of {codes} has rows of a multiple of {CODE_STEP} elements, got {width}; keep "
+            f"keys and values in {values.name}"
+        )
+    return row_type(by_name(codes), width, width, fp32, False, values)
+
+
 def value_type(dtype: DataType) -> DataType:
     """The type of floats that elements have where they are multiplied."""
     return dtype.values if isinstance(dtype, RowType) else dtype

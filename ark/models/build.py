@@ -59,7 +59,7 @@ class Shape:
     that decode some of the batch's sequences each. sampling: FULL for a plan that follows all of
     ark.SamplingParams and reports up to `logprobs` of the highest log probabilities; empty for
     greedy and top-k sampling alone. embeds: a launch computes the embedding of one text in place of
-    next tokens.
+    next tokens. scores: an iteration computes the logits of a chunk of a text's tokens instead.
 
     A chunk of at least MIN_BEGIN_CHUNK_TOKENS takes less time than two tokens one by one: then the
     prompt's last chunk is a separate entry point, which also samples the first token.
@@ -77,6 +77,7 @@ class Shape:
     sampling: str = ""
     logprobs: int = 0
     embeds: bool = False
+    scores: bool = False
 
     @property
     def begins(self) -> bool:
@@ -109,6 +110,11 @@ class Shape:
                 raise InvalidUsageError(
                     f"the plan {self.split!r} cannot share quantised weights; omit the split, or "
                     "use a checkpoint that is not quantised"
+                )
+            if self.config.cache_codes and self.world_size > 1:
+                raise InvalidUsageError(
+                    f"the plan {self.split!r} cannot share keys and values of "
+                    f"{self.config.cache_codes}; omit the split, or --kv-cache-dtype"
                 )
         if not 1 <= self.batch <= MAX_BATCH:
             raise InvalidUsageError(
@@ -158,6 +164,8 @@ def build(shape: Shape) -> Built:
         layouts = quantise(decoder, shape.dtype, dict(shape.config.layouts), shares)
         if shape.embeds:
             _trace_embedding(model, decoder, shape)
+        elif shape.scores:
+            _trace_scores(model, decoder, shape)
         elif shape.pages is not None:
             _trace_paged(model, decoder, shape, shape.pages)
         else:
@@ -197,6 +205,15 @@ def _trace_embedding(model: Model, decoder: Llama, shape: Shape) -> None:
         decoder.prompt(state, shape.chunk)
     with model.graph.entry("embed"):
         decoder.embed(state, shape.chunk)
+
+
+def _trace_scores(model: Model, decoder: Llama, shape: Shape) -> None:
+    """The entry point of a decoder that gives the logits of a text's tokens."""
+    decoder.setup(shape.context)
+    decoder.name_tensors()
+    state = TokenState.make(shape.context)
+    with model.graph.entry("score"):
+        decoder.score(state, shape.chunk)
 
 
 def _trace_paged(model: Model, decoder: Llama, shape: Shape, pages: Pages) -> None:

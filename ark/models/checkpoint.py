@@ -18,8 +18,9 @@ import numpy.typing as npt
 
 from ark import log
 from ark.errors import InvalidUsageError, ModelError
+from ark.ir.dtype import DataType
 from ark.models.build import parameters
-from ark.models.config import LlamaConfig
+from ark.models.config import LlamaConfig, with_cache
 from ark.models.formats.base import QuantizedTensor, find
 from ark.models.formats.layout import Codes
 from ark.models.formats.on_load import OnLoad
@@ -110,12 +111,15 @@ class Checkpoint:
                     self.quantized[name] = tensor
 
     @classmethod
-    def open(cls, directory: str | Path, quantize: str | None = None) -> Checkpoint:
+    def open(
+        cls, directory: str | Path, quantize: str | None = None, kv_cache_dtype: str = "auto"
+    ) -> Checkpoint:
         """Reads the config and the safetensors headers, or a GGUF file, and checks both against
         each other.
 
         quantize: a format of ark.models.formats.on_load into which the weights of linear layers are
-        brought while they are loaded; None: as they are stored.
+        brought while they are loaded; None: as they are stored. kv_cache_dtype: how
+        keys and values are held, as of ark.models.config.with_cache.
 
         Raises ModelError if a file is missing, damaged or contradictory, and UnsupportedError if
         ark does not support the model or the format.
@@ -136,6 +140,8 @@ class Checkpoint:
         checkpoint = cls(path, untied(config, stored), stored, orders)
         checkpoint.validate()
         checkpoint.hold(quantize)
+        dtype = DataType.from_numpy(checkpoint.dtype)
+        checkpoint.config = with_cache(checkpoint.config, kv_cache_dtype, dtype)
         return checkpoint
 
     def hold(self, quantize: str | None) -> None:
@@ -176,7 +182,9 @@ class Checkpoint:
     @property
     def position_nbytes(self) -> int:
         """Bytes of a position's keys and values in all layers."""
-        return self.dtype.itemsize * self.config.num_hidden_layers * self.config.position_size
+        rows, width = self.config.cache_rows
+        dtype = self.config.cache_type(DataType.from_numpy(self.dtype))
+        return dtype.nbytes(width) * rows * self.config.num_hidden_layers
 
     def validate(self) -> None:
         """Raises ModelError unless the files hold exactly the config's tensors, all of one type."""

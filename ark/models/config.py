@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
+from ark.ir.dtype import DataType, cache_type
 from ark.models.fields import Fields, check_directory
 from ark.models.formats import read_format
 from ark.models.formats.base import Format
@@ -24,6 +25,8 @@ from ark.models.registry import MODEL_TYPES, architectures, decoder
 from ark.models.rope import Rope, inverse_frequencies, read_rope
 
 SLIDING, FULL = "sliding_attention", "full_attention"
+KV_CACHE_DTYPES = {"auto": "", "fp8": "fp8_e4m3", "int8": "int8"}
+"""How keys and values are held: the type of their codes; empty: as floats of the weights' type."""
 DTYPES = ("float32", "float16", "bfloat16")
 
 
@@ -36,7 +39,8 @@ class LlamaConfig:
     may be none. windows: for each layer the number of positions that a token attends to, the latest
     ones with its own; 0: all before it. Empty: all layers attend to all. format: that of the
     checkpoint's quantised weights. layouts: how ark holds quantised weights, by ark's names of the
-    parameters; ark.models.checkpoint fills it.
+    parameters; ark.models.checkpoint fills it. cache_codes: the type of codes that keys and values
+    are held as; empty: as floats of the weights' type.
     """
 
     hidden_size: int
@@ -57,6 +61,7 @@ class LlamaConfig:
     windows: tuple[int, ...] = ()
     format: Format | None = None
     layouts: tuple[tuple[str, Layout], ...] = ()
+    cache_codes: str = ""
 
     def __post_init__(self) -> None:
         if self.num_attention_heads % self.num_key_value_heads:
@@ -112,9 +117,14 @@ class LlamaConfig:
         return self.num_key_value_heads
 
     @property
-    def position_size(self) -> int:
-        """Elements of a position's keys and values in a layer's caches."""
-        return 2 * self.kv_size
+    def cache_rows(self) -> tuple[int, int]:
+        """Rows of a position's keys and values in a layer's caches, and elements of a row."""
+        return 2 * self.num_key_value_heads, self.head_dim
+
+    def cache_type(self, dtype: DataType) -> DataType:
+        """The type of the caches of a model whose weights are of a type."""
+        width = self.cache_rows[1]
+        return cache_type(self.cache_codes, width, dtype) if self.cache_codes else dtype
 
     @property
     def inner_size(self) -> int:
@@ -150,6 +160,19 @@ class LlamaConfig:
 
 
 ConfigT = TypeVar("ConfigT", bound=LlamaConfig)
+
+
+def with_cache(config: ConfigT, kv_cache_dtype: str, dtype: DataType) -> ConfigT:
+    """The config of a model whose keys and values are held as KV_CACHE_DTYPES names it. dtype: of
+    the weights.
+    """
+    if kv_cache_dtype not in KV_CACHE_DTYPES:
+        raise InvalidUsageError(
+            f"kv_cache_dtype is {kv_cache_dtype!r:.40}; give one of {', '.join(KV_CACHE_DTYPES)}"
+        )
+    config = replace(config, cache_codes=KV_CACHE_DTYPES[kv_cache_dtype])
+    config.cache_type(dtype)  # raises for rows that have no codes
+    return config
 
 
 def config_from_fields(fields: Fields) -> LlamaConfig:

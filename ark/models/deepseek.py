@@ -53,8 +53,8 @@ class DeepseekConfig(MixtureConfig):
         return self.num_attention_heads
 
     @property
-    def position_size(self) -> int:
-        return self.latent_rank + self.head_dim
+    def cache_rows(self) -> tuple[int, int]:
+        return 1, self.latent_rank + self.head_dim
 
 
 class LatentAttention(Attention):
@@ -64,7 +64,8 @@ class LatentAttention(Attention):
 
     def __init__(self, c: DeepseekConfig, dtype: ark.DataType, number: int) -> None:
         ark.Module.__init__(self)
-        self.heads, self.dtype, self.eps = c.num_attention_heads, dtype, LATENT_NORM_EPS
+        self.heads, self.eps = c.num_attention_heads, LATENT_NORM_EPS
+        self.cache_type = c.cache_type(dtype)
         self.plain, self.rotary, self.latent_rank = c.plain_dim, c.head_dim, c.latent_rank
         width = c.plain_dim + c.head_dim
         self.scale = width**-0.5 * c.score_factor
@@ -74,7 +75,7 @@ class LatentAttention(Attention):
             self.query_down = ark.parameter((c.query_rank, c.hidden_size), dtype)
             self.query_norm = ark.parameter((c.query_rank,), dtype)
         self.query = ark.parameter((self.heads * width, c.query_rank or c.hidden_size), dtype)
-        self.latent = ark.parameter((c.position_size, c.hidden_size), dtype)
+        self.latent = ark.parameter((c.latent_rank + c.head_dim, c.hidden_size), dtype)
         self.latent_norm = ark.parameter((c.latent_rank,), dtype)
         self.key_up = ark.parameter((self.heads, c.latent_rank, c.plain_dim), dtype)
         self.value_up = ark.parameter((self.heads, c.value_dim, c.latent_rank), dtype)
@@ -84,11 +85,11 @@ class LatentAttention(Attention):
         self.heads //= ranks
 
     def setup(self, context: int, batch: int = 1) -> None:
-        self.keys = ark.tensor((batch, context, self.latent_rank + self.rotary), self.dtype)
+        self.keys = ark.tensor((batch, context, self.latent_rank + self.rotary), self.cache_type)
 
     def setup_pages(self, context: int, pool: int, page: int, apart: bool) -> None:
         self.apart = apart
-        self.keys = ark.tensor((pool, 1, page, self.latent_rank + self.rotary), self.dtype)
+        self.keys = ark.tensor((pool, 1, page, self.latent_rank + self.rotary), self.cache_type)
 
     def forward(self, x: ark.Tensor, state: ark.TokenState, frequencies: ark.Tensor) -> ark.Tensor:
         rows, heads, rank = x.shape()[0], self.heads, self.latent_rank

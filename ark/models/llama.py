@@ -15,6 +15,7 @@ from ark.models.rope import inverse_frequencies
 from ark.models.stored import Stored
 
 EMBEDDING = "embedding_of_text"
+LOGITS = "logits_of_text"
 
 
 class Attention(ark.Module):
@@ -29,7 +30,8 @@ class Attention(ark.Module):
     def __init__(self, c: LlamaConfig, dtype: ark.DataType, number: int) -> None:
         super().__init__()
         self.window = c.window(number)
-        self.kv_heads, self.head_dim, self.dtype = c.num_key_value_heads, c.head_dim, dtype
+        self.kv_heads, self.head_dim = c.num_key_value_heads, c.head_dim
+        self.cache_type = c.cache_type(dtype)
         self.scale = c.head_dim**-0.5 * c.rope.attention_factor**2
         self.softcap = 0.0
         self.sinks: ark.Tensor | None = None
@@ -45,8 +47,8 @@ class Attention(ark.Module):
     def setup(self, context: int, batch: int = 1) -> None:
         """Creates the caches, for `context` positions of each of `batch` sequences."""
         shape = (batch * self.kv_heads, context, self.head_dim)
-        self.keys = ark.tensor(shape, self.dtype)
-        self.values = ark.tensor(shape, self.dtype)
+        self.keys = ark.tensor(shape, self.cache_type)
+        self.values = ark.tensor(shape, self.cache_type)
         if self.window >= context:  # no position is outside of it
             self.window = 0
 
@@ -56,8 +58,8 @@ class Attention(ark.Module):
         """
         self.apart = apart
         shape = (pool, self.kv_heads, page, self.head_dim)
-        self.keys = ark.tensor(shape, self.dtype)
-        self.values = ark.tensor(shape, self.dtype)
+        self.keys = ark.tensor(shape, self.cache_type)
+        self.values = ark.tensor(shape, self.cache_type)
         if self.window >= context:
             self.window = 0
 
@@ -293,6 +295,15 @@ class Llama(ark.Module):
         last = ark.last_row(self(state, rows), state)
         stored = ark.tensor(last.shape(), ark.fp32, name=EMBEDDING)
         ark.rmsnorm(last, self.norm, self.eps, output=stored)
+
+    def score(self, state: ark.TokenState, rows: int) -> None:
+        """Reads a chunk of a text and stores the logits of all its tokens in the state LOGITS
+        (rows, vocabulary) fp32.
+        """
+        h = ark.rmsnorm(self(state, rows), self.norm, self.eps)
+        ark.advance(state, rows)
+        logits = self.head(h)
+        ark.copy(logits, ark.tensor(logits.shape(), ark.fp32, name=LOGITS))
 
     def decode(self, state: ark.TokenState) -> None:
         """Reads one token of each sequence and samples the next."""

@@ -14,6 +14,7 @@ from ark.ir.dtype import FLOATS, bool_, fp32
 from ark.lower.ops.attention import lower_attention
 from ark.lower.registry import register
 from ark.ops.base import float_dtype, result
+from ark.ops.caches import cache_dtype
 from ark.ops.tokens import by_sequence, check_position
 from ark.ops.views import reshape
 
@@ -58,7 +59,7 @@ def attention(
     """
     q, k, v = (as_tensor(t) for t in (query, key, value))
     dtype = float_dtype("attention", q)
-    float_dtype("attention", k)
+    cache_dtype("attention", k)
     shape, columns = k.ir.shape, q.ir.shape[-1]
     batch = q.ir.shape[:-2]
     if len(q.ir.shape) not in (2, 3) or len(shape) != len(batch) + 3 or shape[:-3] != batch:

@@ -14,10 +14,13 @@ from ark.errors import ModelError
 from ark.frontend.foreign import is_torch
 from ark.frontend.model import Model
 from ark.frontend.tensor import Tensor, TensorLike, as_tensor
+from ark.ir.attributes import AppendAttributes
+from ark.ir.dtype import DataType, RowType, by_name, cache_type
 from ark.lower.ops.caches import lower_kv_append, lower_kv_cache_slot
 from ark.lower.registry import register
 from ark.ops.base import float_dtype, same_dtype
 from ark.ops.tokens import by_sequence, check_position
+from ark.tasks.cache_rows import LARGEST_CODES, LEAST_MAGNITUDE
 
 
 def check_rows(op: str, rows: Tensor, columns: int) -> None:
@@ -29,13 +32,50 @@ def check_rows(op: str, rows: Tensor, columns: int) -> None:
         )
 
 
+def cache_dtype(op: str, cache: Tensor) -> DataType:
+    """The type of a cache: floats, or rows of ark.ir.dtype.cache_type; ModelError for others."""
+    dtype, width = cache.ir.dtype, cache.ir.shape[-1] if cache.ir.shape else 0
+    if not isinstance(dtype, RowType):
+        return float_dtype(op, cache)
+    named = dtype.codes.name in LARGEST_CODES and width == dtype.columns
+    if not named or dtype != cache_type(dtype.codes.name, width, dtype.values):
+        raise ModelError(
+            f"{op}: the cache is {dtype.name} {list(cache.ir.shape)}; expected floats, or rows of "
+            f"{' or '.join(LARGEST_CODES)} with one scale"
+        )
+    return dtype
+
+
+def codes_of(dtype: DataType) -> str:
+    """The name of the type of codes of a cache of this type; "" for floats."""
+    return dtype.codes.name if isinstance(dtype, RowType) else ""
+
+
+def as_stored(rows: np.ndarray, codes: str) -> np.ndarray:
+    """Rows (..., width) as a cache of such codes gives them back."""
+    if not codes:
+        return rows
+    numbers, scales = row_codes(rows, codes)
+    values: np.ndarray = numbers.astype(rows.dtype) * scales.astype(rows.dtype)
+    return values
+
+
+def row_codes(rows: np.ndarray, codes: str) -> tuple[np.ndarray, np.ndarray]:
+    """The codes (..., width) of rows, and their scales (..., 1) fp32."""
+    largest, dtype = np.float32(LARGEST_CODES[codes]), by_name(codes).numpy
+    rows = rows.astype(np.float32)
+    most = np.maximum(np.abs(rows).max(axis=-1, keepdims=True), np.float32(LEAST_MAGNITUDE))
+    scaled = rows * (largest / most)
+    return (np.rint(scaled) if codes == "int8" else scaled).astype(dtype), most / largest
+
+
 def check_cache(op: str, cache: Tensor, position: Tensor, rows: int = 1) -> tuple[int, int, int]:
     """A cache's sizes (heads, context, width) for each sequence.
 
     ModelError if it or the position is none. rows: with as many positions each is of a sequence of
     its own.
     """
-    float_dtype(op, cache)
+    cache_dtype(op, cache)
     shape = cache.ir.shape
     if len(shape) != 3 or not cache.ir.dense:
         raise ModelError(
@@ -53,8 +93,9 @@ def kv_append(cache: TensorLike, input: TensorLike, position: TensorLike, name: 
     """Writes rows into a cache from `position` on; returns the new tensor on the cache's memory.
 
     cache (heads, context, width), input (rows, heads * width), position (1,) int32. Rows past the
-    context are dropped. With as many positions as rows each row is a sequence's, and the cache has
-    the heads of all sequences, (rows * heads, context, width).
+    context are dropped. A cache of codes holds each row of a head with a scale of its own. With as
+    many positions as rows each row is a sequence's, and the cache has the heads of all sequences,
+    (rows * heads, context, width).
 
     Examples:
         >>> cache, position = ark.tensor([1, 3, 2]), torch.tensor([1], dtype=torch.int32)
@@ -68,7 +109,8 @@ def kv_append(cache: TensorLike, input: TensorLike, position: TensorLike, name: 
     check_rows("kv_append", rows, heads * width)
     model = Model.get_model()
     updated = model.graph.rewrite(target.ir, name)
-    model.graph.add("kv_append", [rows.ir, at.ir, target.ir], [updated], {}, name)
+    attrs = AppendAttributes(codes=codes_of(target.ir.dtype)).to_node()
+    model.graph.add("kv_append", [rows.ir, at.ir, target.ir], [updated], attrs, name)
     return Tensor(updated, model)
 
 
@@ -78,10 +120,11 @@ def _append(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.n
         each = by_sequence(inputs, len(position), ())
         return [np.concatenate([_append(one, attrs)[0] for one in each])]
     heads, context, width = cache.shape
-    updated = cache.copy()
+    updated, codes = cache.copy(), AppendAttributes.from_node(attrs).codes
     for r in range(len(rows)):
         if 0 <= int(position[0]) + r < context:
-            updated[:, int(position[0]) + r] = rows[r].reshape(heads, width)
+            row = as_stored(rows[r].reshape(heads, width), codes)
+            updated[:, int(position[0]) + r] = row
     return [updated]
 
 

@@ -196,7 +196,7 @@ def _rope_pages(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[
         rows_of.append([*(_rotated(part, int(at), frequencies, True) for part in turned), value])
     query, key, value = (np.concatenate(part) for part in zip(*rows_of, strict=True))
     caches = [
-        append_reference([rows, table, position, cache], {})[0]
+        append_reference([rows, table, position, cache], {"apart": True})[0]
         for cache, rows in ((keys, key), (values, value))
     ]
     return [query, np.concatenate([key, value], axis=1), *caches]

@@ -16,12 +16,12 @@ from ark.lower.ops.paged import lower_paged_append, lower_paged_attention
 from ark.lower.registry import register
 from ark.ops.attention import attention_reference, check_mask, check_sinks
 from ark.ops.base import float_dtype, result
-from ark.ops.caches import check_rows
+from ark.ops.caches import as_stored, cache_dtype, check_rows, codes_of
 
 
 def _check(op: str, cache: Tensor, pages: Tensor, position: Tensor, rows: int) -> tuple[int, int]:
     """(heads, width) of a cache in pages; ModelError if it, the table or the position is none."""
-    float_dtype(op, cache)
+    cache_dtype(op, cache)
     shape, table, at = cache.ir.shape, pages.ir, position.ir
     if len(shape) != 4 or not cache.ir.dense:
         raise ModelError(
@@ -78,16 +78,19 @@ def paged_append(
     model = Model.get_model()
     updated = model.graph.rewrite(target.ir, name)
     inputs = [rows.ir, table.ir, at.ir, target.ir]
-    model.graph.add(
-        "paged_append", inputs, [updated], PagedAppendAttributes(apart=bool(apart)).to_node(), name
-    )
+    attrs = PagedAppendAttributes(apart=bool(apart), codes=codes_of(target.ir.dtype)).to_node()
+    model.graph.add("paged_append", inputs, [updated], attrs, name)
     return Tensor(updated, model)
 
 
 def append_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
     """The cache with the new rows."""
     rows, table, position, cache = inputs
-    updated, page = cache.copy(), cache.shape[2]
+    updated, page, codes = (
+        cache.copy(),
+        cache.shape[2],
+        PagedAppendAttributes.from_node(attrs).codes,
+    )
     for r, row in enumerate(rows):
         of = r if len(table) > 1 else 0
         at = int(position[of]) + r - of
@@ -95,7 +98,8 @@ def append_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> 
             raise IndexError(f"the table has no position {int(position[of])}")
         number = int(table[of, at // page]) if at < table.shape[1] * page else -1
         if 0 <= number < len(cache):
-            updated[number, :, at % page] = row.reshape(cache.shape[1], cache.shape[3])
+            heads = row.reshape(cache.shape[1], cache.shape[3])
+            updated[number, :, at % page] = as_stored(heads, codes)
     return [updated]
 
 

@@ -55,6 +55,7 @@ class LLM:
         device: int = 0,
         ranks: int = 1,
         quantize: str | None = None,
+        kv_cache_dtype: str = "auto",
         max_model_len: int | None = None,
         max_num_seqs: int = 8,
         memory_share: float = MEMORY_SHARE,
@@ -69,6 +70,8 @@ class LLM:
         backend, device: by default the first with a device.
         quantize: "fp8", "int8" or "int4" to bring the weights of linear layers into that format
         while they are loaded; by default they stay as they are stored.
+        kv_cache_dtype: "fp8" or "int8" to hold keys and values as codes of 8 bits with a scale for
+        each head and position; "auto": as floats of the weights' type.
         max_model_len: positions of a prompt and its answer; by default the model's, at most 4096.
         max_num_seqs: requests that run at once. memory_share: of the device's free memory, for
         weights, keys and values; where these do not fit, fewer pages are kept than all requests
@@ -91,7 +94,7 @@ class LLM:
             raise InvalidUsageError(
                 f"the model is {model!r:.60}; give the path of a checkpoint's directory"
             )
-        checkpoint = Checkpoint.open(local_directory(model), quantize)
+        checkpoint = Checkpoint.open(local_directory(model), quantize, kv_cache_dtype)
         drafts = None if draft is None else Checkpoint.open(local_directory(draft))
         self._checkpoint = checkpoint
         vocabulary = checkpoint.config.vocab_size

@@ -33,10 +33,10 @@ from ark.plan.params import (
     matrix,
     need,
     shaped,
-    typed,
 )
 from ark.plan.types import Fetch, Growth
 from ark.tasks import text
+from ark.tasks.cache_rows import cache_operand, cache_texts, element_bytes
 
 CHUNK_POSITIONS = 256
 NEW_ROWS_OPERAND = 5  # the operand with this iteration's keys and values
@@ -77,7 +77,7 @@ class Attention(SplitAttention):
         need(heads % kv_heads == 0, f"{heads} heads do not share {kv_heads} evenly")
         rows, columns = matrix(sig, 0)
         need(columns == heads * width, f"{columns} columns are not {heads} heads of {width}")
-        cache = typed(sig, 1)
+        cache = cache_operand(sig, 1)
         need(len(cache.shape) == 3, f"the cache has shape {list(cache.shape)}")
         context = cache.shape[1]
         for index in (1, 2):
@@ -153,7 +153,7 @@ class Attention(SplitAttention):
         p = sig.read(AttentionParams)
         context = sig.operands[1].shape[1]
         share = context * p.head_dim / p.splits
-        return 4.0 * share * p.heads / p.kv_heads, 2.0 * share * sig.operands[1].itemsize
+        return 4.0 * share * p.heads / p.kv_heads, 2.0 * share * element_bytes(sig.operands[1])
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
         p = sig.read(AttentionParams)
@@ -162,6 +162,9 @@ class Attention(SplitAttention):
 
     def headers(self) -> tuple[str, ...]:
         return (text.header("attention.h"),)
+
+    def texts(self, sig: Signature) -> tuple[str, ...]:
+        return cache_texts(sig, 1)
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         p = sig.read(AttentionParams)

@@ -49,6 +49,7 @@ from ark.plan.params import (
 )
 from ark.plan.params import count as counted
 from ark.tasks import text
+from ark.tasks.cache_rows import cache_operand, cache_texts
 
 T = TypeVar("T", int, np.ndarray)
 LEAST_SCORE = -1e28  # what lower finite ones count as, above the running maximum's first value
@@ -87,12 +88,13 @@ class AttentionTiles(TaskKind):
         heads, kv_heads, width = p.heads, p.kv_heads, p.head_dim
         need(heads % kv_heads == 0, f"{heads} heads do not share {kv_heads} evenly")
         need(p.softcap >= 0.0, "a soft cap is at least 0")
-        query, keys = typed(sig, 0), typed(sig, 1)
+        query, keys = typed(sig, 0), cache_operand(sig, 1)
         need(len(query.shape) in (2, 3), f"the queries have shape {list(query.shape)}")
         batch = query.shape[:-2]
         need(query.shape[-1] == heads * width, f"{query.shape[-1]} columns are not its heads")
         rank = len(batch) + (2 if by_rows else 3 + paged)
         need(len(keys.shape) == rank, f"the keys have shape {list(keys.shape)}")
+        need(not by_rows or keys.dtype in FLOAT_NAMES, "codes lie by heads")
         need(not paged or (p.placed and not batch and not by_rows), "such pages are not read")
         rows = keys.shape[-2]
         wanted = (rows, kv_heads * width) if by_rows else (kv_heads, rows, width)
@@ -173,6 +175,9 @@ class AttentionTiles(TaskKind):
 
     def headers(self) -> tuple[str, ...]:
         return (text.header("pages.h"), text.header("attention_tiles.h"))
+
+    def texts(self, sig: Signature) -> tuple[str, ...]:
+        return cache_texts(sig, 1)
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         return text.call(name, "ark_attention_tiles", (shape(sig), *_cut(sig, machine)), given(sig))

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register, whole
-from ark.plan.params import INT_MAX, Places, count, matrix, need, shaped, typed
+from ark.plan.params import INT_MAX, Places, count, matrix, need, shaped
 from ark.tasks import text
+from ark.tasks.cache_rows import appender, cache_operand, cache_texts
 
 
 class KvAppend(TaskKind):
@@ -22,7 +23,7 @@ class KvAppend(TaskKind):
         count(sig, 3)
         rows, columns = matrix(sig, 0)
         shaped(sig, 1, (1,), "int32")
-        cache = typed(sig, 2).shape
+        cache = cache_operand(sig, 2).shape
         need(
             len(cache) == 3 and columns == cache[0] * cache[2] and rows * cache[2] <= INT_MAX,
             f"rows of {columns} are not of a cache of shape {list(cache)}",
@@ -47,11 +48,14 @@ class KvAppend(TaskKind):
     def headers(self) -> tuple[str, ...]:
         return (text.header("kv_append.h"),)
 
+    def texts(self, sig: Signature) -> tuple[str, ...]:
+        return cache_texts(sig, 2)
+
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         _, context, width = sig.operands[2].shape
         constants = (sig.operands[0].shape[0], width, context)
         operands = [text.given(sig, i, const=i != 2) for i in range(3)]
-        return text.call(name, "ark_kv_append", constants, operands)
+        return text.call(name, appender(sig, 2, "ark_kv_append"), constants, operands)
 
 
 register(KvAppend())

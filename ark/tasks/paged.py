@@ -35,11 +35,11 @@ from ark.plan.params import (
     matrix,
     need,
     shaped,
-    typed,
 )
 from ark.plan.types import Fetch, FetchPages, Growth
 from ark.tasks import text
 from ark.tasks.attention import CHUNK_POSITIONS, SplitAttention
+from ark.tasks.cache_rows import appender, cache_operand, cache_texts, element_bytes
 
 PAGED_FRESH = 6  # the operand with the newest key and value
 
@@ -131,7 +131,7 @@ class PagedAttention(SplitAttention):
         p = sig.read(PagedAttentionParams)
         context = sig.operands[3].shape[-1] * sig.operands[1].shape[2]
         share = context * p.head_dim / p.splits
-        return 4.0 * share * p.heads / p.kv_heads, 2.0 * share * sig.operands[1].itemsize
+        return 4.0 * share * p.heads / p.kv_heads, 2.0 * share * element_bytes(sig.operands[1])
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
         p = sig.read(PagedAttentionParams)
@@ -140,6 +140,9 @@ class PagedAttention(SplitAttention):
 
     def headers(self) -> tuple[str, ...]:
         return tuple(map(text.header, ("attention.h", "pages.h", "paged.h")))
+
+    def texts(self, sig: Signature) -> tuple[str, ...]:
+        return cache_texts(sig, 1)
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         p = sig.read(PagedAttentionParams)
@@ -160,7 +163,7 @@ class PagedAppend(TaskKind):
         rows, columns = matrix(sig, 0)
         pool, page = _pool(sig, 3)
         _, heads, _, width = sig.operands[3].shape
-        shaped(sig, 3, (pool, heads, page, width), dense=True)
+        shaped(sig, 3, (pool, heads, page, width), sig.operands[3].dtype, dense=True)
         table = sig.operands[1].shape
         need(len(table) == 2 and table[0] in (1, rows), f"the table has shape {list(table)}")
         shaped(sig, 1, table, "int32", dense=True)
@@ -186,17 +189,20 @@ class PagedAppend(TaskKind):
     def headers(self) -> tuple[str, ...]:
         return tuple(map(text.header, ("attention.h", "pages.h", "paged.h")))
 
+    def texts(self, sig: Signature) -> tuple[str, ...]:
+        return cache_texts(sig, 3)
+
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         sequences, most = sig.operands[1].shape
         pool, _, page, width = sig.operands[3].shape
         constants = (sig.operands[0].shape[0], sequences, width, page, pool, most)
         operands = [text.given(sig, i, const=i != 3) for i in range(4)]
-        return text.call(name, "ark_paged_append", constants, operands)
+        return text.call(name, appender(sig, 3, "ark_paged_append"), constants, operands)
 
 
 def _pool(sig: Signature, index: int) -> tuple[int, int]:
     """Pages of a pool, and positions of a page."""
-    shape = typed(sig, index).shape
+    shape = cache_operand(sig, index).shape
     need(len(shape) == 4, f"the cache has shape {list(shape)}")
     return shape[0], shape[2]
 

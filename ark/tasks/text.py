@@ -10,7 +10,7 @@ import numpy as np
 
 from ark.codegen.layout import RECORD_OPERANDS
 from ark.ir.dtype import FLOATS as FLOAT_TYPES
-from ark.ir.dtype import SMALL_FLOATS, by_name
+from ark.ir.dtype import SMALL_FLOATS, RowType, by_name
 from ark.ir.fold import leading, pad
 from ark.plan.kind import Signature
 
@@ -55,11 +55,16 @@ def given(sig: Signature, index: int, const: bool = True) -> str:
         return "ArkNoOperand{}"
     op = sig.operands[index]
     assert len(op.shape) <= MIN_ADDRESS_DIMS, "an ArkOperand has four strides"
-    pointed = f"{'const ' if const else ''}{op.ctype}"
+    qualifier = "const " if const else ""
+    pointed, at = f"{qualifier}{op.ctype}", pointer(sig, index, const)
     shape, strides = pad4(op.shape, 1), pad4(op.strides, 0)
+    if isinstance(by_name(op.dtype), RowType):  # a step is a row, whose type's name has commas
+        strides = (*(s // op.per_item for s in strides[:-1]), 0)
+        bytes_of = f"ARK_POINTER({qualifier}unsigned char, {address(sig, index)})"
+        at = f"reinterpret_cast<{pointed}*>({bytes_of})"
     steps = ", ".join(str(s if n != 1 else 0) for s, n in zip(strides, shape, strict=True))
     scope = "true" if op.system else "false"
-    return f"ArkOperand<{pointed}, {steps}, {scope}>{{{pointer(sig, index, const)}}}"
+    return f"ArkOperand<{pointed}, {steps}, {scope}>{{{at}}}"
 
 
 def call(name: str, callee: str, constants: Sequence[object], arguments: Sequence[str]) -> str:

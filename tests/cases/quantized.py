@@ -40,7 +40,14 @@ def quantised_checkpoint(
     """
     plain = make_checkpoint(folder / "plain", **{**ODD, **fields})
     there = make_checkpoint(folder / "quantised", **{**ODD, **fields})
-    stored, values = load_file(plain / "model.safetensors"), {}
+    return plain, there, quantise_files(there, quantise, config, skip)
+
+
+def quantise_files(
+    there: Path, quantise: Quantise, config: Mapping[str, Any], skip: str = ""
+) -> Tensors:
+    """Quantises all linear layers but the head of a checkpoint, as of `quantised_checkpoint`."""
+    stored, values = load_file(there / "model.safetensors"), {}
     for name in [n for n in stored if n.endswith("_proj.weight") and (not skip or skip not in n)]:
         pieces, values[name] = quantise(stored.pop(name).float())
         stem = name.removesuffix("weight")
@@ -48,7 +55,7 @@ def quantised_checkpoint(
     save_file(stored, there / "model.safetensors", {"format": "pt"})
     path = there / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "quantization_config": config}))
-    return plain, there, values
+    return values
 
 
 def mxfp4_checkpoint(folder: Path, seed: int = 0) -> tuple[Path, Path, Tensors]:

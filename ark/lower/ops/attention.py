@@ -73,7 +73,7 @@ def lower_attention_tiles(lowering: Lowering, node: Node) -> None:
         strict=given.strict,
     )
     tiles = batch * heads * -(-length // rows)
-    each = 2 * context * width * key.dtype.itemsize * kv_heads / heads
+    each = 2 * key.dtype.nbytes(context * width) * kv_heads / heads
     # Heads together: what L2 holds, and enough for tiles of all lengths to be dealt at once.
     enough = -(-2 * machine.processors * rows // length)
     most = max(1, min(batch * heads, max(enough, int(machine.costs.read_bytes / each))))

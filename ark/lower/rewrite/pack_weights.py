@@ -22,7 +22,7 @@ from ark.ir.attributes import (
     ProjectionAttributes,
     RotaryAttributes,
 )
-from ark.ir.dtype import fp32
+from ark.ir.dtype import RowType, fp32
 from ark.ir.graph import Graph, Node
 from ark.ir.packing import Packing, Part
 from ark.ir.values import Tensor
@@ -115,6 +115,8 @@ class _Finder:
         if appends[0] is None or appends[1] is None:
             return None
         key, value = appends[0], appends[1]
+        if isinstance(keys.dtype, RowType):  # whose rows are written as a whole
+            return None
         if paged and not key.inputs[1].id == value.inputs[1].id == table[0].id:
             return None
         apart = not paged or all(a.read(PagedAppendAttributes).apart for a in (key, value))

@@ -42,11 +42,11 @@ def _bytes(sig: Signature, warps: int) -> int:
 def _warps(sig: Signature, machine: Machine) -> int:
     """Warps whose parts fit in shared memory; 0 if this body does not serve the signature."""
     group, width = _shape(sig)
+    if sig.operands[1].dtype not in ("fp32", "fp16", "bf16"):
+        return 0
     piece = 16 // sig.operands[1].itemsize
     lanes, rest = divmod(width, piece)
     if rest or lanes not in (1, 2, 4, 8, 16, 32) or group > MAX_GROUP:
-        return 0
-    if sig.operands[1].dtype not in ("fp32", "fp16", "bf16"):
         return 0
     warps = machine.warps
     while warps and _bytes(sig, warps) > machine.shared_bytes - machine.ring_bytes:

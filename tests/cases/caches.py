@@ -1,0 +1,33 @@
+"""transformers' cache with keys and values rounded to codes, as `--kv-cache-dtype` holds them."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from transformers import DynamicCache, LlamaForCausalLM
+
+LARGEST = {"fp8": 448.0, "int8": 127.0}
+
+
+class CacheOfCodes(DynamicCache):
+    """Keys and values rounded to codes with a scale for each head and position."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def rounded(self, x: torch.Tensor) -> torch.Tensor:
+        scale = x.abs().amax(-1, keepdim=True).clamp(min=1e-30) / LARGEST[self.kind]
+        if self.kind == "int8":
+            return (x / scale).round() * scale
+        return (x / scale).to(torch.float8_e4m3fn).float() * scale
+
+    def update(self, key_states: Any, value_states: Any, *more: Any, **named: Any) -> Any:
+        return super().update(self.rounded(key_states), self.rounded(value_states), *more, **named)
+
+    def argument(self) -> dict[str, Any]:
+        """The cache as a model takes it, by the name that this version has for it."""
+        newer = "cache" in inspect.signature(LlamaForCausalLM.forward).parameters
+        return {"cache" if newer else "past_key_values": self}
