@@ -34,9 +34,8 @@ from ark.cli.parser import (
 )
 from ark.errors import InvalidUsageError, SystemError, UnsupportedError
 from ark.models.checkpoint import Checkpoint
-from ark.models.hub import local_directory
 from ark.models.generation import sampling_fields
-from ark.models.hub import hub_name
+from ark.models.hub import hub_name, local_directory
 from ark.models.shard import check_ranks
 from ark.models.tokenizer import Tokenizer
 from ark.runtime.bootstrap import Bootstrap
