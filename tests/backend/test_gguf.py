@@ -16,8 +16,21 @@ from tests.cases.quantized import check_logits, check_values
 from tests.slow import slow
 
 pytestmark = pytest.mark.emulated("slow")
-KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
-DEFAULT = ("F16", "Q4_0", "Q4_K", "Q6_K")
+KINDS = (
+    "F32",
+    "F16",
+    "BF16",
+    "Q8_0",
+    "Q4_0",
+    "Q4_1",
+    "Q5_0",
+    "Q5_1",
+    "Q4_K",
+    "Q5_K",
+    "Q6_K",
+    "MXFP4",
+)
+DEFAULT = ("F16", "Q4_0", "Q4_K", "Q6_K", "MXFP4")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
 """The block formats of GGUF files, as llama.cpp defines them (ggml-quants): Q8_0, Q4_0, Q4_1, Q5_0,
-Q5_1, Q4_K, Q5_K and Q6_K are read as codes, all others that the gguf package knows as floats.
+Q5_1, Q4_K, Q5_K, Q6_K and MXFP4 are read as codes, all others that the gguf package knows as floats.
 
 A row of a tensor is a row of blocks. Values are scale * code, or scale * code - offset.
 """
@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from ark.ir.dtype import DataType, fp16, fp32, int4, int8, uint4, uint8
+from ark.ir.dtype import DataType, bf16, fp4, fp16, fp32, int4, int8, uint4, uint8
 from ark.models.formats.base import Floats, Piece, QuantizedTensor
 from ark.models.formats.layout import Array, Codes, Layout
+from ark.models.formats.mxfp4 import powers
 from ark.models.shards import read_bytes
 
 Blocks = npt.NDArray[np.uint8]
@@ -90,6 +92,11 @@ def _q6_k(blocks: Blocks) -> Parts:
     return codes.reshape(-1, 256), _half(blocks, 208).astype(np.float32) * scales, None
 
 
+def _mxfp4(blocks: Blocks) -> Parts:
+    codes = _nibbles(blocks[:, 1:]).view(ml_dtypes.float4_e2m1fn)
+    return codes, powers(np.ascontiguousarray(blocks[:, :1])), None
+
+
 @dataclass(frozen=True)
 class Block:
     """inputs, nbytes: of a block. codes, group, scales: as of Layout. parts: reads blocks."""
@@ -112,9 +119,10 @@ BLOCKS = {
     "Q4_K": Block(256, 144, uint4, 32, fp32, _q4_k, True),
     "Q5_K": Block(256, 176, uint8, 32, fp32, _q5_k, True),
     "Q6_K": Block(256, 210, int8, 16, fp32, _q6_k),
+    "MXFP4": Block(32, 17, fp4, 32, bf16, _mxfp4),
 }
 OTHERS = (
-    "Q2_K", "Q3_K", "TQ1_0", "TQ2_0", "MXFP4", "IQ4_NL", "IQ4_XS", "IQ1_S", "IQ1_M", "IQ2_XXS",
+    "Q2_K", "Q3_K", "TQ1_0", "TQ2_0", "IQ4_NL", "IQ4_XS", "IQ1_S", "IQ1_M", "IQ2_XXS",
     "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S",
 )  # fmt: skip
 
