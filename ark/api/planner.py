@@ -25,6 +25,7 @@ class Planner(planner.Planner):
 
     ranks: the job's ranks, where all of them plan now; they take what rank 0 has measured. Alone a
     rank takes its own, and a launch refuses plans that were made with different ones.
+    activation_bytes: of memory that activations share; those that do not fit are computed again.
 
     Examples:
         >>> y = ark.relu(ark.tensor([64]))
@@ -39,8 +40,9 @@ class Planner(planner.Planner):
         model: Model | None = None,
         machine: Machine | None = None,
         ranks: Ranks | None = None,
+        activation_bytes: int | None = None,
     ) -> None:
-        super().__init__(device_id, model, machine, ranks)
+        super().__init__(device_id, model, machine, ranks, activation_bytes)
         self._rules: list[Callable[..., Any]] = []
 
     def install_config_rule(self, rule: Callable[..., Any]) -> None:

@@ -27,7 +27,9 @@ class Contents:
         packets: set[int],
         external: frozenset[int],
         reordered: bool,
+        limit: int | None = None,
     ) -> None:
+        """limit: bytes of activations, None for any number."""
         self.rank = graph.rank
         self.packets = packets
         self._external = external
@@ -44,7 +46,7 @@ class Contents:
             self.ops.append(
                 PlanOp(i, group.name, group.kind, group.params.to_plan(), operands, after)
             )
-        self._place(reordered)
+        self._place(reordered, limit)
 
     def _tensor(self, tensor: Tensor, op: int) -> int:
         packet = tensor.id in self.packets
@@ -92,7 +94,7 @@ class Contents:
             )
         return number
 
-    def _place(self, reordered: bool) -> None:
+    def _place(self, reordered: bool, limit: int | None) -> None:
         """Offsets: activations share memory, all other buffers are placed one after the other.
 
         Ops that were reordered to run side by side, or that follow each other by packets, which
@@ -102,7 +104,8 @@ class Contents:
         local = [b for b in self.buffers if b.rank == self.rank]
         sharing = [b for b in local if b.arena == "activation"]
         apart = reordered or any(b.arena == "packet" for b in local)
-        if apart and sum(memory.align(b.nbytes) for b in sharing) <= memory.MAX_UNSHARED_BYTES:
+        most = memory.MAX_UNSHARED_BYTES if limit is None else min(memory.MAX_UNSHARED_BYTES, limit)
+        if apart and sum(memory.align(b.nbytes) for b in sharing) <= most:
             everywhere = 0, len(self.ops)
             self._lifetimes.update({b.id: everywhere for b in sharing})
         offsets, total = memory.share(

@@ -39,6 +39,7 @@ from ark.lower.rewrite.inline_all_reduce import inline_all_reduce
 from ark.lower.rewrite.narrow_inputs import narrow_inputs
 from ark.lower.rewrite.overlap_collectives import overlap_collectives
 from ark.lower.rewrite.pack_weights import pack_weights
+from ark.lower.rewrite.recompute import recompute
 from ark.lower.rewrite.reorder_small_ops import reorder_small_ops
 from ark.lower.rewrite.rotate_logits import rotate_logits
 from ark.lower.rewrite.round_norm_inputs import round_norm_inputs
@@ -276,6 +277,13 @@ PASSES: tuple[Pass, ...] = (
         Stage.ORDER,
         "Products that read the same input follow each other: their tiles run side by side.",
         needs=("reorder_small_ops",),
+    ),
+    Pass(
+        recompute,
+        Stage.ORDER,
+        "Activations that are read much later are computed again, until all fit.",
+        needs=("group_products",),
+        option="",
     ),
     Pass(
         cut_products,

@@ -50,7 +50,8 @@ def plan(
     ark.lower.engines),
     `hosts` (a number for each rank, equal where ranks share memory; all by default), `together`
     (True: all ranks begin an iteration together, also where each could do so by itself), `overlap`
-    (True joins products with the collectives that they meet; "dma": with copies by the proxy).
+    (True joins products with the collectives that they meet; "dma": with copies by the proxy),
+    `activation_bytes` (of activations that are alive at once: ark.lower.rewrite.recompute).
     Raises InvalidUsageError for any other.
     """
     return plan_prepared(prepare(graph, machine, options), meta)
@@ -123,7 +124,8 @@ def _lowered(prepared: Prepared, meta: Mapping[str, Any] | None) -> _Draft:
         packets = choose_packets(groups, machines, chosen, templates, private.received)
     packets |= {t.id for g in groups for t in g.operands if t.buffer.id in g.received}
     external = frozenset(chosen.get("external", ()))
-    contents = Contents(private, groups, packets, external, prepared.reordered)
+    limit = chosen.get("activation_bytes")
+    contents = Contents(private, groups, packets, external, prepared.reordered, limit)
     schedule = Schedule(
         machines,
         contents.tensors,

@@ -23,6 +23,7 @@ from ark.lower.rewrite.context import Context
 from ark.machine import Machine
 
 OPTIONS = (
+    "activation_bytes",
     "cuts",
     "engines",
     "external",
@@ -104,6 +105,11 @@ def _checked(options: Mapping[str, Any], world_size: int) -> dict[str, Any]:
     if hosts and len(hosts) != world_size:
         raise InvalidUsageError(
             f"hosts names {len(hosts)} of {world_size} ranks; give a number for each"
+        )
+    limit = options.get("activation_bytes")
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
+        raise InvalidUsageError(
+            f"activation_bytes={limit!r} is not valid; give a whole number of bytes of at least 1"
         )
     return dict(options)
 

@@ -29,6 +29,7 @@ class Planner:
 
     ranks: the job's ranks, where all of them plan now; they take what rank 0 has measured. Alone a
     rank takes its own, and a launch refuses plans that were made with different ones.
+    activation_bytes: of memory that activations share; those that do not fit are computed again.
     """
 
     machine_override: Machine | None = None
@@ -39,11 +40,13 @@ class Planner:
         model: Model | None = None,
         machine: Machine | None = None,
         ranks: Ranks | None = None,
+        activation_bytes: int | None = None,
     ) -> None:
         self.device_id = device_id
         self.model = model
         self.machine = machine
         self.ranks = ranks
+        self.activation_bytes = activation_bytes
 
     def plan(self) -> Planned:
         """The verified plan of this rank. Plans of several ranks are verified when they launch.
@@ -58,6 +61,8 @@ class Planner:
         graph = self._configured(graph, machine.arch)
         held = (i for i in model.storages if model.graph.buffers[i].arena != "symmetric")
         options: dict[str, Any] = {"external": sorted(held)}
+        if self.activation_bytes is not None:
+            options["activation_bytes"] = self.activation_bytes
         if graph.world_size == 1:
             options |= tuned.options(machine)
         options |= tuned_collectives.options(machine, graph.world_size, self.ranks)

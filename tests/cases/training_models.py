@@ -3,7 +3,7 @@ net, Swin blocks, Evoformer blocks, a mixture of experts, an encoder-decoder and
 
 Models are functions of a form (`InArk`, `InTorch`), inputs and parameters. Sizes are small and
 divisible by 2, 3 and 4. The first moment after one step is a tenth of the gradient, so moments show
-gradients. Used by tests/unit/parallel/test_plans_of_models.py and ci/parallel_table.py.
+gradients. Used by tests/unit/parallel/test_plans_of_models.py and tests/plans_of_models.py.
 """
 
 from __future__ import annotations

@@ -226,7 +226,7 @@ def test_co_shard_keeps_less(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank's first half of the batch is through a layer before its second half begins, and what a
     layer makes is made again for its gradients, so less is kept at once.
     """
-    monkeypatch.setattr(memory, "FEW", 0)  # a few bytes are not shared at all
+    monkeypatch.setattr(memory, "MAX_UNSHARED_BYTES", 0)  # a few bytes are not shared at all
     config, sizes, orders = dataclasses.replace(CONFIG, rows=24, layers=4), {}, {}
     for plan in ("data", "co-shard"):
         _, result = example.make(config, plan, 2, 1)

@@ -52,6 +52,13 @@ def _transposed() -> None:
     ark.matmul(x, ark.transpose(w, [1, 0]))
 
 
+def _read_much_later() -> None:
+    x, w = ark.tensor([1024, 1024], fp32), ark.parameter([1024, 4096], fp32)
+    early = ark.softmax(x)
+    wide = ark.softmax(ark.matmul(early, w))
+    ark.matmul(ark.matmul(wide, w, transpose_other=True), early)
+
+
 def _quantised(rows: int) -> None:
     dtype = row_type(int4, 64, 32, bf16, False, bf16)
     ark.linear(ark.tensor([rows, 64], fp32), ark.parameter([48, 64], dtype, name="w"))
@@ -252,6 +259,7 @@ CASES = (
     Case("fuse_windows", _convolution),
     Case("reorder_small_ops", _side_by_side),
     Case("group_products", _three_of_one),
+    Case("recompute", _read_much_later, options={"activation_bytes": 32 << 20}),
 )
 
 

@@ -1,0 +1,213 @@
+"""Recomputes activations, so that those alive at once fit into a given number of bytes.
+
+A value that is read long after it was computed, as a forward pass's by the backward pass, is
+dropped in between and computed again before its next reader, from what is still in memory; chosen
+by the bytes that it frees where most are alive, per predicted microsecond. So does XLA
+(rematerialization) at its peak; Chen et al. 2016 is the method for chains of layers. An op computed
+again is the same op on the same values: results are equal bit for bit.
+
+Listed in ark.lower.passes; the option is `activation_bytes`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+from ark.errors import PlanError
+from ark.ir.graph import Graph, Node
+from ark.ir.values import Buffer, Tensor
+from ark.lower import registry
+from ark.lower.boxed import depth_of
+from ark.lower.rewrite.context import Context
+from ark.lower.rewrite.pack_weights import writes
+from ark.machine import Machine
+from ark.plan import memory
+from ark.tasks.custom import CUSTOM
+
+MAX_SEGMENT = 16
+"""Ops that are computed again for one value."""
+MAX_STALLED = 200
+"""Choices one after the other that leave as many bytes, where places are alike, before it gives up.
+"""
+
+
+def recompute(graph: Graph, context: Context) -> Graph:
+    """The graph with as many activations recomputed as the option asks for; the graph itself if
+    they fit. Raises PlanError if no choice fits.
+    """
+    limit = context.options.get("activation_bytes")
+    if limit is None:
+        return graph
+    nodes, least, stalled = list(graph.nodes), math.inf, 0
+    while True:
+        program = _Program(graph, nodes, context)
+        size = program.bytes(limit)
+        if size <= limit:
+            return graph if nodes == graph.nodes else graph.with_nodes(nodes)
+        stalled = stalled + 1 if size >= least else 0
+        least = min(least, size)
+        best = program.best()
+        if best is None or stalled == MAX_STALLED:
+            raise PlanError(
+                f"activation_bytes={limit} is too small for this program: recomputation reaches "
+                f"{least:.0f} bytes; give at least as many, a smaller batch or more ranks"
+            )
+        nodes = program.rewritten(best)
+
+
+@dataclass(frozen=True)
+class _Segment:
+    """Ops to compute again before the node at `place`. again: their places, in order. freed: bytes
+    at the place where most are alive. us: predicted time.
+    """
+
+    place: int
+    again: tuple[int, ...]
+    freed: int
+    us: float
+
+
+class _Program:
+    """Activations of nodes in order: where each is written and used."""
+
+    def __init__(self, graph: Graph, nodes: Sequence[Node], context: Context) -> None:
+        self.graph, self.nodes, self.context = graph, nodes, context
+        self.sizes: dict[int, int] = {}  # of activations of this rank, aligned
+        self.written: dict[int, list[int]] = defaultdict(list)
+        self.used: dict[int, list[int]] = defaultdict(list)
+        for place, node in enumerate(nodes):
+            if node.virtual:
+                continue
+            for buffer in dict.fromkeys(writes(node)):
+                self.written[buffer].append(place)
+            for tensor in (*node.inputs, *node.outputs, *node.after):
+                buffer = tensor.buffer
+                uses = self.used[buffer.id]
+                if not uses or uses[-1] != place:
+                    uses.append(place)
+                local = buffer.rank < 0 or buffer.rank == graph.rank
+                if buffer.arena == "activation" and local and buffer.id not in context.kept:
+                    self.sizes[buffer.id] = memory.align(buffer.nbytes)
+        changes = [0] * (len(nodes) + 1)
+        for buffer, size in self.sizes.items():
+            changes[self.used[buffer][0]] += size
+            changes[self.used[buffer][-1] + 1] -= size
+        alive = list(accumulate(changes))
+        self.most = max(alive)
+        self.peak = alive.index(self.most)
+
+    def bytes(self, limit: int) -> int:
+        """Those alive at once or, where these fit, of the arena that activations share."""
+        if self.most > limit:
+            return self.most
+        lifetimes = {b: (self.used[b][0], self.used[b][-1]) for b in self.sizes}
+        return memory.share(self.sizes, lifetimes)[1]
+
+    def best(self) -> _Segment | None:
+        """The segment that frees most bytes per microsecond at the peak."""
+        segments = [s for b in self.sizes if (s := self._segment(b)) is not None]
+        return max(segments, key=lambda s: (s.freed / s.us, -s.place), default=None)
+
+    def _segment(self, buffer: int) -> _Segment | None:
+        """The ops that compute a value again before its first use behind the peak; None if that
+        frees nothing.
+        """
+        uses = self.used[buffer]
+        place = next((p for p in uses if p > self.peak), None)
+        if place is None or uses[0] >= self.peak or self.peak in uses:
+            return None
+        again: set[int] = set()
+        kept, waiting = 0, [buffer]
+        while waiting:
+            at = self._writer(waiting.pop(), place)
+            if at is None or len(again) == MAX_SEGMENT:
+                return None
+            if at in again:
+                continue
+            again.add(at)
+            for tensor in self.nodes[at].inputs:
+                source = tensor.buffer.id
+                if any(at < p < place for p in self.written[source]):
+                    return None
+                if source not in self.sizes or self.used[source][-1] >= self.peak:
+                    continue
+                if self._writer(source, place) is None:
+                    kept += self.sizes[source]
+                else:
+                    waiting.append(source)
+        outputs = self.nodes[max(again)].outputs
+        freed = sum(self.sizes[b] for b in {t.buffer.id for t in outputs} if self._spans(b, place))
+        us = sum(_us(self.nodes[p], self.context.machine) for p in again)
+        return _Segment(place, tuple(sorted(again)), freed - kept, us) if freed > kept else None
+
+    def _spans(self, buffer: int, place: int) -> bool:
+        """True for a value that is alive but unused from before the peak until `place`."""
+        uses = self.used[buffer]
+        return uses[-1] >= place and not any(self.peak <= p < place for p in uses)
+
+    def _writer(self, buffer: int, place: int) -> int | None:
+        """Where the only op that writes a value stands, if it can be computed again at `place`."""
+        written = self.written[buffer]
+        if buffer not in self.sizes or len(written) != 1 or written[0] >= self.peak:
+            return None
+        node = self.nodes[written[0]]
+        op = registry.get(node.type)
+        outputs = {t.buffer.id for t in node.outputs}
+        plain = (
+            node.type != CUSTOM
+            and not (op.names_ranks or op.iteration_barrier or op.all_ranks or node.after)
+            and not outputs & {t.buffer.id for t in node.inputs}
+            and outputs == set(writes(node))
+            and all(b in self.sizes and self.written[b] == written for b in outputs)
+            and node.phase == self.nodes[place].phase
+        )
+        return written[0] if plain else None
+
+    def rewritten(self, segment: _Segment) -> list[Node]:
+        """The nodes with the segment's ops once more, whose results later ops read."""
+        buffers: dict[int, Buffer] = {}
+        ids: dict[int, int] = {}  # views of one tensor may share its id
+
+        def moved(tensor: Tensor) -> Tensor:
+            buffer = buffers.get(tensor.buffer.id)
+            if buffer is None:
+                return tensor
+            number = ids.setdefault(tensor.id, len(self.graph.tensors))
+            copy = replace(
+                tensor, id=number, buffer=buffer, name=tensor.name and f"{tensor.name}.again"
+            )
+            if number == len(self.graph.tensors):
+                self.graph.tensors.append(copy)
+            return copy
+
+        added = []
+        number = max(n.id for n in self.nodes) + 1
+        for place in segment.again:
+            node = self.nodes[place]
+            inputs = tuple(map(moved, node.inputs))
+            for old in dict.fromkeys(t.buffer for t in node.outputs):
+                buffers[old.id] = self.graph.buffer(old.arena, old.nbytes, old.rank, old.name)
+            outputs = tuple(map(moved, node.outputs))
+            name = f"{node.name}.again"
+            added.append(replace(node, id=number, name=name, inputs=inputs, outputs=outputs))
+            number += 1
+        behind = [
+            n
+            if n.virtual or not any(t.buffer.id in buffers for t in (*n.inputs, *n.after))
+            else replace(n, inputs=tuple(map(moved, n.inputs)), after=tuple(map(moved, n.after)))
+            for n in self.nodes[segment.place :]
+        ]
+        return [*self.nodes[: segment.place], *added, *behind]
+
+
+def _us(node: Node, machine: Machine) -> float:
+    """Arithmetic or memory traffic, whichever takes longer, and the op's own time."""
+    moved = sum(t.nbytes for t in (*node.inputs, *node.outputs))
+    depth = depth_of(node) if node.type == "matmul" else 1
+    work = 2.0 * depth * sum(t.elements for t in node.outputs)
+    longest = max(moved / (machine.bandwidth_gbps * 1e3), work / (machine.tflops * 1e6))
+    return machine.costs.op_us + longest
