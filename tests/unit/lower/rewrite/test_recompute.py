@@ -28,7 +28,7 @@ from tests.slow import slow
 from tests.unit.parallel.ranks_in_numpy import Ranks
 
 MACHINE = registry.machine("cpu-1")
-LAYERS = 4
+MODEL_LAYERS = 4
 SHARES = {"Swin": 0.5, "convolution": 0.6, "Llama": 0.85, "experts": 0.6, "encoder-decoder": 0.92}
 """Of the bytes that a step of two layers has alive at once."""
 KINDS = ("Swin", "convolution", "Llama")
@@ -80,7 +80,7 @@ def test_a_step_in_less_memory_trains_as_torch_does(kind: str) -> None:
 
 def _run(step: Step, plan: Plan, kind: str) -> dict[str, np.ndarray]:
     backend, _ = registry.choose("cpu")
-    given = values(kind, LAYERS)
+    given = values(kind, MODEL_LAYERS)
     with Executor(plan, backend, backend.open(0)) as executor:
         for buffer, name in step.names.items():
             if name in given:
@@ -93,7 +93,7 @@ def _run(step: Step, plan: Plan, kind: str) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_kernel_that_recomputes_gives_the_same_bits(kind: str) -> None:
     """Parameters and moments after two steps on a CPU, in at most 60% of the arena."""
-    step = step_of(kind, LAYERS)
+    step = step_of(kind, MODEL_LAYERS)
     whole = plan(step.graph, MACHINE)
     limit = int(0.6 * whole.arenas["activation"])
     less = plan(step.graph, MACHINE, {"activation_bytes": limit})
