@@ -141,7 +141,7 @@ def measure(name: str, machine_name: str, chunk: int | None) -> None:
         program.begin(draft, backend, machine.arch)
         tell("emit")
 
-    plans = plan_ranks([graph], machine, {"together": True}, None, drafted)
+    plans = plan_ranks([graph], machine, {"lockstep": True}, None, drafted)
     tell("schedule")
     verify(plans)
     tell("verify")

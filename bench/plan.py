@@ -119,7 +119,7 @@ def measure(workload: str, size: tuple[int, ...]) -> dict[str, Any]:
     machine = registry.machine(MACHINE)
     before = _peak()
     start = time.process_time()
-    plans = plan_ranks(graphs, machine, {"together": True, **OPTIONS.get(workload, {})})
+    plans = plan_ranks(graphs, machine, {"lockstep": True, **OPTIONS.get(workload, {})})
     planned = time.process_time()
     verify(plans)
     verified = time.process_time()

@@ -90,7 +90,7 @@ def _decoder(
         shape = Shape(few, dtype, 1024, chunk, 0, ranks, batch)
         return [build(dataclasses.replace(shape, rank=rank)).graph for rank in range(ranks)]
 
-    return Program(f"decoder-{name}", graphs, {"together": True}, on_cpu)
+    return Program(f"decoder-{name}", graphs, {"lockstep": True}, on_cpu)
 
 
 def _decoders() -> list[Program]:
@@ -295,7 +295,7 @@ def _ranks(name: str, world: int, make: Callable[[int, int], Any]) -> Program:
             graphs.append(model.graph)
         return graphs
 
-    return Program(name, graphs, {"together": True}, False)
+    return Program(name, graphs, {"lockstep": True}, False)
 
 
 def _collective(name: str, nbytes: int, world: int, how: str = "one_shot") -> Program:

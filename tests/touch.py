@@ -194,7 +194,7 @@ class Bench:
             ("host", host),
         ):
             params[name] = array.ctypes.data
-        params["processors"] = params["together"] = 1
+        params["processors"] = params["barrier_step"] = 1
         params["budget_ns"] = params["idle_ns"] = 10**9
         record = self.library.touch_record
         marks = ctypes.c_void_p(self.marks.ctypes.data)

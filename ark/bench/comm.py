@@ -195,7 +195,7 @@ def case_plans(case: CommCase, world: int, device: Device) -> list[Plan]:
             target = graph.tensor((count,), case.dtype, arena=arena, name=name)
             graph.add("collective", [source], [target], attrs, key.collective)
             source = target
-        graphs.append(make_plan(graph, machine, {"together": True}))
+        graphs.append(make_plan(graph, machine, {"lockstep": True}))
     verify(graphs)
     return graphs
 

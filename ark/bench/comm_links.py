@@ -44,7 +44,7 @@ Asked = tuple[str, int, str, int]  # collective, bytes, engine, pieces
 
 def measure_pairs(job: Bootstrap, backend: Backend, device: Device, repeats: int) -> list[Pair]:
     """Measures every pair of ranks of the job; returns the same figures on each rank."""
-    plans = _made_together(job, device, repeats)
+    plans = _links_plans(job, device, repeats)
     pairs: list[Pair] = []
     for pair in itertools.combinations(range(job.world_size), 2):
         encoded = b""
@@ -65,7 +65,7 @@ def _case(asked: Asked, repeats: int) -> CommCase:
     )
 
 
-def _made_together(job: Bootstrap, device: Device, repeats: int) -> Mapping[Asked, list[Plan]]:
+def _links_plans(job: Bootstrap, device: Device, repeats: int) -> Mapping[Asked, list[Plan]]:
     """Both ranks' plans of each case; cases that the machine cannot run are omitted."""
     every = [*_PUTS.values(), *_MANY_PUTS.values(), *_SUMS.values()]
     own: dict[int, list[str]] = {}

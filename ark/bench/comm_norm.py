@@ -85,7 +85,7 @@ def _plans(
     machine = machine_for(
         device.machine, world, Key("all_reduce", dtype.name, dtype.itemsize, elements)
     )
-    options = {"together": True, "fuse": form == "one"}
+    options = {"lockstep": True, "fuse": form == "one"}
     graphs = [_graph(form, shape, dtype, rank, world) for rank in range(world)]
     plans = [make_plan(graph, machine, options) for graph in graphs]
     verify(plans)

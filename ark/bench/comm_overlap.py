@@ -138,7 +138,7 @@ def _plans(
     if not product:
         size = case.rows * case.columns
         machine = machine_for(machine, world, Key("all_reduce", case.dtype.name, 2, size))
-    options = {"together": True, "overlap": overlap}
+    options = {"lockstep": True, "overlap": overlap}
     graphs = [_graph(case, rank, world, product, collective) for rank in range(world)]
     plans = [make_plan(graph, machine, options) for graph in graphs]
     verify(plans)

@@ -333,8 +333,8 @@ def show(figures: Figures, name: str, notes: tuple[str, ...]) -> None:
     console = Console(markup=False)
     for note in notes:
         console.print(note, style="yellow")
-    together = f"{figures.batch} sequences, " if figures.batch > 1 else ""
-    title = f"decode on {name}, {together}variant {figures.variant}"
+    several = f"{figures.batch} sequences, " if figures.batch > 1 else ""
+    title = f"decode on {name}, {several}variant {figures.variant}"
     table = Table(title=title, show_header=False)
     for row in figures.contexts:
         _show_context(table, row, figures)

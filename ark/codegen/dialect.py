@@ -43,8 +43,9 @@ class Dialect:
     loop of the variant `roles`, behind the stream. loader: writes the source text of the loop of
     the loading thread in variants that have loading warps but no ring, for the signatures of all
     ops; unstaged: bytes at the beginning of shared memory that are no part of their stages.
-    together: the most bodies that a kernel of the variant `block` is compiled with as one program;
-    where it has more, its functions are compiled separately. 0: all kernels are compiled as one.
+    joint_bodies: the most bodies that a kernel of the variant `block` is compiled with as one
+    program; where it has more, its functions are compiled separately. 0: all kernels are compiled
+    as one program.
     """
 
     name: str
@@ -56,7 +57,7 @@ class Dialect:
     roles: str = ""
     loader: LoaderRule | None = None
     unstaged: int = 0
-    together: int = 0
+    joint_bodies: int = 0
 
     def body(self, sig: Signature, machine: Machine, moves: bool = False) -> Body | None:
         """The vendor's body for the signature; None where the common body serves. moves: of those

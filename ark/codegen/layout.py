@@ -146,7 +146,7 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
     ),
     # Kernel parameters; every address is valid on the device. first, end: the iterations of a
     # launch that goes on where the one before ended; end is 0 for others, which the limit ends.
-    # together: signals that open the iteration barrier, some of them from peers if peers is 1.
+    # barrier_step: signals that open the iteration barrier, some of them from peers if peers is 1.
     # queue: an ArkQueue, 0 where copies are asked of the proxy. multicast: how far behind an
     # address of symmetric memory lies the one that stands for it on all ranks, 0 where none does.
     "ArkParams": (
@@ -161,7 +161,7 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
         ("trace", "u64", 1),
         ("trace_capacity", "u32", 1),
         ("processors", "u32", 1),
-        ("together", "u32", 1),
+        ("barrier_step", "u32", 1),
         ("persistent", "u32", 1),
         ("budget_ns", "u64", 1),
         ("idle_ns", "u64", 1),

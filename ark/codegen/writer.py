@@ -67,9 +67,9 @@ def write(plan: Plan, machine: Machine, dialect: Dialect, phases: range | None =
     short = bodies.leads or _short(signatures)
     names, maps = tuple(bodies.names), tuple(bodies.maps)
     units = 0
-    if machine.variant.name == "block" and 0 < dialect.together < len(names):
+    if machine.variant.name == "block" and 0 < dialect.joint_bodies < len(names):
         # A ring's barriers are one variable, which several texts would each have.
-        units = 1 if machine.ring_bytes else min(MOST_PARTS, -(-len(names) // dialect.together))
+        units = 1 if machine.ring_bytes else min(MOST_PARTS, -(-len(names) // dialect.joint_bodies))
     parts = [
         f"// ark loop kernel, dialect {dialect.name}\n",
         "#define ARK_REMOTE 1\n" if far else "",

@@ -123,7 +123,7 @@ def plans_for(key: Key, world: int, device: Machine, hosts: Sequence[int] = ()) 
         )
         graph.add("collective", [x], [y], attrs, key.collective)
         # Ranks synchronise in every call: one barrier takes less time than a wait for each peer.
-        plans.append(make_plan(graph, machine, {"hosts": hosts, "together": True}))
+        plans.append(make_plan(graph, machine, {"hosts": hosts, "lockstep": True}))
     verify(plans)
     return plans
 
@@ -193,8 +193,8 @@ class Call:
         else:
             self.executor.resume(1).wait()
 
-    def close(self, together: bool) -> None:
-        if self.executor.close(together):
+    def close(self, collective: bool) -> None:
+        if self.executor.close(collective):
             self._free()
 
     def _free(self) -> None:

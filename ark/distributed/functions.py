@@ -70,7 +70,7 @@ def group(timeout_s: float | None = None) -> Group:
 def _close() -> None:
     global _group
     if _group is not None:
-        _group.close(together=False)
+        _group.close(collective=False)
         _group = None
 
 

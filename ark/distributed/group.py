@@ -322,7 +322,7 @@ class Group:
             calls.move_to_end(same)
             return calls[same]
         if len(calls) >= MAX_LOADED_CALLS:
-            calls.popitem(last=False)[1].close(together=True)
+            calls.popitem(last=False)[1].close(collective=True)
         free = lane is self._all_ranks and key.algorithm == AUTO
         chosen = self._chosen(key) if free else key
         call = Call(
@@ -345,7 +345,7 @@ class Group:
         if fresh:
             everywhere = set.intersection(*(set(each.kept) for each in arrivals))
             for name in [name for name in calls if name not in everywhere]:
-                calls.pop(name).close(together=False)
+                calls.pop(name).close(collective=False)
             for name in [name for name in arrivals[0].kept if name in everywhere]:
                 calls.move_to_end(name)
                 calls[name].restart()
@@ -360,23 +360,23 @@ class Group:
             return key
         return dataclasses.replace(key, algorithm=measured.algorithm, engine=measured.engine)
 
-    def close(self, together: bool = True) -> None:
-        """Frees the calls' memory; together: all ranks close, and none has failed."""
+    def close(self, collective: bool = True) -> None:
+        """Frees the calls' memory; collective: all ranks close, and none has failed."""
         for lane in self._talk.lanes():
             calls = self._calls.pop(lane, OrderedDict())
-            ok = together and lane is self._all_ranks and self._job.failure() is None
+            ok = collective and lane is self._all_ranks and self._job.failure() is None
             ok = ok and not lane.fresh and lane.meet()
             while calls:
                 _, call = calls.popitem(last=False)
                 with contextlib.suppress(BaseError):
-                    call.close(together=ok)
+                    call.close(collective=ok)
             lane.close()
 
     def __enter__(self) -> Group:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        self.close(together=kind is None)
+        self.close(collective=kind is None)
 
 
 def _lengths(name: str, given: Sequence[int]) -> list[int]:

@@ -104,9 +104,12 @@ def predicted_us(
     tiles = shape[0] * shape[1] * -(-rows // cut.rows) * -(-columns // cut.columns) * cut.parts
     high = min(cut.rows, -(-rows // 8) * 8)
     line = K_PART_ALIGNMENT_BYTES * (high + cut.columns)
-    together = next((n for n in (4, 2) if n * line <= costs.small_stage), 1)
+    lines_per_stage = next((n for n in (4, 2) if n * line <= costs.small_stage), 1)
     busy = rows > costs.few_rows and not _few_tiles(shape, machine)
-    small, least = together > 1 and not busy and not windows, costs.least_step_us / together
+    small, least = (
+        lines_per_stage > 1 and not busy and not windows,
+        costs.least_step_us / lines_per_stage,
+    )
     step = max(
         costs.full_step_us * cut.rows * cut.columns / math.prod(FULL_STEP),
         line / (costs.small_load_rate if small else costs.load_rate),
@@ -209,12 +212,12 @@ def _text(cut: Cut) -> str:
     return f"{cut.rows}x{cut.columns}{split}"
 
 
-MOST_TOGETHER = 4  # tiles, one behind the other
+MAX_TILES_PER_TASK = 4
 
 
-def tiles_together(many: int, machine: Machine) -> int:
+def tiles_per_task(many: int, machine: Machine) -> int:
     """How many tiles of so many multiplications take no longer than handing one of them over."""
-    return min(MOST_TOGETHER, int(machine.costs.hand_over_work) // many)
+    return min(MAX_TILES_PER_TASK, int(machine.costs.hand_over_work) // many)
 
 
 def is_exact(dtypes: Sequence[str], shape: Sequence[int], depth: int, machine: Machine) -> bool:
@@ -250,7 +253,7 @@ def tiles(
         others = (Cut(min(t[0], shape[2]), min(t[1], shape[3])) for t in machine.exact_tiles)
         return list(dict.fromkeys((Cut(*usual), *others)))
     rows, columns = machine.matmul_tile(shape[2], shape[3], batch, 8 * itemsize)
-    while columns < shape[3] and tiles_together(2 * rows * columns * depth, machine):
+    while columns < shape[3] and tiles_per_task(2 * rows * columns * depth, machine):
         columns = min(2 * columns, shape[3])
     cuts = {Cut(rows, columns): None}
     for high, wide in itertools.product((1.0, 0.5, 0.25, 2.0), repeat=2):

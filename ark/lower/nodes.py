@@ -24,9 +24,9 @@ def begins_alone(graph: Graph) -> bool:
     All ranks of a model find the same, as all take part in what forbids it.
     """
     nodes = [n for n in graph.nodes if not n.virtual]
-    together = any(registry.get(n.type).iteration_barrier for n in nodes)
-    together = together or any(b.arena == "symmetric" for b in graph.buffers)
-    return graph.world_size > 1 and not together
+    lockstep = any(registry.get(n.type).iteration_barrier for n in nodes)
+    lockstep = lockstep or any(b.arena == "symmetric" for b in graph.buffers)
+    return graph.world_size > 1 and not lockstep
 
 
 def meets_peers(graph: Graph) -> bool:

@@ -42,16 +42,23 @@ def plan(
 ) -> Plan:
     """Makes the plan of one rank. Does not verify: all ranks' plans are verified together.
 
-    options: `external` (ids of buffers whose memory the caller provides and may read and write
-    between launches), `packets` (False keeps every dependence on counters), `fuse` (False keeps
-    every op apart from its neighbours), `pack` (False keeps the model's weights as they are),
-    `variant` (the kernel variant by name), `cuts` (how products are cut, by shape: ark.lower.cuts),
-    `engines` (by collective, sizes with the fastest engine of each algorithm there: measured in
-    ark.lower.engines),
-    `hosts` (a number for each rank, equal where ranks share memory; all by default), `together`
-    (True: all ranks begin an iteration together, also where each could do so by itself), `overlap`
-    (True joins products with the collectives that they meet; "dma": with copies by the proxy),
-    `activation_bytes` (of activations that are alive at once: ark.lower.rewrite.recompute).
+    options:
+    - `external`: ids of buffers whose memory the caller provides and may read and write between
+      launches.
+    - `packets`: False keeps every dependence on counters.
+    - `fuse`: False keeps every op apart from its neighbours.
+    - `pack`: False keeps the model's weights as they are.
+    - `variant`: the kernel variant by name.
+    - `cuts`: how products are cut, by shape (ark.lower.cuts).
+    - `engines`: by collective, sizes with the fastest engine of each algorithm there (measured in
+      ark.lower.engines).
+    - `hosts`: a number for each rank, equal where ranks share memory; by default all are equal.
+    - `lockstep`: True makes all ranks begin an iteration at the same time, also where each could
+      begin without its peers.
+    - `overlap`: True joins products with the collectives before or after them; "dma": with copies
+      by the proxy.
+    - `activation_bytes`: the most bytes of activations that are alive at once
+      (ark.lower.rewrite.recompute).
     Raises InvalidUsageError for any other.
     """
     return plan_prepared(prepare(graph, machine, options), meta)

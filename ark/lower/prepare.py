@@ -32,7 +32,7 @@ OPTIONS = (
     "overlap",
     "pack",
     "packets",
-    "together",
+    "lockstep",
     "variant",
 )
 
@@ -63,7 +63,7 @@ def prepare(graph: Graph, machine: Machine, options: Mapping[str, Any] | None = 
     if shows("lower"):
         show_variants(private, context, chosen_variants)
     machines = tuple(choice.machine for choice in chosen_variants)
-    alone = begins_alone(private) and not chosen.get("together", False)
+    alone = begins_alone(private) and not chosen.get("lockstep", False)
     ended = alone and meets_peers(private)
     nodes: list[Node] = []
     for part, target, kept in _kernels(private, machines, external):

@@ -72,8 +72,9 @@ class Capability(Enum):
     )
     ROWS_ON_UNITS = (
         "rows_on_units",
-        "linear layers of few rows and weights of bf16 or quantised run on matrix units, which "
-        "read the input from memory: rows cost what one costs (ark.tasks.linear_form.on_units)",
+        "linear layers of few rows, with weights of bf16 or quantised, run on matrix units, which "
+        "read the input from memory, so that several rows take the time of one "
+        "(ark.tasks.linear_form.on_units)",
     )
     CLAIMS = (
         "claims",

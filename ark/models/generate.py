@@ -157,7 +157,7 @@ class Generator:
         try:
             self._load_weights(plan, tell)
         except BaseException:
-            self.executor.close(together=False)
+            self.executor.close(collective=False)
             raise
 
     def _plan(self, machine: Machine, backend: Backend, arch: str) -> Plan:
@@ -359,13 +359,13 @@ class Generator:
             return "stop"
         return "context" if prompt + len(tokens) >= self.context else "length"
 
-    def close(self, together: bool = True) -> None:
-        """Stops the device and frees everything; together: see Executor.close."""
+    def close(self, collective: bool = True) -> None:
+        """Stops the device and frees everything; collective: see Executor.close."""
         self._closed = True
-        self.executor.close(together)
+        self.executor.close(collective)
 
     def __enter__(self) -> Generator:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        self.close(together=kind is None)
+        self.close(collective=kind is None)

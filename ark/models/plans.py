@@ -86,7 +86,7 @@ def make_plans(
         graphs = [build(replace(shape, rank=rank)).graph for rank in range(shape.world_size)]
     # Ranks of a decoder synchronise in every layer: one barrier takes less time than a wait for
     # each peer.
-    chosen = {"together": True, **(options or {})}
+    chosen = {"lockstep": True, **(options or {})}
     with log.timed(f"planned {len(graphs)} rank(s) for {machine.name}"):
         rank_plans = plan_ranks(graphs, machine, chosen, _meta(shape), drafted)
     verify(rank_plans)

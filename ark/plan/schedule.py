@@ -44,12 +44,12 @@ class Schedule:
         rank: int,
         world_size: int,
         templates: Templates,
-        together: int,
+        barrier_step: int,
         ended: bool = False,
         phases: int = 1,
     ) -> None:
-        """machines: by phase. together: how many ranks begin an iteration together: all, or this
-        one alone. ended: peers hear of the end of each iteration, before which they do not write
+        """machines: by phase. barrier_step: how many ranks open an iteration: all, or only this
+        one. ended: peers hear of the end of each iteration, before which they do not write
         here for the next. phases: how many the plan has.
         """
         self.machines = machines
@@ -59,12 +59,12 @@ class Schedule:
         self.templates = templates
         self.only = world_size == 1 and phases == 1
         self.counter_list: list[_Counter] = [
-            _Counter("iteration barrier", together, rank, together > 1)
+            _Counter("iteration barrier", barrier_step, rank, barrier_step > 1)
         ]
         self._semaphores: dict[tuple[int, str], int] = {}
         self.barriers = [ITERATION_BARRIER] + [
             self.counter("iteration barrier", 0, (rank + step) % world_size, True)
-            for step in range(1, together)
+            for step in range(1, barrier_step)
         ]
         # By phase, and by peer the counter of its ended iterations; and its peers.
         self.ended: list[dict[int, int]] = [{} for _ in range(phases)]
@@ -307,11 +307,11 @@ class _PhaseRun:
         waits for the last of every processor.
         """
         if self.s.only:
-            self._open_together()
+            self._open_by_all_tails()
         else:
-            self._open_at_the_end()
+            self._open_by_last_task()
 
-    def _open_together(self) -> None:
+    def _open_by_all_tails(self) -> None:
         tails = {lane: listed[-1] for lane, listed in enumerate(self.lists) if listed}
         lanes = np.array(list(tails), np.int64)
         ends = np.array([len(self.lists[lane]) for lane in tails], np.int64)
@@ -322,7 +322,7 @@ class _PhaseRun:
             self.signals[tails[lane]] += self.s.barriers
         self.s.counter_list[ITERATION_BARRIER].step = len(openers)
 
-    def _open_at_the_end(self) -> None:
+    def _open_by_last_task(self) -> None:
         number, run = next(reversed(self.order.runs.items()))
         mine = int(run.lanes[-1])
         tails = [

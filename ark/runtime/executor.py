@@ -255,7 +255,7 @@ class Executor(LoadedPlan):
         params["fifo"] = self._proxy.fifo.address if self._proxy is not None else 0
         params["queue"] = self._queue.address if self._queue is not None else 0
         params["processors"] = self.plan.processors
-        params["together"] = self.plan.counters[ITERATION_BARRIER].step
+        params["barrier_step"] = self.plan.counters[ITERATION_BARRIER].step
         params["peers"] = int(self.plan.counters[ITERATION_BARRIER].system)
         params["persistent"] = int(persistent)
         params["budget_ns"] = int(self.budget_s * 1e9)
@@ -282,10 +282,10 @@ class Executor(LoadedPlan):
             self._peers.signallers,
         )
 
-    def close(self, together: bool = True) -> bool:
+    def close(self, collective: bool = True) -> bool:
         """Stops what runs and frees everything. Idempotent.
 
-        together: the ranks first unmap each other's memory and synchronise, because a peer may
+        collective: the ranks first unmap each other's memory and synchronise, because a peer may
         write to it until then. Pass False after an error, when peers may never arrive and a lost
         device refuses to free; memory that peers may still write to is then kept until the process
         ends. Returns False, after a warning, if a kernel does not leave; nothing is freed under a
@@ -294,18 +294,18 @@ class Executor(LoadedPlan):
         if self.latest is not None and not self.latest.stop():
             live.keep("a kernel did not leave its device after an abort", self)
             return False
-        together = together and not (self.latest is not None and self.latest.forked)
-        if self._peers.far and together:  # peers' last signals pass through this rank's proxy
+        collective = collective and not (self.latest is not None and self.latest.forked)
+        if self._peers.far and collective:  # peers' last signals pass through this rank's proxy
             self._drain()
             self._meet("the end of the previous launch")
         if self.latest is not None:
             self.latest.detach()
         self.latest = None
-        self._release(together)
+        self._release(collective)
         return True
 
     def __enter__(self) -> Executor:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        self.close(together=kind is None)
+        self.close(collective=kind is None)

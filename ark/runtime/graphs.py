@@ -38,6 +38,6 @@ def record(
         try:
             executor.record(iterations, stream)
         except BaseException:
-            executor.close(together=False)
+            executor.close(collective=False)
             raise
     return executor

@@ -83,7 +83,7 @@ class LoadedPlan(PlanMemory):
         try:
             self._allocate(trace_records)
         except BaseException:
-            self._release(together=False)
+            self._release(collective=False)
             raise
 
     @property
@@ -220,26 +220,26 @@ class LoadedPlan(PlanMemory):
         if self.ranks is not None and self.plan.world_size > 1:
             self.ranks.barrier(awaited)
 
-    def _release(self, together: bool) -> None:
-        """Frees everything; together: see Executor.close."""
+    def _release(self, collective: bool) -> None:
+        """Frees everything; collective: see Executor.close."""
         if self._proxy is not None:
             self._proxy.close()
             self._proxy = None
         if self._queue is not None:
-            with contextlib.suppress(*tolerated(together)):
+            with contextlib.suppress(*tolerated(collective)):
                 self._queue.close()
             self._queue = None
         peers, own = self._peers.clear(), self._memory
-        if peers and not together:
+        if peers and not collective:
             own = [m for m in own if m.kind != "symmetric"]
         self._memory = []
         kernels, self.kernels = self.kernels, []
         try:
-            self._free(peers, together)
-            if peers and together:
+            self._free(peers, collective)
+            if peers and collective:
                 self._meet("the end")
         finally:
-            self._free(own, together)
+            self._free(own, collective)
             for kernel in kernels:
-                with contextlib.suppress(*tolerated(together)):
+                with contextlib.suppress(*tolerated(collective)):
                     self.device.unload(kernel.loaded)

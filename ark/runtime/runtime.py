@@ -89,7 +89,7 @@ class Runtime:
         """Stops every runtime of the process; what was asked for and has not run is dropped."""
         for runtime in list(Runtime._all):
             with contextlib.suppress(BaseError):
-                runtime._abandon(together=runtime._idle())
+                runtime._abandon(collective=runtime._idle())
 
     def launched(self) -> bool:
         """True where a plan is loaded, so that `run` may be called."""
@@ -349,7 +349,7 @@ class Runtime:
         except BaseException:
             self._abandon()
             raise
-        self._abandon(together=True)
+        self._abandon(collective=True)
         return self._elapsed * 1e3
 
     def reset(self) -> None:
@@ -357,12 +357,12 @@ class Runtime:
         if self.launched():
             self.stop()
 
-    def _abandon(self, together: bool = False) -> None:
-        """Leaves the device, whatever state it is in; together: see Executor.close."""
+    def _abandon(self, collective: bool = False) -> None:
+        """Leaves the device, whatever state it is in; collective: see Executor.close."""
         self._run = None
         self._target = 0
         executor, self.executor = self.executor, None
-        if executor is not None and not executor.close(together):
+        if executor is not None and not executor.close(collective):
             live.keep("the tensors of that kernel are kept as well", self._held, self._extra)
             self._extra = []
         for memory in self._extra:

@@ -149,7 +149,7 @@ class Embedder:
         with self._lock:
             if not self._closed:
                 self._closed = True
-                self._executor.close(together=False)
+                self._executor.close(collective=False)
 
     def __enter__(self) -> Embedder:
         return self

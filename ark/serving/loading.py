@@ -61,7 +61,7 @@ class LoadedModel:
 
     def close(self) -> None:
         """Frees everything."""
-        self.executor.close(together=False)
+        self.executor.close(collective=False)
         if self.opened is not None:
             self.opened.close()
 
@@ -178,6 +178,6 @@ def loaded(
             done += array.nbytes
             tell("loading", min(done, total), total)
     except BaseException:
-        runner.close(together=False)
+        runner.close(collective=False)
         raise
     return runner

@@ -99,9 +99,9 @@ ARK_DEVICE void ark_combine_norm(ArkCtx& c, const ArkTask& t, bool aligned, T* s
 // The same of shares in plain memory, at multiples of 16 bytes: ROWS rows from `row` on, whose
 // loads are under way together, HELD chunks of each a thread.
 template <int ROWS, int HELD, typename T, int K, int SHARES, typename O, typename W>
-ARK_DEVICE void ark_combine_norm_together(int row, const T* const (&from)[SHARES], T* sum,
-                                          O* normed, const W* weight, float eps, float* folds,
-                                          int& parity) {
+ARK_DEVICE void ark_combine_norm_row_group(int row, const T* const (&from)[SHARES], T* sum,
+                                           O* normed, const W* weight, float eps, float* folds,
+                                           int& parity) {
   constexpr int MANY = static_cast<int>(16 / sizeof(T)), CHUNKS = K / MANY;
   const auto there = [](int h) {
     return CHUNKS % ARK_THREADS == 0 || h * ARK_THREADS + ark_tid() < CHUNKS;
@@ -171,13 +171,14 @@ ARK_DEVICE void ark_combine_norm_plain(ArkCtx& c, const ArkTask& t, T* sum, O* n
   int row = t.coord[0] / K, parity = 0;
   const int end = t.coord[1] / K;
   for (; row + ROWS <= end; row += ROWS) {
-    ark_combine_norm_together<ROWS, HELD, T, K>(row, from, sum, normed, weight, eps, folds, parity);
+    ark_combine_norm_row_group<ROWS, HELD, T, K>(row, from, sum, normed, weight, eps, folds,
+                                                 parity);
   }
   if constexpr (ROWS > 1) {
     // Sums of their own: a slower warp may still read those of the rows before.
     folds += 2 * ROWS * ARK_WARPS;
     for (parity = 0; row < end; ++row) {
-      ark_combine_norm_together<1, HELD, T, K>(row, from, sum, normed, weight, eps, folds, parity);
+      ark_combine_norm_row_group<1, HELD, T, K>(row, from, sum, normed, weight, eps, folds, parity);
     }
   }
 }

@@ -174,8 +174,8 @@ class CombineNorm(TaskKind):
         usual = text.called("ark_combine_norm", (storage, columns, held), (aligned, *rest))
         body = f"  {usual};\n"
         if rows:
-            together = text.called("ark_combine_norm_plain", (storage, columns, held, rows), rest)
-            body = f"  if ({aligned}) {{\n    {together};\n    return;\n  }}\n{body}"
+            call = text.called("ark_combine_norm_plain", (storage, columns, held, rows), rest)
+            body = f"  if ({aligned}) {{\n    {call};\n    return;\n  }}\n{body}"
         return f"ARK_BODY void {name}(ArkCtx& c, const ArkTask& t) {{\n{body}}}\n"
 
 

@@ -59,7 +59,7 @@ def ahead(sig: Signature, index: int, row: str, column: str) -> str:
     )
 
 
-def together(
+def vector_store(
     sig: Signature, indices: list[int], width: int, loaded_ahead: int | None = None
 ) -> str:
     """Statements that compute and store `width` neighbouring results, of the sums v, at a row and
@@ -113,7 +113,7 @@ def several(sig: Signature, row: str, column: str, loaded_ahead: int | None = No
     else:
         single = "const int column = first + j;\n" + finish(sig, "v[j]", "row", "column")
         stored = packed(sig, VECTOR_ELEMENTS)
-        vectors = together(sig, stored or [], VECTOR_ELEMENTS, loaded_ahead)
+        vectors = vector_store(sig, stored or [], VECTOR_ELEMENTS, loaded_ahead)
         whole = f"const int column = first;\n{vectors}"
     step = 2 if paired(sig) else 1
     body = (

@@ -20,7 +20,7 @@ WIDTH, ITERATIONS = 3000, 40
 
 def planned(graphs: list[Graph], machine: Machine | str, together: bool = False) -> list[Plan]:
     result = registry.machine(machine) if isinstance(machine, str) else machine
-    return list(plan_ranks(graphs, result, {"together": together}))
+    return list(plan_ranks(graphs, result, {"lockstep": together}))
 
 
 def run(

@@ -232,7 +232,7 @@ class Job:
             params[name] = address
         params["barrier"], params["control"] = self.counter(0), self.control.address
         params["host"], params["processors"] = self.host.address, len(self.phases[0])
-        params["together"], params["persistent"] = 1, self.settings["persistent"]
+        params["barrier_step"], params["persistent"] = 1, self.settings["persistent"]
         params["budget_ns"], params["idle_ns"] = int(budget_s * 1e9), int(idle_s * 1e9)
         shared = self.machine.ring_bytes + self.emitted.scratch_bytes
         grid = Grid(len(self.phases[0]), self.machine.threads, shared)

@@ -74,7 +74,7 @@ def one_comes(ranks: ThreadRanks, ending: Any) -> tuple[int, str]:
         waiting.join()
     call.executor.ranks = None  # the ranks do not meet any more
     ranks.barrier()
-    call.close(together=False)
+    call.close(collective=False)
     return call.executor.plan.processors, message
 
 
@@ -110,7 +110,7 @@ def test_launches_of_both_kinds_by_turns() -> None:
                 call.run()
             np.testing.assert_array_equal(target, 2.0 * np.arange(KEY.elements) + 2 * turn + 1)
         ranks.barrier()
-        call.close(together=True)
+        call.close(collective=True)
 
     run_ranks(2, body)
 
@@ -159,7 +159,7 @@ def test_a_caller_may_have_begun_a_launch_that_still_runs() -> None:
             call.run()
         assert call.executor.resumed == 3
         ranks.barrier()
-        call.close(together=True)
+        call.close(collective=True)
 
     run_ranks(2, body)
 

@@ -88,7 +88,7 @@ def forest_plans(world: int, network: str, engine: str) -> list[Plan]:
         keep(ark.all_reduce(x, rank, world, **how), "sum")
         keep(ark.all_gather(x, rank, world, **how), "all")
 
-    plans = build(world, body, registry.machine("cpu-64"), together=True)
+    plans = build(world, body, registry.machine("cpu-64"), lockstep=True)
     verify(plans)
     return plans
 

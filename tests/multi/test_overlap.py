@@ -294,7 +294,7 @@ def test_products_keep_their_tiles_beside_a_collective() -> None:
         {
             tuple(op.params["tile"])
             for op in make_plan(
-                _graph(case, 0, 2, True, summed), target, {"together": True, "overlap": True}
+                _graph(case, 0, 2, True, summed), target, {"lockstep": True, "overlap": True}
             ).ops
             if op.kind == "matmul"
         }

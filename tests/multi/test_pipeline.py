@@ -347,7 +347,7 @@ def test_an_all_reduce_without_the_barrier_of_all_ranks_is_refused() -> None:
             ark.all_reduce(ark.tensor([8], name="more"), rank, 2)
         graphs.append(model.graph)
     broken = []
-    for plan in plan_ranks(graphs, registry.machine("cpu-2"), {"together": True}):
+    for plan in plan_ranks(graphs, registry.machine("cpu-2"), {"lockstep": True}):
         barriers = [
             c.id for c in plan.counters if c.name == "iteration barrier" and c.rank != plan.rank
         ]

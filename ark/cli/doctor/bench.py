@@ -98,7 +98,7 @@ class Bench:
         params["fetches"], params["control"] = self.results.address, self.control.address
         params["host"], params["trace_capacity"] = self.host.address, count
         params["processors"] = processors or self.processors
-        params["together"], params["persistent"] = rounds, int(system)
+        params["barrier_step"], params["persistent"] = rounds, int(system)
         params["budget_ns"], params["idle_ns"] = int(BUDGET_S * 1e9), int(lasts_s * 1e9)
         grid = Grid(processors or self.processors, self.machine.threads, layout.LOOP_BYTES)
         self.launched = self.device.launch(self.program, params.tobytes(), grid)

@@ -1,7 +1,8 @@
 // What a device must do for the loop kernel, asked of the device ABI alone: no task, no loop. A
 // launch runs the check that `first` names. Parameters are borrowed: tasks is the data's address,
 // counter_ops that of words 128 bytes apart, fetches that of results, trace_capacity the number of
-// 4-byte words of data, together the rounds, persistent whether the system's scope is asked for.
+// 4-byte words of data, barrier_step the rounds, persistent whether the system's scope is asked
+// for.
 
 ARK_DEVICE ark_u32* ark_word(const ArkParams* p, ark_u32 i) {
   return ARK_POINTER(ark_u32, p->counter_ops) + 32u * i;
@@ -34,7 +35,7 @@ ARK_DEVICE bool ark_told(const ArkParams* p, ark_u32 want, ark_u64 start) {
 // All processors meet, every round.
 ARK_DEVICE void ark_check_meet(const ArkParams* p, ark_u64 start) {
   if (ark_tid() != 0) return;
-  for (ark_u32 round = 1u; round <= p->together; ++round) {
+  for (ark_u32 round = 1u; round <= p->barrier_step; ++round) {
     ark_add_release(ark_word(p, 0u), 1u, p->persistent != 0u);
     if (!ark_reached(p, ark_word(p, 0u), round * p->processors, start)) return;
     ark_count(p, 0u, 1u);
@@ -49,7 +50,7 @@ ARK_DEVICE void ark_check_message(const ArkParams* p, ark_u32 processor, ark_u64
   ark_u32* sent = ark_word(p, 2u * pair);
   ark_u32* taken = ark_word(p, 2u * pair + 1u);
   const bool writes = processor % 2u == 0u, system = p->persistent != 0u;
-  for (ark_u32 round = 1u; round <= p->together; ++round) {
+  for (ark_u32 round = 1u; round <= p->barrier_step; ++round) {
     bool go = true;
     if (ark_tid() == 0)
       go = ark_reached(p, writes ? taken : sent, writes ? round - 1u : round, start);
@@ -80,28 +81,28 @@ ARK_DEVICE void ark_check_packets(const ArkParams* p, ark_u32 processor, ark_u64
   ark_u64* packet = ARK_POINTER(ark_u64, p->tasks) +
                     (static_cast<ark_u64>(pair) * ARK_THREADS + static_cast<ark_u32>(ark_tid()));
   if (processor % 2u == 0u) {
-    for (ark_u32 epoch = 1u; epoch <= p->together; ++epoch) {
+    for (ark_u32 epoch = 1u; epoch <= p->barrier_step; ++epoch) {
       const ark_u64 high = static_cast<ark_u64>(epoch) << 32;
       ark_packet_store(packet, high | ark_expected(epoch, 0u), system);
     }
     return;
   }
   ark_u32 last = 0u;
-  while (last < p->together && ark_time_ns() - start <= p->budget_ns) {
+  while (last < p->barrier_step && ark_time_ns() - start <= p->budget_ns) {
     const ark_u64 seen = ark_packet_load(packet, system);
     const ark_u32 epoch = static_cast<ark_u32>(seen >> 32);
     if (epoch != 0u && static_cast<ark_u32>(seen) != ark_expected(epoch, 0u)) ark_count(p, 1u, 1u);
     if (epoch < last) ark_count(p, 2u, 1u);
     last = epoch > last ? epoch : last;
   }
-  if (last == p->together) ark_count(p, 0u, 1u);
+  if (last == p->barrier_step) ark_count(p, 0u, 1u);
 }
 
 // The host's words, both ways, while the kernel runs; with data, which the host copied to the
 // device before it told: words that are not there yet are counted. Results: rounds, words.
 ARK_DEVICE void ark_check_host(const ArkParams* p, ark_u32 processor, ark_u64 start) {
   const ark_u32* data = ARK_POINTER(const ark_u32, p->tasks);
-  for (ark_u32 round = 1u; round <= p->together; ++round) {
+  for (ark_u32 round = 1u; round <= p->barrier_step; ++round) {
     bool go = true;
     if (ark_tid() == 0) go = ark_told(p, round, start);
     if (!ark_all(go)) return;
@@ -125,8 +126,9 @@ ARK_DEVICE void ark_check_host(const ArkParams* p, ark_u32 processor, ark_u64 st
 // bits a processor and round.
 ARK_DEVICE void ark_check_clock(const ArkParams* p, ark_u32 processor, ark_u64 start) {
   if (ark_tid() != 0) return;
-  ark_u64* times = ARK_POINTER(ark_u64, p->tasks) + static_cast<ark_u64>(processor) * p->together;
-  for (ark_u32 round = 1u; round <= p->together; ++round) {
+  ark_u64* times =
+      ARK_POINTER(ark_u64, p->tasks) + static_cast<ark_u64>(processor) * p->barrier_step;
+  for (ark_u32 round = 1u; round <= p->barrier_step; ++round) {
     ark_add_release(ark_word(p, 0u), 1u, false);
     if (!ark_reached(p, ark_word(p, 0u), round * p->processors, start)) return;
     times[round - 1u] = ark_time_ns();
@@ -137,20 +139,20 @@ ARK_DEVICE void ark_check_clock(const ArkParams* p, ark_u32 processor, ark_u64 s
   for (ark_u32 spins = 0u; ark_time_ns() - begin < p->idle_ns; ++spins) ark_pause(spins);
 }
 
-// Everybody adds to one counter, each thread `together` times.
+// Everybody adds to one counter, each thread `barrier_step` times.
 ARK_DEVICE void ark_check_add(const ArkParams* p) {
-  for (ark_u32 round = 0u; round < p->together; ++round) {
+  for (ark_u32 round = 0u; round < p->barrier_step; ++round) {
     ark_add_release(ark_word(p, 0u), 1u, p->persistent != 0u);
   }
 }
 
-// Reads all data `together` times. Result: a sum, so that nothing is left out.
+// Reads all data `barrier_step` times. Result: a sum, so that nothing is left out.
 ARK_DEVICE void ark_check_read(const ArkParams* p, ark_u32 processor) {
   const ark_u64* data = ARK_POINTER(const ark_u64, p->tasks);
   const ark_u64 count = p->trace_capacity / 2u;
   const ark_u64 stride = static_cast<ark_u64>(p->processors) * ARK_THREADS;
   ark_u64 sum = 0u;
-  for (ark_u32 round = 0u; round < p->together; ++round) {
+  for (ark_u32 round = 0u; round < p->barrier_step; ++round) {
     ark_u64 i = static_cast<ark_u64>(processor) * ARK_THREADS + static_cast<ark_u32>(ark_tid());
     for (; i + 7u * stride < count; i += 8u * stride) {
       ark_u64 part = 0u;

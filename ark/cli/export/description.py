@@ -258,7 +258,7 @@ def describe(
         f"    .counter_count = {len(plan.counters)},",
         f"    .counter_stride = {stride},",
         f"    .barrier_counter = {ITERATION_BARRIER},",
-        f"    .together = {barrier.step},",
+        f"    .barrier_step = {barrier.step},",
         f"    .processors = {plan.processors},",
         f"    .phase_count = {len(plan.phases)},",
         f"    .budget_ns = {int(BUDGET_S * 1e9)}u,",

@@ -60,7 +60,7 @@ ARK_DEVICE bool ark_may_begin(ArkCtx& c, ark_u32 iteration, ark_u32 limit) {
   const bool system = ARK_PARAMS(c)->peers != 0u;
   // All that came before a launch's first iteration on this rank was over when the launch began.
   const bool first = iteration == ARK_PARAMS(c)->first && !system;
-  const ark_u32 want = iteration * ARK_PARAMS(c)->together;
+  const ark_u32 want = iteration * ARK_PARAMS(c)->barrier_step;
   // Longer than a task waits: whoever is stuck should report, not those who wait for its iteration.
   const ark_u64 budget = ARK_PARAMS(c)->budget_ns / 4u * 5u;
   const ark_u32* barrier = ark_words(ARK_PARAMS(c)->barrier);

@@ -52,7 +52,7 @@ class Flow:
 
     parts: the number of parts of a share; a share is the data that one rank owns, or everything if
     the data are not divided among ranks. values: by number, in an order that is legal for all ranks
-    together; a rank's own are in the order of its list. final: the value in each slot of `out` at
+    divisor; a rank's own are in the order of its list. final: the value in each slot of `out` at
     the end, by (rank, slot).
     """
 
@@ -107,23 +107,23 @@ def coarsened(program: CollectiveProgram) -> CollectiveProgram:
     if any(buffer.role is Role.DOTS for buffer in program.buffers):
         return program
     spans = [s for ops in program.operations for op in ops for s in (op.dst, *op.srcs)]
-    together = math.gcd(
+    divisor = math.gcd(
         program.shard if program.collective.sharded and not program.counts else program.chunks,
         *(buffer.slots for buffer in program.buffers),
         *(number for span in spans for number in (span.start, span.count)),
         *(number for row in program.counts or () for number in row),
     )
-    if together == 1:
+    if divisor == 1:
         return program
 
     def shrunk(span: Span) -> Span:
-        return Span(span.buffer, span.start // together, span.count // together)
+        return Span(span.buffer, span.start // divisor, span.count // divisor)
 
     return replace(
         program,
-        chunks=program.chunks // together,
-        counts=program.counts and tuple(tuple(n // together for n in r) for r in program.counts),
-        buffers=tuple(replace(b, slots=b.slots // together) for b in program.buffers),
+        chunks=program.chunks // divisor,
+        counts=program.counts and tuple(tuple(n // divisor for n in r) for r in program.counts),
+        buffers=tuple(replace(b, slots=b.slots // divisor) for b in program.buffers),
         operations=tuple(
             tuple(replace(op, dst=shrunk(op.dst), srcs=tuple(map(shrunk, op.srcs))) for op in ops)
             for ops in program.operations

@@ -19,7 +19,7 @@ from ark.collective.taccl.logical import Logical
 from ark.collective.taccl.routing import Routing
 from ark.errors import InternalError
 
-MOST_TOGETHER = 6
+MAX_GROUPED_TRANSFERS = 6
 
 
 @dataclass(frozen=True)
@@ -54,16 +54,16 @@ def order(
         raise InternalError("A chunk's route does not begin where the chunk is.")
     if any(graph.edges[e].sender is not None for _, e in singles):
         plain = best
-        for together in range(2, MOST_TOGETHER + 1):
+        for count in range(2, MAX_GROUPED_TRANSFERS + 1):
             if time.monotonic() > deadline:
                 break
             limit = best.time_us * (1 - 1e-9)
-            best = scheduler.run(_merge(graph, plain, together), limit, deadline) or best
+            best = scheduler.run(_merge(graph, plain, count), limit, deadline) or best
     return best
 
 
-def _merge(graph: Logical, plain: Schedule, together: int) -> list[tuple[tuple[int, ...], int]]:
-    """Groups neighbours in the order of every link between boxes, `together` at a time."""
+def _merge(graph: Logical, plain: Schedule, count: int) -> list[tuple[tuple[int, ...], int]]:
+    """Groups neighbours in the order of every link between boxes, `count` at a time."""
     queues: dict[int, list[int]] = {}
     groups: list[tuple[tuple[int, ...], int]] = []
     for send in plain.sends:
@@ -72,8 +72,8 @@ def _merge(graph: Logical, plain: Schedule, together: int) -> list[tuple[tuple[i
         else:
             queues.setdefault(send.edge, []).extend(send.chunks)
     for edge, queue in sorted(queues.items()):
-        for i in range(0, len(queue), together):
-            groups.append((tuple(sorted(queue[i : i + together])), edge))
+        for i in range(0, len(queue), count):
+            groups.append((tuple(sorted(queue[i : i + count])), edge))
     return groups
 
 

@@ -143,8 +143,8 @@ def on_host(op: str, x: np.ndarray, attributes: Attributes) -> np.ndarray:
             goes |= (mode == kind) & compare[kind](value, edge)
         at = np.where(goes, trees.yes[at], trees.no[at])
     leaves = trees.weights[at]
-    together: dict[str, Callable[..., Any]] = {"MIN": np.min, "MAX": np.max, "AVERAGE": np.mean}
-    result = together.get(trees.aggregate, np.sum)(leaves, axis=1)
+    aggregates: dict[str, Callable[..., Any]] = {"MIN": np.min, "MAX": np.max, "AVERAGE": np.mean}
+    result = aggregates.get(trees.aggregate, np.sum)(leaves, axis=1)
     result = result + trees.base if len(trees.base) else result
     return np.asarray(result, trees.weights.dtype)
 
@@ -178,9 +178,9 @@ def _run(call: Call) -> Value:
             goes = ark.logical_or(goes, ark.logical_and(ark.isnan(value), tracked))
         at = ark.where(goes, ark.gather(yes, at, 0), ark.gather(no, at, 0))
     leaves = ark.gather(table(trees.weights, np.float32), at, 0)  # (rows, trees, targets)
-    together = {"MIN": ark.reduce_min, "MAX": ark.reduce_max, "AVERAGE": ark.reduce_mean}
+    aggregates = {"MIN": ark.reduce_min, "MAX": ark.reduce_max, "AVERAGE": ark.reduce_mean}
     result = ark.reshape(
-        together.get(trees.aggregate, ark.reduce_sum)(leaves, [1]), [rows, targets]
+        aggregates.get(trees.aggregate, ark.reduce_sum)(leaves, [1]), [rows, targets]
     )
     if len(trees.base):
         result = ark.add(result, table(trees.base.reshape(1, -1), np.float32))

@@ -113,15 +113,15 @@ def _attention(n: _Node) -> bool:
     before it.
     """
     rank = n.rank()
-    apart = all(n.dims(i) <= set(range(rank - 2)) for i in range(3))
+    batched = all(n.dims(i) <= set(range(rank - 2)) for i in range(3))
     names = [argument.name for argument in n.node.target._schema.arguments]  # type: ignore[union-attr]
     bias = "attn_mask" if "attn_mask" in names else "attn_bias"
     mask = n.given(names.index(bias), bias) if bias in names else None
     causal = bool(n.given(names.index("is_causal"), "is_causal", False))
     if mask is not None:
-        return apart and not holding(getattr(mask, "meta", {}).get("val"), n.symbol)
-    together = all(rank - 2 in n.dims(i) and rank - 1 not in n.dims(i) for i in range(3))
-    return apart or (causal and together)
+        return batched and not holding(getattr(mask, "meta", {}).get("val"), n.symbol)
+    with_keys = all(rank - 2 in n.dims(i) and rank - 1 not in n.dims(i) for i in range(3))
+    return batched or (causal and with_keys)
 
 
 def _norm(n: _Node) -> bool:

@@ -10,7 +10,7 @@ from msgspec import structs
 from ark.ir.dtype import fp32, int32
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
-from ark.lower.cuts import Cut, matrix_group, tiles_together
+from ark.lower.cuts import Cut, matrix_group, tiles_per_task
 from ark.lower.products import Product, product_of, travels
 from ark.lower.thin_cuts import is_thin
 from ark.lower.tiling import box_coords, side_by_side
@@ -41,9 +41,9 @@ def lower_matmul(lowering: Lowering, node: Node) -> None:
     coords: Sequence[tuple[int, ...]] = box_coords(shape, (1, 1, *tile))
     thin = product.plain and is_thin(product.params, product.tensors, machine)
     several = not thin and node.hints is None
-    together = tiles_together(math.prod(tile) * product.depth, machine) if several else 1
-    if len(coords) > 1 and together > 1:  # several small ones are a task
-        params = structs.replace(params, tasks=-(-len(coords) // together))
+    per_task = tiles_per_task(math.prod(tile) * product.depth, machine) if several else 1
+    if len(coords) > 1 and per_task > 1:  # several small ones are a task
+        params = structs.replace(params, tasks=-(-len(coords) // per_task))
         coords = [(r,) for r in range(params.tasks)]
     _emit_product(lowering, product, params, coords)
 

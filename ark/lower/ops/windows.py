@@ -38,9 +38,9 @@ def lower_convolution(lowering: Lowering, node: Node) -> None:
         """Groups that the busiest processor has one after another, a task as few as can be."""
         return -(-images * -(-groups // several) // tasks) * several, -several
 
-    together = down == rows and wide == places
+    whole_images = down == rows and wide == places
     most = max(1, min(groups, MOST_TILE // (rows * places)))
-    several = min(range(1, most + 1), key=rounds) if together else 1
+    several = min(range(1, most + 1), key=rounds) if whole_images else 1
     tile = [1, several, -(-rows // -(-rows // down)), wide]
     kept = {k: v for k, v in structs.asdict(given).items() if k != "finish"}
     params = ConvolutionParams(**kept, tile=tuple(tile), expr=given.finish)

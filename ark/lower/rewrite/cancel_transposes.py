@@ -92,8 +92,8 @@ def _joins(node: Node, out: Tensor, first: Node) -> bool:
         return rows and flat and given.finish is None and len(node.inputs) == 2
     if node.type == "transpose":
         return True
-    together = is_elementwise(node) and read.shape == node.outputs[0].shape
-    return together and not expression.places(expression_of(node))
+    same_shape = is_elementwise(node) and read.shape == node.outputs[0].shape
+    return same_shape and not expression.places(expression_of(node))
 
 
 def _leading(shape: Sequence[int], rows: int) -> int | None:

@@ -204,9 +204,9 @@ class _Finder:
                     return None
                 axes = (lead, (rows,), (columns,))
                 places.append(list(origins(place_of(tensor, axes), writes, product.phase))[::-1])
-            together = math.prod(out.shape[:-2])
+            matrices = math.prod(out.shape[:-2])
             for heads in dict.fromkeys((*(heads_of(p) for p in places[0]), 1)):
-                if together % heads or heads > MOST_HEADS or heads % group:
+                if matrices % heads or heads > MOST_HEADS or heads % group:
                     continue
                 counts = (heads, heads // group, heads // group)
                 laid = [

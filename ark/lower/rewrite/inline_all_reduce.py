@@ -131,12 +131,12 @@ class _Finder:
             for t in (*node.inputs, out)
         )
         alone = self.uses[share.id] == 1 and len(maker.outputs) == 1
-        together = (maker.phase, maker.processors) == (node.phase, node.processors)
+        same_lists = (maker.phase, maker.processors) == (node.phase, node.processors)
         read = world * out.shape[-1] <= self.limit
         room = LINEAR_ADD_OPERANDS + world - 1 <= RECORD_OPERANDS
         bare = not node.after and not self.graph.depends(out)
         one = len(out.shape) == 2 and out.shape[0] == 1
-        fine = plain and alone and together and read and room and bare and one
+        fine = plain and alone and same_lists and read and room and bare and one
         return fine and all(self._held(t, maker, node) for t in node.inputs[1:])
 
     def _held(self, residual: Tensor, maker: Node, node: Node) -> bool:

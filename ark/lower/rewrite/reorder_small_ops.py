@@ -45,8 +45,8 @@ def beside(nodes: Sequence[Node], machines: Sequence[Machine]) -> list[int]:
     ways: list[int] = []
     for (_, small), run in _runs(nodes, machines):
         levels = _levels(run)
-        together = Counter(levels)
-        ways += [together[n] if small and n else 1 for n in levels]
+        by_level = Counter(levels)
+        ways += [by_level[n] if small and n else 1 for n in levels]
     alike: dict[tuple[object, ...], list[int]] = defaultdict(list)
     keys = [(n.type, *((t.dtype, t.shape) for t in (*n.inputs, *n.outputs))) for n in nodes]
     for key, number in zip(keys, ways, strict=True):

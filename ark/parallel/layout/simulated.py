@@ -31,27 +31,27 @@ class StepTimes:
         self.topology = topology
         self._known: dict[tuple[str, Groups, int], float] = {}
 
-    def us(self, op: str, together: Groups, block_bytes: int) -> float:
+    def us(self, op: str, concurrent: Groups, block_bytes: int) -> float:
         """The time when all groups run the collective at once; block_bytes: of a device before
         it.
         """
         if op in ("slice", "value_split"):
             return 0.0
-        key = (op, together, block_bytes)
+        key = (op, concurrent, block_bytes)
         if key not in self._known:
             if len(self._known) == MOST_SIMULATIONS:
                 raise UnsupportedError(
                     f"the search on {self.topology.name} needs more than {MOST_SIMULATIONS} "
                     "simulated steps; omit --topology, or use fewer devices"
                 )
-            self._known[key] = self._simulate(op, together, block_bytes)
+            self._known[key] = self._simulate(op, concurrent, block_bytes)
         return self._known[key]
 
-    def _simulate(self, op: str, together: Groups, block_bytes: int) -> float:
-        count, ranks = len(together[0]), len(self.topology.ranks)
+    def _simulate(self, op: str, concurrent: Groups, block_bytes: int) -> float:
+        count, ranks = len(concurrent[0]), len(self.topology.ranks)
         chunks = count * ranks
         builder = ProgramBuilder(op, "all_reduce", ranks, chunks)
-        for group in together:
+        for group in concurrent:
             if op == "all_to_all":
                 for rank, peer in itertools.permutations(group, 2):
                     slot = Span(OUT, group.index(rank), 1)
@@ -104,10 +104,10 @@ def change_on(
             if any(n % parts for n, parts in zip(shape, neighbour.dims, strict=True)):
                 continue
             op = operation(source, target) or ""
-            together = groups(coordinates, source, factor)
-            time = times.us(op, together, held * itemsize)
+            concurrent = groups(coordinates, source, factor)
+            time = times.us(op, concurrent, held * itemsize)
             volume = ring_volume(op, factor, held) / factor
-            step = Step(op, source, target, factor, volume, layout, neighbour, together)
+            step = Step(op, source, target, factor, volume, layout, neighbour, concurrent)
             place = moved(coordinates, source, target, factor)
             further = (*path, (step, time))
             entry = (us + time, len(further), next(order), neighbour, place, further)

@@ -121,14 +121,14 @@ class _Model:
         of the nearest pair inside. Rounding up along such pairs often decides the question at once.
         """
         pairs: dict[tuple[int, int], Any] = {}
-        together = [
+        ordered = [
             (i, j)
             for device in range(self.placement.devices)
             for i, j in itertools.permutations(self.placement.on(device), 2)
             if self.apart[i][j] is not None
         ]
-        if len(set(together)) <= MOST_PAIRS:
-            for i, j in dict.fromkeys(together):
+        if len(set(ordered)) <= MOST_PAIRS:
+            for i, j in dict.fromkeys(ordered):
                 first, last = self.blocks[i].span, self.period - self.blocks[j].span
                 times = [[k * self.period + n for n in (first, last)] for k in range(self.most)]
                 domain = self.cp.Domain.from_intervals(times)

@@ -4,7 +4,7 @@ between them.
 Where an operand's view overlaps views that pieces of other ranks wrote, the rank receives them,
 adds partial sums and assembles boxes. All ranks' graphs are written in one order, so sends and
 receives pair up and cannot deadlock. Transfers that form a collective of all ranks become one
-(ark.parallel.transform.together).
+(ark.parallel.transform.collectives).
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from ark.ir.dtype import fp32
 from ark.ir.graph import Graph
 from ark.ir.values import Buffer, Tensor, dense_view
 from ark.lower.engines import ONE_SHOT
+from ark.parallel.transform.collectives import joint_collective
 from ark.parallel.transform.normal import LASTING, RESHAPE
 from ark.parallel.transform.pieces import ParallelGraph, Piece
 from ark.parallel.transform.rearranged import local_attrs
-from ark.parallel.transform.together import together
 from ark.parallel.transform.views import Box, View, meeting
 
 ENDS = ("sample", "sample_adjusted", "sample_each")  # may end the run: all ranks do it together
@@ -267,7 +267,7 @@ class _Writer:
                 return
         ranks_of = self.plan.ranks_of
         by_ranks = [(ranks_of(piece), written) for piece, written in sources]
-        joint = together(view, by_ranks, self.wanted, self.plan.ranks)
+        joint = joint_collective(view, by_ranks, self.wanted, self.plan.ranks)
         if joint is not None:
             for other, graph in enumerate(self.result.graphs):
                 own = [

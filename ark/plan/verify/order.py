@@ -111,8 +111,8 @@ def order_phase(
 def _check_barrier(rank_set: RankSet, order: Order, number: int, rank: int) -> None:
     """The task that opens the iteration barrier runs after every other task of its rank."""
     first = int(order.bases[rank])
-    together = rank_set.plan(rank).counters[ITERATION_BARRIER].step
-    others = range(rank_set.world) if together > 1 else (rank,)
+    barrier_step = rank_set.plan(rank).counters[ITERATION_BARRIER].step
+    others = range(rank_set.world) if barrier_step > 1 else (rank,)
     several = rank_set.world == 1  # one rank's tasks may open it together
     openers: dict[int, list[int]] = {other: [] for other in others}
     named = [rank_set.counter_of(rank, c.id) for c in rank_set.plan_of(rank).counters]

@@ -268,14 +268,14 @@ def _check_counters(rank_set: RankSet, plan: Plan) -> None:
         raise refuse(
             f"counter {ITERATION_BARRIER} of rank {plan.rank} is not its own 'iteration barrier'"
         )
-    together = barrier.step
-    if plan.world_size == 1 and together > 0:
+    barrier_step = barrier.step
+    if plan.world_size == 1 and barrier_step > 0:
         return  # all that signals it, which is counted where the phase is executed
-    if together not in (1, plan.world_size) or (together == plan.world_size) != (
+    if barrier_step not in (1, plan.world_size) or (barrier_step == plan.world_size) != (
         rank_set.plan(0).counters[ITERATION_BARRIER].step == plan.world_size
     ):
         raise refuse(
-            f"the iteration barrier of rank {plan.rank} has step {together}; expected "
+            f"the iteration barrier of rank {plan.rank} has step {barrier_step}; expected "
             f"{plan.world_size} (all ranks) on every rank, or 1 on every rank"
         )
 

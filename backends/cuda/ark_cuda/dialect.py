@@ -34,5 +34,5 @@ def dialect(arch: str) -> Dialect:
         roles=_text("roles.h"),
         loader=products.loader,
         unstaged=products.SLABS,
-        together=MAX_JOINT_BODIES,
+        joint_bodies=MAX_JOINT_BODIES,
     )

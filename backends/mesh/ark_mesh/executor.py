@@ -215,7 +215,7 @@ class MeshExecutor(PlanMemory):
         """Bytes that cores have sent each other since the plan was loaded."""
         return int(self._counts[1])
 
-    def close(self, together: bool = True) -> bool:
+    def close(self, collective: bool = True) -> bool:
         """Stops what runs and frees everything; safe to call twice. False if it does not stop."""
         if self.latest is not None:
             if not self.latest.stop():
@@ -223,7 +223,7 @@ class MeshExecutor(PlanMemory):
             self.latest.detach()
         self.latest = None
         own, self._memory = self._memory, []
-        self._free(own, together)
+        self._free(own, collective)
         loaded, self._loaded = self._loaded, None
         if loaded is not None:
             self._processor.unload(loaded)

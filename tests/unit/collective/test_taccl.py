@@ -23,7 +23,7 @@ from ark.collective.taccl import (
     route,
     synthesize_taccl,
 )
-from ark.collective.taccl.ordering import MOST_TOGETHER
+from ark.collective.taccl.ordering import MAX_GROUPED_TRANSFERS
 from ark.collective.topology import Link, Topology, load
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
 from tests.cases.taccl import prove
@@ -229,7 +229,7 @@ def test_schedule_respects_links_and_arrivals():
         expected = edge.alpha_us + len(send.chunks) * MB / edge.gbps / 1e3
         assert send.end_us - send.start_us == pytest.approx(expected)
         assert by_edge.get(send.edge, 0.0) <= send.start_us + 1e-9
-        assert len(send.chunks) <= MOST_TOGETHER
+        assert len(send.chunks) <= MAX_GROUPED_TRANSFERS
         by_edge[send.edge] = send.end_us
         at.update({(c, edge.dst): send.end_us for c in send.chunks})
         sent += len(send.chunks)

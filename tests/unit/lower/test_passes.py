@@ -89,7 +89,7 @@ def test_a_second_run_of_a_pass_changes_nothing(machine: str) -> None:
 
     with observed(run_again):
         for graph in _graphs():
-            prepare(graph, registry.machine(machine), {"together": True})
+            prepare(graph, registry.machine(machine), {"lockstep": True})
     assert sum(n > 0 for n in watched.values()) >= 4
 
 
@@ -103,7 +103,7 @@ def test_a_pass_makes_no_node_that_another_one_gives(machine: str) -> None:
 
     with observed(look):
         for graph in _graphs():
-            prepare(graph, registry.machine(machine), {"together": True})
+            prepare(graph, registry.machine(machine), {"lockstep": True})
         planned(lstm(2, 4, 64), registry.machine(machine))
 
 

@@ -402,7 +402,7 @@ int ark_execute(ark_instance* i, const uint32_t* iterations, size_t phases, uint
   params.control = i->control.address;
   params.host = i->host.address;
   params.processors = m->processors;
-  params.together = m->together;
+  params.barrier_step = m->barrier_step;
   params.budget_ns = m->budget_ns;
   if (status == ARK_OK) status = run_kernels(i, &params, i->ends);
   if (status != ARK_OK) return status;

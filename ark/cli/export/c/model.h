@@ -79,7 +79,7 @@ struct ark_model {
   const uint64_t *tasks, *counter_ops, *fetches, *growths, *ranges, *lists;
   uint32_t segment_count, tensor_count, op_count;
   uint32_t task_count, counter_op_count, fetch_count, growth_count, range_count, list_count;
-  uint32_t counter_count, counter_stride, barrier_counter, together, processors, phase_count;
+  uint32_t counter_count, counter_stride, barrier_counter, barrier_step, processors, phase_count;
   uint64_t budget_ns;
   const ark_decoder* decoder;  // null where the model is none
 };

@@ -195,7 +195,7 @@ def _store(sig: Signature) -> str:
         addresses = text.addresses(sig, indices)
         body = (
             f"    if (at_column + {VECTOR_ELEMENTS} <= b.rows && ark_aligned({addresses})) {{\n"
-            f"{packs.together(sig, indices, VECTOR_ELEMENTS)}    }} else {{\n{body}    }}\n"
+            f"{packs.vector_store(sig, indices, VECTOR_ELEMENTS)}    }} else {{\n{body}    }}\n"
         )
     return (
         "    if (at_row >= a.rows || at_column >= b.rows) return;\n"

@@ -46,8 +46,8 @@ def _ahead(sig: Signature, machine: Machine) -> int:
     round computes all of them.
     """
     p, cache = sig.read(AttentionParams), sig.operands[1]
-    together = _teams(sig, machine) * machine.lanes * 16 // (p.head_dim * cache.itemsize)
-    rounds: int = cache.shape[1] // p.splits // together
+    positions = _teams(sig, machine) * machine.lanes * 16 // (p.head_dim * cache.itemsize)
+    rounds: int = cache.shape[1] // p.splits // positions
     return max(1, min(rounds, MOST_AHEAD))
 
 

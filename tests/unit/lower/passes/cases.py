@@ -230,7 +230,7 @@ CASES = (
     Case("fuse_parts_norm", _normed_product),
     Case("fuse_sampling", _sampled_row),
     Case("fuse_sampling", _sampled_rows, label="of_sequences"),
-    Case("fuse_sampling", _sampled_shares, ranks=2, options={"together": True}, label="of_ranks"),
+    Case("fuse_sampling", _sampled_shares, ranks=2, options={"lockstep": True}, label="of_ranks"),
     Case("rotate_logits", _sampled_shares, ranks=2),
     Case("round_norm_inputs", _embedded_rows),
     Case("align_operands", _odd_rows),

@@ -49,7 +49,7 @@ MUTATIONS = [*damaged.MUTATIONS, *damaged_ranks.MUTATIONS]
 @pytest.fixture(scope="module", params=sorted(MACHINES))
 def isomorphic(request: pytest.FixtureRequest) -> Rotated:
     """Plans as decoders have them, whose ranks begin iterations together: every wait counts."""
-    rank_plans = plan_ranks(decoder_graphs(4), MACHINES[request.param], {"together": True})
+    rank_plans = plan_ranks(decoder_graphs(4), MACHINES[request.param], {"lockstep": True})
     assert isinstance(rank_plans, Rotated)
     return rank_plans
 

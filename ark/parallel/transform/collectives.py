@@ -20,7 +20,7 @@ from ark.parallel.transform.views import View
 
 
 @dataclass(frozen=True)
-class Together:
+class JointCollective:
     """reads: the view that each rank gets."""
 
     collective: Collective
@@ -36,12 +36,12 @@ class Together:
         return "collective", CollectiveAttributes(program).to_node()
 
 
-def together(
+def joint_collective(
     view: View,
     sources: Sequence[tuple[Sequence[int], View]],
     wanted: Mapping[View, Set[int]],
     ranks: int,
-) -> Together | None:
+) -> JointCollective | None:
     """The collective that gives a view to its readers; None if there is none.
 
     sources: what was written of the view, and the ranks that have it. wanted: the readers of views.
@@ -56,14 +56,14 @@ def together(
         if any(written.box != box for _, written in sources):
             return None
         if view.box == box:
-            return Together(Collective.ALL_REDUCE, (view,) * ranks) if everywhere else None
+            return JointCollective(Collective.ALL_REDUCE, (view,) * ranks) if everywhere else None
         parts = _parts(View(view.buffer, box), ranks)
         if view in parts and all(r in wanted.get(part, ()) for r, part in enumerate(parts)):
-            return Together(Collective.REDUCE_SCATTER, parts)
+            return JointCollective(Collective.REDUCE_SCATTER, parts)
         return None
     by_rank = tuple(written for _, written in sorted(sources, key=lambda each: list(each[0])))
     if everywhere and by_rank == _parts(view, ranks):
-        return Together(Collective.ALL_GATHER, (view,) * ranks)
+        return JointCollective(Collective.ALL_GATHER, (view,) * ranks)
     return None
 
 
