@@ -1,8 +1,9 @@
-"""Words in memory that the processes of one host share: for each rank of a lane, at the number of
-each call, a fingerprint of all its calls so far.
+"""Words in memory that the processes of one host share: for each rank of a communicator, at the
+number of each call, a fingerprint of all its calls so far.
 
 A rank writes its word before it begins a call, and reads its peers' words while it waits and after
-the call, so comparing calls takes a store and one load per peer. Called by ark.distributed.lane.
+the call, so comparing calls takes a store and one load per peer. Called by
+ark.distributed.communicator.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 Each collective is a plan of one op (ark.distributed.calls), made when a size is first used and
 kept. All ranks of a group call the same collectives in the same order with equal types and sizes,
-which ark.distributed.lane checks; a send and its receive are called by their two ranks alone. On a
-CPU, calls return when all ranks have made the call; on a GPU they join the caller's stream.
+which ark.distributed.communicator checks; a send and its receive are called by their two ranks
+alone. On a CPU, calls return when all ranks have made the call; on a GPU they join the caller's
+stream.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from ark.distributed import programs
 from ark.distributed.arrays import Array, wrap
 from ark.distributed.board import fingerprint
 from ark.distributed.calls import Call, Key, check_size, moved
-from ark.distributed.lane import Lane, Talk
+from ark.distributed.communicator import Communicator, Talk
 from ark.distributed.registered import Registered
 from ark.errors import BaseError, InvalidUsageError
 from ark.ir.values import whole
@@ -53,8 +54,8 @@ class Group:
         self._backend, self._device = backend, device
         self.budget_s = budget_s
         self._talk = Talk(ranks, f"{backend.name} arrays", budget_s)
-        self._all_ranks = self._talk.lane("all", range(ranks.world_size))
-        self._calls: defaultdict[Lane, OrderedDict[str, Call]] = defaultdict(OrderedDict)
+        self._all_ranks = self._talk.communicator("all", range(ranks.world_size))
+        self._calls: defaultdict[Communicator, OrderedDict[str, Call]] = defaultdict(OrderedDict)
         self._tuned: tuned.Table | None = None
         self._programs: dict[str, CollectiveProgram] = {}  # by the content of their files
         self._registered = Registered()
@@ -208,8 +209,8 @@ class Group:
     def barrier(self, called: str = "barrier()") -> None:
         """Returns when every rank has called it. called: its name in errors."""
         if self.world_size > 1:
-            lane = self._all_ranks
-            lane.make(called, fingerprint(called), True, lambda: self._arrive(lane))
+            comm = self._all_ranks
+            comm.make(called, fingerprint(called), True, lambda: self._arrive(comm))
 
     # Execution.
 
@@ -278,16 +279,24 @@ class Group:
     def _pair(self, source: int, target: int, way: str, x: Array, y: Array | None) -> None:
         if source == target:
             raise InvalidUsageError(f"rank {source} sends to itself; copy the array instead")
-        lane = self._talk.lane(f"{source} to {target} {way}", (source, target))
+        comm = self._talk.communicator(f"{source} to {target} {way}", (source, target))
         peer = f"peer={target if y is None else source}"
         text = x.called("send" if y is None else "recv", peer)
         key = moved(Collective.BROADCAST, x, 1, 0)
-        self._execute(lane, text, x.called("message"), key, x if y is None else None, y)
+        self._execute(comm, text, x.called("message"), key, x if y is None else None, y)
 
     def _execute(
-        self, lane: Lane, text: str, same: str, key: Key, x: Array | None, y: Array | None
+        self,
+        comm: Communicator,
+        text: str,
+        same: str,
+        key: Key,
+        x: Array | None,
+        y: Array | None,
     ) -> None:
-        """Makes the call on a lane. text: its name in errors; same: equal for matching calls."""
+        """Makes the call on a communicator. text: its name in errors; same: equal for matching
+        calls.
+        """
         some = x or y
         assert some is not None
         stream = some.stream()
@@ -295,7 +304,7 @@ class Group:
         def run() -> None:
             if some.elements == 0:
                 return
-            call = self._call(lane, same, key)
+            call = self._call(comm, same, key)
             source, target = self._registered.addresses(x, y)
             call.bind(source, target)
             if x is not None and source is None:
@@ -306,41 +315,40 @@ class Group:
             elif y is not None:
                 y.changed()
 
-        lane.make(text, fingerprint(same), stream is None, run)
+        comm.make(text, fingerprint(same), stream is None, run)
 
-    def _call(self, lane: Lane, same: str, key: Key) -> Call:
+    def _call(self, comm: Communicator, same: str, key: Key) -> Call:
         """The loaded call. The least recently used one is dropped to make room, the same on all its
         ranks.
         """
-        calls = self._calls[lane]
-        if same in calls and not lane.fresh:
+        calls = self._calls[comm]
+        if same in calls and not comm.fresh:
             calls.move_to_end(same)
             return calls[same]
-        check_size(key, lane.world_size)
-        hosts = self._arrive(lane)
+        check_size(key, comm.world_size)
+        hosts = self._arrive(comm)
         if same in calls:
             calls.move_to_end(same)
             return calls[same]
         if len(calls) >= MAX_LOADED_CALLS:
             calls.popitem(last=False)[1].close(collective=True)
-        free = lane is self._all_ranks and key.algorithm == AUTO
+        free = comm is self._all_ranks and key.algorithm == AUTO
         chosen = self._chosen(key) if free else key
-        call = Call(
-            chosen, lane, lane.rank, lane.world_size, self._backend, self._device, self.budget_s,
-            hosts,
-        )  # fmt: skip
+        ranks = (comm, comm.rank, comm.world_size)
+        call = Call(chosen, *ranks, self._backend, self._device, self.budget_s, hosts)
         calls[same] = call
         return call
 
-    def _arrive(self, lane: Lane) -> Sequence[int]:
-        """Synchronises the lane's ranks; returns the host number of each. If the lane has begun
-        again, calls that all ranks have loaded begin again too, and the others are dropped.
+    def _arrive(self, comm: Communicator) -> Sequence[int]:
+        """Synchronises the communicator's ranks; returns the host number of each. If the
+        communicator has begun again, calls that all ranks have loaded begin again too, and the
+        others are dropped.
         """
-        calls, fresh = self._calls[lane], lane.fresh
+        calls, fresh = self._calls[comm], comm.fresh
         machine = self._device.machine
         mine = tuned.KEPT.encoded(machine, tuned.KEPT.load(machine)) if self.rank == 0 else b""
-        arrivals = lane.arrive(list(calls), mine)
-        if self._tuned is None and lane is self._all_ranks:
+        arrivals = comm.arrive(list(calls), mine)
+        if self._tuned is None and comm is self._all_ranks:
             self._tuned = tuned.KEPT.decoded(arrivals[0].more, "rank 0")
         if fresh:
             everywhere = set.intersection(*(set(each.kept) for each in arrivals))
@@ -362,15 +370,15 @@ class Group:
 
     def close(self, collective: bool = True) -> None:
         """Frees the calls' memory; collective: all ranks close, and none has failed."""
-        for lane in self._talk.lanes():
-            calls = self._calls.pop(lane, OrderedDict())
-            ok = collective and lane is self._all_ranks and self._job.failure() is None
-            ok = ok and not lane.fresh and lane.meet()
+        for comm in self._talk.communicators():
+            calls = self._calls.pop(comm, OrderedDict())
+            ok = collective and comm is self._all_ranks and self._job.failure() is None
+            ok = ok and not comm.fresh and comm.meet()
             while calls:
                 _, call = calls.popitem(last=False)
                 with contextlib.suppress(BaseError):
                     call.close(collective=ok)
-            lane.close()
+            comm.close()
 
     def __enter__(self) -> Group:
         return self

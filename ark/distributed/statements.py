@@ -1,5 +1,5 @@
-"""The messages by which ranks of a lane report their calls when a call cannot continue, and the
-error that all of them derive from these. Called by ark.distributed.lane.
+"""The messages by which ranks of a communicator report their calls when a call cannot continue, and
+the error that all of them derive from these. Called by ark.distributed.communicator.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ark.errors import BaseError, InvalidUsageError, SystemError
 
 
 class StatedCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A call. number: from 1, counted since the lane's ranks last agreed; chain: see
+    """A call. number: from 1, counted since the communicator's ranks last agreed; chain: see
     ark.distributed.board; text: the call for error messages.
     """
 
@@ -22,7 +22,7 @@ class StatedCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Elsewhere(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A call of another lane that a rank is in, and that lane's ranks."""
+    """A call of another communicator that a rank is in, and that communicator's ranks."""
 
     text: str
     ranks: list[int]
@@ -32,8 +32,8 @@ class Statement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One rank's report.
 
     calls: its latest ones. inside: the last of them has not returned. elsewhere: the calls of other
-    lanes that it is in. before: its last call before these. reason: why it cannot continue, if not
-    only because others did not make the call.
+    communicators that it is in. before: its last call before these. reason: why it cannot continue,
+    if not only because others did not make the call.
     """
 
     calls: list[StatedCall]
@@ -64,7 +64,8 @@ def agreed(statements: Mapping[int, Statement]) -> int:
 
 def fails(statements: Mapping[int, Statement], rank: int) -> bool:
     """True if the reports end a call of this rank, the current or the next one. False if the rank
-    is in a call of another lane that waits for a rank that waits here: that call ends instead.
+    is in a call of another communicator that waits for a rank that waits here: that call ends
+    instead.
     """
     own = statements[rank]
     waiting = {each for each, statement in statements.items() if statement.inside}
@@ -73,7 +74,9 @@ def fails(statements: Mapping[int, Statement], rank: int) -> bool:
 
 
 def error(statements: Mapping[int, Statement], ranks: Sequence[int], waited_s: float) -> BaseError:
-    """The error, equal on all ranks that received the same statements. ranks: all of the lane."""
+    """The error, equal on all ranks that received the same statements. ranks: all of the
+    communicator.
+    """
     same = agreed(statements)
     following = {r: c for r, s in statements.items() for c in s.calls if c.number == same + 1}
     if len({call.chain for call in following.values()}) > 1:

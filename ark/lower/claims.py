@@ -51,7 +51,7 @@ def _claimed(group: Group, machine: Machine) -> Group:
 
 
 def _able(group: Group, machine: Machine) -> bool:
-    placed = group.processors or group.granularity is not None or group.lanes
+    placed = group.processors or group.granularity is not None or group.placement
     paired = group.sends or group.awaits or group.received
     return (
         machine.has(Capability.CLAIMS)

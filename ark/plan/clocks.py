@@ -31,17 +31,19 @@ class Clocks:
             self._rows.append(row)
         return self._numbers[key]
 
-    def missing(self, row: int, lanes: np.ndarray, ends: np.ndarray) -> frozenset[int]:
+    def missing(self, row: int, processors: np.ndarray, ends: np.ndarray) -> frozenset[int]:
         """Processors with tasks that a row does not cover; ends: places behind these tasks."""
-        if len(lanes) == 1:
-            lane = lanes.item()
+        if len(processors) == 1:
+            processor = processors.item()
             return (
-                NO_PROCESSORS if self._rows[row].item(lane) >= ends.item() else frozenset((lane,))
+                NO_PROCESSORS
+                if self._rows[row].item(processor) >= ends.item()
+                else frozenset((processor,))
             )
-        covered = self._rows[row][lanes] >= ends
-        return NO_PROCESSORS if covered.all() else frozenset(lanes[~covered].tolist())
+        covered = self._rows[row][processors] >= ends
+        return NO_PROCESSORS if covered.all() else frozenset(processors[~covered].tolist())
 
-    def after(self, rows: Iterable[int], lanes: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    def after(self, rows: Iterable[int], processors: np.ndarray, ends: np.ndarray) -> np.ndarray:
         """The clock after waiting for tasks, given by the rows that they began with, their
         processors (each once) and the places behind them there.
         """
@@ -49,7 +51,7 @@ class Clocks:
         clock: np.ndarray = self._rows[first].copy()
         for other in others:
             np.maximum(clock, self._rows[other], out=clock)
-        clock[lanes] = np.maximum(clock[lanes], ends)
+        clock[processors] = np.maximum(clock[processors], ends)
         return clock
 
     def join(self, row: int, after: np.ndarray) -> int:

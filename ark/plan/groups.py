@@ -21,9 +21,9 @@ class RemoteSemaphore:
 @dataclass
 class Group:
     """The tasks of one lowered op. sends, awaits: one entry per task, or none at all. granularity,
-    context: see ark.ir. received: ids of the buffers between ranks that hold packets. lanes: the
-    processor of each task, where the lowering chose them. A count
-    of 0 waits for the iteration before.
+    context: see ark.ir. received: ids of the buffers between ranks that hold packets.
+    placement: the processor of each task, if the lowering chose them. A count of 0 waits for the
+    iteration before.
     """
 
     name: str
@@ -37,6 +37,6 @@ class Group:
     granularity: int | None = None
     context: int | None = None
     received: frozenset[int] = frozenset()
-    lanes: list[int] = field(default_factory=list)
+    placement: list[int] = field(default_factory=list)
     sends: list[tuple[RemoteSemaphore, ...]] = field(default_factory=list)
     awaits: list[tuple[tuple[RemoteSemaphore, int], ...]] = field(default_factory=list)

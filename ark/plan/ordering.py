@@ -33,7 +33,7 @@ class TaskSet:
 
     op: int
     members: np.ndarray
-    lanes: np.ndarray
+    processors: np.ndarray
     ends: np.ndarray
 
 
@@ -44,7 +44,7 @@ class OpRun:
     """
 
     first: int
-    lanes: np.ndarray
+    processors: np.ndarray
     ends: np.ndarray
     clocks: list[int]
 
@@ -132,15 +132,15 @@ class Ordering:
         if number is None:
             number = self._numbers[op, name] = len(self.sets)
             run = self.runs[op]
-            lanes, ends = run.lanes[tasks], run.ends[tasks]
-            if len(tasks) > 1 and len(set(lanes.tolist())) < len(tasks):
+            processors, ends = run.processors[tasks], run.ends[tasks]
+            if len(tasks) > 1 and len(set(processors.tolist())) < len(tasks):
                 # Tasks of one op on one processor follow each other: the last of them counts.
-                order = np.lexsort((ends, lanes))
-                lanes, ends = lanes[order], ends[order]
+                order = np.lexsort((ends, processors))
+                processors, ends = processors[order], ends[order]
                 last = np.ones(len(tasks), bool)
-                last[:-1] = lanes[1:] != lanes[:-1]
-                lanes, ends = lanes[last], ends[last]
-            self.sets.append(TaskSet(op, tasks + run.first, lanes, ends))
+                last[:-1] = processors[1:] != processors[:-1]
+                processors, ends = processors[last], ends[last]
+            self.sets.append(TaskSet(op, tasks + run.first, processors, ends))
         return number
 
     def add_set(self, op: int, members: np.ndarray) -> int:
@@ -160,23 +160,23 @@ class Ordering:
         self._missing.clear()
         self._joined.clear()
 
-    def decide(self, clock: int, needs: Needs, lane: int) -> Decision:
-        """What a task on processor `lane` waits for; -1: one that is not special."""
+    def decide(self, clock: int, needs: Needs, processor: int) -> Decision:
+        """What a task on `processor` waits for; -1: one that is not special."""
         waits: list[int] = []
         special: set[int] = set()
         for number in needs.others:
             lacking = self._lacking(clock, number)
             if len(lacking) == 1:
                 special |= lacking
-            if lacking - {lane}:
+            if lacking - {processor}:
                 waits.append(number)
                 clock = self._join(clock, number)
         return Decision(tuple(waits), clock, frozenset(special))
 
-    def waits(self, clock: int, needs: Needs, lane: int) -> bool:
-        """True where a task on processor `lane` must wait for a counter."""
+    def waits(self, clock: int, needs: Needs, processor: int) -> bool:
+        """True where a task on `processor` must wait for a counter."""
         return any(
-            self.clocks.missing(clock, needed.lanes, needed.ends) - {lane}
+            self.clocks.missing(clock, needed.processors, needed.ends) - {processor}
             for needed in (self.sets[number] for number in needs.others)
         )
 
@@ -184,7 +184,7 @@ class Ordering:
         lacking = self._missing.get((row, number))
         if lacking is None:
             needed = self.sets[number]
-            lacking = self.clocks.missing(row, needed.lanes, needed.ends)
+            lacking = self.clocks.missing(row, needed.processors, needed.ends)
             self._missing[row, number] = lacking
         return lacking
 
@@ -195,6 +195,8 @@ class Ordering:
             if after is None:
                 needed, run = self.sets[number], self.runs[self.sets[number].op]
                 rows = {run.clocks[task] for task in (needed.members - run.first).tolist()}
-                after = self._after[number] = self.clocks.after(rows, needed.lanes, needed.ends)
+                after = self._after[number] = self.clocks.after(
+                    rows, needed.processors, needed.ends
+                )
             row_after = self._joined[row, number] = self.clocks.join(row, after)
         return row_after

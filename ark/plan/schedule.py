@@ -162,27 +162,27 @@ class _PhaseRun:
         self.signals += [[] for _ in range(count)]
         mine = self._regions(op, sig, tuple(group.coords))
         needs = self.order.needs(mine, count)
-        lanes = self._follow(group, needs)
-        if lanes is None:
-            lanes = self._deal(group, count)
-        run = OpRun(first, lanes, np.zeros(count, np.int64), [])
+        processors = self._follow(group, needs)
+        if processors is None:
+            processors = self._deal(group, count)
+        run = OpRun(first, processors, np.zeros(count, np.int64), [])
         self.order.begin(op.id, run)
         decisions: dict[tuple[int, Needs], Decision] = {}
         counters: dict[Decision, Waits] = {}
-        for i, lane in enumerate(lanes.tolist()):
-            clock, needed = self.now[lane], needs[i]
+        for i, processor in enumerate(processors.tolist()):
+            clock, needed = self.now[processor], needs[i]
             if needed is not None:
                 decision = decisions.get((clock, needed))
                 if decision is None:
                     decision = decisions[clock, needed] = self.order.decide(clock, needed, -1)
-                if lane in decision.special:
-                    decision = self.order.decide(clock, needed, lane)
+                if processor in decision.special:
+                    decision = self.order.decide(clock, needed, processor)
                 if decision not in counters:
                     counters[decision] = self._counters(decision)
                 self.waits[first + i] = counters[decision]
-                clock = self.now[lane] = decision.clock
-            self.lists[lane].append(first + i)
-            run.ends[i] = len(self.lists[lane])
+                clock = self.now[processor] = decision.clock
+            self.lists[processor].append(first + i)
+            run.ends[i] = len(self.lists[processor])
             run.clocks.append(clock)
         self._pair(group, first)
         self._hold_back(mine, run)
@@ -198,46 +198,48 @@ class _PhaseRun:
         nothing, so that a chain of small ops hands nothing over; None where a task has none, or
         several have the same.
         """
-        asked = group.processors or group.granularity is not None or bool(group.lanes)
+        asked = group.processors or group.granularity is not None or bool(group.placement)
         placed = asked or bool(group.sends) or bool(group.awaits)
         if placed or len(needs) > len(self.lists) or self.machine.variant.role(COMMUNICATE):
             return None
-        lanes: list[int] = []
+        processors: list[int] = []
         for need in needs:
-            lane = self._behind(need) if need else None
-            if lane is None or lane in lanes:
+            processor = self._behind(need) if need else None
+            if processor is None or processor in processors:
                 return None
-            lanes.append(lane)
-        return np.array(lanes, np.int64)
+            processors.append(processor)
+        return np.array(processors, np.int64)
 
     def _behind(self, need: Needs) -> int | None:
         """A processor whose last task is one of those needed, and which knows all others."""
         for number in reversed(need.sets):
             needed = self.order.sets[number]
-            for lane, end in zip(needed.lanes.tolist(), needed.ends.tolist(), strict=True):
-                if lane >= self.machine.processors or len(self.lists[lane]) != end:
+            for processor, end in zip(
+                needed.processors.tolist(), needed.ends.tolist(), strict=True
+            ):
+                if processor >= self.machine.processors or len(self.lists[processor]) != end:
                     continue
-                if not self.order.waits(self.now[lane], need, lane):
-                    return int(lane)
+                if not self.order.waits(self.now[processor], need, processor):
+                    return int(processor)
         return None
 
     def _deal(self, group: Group, count: int) -> np.ndarray:
         """The processor of each task: round robin, whole shares where there are many, or as many at
         a time as was asked for; or where the lowering put them.
         """
-        if group.lanes:
-            return np.array(group.lanes, np.int64)
+        if group.placement:
+            return np.array(group.placement, np.int64)
         begin, end = group.processors or (0, self.machine.processors)
-        processors = end - begin
+        available = end - begin
         share = np.arange(count, dtype=np.int64)
         if group.granularity is not None:
-            lanes: np.ndarray = begin + share // group.granularity % processors
-            return lanes
-        if count > processors:
-            share = share * processors // count
-        lanes = begin + (self.rotation + share) % processors
+            processors: np.ndarray = begin + share // group.granularity % available
+            return processors
+        if count > available:
+            share = share * available // count
+        processors = begin + (self.rotation + share) % available
         self.rotation = (self.rotation + count) % self.machine.processors
-        return lanes
+        return processors
 
     def _pair(self, group: Group, first: int) -> None:
         """The waits and signals between ranks, which the lowering named."""
@@ -256,10 +258,10 @@ class _PhaseRun:
             if peer not in self.s.ended[self.number]:
                 continue
             for task in sorted(set(touched.boxes.tasks.tolist())):
-                lane, number = int(run.lanes[task]), run.first + task
+                processor, number = int(run.processors[task]), run.first + task
                 lags = any(threshold == 0 for _, threshold in self.waits[number])
-                if not lags and (lane, peer) not in self.met:
-                    self.met.add((lane, peer))
+                if not lags and (processor, peer) not in self.met:
+                    self.met.add((processor, peer))
                     wait = self.s.ended[self.number][peer], 0
                     self.waits[number] = tuple(sorted((*self.waits[number], wait)))
 
@@ -312,26 +314,26 @@ class _PhaseRun:
             self._open_by_last_task()
 
     def _open_by_all_tails(self) -> None:
-        tails = {lane: listed[-1] for lane, listed in enumerate(self.lists) if listed}
-        lanes = np.array(list(tails), np.int64)
-        ends = np.array([len(self.lists[lane]) for lane in tails], np.int64)
+        tails = {processor: listed[-1] for processor, listed in enumerate(self.lists) if listed}
+        processors = np.array(list(tails), np.int64)
+        ends = np.array([len(self.lists[processor]) for processor in tails], np.int64)
         openers = frozenset(tails)
-        for row in {self.now[lane] for lane in tails}:
-            openers &= self.order.clocks.missing(row, lanes, ends)
-        for lane in sorted(openers):
-            self.signals[tails[lane]] += self.s.barriers
+        for row in {self.now[processor] for processor in tails}:
+            openers &= self.order.clocks.missing(row, processors, ends)
+        for processor in sorted(openers):
+            self.signals[tails[processor]] += self.s.barriers
         self.s.counter_list[ITERATION_BARRIER].step = len(openers)
 
     def _open_by_last_task(self) -> None:
         number, run = next(reversed(self.order.runs.items()))
-        mine = int(run.lanes[-1])
+        mine = int(run.processors[-1])
         tails = [
             indices[-1]
-            for lane, indices in enumerate(self.lists)
+            for processor, indices in enumerate(self.lists)
             if indices
-            and lane != mine
+            and processor != mine
             and self.order.clocks.missing(
-                run.clocks[-1], np.array([lane]), np.array([len(indices)])
+                run.clocks[-1], np.array([processor]), np.array([len(indices)])
             )
         ]
         if tails:

@@ -20,7 +20,7 @@ from ark.serving.types import EngineLike, Event, FinishReason
 
 WINDOW_S = 5.0  # of the recent rates
 RECENT_REQUESTS = 64  # of the recent times to the first token
-MAX_LANES, MAX_LANE_TOKENS = 16, 200  # of the timeline
+MAX_TIMELINE_REQUESTS, MAX_TIMELINE_TOKENS = 16, 200  # of the timeline
 LATENCY_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1)
 SECOND_BUCKETS = (*LATENCY_S, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)
 TOKEN_BUCKETS = tuple(m * 10**e for e in range(6) for m in (1, 2, 5))
@@ -123,15 +123,15 @@ class Metrics:
         """
         now = time.monotonic()
         self._forget(now)
-        lanes: dict[str, list[float]] = {}
+        rows: dict[str, list[float]] = {}
         for at, name, count in self._recent:
-            lanes.setdefault(name, []).extend([round(now - at, 4)] * count)
-        newest = list(lanes.values())[-MAX_LANES:]
+            rows.setdefault(name, []).extend([round(now - at, 4)] * count)
+        newest = list(rows.values())[-MAX_TIMELINE_REQUESTS:]
         return {
             "tokens_per_s": sum(count for *_, count in self._recent) / WINDOW_S,
             "time_to_first_token_s": statistics.median(self._first) if self._first else None,
             "window_s": WINDOW_S,
-            "timeline": [lane[-MAX_LANE_TOKENS:] for lane in newest],
+            "timeline": [row[-MAX_TIMELINE_TOKENS:] for row in newest],
         }
 
     def _forget(self, now: float) -> None:

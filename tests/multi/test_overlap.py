@@ -244,9 +244,9 @@ def test_on_cuda_who_moves_gives_up_when_its_budget_is_over() -> None:
         lists = plans[0].phases[0].processors
         far = {c.id for c in plans[0].counters if c.system}
         place = next(
-            (0, lane, i)
-            for lane in range(plans[0].processors, len(lists))
-            for i, task in enumerate(lists[lane])
+            (0, processor, i)
+            for processor in range(plans[0].processors, len(lists))
+            for i, task in enumerate(lists[processor])
             if any(c in far for c, _ in task.waits)
         )
         waits = tuple((c, n + (c in far)) for c, n in lists[place[1]][place[2]].waits)

@@ -19,7 +19,7 @@ import pytest
 
 import ark
 from ark.distributed.board import CHAIN_BITS, WORDS_PER_RANK, Board, chained, fingerprint, word_of
-from ark.distributed.lane import Frame, Talk
+from ark.distributed.communicator import Frame, Talk
 from ark.distributed.statements import Elsewhere, StatedCall, Statement, agreed, error, fails
 from tests.slow import examples, slow
 
@@ -266,20 +266,20 @@ def statement_while_inside(last: str) -> str | None:
     job = types.SimpleNamespace(
         rank=1, failure=lambda: None, count=lambda _: 0, hear=lambda *_: None, post=lambda *_: None
     )
-    lane = Talk(job, "calls", 60.0).lane("all", [0, 1])  # type: ignore[arg-type]
+    communicator = Talk(job, "calls", 60.0).communicator("all", [0, 1])  # type: ignore[arg-type]
     other = stated(*last.split())
     frame = Frame("all", [0, 1], 0, 0, "", "statement", msgspec.msgpack.encode(other))
     heard: list[str | None] = []
 
     def run() -> None:
-        lane.hear(0, frame)
-        heard.append(lane.failure())
+        communicator.hear(0, frame)
+        heard.append(communicator.failure())
 
-    lane.make("a", fingerprint("a"), False, lambda: None)
+    communicator.make("a", fingerprint("a"), False, lambda: None)
     with contextlib.suppress(ark.SystemError):
-        lane.make("b", fingerprint("b"), False, run)
+        communicator.make("b", fingerprint("b"), False, run)
     with pytest.raises(ark.BaseError):
-        lane.make("d", fingerprint("d"), False, lambda: None)
+        communicator.make("d", fingerprint("d"), False, lambda: None)
     return heard[0]
 
 

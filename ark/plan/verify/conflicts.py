@@ -59,7 +59,7 @@ class LocalTouches:
                     self.packets.append(region)
             self.either += _inside(mine, listed.by_op)
             frontier.add(mine)
-        self.frozen: Frozen = self.needs.freeze(listed.lane)
+        self.frozen: Frozen = self.needs.freeze(listed.processor)
 
 
 def _inside(mine: Sequence[Region], by_op: ByOp) -> list[Pairs]:
@@ -161,7 +161,7 @@ def _check_foreign(
             for i, j in zip(rows.tolist(), columns.tolist(), strict=True):
                 if j >= i:  # each pair of peers' touches once
                     _compare(rank_set, order, number, needs, owner, peers[i], everyone[j])
-    bad = unmet(needs.freeze(order.lane), order, 0)
+    bad = unmet(needs.freeze(order.processor), order, 0)
     if bad is not None:
         first, second = needs.pair(bad[2])
         raise refuse(_describe(rank_set, order, number, first, second, bad[0], bad[1], owner))

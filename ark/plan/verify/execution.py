@@ -3,8 +3,8 @@ its processor has run and its waits are met. Called by ark.plan.verify.order and
 ark.plan.verify.iterations, which say why that proves something.
 
 All tasks that can run do so in one step, with array operations. A task's knowledge is two rows of a
-vector clock (Mattern 1989); tasks that know the same share them (a lane's knowledge of itself is
-its position and left out), so rows grow with the different things that are waited for, not with
+vector clock (Mattern 1989); tasks that know the same share them (a processor's knowledge of itself
+is its position and left out), so rows grow with the different things that are waited for, not with
 tasks. What packets tell (RAN alone) counts for the tasks behind the reader: of a task's warps each
 may have read others.
 """
@@ -24,17 +24,17 @@ MAX_KNOWN_EVENTS = 1 << 12  # of which rows are kept before all are forgotten
 
 
 @dataclass(frozen=True, eq=False)
-class Lanes:
+class Processors:
     """The processors of all ranks, numbered one rank behind the other. starts: each rank's first,
-    and one past the last; moved[r, q]: what to add to a lane of rank q to have it as r's twin sees
-    it.
+    and one past the last; moved[r, q]: what to add to a processor of rank q to have it as r's twin
+    sees it.
     """
 
     starts: np.ndarray
     moved: np.ndarray
 
     @classmethod
-    def of(cls, rank_set: RankSet, lengths: Sequence[int]) -> Lanes:
+    def of(cls, rank_set: RankSet, lengths: Sequence[int]) -> Processors:
         starts = np.cumsum([0, *lengths])
         moved = np.zeros((rank_set.world, rank_set.world), np.int64)
         for rank, renaming in enumerate(rank_set.symmetry.renaming):
@@ -43,7 +43,7 @@ class Lanes:
         return cls(starts, moved)
 
     def seen_by(self, rank: int) -> np.ndarray | None:
-        """By lane the one that it is for the rank's twin; None if that is the rank itself."""
+        """By processor the one that it is for the rank's twin; None if that is the rank itself."""
         shift = np.repeat(self.moved[rank], np.diff(self.starts))
         return np.arange(len(shift)) + shift if shift.any() else None
 
@@ -61,14 +61,18 @@ class Run:
     """The abstract execution. An event is a counter or the packets that a task reads."""
 
     def __init__(
-        self, lane: np.ndarray, position: np.ndarray, lengths: np.ndarray, lanes: Lanes
+        self,
+        processor: np.ndarray,
+        position: np.ndarray,
+        lengths: np.ndarray,
+        processors: Processors,
     ) -> None:
-        self.lane, self.position, self.lengths = lane, position, lengths
-        self.lanes = lanes
+        self.processor, self.position, self.lengths = processor, position, lengths
+        self.processors = processors
         small = np.uint16 if lengths.max(initial=0) < 1 << 16 else np.uint32
         self.rows = np.zeros((64, len(lengths)), small)
         self.known = 1
-        self.clock = np.zeros((2, len(lane)), np.int64)
+        self.clock = np.zeros((2, len(processor)), np.int64)
         self._numbers: dict[int, int] = {hash(self.rows[0].tobytes()): 0}
         self._events = 0
         self._packet: list[bool] = []
@@ -76,7 +80,7 @@ class Run:
         self._waits: list[np.ndarray] = []  # event, node: for all of the signals
         self._partial: dict[int, list[tuple[int, int]]] = {}  # thresholds and nodes, falling
         self._known_after: dict[tuple[int, int], np.ndarray] = {}
-        self._columns = [lanes.seen_by(rank) for rank in range(len(lanes.moved))]
+        self._columns = [processors.seen_by(rank) for rank in range(len(processors.moved))]
 
     def add_counters(self, counters: Counters) -> None:
         """An event for each counter that is signalled. Waits for the iteration before are met."""
@@ -119,7 +123,7 @@ class Run:
 
     def execute(self) -> tuple[int, int] | None:
         """Runs everything; (how many tasks never start, the first of them) if it stops."""
-        nodes = len(self.lane)
+        nodes = len(self.processor)
         signalled = np.concatenate([*self._signals, np.zeros((0, 3), np.int64)])
         waiting = np.concatenate([*self._waits, np.zeros((0, 2), np.int64)])
         self._index_signals(signalled)
@@ -136,23 +140,23 @@ class Run:
             np.add.at(pending, [node for _, node in listed], 1)
         totals = np.bincount(signalled[:, 0], minlength=self._events)
         counts = np.zeros(self._events, np.int64)
-        now = np.zeros((2, len(self.lengths)), np.int64)  # the rows of each lane
+        now = np.zeros((2, len(self.lengths)), np.int64)  # the rows of each processor
         ready = np.flatnonzero(pending == 0)
         started = 0
         while len(ready):
             started += len(ready)
-            lanes = self.lane[ready]
+            processors = self.processor[ready]
             for which in ways:
-                rows = self._met(which, now[which, lanes], ready, *by_counters)
-                now[which, lanes] = self.clock[which, ready] = rows
-            now[RAN, lanes] = self._met(RAN, now[RAN, lanes], ready, *by_packets)
+                rows = self._met(which, now[which, processors], ready, *by_counters)
+                now[which, processors] = self.clock[which, ready] = rows
+            now[RAN, processors] = self._met(RAN, now[RAN, processors], ready, *by_packets)
             events = signals.of(ready)
             np.add.at(counts, events, 1)
             events = np.unique(events)
             met = [waiters.of(events[counts[events] == totals[events]])]
             if self._partial:
                 met.append(self._meet_partial(events, counts))
-            met.append(ready[self.position[ready] + 1 < self.lengths[lanes]] + 1)
+            met.append(ready[self.position[ready] + 1 < self.lengths[processors]] + 1)
             reached = np.concatenate(met)
             np.subtract.at(pending, reached, 1)
             ready = np.unique(reached[pending[reached] == 0])
@@ -193,19 +197,19 @@ class Run:
         return np.array(met, np.int64)
 
     def _index_signals(self, signalled: np.ndarray) -> None:
-        """By event its signalling nodes, and the lanes and places that end with them."""
+        """By event its signalling nodes, and the processors and places that end with them."""
         event, node, rank = signalled.T
-        at_home = self.lane[node]
-        home = np.searchsorted(self.lanes.starts, at_home, "right") - 1
-        # The lane of the image: what the twin has as its own, the rank has as this one.
-        start = self.lanes.starts
-        lane = at_home - start[home] + start[rank]
+        at_home = self.processor[node]
+        home = np.searchsorted(self.processors.starts, at_home, "right") - 1
+        # The processor of the image: what the twin has as its own, the rank has as this one.
+        start = self.processors.starts
+        processor = at_home - start[home] + start[rank]
         end = self.position[node] + ~np.array(self._packet, bool)[event]
-        order = np.lexsort((end, lane, event))
-        event, lane, end = event[order], lane[order], end[order]
+        order = np.lexsort((end, processor, event))
+        event, processor, end = event[order], processor[order], end[order]
         last = np.ones(len(event), bool)
-        last[:-1] = (event[1:] != event[:-1]) | (lane[1:] != lane[:-1])
-        self._last = lane[last], end[last]
+        last[:-1] = (event[1:] != event[:-1]) | (processor[1:] != processor[:-1])
+        self._last = processor[last], end[last]
         self._last_starts = np.searchsorted(event[last], np.arange(self._events + 1)).tolist()
         self._members = node[order], rank[order]
         self._member_starts = np.searchsorted(event, np.arange(self._events + 1)).tolist()
@@ -226,8 +230,8 @@ class Run:
             theirs = self.rows[other] if columns is None else self.rows[other][columns]
             np.maximum(row, theirs, out=row)
         part = slice(self._last_starts[event], self._last_starts[event + 1])
-        lanes, ends = (values[part] for values in self._last)
-        row[lanes] = np.maximum(row[lanes], ends)
+        processors, ends = (values[part] for values in self._last)
+        row[processors] = np.maximum(row[processors], ends)
         self._known_after[event, which] = row
         return row
 

@@ -72,18 +72,18 @@ def _execute(
     """Of ranks that do the same one is executed, for the reason that one iteration's order has."""
     lengths = np.concatenate([rank_set.listing(r, number).lengths for r in range(rank_set.world)])
     bases, home = 2 * once.bases, 2 * once.home
-    # On each lane the first iteration's tasks, then the second's.
-    first = np.arange(len(once.lane)) + (np.cumsum(lengths) - lengths)[once.lane]
-    twice = (first, first + lengths[once.lane])
+    # On each processor the first iteration's tasks, then the second's.
+    first = np.arange(len(once.processor)) + (np.cumsum(lengths) - lengths)[once.processor]
+    twice = (first, first + lengths[once.processor])
     order_of = np.argsort(np.concatenate(twice))
-    lane, rank = np.tile(once.lane, 2)[order_of], np.tile(once.rank, 2)[order_of]
-    position = np.concatenate((once.position, once.position + lengths[once.lane]))[order_of]
+    processor, rank = np.tile(once.processor, 2)[order_of], np.tile(once.rank, 2)[order_of]
+    position = np.concatenate((once.position, once.position + lengths[once.processor]))[order_of]
 
     def nodes_of(starts: np.ndarray) -> np.ndarray:
         return np.concatenate([np.arange(starts[r], starts[r + 1]) for r in rank_set.checked])
 
     part, begun = nodes_of(bases), nodes_of(once.bases)
-    run = Run(lane[part], position[part], 2 * lengths, once.lanes)
+    run = Run(processor[part], position[part], 2 * lengths, once.processors)
     executed = [renumbered[begun] + home[once.rank[begun]] for renumbered in twice]
     begins = np.flatnonzero(once.position[begun] == 0)
     barriers = np.array([counters.offsets[r] for r in once.rank[begun[begins]].tolist()], np.int64)
@@ -104,7 +104,7 @@ def _execute(
             f"its waits deadlock between iterations: {stuck[0]} tasks of two iterations never start"
         )
     rows = run.rows[: run.known]
-    order = Order(bases, rank, lane, position, run.clock, rows, home, once.lanes)
+    order = Order(bases, rank, processor, position, run.clock, rows, home, once.processors)
     return _Two(order, twice, once.home)
 
 
@@ -189,7 +189,7 @@ def _check_memory(
                     firsts, seconds = two.twice[0][first.nodes], two.twice[1][second.nodes]
                     needs.add(first.region, second.region, firsts, seconds)
                     named.append((first, second))
-    bad = unmet(needs.freeze(two.order.lane), two.order, 0)
+    bad = unmet(needs.freeze(two.order.processor), two.order, 0)
     if bad is None:
         return
     regions = needs.pair(bad[2])

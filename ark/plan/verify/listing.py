@@ -16,7 +16,7 @@ from ark.plan.types import Phase, Task
 
 @dataclass(frozen=True, eq=False)
 class Listing:
-    """By node: its task, op, lane (processor) and position; lengths: tasks of each lane.
+    """By node: its task, op, processor and position; lengths: tasks of each processor.
 
     Row i of `waits` is (node, counter, threshold), of `signals` (node, counter). by_op: the nodes
     of an op and their coordinates, in the order of these, so that isomorphic ops have equal lists
@@ -25,7 +25,7 @@ class Listing:
 
     tasks: tuple[Task, ...]
     op: np.ndarray
-    lane: np.ndarray
+    processor: np.ndarray
     position: np.ndarray
     lengths: np.ndarray
     waits: np.ndarray
@@ -49,14 +49,14 @@ def listing(phase: Phase) -> Listing:
     tasks = tuple(task for listed in phase.processors for task in listed)
     lengths = np.array([len(listed) for listed in phase.processors], np.int64)
     starts = np.cumsum(lengths) - lengths
-    lane = np.repeat(np.arange(len(lengths)), lengths)
+    processor = np.repeat(np.arange(len(lengths)), lengths)
     waits = [(i, c, n) for i, t in enumerate(tasks) for c, n in t.waits]
     signals = [(i, c) for i, t in enumerate(tasks) for c in t.signals]
     return Listing(
         tasks,
         np.array([t.op for t in tasks], np.int64),
-        lane,
-        np.arange(len(tasks)) - starts[lane] if len(tasks) else lane,
+        processor,
+        np.arange(len(tasks)) - starts[processor] if len(tasks) else processor,
         lengths,
         np.array(waits, np.int64).reshape(-1, 3),
         np.array(signals, np.int64).reshape(-1, 2),

@@ -71,19 +71,20 @@ class Needs:
         """The (first, second) regions that a need comes from."""
         return self._pairs[bisect_right(self._firsts, need) - 1]
 
-    def freeze(self, order_lane: np.ndarray) -> Frozen:
-        """The arrays; lanes of the nodes say which entries imply others."""
+    def freeze(self, processors: np.ndarray) -> Frozen:
+        """The arrays; processors of the nodes say which entries imply others."""
         if not self._count:
             none = np.zeros(0, np.int64)
             return Frozen(none, none, np.zeros(1, np.int64), none, none)
         entry, earlier = np.concatenate(self._entries), np.concatenate(self._earlier)
-        # Nodes are counted lane by lane: the last of each lane stands for those before it.
-        codes = entry * len(order_lane) + earlier
+        # Nodes are counted processor by processor: the last of each processor stands for those
+        # before it.
+        codes = entry * len(processors) + earlier
         codes.sort()
-        entry, earlier = np.divmod(codes, len(order_lane))
-        lane = order_lane[earlier]
+        entry, earlier = np.divmod(codes, len(processors))
+        processor = processors[earlier]
         last = np.ones(len(codes), bool)
-        last[:-1] = (entry[:-1] != entry[1:]) | (lane[:-1] != lane[1:])
+        last[:-1] = (entry[:-1] != entry[1:]) | (processor[:-1] != processor[1:])
         entry, earlier = entry[last], earlier[last]
         return Frozen(
             np.concatenate(self._later),
@@ -132,7 +133,7 @@ def unmet(frozen: Frozen, order: Order, base: int) -> tuple[int, int, int] | Non
         open_[row[~order.known(rows[row], earlier, rank[row])]] = True
     if not open_.any():
         return None
-    # The rest may know more: the nodes before them on their own lane.
+    # The rest may know more: the nodes before them on their own processor.
     later = np.flatnonzero(open_[back.reshape(-1)])
     need = frozen.need[later]
     first, last = frozen.starts[need], frozen.starts[need + 1]

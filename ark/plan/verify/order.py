@@ -18,7 +18,7 @@ import numpy as np
 
 from ark.plan.types import ITERATION_BARRIER
 from ark.plan.verify.counters import counters_of
-from ark.plan.verify.execution import AWAITED, RAN, SEEN, Awaited, Lanes, Run
+from ark.plan.verify.execution import AWAITED, RAN, SEEN, Awaited, Processors, Run
 from ark.plan.verify.rank_set import RankSet, refuse
 
 
@@ -28,20 +28,20 @@ class Order:
     packet publishes no other memory, and its maker's other warps may still be at work: it proves to
     the tasks after its reader on the same processor that all tasks before its writer have run.
 
-    Nodes and lanes are counted over all ranks; bases: the first node of each rank, and one past the
-    last. rows[clock[RAN, i], l]: how many tasks of lane l have certainly run before node i of those
-    that are executed starts, were it on another lane; with SEEN, of how many it sees what they
-    wrote. home[r]: what to add to a node of rank r for its twin's among these.
+    Nodes and processors are counted over all ranks; bases: the first node of each rank, and one
+    past the last. rows[clock[RAN, i], l]: how many tasks of processor l have certainly run before
+    node i of those that are executed starts, were it on another processor; with SEEN, of how many
+    it sees what they wrote. home[r]: what to add to a node of rank r for its twin's among these.
     """
 
     bases: np.ndarray
     rank: np.ndarray
-    lane: np.ndarray
+    processor: np.ndarray
     position: np.ndarray
     clock: np.ndarray
     rows: np.ndarray
     home: np.ndarray
-    lanes: Lanes
+    processors: Processors
 
     def clocks(self, which: np.ndarray | int, nodes: np.ndarray) -> np.ndarray:
         """The rows of nodes, as their twins know them."""
@@ -49,7 +49,7 @@ class Order:
 
     def known(self, rows: np.ndarray, earlier: np.ndarray, rank: np.ndarray) -> np.ndarray:
         """For each pair: True where the earlier node is in a row of a node of that rank."""
-        column = self.lane[earlier] + self.lanes.moved[rank, self.rank[earlier]]
+        column = self.processor[earlier] + self.processors.moved[rank, self.rank[earlier]]
         return np.asarray(self.rows[rows, column] > self.position[earlier])
 
     def before(self, earlier: np.ndarray, later: np.ndarray, which: np.ndarray | int) -> np.ndarray:
@@ -57,10 +57,10 @@ class Order:
         awaited = np.equal(which, AWAITED)
         rows = self.clocks(np.where(awaited, RAN, which), later)
         known = self.known(rows, earlier, self.rank[later]) | awaited
-        same_lane = (self.lane[earlier] == self.lane[later]) & (
+        same_list = (self.processor[earlier] == self.processor[later]) & (
             self.position[earlier] < self.position[later]
         )
-        return np.asarray(known | same_lane)
+        return np.asarray(known | same_list)
 
 
 def first_nodes(rank_set: RankSet, number: int) -> np.ndarray:
@@ -78,17 +78,24 @@ def order_phase(
     lists = [rank_set.listing(rank, number) for rank in range(rank_set.world)]
     counts = np.array([len(listed.tasks) for listed in lists])
     bases = first_nodes(rank_set, number)
-    lanes = Lanes.of(rank_set, [len(listed.lengths) for listed in lists])
+    processors = Processors.of(rank_set, [len(listed.lengths) for listed in lists])
     checked = list(rank_set.checked)
     firsts = np.cumsum([0, *counts[checked]])
     first = dict(zip(checked, firsts.tolist(), strict=False))
     rank = np.repeat(np.arange(rank_set.world), counts)
-    lane = np.concatenate([x.lane + at for x, at in zip(lists, lanes.starts[:-1], strict=True)])
+    processor = np.concatenate(
+        [x.processor + at for x, at in zip(lists, processors.starts[:-1], strict=True)]
+    )
     position = np.concatenate([x.position for x in lists])
     executed = np.concatenate([np.arange(bases[r], bases[r + 1]) for r in checked])
     counters = counters_of(rank_set, number)
     counters.check(rank_set)
-    run = Run(lane[executed], position[executed], np.concatenate([x.lengths for x in lists]), lanes)
+    run = Run(
+        processor[executed],
+        position[executed],
+        np.concatenate([x.lengths for x in lists]),
+        processors,
+    )
     run.add_counters(counters)
     first_of = np.array([first[t] for t in rank_set.symmetry.twin])
     run.add_packets(packets, lambda rank, nodes: first_of[rank] + nodes)
@@ -102,7 +109,9 @@ def order_phase(
             f"{list(task.coord)} of op {rank_set.plan(at).ops[task.op].name!r} on rank {at}"
         )
     home = first_of - bases[:-1]
-    order = Order(bases, rank, lane, position, run.clock, run.rows[: run.known], home, lanes)
+    order = Order(
+        bases, rank, processor, position, run.clock, run.rows[: run.known], home, processors
+    )
     for at in checked:
         _check_barrier(rank_set, order, number, at)
     return order
@@ -120,7 +129,7 @@ def _check_barrier(rank_set: RankSet, order: Order, number: int, rank: int) -> N
         owner, there = named[counter]
         if there == ITERATION_BARRIER:
             openers.setdefault(owner, []).append(node + first)
-    lanes = slice(int(order.lanes.starts[rank]), int(order.lanes.starts[rank + 1]))
+    processors = slice(int(order.processors.starts[rank]), int(order.processors.starts[rank + 1]))
     lengths = rank_set.listing(rank, number).lengths
     for other, nodes in openers.items():
         if len(nodes) != 1 and not (several and nodes):
@@ -128,9 +137,11 @@ def _check_barrier(rank_set: RankSet, order: Order, number: int, rank: int) -> N
                 f"rank {rank} must signal the iteration barrier of rank {other} exactly once per "
                 "iteration"
             )
-        rows = order.rows[np.unique(order.clocks(SEEN, np.array(nodes))), lanes]
+        rows = order.rows[np.unique(order.clocks(SEEN, np.array(nodes))), processors]
         complete = rows.max(axis=0).astype(np.int64)
-        np.maximum.at(complete, order.lane[nodes] - lanes.start, order.position[nodes] + 1)
+        np.maximum.at(
+            complete, order.processor[nodes] - processors.start, order.position[nodes] + 1
+        )
         if (complete < lengths).any():
             raise refuse(
                 f"the iteration barrier of rank {rank} opens before its iteration is complete"

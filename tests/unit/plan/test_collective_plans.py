@@ -63,13 +63,15 @@ class Interpreter:
 
     def run(self, rng: random.Random) -> None:
         """Runs some task that may run, until none is left; the barriers end the iteration."""
-        lanes = [
+        task_lists = [
             (plan.rank, list(tasks))
             for plan in self.rank_set.plans
             for tasks in plan.phases[0].processors
         ]
-        while lanes := [lane for lane in lanes if lane[1]]:
-            able = [lane for lane in lanes if self.met(lane[0], lane[1][0])]
+        while task_lists := [processor for processor in task_lists if processor[1]]:
+            able = [
+                processor for processor in task_lists if self.met(processor[0], processor[1][0])
+            ]
             assert able, "no task can run"
             rank, tasks = rng.choice(able)
             self.execute(rank, tasks.pop(0))

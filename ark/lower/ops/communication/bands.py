@@ -88,7 +88,7 @@ class Product:
             expr=expression.leaf(0) if stored else None,
         )
         emitted = self.lowering.emit("matmul", params, [a, self.b, out], coords, suffix)
-        emitted.lanes = [self._lane(i) for i in range(len(coords))]
+        emitted.placement = [self._processor(i) for i in range(len(coords))]
         self._dealt += len(coords)
         return emitted
 
@@ -99,7 +99,7 @@ class Product:
         """
         self._round = self._dealt, count, shift
 
-    def _lane(self, number: int) -> int:
+    def _processor(self, number: int) -> int:
         first, count, shift = self._round
         number += self._dealt - first
         if number < count:
@@ -121,17 +121,17 @@ class Product:
         rate = 1e6 * machine.tflops / machine.processors
         round_us = 2.0 * self.high * self.wide * self.depth / rate
         taken = min(count, len(free) * max(1, int(machine.costs.combine_rate * round_us / nbytes)))
-        lanes = [free[i % len(free)] for i in range(taken)]
+        processors = [free[i % len(free)] for i in range(taken)]
         rest = [*self.computing, *(self.idle if everyone else ())]
-        lanes += [rest[(self._turn + i) % len(rest)] for i in range(count - taken)]
+        processors += [rest[(self._turn + i) % len(rest)] for i in range(count - taken)]
         self._turn += count - taken
-        return lanes
+        return processors
 
     def moving(self, count: int) -> list[int]:
         """Lists of warps that move, for so many tasks of like size."""
-        lanes = [self.movers[(self._turn + i) % len(self.movers)] for i in range(count)]
+        processors = [self.movers[(self._turn + i) % len(self.movers)] for i in range(count)]
         self._turn += count
-        return lanes
+        return processors
 
     def is_last(self, number: int) -> bool:
         """True where the tile of this number is among those that processors multiply last."""
@@ -164,7 +164,7 @@ class Product:
         operands = [lowering.flat(source), lowering.flat(target)]
         params = CombineParams(moved(source.dtype), moved=True)
         group = lowering.emit("combine", params, operands, coords, suffix)
-        group.lanes = self.moving(len(coords))
+        group.placement = self.moving(len(coords))
         peer = target.buffer.rank
         group.sends = [
             (lowering.semaphore(peer, f"{target.buffer.name}.{i}"),)
@@ -182,7 +182,7 @@ class Product:
         ]
         group = move(self.lowering, self.copies, source, target, coords, suffix)
         free = self.copiers or self.computing[-1:]
-        group.lanes = [free[i % len(free)] for i in range(len(coords))]
+        group.placement = [free[i % len(free)] for i in range(len(coords))]
         return group
 
     def copied(self, rows: int) -> list[range]:

@@ -194,7 +194,7 @@ class _Sum(Product):
             chosen = structs.replace(params, moved=early)
             group = lowering.emit("combine", chosen, operands, coords, suffix)
             nbytes = (coords[0][1] - coords[0][0]) * self.dtype.itemsize
-            group.lanes = (
+            group.placement = (
                 self.moving(len(coords)) if early else self.others(len(coords), nbytes, last)
             )
             for i in (row for row in rows for _ in cut[row]):
@@ -275,7 +275,7 @@ class _Sum(Product):
                 "combine", params, operands, coords, f".{round_index}.from+{step}"
             )
         nbytes = math.ceil(place.nbytes / len(coords))
-        group.lanes = self.others(len(coords), nbytes, True)
+        group.placement = self.others(len(coords), nbytes, True)
         name = f"{self.name}.{round_index}.sum+{step}"
         group.awaits = [((lowering.semaphore(self.rank, f"{name}.{i}"), many[i]),) for i in rows]
 

@@ -76,7 +76,7 @@ class _Gathered(Product):
             nbytes = (coords[0][1] - coords[0][0]) * self.own.dtype.itemsize
             # While own rows are multiplied, and of two parts that a sum has only one is moved.
             rounds = 2 * max(1, self.rounds // self.world)
-            group.lanes = self.others(len(coords), -(-nbytes // rounds), False)
+            group.placement = self.others(len(coords), -(-nbytes // rounds), False)
             signals = [range(i, i + 1) for i in rows]
         group.sends = [
             tuple(lowering.semaphore(peer, f"{name}.{i}") for i in covered) for covered in signals

@@ -1,11 +1,12 @@
 """Ranks that make the same calls in the same order, and the handling of calls that do not match.
 
-A lane is all ranks of a group, or a sender and a receiver. Before a call a rank writes the call's
-fingerprint to the lane's board (ark.distributed.board); at the first call of a kind and size the
-ranks also synchronise over the bootstrap. A rank that sees a different call, or waits longer than
-the group's budget, reports it: all ranks state their calls, ranks in the call raise the same error,
-and later ranks raise it at their next call. The lane then begins again, so the next matching call
-works. Called by ark.distributed.group; for an executor a lane is the `Ranks` of its plan.
+A communicator is all ranks of a group, or a sender and a receiver. Before a call a rank writes the
+call's fingerprint to the communicator's board (ark.distributed.board); at the first call of a kind
+and size the ranks also synchronise over the bootstrap. A rank that sees a different call, or waits
+longer than the group's budget, reports it: all ranks state their calls, ranks in the call raise the
+same error, and later ranks raise it at their next call. The communicator then begins again, so the
+next matching call works. Called by ark.distributed.group; for an executor a communicator is the
+`Ranks` of its plan.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ Kind = Literal["part", "all", "statement"]
 
 
 class Frame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A message of a lane. generation: how many times the lane has begun again. number: of a
-    synchronisation; purpose: its purpose, with the chain of calls of the sender.
+    """A message of a communicator. generation: how many times the communicator has begun again.
+    number: of a synchronisation; purpose: its purpose, with the chain of calls of the sender.
     """
 
-    lane: str
+    communicator: str
     ranks: list[int]
     generation: int
     number: int
@@ -59,29 +60,29 @@ class Arrival(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Talk:
-    """The lanes of a group on a job. name: distinguishes groups of a job that exist at the same
-    time.
+    """The communicators of a group on a job. name: distinguishes groups of a job that exist at the
+    same time.
     """
 
     def __init__(self, job: Bootstrap, name: str, budget_s: float) -> None:
         self.job, self.budget_s = job, budget_s
-        self.inside: dict[str, Lane] = {}  # with a call in progress
-        self._lanes: dict[str, Lane] = {}
+        self.inside: dict[str, Communicator] = {}  # with a call in progress
+        self._communicators: dict[str, Communicator] = {}
         self._lock = threading.Lock()
         self.label = f"calls of {name} {job.count(name)}"
         job.hear(self.label, self._hear)
 
-    def lane(self, name: str, ranks: Sequence[int]) -> Lane:
-        """The lane of that name, of these ranks of the job."""
+    def communicator(self, name: str, ranks: Sequence[int]) -> Communicator:
+        """The communicator of that name, of these ranks of the job."""
         with self._lock:
-            if name not in self._lanes:
-                self._lanes[name] = Lane(self, name, ranks)
-            return self._lanes[name]
+            if name not in self._communicators:
+                self._communicators[name] = Communicator(self, name, ranks)
+            return self._communicators[name]
 
-    def lanes(self) -> list[Lane]:
-        """Lanes that this rank or a peer has used."""
+    def communicators(self) -> list[Communicator]:
+        """Communicators that this rank or a peer has used."""
         with self._lock:
-            return list(self._lanes.values())
+            return list(self._communicators.values())
 
     def post(self, rank: int, frame: Frame) -> None:
         self.job.post(rank, self.label, msgspec.msgpack.encode(frame))
@@ -92,16 +93,16 @@ class Talk:
         ):  # the failure of the job is reported below
             frame = msgspec.msgpack.decode(body, type=Frame, strict=True)
             if rank in frame.ranks and self.job.rank in frame.ranks:
-                self.lane(frame.lane, frame.ranks).hear(rank, frame)
+                self.communicator(frame.communicator, frame.ranks).hear(rank, frame)
 
 
 class _Stuck(SystemError):
-    """Raised when the lane's ranks must state why a call cannot continue."""
+    """Raised when the communicator's ranks must state why a call cannot continue."""
 
 
-class Lane:
-    """rank, world_size: among the lane's ranks. fresh: the ranks have not synchronised since the
-    lane began again.
+class Communicator:
+    """rank, world_size: among the communicator's ranks. fresh: the ranks have not synchronised
+    since the communicator began again.
     """
 
     def __init__(self, talk: Talk, name: str, ranks: Sequence[int]) -> None:
@@ -132,7 +133,7 @@ class Lane:
         """Makes a call by `run`. text: its name in errors; equal fingerprints mean equal calls.
         waits: return only when all ranks of this host have made it.
 
-        Raises the lane's error if the ranks do not make the same call in time.
+        Raises the communicator's error if the ranks do not make the same call in time.
         """
         with self._turn:
             self._enter(text, fingerprint)
@@ -243,8 +244,8 @@ class Lane:
             stated = self._statements[self._generation]
             if self._job.rank in stated:
                 return
-            lanes = [each for each in list(self._inside_of.values()) if each is not self]
-            away = [Elsewhere(each._inside, each._ranks) for each in lanes]
+            communicators = [each for each in list(self._inside_of.values()) if each is not self]
+            away = [Elsewhere(each._inside, each._ranks) for each in communicators]
             calls = [StatedCall(*call) for call in self._calls]
             own = Statement(calls, bool(self._inside), away, self._before, reason)
             stated[self._job.rank] = own
@@ -295,16 +296,16 @@ class Lane:
         self._state(message if complete else "")
 
     def barrier(self, label: str = "barrier") -> None:
-        """Returns when every rank of the lane has called it."""
+        """Returns when every rank of the communicator has called it."""
         self._gather(label, b"", self._meeting_s)
 
     def check_same(self, label: str, digest: str) -> None:
-        """Raises SystemError unless all ranks of the lane pass the same digest."""
+        """Raises SystemError unless all ranks of the communicator pass the same digest."""
         if len(set(self.all_gather(digest.encode()))) > 1:
             raise SystemError(f"the ranks {self._ranks} disagree on {label}")
 
     def all_gather(self, data: bytes) -> list[bytes]:
-        """The data of every rank, in the order of the lane's ranks."""
+        """The data of every rank, in the order of the communicator's ranks."""
         return self._gather("all_gather", data, self._meeting_s)
 
     @property
