@@ -286,13 +286,7 @@ class Group:
         self._execute(comm, text, x.called("message"), key, x if y is None else None, y)
 
     def _execute(
-        self,
-        comm: Communicator,
-        text: str,
-        same: str,
-        key: Key,
-        x: Array | None,
-        y: Array | None,
+        self, comm: Communicator, text: str, same: str, key: Key, x: Array | None, y: Array | None
     ) -> None:
         """Makes the call on a communicator. text: its name in errors; same: equal for matching
         calls.
