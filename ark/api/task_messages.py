@@ -37,9 +37,8 @@ from ark.runtime.run import Ranks
 FUSED = "AllReducePacketFused"
 TYPES = (FUSED, "Recv", "RecvPacket", "RecvReduceSendPacket", "Send", "SendPacket")
 FUSED_TAGS = (1 << 31) - (1 << 16)  # and above: the first fused all-reduce of a plan, the second...
-PACKET_BYTES_PER_BYTE = (
-    2  # bytes of packets for each that they carry: beside each value stands a flag
-)
+# Bytes of packets for each that they carry: beside each value stands a flag.
+PACKET_BYTES_PER_BYTE = 2
 _Rank = Annotated[int, Meta(ge=0, lt=1 << 12)]
 
 

@@ -13,7 +13,7 @@ from ark.bench.peer import import_torch, repeated, torch_device
 ACCELERATED, HOST = 1 << 31, 1 << 28  # bytes that are read: far more than any cache holds
 # Bytes of a copy: a graph runs larger ones on copy engines, which are slower (2434 GB/s on an H100,
 # 3003 at 512 MB).
-COPIED = 1 << 29
+COPY_BYTES = 1 << 29
 COPIES_S = 0.02  # about how long copies are timed at once
 
 
@@ -32,7 +32,7 @@ def copy_seconds(nbytes: int, accelerated: bool) -> float:
 
 def copy_bandwidth(accelerated: bool) -> float:
     """Bytes a second, read and written, of a copy larger than any cache."""
-    nbytes = COPIED if accelerated else HOST
+    nbytes = COPY_BYTES if accelerated else HOST
     return nbytes / copy_seconds(nbytes, accelerated)
 
 

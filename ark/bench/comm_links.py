@@ -30,13 +30,13 @@ from ark.plan.serialize import from_json, to_json
 from ark.plan.types import Plan
 from ark.runtime.bootstrap import Bootstrap
 
-SIZES = (64, 4 << 10, 64 << 10, 1 << 20, 4 << 20)  # bytes of a put
+SIZES_BYTES = (64, 4 << 10, 64 << 10, 1 << 20, 4 << 20)  # bytes of a put
 _SPLIT_PUTS = 8  # puts in place of one
 _SMALL, _LARGE = 4 << 10, 1 << 20
 _ENGINES = (PACKET, THREADS)
 _SWAP, _SUM = Collective.ALL_TO_ALL.value, Collective.ALL_REDUCE.value
 # A rank keeps half of what it exchanges.
-_PUTS = {(e, n): (_SWAP, 2 * n, e, 1) for e in _ENGINES for n in SIZES}
+_PUTS = {(e, n): (_SWAP, 2 * n, e, 1) for e in _ENGINES for n in SIZES_BYTES}
 _MANY_PUTS = {e: (_SWAP, 2 * _SMALL, e, _SPLIT_PUTS) for e in _ENGINES}
 _SUMS = {e: (_SUM, _LARGE, e, 1) for e in _ENGINES}
 Asked = tuple[str, int, str, int]  # collective, bytes, engine, pieces
@@ -97,7 +97,7 @@ def _measured(
     lines: dict[str, Line] = {}
     us_of: dict[Asked, float] = {}
     for engine in _ENGINES:
-        sizes = [n for n in SIZES if _PUTS[engine, n] in plans]
+        sizes = [n for n in SIZES_BYTES if _PUTS[engine, n] in plans]
         us_of |= {_PUTS[engine, n]: us(_PUTS[engine, n]) for n in sizes}
         if len(sizes) > 1:
             lines[engine] = fit(sizes, [us_of[_PUTS[engine, n]] for n in sizes])

@@ -38,7 +38,7 @@ from ark.runtime import tuned_collectives
 from ark.runtime.executor import Executor
 from ark.runtime.run import Ranks, Run
 
-POOL = 1 << 22
+POOL_ELEMENTS = 1 << 22
 
 
 @dataclass
@@ -89,7 +89,7 @@ class Figures:
 
 def _random_rows(dtype: RowType, rows: int, pool: np.ndarray) -> np.ndarray:
     """The rows of a quantised matrix, whose products preserve the signal's size."""
-    some = min(rows, POOL // dtype.columns)
+    some = min(rows, POOL_ELEMENTS // dtype.columns)
     codes = np.clip(np.rint(2.5 * pool[: some * dtype.columns]), -7, 7).reshape(some, -1)
     # Types without a sign take negative codes as large ones.
     codes = codes % 16 if dtype.codes.name in ("uint4", "uint8") else codes
@@ -104,7 +104,7 @@ def random_weights(
     plan: Plan, config: LlamaConfig, seed: int = 0
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Random parameters by name: matrices scaled to preserve the signal's size, norms near one."""
-    pool = np.random.default_rng(seed).standard_normal(POOL, np.float32)
+    pool = np.random.default_rng(seed).standard_normal(POOL_ELEMENTS, np.float32)
     for n, tensor in enumerate(plan.tensors):
         buffer = plan.buffers[tensor.buffer]
         if buffer.arena != "parameter" or buffer.name != tensor.name:
@@ -124,7 +124,7 @@ def random_weights(
             yield tensor.name, (1.0 + 0.1 * pool[:size]).astype(kind)
             continue
         scaled = (pool * np.float32(tensor.shape[-1] ** -0.5)).astype(kind)
-        start = (n * 7919) % POOL
+        start = (n * 7919) % POOL_ELEMENTS
         out = np.resize(np.roll(scaled, start), size)
         yield tensor.name, out.reshape(tensor.shape)
 
@@ -266,7 +266,7 @@ def _fill_caches(executor: Executor, plan: Plan) -> None:
     """Writes random keys and values, different for each sequence, so that attention reads realistic
     numbers.
     """
-    pool = np.random.default_rng(1).standard_normal(POOL, np.float32)
+    pool = np.random.default_rng(1).standard_normal(POOL_ELEMENTS, np.float32)
     for tensor in plan.tensors:
         if re.fullmatch(r".*\.(keys|values)", tensor.name):
             values = np.resize(pool, int(np.prod(tensor.shape)))

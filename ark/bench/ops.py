@@ -40,9 +40,9 @@ from ark.runtime.executor import Executor
 from ark.tasks.attention_tiles import AttentionTilesParams
 from ark.tasks.matmul_params import MatmulParams
 
-POOL = 1 << 22
+POOL_ELEMENTS = 1 << 22
 LAUNCH_S = 0.05  # about how long one launch of many iterations takes
-LEAST_COPY = 1 << 20  # bytes from which an op's time is compared with a copy's
+MIN_COPY_BYTES = 1 << 20  # bytes from which an op's time is compared with a copy's
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def inspected(case: OpCase, backend: InspectedBackend, arch: str) -> LoopFigures
     return dataclasses.replace(figures, bank_conflicts=_bank_conflicts(plan, backend, arch))
 
 
-DEPTHS = (128, 256)  # of a tile that is run twice; their difference is the loop's
+DEPTHS_ELEMENTS = (128, 256)  # of a tile that is run twice; their difference is the loop's
 
 
 def _bank_conflicts(plan: Plan, backend: InspectedBackend, arch: str) -> float | None:
@@ -128,7 +128,7 @@ def _bank_conflicts(plan: Plan, backend: InspectedBackend, arch: str) -> float |
             return None
         with contextlib.closing(backend.open(0)) as device:
             counted = []
-            for depth in DEPTHS:
+            for depth in DEPTHS_ELEMENTS:
                 runs[op.kind](sig, depth, backend, device)
                 counted.append(used())
     (few, few_lost), (more, more_lost) = counted
@@ -237,7 +237,7 @@ def _measure(
             others[name] = peer_seconds, apart
         else:
             theirs, distance = peer_seconds, apart
-    moves = peer and not case.flops and case.nbytes >= LEAST_COPY
+    moves = peer and not case.flops and case.nbytes >= MIN_COPY_BYTES
     return OpFigures(
         case.name,
         seconds,
@@ -261,7 +261,7 @@ def input_type(case: OpCase, index: int) -> DataType:
 
 def _inputs(case: OpCase) -> list[np.ndarray]:
     """The case's random inputs, the same in every run."""
-    pool = np.random.default_rng(0).uniform(-1.0, 1.0, POOL).astype(np.float32)
+    pool = np.random.default_rng(0).uniform(-1.0, 1.0, POOL_ELEMENTS).astype(np.float32)
     pool *= 127.0 if case.dtype in INTEGERS else case.scale
     return [
         np.random.default_rng(i).integers(0, case.indices[i], s, case.index_type.numpy)

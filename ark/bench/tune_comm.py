@@ -22,7 +22,7 @@ SEARCHED = (
     "forestcoll",
     "taccl",
 )  # algorithms whose synthesis takes long and that do not help on a full mesh
-MOST_PACKETS = 4 << 20  # bytes above which packets, which double the traffic, are not tried
+MAX_PACKET_BYTES = 4 << 20  # bytes above which packets, which double the traffic, are not tried
 Tell = Callable[[str, str, float | None], None]
 
 
@@ -55,7 +55,7 @@ def tune(
     machine = device.machine
     own = (ENGINES[name] for name in MESSAGES if not ENGINES[name].proxied)
     able = [e.name for e in own if e.on(machine)]
-    engines = [e for e in able if e != PACKET or nbytes <= MOST_PACKETS]
+    engines = [e for e in able if e != PACKET or nbytes <= MAX_PACKET_BYTES]
     known = algorithms(full_mesh(job.world_size), collective)
     best = ("auto", AUTO, usual)
     by_algorithm: dict[str, str] = {}

@@ -23,7 +23,7 @@ from ark.plan.types import Plan
 from ark.runtime.admission import memory_shortage
 from ark.runtime.rank_info import RankInfo
 
-MOST_TEXT = 1 << 28  # of a file that is read at once; a device such as /dev/zero never ends
+MAX_TEXT_BYTES = 1 << 28  # of a file that is read at once; a device such as /dev/zero never ends
 
 # Lines are broken for people at a terminal alone; a program that reads them gets them whole.
 errors = Console(stderr=True, markup=False, soft_wrap=not sys.stderr.isatty())
@@ -173,9 +173,9 @@ def read_file(path: str, role: str) -> str:
         if Path(path).is_fifo() and not path.startswith(("/dev/", "/proc/")):
             raise OSError("it is a pipe")
         with open(path, encoding="utf-8") as source:
-            text = source.read(MOST_TEXT + 1)
-        if len(text) > MOST_TEXT:
-            raise OSError(f"it has more than {MOST_TEXT} characters")
+            text = source.read(MAX_TEXT_BYTES + 1)
+        if len(text) > MAX_TEXT_BYTES:
+            raise OSError(f"it has more than {MAX_TEXT_BYTES} characters")
         return text
     except (OSError, ValueError) as error:
         raise InvalidUsageError(f"{path} cannot be read as {role}: {error}") from error

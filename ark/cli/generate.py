@@ -50,9 +50,8 @@ from ark.runtime.executor import BUDGET_S, MOST_BUDGET_S
 from ark.runtime.launch import launch_command
 from ark.runtime.rank_info import rank_from_environment
 
-HEAD_CHARACTERS_PER_POSITION = (
-    16  # characters for each place of the context: several times what a token has
-)
+# Characters for each place of the context: several times what a token has.
+HEAD_CHARACTERS_PER_POSITION = 16
 FEWEST_OF_A_RATE = 16
 """Fewer tokens are not called a rate."""
 

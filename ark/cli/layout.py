@@ -13,7 +13,7 @@ from ark.ir.dtype import by_name
 from ark.parallel.layout import Layout, Step, change
 from ark.parallel.layout.moves import D
 
-LONGEST = 1 << 40  # of a dimension
+MAX_DIMENSION_ELEMENTS = 1 << 40  # of a dimension
 
 
 def register(subparsers: Subparsers) -> None:
@@ -49,7 +49,7 @@ def parse_shape(text: str) -> tuple[int, ...]:
     if not re.fullmatch(r"[0-9]{1,13}(x[0-9]{1,13})*", text):
         raise InvalidUsageError(f"{text[:60]!r} is not a shape; write sizes as in 64x64")
     shape = tuple(int(n) for n in text.split("x"))
-    if not all(1 <= n <= LONGEST for n in shape):
+    if not all(1 <= n <= MAX_DIMENSION_ELEMENTS for n in shape):
         raise InvalidUsageError(
             f"the shape {text[:60]} has a size that is not between 1 and 2^40; use one that is"
         )

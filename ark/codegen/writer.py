@@ -28,7 +28,7 @@ from ark.plan.types import Plan
 WAITS = ("wait.h", "task_slots.h", "iteration.h")
 ELEMENTS = ("common.h", "math.h", "small_floats.h", "pack.h", "operand.h")
 SHORT = ("short_packets.h",)  # where they are, or a loop is ready for them
-MOST_PARTS = 4  # of a text whose functions are compiled separately
+MAX_COMPILED_PARTS = 4  # of a text whose functions are compiled separately
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,11 @@ def write(plan: Plan, machine: Machine, dialect: Dialect, phases: range | None =
     units = 0
     if machine.variant.name == "block" and 0 < dialect.joint_bodies < len(names):
         # A ring's barriers are one variable, which several texts would each have.
-        units = 1 if machine.ring_bytes else min(MOST_PARTS, -(-len(names) // dialect.joint_bodies))
+        units = (
+            1
+            if machine.ring_bytes
+            else min(MAX_COMPILED_PARTS, -(-len(names) // dialect.joint_bodies))
+        )
     parts = [
         f"// ark loop kernel, dialect {dialect.name}\n",
         "#define ARK_REMOTE 1\n" if far else "",

@@ -36,8 +36,8 @@ from ark.collective.programs.types import check_counts
 from ark.collective.topology import Topology
 from ark.errors import InternalError, UnsupportedError
 
-_PARTS = (1, 2, 3, 4, 6, 8, 12, 16)
-_GOOD_ENOUGH = Fraction(101, 100)
+_PARTS_PER_CHUNK = (1, 2, 3, 4, 6, 8, 12, 16)
+_MAX_TIME_RATIO = Fraction(101, 100)
 _MOST_VARIABLES = 250_000
 _DENOMINATORS = (60, 5040, 1 << 20)
 _MIN_FLOW = 1e-7
@@ -84,14 +84,14 @@ def exchange(topology: Topology, counts: Counts | None = None) -> Exchange:
         for sink, each in _paths(net, source, flows[source], rows[source]).items()
     }
     best: Exchange | None = None
-    for parts in _PARTS:
+    for parts in _PARTS_PER_CHUNK:
         shares = {
             pair: _rounded(each, parts * rows[pair[0]][pair[1]]) for pair, each in paths.items()
         }
         result = Exchange(topology, bound, _time(net, shares, parts), parts, shares, rows)
         if best is None or result.inv_rate < best.inv_rate:
             best = result
-        if best.inv_rate <= bound * _GOOD_ENOUGH:
+        if best.inv_rate <= bound * _MAX_TIME_RATIO:
             break
     assert best is not None
     return best

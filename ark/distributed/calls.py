@@ -33,7 +33,7 @@ from ark.runtime.inline import InlineRuns
 from ark.runtime.run import Ranks
 
 PROCESSOR_BYTES = 4 << 10  # of packets for each processor of a small call
-LARGEST = 1 << 30  # bytes of one call's result, since coordinates have 32 bits
+MAX_RESULT_BYTES = 1 << 30  # bytes of one call's result, since coordinates have 32 bits
 
 
 @dataclass(frozen=True)
@@ -75,10 +75,10 @@ def moved(collective: Collective, x: Array, parts: int, root: int | None) -> Key
 def check_size(key: Key, world: int) -> None:
     """Raises UnsupportedError for a call of too many bytes."""
     most = max(key.nbytes, key.out_bytes(world))
-    if most > LARGEST:
+    if most > MAX_RESULT_BYTES:
         raise UnsupportedError(
-            f"{key.collective} of {most} bytes on a rank; one call moves at most {LARGEST}: "
-            "split the array into several calls"
+            f"{key.collective} of {most} bytes on a rank exceeds the {MAX_RESULT_BYTES} bytes of "
+            "one call: split the array into several calls"
         )
 
 

@@ -12,9 +12,8 @@ import math
 from collections.abc import Sequence
 
 MAX_FOLDED_DIMS = 4
-CACHE_LINE_ELEMENTS = (
-    64  # elements: where a dimension is cut, tiles begin on whole cache lines and packs
-)
+# Elements: where a dimension is cut, tiles begin on whole cache lines and packs.
+CACHE_LINE_ELEMENTS = 64
 
 
 def pad(values: Sequence[int], fill: int) -> tuple[int, ...]:

@@ -14,7 +14,9 @@ from ark.errors import InvalidUsageError, ModelError
 from ark.ir.dtype import DataType
 
 MAX_DIMS = 8
-MOST_SIZE = (7 << 28) - 1  # of a dimension: tasks count in 32 bits, to the end of the last tile
+MAX_DIM_ELEMENTS = (
+    7 << 28
+) - 1  # of a dimension: tasks count in 32 bits, to the end of the last tile
 
 
 def whole(subject: str, value: object) -> int:

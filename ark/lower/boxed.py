@@ -10,10 +10,11 @@ from ark.ir.fold import MAX_FOLDED_DIMS
 from ark.ir.graph import Node
 from ark.ir.values import Tensor
 from ark.lower.cuts import box_costs, box_tiles
-from ark.lower.tiling import BOX_LINE, start_of
+from ark.lower.tiling import start_of
 from ark.machine import Machine
+from ark.plan.types import BOX_ALIGNMENT_BYTES
 
-FEW_ROWS = 9  # of a product; fewer are not worth a matrix unit
+MIN_MATRIX_UNIT_ROWS = 9  # of a product; fewer are not worth a matrix unit
 SIDES = (0, 1)
 ALONG = (False, True)  # the transposes of sides whose k lies side by side
 
@@ -35,7 +36,9 @@ def boxes(node: Node, machine: Machine) -> bool:
 def aligned(tensor: Tensor) -> bool:
     """True where its rows are aligned as box copies require."""
     size = tensor.dtype.itemsize
-    return all(s * size % BOX_LINE == 0 for s in (*tensor.strides[:-1], start_of(tensor)))
+    return all(
+        s * size % BOX_ALIGNMENT_BYTES == 0 for s in (*tensor.strides[:-1], start_of(tensor))
+    )
 
 
 def wants_along(node: Node) -> bool:

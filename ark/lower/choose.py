@@ -23,7 +23,7 @@ from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.machine.variant import COMMUNICATE, MOVE
 from ark.tasks.linear_form import (
-    MOST_NARROW,
+    MAX_UNIT_INPUT_ROWS,
     narrow_bytes,
     narrow_rows,
     row_input_bytes,
@@ -299,7 +299,9 @@ def _starves(nodes: list[Node], target: Machine, machine: Machine) -> bool:
 
 def _fits(nodes: list[Node], machine: Machine) -> bool:
     """True where shared memory beside the ring holds the inputs of linear layers of few rows."""
-    layers = [n for n in nodes if n.type == "linear" and n.inputs[0].shape[0] <= MOST_NARROW]
+    layers = [
+        n for n in nodes if n.type == "linear" and n.inputs[0].shape[0] <= MAX_UNIT_INPUT_ROWS
+    ]
     held = (_held(n, machine) for n in layers)
     return MAX_ROW_SUM_BYTES + max(held, default=0) <= machine.shared_bytes - machine.ring_bytes
 

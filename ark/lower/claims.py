@@ -16,9 +16,9 @@ from ark.machine.capability import Capability
 from ark.plan import kind as kinds
 from ark.plan.groups import Group
 from ark.plan.kind import OperandType, Signature
-from ark.tasks.claimed import MOST_TILES, ClaimedParams
+from ark.tasks.claimed import MAX_TILES, ClaimedParams
 
-LEAST_TILES = 4  # a processor
+MIN_TILES_PER_PROCESSOR = 4  # a processor
 PLAIN = ("activation", "parameter", "state")  # arenas of memory that no peer and no host touches
 
 
@@ -43,7 +43,7 @@ def _claimed(group: Group, machine: Machine) -> Group:
     if params is None:
         return group
     places = kind.places(replace(sig, params=params))
-    if not LEAST_TILES * machine.processors <= places.count <= MOST_TILES:
+    if not MIN_TILES_PER_PROCESSOR * machine.processors <= places.count <= MAX_TILES:
         return group
     first = list(itertools.islice(itertools.product(*places.ranges), machine.processors))
     shared = ClaimedParams(group.kind, dict(params), machine.processors)

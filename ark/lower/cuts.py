@@ -17,10 +17,10 @@ from ark.errors import PlanError
 from ark.ir.values import Tensor
 from ark.log import note, shows
 from ark.machine import Machine
-from ark.machine.costs import FULL_STEP, BoxCosts
+from ark.machine.costs import FULL_STEP_SHAPE, BoxCosts
 from ark.machine.tiles import BoxTiles
 from ark.plan.kind import OperandType, Signature
-from ark.tasks.matmul_form import K_PART_ALIGNMENT_BYTES, LEAST_UNIT_ROWS
+from ark.tasks.matmul_form import K_PART_ALIGNMENT_BYTES, MIN_UNIT_TILE_ROWS
 from ark.tasks.matmul_params import MatmulParams
 from ark.tasks.matmul_small import small
 
@@ -111,7 +111,7 @@ def predicted_us(
         costs.least_step_us / lines_per_stage,
     )
     step = max(
-        costs.full_step_us * cut.rows * cut.columns / math.prod(FULL_STEP),
+        costs.full_step_us * cut.rows * cut.columns / math.prod(FULL_STEP_SHAPE),
         line / (costs.small_load_rate if small else costs.load_rate),
         least,
     )
@@ -132,7 +132,7 @@ def estimated_boxes(machine: Machine) -> BoxCosts:
     costs, rate = machine.costs, machine.tflops * 1e6 / machine.processors
     load = costs.cache_rate / machine.processors
     return BoxCosts(
-        full_step_us=2.0 * math.prod(FULL_STEP) * (K_PART_ALIGNMENT_BYTES // 2) / rate,
+        full_step_us=2.0 * math.prod(FULL_STEP_SHAPE) * (K_PART_ALIGNMENT_BYTES // 2) / rate,
         least_step_us=costs.pass_us,
         small_stage=machine.shared_bytes // 8,
         small_load_rate=load,
@@ -222,7 +222,7 @@ def tiles_per_task(many: int, machine: Machine) -> int:
 
 def is_exact(dtypes: Sequence[str], shape: Sequence[int], depth: int, machine: Machine) -> bool:
     """True for a product of fp32 with work for tiles of its own (Machine.exact_tiles)."""
-    large = math.prod(shape) * depth >= machine.costs.exact_work and shape[2] >= LEAST_UNIT_ROWS
+    large = math.prod(shape) * depth >= machine.costs.exact_work and shape[2] >= MIN_UNIT_TILE_ROWS
     return large and set(dtypes) == {"fp32"}
 
 

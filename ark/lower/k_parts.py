@@ -17,7 +17,7 @@ from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.machine.costs import UnitCosts
 from ark.machine.tiles import UnitTiles
-from ark.tasks.matmul_form import K_PART_ALIGNMENT_BYTES, LEAST_UNIT_ROWS, UNIT_PARTS, filled
+from ark.tasks.matmul_form import K_PART_ALIGNMENT_BYTES, MIN_UNIT_TILE_ROWS, UNIT_PARTS, filled
 
 
 def serves(dtypes: Sequence[str], shape: Sequence[int], machine: Machine) -> bool:
@@ -27,7 +27,7 @@ def serves(dtypes: Sequence[str], shape: Sequence[int], machine: Machine) -> boo
     return (
         machine.has(Capability.K_PARTS)
         and tuple(dtypes) in UNIT_PARTS
-        and shape[2] >= LEAST_UNIT_ROWS
+        and shape[2] >= MIN_UNIT_TILE_ROWS
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from ark.ir.dtype import uint8
 from ark.ir.values import Tensor
-from ark.lower.tiling import MOST_LINES
+from ark.lower.tiling import MAX_COORDINATE
 
 
 def widen(tensor: Tensor, rank: int) -> Tensor:
@@ -97,7 +97,7 @@ def joins(tensor: Tensor, d: int) -> bool:
     for a task's coordinates.
     """
     outer, inner = tensor.shape[d : d + 2]
-    return outer == 1 or (tensor.extents[d + 1] == inner and outer * inner <= MOST_LINES)
+    return outer == 1 or (tensor.extents[d + 1] == inner and outer * inner <= MAX_COORDINATE)
 
 
 def merge(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -18,9 +18,10 @@ from ark.plan.boxes import Templates
 from ark.plan.groups import Group
 from ark.plan.kind import OperandType, Signature
 from ark.plan.kind import get as task_kind
-from ark.tasks.linear_form import MOST_NARROW
+from ark.tasks.linear_form import MAX_UNIT_INPUT_ROWS
 
-SHORT_ROW = 8  # elements of 16 bits, of which a row that travels as short packets has whole ones
+# Elements of 16 bits, of which a row that travels as short packets has whole ones.
+SHORT_PACKET_ROW_ELEMENTS = 8
 
 
 def takes_short(machine: Machine) -> bool:
@@ -94,7 +95,7 @@ def _most_read(group: Group, machine: Machine) -> int:
     if group.kind not in ("linear", "linear_rows"):
         return costs.packet_elements
     leads = machine.variant.role(COMMUNICATE) > 0
-    most = MOST_NARROW if leads else 1 if machine.has(Capability.PACKET_GATE) else 0
+    most = MAX_UNIT_INPUT_ROWS if leads else 1 if machine.has(Capability.PACKET_GATE) else 0
     few = group.operands[2].shape[0] <= most
     return costs.polled_elements if few else costs.packet_elements
 

@@ -24,8 +24,8 @@ from ark.tasks.matmul_form import dims
 from ark.tasks.matmul_params import MatmulParams
 from ark.tasks.matmul_thin import VECTOR_COLUMNS, Thin, passes, thin
 
-MOST_PARTS = 16  # of k
-BATCH_TASKS = 4  # tasks a processor, at most, of many matrices
+MAX_K_PARTS = 16  # of k
+MAX_BATCH_TASKS_PER_PROCESSOR = 4  # tasks a processor, at most, of many matrices
 
 
 def is_thin(params: MatmulParams, tensors: Sequence[Tensor], machine: Machine) -> bool:
@@ -52,7 +52,7 @@ def thin_cut(
     if max(len(t.shape) for t in tensors) == 2:
         wide = tile[1 - form.few] * k * right.dtype.itemsize
         share = machine.processors // beside
-        parts = max(1, min(share // tasks, wide // machine.costs.part_bytes, MOST_PARTS))
+        parts = max(1, min(share // tasks, wide // machine.costs.part_bytes, MAX_K_PARTS))
     return Cut(*tile, parts)
 
 
@@ -64,7 +64,7 @@ def _tiles(sig: Signature, form: Thin, machine: Machine, beside: int) -> list[tu
     batch = _batch(sig)
     few, many = (dims(sig)[i] for i in (form.few, 1 - form.few))
     if form.along:
-        most = machine.processors * (BATCH_TASKS if batch > 1 else 1)
+        most = machine.processors * (MAX_BATCH_TASKS_PER_PROCESSOR if batch > 1 else 1)
         counts = [-(-(most >> i) // batch) for i in range(most.bit_length())]
         counts.append(max(1, machine.processors // beside // batch))
         sizes = sorted({-(-many // min(count, many)) for count in counts})

@@ -19,15 +19,15 @@ from ark.machine import Machine
 from ark.machine.variant import COMMUNICATE, COMPUTE
 from ark.tasks.linear_form import MATRIX_ROWS, dealt, takes_whole
 
-BOX_LINE = 16  # bytes at whose multiples rows begin that box copies load
-MOST_ROWS = 8  # of an input, beside weights whose rows are cut
-MATRIX_UNIT = 64  # bytes of a row that matrix units multiply at once
-TILE_ROWS = 16  # of weights that matrix units multiply at once
-LEAST_ROWS = 2  # of quantised weights in a stage where warps would have nothing to do
+MAX_INPUT_ROWS = 8  # of an input, beside weights whose rows are cut
+MATRIX_UNIT_BYTES = 64  # bytes of a row that matrix units multiply at once
+MATRIX_UNIT_ROWS = 16  # of weights that matrix units multiply at once
+MIN_QUANTIZED_STAGE_ROWS = 2  # of quantised weights in a stage where warps would have nothing to do
 PAIRED = ("swiglu", "rope_kv")  # epilogues that need two neighbouring rows in one stage
 
 
-MOST_TILE = 1 << 28  # elements of a tile: source counts in 32 bits, to the end of the last tile
+# Elements of a tile: source counts in 32 bits, to the end of the last tile.
+MAX_TILE_ELEMENTS = 1 << 28
 
 
 def box_tile(
@@ -44,7 +44,7 @@ def box_tile(
     if weight == 1 and machine.coalesces:
         most = machine.costs.sweep_bytes // itemsize
         want = min(want, max(most, math.ceil(math.prod(shape) / (64 * machine.processors))))
-    want = min(want, MOST_TILE)
+    want = min(want, MAX_TILE_ELEMENTS)
     if not machine.coalesces:
         return tile_of(full, want)
     return _balanced(
@@ -57,9 +57,17 @@ def least_elements(machine: Machine) -> int:
     return machine.costs.tile_elements
 
 
-MOST_LINES = 1 << 30  # of one dimension, which a task's coordinates count
-SIZES = (1.0, 1.5, 1.25, 0.8, 0.67, 0.57, 0.5)  # of tiles to try, beside the wanted one
-FEW_ROUNDS = 4  # tasks a processor, from which on an uneven last round does not matter
+MAX_COORDINATE = 1 << 30  # of one dimension, which a task's coordinates count
+RELATIVE_TILE_SIZES = (
+    1.0,
+    1.5,
+    1.25,
+    0.8,
+    0.67,
+    0.57,
+    0.5,
+)  # of tiles to try, beside the wanted one
+MIN_EVEN_ROUNDS = 4  # tasks a processor, from which on an uneven last round does not matter
 
 
 def _balanced(
@@ -78,9 +86,9 @@ def _balanced(
     def time(tile: Sequence[int]) -> float:
         return -(-tasks(tile) // machine.processors) * (math.prod(tile) + begun)
 
-    if not machine.processors < tasks(first) < FEW_ROUNDS * machine.processors:
+    if not machine.processors < tasks(first) < MIN_EVEN_ROUNDS * machine.processors:
         return first
-    sizes = (max(least, math.ceil(want * size)) for size in SIZES)
+    sizes = (max(least, math.ceil(want * size)) for size in RELATIVE_TILE_SIZES)
     return min((tile_of(full, size) for size in sizes), key=time)
 
 
@@ -122,7 +130,7 @@ def _cut(shape: Sequence[int], tasks: int) -> list[int]:
 
 
 def _countable(chunks: tuple[int, int]) -> bool:
-    return chunks[0] * chunks[1] * CACHE_LINE_ELEMENTS * CACHE_LINE_ELEMENTS <= MOST_TILE
+    return chunks[0] * chunks[1] * CACHE_LINE_ELEMENTS * CACHE_LINE_ELEMENTS <= MAX_TILE_ELEMENTS
 
 
 def transpose_tile(
@@ -149,7 +157,7 @@ def transpose_tile(
     tile[3] = min(shape[3], chunks[1] * CACHE_LINE_ELEMENTS)
     if chunks == (across, down):
         plane = tile[transposed] * tile[3]
-        share = min(-(-planes // machine.processors), max(1, MOST_TILE // plane))
+        share = min(-(-planes // machine.processors), max(1, MAX_TILE_ELEMENTS // plane))
         least = -(-least_elements(machine) // plane)
         for d in (2, 1, 0):
             if d != transposed:
@@ -195,9 +203,9 @@ def stage_rows(weight: Tensor, machine: Machine, paired: bool) -> int:
     """Rows of weights in one stage: as many as fit, a power of two, at least a pair if paired."""
     rows, most = 2 if paired else 1, 4
     if isinstance(weight.dtype, RowType) and machine.ring_bytes:
-        most = min(max(most, machine.costs.stage_codes // weight.shape[1]), TILE_ROWS)
+        most = min(max(most, machine.costs.stage_codes // weight.shape[1]), MATRIX_UNIT_ROWS)
         each = weight.shape[0] // (machine.processors * machine.variant.role(COMPUTE))
-        most = min(most, max(each, LEAST_ROWS))
+        most = min(most, max(each, MIN_QUANTIZED_STAGE_ROWS))
     while 2 * rows <= most and 2 * rows * row_bytes(weight) <= machine.stage_bytes:
         rows *= 2
     return rows
@@ -221,12 +229,17 @@ def stage_tile(node: Node, machine: Machine) -> tuple[int, int]:
     """
     x, weight, out = *node.inputs[:2], node.outputs[0]
     rows, paired = out.shape[0], node.read(LinearAttributes).epilogue in PAIRED
-    few = machine.variant.role(COMMUNICATE) and 1 < rows <= MOST_ROWS and x.shape[0] == rows
-    unit = row_bytes(weight) // MATRIX_UNIT
+    few = machine.variant.role(COMMUNICATE) and 1 < rows <= MAX_INPUT_ROWS and x.shape[0] == rows
+    unit = row_bytes(weight) // MATRIX_UNIT_BYTES
     held = stage_rows(weight, machine, paired)
     if few and not input_in_memory(node) and takes_whole(rows, held, weight):
         return held, 1
-    if not few or row_bytes(weight) % MATRIX_UNIT or weight.dtype.itemsize != 2 or not x.dense:
+    if (
+        not few
+        or row_bytes(weight) % MATRIX_UNIT_BYTES
+        or weight.dtype.itemsize != 2
+        or not x.dense
+    ):
         return stage_rows(weight, machine, paired), split_k(rows, weight, machine)
     # Each row of a stage is a copy, which delays the stream: as many as a tile has columns. What
     # each warp reads of its own is as little as the tile's 16 rows make it.
@@ -262,7 +275,7 @@ def split_k(rows: int, weight: Tensor, machine: Machine) -> int:
         return 0
     if machine.variant.role(COMMUNICATE):
         # The parts are different warps' there, and the input is in shared memory.
-        least = -(-row_bytes(weight) // machine.stage_bytes) if rows <= MOST_ROWS else 0
+        least = -(-row_bytes(weight) // machine.stage_bytes) if rows <= MAX_INPUT_ROWS else 0
         unit = 16 if rows == 1 else 64  # bytes that a part is a multiple of
         units = row_bytes(weight) // unit
         fits = (p for p in range(least, units + 1) if least and units % p == 0)

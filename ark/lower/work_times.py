@@ -23,9 +23,8 @@ from ark.machine.capability import Capability
 from ark.machine.costs import BoxCosts
 from ark.machine.variant import LOAD, Variant
 
-TRANSPOSED_TRAFFIC_FACTOR = (
-    2  # times that the bytes of a side are moved that is laid otherwise: read and written
-)
+# Times that the bytes of a side are moved that is laid otherwise: read and written.
+TRANSPOSED_TRAFFIC_FACTOR = 2
 
 
 def boxed(variant: Variant) -> bool:

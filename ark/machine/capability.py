@@ -34,8 +34,8 @@ class Capability(Enum):
     MMA_SYNC = ("mma_sync", "a warp multiplies tiles of 16-bit types on matrix units")
     WGMMA = ("wgmma", "four warps together multiply tiles in shared memory, asynchronously")
     TCGEN05 = ("tcgen05", "one thread starts products whose sums lie in tensor memory")
-    MFMA = ("mfma", "a wave of 64 lanes multiplies tiles on matrix units")
-    WMMA = ("wmma", "a wave of 32 lanes multiplies tiles on matrix units")
+    MFMA = ("mfma", "a wavefront of 64 lanes multiplies tiles on matrix units")
+    WMMA = ("wmma", "a wavefront of 32 lanes multiplies tiles on matrix units")
     FP32_PARTS = (
         "fp32_parts",
         "matrix units sum products of tf32 fast enough for three of them to be one of fp32",

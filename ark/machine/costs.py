@@ -18,18 +18,18 @@ PIECES = (
     ("nic", 1 << 20),
     ("switch", 64 << 10),
 )
-FULL_STEP = (128, 256)  # the product whose time is BoxCosts.full_step_us
+FULL_STEP_SHAPE = (128, 256)  # the product whose time is BoxCosts.full_step_us
 
 
 @dataclass(frozen=True)
 class BoxCosts:
     """Products whose tiles box copies load for warpgroups, step by step along k.
 
-    full_step_us: of FULL_STEP rows and columns, 128 bytes deep, on the matrix units. least_step_us:
-    until the loading thread has started a stage's two copies. small_stage: bytes up to which a
-    stage holds two steps, at a higher rate of few rows: small_load_rate; load_rate: what a
-    processor loads while all do. tile_us: from the last step of a tile of windows to the next one's
-    first.
+    full_step_us: of FULL_STEP_SHAPE rows and columns, 128 bytes deep, on the matrix units.
+    least_step_us: until the loading thread has started a stage's two copies. small_stage: bytes up
+    to which a stage holds two steps, at a higher rate of few rows: small_load_rate; load_rate: what
+    a processor loads while all do. tile_us: from the last step of a tile of windows to the next
+    one's first.
 
     fold_us, each_part_us: handing parts of k to the tasks that add them up, and each part.
     normed_us: the same where a norm adds them up. kept_bytes: of parts that the last cache keeps;

@@ -25,9 +25,8 @@ from ark.ops.tokens import TokenState
 from ark.tasks.adjusted import MAX_TOP
 from ark.tasks.sequences import MAX_BATCH
 
-MIN_BEGIN_CHUNK_TOKENS = (
-    128  # tokens of a chunk from which the last chunk also samples the first token
-)
+# Tokens of a chunk from which the last chunk also samples the first token.
+MIN_BEGIN_CHUNK_TOKENS = 128
 FULL = "full"  # of Shape.sampling
 LASTING = ("parameter", "state", "host")  # arenas that survive a launch
 

@@ -38,7 +38,7 @@ ELEMENTS: dict[str, np.dtype[Any]] = {
 """Types of all tensors that ark reads."""
 LENGTH_BYTES = 8
 PIECE_BYTES = 16 << 20  # bytes that are compared at a time
-LONGEST_HEADER = 100_000_000
+MAX_HEADER_BYTES = 100_000_000
 _ANY, _LONGEST = ("utf-8", "surrogatepass"), 255  # bytes of a file's name
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -148,7 +148,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
                 )
             length = int.from_bytes(start, "little")
             end = LENGTH_BYTES + length
-            if size < LENGTH_BYTES or length > LONGEST_HEADER:
+            if size < LENGTH_BYTES or length > MAX_HEADER_BYTES:
                 raise damaged(path, f"it has {size} bytes and no header of a possible length")
             if end > size:
                 raise truncated(path, size, end)

@@ -10,7 +10,7 @@ from ark.frontend.model import Model
 from ark.frontend.tensor import NullTensor, Tensor, as_tensor
 from ark.ir import dtype as dtypes
 from ark.ir.dtype import DataType
-from ark.ir.values import MAX_DIMS, MOST_SIZE, whole
+from ark.ir.values import MAX_DIM_ELEMENTS, MAX_DIMS, whole
 
 
 def broadcast(a: Sequence[int], b: Sequence[int], op: str) -> tuple[int, ...]:
@@ -34,10 +34,10 @@ def check_dims(op: str, shape: Any) -> tuple[int, ...]:
     if not isinstance(shape, Sequence) or isinstance(shape, str):
         raise InvalidUsageError(f"{op}: the shape {shape!r} is not a list of sizes")
     dims = tuple(whole(op, n) for n in shape)
-    if len(dims) > MAX_DIMS or any(not 1 <= n <= MOST_SIZE for n in dims):
+    if len(dims) > MAX_DIMS or any(not 1 <= n <= MAX_DIM_ELEMENTS for n in dims):
         raise InvalidUsageError(
             f"{op}: the shape {list(dims)} must have at most {MAX_DIMS} dimensions, all of them "
-            f"from 1 to {MOST_SIZE}"
+            f"from 1 to {MAX_DIM_ELEMENTS}"
         )
     return dims or (1,)
 

@@ -15,8 +15,8 @@ from ark.ops.base import index_type, positive_axis, result
 from ark.ops.reductions import reduce_axis, reduce_by
 from ark.tasks.expression import Tree, index, leaf, number
 
-LONG = 1 << 19  # elements of a line that several processors look through
-MOST_NARROW = 2**31 - 1  # that an int32 counts
+MIN_SPLIT_ROW_ELEMENTS = 1 << 19  # elements of a line that several processors look through
+MAX_INT32 = 2**31 - 1  # that an int32 counts
 
 
 def _argmax(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
@@ -40,7 +40,7 @@ def _first_index(
     if tensor.ir.dtype in FLOATS:  # the extreme is NaN where there is one
         matches = ["logical_or", matches, ["isnan", leaf(0)]]
     tree = ["where", matches, index(axis - len(shape)), number(beyond)]
-    counted = dtype if shape[axis] > MOST_NARROW else int32
+    counted = dtype if shape[axis] > MAX_INT32 else int32
     places = result("elementwise", [tensor, extreme], shape, counted, NullTensor, {"expr": tree})
     return reduce_axis("max" if last else "min", places, axis, True, output, name or op, dtype)
 
@@ -52,7 +52,7 @@ def _arg(
     index_type(f"arg{function}", dtype)
     rank = len(tensor.ir.shape)
     rows = function == "max" and tensor.ir.dtype in FLOATS and axis in (-1, rank - 1)
-    if rows and not last and tensor.ir.shape[-1] < LONG:
+    if rows and not last and tensor.ir.shape[-1] < MIN_SPLIT_ROW_ELEMENTS:
         shape = (*tensor.ir.shape[:-1], 1)
         return result("argmax", [tensor], shape, dtype, output, name=name)
     return _first_index(function, tensor, axis, dtype, last, output, name)

@@ -23,7 +23,7 @@ from ark.ops.logic import greater_equal, less, logical_or
 from ark.ops.selection import iota, where
 from ark.ops.views import reshape
 
-OUTSIDE = 1 << 40  # an index that no dimension has
+OUTSIDE_INDEX = 1 << 40  # an index that no dimension has
 
 
 def gather(
@@ -119,7 +119,7 @@ def _linear(op: str, ids: Tensor, shape: Sequence[int]) -> Tensor:
         step = math.prod(shape[d + 1 :])
         at = mul(at, step) if step != 1 else at
         total = at if total is None else add(total, at)
-    total = where(outside, OUTSIDE, total)
+    total = where(outside, OUTSIDE_INDEX, total)
     return reshape(total, [math.prod(ids.ir.shape[:-1])])
 
 

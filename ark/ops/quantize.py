@@ -27,7 +27,7 @@ from ark.ops.reductions import reduce_max
 from ark.ops.selection import clip
 from ark.ops.views import reshape
 from ark.tasks.expression import Tree, leaf
-from ark.tasks.quantized_linear import ELEMENTS_PER_LANE, MOST_ROWS
+from ark.tasks.quantized_linear import ELEMENTS_PER_LANE, MAX_ROWS
 
 TYPES = (*PACKED, int8, uint8, *SMALL_FLOATS)
 
@@ -142,7 +142,7 @@ def quantized_linear(
             "expected (rows, k) and (n, k)"
         )
     plain = all(t.ir.dense for t in (w, s, *([z] if z else [])))
-    if left[0] > MOST_ROWS or group % ELEMENTS_PER_LANE or not plain:
+    if left[0] > MAX_ROWS or group % ELEMENTS_PER_LANE or not plain:
         full = dequantize(w, s, z, dtype or own)
         return linear(x, full, output, name=name or "quantized_linear")
     inputs = [x, w, s, *([z] if z else [])]

@@ -14,7 +14,7 @@ import numpy as np
 from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
 from ark.ir.attributes import ReduceAttributes
 from ark.ir.dtype import FLOATS, INTEGERS, DataType, fp32
-from ark.ir.values import MOST_SIZE
+from ark.ir.values import MAX_DIM_ELEMENTS
 from ark.lower.ops.reductions import lower_reduce
 from ark.lower.registry import register
 from ark.ops.base import float_dtype, positive_axis, result
@@ -92,7 +92,7 @@ def _reduce_axes(
     groups: list[list[int]] = []
     for a in wanted:
         follows = bool(groups) and groups[-1][-1] == a - 1
-        if follows and math.prod(shape[groups[-1][0] : a + 1]) <= MOST_SIZE:
+        if follows and math.prod(shape[groups[-1][0] : a + 1]) <= MAX_DIM_ELEMENTS:
             groups[-1].append(a)
         else:
             groups.append([a])

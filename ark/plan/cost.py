@@ -23,12 +23,11 @@ from ark.plan.boxes import Templates
 from ark.plan.kind import Signature
 from ark.plan.params import PartialParams, TiledParams
 from ark.plan.serialize import machine_of
-from ark.plan.types import Plan, Task
+from ark.plan.types import BOX_ROW_BYTES, Plan, Task
 
 # Kinds whose products matrix units do, where they take the type.
 PRODUCTS = ("matmul", "linear", "linear_rows", "expert_linear", "attention_tiles")
 FEW, LEAST_FEW = 16, 9  # rows or columns of a tile, or of a product, for scalar units
-BOX_LINE = 128  # bytes of a row that a step of box copies loads
 Place = tuple[int, int]  # processor, position
 
 
@@ -177,7 +176,7 @@ def _cache_rate(sig: Signature, machine: Machine, active: int) -> float:
     usual = min(costs.processor_rate, costs.cache_rate / active)
     if sig.kind != "matmul" or machine.variant.name != "matrix" or costs.boxes is None:
         return usual
-    narrow = 2 * BOX_LINE * sum(sig.read(TiledParams).tile) <= costs.boxes.small_stage
+    narrow = 2 * BOX_ROW_BYTES * sum(sig.read(TiledParams).tile) <= costs.boxes.small_stage
     return costs.boxes.small_load_rate if narrow else usual
 
 

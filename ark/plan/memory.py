@@ -10,9 +10,8 @@ import bisect
 from collections.abc import Mapping, Sequence
 
 BUFFER_ALIGNMENT_BYTES = 256
-MAX_UNSHARED_BYTES = (
-    32 << 20
-)  # bytes that are not worth sharing where it makes ops wait for each other
+# Bytes that are not worth sharing where it makes ops wait for each other.
+MAX_UNSHARED_BYTES = 32 << 20
 
 
 def align(nbytes: int) -> int:

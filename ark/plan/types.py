@@ -28,6 +28,8 @@ INITIAL = ("parameter", "state", "external", "host")
 MAX_OPERANDS = 64  # of an op
 MAX_PIECES = 32  # of a stage of the operand stream: parts of rows, copied side by side
 MAX_PIECE_PITCH_BYTES = 1 << 28  # between pieces of one stage
+BOX_ROW_BYTES = 128  # contiguous bytes of a row that a step of box copies loads
+BOX_ALIGNMENT_BYTES = 16  # of the starts and strides of rows that box copies load
 
 # The id of the iteration barrier's counter, which opens the next iteration. Its step says how many
 # ranks begin it together: all, or the rank alone. In a plan of one rank it says how many tasks open

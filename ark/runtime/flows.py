@@ -23,7 +23,7 @@ from ark.plan.kind import Signature
 from ark.plan.params import TiledParams
 from ark.plan.serialize import machine_of
 from ark.plan.types import Plan, Task
-from ark.tasks.elementwise import KEPT_OPERANDS
+from ark.tasks.elementwise import MAX_KEPT_OPERANDS
 
 MIN_FLOW_TASKS = 5  # tasks of a run: more than the loop's slots hold
 
@@ -167,7 +167,7 @@ def _made(before: Sequence[Touch], touches: Sequence[Touch]) -> int:
         return t.space, t.first, t.last, t.span, t.dtype
 
     written = {place(t) for t in before if t.write and t.span}
-    reads = (t for t in touches if not t.write and t.operand < KEPT_OPERANDS)
+    reads = (t for t in touches if not t.write and t.operand < MAX_KEPT_OPERANDS)
     return sum(1 << t.operand for t in reads if place(t) in written)
 
 

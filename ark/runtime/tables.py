@@ -18,10 +18,8 @@ from ark.errors import PlanError
 from ark.plan import kind as kinds
 from ark.plan.boxes import Templates
 from ark.plan.serialize import machine_of
-from ark.plan.types import Fetch, Growth, Plan, Task
+from ark.plan.types import BOX_ROW_BYTES, Fetch, Growth, Plan, Task
 from ark.runtime.flows import flows
-
-BOX_LINE = 128  # contiguous bytes of each row in a stage that is a box
 
 
 @dataclass(frozen=True)
@@ -212,7 +210,7 @@ def _stages(fetch: Fetch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def _boxes(fetch: Fetch, address: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The same for stages that are boxes of the map at this address."""
-    row, lines = fetch.piece * fetch.parts, fetch.piece // BOX_LINE
+    row, lines = fetch.piece * fetch.parts, fetch.piece // BOX_ROW_BYTES
     first, part = np.divmod(
         np.arange(-(-fetch.nbytes // (fetch.rows * row)) * fetch.parts), fetch.parts
     )

@@ -13,7 +13,7 @@ from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register
 from ark.plan.params import INDEX_NAMES, Params, Places, Rows, count, fits, shaped, typed
 from ark.tasks import text
-from ark.tasks.row_norm import packs, row_box, row_places
+from ark.tasks.row_norm import row_box, row_places, vector_elements
 
 HEADERS = (text.header("sampling.h"), text.header("argmax.h"))
 
@@ -57,7 +57,7 @@ class ArgMax(TaskKind):
             text.place(sig, 1, ("row",), [*variables[:-1], "0"], const=False),
         )
         rows, source = sig.read(ArgMaxParams).rows, sig.operands[0]
-        pack = packs(sig.operands[:1], shape[-1]) if source.strides[-1] == 1 else 1
+        pack = vector_elements(sig.operands[:1], shape[-1]) if source.strides[-1] == 1 else 1
         each = rows >= machine.warps
         constants = (rows, *fold(shape)[2:], sig.operands[1].ctype, pack, each)
         return text.call(name, "ark_argmax", constants, (*places, text.addresses(sig, (0,))))

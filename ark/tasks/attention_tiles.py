@@ -293,8 +293,8 @@ def _head_and_block(number: T, heads: int, blocks: int, group: int) -> tuple[T, 
     return section * group + within % high, rising * block + (1 - rising) * (blocks - 1 - block)
 
 
-MOST_TRIED = 32  # sizes of a section
-TILE_BLOCKS = 1.5  # what a tile takes beside its blocks of keys, in such blocks
+MAX_TRIED_SECTION_SIZES = 32  # sizes of a section
+TILE_OVERHEAD_KEY_BLOCKS = 1.5  # what a tile takes beside its blocks of keys, in such blocks
 
 
 def balanced_group(heads: int, blocks: int, tasks: int, seen: int, most: int) -> int:
@@ -309,11 +309,11 @@ def balanced_group(heads: int, blocks: int, tasks: int, seen: int, most: int) ->
 
     def fullest(group: int) -> float:
         _, block = _head_and_block(numbers, heads, blocks, group)
-        cost = np.minimum(block + 1, seen) + TILE_BLOCKS
+        cost = np.minimum(block + 1, seen) + TILE_OVERHEAD_KEY_BLOCKS
         return float(np.bincount(owner, cost).max())
 
     most = max(1, min(most, heads))
-    return min(range(most, max(0, most - MOST_TRIED), -1), key=fullest)
+    return min(range(most, max(0, most - MAX_TRIED_SECTION_SIZES), -1), key=fullest)
 
 
 def tiles(sig: Signature, coord: Sequence[int]) -> list[tuple[int, int, int]]:

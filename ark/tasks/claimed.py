@@ -23,7 +23,7 @@ from ark.plan.kind import Access, Signature, TaskKind, register, whole
 from ark.plan.params import Params, Places, Size, need
 from ark.tasks import text
 
-MOST_TILES = 1 << 16
+MAX_TILES = 1 << 16
 RECORD = layout.dtype("ArkTask").itemsize
 
 
@@ -55,7 +55,7 @@ class Claimed(TaskKind):
         need(not any(o.packet for o in sig.operands), "what is claimed comes as no packets")
         tiles, tasks = self.claims(sig), sig.read(ClaimedParams).tasks
         need(tasks <= tiles, f"{tasks} tasks share {tiles} tiles")
-        need(tiles <= MOST_TILES, f"{tiles} tiles are claimed, and {MOST_TILES} may be")
+        need(tiles <= MAX_TILES, f"{tiles} tiles are claimed, and {MAX_TILES} may be")
         for boxes in Templates().boxes(inner, tuple(_all(kind.places(inner)))):
             alone = boxes.disjoint and len(boxes.tasks) == len(boxes.lo)
             need(not boxes.append_only, "tiles that append are not claimed")

@@ -20,7 +20,7 @@ from ark.plan.params import INT_MAX, Params, Places, Tile, box, covers, need, ty
 from ark.tasks import expression, text
 from ark.tasks.elementwise import broadcast_access, broadcasts, tile_box
 from ark.tasks.matmul_text import finish, outputs
-from ark.tasks.matmul_windows import MOST_ROWS, begins
+from ark.tasks.matmul_windows import MAX_ROWS_PER_THREAD, begins
 from ark.tasks.windows import Margins, Sizes, Steps, index_ranges, reached, window_sizes
 
 COLUMN_ROWS = (8, 4, 2, 1)  # places one below the other of a thread
@@ -96,7 +96,7 @@ class Convolution(TaskKind):
         if high := column_rows(sig, machine):
             return _columns(name, sig, high)
         taps, each = math.prod(p.size), source.shape[1] // out[1]
-        constants = (*p.tile[1:], *out[1:], each, taps, source.strides[1], 1, MOST_ROWS)
+        constants = (*p.tile[1:], *out[1:], each, taps, source.strides[1], 1, MAX_ROWS_PER_THREAD)
         weights = text.offset(sig, 0, ["0", "g", "m", f"(channel * {taps} + tap)"])
         body = (
             text.operand(sig, 0, "p0")

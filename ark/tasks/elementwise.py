@@ -24,15 +24,15 @@ from ark.plan.params import Params, Places, Tile, TiledParams, box, covers, need
 from ark.tasks import expression, text
 from ark.tasks.box_text import NAMES, declared, in_order, loop, tile_type, unused_names
 
-PACK_BYTES = 16
-THREAD_BYTES = 128  # of loads that a thread has under way
-MOST_BYTES = 256  # that a pack's loads may take
+VECTOR_BYTES = 16
+THREAD_BYTES_IN_FLIGHT = 128  # of loads that a thread has under way
+MAX_VECTOR_LOAD_BYTES = 256  # that a pack's loads may take
 PACKS, SINGLES = (
     4,
     8,
 )  # packs that a thread has under way at most, and elements where there are none
 CLAIM_BYTES = 32768  # of a result's tile that processors claim
-KEPT_OPERANDS = 16  # of which a task's record can say that the task before has made them
+MAX_KEPT_OPERANDS = 16  # of which a task's record can say that the task before has made them
 COPY = expression.leaf(0)
 HEADERS = (text.header("box.h"),)
 
@@ -219,8 +219,8 @@ class _Box:
         alone, and the others must keep the alignment.
         """
         sizes = [o.itemsize for o in self.sig.operands]
-        pack = min(8, PACK_BYTES // min(sizes))
-        while pack > 1 and pack * sum(sizes[:-1]) > MOST_BYTES:
+        pack = min(8, VECTOR_BYTES // min(sizes))
+        while pack > 1 and pack * sum(sizes[:-1]) > MAX_VECTOR_LOAD_BYTES:
             pack //= 2
         row = self.shape[3]
         alone = math.prod(self.shape[:3]) == 1
@@ -297,11 +297,11 @@ class _Box:
         """Packs that a thread has under way. whole: 0 where it has more of a tile than these."""
         total, threads = math.prod(self.tile) // pack, machine.lanes * machine.warps
         read = {*packed, 0} if self.apart else packed
-        most, least = PACKS, PACK_BYTES
+        most, least = PACKS, VECTOR_BYTES
         if pack == 1:
             read, most, least = set(range(self.out)), SINGLES, 1
         loaded = sum(pack * self.sig.operands[i].itemsize for i in read if i != self.out)
-        rounds = max(1, min(most, THREAD_BYTES // max(least, loaded), total // threads))
+        rounds = max(1, min(most, THREAD_BYTES_IN_FLIGHT // max(least, loaded), total // threads))
         return 0 if whole and total > rounds * threads else rounds
 
     def _varies(self) -> bool:
@@ -344,7 +344,7 @@ class _Box:
                 alone = self.out == 1 or self.once
                 load = "ark_load_pack_past" if alone else "ark_load_pack_once"
             read = f"{load}<{count}>(p{i} + {at})"
-            if self.keeps and i < KEPT_OPERANDS and width == pack and self._as_made(i):
+            if self.keeps and i < MAX_KEPT_OPERANDS and width == pack and self._as_made(i):
                 read = f"n > 0u && t.flow >> {16 + i} & 1u ? kept[u] : {read}"
             fetch += f"      if (inside) v{i}[u] = {read};\n"
             value = text.load(self.sig, i, f"v{i}[u].v", "j" if width > 1 else "0")

@@ -34,12 +34,12 @@ from ark.plan.params import (
     typed,
 )
 from ark.tasks import text
-from ark.tasks.row_norm import packs
+from ark.tasks.row_norm import vector_elements
 from ark.tasks.row_values import HEADER as ROWS_HEADER
 from ark.tasks.row_values import bytes_of
 
-LEAST_OF_BLOCK = 4096  # elements of a row that a block of few rows looks through together
-LEAST_SORTED = 5  # elements to choose; fewer are found one by one
+MIN_BLOCK_ROW_ELEMENTS = 4096  # elements of a row that a block of few rows looks through together
+MIN_SORTED_RESULTS = 5  # elements to choose; fewer are found one by one
 KEY_BYTES = 8  # of what is sorted for an element
 HEADERS = (text.header("sampling.h"), text.header("experts.h"))
 
@@ -84,7 +84,7 @@ class TopK(TaskKind):
     def _each(self, sig: Signature, machine: Machine) -> bool:
         """True where each warp has rows to itself."""
         params = sig.read(TopKParams)
-        few = params.rows >= machine.warps or sig.operands[0].shape[1] <= LEAST_OF_BLOCK
+        few = params.rows >= machine.warps or sig.operands[0].shape[1] <= MIN_BLOCK_ROW_ELEMENTS
         return params.k <= machine.lanes and few
 
     def _sorted(self, sig: Signature, machine: Machine) -> tuple[int, int]:
@@ -92,7 +92,7 @@ class TopK(TaskKind):
         a block sorts; (0, 0) where it does not.
         """
         n, k = sig.operands[0].shape[1], sig.read(TopKParams).k
-        if not machine.cooperative or k < LEAST_SORTED or self._each(sig, machine):
+        if not machine.cooperative or k < MIN_SORTED_RESULTS or self._each(sig, machine):
             return 0, 0
         all_of, run = (1 << (m - 1).bit_length() for m in (n, max(k, machine.lanes)))
         room = (machine.shared_bytes - machine.ring_bytes) // 2
@@ -104,7 +104,7 @@ class TopK(TaskKind):
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         limit, n = sig.operands[0].shape
         params = sig.read(TopKParams)
-        pack = packs(sig.operands[:1], n) if sig.operands[0].strides[-1] == 1 else 1
+        pack = vector_elements(sig.operands[:1], n) if sig.operands[0].strides[-1] == 1 else 1
         each = self._each(sig, machine)
         sizes = params.rows, limit, n, params.k, pack
         constants = (*sizes, each, *self._sorted(sig, machine), params.least)

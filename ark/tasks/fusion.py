@@ -27,10 +27,10 @@ from ark.tasks.box_text import NAMES, tile_type
 from ark.tasks.elementwise import HEADERS, broadcast_access, claim_tile, tile_box
 
 STAGES = ("first", "each", "sums", "last")
-MOST_VALUES = 1024  # of a list
+MAX_LISTED_VALUES = 1024  # of a list
 ROW_SLICE_ELEMENTS = 256  # neighbours whose values a thread that runs alone keeps between its loops
 
-Trees = Annotated[list[Any], msgspec.Meta(max_length=MOST_VALUES)]
+Trees = Annotated[list[Any], msgspec.Meta(max_length=MAX_LISTED_VALUES)]
 Numbers = Annotated[list[Annotated[int, msgspec.Meta(ge=0)]], msgspec.Meta(min_length=1)]
 
 
@@ -163,7 +163,7 @@ class _Body:
         declare = "".join(
             text.operand(sig, i, f"p{i}", const=i < params.inputs) for i in range(len(sig.operands))
         )
-        numbers = iter(range(params.inputs, 5 * MOST_VALUES))
+        numbers = iter(range(params.inputs, 5 * MAX_LISTED_VALUES))
         number = {stage: [next(numbers) for _ in params.trees(stage)] for stage in STAGES}
         later = [*params.each, *params.sums, *params.last]
         used = set(params.stores).union(*(expression.reads(tree) for tree in later))

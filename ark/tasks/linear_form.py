@@ -18,14 +18,14 @@ from ark.tasks.linear_params import LinearParams
 
 FLOATS = ("fp32", "fp16", "bf16")
 SPREAD = ("store", "add")  # epilogues whose output peers may get too; so they may of `sample`
-MOST_NARROW = 8  # rows that are the columns of one product of matrix units
-MOST_FROM_MEMORY = 512  # elements of a row that a warp holds of such an input at once
-INPUT_BLOCK = 128  # elements of a row that share a factor, beside quantised weights
+MAX_UNIT_INPUT_ROWS = 8  # rows that are the columns of one product of matrix units
+MAX_HELD_INPUT_ELEMENTS = 512  # elements of a row that a warp holds of such an input at once
+INPUT_BLOCK_ELEMENTS = 128  # elements of a row that share a factor, beside quantised weights
 PART_BYTES = 8 * 64  # between the parts of such a row
-MOST_ON_UNITS = 16  # the same where Capability.ROWS_ON_UNITS says that rows cost what one costs
-UNIT_DEPTH = 32  # columns of weights that such a product takes at once
+MAX_ROWS_ON_UNITS = 16  # the same where Capability.ROWS_ON_UNITS says that rows cost what one costs
+UNIT_DEPTH_ELEMENTS = 32  # columns of weights that such a product takes at once
 MATRIX_ROWS = (16, 8, 4, 2)  # of weights in a stage that matrix units multiply by several rows
-LEAST_SHARE = 3  # of so many processors one has a task of a layer at least
+MAX_PROCESSORS_PER_TASK = 3  # of so many processors one has a task of a layer at least
 # Of the epilogue's operands, those that are asked for while the weights are on the way.
 AHEAD = {"store": (), "add": (0,), "swiglu": (), "rope_kv": (0, 1), "sample": (0, 1)}
 EXTRA = {"store": (0,), "add": (1,), "swiglu": (0,), "rope_kv": (4, 5, 6), "sample": (3,)}
@@ -43,7 +43,7 @@ def dealt(rows: int, weights: int, row_bytes: int, machine: Machine) -> int:
     )
     under_way = machine.in_flight * machine.stage_bytes
     few = -(-weights * row_bytes // under_way) if asks else machine.processors
-    return min(max(few, machine.processors // LEAST_SHARE), machine.processors)
+    return min(max(few, machine.processors // MAX_PROCESSORS_PER_TASK), machine.processors)
 
 
 def first_extra(sig: Signature) -> int:
@@ -89,13 +89,13 @@ def reads_from_memory(sig: Signature) -> bool:
     x, weight = sig.operands[:2]
     part = x.shape[1] // params.split_k
     return (
-        1 < x.shape[0] <= MOST_NARROW
+        1 < x.shape[0] <= MAX_UNIT_INPUT_ROWS
         and params.prologue == "none"
         and params.epilogue in SPREAD
         and x.dtype == weight.dtype
         and x.itemsize == 2
         and not x.packet
-        and (part <= MOST_FROM_MEMORY or part % MOST_FROM_MEMORY == 0)
+        and (part <= MAX_HELD_INPUT_ELEMENTS or part % MAX_HELD_INPUT_ELEMENTS == 0)
     )
 
 
@@ -107,24 +107,24 @@ def narrow_rows(rows: int, weight: OperandType | Tensor, splits: int) -> bool:
     part, rest = divmod(weight.shape[1], splits)
     if rows == 1:
         return not rest and kind in FLOATS and part * by_name(kind).itemsize % 16 == 0
-    return not rest and rows <= MOST_NARROW and kind in FLOATS[1:] and part % 32 == 0
+    return not rest and rows <= MAX_UNIT_INPUT_ROWS and kind in FLOATS[1:] and part % 32 == 0
 
 
 def on_units(rows: int, weight: OperandType | Tensor, machine: Machine) -> bool:
     """True where matrix units multiply so many rows, read from memory, by weights in place."""
     kind = weight.dtype if isinstance(weight, OperandType) else weight.dtype.name
-    few = 1 < rows <= MOST_ON_UNITS and machine.variant.name == "block"
+    few = 1 < rows <= MAX_ROWS_ON_UNITS and machine.variant.name == "block"
     dtype = by_name(kind)
     if isinstance(dtype, RowType):
-        fits = dtype.group % UNIT_DEPTH == 0 or dtype.groups == 1
+        fits = dtype.group % UNIT_DEPTH_ELEMENTS == 0 or dtype.groups == 1
     else:
-        fits = kind == "bf16" and weight.shape[1] % UNIT_DEPTH == 0
+        fits = kind == "bf16" and weight.shape[1] % UNIT_DEPTH_ELEMENTS == 0
     return few and fits and machine.has(Capability.ROWS_ON_UNITS)
 
 
 def most_of_codes(machine: Machine) -> int:
     """Most rows that are multiplied by codes; more are multiplied by the values of these."""
-    return MOST_ON_UNITS if machine.has(Capability.ROWS_ON_UNITS) else MOST_NARROW
+    return MAX_ROWS_ON_UNITS if machine.has(Capability.ROWS_ON_UNITS) else MAX_UNIT_INPUT_ROWS
 
 
 def runs_on_units(sig: Signature, machine: Machine) -> bool:
@@ -138,7 +138,7 @@ def row_input_bytes(dtype: RowType) -> int:
     """Shared memory of an input row beside quantised weights: its parts begin at different banks,
     and its blocks have a factor each.
     """
-    blocks = -(-dtype.columns // INPUT_BLOCK)
+    blocks = -(-dtype.columns // INPUT_BLOCK_ELEMENTS)
     return narrow_bytes(1, dtype.columns, dtype.values.itemsize) + PART_BYTES + 4 * blocks
 
 

@@ -41,7 +41,13 @@ from ark.tasks.matmul_form import (
     tiles,
 )
 from ark.tasks.matmul_params import MatmulParams
-from ark.tasks.matmul_text import MIN_PACKED_ROWS, MOST_PANEL, PACKED_K_ELEMENTS, staged, write
+from ark.tasks.matmul_text import (
+    MAX_PANEL_ELEMENTS,
+    MIN_PACKED_ROWS,
+    PACKED_K_ELEMENTS,
+    staged,
+    write,
+)
 from ark.tasks.matmul_thin import passes, rounds_of_sums, scratch, served
 from ark.tasks.matmul_windows import side_shape
 from ark.tasks.rotary import rotary_accesses, rotary_check, sequences_of
@@ -171,7 +177,10 @@ class Matmul(TaskKind):
             return scratch(sig, form, machine) if form else staged(sig, machine)
         if rows < MIN_PACKED_ROWS:
             return 4 * rows * columns
-        rows, columns = rows + MOST_PANEL, columns + MOST_PANEL  # the last panels are whole
+        rows, columns = (
+            rows + MAX_PANEL_ELEMENTS,
+            columns + MAX_PANEL_ELEMENTS,
+        )  # the last panels are whole
         return 4 * (rows * columns + PACKED_K_ELEMENTS * (rows + columns))
 
     def rounds(self, sig: Signature, machine: Machine) -> int:

@@ -19,7 +19,7 @@ UNIT_PARTS = {("bf16", "bf16"): 1, ("fp16", "fp16"): 1, ("fp32", "bf16"): 3}
 """Types of both sides that matrix units of 16-bit types take, and how many of their products one of
 these is: a float is the exact sum of three bf16.
 """
-LEAST_UNIT_ROWS = 9  # of a tile for them; fewer read weights as fast without
+MIN_UNIT_TILE_ROWS = 9  # of a tile for them; fewer read weights as fast without
 
 
 def rotates(sig: Signature) -> bool:

@@ -17,7 +17,7 @@ from ark.tasks.matmul_params import MatmulParams
 
 MOST, MOST_DEPTH = 32, 64  # rows and columns, and k
 MIN_MATRICES_PER_PROCESSOR = 2  # matrices a processor
-PACK_BYTES = 16
+VECTOR_BYTES = 16
 
 
 def small(sig: Signature, machine: Machine) -> bool:
@@ -91,7 +91,7 @@ def _side(sig: Signature, index: int, packed: bool) -> tuple[bool, int]:
     beside, length, other = (k, depth, row) if deep else (row, lines, k)
     batches = zip(operand.shape[:-2], operand.strides[:-2], strict=True)
     steps = (length, other, *(s for n, s in batches if n > 1))
-    pack = PACK_BYTES // operand.itemsize if packed and beside == 1 else 1
+    pack = VECTOR_BYTES // operand.itemsize if packed and beside == 1 else 1
     while pack > 1 and any(s % pack for s in steps):
         pack //= 2
     return deep, pack

@@ -31,13 +31,14 @@ from ark.tasks.rotary import rope
 
 MIN_PACKED_ROWS = 4  # fewer are not worth packing, in one thread
 PACKED_K_ELEMENTS = 256  # elements of k that one thread packs at a time
-MOST_PANEL = 64  # elements of a panel's width
-LEAST_STAGED = 2048  # multiplications of a tile whose operands go through shared memory
-STAGED_ROWS = 4  # of a thread
-STAGED_DEPTH = 64  # elements of k at a time
-MOST_SHARES = 8  # lanes that share k
-MOST_HELD = 2  # columns of a thread
-MOST_STAGED = 48 << 10  # bytes
+MAX_PANEL_ELEMENTS = 64  # elements of a panel's width
+# Multiplications of a tile whose operands go through shared memory.
+MIN_STAGED_MULTIPLICATIONS = 2048
+STAGED_ROWS_PER_THREAD = 4  # of a thread
+STAGED_DEPTH_ELEMENTS = 64  # elements of k at a time
+MAX_LANES_SHARING_K = 8  # lanes that share k
+MAX_COLUMNS_PER_THREAD = 2  # columns of a thread
+MAX_STAGED_BYTES = 48 << 10  # bytes
 
 
 def staged(sig: Signature, machine: Machine) -> int:
@@ -48,13 +49,16 @@ def staged(sig: Signature, machine: Machine) -> int:
     alone = not machine.cooperative or bool(params.windows)
     if alone or paired(sig) or sums_of(sig) == "int32" or part_of_k(sig) < k:
         return 0
-    few = rows < 2 or rows * columns * k < LEAST_STAGED
+    few = rows < 2 or rows * columns * k < MIN_STAGED_MULTIPLICATIONS
     if few or any(o.packet for o in sig.operands[:2]):
         return 0
-    pitch = min(k, STAGED_DEPTH) + MOST_SHARES + 1
-    need_bytes = 4 * pitch * (-(-rows // STAGED_ROWS) * STAGED_ROWS + columns)
-    held = -(-rows // STAGED_ROWS) * columns <= MOST_HELD * machine.warps * machine.lanes
-    fits = need_bytes <= min(MOST_STAGED, machine.shared_bytes - machine.ring_bytes)
+    pitch = min(k, STAGED_DEPTH_ELEMENTS) + MAX_LANES_SHARING_K + 1
+    need_bytes = 4 * pitch * (-(-rows // STAGED_ROWS_PER_THREAD) * STAGED_ROWS_PER_THREAD + columns)
+    held = (
+        -(-rows // STAGED_ROWS_PER_THREAD) * columns
+        <= MAX_COLUMNS_PER_THREAD * machine.warps * machine.lanes
+    )
+    fits = need_bytes <= min(MAX_STAGED_BYTES, machine.shared_bytes - machine.ring_bytes)
     return need_bytes if held and fits else 0
 
 
@@ -89,7 +93,7 @@ def write(name: str, sig: Signature, machine: Machine) -> str:
         _finish_pair(sig) if pairs else _finish_one(sig),
     )
     if callee == "ark_matmul":
-        shape = (*shape, _pack(sig))
+        shape = (*shape, _vector(sig))
         arguments = (*arguments, text.addresses(sig, (0, 1)))
     body = f"  {text.called(callee, shape, arguments)};\n"
     return text.function(name, outputs(sig) + each_tile(sig, body))
@@ -100,7 +104,7 @@ def _in_shared_memory(name: str, sig: Signature) -> str:
     constants = (
         *params.tile,
         *dims(sig),
-        STAGED_ROWS,
+        STAGED_ROWS_PER_THREAD,
         *(along_k(sig, index) for index in (0, 1)),
     )
     arguments = (
@@ -202,7 +206,7 @@ def matrix_tiles(
     return operands + declared + each_tile(sig, body)
 
 
-def _pack(sig: Signature) -> int:
+def _vector(sig: Signature) -> int:
     """Elements of k that lie side by side in both operands and can be read at once."""
     size = max(sig.operands[i].itemsize for i in (0, 1))
     pack = min(8, 16 // size)

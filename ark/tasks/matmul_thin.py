@@ -16,12 +16,12 @@ from ark.tasks.matmul_form import dims, k_range, paired, part_of_k, side_strides
 from ark.tasks.matmul_params import MatmulParams
 
 MOST_ROWS, MOST_COLUMNS = 8, 16  # of the side that has few
-MOST_ACROSS = 8  # of it, where threads stand across the other side
+MAX_ROWS_ACROSS = 8  # of it, where threads stand across the other side
 LEAST, LEAST_DEPTH = 16, 64  # of the other side, and of k
-PACK_BYTES = 16
+VECTOR_BYTES = 16
 VECTOR_COLUMNS = 32  # neighbours that are read at once across
-ROWS = (2, 4)  # of a warp, where the other side is as narrow as this or wider
-WIDE_ROWS = 5
+ROWS_PER_WARP = (2, 4)  # of a warp, where the other side is as narrow as this or wider
+MIN_WIDE_ROWS = 5
 SHORT, MOST_SUMS = 2, 8  # steps of k; and sums of a thread where k has no more of them
 
 
@@ -50,15 +50,15 @@ def thin(sig: Signature, machine: Machine) -> Thin | None:
     lying = [side_strides(sig, index)[1] == 1 for index in (0, 1)]
     if all(lying):
         sizes = (m, n)
-        pack = PACK_BYTES // max(sig.operands[i].itemsize for i in (0, 1))
+        pack = VECTOR_BYTES // max(sig.operands[i].itemsize for i in (0, 1))
         while pack > 1 and not all(_packs(sig, i, sizes[i], pack) for i in (0, 1)):
             pack //= 2
         return Thin(few, True, pack)
     other = 1 - few
     row, deep = side_strides(sig, other)
-    if row != 1 or small > MOST_ACROSS or large < VECTOR_COLUMNS:
+    if row != 1 or small > MAX_ROWS_ACROSS or large < VECTOR_COLUMNS:
         return None
-    pack = PACK_BYTES // sig.operands[other].itemsize
+    pack = VECTOR_BYTES // sig.operands[other].itemsize
     steps = (deep, large, *_batches(sig, other))
     while pack > 1 and any(s % pack for s in steps):
         pack //= 2
@@ -113,7 +113,7 @@ def _rows(sig: Signature, form: Thin, machine: Machine) -> int:
     for one load instead of one after another.
     """
     few, tile = dims(sig)[form.few], sig.read(MatmulParams).tile[1 - form.few]
-    rows = ROWS[int(few >= WIDE_ROWS)]
+    rows = ROWS_PER_WARP[int(few >= MIN_WIDE_ROWS)]
     if part_of_k(sig) <= SHORT * machine.lanes * form.pack:
         while 2 * rows * few <= MOST_SUMS and rows * machine.warps < tile:
             rows *= 2

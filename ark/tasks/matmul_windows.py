@@ -19,12 +19,12 @@ from msgspec import structs
 from ark.errors import PlanError
 from ark.plan.kind import Signature
 from ark.plan.params import INT_MAX, need
+from ark.plan.types import BOX_ALIGNMENT_BYTES, BOX_ROW_BYTES
 from ark.tasks import text
 from ark.tasks.matmul_params import MatmulParams, WindowParams
 from ark.tasks.windows import PlacedWindows, index_ranges, reached, window_sizes
 
-MOST_ROWS = 4  # results of a thread that share an element of the input
-LINE, PACK = 128, 16  # bytes of a place's channels in a box; of the steps from place to place
+MAX_ROWS_PER_THREAD = 4  # results of a thread that share an element of the input
 MOST_STEP, MOST_MARGIN = 8, 127  # of boxes that are windows
 
 
@@ -59,7 +59,7 @@ def as_boxes(
     reach = (p.sizes[-1] - 1) * p.stride[-1] + p.size[-1]
     inside = p.before[-1] == 0 and reach <= across
     beside = p.dilation[-1] == 1 and strides[-2] == channels
-    if channels * itemsize % LINE == 0 or not (inside and beside):
+    if channels * itemsize % BOX_ROW_BYTES == 0 or not (inside and beside):
         return tuple(shape), tuple(strides), p
     row = structs.replace(p, size=(*p.size[:-1], 1), stride=(*p.stride[:-1], 1))
     places = (*shape[:-2], p.sizes[-1], p.size[-1] * channels)
@@ -81,8 +81,8 @@ def boxable(
     ]
     return (
         len(margins) <= 2
-        and (source[-1] * itemsize % LINE == 0 or p != windows)
-        and all(s * itemsize % PACK == 0 for s in (*steps[:-1], source[-1]))
+        and (source[-1] * itemsize % BOX_ROW_BYTES == 0 or p != windows)
+        and all(s * itemsize % BOX_ALIGNMENT_BYTES == 0 for s in (*steps[:-1], source[-1]))
         and max(stride) <= MOST_STEP
         and max(max(m) for m in margins) <= MOST_MARGIN
     )
@@ -164,7 +164,7 @@ def tile_text(sig: Signature, dims: Sequence[int], finish: Callable[[str, str], 
     many, sizes = [dims[i] for i in order], [tile[i] for i in order]
     image = "i0" if side else f"n / {math.prod(p.sizes)}"
     at = [*["0"] * (len(weights.shape) - 2), "m", f"(tap * {channels} + channel)"]
-    constants = (1, *sizes, 1, *many, channels, taps, 1, channels, MOST_ROWS)
+    constants = (1, *sizes, 1, *many, channels, taps, 1, channels, MAX_ROWS_PER_THREAD)
     begin = begins(
         p, source.shape[1:-1], "n", lambda x: text.offset(sig, side, [f"({image})", *x, "0"])
     )

@@ -101,7 +101,7 @@ class Pool(TaskKind):
             return text.function(
                 name, declare + each(p.tile, fold(sig.operands[1].shape), _one(sig))
             )
-        pack, single = _pack(sig), _walk(sig)
+        pack, single = _vector(sig), _walk(sig)
         if pack == 1:
             return text.function(name, declare + single)
         packs, asked = _walk_packs(sig, pack), text.addresses(sig, (0, 1))
@@ -196,7 +196,7 @@ def _walk(sig: Signature) -> str:
     return _called(sig, "ark_each_window", "", body, "float made", store)
 
 
-def _pack(sig: Signature) -> int:
+def _vector(sig: Signature) -> int:
     """Neighbours in the last dimension that are pooled together: a pack where windows have one
     element there and every row holds whole packs.
     """

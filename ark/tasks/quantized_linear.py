@@ -18,10 +18,10 @@ from ark.tasks import text
 from ark.tasks.row_values import check_rows
 
 WEIGHTS = ("int4", "uint4", "fp4", "int8", "uint8", "fp8_e4m3", "fp8_e5m2")
-MOST_ROWS = 8
+MAX_ROWS = 8
 ELEMENTS_PER_LANE = 8  # elements of a weight's row that a lane takes at once
-MOST_SIDE_BY_SIDE = 4  # rows of the weights that a warp takes at once
-MOST_HELD = 4  # elements of the next chunk that a thread holds meanwhile
+MAX_ROWS_PER_WARP = 4  # rows of the weights that a warp takes at once
+MAX_HELD_ELEMENTS = 4  # elements of the next chunk that a thread holds meanwhile
 
 
 def _padded(rows: int) -> int:
@@ -36,12 +36,12 @@ def _chunk(rows: int, k: int, machine: Machine) -> int:
     all_of_them = -(-k // wide) * wide
     if all_of_them <= room:
         return all_of_them
-    return min(room // 2, MOST_HELD * machine.lanes * machine.warps // rows) // wide * wide
+    return min(room // 2, MAX_HELD_ELEMENTS * machine.lanes * machine.warps // rows) // wide * wide
 
 
 def most_rows(k: int, machine: Machine) -> int:
     """How many rows of k elements a task has the shared memory for, at least 1."""
-    return max(m for m in range(1, MOST_ROWS + 1) if m == 1 or _chunk(m, k, machine))
+    return max(m for m in range(1, MAX_ROWS + 1) if m == 1 or _chunk(m, k, machine))
 
 
 class QuantizedLinearParams(Params, frozen=True):
@@ -61,7 +61,7 @@ class QuantizedLinear(TaskKind):
         (m, k), (n, depth) = matrix(sig, 0), weights
         group = sig.read(QuantizedLinearParams).group
         need(rows is None or rows.group == group, f"groups are not of {group}")
-        need(m <= MOST_ROWS and k == depth, f"{m} rows of {k} do not meet weights of {depth}")
+        need(m <= MAX_ROWS and k == depth, f"{m} rows of {k} do not meet weights of {depth}")
         need(
             k % group == 0 == group % ELEMENTS_PER_LANE, f"rows of {k} are not in groups of {group}"
         )
@@ -111,7 +111,7 @@ class QuantizedLinear(TaskKind):
             parts = _parts_of_rows(sig, rows)
         operands = [text.given(sig, 0), *parts, text.given(sig, out, const=False)]
         shared, warps = -(-weights.shape[0] // machine.processors), machine.warps
-        side_by_side = -(-shared // (warps * -(-shared // (warps * MOST_SIDE_BY_SIDE))))
+        side_by_side = -(-shared // (warps * -(-shared // (warps * MAX_ROWS_PER_WARP))))
         head = (m, k, _chunk(m, k, machine), side_by_side)
         turned = rows is not None and rows.codes.packed
         constants = (

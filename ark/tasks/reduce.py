@@ -36,7 +36,7 @@ from ark.tasks import expression, text
 from ark.tasks.box_text import NAMES, tile_type
 from ark.tasks.elementwise import HEADERS, broadcast_access, broadcasts, tile_box
 
-SIDE_BY_SIDE = 64  # sums of one thread that runs alone, for vectors
+MAX_VECTOR_SUMS = 64  # sums of one thread that runs alone, for vectors
 _UNUSED = "(void)i0; (void)i1; (void)i2; "
 _FOLDS = {
     "sum": "ArkAddFold",
@@ -45,17 +45,15 @@ _FOLDS = {
     "min": "ArkMinFold",
     "prod": "ArkMulFold",
 }
-BLOCK_COLUMNS = (
-    64  # neighbouring results that a block reduces at once, where not the last dimension is
-)
-LOADS_OF_BARRIERS = 16  # loads that a thread makes one after another while a block meets twice
-COLUMN_ELEMENTS_PER_THREAD = (
-    64  # elements of a column that a thread adds up where tiles are wide enough
-)
-DEEP_PACKS = 4  # packs that a thread adds up in a reduction while as many are under way
+# Neighbouring results that a block reduces at once, where not the last dimension is.
+BLOCK_COLUMNS = 64
+LOADS_PER_BARRIER_PAIR = 16  # loads that a thread makes one after another while a block meets twice
+# Elements of a column that a thread adds up where tiles are wide enough.
+COLUMN_ELEMENTS_PER_THREAD = 64
+VECTORS_IN_FLIGHT = 4  # packs that a thread adds up in a reduction while as many are under way
 
 
-MOST_DEEP = 2  # inputs of a term that have all elements along the axis
+MAX_FULL_TERM_INPUTS = 2  # inputs of a term that have all elements along the axis
 
 
 def _compute(sig: Signature) -> str:
@@ -114,7 +112,7 @@ class Reduce(TaskKind):
         source, out = sig.operands[0], len(sig.operands) - 1
         need(source.shape[axis] > 1, "a term of one element is no reduction")
         deep = _deep(sig)
-        need(len(deep) <= MOST_DEEP, f"{len(deep)} inputs have all elements")
+        need(len(deep) <= MAX_FULL_TERM_INPUTS, f"{len(deep)} inputs have all elements")
         for i in deep:
             operand = typed(sig, i, *FLOAT_NAMES, *INTEGER_NAMES)
             need(
@@ -161,7 +159,7 @@ class Reduce(TaskKind):
         """True where the last dimension is reduced."""
         return bool(sig.read(ReduceParams).axis == max(4, len(sig.operands[0].shape)) - 1)
 
-    def _pack(self, sig: Signature) -> int:
+    def _vector(self, sig: Signature) -> int:
         source = sig.operands[0]
         pack = min(8, *(16 // sig.operands[i].itemsize for i in _deep(sig)))
         while pack > 1 and any(s % pack for s in source.strides[:-1]):
@@ -171,7 +169,7 @@ class Reduce(TaskKind):
     def _across(self, sig: Signature, machine: Machine) -> tuple[int, int]:
         """(elements of a pack, packs side by side) for the columns of a tile."""
         params = sig.read(ReduceParams)
-        pack = self._pack(sig)
+        pack = self._vector(sig)
         last, tile = sig.operands[-1].shape[-1], int(params.tile[3])
         while pack > 1 and (last % pack or tile % pack):
             pack //= 2
@@ -248,9 +246,9 @@ class Reduce(TaskKind):
     def _rows(self, name: str, sig: Signature, machine: Machine) -> str:
         out = len(sig.operands) - 1
         names = text.indices(sig.operands[out].shape, [*NAMES[:3], "0"])
-        pack, narrow, deep = self._pack(sig), 1, DEEP_PACKS
+        pack, narrow, deep = self._vector(sig), 1, VECTORS_IN_FLIGHT
         if not machine.cooperative:
-            pack, narrow, deep = SIDE_BY_SIDE, SIDE_BY_SIDE, 1
+            pack, narrow, deep = MAX_VECTOR_SUMS, MAX_VECTOR_SUMS, 1
         many = math.prod(sig.read(ReduceParams).tile[:3]) >= machine.warps
         columns = fold(sig.operands[0].shape)[3]
         part = machine.lanes
@@ -288,8 +286,17 @@ class Reduce(TaskKind):
         outer, packs = math.prod(tile[:3]), math.prod(tile) // pack
         rounds = -(-packs // (machine.lanes * machine.warps))
         # Else the block reduces one outer index after the other, with two barriers for each.
-        alone = machine.cooperative and outer * LOADS_OF_BARRIERS > rounds * count
-        constants = (*self._forms(sig), count, stride, pack, DEEP_PACKS, across, scalar, alone)
+        alone = machine.cooperative and outer * LOADS_PER_BARRIER_PAIR > rounds * count
+        constants = (
+            *self._forms(sig),
+            count,
+            stride,
+            pack,
+            VECTORS_IN_FLIGHT,
+            across,
+            scalar,
+            alone,
+        )
         arguments = (
             self._source(sig, NAMES, inner),
             text.place(sig, out, NAMES, names, const=False),

@@ -176,7 +176,7 @@ def rope(sig: Signature, out: int, first: int) -> str:
 VECTOR_COLUMNS = 8  # columns that a thread takes together
 
 
-def packs_fit(sig: Signature) -> bool:
+def vectors_fit(sig: Signature) -> bool:
     """True where rope_kv reads columns as vectors: a prompt's rows, heads of whole vectors."""
     heads = (
         sig.read(HeadCounts).head_dim % VECTOR_COLUMNS,
@@ -226,7 +226,7 @@ class RopeKv(TaskKind):
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         rows, given = sig.operands[0].shape[0], (text.given(sig, 0), rope(sig, 1, 2))
-        if not packs_fit(sig):
+        if not vectors_fit(sig):
             return text.call(name, "ark_rope_kv", (rows,), given)
         return (
             f"ARK_BODY void {name}(ArkCtx& c, const ArkTask& t) {{\n"

@@ -42,21 +42,19 @@ ROW_OPS = {
     "rmsnorm": "ArkRmsNorm",
     "rounded_rmsnorm": "ArkRmsNorm",
 }
-MAX_REGISTER_ELEMENTS = (
-    32  # elements of a row that a thread keeps in registers, and bytes that wait for it there
-)
-HELD_BYTES = 64
+# Elements of a row that a thread keeps in registers, and bytes that wait for it there.
+MAX_REGISTER_ELEMENTS = 32
+MAX_WAITING_REGISTER_BYTES = 64
 BATCH_ELEMENTS = 16  # elements of several rows at once
 # The same where a thread has as many registers as this: of so many rows that each warp of a task
 # has all of its own at once.
 MANY_REGISTERS, MOST_TOGETHER = 200, 64
-MAX_CLAIMED_ITEMSIZE = (
-    2  # bytes of elements whose rows are claimed: some backends bring wider ones by copies
-)
-SIDE_BY_SIDE = 16  # sums of one thread that runs alone, for vectors
+# Bytes of elements whose rows are claimed: some backends bring wider ones by copies.
+MAX_CLAIMED_ITEMSIZE = 2
+MAX_VECTOR_SUMS = 16  # sums of one thread that runs alone, for vectors
 
 
-def packs(operands: Sequence[OperandType], columns: int) -> int:
+def vector_elements(operands: Sequence[OperandType], columns: int) -> int:
     """Elements of a pack of a row of `columns` of these operands, moved in 16 bytes or less."""
     pack = min(8, 16 // min(o.itemsize for o in operands))
     strides = [s for o in operands for s in o.strides[:-1]]
@@ -255,13 +253,19 @@ class RowNorm(TaskKind):
         than a warp has) if registers hold the rows.
         """
         columns = sig.operands[-1].shape[-1]
-        pack = packs((sig.operands[0], sig.operands[-1]), columns)
+        pack = vector_elements((sig.operands[0], sig.operands[-1]), columns)
         if not machine.cooperative:
             return None
         itemsize = sig.operands[0].itemsize
         part = 1 << (-(-columns // pack) - 1).bit_length()
         if part < machine.lanes:
-            return pack, 1, max(1, min(BATCH_ELEMENTS, HELD_BYTES // (pack * itemsize))), 1, part
+            return (
+                pack,
+                1,
+                max(1, min(BATCH_ELEMENTS, MAX_WAITING_REGISTER_BYTES // (pack * itemsize))),
+                1,
+                part,
+            )
         teams = [1, machine.warps]
         if machine.has(Capability.NAMED_BARRIERS):
             teams = sorted({*teams, *(t for t in (2, 4, 8) if machine.warps % t == 0)})
@@ -269,7 +273,7 @@ class RowNorm(TaskKind):
             each = -(-columns // (pack * machine.lanes * team))
             held = each * pack
             if held <= MAX_REGISTER_ELEMENTS and (
-                held * itemsize <= HELD_BYTES or team == machine.warps
+                held * itemsize <= MAX_WAITING_REGISTER_BYTES or team == machine.warps
             ):
                 return (
                     pack,
@@ -291,7 +295,7 @@ class RowNorm(TaskKind):
         constants = (
             op,
             *row_constants(sig),
-            SIDE_BY_SIDE if not machine.cooperative else 1,
+            MAX_VECTOR_SUMS if not machine.cooperative else 1,
             self._kept(sig, machine),
             folds(machine),
             *(held or (0, 0, 0, 0, 0)),

@@ -42,9 +42,9 @@ from ark.tasks.box_text import NAMES, each_index, in_order, tile_type
 from ark.tasks.elementwise import HEADERS, tile_box
 
 INDICES_PER_ROUND = 4  # indices that a thread looks at in a round, as ark_looks of scatter.h
-SIDE_BY_SIDE = 4  # elements of an update that a lane has under way at once, at most
-LEAST_ROOMS = 4  # lines that shared memory holds, for as many warps, where it holds any
-LINE_UPDATES = 16  # of a line that is worth a warp
+MAX_LANE_ELEMENTS_IN_FLIGHT = 4  # elements of an update that a lane has under way at once, at most
+MIN_SHARED_MEMORY_LINES = 4  # lines that shared memory holds, for as many warps, where it holds any
+MIN_WARP_LINE_UPDATES = 16  # of a line that is worth a warp
 
 
 def same_places(shape: Sequence[int], axis: int) -> bool:
@@ -141,18 +141,20 @@ class Scatter(TaskKind):
     def _by_rows(self, sig: Signature, machine: Machine) -> bool:
         """True where each warp has its own lines."""
         copied, alone = len(sig.operands) == 4, not machine.cooperative
-        return _of_rows(sig) and (copied or alone or sig.operands[1].shape[-1] >= LINE_UPDATES)
+        return _of_rows(sig) and (
+            copied or alone or sig.operands[1].shape[-1] >= MIN_WARP_LINE_UPDATES
+        )
 
     def _rooms(self, sig: Signature, machine: Machine) -> int:
         """How many lines shared memory holds while they change."""
         room = machine.shared_bytes - machine.ring_bytes
         rooms = min(machine.warps, room // _row_bytes(sig)) if len(sig.operands) == 4 else 0
-        return rooms if rooms >= LEAST_ROOMS else 0
+        return rooms if rooms >= MIN_SHARED_MEMORY_LINES else 0
 
     def _by_place(self, sig: Signature, machine: Machine) -> bool:
         """True where each warp has its own indices; else a thread has elements of all."""
         params = sig.read(ScatterParams)
-        few = math.prod(params.tile) <= SIDE_BY_SIDE * machine.lanes
+        few = math.prod(params.tile) <= MAX_LANE_ELEMENTS_IN_FLIGHT * machine.lanes
         return few and params.span >= machine.warps
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:

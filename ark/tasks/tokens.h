@@ -193,7 +193,7 @@ ARK_DEVICE void ark_choose(ArkCtx& c, const ArkTask& t, L logits, S settings, P 
 
 #if defined(ARK_BODIES_ENTER)
 // Lane l has candidates l, l + ARK_LANES and so on, of TILES that are packets: waits for them and
-// takes the wave's best.
+// takes the warp's best.
 template <int TILES>
 ARK_DEVICE void ark_take_packets(ArkCtx& c, const ark_u64* candidates, ArkSampler& sampler) {
   constexpr int EACH = (TILES + ARK_LANES - 1) / ARK_LANES;
@@ -225,7 +225,7 @@ ARK_DEVICE void ark_take_packets(ArkCtx& c, const ark_u64* candidates, ArkSample
   ark_warp_best(sampler.best, sampler.token);
 }
 
-// The same among candidates that come as packets, by one wave while the logits' own tasks end,
+// The same among candidates that come as packets, by one warp while the logits' own tasks end,
 // whose counter it waits for before it stores anything. False if the processor is to leave.
 template <int VOCABULARY, bool SHARED, int TILES, int CONTEXT, int STOPS, class L, class S, class P,
           class C, class T, class H, class E>

@@ -17,7 +17,7 @@ from ark.plan.kind import Access, Signature, TaskKind, register
 from ark.plan.params import Places, count, is_dense, need
 from ark.tasks import text
 
-MOST = (1 << 31) - 1  # bytes of a trigger
+MAX_TRIGGER_BYTES = (1 << 31) - 1  # bytes of a trigger
 
 
 class Transfer(TaskKind):
@@ -38,7 +38,10 @@ class Transfer(TaskKind):
             f"{target.dtype}{list(target.shape)}",
         )
         need(by_name(source.dtype).per_item == 1, f"{source.dtype} shares bytes among elements")
-        need(source.itemsize * source.shape[0] <= MOST, f"more than {MOST} bytes")
+        need(
+            source.itemsize * source.shape[0] <= MAX_TRIGGER_BYTES,
+            f"more than {MAX_TRIGGER_BYTES} bytes",
+        )
 
     def places(self, sig: Signature) -> Places:
         return Places((range(0, sig.operands[0].shape[0]),), span=True)

@@ -16,7 +16,8 @@ import numpy as np
 from ark.collective.taccl.logical import Edge, Logical, Permutation, symmetries
 from ark.errors import ModelError
 
-_WIDE_MODEL = 6000  # variables up to which chunks may stray one link from their shortest paths
+# Variables up to which chunks may stray one link from their shortest paths.
+_MAX_WIDE_MODEL_VARIABLES = 6000
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,10 @@ class Choices:
             p: np.array([pair[p[e.src], p[e.dst]] for e in self.edges], int) for p in self.elements
         }
         self.slack = 1
-        if sum(self._allowed(c, self.slack).sum() for c in self.leaders) > _WIDE_MODEL:
+        if (
+            sum(self._allowed(c, self.slack).sum() for c in self.leaders)
+            > _MAX_WIDE_MODEL_VARIABLES
+        ):
             self.slack = 0
         self._fill_table({})
 

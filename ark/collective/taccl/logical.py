@@ -20,7 +20,7 @@ from ark.errors import ModelError
 
 Permutation = tuple[int, ...]
 _MOST_SYMMETRIES = 4096
-_FEW_RANKS = 32  # up to which two chunks a rank keep the search quick
+_MAX_SPLIT_CHUNK_RANKS = 32  # up to which two chunks a rank keep the search quick
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ def default_sketch(topology: Topology, chunkup: int | None = None) -> Sketch:
     """
     ranks = len(topology.ranks)
     if chunkup is None:
-        chunkup = 2 if ranks <= _FEW_RANKS else 1
+        chunkup = 2 if ranks <= _MAX_SPLIT_CHUNK_RANKS else 1
     boxes = topology.equal_boxes()
     consecutive = boxes is not None and [r for box in boxes for r in box] == list(range(ranks))
     counts = [len(boxes), 1] if boxes is not None and consecutive else [1]

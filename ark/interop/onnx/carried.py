@@ -165,10 +165,10 @@ def _power(tensor: Any, saturate: bool, how: str) -> Any:
 
 def _flipped(tensor: Any) -> Any:
     """uint64 in the order of int64."""
-    return ark.bitwise_xor(tensor, LOWEST)
+    return ark.bitwise_xor(tensor, MIN_INT64)
 
 
-LOWEST = -(2**63)
+MIN_INT64 = -(2**63)
 
 
 def _less(a: Any, b: Any) -> Any:

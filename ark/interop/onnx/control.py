@@ -15,7 +15,7 @@ from ark.errors import ModelError
 from ark.interop.onnx import movement
 from ark.interop.onnx.values import Call, Value, axis_of, join, operator, refuse
 
-MOST_TURNS = 1024  # of one loop
+MAX_UNROLLED_ITERATIONS = 1024  # of one loop
 # What may end a run if its operands are not those that the file's author meant.
 _CHECKED = ("Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND")
 
@@ -60,8 +60,8 @@ def _loop(call: Call) -> list[Value | None]:
     for turn in itertools.count():
         if not goes_on or (most is not None and turn >= most):
             break
-        if turn >= MOST_TURNS:
-            raise refuse(f"a loop of more than {MOST_TURNS} turns")
+        if turn >= MAX_UNROLLED_ITERATIONS:
+            raise refuse(f"a loop of more than {MAX_UNROLLED_ITERATIONS} turns")
         first = [_known(np.array(turn, np.int64)), _known(np.array(True))]
         after, *results = body([*first, *state])
         goes_on = bool(call.known(after).item())
@@ -92,8 +92,8 @@ def _scan(call: Call) -> list[Value | None]:
     if len(lengths) != 1:
         raise ModelError(f"the scanned inputs have the lengths {sorted(lengths)}")
     (length,) = lengths
-    if length > MOST_TURNS:
-        raise refuse(f"a Scan of more than {MOST_TURNS} turns")
+    if length > MAX_UNROLLED_ITERATIONS:
+        raise refuse(f"a Scan of more than {MAX_UNROLLED_ITERATIONS} turns")
     if not length:
         raise refuse("a Scan without scanned inputs")
     parts = [_parts(call, v, a) for v, a in zip(scanned, axes, strict=True)]

@@ -11,8 +11,8 @@ from onnx.reference import ReferenceEvaluator
 from ark.errors import UnsupportedError
 from ark.interop.onnx.values import Value
 
-MOST_FOLDED = 4096  # elements of all inputs of a node that is computed beforehand
-MOST_MADE = 1 << 24  # elements of what it may make
+MAX_FOLDED_INPUT_ELEMENTS = 4096  # elements of all inputs of a node that is computed beforehand
+MAX_FOLDED_RESULT_ELEMENTS = 1 << 24  # elements of what it may make
 _ALWAYS_FOLDED = ("Cast", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 _GROWS = ("ConstantOfShape", "Expand", "Range", "Tile", "Pad", "Resize", "OneHot", "EyeLike")
 _OWN = ("Constant", "Shape", "Size", "Dropout", "If", "Loop", "Scan")
@@ -34,9 +34,9 @@ def foldable(op: str, given: list[Value | None]) -> bool:
         return True
     if any(a.size == 0 for a in arrays):
         return True  # tensors have elements
-    if sum(a.size for a in arrays) > MOST_FOLDED:
+    if sum(a.size for a in arrays) > MAX_FOLDED_INPUT_ELEMENTS:
         return False
-    return op not in _GROWS or _made_elements(op, arrays) <= MOST_MADE
+    return op not in _GROWS or _made_elements(op, arrays) <= MAX_FOLDED_RESULT_ELEMENTS
 
 
 def _made_elements(op: str, arrays: list[Any]) -> float:

@@ -26,7 +26,7 @@ from ark.plan.cost import busied
 from ark.plan.serialize import machine_of
 from ark.runtime.inline import InlineRuns, inline_runs
 
-MOST_SIZES = 4096  # for which a model remembers how they are rounded up
+MAX_REMEMBERED_SIZES = 4096  # for which a model remembers how they are rounded up
 
 
 class OnnxModel:
@@ -50,7 +50,9 @@ class OnnxModel:
         self._proto = proto
         self._known: set[str] = set()
         self._kernels: Kernels[Launched] = Kernels(_end)
-        self._rounded: Kernels[tuple[Shapes, Shapes]] = Kernels(lambda sizes: None, MOST_SIZES)
+        self._rounded: Kernels[tuple[Shapes, Shapes]] = Kernels(
+            lambda sizes: None, MAX_REMEMBERED_SIZES
+        )
         self._turn = threading.RLock()  # a kernel has one set of inputs at a time
         self._closed = False
         self._stages: Stages | None = None
@@ -204,7 +206,7 @@ class OnnxModel:
         """
         on_host = self._proto.graph.node[error.place].op_type in host.OPERATORS
         new = {n: arrays[n] for n in error.inputs - self._known}
-        most = {n: MOST_DECIDING if a.dtype.kind in "iub" else 8 for n, a in new.items()}
+        most = {n: MAX_DECIDING_ELEMENTS if a.dtype.kind in "iub" else 8 for n, a in new.items()}
         if new and not on_host and all(a.size <= most[n] for n, a in new.items()):
             self._known |= new.keys()
             return
@@ -220,7 +222,7 @@ class OnnxModel:
             self._known |= new.keys()  # what is computed of them may be small
 
 
-MOST_DECIDING = 64  # whole numbers of an input whose contents a kernel may be made for
+MAX_DECIDING_ELEMENTS = 64  # whole numbers of an input whose contents a kernel may be made for
 DEVICE = threading.RLock()  # one kernel is launched at a time; short ones run on their callers
 
 

@@ -11,7 +11,7 @@ import ark
 from ark.interop.onnx.values import Call, Value, axis_of, in_fp32, operator, refuse, shaped
 from ark.ir.dtype import FLOATS
 
-MOST_RANKED = 2048  # integers of a row, all of which are compared with all
+MAX_RANKED_ROW_ELEMENTS = 2048  # integers of a row, all of which are compared with all
 
 
 def _squares(tensor: Any, axes: list[int]) -> Any:
@@ -121,7 +121,7 @@ operator("CumProd")(_running(ark.cumprod))
 def _ranked(rows: Any, k: int, largest: bool, unsigned: bool) -> tuple[Any, Any]:
     """topk of integers: the place of each is how many of its row are ahead of it."""
     count, n = rows.ir.shape
-    if n > MOST_RANKED:
+    if n > MAX_RANKED_ROW_ELEMENTS:
         raise refuse(f"TopK of {n} integers")
     keys = ark.cast(rows, ark.int64)
     keys = ark.bitwise_xor(keys, -(2**63)) if unsigned else keys

@@ -20,7 +20,7 @@ from ark.interop.onnx import host
 from ark.interop.onnx.load import nodes, opset
 
 MOST_STAGES = 32
-MOST_TURNS = 1 << 20  # of a loop that the host runs
+MAX_HOST_ITERATIONS = 1 << 20  # of a loop that the host runs
 Values = dict[str, np.ndarray]
 
 
@@ -123,13 +123,13 @@ class Stages:
     def _loop(self, values: Values) -> list[np.ndarray]:
         """Turn by turn, until the condition or the number of turns ends it."""
         most, goes_on, *state = [values[n] if n else None for n in self.node.input]
-        turns = MOST_TURNS if most is None else int(most.item())
+        turns = MAX_HOST_ITERATIONS if most is None else int(most.item())
         count, turn = len(state), 0
         columns: list[list[np.ndarray]] = [[] for _ in self.node.output[count:]]
         on = goes_on is None or bool(goes_on.item())
         while on and turn < turns:
-            if turn >= MOST_TURNS:
-                raise UnsupportedError(f"a loop of more than {MOST_TURNS} turns")
+            if turn >= MAX_HOST_ITERATIONS:
+                raise UnsupportedError(f"a loop of more than {MAX_HOST_ITERATIONS} turns")
             first = [np.array(turn, np.int64), np.array(True)]
             after, *results = self._body("body", [*first, *state], values)
             on, state, turn = bool(after.item()), list(results[:count]), turn + 1

@@ -10,10 +10,10 @@ import ark
 from ark.interop.torch.movement import part
 from ark.interop.torch.values import Call, Value, axes_of, axis_of, cast, operator, refuse
 
-LONGEST_SORTED = 8192  # elements whose largest are found at once
-LEAST_SORTED = 5  # of the largest; fewer are found one by one
-MOST_PARTS = 1024  # of rows
-LONG_LINE = 1 << 19  # elements of lines that are divided into parts
+MAX_SORTED_ELEMENTS = 8192  # elements whose largest are found at once
+MIN_SORTED_RESULTS = 5  # of the largest; fewer are found one by one
+MAX_ROW_PARTS = 1024  # of rows
+MIN_SPLIT_ROW_ELEMENTS = 1 << 19  # elements of lines that are divided into parts
 PARTS, LEAST_PARTS = 512, 8  # of all lines, and of one
 
 
@@ -112,7 +112,7 @@ def _cumsum(call: Call, x: Value, dim: int, **_: Any) -> Any:
     n, total = shape[axis], math.prod(shape)
     most = PARTS * n // total
     parts = next((p for p in range(most, most // 2, -1) if n % p == 0), 1)
-    if axis != len(shape) - 1 or total < LONG_LINE or most < LEAST_PARTS or parts == 1:
+    if axis != len(shape) - 1 or total < MIN_SPLIT_ROW_ELEMENTS or most < LEAST_PARTS or parts == 1:
         return ark.cumsum(tensor, axis)
     # Few long lines: sums of each part, to which the total of the preceding parts is added.
     narrow = call.dtype in (ark.fp16, ark.bf16)
@@ -132,9 +132,9 @@ def _largest(rows: ark.Tensor, k: int, placed: bool, largest: bool) -> tuple[Any
     work. placed: whether indices are requested.
     """
     many, n = rows.shape()
-    parts = -(-n // LONGEST_SORTED)
+    parts = -(-n // MAX_SORTED_ELEMENTS)
     parts = next((p for p in range(parts, 4 * parts) if n % p == 0 and k <= n // p), 1)
-    if parts == 1 or many * parts > MOST_PARTS or k < LEAST_SORTED:
+    if parts == 1 or many * parts > MAX_ROW_PARTS or k < MIN_SORTED_RESULTS:
         return ark.topk(rows, k, largest=largest)
     first, inside = ark.topk(ark.reshape(rows, [many * parts, n // parts]), k, largest=largest)
     values, among = ark.topk(ark.reshape(first, [many, parts * k]), k, largest=largest)

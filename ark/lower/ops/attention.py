@@ -27,10 +27,10 @@ from ark.tasks.attention_tiles import AttentionTilesParams, balanced_group
 STREAMED, MOST_STREAMED = 8, 64  # positions that matrix units take at once, and a warp holds
 
 
-MOST_GROUP = 8  # query heads of a key/value head that they take at once
+MAX_GROUP_HEADS = 8  # query heads of a key/value head that they take at once
 
 
-TILED_ROWS = 8  # queries from which on a task takes tiles of them
+MIN_TILED_QUERIES = 8  # queries from which on a task takes tiles of them
 
 
 def lower_attention_tiles(lowering: Lowering, node: Node) -> None:
@@ -128,7 +128,7 @@ def streamed_rows(cache: ir.Tensor, group: int, machine: Machine) -> int:
     if not machine.ring_bytes:
         return rows
     room = machine.shared_bytes - machine.ring_bytes
-    fits = group <= MOST_GROUP and staged_bytes(group, width, machine.warps) <= room
+    fits = group <= MAX_GROUP_HEADS and staged_bytes(group, width, machine.warps) <= room
     return rows if fits and machine.variant.role(COMMUNICATE) else 0
 
 
@@ -166,7 +166,11 @@ def merge_group(heads: int, most: int, size: int, machine: Machine) -> int:
 def _lower_sequence(lowering: Lowering, node: Node, batch: int) -> tuple[ir.Tensor, Node] | None:
     """Attention of one of `batch` sequences; its parts, if there are several, and the node."""
     given = node.read(AttentionAttributes)
-    if not given.plain or len(node.inputs[0].shape) == 3 or node.inputs[0].shape[0] >= TILED_ROWS:
+    if (
+        not given.plain
+        or len(node.inputs[0].shape) == 3
+        or node.inputs[0].shape[0] >= MIN_TILED_QUERIES
+    ):
         lower_attention_tiles(lowering, node)
         return None
     q, key, value, position, *fresh = node.inputs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ark.ir.fold import MAX_FOLDED_DIMS, fold
 from ark.ir.graph import Node
-from ark.ir.values import MOST_SIZE
+from ark.ir.values import MAX_DIM_ELEMENTS
 from ark.lower.context import Lowering
 from ark.lower.merge import merge
 from ark.lower.rewrite.fuse_chains import expression_of
@@ -24,7 +24,11 @@ def lower_elementwise(lowering: Lowering, node: Node) -> None:
     same = all(t.dense and t.shape == node.outputs[0].shape for t in tensors)
     if not plain or expression.places(expr):
         pass
-    elif same and not any(t.dtype.packed for t in tensors) and tensors[0].elements <= MOST_SIZE:
+    elif (
+        same
+        and not any(t.dtype.packed for t in tensors)
+        and tensors[0].elements <= MAX_DIM_ELEMENTS
+    ):
         tensors = [lowering.flat(t) for t in tensors]
     elif len(node.outputs[0].shape) > MAX_FOLDED_DIMS:
         tensors = merge(tensors)

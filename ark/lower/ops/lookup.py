@@ -13,13 +13,13 @@ from ark.lower.context import Lowering
 from ark.lower.copies import copy_box
 from ark.lower.merge import part
 from ark.lower.ops.movement import move, whole_view
-from ark.lower.tiling import MOST_LINES, box_coords, box_tile
+from ark.lower.tiling import MAX_COORDINATE, box_coords, box_tile
 from ark.tasks.along import lines
 from ark.tasks.remap import GatherParams
 from ark.tasks.scatter import ScatterParams, same_places
 
-ROWS_EACH = 4  # of a processor, so that a warp each is enough to copy them
-LEAST_UPDATES = 8  # for each span of a table's places that a task writes to
+ROWS_PER_PROCESSOR = 4  # of a processor, so that a warp each is enough to copy them
+MIN_UPDATES_PER_SPAN = 8  # for each span of a table's places that a task writes to
 
 
 def lower_gather(lowering: Lowering, node: Node) -> None:
@@ -31,13 +31,13 @@ def lower_gather(lowering: Lowering, node: Node) -> None:
     index = whole_view(lowering, ids, (many,), fill=True)
     target = whole_view(lowering, out, (outer, many, inner), fill=False)
     for first, column in itertools.product(
-        range(0, outer, MOST_LINES), range(0, inner, MOST_LINES)
+        range(0, outer, MAX_COORDINATE), range(0, inner, MAX_COORDINATE)
     ):
         operands = [table, index, target]
-        if max(outer, inner) > MOST_LINES:
+        if max(outer, inner) > MAX_COORDINATE:
             for i in (0, 2):
-                rows = part(operands[i], 0, first, min(outer - first, MOST_LINES))
-                operands[i] = part(rows, 2, column, min(inner - column, MOST_LINES))
+                rows = part(operands[i], 0, first, min(outer - first, MAX_COORDINATE))
+                operands[i] = part(rows, 2, column, min(inner - column, MAX_COORDINATE))
         _emit_gather(lowering, operands, 1, False)
     if target.buffer.id != out.buffer.id:
         move(lowering, lowering.view(target, out.shape), out)
@@ -94,7 +94,7 @@ def lower_scatter(lowering: Lowering, node: Node) -> None:
     if same_places(ids.shape, axis) and not alone:
         tile = box_tile(frame, lowering.machine)
         tasks = len(box_coords(frame, tile))
-        spans = max(1, min(lowering.machine.processors // tasks, count // LEAST_UPDATES))
+        spans = max(1, min(lowering.machine.processors // tasks, count // MIN_UPDATES_PER_SPAN))
     span = -(-size // spans)
     params = ScatterParams(axis=axis, function=given.function, tile=tuple(tile), span=span)
     places = range(0, size, span)
@@ -107,7 +107,7 @@ def _by_rows(lowering: Lowering, node: Node) -> bool:
     source, ids, updates = node.inputs
     out, axis, machine = node.outputs[0], node.read(ScatterAttributes).axis, lowering.machine
     rows = math.prod(lines(out.shape, axis))
-    enough = not machine.cooperative or rows >= ROWS_EACH * machine.processors
+    enough = not machine.cooperative or rows >= ROWS_PER_PROCESSOR * machine.processors
     return (
         enough
         and source.buffer.id != out.buffer.id

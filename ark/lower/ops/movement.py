@@ -19,7 +19,8 @@ from ark.tasks.rope import RopeParams
 from ark.tasks.tokens import EmbeddingParams
 from ark.tasks.transpose import TransposeParams
 
-MANY_ROWS = 4  # a processor: from then on the rows that are looked up are tiles, not a task each
+# A processor: from then on the rows that are looked up are tiles, not a task each.
+MIN_TILED_ROWS_PER_PROCESSOR = 4
 
 
 def lower_transpose(lowering: Lowering, node: Node) -> None:
@@ -72,7 +73,7 @@ def lower_embedding(lowering: Lowering, node: Node) -> None:
     index = whole_view(lowering, ids, (rows,), fill=True)
     target = whole_view(lowering, out, (rows, width), fill=False)
     asked = lowering.tile((1,) * (4 - len(out.shape)) + out.shape, fixed=(0, 1, 2))
-    if asked or rows < MANY_ROWS * lowering.machine.processors:
+    if asked or rows < MIN_TILED_ROWS_PER_PROCESSOR * lowering.machine.processors:
         _emit_rows(lowering, [index, table, target], asked[3] if asked else 0)
     else:
         _emit_tiles(lowering, index, table, target)

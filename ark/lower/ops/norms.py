@@ -11,7 +11,7 @@ from ark.ir.graph import Node
 from ark.ir.values import Tensor as IrTensor
 from ark.ir.values import dense_view
 from ark.lower.context import Lowering
-from ark.lower.tiling import MOST_LINES, box_coords
+from ark.lower.tiling import MAX_COORDINATE, box_coords
 from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.tasks.argmax import ArgMaxParams
@@ -57,7 +57,7 @@ def _row_tiles(
     if node.hints is None and machine.cooperative:
         columns = source.shape[-1]
         few = min(2 * machine.warps, max(1, MAX_SHORT_ROW_ELEMENTS // columns))
-    if node.hints is None and len(out.shape) > 2 and math.prod(out.shape[:-1]) <= MOST_LINES:
+    if node.hints is None and len(out.shape) > 2 and math.prod(out.shape[:-1]) <= MAX_COORDINATE:
         source, out = _flat(lowering, source, out)
     shape = fold(out.shape)
     rows = max(few, -(-shape[0] * shape[1] * shape[2] // machine.processors))

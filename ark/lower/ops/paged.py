@@ -9,7 +9,7 @@ from ark.ir.dtype import fp32
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
 from ark.lower.ops.attention import (
-    TILED_ROWS,
+    MIN_TILED_QUERIES,
     are_older,
     attention_splits,
     lower_attention_tiles,
@@ -36,7 +36,7 @@ def lower_paged_attention(lowering: Lowering, node: Node) -> None:
     """
     sequences = node.inputs[3].shape[0]
     rows = node.inputs[0].shape[0] // sequences
-    if not node.read(AttentionAttributes).plain or rows >= TILED_ROWS:
+    if not node.read(AttentionAttributes).plain or rows >= MIN_TILED_QUERIES:
         for b in range(sequences):
             q, row, at, out = (
                 lowering.part(t, sequences, b)

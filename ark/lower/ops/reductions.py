@@ -21,7 +21,7 @@ from ark.tasks.reduce import ReduceParams
 REDUCE_COLUMNS = 64  # neighbouring results of a task where not the last dimension is reduced
 
 
-LEAST_SPLIT = 16384  # elements
+MIN_SPLIT_ELEMENTS = 16384  # elements
 
 
 def _insert(tensor: IrTensor, axis: int) -> IrTensor:
@@ -110,7 +110,7 @@ def _across(count: int, source: IrTensor, machine: Machine) -> int:
     """
     if not machine.cooperative or source.dtype.itemsize != 2:
         return 0
-    if count < machine.processors * LEAST_SPLIT:
+    if count < machine.processors * MIN_SPLIT_ELEMENTS:
         return 0
     most = range(machine.processors, machine.processors // 2, -1)
     return next((REDUCE_COLUMNS * p for p in most if count % (REDUCE_COLUMNS * p) == 0), 0)
@@ -143,7 +143,9 @@ def _lower_swept(lowering: Lowering, node: Node, inputs: Sequence[IrTensor], acr
 def _splits(outer: int, count: int, inner: int, machine: Machine) -> int:
     """Equal parts of `count` elements: enough to busy the processors, none of them short."""
     tasks = outer * -(-inner // REDUCE_COLUMNS)
-    wanted = min(-(-machine.processors // tasks), count * min(inner, REDUCE_COLUMNS) // LEAST_SPLIT)
+    wanted = min(
+        -(-machine.processors // tasks), count * min(inner, REDUCE_COLUMNS) // MIN_SPLIT_ELEMENTS
+    )
     if 2 * tasks > machine.processors:
         return 1
     return next((p for p in range(wanted, 1, -1) if count % p == 0), 1)

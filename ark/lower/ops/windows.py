@@ -7,10 +7,10 @@ from msgspec import structs
 from ark.ir.attributes import ConvolutionAttributes
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
-from ark.lower.tiling import MOST_TILE, box_coords
+from ark.lower.tiling import MAX_TILE_ELEMENTS, box_coords
 from ark.tasks.convolution import ConvolutionParams
 
-LEAST_WORK = 1 << 13  # multiplications of a convolution that are worth a hand-over
+MIN_TASK_MULTIPLICATIONS = 1 << 13  # multiplications of a convolution that are worth a hand-over
 
 
 WARP_READ_ELEMENTS = 32  # neighbouring places of a tile, which warps read together
@@ -24,8 +24,8 @@ def lower_convolution(lowering: Lowering, node: Node) -> None:
     out, machine = node.outputs[0], lowering.machine
     images, groups, rows, places = out.shape
     work = out.elements * weight.shape[3]
-    tasks = max(1, min(machine.processors, work // LEAST_WORK))
-    share = min(-(-out.elements // tasks), MOST_TILE)
+    tasks = max(1, min(machine.processors, work // MIN_TASK_MULTIPLICATIONS))
+    share = min(-(-out.elements // tasks), MAX_TILE_ELEMENTS)
     given = node.read(ConvolutionAttributes)
     sizes = given.sizes
     line = (
@@ -39,7 +39,7 @@ def lower_convolution(lowering: Lowering, node: Node) -> None:
         return -(-images * -(-groups // several) // tasks) * several, -several
 
     whole_images = down == rows and wide == places
-    most = max(1, min(groups, MOST_TILE // (rows * places)))
+    most = max(1, min(groups, MAX_TILE_ELEMENTS // (rows * places)))
     several = min(range(1, most + 1), key=rounds) if whole_images else 1
     tile = [1, several, -(-rows // -(-rows // down)), wide]
     kept = {k: v for k, v in structs.asdict(given).items() if k != "finish"}

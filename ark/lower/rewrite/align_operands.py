@@ -14,11 +14,11 @@ from typing import Any
 
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
-from ark.lower.boxed import FEW_ROWS, SIDES, aligned, boxes, lies_along, wants_along
+from ark.lower.boxed import MIN_MATRIX_UNIT_ROWS, SIDES, aligned, boxes, lies_along, wants_along
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.fold_transposes import reading_turned
-from ark.lower.tiling import BOX_LINE
 from ark.machine import Machine
+from ark.plan.types import BOX_ALIGNMENT_BYTES
 
 
 def align_operands(graph: Graph, context: Context) -> Graph:
@@ -43,7 +43,7 @@ def align_operands(graph: Graph, context: Context) -> Graph:
 def _laid(graph: Graph, product: Node, side: int, number: int, machine: Machine) -> Node | None:
     """What lays one side of a product otherwise; None where it may lie as it does."""
     source = product.inputs[side]
-    if product.outputs[0].shape[-2] < FEW_ROWS and product.inputs[1].shape[:-2]:
+    if product.outputs[0].shape[-2] < MIN_MATRIX_UNIT_ROWS and product.inputs[1].shape[:-2]:
         return None  # of matrices each of which is read once
     if wants_along(product) and not lies_along(product, side):
         rank = len(source.shape)
@@ -58,7 +58,7 @@ def _laid(graph: Graph, product: Node, side: int, number: int, machine: Machine)
 
 def _rows_aligned(graph: Graph, shape: Sequence[int], source: Tensor, product: Node) -> Tensor:
     """A tensor whose rows begin at multiples of what box copies want."""
-    pack = BOX_LINE // source.dtype.itemsize
+    pack = BOX_ALIGNMENT_BYTES // source.dtype.itemsize
     rows = (*shape[:-1], -(-shape[-1] // pack) * pack)
     return graph.tensor(shape, source.dtype, extents=rows, name=f"{product.name}.laid")
 

@@ -27,7 +27,7 @@ from ark.lower.rewrite.convolutions import Convolution, convolutions, image_of
 from ark.lower.rewrite.fuse_chains import expression_of, is_elementwise
 from ark.lower.rewrite.fuse_reduction_terms import REDUCTIONS
 from ark.lower.rewrite.views import UNSEEN, whole
-from ark.lower.tiling import BOX_LINE
+from ark.plan.types import BOX_ALIGNMENT_BYTES
 from ark.tasks import expression
 
 
@@ -155,7 +155,7 @@ class _Turned:
             return
         flat, table = sides
         (outputs, depth), n, places = flat.shape, out.shape[0], out.shape[-1]
-        if not wanted and places * out.dtype.itemsize % BOX_LINE == 0:
+        if not wanted and places * out.dtype.itemsize % BOX_ALIGNMENT_BYTES == 0:
             inputs = (
                 self._view(flat, [1, 1, outputs, depth]),
                 self._view(table, [n, 1, places, depth]),

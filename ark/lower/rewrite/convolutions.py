@@ -17,9 +17,9 @@ from ark.lower.rewrite.few_channels import Padded, padded
 from ark.lower.rewrite.fuse_chains import read_once
 from ark.lower.rewrite.fuse_windows import window
 from ark.lower.rewrite.views import whole
-from ark.lower.tiling import BOX_LINE
 from ark.machine import Machine
 from ark.machine.capability import Capability
+from ark.plan.types import BOX_ALIGNMENT_BYTES
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def _fits(windows: Node | None, product: Node, machine: Machine) -> Convolution 
     if numbers is None or math.prod(numbers["sizes"]) != places or source.shape[0] != n:
         return None
     channels, rows = depth // math.prod(numbers["size"]), weight.shape[2]
-    pack = BOX_LINE // table.dtype.itemsize
+    pack = BOX_ALIGNMENT_BYTES // table.dtype.itemsize
     if n * rows * places * depth < least_work(machine) or rows % pack:
         return None
     if channels % pack == 0:

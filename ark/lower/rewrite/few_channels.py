@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ark.ir.values import Tensor
-from ark.lower.tiling import BOX_LINE
+from ark.plan.types import BOX_ALIGNMENT_BYTES
 from ark.tasks.matmul_params import WindowParams
 from ark.tasks.matmul_windows import boxable
 
@@ -62,7 +62,7 @@ def padded(source: Tensor, window: dict[str, Any]) -> Padded | None:
     """
     n, channels, *spatial = source.shape
     itemsize = source.dtype.itemsize
-    pack = BOX_LINE // itemsize
+    pack = BOX_ALIGNMENT_BYTES // itemsize
     wide = -(-channels // pack) * pack
     row = (window["sizes"][-1] - 1) * window["stride"][-1] + window["size"][-1]
     shape = (n, *spatial[:-1], row, wide)

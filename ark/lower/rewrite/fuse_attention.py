@@ -40,7 +40,7 @@ from ark.lower.rewrite.views import in_shape, same_elements, whole
 from ark.lower.tiling import attends
 from ark.machine import Machine
 
-MOST_HEADS = 1 << 12
+MAX_HEADS = 1 << 12
 
 
 @dataclass
@@ -206,7 +206,7 @@ class _Finder:
                 places.append(list(origins(place_of(tensor, axes), writes, product.phase))[::-1])
             matrices = math.prod(out.shape[:-2])
             for heads in dict.fromkeys((*(heads_of(p) for p in places[0]), 1)):
-                if matrices % heads or heads > MOST_HEADS or heads % group:
+                if matrices % heads or heads > MAX_HEADS or heads % group:
                     continue
                 counts = (heads, heads // group, heads // group)
                 laid = [

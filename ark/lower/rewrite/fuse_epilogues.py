@@ -39,7 +39,7 @@ from ark.machine.capability import Capability
 from ark.tasks import expression
 
 HEAD_SLAB_COLUMNS = 64  # columns of one head that leave a body for matrix units at a time
-OTHERS = RECORD_OPERANDS - 5  # beside the product's operands and its two box maps
+MAX_EPILOGUE_OPERANDS = RECORD_OPERANDS - 5  # beside the product's operands and its two box maps
 
 
 def fuse_epilogues(graph: Graph, context: Context) -> Graph:
@@ -155,7 +155,7 @@ def _fits(product: Node, node: Node, read: Tensor) -> bool:
         and out.dtype in (*FLOATS, *SMALL_FLOATS)
         and not any(t.dtype.packed for t in node.inputs)
         and not expression.places(expression_of(node))
-        and len({t.id for t in (*product.inputs[2:], *node.inputs)}) <= OTHERS
+        and len({t.id for t in (*product.inputs[2:], *node.inputs)}) <= MAX_EPILOGUE_OPERANDS
         and expression.size(_ends(product, node, read)[0]) <= expression.MAX_NODES
         # Tiles of the joined op read whole rows and columns of both sides.
         and out.buffer.id not in {t.buffer.id for t in product.inputs}

@@ -22,14 +22,13 @@ from ark.lower.rewrite.unpack_rows import unpacked
 from ark.lower.tiling import PAIRED, row_bytes, split_k
 from ark.machine import Machine
 from ark.machine.variant import COMMUNICATE
-from ark.plan.types import MAX_OPERANDS
+from ark.plan.types import BOX_ALIGNMENT_BYTES, MAX_OPERANDS
 from ark.tasks.linear_form import most_of_codes, narrow_bytes, narrow_rows, on_units
 
 EPILOGUES = {"add": "add", "swiglu_pairs": "swiglu", "rope_kv": "rope_kv"}
 """Ops that a linear task does where its sums end, and the task's name for each."""
 FROM_MEMORY = ("attention", "swiglu_pairs")
 """Ops whose result each reader reads piece by piece where it is too much for packets."""
-BOX_ROW_ALIGNMENT_BYTES = 16  # bytes at whose multiples rows begin that box copies load
 
 
 def fuse_linear(graph: Graph, context: Context) -> Graph:
@@ -119,7 +118,7 @@ def _boxed(weight: Tensor, machine: Machine) -> bool:
     return (
         machine.variant.name == "matrix"
         and weight.dtype in (bf16, fp16)
-        and weight.shape[1] * weight.dtype.itemsize % BOX_ROW_ALIGNMENT_BYTES == 0
+        and weight.shape[1] * weight.dtype.itemsize % BOX_ALIGNMENT_BYTES == 0
     )
 
 

@@ -23,10 +23,10 @@ from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.fuse_chains import expression_of, is_elementwise, read_once
 from ark.lower.rewrite.views import same_elements, seen_in
 from ark.tasks import expression
-from ark.tasks.reduce import MOST_DEEP
+from ark.tasks.reduce import MAX_FULL_TERM_INPUTS
 
 REDUCTIONS = tuple(f"reduce_{f}" for f in ("sum", "mean", "max", "min", "prod"))
-MOST_FLAT = 4  # numbers that a thread keeps for each column of a result
+MAX_COLUMN_NUMBERS = 4  # numbers that a thread keeps for each column of a result
 
 
 def fuse_reduction_terms(graph: Graph, context: Context) -> Graph:
@@ -101,7 +101,7 @@ def _parted(
     alike = first is not None and all(
         t.dtype in (*FLOATS, *INTEGERS) and t.strides == first.strides for t in deep.values()
     )
-    few = len(deep) <= MOST_DEEP and len(flat) <= MOST_FLAT
+    few = len(deep) <= MAX_FULL_TERM_INPUTS and len(flat) <= MAX_COLUMN_NUMBERS
     return (list(deep.values()), list(flat.values())) if alike and few else ([], [])
 
 

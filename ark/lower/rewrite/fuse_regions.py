@@ -23,12 +23,12 @@ from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.fuse_chains import expression_of, is_elementwise
 from ark.plan.types import MAX_OPERANDS
 from ark.tasks import expression
-from ark.tasks.fusion import MOST_VALUES, STAGES
+from ark.tasks.fusion import MAX_LISTED_VALUES, STAGES
 
-LEAST_SHARED = 8  # results that several ops of a region read; chains would write them
-LEAST_WIDE = 64  # neighbours: less makes no vectors and leaves warps idle
+MIN_SHARED_RESULTS = 8  # results that several ops of a region read; chains would write them
+MIN_ROW_ELEMENTS = 64  # neighbours: less makes no vectors and leaves warps idle
 MAX_SMALL_ELEMENTS = 2048  # elements
-MOST_SUMMED = 1024  # elements that a thread adds up
+MAX_THREAD_SUM_ELEMENTS = 1024  # elements that a thread adds up
 
 
 def fuse_regions(graph: Graph, context: Context) -> Graph:
@@ -72,7 +72,7 @@ def _joined(
     for node in run:
         region.add(node)
     few = little > 0 and region.small() and len(region.stored(touches, kept)) > 1
-    if region.shared() < LEAST_SHARED and not few:
+    if region.shared() < MIN_SHARED_RESULTS and not few:
         return list(run)
     joined = region.node(touches, kept)
     if joined is not None:
@@ -120,8 +120,11 @@ class _Region:
             or out.dtype not in (fp32, *(FLOATS if little else ()))
             or any(t.dtype not in FLOATS or len(t.shape) > len(out.shape) for t in node.inputs)
             or not 1 <= len(out.shape) <= MAX_FOLDED_DIMS
-            or (out.shape[-1] < LEAST_WIDE and not (little and out.elements <= MAX_SMALL_ELEMENTS))
-            or len(self.results) == MOST_VALUES
+            or (
+                out.shape[-1] < MIN_ROW_ELEMENTS
+                and not (little and out.elements <= MAX_SMALL_ELEMENTS)
+            )
+            or len(self.results) == MAX_LISTED_VALUES
         ):
             return False
         axis, full = self._frame(node.inputs[0].shape if summing else out.shape)
@@ -163,7 +166,9 @@ class _Region:
         if self.axis >= 0 or len(shape) != len(self.full) or len(differ) != 1:
             return -1, ()
         sizes = shape[differ[0]], self.full[differ[0]]
-        fits = min(sizes) == 1 and max(sizes) <= MOST_SUMMED and differ[0] < len(shape) - 1
+        fits = (
+            min(sizes) == 1 and max(sizes) <= MAX_THREAD_SUM_ELEMENTS and differ[0] < len(shape) - 1
+        )
         return (differ[0], max(shape, self.full)) if fits else (-1, ())
 
     def _sums(self, node: Node, axis: int, full: tuple[int, ...]) -> bool:
@@ -172,7 +177,7 @@ class _Region:
         return (
             node.read(ReduceAttributes).axis == axis < len(full) - 1
             and source.shape == full
-            and 1 < full[axis] <= MOST_SUMMED
+            and 1 < full[axis] <= MAX_THREAD_SUM_ELEMENTS
             and not (number >= 0 and self.after_sums[number])
         )
 

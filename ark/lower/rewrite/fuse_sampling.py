@@ -20,7 +20,7 @@ from ark.ir.values import Tensor
 from ark.lower.rewrite.context import Context
 from ark.lower.tiling import layer_tiles
 from ark.machine.variant import COMMUNICATE
-from ark.tasks.linear_form import MATRIX_ROWS, MOST_NARROW, narrow_rows
+from ark.tasks.linear_form import MATRIX_ROWS, MAX_UNIT_INPUT_ROWS, narrow_rows
 
 CHOOSE = {"sample": "choose", "sample_each": "choose_each"}
 
@@ -84,7 +84,7 @@ def _samples(layer: Node, node: Node, context: Context) -> bool:
     held, splits, _ = layer_tiles(layer, machine)
     return (
         machine.variant.role(COMMUNICATE) > 0
-        and x.shape[0] <= MOST_NARROW
+        and x.shape[0] <= MAX_UNIT_INPUT_ROWS
         and narrow_rows(x.shape[0], weight, splits)
         and held in MATRIX_ROWS
     )

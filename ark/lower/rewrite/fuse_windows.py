@@ -23,7 +23,7 @@ from ark.ir.fold import fold
 from ark.ir.graph import Graph, Node
 from ark.ir.graph_view import WritesSoFar
 from ark.ir.values import Tensor
-from ark.lower.boxed import FEW_ROWS
+from ark.lower.boxed import MIN_MATRIX_UNIT_ROWS
 from ark.lower.cuts import is_exact
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.fuse_chains import read_once
@@ -66,7 +66,7 @@ def _joined(windows: Node, product: Node, side: int, machine: Machine) -> Node |
     """
     if machine.variant.name == "matrix":
         boxed = _boxed(windows, product, side, machine)
-        if boxed is not None or product.outputs[0].shape[-2] >= FEW_ROWS:
+        if boxed is not None or product.outputs[0].shape[-2] >= MIN_MATRIX_UNIT_ROWS:
             return boxed
     return _unboxed(windows, product, machine) if side == 1 else None
 
@@ -87,7 +87,7 @@ def _unboxed(windows: Node, product: Node, machine: Machine) -> Node | None:
         return None
     alone = machine.has(Capability.ONE_PRODUCT_BODY)
     served = alone or not _scalar(product) or _exact(product, depth, machine)
-    if rows >= (PACKED_ROWS if alone else FEW_ROWS) and served:
+    if rows >= (PACKED_ROWS if alone else MIN_MATRIX_UNIT_ROWS) and served:
         return None
     convolution = window(windows, groups)
     if (

@@ -18,8 +18,8 @@ from ark.ir.values import Tensor
 from ark.lower.registry import get
 from ark.lower.rewrite.views import same_elements, whole
 
-MASKED = -6e4  # and less: such a score has no weight in any type
-MOST_MASK = 1 << 24  # elements of a mask that is computed to look at it
+MAX_MASKED_SCORE = -6e4  # and less: such a score has no weight in any type
+MAX_COMPUTED_MASK_ELEMENTS = 1 << 24  # elements of a mask that is computed to look at it
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Masks:
         out = node.outputs[0]
         for scores, mask in (node.inputs, node.inputs[::-1]):
             fits = scores.shape == out.shape
-            seen = self._seen_keys(node, scores, mask, MASKED / scale) if fits else None
+            seen = self._seen_keys(node, scores, mask, MAX_MASKED_SCORE / scale) if fits else None
             if seen is None:
                 continue
             if seen.all():
@@ -119,7 +119,7 @@ class Masks:
         """By row, which keys the mask leaves: it gives others the score least, or less."""
         shape, own = scores.shape[-2:], (1, 1, *mask.shape)
         value = self._value(mask)
-        if value is None or math.prod(own[:-2]) * math.prod(shape) > MOST_MASK:
+        if value is None or math.prod(own[:-2]) * math.prod(shape) > MAX_COMPUTED_MASK_ELEMENTS:
             return None
         value = np.broadcast_to(value.reshape(own), (*own[:-2], *shape)).reshape(-1, *shape)
         if node.type == "add":
@@ -138,7 +138,7 @@ class Masks:
     def _value(self, tensor: Tensor) -> np.ndarray | None:
         """The elements of a tensor that is computed from constants only."""
         node = self.makers.get(tensor.buffer.id)
-        if node is None or len(node.outputs) != 1 or tensor.elements > MOST_MASK:
+        if node is None or len(node.outputs) != 1 or tensor.elements > MAX_COMPUTED_MASK_ELEMENTS:
             return None
         out = node.outputs[0]
         if out.dtype != tensor.dtype or out.dtype.packed or not whole(out):

@@ -17,12 +17,12 @@ from ark.ir.attributes import LinearAttributes
 from ark.ir.dtype import DataType, bf16, fp16, fp32, value_type
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
-from ark.lower.packets import SHORT_ROW, takes_short
+from ark.lower.packets import SHORT_PACKET_ROW_ELEMENTS, takes_short
 from ark.lower.rewrite.context import Context
 from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.machine.variant import COMMUNICATE
-from ark.tasks.linear_form import MOST_NARROW
+from ark.tasks.linear_form import MAX_UNIT_INPUT_ROWS
 
 ROUNDS = ("attention", "layernorm", "rmsnorm", "rope_kv", "rotary_embedding", "swiglu_pairs")
 """Ops whose first result may be of another type than its inputs."""
@@ -131,8 +131,8 @@ def _few(node: Node, machine: Machine, short: bool) -> DataType | None:
     if node.type != "linear" or node.read(LinearAttributes).prologue != "none":
         return None
     x, weight = node.inputs[:2]
-    plain = x.dtype == fp32 and x.shape[0] <= MOST_NARROW and x.dense
-    row = short and x.shape[0] == 1 and x.elements % SHORT_ROW == 0
+    plain = x.dtype == fp32 and x.shape[0] <= MAX_UNIT_INPUT_ROWS and x.dense
+    row = short and x.shape[0] == 1 and x.elements % SHORT_PACKET_ROW_ELEMENTS == 0
     many = x.shape[0] > 1 and x.elements > machine.costs.rounded_elements
     dtype = value_type(weight.dtype)
     return dtype if plain and (many or row) and dtype in (bf16, fp16) else None

@@ -23,7 +23,8 @@ from ark.lower.rewrite.pack_weights import writes
 from ark.machine import Machine
 from ark.machine.variant import COMMUNICATE
 
-LEAST_WIDE = 2  # ops side by side, on average: fewer are a chain, which program order serves
+# Ops side by side, on average: fewer are a chain, which program order serves.
+MIN_MEAN_CONCURRENT_OPS = 2
 
 
 def reorder_small_ops(graph: Graph, context: Context) -> Graph:
@@ -81,7 +82,7 @@ def _small(node: Node, machine: Machine) -> bool:
 
 def _ordered(run: list[Node]) -> list[Node]:
     levels = _levels(run)
-    if LEAST_WIDE * max(levels) > sum(not n.virtual for n in run):
+    if MIN_MEAN_CONCURRENT_OPS * max(levels) > sum(not n.virtual for n in run):
         return run
     return [run[i] for i in sorted(range(len(run)), key=lambda i: (-levels[i], i))]
 

@@ -16,7 +16,7 @@ from ark.ir.values import Tensor
 from ark.lower.rewrite.context import Context
 from ark.machine import Machine
 from ark.machine.variant import COMMUNICATE
-from ark.tasks.linear_form import MOST_NARROW, SPREAD
+from ark.tasks.linear_form import MAX_UNIT_INPUT_ROWS, SPREAD
 
 
 def round_norm_inputs(graph: Graph, context: Context) -> Graph:
@@ -50,7 +50,7 @@ def _gathers(node: Node, machine: Machine) -> bool:
     if node.type != "linear" or node.read(LinearAttributes).prologue == "none":
         return False
     x, weight = node.inputs[:2]
-    few = 1 < x.shape[0] <= MOST_NARROW and x.elements > machine.costs.rounded_elements
+    few = 1 < x.shape[0] <= MAX_UNIT_INPUT_ROWS and x.elements > machine.costs.rounded_elements
     whole = x.dense and x.nbytes == x.buffer.nbytes and x.buffer.arena == "activation"
     return few and whole and x.dtype == fp32 and weight.dtype == node.inputs[2].dtype == bf16
 

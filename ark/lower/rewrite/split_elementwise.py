@@ -17,7 +17,7 @@ from ark.lower.rewrite.fuse_chains import expression_of, is_elementwise
 from ark.lower.rewrite.views import whole
 from ark.tasks import expression
 
-MOST_BOXES = 8  # of a result
+MAX_RESULT_BOXES = 8  # of a result
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]  # offsets, shape
 
@@ -84,7 +84,7 @@ def _divisible(node: Node) -> bool:
 
 def _apart(out: Tensor, boxes: list[Tensor]) -> bool:
     """True for several disjoint boxes of the result."""
-    if not 1 < len(boxes) <= MOST_BOXES:
+    if not 1 < len(boxes) <= MAX_RESULT_BOXES:
         return False
     return all(
         t.extents == out.extents and t.dtype == out.dtype and t.padded == t.shape for t in boxes

@@ -15,7 +15,7 @@ from ark.ir.dtype import RowType
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower.rewrite.context import Context
-from ark.tasks.linear_form import MOST_NARROW, most_of_codes
+from ark.tasks.linear_form import MAX_UNIT_INPUT_ROWS, most_of_codes
 
 
 def unpack_rows(graph: Graph, context: Context) -> Graph:
@@ -72,7 +72,9 @@ def unpacked(graph: Graph, few: int) -> Graph:
 def _multiplies_codes(node: Node) -> bool:
     """True where there are so few rows that the codes are read for each."""
     plain = MatmulAttributes(False, True) == node.read(MatmulAttributes)
-    return plain and len(node.inputs[0].shape) == 2 and node.inputs[0].shape[0] <= MOST_NARROW
+    return (
+        plain and len(node.inputs[0].shape) == 2 and node.inputs[0].shape[0] <= MAX_UNIT_INPUT_ROWS
+    )
 
 
 def _reads_rows(node: Node) -> bool:

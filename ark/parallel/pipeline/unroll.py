@@ -14,9 +14,8 @@ from ark.collective.packages import require
 from ark.parallel.pipeline.placement import Placement
 from ark.parallel.pipeline.repetend import Repetend
 
-SOLVER_TIME = (
-    0.25  # CP-SAT's deterministic time, about seconds, for the warm-up and for the cool-down
-)
+# CP-SAT's deterministic time, about seconds, for the warm-up and for the cool-down.
+SOLVER_TIME = 0.25
 NEARBY_COPIES = 2  # copies of the core that the placement of the blocks around it considers
 
 Times = dict[tuple[int, int], int]

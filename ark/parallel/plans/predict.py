@@ -31,9 +31,8 @@ from ark.parallel.plans.search import Memory
 from ark.parallel.plans.splits import Splits
 from ark.parallel.plans.times import rates_of
 
-CO_SHARD_PARTS = (
-    2  # into which co-shard divides a block's ops, computed one after the other on the same rank
-)
+# Into which co-shard divides a block's ops, computed one after the other on the same rank.
+CO_SHARD_PARTS = 2
 IDLE_SHARE_OF_DEPTH = {"1f1b": 1.0, "gpipe": 1.0, "interleaved": 0.5, "zero-bubble": 0.25}
 """in the longest block: the resolution of schedules"""
 MIN_STAGE_MEMORY_SHARE = 0.8  # of an equal share: stages are equal in time, nearly so in memory

@@ -99,9 +99,9 @@ class Times:
             return plain + costs.op_us
         cut = choose_cut(shape, round(depth), size, rates.tiled, False, {})
         tiles = math.ceil(shape[2] / cut.rows) * math.ceil(shape[3] / cut.columns)
-        waves = math.ceil(tiles / rates.tiled.processors)
+        rounds = math.ceil(tiles / rates.tiled.processors)
         us = predicted_us(cut, shape, round(depth), size, rates.tiled)
-        us += waves * costs.product_tile_us + costs.op_us
+        us += rounds * costs.product_tile_us + costs.op_us
         return max(us / wide, moved / rates.memory_bytes_per_us)
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.plan.kind import Signature
-from ark.tasks import matmul_packs as packs
 from ark.tasks import matmul_small, text
+from ark.tasks import matmul_vectors as vectors
 from ark.tasks.matmul_form import along_k, deal, dims, paired, place_names, side_strides
 from ark.tasks.matmul_params import MatmulParams
 from ark.tasks.matmul_text import finish, outputs
@@ -188,14 +188,14 @@ def _store(sig: Signature) -> str:
         f"#pragma unroll\n      for (int j = 0; j < {VECTOR_ELEMENTS}; ++j) {{\n"
         f"      if (at_column + j >= b.rows) break;\n{single}      }}\n"
     )
-    indices = packs.packed(sig, VECTOR_ELEMENTS)
+    indices = vectors.packed(sig, VECTOR_ELEMENTS)
     _, n, _ = dims(sig)
     columns = int(sig.read(MatmulParams).tile[1])
     if indices is not None and (columns % VECTOR_ELEMENTS == 0 or n <= columns):
         addresses = text.addresses(sig, indices)
         body = (
             f"    if (at_column + {VECTOR_ELEMENTS} <= b.rows && ark_aligned({addresses})) {{\n"
-            f"{packs.vector_store(sig, indices, VECTOR_ELEMENTS)}    }} else {{\n{body}    }}\n"
+            f"{vectors.vector_store(sig, indices, VECTOR_ELEMENTS)}    }} else {{\n{body}    }}\n"
         )
     return (
         "    if (at_row >= a.rows || at_column >= b.rows) return;\n"

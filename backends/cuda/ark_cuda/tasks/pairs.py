@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ark.plan.kind import OperandType, Signature
 from ark.tasks import expression, text
-from ark.tasks import matmul_packs as packs
+from ark.tasks import matmul_vectors as vectors
 from ark.tasks.matmul_form import dims, place_names, sums_of
 from ark.tasks.matmul_params import MatmulParams
 from ark_cuda.tasks.wgmma import HALVES
@@ -37,10 +37,17 @@ def store(sig: Signature, wide: int) -> Store | None:
     """How a warpgroup stores its `wide` columns of a tile; None where this form does not serve."""
     params, out = sig.read(MatmulParams), sig.operands[2]
     m, n, _ = dims(sig)
-    stored = None if params.gated or params.head_dim else packs.packed(sig, packs.VECTOR_ELEMENTS)
-    if params.expr is None or out.dtype not in TYPES or stored is None or n % packs.VECTOR_ELEMENTS:
+    stored = (
+        None if params.gated or params.head_dim else vectors.packed(sig, vectors.VECTOR_ELEMENTS)
+    )
+    if (
+        params.expr is None
+        or out.dtype not in TYPES
+        or stored is None
+        or n % vectors.VECTOR_ELEMENTS
+    ):
         return None
-    rest = packs.residual(sig)
+    rest = vectors.residual(sig)
     beside = [i for i in stored if i not in (2, rest)]
     if rest is not None and (sig.operands[rest].dtype in HALVES) != (out.dtype in HALVES):
         return None

@@ -19,7 +19,7 @@ from ark.machine.capability import Capability
 from ark.machine.variant import COMPUTE, LOAD, MOVE
 from ark.plan.kind import OperandType, Signature
 from ark.tasks import matmul_form, text
-from ark.tasks import matmul_packs as packs
+from ark.tasks import matmul_vectors as vectors
 from ark.tasks.matmul_form import deal, dims, k_range, part_of_k, place_names, rotates
 from ark.tasks.matmul_params import MatmulParams, WindowParams
 from ark.tasks.matmul_text import outputs
@@ -264,7 +264,7 @@ def write(name: str, sig: Signature, machine: Machine) -> str:
     sums = f"{sum_of(sig.operands[0])} (&d)[{_wide(sig) // 2}]"
     sides = sig.operands[0], sig.operands[1]
     pairs_form = pairs.store(sig, _wide(sig))
-    own = "" if packs.residual(sig) is None else once("ARK_RESIDUAL", header("residual.h"))
+    own = "" if vectors.residual(sig) is None else once("ARK_RESIDUAL", header("residual.h"))
     own += "" if pairs_form is None else once("ARK_PAIRS", header("pairs.h"))
     # Inlined: the compiler would wait for each instruction of a function that is called.
     return (
@@ -343,16 +343,16 @@ def _store(sig: Signature) -> str:
             f"  ark_matrix_store<{out.ctype}, {wide}>(\n"
             f"      c, d, po + {start}, {out.strides[-2]}, top, {m} - m0, {n} - left0);\n"
         )
-    residual = packs.residual(sig)
+    residual = vectors.residual(sig)
     if residual is not None:
         return (
-            f"  const auto ahead = {packs.ahead(sig, residual, 'm0', 'left0')};\n"
-            f"  const auto eight = {packs.several(sig, 'm0', 'left0', residual)};\n"
+            f"  const auto ahead = {vectors.ahead(sig, residual, 'm0', 'left0')};\n"
+            f"  const auto eight = {vectors.several(sig, 'm0', 'left0', residual)};\n"
             f"  ark_matrix_each_residual<{wide}>(\n"
             f"      c, d, top, {m} - m0, {n} - left0, ahead, eight);\n"
         )
     return (
-        f"  const auto eight = {packs.several(sig, 'm0', 'left0')};\n"
+        f"  const auto eight = {vectors.several(sig, 'm0', 'left0')};\n"
         f"  ark_matrix_each<{wide}>(c, d, top, {m} - m0, {n} - left0, eight);\n"
     )
 

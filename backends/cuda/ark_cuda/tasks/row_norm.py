@@ -21,9 +21,9 @@ from ark.tasks.row_norm import (
     RowNormParams,
     folds,
     operands,
-    packs,
     row_constants,
     row_op,
+    vector_elements,
 )
 from ark_cuda.tasks import inline
 
@@ -43,7 +43,7 @@ def _shape(sig: Signature, machine: Machine) -> tuple[int, int, int, int] | None
     """(pack, packs a thread, warps of a team, rows ahead) where rows are streamed."""
     able = machine.variant.name == "block" and machine.has(Capability.ROW_COPIES)
     first, out = sig.operands[0], sig.operands[-1]
-    columns, pack = out.shape[-1], packs((first, out), out.shape[-1])
+    columns, pack = out.shape[-1], vector_elements((first, out), out.shape[-1])
     strides = (s for n, s in zip(first.shape[:-1], first.strides[:-1], strict=True) if n > 1)
     whole = all(s * first.itemsize % 16 == 0 for s in (columns, *strides))
     long = columns > MAX_REGISTER_ELEMENTS * machine.lanes * machine.warps

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 
 from ark.codegen.body import BoxMap
 from ark.plan.kind import OperandType
+from ark.plan.types import BOX_ROW_BYTES
 from ark.tasks.matmul_params import WindowParams
-from ark.tasks.matmul_windows import LINE, as_boxes, boxable
+from ark.tasks.matmul_windows import as_boxes, boxable
 from ark_cuda.tasks.wgmma import once
 
 
@@ -44,7 +45,7 @@ def padded_depth(operand: OperandType, p: WindowParams) -> int:
 
 def _filled(operand: OperandType) -> int:
     """Elements of the lines that a place takes."""
-    deep = LINE // operand.itemsize
+    deep = BOX_ROW_BYTES // operand.itemsize
     return -(-operand.shape[-1] // deep) * deep
 
 
@@ -69,7 +70,7 @@ def window_map(operand: OperandType, index: int, rows: int, p: WindowParams) -> 
         operand.dtype,
         (channels, wide, high, n),
         steps,
-        (LINE // operand.itemsize, rows),
+        (BOX_ROW_BYTES // operand.itemsize, rows),
         lower=(-before[1], -before[0]),
         upper=(ends[1], ends[0]),
         steps=(1, stride[1], stride[0], 1),
@@ -87,7 +88,7 @@ def weight_map(
     pitch = weight.strides[-2] * weight.itemsize
     sizes = (channels, weight.shape[-2], taps)
     steps = (pitch, channels * weight.itemsize)
-    return BoxMap(index, weight.dtype, sizes, steps, (LINE // weight.itemsize, rows, 1))
+    return BoxMap(index, weight.dtype, sizes, steps, (BOX_ROW_BYTES // weight.itemsize, rows, 1))
 
 
 def window_type(operand: OperandType, p: WindowParams) -> str:

@@ -17,10 +17,10 @@ from ark.codegen.body import Body
 from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.plan.kind import Signature
-from ark.tasks import matmul_packs as packs
+from ark.tasks import matmul_vectors as vectors
 from ark.tasks import text
 from ark.tasks.matmul_form import (
-    LEAST_UNIT_ROWS,
+    MIN_UNIT_TILE_ROWS,
     UNIT_PARTS,
     along_k,
     dims,
@@ -126,7 +126,7 @@ class Tiles(Body):
         a, b, out = sig.operands[:3]
         plain = not any(o.packet for o in sig.operands)
         kinds = (a.dtype, b.dtype) in _PARTS and (out.dtype in _OUTPUTS or _follows(sig))
-        if not (plain and kinds and params.tile[0] >= LEAST_UNIT_ROWS):
+        if not (plain and kinds and params.tile[0] >= MIN_UNIT_TILE_ROWS):
             return False
         return max(_step_bytes(sig, machine), _slab_bytes(sig, machine)) <= machine.shared_bytes
 
@@ -145,8 +145,8 @@ class Tiles(Body):
         constants = (rows, columns, *waves, buffers, *along)
         end, declared = f"ark_tile_sums({tile_place(sig)})", outputs(sig)
         if _follows(sig):
-            end = f"ark_tile_packs({packs.several(sig, 'm0', 'n0')})"
-            declared = packs.declared(sig)
+            end = f"ark_tile_packs({vectors.several(sig, 'm0', 'n0')})"
+            declared = vectors.declared(sig)
         return text.function(name, matrix_tiles(sig, callee, constants, end, declared))
 
     def headers(self, machine: Machine) -> tuple[str, ...]:

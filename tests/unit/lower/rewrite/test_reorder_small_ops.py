@@ -22,7 +22,7 @@ ON_H100 = Context(H100, machines=(H100,))
 
 @pytest.mark.parametrize("seed", range(60))
 def test_reordered_program_computes_the_same(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reorder_small_ops, "LEAST_WIDE", 0)  # chains too
+    monkeypatch.setattr(reorder_small_ops, "MIN_MEAN_CONCURRENT_OPS", 0)  # chains too
     model = Model()
     with use_model(model):
         inputs, _ = build(seed, 24)
@@ -34,7 +34,7 @@ def test_reordered_program_computes_the_same(seed: int, monkeypatch: pytest.Monk
 
 
 def test_random_programs_change_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reorder_small_ops, "LEAST_WIDE", 0)
+    monkeypatch.setattr(reorder_small_ops, "MIN_MEAN_CONCURRENT_OPS", 0)
     changed = 0
     for seed in range(60):
         model = Model()
@@ -49,7 +49,7 @@ def test_cells_of_a_diagonal_run_side_by_side(monkeypatch: pytest.MonkeyPatch) -
     """10 layers of 8 steps are 17 waves; the lists of program order hold cells up."""
     case = lstm(10, 8, 256)
     plan, _ = planned(case, H100)
-    monkeypatch.setattr(reorder_small_ops, "LEAST_WIDE", 1 << 20)
+    monkeypatch.setattr(reorder_small_ops, "MIN_MEAN_CONCURRENT_OPS", 1 << 20)
     before, _ = planned(case, H100)
     ends = [max(s.end for s in predict(p, 0)) for p in (before, plan)]
     assert ends[1] < 0.5 * ends[0]
