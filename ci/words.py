@@ -54,6 +54,13 @@ PATTERNS = (
         ("constant",),
         "say what it bounds and its unit: MAX_SHORT_ROW_ELEMENTS",
     ),
+    Pattern(
+        "together",
+        r"^together$",
+        ("name",),
+        "lockstep, collective, joint, concurrent, or a count of what",
+    ),
+    Pattern("line", r"(^|_)LINE$", ("constant",), "BOX_ROW_BYTES, CACHE_LINE_BYTES"),
     Pattern("whoever", r"\bwhoever\b", PROSE, "name the caller, the task or the thread"),
     Pattern("who", r"\bwhom?\b", PROSE, "name the caller, the task or the thread"),
     Pattern("what-is", r"\bwhat (is|are)\b", PROSE, "use a noun: the bytes, the operand"),
@@ -92,7 +99,7 @@ PATTERNS = (
     ),
     Pattern(
         "renamed",
-        r"^(own_first|lay_sides|take_rows_early|in_waves|round_rows|give_logits)$",
+        r"^(own_first|lay_sides|take_rows_early|in_waves|round_rows|give_logits|lower_rows)$",
         ("name",),
         "the glossary's name",
     ),

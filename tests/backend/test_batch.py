@@ -39,7 +39,7 @@ def generator(backend: str, small: Path) -> Iterator[Generator]:
         yield stack.enter_context(opened)
 
 
-def together(
+def batched(
     generator: Generator,
     prompts: Sequence[Sequence[int]],
     count: int,
@@ -66,16 +66,16 @@ def test_each_sequence_equals_transformers(generator: Generator, small: Path) ->
                 pad_token_id=0,
             )[0].tolist()
         right.append(text[len(prompt) :])
-    assert together(generator, PROMPTS, 12) == right
-    assert together(generator, PROMPTS[1:], 12) == right[1:]
+    assert batched(generator, PROMPTS, 12) == right
+    assert batched(generator, PROMPTS[1:], 12) == right[1:]
     assert list(generator.stream(PROMPTS[1], 12, stop_tokens=())) == right[1]
     # The first stop of one ends only that one; all that end early end the launch.
     stop = right[2][3]
     ends = [row[: row.index(stop) + 1] if stop in row else row for row in right]
-    assert together(generator, PROMPTS, 12, [stop]) == ends
+    assert batched(generator, PROMPTS, 12, [stop]) == ends
     assert len(ends[2]) <= 4 < max(map(len, ends))
     firsts = [row[0] for row in right]
-    assert together(generator, PROMPTS, 12, firsts) == [[token] for token in firsts]
+    assert batched(generator, PROMPTS, 12, firsts) == [[token] for token in firsts]
     # On the device as well, which moved no sequence past its stop.
     assert generator.executor.read("position").tolist() == list(LENGTHS)
 
@@ -90,7 +90,7 @@ def test_each_sequence_draws_as_it_does_alone(
     with closing(chosen.open(0)) as device:
         checkpoint = Checkpoint.open(small)
         with Generator(checkpoint, chosen, device, context=16, batch=3) as generator:
-            drawn = together(generator, PROMPTS, 12, how=how)
+            drawn = batched(generator, PROMPTS, 12, how=how)
         with Generator(checkpoint, chosen, device, context=16, chunk=4) as generator:
             alone = [list(generator.stream(PROMPTS[0], 12, how, ()))]
             for b in (1, 2):
@@ -114,13 +114,13 @@ def test_16_bit_sequences_equal_single_runs(backend: str, tmp_path: Path) -> Non
             with Generator(checkpoint, chosen, device, batch=batch, budget_s=5.0) as generator:
                 name = generator.executor.machine.variant.name
                 assert name == ("roles" if "roles" in offered else "block")
-                assert together(generator, PROMPTS[:batch], 12) == alone[:batch]
+                assert batched(generator, PROMPTS[:batch], 12) == alone[:batch]
 
 
 def test_too_many_prompts_are_refused(generator: Generator) -> None:
     for prompts in ([], [[1]] * 4):
         with pytest.raises(InvalidUsageError, match=r"batch=3; give 1 to 3"):
-            together(generator, prompts, 1)
+            batched(generator, prompts, 1)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_too_many_prompts_are_refused(generator: Generator) -> None:
 )
 def test_prompts_that_are_none(generator: Generator, prompts: list, most: int, words: str) -> None:
     with pytest.raises(InvalidUsageError, match=words):
-        together(generator, prompts, most)
+        batched(generator, prompts, most)
 
 
 @pytest.mark.parametrize(

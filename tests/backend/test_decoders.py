@@ -129,10 +129,10 @@ def test_layers_that_slide_attend_to_their_window(
     for prompt, ours in zip(prompts, alone, strict=True):
         assert ours == best(directory, prompt, ours)
     with Generator(checkpoint, *device, batch=2) as generator:
-        together: list[list[int]] = [[], []]
+        batched: list[list[int]] = [[], []]
         for row, token in generator.stream_batch(prompts, NEW_TOKENS, stop_tokens=()):
-            together[row].append(token)
-    assert together == alone
+            batched[row].append(token)
+    assert batched == alone
 
 
 def test_a_prompt_longer_than_the_window_in_large_chunks(

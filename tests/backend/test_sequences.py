@@ -58,8 +58,8 @@ def alone(op: str) -> list[np.ndarray]:
 
 def test_the_references_are_those_of_each_sequence() -> None:
     for op, (names, attrs) in OPS.items():
-        together = registry.get(op).reference([GIVEN[n] for n in names], attrs)  # type: ignore[misc]
-        for got, want in zip(together, alone(op), strict=True):
+        batched = registry.get(op).reference([GIVEN[n] for n in names], attrs)  # type: ignore[misc]
+        for got, want in zip(batched, alone(op), strict=True):
             np.testing.assert_array_equal(got, want, err_msg=op)
 
 

@@ -18,9 +18,9 @@ from tests.ranks import ThreadRanks, run_ranks
 WIDTH, ITERATIONS = 3000, 40
 
 
-def planned(graphs: list[Graph], machine: Machine | str, together: bool = False) -> list[Plan]:
+def planned(graphs: list[Graph], machine: Machine | str, lockstep: bool = False) -> list[Plan]:
     result = registry.machine(machine) if isinstance(machine, str) else machine
-    return list(plan_ranks(graphs, result, {"lockstep": together}))
+    return list(plan_ranks(graphs, result, {"lockstep": lockstep}))
 
 
 def run(

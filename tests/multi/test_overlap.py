@@ -219,7 +219,7 @@ def test_one_rank_has_nothing_to_overlap() -> None:
 
 
 def test_ranks_that_begin_together() -> None:
-    check("cpu", 2, "bfloat", together=True)
+    check("cpu", 2, "bfloat", lockstep=True)
 
 
 @pytest.mark.parametrize(

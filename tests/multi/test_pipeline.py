@@ -197,7 +197,7 @@ def build_reduce(
     width: int,
     algorithm: str = "one_shot",
     machine: str = "cpu-2",
-    together: bool = False,
+    lockstep: bool = False,
     work: int = 300,
 ) -> list[Plan]:
     graphs = []
@@ -206,7 +206,7 @@ def build_reduce(
         with use_model(model):
             reduce_stage(rank, world, width, algorithm, work)
         graphs.append(model.graph)
-    return planned(graphs, machine, together)
+    return planned(graphs, machine, lockstep)
 
 
 # The first travels as packets, the second with counters.
@@ -243,7 +243,7 @@ def test_a_rank_begins_while_a_peer_is_in_the_iteration_before() -> None:
 
 @pytest.mark.parametrize("width", [40, WIDTH])
 def test_ranks_begin_together_where_that_is_asked_for(width: int) -> None:
-    plans = build_reduce(3, width, together=True)
+    plans = build_reduce(3, width, lockstep=True)
     verify(plans)
     assert {p.counters[ITERATION_BARRIER].step for p in plans} == {3}
     assert not any(waiting(p) for p in plans)
@@ -319,11 +319,11 @@ def test_every_mutation_of_a_broadcast_is_refused(
 def test_the_source_is_the_same_text_for_both_forms() -> None:
     backend = registry.get("cuda")
     machine, dialect = registry.machine("h100"), backend.dialect("sm_90a")
-    alone, together = (
-        write(build_reduce(2, WIDTH, machine="h100", together=joined)[0], machine, dialect)
+    alone, lockstep = (
+        write(build_reduce(2, WIDTH, machine="h100", lockstep=joined)[0], machine, dialect)
         for joined in (False, True)
     )
-    assert alone.source == together.source
+    assert alone.source == lockstep.source
 
 
 def test_memory_that_peers_see_keeps_the_barrier() -> None:

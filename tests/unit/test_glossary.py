@@ -26,7 +26,7 @@ def _tables() -> dict[str, list[list[str]]]:
     tables = {}
     for section in sections:
         title, _, body = section.partition("\n")
-        body = body.split("\nWords with several meanings")[0]
+        body = body.split("\nWords that had several")[0]
         lines = [line for line in body.splitlines() if line.startswith("|")]
         tables[title] = [[c.strip() for c in line.strip("|").split(" | ")] for line in lines[2:]]
     return tables
