@@ -1,5 +1,5 @@
-"""The functions that a loop kernel calls for its tasks: which ops share one, which module writes
-each (the dialect or ark.tasks), and what the kernel's loop must know of it.
+"""The functions that a loop kernel calls for its tasks: which ops share one, whether the dialect or
+ark.tasks writes it, and its properties that the loop depends on.
 
 Called by ark.codegen.writer, whose switches (ark.codegen.dispatch) choose among them.
 """

@@ -1,4 +1,4 @@
-"""A vendor's own bodies: one object for each task kind and form of it.
+"""Vendor bodies: one object for each task kind and form that a vendor implements itself.
 
 A vendor's package `tasks` holds them, each beside the device code that it stands on, and lists them
 in `Dialect.bodies`. Of a task's kind the first body that serves its signature is taken; where none

@@ -1,4 +1,4 @@
-"""The constants of a loop kernel: what its device code knows of the machine and of the plan."""
+"""The constants of a loop kernel: properties of the machine and the plan that its device code uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a vendor adds to the loop kernel's source: a prelude, an entry point, bodies of its own.
+"""Dialects: a vendor's parts of the loop kernel's source (prelude, entry point, own bodies).
 
 The writer joins `prelude` (the device ABI, listed in docs/device-abi.md), the shared structures,
 the task bodies and the loop, and ends with `entry`. Nothing else differs between vendors.

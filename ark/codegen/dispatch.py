@@ -1,4 +1,4 @@
-"""The switches of a loop kernel, by which it finds a task's function.
+"""The switch statements of a loop kernel that call a task's function by its opcode.
 
 Called by ark.codegen.writer.
 """

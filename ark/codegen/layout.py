@@ -1,4 +1,4 @@
-"""The structures that host and device share, defined once.
+"""The structures that host and device share, defined once for both.
 
 From each definition come the C struct that the writer emits and the NumPy dtype that the runtime
 fills; so the two cannot drift apart. All members are naturally aligned and no compiler pads them.

@@ -1,5 +1,6 @@
-"""Which products warpgroups take, by types, sizes and how their sides lie in memory: asked before
-the kernel's variant is known, and where sides are laid as box copies load them.
+"""Decides which products warpgroups can multiply, from data types, sizes and the memory layout of
+both operands. Called before the kernel variant is chosen, and by the passes that lay operands out
+for box copies.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The choice of a kernel variant: by what the graph's last phase does and what the machine offers.
+"""Chooses the kernel variant of each phase from the ops of the graph and the capabilities of the
+machine. Called by ark.lower.prepare.
 
 Called by the planner before anything is lowered.
 """

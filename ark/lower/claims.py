@@ -1,6 +1,6 @@
-"""Which ops' tiles processors claim while they run (ark.tasks.claimed): large ones that only move
-bytes, in whose memory no peer has a part. Each of their tasks comes after all that the op comes
-after, and whatever follows after all of them: a hand-over, for which a large op has the time.
+"""Decides for which ops processors claim tiles at run time (ark.tasks.claimed): large ops that only
+move bytes in memory without a peer's part. Each such task waits for all predecessors of the op, and
+all successors wait for all its tasks; a large op has the time for that.
 
 Called by the pipeline, behind the ops' own lowerings.
 """

@@ -1,4 +1,5 @@
-"""The ops of a plan, the tensors that they use, numbered, and their buffers, placed in arenas.
+"""Numbers the ops of a plan and their tensors, and assigns their buffers to arenas. Called by
+ark.lower.pipeline.
 
 Called by ark.lower.pipeline.
 """

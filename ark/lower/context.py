@@ -1,4 +1,4 @@
-"""From graph nodes to ops with tile tasks: the context that the ops' lowerings write into.
+"""The context of lowering: collects the groups of tile tasks that the ops' lowering functions emit.
 
 A lowering names a task kind, its static parameters, its operands and one coordinate per task; the
 processor, waits and addresses of a task are decided later by ark.lower.pipeline.

@@ -1,7 +1,6 @@
-"""How a product is cut: rows and columns of its tiles, and in the variant `matrix` also in how many
-parts of k. There the cut with the shortest predicted time by the machine's costs (docs/matmul.md
-has measured shapes); elsewhere the machine's tile. A cut that was measured for a shape (`ark tune`)
-comes before any prediction.
+"""Chooses the tile size of a product, and in the variant `matrix` the number of parts of k. There
+it takes the cut with the shortest predicted time (docs/matmul.md has measured shapes); elsewhere
+the machine's tile. A cut that `ark tune` measured for the shape takes precedence.
 
 Called by the lowering of matmul.
 """

@@ -1,4 +1,5 @@
-"""How bytes travel to a peer: the engines of a channel, what they need and when they pay.
+"""The engines of a channel, which carry bytes to a peer: their requirements, and the sizes for
+which each is chosen.
 
 An engine is chosen when a put is lowered, by the machine's capabilities and the size of the whole
 transfer; a caller may name one, and of a collective it is what was measured to be fastest, where

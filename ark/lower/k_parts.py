@@ -1,7 +1,7 @@
-"""How a product is cut where matrix units take it in any variant, in parts of k too (the machine's
-capability `k_parts`): tiles that have a loop of their own, and narrower ones where tiles are few;
-where processors would still be left without one, k is cut too. The cut that is predicted to end
-first is taken, by the machine's costs (ark.machine.costs.UnitCosts; docs/matmul.md, "The cut").
+"""Chooses the cut of a product on machines whose matrix units serve any variant (capability
+`k_parts`): large tiles, narrower ones where tiles are few, and parts of k where processors would
+still be idle. Takes the cut with the earliest predicted end, by ark.machine.costs.UnitCosts
+(docs/matmul.md, "The cut").
 
 Called by the lowering of matmul and by `ark tune`.
 """

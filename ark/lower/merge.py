@@ -1,4 +1,5 @@
-"""Neighbouring dimensions made one, where all tensors of an op lie in memory so that they can be.
+"""Merges neighbouring dimensions of an op's tensors where the memory layout of all of them allows
+it.
 
 Bodies loop over four dimensions and take more of them apart by division; most tensors of more are
 dense, or broadcast along whole groups of dimensions, and need not that. Called by the ops'

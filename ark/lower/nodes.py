@@ -1,4 +1,6 @@
-"""Lowers a graph node by node, in program order, by the ops' own lowerings. For the pipeline."""
+"""Lowers a graph node by node, in program order, with the lowering function of each op. Called by
+ark.lower.pipeline.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which activations travel as packets {value, epoch}, so that a load is its own wait and the
+"""Decides which activations travel as packets {value, epoch}: the load is then the wait, and the
 dependence needs no counter. Called by the pipeline where the machine has the capability.
 """
 

@@ -1,5 +1,6 @@
-"""The planner: graph + machine -> plan. Lowers, lays out memory, deals tasks to processors and
-places counters; ark.lower.prepare rewrites the graph before, the verifier checks the plan behind.
+"""The planner: makes a plan from a graph and a machine. It lowers the graph, lays out memory,
+assigns tasks to processors and adds counters. ark.lower.prepare rewrites the graph before; the
+verifier checks the plan after.
 
 Program order gives every dependence; what a task must wait for follows from where tasks touch
 memory. A wait is placed only where the order is not already implied (program order on a processor,

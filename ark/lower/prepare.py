@@ -1,4 +1,5 @@
-"""From a graph to one that can be lowered: runs the passes and chooses each phase's variant.
+"""Prepares a graph for lowering: runs the passes and chooses each phase's kernel variant. Called by
+ark.lower.pipeline.
 
 Called by ark.lower.pipeline, and by ark.lower.ranks where ranks share a plan.
 """

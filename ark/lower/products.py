@@ -1,6 +1,5 @@
-"""What the cut and the lowering of a product ask of its node: its operands, its shape, its
-parameters, and whether warpgroups take it. Called by ark.lower.rewrite.cut_products and by the
-lowering of matmul.
+"""Properties of a product's node: its operands, shape and parameters, and whether warpgroups take
+it. Called by ark.lower.rewrite.cut_products and by the lowering of matmul.
 """
 
 from __future__ import annotations

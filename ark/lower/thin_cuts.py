@@ -1,4 +1,5 @@
-"""How a product of few rows or columns is cut, which reads its other side at memory's speed.
+"""Chooses the cut of a product of few rows or columns, whose time is that of reading the other
+operand.
 
 A tile has all of the side that has few. How many rows or columns of the other side it has is
 chosen by time: fewer tiles are fewer tasks to wait for, more tiles read on more processors. Ops

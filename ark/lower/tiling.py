@@ -1,5 +1,5 @@
-"""How an output is cut into tiles: enough for all processors, none so small that a hand-over costs
-more than the work. Called by the ops' lowerings.
+"""Chooses tiles of an output: enough for all processors, and none whose work is shorter than
+handing it over. Called by the ops' lowering functions.
 """
 
 from __future__ import annotations

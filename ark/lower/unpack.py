@@ -1,4 +1,4 @@
-"""Ops that cannot take elements of 4 bits one by one do their work on whole bytes instead.
+"""Rewrites ops on 4-bit elements as ops on whole bytes where the op only moves elements.
 
 Called by the lowerings of ops that move elements.
 """

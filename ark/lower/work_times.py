@@ -1,5 +1,5 @@
-"""About how long products and attention take under a kernel variant, by the machine's costs: what
-the choice of a variant compares. Asked of a graph before anything is lowered, for each node alone.
+"""Estimates the time of products and attention under a kernel variant from the machine's costs.
+Called by ark.lower.choose for each node before anything is lowered.
 
 Under the variant that loads boxes for warpgroups, products take what their cut is predicted to
 take, after sides that must lie otherwise were laid so. What box copies cannot load, or is too small

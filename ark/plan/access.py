@@ -1,4 +1,5 @@
-"""Where tasks touch memory, in coordinates that can be compared. Used by planner and verifier.
+"""Memory accesses of tasks in comparable coordinates: byte ranges, steps and boxes. Used by the
+scheduler and the verifier.
 
 Accesses are compared exactly: box against box when they see the same buffer through the same
 extents, byte range against byte range otherwise. Both sides rely on exactness: they forget an

@@ -1,4 +1,4 @@
-"""Which boxes of its operands the tasks of an op touch, relative to each operand's first element.
+"""The boxes that the tasks of an op access, relative to each operand's first element.
 
 Ops of one signature touch the same boxes, so a model's equal layers, the cells of a recurrent net
 and the ranks of a set share these arrays; an op adds only where its operands lie (ark.plan.access).

@@ -1,5 +1,5 @@
-"""Planning and verifying make many objects at once, and no cycles of them: Python's cyclic garbage
-collector would walk them all again and again (a third of the time) and find nothing.
+"""Switches Python's cyclic garbage collector off while plans are made and verified: many objects
+are created without cycles, and collecting took a third of the time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The cost model: a predicted timeline of one iteration, to draw beside the measured one.
+"""The cost model: predicts the timeline of one iteration, to be drawn beside a measured one.
 
 A task takes its begin and the longer of its arithmetic and its bytes, at rates of the machine
 (ark.machine.costs): products of types that matrix units take at theirs, all else at that of scalar

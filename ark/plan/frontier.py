@@ -1,4 +1,4 @@
-"""What later ops may still conflict with: the accesses that no later write has covered.
+"""The accesses that later ops can still conflict with: those that no later write has covered.
 
 A space's bytes are cut into intervals, each with the accesses that touch it. A write that leaves no
 byte of an interval out, or no element of an earlier access, removes the accesses that it covers: an

@@ -1,5 +1,5 @@
-"""What lowering hands to the scheduler: the tile tasks of each op, in program order, with the ops'
-operands still as tensors of the graph. Made by ark.lower, read by ark.plan.schedule.
+"""The interface between lowering and scheduling: the tile tasks of each op, in program order, with
+operands as tensors of the graph. Made by ark.lower, read by ark.plan.schedule.
 """
 
 from __future__ import annotations

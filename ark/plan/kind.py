@@ -1,4 +1,4 @@
-"""What a task kind is: what its tasks touch, what they cost, and how they are written as source.
+"""The protocol and the table of task kinds: which memory a task accesses, its cost, and its source.
 
 A kind serves many ops; a signature (kind, static parameters, operand layouts) is what one C++
 function is specialised for, so that equal layers share it. The planner and the verifier ask for

@@ -1,4 +1,5 @@
-"""What the tasks of an op come after, and which of it they must wait for.
+"""Finds the earlier tasks that each task of an op depends on, and the counters that it must wait
+for.
 
 For every task the sets of earlier tasks that it conflicts with are found from the regions they
 touch. The tasks known to be complete when a task starts are a vector with one entry per processor

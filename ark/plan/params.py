@@ -1,4 +1,5 @@
-"""What a task kind says of its parameters, operands and coordinates, and how that is checked.
+"""Checks of task kinds: parameters, operands and coordinates, with the helpers that raise
+PlanError.
 
 A kind names a `Params` struct: typed, ranged, unknown names refused. It checks its operands with
 the small functions here and says with `Places` which coordinates its tasks have. The verifier asks

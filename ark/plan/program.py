@@ -1,4 +1,5 @@
-"""The computation of a plan without processors, schedule and addresses: its ops in program order.
+"""Compares the computation of two plans, without processors, schedule and addresses: their ops in
+program order.
 
 Two plans of one program give the same results, so a plan from elsewhere may run in the place of
 another if their programs are equal. Called by ark.models.load.

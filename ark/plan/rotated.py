@@ -1,6 +1,6 @@
-"""The plans of ranks that all do the same, each with its peers counted from itself: one plan stands
-for all, and a rank's own is made from it on demand. Made by ark.lower.ranks; the verifier
-proves one rank and by that all (ark.plan.verify.symmetry).
+"""Plans of ranks that all do the same, with peers counted relative to each rank: one plan is stored
+and each rank's is derived on demand. Made by ark.lower.ranks; the verifier proves one rank for all
+(ark.plan.verify.symmetry).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The form of a plan file: what may stand where, of which type, in which range.
+"""The schema of a plan file: its fields, their types and ranges.
 
 A plan is data. Everything in a file is converted to these types before it is used, unknown fields
 are refused, numbers are bounded and no name has a control character. Whether the parts belong

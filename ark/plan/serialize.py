@@ -1,4 +1,4 @@
-"""Plans as JSON: the same plan gives the same bytes; plans are checked when they are read."""
+"""Plans as JSON. The same plan gives the same bytes; a plan is checked when it is read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What one C++ function is specialised for: kind, static parameters and operand layouts.
+"""Signatures: the kind, static parameters and operand layouts for which one C++ function is
+specialised.
 
 Ops of one signature share a function, so that equal layers compile once.
 """

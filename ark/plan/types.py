@@ -1,4 +1,5 @@
-"""The plan: a frozen, deterministic, JSON-able value that says what every processor does.
+"""The types of a plan: a frozen, deterministic value that can be written as JSON and that holds
+each processor's tasks.
 
 A plan belongs to one rank. The planner makes it (ark.lower.pipeline), the verifier checks the plans
 of all ranks together (ark.plan.verify), the writer emits source for it (ark.codegen.writer) and the

@@ -1,4 +1,4 @@
-"""Task kinds: what a tile of work touches, costs, and how it is written as source.
+"""Task kinds: the memory that a tile of work accesses, its cost and its source.
 
 One module per family. A vendor may write the source of a kind itself (see the dialect); what a task
 touches is always decided here, because the verifier relies on it.

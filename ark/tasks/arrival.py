@@ -1,5 +1,4 @@
-"""What peers have put into this rank's memory has arrived: a task that waits for it and moves
-nothing.
+"""A task that waits until peers have written into this rank's memory, and moves nothing itself.
 
 operands: one of one dense dimension. coord: first and last+1 element that peers wrote. To the plan
 it writes them: their readers run after the task, and so after its waits. No params.

@@ -1,5 +1,5 @@
-"""A copy to a peer in whole pieces by hardware that copies for a processor: data
-passes through shared memory, so that few threads keep many bytes in flight.
+"""A copy to a peer in large pieces by copy hardware of the processor: data passes through shared
+memory, so that few threads keep many bytes in flight.
 
 operands: source, target, both plain memory of one dense dimension and one type. params and coord:
 as for combine, whose body it has where a backend has none of its own. Emitted for the engine `bulk`

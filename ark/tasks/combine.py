@@ -1,5 +1,5 @@
-"""Shares combined element by element: what collectives are made of. With one share it is a put, or
-the receipt of one; with several it adds, multiplies or compares them in the order of the operands.
+"""Combines shares of ranks element by element, the building block of collectives. With one share it
+is a copy; with several it adds, multiplies or compares them in operand order.
 
 params: element (a name of ELEMENTS: what the operands' bytes are), op (a name of OPS), divide (what
 the result is divided by), order (the shares that are combined first, in this order; the others

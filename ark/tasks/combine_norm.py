@@ -1,5 +1,5 @@
-"""Rows that are combined from shares and then normed: the sum over ranks of a layer's result, the
-residual stream, and the norm that the next layer begins with, in one task.
+"""Combines shares of rows and normalises them in one task: the sum over ranks of a layer's result,
+the residual, and the norm before the next layer.
 
 params: element, order (as for combine), columns (of a row), eps. operands: shares..., weight, sum,
 normed; all but the weight are of one dimension and hold the same rows. Shares and sum are as

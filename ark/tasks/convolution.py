@@ -1,4 +1,4 @@
-"""Tiles of a convolution that reads its windows in place: no matrix of them is laid out.
+"""Tiles of a convolution that reads its windows from the input in place (implicit GEMM).
 
 params: size, stride, dilation, before (one number a spatial dimension, as of ark.tasks.windows;
 what lies outside of the input is zero), sizes (of the result's places), expr as of

@@ -1,4 +1,4 @@
-"""What the user of a custom op says of it: operands by axes, how tasks are cut, its device text.
+"""The description of a custom op by its user: operands by axes, tiling and device source.
 
 `x[m, k], w[k] -> y[m, k]` names every operand's dimensions. An axis that the op cuts is there a
 task's tile of it; `all m` is all of it, `m+-2` the tile and two indices more at either side, a

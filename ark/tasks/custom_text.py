@@ -1,5 +1,5 @@
-"""What of a custom op's text is looked at before a compiler sees it: mistakes that a compiler would
-report in other words than the user's, and the macros that end with the text.
+"""Checks of a custom op's source before it is compiled, for mistakes whose compiler message would
+not refer to the user's text, and the macros that end with that text.
 
 A custom op is code that its author trusts: it runs in the process that declares it, like the
 Python around it, and nothing here keeps a text from anything. Called by ark.tasks.custom_form.

@@ -1,4 +1,4 @@
-"""A task that moves nothing: signals of a channel leave with it, and waits for them end in it.
+"""A task that moves no data: it signals a channel or waits for one.
 
 Its output, one uint32, is the token that ops come after which must see what was waited for. It gets
 the number of the iteration. No params; coord: none but 0. Emitted by

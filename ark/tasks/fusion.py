@@ -1,5 +1,5 @@
-"""Many elementwise functions as one body, with sums over one dimension between them: what several
-of them read stays in registers.
+"""Several elementwise functions in one body, with sums over one dimension between them; shared
+intermediate values stay in registers.
 
 params: inputs (how many of the operands are; the others are outputs), axis (of four: the dimension
 that is summed over; -1: none), count (its size, or 1), tile (4 sizes of the outputs'

@@ -1,5 +1,5 @@
-"""What the signature of a linear layer says: where the operands of its epilogue are, and whether
-its input is kept narrow, in the type of the weights, and how much shared memory that takes.
+"""Properties of a linear layer's signature: the operands of its epilogue, whether its input is held
+in the weights' type, and the shared memory for that.
 
 Asked by the kind (ark.tasks.linear), by the lowering that chooses forms and variants, and by the
 backends' bodies.

@@ -1,5 +1,5 @@
-"""What the signature of a product says: its sizes, its tiles and their processors, its parts of k,
-and how both sides lie in memory. Asked by the kind (ark.tasks.matmul) and by the backends' bodies.
+"""Properties of a product's signature: sizes, tiles and their processors, parts of k, and the
+memory layout of both operands. Used by the kind (ark.tasks.matmul) and by the backends' bodies.
 """
 
 from __future__ import annotations

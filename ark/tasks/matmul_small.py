@@ -1,5 +1,5 @@
-"""Many products of small matrices: each is one warp's, so that no warp waits for another, and a
-task has as many as its processor. matmul_small.h has the device side.
+"""Products of many small matrices: each warp computes whole products without waiting for others,
+and a task has those of one processor. matmul_small.h has the device side.
 
 Asked by the lowering, which deals matrices to tasks, and by the writers of the bodies.
 """

@@ -1,6 +1,6 @@
-"""Products of which one side has few rows or columns, a matrix times a vector above all: they take
-as long as memory needs for the other side. Its rows are the warps', or, where these lie side by
-side and not k, the threads stand across them; matmul_thin.h has the device side.
+"""Products with few rows or columns, such as matrix times vector; their time is that of reading the
+other operand. Warps take its rows, or threads its neighbouring columns if these are contiguous.
+matmul_thin.h has the device side.
 
 Asked by the lowering, which cuts the other side for it, and by the writers of the bodies.
 """

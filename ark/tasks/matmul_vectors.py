@@ -1,4 +1,5 @@
-"""Neighbouring results of a product, as source: computed together and stored by one access.
+"""Source text for neighbouring results of a product that are computed in one thread and stored by
+one access.
 
 Called by the writers of vendors' bodies for products.
 """

@@ -1,5 +1,5 @@
-"""Products one side of which is the matrix of an input's windows: convolutions whose windows are
-read in place, where box copies can take them out of the input (the capability "window_boxes").
+"""Products whose one side is the matrix of an input's windows: convolutions that read windows in
+place by box copies (capability "window_boxes").
 
 The param `windows` of a matmul says so: side, the operand that is such an input (n, spatial...,
 channels); size, stride, dilation, before and sizes as of ark.tasks.convolution. A row of the matrix

@@ -1,4 +1,4 @@
-"""Tiles whose elements come from elsewhere in a tensor: by index arithmetic, or by index tensors.
+"""Tiles that copy elements from elsewhere in a tensor, by index arithmetic or by index tensors.
 
 `remap` params: rules (one a dimension of the input: terms [output dimension, factor]..., add,
 divide, edge), fill, tile. operands: input, output. The input's index is the terms' sum and `add`,

@@ -1,4 +1,4 @@
-"""Rotary embedding, and what a projection's result is rotated or gated into in pairs.
+"""Rotary embedding, and the rotation or gating of a projection's result in pairs.
 
 They stand on their own where the product before them is no linear task; the linear kind stores
 through the same functions (rotary.h).

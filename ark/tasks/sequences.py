@@ -1,4 +1,5 @@
-"""Several sequences decoded together: each draws its own next token, the run ends with the last.
+"""Sampling for several sequences that are decoded as a batch: one next token per sequence; the
+launch ends when all sequences have ended.
 
 `choose_each` params: tiles, batch. operands: as of `choose` (ark.tasks.tokens), with a row (logits)
 or consecutive elements (settings, position, candidates, tokens, output) for each sequence; all

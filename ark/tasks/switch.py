@@ -1,4 +1,4 @@
-"""A sum of all ranks' shares, stored at all ranks: computed by the switch.
+"""A sum of all ranks' shares that the switch computes and stores on all ranks.
 
 operands: a share of each rank, then a result at each, the own ones first; plain memory of one dense
 dimension. params and coord: as for combine, whose body it has where no switch is mapped. A switch

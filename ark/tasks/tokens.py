@@ -1,4 +1,4 @@
-"""The token loop: embedding look-up, sampling, and advancing the position, all on the device.
+"""The token loop on the device: embedding look-up, sampling, and advancing the position.
 
 `embedding` params: columns (per task), rows, dynamic. operands: ids, table, output, and with
 dynamic the position, to which row numbers are relative, and perhaps the output in another type once

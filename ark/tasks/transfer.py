@@ -1,5 +1,5 @@
-"""A copy by copy engines or the network: asked for in a queue that the device writes itself
-(device/transfer.h), or of the host's proxy, which also reaches ranks on other hosts.
+"""A copy by copy engines or the network, requested through a queue that the device writes
+(device/transfer.h) or from the host's proxy, which also reaches ranks on other hosts.
 
 operands: source, target, both of one dense dimension and one type. coord: first and last+1 element.
 The task asks for it and ends when the bytes are there, so its accesses are those of a

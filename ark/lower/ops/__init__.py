@@ -1,1 +1,3 @@
-"""How ops become groups of tasks: a module for each family of ops, of its name in ark.ops."""
+"""Lowering functions of ops: nodes become groups of tasks. Each module has the name of its family
+in ark.ops.
+"""

@@ -1,4 +1,4 @@
-"""How attention becomes tasks.
+"""Lowering of attention over a cache and over tiles of queries.
 
 One row of a cache by splits of its positions, all else by tiles of queries. Called through
 ark.lower.registry.

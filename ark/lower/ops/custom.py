@@ -1,4 +1,4 @@
-"""How calls of custom ops become tasks."""
+"""Lowering of calls of custom ops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sides of products as warpgroups read them, once the kernel's variant is known.
+"""Lays operands of products out as warpgroups read them, once the kernel variant is known.
 
 Box copies load rows that start at multiples of 16 bytes. An operand with unaligned rows is copied
 to aligned ones, which costs one more read; where an elementwise op or a product makes the operand

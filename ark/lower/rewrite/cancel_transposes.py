@@ -1,4 +1,5 @@
-"""A transpose of rows in front of a linear layer, and another one behind it, become one or none.
+"""Removes a transpose of rows before a linear layer together with the transpose after it, or leaves
+one of the two.
 
 A product with a weight, and elementwise ops whose other inputs are equal for all rows, compute each
 row by itself. So the rows may keep the order that they had before the first transpose, and the

@@ -1,4 +1,4 @@
-"""Convolutions whose channels come last, where matrix units multiply.
+"""Lays the channels of convolutions last (NHWC) where matrix units multiply.
 
 A convolution is written as a product with a matrix of windows of which each element lies apart from
 its neighbours (ark.ops.windows). With the channels turned to be last, neighbours of the matrix are

@@ -1,4 +1,6 @@
-"""What a pass may know beside the graph. Made by ark.lower.prepare, read by every pass."""
+"""The facts beside the graph that a pass may use: machine, options, external buffers. Made by
+ark.lower.prepare, read by every pass.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""The convolutions of a graph whose channels are worth turning to be last: products with a matrix
-of windows that index arithmetic lays out, or with the image itself. Called by
-ark.lower.rewrite.channels_last.
+"""Finds the convolutions for which it pays to lay channels last: as products with a matrix of
+windows, or with the image itself. Called by ark.lower.rewrite.channels_last.
 """
 
 from __future__ import annotations

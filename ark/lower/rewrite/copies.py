@@ -1,4 +1,4 @@
-"""Transposes and copies that a rewrite has made superfluous.
+"""Removes transposes and copies that a rewrite has made superfluous.
 
 Called by ark.lower.rewrite.fuse_attention.
 """

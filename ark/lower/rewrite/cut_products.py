@@ -1,5 +1,5 @@
-"""How each product is cut, as data of its node: rows and columns of its tiles, and parts of k. A
-product in parts of k gives the sums of each part, which an op of its own adds up.
+"""Stores the cut of each product in its node: rows and columns of its tiles, and parts of k. A
+product in parts of k gives one sum per part; an additional op adds them.
 
 The rules are in ark.lower.cuts (warpgroups, other bodies), k_parts and thin_cuts. Listed in
 ark.lower.passes.

@@ -1,4 +1,4 @@
-"""Convolutions of few channels, as the first one of a network is, whose input is an image.
+"""Convolutions of few input channels, such as the first layer of an image network.
 
 Box copies load places whose channels fill whole packs, and a place of few channels fills no line.
 So the image is laid with channels last, padded with zeros to a pack, and with zeros on both sides

@@ -1,5 +1,5 @@
-"""Products that read a transposed matrix read what was transposed instead, the other way round; and
-reductions what was transposed along the dimension that theirs was.
+"""Lets products and reductions read the operand of a transpose through a transposed view, so that
+the transposed copy is not made.
 
 Front ends write x W^T as a transpose and a product; the transpose is an op of its own only where
 another op reads it. Listed in ark.lower.passes.

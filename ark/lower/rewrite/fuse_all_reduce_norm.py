@@ -1,5 +1,5 @@
-"""A sum over ranks, with the residual that it may have, and the rmsnorm that reads it become one
-node: the rank that adds a row norms it. The sum is written too, because other ops may read it.
+"""Joins a sum over ranks, its optional residual, and the rmsnorm that reads it: the rank that adds
+a row also normalises it. The sum is still written, because other ops may read it.
 
 Called by the pipeline after fusion; what decoding's layers take into themselves
 (ark.lower.rewrite.fuse_linear, inline_all_reduce) is gone by then, and so are sums that travel by

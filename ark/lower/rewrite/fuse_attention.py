@@ -1,5 +1,5 @@
-"""Attention that is written as product, softmax and product becomes one op, whose scores are never
-in memory.
+"""Replaces attention written as product, softmax and product by one op, which never stores the
+scores in memory.
 
     softmax(q k^T [times a scale] [masked causally] [under a mask]) v
 

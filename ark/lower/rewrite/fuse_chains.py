@@ -1,4 +1,4 @@
-"""Chains of elementwise ops become one op with one expression: one read, one write.
+"""Joins chains of elementwise ops into one op with one expression: one read and one write.
 
 A result that only the next elementwise op reads is not written. Between the functions of a joined
 op values stay in fp32, where ops apart would round to the intermediate tensor's type; an ark.cast

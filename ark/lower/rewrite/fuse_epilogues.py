@@ -1,6 +1,6 @@
-"""Elementwise work on a product is done where its sums end: a bias, a residual, an
-activation, a scale or a cast behind a matmul become the matmul's own expression, so that the
-product is neither written nor read. Within it values are fp32, as in joined chains.
+"""Moves elementwise work on a matmul's result into the matmul: a bias, residual, activation, scale
+or cast becomes the matmul's expression, so that the product is neither written nor read. Its values
+are fp32, as in joined chains.
 
 In a gated layer it is what two neighbouring columns make (silu(gate) * up), and in a projection
 their rotation: queries, keys and values go where they belong, and are not written in fp32 before.

@@ -1,6 +1,6 @@
-"""Fusion: a matmul with a weight, the norm before it and the elementwise work on its result become
-one linear node, when the machine runs such rows on the operand stream; a sum over ranks takes in
-the residual that is added to it.
+"""Joins a matmul by a weight, the norm before it and the elementwise work on its result into one
+linear node where the machine streams weights for such rows; adds the residual within a sum over
+ranks.
 
 A norm is computed again by every task that reads it (a row is short), an epilogue is applied where
 the sum ends. Ops are fused only where no other op reads the intermediate result.

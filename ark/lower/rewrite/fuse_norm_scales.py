@@ -1,6 +1,6 @@
-"""The weight and the bias of a layer norm are applied where its rows are, so that these are neither
-written nor read before: `layernorm(x) * weight + bias` is one pass over memory. Between them values
-are fp32, as in joined chains.
+"""Applies the weight and bias of a layer norm in the norm, so that its result is not written and
+read in between: `layernorm(x) * weight + bias` is one pass over memory. Intermediate values are
+fp32, as in joined chains.
 
 Listed in ark.lower.passes after chains are joined.
 """

@@ -1,6 +1,6 @@
-"""Parts of a product and the rmsnorm of their sum become one node: the task that adds up a row
-norms it, so that the sum is not read again. A residual may be added too, and the sum is written for
-others. Listed in ark.lower.passes.
+"""Joins the sum of a product's parts of k with the rmsnorm of the sum: the task that adds a row
+normalises it. A residual may be added, and the sum is written for other readers. Listed in
+ark.lower.passes.
 """
 
 from __future__ import annotations

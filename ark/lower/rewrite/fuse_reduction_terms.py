@@ -1,6 +1,6 @@
-"""The terms of a reduction are computed by the reduction itself, not stored first: sums of squares,
-of products, of differences from a mean, counts of elements above a bound. Between
-the functions values are fp32, as in joined chains.
+"""Moves elementwise work on a reduction's input into the reduction: sums of squares, of products,
+of differences from a mean, counts of elements above a bound. Intermediate values are fp32, as in
+joined chains.
 
 Listed in ark.lower.passes after chains are joined.
 """

@@ -1,6 +1,6 @@
-"""Regions of elementwise ops become one op, with sums over one dimension between them, where chains
-(ark.lower.rewrite.fuse_chains) would write and read what several ops use: small algebra in batches,
-written out number by number. Between the functions values are fp32, in registers.
+"""Joins regions of elementwise ops, with sums over one dimension between them, into one op. Chains
+(ark.lower.rewrite.fuse_chains) would store results that several ops use; a region keeps them in
+registers as fp32.
 
 A region is a run of neighbouring nodes over tensors of one shape, of which some have one index in
 the dimension that is summed over. Listed in ark.lower.passes before chains are joined.

@@ -1,4 +1,4 @@
-"""An rmsnorm that is written op by op becomes one node, which reads each row once.
+"""Replaces an rmsnorm that is written op by op by one node, which reads each row once.
 
     c = cast(x, fp32); y = c * rsqrt(mean(c * c) + eps); result = weight * y
 

@@ -1,4 +1,4 @@
-"""Rotary embeddings that are written op by op read both halves of a head where they lie.
+"""Lets rotary embeddings that are written op by op read both halves of a head in place.
 
     x * cosines + concat(-x[second half], x[first half]) * sines
 

@@ -1,5 +1,5 @@
-"""The linear layer that makes logits finds the best of its own, so that sampling only chooses among
-the candidates of its tasks.
+"""Lets the linear layer that computes logits also find its best candidates, so that sampling only
+chooses among them.
 
 Where ranks make a share of the logits each, the layer also gives every rank its logits and
 candidates: the gather is gone, and one task waits for all. Listed in ark.lower.passes.

@@ -1,4 +1,4 @@
-"""Convolutions as products that read their windows in place.
+"""Lets convolutions read their windows from the image in place (implicit GEMM).
 
 A convolution is written as a product with a matrix of windows (ark.ops.windows), which most matrix
 units need. Where none serves the product, laying the matrix out costs more than reading it saves:

@@ -1,5 +1,5 @@
-"""Products of equal shape that read the same left side follow each other, as those for the queries,
-keys and values of attention: their tiles fill the processors together.
+"""Reorders products of equal shape with the same left operand, such as those for queries, keys and
+values, so that their tiles fill the processors together.
 
 A processor runs its tasks in the order of its list, so that a product behind an op that reads the
 one before it waits for that one. Listed in ark.lower.passes; ark.lower.rewrite.cut_products cuts

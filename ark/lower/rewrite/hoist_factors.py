@@ -1,4 +1,5 @@
-"""What an elementwise op, or a product's end, computes from small tensors alone is computed once.
+"""Computes once the part of an elementwise op or of a matmul's epilogue that depends on small
+tensors only.
 
 A batch norm behind a convolution scales each of its elements by weight / sqrt(variance + eps), of
 which there is one a channel: that factor, and the term that goes with it, become ops of their own

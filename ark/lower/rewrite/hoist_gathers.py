@@ -1,5 +1,5 @@
-"""Rows that are not read are not computed: where a gather takes few rows of a result that was
-computed row by row, the gather moves before those ops, which compute these rows only.
+"""Moves a gather of few rows before the row-wise ops that computed the rows, so that only the
+gathered rows are computed.
 
 A prompt's first token comes from one row: behind the last layer's attention all that follows,
 products, norms and gates, is that row's. A node is moved if each row of its result depends on that

@@ -1,7 +1,6 @@
-"""Sums over ranks of a decoder's rows without a task of their own: the linear layer that makes a
-share writes it to a receive buffer on every rank as packets, straight from the warp that has the
-sum, and each reader of the result adds the shares, in rank order, as it loads them. The first
-rank's share has the residual in it. Called by the pipeline after fusion.
+"""Computes sums over ranks of a decoder's rows without tasks of their own. The linear layer writes
+its share as packets into a receive buffer of every rank; each reader adds the shares in rank order
+as it loads them. The first rank's share includes the residual. Called by the pipeline after fusion.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The nodes that make tensors, for rewrites that look for a pattern from its last node back.
+"""Finds the nodes that make tensors, for rewrites that match a pattern backwards from its last
+node.
 
 Called by ark.lower.rewrite.masks, fuse_attention, fuse_rmsnorm and fuse_rotary.
 """

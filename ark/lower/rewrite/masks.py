@@ -1,5 +1,6 @@
-"""Masks of attention's scores: those that are computed from nothing but numbers, and so known
-before anything runs, and those that attention reads. Called by ark.lower.rewrite.fuse_attention.
+"""Finds the masks of attention scores: those that depend on constants only, which are computed
+while planning, and those that attention reads as a tensor. Called by
+ark.lower.rewrite.fuse_attention.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Types of what matrix units read: they multiply two operands of one 16-bit type, where a model has
-fp32 activations and weights of 16 bits.
+"""Rounds fp32 inputs of products with 16-bit weights to the weights' type where they are computed,
+because matrix units multiply two operands of one type.
 
 In the variant for large products the input of such a product, and the queries of attention over
 caches of such a type, are rounded to the weights' type where they are made, or by a cast of their

@@ -1,6 +1,6 @@
-"""Products that meet a collective become one node with it, so that tiles travel while others are
-multiplied (ark.lower.ops.communication.overlapped): a matmul and the sum over ranks of what it
-makes, or a rank's share of that sum, and a gather of rows and the matmul that reads them.
+"""Joins a matmul and the collective before or after it into one node, so that tiles travel while
+others are multiplied (ark.lower.ops.communication.overlapped): a matmul and the all-reduce or
+reduce-scatter of its result, or an all-gather of rows and the matmul that reads them.
 
 Only where no other op reads the tensor between them, where it is too large for packets, and where
 the call left algorithm and engine to ark. Called by the pipeline after fusion.

@@ -1,5 +1,5 @@
-"""Packing: products of one input with several weights become one product with a packed weight, and
-the op on their results becomes one whose partners are neighbours in memory.
+"""Joins products of one input with several weights into one product with a packed weight, so that
+the op on their results finds its operands side by side.
 
 Two patterns of a decoder: query, key and value with rotary embedding, the appends to the caches and
 attention (-> rope_kv), and the two products of a gated activation (-> swiglu_pairs). Called by the

@@ -1,5 +1,5 @@
-"""Small independent ops in waves: of an LSTM's cells, which the program has step by step, those of
-one diagonal run side by side.
+"""Reorders small independent ops into waves: of an LSTM's cells, which the program lists step by
+step, those of one diagonal run concurrently.
 
 A processor runs its tasks in the order of its list. Where ops have too few tasks to fill the
 machine, one that waits delays later ones of its list that could run. So a run of small ops is put

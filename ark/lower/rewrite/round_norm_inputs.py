@@ -1,7 +1,6 @@
-"""Rows that norms read, once more in 16 bits: where few rows go through linear layers with a norm
-before them, each processor gathers all of every row, and packets of fp32 are four times the bytes
-of the weights' type. The producer of such rows then writes them twice: in fp32, which residuals
-read element by element, and rounded, which the layers behind a norm gather. Called by the pipeline.
+"""Writes the rows that norms of several sequences read a second time, in 16 bits. Every processor
+gathers all of every row there, and fp32 packets are four times the bytes. Residuals still read the
+fp32 rows. Called by the pipeline.
 """
 
 from __future__ import annotations

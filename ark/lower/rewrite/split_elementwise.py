@@ -1,6 +1,6 @@
-"""Elementwise results that are read box by box are computed box by box, each where it is read: the
-four gates of an LSTM's cell, summed as one row and then read apart. The remaining ops are functions
-of one shape, which regions and chains join. Listed in ark.lower.passes before these.
+"""Computes an elementwise result box by box where its readers read boxes of it, such as the four
+gates of an LSTM cell. The remaining ops have one shape, which chains and regions can join. Listed
+in ark.lower.passes before these.
 """
 
 from __future__ import annotations

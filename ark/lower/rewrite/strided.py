@@ -1,4 +1,4 @@
-"""Where the elements of an operand lie in memory, and where they came from.
+"""Finds where the elements of an operand lie in memory, and the node that they come from.
 
 A transpose, or a copy into another shape, writes elements that exist elsewhere already. Readers
 that support strides read them there. Called by ark.lower.rewrite.fuse_attention.

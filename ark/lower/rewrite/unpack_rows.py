@@ -1,4 +1,4 @@
-"""Quantised weights of products that do not take their codes: they are dequantised before.
+"""Dequantises weights before products that cannot read quantised weights.
 
 Linear layers of few rows read codes and scales (ark.tasks.linear_rows). All other products read the
 values, which a node of their own makes. Listed in ark.lower.passes: products of many rows are known

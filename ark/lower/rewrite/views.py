@@ -1,4 +1,4 @@
-"""Operands of an elementwise op seen in another shape of the same elements.
+"""Views of an elementwise op's operands in another shape of the same elements.
 
 Front ends see a tensor now by rows, now by batch, now as an image; which of these a value is
 written in is of no consequence. So where an op's elements are another op's, one of the two is seen

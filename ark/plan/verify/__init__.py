@@ -1,4 +1,5 @@
-"""The verifier: a plan runs only if this accepts it. A plan from a file passes the same door.
+"""The verifier: no plan runs before it is accepted here, whether it was made in this process or
+read from a file.
 
 All ranks' plans are checked together, one for all that do the same (symmetry): that every name and
 box is in range (structure), that every op is one that its kind can do, and is done wholly (work),

@@ -1,5 +1,5 @@
-"""Tiles that an op's tasks claim while they run: each has a counter of its own, which counts tiles
-and nothing else, and memory that is the rank's own.
+"""Checks ops whose tiles are claimed at run time: each needs a counter that is used for nothing
+else, in memory of its own rank.
 
 That tiles do not overlap says the kind (check_work); that nothing comes between the op's first task
 and its last one follows from what each of its tasks may touch, which is all of the op.

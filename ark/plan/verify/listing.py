@@ -1,4 +1,4 @@
-"""A phase as arrays, for checks that look at all tasks at once.
+"""A phase as arrays, for checks that examine all tasks at once.
 
 A node is a task's place: tasks are counted processor by processor, in their order there. Called by
 all parts of the verifier.

@@ -1,4 +1,4 @@
-"""What must come before what, as arrays: many obligations are checked at once.
+"""The required orders between tasks, as arrays, so that many are checked at once.
 
 A need is a set of earlier nodes; later nodes each have some needs. Of a set only the last node of
 each processor counts, so a need is no longer than a rank has processors. Collected and checked by

@@ -1,4 +1,5 @@
-"""What ranks do to each other's memory in different phases, where each begins iterations by itself.
+"""Checks the accesses of ranks to each other's memory in different phases, where each rank begins
+iterations without a barrier over all.
 
 A rank begins a phase when it has ended the one before, while peers may still be in that one, and no
 counter speaks of iterations of two phases. So phases have nothing in common but what a rank does to

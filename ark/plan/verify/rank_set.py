@@ -1,4 +1,6 @@
-"""The plans of all ranks, with what they refer to on each other, and what their tasks touch."""
+"""The plans of all ranks, with their references to each other and the memory that their tasks
+access.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The operand stream in the verifier: what it fetches is there, is what bodies read, and no task
-writes it. Called by ark.plan.verify.structure.
+"""Checks the operand stream: fetched bytes exist, are those that bodies read, and no task writes
+them. Called by ark.plan.verify.structure.
 """
 
 from __future__ import annotations

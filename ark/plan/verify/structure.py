@@ -1,4 +1,4 @@
-"""First part of the verifier: everything a plan names exists, fits, and belongs together."""
+"""First part of the verifier: all names refer to something, all sizes fit, and all parts agree."""
 
 from __future__ import annotations
 

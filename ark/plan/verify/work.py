@@ -1,4 +1,5 @@
-"""Second part of the verifier: each op is one that its task kind can do, and is done wholly.
+"""Second part of the verifier: each op is valid for its task kind, and its tasks do all of its work
+exactly once.
 
 Parameters, operands and coordinates are what the kind says, every tile is computed once, no task
 overwrites what it still reads, and what bodies read in wide pieces lies accordingly. The parts

@@ -1,1 +1,1 @@
-"""How collectives, messages and channels become groups of tasks."""
+"""Lowering of collectives, messages and channels."""

@@ -1,4 +1,5 @@
-"""Products whose rows are dealt to ranks in bands.
+"""Lowering of products whose rows are assigned to ranks in bands, shared by the overlapped
+collectives.
 
 Deals the tiles to processors that multiply and to processors that add and send
 (ark.lower.ops.communication.overlapped).

@@ -1,4 +1,4 @@
-"""Products and the collectives that they meet as one op, tile by tile.
+"""Lowering of a product and the collective after it as one op, tile by tile.
 
 The pass ark.lower.rewrite.overlap_collectives makes the nodes. A tile of a product leaves for its
 owner's memory as it is stored, the owner adds what has arrived while further tiles are multiplied,

@@ -1,4 +1,5 @@
-"""A product of rows that ranks gather, as one op, made by ark.lower.rewrite.overlap_collectives.
+"""Lowering of an all-gather of rows and the product that reads them as one op;
+ark.lower.rewrite.overlap_collectives makes its node.
 
 Own rows are multiplied first, then peers' bands as they arrive. Called by the lowering.
 """

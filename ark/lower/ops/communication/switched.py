@@ -1,4 +1,4 @@
-"""The all-reduce that a switch adds (engine `switch`).
+"""Lowering of the all-reduce whose sums the switch computes (engine `switch`).
 
 Each rank owns a part, asks for the sum of all ranks' shares of it, and has it stored at all of
 them. Lowered only where it is named.
