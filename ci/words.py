@@ -20,7 +20,10 @@ FOLDERS = ("ark", "backends", "bench", "ci", "examples", "tests")
 EXEMPT = ("ci/words.py", "tests/unit/test_ci_words.py")
 
 # Calls whose arguments are messages for users, by the end of their names.
-MESSAGE_CALLS = ("Error", "Warning", "fault", "refuse", "refusal", "warning", "warn", "fail")
+MESSAGE_CALLS = (
+    *("Error", "Warning", "fault", "refuse", "refusal", "warning", "warn", "fail"),
+    "need",  # a check of ark.plan.params
+)
 PROSE = ("comment", "docstring", "error")
 NAME_PARTS = "what|whoever|nobody|somebody|everybody|anybody|anywhere|midst"
 

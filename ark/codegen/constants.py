@@ -1,4 +1,4 @@
-"""The constants of a loop kernel: properties of the machine and the plan that its device code uses."""
+"""The constants of a loop kernel: machine and plan properties that its device code uses."""
 
 from __future__ import annotations
 

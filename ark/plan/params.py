@@ -152,7 +152,7 @@ def covers(tile: Sequence[int], shape: Sequence[int]) -> None:
     fits(tile, fold(shape))
     need(
         is_block(shape, tile[0]),
-        f"the tile {list(tile)} is no box of the leading dimensions of {list(shape)}",
+        f"tile {list(tile)} is not a box of the leading dimensions of {list(shape)}",
     )
 
 
@@ -178,7 +178,7 @@ class Places:
         """Raises PlanError unless these are all coordinates, each once."""
         width = len(self.ranges) + self.span
         for r in self.ranges:
-            need(r.stop + r.step <= INT_MAX, "its operands have more elements than can be counted")
+            need(r.stop + r.step <= INT_MAX, "its coordinates exceed 32 bits")
         for coord in coords:
             inside = len(coord) == width and all(
                 c in r for c, r in zip(coord, self.ranges, strict=False)
@@ -186,8 +186,8 @@ class Places:
             if inside and self.span:
                 last, end = self.ranges[-1], coord[-1]
                 inside = coord[-2] < end and (end == last.stop or end in last)
-            need(inside, f"the coordinates {list(coord)} are none of its tiles'")
-        need(len(set(coords)) == len(coords), "one of its tiles is computed twice")
+            need(inside, f"no tile of it has the coordinates {list(coord)}")
+        need(len(set(coords)) == len(coords), "two of its tasks compute the same tile")
         lines = math.prod(len(r) for r in (self.ranges[:-1] if self.span else self.ranges))
         if self.first is not None:
             begun = itertools.islice(itertools.product(*self.ranges), self.first)

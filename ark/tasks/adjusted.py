@@ -67,13 +67,17 @@ class SampleAdjustedParams(Params, frozen=True):
 def _check_state(sig: Signature, tiles: int) -> int:
     """Checks the first six operands, which both kinds have; gives the vocabulary's size."""
     rows, vocabulary = matrix(sig, 0)
-    need(rows == 1 and tiles <= vocabulary, f"{rows} rows of {vocabulary} logits, {tiles} tiles")
-    need(vocabulary + tiles <= INT_MAX, f"there are {vocabulary} logits")
+    need(
+        rows == 1 and tiles <= vocabulary,
+        f"it has {rows} rows of {vocabulary} logits in {tiles} tiles; expected 1 row and no more "
+        "tiles than logits",
+    )
+    need(vocabulary + tiles <= INT_MAX, f"{vocabulary} logits exceed 32-bit indices")
     shaped(sig, 1, (len(OPTIONS),), "int32", dense=True)
     shaped(sig, 2, (len(SETTINGS),), "int32", dense=True)
     shaped(sig, 3, (1,), "int32")
     context, stops = (typed(sig, index, "int32").shape for index in (4, 5))
-    need(len(context) == len(stops) == 1, "tokens and stops have one dimension")
+    need(len(context) == len(stops) == 1, "tokens and stops must have one dimension")
     return vocabulary
 
 

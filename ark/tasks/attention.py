@@ -74,31 +74,42 @@ class Attention(SplitAttention):
         count(sig, NEW_ROWS_OPERAND, NEW_ROWS_OPERAND + 1)
         p = sig.read(AttentionParams)
         heads, kv_heads, width, splits = p.heads, p.kv_heads, p.head_dim, p.splits
-        need(heads % kv_heads == 0, f"{heads} heads do not share {kv_heads} evenly")
+        need(
+            heads % kv_heads == 0,
+            f"{heads} query heads are not divisible by {kv_heads} key/value heads",
+        )
         rows, columns = matrix(sig, 0)
-        need(columns == heads * width, f"{columns} columns are not {heads} heads of {width}")
+        need(
+            columns == heads * width, f"it has {columns} columns, expected {heads} heads * {width}"
+        )
         cache = cache_operand(sig, 1)
-        need(len(cache.shape) == 3, f"the cache has shape {list(cache.shape)}")
+        need(
+            len(cache.shape) == 3, f"the cache has shape {list(cache.shape)}, expected 3 dimensions"
+        )
         context = cache.shape[1]
         for index in (1, 2):
             shaped(sig, index, (kv_heads, context, width), cache.dtype, dense=True)
         shaped(sig, 3, (1,), "int32")
         need(
-            heads * splits * (width + 2) <= INT_MAX and context + rows <= INT_MAX, "it is too large"
+            heads * splits * (width + 2) <= INT_MAX and context + rows <= INT_MAX,
+            "its elements exceed 32-bit indices",
         )
         if splits == 1:
             shaped(sig, 4, (rows, columns))
         else:
             shaped(sig, 4, (rows, heads, splits, width + 2), "fp32")
         if len(sig.operands) > NEW_ROWS_OPERAND:
-            need(rows == 1, f"{rows} rows cannot have one fresh key")
+            need(rows == 1, f"a fresh key needs one row, got {rows}")
             shaped(sig, NEW_ROWS_OPERAND, (1, 2 * kv_heads * width))
         if p.streamed:
             need(
                 len(sig.operands) > NEW_ROWS_OPERAND,
-                "what it streams is not older than the iteration",
+                "a streamed cache needs the newest keys and values as an operand",
             )
-            need(width * cache.itemsize % 16 == 0, "rows of the cache are no whole 16 bytes")
+            need(
+                width * cache.itemsize % 16 == 0,
+                f"cache rows must be a multiple of 16 bytes, got {width * cache.itemsize}",
+            )
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         p = sig.read(AttentionParams)
@@ -204,8 +215,8 @@ class AttentionMerge(TaskKind):
         shaped(sig, 0, (rows, heads, splits, width + 2), "fp32")
         shaped(sig, 1, (rows, heads * width))
         group = params.group
-        need(heads % group == 0, f"{heads} heads are no groups of {group}")
-        need(group * splits * (width + 2) <= INT_MAX, "it is too large")
+        need(heads % group == 0, f"{heads} heads are not divisible by the group of {group}")
+        need(group * splits * (width + 2) <= INT_MAX, "its elements exceed 32-bit indices")
 
     def places(self, sig: Signature) -> Places:
         params = sig.read(AttentionMergeParams)

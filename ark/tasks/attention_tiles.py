@@ -86,16 +86,30 @@ class AttentionTiles(TaskKind):
         by_rows, paged = bool(p.by_rows), bool(p.paged)
         counted(sig, 4 + p.placed + paged + p.sinks + bool(p.mask))
         heads, kv_heads, width = p.heads, p.kv_heads, p.head_dim
-        need(heads % kv_heads == 0, f"{heads} heads do not share {kv_heads} evenly")
-        need(p.softcap >= 0.0, "a soft cap is at least 0")
+        need(
+            heads % kv_heads == 0,
+            f"{heads} query heads are not divisible by {kv_heads} key/value heads",
+        )
+        need(p.softcap >= 0.0, f"softcap must be at least 0, got {p.softcap}")
         query, keys = typed(sig, 0), cache_operand(sig, 1)
-        need(len(query.shape) in (2, 3), f"the queries have shape {list(query.shape)}")
+        need(
+            len(query.shape) in (2, 3),
+            f"the queries have shape {list(query.shape)}, expected 2 or 3 dimensions",
+        )
         batch = query.shape[:-2]
-        need(query.shape[-1] == heads * width, f"{query.shape[-1]} columns are not its heads")
+        need(
+            query.shape[-1] == heads * width,
+            f"the queries have {query.shape[-1]} columns, expected {heads} heads * {width}",
+        )
         rank = len(batch) + (2 if by_rows else 3 + paged)
-        need(len(keys.shape) == rank, f"the keys have shape {list(keys.shape)}")
-        need(not by_rows or keys.dtype in FLOAT_NAMES, "codes lie by heads")
-        need(not paged or (p.placed and not batch and not by_rows), "such pages are not read")
+        need(
+            len(keys.shape) == rank,
+            f"the keys have shape {list(keys.shape)}, expected {rank} dimensions",
+        )
+        need(
+            not paged or (p.placed and not batch and not by_rows),
+            "keys in pages need a position, no batch and no keys by rows",
+        )
         rows = keys.shape[-2]
         wanted = (rows, kv_heads * width) if by_rows else (kv_heads, rows, width)
         lead = keys.shape[:1] if paged else batch
@@ -106,7 +120,10 @@ class AttentionTiles(TaskKind):
             shaped(sig, 4, (1,), "int32")
         if paged:
             table = sig.operands[5].shape
-            need(len(table) == 2, f"the table has shape {list(table)}")
+            need(
+                len(table) == 2,
+                f"the page table has shape {list(table)}, expected (sequences, pages)",
+            )
             shaped(sig, 5, (1, table[-1]), "int32", dense=True)
         if p.sinks:
             shaped(sig, 4 + p.placed + paged, (heads,), "fp32", dense=True)
@@ -118,8 +135,10 @@ class AttentionTiles(TaskKind):
                 n in (1, size) for n, size in zip(mask.shape, full, strict=True)
             )
             need(fits, f"the mask has shape {list(mask.shape)}; expected {full} or 1 for each")
-            need(not paged and p.fill < math.inf, "such a mask is not read")
-        need(context_of(sig) + query.shape[-2] <= INT_MAX, "it is too large")
+            need(
+                not paged and p.fill < math.inf, "keys in pages with such a mask are not supported"
+            )
+        need(context_of(sig) + query.shape[-2] <= INT_MAX, "its elements exceed 32-bit indices")
         need(p.tasks <= number_of_tiles(sig), "it has more tasks than tiles")
 
     def places(self, sig: Signature) -> Places:

@@ -19,7 +19,10 @@ class Bulk(Combine):
     def check(self, sig: Signature) -> None:
         count(sig, 2)
         super().check(sig)
-        need(not any(o.packet for o in sig.operands), "it copies no packets")
+        need(
+            not any(o.packet for o in sig.operands),
+            "packets are not supported; expected plain memory",
+        )
 
     def packets(self, sig: Signature) -> frozenset[int]:
         return frozenset()

@@ -46,21 +46,24 @@ class Claimed(TaskKind):
     def check(self, sig: Signature) -> None:
         super().check(sig)
         kind, inner = tiles_of(sig)
-        need(kind.claimable, f"tiles of kind {kind.name!r} are not claimed")
+        need(kind.claimable, f"kind {kind.name!r} does not support claimed tiles")
         kind.check(inner)
         need(
             len(sig.operands) < layout.RECORD_OPERANDS,
             f"it has {len(sig.operands)} operands, and a record has no room for its counter",
         )
-        need(not any(o.packet for o in sig.operands), "what is claimed comes as no packets")
+        need(not any(o.packet for o in sig.operands), "claimed tiles do not support packets")
         tiles, tasks = self.claims(sig), sig.read(ClaimedParams).tasks
-        need(tasks <= tiles, f"{tasks} tasks share {tiles} tiles")
-        need(tiles <= MAX_TILES, f"{tiles} tiles are claimed, and {MAX_TILES} may be")
+        need(
+            tasks <= tiles,
+            f"it has {tasks} tasks for {tiles} tiles; expected at most one task a tile",
+        )
+        need(tiles <= MAX_TILES, f"it claims {tiles} tiles; at most {MAX_TILES} are supported")
         for boxes in Templates().boxes(inner, tuple(_all(kind.places(inner)))):
             alone = boxes.disjoint and len(boxes.tasks) == len(boxes.lo)
-            need(not boxes.append_only, "tiles that append are not claimed")
+            need(not boxes.append_only, "claimed tiles do not support appending")
             need(not boxes.write or alone, "two of its tiles write the same bytes")
-            need(not boxes.write or boxes.fills_bounds, "its tiles leave bytes out")
+            need(not boxes.write or boxes.fills_bounds, "its tiles do not cover the result")
 
     def places(self, sig: Signature) -> Places:
         kind, inner = tiles_of(sig)
@@ -126,7 +129,7 @@ def _before(sig: Signature, machine: Machine) -> int:
 
 
 def _all(places: Places) -> list[tuple[int, ...]]:
-    need(not places.span and len(places.ranges) == 4, "its tiles are none of four dimensions")
+    need(not places.span and len(places.ranges) == 4, "its tiles must have four dimensions")
     return list(itertools.product(*places.ranges))
 
 

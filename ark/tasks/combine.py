@@ -94,14 +94,18 @@ class Combine(TaskKind):
             f"it has {len(sig.operands)} operands, expected 2 to {MAX_OPERANDS}",
         )
         order, given = params.order, sig.operands[shares(sig) :]
-        need(shares(sig) >= 1, f"of {len(sig.operands)} operands {len(given)} are outputs")
+        need(
+            shares(sig) >= 1,
+            f"{len(given)} of its {len(sig.operands)} operands are outputs; expected at least one "
+            "share",
+        )
         need(
             len(given) == 1 or not any(o.packet for o in given),
-            "one of several outputs holds packets",
+            "several outputs do not support packets",
         )
         need(
             sorted(order) == list(range(len(order))) and len(order) <= shares(sig),
-            f"the order {list(order)} does not name its first shares, each once",
+            f"order {list(order)} must list its first shares, each once",
         )
         first, size = self._first(sig), unit(sig)
         element = ELEMENTS[params.element]
@@ -124,7 +128,7 @@ class Combine(TaskKind):
                 )
         need(
             size * first.shape[0] % element.itemsize == 0 and ACCESS_BYTES % size == 0,
-            f"{first.shape[0]} of {first.dtype} are no whole number of elements",
+            f"{first.shape[0]} items of {first.dtype} are not a whole number of elements",
         )
 
     def on_rank(self, params: Mapping[str, Any], by: int) -> Mapping[str, Any]:

@@ -57,18 +57,22 @@ class CombineNorm(TaskKind):
         *shares, weight, total, normed = sig.operands
         need(
             sorted(order) == list(range(len(order))) and len(order) <= len(shares),
-            f"the order {list(order)} does not name its first shares, each once",
+            f"order {list(order)} must list its first shares, each once",
         )
         for index in range(len(shares), len(sig.operands)):
             typed(sig, index)
-            need(not sig.operands[index].packet, f"operand {index} holds packets")
+            need(
+                not sig.operands[index].packet,
+                f"operand {index} holds packets, expected plain memory",
+            )
         need(
             weight.shape == (columns,) and is_dense(weight),
-            f"the weight has shape {list(weight.shape)}, rows have {columns} columns",
+            f"the weight has shape {list(weight.shape)}, expected [{columns}], dense",
         )
         need(
             columns * self._size(sig) % ACCESS_BYTES == 0 and total.shape[0] % columns == 0,
-            f"{total.shape[0]} elements are no rows of {columns} in whole chunks",
+            f"{total.shape[0]} elements are not rows of {columns} in multiples of {ACCESS_BYTES} "
+            "bytes",
         )
         need(
             (total.dtype, len(total.shape), is_dense(total)) == (params.element, 1, True),
@@ -76,7 +80,7 @@ class CombineNorm(TaskKind):
         )
         need(
             normed.shape == total.shape and is_dense(normed),
-            f"the normed rows have shape {list(normed.shape)}, the sum {list(total.shape)}",
+            f"the normed rows have shape {list(normed.shape)}, expected {list(total.shape)}, dense",
         )
         for index, share in enumerate(shares):
             dtype, shape = total.dtype, total.shape

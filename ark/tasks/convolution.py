@@ -45,28 +45,43 @@ class Convolution(TaskKind):
         super().check(sig)
         p, others = sig.read(ConvolutionParams), sig.operands[3:]
         need(len(sig.operands) >= 3, "it has no output")
-        need(p.expr is not None or not others, "it has operands for no expression")
+        need(p.expr is not None or not others, "it has additional operands but no expression")
         if p.expr is not None:
             expression.check(p.expr, ["fp32", *(o.dtype for o in others)])
-            need(not expression.places(p.expr), "its expression asks for an element's place")
+            need(
+                not expression.places(p.expr),
+                "its expression uses an element's index, which this kind does not provide",
+            )
         for index in range(3, len(sig.operands)):
             broadcasts(sig, index, 2)
         weight, source, out = (typed(sig, index).shape for index in range(3))
         spatial = len(source) - 2
         numbers = (*window_sizes(p), p.sizes)
-        need(all(len(n) == spatial for n in numbers), f"no windows of {list(source)}")
-        need(len(weight) == len(out) == 4, "weight and output have four dimensions")
+        need(
+            all(len(n) == spatial for n in numbers),
+            f"its window parameters need one number for each spatial dimension of {list(source)}",
+        )
+        need(len(weight) == len(out) == 4, "weight and output must have four dimensions")
         n, groups, rows, places = out
-        need(places == math.prod(p.sizes), f"{places} places are not {list(p.sizes)}")
-        need(source[0] == n and source[1] % groups == 0, f"{list(source)} in {groups} groups")
+        need(
+            places == math.prod(p.sizes),
+            f"the output has {places} positions, expected {list(p.sizes)}",
+        )
+        need(
+            source[0] == n and source[1] % groups == 0,
+            f"input {list(source)} is not divisible into {groups} groups for {n} images",
+        )
         depth = source[1] // groups * math.prod(p.size)
-        need(sig.operands[0].strides[3] == 1, "a row of weights lies apart")
-        need(weight == (1, groups, rows, depth), f"weights of shape {list(weight)}")
+        need(sig.operands[0].strides[3] == 1, "rows of weights must be contiguous")
+        need(
+            weight == (1, groups, rows, depth),
+            f"weights have shape {list(weight)}, expected {[1, groups, rows, depth]}",
+        )
         for d in range(spatial):
             last = (p.sizes[d] - 1) * p.stride[d] + (p.size[d] - 1) * p.dilation[d]
-            need(last < INT_MAX, "a window reaches further than can be counted")
+            need(last < INT_MAX, "window indices exceed 32 bits")
         covers(p.tile, out)
-        need(p.tile[0] == 1, "a tile has several n")
+        need(p.tile[0] == 1, f"a tile must have one image, got {p.tile[0]}")
 
     def places(self, sig: Signature) -> Places:
         return box(sig.operands[2].shape, sig.read(ConvolutionParams).tile)

@@ -99,7 +99,7 @@ class Elementwise(TaskKind):
         each = sig.operands[out].per_item
         need(
             tile[3] == shape[-1] or tile[3] % each == 0,
-            f"the tile {list(tile)} cuts a byte that {each} elements share",
+            f"tile {list(tile)} must be a multiple of the {each} elements in a byte",
         )
 
     def places(self, sig: Signature) -> Places:

@@ -60,7 +60,7 @@ class TopK(TaskKind):
         rows, n = matrix(sig, 0)
         params = sig.read(TopKParams)
         k = params.k
-        need(k <= n <= INT_MAX - 1024, f"{k} of {n} elements cannot be chosen")
+        need(k <= n <= INT_MAX - 1024, f"cannot choose {k} of {n} elements")
         shaped(sig, 1, (rows, k))
         shaped(sig, 2, (rows, k), "int32")
         fits((params.rows,), (rows,))
@@ -133,7 +133,7 @@ class ExpertLinear(TaskKind):
         held, n, k = weight.shape
         need(weight.per_item in (1, k), f"{weight.dtype} has {weight.per_item} columns")
         first, of = _share(sig)
-        need(first + held <= of, f"{held} experts from {first} on are not among {of}")
+        need(first + held <= of, f"experts {first} to {first + held} exceed the {of} experts")
         shaped(sig, 0, (rows, k) if len(sig.operands[0].shape) == 2 else (rows, slots, k))
         shaped(sig, 3, (rows, slots, n))
 

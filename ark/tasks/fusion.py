@@ -69,36 +69,43 @@ class Fusion(TaskKind):
             for tree in params.trees(stage):
                 reach = reach if stage == "sums" else len(outside)
                 kind = expression.check(tree, ["fp32"] * reach, 0)
-                need(kind == "float", f"an expression of {stage!r} makes {kind}")
+                need(kind == "float", f"an expression of {stage!r} has type {kind}, expected float")
                 once = stage in ("first", "last")
                 need(
                     not once or all(outside[i] for i in expression.reads(tree)),
-                    f"an expression of {stage!r} reads what differs from element to element",
+                    f"an expression of {stage!r} reads an operand that varies along the summed "
+                    "dimension",
                 )
                 read |= expression.reads(tree)
                 outside.append(stage != "each")
-        need(read.issuperset(range(inputs)), "an input is not read")
+        need(read.issuperset(range(inputs)), "no expression reads one of its inputs")
         for number in stores:
             fits = inputs <= number < len(outside) and outside[number]
-            need(fits, f"an output is to get value {number}, which cannot be stored")
+            need(fits, f"value {number} of an output cannot be stored")
 
     def _check_shapes(self, sig: Signature) -> None:
         params, out = sig.read(FusionParams), sig.operands[-1].shape
         axis, count, inputs = params.axis, params.count, params.inputs
         full = text.pad4(out, 1)
         summed = axis >= 0
-        need((count > 1) == summed == bool(params.sums), f"no sums are of {count} elements")
-        need(summed or not params.each, "it has elements that nothing sums")
+        need(
+            (count > 1) == summed == bool(params.sums),
+            f"sums over {count} elements and its expressions do not agree",
+        )
+        need(summed or not params.each, "it has expressions for elements but no sums")
         need(
             len(full) == MAX_FOLDED_DIMS and (not summed or full[axis] == 1),
-            f"{list(out)} is no sum",
+            f"output {list(out)} does not have one element along the summed dimension",
         )
         wide = (*full[:axis], count, *full[axis + 1 :]) if summed else full
         for i, operand in enumerate(sig.operands):
             typed(sig, i, *FLOAT_NAMES)
             given = text.pad4(operand.shape, 1)
             if i >= inputs:
-                need(operand.shape == out, f"the outputs differ in shape: operand {i}")
+                need(
+                    operand.shape == out,
+                    f"output operand {i} has shape {list(operand.shape)}, others {list(out)}",
+                )
                 continue
             need(
                 len(operand.shape) <= len(out)

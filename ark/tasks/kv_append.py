@@ -26,7 +26,7 @@ class KvAppend(TaskKind):
         cache = cache_operand(sig, 2).shape
         need(
             len(cache) == 3 and columns == cache[0] * cache[2] and rows * cache[2] <= INT_MAX,
-            f"rows of {columns} are not of a cache of shape {list(cache)}",
+            f"rows of {columns} columns do not fit a cache of shape {list(cache)}",
         )
 
     def places(self, sig: Signature) -> Places:

@@ -86,27 +86,37 @@ class Linear(TaskKind):
         extra = EXTRA[p.epilogue]
         need(len(sig.operands) >= first + extra[0], "operands are missing")
         (rows, k), (n, inner), m = matrix(sig, 0), self.weight(sig), matrix(sig, 2)[0]
-        need(rows % m == 0, f"{rows} rows are no shares of {m}")
+        need(rows % m == 0, f"{rows} rows are not divisible by {m}")
         ranks, share = p.ranks, p.first
-        need(share < ranks, f"share {share} of {ranks} is added first")
-        need(ranks == 1 or rows // m in (1, ranks), f"{rows} rows are no shares of {ranks} ranks")
+        need(share < ranks, f"first share {share} is out of range; there are {ranks} ranks")
+        need(
+            ranks == 1 or rows // m in (1, ranks),
+            f"{rows} rows do not hold 1 or {ranks} shares of {m} rows",
+        )
         if p.epilogue == "sample":
             more = len(sig.operands) - first - extra[0]
             need(
-                more % 2 == 0, f"peers have {more} places for logits and candidates, an odd number"
+                more % 2 == 0,
+                f"peers' logits and candidates must come in pairs, got {more} operands",
             )
         elif p.epilogue not in SPREAD:
             count(sig, *(first + n for n in extra))
         for peer in outputs(sig)[1:]:
             shaped(sig, peer, (m, n))
-        need(k == inner, f"rows of {k} are multiplied by weights of {inner}")
-        need(m * p.rows <= MAX_SUMS, f"{m} rows by {p.rows} rows are too many for a task")
-        need(k % p.split_k == 0, "its rows cannot be cut so")
-        need(p.split_k == 1 or p.rows <= MAX_PIECES, "its rows cannot be cut so")
+        need(k == inner, f"input rows have {k} elements, weight rows {inner}")
+        need(m * p.rows <= MAX_SUMS, f"a task of {m} * {p.rows} sums exceeds {MAX_SUMS}")
+        need(k % p.split_k == 0, f"k={k} is not divisible by split_k={p.split_k}")
+        need(
+            p.split_k == 1 or p.rows <= MAX_PIECES,
+            f"rows per stage exceed {MAX_PIECES}, got {p.rows}",
+        )
         paired = p.epilogue in ("swiglu", "rope_kv")
-        need(not paired or p.rows % 2 == n % 2 == 0, "pairs are torn apart")
+        need(
+            not paired or p.rows % 2 == n % 2 == 0,
+            f"rows per stage and n must be even for pairs, got {p.rows} and {n}",
+        )
         if first == 4:
-            need(p.eps is not None, "it has no eps")
+            need(p.eps is not None, "rmsnorm needs eps")
             shaped(sig, 3, (k,), dense=True)
         if p.epilogue == "rope_kv":
             rotary_check(sig, 2, first, (m, n))
@@ -114,14 +124,16 @@ class Linear(TaskKind):
             shaped(sig, 2, (m, n // 2 if p.epilogue == "swiglu" else n))
         if p.epilogue == "add":
             added = matrix(sig, first)[0]
-            need(added % m == 0, f"{added} rows are no shares of {m}")
+            need(added % m == 0, f"{added} rows are not divisible by {m}")
             fits = ranks == 1 or added // m in (1, ranks)
-            need(fits, f"{added} rows are no shares of {ranks} ranks")
+            need(fits, f"{added} added rows do not fit {ranks} ranks")
             shaped(sig, first, (added, n))
         if p.epilogue == "sample":
             for place in candidates(sig):
                 sample_check(sig, first, place, m, -(-n // p.rows))
-            need(p.share < p.shares, "its logits are no share")
+            need(
+                p.share < p.shares, f"share {p.share} is out of range; there are {p.shares} shares"
+            )
 
     def weight(self, sig: Signature) -> tuple[int, int]:
         """The sizes of the weights; PlanError where they are none that a task takes."""
@@ -181,7 +193,7 @@ class Linear(TaskKind):
 
     def packets(self, sig: Signature) -> frozenset[int]:
         params = sig.read(LinearParams)
-        need(len(sig.operands) > 2, "it lacks an input, weights or an output")
+        need(len(sig.operands) > 2, "it needs an input, weights and an output")
         x, weight = sig.operands[:2]
         row = x.shape[0] == 1 and x.dtype == multiplied(weight) and params.prologue == "none"
         able = {0, *outputs(sig)} - (set() if row or x.dtype == "fp32" else {0})

@@ -18,7 +18,7 @@ class LinearRows(Linear):
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
-        need(sig.read(LinearParams).split_k == 1, "its rows cannot be cut")
+        need(sig.read(LinearParams).split_k == 1, "split_k must be 1 for weights of whole rows")
 
     def weight(self, sig: Signature) -> tuple[int, int]:
         return check_rows(sig.operands[1])

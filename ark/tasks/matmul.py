@@ -62,16 +62,22 @@ class Matmul(TaskKind):
         params = sig.read(MatmulParams)
         tree, others = params.expr, sig.operands[3:]
         named = sum(n > 0 for n in (params.heads, params.kv_heads, params.head_dim))
-        need(named in (0, 3), "it has heads and does not say all of what they are")
+        need(named in (0, 3), "heads, kv_heads and head_dim must be given together")
         if rotates(sig):
-            need(tree is None and not params.gated, "it rotates, and has another end")
+            need(
+                tree is None and not params.gated,
+                "a rotated product supports no expression and no gate",
+            )
             count(sig, 7)
         elif tree is None:
             count(sig, 3)
         else:
             need(len(sig.operands) >= 3, "it has no output")
             expression.check(tree, [sums_of(sig), *(o.dtype for o in others)])
-            need(not expression.places(tree), "its expression asks for an element's place")
+            need(
+                not expression.places(tree),
+                "its expression uses an element's index, which this kind does not provide",
+            )
             for index in range(3, len(sig.operands)):
                 broadcasts(sig, index, 2)
         _check_types(sig)
@@ -81,16 +87,22 @@ class Matmul(TaskKind):
         need(min(len(a), len(b), len(out)) >= 2, "an operand has fewer than 2 dimensions")
         m, n, k = dims(sig)
         if paired(sig):
-            need(tree is None and len(out) == 2, "products of pairs are one matrix, no expression")
-            need(params.tile[1] % 2 == 0, "a tile of such products ends within a pair")
+            need(tree is None and len(out) == 2, "pairs need one output matrix and no expression")
+            need(
+                params.tile[1] % 2 == 0,
+                f"tile columns must be even for pairs, got {params.tile[1]}",
+            )
         if rotates(sig):
             rotary_check(sig, 2, POSITION_OPERAND, (m, n))
-            need(sequences_of(sig, POSITION_OPERAND) == 1, "it rotates rows of several sequences")
+            need(
+                sequences_of(sig, POSITION_OPERAND) == 1,
+                "a rotated product needs rows of one sequence",
+            )
         left = a[-2:][::-1] if params.transpose_a else a[-2:]
         right = b[-2:][::-1] if params.transpose_b else b[-2:]
         need(
             left == (m, k) and right == (k, n),
-            f"a product of {list(left)} and {list(right)} is not {[m, n]}",
+            f"operands {list(left)} and {list(right)} do not multiply to {[m, n]}",
         )
         for shape in (a, b):
             need(
@@ -101,10 +113,10 @@ class Matmul(TaskKind):
         fits(params.tile, (m, n))
         _check_splits(sig, k)
         many = math.prod(grid(sig))
-        need(many <= INT_MAX, f"{many} tiles are more than can be counted")
+        need(many <= INT_MAX, f"{many} tiles exceed 32-bit coordinates")
         need(
             params.tasks <= many,
-            f"{params.tasks} tasks are more than its {many} tiles",
+            f"it has {params.tasks} tasks for {many} tiles",
         )
 
     def places(self, sig: Signature) -> Places:
@@ -215,10 +227,10 @@ def _check_types(sig: Signature) -> None:
         typed(sig, index, *(("int8",) if whole else text.FLOATS))
     plain = params.expr is None
     typed(sig, 2, *(("int32",) if whole and plain else text.FLOATS))
-    need(not whole or not paired(sig), "products of pairs are of floating point")
+    need(not whole or not paired(sig), "pairs (gated or rotated) need floating point")
     need(
         not params.tf32 or all(sig.operands[i].dtype == "fp32" for i in (0, 1)),
-        "tf32 is a precision of products of fp32",
+        "tf32 needs fp32 operands",
     )
 
 
@@ -233,11 +245,11 @@ def _check_splits(sig: Signature, k: int) -> None:
         and out.dtype == sums_of(sig)
         and params.expr is None
         and max(len(sig.operands[i].shape) for i in (0, 1)) == 2,
-        f"{splits} parts of k are not matrices of sums of {list(out.shape)}",
+        f"{splits} parts of k need an output of that many matrices of sums, got {list(out.shape)}",
     )
     need(
         (splits - 1) * part_of_k(sig) < k,
-        f"of {splits} parts of {k} elements some would have none",
+        f"k={k} is too short for {splits} parts",
     )
 
 

@@ -97,22 +97,28 @@ def check(sig: Signature) -> None:
     spatial = len(source.shape) - 2
     need(
         spatial > 0 and all(len(n) == spatial for n in (*window_sizes(p), p.sizes)),
-        f"no windows of {list(source.shape)}",
+        f"its window parameters need one number for each spatial dimension of {list(source.shape)}",
     )
     for d in range(spatial):
         last = (p.sizes[d] - 1) * p.stride[d] + (p.size[d] - 1) * p.dilation[d]
-        need(last < INT_MAX, "a window reaches further than can be counted")
-    need(math.prod(matrix_shape(source.shape, p)) <= INT_MAX**2, "too many windows")
+        need(last < INT_MAX, "window indices exceed 32 bits")
+    need(
+        math.prod(matrix_shape(source.shape, p)) <= INT_MAX**2,
+        "its window matrix exceeds 64-bit indices",
+    )
     need(
         not params.transpose_a and params.transpose_b,
-        "k of windows does not lie side by side",
+        "a product of windows needs the right operand transposed and the left one not",
     )
-    need(source.strides[-1] == weight.strides[-1] == 1, "k of windows or weights lies apart")
-    need(math.prod(weight.shape[:-2]) == 1, "there are several matrices of weights")
+    need(
+        source.strides[-1] == weight.strides[-1] == 1,
+        "channels of the image and of the weights must be contiguous",
+    )
+    need(math.prod(weight.shape[:-2]) == 1, "a product of windows needs one matrix of weights")
     plain = (params.gated, params.heads, params.kv_heads, params.head_dim)
     need(
         not any(plain) and params.splits == 1,
-        "products of windows have no pairs and no parts of k",
+        "a product of windows supports no pairs and no parts of k",
     )
 
 

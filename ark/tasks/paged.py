@@ -67,9 +67,14 @@ class PagedAttention(SplitAttention):
         count(sig, PAGED_FRESH, PAGED_FRESH + 1)
         p = sig.read(PagedAttentionParams)
         heads, kv_heads, width, splits = p.heads, p.kv_heads, p.head_dim, p.splits
-        need(heads % kv_heads == 0, f"{heads} heads do not share {kv_heads} evenly")
+        need(
+            heads % kv_heads == 0,
+            f"{heads} query heads are not divisible by {kv_heads} key/value heads",
+        )
         rows, columns = matrix(sig, 0)
-        need(columns == heads * width, f"{columns} columns are not {heads} heads of {width}")
+        need(
+            columns == heads * width, f"it has {columns} columns, expected {heads} heads * {width}"
+        )
         pool, page = _pool(sig, 1)
         for index in (1, 2):
             shaped(sig, index, (pool, kv_heads, page, width), sig.operands[1].dtype, dense=True)
@@ -77,17 +82,20 @@ class PagedAttention(SplitAttention):
         shaped(sig, 3, (1, most), "int32")
         shaped(sig, 4, (1,), "int32")
         large = heads * splits * (width + 2) > INT_MAX or page * most + rows > INT_MAX
-        need(not large, "it is too large")
+        need(not large, "its elements exceed 32-bit indices")
         if splits == 1:
             shaped(sig, 5, (rows, columns))
         else:
             shaped(sig, 5, (rows, heads, splits, width + 2), "fp32")
         if has_newest(sig):
-            need(rows == 1, f"{rows} rows cannot have one fresh key")
+            need(rows == 1, f"a fresh key needs one row, got {rows}")
             shaped(sig, PAGED_FRESH, (1, 2 * kv_heads * width))
         if p.streamed:
-            need(has_newest(sig), "the rows that it streams are not older than the iteration")
-            need(width * sig.operands[1].itemsize % 16 == 0, "cache rows are not whole 16 bytes")
+            need(has_newest(sig), "a streamed cache needs the newest keys and values as an operand")
+            need(
+                width * sig.operands[1].itemsize % 16 == 0,
+                "cache rows must be a multiple of 16 bytes",
+            )
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         p, (row, head, split) = sig.read(PagedAttentionParams), coord[:3]
@@ -165,11 +173,20 @@ class PagedAppend(TaskKind):
         _, heads, _, width = sig.operands[3].shape
         shaped(sig, 3, (pool, heads, page, width), sig.operands[3].dtype, dense=True)
         table = sig.operands[1].shape
-        need(len(table) == 2 and table[0] in (1, rows), f"the table has shape {list(table)}")
+        need(
+            len(table) == 2 and table[0] in (1, rows),
+            f"the page table has shape {list(table)}, expected (sequences, pages)",
+        )
         shaped(sig, 1, table, "int32", dense=True)
         shaped(sig, 2, (table[0],), "int32", dense=True)
-        need(columns == heads * width, f"rows of {columns} are not {heads} heads of {width}")
-        need(rows * width <= INT_MAX and page * table[1] + rows <= INT_MAX, "it is too large")
+        need(
+            columns == heads * width,
+            f"rows have {columns} columns, expected {heads} heads * {width}",
+        )
+        need(
+            rows * width <= INT_MAX and page * table[1] + rows <= INT_MAX,
+            "its elements exceed 32-bit indices",
+        )
 
     def places(self, sig: Signature) -> Places:
         return Places((range(sig.operands[3].shape[1]),))

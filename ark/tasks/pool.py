@@ -63,11 +63,14 @@ class Pool(TaskKind):
             f"a window of {list(p.size)} does not fit {list(source)}",
         )
         out = typed(sig, 1).shape
-        need(len(out) == len(source) and out[:2] == source[:2], f"{list(out)} is no pooling")
+        need(
+            len(out) == len(source) and out[:2] == source[:2],
+            f"output {list(out)} does not have the batch and channels of the input",
+        )
         shaped(sig, 1, out)
         for d in range(spatial):
             last = (out[2 + d] - 1) * p.stride[d] + (p.size[d] - 1) * p.dilation[d]
-            need(last < INT_MAX, "a window reaches further than can be counted")
+            need(last < INT_MAX, "window indices exceed 32 bits")
             first = (out[2 + d] - 1) * p.stride[d] - p.before[d]
             need(
                 p.before[d] < p.size[d] * p.dilation[d] and first < source[2 + d],

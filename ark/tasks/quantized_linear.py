@@ -57,15 +57,26 @@ class QuantizedLinear(TaskKind):
         count(sig, 3, 4, 5)
         rows = row_type_of(sig)
         weights = matrix(sig, 1, *WEIGHTS) if rows is None else check_rows(sig.operands[1])
-        need((rows is None) == (len(sig.operands) > 3), "its scales are not where they belong")
+        need(
+            (rows is None) == (len(sig.operands) > 3),
+            "scales must be an operand, or stored in the weights' rows, not both",
+        )
         (m, k), (n, depth) = matrix(sig, 0), weights
         group = sig.read(QuantizedLinearParams).group
-        need(rows is None or rows.group == group, f"groups are not of {group}")
-        need(m <= MAX_ROWS and k == depth, f"{m} rows of {k} do not meet weights of {depth}")
         need(
-            k % group == 0 == group % ELEMENTS_PER_LANE, f"rows of {k} are not in groups of {group}"
+            rows is None or rows.group == group,
+            f"the weights' groups have {rows.group if rows else group} elements, expected {group}",
         )
-        need(is_dense(sig.operands[1]), "the weights are strided")
+        need(
+            m <= MAX_ROWS and k == depth,
+            f"{m} rows of {k} elements do not fit weights of {depth}; at most {MAX_ROWS} rows",
+        )
+        need(
+            k % group == 0 == group % ELEMENTS_PER_LANE,
+            f"k={k} is not divisible by the group of {group}, or the group not by "
+            f"{ELEMENTS_PER_LANE}",
+        )
+        need(is_dense(sig.operands[1]), "the weights are strided, expected dense")
         for index in range(2, len(sig.operands) - 1):
             shaped(sig, index, (n, k // group), dense=True)
         shaped(sig, len(sig.operands) - 1, (m, n))

@@ -95,13 +95,13 @@ class Reduce(TaskKind):
         axis = params.axis - max(4, len(source.shape)) + len(source.shape)
         need(
             0 <= axis < len(source.shape),
-            f"the axis {params.axis} is none of {list(source.shape)}",
+            f"axis {params.axis} is out of range for {list(source.shape)}",
         )
         shape = (*source.shape[:axis], 1, *source.shape[axis + 1 :])
         kind = _compute(sig)
         need(
             kind != "bool" and not (mean and kind != "float"),
-            f"a {params.function} of {kind}",
+            f"function {params.function} does not support {kind}",
         )
         shaped(sig, out, shape, *(FLOAT_NAMES if kind == "float" else INTEGER_NAMES))
         covers(params.tile, shape)
@@ -110,23 +110,30 @@ class Reduce(TaskKind):
 
     def _check_term(self, sig: Signature, axis: int) -> None:
         source, out = sig.operands[0], len(sig.operands) - 1
-        need(source.shape[axis] > 1, "a term of one element is no reduction")
+        need(source.shape[axis] > 1, "the reduced dimension must have several elements for a term")
         deep = _deep(sig)
-        need(len(deep) <= MAX_FULL_TERM_INPUTS, f"{len(deep)} inputs have all elements")
+        need(
+            len(deep) <= MAX_FULL_TERM_INPUTS,
+            f"{len(deep)} inputs of the term vary along the axis; at most {MAX_FULL_TERM_INPUTS} "
+            "may",
+        )
         for i in deep:
             operand = typed(sig, i, *FLOAT_NAMES, *INTEGER_NAMES)
             need(
                 operand.shape == source.shape and operand.strides == source.strides,
-                f"operand {i} does not lie as operand 0 does",
+                f"operand {i} must have the shape and strides of operand 0",
             )
         for i in range(len(deep), out):
             typed(sig, i)
             broadcasts(sig, i, out)
         term = sig.read(ReduceParams).term or []
-        need(expression.reads(term).issuperset(range(out)), "an input is not read")
+        need(expression.reads(term).issuperset(range(out)), "no expression reads one of its inputs")
         beside = expression.indices(term) - {axis - len(source.shape)}
         few = len(source.shape) <= MAX_FOLDED_DIMS and -1 not in beside
-        need(not expression.places(term) or few, "a term asks for an index that its body has not")
+        need(
+            not expression.places(term) or few,
+            "the term uses an index that this reduction does not provide",
+        )
 
     def places(self, sig: Signature) -> Places:
         return box(fold(sig.operands[-1].shape), sig.read(ReduceParams).tile)

@@ -81,14 +81,25 @@ class Remap(TaskKind):
         count(sig, 2)
         source, out = sig.operands
         rules = rules_of(sig)
-        need(source.dtype == out.dtype, f"{source.dtype} does not become {out.dtype}")
-        need(source.per_item == 1, f"{source.dtype} has several elements in a byte")
-        need(len(rules) == len(source.shape), f"{len(rules)} rules for {list(source.shape)}")
+        need(
+            source.dtype == out.dtype,
+            f"source type {source.dtype} and output type {out.dtype} differ",
+        )
+        need(
+            source.per_item == 1, f"{source.dtype} is not supported: several elements share a byte"
+        )
+        need(
+            len(rules) == len(source.shape),
+            f"it has {len(rules)} rules for the dimensions of {list(source.shape)}",
+        )
         for rule, n in zip(rules, source.shape, strict=True):
-            need(all(d < len(out.shape) for d, _ in rule.terms), "a rule names no dimension")
+            need(
+                all(d < len(out.shape) for d, _ in rule.terms),
+                "a rule uses a dimension that the output does not have",
+            )
             reach = sum(abs(f) * (out.shape[d] - 1) for d, f in rule.terms) + abs(rule.add)
-            need(reach + 2 * n < 1 << 31, "a rule reaches further than can be counted")
-            need(rule.edge != "reflect" or reach <= 64 * n, "a rule reflects too often")
+            need(reach + 2 * n < 1 << 31, "indices of a rule exceed 32 bits")
+            need(rule.edge != "reflect" or reach <= 64 * n, "a rule reflects more than 64 times")
         covers(sig.read(RemapParams).tile, out.shape)
 
     def places(self, sig: Signature) -> Places:
@@ -175,8 +186,13 @@ class Gather(TaskKind):
         count(sig, 3)
         source, ids, out = sig.operands
         axis = params.axis
-        need(source.dtype == out.dtype, f"{source.dtype} does not become {out.dtype}")
-        need(source.per_item == 1, f"{source.dtype} has several elements in a byte")
+        need(
+            source.dtype == out.dtype,
+            f"source type {source.dtype} and output type {out.dtype} differ",
+        )
+        need(
+            source.per_item == 1, f"{source.dtype} is not supported: several elements share a byte"
+        )
         need(ids.dtype in INDEX_NAMES, f"indices are {ids.dtype}")
         if params.elements:
             shaped(sig, 1, out.shape, *INDEX_NAMES)
@@ -187,7 +203,10 @@ class Gather(TaskKind):
         else:
             fits = len(source.shape) == len(out.shape) == 3 and axis == 1 and len(ids.shape) == 1
             fits = fits and (source.shape[0], ids.shape[0], source.shape[2]) == out.shape
-        need(fits, f"{list(source.shape)} at {list(ids.shape)} is not {list(out.shape)}")
+        need(
+            fits,
+            f"indices {list(ids.shape)} into {list(source.shape)} do not give {list(out.shape)}",
+        )
         covers(params.tile, out.shape)
 
     def places(self, sig: Signature) -> Places:

@@ -81,34 +81,41 @@ def rotary_check(sig: Signature, out: int, first: int, shape: tuple[int, int]) -
     out: the queries' operand; first: the position's, before frequencies, caches and perhaps fresh.
     """
     p, (rows, columns) = sig.read(HeadCounts), shape
-    need(min(p.heads, p.kv_heads, p.head_dim) > 0, "it has no heads")
+    need(min(p.heads, p.kv_heads, p.head_dim) > 0, "heads, kv_heads and head_dim must be positive")
     width, queries = p.head_dim, p.heads * p.head_dim
     keys = p.kv_heads * width
-    need(width % 2 == 0, f"a head of {width} columns has no pairs")
-    need(columns == queries + 2 * keys, f"{columns} columns are not {queries} + 2 * {keys}")
+    need(width % 2 == 0, f"head_dim must be even, got {width}")
+    need(
+        columns == queries + 2 * keys, f"it has {columns} columns, expected {queries} + 2 * {keys}"
+    )
     shaped(sig, out, (rows, queries))
     sequences = sequences_of(sig, first)
-    need(sequences in (1, rows), f"{rows} rows have {sequences} positions")
+    need(sequences in (1, rows), f"{rows} rows need 1 or {rows} positions, got {sequences}")
     shaped(sig, first, (sequences,), "int32", dense=True)
     shaped(sig, first + 1, (width // 2,), "fp32", dense=True)
     cache = sig.operands[first + 2]
-    need(len(cache.shape) in (3, 4), "the cache has neither 3 dimensions nor the 4 of pages")
+    need(len(cache.shape) in (3, 4), "the cache must have 3 dimensions, or 4 in pages")
     whole_cache: tuple[int, ...]
     if in_pages(sig, first):
-        need(len(sig.operands) > first + 4, "it lacks the table of pages")
+        need(len(sig.operands) > first + 4, "caches in pages need a page table")
         fits = rows == sequences or not has_fresh(sig, first)
-        need(fits, f"{rows} rows of one sequence append beside fresh ones")
+        need(fits, f"fresh keys and values need one row a sequence, got {rows} rows of one")
         table = sig.operands[first + 4].shape
-        need(len(table) == 2 and table[0] == sequences, f"the table has shape {list(table)}")
+        need(
+            len(table) == 2 and table[0] == sequences,
+            f"the page table has shape {list(table)}, expected (sequences, pages)",
+        )
         shaped(sig, first + 4, table, "int32", dense=True)
         pool, _, page, _ = cache.shape
-        need(page * table[1] + rows <= INT_MAX, "it has too many positions")
+        need(page * table[1] + rows <= INT_MAX, "positions exceed 32-bit indices")
         whole_cache = (pool, p.kv_heads, page, width)
     else:
         whole_cache = (sequences * p.kv_heads, cache.shape[1], width)
     for index in (first + 2, first + 3):
         shaped(sig, index, whole_cache, dense=True)
-    need(cache.dtype == sig.operands[first + 3].dtype, "the caches are of two types")
+    need(
+        cache.dtype == sig.operands[first + 3].dtype, "key and value cache must have one data type"
+    )
     if has_fresh(sig, first):
         shaped(sig, fresh_operand(sig, first), (rows, 2 * keys))
 
@@ -200,7 +207,7 @@ class RopeKv(TaskKind):
         super().check(sig)
         count(sig, 6, 7, 8)
         rows, columns = matrix(sig, 0)
-        need(rows * columns <= INT_MAX, "the projection is too large for a task")
+        need(rows * columns <= INT_MAX, "the projection exceeds 32-bit indices")
         rotary_check(sig, 1, 2, (rows, columns))
 
     def places(self, sig: Signature) -> Places:
@@ -243,7 +250,7 @@ class SwiGluPairs(TaskKind):
         super().check(sig)
         count(sig, 2)
         rows, columns = matrix(sig, 0)
-        need(columns % 2 == 0, f"{columns} columns are no pairs")
+        need(columns % 2 == 0, f"columns must be even, got {columns}")
         shaped(sig, 1, (rows, columns // 2))
 
     def places(self, sig: Signature) -> Places:
@@ -282,7 +289,10 @@ class RotaryEmbedding(TaskKind):
         count(sig, 4)
         width = sig.read(RotaryEmbeddingParams).head_dim
         rows, columns = matrix(sig, 0)
-        need(width % 2 == columns % width == 0, f"{columns} columns are no heads of {width}")
+        need(
+            width % 2 == columns % width == 0,
+            f"{columns} columns are not divisible by head_dim={width}, or that is odd",
+        )
         shaped(sig, 1, (rows, columns))
         shaped(sig, 2, (1,), "int32")
         shaped(sig, 3, (width // 2,), "fp32", dense=True)

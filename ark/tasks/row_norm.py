@@ -183,7 +183,7 @@ class RowNorm(TaskKind):
         fits((params.rows,), row_constants(sig)[1:2])
         need(
             not params.dealt or params.rows == fold(shape)[1],
-            f"{params.rows} rows are dealt of {fold(shape)[1]}",
+            f"a dealt task must have all {fold(shape)[1]} rows, got {params.rows}",
         )
 
     def places(self, sig: Signature) -> Places:

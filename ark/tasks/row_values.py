@@ -21,7 +21,7 @@ def check_rows(operand: OperandType) -> tuple[int, int]:
     """The sizes of a quantised matrix; PlanError for another operand."""
     need(
         isinstance(by_name(operand.dtype), RowType) and len(operand.shape) == 2,
-        f"an operand of {operand.dtype} {list(operand.shape)} is no quantised matrix",
+        f"operand {operand.dtype} {list(operand.shape)} is not a quantised matrix",
     )
     need(operand.shape[1] == operand.per_item, f"{operand.dtype} has {operand.per_item} columns")
     need(is_dense(operand), "the rows are strided, expected dense")

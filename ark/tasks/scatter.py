@@ -71,18 +71,19 @@ class Scatter(TaskKind):
         ids, updates, out = *sig.operands[:2], sig.operands[-1]
         axis = params.axis
         need(ids.dtype in INDEX_NAMES, f"indices are {ids.dtype}")
-        need(updates.dtype == out.dtype, f"{updates.dtype} is not stored as {out.dtype}")
-        need(out.per_item == 1, f"{out.dtype} has several elements in a byte")
+        need(updates.dtype == out.dtype, f"updates have type {updates.dtype}, expected {out.dtype}")
+        need(out.per_item == 1, f"{out.dtype} is not supported: several elements share a byte")
         need(
             out.dtype in (*FLOAT_NAMES, *INTEGER_NAMES) or params.function == "set",
-            f"{out.dtype} is not calculated with",
+            f"{out.dtype} supports only the function set",
         )
         need(
             len(ids.shape) == len(updates.shape) == len(out.shape) > axis
             and ids.shape[axis] == updates.shape[axis]
             and all(n in (1, m) for n, m in zip(ids.shape, updates.shape, strict=True))
             and lines(updates.shape, axis) == lines(out.shape, axis),
-            f"{list(updates.shape)} at {list(ids.shape)} do not fit {list(out.shape)}",
+            f"updates {list(updates.shape)} at indices {list(ids.shape)} do not fit "
+            f"{list(out.shape)}",
         )
         covers(params.tile, lines(out.shape, axis))
         span, size = params.span, out.shape[axis]
@@ -90,11 +91,12 @@ class Scatter(TaskKind):
             data = shaped(sig, 2, out.shape, out.dtype)
             need(
                 _of_rows(sig) and data.strides[-1] == out.strides[-1] == 1,
-                "data is taken along only by lines of the last dimension, each with its indices",
+                "data operands need whole lines of the last dimension, each with its indices",
             )
         need(
             span == size or (span < size and same_places(ids.shape, axis)),
-            f"{size} places are written to in spans of {span} at {list(ids.shape)}",
+            f"a span of {span} of {size} places needs indices that are equal along the other "
+            f"dimensions, got {list(ids.shape)}",
         )
 
     def places(self, sig: Signature) -> Places:

@@ -54,15 +54,19 @@ class ChooseEach(TaskKind):
         count(sig, LEAVE_OPERAND, LEAVE_OPERAND + 1)
         tiles, batch = params.tiles, params.batch
         rows, vocabulary = matrix(sig, 0)
-        need(rows == batch, f"there are {rows} rows of logits for {batch} sequences")
-        need(is_dense(sig.operands[0]), "the rows of logits do not follow each other")
-        need(tiles <= vocabulary and vocabulary + tiles <= INT_MAX, f"there are {tiles} tiles")
+        need(rows == batch, f"it has {rows} rows of logits, expected {batch}")
+        need(is_dense(sig.operands[0]), "the logits must be dense")
+        need(
+            tiles <= vocabulary and vocabulary + tiles <= INT_MAX,
+            f"{tiles} tiles for {vocabulary} logits; expected at most one a logit, in 32-bit "
+            "indices",
+        )
         shaped(sig, 1, (batch * len(SETTINGS),), "int32", dense=True)
         shaped(sig, 2, (batch,), "int32", dense=True)
         shaped(sig, 3, (batch * tiles, 2), "fp32", dense=True)
         tokens, stops = (typed(sig, index, "int32").shape for index in (4, 6))
-        need(len(tokens) == len(stops) == 1, "tokens and stops have one dimension")
-        need(tokens[0] % batch == 0, f"{tokens[0]} tokens are not those of {batch} sequences")
+        need(len(tokens) == len(stops) == 1, "tokens and stops must have one dimension")
+        need(tokens[0] % batch == 0, f"{tokens[0]} tokens are not divisible by {batch} sequences")
         shaped(sig, 4, tokens, "int32", dense=True)
         shaped(sig, 5, tokens, "int32", dense=True)
         if len(sig.operands) > LEAVE_OPERAND:

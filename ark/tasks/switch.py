@@ -19,10 +19,10 @@ class Switch(Combine):
     def check(self, sig: Signature) -> None:
         super().check(sig)
         params = sig.read(CombineParams)
-        need(outputs(sig) == shares(sig), "it has a share and a result of each rank")
-        need(params.op == "sum", "a switch adds")
-        need(params.divide == 1, "a switch does not divide")
-        need(not any(o.packet for o in sig.operands), "it adds no packets")
+        need(outputs(sig) == shares(sig), "it needs one share and one result for each rank")
+        need(params.op == "sum", f"a switch supports op sum only, got {params.op}")
+        need(params.divide == 1, "a switch does not support divide")
+        need(not any(o.packet for o in sig.operands), "a switch does not support packets")
 
     def packets(self, sig: Signature) -> frozenset[int]:
         return frozenset()

@@ -89,7 +89,7 @@ def sample_check(sig: Signature, first: int, candidates: int, rows: int, stages:
     places for candidates.
     """
     tiles = sig.read(SampledParams).tiles
-    need(0 < tiles <= stages, f"{stages} stages have {tiles} tasks")
+    need(0 < tiles <= stages, f"it has {tiles} tasks for {stages} stages; expected 1 to {stages}")
     shaped(sig, first, (rows * len(SETTINGS),), "int32", dense=True)
     shaped(sig, first + 1, (rows,), "int32", dense=True)
     shaped(sig, candidates, (rows * tiles, 2), "fp32", dense=True)
@@ -119,8 +119,11 @@ class Embedding(TaskKind):
         count(sig, *((4, 5) if dynamic else (3,)))
         ids = typed(sig, 0, *INDEX_NAMES).shape
         (_, width), (rows, columns) = matrix(sig, 1), matrix(sig, 2)
-        need(len(ids) == 1 and (dynamic or ids[0] >= rows), f"ids of shape {list(ids)} do not fit")
-        need(width == columns, f"rows of {width} are not rows of {columns}")
+        need(
+            len(ids) == 1 and (dynamic or ids[0] >= rows),
+            f"ids have shape {list(ids)}, expected [{rows}] or longer",
+        )
+        need(width == columns, f"the table's rows have {width} columns, expected {columns}")
         fits((params.rows, params.columns), (rows, columns))
         if dynamic:
             shaped(sig, 3, (1,), "int32")
@@ -239,12 +242,13 @@ def _check_sampling(sig: Signature) -> None:
     params = sig.read(SampleParams)
     rows, vocabulary = matrix(sig, 0)
     tiles = params.tiles
-    need(rows == 1 and vocabulary + tiles <= INT_MAX, f"there are {rows} rows of logits")
-    need(tiles <= vocabulary, f"{vocabulary} logits are not {tiles} tiles")
+    need(rows == 1 and vocabulary + tiles <= INT_MAX, f"it has {rows} rows of logits, expected 1")
+    need(tiles <= vocabulary, f"{vocabulary} logits are fewer than {tiles} tiles")
     shares, first = params.shares, params.first
     need(
         vocabulary % shares == 0 and first < shares,
-        f"{vocabulary} logits are not {shares} equal shares of which number {first} is the first",
+        f"{vocabulary} logits are not divisible by {shares} shares, or first share {first} is out "
+        "of range",
     )
     shaped(sig, 1, (len(SETTINGS),), "int32", dense=True)
     shaped(sig, 2, (1,), "int32")
@@ -299,7 +303,7 @@ class Choose(TaskKind):
         count(sig, 7)
         _check_sampling(sig)
         context, stops = (typed(sig, index, "int32").shape for index in (4, 6))
-        need(len(context) == len(stops) == 1, "tokens and stops have one dimension")
+        need(len(context) == len(stops) == 1, "tokens and stops must have one dimension")
         shaped(sig, 5, context, "int32")
 
     def places(self, sig: Signature) -> Places:

@@ -37,10 +37,13 @@ class Transfer(TaskKind):
             f"the source is {source.dtype}{list(source.shape)}, the target "
             f"{target.dtype}{list(target.shape)}",
         )
-        need(by_name(source.dtype).per_item == 1, f"{source.dtype} shares bytes among elements")
+        need(
+            by_name(source.dtype).per_item == 1,
+            f"{source.dtype} is not supported: several elements share a byte",
+        )
         need(
             source.itemsize * source.shape[0] <= MAX_TRIGGER_BYTES,
-            f"more than {MAX_TRIGGER_BYTES} bytes",
+            f"a transfer moves at most {MAX_TRIGGER_BYTES} bytes",
         )
 
     def places(self, sig: Signature) -> Places:

@@ -43,16 +43,21 @@ class Transpose(TaskKind):
         pad = rank - len(out.shape)
         need(
             sorted(perm) == list(range(rank)) and list(perm[:pad]) == list(range(pad)),
-            f"{list(perm)} is no permutation of {len(out.shape)} dimensions",
+            f"perm {list(perm)} is not a permutation of {len(out.shape)} dimensions",
         )
         before, after = text.pad4(source.shape, 1), text.pad4(out.shape, 1)
         need(
             len(source.shape) == len(out.shape)
             and all(before[p] == n for p, n in zip(perm, after, strict=True)),
-            f"{list(source.shape)} does not become {list(out.shape)}",
+            f"perm {list(perm)} of {list(source.shape)} does not give {list(out.shape)}",
         )
-        need(source.dtype == out.dtype, f"{source.dtype} does not become {out.dtype}")
-        need(source.per_item == 1, f"{source.dtype} has several elements in a byte")
+        need(
+            source.dtype == out.dtype,
+            f"source type {source.dtype} and output type {out.dtype} differ",
+        )
+        need(
+            source.per_item == 1, f"{source.dtype} is not supported: several elements share a byte"
+        )
         covers(params.tile, out.shape)
 
     def places(self, sig: Signature) -> Places:

@@ -123,19 +123,19 @@ DAMAGES: dict[str, tuple[Callable[[Plan], Plan], str]] = {
     "another step": (lambda p: _counter(p, step=7), "is 7; they must be equal"),
     "a counter of peers": (lambda p: _counter(p, system=True), "peers signal"),
     "more tasks": (lambda p: _params(p, tasks=5), "first tiles"),
-    "more tasks than tiles": (lambda p: _params(p, tasks=4000), "4000 tasks share"),
+    "more tasks than tiles": (lambda p: _params(p, tasks=4000), "4000 tasks for"),
     "claims of claims": (
         lambda p: _params(p, kind="claimed", params=dict(p.ops[0].params)),
-        "'claimed' are not claimed",
+        "'claimed' does not support claimed tiles",
     ),
-    "products": (lambda p: _params(p, kind="matmul"), "'matmul' are not claimed"),
+    "products": (lambda p: _params(p, kind="matmul"), "'matmul' does not support claimed tiles"),
     "many tiles": (
         lambda p: _params(p, params={**p.ops[0].params["params"], "tile": (1, 1, 1, 1)}),
         "first tiles",
     ),
     "another tile twice": (
         lambda p: replace_task(p, _first(p, 0), coord=tasks(p)[0, 3, 0].coord),
-        "computed twice",
+        "compute the same tile",
     ),
     "memory of peers": (_peer, "only this rank uses"),
     "no wait": (lambda p: replace_task(p, _first(p, 1), waits=()), "nothing makes the second wait"),
