@@ -18,6 +18,7 @@ else:
     import tomli as tomllib
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import decoders
 from evidence import RESULTS, SUITES, Result, SuiteResult, read, read_suite
 from explanations import pictures
 from performance_page import page
@@ -145,6 +146,7 @@ def outputs() -> dict[Path, str]:
         ROOT / "docs/performance.md": page(matrix),
         PICTURE: picture(json.loads(DATA.read_text())),
         **pictures(),
+        ROOT / "docs/reference/decoders.md": decoders.table(),
         ROOT / "docs/reference/api.md": api(),
         ROOT / "docs/reference/ops.md": ops(),
         STUB: stub(STUB.read_text()),

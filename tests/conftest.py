@@ -9,6 +9,7 @@ from collections.abc import Generator
 import pytest
 
 from ark.errors import SystemError
+from tests import cells
 
 pytest.register_assert_rewrite("tests.cases")
 
@@ -46,3 +47,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         built()
     except SystemError:  # the tests that need it say so
         return
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Tells tests.cells how a test has ended."""
+    if report.when == "call":
+        cells.finish(report.passed)

@@ -21,6 +21,7 @@ from ark.models.checkpoint import Checkpoint
 from ark.models.generate import Generator
 from tests.cases.caches import CacheOfCodes
 from tests.cases.decoders import CASES
+from tests.cells import compared
 from tests.checkpoints import make_checkpoint, reference
 from tests.slow import slow
 
@@ -203,6 +204,7 @@ def test_decoders_over_codes(backend: str, case: str, kind: str, tmp_path: Path)
     off = np.abs(last - rounded).max()
     assert off < 0.25 * np.abs(plain - rounded).max()  # nearer to the codes than to the floats
     assert off < 0.02 * np.abs(rounded).max()
+    compared(checkpoint, backend)
 
 
 @slow

@@ -25,6 +25,7 @@ from tests.cases.caches import CacheOfCodes
 from tests.cases.quantized import quantise_files
 from tests.cases.quantized_schemes import COMPRESSED, compressed
 from tests.cases.quantized_words import awq, gptq
+from tests.cells import compared
 from tests.checkpoints import reference
 from tests.slow import slow
 
@@ -45,7 +46,9 @@ ON_LOAD = {"fp8": 448.0, "int8": 127.0, "int4": 7.0}
 def ark_perplexity(backend: str, checkpoint: Checkpoint, ids: list[int], **how: Any) -> float:
     chosen, _ = registry.choose(backend)
     with closing(chosen.open(0)) as device:
-        return perplexity(checkpoint, chosen, device, ids, **how).value
+        result = perplexity(checkpoint, chosen, device, ids, **how).value
+    compared(checkpoint, backend)
+    return result
 
 
 def tokens() -> list[int]:

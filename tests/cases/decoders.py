@@ -11,6 +11,7 @@ import torch
 from ark.backend import registry
 from ark.models.checkpoint import Checkpoint
 from ark.models.generate import Generator
+from tests.cells import compared
 from tests.checkpoints import make_checkpoint, reference
 
 LONG = {
@@ -157,9 +158,10 @@ def check_logits(directory: Path, backend: str, room: float = 1e-4, best: bool =
     """
     prompt = [int(t) for t in np.random.default_rng(5).integers(0, 258, 21)]
     chosen, _ = registry.choose(backend)
+    checkpoint = Checkpoint.open(directory)
     device = chosen.open(0)
     try:
-        with Generator(Checkpoint.open(directory), chosen, device, chunk=8) as generator:
+        with Generator(checkpoint, chosen, device, chunk=8) as generator:
             ours = list(generator.stream(prompt, NEW_TOKENS, stop_tokens=()))
             last = generator.executor.read("decode.head.logits").ravel()
     finally:
@@ -169,6 +171,7 @@ def check_logits(directory: Path, backend: str, room: float = 1e-4, best: bool =
         logits = model(torch.tensor([prompt + ours[:-1]])).logits[0].numpy()
     assert not best or ours == logits[len(prompt) - 1 :].argmax(-1).tolist()
     np.testing.assert_allclose(last, logits[-1], rtol=room, atol=room)
+    compared(checkpoint, backend)
     return ours
 
 

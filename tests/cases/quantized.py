@@ -20,6 +20,7 @@ from ark.backend import registry
 from ark.models.checkpoint import Checkpoint
 from ark.models.generate import Generator
 from tests.cases.decoders import CASES
+from tests.cells import compared
 from tests.checkpoints import make_checkpoint, reference
 
 PROMPT = [int(t) for t in np.random.default_rng(5).integers(0, 258, 21)]
@@ -103,6 +104,7 @@ def check_logits(
             parameters[name].copy_(value)
         logits = model(torch.tensor([PROMPT + tokens[:-1]])).logits[0, -1].numpy()
     np.testing.assert_allclose(ours, logits, rtol=room, atol=room)
+    compared(checkpoint, backend)
     return tokens
 
 

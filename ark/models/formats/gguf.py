@@ -1,5 +1,6 @@
 """The block formats of GGUF files, as llama.cpp defines them (ggml-quants): Q8_0, Q4_0, Q4_1, Q5_0,
-Q5_1, Q4_K, Q5_K, Q6_K and MXFP4 are read as codes, all others that the gguf package knows as floats.
+Q5_1, Q4_K, Q5_K, Q6_K and MXFP4 are read as codes, all others that the gguf package knows as
+floats.
 
 A row of a tensor is a row of blocks. Values are scale * code, or scale * code - offset.
 """
