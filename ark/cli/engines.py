@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +16,7 @@ from ark.cli.common import device_index, errors, progress, read_file, tell_backe
 from ark.cli.common import share as rank_machine
 from ark.cli.parser import positive
 from ark.errors import InvalidUsageError
+from ark.models.adapters import AdapterSet
 from ark.models.build import FULL
 from ark.models.chat import DEFAULT, ChatTemplates
 from ark.models.checkpoint import Checkpoint
@@ -79,6 +80,7 @@ def _engine_options(
     ranks: Bootstrap | None,
     draft_tokens: int,
     draft: Checkpoint | None = None,
+    adapters: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[Backend, Device, dict[str, Any]]]:
     """The device that the options name, and the arguments of Engine.open and load_model, after a
     verdict on memory.
@@ -93,6 +95,7 @@ def _engine_options(
         length = choose_context(checkpoint, args.context)
         free = device.free_bytes()
         beside = 0 if draft is None else draft_nbytes(draft, slots, length)
+        beside += AdapterSet.open(adapters or {}, checkpoint).nbytes
         share = args.memory_share
         count, verdict = choose_pages(checkpoint, free, length, slots, share, pages, world, beside)
         if leads:
@@ -109,6 +112,7 @@ def _engine_options(
                     "chunk": args.chunk,
                     "pages": count,
                     "draft": draft_tokens,
+                    "adapters": adapters,
                     "sampling": FULL,
                     "max_logprobs": MAX_LOGPROBS,
                     "progress": tell,
@@ -127,11 +131,12 @@ def open_engine(
     ranks: Bootstrap | None = None,
     draft_tokens: int = 0,
     draft: Checkpoint | None = None,
+    adapters: Mapping[str, str] | None = None,
 ) -> Iterator[Engine]:
     """An engine on the device that the options name. ranks: those that share the model, of which
     this is rank 0. draft_tokens, draft: as draft and draft_model of Engine.open.
     """
-    asked = _engine_options(args, checkpoint, slots, pages, ranks, draft_tokens, draft)
+    asked = _engine_options(args, checkpoint, slots, pages, ranks, draft_tokens, draft, adapters)
     with (
         asked as (backend, device, options),
         Engine.open(checkpoint, backend, device, draft_model=draft, **options) as engine,

@@ -127,6 +127,14 @@ def register(subparsers: Subparsers) -> None:
         "followed where a text repeats itself)",
     )
     p.add_argument(
+        "--lora",
+        type=named_directory,
+        action="append",
+        default=[],
+        metavar="NAME=DIR",
+        help="an adapter as PEFT saves it, which requests choose by the model's name",
+    )
+    p.add_argument(
         "--chat-template", metavar="FILE", help="a Jinja template (default: the checkpoint's)"
     )
     p.add_argument(
@@ -182,6 +190,27 @@ def seconds(text: str) -> float:
     return value
 
 
+def named_directory(text: str) -> tuple[str, str]:
+    """An argparse type: a name and a directory."""
+    name, equals, directory = text.partition("=")
+    if not name or not equals or not directory:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a name, =, and a directory")
+    return name, directory
+
+
+def _adapters(args: argparse.Namespace) -> dict[str, str]:
+    """The adapters' directories by name."""
+    names = [name for name, _ in args.lora]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise InvalidUsageError(
+            f"--lora gives the name {twice[0]!r} twice; give each adapter a name of its own"
+        )
+    if names and args.task == "embed":
+        raise UnsupportedError("--task embed has no adapters; omit --lora")
+    return dict(args.lora)
+
+
 @contextmanager
 def _engine(
     args: argparse.Namespace, checkpoint: Checkpoint, ranks: Bootstrap | None
@@ -189,7 +218,7 @@ def _engine(
     """The engine of the task that the options name."""
     if args.task == "generate":
         draft = None if args.draft is None else Checkpoint.open(local_directory(args.draft))
-        asked = args.slots, args.pages, ranks, args.draft_tokens or 0, draft
+        asked = args.slots, args.pages, ranks, args.draft_tokens or 0, draft, _adapters(args)
         with open_engine(args, checkpoint, *asked) as engine:
             yield engine
         return
@@ -207,6 +236,8 @@ def run(args: argparse.Namespace) -> int:
         raise UnsupportedError(
             "--task embed runs on one device; omit --ranks, or start a server for each device"
         )
+    if _adapters(args) and world > 1:
+        raise UnsupportedError(f"--lora on {world} ranks is not supported; omit it, or use one")
     if to_be_started(args.ranks, rank_info):
         # The checkpoint's errors are one process's to tell.
         config = open_checkpoint(args).config
@@ -296,9 +327,15 @@ def opened(
         del defaults["temperature"]
     chosen = args.tool_call_parser
     limits = Limits(args.body_limit << 20, request_s=args.timeout, queue=args.queue)
+    name = args.served_model_name or usual_name
+    adapters = tuple(_adapters(args))
+    if name in adapters:
+        raise InvalidUsageError(
+            f"--lora gives an adapter the model's own name {name!r}; give it another one"
+        )
     with _engine(args, checkpoint, ranks) as engine:
         model = ServedModel(
-            args.served_model_name or usual_name,
+            name,
             tokenizer,
             templates,
             engine.context,
@@ -307,5 +344,6 @@ def opened(
             defaults,
             format_of(templates) if chosen == "auto" else FORMATS[chosen],
             config.hidden_size if args.task == "embed" else 0,
+            adapters,
         )
         yield engine, model, Options(_keys(args), args.cors_origin, args.drain, limits)

@@ -16,6 +16,7 @@ from ark.ir import values as ir
 from ark.ir.dtype import DataType, fp32
 from ark.ir.graph import Graph
 from ark.models import registry
+from ark.models.adapted import Adapters, adapt, choose, chosen_state, first
 from ark.models.config import LlamaConfig
 from ark.models.formats.layout import Layout
 from ark.models.llama import Llama
@@ -59,6 +60,7 @@ class Shape:
     ark.SamplingParams and reports up to `logprobs` of the highest log probabilities; empty for
     greedy and top-k sampling alone. embeds: a launch computes the embedding of one text in place of
     next tokens. scores: an iteration computes the logits of a chunk of a text's tokens instead.
+    adapters: that rows may have, in plans of pages on one rank.
 
     A chunk of at least MIN_BEGIN_CHUNK_TOKENS takes less time than two tokens one by one: then the
     prompt's last chunk is a separate entry point, which also samples the first token.
@@ -77,6 +79,7 @@ class Shape:
     logprobs: int = 0
     embeds: bool = False
     scores: bool = False
+    adapters: Adapters | None = None
 
     @property
     def begins(self) -> bool:
@@ -221,6 +224,7 @@ def _trace_paged(model: Model, decoder: Llama, shape: Shape, pages: Pages) -> No
     """
     decoder.setup_pages(shape.context, pages.pool, pages.size, pages.apart)
     decoder.name_tensors()
+    adapted = adapt(decoder, shape.adapters, shape.dtype)
     most = pages.most(shape.context)
     state = TokenState.make(
         shape.context,
@@ -232,9 +236,14 @@ def _trace_paged(model: Model, decoder: Llama, shape: Shape, pages: Pages) -> No
     )
     if shape.chunk:
         prompt = TokenState.make(shape.context, 1, most, prefix="prompt_")
+        if adapted:
+            choose(adapted, chosen_state(shape.chunk, "prompt_adapters"))
         with model.graph.entry("chunk"):
             decoder.prompt(prompt, shape.chunk)
+    chosen = chosen_state(shape.batch, "adapters") if adapted else None
     for rows in pages.forms:
+        if chosen is not None:
+            choose(adapted, first(chosen, rows))
         with model.graph.entry(f"decode{rows}"):
             decoder.decode(state.first(rows))
 

@@ -5,7 +5,7 @@ Called by ark.models.generate and the benchmarks; the checkpoint is read one par
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
@@ -18,13 +18,22 @@ from ark.plan.program import difference
 from ark.plan.types import Plan
 
 
-def weights(checkpoint: Checkpoint, shape: Shape, plan: Plan) -> Iterator[tuple[str, np.ndarray]]:
-    """Each parameter of the plan by name, with this rank's part of the checkpoint."""
+def weights(
+    checkpoint: Checkpoint,
+    shape: Shape,
+    plan: Plan,
+    adapters: Mapping[str, Callable[[], np.ndarray]] | None = None,
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Each parameter of the plan by name, with this rank's part of the checkpoint. adapters: by
+    name, what reads the parameters of adapters.
+    """
     built, packings = build(shape), from_meta(plan.meta)
 
     def read(name: str) -> np.ndarray:
         if name in built.constants:
             return np.asarray(built.constants[name]())
+        if adapters and name in adapters:
+            return adapters[name]()
         weight = name.rpartition(".")[0]
         if weight in built.layouts:
             dtype, share = built.lasting[name].dtype, built.shares.get(name, ())

@@ -113,17 +113,17 @@ class Service:
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
-        return _json({"object": "list", "data": [self._card()]})
+        models = (self.model, *self.model.variants.values())
+        return _json({"object": "list", "data": [self._card(model) for model in models]})
 
     async def one_model(self, request: Request) -> Response:
         """GET /v1/models/NAME."""
-        self.model.check_name(request.path_params["name"])
-        return _json(self._card())
+        return _json(self._card(self.model.named(request.path_params["name"])))
 
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize."""
         asked = decoded(await self._body(request), TokenizeRequest)
-        self.model.check_name(asked.model)
+        self.model.named(asked.model)
         if (asked.prompt is None) == (not asked.messages):
             raise ApiError(400, "give either prompt or messages", param="prompt")
         if asked.messages:
@@ -144,7 +144,7 @@ class Service:
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize."""
         asked = decoded(await self._body(request), DetokenizeRequest)
-        self.model.check_name(asked.model)
+        self.model.named(asked.model)
         self.model.check_tokens(asked.tokens, "tokens")
         decode = partial(self.model.tokenizer.backend.decode, asked.tokens, False)
         return _json({"prompt": await aside(len(asked.tokens), decode)})
@@ -171,13 +171,14 @@ class Service:
         """GET /: the page."""
         return Response(PAGE.read_bytes(), 200, PAGE_HEADERS, "text/html; charset=utf-8")
 
-    def _card(self) -> dict[str, Any]:
+    def _card(self, model: ServedModel) -> dict[str, Any]:
         return {
-            "id": self.model.name,
+            "id": model.name,
             "object": "model",
-            "created": self.model.created,
+            "created": model.created,
             "owned_by": "ark",
-            "max_model_len": self.model.context,
+            "max_model_len": model.context,
+            **({"parent": self.model.name} if model.adapter else {}),
         }
 
     async def _body(self, request: Request) -> bytes:

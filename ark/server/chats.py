@@ -41,6 +41,7 @@ class Chat:
         cls, model: ServedModel, dispatcher: Dispatcher, asked: ChatRequest, timeout_s: float
     ) -> Chat:
         """Checks a body and submits it; ApiError where it cannot be served."""
+        model = model.named(asked.model)
         check_common(asked, model)
         _check(asked)
         tools, form = _tools(asked, model)

@@ -125,7 +125,7 @@ class Answer:
             )
             for i, (prompt, *_) in enumerate(requests)
         ]
-        self._job: Job = dispatcher.submit(name, requests)
+        self._job: Job = dispatcher.submit(name, requests, model.adapter)
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(timeout_s, self._job.end, timeout(timeout_s))
 
@@ -215,7 +215,6 @@ def sampling_of(
 
 def check_common(asked: CompletionRequest | ChatRequest, model: ServedModel) -> None:
     """ApiError for what neither kind of completions has, and for ids out of the vocabulary."""
-    model.check_name(asked.model)
     model.check_tokens(list(asked.logit_bias or ()), "logit_bias")
     model.check_tokens(asked.stop_token_ids or (), "stop_token_ids")
     if asked.stream_options is not None and not asked.stream:

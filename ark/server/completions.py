@@ -43,6 +43,7 @@ class Completion:
         cls, model: ServedModel, dispatcher: Dispatcher, asked: CompletionRequest, timeout_s: float
     ) -> Completion:
         """Checks a body and submits it; ApiError where it cannot be served."""
+        model = model.named(asked.model)
         check_common(asked, model)
         _check(asked)
         max_tokens = asked.max_tokens
@@ -60,8 +61,7 @@ class Completion:
         grammar = await model.grammar(form)
         scored: list[list[Logprob]] = [[] for _ in prompts]
         if asked.echo and asked.logprobs is not None:
-            vocabulary = model.vocab_size
-            scored = await scores(dispatcher, prompts, vocabulary, asked.logprobs, timeout_s)
+            scored = await scores(dispatcher, model, prompts, asked.logprobs, timeout_s)
         answer = Answer(dispatcher, model, prompts, sampling, timeout_s, "cmpl", grammar)
         completion = cls(model, asked, answer)
         if asked.echo:

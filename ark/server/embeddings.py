@@ -95,7 +95,7 @@ class Embedding:
 
     async def answer(self, model: ServedModel, asked: EmbeddingRequest) -> dict[str, Any]:
         """The answer to a body; ApiError where it cannot be given."""
-        model.check_name(asked.model)
+        model.named(asked.model)
         if asked.dimensions not in (None, model.embedding_size):
             raise unsupported(
                 "dimensions",

@@ -96,8 +96,11 @@ class Dispatcher:
         self,
         name: str,
         prompts: Sequence[tuple[Sequence[int], SamplingParams, frozenset[int], Grammar | None]],
+        adapter: str = "",
     ) -> Job:
-        """Queues a choice for each prompt; ApiError where it cannot be served now."""
+        """Queues a choice for each prompt, under an adapter if one is named; ApiError where it
+        cannot be served now.
+        """
         if self.failure:
             raise ApiError(500, self.failure, kind=SERVER_ERROR)
         self.check_room(len(prompts))
@@ -106,7 +109,7 @@ class Dispatcher:
         self.jobs.add(job)
         self._metrics.begin(job.ids, [len(prompt) for prompt, *_ in prompts])
         for i, (prompt, sampling, stops, grammar) in enumerate(prompts):
-            request = Request(job.ids[i], tuple(prompt), sampling, stops, grammar)
+            request = Request(job.ids[i], tuple(prompt), sampling, stops, grammar, adapter)
             try:
                 self.engine.submit(request, partial(self._from_engine, job, i))
             except BaseError as error:

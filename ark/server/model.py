@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -32,7 +32,8 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class ServedModel:
-    """name: as clients ask for it. context: positions of a request, its answer included.
+    """name: as clients ask for it. adapters: names that choose an adapter. adapter: the one that
+    requests for this name have. context: positions of a request, its answer included.
     stop_token_ids: the checkpoint's end tokens. defaults: fields of SamplingParams where a request
     omits them. call_format: how the model writes calls of tools. embedding_size: elements of an
     embedding, 0 for a model that makes text.
@@ -47,17 +48,28 @@ class ServedModel:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     call_format: CallFormat | None = None
     embedding_size: int = 0
+    adapters: tuple[str, ...] = ()
+    adapter: str = ""
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def check_name(self, asked: str | None) -> None:
-        """ApiError for the name of another model."""
-        if asked and asked != self.name:
+    def named(self, asked: str | None) -> ServedModel:
+        """The model of a name, which may be an adapter's; ApiError where there is none."""
+        if not asked or asked == self.name:
+            return self
+        if asked not in self.variants:
+            names = ", ".join(map(repr, (self.name, *self.adapters)))
             raise ApiError(
                 404,
-                f"the model {asked!r:.100} does not exist; this server has {self.name!r}",
+                f"the model {asked!r:.100} does not exist; this server has {names}",
                 param="model",
                 code="model_not_found",
             )
+        return self.variants[asked]
+
+    @cached_property
+    def variants(self) -> dict[str, ServedModel]:
+        """The model under each of its adapters."""
+        return {name: replace(self, name=name, adapter=name) for name in self.adapters}
 
     async def encoded(
         self, texts: Sequence[str], params: Sequence[str], *, framed: bool = True

@@ -15,6 +15,7 @@ import numpy as np
 from ark.models.sampling import SamplingParams
 from ark.server.choices import Logprob, failure, timeout
 from ark.server.jobs import Dispatcher
+from ark.server.model import ServedModel
 from ark.serving.types import Event, FinishReason
 
 
@@ -48,8 +49,8 @@ class Dictation:
 
 async def scores(
     dispatcher: Dispatcher,
+    model: ServedModel,
     prompts: Sequence[Sequence[int]],
-    vocabulary: int,
     count: int,
     timeout_s: float,
 ) -> list[list[Logprob]]:
@@ -59,11 +60,11 @@ async def scores(
     requests = []
     for prompt in prompts:
         sampling = SamplingParams(max_tokens=max(1, len(prompt) - 1), logprobs=count)
-        grammar = Dictated(prompt[1:], vocabulary)
+        grammar = Dictated(prompt[1:], model.vocab_size)
         requests.append((prompt[:1], sampling, frozenset[int](), grammar))
     scored = [[Logprob(prompt[0], None, {})] for prompt in prompts]
     longer = [place for place, prompt in enumerate(prompts) if len(prompt) > 1]
-    job = dispatcher.submit("score", [requests[place] for place in longer])
+    job = dispatcher.submit("score", [requests[place] for place in longer], model.adapter)
 
     async def read() -> None:
         left = len(longer)

@@ -45,6 +45,7 @@ class Answer:
         sampling: SamplingParams,
         end_token_ids: Sequence[int],
         grammar: Grammar | None = None,
+        adapter: str = "",
     ) -> None:
         self.prompt, self.token_ids, self._sampling = prompt, tuple(token_ids), sampling
         self._tokenizer, self._ends = tokenizer, frozenset(end_token_ids)
@@ -54,7 +55,7 @@ class Answer:
         self.samples = {}
         for number in range(sampling.n):
             own = sampling.sample(number)
-            request = Request(f"{name}.{number}", self.token_ids, own, stops, grammar)
+            request = Request(f"{name}.{number}", self.token_ids, own, stops, grammar, adapter)
             stream = tokenizer.stream(self.token_ids[-LAST_PROMPT_TOKENS:])
             self.samples[request.id] = Sample(request, StoppedText.sampled(stream, sampling))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -99,6 +99,7 @@ class Engine:
         iterations: int = LAUNCH_ITERATIONS,
         draft: int = 0,
         draft_model: Checkpoint | None = None,
+        adapters: Mapping[str, Path | str] | None = None,
         sampling: str = "",
         max_logprobs: int = 0,
         budget_s: float = BUDGET_S,
@@ -116,6 +117,7 @@ class Engine:
         or is cancelled. draft: tokens of a request that free rows try beyond the
         next one; the text stays the same. draft_model: a smaller model, on the same device, that
         makes these tokens; without one they are what followed where the text repeats itself.
+        adapters: directories by name, which requests choose (ark.models.adapters).
         sampling, max_logprobs: `sampling` and `logprobs` of ark.models.build.Shape. progress: as of
         ark.models.generate.Generator. ranks: those that share the model, of which this is rank 0;
         the others call `load_model` with the same arguments and ark.serving.ranks.follow. machine:
@@ -145,6 +147,7 @@ class Engine:
             progress=progress,
             ranks=ranks,
             machine=machine,
+            adapters=adapters,
         )
         with ExitStack() as loaded:
             loaded.callback(model.close)
@@ -169,7 +172,7 @@ class Engine:
                 "this engine was opened in another process; open one in this process, and start "
                 "processes by the method spawn"
             )
-        check_request(request, self._shape)
+        check_request(request, self._shape, self._model.adapters)
         request = replace(request, sampling=request.sampling.seeded())
         with self._news:
             if self._failure:
@@ -338,7 +341,7 @@ class Engine:
                 while self._arrived:
                     request = self._arrived.popleft()
                     self._prompt_tokens += len(request.prompt)
-                    progress = self._scheduler.add(request)
+                    progress = self._scheduler.add(request, self._model.adapter(request.adapter))
                     if progress.guide is not None:
                         self._masks.ask(progress)
                 cancelled = self._cancelled

@@ -16,6 +16,7 @@ from typing import Any
 from ark import log
 from ark.backend import registry
 from ark.errors import InvalidUsageError, UnsupportedError
+from ark.models.adapters import AdapterSet
 from ark.models.build import FULL
 from ark.models.chat import ChatTemplates
 from ark.models.checkpoint import Checkpoint
@@ -62,6 +63,7 @@ class LLM:
         chunk: int | None = None,
         draft: str | Path | None = None,
         draft_tokens: int = 0,
+        adapters: Mapping[str, str | Path] | None = None,
         sampling: str = FULL,
         max_logprobs: int = MAX_LOGPROBS,
         progress: Callable[[str, int, int], None] | None = None,
@@ -78,7 +80,8 @@ class LLM:
         may fill. chunk: prompt tokens an iteration. draft: a smaller model of the same tokens,
         which guesses the next draft_tokens (3) of a text, so that free rows verify them in one
         iteration; draft_tokens alone: those that followed where the text repeats itself. Texts
-        stay the same. sampling: "full", or "" for plans that follow
+        stay the same. adapters: directories of LoRA adapters by name (ark.models.adapters).
+        sampling: "full", or "" for plans that follow
         temperature and top-k alone and take a little less time. progress: as of
         ark.models.generate.Generator. ranks: 1.
 
@@ -112,6 +115,7 @@ class LLM:
             context = choose_context(checkpoint, max_model_len)
             free = self._device.free_bytes()
             beside = 0 if drafts is None else draft_nbytes(drafts, max_num_seqs, context)
+            beside += AdapterSet.open(adapters or {}, checkpoint).nbytes
             pages, verdict = choose_pages(
                 checkpoint, free, context, max_num_seqs, share, None, beside=beside
             )
@@ -126,6 +130,7 @@ class LLM:
                 pages=pages,
                 draft=draft_tokens,
                 draft_model=drafts,
+                adapters=adapters,
                 sampling=sampling,
                 max_logprobs=max_logprobs if sampling else 0,
                 progress=progress,
@@ -151,11 +156,13 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        adapter: str = "",
     ) -> list[RequestOutput]:
         """Continues prompts, texts or lists of token ids, and returns when all have ended; results
-        are in the order of the prompts. sampling_params: of all, or of each.
+        are in the order of the prompts. sampling_params: of all, or of each. adapter: the name of
+        one, or "" for none.
         """
-        return self._run(self._answers(_several(prompts), sampling_params))
+        return self._run(self._answers(_several(prompts), sampling_params, adapter=adapter))
 
     def chat(
         self,
@@ -177,10 +184,12 @@ class LLM:
         return self._run(self._answers(texts, sampling_params, framed=False))
 
     def stream(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, adapter: str = ""
     ) -> Iterator[Chunk]:
-        """Continues one prompt and yields its text as it is made; closing the iterator ends it."""
-        return self._chunks(self._answers([prompt], sampling_params)[0])
+        """Continues one prompt and yields its text as it is made; closing the iterator ends it.
+        adapter: as of `generate`.
+        """
+        return self._chunks(self._answers([prompt], sampling_params, adapter=adapter)[0])
 
     def stream_chat(
         self, messages: Messages, sampling_params: SamplingParams | None = None, **template: Any
@@ -229,6 +238,7 @@ class LLM:
         prompts: Sequence[Prompt],
         sampling: SamplingParams | Sequence[SamplingParams] | None,
         framed: bool = True,
+        adapter: str = "",
     ) -> list[Answer]:
         """The answers to be made; everything is checked before any is submitted."""
         each = [self._default] * len(prompts) if sampling is None else sampling
@@ -252,7 +262,7 @@ class LLM:
             ids = self._tokenizer.encode(prompt, framed) if isinstance(prompt, str) else prompt
             name = f"llm.{next(self._names)}"
             grammar = grammars.get(id(params.structured_outputs))
-            answers.append(Answer(name, self._tokenizer, text, ids, params, ends, grammar))
+            answers.append(Answer(name, self._tokenizer, text, ids, params, ends, grammar, adapter))
         return answers
 
     def _run(self, answers: Sequence[Answer]) -> list[RequestOutput]:

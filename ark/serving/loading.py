@@ -4,7 +4,7 @@ Called by ark.serving.engine.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from ark.errors import InvalidUsageError, UnsupportedError
 from ark.ir.dtype import DataType
 from ark.ir.values import whole
 from ark.machine import Machine
+from ark.models.adapters import AdapterSet
 from ark.models.build import Pages, Shape
 from ark.models.checkpoint import Checkpoint
 from ark.models.load import weights
@@ -46,13 +47,18 @@ PAGE_POSITIONS = 16
 @dataclass(frozen=True)
 class LoadedModel:
     """A plan of pages with its weights. opened: the device, where it is closed with the plan.
-    ranks: those that share the model.
+    ranks: those that share the model. adapters: names of the numbers 1, 2, ...
     """
 
     executor: Executor
     shape: Shape
     opened: Device | None = None
     ranks: Bootstrap | None = None
+    adapters: tuple[str, ...] = ()
+
+    def adapter(self, name: str) -> int:
+        """The number of an adapter, 0 without a name."""
+        return self.adapters.index(name) + 1 if name else 0
 
     def page_pool(self, reserved: int) -> PagePool:
         """The pages behind the first so many."""
@@ -97,6 +103,7 @@ def load_model(
     progress: Report | None = None,
     ranks: Bootstrap | None = None,
     machine: Machine | None = None,
+    adapters: Mapping[str, Path | str] | None = None,
 ) -> LoadedModel:
     """Plans, compiles and loads a checkpoint; arguments and errors as of Engine.open."""
     if not 1 <= whole("the number of slots", slots) <= MAX_BATCH:
@@ -110,6 +117,11 @@ def load_model(
     rank, world_size = (0, 1) if ranks is None else (ranks.rank, ranks.world_size)
     machine = machine or target.machine
     try:
+        if adapters and world_size > 1:
+            raise UnsupportedError(
+                f"adapters on {world_size} ranks are not supported; omit them, or use one rank"
+            )
+        owned = AdapterSet.open(adapters or {}, checkpoint)
         length = choose_context(checkpoint, context)
         dtype = DataType.from_numpy(checkpoint.dtype)
         shape = Shape(
@@ -123,9 +135,12 @@ def load_model(
             pages=pages_of(slots, length, page, pages, draft),
             sampling=sampling,
             logprobs=whole("the number of log probabilities", max_logprobs),
+            adapters=owned.shape,
         )
-        executor = loaded(checkpoint, chosen, target, shape, budget_s, progress, ranks, machine)
-        return LoadedModel(executor, shape, opened, ranks)
+        executor = loaded(
+            checkpoint, chosen, target, shape, budget_s, progress, ranks, machine, owned
+        )
+        return LoadedModel(executor, shape, opened, ranks, owned.names)
     except BaseException:
         if opened is not None:
             opened.close()
@@ -151,9 +166,10 @@ def loaded(
     progress: Report | None,
     ranks: Bootstrap | None = None,
     machine: Machine | None = None,
+    adapters: AdapterSet | None = None,
 ) -> Executor:
     """The shape's plan on a device, with the checkpoint's weights. ranks: those that share the
-    model. machine: to plan for, by default the device's.
+    model. machine: to plan for, by default the device's. adapters: those of the shape.
     """
     machine = machine or device.machine
     tell = progress or (lambda label, done, total: None)
@@ -173,7 +189,8 @@ def loaded(
                 "needs; use another backend, or ark.models.generate.Generator"
             )
         total, done = plan.arenas["parameter"], 0
-        for name, array in weights(checkpoint, shape, plan):
+        matrices = adapters.arrays(shape.dtype.numpy) if adapters else {}
+        for name, array in weights(checkpoint, shape, plan, matrices):
             runner.write(name, array)
             done += array.nbytes
             tell("loading", min(done, total), total)

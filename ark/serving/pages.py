@@ -75,14 +75,15 @@ class PagePool:
             self._by_name[name], self._names[page] = page, name
 
     def match(
-        self, tokens: Sequence[int], before: Sequence[bytes]
+        self, tokens: Sequence[int], before: Sequence[bytes], root: bytes = b""
     ) -> tuple[list[int], list[bytes]]:
         """The pages that hold a text behind its pages named `before`, as far as there are any, and
-        their names. The caller becomes a user of each.
+        their names. The caller becomes a user of each. root: what stands before the first page's
+        name, by which texts under different adapters differ.
         """
         pages: list[int] = []
         names: list[bytes] = []
-        name = before[-1] if before else b""
+        name = before[-1] if before else root
         for end in range((len(before) + 1) * self.size, len(tokens) + 1, self.size):
             name = page_name(name, tokens[end - self.size : end])
             page = self._by_name.get(name)

@@ -19,15 +19,16 @@ COUNTED = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 @dataclass(eq=False)
 class Progress:
     """A request and how far it is. tokens: its prompt and what was made. total: tokens that it has
-    at most in the end. computed: tokens whose keys and values lie in pages. names: of its full
-    pages. admissions: how often it was given pages anew. drafts: of its next tokens. finish: why it
-    ended, in a step that may still run. guide, mask: its place in its grammar, and the bits
-    of the tokens that it allows next, None until they are known.
+    at most in the end. adapter: its number, 0 for none. computed: tokens whose keys and values lie
+    in pages. names: of its full pages. admissions: how often it was given pages anew. drafts: of
+    its next tokens. finish: why it ended, in a step that may still run. guide, mask: its place in
+    its grammar, and the bits of the tokens that it allows next, None until they are known.
     """
 
     request: Request
     tokens: list[int]
     total: int
+    adapter: int = 0
     computed: int = 0
     pages: list[int] = field(default_factory=list)
     names: list[bytes] = field(default_factory=list)
@@ -41,6 +42,11 @@ class Progress:
     def masked(self) -> bool:
         """True where its next token may be sampled: its mask is there, if it needs one."""
         return self.guide is None or self.mask is not None
+
+    @property
+    def root(self) -> bytes:
+        """What its first page's name begins with: an adapter's keys and values are its own."""
+        return self.adapter.to_bytes(4, "little") if self.adapter else b""
 
     @property
     def last(self) -> int:

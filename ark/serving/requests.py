@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ark.errors import InvalidUsageError
 from ark.ir.values import whole
 from ark.models.build import FULL, Shape
@@ -26,7 +28,7 @@ def check_steps(iterations: int, draft: int) -> None:
         )
 
 
-def check_request(request: Request, shape: Shape) -> None:
+def check_request(request: Request, shape: Shape, adapters: Sequence[str] = ()) -> None:
     """Raises InvalidUsageError for a request that an engine of that shape cannot serve."""
     prompt, sampling = request.prompt, request.sampling
     vocabulary, context = shape.config.vocab_size, shape.context
@@ -50,5 +52,10 @@ def check_request(request: Request, shape: Shape) -> None:
         raise InvalidUsageError(
             f"logprobs is {sampling.logprobs}, but this engine reports at most "
             f"{shape.logprobs}; ask for fewer, or open it with more max_logprobs"
+        )
+    if request.adapter and request.adapter not in adapters:
+        raise InvalidUsageError(
+            f"the adapter {request.adapter!r:.60} does not exist; this engine has "
+            f"{', '.join(adapters) or 'none'}"
         )
     check_tokens(sampling, vocabulary, request.stop_token_ids)

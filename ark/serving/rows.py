@@ -158,6 +158,7 @@ class DeviceRows:
         self._tables = np.repeat(np.arange(shape.batch, dtype=np.int32)[:, None], most, axis=1)
         self._settings = np.array([IDLE_SETTINGS] * shape.batch, np.int32)
         self._positions = np.zeros(shape.batch, np.int32)
+        self._adapters = np.zeros((shape.batch, 1), np.int32)
         self._written: dict[str, np.ndarray] = {}
         self._rows: list[tuple[Progress, int] | None] = [None] * shape.batch
         self._known = [0] * shape.batch  # tokens of the row's text that the device has
@@ -245,6 +246,9 @@ class DeviceRows:
         self._memory.write("prompt_tokens", tokens.size, 0, tokens)
         self._memory.write("prompt_position", 1, 0, np.array([chunks.start], np.int32))
         self._write("prompt_settings", settings)
+        if shape.adapters is not None:
+            chosen = np.full((shape.chunk, 1), progress.adapter, np.int32)
+            self._write("prompt_adapters", chosen)
         self._write("prompt_pages", table)
 
     def _write_rows(self, step: Step) -> None:
@@ -272,14 +276,18 @@ class DeviceRows:
                 self._tables[row, : len(progress.pages)] = progress.pages
                 positions[row] = progress.computed
             self._rows[row] = own
+            self._adapters[row] = 0 if progress is None else progress.adapter
         for row, (of, place, token) in enumerate(drafted, len(rows)):
             self._tables[row], settings[row] = self._tables[of], settings[of]
+            self._adapters[row] = self._adapters[of]
             settings[row, SETTINGS.index("last")] = positions[row] = place
             self._write_tokens(row, place, [token])
             if self.shape.sampling:
                 self._write_options(row, rows[of])
                 self._write_bias(row, rows[of])
             self.output[row, place + 1] = NO_TOKEN
+        if self.shape.adapters is not None:
+            self._write("adapters", self._adapters)
         self._write("pages", self._tables)
         self._write("settings", settings)
         self._write("position", positions)

@@ -85,12 +85,14 @@ class Scheduler:
             slot_ids=(*ids, *[""] * (self.slots - len(ids))),
         )
 
-    def add(self, request: Request) -> Progress:
-        """A request arrives; its prompt is shorter than the context."""
+    def add(self, request: Request, adapter: int = 0) -> Progress:
+        """A request arrives; its prompt is shorter than the context. adapter: the number of its
+        own, 0 for none.
+        """
         most = request.sampling.max_tokens
         total = self.context if most is None else min(self.context, len(request.prompt) + most)
         guide = None if request.grammar is None else request.grammar.begin()
-        progress = Progress(request, list(request.prompt), total, guide=guide)
+        progress = Progress(request, list(request.prompt), total, adapter, guide=guide)
         self.waiting.append(progress)
         return progress
 
@@ -204,7 +206,7 @@ class Scheduler:
         size = self.pool.size
         while self.waiting and len(self.running) < self.slots:
             progress = self.waiting[0]
-            pages, names = self.pool.match(progress.tokens[: progress.last], [])
+            pages, names = self.pool.match(progress.tokens[: progress.last], [], progress.root)
             more = -(-len(progress.tokens) // size) - len(pages)
             if more + len(self.running) > self.pool.available:
                 self.pool.release(pages)
@@ -224,7 +226,8 @@ class Scheduler:
         """
         if progress.computed != len(progress.names) * self.pool.size:
             return
-        pages, names = self.pool.match(progress.tokens[: progress.last], progress.names)
+        text = progress.tokens[: progress.last]
+        pages, names = self.pool.match(text, progress.names, progress.root)
         first = len(progress.names)
         self.pool.release(progress.pages[first : first + len(pages)])
         progress.pages[first : first + len(pages)] = pages
@@ -339,7 +342,7 @@ class Scheduler:
         """Names the pages that a request has filled."""
         size = self.pool.size
         for number in range(len(progress.names), progress.computed // size):
-            before = progress.names[-1] if progress.names else b""
+            before = progress.names[-1] if progress.names else progress.root
             name = page_name(before, progress.tokens[number * size : (number + 1) * size])
             progress.names.append(name)
             self.pool.publish(progress.pages[number], name)

@@ -45,6 +45,7 @@ class Request:
 
     id: unique among those that have not ended. stop_token_ids: end tokens of the checkpoint
     included, unless the sampling ignores them. grammar: of the sampling's structured outputs.
+    adapter: the name of one that the engine has, or "" for none.
     """
 
     id: str
@@ -52,6 +53,7 @@ class Request:
     sampling: SamplingParams
     stop_token_ids: frozenset[int] = frozenset()
     grammar: Grammar | None = None
+    adapter: str = ""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,107 @@
+"""Low-rank adapters in a decoder's graph (LoRA, Hu et al. 2021): beside a linear layer each row has
+the two thin products of its own adapter. Called by ark.models.build; decoders do not depend on it.
+
+An adapter is an expert (ark.expert_linear) and number 0 is one of zeros, for rows without any.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import ark
+from ark.models.quantized import QuantizedWeight
+from ark.ops.views import new_tensor, refer
+
+DOWN, UP = ".adapters_down", ".adapters_up"
+"""Behind a weight's name: the adapters' matrices (count, rank, inputs) and (count, outputs,
+rank)."""
+
+
+@dataclass(frozen=True)
+class Adapters:
+    """count: of adapters, the one of zeros included. rank: the highest. targets: parameters that
+    they have products beside.
+    """
+
+    count: int
+    rank: int
+    targets: tuple[str, ...]
+
+
+class AdaptedWeight:
+    """The weight of a linear layer with adapters. chosen: of the entry point that is traced, the
+    adapter of each row, (rows, 1) int32.
+    """
+
+    chosen: ark.Tensor
+
+    def __init__(
+        self, base: Any, shape: tuple[int, int], adapters: Adapters, dtype: ark.DataType, name: str
+    ) -> None:
+        outputs, inputs = shape
+        self.base, self.rank, self.outputs = base, adapters.rank, outputs
+        self.down = ark.parameter((adapters.count, adapters.rank, inputs), dtype)
+        self.up = ark.parameter((adapters.count, outputs, adapters.rank), dtype)
+        self.down.rename(name + DOWN)
+        self.up.rename(name + UP)
+
+    def linear(self, input: Any, output: Any = None, name: str = "") -> ark.Tensor:
+        """As ark.linear."""
+        rows = input.shape()[0]
+        thin = ark.expert_linear(input, self.down, self.chosen)
+        thin = ark.reshape(thin, (rows, self.rank))
+        added = ark.expert_linear(thin, self.up, self.chosen)
+        product = ark.linear(input, self.base, name=name)
+        return ark.add(product, ark.reshape(added, (rows, self.outputs)), output)
+
+
+def adapt(model: ark.Module, adapters: Adapters | None, dtype: ark.DataType) -> list[AdaptedWeight]:
+    """Gives the weights that adapters have products beside these products. The model's tensors have
+    their names already.
+    """
+    weights = []
+    for name in adapters.targets if adapters else ():
+        *path, attribute = name.split(".")
+        module: Any = model
+        for part in _joined(path):
+            module = module.sub_modules[part]
+        base = getattr(module, attribute)
+        shape = base.rows.shape() if isinstance(base, QuantizedWeight) else base.shape()
+        module.parameters.pop(attribute, None)
+        module.sub_modules.pop(attribute, None)
+        weight = AdaptedWeight(base, tuple(shape), adapters, dtype, name)  # type: ignore[arg-type]
+        setattr(module, attribute, weight)
+        weights.append(weight)
+    return weights
+
+
+def choose(weights: list[AdaptedWeight], chosen: ark.Tensor) -> None:
+    """The rows of the entry point that is traced next have these adapters."""
+    for weight in weights:
+        weight.chosen = chosen
+
+
+def chosen_state(rows: int, name: str) -> ark.Tensor:
+    """The state that holds the adapter of each row."""
+    tensor = new_tensor("adapters", "state", (rows, 1), ark.int32, (), (), (), name)
+    tensor.rename(name)
+    return tensor
+
+
+def first(chosen: ark.Tensor, rows: int) -> ark.Tensor:
+    """The adapters of the first so many rows."""
+    if rows == chosen.shape()[0]:
+        return chosen
+    return refer(chosen, (rows, 1), (0, 0), f"{chosen.ir.name}.first{rows}")
+
+
+def _joined(path: list[str]) -> list[str]:
+    """The names of modules on a path: a layer's is `layers.3`."""
+    joined: list[str] = []
+    for part in path:
+        if part.isdigit():
+            joined[-1] += f".{part}"
+        else:
+            joined.append(part)
+    return joined

@@ -1,0 +1,187 @@
+"""Adapters on disk as PEFT writes them: adapter_config.json and adapter_model.safetensors. Read and
+checked against the checkpoint that they belong to. Called by ark.serving.loading and `ark serve`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ark.errors import InvalidUsageError, ModelError, UnsupportedError
+from ark.models.adapted import DOWN, UP, Adapters
+from ark.models.checkpoint import Checkpoint, describe
+from ark.models.fields import Fields
+from ark.models.shards import StoredTensor, read_array, read_header
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+MAX_ADAPTERS, MAX_RANK = 256, 512
+TARGET = re.compile(r"layers\.\d+\.(attention\.(query|key|value|output)|mlp\.(gate|up|down))")
+STORED = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "bias": ("none",),
+    "use_dora": (False,),
+    "use_qalora": (False,),
+    "lora_bias": (False,),
+    "fan_in_fan_out": (False,),
+    "modules_to_save": ([],),
+    "layer_replication": ([],),
+    "rank_pattern": ({},),
+    "alpha_pattern": ({},),
+    "target_parameters": ([],),
+    "trainable_token_indices": ([], {}),
+    "alora_invocation_tokens": ([],),
+    "init_lora_weights": (True, False, "gaussian", "eva", "orthogonal"),
+}
+"""Values of fields that leave an adapter a sum of two products; null is one, too."""
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """An adapter's name, rank and scale, and its two matrices by the weight's name: (rank, inputs)
+    and (outputs, rank).
+    """
+
+    name: str
+    rank: int
+    scale: float
+    tensors: Mapping[str, tuple[StoredTensor, StoredTensor]]
+
+
+@dataclass(frozen=True)
+class AdapterSet:
+    """The adapters of a loaded model; their numbers begin at 1."""
+
+    adapters: tuple[Adapter, ...]
+
+    @classmethod
+    def open(cls, directories: Mapping[str, Path | str], checkpoint: Checkpoint) -> AdapterSet:
+        """Reads configs and headers of adapters by their names; ModelError, UnsupportedError or
+        InvalidUsageError for one that cannot be used with the checkpoint.
+        """
+        if len(directories) > MAX_ADAPTERS:
+            raise InvalidUsageError(
+                f"{len(directories)} adapters are too many; give at most {MAX_ADAPTERS}"
+            )
+        opened = (read_adapter(n, Path(where), checkpoint) for n, where in directories.items())
+        return cls(tuple(opened))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Their names, in order."""
+        return tuple(adapter.name for adapter in self.adapters)
+
+    @property
+    def shape(self) -> Adapters | None:
+        """What the graph has of them."""
+        if not self.adapters:
+            return None
+        targets = {name for adapter in self.adapters for name in adapter.tensors}
+        rank = max(adapter.rank for adapter in self.adapters)
+        return Adapters(len(self.adapters) + 1, rank, tuple(sorted(targets, key=_order)))
+
+    @property
+    def nbytes(self) -> int:
+        """About the bytes that they have in memory."""
+        matrices = (m for a in self.adapters for pair in a.tensors.values() for m in pair)
+        return sum(matrix.nbytes for matrix in matrices)
+
+    def arrays(self, dtype: np.dtype[Any]) -> Mapping[str, Any]:
+        """By a parameter's name, a function that reads all adapters' matrices."""
+        shape = self.shape
+        if shape is None:
+            return {}
+        readers = {}
+        for target in shape.targets:
+            for place, end in enumerate((DOWN, UP)):
+                readers[target + end] = lambda t=target, p=place: self._read(t, p, shape, dtype)
+        return readers
+
+    def _read(self, target: str, place: int, shape: Adapters, dtype: np.dtype[Any]) -> np.ndarray:
+        """The matrices of all adapters beside a weight, zeros where one has none."""
+        pairs = [a.tensors.get(target) for a in self.adapters]
+        known = next(pair for pair in pairs if pair is not None)[place].shape
+        each = (shape.rank, known[1]) if place == 0 else (known[0], shape.rank)
+        values = np.zeros((shape.count, *each), np.float32)
+        for number, (adapter, pair) in enumerate(zip(self.adapters, pairs, strict=True), 1):
+            if pair is not None:
+                matrix = read_array(pair[place]).astype(np.float32)
+                scaled = matrix * np.float32(adapter.scale) if place else matrix
+                values[number, : matrix.shape[0], : matrix.shape[1]] = scaled
+        return values.astype(dtype)
+
+
+def read_adapter(name: str, directory: Path, checkpoint: Checkpoint) -> Adapter:
+    """One adapter of that directory."""
+    if not directory.is_dir():
+        raise ModelError(
+            f"the adapter {name!r:.60} should be in {directory}, which is not a directory; give "
+            f"one that holds {CONFIG} and {WEIGHTS}"
+        )
+    fields = Fields.read(directory / CONFIG)
+    if fields.get("peft_type") != "LORA":
+        raise UnsupportedError(
+            f"{fields.source}: peft_type is {fields.get('peft_type')!r:.60}, but ark supports "
+            "adapters of the type LORA only"
+        )
+    for field, values in NEUTRAL.items():
+        value = fields.get(field)
+        if value is not None and value not in values:
+            raise UnsupportedError(
+                f"{fields.source}: {field} is {value!r:.60}, which ark does not follow in "
+                "adapters; merge the adapter into the checkpoint (PEFT's merge_and_unload)"
+            )
+    rank, alpha = fields.size("r"), fields.number("lora_alpha", 8.0)
+    if rank > MAX_RANK:
+        raise fields.wrong("r", f"at most {MAX_RANK}")
+    scale = alpha / (math.sqrt(rank) if fields.flag("use_rslora", False) else rank)
+    if not (directory / WEIGHTS).exists():
+        raise ModelError(
+            f"{directory} has no {WEIGHTS}; download it, or save the adapter with safetensors"
+        )
+    pairs = dict(_pairs(read_header(directory / WEIGHTS), directory, checkpoint, rank))
+    return Adapter(name, rank, scale, pairs)
+
+
+def _pairs(
+    stored: Mapping[str, StoredTensor], directory: Path, checkpoint: Checkpoint, rank: int
+) -> Iterator[tuple[str, tuple[StoredTensor, StoredTensor]]]:
+    """Each weight's name with its matrices, which have the shapes that the checkpoint needs."""
+    matches = {name: STORED.fullmatch(name) for name in stored}
+    others = [name for name, match in matches.items() if match is None]
+    if others or not stored:
+        raise UnsupportedError(
+            f"{directory / WEIGHTS} holds {describe(others) if others else 'nothing'}, but ark "
+            "reads the matrices lora_A and lora_B of linear layers only"
+        )
+    weights = {weight.stored_name: weight for weight in checkpoint.weights.values()}
+    for module in dict.fromkeys(match.group(1) for match in matches.values() if match):
+        weight = weights.get(f"{module}.weight")
+        if weight is None or weight.stored or not TARGET.fullmatch(weight.name):
+            raise UnsupportedError(
+                f"{directory} adapts {module}, but in this checkpoint ark supports adapters of "
+                "the attention's and the feed-forward part's own linear layers only; merge the "
+                "adapter into the checkpoint (PEFT's merge_and_unload)"
+            )
+        pair = [stored.get(f"base_model.model.{module}.lora_{side}.weight") for side in "AB"]
+        outputs, inputs = weight.shape
+        for side, tensor, shape in zip("AB", pair, ((rank, inputs), (outputs, rank)), strict=True):
+            if tensor is None or tensor.shape != shape:
+                holds = "is missing" if tensor is None else f"has shape {list(tensor.shape)}"
+                raise ModelError(
+                    f"{directory / WEIGHTS}: lora_{side} of {module} {holds}, but {CONFIG} and "
+                    f"the checkpoint require {list(shape)}; use the adapter with the model that it "
+                    "was trained for"
+                )
+            assert tensor.dtype
+        yield weight.name, (pair[0], pair[1])  # type: ignore[misc]
+
+
+def _order(name: str) -> tuple[int, str]:
+    """The model's order: by layer."""
+    return int(name.split(".")[1]), name
