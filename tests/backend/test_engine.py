@@ -20,10 +20,12 @@ from ark.models.structured import StructuredOutputsParams
 from ark.serving.engine import Engine
 from ark.serving.loading import load_model
 from ark.serving.progress import Step
-from ark.serving.rows import DeviceRows
-from ark.serving.scheduler import Scheduler
+from ark.serving.rows import DeviceRows, Launched
+from ark.serving.scheduler import Scheduler, forms_of
 from ark.serving.types import Event, FinishReason, Request
-from tests.checkpoints import make_checkpoint
+from tests.checkpoints import make_checkpoint, reference
+from tests.serving.requests import Listener
+from tests.slow import slow
 
 pytestmark = pytest.mark.emulated("slow")
 BEGINNING = (7, 301, 12, 45, 45, 260, 3, 99)
@@ -147,3 +149,68 @@ def _take(scheduler: Scheduler, step: Step, given: list[tuple[int, list[int]]]) 
     for row, tokens in given:
         scheduler.take(step, row, tokens)
     return [len(tokens) for row, tokens in given if row == 0]
+
+
+@slow
+def test_each_number_of_rows_has_a_form(
+    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 64 slots, groups of 1 to 64 requests; each runs in the smallest form that has them all."""
+    directory = make_checkpoint(tmp_path / "small", layers=1, hidden=32, intermediate=48)
+    model = LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    prompts = torch.arange(64)[:, None] + torch.tensor([[20, 90, 200]])
+    tokens = prompts
+    with torch.inference_mode():
+        for _ in range(3):
+            tokens = torch.cat([tokens, model(tokens).logits[:, -1:].argmax(-1)], 1)
+    used: set[int] = set()
+    start = DeviceRows.start
+
+    def spied(rows: DeviceRows, step: Step) -> Launched:
+        used.add(next(n for n in forms_of(64) if n >= len(step.rows)) if step.rows else 0)
+        return start(rows, step)
+
+    monkeypatch.setattr(DeviceRows, "start", spied)
+    how = SamplingParams(temperature=0.0, max_tokens=3)
+    with Engine.open(
+        directory, backend, slots=64, context=8, chunk=0, page=4, budget_s=300.0
+    ) as engine:
+        for count in (1, 2, 3, 7, 13, 30, 64):
+            listener = Listener()
+            for number in range(count):
+                prompt = tuple(map(int, prompts[number]))
+                engine.submit(Request(str(number), prompt, how), listener)
+            listener.wait(*map(str, range(count)))
+            assert listener.tokens == {str(n): tokens[n, 3:].tolist() for n in range(count)}
+    assert used >= {1, 2, 4, 8, 16, 32, 64}
+
+
+@slow
+def test_rows_have_adapters_of_their_own(backend: str, tmp_path: Path) -> None:
+    """Two adapters and none, in chunks and in rows, beside peft's."""
+    peft = pytest.importorskip("peft")
+    directory = make_checkpoint(tmp_path / "small", layers=1, hidden=32, intermediate=48)
+    adapters: dict[str, Path] = {}
+    texts = {"": by_transformers(directory)[0]}
+    for number, targets in enumerate((["q_proj", "down_proj"], ["v_proj", "o_proj", "up_proj"])):
+        torch.manual_seed(number)
+        config = peft.LoraConfig(r=2 + 2 * number, lora_alpha=8, target_modules=targets)
+        model = peft.get_peft_model(reference(directory), config)
+        for key, value in model.named_parameters():
+            if "lora_" in key:
+                torch.nn.init.normal_(value, std=0.3)
+        adapters[str(number)] = tmp_path / str(number)
+        model.save_pretrained(adapters[str(number)])
+        tokens = torch.tensor([PROMPTS[0]])
+        with torch.inference_mode():
+            for _ in range(MAX_NEW_TOKENS):
+                tokens = torch.cat([tokens, model(tokens).logits[:, -1:].argmax(-1)], 1)
+        texts[str(number)] = tokens[0, len(PROMPTS[0]) :].tolist()
+    how, listener = SamplingParams(temperature=0.0, max_tokens=MAX_NEW_TOKENS), Listener()
+    asked = {"slots": 3, "context": 24, "chunk": 4, "page": 4, "budget_s": 300.0}
+    with Engine.open(directory, backend, adapters=adapters, **asked) as engine:  # type: ignore[arg-type]
+        for name in texts:
+            engine.submit(Request(f"{name}.", PROMPTS[0], how, adapter=name), listener)
+        listener.wait(*(f"{name}." for name in texts))
+    assert listener.tokens == {f"{name}.": text for name, text in texts.items()}
+    assert len(set(map(tuple, texts.values()))) == 3

@@ -14,9 +14,9 @@ from ark.serving.types import FinishReason, Request
 VOCABULARY_TOKENS = 5
 
 
-def chained(tokens: Sequence[int]) -> list[int]:
-    """By place, a hash of the text up to it."""
-    chain, before = [], 0
+def chained(tokens: Sequence[int], adapter: int = 0) -> list[int]:
+    """By place, a hash of the text up to it and of its adapter."""
+    chain, before = [], adapter
     for token in tokens:
         before = hash((before, token))
         chain.append(before)
@@ -33,7 +33,7 @@ def solo(request: Request, context: int) -> tuple[list[int], FinishReason]:
     most = request.sampling.max_tokens
     total = context if most is None else min(context, len(tokens) + most)
     while len(tokens) < total:
-        tokens.append(next_token(chained(tokens)[-1]))
+        tokens.append(next_token(chained(tokens, int(request.adapter or 0))[-1]))
         if tokens[-1] in request.stop_token_ids:
             return tokens[len(request.prompt) :], FinishReason.STOP
     return tokens[len(request.prompt) :], FinishReason.LENGTH
@@ -54,20 +54,20 @@ class ModelDevice:
             end = min(start + step.chunks.count * self.chunk, progress.last)
             assert step.chunks.count * self.chunk < end - start + self.chunk, "an empty chunk"
             for place in range(start, end):
-                self._compute(progress.tokens, place, progress.pages)
+                self._compute(progress, progress.tokens, place)
         tokens = [self._decode(progress, done) for progress in step.rows]
         assert step.iterations == 1 or not any(step.drafts)
         for row, draft in enumerate(step.drafts):
             progress = step.rows[row]
             for end in range(1, len(draft) + 1):
                 text = [*progress.tokens, *draft[:end]]
-                chain = self._compute(text, len(text) - 1, progress.pages)
+                chain = self._compute(progress, text, len(text) - 1)
                 tokens[row].append(next_token(chain))
         return tokens
 
-    def _compute(self, tokens: Sequence[int], place: int, pages: Sequence[int]) -> int:
+    def _compute(self, progress: Progress, tokens: Sequence[int], place: int) -> int:
         """Computes a position, which sees all before it; its hash."""
-        chain = chained(tokens[: place + 1])
+        chain, pages = chained(tokens[: place + 1], progress.adapter), progress.pages
         self._cells[pages[place // self.size], place % self.size] = chain[place]
         for before in range(place):
             seen = self._cells.get((pages[before // self.size], before % self.size))
@@ -81,7 +81,7 @@ class ModelDevice:
         for _ in range(iterations):
             if at > progress.last and at + 1 >= limit:
                 break
-            chain = self._compute(tokens, at, progress.pages)
+            chain = self._compute(progress, tokens, at)
             if at >= progress.last:
                 if at + 1 >= limit:
                     break

@@ -30,7 +30,7 @@ from tests.serving.model_device import (
     next_token,
     solo,
 )
-from tests.slow import examples
+from tests.slow import SLOW
 
 MAX_POSITIONS = 24
 TOKEN = st.integers(0, VOCABULARY_TOKENS - 1)
@@ -55,7 +55,7 @@ def mostly_right(texts: Sequence[Progress], most: int) -> list[tuple[int, ...]]:
     for text in texts:
         tokens = list(text.tokens)
         for _ in range(most - text.drafts.paused()):
-            chain = chained(tokens)[-1]
+            chain = chained(tokens, text.adapter)[-1]
             tokens.append((next_token(chain) + (chain % 4 == 0)) % VOCABULARY_TOKENS)
         drafts.append(tuple(tokens[len(text.tokens) :]))
     return drafts
@@ -96,6 +96,7 @@ class Schedules(RuleBasedStateMachine):
         most=st.one_of(st.none(), st.integers(1, 12)),
         stops=st.frozensets(TOKEN, max_size=1),
         grammar=st.sampled_from([None, None, AnyText()]),
+        adapter=st.sampled_from([0, 0, 1, 2]),
     )
     def add(
         self,
@@ -104,12 +105,14 @@ class Schedules(RuleBasedStateMachine):
         most: int | None,
         stops: frozenset[int],
         grammar: AnyText | None,
+        adapter: int,
     ) -> None:
         number = str(len(self.requests))
         sampling = SamplingParams(max_tokens=most)
-        request = Request(number, (*beginning, *rest), sampling, stops, grammar)
+        prompt = (*beginning, *rest)
+        request = Request(number, prompt, sampling, stops, grammar, str(adapter or ""))
         self.requests[number], self.texts[number] = request, []
-        self.scheduler.add(request)
+        self.scheduler.add(request, adapter)
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data())
@@ -217,7 +220,9 @@ class Schedules(RuleBasedStateMachine):
 
 
 TestSchedules = Schedules.TestCase
-TestSchedules.settings = settings(max_examples=examples(400), stateful_step_count=30, deadline=None)
+TestSchedules.settings = settings(
+    max_examples=10_000 if SLOW else 80, stateful_step_count=30, deadline=None
+)
 
 
 def test_a_cached_prompt_computes_its_last_token_again() -> None:
