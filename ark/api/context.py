@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, TypeAlias
 
 from ark.api.config import check_config, hints_of
 from ark.errors import InvalidUsageError, PlanError, UnsupportedError
 from ark.frontend.model import Model
 
+# A range [begin, end], `sync` or `config`.
+Setting: TypeAlias = "Sequence[int] | Mapping[str, object] | bool | None"
 _NESTED = ("processor_range", "warp_range", "sram_range")
 
 
@@ -25,14 +27,14 @@ class PlannerContext:
 
     _stack: ClassVar[list[PlannerContext]] = []
 
-    def __init__(self, **kwargs: Any) -> None:
+    def __init__(self, **kwargs: Setting) -> None:
         unknown = sorted(set(kwargs) - {*_NESTED, "sync", "config"})
         if unknown:
             raise InvalidUsageError(
                 f"PlannerContext has no {', '.join(unknown)}; it takes {', '.join(_NESTED)}, sync "
                 "and config"
             )
-        self.settings = {k: v for k, v in kwargs.items() if v is not None}
+        self.settings: dict[str, Any] = {k: v for k, v in kwargs.items() if v is not None}
         for name in _NESTED:
             if name in self.settings:
                 self.settings[name] = _span(name, self.settings[name])

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+import numpy as np
 
 from ark import log
 from ark.errors import InvalidUsageError, UnsupportedError
 from ark.frontend.foreign import as_array, is_torch
 from ark.frontend.model import Model
-from ark.frontend.tensor import Parameter, Tensor, as_tensor
+from ark.frontend.tensor import ArrayLike, Parameter, Tensor, as_tensor
 from ark.gradients import grad
 from ark.ir import values as ir
 from ark.ir.dtype import FLOATS
+
+if TYPE_CHECKING:
+    import torch
 
 Hook = Callable[["Module", Any], Any]
 
@@ -93,7 +98,19 @@ class Module:
             params.update(module.params_dict(f"{prefix}{name}."))
         return params
 
-    def state_dict(self, prefix: str = "", mode: str = "numpy") -> dict[str, Any]:
+    @overload
+    def state_dict(
+        self, prefix: str = "", mode: Literal["numpy"] = "numpy"
+    ) -> dict[str, np.ndarray]: ...
+
+    @overload
+    def state_dict(
+        self, prefix: str = "", *, mode: Literal["torch"]
+    ) -> dict[str, torch.Tensor]: ...
+
+    def state_dict(
+        self, prefix: str = "", mode: str = "numpy"
+    ) -> dict[str, np.ndarray] | dict[str, torch.Tensor]:
         """Contents of all parameters by dotted name, as NumPy arrays or (mode "torch") tensors."""
         if mode not in ("numpy", "torch"):
             raise InvalidUsageError(f"the mode is {mode!r}; it must be 'numpy' or 'torch'")
@@ -102,7 +119,7 @@ class Module:
             return {name: p.to_torch().clone() for name, p in params.items()}
         return {name: p.to_numpy() for name, p in params.items()}
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], prefix: str = "") -> None:
+    def load_state_dict(self, state_dict: Mapping[str, ArrayLike], prefix: str = "") -> None:
         """Writes parameters from arrays or torch tensors; call it after Runtime.launch.
 
         InvalidUsageError names missing entries; extra entries cause a warning.

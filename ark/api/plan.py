@@ -42,7 +42,9 @@ class Plan(Planned):
         1
     """
 
-    def __init__(self, plan: Any = None, model: Model | None = None) -> None:
+    def __init__(
+        self, plan: inner.Plan | Mapping[str, Any] | None = None, model: Model | None = None
+    ) -> None:
         super().__init__(None, model, dict(_EMPTY))
         self._tasks: TaskPlan | None = None
         if isinstance(plan, inner.Plan):

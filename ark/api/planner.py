@@ -43,9 +43,9 @@ class Planner(planner.Planner):
         activation_bytes: int | None = None,
     ) -> None:
         super().__init__(device_id, model, machine, ranks, activation_bytes)
-        self._rules: list[Callable[..., Any]] = []
+        self._rules: list[Callable[[str, str], str]] = []
 
-    def install_config_rule(self, rule: Callable[..., Any]) -> None:
+    def install_config_rule(self, rule: Callable[[str, str], str]) -> None:
         """Adds a rule that gives configurations of ops.
 
         rule: a function of (op as JSON, architecture) that returns a configuration as JSON, or ""

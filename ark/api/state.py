@@ -46,7 +46,7 @@ _PACKED = {np.dtype(t.numpy): t for t in PACKED}
 _NAMES = {np.dtype(t): name for name, t in _TYPES.items()}
 
 
-def save(state_dict: Mapping[str, Any], state_dict_file_path: str | Path) -> None:
+def save(state_dict: Mapping[str, object], state_dict_file_path: str | Path) -> None:
     """Writes a state dictionary: names to NumPy arrays (or torch tensors), in safetensors format.
 
     Warns where it is given something else, which must then be plain JSON-able values. Raises

@@ -10,13 +10,22 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from ark.errors import InvalidUsageError, UnsupportedError
 from ark.frontend.storage import Storage
 from ark.ir import values as ir
+
+
+class SupportsDLPack(Protocol):
+    """An object whose memory other libraries can view by DLPack."""
+
+    def __dlpack__(self) -> object: ...
+
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+
 
 HOST = (1, 0)  # (type, index) of the host's memory
 CODES = {

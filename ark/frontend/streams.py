@@ -6,24 +6,35 @@ Called by ark.frontend.tensor and ark.runtime.runtime.
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Protocol, TypeAlias
 
 from ark.errors import InvalidUsageError
 
 
-def wait_for_stream(stream: Any) -> None:
+class Stream(Protocol):
+    """A queue of a device, such as a torch stream."""
+
+    def synchronize(self) -> object:
+        """Returns when its work is done."""
+
+
+StreamLike: TypeAlias = "Stream | int | None"
+
+
+def wait_for_stream(stream: StreamLike) -> None:
     """Waits for an object with synchronize(); 0 and None mean no stream.
 
     Raises InvalidUsageError for anything else: a number alone does not identify a vendor's queue.
     """
     if stream is None or (stream == 0 and isinstance(stream, int)):
         return
-    if not callable(getattr(stream, "synchronize", None)):
+    synchronize = getattr(stream, "synchronize", None)
+    if not callable(synchronize):
         raise InvalidUsageError(
             f"stream={stream!r:.60} is not valid; give an object with synchronize(), such as a "
             "torch stream, or 0 for none"
         )
-    stream.synchronize()
+    synchronize()
 
 
 def synchronize() -> None:

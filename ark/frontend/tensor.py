@@ -15,10 +15,11 @@ import numpy as np
 from ark._late import LateTable
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
 from ark.frontend import dlpack
+from ark.frontend.dlpack import SupportsDLPack
 from ark.frontend.foreign import address_of, as_array, is_torch
 from ark.frontend.indices import index_range
 from ark.frontend.model import Model
-from ark.frontend.streams import wait_for_stream
+from ark.frontend.streams import StreamLike, wait_for_stream
 from ark.ir import values as ir
 from ark.ir.dtype import DataType, fp32
 from ark.ir.packed import alike, cast
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 # What ops take for an operand: a tensor of a model, or torch's, which is read where it lies.
 TensorLike: TypeAlias = "Tensor | torch.Tensor"
+# What contents are written from.
+ArrayLike: TypeAlias = "np.ndarray | torch.Tensor"
 NullTensor: Any = None
 
 # Functions that a tensor calls and that layers above define; these register them when they are
@@ -80,7 +83,7 @@ class Tensor:
     __array_ufunc__ = None
 
     def __init__(
-        self, tensor: ir.Tensor, model: Model, initializer: Callable[[], Any] | None = None
+        self, tensor: ir.Tensor, model: Model, initializer: Callable[[], ArrayLike] | None = None
     ) -> None:
         self.ir = tensor
         self.model = model
@@ -121,7 +124,7 @@ class Tensor:
         base = self.storage.address
         return base + self.ir.dtype.nbytes(start) if base else 0
 
-    def bind(self, data: Any) -> None:
+    def bind(self, data: int | torch.Tensor) -> None:
         """Binds a placeholder to the memory of a torch tensor or to a device address (0: later)."""
         if isinstance(data, int):
             if data:
@@ -131,7 +134,7 @@ class Tensor:
         self.storage.bind(*_foreign(self, data))
         self.model.keep(self.storage)
 
-    def to_numpy(self, ndarray: np.ndarray | None = None, stream: Any = 0) -> np.ndarray:
+    def to_numpy(self, ndarray: np.ndarray | None = None, stream: StreamLike = 0) -> np.ndarray:
         """A copy of the contents (bf16 as ml_dtypes.bfloat16), into `ndarray` if given.
 
         Waits for `stream`, and for iterations in progress.
@@ -148,7 +151,7 @@ class Tensor:
         ndarray[...] = data
         return ndarray
 
-    def from_numpy(self, ndarray: np.ndarray, stream: Any = 0) -> Tensor:
+    def from_numpy(self, ndarray: ArrayLike, stream: StreamLike = 0) -> Tensor:
         """Writes the contents; the array has the tensor's shape, up to dimensions of 1.
 
         Values are cast as in NumPy, floats are rounded. Raises InvalidUsageError for integers that
@@ -171,7 +174,7 @@ class Tensor:
         self.storage.write(self.ir, values)
         return self
 
-    def to_dlpack(self) -> Any:
+    def to_dlpack(self) -> object:
         """A DLPack capsule that views the same memory, after iterations in progress have ended."""
         self.storage.wait()
         return dlpack.export(self.ir, self.storage)
@@ -195,21 +198,22 @@ class Tensor:
         return dlpack.device_of(self.storage)
 
     @staticmethod
-    def from_dlpack(ext_tensor: Any) -> Tensor:
+    def from_dlpack(ext_tensor: SupportsDLPack) -> Tensor:
         """A tensor on the memory of any object with __dlpack__."""
         if not is_torch(ext_tensor):  # torch would drop the negative bit of its own tensors
             ext_tensor = _torch().from_dlpack(ext_tensor)
         return Tensor.from_torch(ext_tensor)
 
-    def to_torch(self) -> Any:
+    def to_torch(self) -> torch.Tensor:
         """A torch tensor that views the same memory."""
-        return _torch().from_dlpack(self)
+        view: torch.Tensor = _torch().from_dlpack(self)
+        return view
 
     get_torch_view = to_torch
 
     from_torch = _FromTorch()
 
-    def copy(self, data: Any, stream: Any = 0) -> Tensor:
+    def copy(self, data: ArrayLike, stream: StreamLike = 0) -> Tensor:
         """Writes the contents from a NumPy array or a torch tensor of any device."""
         return self.from_numpy(data, stream)
 
@@ -217,7 +221,7 @@ class Tensor:
         """Writes the initializer's value, if there is one."""
         return self if self.initializer is None else self.copy(self.initializer())
 
-    def eval(self, stream: Any = None) -> Any:
+    def eval(self, stream: StreamLike = None) -> Any:
         """Runs the tensor's model once and returns the contents.
 
         A torch tensor, or a NumPy array without torch. The model is the one in which the tensor was
@@ -296,8 +300,10 @@ class Parameter(Tensor):
     requires_grad = True
     gradient: Tensor | None = None
 
-    def __init__(self, tensor: Any, from_torch: bool = False) -> None:
-        base = Tensor.from_torch(tensor.detach()) if from_torch else as_tensor(tensor)
+    def __init__(self, tensor: TensorLike, from_torch: bool = False) -> None:
+        if from_torch and not isinstance(tensor, Tensor):
+            tensor = Tensor.from_torch(tensor.detach())
+        base = as_tensor(tensor)
         super().__init__(base.ir, base.model, base.initializer)
         self.storage.weight = True
 
@@ -323,7 +329,7 @@ def _on_torchs_memory(tensor: Any) -> Tensor:
     return handle
 
 
-def _write_torchs(tensor: Tensor, data: Any, stream: Any = 0) -> Tensor:
+def _write_torchs(tensor: Tensor, data: torch.Tensor, stream: StreamLike = 0) -> Tensor:
     """Writes the values of a torch tensor on any device; they are cast."""
     _check_torch(data)
     return tensor.from_numpy(data, stream)

@@ -8,7 +8,7 @@ Walther 2008, chapter 3).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, overload
 
 from ark.errors import InvalidUsageError, ModelError
 from ark.frontend.model import Model
@@ -20,12 +20,40 @@ from ark.ir.dtype import FLOATS
 from ark.ops.elementwise import cast, ones, zeros
 
 
+@overload
+def grad(
+    outputs: Tensor | Sequence[Tensor],
+    inputs: Tensor,
+    grad_outputs: Tensor | Sequence[Tensor | None] | None = None,
+    allow_unused: Literal[False] = False,
+) -> Tensor: ...
+
+
+@overload
+def grad(
+    outputs: Tensor | Sequence[Tensor],
+    inputs: Sequence[Tensor],
+    grad_outputs: Tensor | Sequence[Tensor | None] | None = None,
+    allow_unused: Literal[False] = False,
+) -> list[Tensor]: ...
+
+
+@overload
+def grad(
+    outputs: Tensor | Sequence[Tensor],
+    inputs: Tensor | Sequence[Tensor],
+    grad_outputs: Tensor | Sequence[Tensor | None] | None = None,
+    *,
+    allow_unused: bool,
+) -> Tensor | list[Tensor | None] | None: ...
+
+
 def grad(
     outputs: Tensor | Sequence[Tensor],
     inputs: Tensor | Sequence[Tensor],
     grad_outputs: Tensor | Sequence[Tensor | None] | None = None,
     allow_unused: bool = False,
-) -> Any:
+) -> Tensor | list[Tensor] | list[Tensor | None] | None:
     """Gradients of the sum of `outputs` with respect to each of `inputs`, as torch.autograd.grad.
 
     outputs: a tensor or several, of fp32, fp16 or bf16. grad_outputs: for each output a weight

@@ -15,12 +15,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING
 
 import ml_dtypes
 import numpy as np
 
 from ark.errors import InvalidUsageError, UnsupportedError
+
+if TYPE_CHECKING:
+    import torch
+    from numpy.typing import DTypeLike
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,7 @@ class DataType:
     name: str
     bits: int
     storage: str
-    numpy: Any
+    numpy: type[np.generic]
 
     def __repr__(self) -> str:
         return f"ark.{self.name}"
@@ -74,11 +78,11 @@ class DataType:
         size = Fraction(self.itemsize, self.per_item)
         return int(size) if size.denominator == 1 else size
 
-    def to_numpy(self) -> Any:
+    def to_numpy(self) -> type[np.generic]:
         """The NumPy scalar type; ml_dtypes.bfloat16 for bf16."""
         return self.numpy
 
-    def to_torch(self) -> Any:
+    def to_torch(self) -> torch.dtype:
         """The torch dtype; UnsupportedError if torch is not installed or has none."""
         try:
             import torch
@@ -88,7 +92,8 @@ class DataType:
             ) from error
         if self.name not in _TORCH:
             raise UnsupportedError(f"torch has no type for ark.{self.name}; ark.cast it")
-        return getattr(torch, _TORCH[self.name])
+        dtype: torch.dtype = getattr(torch, _TORCH[self.name])
+        return dtype
 
     def ctype(self) -> DataType:
         """What ARK's core calls the type (ark.core.FP32, ...): the type itself."""
@@ -100,7 +105,7 @@ class DataType:
         return by_name(type_name)
 
     @staticmethod
-    def from_numpy(np_type: Any) -> DataType:
+    def from_numpy(np_type: DTypeLike) -> DataType:
         """The data type of a NumPy dtype; InvalidUsageError if ark has none."""
         try:
             wanted = np.dtype(np_type)
@@ -114,7 +119,7 @@ class DataType:
         )
 
     @staticmethod
-    def from_torch(torch_type: Any) -> DataType:
+    def from_torch(torch_type: torch.dtype) -> DataType:
         """The data type of a torch dtype; InvalidUsageError if ark has none."""
         wanted = str(torch_type).removeprefix("torch.")
         for name, torch_name in _TORCH.items():

@@ -8,9 +8,12 @@ from __future__ import annotations
 import importlib
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ark.errors import InvalidUsageError, SystemError
+
+if TYPE_CHECKING:
+    from ark.api.module import Module
 
 ARCHITECTURES: dict[str, str | type[Any]] = {
     "LlamaForCausalLM": "ark.models.llama:Llama",
@@ -59,7 +62,7 @@ GROUP = "ark.models"
 """Entry points by which packages add decoders: the architecture's name, and module and class."""
 
 
-def register(architecture: str, decoder_class: type[Any], model_type: str = "") -> None:
+def register(architecture: str, decoder_class: type[Module], model_type: str = "") -> None:
     """Adds a decoder for an architecture name of config.json, in this process.
 
     decoder_class: a subclass of ark.models.llama.Llama. model_type: that of configs without

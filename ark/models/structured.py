@@ -30,7 +30,7 @@ class StructuredOutputsParams:
         '[a-z]+'
     """
 
-    json: Mapping[str, Any] | str | None = None
+    json: Mapping[str, object] | str | None = None
     regex: str | None = None
     choice: tuple[str, ...] | None = None
     grammar: str | None = None

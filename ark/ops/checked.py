@@ -66,7 +66,7 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda v: _is_whole(v) or _are(v, _is_whole),
         "a whole number or a sequence of them",
     ),
-    "Sequence[Any]": (_are, "a sequence"),
+    "Sequence[TensorLike]": (_are, "a sequence"),
     "Sequence[tuple[int, int]]": (lambda v: _are(v, _is_pair), "a sequence of pairs of numbers"),
 }
 _OPTIONAL = " | None"

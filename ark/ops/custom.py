@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -42,6 +42,9 @@ from ark.ops.custom_checks import (
 from ark.plan.params import INT_MAX
 from ark.tasks import custom_form
 from ark.tasks.custom_form import Form, Operand
+
+# A constant's default, or its type where a call must give it.
+Constant: TypeAlias = "int | float | bool | type[int] | type[float] | type[bool]"
 
 
 class CustomOp:
@@ -226,11 +229,11 @@ def custom_op(
     signature: str,
     tile: Mapping[str, int | None] | None = None,
     dtypes: Mapping[str, Types] | None = None,
-    constants: Mapping[str, Any] | None = None,
+    constants: Mapping[str, Constant] | None = None,
     sizes: Callable[..., Mapping[str, int]] | None = None,
     scratch: int = 0,
     scratch_each: Mapping[str, int] | None = None,
-    reference: Callable[..., Any] | None = None,
+    reference: Callable[..., np.ndarray | Sequence[np.ndarray]] | None = None,
     backward: CustomOp | None = None,
     packets: Sequence[str] = (),
 ) -> CustomOp:

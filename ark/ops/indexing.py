@@ -183,7 +183,7 @@ def expand(
 
 
 def concat(
-    inputs: Sequence[Any], axis: int, output: TensorLike | None = NullTensor, name: str = ""
+    inputs: Sequence[TensorLike], axis: int, output: TensorLike | None = NullTensor, name: str = ""
 ) -> Tensor:
     """The tensors concatenated along `axis`; one type, any number of them.
 

@@ -247,7 +247,7 @@ def reshape(
     return Tensor(view, base.model)
 
 
-def identity(input: TensorLike, deps: Sequence[Any] = (), name: str = "") -> Tensor:
+def identity(input: TensorLike, deps: Sequence[TensorLike] = (), name: str = "") -> Tensor:
     """The same tensor, whose users also come after `deps` have been written; any shape and type.
 
     Examples:

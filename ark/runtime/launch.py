@@ -47,7 +47,7 @@ class _Rank(Protocol):
         ...
 
 
-def launch(ranks: int, function: Callable[..., Any], *args: Any) -> int:
+def launch(ranks: int, function: Callable[..., object], *args: object) -> int:
     """Runs function(*args) in `ranks` new processes, each with its rank in the environment.
 
     The function must be importable (not a lambda), as multiprocessing requires. Every rank's output
@@ -166,8 +166,8 @@ def _call(
     environment: Mapping[str, str],
     parent: int,
     report: Any,
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
+    function: Callable[..., object],
+    args: tuple[object, ...],
 ) -> None:
     """The process of a rank: calls the function and reports an exception to the launcher."""
     os.setsid()

@@ -13,14 +13,14 @@ import time
 from collections.abc import Mapping
 from enum import Enum
 from numbers import Integral
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakMethod, WeakSet, ref
 
 from ark.backend.devices import Device, FedDevice, Memory
 from ark.errors import BaseError, GpuError, InvalidUsageError
 from ark.frontend.model import Model
 from ark.frontend.storage import Storage
-from ark.frontend.streams import synchronize, wait_for_stream
+from ark.frontend.streams import StreamLike, synchronize, wait_for_stream
 from ark.frontend.tensor import Tensor, provided
 from ark.runtime import live, planner
 from ark.runtime.bound import bind, check_overlaps
@@ -29,6 +29,9 @@ from ark.runtime.run import Ranks, Run
 from ark.runtime.runner import Runner, load
 from ark.runtime.session import backend, device, ranks
 from ark.runtime.turns import in_turn
+
+if TYPE_CHECKING:
+    import torch
 
 FOREVER = 1 << 31  # iterations of a persistent launch: `run` never releases so many
 TRACE_RECORDS = 1 << 16
@@ -104,10 +107,10 @@ class Runtime:
         self,
         plan: Planned | None = None,
         device_id: int = -1,
-        stream: Any = 0,
+        stream: StreamLike = 0,
         loop_mode: bool = True,
         record: bool = False,
-        tensor_mappings: Mapping[Tensor, Any] | None = None,
+        tensor_mappings: Mapping[Tensor, torch.Tensor] | None = None,
     ) -> None:
         """Plans (unless a plan is given), compiles, allocates and, in loop mode, starts the kernel.
 
@@ -237,7 +240,7 @@ class Runtime:
         self,
         iter: int = 1,
         non_blocking: bool = False,
-        tensor_mappings: Mapping[Tensor, Any] | None = None,
+        tensor_mappings: Mapping[Tensor, torch.Tensor] | None = None,
     ) -> None:
         """Runs so many iterations; returns at once if non_blocking. Raises GpuError.
 
@@ -273,7 +276,7 @@ class Runtime:
             self.wait()
             self._elapsed += time.perf_counter() - begin
 
-    def _rebind(self, mappings: Mapping[Tensor, Any]) -> None:
+    def _rebind(self, mappings: Mapping[Tensor, torch.Tensor]) -> None:
         if self.loop_mode:
             raise InvalidUsageError(
                 "a running loop keeps its memory: launch with loop_mode=False to change "

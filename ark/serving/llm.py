@@ -168,7 +168,7 @@ class LLM:
         self,
         messages: Messages | Sequence[Messages],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        **template: Any,
+        **template: object,
     ) -> list[RequestOutput]:
         """Answers a conversation, or several, through the checkpoint's chat template. template:
         tools, add_generation_prompt and other arguments of ark.models.chat.ChatTemplates.render.
@@ -180,8 +180,11 @@ class LLM:
             )
         single = not messages or isinstance(messages[0], Mapping)
         conversations: Sequence[Any] = [messages] if single else messages
-        texts = [self._templates.render(chat, **template) for chat in conversations]
+        texts = [self._rendered(chat, template) for chat in conversations]
         return self._run(self._answers(texts, sampling_params, framed=False))
+
+    def _rendered(self, messages: Messages, template: dict[str, Any]) -> str:
+        return self._templates.render(messages, **template)
 
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, adapter: str = ""
@@ -192,10 +195,10 @@ class LLM:
         return self._chunks(self._answers([prompt], sampling_params, adapter=adapter)[0])
 
     def stream_chat(
-        self, messages: Messages, sampling_params: SamplingParams | None = None, **template: Any
+        self, messages: Messages, sampling_params: SamplingParams | None = None, **template: object
     ) -> Iterator[Chunk]:
         """Answers one conversation as `chat` does and yields the text as it is made."""
-        text = self._templates.render(messages, **template)
+        text = self._rendered(messages, template)
         return self._chunks(self._answers([text], sampling_params, framed=False)[0])
 
     def stream_async(
@@ -205,10 +208,10 @@ class LLM:
         return self._chunks_async(self._answers([prompt], sampling_params)[0])
 
     def stream_chat_async(
-        self, messages: Messages, sampling_params: SamplingParams | None = None, **template: Any
+        self, messages: Messages, sampling_params: SamplingParams | None = None, **template: object
     ) -> AsyncIterator[Chunk]:
         """As `stream_chat`, for `async for`."""
-        text = self._templates.render(messages, **template)
+        text = self._rendered(messages, template)
         return self._chunks_async(self._answers([text], sampling_params, framed=False)[0])
 
     async def generate_async(

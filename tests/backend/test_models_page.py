@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import ast
+import functools
+import os
 import re
+import shlex
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -11,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from ark.cli import main
 from ark.errors import ModelError
 from ark.ir.dtype import fp32
 from ark.models import registry
@@ -18,6 +23,7 @@ from ark.models.build import Shape, build
 from ark.models.checkpoint import Checkpoint
 from tests.cases import decoders
 from tests.checkpoints import make_checkpoint
+from tests.slow import slow
 
 OWN = dict(registry.ARCHITECTURES)
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -58,6 +64,44 @@ def test_the_decoder_of_ones_own_answers(
     exec(program, scope)
     assert registry.ARCHITECTURES["ParallelForCausalLM"] is scope["Parallel"]
     assert len(capsys.readouterr().out) > 8
+
+
+def test_the_checkpoint_of_the_page_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    section = PAGE.read_text().split("## A checkpoint to try it with")[1].split("\n## ")[0]
+    (program,) = re.findall(r"```python\n(.*?)```", section, re.S)
+    (command,) = re.findall(r"`ark (generate [^`]*)`", section)
+    (tmp_path / "examples").symlink_to(DOCS.parent / "examples")
+    monkeypatch.chdir(tmp_path)
+    exec(program, {})
+    assert main([*shlex.split(command), "--backend", "cpu"]) == 0
+    assert len(capsys.readouterr().out) > 8
+
+
+@slow
+def test_the_package_of_the_page_is_found_by_commands(tmp_path: Path) -> None:
+    """Its classes are those of the program before, and its entry point names one of them."""
+    page = PAGE.read_text()
+    (program,) = re.findall(r"## A decoder of your own.*?```python\n(.*?)```", page, re.S)
+    classes, _, rest = program.partition("ark.models.register(")
+    folder = rest.partition("\n\n")[2].partition("\nwith ")[0]
+    (project,) = re.findall(r"```toml\n(.*?)```", page, re.S)
+    command = next(line for line in page.splitlines() if line.startswith("ark generate parallel"))
+    package = tmp_path / "ark-parallel"
+    package.mkdir()
+    (package / "ark_parallel.py").write_text(classes)
+    (package / "pyproject.toml").write_text(project)
+    (tmp_path / "examples").symlink_to(DOCS.parent / "examples")
+    run = functools.partial(subprocess.run, cwd=tmp_path, check=True, timeout=300)
+    head = classes.partition("import ark")[0]
+    run([sys.executable, "-c", head + folder])
+    options = ["--no-deps", "--no-build-isolation", "--no-index", "--quiet", "--target", "site"]
+    run([sys.executable, "-m", "pip", "install", *options, "./ark-parallel"])
+    paths = os.pathsep.join(filter(None, [str(tmp_path / "site"), os.environ.get("PYTHONPATH")]))
+    words = [sys.executable, "-m", *shlex.split(command), "--backend", "cpu"]
+    done = run(words, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True)
+    assert len(done.stdout) > 8
 
 
 @pytest.fixture

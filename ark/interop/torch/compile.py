@@ -247,7 +247,9 @@ def _compile_backward(module: fx.GraphModule, examples: Sequence[Any]) -> Callab
     return or_torch(module, lambda: compile_graph(module, examples, by_torch=True))
 
 
-def backend(module: fx.GraphModule, examples: Sequence[Any], **given: Any) -> Callable[..., Any]:
+def backend(
+    module: fx.GraphModule, examples: Sequence[object], **given: object
+) -> Callable[..., object]:
     """The backend "ark" of torch.compile; forward, and backward if gradients are requested.
 
     Raises InvalidUsageError if torch.compile is given a mode or options, which this backend does

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch import fx
@@ -26,6 +26,8 @@ from ark.interop.torch.graph import drop_checks
 from ark.interop.torch.look import looker
 from ark.interop.torch.program import Program, torch_device
 
+# Sizes that may vary, in the forms that torch.export takes.
+Shapes: TypeAlias = "Mapping[str, object] | Sequence[object] | None"
 WRITES = (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION)
 
 
@@ -42,7 +44,7 @@ class Module(torch.nn.Module):
     """
 
     def __init__(
-        self, module: torch.nn.Module, example: Sequence[Any], dynamic_shapes: Any = None
+        self, module: torch.nn.Module, example: Sequence[object], dynamic_shapes: Shapes = None
     ) -> None:
         super().__init__()
         self._exported = exported = export(module, example, False, dynamic_shapes)
@@ -187,7 +189,7 @@ def _writes(signature: Any) -> list[int]:
 
 
 def from_torch(
-    module: torch.nn.Module, example: Sequence[Any], dynamic_shapes: Any = None
+    module: torch.nn.Module, example: Sequence[object], dynamic_shapes: Shapes = None
 ) -> Module:
     """A torch module as one kernel; see Module."""
     return Module(module, example, dynamic_shapes)

@@ -23,7 +23,7 @@ from typing import Any
 
 from ark.errors import InvalidUsageError, ModelError
 from ark.frontend.model import Model
-from ark.frontend.tensor import NullTensor, Tensor, as_tensor
+from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
 from ark.ir.attributes import ChannelAttributes
 from ark.ir.dtype import DataType, fp32, uint32
 from ark.ir.values import Buffer
@@ -98,7 +98,7 @@ class Channel:
         self._moved: tuple[IrTensor, ...] = ()  # what was written since the last signal or flush
         self._seen = len(graph.nodes)  # of which custom ops moved nothing that is not told yet
 
-    def put(self, source: Any, target: Any, signal: bool = False) -> None:
+    def put(self, source: TensorLike, target: TensorLike, signal: bool = False) -> None:
         """Copies `source` into the peer's `target`, a symmetric tensor or a part of one.
 
         signal: the peer's next `wait` ends when it is there, and all that was moved before.
@@ -112,7 +112,7 @@ class Channel:
         if signal:
             self.signal()
 
-    def get(self, source: Any, target: Any = NullTensor) -> Tensor:
+    def get(self, source: TensorLike, target: TensorLike | None = NullTensor) -> Tensor:
         """Copies the peer's `source` into `target` or a new tensor, which is returned.
 
         source: a symmetric tensor or a part of one. The peer must have signalled that it is there.
@@ -124,7 +124,7 @@ class Channel:
         self._moved += (copied.ir,)
         return copied
 
-    def reduce(self, source: Any, target: Any, op: str = "sum") -> None:
+    def reduce(self, source: TensorLike, target: TensorLike, op: str = "sum") -> None:
         """Combines `source` with the peer's `target`, in place: sum, product, max or min.
 
         No one else may do so at the same time: the verifier asks for an order.
@@ -139,7 +139,7 @@ class Channel:
         self._add("channel_reduce", [x.ir], there, op)
         self._moved += (there,)
 
-    def there(self, target: Any) -> Tensor:
+    def there(self, target: TensorLike) -> Tensor:
         """The peer's `target`, a symmetric tensor or a part of one, as custom ops take it.
 
         As a result (a put), updated in place (a reduction) or as an input (a get).
@@ -148,7 +148,7 @@ class Channel:
         """
         return Tensor(self._at_peer(self._symmetric("there", target)), self._model)
 
-    def signal(self, after: Sequence[Any] = (), relaxed: bool = False) -> None:
+    def signal(self, after: Sequence[TensorLike] = (), relaxed: bool = False) -> None:
         """Lets the peer's next `wait` end: once for each signal, in their order.
 
         It comes after everything that was moved on this channel before, and after `after` was
@@ -157,13 +157,13 @@ class Channel:
         """
         self._flag("channel_signal", () if relaxed else self._take_moved(), after)
 
-    def wait(self, *tensors: Any) -> tuple[Tensor, ...]:
+    def wait(self, *tensors: TensorLike) -> tuple[Tensor, ...]:
         """Waits for the peer's next signal. The tensors, as ops may use them that come after it."""
         token = self._flag("channel_wait", (), ())
         self._arrived = (token,)
         return tuple(self._behind(t, token) for t in tensors)
 
-    def flush(self, *tensors: Any) -> tuple[Tensor, ...]:
+    def flush(self, *tensors: TensorLike) -> tuple[Tensor, ...]:
         """Completes what was moved on this channel: visible to the peer once a signal tells it.
 
         What follows on the channel comes after it, relaxed signals too; so do users of the tensors
@@ -173,7 +173,7 @@ class Channel:
         self._arrived = (*self._arrived, token)
         return tuple(self._behind(t, token) for t in tensors)
 
-    def send(self, source: Any) -> None:
+    def send(self, source: TensorLike) -> None:
         """Sends a message to the peer, whose next `recv` gets it: put, signal and wait in one.
 
         Small tensors are sent as packets, which need no signal.
@@ -181,7 +181,7 @@ class Channel:
         tensor = as_tensor(source)
         self._model.graph.add("channel_send", [tensor.ir], [], self._attrs())
 
-    def recv(self, output: Any) -> Tensor:
+    def recv(self, output: TensorLike) -> Tensor:
         """Receives the peer's next message into `output`, of its shape and type."""
         tensor = as_tensor(output)
         return result("channel_recv", [], tensor.ir.shape, tensor.ir.dtype, tensor, self._attrs())
@@ -210,7 +210,7 @@ class Channel:
         name = f"{type.removeprefix('channel_')}{self.peer}"
         self._model.graph.add(type, inputs, [output], self._attrs(op), name)
 
-    def _flag(self, type: str, moved: Sequence[IrTensor], after: Sequence[Any]) -> IrTensor:
+    def _flag(self, type: str, moved: Sequence[IrTensor], after: Sequence[TensorLike]) -> IrTensor:
         graph = self._model.graph
         name = f"channel{self.tag}.{self.peer}.token.{len(graph.tensors)}"
         token = graph.tensor((1,), uint32, name=name)
@@ -218,13 +218,13 @@ class Channel:
         self._add(type, [], token)
         return token
 
-    def _behind(self, given: Any, token: IrTensor) -> Tensor:
+    def _behind(self, given: TensorLike, token: IrTensor) -> Tensor:
         tensor = as_tensor(given)
         view = refer(tensor, tensor.ir.shape, [0] * len(tensor.ir.shape))
         self._model.graph.depend(view.ir, [token])
         return view
 
-    def _symmetric(self, op: str, given: Any) -> Tensor:
+    def _symmetric(self, op: str, given: TensorLike) -> Tensor:
         tensor = as_tensor(given)
         if tensor.ir.buffer.arena != "symmetric":
             raise ModelError(
