@@ -2,7 +2,8 @@
 
 `python ci/release.py vMAJOR.MINOR.PATCH [FILE]` fails where the tag is not the version of
 ark/_version.py, or where CHANGELOG.md has no dated section of it with entries; it prints that
-section, or writes it to FILE.
+section, or writes it to FILE. `python ci/release.py --cut YYYY-MM-DD` moves the unreleased entries
+of CHANGELOG.md to the section of that version, which gets the date.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+HEADINGS = ("Added", "Changed", "Fixed")
 SECTION = r"^## (\d+\.\d+\.\d+) - (\d{4}-\d\d-\d\d)$"
 
 
@@ -31,8 +33,35 @@ def notes(changelog: str, wanted: str) -> str:
     return text + "\n"
 
 
+def _entries(section: str) -> dict[str, str]:
+    """The text under each heading of a version."""
+    _, *parts = re.split(r"^### (.*)$", section, flags=re.M)
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+def cut(changelog: str, released: str, date: str) -> str:
+    """The changelog without unreleased entries: they come before those that the version has."""
+    head, *sections = re.split(r"^## ", changelog, flags=re.M)
+    moved = [s for s in sections if s.startswith(("Unreleased\n", f"{released} - "))]
+    parts = [_entries(section) for section in moved]
+    text = f"Unreleased\n\n## {released} - {date}\n"
+    for heading in HEADINGS:
+        entries = [part[heading].strip() for part in parts if part.get(heading, "").strip()]
+        text += f"\n### {heading}\n\n" + "\n".join(entries) + "\n" if entries else ""
+    older = [f"## {s}" for s in sections if s not in moved]
+    return f"{head}## {text}" + ("\n" + "".join(older) if older else "")
+
+
 def main(argv: list[str]) -> int:
     tag, *files = argv
+    if tag == "--cut":
+        if not re.fullmatch(r"\d{4}-\d\d-\d\d", "".join(files)):
+            print("--cut needs the date of the release, as YYYY-MM-DD", file=sys.stderr)
+            return 1
+        path = ROOT / "CHANGELOG.md"
+        text = cut(path.read_text(encoding="utf-8"), version(), *files)
+        path.write_text(text, encoding="utf-8")
+        return 0
     if tag != f"v{version()}":
         print(f"the tag is {tag}, but the version is {version()}", file=sys.stderr)
         return 1

@@ -112,6 +112,22 @@ def test_a_tag_is_released_with_the_notes_of_its_version(
     assert release.notes(text, "1.0.0") == "- b\n"
 
 
+def test_unreleased_entries_are_cut_into_the_version() -> None:
+    release = load("release")
+    text = "# Changelog\n\n## Unreleased\n\n### Added\n\n- b\n\n### Fixed\n\n- f\n\n"
+    text += "## 1.0.0 - 2026-01-02\n\n### Added\n\n- a\n\n## 0.9.0 - 2026-01-01\n\n- c\n"
+    cut = release.cut(text, "1.0.0", "2026-02-03")
+    assert release.notes(cut, "1.0.0") == "### Added\n\n- b\n- a\n\n### Fixed\n\n- f\n"
+    assert "\n## Unreleased\n\n## 1.0.0 - 2026-02-03\n" in cut
+    assert release.notes(cut, "0.9.0") == "- c\n"
+    assert release.cut(cut, "1.0.0", "2026-02-03") == cut
+    new = release.cut(text, "1.1.0", "2026-02-03")
+    assert [release.notes(new, v) for v in ("1.1.0", "1.0.0")] == [
+        "### Added\n\n- b\n\n### Fixed\n\n- f\n",
+        "### Added\n\n- a\n",
+    ]
+
+
 def test_the_release_workflow_builds_tests_and_checks_the_tag() -> None:
     parsed = yaml.load((ROOT / ".github/workflows/release.yml").read_text(), yaml.BaseLoader)
     assert parsed["on"] == {"push": {"tags": ["v*"]}}
