@@ -42,7 +42,8 @@ HELP = """\
 /system TEXT   begin anew with this system message; without TEXT, with none
 /help          show this
 /exit          end, as Ctrl-D does
-A line that ends with a backslash goes on in the next line. Ctrl-C stops an answer."""
+A line that ends with a backslash goes on in the next line.
+Ctrl-C stops an answer."""
 CONTINUED = "\\"
 FULL = "context"
 """Why an answer ended that the end of the context has cut."""

@@ -9,7 +9,7 @@ EXAMPLES = {
     "doctor": ("ark doctor --backend cpu",),
     "generate": (
         'ark generate examples/noah --prompt "The king said" --max-new-tokens 20',
-        'ark generate examples/noah --prompt "The king" --temperature 0.8 --top-k 40 --seed 1',
+        'ark generate examples/noah --prompt "The king" --temperature 0.8 --seed 1',
     ),
     "chat": (
         'ark chat model --system "Be brief."',
@@ -55,7 +55,7 @@ EXAMPLES = {
     "layout": ("ark layout --shape 64x64 --from R1V4D1,1 --to R4V1D1,1",),
     "parallelize": (
         "ark parallelize llama-3.1-8b --mesh 2x4 --machine h100",
-        "ark parallelize llama-3.1-8b --mesh 8 --machine h100 --plan megatron --inference",
+        "ark parallelize llama-3.1-8b --mesh 8 --machine h100 --inference",
     ),
     "tessel": ("ark tessel X --memory 4 --micro-batches 3",),
     "topo measure": ("ark topo measure --ranks 2 --out here.json",),

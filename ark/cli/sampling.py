@@ -28,7 +28,7 @@ NUMBERS = (
     ("--typical-p", "P", "sample of the most typical tokens of probability P in sum; 1 of all"),
     ("--repetition-penalty", "X", "divides or multiplies logits of tokens that were there; 1: off"),
     ("--presence-penalty", "X", "subtracted from logits of tokens that were sampled"),
-    ("--frequency-penalty", "X", "the same for each time that they were sampled"),
+    ("--frequency-penalty", "X", "subtracted from logits for each time that a token was sampled"),
 )
 
 

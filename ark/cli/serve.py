@@ -117,7 +117,8 @@ def register(subparsers: Subparsers) -> None:
     p.add_argument(
         "--draft",
         metavar="DIR",
-        help="a smaller model of the same tokens that guesses next ones, for free slots to verify",
+        help="a smaller model of the same tokens that guesses next ones, for free slots to verify "
+        "(default: none)",
     )
     p.add_argument(
         "--draft-tokens",

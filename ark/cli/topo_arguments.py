@@ -31,7 +31,7 @@ def add_arguments(command: argparse.ArgumentParser, name: str) -> None:
             "--root",
             type=int,
             metavar="RANK",
-            help="broadcast from it (default: an all-gather)",
+            help="rank to broadcast from (default: an all-gather)",
         )
     if name in ("optimal", "synthesize", "simulate"):
         command.add_argument(

@@ -28,15 +28,19 @@ a JSON file, or a name:
   BOX[xN][+BOX[xN]...][:KEY=VALUE[,KEY=VALUE...]]
       N boxes of a kind, or of several kinds in turn, on one fabric
       BOX  {", ".join(BOXES)}
-      KEY  fabric ({", ".join(FABRICS)}), oversubscription (leafspine; 2 or 3/2),
-           gpus, nics (a box), link, nic (GB/s; 25 or 25/2),
-           inside, between ({", ".join(ABILITIES)}; what the switches of boxes and of the fabric do)
+      KEY  fabric ({", ".join(FABRICS)}),
+           oversubscription (leafspine; 2 or 3/2), gpus, nics (a box),
+           link, nic (GB/s; 25 or 25/2),
+           inside, between ({", ".join(ABILITIES)}; what the
+           switches of boxes and of the fabric do)
   ringN, fullN, starN, hypercubeD, meshAxB[xC...], torusAxB[xC...], fattreePxLxN
   [:bandwidth=GB/s,latency=us]
-      N ranks in a cycle, all linked, on one switch; 2^D ranks; grids; P pods of L leaves of N ranks
+      N ranks in a cycle, all linked, on one switch; 2^D ranks; grids; P pods
+      of L leaves of N ranks
   detect
       this machine's own devices and links
-for example h100x4, a100x2+h100x2:fabric=rail, dgx2x2:nic=25/2, torus4x4:bandwidth=50"""
+for example h100x4, a100x2+h100x2:fabric=rail, dgx2x2:nic=25/2 and
+torus4x4:bandwidth=50"""
 
 _SHAPES = {
     "ring": shapes.ring,

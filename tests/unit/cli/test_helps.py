@@ -31,7 +31,7 @@ LEAVES = {
 UNITS = re.compile(
     r"\b(tokens?|positions?|ranks?|devices?|processors?|layers?|sequences?|micro-batches|seconds|"
     r"GB/s|bytes|memory|span|index|seed|launches|repeat|measurements|trees|pieces|puts|ratio|"
-    r"logits|units|words|milliseconds|rank|requests|MiB|port)\b"
+    r"logits|pages|units|words|milliseconds|rank|requests|MiB|port)\b"
 )
 
 
@@ -56,7 +56,8 @@ def fault(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
     if action.option_strings and action.nargs != 0:
         if "default" not in text and "required" not in text:
             return "no default"
-        if isinstance(action.default, (int, float)) and not UNITS.search(text):
+        number = action.type not in (None, str, Path) or isinstance(action.default, (int, float))
+        if number and not UNITS.search(text):
             return "no unit"
     return ""
 
@@ -80,6 +81,7 @@ def test_every_option_has_text_unit_and_default() -> None:
         ({"help": "a name", "default": "x"}, ""),
         ({"help": "a name", "required": True}, ""),
         ({"help": "how many", "type": int, "default": 3}, "no unit"),
+        ({"help": "how many (default: all)", "type": int}, "no unit"),
         ({"help": "tokens", "type": int, "default": 3}, ""),
         ({"help": "print more", "action": "store_true"}, ""),
     ],
@@ -89,6 +91,15 @@ def test_a_help_that_leaves_something_out_is_seen(settings: dict, reason: str) -
 
     parser = Parser(prog="ark x")
     assert fault(parser, parser.add_argument("--option", **settings)) == reason
+
+
+def test_helps_fit_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = [
+        (name, s) for name, parser in PARSERS.items() for s in parser.format_help().split("\n")
+    ]
+    assert len(lines) > 500
+    assert not [(name, line) for name, line in lines if len(line) > 80]
 
 
 def test_every_command_has_an_example_in_its_help() -> None:
