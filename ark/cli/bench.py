@@ -9,7 +9,6 @@ import dataclasses
 import sys
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from ark.backend import registry
@@ -28,7 +27,7 @@ from ark.cli import (
     bench_serve,
     bench_torch,
 )
-from ark.cli.common import device_index, errors, share, to_be_started, write_results
+from ark.cli.common import device_index, errors, output, share, to_be_started, write_results
 from ark.cli.machine_settings import change
 from ark.cli.parser import (
     CHUNK,
@@ -330,7 +329,7 @@ def check_peer(config: LlamaConfig, world: int) -> None:
 
 
 def show(figures: Figures, name: str, notes: tuple[str, ...]) -> None:
-    console = Console(markup=False)
+    console = output()
     for note in notes:
         console.print(note, style="yellow")
     several = f"{figures.batch} sequences, " if figures.batch > 1 else ""

@@ -17,7 +17,7 @@ from ark.bench.comm_norm import NormFigures, measure_norm, norm_shapes
 from ark.bench.comm_overlap import OVERLAPS, OverlapFigures, measure_overlap, overlap_case
 from ark.bench.comm_peer import ALONE, GRAPH, CommCase, Peer
 from ark.bench.results import Figure, figure, results
-from ark.cli.common import device_index, to_be_started, write_file, write_results
+from ark.cli.common import device_index, output, to_be_started, write_file, write_results
 from ark.cli.parser import SVG, Subparsers, add_backend, add_figures, add_repeats, positive
 from ark.collective.synthesis import algorithms
 from ark.collective.topology import Topology, full_mesh, load
@@ -28,7 +28,6 @@ from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.launch import launch_command
 from ark.runtime.rank_info import RankInfo, rank_from_environment
 
-_TABLE_COLUMNS = 150  # of a table that is written to a file
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -251,9 +250,7 @@ def _norm_table(name: str, rows: list[NormFigures]) -> Table:
 
 
 def _console(notes: tuple[str, ...]) -> Console:
-    console = Console(markup=False)
-    if not console.is_terminal:
-        console.width = max(console.width, _TABLE_COLUMNS)
+    console = output()
     for note in notes:
         console.print(note, style="yellow")
     return console

@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 
-from rich.console import Console
 from rich.table import Table
 
 from ark.backend import registry
 from ark.bench.predicted import FITTED, MEAN_GOAL, PROGRAMS, WORST_GOAL, Fidelity, chosen, compare
 from ark.bench.results import Figure, figure, results
 from ark.cli.bench_ops import chosen as named
-from ark.cli.common import write_results
+from ark.cli.common import output, write_results
 from ark.cli.parser import Subparsers, add_backend, add_device, add_figures, add_repeats
 from ark.errors import InvalidUsageError
 
@@ -72,7 +71,7 @@ def _show(rows: list[Fidelity], title: str) -> None:
         else:
             off = f"{100 * row.off:+.0f}%"
             table.add_row(row.name, f"{row.predicted_us:.2f}", f"{row.measured_us:.2f}", off)
-    console = Console()
+    console = output()
     console.print(table)
     known = [row for row in rows if not row.error]
     apart = [row for row in known if row.name not in FITTED]

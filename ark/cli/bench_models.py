@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from ark.bench.onnx_files import FILES
@@ -17,6 +16,7 @@ from ark.bench.peer import import_torch
 from ark.bench.results import Figure
 from ark.bench.whole_models import MODELS
 from ark.cli.bench_torch import add_networks, check_names, measure_each
+from ark.cli.common import output
 from ark.cli.parser import Subparsers
 from ark.errors import InvalidUsageError
 
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     title = f"microseconds a call and seconds to build on {measured.device}"
     title += f", peer {args.vs}" if args.vs else ""
-    Console(markup=False).print(table(title, args.vs or "", measured.figures))
+    output().print(table(title, args.vs or "", measured.figures))
     for row in measured.figures:
         for note in notes(row):
             print(f"{_name(row)}: {note}")

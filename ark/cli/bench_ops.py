@@ -9,7 +9,6 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 
-from rich.console import Console
 from rich.table import Table
 
 from ark.backend import registry
@@ -21,7 +20,7 @@ from ark.bench.chart import bars
 from ark.bench.ops import OpFigures, inspected, measure
 from ark.bench.results import Figure, figure, results
 from ark.bench.sweep.cases import SWEEP
-from ark.cli.common import write_file, write_results
+from ark.cli.common import output, write_file, write_results
 from ark.cli.parser import SVG, Subparsers, add_backend, add_device, add_figures, add_repeats
 from ark.errors import InvalidUsageError, SystemError
 from ark.machine import Machine
@@ -159,7 +158,7 @@ def _inspect(args: argparse.Namespace) -> int:
         spilled = f"{row.spills} ({row.scratch_bytes} bytes a lane)"
         lost = "-" if row.bank_conflicts is None else f"{row.bank_conflicts:.0%}"
         table.add_row(name, f"{row.matrix_share:.0%}", lost, listed, str(row.registers), spilled)
-    Console(markup=False).print(table)
+    output().print(table)
     return 0
 
 

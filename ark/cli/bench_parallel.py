@@ -7,13 +7,12 @@ import dataclasses
 import sys
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from ark.backend import registry
 from ark.bench.parallel import ParallelCase, ParallelFigures, measure
 from ark.bench.results import Figure, figure, results
-from ark.cli.common import device_index, share, to_be_started, write_results
+from ark.cli.common import device_index, output, share, to_be_started, write_results
 from ark.cli.parser import Subparsers, add_backend, add_device, add_figures, add_repeats, positive
 from ark.errors import InvalidUsageError
 from ark.ir.dtype import by_name
@@ -106,7 +105,7 @@ def _figure(row: ParallelFigures, config: str) -> Figure:
 
 
 def show(device: str, rows: list[ParallelFigures]) -> None:
-    console = Console(markup=False)
+    console = output()
     table = Table(title=f"a step of {rows[0].batch} x {rows[0].sequence} tokens, {device}")
     for head in ("plan", "ranks", "predicted us", "measured us", "measured / predicted"):
         table.add_column(head, justify="left" if head == "plan" else "right")

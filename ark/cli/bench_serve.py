@@ -10,14 +10,13 @@ import platform
 from collections.abc import Iterable
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from ark.bench.own_server import own_server
 from ark.bench.results import Figure, Place, figure, results_at
 from ark.bench.serve import Summary, Target, asks, first_model, load, summary
 from ark.bench.serve_chart import curves
-from ark.cli.common import errors, visible, write_file, write_results
+from ark.cli.common import errors, output, visible, write_file, write_results
 from ark.cli.parser import Subparsers, add_backend, add_figures, positive
 from ark.errors import InvalidUsageError
 
@@ -172,7 +171,7 @@ def figures_of(one: Summary, model: str) -> Iterable[Figure]:
 
 def show(measured: Iterable[Summary], target: Target) -> None:
     """Prints a table for each rate."""
-    console = Console(markup=False)
+    console = output()
     for one in measured:
         arrive = "all at once" if math.isinf(one.rate) else f"{one.rate:g} a second"
         title = visible(f"{target.model} at {target.url}: {one.requests} requests, {arrive}")

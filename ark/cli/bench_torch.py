@@ -9,14 +9,13 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.table import Table
 
 import ark
 from ark.backend import registry
 from ark.bench.peer import import_torch, torch_device
 from ark.bench.results import Figure, Results, figure, read, results
-from ark.cli.common import write_results
+from ark.cli.common import output, write_results
 from ark.cli.parser import Subparsers, add_backend, add_device, add_figures, add_repeats
 from ark.errors import InvalidUsageError
 from ark.runtime import session
@@ -64,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         table.add_column(head)
     for row in measured.rows:
         table.add_row(*_cells(row))
-    Console(markup=False).print(table)
+    output().print(table)
     return 0
 
 

@@ -28,6 +28,16 @@ MAX_TEXT_BYTES = 1 << 28  # of a file that is read at once; a device such as /de
 # Lines are broken for people at a terminal alone; a program that reads them gets them whole.
 errors = Console(stderr=True, markup=False, soft_wrap=not sys.stderr.isatty())
 
+WHOLE_COLUMNS = 1000  # of standard output that is no terminal, where rows are as wide as they are
+
+
+def output(highlight: bool = True) -> Console:
+    """Standard output, for tables."""
+    console = Console(markup=False, highlight=highlight)
+    if not console.is_terminal:
+        console.width = WHOLE_COLUMNS
+    return console
+
 
 def tell_backend(given: str | None, backend: Backend, probe: Probe) -> None:
     """Says where a command runs if no accelerator was found, and the probe's notes. given: the name

@@ -9,12 +9,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from ark._version import __version__
 from ark.backend import machine_files, registry
 from ark.backend.protocol import Probe
+from ark.cli.common import output
 from ark.cli.parser import Subparsers
 from ark.errors import InvalidUsageError, SystemError
 from ark.runtime import cache
@@ -92,7 +92,7 @@ def as_json(probes: Mapping[str, Probe]) -> dict[str, Any]:
 
 
 def show(probes: Mapping[str, Probe]) -> None:
-    console = Console(markup=False)
+    console = output()
     console.print(f"ark {__version__}, Python {platform.python_version()}")
     table = Table(show_header=True, header_style="bold")
     for column in ("backend", "device", "architecture", "memory"):

@@ -9,11 +9,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from ark.cli import topo_arguments, topo_measure
-from ark.cli.common import write_file
+from ark.cli.common import output, write_file
 from ark.cli.parser import Subparsers
 from ark.cli.topo_inputs import named_counts, named_network, named_program, with_costs
 from ark.collective.bounds import least_us
@@ -38,7 +37,6 @@ from ark.collective.topology import GRAMMAR, Topology
 from ark.collective.topology import to_json as topology_json
 from ark.errors import REFUSALS, InvalidUsageError, SystemError, UnsupportedError
 
-_TABLE_COLUMNS = 110
 _MOST_OPERATIONS = 1 << 16  # of a program in the pieces that are tried
 _MOST_COMPARED = 1 << 18  # operations of all programs that `compare` makes together
 _MOST_IN_WINDOWS = 1 << 16  # a program with more is compared with all its puts under way only
@@ -74,13 +72,6 @@ def register(subparsers: Subparsers) -> None:
         topo_arguments.add_arguments(command, name)
 
 
-def _console() -> Console:
-    console = Console(highlight=False, markup=False)
-    if not console.is_terminal:
-        console.width = _TABLE_COLUMNS
-    return console
-
-
 def _table(title: str, *columns: str, left: int = 1) -> Table:
     table = Table(title=title, title_justify="left")
     for index, column in enumerate(columns):
@@ -110,7 +101,7 @@ def _show(args: argparse.Namespace) -> int:
     )
     for (src, dst, bandwidth, latency), count in equal.items():
         table.add_row(src, dst, str(count), str(bandwidth), f"{latency:g}")
-    _console().print(table)
+    output(highlight=False).print(table)
     return 0
 
 
@@ -128,7 +119,7 @@ def _optimal(args: argparse.Namespace) -> int:
     table.add_row("trees a root (k)", str(best.k))
     table.add_row("algbw, GB/s", f"{float(best.algbw):.2f}")
     table.add_row("proving cut", f"{len(inside)} ranks: {_some(inside)}")
-    _console().print(table)
+    output(highlight=False).print(table)
     return 0
 
 
@@ -184,7 +175,7 @@ def _simulate(args: argparse.Namespace) -> int:
     table.add_row("pieces a chunk", str(result.pieces))
     for link in sorted(result.link_busy, key=result.link_busy.__getitem__, reverse=True)[:5]:
         table.add_row(f"busy: {link[0]} -> {link[1]}", f"{result.link_busy[link]:.1%}")
-    _console().print(table)
+    output(highlight=False).print(table)
     if args.html:
         write_file(args.html, render_page(topology, [(program, result)], bound))
     return 0
@@ -233,7 +224,7 @@ def _compare(args: argparse.Namespace) -> int:
             str(len(puts)),
             str(result.pieces),
         )
-    console = _console()
+    console = output(highlight=False)
     console.print(table)
     for failure in failures:
         console.print(failure, markup=False)

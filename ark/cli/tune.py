@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 from ark.backend import registry
@@ -16,6 +15,7 @@ from ark.bench.cases import cases
 from ark.bench.ops import planned
 from ark.bench.tune import Product, products, tune
 from ark.cli import tune_comm
+from ark.cli.common import output
 from ark.cli.parser import DIM, Subparsers, add_backend, add_device, positive
 from ark.cli.plan import read_plans
 from ark.cli.run import dimensions
@@ -147,4 +147,4 @@ def _show(device: str, choices: dict[str, Choice], names: dict[str, str]) -> Non
             f"{choice.usual_us:.1f}",
             f"{choice.usual_us / choice.us:.2f}" if choice.us else "",
         )
-    Console(markup=False).print(table)
+    output().print(table)

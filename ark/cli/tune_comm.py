@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 
-from rich.console import Console
 from rich.table import Table
 
 from ark.backend import registry
 from ark.bench.comm import COLLECTIVES
 from ark.bench.tune_comm import Tell, tune
 from ark.cli.bench_comm import sizes
-from ark.cli.common import device_index, to_be_started
+from ark.cli.common import device_index, output, to_be_started
 from ark.cli.parser import positive
 from ark.errors import InvalidUsageError
 from ark.ir.dtype import fp32
@@ -109,4 +108,4 @@ def _show(device: str, measurements: tuned.Table) -> None:
             gain = f"{e.usual_us / e.us:.2f}" if e.us else ""
             times = f"{e.us:.1f}", f"{e.usual_us:.1f}", gain
             table.add_row(name, world, str(e.nbytes), e.algorithm, e.engine, *times)
-    Console(markup=False).print(table)
+    output().print(table)

@@ -93,6 +93,20 @@ def test_a_help_that_leaves_something_out_is_seen(settings: dict, reason: str) -
     assert fault(parser, parser.add_argument("--option", **settings)) == reason
 
 
+def test_rows_are_whole_where_there_is_no_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLUMNS", "40")
+    assert main(["info"]) == 0
+    assert "0: simulated mesh of 16 cores with private memory" in capsys.readouterr().out
+    console = re.compile(r"\bConsole\((?!stderr)")  # one's own would wrap
+    files = (ROOT / "ark/cli").rglob("*.py")
+    own = [path.name for path in files if console.search(path.read_text())]
+    assert sorted(own) == ["__init__.py", "common.py"]  # doctor's has no tables
+
+
 def test_helps_fit_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     lines = [

@@ -12,7 +12,7 @@ from ark.collective.page import render_page
 from ark.collective.simulate import simulate
 from ark.collective.synthesis import synthesize
 from ark.collective.topology import load
-from tests.cases.page_in_browser import CHROMIUM, THEMES, browse, read_png
+from tests.cases.page_in_browser import CHROMIUM, THEMES, browse, read_png, width_on_a_phone
 from tests.slow import slow
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
@@ -32,6 +32,17 @@ def page():
 
 def test_it_is_small(page):
     assert len(page.encode()) < 3e6
+
+
+def test_it_fits_a_phone_and_names_its_controls(tmp_path):
+    topology = load("ring2")
+    program = synthesize(topology, "all_gather", "ring")
+    page, file = render_page(topology, [(program, simulate(program, topology, SIZE))]), tmp_path
+    (file / "page.html").write_text(page, encoding="utf-8")
+    assert width_on_a_phone(file / "page.html") <= 390
+    parts = re.findall(r"<(canvas|button)([^>]*)>([^<]*)", page)
+    assert len(parts) > 8
+    assert all("aria-label=" in attributes or text.strip() for _, attributes, text in parts)
 
 
 @slow
