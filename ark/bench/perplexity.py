@@ -74,7 +74,7 @@ def perplexity(
             count += len(window) - 1
             tell("reading the text", first + len(window), len(tokens))
     finally:
-        executor.close(together=False)
+        executor.close(collective=False)
     return Perplexity(math.exp(total / count), count, length)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
 from ark.models.adapted import DOWN, UP, Adapters
@@ -91,7 +92,7 @@ class AdapterSet:
         matrices = (m for a in self.adapters for pair in a.tensors.values() for m in pair)
         return sum(matrix.nbytes for matrix in matrices)
 
-    def arrays(self, dtype: np.dtype[Any]) -> Mapping[str, Any]:
+    def arrays(self, dtype: npt.DTypeLike) -> Mapping[str, Any]:
         """By a parameter's name, a function that reads all adapters' matrices."""
         shape = self.shape
         if shape is None:
