@@ -1,10 +1,10 @@
 """Recomputes activations, so that those alive at once fit into a given number of bytes.
 
 A value that is read long after it was computed, as a forward pass's by the backward pass, is
-dropped in between and computed again before its next reader, from what is still in memory; chosen
-by the bytes that it frees where most are alive, per predicted microsecond. So does XLA
-(rematerialization) at its peak; Chen et al. 2016 is the method for chains of layers. An op computed
-again is the same op on the same values: results are equal bit for bit.
+dropped in between and computed again before its next reader, from values still in memory. Chosen
+first are those that free most bytes, where most are alive, per predicted microsecond, as in XLA's
+rematerialization; Chen et al. 2016 is the method for chains of layers. An op computed again is the
+same op on the same values: results are equal bit for bit.
 
 Listed in ark.lower.passes; the option is `activation_bytes`.
 """
@@ -61,12 +61,12 @@ def recompute(graph: Graph, context: Context) -> Graph:
 
 @dataclass(frozen=True)
 class _Segment:
-    """Ops to compute again before the node at `place`. again: their places, in order. freed: bytes
-    at the place where most are alive. us: predicted time.
+    """Ops to compute again before the node at `place`. repeated: their places, in order. freed:
+    bytes at the place where most are alive. us: predicted time.
     """
 
     place: int
-    again: tuple[int, ...]
+    repeated: tuple[int, ...]
     freed: int
     us: float
 
@@ -82,8 +82,8 @@ class _Program:
         for place, node in enumerate(nodes):
             if node.virtual:
                 continue
-            for buffer in dict.fromkeys(writes(node)):
-                self.written[buffer].append(place)
+            for number in dict.fromkeys(writes(node)):
+                self.written[number].append(place)
             for tensor in (*node.inputs, *node.outputs, *node.after):
                 buffer = tensor.buffer
                 uses = self.used[buffer.id]
@@ -93,9 +93,9 @@ class _Program:
                 if buffer.arena == "activation" and local and buffer.id not in context.kept:
                     self.sizes[buffer.id] = memory.align(buffer.nbytes)
         changes = [0] * (len(nodes) + 1)
-        for buffer, size in self.sizes.items():
-            changes[self.used[buffer][0]] += size
-            changes[self.used[buffer][-1] + 1] -= size
+        for number, size in self.sizes.items():
+            changes[self.used[number][0]] += size
+            changes[self.used[number][-1] + 1] -= size
         alive = list(accumulate(changes))
         self.most = max(alive)
         self.peak = alive.index(self.most)
@@ -120,15 +120,15 @@ class _Program:
         place = next((p for p in uses if p > self.peak), None)
         if place is None or uses[0] >= self.peak or self.peak in uses:
             return None
-        again: set[int] = set()
+        repeated: set[int] = set()
         kept, waiting = 0, [buffer]
         while waiting:
             at = self._writer(waiting.pop(), place)
-            if at is None or len(again) == MAX_SEGMENT:
+            if at is None or len(repeated) == MAX_SEGMENT:
                 return None
-            if at in again:
+            if at in repeated:
                 continue
-            again.add(at)
+            repeated.add(at)
             for tensor in self.nodes[at].inputs:
                 source = tensor.buffer.id
                 if any(at < p < place for p in self.written[source]):
@@ -139,10 +139,10 @@ class _Program:
                     kept += self.sizes[source]
                 else:
                     waiting.append(source)
-        outputs = self.nodes[max(again)].outputs
+        outputs = self.nodes[max(repeated)].outputs
         freed = sum(self.sizes[b] for b in {t.buffer.id for t in outputs} if self._spans(b, place))
-        us = sum(_us(self.nodes[p], self.context.machine) for p in again)
-        return _Segment(place, tuple(sorted(again)), freed - kept, us) if freed > kept else None
+        us = sum(_us(self.nodes[p], self.context.machine) for p in repeated)
+        return _Segment(place, tuple(sorted(repeated)), freed - kept, us) if freed > kept else None
 
     def _spans(self, buffer: int, place: int) -> bool:
         """True for a value that is alive but unused from before the peak until `place`."""
@@ -186,7 +186,7 @@ class _Program:
 
         added = []
         number = max(n.id for n in self.nodes) + 1
-        for place in segment.again:
+        for place in segment.repeated:
             node = self.nodes[place]
             inputs = tuple(map(moved, node.inputs))
             for old in dict.fromkeys(t.buffer for t in node.outputs):
