@@ -6,9 +6,11 @@ import errno
 import os
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
@@ -37,6 +39,21 @@ def output(highlight: bool = True) -> Console:
     if not console.is_terminal:
         console.width = WHOLE_COLUMNS
     return console
+
+
+Result = TypeVar("Result")
+
+
+def from_script(build: Callable[[str, Machine], Result], path: str, machine: Machine) -> Result:
+    """What `build` makes of a Python script; an error of the script is printed with its frames."""
+    from ark.runtime.planner import ScriptError
+
+    try:
+        return build(path, machine)
+    except ScriptError as error:
+        assert error.__cause__ is not None
+        traceback.print_exception(error.__cause__)
+        raise
 
 
 def tell_backend(given: str | None, backend: Backend, probe: Probe) -> None:

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from ark.backend import machine_files
-from ark.cli.common import write_file
+from ark.cli.common import from_script, write_file
 from ark.cli.parser import Subparsers, positive
 from ark.errors import InvalidUsageError
 from ark.ir.dtype import DataType, by_name
+from ark.ir.graph import Graph
+from ark.machine import Machine
 from ark.models.build import whole_pass
 from ark.models.checkpoint import Checkpoint
 from ark.models.config import builtin_config
@@ -39,7 +41,10 @@ def register(subparsers: Subparsers) -> None:
         "micro-batch is one sequence. Nothing is run.",
     )
     parser.set_defaults(func=run)
-    parser.add_argument("source", help="checkpoint directory, or llama-3.1-70b ...")
+    parser.add_argument(
+        "source",
+        help="checkpoint directory, llama-3.1-70b ..., or a Python script that builds a model",
+    )
     parser.add_argument("--mesh", required=True, metavar="NxM", help="ranks along each axis")
     parser.add_argument(
         "--machine", required=True, metavar="NAME", help="machine model, for example h100"
@@ -124,7 +129,7 @@ def run(args: argparse.Namespace) -> int:
             )
     target = Target(machine, args.link_gbps, args.network_gbps, args.host_ranks)
     work = Work(not args.inference, args.batch, args.recompute)
-    splits = Splits(_graph(args))
+    splits = Splits(_graph(args, machine))
     names = tuple(args.plan.split(","))
     if names == ("auto",):
         keep = mesh if args.keep_mesh else None
@@ -144,9 +149,13 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _graph(args: argparse.Namespace) -> Any:
-    """One pass over a sequence of the model that the command line names."""
+def _graph(args: argparse.Namespace, machine: Machine) -> Graph:
+    """One pass over a sequence of the model that the command line names, or a script's graph."""
     source = str(args.source)
+    if source.endswith(".py"):
+        from ark.runtime.planner import graph_of_script
+
+        return from_script(graph_of_script, source, machine)
     if Path(source).is_dir() or "/" in source:
         checkpoint = Checkpoint.open(source)
         config, dtype = checkpoint.config, DataType.from_numpy(checkpoint.dtype)

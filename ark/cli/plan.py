@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import argparse
 import sys
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
 from ark.backend import machine_files
-from ark.cli.common import errors, memory_verdict, progress, read_plan, write_file
+from ark.cli.common import (
+    errors,
+    from_script,
+    memory_verdict,
+    progress,
+    read_plan,
+    write_file,
+)
 from ark.cli.parser import CHUNK, CONTEXT, Subparsers, add_kv_cache, add_quantize, positive
 from ark.cli.pass_pages import PassPages
 from ark.cli.plan_variants import variant_table
@@ -95,14 +101,9 @@ def make(args: argparse.Namespace, machine: Machine | None = None) -> list[Plan]
         raise InvalidUsageError("name a machine model with --machine, for example cpu-2 or h100")
     machine = machine or machine_files.machine(args.machine)
     if source.endswith(".py"):
-        from ark.runtime.planner import ScriptError, plan_script
+        from ark.runtime.planner import plan_script
 
-        try:
-            return plan_script(source, machine)
-        except ScriptError as error:
-            assert error.__cause__ is not None
-            traceback.print_exception(error.__cause__)
-            raise
+        return from_script(plan_script, source, machine)
     if Path(source).is_dir() or "/" in source or is_gguf(source):
         checkpoint = Checkpoint.open(source, args.quantize, args.kv_cache_dtype)
         context = choose_context(checkpoint, args.context)

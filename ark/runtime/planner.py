@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import runpy
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from ark import log
 from ark.errors import BaseError, InvalidUsageError, PlanError
@@ -22,6 +23,8 @@ from ark.runtime import tuned, tuned_collectives
 from ark.runtime.planned import Planned
 from ark.runtime.run import Ranks
 from ark.runtime.session import device
+
+Result = TypeVar("Result")
 
 
 class Planner:
@@ -131,6 +134,39 @@ def plan_script(path: str, machine: Machine) -> list[inner.Plan]:
 
     Nothing is run on a device. PlanError if the script builds nothing, ScriptError if it raises.
     """
+
+    def inner_plan(planned: Planned | None) -> inner.Plan | None:
+        return (planned.built(machine) if planned else Planner().plan()).inner
+
+    plan = _of_script(path, machine, inner_plan)
+    if plan is None:
+        raise _no_model(path)
+    return [plan]
+
+
+def graph_of_script(path: str, machine: Machine) -> Graph:
+    """The graph of the model that a Python script builds, up to its first launch; errors as of
+    plan_script.
+    """
+
+    def graph(planned: Planned | None) -> Graph:
+        model = planned.model if planned else None
+        return (model or Model.get_model()).graph
+
+    result = _of_script(path, machine, graph)
+    if all(node.virtual for node in result.nodes):
+        raise _no_model(path)
+    return result
+
+
+def _no_model(path: str) -> PlanError:
+    return PlanError(f"{path} builds no model; call ops such as ark.add")
+
+
+def _of_script(
+    path: str, machine: Machine, result_of: Callable[[Planned | None], Result]
+) -> Result:
+    """What `result_of` makes of the plan that the script launches first, or of None at its end."""
     Model.reset()
     Planner.machine_override = machine
     arguments = sys.argv
@@ -138,10 +174,11 @@ def plan_script(path: str, machine: Machine) -> list[inner.Plan]:
     try:
         try:
             names = _run(path)
-            plans = Planner().plan().inner
+            result = result_of(None)
             del names  # until here they held the tensors that keep their memory
+            return result
         except _Planned as planned:
-            plans = planned.plan.built(machine).inner
+            return result_of(planned.plan)
         except BaseError:
             raise
         except Exception as error:
@@ -156,6 +193,3 @@ def plan_script(path: str, machine: Machine) -> list[inner.Plan]:
     finally:
         Planner.machine_override = None
         sys.argv = arguments
-    if plans is None:
-        raise PlanError(f"{path} builds no model; call ops such as ark.add")
-    return [plans]

@@ -165,6 +165,26 @@ def test_too_little_memory_is_refused(splits: Splits, target: Target) -> None:
         best(splits, 2, target, Work(True, 4), 10**9)
 
 
+def test_a_script_in_place_of_a_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A perceptron of 131,072 parameters, half of them on each rank."""
+    script, none = tmp_path / "model.py", tmp_path / "none.py"
+    script.write_text(
+        "import ark\n"
+        "x, up = ark.tensor([64, 128], ark.bf16), ark.parameter([512, 128], ark.bf16)\n"
+        "ark.linear(ark.relu(ark.linear(x, up)), ark.parameter([128, 512], ark.bf16))\n"
+        "ark.Runtime().launch()\n"
+    )
+    words = ["--mesh", "2", "--machine", "h100", "--plan", "megatron", "--inference", "--json"]
+    assert main(["parallelize", str(script), *words]) == 0
+    (memory,) = json.loads(capsys.readouterr().out)["memory"]
+    assert memory["parameters"] == 131072 * 2 // 2
+    none.write_text("x = 1\n")
+    assert main(["parallelize", str(none), *words]) == 2
+    assert "builds no model" in capsys.readouterr().err
+
+
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "plan.html"
     words = ["parallelize", SMALL, "--mesh", "2x4", "--machine", "h100", "--sequence", "512"]
