@@ -103,7 +103,7 @@ class AdapterSet:
                 readers[target + end] = lambda t=target, p=place: self._read(t, p, shape, dtype)
         return readers
 
-    def _read(self, target: str, place: int, shape: Adapters, dtype: np.dtype[Any]) -> np.ndarray:
+    def _read(self, target: str, place: int, shape: Adapters, dtype: npt.DTypeLike) -> np.ndarray:
         """The matrices of all adapters beside a weight, zeros where one has none."""
         pairs = [a.tensors.get(target) for a in self.adapters]
         known = next(pair for pair in pairs if pair is not None)[place].shape
