@@ -59,9 +59,9 @@ def test_a_kernel_of_many_bodies_is_linked():
     assert one.data == second.data != whole.data
     assert struct.unpack_from("<H", one.data, 16)[0] == ELF_EXECUTABLE
     assert b"ark_loop\0" in one.data
-    heads = r"Function properties for \S*?(task_\d+_pointwise)"
+    heads = r"Function properties for \S*?(task_\d+_elementwise)"
     assert Counter(re.findall(heads, one.log)) == Counter(
-        f"task_{n}_pointwise" for n in range(MAX_JOINT_BODIES + 1)
+        f"task_{n}_elementwise" for n in range(MAX_JOINT_BODIES + 1)
     )
     used = re.search(r"used (\d+) registers", one.log)
     assert used and int(used[1]) * target.threads <= 65536, one.log
@@ -72,7 +72,7 @@ def test_a_body_belongs_to_one_part_of_the_text():
     source = plan_and_source(3 * MAX_JOINT_BODIES)[1]
     assert source.parts == 3
     for n in range(3 * MAX_JOINT_BODIES):
-        name = f"task_{n}_pointwise"
+        name = f"task_{n}_elementwise"
         before = source.text[: source.text.index(f" {name}(ArkCtx& c")]
         assert before.rstrip().endswith(("ARK_BODY void", "ARK_LINKED void"))
         part = re.findall(r"ARK_PART == (\d)", before)[-1]
