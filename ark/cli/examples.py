@@ -41,7 +41,7 @@ EXAMPLES = {
     "bench fidelity": ("ark bench fidelity --backend cpu --json fidelity.json",),
     "bench parallel": ("ark bench parallel --config llama-3.1-8b --ranks 2 --layers 8",),
     "bench perplexity": (
-        "ark bench perplexity examples/noah --text examples/noah/README.md --backend cpu",
+        "ark bench perplexity examples/noah --text examples/noah/README.md",
         "ark bench perplexity examples/noah --text book.txt --kv-cache-dtype int8",
     ),
     "bench serve": ("ark bench serve --rate 2,8,inf --prompt 40 --tokens 32",),
