@@ -133,7 +133,8 @@ def register(subparsers: Subparsers) -> None:
         action="append",
         default=[],
         metavar="NAME=DIR",
-        help="an adapter as PEFT saves it, which requests choose by the model's name",
+        help="an adapter as PEFT saves it, which requests choose by the model's name; may be given "
+        "several times (default: none)",
     )
     p.add_argument(
         "--chat-template", metavar="FILE", help="a Jinja template (default: the checkpoint's)"
