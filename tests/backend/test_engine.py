@@ -152,6 +152,7 @@ def _take(scheduler: Scheduler, step: Step, given: list[tuple[int, list[int]]]) 
 
 
 @slow
+@pytest.mark.timeout(1800)
 def test_each_number_of_rows_has_a_form(
     backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,6 +187,7 @@ def test_each_number_of_rows_has_a_form(
 
 
 @slow
+@pytest.mark.timeout(1800)
 def test_rows_have_adapters_of_their_own(backend: str, tmp_path: Path) -> None:
     """Two adapters and none, in chunks and in rows, beside peft's."""
     peft = pytest.importorskip("peft")
