@@ -2,9 +2,8 @@
 
 Each collective is a plan of one op (ark.distributed.calls), made when a size is first used and
 kept. All ranks of a group call the same collectives in the same order with equal types and sizes,
-which ark.distributed.communicator checks; a send and its receive are called by their two ranks
-alone. On a CPU, calls return when all ranks have made the call; on a GPU they join the caller's
-stream.
+which ark.distributed.communicator checks; only the sender and the receiver call send and recv. On
+a CPU, calls return when all ranks have made the call; on a GPU they join the caller's stream.
 """
 
 from __future__ import annotations
@@ -288,9 +287,7 @@ class Group:
     def _execute(
         self, comm: Communicator, text: str, same: str, key: Key, x: Array | None, y: Array | None
     ) -> None:
-        """Makes the call on a communicator. text: its name in errors; same: equal for matching
-        calls.
-        """
+        """Makes the call. text: its name in errors; same: equal for matching calls."""
         some = x or y
         assert some is not None
         stream = some.stream()

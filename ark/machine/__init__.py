@@ -24,7 +24,7 @@ class Machine:
     """A device as the planner sees it.
 
     name: the model's name, as `--machine` takes it. arch: what source is compiled for. processors:
-    SMs, CUs or cores that run one block each. lanes: threads of a warp (AMD: wavefront).
+    SMs, CUs or cores that run one block each. lanes: threads of a warp (wavefront).
     shared_bytes: shared memory (LDS) that tasks and the ring may use, without what the loop keeps
     for itself (ark.codegen.layout.LOOP_BYTES). variants: kernel variants that it can run, the one
     to use first. bandwidth_gbps, tflops: of memory and of matrix units, all processors together.
