@@ -295,7 +295,7 @@ def _compare(
     if not accelerated:
         torch.set_num_threads(executor.machine.processors)
         torch_weights = {k: v.float() for k, v in torch_weights.items()}
-    # Each has a cache of just the length that it needs, because torch reads all of it.
+    # torch reads the whole cache, so each case gets one of exactly the length that it needs.
     for row in figures.contexts:
         room = row.context + max(tokens, GREEDY_STEPS) + 1
         decoder = TorchDecoder(shape.config, torch_weights, room, place, batch=shape.batch)

@@ -125,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
     args.directory = str(local_directory(args.directory))
     rank_info = rank_from_environment()
     if to_be_started(args.ranks, rank_info):
-        # The checkpoint's and the model's errors are one process's to tell.
+        # Only one process of the ranks prints errors about the checkpoint and the model.
         checkpoint = Checkpoint.open(args.directory, args.quantize, args.kv_cache_dtype)
         check_ranks(checkpoint, args.ranks, len(args.prompt), args.split or "")
         argv = [sys.executable, "-m", "ark", *args.words]

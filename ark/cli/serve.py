@@ -241,7 +241,7 @@ def run(args: argparse.Namespace) -> int:
     if _adapters(args) and world > 1:
         raise UnsupportedError(f"--lora on {world} ranks is not supported; omit it, or use one")
     if to_be_started(args.ranks, rank_info):
-        # The checkpoint's errors are one process's to tell.
+        # Only one process of the ranks prints errors about the checkpoint.
         config = open_checkpoint(args).config
         check_ranks(config, args.ranks)
         argv = [sys.executable, "-m", "ark", *args.words]

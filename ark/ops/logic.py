@@ -117,7 +117,7 @@ def logical_and(
     output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """Both; bool tensors.
+    """True where both inputs are true; bool tensors.
 
     Examples:
         >>> x, y = torch.tensor([True, True, False]), torch.tensor([True, False, False])
@@ -133,7 +133,7 @@ def logical_or(
     output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """Either or both; bool tensors.
+    """True where at least one input is true; bool tensors.
 
     Examples:
         >>> x, y = torch.tensor([True, True, False]), torch.tensor([True, False, False])
@@ -149,7 +149,7 @@ def logical_xor(
     output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """One and not the other; bool tensors.
+    """True where exactly one input is true; bool tensors.
 
     Examples:
         >>> x, y = torch.tensor([True, True, False]), torch.tensor([True, False, False])
@@ -162,7 +162,7 @@ def logical_xor(
 def logical_not(
     input: TensorLike, output: TensorLike | None = NullTensor, name: str = ""
 ) -> Tensor:
-    """The opposite; a bool tensor.
+    """True where the input is false; a bool tensor.
 
     Examples:
         >>> ark.logical_not(torch.tensor([True, False])).eval()

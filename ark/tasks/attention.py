@@ -155,8 +155,8 @@ class Attention(SplitAttention):
         return frozenset({4, *(i for i in read if sig.operands[i].dtype == "fp32")})
 
     def early(self, sig: Signature) -> frozenset[int]:
-        # Without a newest row of its own the iteration writes what the caches are read for; what
-        # the stream loads no body reads.
+        # Without a separate newest row, the iteration itself writes rows that this task reads from
+        # the caches. Bodies do not read what the stream loads.
         older = len(sig.operands) > NEW_ROWS_OPERAND and not sig.read(AttentionParams).streamed
         return frozenset({1, 2, 3} if older else {3})
 

@@ -42,7 +42,7 @@ class AllReduceOptimum:
 
     @property
     def exact(self) -> bool:
-        """Tells whether the rate is proven to be the best."""
+        """True if the rate is proven to be the best."""
         return self.rate == self.bound
 
     @property

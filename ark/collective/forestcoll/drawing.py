@@ -79,7 +79,7 @@ class Drawing:
 
     @property
     def spans(self) -> bool:
-        """Tells whether every rank is reached."""
+        """True if every rank is reached."""
         return len(self.edges) + 1 == len(self.pending)
 
     def complete(self) -> None:

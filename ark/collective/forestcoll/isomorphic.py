@@ -115,7 +115,7 @@ class _Budget:
             self.onward[tail].append(head)
 
     def open(self, tail: int, head: int) -> bool:
-        """Tells whether a link may be used once more."""
+        """True if a link may be used once more."""
         return self._left[self._orbit[tail, head]] > 0
 
     def left(self, way: _Way) -> int:

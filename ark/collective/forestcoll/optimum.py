@@ -45,7 +45,7 @@ class Optimum:
 
     @property
     def exact(self) -> bool:
-        """Tells whether the rate is the network's own optimum."""
+        """True if the rate is the network's own optimum."""
         return self.inv_x == self.lower_bound
 
     @property
@@ -83,7 +83,7 @@ def cut_optimum(topology: Topology, roots: Mapping[str, int] | None = None) -> O
 
 
 def unbalanced(net: Network) -> bool:
-    """Tells whether some switch receives more than it can send on, or the other way round."""
+    """True if some switch receives more than it can send on, or the other way round."""
     passing = [Fraction(0)] * len(net.topology.nodes)
     for tail, head, bandwidth in zip(net.tails, net.heads, net.bandwidth, strict=True):
         passing[tail] -= bandwidth

@@ -243,7 +243,7 @@ def _proposed(topology: Topology, nnodes: int, inside: str, chunkup: int) -> Ske
 
 
 def _free(routes: Routes, boxes: list[tuple[str, ...]], a: int, b: int) -> bool:
-    """Tells whether in every box the way from its rank a to its rank b passes no other rank."""
+    """True if in every box the way from its rank a to its rank b passes no other rank."""
     ranks = {rank for box in boxes for rank in box}
     return all(ranks.isdisjoint(routes.default(box[a], box[b])[1:-1]) for box in boxes)
 

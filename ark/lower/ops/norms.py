@@ -101,7 +101,7 @@ def _dealt(source: IrTensor, out: IrTensor, machine: Machine) -> int:
 
 
 def _flat(lowering: Lowering, source: IrTensor, out: IrTensor) -> tuple[IrTensor, IrTensor]:
-    """Both as matrices, where memory allows it."""
+    """Input and output as matrices where their memory layout allows it."""
     rows = out.elements // out.shape[-1]
     flat = [(rows, t.shape[-1]) for t in (source, out)]
     if any(dense_view(t, dims) is None for t, dims in zip((source, out), flat, strict=True)):

@@ -68,9 +68,9 @@ def _repeated(node: Node) -> list[Tensor]:
 def read_once(
     graph: Graph, kept: frozenset[int], repeated_inputs: bool = False
 ) -> Callable[[Tensor], bool]:
-    """Tells whether nothing but one op touches a result's buffer beside the one that makes it, so
-    that this one, if it reads the result, may take in the other. kept: ids of buffers with other
-    readers. repeated_inputs: True if that op may read the tensor as several inputs.
+    """A predicate: True if nothing but one op touches a result's buffer beside the one that makes
+    it, so that this one, if it reads the result, may take in the other. kept: ids of buffers with
+    other readers. repeated_inputs: True if that op may read the tensor as several inputs.
     """
     touches = graph.view.touches
     if repeated_inputs:
@@ -126,8 +126,8 @@ def _joined_once(graph: Graph, kept: frozenset[int]) -> Graph:
 
 
 def _join_seen(before: Node, node: Node, read: Tensor) -> Node | None:
-    """Both as one node, one of them in the other's shape where these differ. read: what the second
-    reads of the first one's result.
+    """The two nodes joined into one, one of them in the other's shape where these differ. read:
+    what the second reads of the first one's result.
     """
     between = before.outputs[0]
     if between.shape == read.shape:
@@ -146,7 +146,7 @@ def _join_seen(before: Node, node: Node, read: Tensor) -> Node | None:
 
 
 def _join(before: Node, node: Node, between: Tensor) -> Node | None:
-    """Both as one node, or None where they do not fit together."""
+    """The two nodes joined into one, or None where they do not fit together."""
     if before.placement != node.placement:
         return None
     inputs: list[Tensor] = []

@@ -46,7 +46,9 @@ def _plain(node: Node) -> bool:
 
 
 def _joined(norm: Node, node: Node, read: Tensor) -> Node | None:
-    """Both as one norm with a weight and, it may be, a bias; None where they cannot be one."""
+    """The two nodes joined into one norm with a weight and, it may be, a bias; None where they
+    cannot be one.
+    """
     normed = norm.outputs[0]
     if norm.placement != node.placement or node.hints or node.outputs[0].shape != read.shape:
         return None

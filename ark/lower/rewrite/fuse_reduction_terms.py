@@ -50,7 +50,7 @@ def fuse_reduction_terms(graph: Graph, context: Context) -> Graph:
 
 
 def _joined(before: Node, node: Node) -> Node | None:
-    """Both as one reduction; None where they cannot be one."""
+    """The two nodes joined into one reduction; None where they cannot be one."""
     read, out = node.inputs[0], node.outputs[0]
     alike = before.placement == node.placement and not before.hints and not node.hints
     if not alike or len(node.inputs) > 1 or not same_elements(read, before.outputs[0]):

@@ -61,8 +61,8 @@ def fuse_windows(graph: Graph, context: Context) -> Graph:
 
 
 def _joined(windows: Node, product: Node, side: int, machine: Machine) -> Node | None:
-    """Both as one node; None where no product reads these windows in place. side: the operand of
-    the product that the windows are.
+    """The two nodes joined into one; None where no product reads these windows in place. side: the
+    operand of the product that the windows are.
     """
     if machine.variant.name == "matrix":
         boxed = _boxed(windows, product, side, machine)
@@ -72,7 +72,9 @@ def _joined(windows: Node, product: Node, side: int, machine: Machine) -> Node |
 
 
 def _unboxed(windows: Node, product: Node, machine: Machine) -> Node | None:
-    """Both as one node; None where the product reads no windows, or a matrix unit serves it."""
+    """The two nodes joined into one; None where the product reads no windows, or a matrix unit
+    serves it.
+    """
     weight, table, *others = product.inputs
     if windows.placement != product.placement or windows.hints or product.hints:
         return None
@@ -118,8 +120,8 @@ def _scalar(node: Node) -> bool:
 
 
 def _boxed(windows: Node, product: Node, side: int, machine: Machine) -> Node | None:
-    """Both as one node whose windows are boxes of the input; None where boxes cannot be such, or
-    the product is none of windows of channels that are last.
+    """The two nodes joined into one whose windows are boxes of the input; None where boxes cannot
+    be such, or the product is none of windows of channels that are last.
     """
     source, table, weight = windows.inputs[0], product.inputs[side], product.inputs[1 - side]
     if not machine.has(Capability.WINDOW_BOXES) or windows.placement != product.placement:

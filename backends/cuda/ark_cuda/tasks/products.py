@@ -172,7 +172,7 @@ def _wide(sig: Signature) -> int:
 
 
 def _windows(sig: Signature, index: int) -> WindowParams | None:
-    """The windows of which the operand is the matrix, if it is one."""
+    """The window parameters if the operand is a matrix of windows, else None."""
     params = sig.read(MatmulParams).windows
     return params if params is not None and params.side == index else None
 
