@@ -94,7 +94,7 @@ class Pusher:
         assert command is not None
         text = KERNEL.format(slots=layout.FIFO_SLOTS)
         options = ("-O2", "-shared", "-fPIC")
-        binary, _ = native.shared_library(command, {"push.cpp": text}, options, "the kernel's half")
+        binary, _ = native.compiled(command, {"push.cpp": text}, options, "the kernel's half")
         with tempfile.NamedTemporaryFile(suffix=".so") as file:
             file.write(binary)
             file.flush()

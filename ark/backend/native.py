@@ -74,24 +74,25 @@ def complaint(done: subprocess.CompletedProcess[str]) -> str:
     return f"it exited with code {done.returncode}, without output or result"
 
 
-def shared_library(
+def compiled(
     command: Sequence[str],
     files: Mapping[str, str],
     options: Sequence[str],
     subject: str,
     objects: Sequence[bytes] = (),
 ) -> tuple[bytes, str]:
-    """Compiles C++ to a shared library; returns its bytes and the compiler's output.
+    """Compiles C++ to what the options say (-shared: a library; -c: an object); returns its bytes
+    and the compiler's output.
 
-    files: sources by name, of which the first is compiled and may include the others. options: for
-    the compiler, libraries included. what: names the source in errors. objects: compiled objects
-    that are linked. Raises SystemError on failure.
+    files: sources by name, of which the first is compiled and may include the others. options:
+    libraries included. subject: names the source in errors. objects: what is linked to it. Raises
+    SystemError on failure.
     """
     try:
         with tempfile.TemporaryDirectory(prefix="ark-") as folder:
             for name, text in files.items():
                 Path(folder, name).write_text(text)
-            out = Path(folder, "made.so")
+            out = Path(folder, "compiled")
             first = str(Path(folder, next(iter(files))))
             linked = [Path(folder, f"linked{i}.o") for i in range(len(objects))]
             for path, data in zip(linked, objects, strict=True):

@@ -71,6 +71,19 @@ class Compiler(Protocol):
 
 
 @runtime_checkable
+class LinkingCompiler(Compiler, Protocol):
+    """A compiler that links a kernel's bodies to a loop that it has compiled before."""
+
+    def compile_loop(self, source: Source, target: Target) -> Binary:
+        """The object of `source.loop`; fails as `compile` does."""
+        ...
+
+    def link(self, source: Source, target: Target, loop: Binary) -> Binary:
+        """The same binary as `compile` gives, of bodies compiled now and that loop."""
+        ...
+
+
+@runtime_checkable
 class Backend(Protocol):
     """One vendor."""
 

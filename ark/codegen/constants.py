@@ -12,7 +12,7 @@ from ark.plan.types import Plan
 def constants(
     machine: Machine,
     phases: int,
-    scratch: int,
+    scratch: int | None,
     streamed: int = 0,
     grows: bool = False,
     pages: bool = False,
@@ -22,6 +22,7 @@ def constants(
 ) -> str:
     """What preludes and device code know of machine and kernel; scratch, streamed: in bytes.
 
+    scratch: None for a loop that kernels of different needs share.
     grows, pages, cuts, runs: True where the stream loads rows that grow in number, such rows in
     pages, parts of several rows at once, or whole rows.
     signals: words of a counter that peers signal (signal_words). STAGE_NS: in so many nanoseconds
@@ -45,7 +46,8 @@ def constants(
         "STREAM_RUNS": int(runs),
         "SIGNAL_WORDS": signals,
     }
-    return "".join(f"constexpr int ARK_{name} = {value};\n" for name, value in values.items())
+    known = [(name, value) for name, value in values.items() if value is not None]
+    return "".join(f"constexpr int ARK_{name} = {value};\n" for name, value in known)
 
 
 def plan_constants(machine: Machine, plan: Plan, scratch: int, run: range) -> str:

@@ -20,12 +20,15 @@ class Source:
 
     parts: where its functions are compiled each by itself, as for a library, and then linked: as
     how many texts, side by side, each with its number as ARK_PART where there are several. 0: as
-    one program.
+    one program. loop: the loop and the entry point as a text of their own, which many kernels have
+    in common; `text` has them too, but not where it is compiled as ARK_PART 1. "": they are not
+    shared.
     """
 
     text: str
     entry: str = "ark_loop"
     parts: int = 0
+    loop: str = ""
 
 
 # The loop of a loading thread, for the signatures of a plan's ops.
@@ -46,6 +49,7 @@ class Dialect:
     joint_bodies: the most bodies that a kernel of the variant `block` is compiled with as one
     program; where it has more, its functions are compiled separately. 0: all kernels are compiled
     as one program.
+    shares_loops: kernels of the variant `block` share the machine code of equal loops.
     """
 
     name: str
@@ -58,6 +62,7 @@ class Dialect:
     loader: LoaderRule | None = None
     unstaged: int = 0
     joint_bodies: int = 0
+    shares_loops: bool = False
 
     def body(self, sig: Signature, machine: Machine, moves: bool = False) -> Body | None:
         """The vendor's body for the signature; None where the common body serves. moves: of those

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from ark.codegen import device_text, layout
 from ark.codegen.bodies import Bodies, flows, kernel_ops
 from ark.codegen.body import BoxMap
-from ark.codegen.constants import plan_constants
+from ark.codegen.constants import constants, plan_constants, signal_words
 from ark.codegen.dialect import Dialect, Source
 from ark.codegen.dispatch import dispatch, dispatch_load, dispatch_move, dispatch_run
 from ark.codegen.shared_memory import check_shared_memory
@@ -28,6 +28,9 @@ from ark.plan.types import Plan
 WAITS = ("wait.h", "task_slots.h", "iteration.h")
 ELEMENTS = ("common.h", "math.h", "small_floats.h", "pack.h", "operand.h")
 SHORT = ("short_packets.h",)  # where they are, or a loop is ready for them
+_LOOP = device_text("loop.h")
+# What a loop that kernels share is told of each: the bytes of its shared memory.
+_SCRATCH = "extern ARK_LINKED const int ark_scratch_bytes{};\n"
 MAX_COMPILED_PARTS = 4  # of a text whose functions are compiled separately
 
 
@@ -74,18 +77,21 @@ def write(plan: Plan, machine: Machine, dialect: Dialect, phases: range | None =
             if machine.ring_bytes
             else min(MAX_COMPILED_PARTS, -(-len(names) // dialect.joint_bodies))
         )
-    parts = [
+    begin = [
         f"// ark loop kernel, dialect {dialect.name}\n",
         "#define ARK_REMOTE 1\n" if far else "",
         "#define ARK_BODIES_ENTER 1\n" if bodies.entering else "",
         f"#define ARK_FLOWS {layout.FLOW_TASKS}\n" if flow else "",
         "#define ARK_MOVERS 1\n" if bodies.moves else "",
         "#define ARK_LIMIT_FALLS 1\n" if _ends(plan, (*headers, *bodies.texts)) else "",
+    ]
+    waits = [dialect.prelude, layout.declarations(), *map(device_text, WAITS)]
+    shared = dialect.shares_loops and machine.variant.name == "block" and not machine.ring_bytes
+    parts = [
+        *begin,
         plan_constants(machine, plan, scratch, phases),
-        dialect.prelude,
-        layout.declarations(),
-        *map(device_text, WAITS),
-        _in_part(0, device_text("loop.h")) if units > 1 else device_text("loop.h"),
+        *waits,
+        _in_part(0, _LOOP) if units > 1 else "" if shared else _LOOP,
         *map(device_text, (*ELEMENTS, *(SHORT if short else ()))),
         dialect.stream if machine.ring_bytes else device_text("stream_direct.h"),
         dialect.roles if bodies.leads else "",
@@ -97,8 +103,16 @@ def write(plan: Plan, machine: Machine, dialect: Dialect, phases: range | None =
         dispatch_run(bodies) if flow else "",
         dispatch_load(bodies) if bodies.loads else "",
         dispatch_move(bodies) if bodies.moves else "",
-        dialect.entry,
     ]
+    alone = ""
+    if shared:
+        linked = [_linked(_LOOP), dialect.entry]
+        loop = [_linked(loop[0]), _SCRATCH.format(f" = {scratch}"), _in_part(0, "\n".join(linked))]
+        own = constants(machine, len(plan.phases), None, signals=signal_words(plan, machine))
+        told = _SCRATCH.format("") + "#define ARK_SCRATCH_BYTES ark_scratch_bytes\n"
+        alone = "\n".join([*filter(None, begin), own, *waits, told, *linked])
+    else:
+        loop.append(dialect.entry)
     texts = bodies.texts
     if units > 1:
         named = zip(bodies.names, bodies.texts, strict=True)
@@ -110,7 +124,13 @@ def write(plan: Plan, machine: Machine, dialect: Dialect, phases: range | None =
         many = ", ".join(f"{k} {n}" for k, n in sorted(Counter(kinds_of.values()).items()))
         size = f"{len(text):,} characters"
         show("codegen", f"{machine.variant.name}, {dialect.name}: {size}; bodies: {many}")
-    return Emitted(Source(text, parts=units), tuple(bodies.opcode), scratch, names, maps)
+    source = Source(text, parts=units, loop=alone)
+    return Emitted(source, tuple(bodies.opcode), scratch, names, maps)
+
+
+def _linked(text: str) -> str:
+    """The switch, or what declares it, where loop and bodies are compiled apart."""
+    return text.replace("ARK_DEVICE bool ark_dispatch(", "ARK_LINKED bool ark_dispatch(")
 
 
 def _in_part(part: int, text: str, others: str = "") -> str:

@@ -68,7 +68,7 @@ def _made(
     )  # fmt: skip
     data = cache.load(cache.PROGRAMS, key)
     if data is None:
-        data, _ = native.shared_library(command, files, words, subject, objects)
+        data, _ = native.compiled(command, files, words, subject, objects)
         cache.store(cache.PROGRAMS, key, data)
     return data
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from ark import log
 from ark._version import __version__
 from ark.backend.devices import Binary, KernelDevice
-from ark.backend.protocol import Backend, KernelBackend, Target
+from ark.backend.protocol import Backend, KernelBackend, LinkingCompiler, Target
+from ark.codegen.dialect import Source
 from ark.codegen.writer import Emitted, write
 from ark.errors import BaseError, ModelError, SystemError
 from ark.machine import Machine
@@ -55,6 +57,7 @@ Compiled = tuple[Binary, bool]  # and whether it was in the cache
 _begun: dict[
     str, Future[Compiled]
 ] = {}  # compiling now, by name in the cache, until `build` takes it
+_loops: dict[str, Binary] = {}  # objects of loops, by name in the cache
 
 
 def begin(plan: Plan, backend: Backend, arch: str) -> None:
@@ -108,16 +111,10 @@ def _of_user(error: SystemError, plan: Plan, arch: str) -> ModelError | None:
 
 
 def _compiled(name: str, emitted: Emitted, target: Target, backend: KernelBackend) -> Compiled:
-    """The binary, from the cache if it is there. Ranks of one host compile the same source once."""
-    cached = _kept(name)
-    if cached is not None:
-        log.debug(f"the kernel for {target.arch} is in the cache: {len(cached.data):,} bytes")
-        return cached, True
-    with cache.making(cache.PROGRAMS, name):
-        cached = _kept(name)
-        if cached is not None:
-            return cached, True
-        compiler = backend.compiler()
+    """The binary, from the cache if it is there."""
+
+    def compiled() -> Binary:
+        compiler, source = backend.compiler(), emitted.source
         with (
             log.slow(
                 f"compiling the loop kernel for {target.arch}: a compiler's first use on a "
@@ -125,7 +122,36 @@ def _compiled(name: str, emitted: Emitted, target: Target, backend: KernelBacken
             ),
             log.timed(f"compiled the loop kernel for {target.arch}"),
         ):
-            binary = compiler.compile(emitted.source, target)
+            if not source.loop or not isinstance(compiler, LinkingCompiler):
+                return compiler.compile(source, target)
+            return compiler.link(source, target, _loop(compiler, source, target, backend))
+
+    binary, cached = _once(name, compiled)
+    if cached:
+        log.debug(f"the kernel for {target.arch} is in the cache: {len(binary.data):,} bytes")
+    return binary, cached
+
+
+def _loop(
+    compiler: LinkingCompiler, source: Source, target: Target, backend: KernelBackend
+) -> Binary:
+    """The object of the kernel's loop, which other kernels have too."""
+    name = _name("loop", source.loop, target, backend)
+    if name not in _loops:
+        _loops[name], _ = _once(name, lambda: compiler.compile_loop(source, target))
+    return _loops[name]
+
+
+def _once(name: str, make: Callable[[], Binary]) -> Compiled:
+    """The entry, made where the cache has none. Ranks of one host compile a text once."""
+    cached = _kept(name)
+    if cached is not None:
+        return cached, True
+    with cache.making(cache.PROGRAMS, name):
+        cached = _kept(name)
+        if cached is not None:
+            return cached, True
+        binary = make()
         cache.store(cache.PROGRAMS, name, binary.suffix.encode() + b"\0" + binary.data)
         return binary, False
 
@@ -144,6 +170,10 @@ def _emitted(
     """The source, its target, and its name in the cache."""
     emitted = write(plan, machine, backend.dialect(arch), phases)
     target = Target(arch, machine.threads)
+    return emitted, target, _name("kernel", repr(emitted.source), target, backend)
+
+
+def _name(part: str, source: str, target: Target, backend: KernelBackend) -> str:
+    """The name in the cache of what is compiled from a source."""
     flags = backend.compiler().key(target)
-    key = (__version__, backend.name, repr(emitted.source), flags, repr(target))
-    return emitted, target, cache.key(*key)
+    return cache.key(__version__, backend.name, part, source, flags, repr(target))

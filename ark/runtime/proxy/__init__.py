@@ -36,7 +36,7 @@ def has_ucx(command: tuple[str, ...]) -> bool:
     """True if the compiler can build programs with UCX (its headers and libucp)."""
     text = "#include <ucp/api/ucp.h>\nint main() { ucp_get_version_string(); }\n"
     try:
-        native.shared_library(command, {"ucx.cpp": text}, ("-fPIC", "-lucp", "-lucs"), "a probe")
+        native.compiled(command, {"ucx.cpp": text}, ("-fPIC", "-lucp", "-lucs"), "a probe")
     except SystemError:
         return False
     return True

@@ -71,8 +71,17 @@ class CpuCompiler:
         return "|".join((*command, native.version(command), *flags(), target.arch, _features()))
 
     def compile(self, source: Source, target: Target) -> Binary:
-        options = ("-shared", "-march=native", *flags())
-        data, log = native.shared_library(
-            self._command(), {"loop.cpp": source.text}, options, "the loop kernel"
-        )
-        return Binary(data, ".so", log)
+        return self._built(source.text, ".so", "-shared")
+
+    def compile_loop(self, source: Source, target: Target) -> Binary:
+        return self._built(source.loop, ".o", "-c")
+
+    def link(self, source: Source, target: Target, loop: Binary) -> Binary:
+        return self._built(source.text, ".so", "-shared", "-DARK_PART=1", loop=loop)
+
+    def _built(self, text: str, suffix: str, *words: str, loop: Binary | None = None) -> Binary:
+        options = (*words, "-march=native", *flags())
+        objects = [loop.data] if loop else []
+        files = {"loop.cpp": text}
+        data, log = native.compiled(self._command(), files, options, "the loop kernel", objects)
+        return Binary(data, suffix, log)

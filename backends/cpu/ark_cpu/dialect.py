@@ -16,4 +16,5 @@ def dialect() -> Dialect:
         suffix=".cpp",
         prelude=folder.joinpath("prelude.h").read_text(),
         entry=folder.joinpath("entry.h").read_text(),
+        shares_loops=True,
     )

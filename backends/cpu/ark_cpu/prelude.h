@@ -21,6 +21,7 @@ struct ark_bf16 {
 #define ARK_DEVICE static inline
 #define ARK_BODY static __attribute__((noinline))
 #define ARK_COLD ARK_BODY
+#define ARK_LINKED __attribute__((visibility("hidden")))  // of the loop and what it runs
 #define ARK_SPIN_CHECK 0x3ffu
 #define ARK_LOOSE_PACKS 1
 #if defined(__clang__)
@@ -123,7 +124,7 @@ ARK_DEVICE ark_u64 ark_waited_ns() {
 }
 // A caller whose own thread runs a processor may look at what else there is (signals, a rank that
 // has died) every 20 ms in which that one waits.
-static thread_local void (*ark_look)() = nullptr;
+inline ARK_LINKED __thread void (*ark_look)() = nullptr;
 ARK_COLD void ark_look_around() {
   static thread_local ark_u64 looked = 0u;
   const ark_u64 now = ark_time_ns();

@@ -14,4 +14,4 @@ from ark.codegen.dialect import Dialect
 @cache
 def dialect() -> Dialect:
     entry = resources.files("ark_mesh").joinpath("entry.h").read_text()
-    return dataclasses.replace(cpu(), name="mesh", entry=entry)
+    return dataclasses.replace(cpu(), name="mesh", entry=entry, shares_loops=False)

@@ -272,10 +272,10 @@ def test_a_compiler_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(native, "TIMEOUT_S", 0.01)
     sleeps = (sys.executable, "-c", "import time; time.sleep(60)")
     with pytest.raises(SystemError, match=r"did not finish within 0\.01 s; try again") as caught:
-        native.shared_library(sleeps, {"a.cpp": ""}, [], "a kernel")
+        native.compiled(sleeps, {"a.cpp": ""}, [], "a kernel")
     assert "ziglang" not in str(caught.value)
     with pytest.raises(SystemError, match="the ziglang compiler, used because no other"):
-        native.shared_library((*sleeps, "ziglang"), {"a.cpp": ""}, [], "a kernel")
+        native.compiled((*sleeps, "ziglang"), {"a.cpp": ""}, [], "a kernel")
 
 
 @pytest.mark.parametrize("cxx", ["'", "\\", "nosuch++ -O2", "''"])

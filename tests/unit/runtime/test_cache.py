@@ -164,9 +164,10 @@ def test_a_program_that_cannot_be_loaded_is_made_again(content: bytes) -> None:
     chosen = registry.get("cpu")
     device = chosen.open(0)
     plan = plans(Shape(CONFIG, by_name("fp32"), 64, 0), device.machine)[0]
-    Executor(plan, chosen, device).close()
-    (entry,) = [p for p in cache.entries() if p.parent.name == "programs"]
-    cache.store(cache.PROGRAMS, entry.name, content)
+    executor = Executor(plan, chosen, device)
+    name = executor.program.name
+    executor.close()
+    cache.store(cache.PROGRAMS, name, content)
     executor = Executor(plan, chosen, device)
     assert not executor.program.cached
     executor.close()
