@@ -132,7 +132,7 @@ class ExpertLinear(TaskKind):
         )
         held, n, k = weight.shape
         need(weight.per_item in (1, k), f"{weight.dtype} has {weight.per_item} columns")
-        first, of = _share(sig)
+        first, of = share_of(sig)
         need(first + held <= of, f"experts {first} to {first + held} exceed the {of} experts")
         shaped(sig, 0, (rows, k) if len(sig.operands[0].shape) == 2 else (rows, slots, k))
         shaped(sig, 3, (rows, slots, n))
@@ -170,14 +170,14 @@ class ExpertLinear(TaskKind):
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         if _quantised(sig):
             return self._rows_source(name, sig)
-        constants = (*sig.operands[1].shape, len(sig.operands[0].shape) == 3, *_share(sig))
+        constants = (*sig.operands[1].shape, len(sig.operands[0].shape) == 3, *share_of(sig))
         operands = [text.given(sig, i, const=i != 3) for i in range(4)]
         return text.call(name, "ark_expert_linear", constants, operands)
 
     def _rows_source(self, name: str, sig: Signature) -> str:
         weight = sig.operands[1]
         slots = len(sig.operands[0].shape) == 3
-        constants = (weight.ctype, *weight.shape[:2], slots, *_share(sig))
+        constants = (weight.ctype, *weight.shape[:2], slots, *share_of(sig))
         x, experts, output = (text.given(sig, i, const=i != 3) for i in (0, 2, 3))
         return text.call(name, "ark_expert_rows", constants, (x, bytes_of(sig, 1), experts, output))
 
@@ -187,7 +187,7 @@ def _quantised(sig: Signature) -> bool:
     return isinstance(by_name(sig.operands[1].dtype), RowType)
 
 
-def _share(sig: Signature) -> tuple[int, int]:
+def share_of(sig: Signature) -> tuple[int, int]:
     """The first expert of the weight, and how many experts there are."""
     params = sig.read(ExpertLinearParams)
     return params.first, params.of or sig.operands[1].shape[0]

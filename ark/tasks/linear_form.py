@@ -113,13 +113,18 @@ def narrow_rows(rows: int, weight: OperandType | Tensor, splits: int) -> bool:
 def on_units(rows: int, weight: OperandType | Tensor, machine: Machine) -> bool:
     """True where matrix units multiply so many rows, read from memory, by weights in place."""
     kind = weight.dtype if isinstance(weight, OperandType) else weight.dtype.name
-    few = 1 < rows <= MAX_ROWS_ON_UNITS and machine.variant.name == "block"
-    dtype = by_name(kind)
-    if isinstance(dtype, RowType):
-        fits = dtype.group % UNIT_DEPTH_ELEMENTS == 0 or dtype.groups == 1
-    else:
-        fits = kind == "bf16" and weight.shape[1] % UNIT_DEPTH_ELEMENTS == 0
-    return few and fits and machine.has(Capability.ROWS_ON_UNITS)
+    dense = kind == "bf16" and weight.shape[1] % UNIT_DEPTH_ELEMENTS == 0
+    able = machine.variant.name == "block" and machine.has(Capability.ROWS_ON_UNITS)
+    fits = (dense and able) or codes_on_units(weight, machine)
+    return fits and 1 < rows <= MAX_ROWS_ON_UNITS
+
+
+def codes_on_units(weight: OperandType | Tensor, machine: Machine) -> bool:
+    """True where they multiply by quantised weights: a product's columns share a scale."""
+    dtype = by_name(weight.dtype) if isinstance(weight, OperandType) else weight.dtype
+    able = machine.variant.name == "block" and machine.has(Capability.ROWS_ON_UNITS)
+    fits = isinstance(dtype, RowType) and (dtype.groups == 1 or dtype.group % UNIT_DEPTH_ELEMENTS == 0)
+    return fits and able
 
 
 def most_of_codes(machine: Machine) -> int:

@@ -14,13 +14,14 @@ from ark_rocm import backend
 from ark_rocm.tasks import linear_several
 
 from ark.ir import dtype as types
-from ark.ir.dtype import DataType, RowType, bf16, fp16, fp32, row_type
+from ark.ir.dtype import DataType, bf16, fp16, fp32, row_type
 from ark.ir.graph import Graph
 from ark.ir.rows import row_bytes, row_values
 from ark.lower.pipeline import plan
 from ark.plan import kind as kinds
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor
+from tests.cases.codes import every_code
 from tests.slow import in_turns
 
 emulator = pytest.importorskip("ark_rocm_emulator")
@@ -45,22 +46,6 @@ def arch(request: pytest.FixtureRequest) -> Iterator[str]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(emulator.emulated(request.param, checks=1))
         yield request.param
-
-
-def every_code(dtype: RowType, rows: int, rng: np.random.Generator) -> np.ndarray:
-    """Rows of random codes, among them each one that is a number, and -0."""
-    codes = dtype.codes
-    raw = rng.integers(0, 1 << codes.bits, (rows, dtype.columns), dtype=np.uint8)
-    if codes.name == "fp8_e4m3":
-        raw[raw & 0x7F == 0x7F] = 0x80
-    if codes.name == "fp8_e5m2":
-        raw[raw & 0x7F >= 0x7C] = 0x80
-    if codes.name in ("int4", "uint4"):
-        return (raw.astype(np.int64) ^ 8) - 8 if codes.name == "int4" else raw
-    if codes.name == "fp4":
-        halves = np.array([0, 1, 2, 3, 4, 6, 8, 12]) / 2
-        return np.where(raw & 8, -1.0, 1.0) * halves[raw & 7]
-    return raw.view(codes.to_numpy()).astype(np.float64)
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,6 @@ constexpr float ARK_CODE_UNIT = 1.0f;
 template <class C>
 constexpr bool ARK_PAIRS_APART = false;  // 0 and 2, 4 and 6, 1 and 3, 5 and 7: bytes of fp4
 
-ARK_DEVICE ark_u32 ark_bf16_pair(float low, float high) {  // exact: both have 8 bits
-  return __builtin_amdgcn_perm(ark_float_bits(high), ark_float_bits(low), 0x07060302u);
-}
-
 // Eight codes, from `words` on, as four pairs of bf16.
 template <class C>
 ARK_DEVICE ark_u32x4 ark_code_pairs(const C* type, const ark_u32* words) {
@@ -21,7 +17,7 @@ ARK_DEVICE ark_u32x4 ark_code_pairs(const C* type, const ark_u32* words) {
 #pragma unroll
   for (int e = 0; e < 8; e += 2) {
     const float low = ark_code(type, words[e / EACH], e % EACH);
-    pairs[e / 2] = ark_bf16_pair(low, ark_code(type, words[e / EACH], e % EACH + 1));
+    pairs[e / 2] = ark_upper_pair(low, ark_code(type, words[e / EACH], e % EACH + 1));
   }
   return pairs;
 }
@@ -80,7 +76,7 @@ ARK_DEVICE ark_u32 ark_without_minus_zeros(ark_u32 codes) {
 ARK_DEVICE ark_u32x4 ark_code_pairs(const ark_e4m3*, const ark_u32* words) {
   const ark_u32 first = ark_without_minus_zeros(words[0]);
   const ark_u32 last = ark_without_minus_zeros(words[1]);
-  const auto pair = [](auto v) { return ark_bf16_pair(v[0], v[1]); };
+  const auto pair = [](auto v) { return ark_upper_pair(v[0], v[1]); };
   return {pair(__builtin_amdgcn_cvt_pk_f32_fp8(first, false)),
           pair(__builtin_amdgcn_cvt_pk_f32_fp8(first, true)),
           pair(__builtin_amdgcn_cvt_pk_f32_fp8(last, false)),
@@ -89,7 +85,7 @@ ARK_DEVICE ark_u32x4 ark_code_pairs(const ark_e4m3*, const ark_u32* words) {
 ARK_DEVICE ark_u32x4 ark_code_pairs(const ark_e5m2*, const ark_u32* words) {
   const ark_u32 first = ark_without_minus_zeros(words[0]);
   const ark_u32 last = ark_without_minus_zeros(words[1]);
-  const auto pair = [](auto v) { return ark_bf16_pair(v[0], v[1]); };
+  const auto pair = [](auto v) { return ark_upper_pair(v[0], v[1]); };
   return {pair(__builtin_amdgcn_cvt_pk_f32_bf8(first, false)),
           pair(__builtin_amdgcn_cvt_pk_f32_bf8(first, true)),
           pair(__builtin_amdgcn_cvt_pk_f32_bf8(last, false)),
@@ -98,61 +94,52 @@ ARK_DEVICE ark_u32x4 ark_code_pairs(const ark_e5m2*, const ark_u32* words) {
 #endif
 #endif
 
-// Rows of codes. Where a chunk lies in one group a lane has 32 neighbours of it, in whole loads;
-// else a product's 32 elements are of one group, and a lane has eight of them.
+// Rows of codes: a lane has eight neighbours for each product, all 32 of which share a scale.
 template <class ROW>
 struct ArkSeveralCodes;
 template <class C, int K, int GROUP, class S, bool ZERO>
 struct ArkSeveralCodes<ArkRow<C, K, GROUP, S, ZERO>> {
   typedef ArkRow<C, K, GROUP, S, ZERO> Row;
-  static constexpr bool WIDE = GROUP % ARK_CHUNK == 0 || GROUP == K, ZEROS = ZERO;
-  static_assert(WIDE || GROUP % 32 == 0, "a product's elements share a scale");
-  static constexpr int SCALES = WIDE ? 1 : ARK_CHUNK_STEPS;
-  static constexpr int MOST = 8;
-  static constexpr int BITS = ARK_CODE_BITS<C>, WORDS = BITS / 4;  // of eight codes
-  static constexpr int LOAD = WIDE ? 4 : WORDS, LOADS = ARK_CHUNK_STEPS * WORDS / LOAD;
-  typedef ark_u32 Load __attribute__((ext_vector_type(LOAD)));
-  static constexpr bool TORN = K % (LOAD * 32 / BITS) != 0;  // a row's codes end inside a load
+  static_assert(GROUP % 32 == 0 || GROUP == K, "a product's elements share a scale");
+  static constexpr bool ZEROS = ZERO;
+  static constexpr int SCALES = GROUP % ARK_CHUNK == 0 || GROUP == K ? 1 : ARK_CHUNK_STEPS;
+  static constexpr int BITS = ARK_CODE_BITS<C>, MOST = 8, NEXT = 2;
+  typedef ark_u32 Load __attribute__((ext_vector_type(BITS / 4)));  // eight codes
   struct Piece {
-    Load words[LOADS];
+    Load words[ARK_CHUNK_STEPS];
     S scales[SCALES];
     S zeros[ZERO ? SCALES : 1];
   };
   const ark_global<char>* bytes;
   int rows;
+  int lane;
 
-  ARK_DEVICE int place(int s) {
-    const int quarter = ark_lane() / 16;
-    return WIDE ? quarter * 32 + s * 8 : s * 32 + quarter * 8;
-  }
+  ARK_METHOD int place(int s) const { return s * 32 + lane / 16 * 8; }
   static constexpr int order(int e) { return ARK_PAIRS_APART<C> ? e % 4 * 2 + e / 4 : e; }
   // As ArkSeveralDense::load.
   ARK_METHOD Piece load(int top, int chunk) const {
-    const int row = top + ark_lane() % 16 < rows ? top + ark_lane() % 16 : rows - 1;
-    const auto* base = bytes + static_cast<ark_u32>(row) * static_cast<ark_u32>(sizeof(Row));
-    constexpr int EACH = LOAD * 32 / BITS;  // codes of a load
+    const int row = top + lane % 16 < rows ? top + lane % 16 : rows - 1;
+    const ark_u32 begin = static_cast<ark_u32>(row) * static_cast<ark_u32>(sizeof(Row));
     Piece piece;
 #pragma unroll
-    for (int i = 0; i < LOADS; ++i) {
-      const int k = chunk * ARK_CHUNK + place(i * EACH / 8);
-      const auto* from = (const ark_global<Load>*)(base + (k < K ? k : 0) / 8 * BITS);
-      piece.words[i] = __builtin_nontemporal_load(from);
+    for (int s = 0; s < ARK_CHUNK_STEPS; ++s) {
+      const int k = ark_chunk_at<K>(chunk, place(s));
+      const auto* from = bytes + (begin + static_cast<ark_u32>(k / 8 * BITS));
+      piece.words[s] = __builtin_nontemporal_load((const ark_global<Load>*)from);
     }
 #pragma unroll
     for (int i = 0; i < SCALES; ++i) {
-      const int k = chunk * ARK_CHUNK + i * (ARK_CHUNK / SCALES);
-      const int group = (k < K ? k : 0) / GROUP;
-      piece.scales[i] = ((const ark_global<S>*)(base + Row::SCALES_AT))[group];
-      if constexpr (ZERO) piece.zeros[i] = ((const ark_global<S>*)(base + Row::ZEROS_AT))[group];
+      const int group = ark_chunk_at<K>(chunk, i * (ARK_CHUNK / SCALES)) / GROUP;
+      const auto* from = bytes + (begin + static_cast<ark_u32>(group * sizeof(S)));
+      piece.scales[i] = *(const ark_global<S>*)(from + Row::SCALES_AT);
+      if constexpr (ZERO) piece.zeros[i] = *(const ark_global<S>*)(from + Row::ZEROS_AT);
     }
     return piece;
   }
   ARK_DEVICE ark_u32x4 step(const Piece& piece, int s) {
-    ark_u32 words[WORDS];
+    ark_u32 words[BITS / 4];
 #pragma unroll
-    for (int i = 0; i < WORDS; ++i) {
-      words[i] = piece.words[(s * WORDS + i) / LOAD][(s * WORDS + i) % LOAD];
-    }
+    for (int i = 0; i < BITS / 4; ++i) words[i] = piece.words[s][i];
     return ark_code_pairs(static_cast<const C*>(nullptr), words);
   }
   ARK_DEVICE float scale(const Piece& piece, int i) {

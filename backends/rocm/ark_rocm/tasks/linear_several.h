@@ -1,13 +1,12 @@
 // Linear layers of several input rows by matrix units: products of 16 x 16 have an input row and a
-// row of weights, so that 16 of them take the weights' loads once, as one row does. A wave has every
-// eighth chunk of 128 elements along k of all the task's rows of weights. It reads the input's
-// elements of its chunks from memory and splits them into three parts of 8 bits of the significand,
-// whose sum is the input exactly; the waves meet for the sums of each group of rows.
+// row of weights, so that 16 of them take the weights' loads once, as one row does. A wave has
+// every eighth chunk of 128 elements along k of all the task's rows of weights. It reads the
+// input's elements of its chunks from memory and splits them into three parts of 8 bits of the
+// significand, whose sum is the input exactly; the waves meet for the sums of each group of rows.
 
-constexpr int ARK_CHUNK = 128, ARK_CHUNK_STEPS = 4;  // elements along k, and products of 32 of them
-
-// One product of 16 x 16 x 32: a lane has input row, or row of weights, lane % 16 and the same eight
-// elements along k of both sides; and the sums of input rows lane / 16 * 4 and on with its weights.
+// One product of 16 x 16 x 32: a lane has input row, or row of weights, lane % 16 and the same
+// eight elements along k of both sides; and the sums of input rows lane / 16 * 4 and on with its
+// weights.
 ARK_DEVICE ark_mfma_sums ark_mfma_step(ark_u32x4 x, ark_u32x4 w, ark_mfma_sums sums) {
 #if defined(__gfx950__)
   typedef __bf16 Eight __attribute__((ext_vector_type(8)));
@@ -23,117 +22,36 @@ ARK_DEVICE ark_mfma_sums ark_mfma_step(ark_u32x4 x, ark_u32x4 w, ark_mfma_sums s
 #endif
 }
 
-// Weights of bf16. MOST: loads of a chunk under way. place(s): of a lane's first element of step s
+// Weights of bf16. lane: of the reader. MOST: loads of a chunk under way. NEXT: lines of 128 bytes
+// of the next task's weights that each lane asks for. place(s): of a lane's first element of step s
 // in a chunk; order(e): which of its eight elements is at place e. SCALES: groups of a chunk whose
 // sums have a scale each, and with ZEROS one zero, which all their elements are too large by.
 template <int K>
 struct ArkSeveralDense {
-  static constexpr int MOST = 4, SCALES = 0;
+  static constexpr int MOST = 4, SCALES = 0, NEXT = 0;
   static constexpr bool ZEROS = false;
   struct Piece {
     ark_u32x4 words[ARK_CHUNK_STEPS];
   };
   const ark_global<char>* bytes;
   int rows;
+  int lane;
 
-  ARK_DEVICE int place(int s) { return s * 32 + ark_lane() / 16 * 8; }
+  ARK_METHOD int place(int s) const { return s * 32 + lane / 16 * 8; }
   static constexpr int order(int e) { return e; }
   // Beyond the last row, or the row's end, something that is there comes again: a load must not
   // depend on a branch.
   ARK_METHOD Piece load(int top, int chunk) const {
-    const int row = top + ark_lane() % 16 < rows ? top + ark_lane() % 16 : rows - 1;
+    const int row = top + lane % 16 < rows ? top + lane % 16 : rows - 1;
     Piece piece;
 #pragma unroll
     for (int s = 0; s < ARK_CHUNK_STEPS; ++s) {
-      const int k = chunk * ARK_CHUNK + place(s);
-      const ark_u32 at = (static_cast<ark_u32>(row) * K + (k < K ? k : 0)) * 2u;
+      const ark_u32 at = static_cast<ark_u32>(row * K + ark_chunk_at<K>(chunk, place(s))) * 2u;
       piece.words[s] = __builtin_nontemporal_load((const ark_global<ark_u32x4>*)(bytes + at));
     }
     return piece;
   }
   ARK_DEVICE ark_u32x4 step(const Piece& piece, int s) { return piece.words[s]; }
-};
-
-// Eight floats of the input as the products take them, in their parts of 8 bits.
-template <class W, int PARTS>
-ARK_DEVICE void ark_several_parts(const float (&v)[8], ark_u32x4 (&to)[PARTS]) {
-  ark_u16 part[8][3];
-#pragma unroll
-  for (int e = 0; e < 8; ++e) ark_three_parts(v[W::order(e)], part[e]);
-#pragma unroll
-  for (int p = 0; p < PARTS; ++p) {
-#pragma unroll
-    for (int e = 0; e < 8; e += 2) {
-      to[p][e / 2] = static_cast<ark_u32>(part[e][p]) | static_cast<ark_u32>(part[e + 1][p]) << 16;
-    }
-  }
-}
-
-// A lane's elements of a chunk of the input, of column lane % 16: asked for, then taken. ALIGNED:
-// rows begin at multiples of 16 bytes and their elements lie side by side.
-template <class X, bool ALIGNED>
-struct ArkSeveralInput {
-  static constexpr bool BF16 = false;
-  float v[ARK_CHUNK_STEPS][8];
-
-  template <class W>
-  ARK_METHOD void ask(ArkCtx& c, const X& x, int m, int chunk, int k_end) {
-#pragma unroll
-    for (int s = 0; s < ARK_CHUNK_STEPS; ++s) {
-      const int k = chunk * ARK_CHUNK + W::place(s);
-#pragma unroll
-      for (int e = 0; e < 8; ++e) v[s][e] = ark_load(c, x, 0, 0, m, k < k_end ? k + e : e);
-    }
-  }
-  ARK_METHOD void take(int s, float (&to)[8]) const {
-#pragma unroll
-    for (int e = 0; e < 8; ++e) to[e] = v[s][e];
-  }
-};
-template <ark_i64 S0, ark_i64 S1, ark_i64 S2, ark_i64 S3, bool SYSTEM>
-struct ArkSeveralInput<ArkOperand<const float, S0, S1, S2, S3, SYSTEM>, true> {
-  static constexpr bool BF16 = false;
-  ark_f32x4 v[ARK_CHUNK_STEPS][2];
-
-  template <class W>
-  ARK_METHOD void ask(ArkCtx&, const ArkOperand<const float, S0, S1, S2, S3, SYSTEM>& x, int m,
-                      int chunk, int k_end) {
-    const auto* row = (const ark_global<float>*)ark_address(x, 0, 0, m, 0);
-#pragma unroll
-    for (int s = 0; s < ARK_CHUNK_STEPS; ++s) {
-      const int k = chunk * ARK_CHUNK + W::place(s);
-      const auto* from = (const ark_global<ark_f32x4>*)(row + (k < k_end ? k : 0));
-      v[s][0] = from[0];
-      v[s][1] = from[1];
-    }
-  }
-  ARK_METHOD void take(int s, float (&to)[8]) const {
-#pragma unroll
-    for (int e = 0; e < 8; ++e) to[e] = v[s][e / 4][e % 4];
-  }
-};
-template <ark_i64 S0, ark_i64 S1, ark_i64 S2, ark_i64 S3, bool SYSTEM>
-struct ArkSeveralInput<ArkOperand<const ark_bf16, S0, S1, S2, S3, SYSTEM>, true> {
-  static constexpr bool BF16 = true;
-  ark_u32x4 v[ARK_CHUNK_STEPS];
-
-  template <class W>
-  ARK_METHOD void ask(ArkCtx&, const ArkOperand<const ark_bf16, S0, S1, S2, S3, SYSTEM>& x, int m,
-                      int chunk, int k_end) {
-    const auto* row = (const ark_global<ark_bf16>*)ark_address(x, 0, 0, m, 0);
-#pragma unroll
-    for (int s = 0; s < ARK_CHUNK_STEPS; ++s) {
-      const int k = chunk * ARK_CHUNK + W::place(s);
-      v[s] = *(const ark_global<ark_u32x4>*)(row + (k < k_end ? k : 0));
-    }
-  }
-  ARK_METHOD void take(int s, float (&to)[8]) const {
-#pragma unroll
-    for (int e = 0; e < 8; ++e) {
-      const ark_u32 pair = v[s][e / 2];
-      to[e] = ark_bits_float(e % 2 == 0 ? pair << 16 : pair & 0xffff0000u);
-    }
-  }
 };
 
 // The widest count of chunks that are under way at once: a divisor of a wave's chunks.
@@ -143,10 +61,10 @@ constexpr int ark_several_ahead(int chunks, int most) {
 }
 
 // Adds a chunk's products with weights that have scales: each group's are summed apart.
-// begin: of the chunk.
-template <class W, int K, int PARTS, int GROUP, class F>
-ARK_DEVICE void ark_several_scaled(int begin, const ark_u32x4 (&parts)[ARK_CHUNK_STEPS][PARTS],
-                                   const typename W::Piece (&pieces)[GROUP], const F& sums_of) {
+template <class W, int PARTS, int GROUP>
+ARK_DEVICE void ark_several_scaled(const ark_u32x4 (&parts)[ARK_CHUNK_STEPS][PARTS],
+                                   const typename W::Piece (&pieces)[GROUP],
+                                   ark_mfma_sums (&sums)[GROUP]) {
   constexpr int EACH = ARK_CHUNK_STEPS / W::SCALES;
   const ark_u32x4 ones = 0x3f803f80u;
 #pragma unroll
@@ -157,172 +75,193 @@ ARK_DEVICE void ark_several_scaled(int begin, const ark_u32x4 (&parts)[ARK_CHUNK
 #pragma unroll
       for (int p = 0; p < PARTS; ++p) plain = ark_mfma_step(parts[s][p], ones, plain);
     }
+    ark_mfma_sums own[GROUP] = {};
+#pragma unroll
+    for (int s = i * EACH; s < i * EACH + EACH; ++s) {
+      ark_u32x4 row[GROUP];
+#pragma unroll
+      for (int g = 0; g < GROUP; ++g) row[g] = W::step(pieces[g], s);
+#pragma unroll
+      for (int p = 0; p < PARTS; ++p) {
+#pragma unroll
+        for (int g = 0; g < GROUP; ++g) own[g] = ark_mfma_step(parts[s][p], row[g], own[g]);
+      }
+    }
 #pragma unroll
     for (int g = 0; g < GROUP; ++g) {
-      ark_mfma_sums own = 0.0f;
-#pragma unroll
-      for (int s = i * EACH; s < i * EACH + EACH; ++s) {
-        const ark_u32x4 there = W::step(pieces[g], s);
-        const ark_u32x4 row = !W::TORN || begin + W::place(s) < K ? there : ark_u32x4(0u);
-#pragma unroll
-        for (int p = 0; p < PARTS; ++p) own = ark_mfma_step(parts[s][p], row, own);
-      }
-      if constexpr (W::ZEROS) own -= W::zero(pieces[g], i) * plain;
-      sums_of(g) += W::scale(pieces[g], i) * own;
+      if constexpr (W::ZEROS) own[g] -= W::zero(pieces[g], i) * plain;
+      sums[g] += W::scale(pieces[g], i) * own[g];
     }
   }
 }
 
+// The lines of weights that the next of a processor's tasks to read any begins with. They are asked
+// for while the running one multiplies, a dword of each, so that memory does not stand still.
+struct ArkNextLines {
+  const ark_global<char>* from;
+  int lines;
+};
+template <class W>
+ARK_DEVICE ArkNextLines ark_next_lines(ArkCtx& c, const W& weights) {
+  const ArkNextLines own = {weights.bytes, 1};  // that are there
+  if constexpr (W::NEXT == 0) return own;
+  const ark_u32 running = ark_warp_load(&c.warps[ark_warp()]) & ~ARK_GAVE_UP;
+  const auto* tasks = ARK_POINTER(const ArkTask, ARK_PARAMS(c)->tasks);
+  for (ark_u32 ahead = 1u; ahead <= ARK_ASKED_TASKS && running + ahead < c.task_end; ++ahead) {
+    const ArkTask& next = tasks[running + ahead];
+    const ark_u32 stages = next.fetch_end - next.fetch_begin;
+    if (stages == 0u) continue;
+    const ArkFetch& fetch = ark_fetch(c, next.fetch_begin);
+    const int lines = static_cast<int>(stages * fetch.bytes / 128u);
+    if (fetch.form == 0u && lines > 0) return {(const ark_global<char>*)fetch.address, lines};
+  }
+  return own;
+}
+
 // coord: first and last+1 row of the weights. M rows of input; a wave multiplies GROUP blocks of 16
-// rows of weights at once. False if the processor is to leave.
-template <class W, int K, int M, int GROUP, bool ALIGNED, class X, class P, class E>
+// rows of weights at once. ENTERS: the
+// task's waits are still to come. False if the processor is to leave.
+template <class W, int K, int M, int GROUP, bool ALIGNED, bool ENTERS, class X, class P, class E>
 ARK_DEVICE bool ark_linear_several(ArkCtx& c, const ArkTask& t, const W& weights, X x,
                                    const P& prologue, E epilogue) {
+  static_assert(M <= 16, "a product has 16 input rows");
   constexpr int CHUNKS = ((K + ARK_CHUNK - 1) / ARK_CHUNK + ARK_WARPS - 1) / ARK_WARPS;
   constexpr int AHEAD = ark_several_ahead(CHUNKS, GROUP >= W::MOST ? 1 : W::MOST / GROUP);
-  constexpr int COLUMNS = (M + 15) / 16, WIDTH = E::WIDTH, PITCH = 20;
+  constexpr int EACH = M <= 8 ? 4 : 8, WIDTH = E::WIDTH, PITCH = 20;
+  constexpr int INPUTS = ark_several_ahead(AHEAD, 16 / EACH);  // chunks of the input under way
   constexpr bool RAGGED = K % (ARK_CHUNK * ARK_WARPS) != 0;
-  typedef ArkSeveralInput<X, ALIGNED> Input;
+  typedef ArkSeveralInput<X, EACH, ALIGNED> Input;
   constexpr int PARTS = Input::BF16 && !P::norm ? 1 : 3;
-  constexpr int UNITS = GROUP * 16 / WIDTH, OWN = (UNITS * 16 + ARK_THREADS - 1) / ARK_THREADS;
-  float* slab = reinterpret_cast<float*>(ARK_SCRATCH(c));  // by wave, row, column
-  float* red = slab + ARK_WARPS * GROUP * 16 * PITCH;      // squares by wave, column
-  const int lane = ark_lane(), warp = ark_warp();
+  constexpr int UNITS = GROUP * 16 / WIDTH, OWN = (UNITS * M + ARK_THREADS - 1) / ARK_THREADS;
+  float* slab = reinterpret_cast<float*>(ARK_SCRATCH(c));  // by wave, row, input row
+  float* red = slab + ARK_WARPS * GROUP * 16 * PITCH;      // squares by wave, input row
+  const int lane = weights.lane, warp = ark_warp();
   const int first = t.coord[0], rows = t.coord[1] - first;
+  const int own_row = EACH == 4 ? lane % 8 : lane % 16, m = own_row < M ? own_row : M - 1;
   typename W::Piece ring[AHEAD][GROUP];
 #pragma unroll
   for (int a = 0; a < AHEAD; ++a) {
 #pragma unroll
     for (int g = 0; g < GROUP; ++g) ring[a][g] = weights.load(g * 16, warp + a * ARK_WARPS);
   }
-  if (!ark_enter(c)) return false;
+  const ArkNextLines next = ark_next_lines(c, weights);
+  if (ENTERS && !ark_enter(c)) return false;
+  ark_u32 asked[W::NEXT + 1] = {};
 #pragma unroll 1
   for (int top = 0; top < rows; top += GROUP * 16) {
-    ark_mfma_sums sums[GROUP][COLUMNS];
-    float own[COLUMNS];  // squares, of a lane
+    ark_mfma_sums sums[GROUP] = {};
+    float own = 0.0f;  // squares, of a lane
+    Input input[INPUTS];
+    ArkSeveralFactors<P, EACH> factors[INPUTS];
 #pragma unroll
-    for (int j = 0; j < COLUMNS; ++j) {
-      own[j] = 0.0f;
-#pragma unroll
-      for (int g = 0; g < GROUP; ++g) sums[g][j] = 0.0f;
+    for (int i = 0; i < INPUTS; ++i) {
+      factors[i].template ask<K>(prologue, warp + i * ARK_WARPS, weights);
+      input[i].template ask<K>(c, x, m, warp + i * ARK_WARPS, weights);
     }
-    const auto column = [&](int j) { return j * 16 + lane % 16 < M ? j * 16 + lane % 16 : M - 1; };
-    Input input;
-    input.template ask<W>(c, x, column(0), warp, K);
 #pragma unroll 1
     for (int round = 0; round < CHUNKS; round += AHEAD) {
 #pragma unroll
       for (int a = 0; a < AHEAD; ++a) {
         const int chunk = warp + (round + a) * ARK_WARPS;
-        float factors[ARK_CHUNK_STEPS][8];
-        if constexpr (P::norm) {
+        bool inside[ARK_CHUNK_STEPS];
+        float v[ARK_CHUNK_STEPS][EACH];
 #pragma unroll
-          for (int s = 0; s < ARK_CHUNK_STEPS; ++s) {
-            const int k = chunk * ARK_CHUNK + W::place(s);
+        for (int s = 0; s < ARK_CHUNK_STEPS; ++s) {
+          inside[s] = !RAGGED || chunk * ARK_CHUNK + weights.place(s) < K;
+          input[a % INPUTS].take(s, v[s]);
 #pragma unroll
-            for (int e = 0; e < 8; ++e) {
-              factors[s][e] = ark_get(prologue.weight.p, k < K ? k + e : e);
+          for (int e = 0; e < EACH; ++e) {
+            if (!inside[s]) v[s][e] = 0.0f;
+            if constexpr (P::norm) {
+              own += v[s][e] * v[s][e];
+              v[s][e] *= factors[a % INPUTS].at(s, e);
             }
           }
         }
+        ark_u32x4 parts[ARK_CHUNK_STEPS][PARTS];
+        ark_several_parts<W>(v, parts);
+        // Later elements are asked for while these are multiplied.
+        factors[a % INPUTS].template ask<K>(prologue, chunk + INPUTS * ARK_WARPS, weights);
+        input[a % INPUTS].template ask<K>(c, x, m, chunk + INPUTS * ARK_WARPS, weights);
+        if (W::NEXT > 0 && top == 0 && round == 0 && a == 0) {
 #pragma unroll
-        for (int j = 0; j < COLUMNS; ++j) {
-          ark_u32x4 parts[ARK_CHUNK_STEPS][PARTS];
+          for (int i = 0; i < W::NEXT; ++i) {
+            const int at = i * ARK_THREADS + ark_tid(), line = at < next.lines ? at : 0;
+            asked[i] = *(const ark_global<ark_u32>*)(next.from + line * 128);
+          }
+        }
+        if constexpr (W::SCALES > 0) {
+          ark_several_scaled<W>(parts, ring[a], sums);
+        } else {
 #pragma unroll
           for (int s = 0; s < ARK_CHUNK_STEPS; ++s) {
-            const bool inside = !RAGGED || chunk * ARK_CHUNK + W::place(s) < K;
-            float v[8];
-            input.take(s, v);
-#pragma unroll
-            for (int e = 0; e < 8; ++e) {
-              if (!inside) v[e] = 0.0f;
-              if constexpr (P::norm) {
-                own[j] += v[e] * v[e];
-                v[e] *= factors[s][e];
-              }
-            }
-            ark_several_parts<W>(v, parts[s]);
-          }
-          // Later elements are asked for while these are multiplied.
-          const int later = chunk + (j + 1) / COLUMNS * ARK_WARPS;
-          input.template ask<W>(c, x, column((j + 1) % COLUMNS), later, K);
-          if constexpr (W::SCALES == 0) {
 #pragma unroll
             for (int g = 0; g < GROUP; ++g) {
+              const ark_u32x4 there = W::step(ring[a][g], s);
+              const ark_u32x4 row = inside[s] ? there : ark_u32x4(0u);
 #pragma unroll
-              for (int s = 0; s < ARK_CHUNK_STEPS; ++s) {
-                const bool inside = !RAGGED || chunk * ARK_CHUNK + W::place(s) < K;
-                const ark_u32x4 there = W::step(ring[a][g], s);
-                const ark_u32x4 row = inside ? there : ark_u32x4(0u);
-#pragma unroll
-                for (int p = 0; p < PARTS; ++p) {
-                  sums[g][j] = ark_mfma_step(parts[s][p], row, sums[g][j]);
-                }
-              }
+              for (int p = 0; p < PARTS; ++p) sums[g] = ark_mfma_step(parts[s][p], row, sums[g]);
             }
-          } else {
-            const auto sums_of = [&](int g) -> auto& { return sums[g][j]; };
-            ark_several_scaled<W, K>(chunk * ARK_CHUNK, parts, ring[a], sums_of);
           }
         }
         const bool last = round + a + AHEAD >= CHUNKS;
-        const int next = last ? chunk - (CHUNKS - AHEAD) * ARK_WARPS : chunk + AHEAD * ARK_WARPS;
+        const int next_chunk =
+            last ? chunk - (CHUNKS - AHEAD) * ARK_WARPS : chunk + AHEAD * ARK_WARPS;
+        if (last && top + GROUP * 16 >= rows) continue;
 #pragma unroll
         for (int g = 0; g < GROUP; ++g) {
-          ring[a][g] = weights.load(top + (last ? GROUP * 16 : 0) + g * 16, next);
+          ring[a][g] = weights.load(top + (last ? GROUP * 16 : 0) + g * 16, next_chunk);
         }
       }
     }
+    float ahead[OWN][1][WIDTH] = {};
+    const auto place = [&](int o) { return ark_tid() + o * ARK_THREADS; };
+    const auto row_of = [&](int o) { return top + place(o) % UNITS * WIDTH; };
+    const auto input_row = [&](int o) { return place(o) / UNITS; };
+    const auto stored = [&](int o) { return input_row(o) < M && row_of(o) < rows; };
 #pragma unroll
-    for (int j = 0; j < COLUMNS; ++j) {
-      float ahead[OWN][1][WIDTH] = {};
-      const auto place = [&](int o) { return ark_tid() + o * ARK_THREADS; };
-      const auto row_of = [&](int o) { return top + place(o) % UNITS * WIDTH; };
-      const auto column_of = [&](int o) { return j * 16 + place(o) / UNITS; };
-      const auto stored = [&](int o) {
-        return place(o) < UNITS * 16 && row_of(o) < rows && column_of(o) < M;
-      };
+    for (int o = 0; o < OWN; ++o) {
+      if (!stored(o)) continue;
+      ark_sums_ahead(c, epilogue, input_row(o), first + row_of(o), rows - row_of(o), ahead[o]);
+    }
 #pragma unroll
-      for (int o = 0; o < OWN; ++o) {
-        if (!stored(o)) continue;
-        ark_sums_ahead(c, epilogue, column_of(o), first + row_of(o), rows - row_of(o), ahead[o]);
-      }
+    for (int g = 0; g < GROUP; ++g) {
+      const int row = (warp * GROUP + g) * 16 + lane % 16;
+      *reinterpret_cast<ark_mfma_sums*>(slab + row * PITCH + lane / 16 * 4) = sums[g];
+    }
+    if constexpr (P::norm) {
+      if constexpr (EACH == 4) own += ark_row_move<0x128>(own);
+      own += ark_shfl_xor(own, 16);
+      own += ark_shfl_xor(own, 32);
+      if (lane < 16) red[warp * 16 + lane] = own;
+    }
+    ark_sync();
 #pragma unroll
-      for (int g = 0; g < GROUP; ++g) {
-        const int row = (warp * GROUP + g) * 16 + lane % 16;
-        *reinterpret_cast<ark_mfma_sums*>(slab + row * PITCH + lane / 16 * 4) = sums[g][j];
-      }
+    for (int o = 0; o < OWN; ++o) {
+      if (!stored(o)) continue;
+      float scale = 1.0f, total[WIDTH];
       if constexpr (P::norm) {
-        own[j] += ark_shfl_xor(own[j], 16);
-        own[j] += ark_shfl_xor(own[j], 32);
-        if (lane < 16) red[warp * 16 + lane] = own[j];
+        float squares = 0.0f;
+#pragma unroll
+        for (int w = 0; w < ARK_WARPS; ++w) squares += red[w * 16 + input_row(o)];
+        scale = ark_rsqrt(squares / K + prologue.eps);
       }
-      ark_sync();
 #pragma unroll
-      for (int o = 0; o < OWN; ++o) {
-        if (!stored(o)) continue;
-        float scale = 1.0f, total[WIDTH];
-        if constexpr (P::norm) {
-          float squares = 0.0f;
+      for (int r = 0; r < WIDTH; ++r) {
+        total[r] = 0.0f;
 #pragma unroll
-          for (int w = 0; w < ARK_WARPS; ++w) squares += red[w * 16 + column_of(o) % 16];
-          scale = ark_rsqrt(squares / K + prologue.eps);
+        for (int w = 0; w < ARK_WARPS; ++w) {
+          const int row = w * GROUP * 16 + row_of(o) - top + r;
+          total[r] += slab[row * PITCH + input_row(o)];
         }
-#pragma unroll
-        for (int r = 0; r < WIDTH; ++r) {
-          total[r] = 0.0f;
-#pragma unroll
-          for (int w = 0; w < ARK_WARPS; ++w) {
-            const int row = w * GROUP * 16 + row_of(o) - top + r;
-            total[r] += slab[row * PITCH + column_of(o) % 16];
-          }
-          total[r] *= scale;
-        }
-        const int row = row_of(o);
-        ark_sums_store(c, epilogue, column_of(o), first + row, rows - row, total, ahead[o][0]);
+        total[r] *= scale;
       }
-      ark_sync();
+      const int row = row_of(o);
+      ark_sums_store(c, epilogue, input_row(o), first + row, rows - row, total, ahead[o][0]);
     }
+    ark_sync();
   }
+#pragma unroll
+  for (int i = 0; i < W::NEXT; ++i) asm volatile("" ::"v"(asked[i]));
   return true;
 }

@@ -33,6 +33,11 @@ def _group(sig: Signature, machine: Machine) -> int:
     return min(-(-(-(-stages // shares) * rows) // UNIT_ROWS), MOST_GROUP)
 
 
+def slab_bytes(group: int, machine: Machine) -> int:
+    """The waves' sums of so many blocks of rows of weights, and the input's squares."""
+    return 4 * machine.warps * (group * UNIT_ROWS * ROW_FLOATS + UNIT_ROWS)
+
+
 def _aligned(sig: Signature) -> bool:
     """True where rows of the input begin at multiples of 16 bytes and are dense."""
     x = sig.operands[0]
@@ -50,13 +55,12 @@ class SeveralRows(Body):
         return runs_on_units(sig, machine)
 
     def headers(self, machine: Machine) -> tuple[str, ...]:
-        names = ("linear.h", "ask.h", "linear_matrix.h", "linear_several.h")
+        several = ("linear_several_input.h", "linear_several.h")
+        names = ("linear.h", "ask.h", "linear_matrix.h", *several)
         return tuple((resources.files("ark_rocm") / "tasks" / name).read_text() for name in names)
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
-        """The waves' sums of a block of columns, and their squares."""
-        rows = _group(sig, machine) * UNIT_ROWS
-        return 4 * machine.warps * (rows * ROW_FLOATS + UNIT_ROWS)
+        return slab_bytes(_group(sig, machine), machine)
 
     def weights(self, sig: Signature) -> tuple[str, str]:
         """The device type that reads the weights, and their address."""
@@ -67,8 +71,8 @@ class SeveralRows(Body):
         type_, address = self.weights(sig)
         rows = "t.coord[1] - t.coord[0]"
         first = f"static_cast<ark_i64>(t.coord[0]) * {row_nbytes(sig.operands[1])}"
-        weights = f"{type_}{{(const ark_global<char>*)({address}) + {first}, {rows}}}"
-        constants = (type_, k, m, _group(sig, machine), _aligned(sig))
+        weights = f"{type_}{{(const ark_global<char>*)({address}) + {first}, {rows}, ark_lane()}}"
+        constants = (type_, k, m, _group(sig, machine), _aligned(sig), True)
         operands = (weights, summed(sig, 0), prologue(sig), epilogue(sig))
         call = text.called("ark_linear_several", constants, operands)
         return f"ARK_BODY bool {name}(ArkCtx& c, const ArkTask& t) {{\n  return {call};\n}}\n"

@@ -1,0 +1,101 @@
+"""Products with quantised weights of chosen experts on AMD's matrix units, executed on the emulator
+and compared with NumPy in double precision.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from ark_rocm import backend
+from ark_rocm.tasks import experts as bodies
+
+from ark.ir import dtype as types
+from ark.ir.dtype import DataType, bf16, fp32, int32, row_type
+from ark.ir.graph import Graph
+from ark.ir.rows import row_bytes, row_values
+from ark.lower.pipeline import plan
+from ark.plan import kind as kinds
+from ark.plan.verify import verify
+from ark.runtime.executor import Executor
+from tests.cases.codes import every_code
+from tests.slow import in_turns
+
+emulator = pytest.importorskip("ark_rocm_emulator")
+
+pytestmark = pytest.mark.emulated("slow")
+
+EXPERTS, FIRST, OF = 3, 1, 5
+# (codes, group, rows, slots, an input a slot, columns, outputs, type of the input)
+CASES: list[tuple[DataType, int, int, int, bool, int, int, DataType]] = [
+    (types.fp4, 32, 1, 4, False, 288, 640, fp32),
+    (types.fp8_e4m3, 128, 3, 2, True, 384, 70, bf16),
+]
+ARCHS = ("gfx950", "gfx942", "gfx90a")
+
+
+@pytest.fixture(scope="module")
+def arch(request: pytest.FixtureRequest) -> Iterator[str]:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(emulator.emulated(request.param, checks=1))
+        yield request.param
+
+
+@pytest.mark.parametrize(
+    ("arch", "codes", "group", "rows", "slots", "each", "k", "n", "given"),
+    in_turns(ARCHS, CASES),
+    indirect=["arch"],
+)
+def test_chosen_experts(
+    arch: str,
+    codes: DataType,
+    group: int,
+    rows: int,
+    slots: int,
+    each: bool,
+    k: int,
+    n: int,
+    given: DataType,
+) -> None:
+    """Experts of other ranks give zeros."""
+    del arch
+    rng = np.random.default_rng(k + n)
+    dtype = row_type(codes, k, group, bf16, False, bf16)
+    steps = rng.uniform(0.25, 4, (EXPERTS * n, dtype.groups))
+    stored = row_bytes(dtype, every_code(dtype, EXPERTS * n, rng), steps)
+    x = rng.standard_normal((rows, slots, k) if each else (rows, k)).astype(given.to_numpy())
+    chosen = rng.permuted(np.tile(np.arange(OF, dtype=np.int32), (rows, 1)), axis=1)[:, :slots]
+    graph = Graph()
+    tensors = [
+        graph.tensor(x.shape, given, arena="state", name="x"),
+        graph.tensor((EXPERTS, n, k), dtype, arena="parameter", name="w"),
+        graph.tensor(chosen.shape, int32, arena="state", name="chosen"),
+    ]
+    out = graph.tensor((rows, slots, n), fp32, arena="state", name="y")
+    graph.add("expert_linear", tensors, [out], {"first": FIRST, "of": OF}, "product")
+    device = backend.open(0)
+    try:
+        planned = plan(graph, device.machine)
+        verify([planned])
+        sig = kinds.signature(planned, planned.ops[0])
+        body = backend.dialect(device.machine.arch).body(sig, device.machine)
+        assert isinstance(body, bodies.Experts)
+        with Executor(planned, backend, device) as executor:
+            executor.write("x", x)
+            executor.write("w", stored.reshape(EXPERTS, n, -1))
+            executor.write("chosen", np.ascontiguousarray(chosen))
+            executor.start(2).wait()
+            got = executor.read("y").reshape(rows, slots, n)
+    finally:
+        device.close()
+    weights = row_values(dtype, stored).astype(np.float64).reshape(EXPERTS, n, k)
+    wide = np.broadcast_to(x.astype(np.float64).reshape(rows, -1, k), (rows, slots, k))
+    for place in np.ndindex(rows, slots):
+        expert = chosen[place] - FIRST
+        if not 0 <= expert < EXPERTS:
+            np.testing.assert_array_equal(got[place], 0)
+            continue
+        most = np.abs(weights[expert]) @ np.abs(wide[place])
+        assert (np.abs(got[place] - weights[expert] @ wide[place]) / most).max() < 1e-6
