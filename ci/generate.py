@@ -24,6 +24,7 @@ from explanations import pictures
 from performance_page import page
 from picture import DATA, PICTURE, picture
 from reference_pages import api, capabilities, commands, ops, plan, stub
+from timing_constants import page as timing_constants
 from workflows import changes, devices, package, release
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -153,6 +154,7 @@ def outputs() -> dict[Path, str]:
         ROOT / "docs/reference/commands.md": commands(),
         ROOT / "docs/reference/plan.md": plan(),
         ROOT / "docs/reference/capabilities.md": capabilities(),
+        ROOT / "docs/reference/timing-constants.md": timing_constants(),
     }
 
 
