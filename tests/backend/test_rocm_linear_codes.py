@@ -1,4 +1,4 @@
-"""AMD's linear layers of several rows with quantised weights, executed on the emulator and compared
+"""AMD's linear layers of one row and several with quantised weights, executed on the emulator and compared
 with NumPy in double precision: every type of codes, groups as wide as a wave's chunk and narrower,
 scales of one row, zeros, rows that end inside a chunk.
 """
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from ark_rocm import backend
-from ark_rocm.tasks import linear_several
+from ark_rocm.tasks import linear_rows, linear_several
 
 from ark.ir import dtype as types
 from ark.ir.dtype import DataType, bf16, fp16, fp32, row_type
@@ -31,6 +31,8 @@ pytestmark = pytest.mark.emulated("slow")
 # (codes, group, type of scales, zeros, input rows, columns, rows of weights)
 CASES: list[tuple[DataType, int, DataType, bool, int, int, int]] = [
     (types.fp4, 32, bf16, False, 8, 1120, 40),
+    (types.fp4, 32, bf16, False, 1, 320, 24),
+    (types.fp8_e4m3, 384, fp32, False, 1, 384, 30),
     (types.fp8_e4m3, 1096, fp32, False, 3, 1096, 600),
     (types.int4, 128, fp16, False, 16, 1152, 37),
     (types.uint4, 32, bf16, True, 5, 160, 130),
@@ -53,7 +55,7 @@ def arch(request: pytest.FixtureRequest) -> Iterator[str]:
     in_turns(ARCHS, CASES),
     indirect=["arch"],
 )
-def test_several_rows_read_codes(
+def test_rows_read_codes(
     arch: str, codes: DataType, group: int, scales: DataType, zeros: bool, rows: int, k: int, n: int
 ) -> None:
     """y = x + rmsnorm(x) w^T, whose error is that of sums in fp32."""
@@ -88,7 +90,8 @@ def test_several_rows_read_codes(
         layers = [kinds.signature(planned, op) for op in planned.ops if op.kind == "linear_rows"]
         dialect = backend.dialect(device.machine.arch)
         bodies = [type(dialect.body(sig, device.machine)) for sig in layers]
-        assert bodies == [linear_several.SeveralRowsOfCodes]
+        several = linear_several.SeveralRowsOfCodes
+        assert bodies == [several if rows > 1 else linear_rows.OneRow]
         with Executor(planned, backend, device) as executor:
             for name, array in given.items():
                 executor.write(name, array)

@@ -7,8 +7,6 @@ else is the common body's. Called by the writer through the dialect.
 
 from __future__ import annotations
 
-from importlib import resources
-
 from ark.codegen.body import Body
 from ark.machine import Machine
 from ark.plan.kind import Signature
@@ -16,6 +14,7 @@ from ark.tasks import text
 from ark.tasks.experts import share_of
 from ark.tasks.linear_form import codes_on_units
 from ark.tasks.row_values import HEADER, bytes_of
+from ark_rocm.tasks.linear_rows import read
 from ark_rocm.tasks.linear_several import MOST_GROUP, SeveralRows, slab_bytes
 
 
@@ -29,8 +28,7 @@ class Experts(Body):
         return codes_on_units(sig.operands[1], machine)
 
     def headers(self, machine: Machine) -> tuple[str, ...]:
-        names = ("linear_codes.h", "experts.h")
-        own = ((resources.files("ark_rocm") / "tasks" / name).read_text() for name in names)
+        own = read("codes.h", "linear_codes.h", "experts.h")
         return (*SeveralRows().headers(machine), HEADER, *own)
 
     def scratch(self, sig: Signature, machine: Machine) -> int:

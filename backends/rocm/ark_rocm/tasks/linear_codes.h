@@ -1,8 +1,7 @@
 // Quantised weights of linear layers of several input rows (linear_several.h): codes become bf16,
 // which holds each of them exactly, and their scales multiply the sums.
 
-// Codes are this factor smaller as floats where hardware converts them: gfx942 knows floats of 8
-// bits with another bias (FNUZ).
+// Codes are this factor smaller as floats where hardware converts them (codes.h).
 template <class C>
 constexpr float ARK_CODE_UNIT = 1.0f;
 // The places of eight codes in their pairs.
@@ -49,17 +48,13 @@ ARK_DEVICE ark_u32x4 ark_code_pairs(const ark_e5m2*, const ark_u32* words) {
           pair(__builtin_amdgcn_cvt_scalef32_pk_bf16_bf8(words[1], 1.0f, true))};
 }
 #else
-// The two bytes of a bf16 from tables of eight, by the code's three bits of magnitude.
 ARK_DEVICE ark_u32x4 ark_code_pairs(const ark_fp4*, const ark_u32* words) {
   ark_u32x4 pairs;
 #pragma unroll
-  for (int h = 0; h < 2; ++h) {  // codes 0, 4, 1 and 5, then 2, 6, 3 and 7
-    const ark_u32 codes = words[0] >> (4 * h), which = codes & 0x07070707u;
-    const ark_u32 low = __builtin_amdgcn_perm(0xc0804000u, 0xc0800000u, which);
-    const ark_u32 size = __builtin_amdgcn_perm(0x40404040u, 0x3f3f3f00u, which);
-    const ark_u32 high = size | (codes << 4 & 0x80808080u);
-    pairs[h] = __builtin_amdgcn_perm(high, low, 0x06020400u);
-    pairs[h + 2] = __builtin_amdgcn_perm(high, low, 0x07030501u);
+  for (int h = 0; h < 2; ++h) {
+    const ArkFp4Bytes bytes = ark_fp4_bytes(words[0], h);
+    pairs[h] = __builtin_amdgcn_perm(bytes.high, bytes.low, 0x06020400u);
+    pairs[h + 2] = __builtin_amdgcn_perm(bytes.high, bytes.low, 0x07030501u);
   }
   return pairs;
 }
@@ -68,11 +63,6 @@ template <>
 inline constexpr float ARK_CODE_UNIT<ark_e4m3> = 2.0f;
 template <>
 inline constexpr float ARK_CODE_UNIT<ark_e5m2> = 2.0f;
-// -0 is no number there; it becomes 0.
-ARK_DEVICE ark_u32 ark_without_minus_zeros(ark_u32 codes) {
-  const ark_u32 there = (codes & 0x7f7f7f7fu) + 0x7f7f7f7fu;
-  return codes & (there | 0x7f7f7f7fu);
-}
 ARK_DEVICE ark_u32x4 ark_code_pairs(const ark_e4m3*, const ark_u32* words) {
   const ark_u32 first = ark_without_minus_zeros(words[0]);
   const ark_u32 last = ark_without_minus_zeros(words[1]);

@@ -35,20 +35,18 @@ struct ArkSplitCodes<ArkRow<C, K, GROUP, S, ZEROS>, PARTS> {
     return piece;
   }
   ARK_METHOD float dot(int part, const Piece& piece, const float* xs) const {
-    const float* x = xs + part % PARTS * SPAN + lane * 4;
+    const bool there = WHOLE || part % PARTS * SPAN + lane * OWN < K;
+    const float* x = xs + part % PARTS * SPAN + (there ? lane : 0) * 4;
     float sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < OWN; i += 4) {
+      constexpr int EACH = ARK_CODES_OF_WORD<C>;
       const ark_f32x4 some = *reinterpret_cast<const ark_f32x4*>(x + i * ARK_LANES);
+      float codes[4];
+      ark_four_codes(static_cast<const C*>(nullptr), piece.words[i / EACH], i % EACH, codes);
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        constexpr int EACH = ARK_CODES_OF_WORD<C>;
-        const float code =
-            ark_code(static_cast<const C*>(nullptr), piece.words[(i + j) / EACH], (i + j) % EACH);
-        sum += (ZEROS ? code - piece.zero : code) * some[j];
-      }
+      for (int j = 0; j < 4; ++j) sum += (ZEROS ? codes[j] - piece.zero : codes[j]) * some[j];
     }
-    const bool there = WHOLE || part % PARTS * SPAN + lane * OWN < K;
     return there ? sum * piece.scale : 0.0f;
   }
   ARK_METHOD int within(int part) const {

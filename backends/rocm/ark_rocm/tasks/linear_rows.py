@@ -22,6 +22,11 @@ from ark_rocm.tasks import linear
 LOAD_BYTES = 16
 
 
+def read(*names: str) -> tuple[str, ...]:
+    """The texts of headers of this folder."""
+    return tuple((resources.files("ark_rocm") / "tasks" / name).read_text() for name in names)
+
+
 def _row_type(sig: Signature) -> RowType:
     dtype = by_name(sig.operands[1].dtype)
     assert isinstance(dtype, RowType)
@@ -69,8 +74,7 @@ class OneRow(linear.OneRow):
         )
 
     def headers(self, machine: Machine) -> tuple[str, ...]:
-        own = (resources.files("ark_rocm") / "tasks" / "linear_rows.h").read_text()
-        return (*super().headers(machine), HEADER, own)
+        return (*super().headers(machine), HEADER, *read("codes.h", "linear_rows.h"))
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
         return _bytes(sig, machine)

@@ -9,8 +9,6 @@ common body's. Called by the writer through the dialect.
 
 from __future__ import annotations
 
-from importlib import resources
-
 from ark.codegen.body import Body
 from ark.machine import Machine
 from ark.plan.kind import Signature
@@ -19,6 +17,7 @@ from ark.tasks.linear import epilogue, prologue, summed
 from ark.tasks.linear_form import dealt, row_nbytes, runs_on_units
 from ark.tasks.linear_params import LinearParams
 from ark.tasks.row_values import HEADER, bytes_of
+from ark_rocm.tasks.linear_rows import read
 
 UNIT_ROWS = 16  # of weights, and of the input, in a product
 MOST_GROUP = 4  # blocks of rows that a wave multiplies at once: 64 registers of loads under way
@@ -57,7 +56,7 @@ class SeveralRows(Body):
     def headers(self, machine: Machine) -> tuple[str, ...]:
         several = ("linear_several_input.h", "linear_several.h")
         names = ("linear.h", "ask.h", "linear_matrix.h", *several)
-        return tuple((resources.files("ark_rocm") / "tasks" / name).read_text() for name in names)
+        return read(*names)
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
         return slab_bytes(_group(sig, machine), machine)
@@ -84,8 +83,7 @@ class SeveralRowsOfCodes(SeveralRows):
     kind = "linear_rows"
 
     def headers(self, machine: Machine) -> tuple[str, ...]:
-        own = (resources.files("ark_rocm") / "tasks" / "linear_codes.h").read_text()
-        return (*super().headers(machine), HEADER, own)
+        return (*super().headers(machine), HEADER, *read("codes.h", "linear_codes.h"))
 
     def weights(self, sig: Signature) -> tuple[str, str]:
         return f"ArkSeveralCodes<{sig.operands[1].ctype}>", bytes_of(sig, 1)

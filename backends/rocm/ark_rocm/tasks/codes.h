@@ -1,0 +1,58 @@
+// Codes of 4 and 8 bits as hardware reads them: for linear_codes.h and linear_rows.h.
+
+#if defined(__gfx942__)
+// gfx942 knows floats of 8 bits with another bias (FNUZ), so that they are half as large, and no
+// -0: it becomes 0.
+ARK_DEVICE ark_u32 ark_without_minus_zeros(ark_u32 codes) {
+  const ark_u32 there = (codes & 0x7f7f7f7fu) + 0x7f7f7f7fu;
+  return codes & (there | 0x7f7f7f7fu);
+}
+#endif
+
+// The upper and lower bytes of bf16 of four codes of fp4, from tables of eight by a code's three
+// bits of magnitude: codes 0, 4, 1 and 5 of a word, or 2, 6, 3 and 7.
+struct ArkFp4Bytes {
+  ark_u32 low, high;
+};
+ARK_DEVICE ArkFp4Bytes ark_fp4_bytes(ark_u32 word, int second) {
+  const ark_u32 codes = word >> (4 * second), which = codes & 0x07070707u;
+  const ark_u32 low = __builtin_amdgcn_perm(0xc0804000u, 0xc0800000u, which);
+  const ark_u32 size = __builtin_amdgcn_perm(0x40404040u, 0x3f3f3f00u, which);
+  return {low, size | (codes << 4 & 0x80808080u)};
+}
+
+// Four codes of a word, from one on, as floats.
+template <class C>
+ARK_DEVICE void ark_four_codes(const C* type, ark_u32 word, int first, float (&to)[4]) {
+#pragma unroll
+  for (int j = 0; j < 4; ++j) to[j] = ark_code(type, word, first + j);
+}
+ARK_DEVICE void ark_four_codes(const ark_fp4*, ark_u32 word, int first, float (&to)[4]) {
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const ArkFp4Bytes bytes = ark_fp4_bytes(word, j / 2);
+    const ark_u32 byte = static_cast<ark_u32>(first / 4 + j % 2 * 2);
+    const ark_u32 places = (byte + 4u) << 24 | byte << 16 | 0x0c0cu;  // and two zeros
+    to[j] = ark_bits_float(__builtin_amdgcn_perm(bytes.high, bytes.low, places));
+  }
+}
+#if defined(__gfx950__)
+ARK_DEVICE void ark_four_codes(const ark_e4m3*, ark_u32 word, int, float (&to)[4]) {
+  const auto low = __builtin_amdgcn_cvt_scalef32_pk_f32_fp8(word, 1.0f, false);
+  const auto high = __builtin_amdgcn_cvt_scalef32_pk_f32_fp8(word, 1.0f, true);
+  to[0] = low[0];
+  to[1] = low[1];
+  to[2] = high[0];
+  to[3] = high[1];
+}
+#elif defined(__gfx942__)
+ARK_DEVICE void ark_four_codes(const ark_e4m3*, ark_u32 word, int, float (&to)[4]) {
+  const ark_u32 codes = ark_without_minus_zeros(word);
+  const auto low = __builtin_amdgcn_cvt_pk_f32_fp8(codes, false) * 2.0f;
+  const auto high = __builtin_amdgcn_cvt_pk_f32_fp8(codes, true) * 2.0f;
+  to[0] = low[0];
+  to[1] = low[1];
+  to[2] = high[0];
+  to[3] = high[1];
+}
+#endif
