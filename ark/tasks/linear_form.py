@@ -123,7 +123,9 @@ def codes_on_units(weight: OperandType | Tensor, machine: Machine) -> bool:
     """True where they multiply by quantised weights: a product's columns share a scale."""
     dtype = by_name(weight.dtype) if isinstance(weight, OperandType) else weight.dtype
     able = machine.variant.name == "block" and machine.has(Capability.ROWS_ON_UNITS)
-    fits = isinstance(dtype, RowType) and (dtype.groups == 1 or dtype.group % UNIT_DEPTH_ELEMENTS == 0)
+    fits = isinstance(dtype, RowType) and (
+        dtype.groups == 1 or dtype.group % UNIT_DEPTH_ELEMENTS == 0
+    )
     return fits and able
 
 

@@ -75,7 +75,7 @@ def parse(text: str) -> Given:
 
 
 def sizes(text: str) -> tuple[int, int, int]:
-    """A grid or a block from `X,Y,Z`; what is left out is 1."""
+    """A grid or a block from `X,Y,Z`; missing sizes are 1."""
     words = text.split(",")
     if len(words) > 3 or not all(w.isdecimal() and 0 < int(w) < 1 << 32 for w in words):
         raise argparse.ArgumentTypeError(f"{text!r} is not X,Y,Z of positive numbers")
@@ -91,7 +91,7 @@ def _kernel(code: Any, name: str | None) -> Any:
         raise InvalidUsageError(
             f"the code object has the kernels {', '.join(kernels) or 'none'}; name one by --kernel"
             if name is None
-            else f"no kernel is called {name!r}; the code object has {', '.join(kernels) or 'none'}"
+            else f"the kernel {name!r} does not exist; the code object has {', '.join(kernels) or 'none'}"
         )
     return kernels[name]
 
