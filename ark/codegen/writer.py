@@ -109,8 +109,8 @@ def write(plan: Plan, machine: Machine, dialect: Dialect, phases: range | None =
         linked = [_linked(_LOOP), dialect.entry]
         loop = [_linked(loop[0]), _SCRATCH.format(f" = {scratch}"), _in_part(0, "\n".join(linked))]
         own = constants(machine, len(plan.phases), None, signals=signal_words(plan, machine))
-        told = _SCRATCH.format("") + "#define ARK_SCRATCH_BYTES ark_scratch_bytes\n"
-        alone = "\n".join([*filter(None, begin), own, *waits, told, *linked])
+        size_name = _SCRATCH.format("") + "#define ARK_SCRATCH_BYTES ark_scratch_bytes\n"
+        alone = "\n".join([*filter(None, begin), own, *waits, size_name, *linked])
     else:
         loop.append(dialect.entry)
     texts = bodies.texts

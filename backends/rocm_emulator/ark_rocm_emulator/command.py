@@ -91,7 +91,8 @@ def _kernel(code: Any, name: str | None) -> Any:
         raise InvalidUsageError(
             f"the code object has the kernels {', '.join(kernels) or 'none'}; name one by --kernel"
             if name is None
-            else f"the kernel {name!r} does not exist; the code object has {', '.join(kernels) or 'none'}"
+            else f"the kernel {name!r} does not exist; the code object has "
+            f"{', '.join(kernels) or 'none'}"
         )
     return kernels[name]
 
