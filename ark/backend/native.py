@@ -85,7 +85,7 @@ def compiled(
     and the compiler's output.
 
     files: sources by name, of which the first is compiled and may include the others. options:
-    libraries included. subject: names the source in errors. objects: object files to link with it. Raises
+    libraries included. subject: names the source in errors. objects: more objects to link. Raises
     SystemError on failure.
     """
     try:

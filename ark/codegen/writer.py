@@ -29,7 +29,7 @@ WAITS = ("wait.h", "task_slots.h", "iteration.h")
 ELEMENTS = ("common.h", "math.h", "small_floats.h", "pack.h", "operand.h")
 SHORT = ("short_packets.h",)  # where they are, or a loop is ready for them
 _LOOP = device_text("loop.h")
-# What a loop that kernels share is told of each: the bytes of its shared memory.
+# The bytes of shared memory, which differ between kernels that share a loop.
 _SCRATCH = "extern ARK_LINKED const int ark_scratch_bytes{};\n"
 MAX_COMPILED_PARTS = 4  # of a text whose functions are compiled separately
 
@@ -109,8 +109,8 @@ def write(plan: Plan, machine: Machine, dialect: Dialect, phases: range | None =
         linked = [_linked(_LOOP), dialect.entry]
         loop = [_linked(loop[0]), _SCRATCH.format(f" = {scratch}"), _in_part(0, "\n".join(linked))]
         own = constants(machine, len(plan.phases), None, signals=signal_words(plan, machine))
-        size_name = _SCRATCH.format("") + "#define ARK_SCRATCH_BYTES ark_scratch_bytes\n"
-        alone = "\n".join([*filter(None, begin), own, *waits, size_name, *linked])
+        scratch_bytes = _SCRATCH.format("") + "#define ARK_SCRATCH_BYTES ark_scratch_bytes\n"
+        alone = "\n".join([*filter(None, begin), own, *waits, scratch_bytes, *linked])
     else:
         loop.append(dialect.entry)
     texts = bodies.texts

@@ -174,6 +174,6 @@ def _emitted(
 
 
 def _name(part: str, source: str, target: Target, backend: KernelBackend) -> str:
-    """The name in the cache of the code compiled from a source."""
+    """The cache entry of the machine code compiled from a source."""
     flags = backend.compiler().key(target)
     return cache.key(__version__, backend.name, part, source, flags, repr(target))
