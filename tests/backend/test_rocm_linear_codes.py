@@ -1,6 +1,6 @@
 """AMD's linear layers of one row and of several with quantised weights, executed on the emulator
-and compared with NumPy in double precision: every type of codes, groups as wide as a chunk of a
-wave and narrower, scales of one row, zeros, rows that end inside a chunk.
+and compared with NumPy in double precision: every type of codes, groups as wide as a wave's chunk
+and narrower, scales of one row, zeros, rows that end inside a chunk.
 """
 
 from __future__ import annotations

@@ -87,13 +87,11 @@ def _kernel(code: Any, name: str | None) -> Any:
     kernels = {k.name: k for k in code.kernels}
     if name is None and len(kernels) == 1:
         return next(iter(kernels.values()))
+    there = ", ".join(kernels) or "no kernel"
+    if name is None:
+        raise InvalidUsageError(f"the code object has {there}; name one by --kernel")
     if name not in kernels:
-        raise InvalidUsageError(
-            f"the code object has the kernels {', '.join(kernels) or 'none'}; name one by --kernel"
-            if name is None
-            else f"the kernel {name!r} does not exist; the code object has "
-            f"{', '.join(kernels) or 'none'}"
-        )
+        raise InvalidUsageError(f"the kernel {name!r} does not exist; the code object has {there}")
     return kernels[name]
 
 
