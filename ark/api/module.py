@@ -10,9 +10,9 @@ import numpy as np
 
 from ark import log
 from ark.errors import InvalidUsageError, UnsupportedError
-from ark.frontend.foreign import as_array, is_torch
+from ark.frontend.foreign import ArrayLike, as_array, is_torch
 from ark.frontend.model import Model
-from ark.frontend.tensor import ArrayLike, Parameter, Tensor, as_tensor
+from ark.frontend.tensor import Parameter, Tensor, as_tensor
 from ark.gradients import grad
 from ark.ir import values as ir
 from ark.ir.dtype import FLOATS

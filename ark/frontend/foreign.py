@@ -9,12 +9,18 @@ than its shape needs. If torch is needed, the caller imports it.
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from ark.errors import InvalidUsageError
 from ark.ir.dtype import DataType
+
+if TYPE_CHECKING:
+    import torch
+
+ArrayLike: TypeAlias = "np.ndarray | torch.Tensor"
+"""An array of another library, from which contents are written."""
 
 
 def is_torch(value: Any) -> bool:

@@ -16,7 +16,7 @@ from ark._late import LateTable
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
 from ark.frontend import dlpack
 from ark.frontend.dlpack import SupportsDLPack
-from ark.frontend.foreign import address_of, as_array, is_torch
+from ark.frontend.foreign import ArrayLike, address_of, as_array, is_torch
 from ark.frontend.indices import index_range
 from ark.frontend.model import Model
 from ark.frontend.streams import StreamLike, wait_for_stream
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 # What ops take for an operand: a tensor of a model, or torch's, which is read where it lies.
 TensorLike: TypeAlias = "Tensor | torch.Tensor"
-# What contents are written from.
-ArrayLike: TypeAlias = "np.ndarray | torch.Tensor"
 NullTensor: Any = None
 
 # Functions that a tensor calls and that layers above define; these register them when they are
@@ -225,19 +223,14 @@ class Tensor:
         """Runs the tensor's model once and returns the contents.
 
         A torch tensor, or a NumPy array without torch. The model is the one in which the tensor was
-        created, regardless of the current one.
-
-        stream: an object with synchronize(), waited for first.
+        created, regardless of the current one. stream: an object with synchronize(), waited for.
         """
         wait_for_stream(stream)
         provided["run"](self.model)
         return self.to_torch() if _has_torch() else self.to_numpy()
 
     def __getitem__(self, index: Any) -> Tensor:
-        """A view.
-
-        Integers keep a dimension of 1, slices have step 1, remaining dimensions are taken whole.
-        """
+        """A view: integers keep a dimension of 1, slices have step 1, the rest is taken whole."""
         parts = index if isinstance(index, tuple) else (index,)
         shape = self.ir.shape
         if len(parts) > len(shape):

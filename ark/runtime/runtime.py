@@ -328,9 +328,7 @@ class Runtime:
             self._run = None
 
     def _idle(self) -> bool:
-        """True where all requested iterations have run; all ranks may then free their memory
-        together.
-        """
+        """True where all requested iterations have run, so that ranks may free their memory."""
         if self._run is None:
             return True
         done = self._run.iterations_done
@@ -362,8 +360,7 @@ class Runtime:
 
     def _abandon(self, collective: bool = False) -> None:
         """Leaves the device, whatever state it is in; collective: see Executor.close."""
-        self._run = None
-        self._target = 0
+        self._run, self._target = None, 0
         executor, self.executor = self.executor, None
         if executor is not None and not executor.close(collective):
             live.keep("the tensors of that kernel are kept as well", self._held, self._extra)
