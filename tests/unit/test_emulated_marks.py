@@ -24,7 +24,7 @@ def test_an_unknown_place_is_refused(
     request.node.add_marker(pytest.mark.emulated("gfx942"))
     assert places(request.node) == ["gfx942"]
     request.node.add_marker(pytest.mark.emulated(*words))
-    with pytest.raises(pytest.UsageError, match=r"test_a_place_that_nobody_knows.* is marked"):
+    with pytest.raises(pytest.UsageError, match=r"test_an_unknown_place_is_refused.* is marked"):
         places(request.node)
 
 
