@@ -51,6 +51,14 @@ def required(name: str) -> int:
     return 0
 
 
+@pytest.fixture(scope="module")
+def arch(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The architecture of an emulated device that runs with all checks; given by the tests."""
+    emulator = pytest.importorskip("ark_rocm_emulator")
+    with emulator.emulated(request.param, checks=1):
+        yield request.param
+
+
 @pytest.fixture(params=(*NAMES, *(name for name in SIMULATED if required(name))))
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
     """The name of a backend that ark was initialised with."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
 
 import ml_dtypes
 import numpy as np
@@ -38,13 +37,6 @@ CASES = [
     (12, 2, 32, 130, 64),  # six heads: two teams of waves' heads
     (2, 2, 32, 64, 0),  # the newest alone
 ]
-
-
-@pytest.fixture(scope="module")
-def arch(request: pytest.FixtureRequest) -> Iterator[str]:
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(emulator.emulated(request.param, checks=1))
-        yield request.param
 
 
 def attend(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -26,19 +26,10 @@ from ark.runtime.executor import Executor
 from tests.projection import Projection
 from tests.slow import in_turns
 
-emulator = pytest.importorskip("ark_rocm_emulator")
-
 pytestmark = pytest.mark.emulated("slow")
 
 ARCHS = ("gfx942", "gfx1100", "gfx90a", "gfx950")
 ROUNDING = {"bf16": 2.0**-8, "fp16": 2.0**-11, "fp32": 2.0**-23}
-
-
-@pytest.fixture(scope="module")
-def arch(request: pytest.FixtureRequest) -> Iterator[str]:
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(emulator.emulated(request.param, checks=1))
-        yield request.param
 
 
 def gelu(x: np.ndarray) -> np.ndarray:

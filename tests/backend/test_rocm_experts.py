@@ -4,9 +4,6 @@ and compared with NumPy in double precision.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 from ark_rocm import backend
@@ -23,8 +20,6 @@ from ark.runtime.executor import Executor
 from tests.cases.codes import every_code
 from tests.slow import in_turns
 
-emulator = pytest.importorskip("ark_rocm_emulator")
-
 pytestmark = pytest.mark.emulated("slow")
 
 EXPERTS, FIRST, OF = 3, 1, 5
@@ -34,13 +29,6 @@ CASES: list[tuple[DataType, int, int, int, bool, int, int, DataType]] = [
     (types.fp8_e4m3, 128, 3, 2, True, 384, 70, bf16),
 ]
 ARCHS = ("gfx950", "gfx942", "gfx90a")
-
-
-@pytest.fixture(scope="module")
-def arch(request: pytest.FixtureRequest) -> Iterator[str]:
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(emulator.emulated(request.param, checks=1))
-        yield request.param
 
 
 @pytest.mark.parametrize(

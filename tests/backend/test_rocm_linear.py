@@ -5,9 +5,6 @@ evenly.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 from ark_rocm import backend
@@ -20,8 +17,6 @@ from ark.plan import kind as kinds
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor
 from tests.slow import in_turns, slow
-
-emulator = pytest.importorskip("ark_rocm_emulator")
 
 pytestmark = pytest.mark.emulated("slow")
 
@@ -39,13 +34,6 @@ LONG = (72, 14336, 9, bf16)  # 14 loads of a row's part
 # columns, one, two and parts of one; tasks have one group of rows of weights and several.
 SEVERAL = [(2, 1024, 544, 37), (5, 160, 1184, 21), (8, 2048, 96, 130), (16, 96, 2048, 9)]
 UNIT_ARCHS = ("gfx942", "gfx950", "gfx90a")
-
-
-@pytest.fixture(scope="module")
-def arch(request: pytest.FixtureRequest) -> Iterator[str]:
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(emulator.emulated(request.param, checks=1))
-        yield request.param
 
 
 def values(shape: tuple[int, ...], dtype: DataType, seed: int) -> np.ndarray:

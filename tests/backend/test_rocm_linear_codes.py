@@ -5,9 +5,6 @@ and narrower, scales of one row, zeros, rows that end inside a chunk.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 from ark_rocm import backend
@@ -24,8 +21,6 @@ from ark.runtime.executor import Executor
 from tests.cases.codes import every_code
 from tests.slow import in_turns
 
-emulator = pytest.importorskip("ark_rocm_emulator")
-
 pytestmark = pytest.mark.emulated("slow")
 
 # (codes, group, type of scales, zeros, input rows, columns, rows of weights)
@@ -41,13 +36,6 @@ CASES: list[tuple[DataType, int, DataType, bool, int, int, int]] = [
     (types.fp8_e5m2, 128, fp32, False, 12, 256, 9),
 ]
 ARCHS = ("gfx942", "gfx950", "gfx90a")
-
-
-@pytest.fixture(scope="module")
-def arch(request: pytest.FixtureRequest) -> Iterator[str]:
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(emulator.emulated(request.param, checks=1))
-        yield request.param
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ every run.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -41,13 +40,6 @@ LARGE = [
     (128, 256, 328, (True, True), (bf16, bf16, fp32), (128, 256, 3)),
     (256, 128, 256, (True, False), (bf16, bf16, bf16), (256, 128, 2)),
 ]
-
-
-@pytest.fixture(scope="module")
-def arch(request: pytest.FixtureRequest) -> Iterator[str]:
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(emulator.emulated(request.param, checks=1))
-        yield request.param
 
 
 @pytest.mark.parametrize(
