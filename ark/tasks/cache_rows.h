@@ -25,19 +25,19 @@ ARK_DEVICE float ark_row_dot(const ArkRow<C, K, K, S, false>* row, const float* 
 }
 
 // By a warp: stores a row. value(d): element d. The largest magnitude is the largest code. A row
-// with an element that is not finite becomes NaN as a whole.
+// with an element that is not finite becomes NaN as a whole; its bits decide, because a compiler
+// that may reassociate sums takes v - v for 0.
 template <class C, int K, class S, class Value>
 ARK_DEVICE void ark_store_row(ArkRow<C, K, K, S, false>* row, const Value& value) {
   typedef ArkRow<C, K, K, S, false> Row;
-  float most = 1e-30f, odd = 0.0f;
+  float most = 1e-30f, not_finite = 0.0f;
   for (int d = ark_lane(); d < K; d += ARK_LANES) {
     const float v = value(d), size = v < 0.0f ? -v : v;
     most = size > most ? size : most;
-    odd += v - v;
+    if ((ark_float_bits(v) & 0x7f800000u) == 0x7f800000u) not_finite = 1.0f;
   }
   most = ark_warp_max(most);
-  odd = ark_warp_sum(odd);
-  const bool finite = odd == 0.0f;
+  const bool finite = ark_warp_max(not_finite) == 0.0f;
   const float factor = ARK_LARGEST_CODE<C> / most;
   C* codes = reinterpret_cast<C*>(row->bytes);
   for (int d = ark_lane(); d < K; d += ARK_LANES) {
@@ -45,7 +45,7 @@ ARK_DEVICE void ark_store_row(ArkRow<C, K, K, S, false>* row, const Value& value
   }
   if (ark_lane() == 0) {
     ark_put(reinterpret_cast<S*>(row->bytes + Row::SCALES_AT), 0,
-            finite ? most / ARK_LARGEST_CODE<C> : odd);
+            finite ? most / ARK_LARGEST_CODE<C> : ark_bits_float(0x7fc00000u));
   }
 }
 

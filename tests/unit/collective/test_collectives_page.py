@@ -12,7 +12,7 @@ import pytest
 
 import ark
 from ark.cli import main
-from ark.collective.programs import CollectiveProgram, execute
+from ark.collective.programs import CollectiveProgram, execute, to_json
 from tests.pages import commands, python_blocks, shown
 
 SHOWN = [*commands("collectives.md"), *commands("collective-programs.md")]
@@ -22,6 +22,7 @@ def test_there_are_commands() -> None:
     assert [words[:2] for words, _ in SHOWN] == [
         ["topo", "optimal"],
         ["topo", "compare"],
+        ["topo", "simulate"],
         ["topo", "synthesize"],
     ]
 
@@ -35,6 +36,9 @@ def test_commands_print_the_output_on_the_pages(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)  # a page is drawn
+    space: dict[str, Any] = {}
+    exec(python_blocks("collective-programs.md")[0], space)
+    (tmp_path / "two_shot.json").write_text(to_json(space["two_shot"]))
     assert main(words) == 0
     out = capsys.readouterr().out
     assert shown(lines, out), out
