@@ -1,1 +1,1 @@
-"""The plan: types, task kinds, memory, schedule, cost and the proof that it is right."""
+"""The plan: its types, task kinds, memory layout, schedule, cost model and verifier."""

@@ -1,11 +1,11 @@
-"""Memory accesses of tasks in comparable coordinates: byte ranges, steps and boxes. Used by the
+"""Memory accesses of tasks in comparable coordinates (byte ranges, steps and boxes), used by the
 scheduler and the verifier.
 
-Accesses are compared exactly: box against box when they see the same buffer through the same
-extents, byte range against byte range otherwise. Both sides rely on exactness: they forget an
-access that later writes have covered (ark.plan.frontier). Planner and verifier share this file on
-purpose: there must be one rule for conflicts; how conflicts are ordered is decided by one and
-checked by the other, separately.
+Two accesses are compared as boxes if they refer to the same buffer with the same extents, otherwise
+as byte ranges. Both comparisons are exact. The scheduler and the verifier need this, because they
+drop an access once later writes have covered it (ark.plan.frontier). They share this file on
+purpose, so that there is one rule for conflicts. How conflicts are ordered is decided by the
+scheduler and checked separately by the verifier.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ark.ir.values import row_major
 from ark.plan.boxes import Boxes, candidates
 from ark.plan.types import PlanBuffer, PlanTensor
 
-MAX_DIRECT_BOX_PAIRS = 1 << 16  # compared without sorting
+MAX_DIRECT_BOX_PAIRS = 1 << 16  # pairs up to which all are compared, without sorting
 ONE = np.zeros(1, np.int64)
 NONE = np.zeros(0, np.int64)
 Pairs = tuple[np.ndarray, np.ndarray]
@@ -30,8 +30,8 @@ Pairs = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True, eq=False)
 class Groups:
-    """Tasks that meet the same tasks of another op: group i's are mine[i], those that they meet
-    theirs[i], each rising.
+    """Tasks of an op grouped by the tasks of another op with which they share bytes. The tasks
+    mine[i] share bytes with exactly the tasks theirs[i]; both lists are in rising order.
     """
 
     theirs: list[np.ndarray]
@@ -39,22 +39,22 @@ class Groups:
 
     @cached_property
     def my_names(self) -> list[bytes]:
-        """Each group's own tasks as bytes."""
+        """Each group's tasks of this op, as bytes."""
         return [tasks.tobytes() for tasks in self.mine]
 
     @cached_property
     def their_names(self) -> list[bytes]:
-        """Each group's other tasks as bytes."""
+        """Each group's tasks of the other op, as bytes."""
         return [tasks.tobytes() for tasks in self.theirs]
 
     @cached_property
     def mine_listed(self) -> list[list[int]]:
-        """Each group's own tasks."""
+        """Each group's tasks of this op, as a list."""
         return [tasks.tolist() for tasks in self.mine]
 
     @cached_property
     def joined(self) -> tuple[Pairs, Pairs]:
-        """The others' tasks and the own ones, each with the number of its group."""
+        """The other op's tasks and this op's tasks, each with the numbers of their groups."""
         return _joined(self.theirs), _joined(self.mine)
 
 
@@ -68,9 +68,10 @@ def _joined(lists: Sequence[np.ndarray]) -> Pairs:
 class Region:
     """The accesses of one op to one operand in one direction.
 
-    space: buffers in one space may overlap; bytes count from its start. memory: the buffer; boxes
-    of one buffer in equal extents and element sizes are comparable. base: bytes from the space's
-    start to the operand's first element, whose indices in the buffer are `offsets`.
+    space: the address space, from whose start bytes are counted; buffers in one space may overlap.
+    memory: the buffer; boxes of one buffer are comparable if extents and element sizes are equal.
+    base: bytes from the space's start to the operand's first element, whose indices in the buffer
+    are `offsets`.
     """
 
     op: int
@@ -96,9 +97,9 @@ class Region:
         return self.base + self.boxes.last
 
     def meets(self, other: Region) -> bool:
-        """True where they can conflict: one of them writes. An append never meets a read of
-        older rows, nor with an append of other rows by the same op; claimed tiles of one op do not
-        conflict with each other.
+        """True where the two accesses can conflict, which requires that one of them writes. An
+        append does not conflict with a read of older rows, nor with an append of other rows by the
+        same op. Claimed tiles of one op do not conflict with each other.
         """
         mine, theirs = self.boxes, other.boxes
         if mine.claimed and theirs.claimed and self.op == other.op:
@@ -112,7 +113,9 @@ class Region:
         return mine.write == theirs.write and not apart
 
     def same_frame(self, other: Region) -> bool:
-        """True where the boxes of both are counted in the same array."""
+        """True where the boxes of both are counted in the same buffer with equal extents and item
+        size.
+        """
         return (
             self.memory == other.memory
             and self.extents == other.extents
@@ -120,7 +123,7 @@ class Region:
         )
 
     def covers(self, other: Region) -> bool:
-        """True only where the boxes cover every element of the other's boxes."""
+        """True only where these boxes cover every element of the other region's boxes."""
         if not self.boxes.fills_bounds or not self.same_frame(other):
             return False
         low, high = self.boxes.bounds
@@ -132,7 +135,9 @@ class Region:
         )
 
     def overlaps(self, other: Region) -> Pairs:
-        """(boxes of this, boxes of the other) that share bytes, in no particular order."""
+        """The pairs (box of this region, box of the other) that share bytes, in no particular
+        order.
+        """
         a, b = self.boxes, other.boxes
         distance = other.base - self.base
         solid = a.all_solid and b.all_solid
@@ -145,20 +150,24 @@ class Region:
         return cast(Pairs, a.met[key])
 
     def _frame_shift(self, other: Region) -> object:
-        """With the distance in bytes, all that decides which boxes overlap."""
+        """A key that, with the distance in bytes, determines which boxes overlap."""
         if self.same_frame(other):
             return tuple(o - s for o, s in zip(other.offsets, self.offsets, strict=True))
         return (self.extents, other.extents)
 
     def tasks_met(self, other: Region) -> list[tuple[int, np.ndarray, bytes]]:
-        """(box, tasks of the other that touch it, those as bytes) of each box that is met."""
+        """(box, the other region's tasks that touch it, these tasks as bytes) for each box that
+        shares bytes with the other region.
+        """
         key = ("tasks", other.boxes, other.base - self.base, self._frame_shift(other))
         if key not in self.boxes.met:
             self.boxes.met[key] = self._group(other)
         return cast("list[tuple[int, np.ndarray, bytes]]", self.boxes.met[key])
 
     def tasks_after(self, other: Region) -> Groups:
-        """Which tasks touch bytes that tasks of the other touch."""
+        """The tasks of this region, grouped by the other region's tasks with which they share
+        bytes.
+        """
         key = ("groups", other.boxes, other.base - self.base, self._frame_shift(other))
         if key not in self.boxes.met:
             tasks, starts = self.boxes.by_box
@@ -209,7 +218,7 @@ class Region:
         return np.concatenate([r for r, _ in kept]), np.concatenate([c for _, c in kept])
 
     def _meet(self, other: Region, rows: np.ndarray, columns: np.ndarray, distance: int) -> Pairs:
-        """Those of the pairs of boxes that share bytes."""
+        """The pairs of boxes, among those given by rows and columns, that share bytes."""
         a, b = self.boxes, other.boxes
         begin, end = b.begin[columns] + distance, b.end[columns] + distance
         met = (a.begin[rows] < end) & (begin < a.end[rows])
@@ -229,18 +238,20 @@ class Region:
         return rows[met], columns[met]
 
     def _padded(self, offsets: Sequence[int]) -> tuple[int, ...]:
-        """Offsets by dimension of the boxes."""
+        """The offsets, with a 0 for each dimension that only the boxes have, in front."""
         return (0,) * (self.boxes.dims - len(offsets)) + tuple(offsets)
 
     @cached_property
     def _strides(self) -> list[int]:
-        """Bytes per step of each dimension."""
+        """Bytes per step in each dimension."""
         padded = (1,) * (self.boxes.dims - len(self.extents)) + self.extents
         return [s * self.boxes.itemsize for s in row_major(padded)]
 
     @cached_property
     def _combs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Boxes as `count` ranges of `length` bytes, `step` apart; and which are that simple."""
+        """Boxes as `count` ranges of `length` bytes that begin `step` bytes apart, and a mask of
+        the boxes that have this form.
+        """
         size = self.boxes.hi - self.boxes.lo
         length = np.full(len(size), self.boxes.itemsize, np.int64)
         count, step = np.ones_like(length), np.ones_like(length)
@@ -260,7 +271,9 @@ class Region:
     def _share(
         self, other: Region, rows: np.ndarray, columns: np.ndarray, distance: int
     ) -> np.ndarray:
-        """By pair of boxes: True where they share a byte, the other's `distance` further on."""
+        """By pair of boxes: True where they share a byte if the other region begins `distance`
+        bytes later.
+        """
         *mine, simple1 = (v[rows] for v in self._combs)
         *theirs, simple2 = (v[columns] for v in other._combs)
         gap = other.boxes.begin[columns] + distance - self.boxes.begin[rows]
@@ -269,7 +282,8 @@ class Region:
         shared[same_step] = _meet_combs(
             [v[same_step] for v in mine], [v[same_step] for v in theirs], gap[same_step]
         )
-        # Combs of two steps: the ranges of the one with fewer, one at a time.
+        # Combs with different steps: compare the ranges of the one with fewer ranges, one at a
+        # time.
         unlike = np.flatnonzero(~same_step)
         fewer = mine[0][unlike] <= theirs[0][unlike]
         few = [np.where(fewer, a[unlike], b[unlike]) for a, b in zip(mine, theirs, strict=True)]
@@ -284,7 +298,7 @@ class Region:
         return shared
 
     def runs(self, row: int) -> tuple[np.ndarray, int]:
-        """(first bytes, length) of the byte ranges of a box in its space, rising."""
+        """(first bytes, length) of the byte ranges of a box in its space, in rising order."""
         size = (self.boxes.hi[row] - self.boxes.lo[row]).tolist()
         starts = self.base + self.boxes.begin[row : row + 1]
         length, solid = self.boxes.itemsize, True
@@ -299,8 +313,9 @@ class Region:
 
 
 def _meet_combs(a: list[np.ndarray], b: list[np.ndarray], gap: np.ndarray) -> np.ndarray:
-    """(count, step, length) against the same, b `gap` bytes behind a, of one step or one range:
-    they meet where a whole number of steps between them makes two ranges meet.
+    """True where two combs (count, step, length) share a byte. Comb b begins `gap` bytes after a,
+    and both have one step or one of them is a single range. They share a byte if ranges overlap at
+    a distance of a whole number of steps.
     """
     step = np.where(a[0] > 1, a[1], b[1])
     least = np.maximum((gap - a[2]) // step + 1, 1 - b[0])
@@ -309,7 +324,9 @@ def _meet_combs(a: list[np.ndarray], b: list[np.ndarray], gap: np.ndarray) -> np
 
 
 def _meet(a: tuple[np.ndarray, int], b: tuple[np.ndarray, int]) -> bool:
-    """True where two lists of disjoint rising ranges, each of one length, share a byte."""
+    """True where two lists of disjoint byte ranges in rising order, each of one length, share a
+    byte.
+    """
     if len(a[0]) > len(b[0]):
         a, b = b, a
     last = np.searchsorted(b[0], a[0] + a[1], "left") - 1
@@ -317,7 +334,9 @@ def _meet(a: tuple[np.ndarray, int], b: tuple[np.ndarray, int]) -> bool:
 
 
 def space_of(buffer: PlanBuffer) -> tuple[str, int, int]:
-    """Buffers in one space may overlap; external and peer buffers are spaces of their own."""
+    """The space of a buffer. Buffers in one space may overlap; each external or peer buffer has its
+    own.
+    """
     alone = buffer.arena == "external" or buffer.offset < 0
     return (buffer.arena, buffer.rank, buffer.id if alone else -1)
 

@@ -1,8 +1,9 @@
 """The boxes that the tasks of an op access, relative to each operand's first element.
 
-Ops of one signature touch the same boxes, so a model's equal layers, the cells of a recurrent net
-and the ranks of a set share these arrays; an op adds only where its operands lie (ark.plan.access).
-Tasks that touch the same box share a row. Called by lowering, scheduler and verifier.
+Ops with equal signatures touch the same boxes, so the equal layers of a model, the cells of a
+recurrent network and the ranks of a set share these arrays. An op adds only the positions of its
+operands (ark.plan.access). Tasks that touch the same box share a row. Called by lowering, the
+scheduler and the verifier.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ark.plan import kind as kinds
 from ark.plan.kind import Access, Signature
 from ark.plan.types import Fetch, Items
 
-MIN_BOX_DIMS = 4  # that boxes have at least
+MIN_BOX_DIMS = 4  # fewest dimensions of a box
 Coords = tuple[tuple[int, ...], ...]
 
 
@@ -27,9 +28,9 @@ Coords = tuple[tuple[int, ...], ...]
 class Boxes:
     """The accesses of an op's tasks to one operand in one direction.
 
-    Row i says that task tasks[i] touches box box[i]; boxes are distinct, tasks rise. lo, hi:
-    (boxes, dimensions) in items; begin, end: (boxes,) in bytes; all from the operand's first item.
-    append_only, appended, claimed: as of ark.plan.kind.Access.
+    Row i says that task tasks[i] touches box box[i]. Boxes are distinct; tasks are in rising order.
+    lo, hi: (boxes, dimensions) in items; begin, end: (boxes,) in bytes; all from the operand's
+    first item. append_only, appended, claimed: see ark.plan.kind.Access.
     """
 
     operand: int
@@ -44,11 +45,11 @@ class Boxes:
     hi: np.ndarray
     begin: np.ndarray
     end: np.ndarray
-    met: dict[object, object] = field(default_factory=dict)  # what ark.plan.access found before
+    met: dict[object, object] = field(default_factory=dict)  # results of ark.plan.access
 
     @property
     def dims(self) -> int:
-        """Dimensions of the boxes; missing ones are in front, of one index."""
+        """Dimensions of the boxes. Missing dimensions are added in front, with size 1."""
         return int(self.lo.shape[1])
 
     @cached_property
@@ -65,7 +66,7 @@ class Boxes:
 
     @cached_property
     def solid(self) -> np.ndarray:
-        """Which boxes are one byte range."""
+        """True for each box that is one byte range."""
         sizes = np.prod(self.hi - self.lo, axis=1) * self.itemsize
         return np.asarray(sizes == self.end - self.begin)
 
@@ -75,7 +76,7 @@ class Boxes:
 
     @cached_property
     def by_box(self) -> tuple[np.ndarray, np.ndarray]:
-        """(tasks sorted by box, where each box's tasks begin there)."""
+        """Tasks sorted by box, and the index at which each box's tasks begin."""
         order = np.argsort(self.box, kind="stable")
         starts = np.searchsorted(self.box[order], np.arange(len(self.lo) + 1))
         return self.tasks[order], starts
@@ -87,23 +88,23 @@ class Boxes:
 
     @cached_property
     def volume(self) -> int:
-        """Elements of all boxes together."""
+        """The sum of the boxes' elements; elements of overlapping boxes count several times."""
         return int(np.prod(self.hi - self.lo, axis=1).sum())
 
     @cached_property
     def fills_span(self) -> bool:
-        """True where the boxes cover all bytes from the first to the last, each once."""
+        """True where the boxes cover all bytes from the first to the last, each exactly once."""
         return self.volume * self.itemsize == self.last - self.first and self.disjoint
 
     @cached_property
     def fills_bounds(self) -> bool:
-        """True where the boxes cover all elements of their bounding box, each once."""
+        """True where the boxes cover all elements of their bounding box, each exactly once."""
         low, high = (np.array(v) for v in self.bounds)
         return self.volume == int(np.prod(high - low)) and self.disjoint
 
     @cached_property
     def sharpest(self) -> int:
-        """The dimension in which the boxes differ most."""
+        """The dimension in which the boxes have the most different first indices."""
         return int(np.argmax([len(np.unique(self.lo[:, d])) for d in range(self.dims)]))
 
     @cached_property
@@ -118,7 +119,7 @@ class Boxes:
 
     @cached_property
     def union(self) -> int:
-        """Elements that are in some box."""
+        """The number of elements that are in at least one box."""
         if self.disjoint:
             return self.volume
         cuts = self._cuts()
@@ -130,11 +131,11 @@ class Boxes:
         return int(met.sum())
 
     def _cuts(self) -> list[np.ndarray]:
-        """By dimension where boxes begin or end."""
+        """For each dimension, the indices at which boxes begin or end."""
         return [np.unique(np.concatenate((self.lo[:, d], self.hi[:, d]))) for d in range(self.dims)]
 
     def _depth(self, cuts: list[np.ndarray]) -> np.ndarray:
-        """How many boxes lie on each cell of the grid that the boxes' edges draw."""
+        """The number of boxes that cover each cell of the grid given by the boxes' edges."""
         shape = tuple(len(c) for c in cuts)
         depth = np.zeros(shape, np.int64)
         ends = [
@@ -153,9 +154,9 @@ class Boxes:
 def candidates(
     lo_a: np.ndarray, hi_a: np.ndarray, lo_b: np.ndarray, hi_b: np.ndarray, most: int = 1 << 20
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Pairs (i, j) among which are all whose ranges meet, in pieces of about `most` pairs.
+    """Pairs (i, j) that include all pairs of ranges that overlap, in pieces of about `most` pairs.
 
-    The ranges of b are sorted; what may meet a range of a lies consecutively there.
+    The ranges of b are sorted; those that may overlap a range of a are consecutive in that order.
     """
     order = np.argsort(lo_b, kind="stable")
     reach = np.maximum.accumulate(hi_b[order])
@@ -176,7 +177,7 @@ def candidates(
 
 
 def overlaps(lo: np.ndarray, hi: np.ndarray, axis: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Pairs i < j of boxes that share an element, in pieces; `axis`: where to look first."""
+    """Pairs i < j of boxes that share an element, in pieces. axis: the dimension compared first."""
     pairs = []
     for rows, columns in candidates(lo[:, axis], hi[:, axis], lo[:, axis], hi[:, axis]):
         keep = rows < columns
@@ -187,7 +188,9 @@ def overlaps(lo: np.ndarray, hi: np.ndarray, axis: int) -> list[tuple[np.ndarray
 
 
 class Templates:
-    """What ops of a signature touch and stream, computed once for each list of coordinates."""
+    """The boxes and operand streams of ops by signature, computed once for each list of
+    coordinates.
+    """
 
     def __init__(self) -> None:
         self._boxes: dict[tuple[object, Coords], tuple[Boxes, ...]] = {}
@@ -195,7 +198,9 @@ class Templates:
         self._whole: dict[tuple[object, ...], Boxes] = {}
 
     def boxes(self, sig: Signature, coords: Coords) -> tuple[Boxes, ...]:
-        """By operand and direction; PlanError if coordinates mean nothing to the kind."""
+        """The boxes by operand and direction. Raises PlanError if the kind does not accept the
+        coordinates.
+        """
         key = (sig.key, coords)
         boxes = self._boxes.get(key)
         if boxes is None:
@@ -203,7 +208,7 @@ class Templates:
         return boxes
 
     def streams(self, sig: Signature, coords: Coords) -> tuple[tuple[Fetch, ...], ...]:
-        """What each task takes from the operand stream."""
+        """The fetches of each task from the operand stream."""
         key = (sig.key, coords)
         streams = self._streams.get(key)
         if streams is None:
@@ -214,7 +219,7 @@ class Templates:
         return streams
 
     def whole(self, items: Items, itemsize: int, count: int) -> Boxes:
-        """Reads of a whole operand by every one of `count` tasks."""
+        """The accesses of `count` tasks that each read the whole operand."""
         key = (items.shape, items.extents, itemsize, count)
         boxes = self._whole.get(key)
         if boxes is None:
@@ -227,7 +232,7 @@ class Templates:
         return boxes
 
 
-_Way = tuple[int, bool, bool, tuple[int, int], bool]  # an access but for its box
+_Way = tuple[int, bool, bool, tuple[int, int], bool]  # an access without its box
 
 
 def _boxes(sig: Signature, coords: Coords) -> tuple[Boxes, ...]:
@@ -269,7 +274,7 @@ def _boxes(sig: Signature, coords: Coords) -> tuple[Boxes, ...]:
                     f"{key[0]}, whose shape is {list(operand.shape)}"
                 )
         each, strides = operand.per_item, operand.strides
-        if each > 1:  # in whole bytes, of whose elements none is touched alone
+        if each > 1:  # boxes in whole bytes, which hold several elements each
             boxes = [
                 ((*lo[:-1], lo[-1] // each), (*hi[:-1], -(-hi[-1] // each))) for lo, hi in boxes
             ]

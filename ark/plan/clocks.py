@@ -1,9 +1,10 @@
-"""The tasks known to be complete: vector clocks (Mattern 1989), shared by tasks with equal ones.
+"""The tasks known to be complete, as vector clocks (Mattern 1989); tasks with equal clocks share
+them.
 
-A row has an entry per processor: how many of its tasks are complete. Counters alone tell: a packet
-publishes no other memory, and its producer may still be at work. What a task knows of its own
-processor follows from its place there and is left out, so processors that waited for the same have
-the same rows, and only waits make new ones.
+A row has an entry per processor: how many of its tasks are complete. Only counters update a clock:
+a packet publishes no other memory, and its producer may still be running. The earlier tasks of a
+task's own processor follow from its position there and are not stored. So processors that waited
+for the same tasks have the same rows, and only waits create new rows.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from collections.abc import Iterable
 
 import numpy as np
 
-START_ROW = 0  # the row of those who know nothing
+START_ROW = 0  # the row without any completed task
 NO_PROCESSORS = frozenset[int]()
 
 
 class Clocks:
-    """Rows by number; equal rows have equal numbers."""
+    """The clocks' rows by number; equal rows have equal numbers."""
 
     def __init__(self, processors: int) -> None:
         self._rows: list[np.ndarray] = []
@@ -32,7 +33,9 @@ class Clocks:
         return self._numbers[key]
 
     def missing(self, row: int, processors: np.ndarray, ends: np.ndarray) -> frozenset[int]:
-        """Processors with tasks that a row does not cover; ends: places behind these tasks."""
+        """The processors that have tasks which a row does not cover. ends: the positions after
+        these tasks.
+        """
         if len(processors) == 1:
             processor = processors.item()
             return (
@@ -44,8 +47,9 @@ class Clocks:
         return NO_PROCESSORS if covered.all() else frozenset(processors[~covered].tolist())
 
     def after(self, rows: Iterable[int], processors: np.ndarray, ends: np.ndarray) -> np.ndarray:
-        """The clock after waiting for tasks, given by the rows that they began with, their
-        processors (each once) and the places behind them there.
+        """The clock after waiting for tasks. rows: the rows with which these tasks began.
+        processors: their processors, each once. ends: the positions after the tasks on these
+        processors.
         """
         first, *others = rows
         clock: np.ndarray = self._rows[first].copy()
@@ -55,5 +59,7 @@ class Clocks:
         return clock
 
     def join(self, row: int, after: np.ndarray) -> int:
-        """The row of a task that had `row` and has waited."""
+        """The row of a task that began with `row` and then waited, with the clock `after` from its
+        waits.
+        """
         return self._number(np.maximum(self._rows[row], after))

@@ -1,5 +1,5 @@
-"""Switches Python's cyclic garbage collector off while plans are made and verified: many objects
-are created without cycles, and collecting took a third of the time.
+"""Switches Python's cyclic garbage collector off while plans are created and verified. Many objects
+are created without cycles, and collection took a third of the time.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def paused() -> Iterator[None]:
-    """Within it, and within a function that it decorates, the cyclic collector does not run."""
+    """A context manager and function decorator; within it the cyclic collector does not run."""
     running = gc.isenabled()
     gc.disable()
     try:

@@ -1,12 +1,13 @@
-"""The cost model: predicts the timeline of one iteration, to be drawn beside a measured one.
+"""The cost model: predicts the timeline of one iteration, for comparison with a measured one.
 
-A task takes its begin and the longer of its arithmetic and its bytes, at rates of the machine
-(ark.machine.costs): products of types that matrix units take at theirs, all else at that of scalar
-units; what an op reads first at memory's rate, or the last cache's if the plan fits it, what its
-tasks read again at the cache's. A hand-over takes the machine's signal time, by counter or by
-packets. `ark bench fidelity` measures how far it is off. Called by `ark trace`, by
-ark.bench.predicted, and by ark.interop, which asks how many processors a graph can busy; no
-decision of the planner depends on it.
+A task takes its start time plus the longer of its arithmetic time and its memory time, at the
+machine's rates (ark.machine.costs). Products of types that matrix units support run at the rate of
+matrix units, all else at that of scalar units. The first read of a byte by an op runs at the
+memory's rate, or at that of the last cache if the plan's buffers fit into it; further reads by
+tasks of the op run at the cache's rate. A dependency between two tasks adds the machine's signal
+time, by counter or by packets. `ark bench fidelity` measures the model's error. Called by `ark
+trace`, by ark.bench.predicted, and by ark.interop, which asks how many processors a graph can keep
+busy. No decision of the planner depends on it.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from ark.plan.params import PartialParams, TiledParams
 from ark.plan.serialize import machine_of
 from ark.plan.types import BOX_ROW_BYTES, Plan, Task
 
-# Kinds whose products matrix units do, where they take the type.
+# Kinds whose products run on matrix units if these support the type.
 PRODUCTS = ("matmul", "linear", "linear_rows", "expert_linear", "attention_tiles")
-FEW, LEAST_FEW = 16, 9  # rows or columns of a tile, or of a product, for scalar units
+FEW, LEAST_FEW = 16, 9  # FEW: at most this many rows or columns of a tile use scalar units
 Place = tuple[int, int]  # processor, position
 
 
 @dataclass(frozen=True)
 class Span:
-    """When a task is predicted to run, in microseconds from the phase's start."""
+    """The predicted time of a task, in microseconds from the phase's start."""
 
     processor: int
     position: int
@@ -43,7 +44,9 @@ class Span:
 
 
 def predict(plan: Plan, phase: int) -> list[Span]:
-    """The predicted timeline of one phase, by processor and position. Peers count as instant."""
+    """The predicted timeline of one phase, sorted by processor and position. Waits for other ranks
+    are taken to take no time.
+    """
     machine = machine_of(plan)
     takes = _takes(plan, machine)
     waits, signals = _waits_and_signals(plan, phase)
@@ -83,14 +86,15 @@ def predict(plan: Plan, phase: int) -> list[Span]:
 
 
 def work(plan: Plan, phase: int) -> float:
-    """Microseconds that all tasks of one iteration take, one after the other."""
+    """Microseconds for all tasks of one iteration, executed one after the other."""
     takes = _takes(plan, machine_of(plan))
     return sum(takes(task, None) for tasks in plan.phases[phase].processors for task in tasks)
 
 
 def busied(plan: Plan, machine: Machine) -> int:
-    """How many of the machine's processors the plan's one phase is worth: one that is a thread is
-    started by each launch, and spins where it waits.
+    """The number of processors worth using for the plan's first phase. It is less than the
+    machine's number only where each launch starts the processors as threads, which spin while they
+    wait.
     """
     if not machine.has(Capability.STARTS_PROCESSORS):
         return machine.processors
@@ -98,14 +102,16 @@ def busied(plan: Plan, machine: Machine) -> int:
 
 
 def iteration_us(plan: Plan) -> float:
-    """What one iteration of the last phase takes, its barrier at the end included."""
+    """The predicted microseconds of one iteration of the last phase, including the barrier at its
+    end.
+    """
     last = max(span.end for span in predict(plan, len(plan.phases) - 1))
     return last + machine_of(plan).costs.barrier_us
 
 
 def _takes(plan: Plan, machine: Machine) -> Callable[[Task, Task | None], float]:
-    """A function that says how many microseconds a processor of the machine takes for a task, given
-    the one that ended just before it there, if it did not wait since.
+    """A function that returns the microseconds a processor takes for a task. Its second argument is
+    the task that ended on the processor just before, or None if the processor waited in between.
     """
     costs = machine.costs
     signatures = [kinds.signature(plan, op) for op in plan.ops]
@@ -126,7 +132,9 @@ def _takes(plan: Plan, machine: Machine) -> Callable[[Task, Task | None], float]
         return touched[task.op]
 
     def rate(op: int, moves: float) -> tuple[float, float]:
-        """Operations and bytes a microsecond of one of the op's tasks. moves: bytes of one."""
+        """Operations and bytes per microsecond of one of the op's tasks. moves: bytes that one task
+        moves.
+        """
         active = min(machine.processors, counts[op])
         cache = _cache_rate(signatures[op], machine, active)
         first = cache
@@ -157,20 +165,20 @@ def _takes(plan: Plan, machine: Machine) -> Callable[[Task, Task | None], float]
 
 
 class _Permuted(PartialParams, frozen=True):
-    """What a transpose says."""
+    """The parameter of a transpose that the cost model reads."""
 
     perm: tuple[int, ...]
 
 
 class _Product(PartialParams, frozen=True):
-    """What products say of their accuracy."""
+    """The parameter of products that states their accuracy."""
 
     tf32: bool = False
 
 
 def _cache_rate(sig: Signature, machine: Machine, active: int) -> float:
-    """Bytes a microsecond that one of so many active processors loads from the last cache: more of
-    narrow tiles that box copies load, of which several steps lie in a stage.
+    """Bytes per microsecond that one of `active` processors loads from the last cache. The rate is
+    higher for narrow tiles that box copies load, because a stage holds several of their steps.
     """
     costs = machine.costs
     usual = min(costs.processor_rate, costs.cache_rate / active)
@@ -181,7 +189,9 @@ def _cache_rate(sig: Signature, machine: Machine, active: int) -> float:
 
 
 def _operations(sig: Signature, machine: Machine) -> float:
-    """Operations a microsecond of one processor: of matrix units for products of their types."""
+    """Operations per microsecond of one processor: those of matrix units for products of types that
+    they support, otherwise those of scalar units.
+    """
     costs = machine.costs
     if sig.kind not in PRODUCTS:
         return costs.scalar_rate
@@ -196,7 +206,7 @@ def _operations(sig: Signature, machine: Machine) -> float:
     if several and sig.operands[0].dtype == "fp32":
         if not exact:
             return units / 2
-        alone = boxed and sig.kind == "matmul"  # tiles of fp32 are of the first variant
+        alone = boxed and sig.kind == "matmul"  # fp32 tiles always use the machine's first variant
         return costs.boxes.plain_rate if alone and costs.boxes else costs.exact_rate
     return 2 * units if sig.operands[0].itemsize == 1 else units
 
@@ -204,7 +214,9 @@ def _operations(sig: Signature, machine: Machine) -> float:
 def _waits_and_signals(
     plan: Plan, phase: int
 ) -> tuple[dict[Place, list[Hashable]], dict[Place, list[Hashable]]]:
-    """What each task waits for and what it signals: own counters by id, and sets of packets."""
+    """The events that each task waits for and those that it signals. An event is the id of one of
+    this rank's counters or a set of packets.
+    """
     waits: dict[Place, list[Hashable]] = defaultdict(list)
     signals: dict[Place, list[Hashable]] = defaultdict(list)
     by_op: dict[int, list[tuple[tuple[int, ...], Place]]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""Plans as text for people: a summary, every op, or every task with what it waits for."""
+"""Plans as text for people: a summary, every op, or every task with its waits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def dump(plan: Plan, tasks: bool = False) -> str:
 
 
 def summary(plan: Plan) -> str:
-    """The plan's machine and memory, and of each phase the tasks by kind."""
+    """The plan's machine and memory, and for each phase the number of ops and tasks by kind."""
     lines = [*_head(plan)]
     for phase in plan.phases:
         lines += _kinds(plan, phase)

@@ -1,11 +1,12 @@
-"""The accesses that later ops can still conflict with: those that no later write has covered.
+"""The accesses that later ops can still conflict with, which are those that no later write has
+covered.
 
-A space's bytes are cut into intervals, each with the accesses that touch it. A write that leaves no
-byte of an interval out, or no element of an earlier access, removes the accesses that it covers: an
-op that conflicts with a removed access also conflicts with the write on the same bytes, and runs
-after it as the write runs after the removed one. So a search finds few accesses, whatever the
-length of the program. Used by the scheduler, which places waits, and by the verifier, which checks
-them.
+A space's bytes are cut into intervals, each with the accesses that touch it. A write removes the
+accesses that it covers: all accesses of an interval if it writes every byte of it, or an earlier
+access if it writes every element of it. An op that conflicts with a removed access also conflicts
+with the write on the same bytes. It runs after the write, and the write runs after the removed
+access. So a search returns few accesses, whatever the length of the program. Used by the scheduler,
+which places waits, and by the verifier, which checks them.
 """
 
 from __future__ import annotations
@@ -19,14 +20,18 @@ from ark.plan.access import Region
 
 @dataclass
 class _Space:
-    """starts[i] is the first byte of interval i, which ends where the next one begins."""
+    """The intervals of a space. starts[i] is the first byte of interval i; it ends where interval i
+    + 1 begins.
+    """
 
     starts: list[int] = field(default_factory=lambda: [0])
     writers: list[list[Region]] = field(default_factory=lambda: [[]])
     readers: list[list[Region]] = field(default_factory=lambda: [[]])
 
     def cut(self, at: int) -> int:
-        """The interval that begins at a byte, made if there is none."""
+        """The number of the interval that begins at byte `at`. An interval that contains the byte
+        is cut there if needed.
+        """
         i = bisect_right(self.starts, at) - 1
         if self.starts[i] == at:
             return i
@@ -36,7 +41,9 @@ class _Space:
         return i + 1
 
     def cover(self, region: Region) -> None:
-        """Forgets what a write covers, and joins intervals of which nothing else is left."""
+        """Removes the accesses that a write covers. If it writes every byte of its range, the
+        intervals of the range become one.
+        """
         first, last = self.cut(region.begin), self.cut(region.end)
         if region.boxes.fills_span:
             self.starts[first:last] = [region.begin]
@@ -54,7 +61,9 @@ class Frontier:
         self._spaces: dict[Hashable, _Space] = {}
 
     def conflicts(self, region: Region) -> list[Region]:
-        """Earlier accesses that may touch bytes of a region in conflict, in a fixed order."""
+        """Earlier accesses that may conflict with a region on bytes that both touch, in a fixed
+        order.
+        """
         space = self._spaces.get(region.space)
         if space is None:
             return []
@@ -71,7 +80,9 @@ class Frontier:
         return [e for e in regions.values() if e.begin < end and begin < e.end and region.meets(e)]
 
     def add(self, mine: Sequence[Region]) -> None:
-        """Remembers an op's accesses; all of its conflicts have been asked for before."""
+        """Adds an op's accesses. The caller must have asked for all of the op's conflicts
+        before.
+        """
         for region in mine:
             boxes = region.boxes
             if boxes.write and not boxes.append_only and (boxes.fills_span or boxes.fills_bounds):

@@ -1,5 +1,5 @@
-"""The interface between lowering and scheduling: the tile tasks of each op, in program order, with
-operands as tensors of the graph. Made by ark.lower, read by ark.plan.schedule.
+"""The interface between lowering and scheduling: the tile tasks of each op, in program order, whose
+operands are tensors of the graph. Created by ark.lower, read by ark.plan.schedule.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from ark.plan.params import Params
 
 @dataclass(frozen=True)
 class RemoteSemaphore:
-    """A counter by name on a rank: what a put signals there, or a task waits for here."""
+    """A counter on a rank, identified by name, that a put of this rank signals or that a task of
+    this rank waits for.
+    """
 
     rank: int
     name: str
@@ -20,10 +22,10 @@ class RemoteSemaphore:
 
 @dataclass
 class Group:
-    """The tasks of one lowered op. sends, awaits: one entry per task, or none at all. granularity,
-    context: see ark.ir. received: ids of the buffers between ranks that hold packets.
-    placement: the processor of each task, if the lowering chose them. A count of 0 waits for the
-    iteration before.
+    """The tasks of one lowered op. sends, awaits: one entry per task, or empty lists. granularity,
+    context: see ark.ir. received: ids of the buffers between ranks that hold packets. placement:
+    the processor of each task, if the lowering chose them. A wait with count 0 is for the previous
+    iteration.
     """
 
     name: str

@@ -1,8 +1,9 @@
-"""The protocol and the table of task kinds: which memory a task accesses, its cost, and its source.
+"""The protocol and the registry of task kinds: the memory that a task accesses, its cost, and its
+source.
 
-A kind serves many ops; a signature (kind, static parameters, operand layouts) is what one C++
-function is specialised for, so that equal layers share it. The planner and the verifier ask for
-accesses and cost, the writer for source and scratch.
+One kind serves many ops. A signature (kind, static parameters, operand layouts) is the unit for
+which one C++ function is specialised, so equal layers share a function. The planner and the
+verifier ask for accesses and cost, the source writer for source and scratch.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ ALL_ROWS = (0, INT_MAX)
 class Access:
     """A box of an operand's index space that a task reads or writes; hi is exclusive.
 
-    append_only: the buffer grows along the position. Such a write appends at this iteration's
-    position, such a read takes what earlier iterations appended, so the two never meet.
-    appended: of the rows that the op appends behind the position, the first and the last+1 that
-    such a write may be; tasks of one op that append different rows do not meet.
-    claimed: the task touches those tiles of the box that it claims while it runs, which no other
-    task of the op does.
+    append_only: the buffer grows along the position. An append-only write appends at this
+    iteration's position, and an append-only read reads rows that earlier iterations appended, so
+    they do not conflict. appended: the first and the last + 1 of the rows after the position that
+    this write may append; tasks of one op that append different rows do not conflict. claimed: the
+    task touches only those tiles of the box that it claims while it runs; no other task of the op
+    touches them.
     """
 
     operand: int
@@ -47,11 +48,11 @@ class Access:
 
 
 class TaskKind(ABC):
-    """One kind of task. `coord` is the tile's place, in units that the kind defines.
+    """One kind of task. `coord` is the tile's position, in units that the kind defines.
 
-    params: the schema of its static parameters. packet_types: of operands that come as packets.
-    streams: its tasks may take operands from the stream. claimable: processors may claim an op's
-    tiles while they run (ark.tasks.claimed).
+    params: the schema of its static parameters. packet_types: the types that operands sent as
+    packets may have. streams: True if its tasks may take operands from the operand stream.
+    claimable: True if processors may claim an op's tiles while they run (ark.tasks.claimed).
     """
 
     name: str
@@ -61,9 +62,8 @@ class TaskKind(ABC):
     packet_types: tuple[str, ...] = ("fp32",)
 
     def check(self, sig: Signature) -> None:
-        """Raises PlanError unless parameters and operands are what the other methods expect.
-
-        Everything else here may take for granted what this accepts.
+        """Raises PlanError unless parameters and operands are valid for the other methods. These
+        rely on this check.
         """
         read_params(self.name, self.params, sig.params)
         able = self.packets(sig)
@@ -77,41 +77,49 @@ class TaskKind(ABC):
 
     @abstractmethod
     def places(self, sig: Signature) -> Places:
-        """The coordinates of an op's tasks, all of them."""
+        """The coordinates of all tasks of an op."""
 
     def claims(self, sig: Signature) -> int:
-        """Tiles that an op's tasks claim while they run; 0 where each task has its own."""
+        """The number of tiles that an op's tasks claim while they run; 0 if each task has a fixed
+        tile.
+        """
         return 0
 
     def to_claim(self, sig: Signature, machine: Machine) -> Mapping[str, Any] | None:
-        """The op's parameters with tiles of the size that processors claim, if they may; None where
-        tasks of their own are faster.
+        """The op's parameters, with tiles of the size in which processors claim them. None if tasks
+        with fixed tiles are faster or the kind cannot claim tiles.
         """
         return sig.params if self.claimable else None
 
     def in_place(self, sig: Signature) -> frozenset[int]:
-        """Operands on whose memory the output may lie exactly: each element depends on its own
-        place only.
+        """The operands whose memory the output may occupy exactly, because each element of the
+        output depends only on the operand's element at the same position.
         """
         return frozenset()
 
     def wide(self, sig: Signature) -> frozenset[int]:
-        """Operands that bodies may read in 16 bytes at once, and that must lie accordingly."""
+        """The operands that bodies may read in accesses of 16 bytes, for which they must be aligned
+        to 16 bytes.
+        """
         return frozenset()
 
     @abstractmethod
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
-        """What the task reads and writes; exact or larger, never smaller."""
+        """The boxes that the task reads and writes. They may be larger than the true accesses,
+        never smaller.
+        """
 
     def on_rank(self, params: Mapping[str, Any], by: int) -> Mapping[str, Any]:
-        """The parameters that the op has `by` ranks further on, where all ranks do the same with
-        peers counted from themselves (ark.plan.rotated). They change nothing of what tasks touch.
+        """The op's parameters on the rank `by` ranks after this one, if all ranks do the same with
+        peers counted relative to themselves (ark.plan.rotated). A change of rank does not change
+        which memory tasks touch.
         """
         return params
 
     def own(self, sig: Signature) -> tuple[int, ...]:
-        """Numbers in which ranks that else do the same differ, and which code therefore reads from
-        a task's record (ark_own): they are its last coordinates, the first of them the very last.
+        """Numbers that differ between ranks which otherwise do the same. Code reads them from a
+        task's record (ark_own): they are its last coordinates, in reverse order, so the first
+        number is the last coordinate.
         """
         return ()
 
@@ -120,16 +128,17 @@ class TaskKind(ABC):
         return frozenset()
 
     def early(self, sig: Signature) -> frozenset[int]:
-        """Operands that a body may read before its task's waits are met, in variants whose bodies
-        begin so early (docs/loop-kernel.md): packets, for which reading is waiting, and what no
-        task writes earlier in the iteration. The verifier refuses plans where one does.
+        """Operands that a body may read before its task's waits are complete, in variants whose
+        bodies begin early (docs/loop-kernel.md). Safe are packets, whose load itself waits, and
+        memory that no task writes earlier in the iteration. The verifier refuses plans in which a
+        task writes it.
         """
         return frozenset()
 
     def apart(self, sig: Signature, machine: Machine) -> int:
-        """Neighbours of the result that a thread makes by itself, from such of its operands as are
-        as large, in the order in which ark/tasks/box.h deals them, without shared memory; 0 where
-        threads have no elements to themselves.
+        """The number of consecutive result elements that one thread computes alone, without shared
+        memory, from operands as large as the result, in the order of ark/tasks/box.h. 0 if elements
+        are not assigned to single threads.
         """
         return 0
 
@@ -138,31 +147,31 @@ class TaskKind(ABC):
         """A C++ function `ARK_BODY void name(ArkCtx& c, const ArkTask& t)`."""
 
     def run_source(self, name: str, sig: Signature, machine: Machine) -> str:
-        """The same for tasks whose threads have elements to themselves (`apart`), one after the
-        other: `ARK_BODY void name(ArkCtx& c, const ArkTask* tasks, ark_u32 count)`. What the task
-        before has made may still be in registers (ArkTask's flow).
+        """A body for a run of consecutive tasks whose elements are assigned to single threads
+        (`apart`): `ARK_BODY void name(ArkCtx& c, const ArkTask* tasks, ark_u32 count)`. The
+        previous task's result may still be in registers (ArkTask's flow).
         """
         raise NotImplementedError
 
     def claiming_source(
         self, name: str, sig: Signature, machine: Machine, tasks: int, records: int
     ) -> str:
-        """A body that claims its tiles itself, as ark_claimed of claimed.h does for others, which
-        have none. tasks: how many share them. records: bytes of shared memory before those that it
-        may use for that.
+        """A body that claims its tiles itself; "" for kinds whose tiles ark_claimed of claimed.h
+        claims. tasks: the number of tasks that share the tiles. records: the offset in shared
+        memory, in bytes, of the area that it may use for claiming.
         """
         return ""
 
     def claiming_headers(self) -> tuple[str, ...]:
-        """What such bodies stand on, behind claimed.h."""
+        """The headers that claiming bodies need, included after claimed.h."""
         return ()
 
     def headers(self) -> tuple[str, ...]:
-        """Device code that the bodies stand on, in order; the writer emits each text once."""
+        """The device code that the bodies need, in order; the writer emits each text once."""
         return ()
 
     def texts(self, sig: Signature) -> tuple[str, ...]:
-        """The same of this signature's body alone, behind the headers."""
+        """The device code that only this signature's body needs, emitted after the headers."""
         return ()
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
@@ -170,12 +179,12 @@ class TaskKind(ABC):
         return 0
 
     def stream(self, sig: Signature, coord: Sequence[int]) -> tuple[Fetch, ...]:
-        """What the task takes from the operand stream, in the order of use."""
+        """The task's fetches from the operand stream, in the order of use."""
         return ()
 
     def rounds(self, sig: Signature, machine: Machine) -> int:
-        """How many times a task waits for loads or for other threads' sums, one after the other, as
-        far as the cost model counts it.
+        """The number of consecutive times that a task waits for loads or for sums of other threads,
+        as the cost model counts them.
         """
         return 1
 
@@ -196,7 +205,7 @@ def whole(operand: int, operand_type: OperandType, write: bool = False) -> Acces
 
 
 def signature(plan: Plan, op: PlanOp) -> Signature:
-    """The signature of a plan's op."""
+    """The signature of an op in a plan."""
     operands = []
     for tensor_id in op.operands:
         tensor: PlanTensor = plan.tensors[tensor_id]
@@ -225,7 +234,9 @@ def register(kind: TaskKind) -> TaskKind:
 
 
 def get(name: str) -> TaskKind:
-    """The kind of that name; PlanError if there is none (a plan from a newer ark, say)."""
+    """The kind of that name. Raises PlanError if it does not exist, for example in a plan of a
+    newer ark.
+    """
     if name not in _KINDS and name not in _KINDS.filled():
         raise PlanError(
             f"the plan has a task of kind {name!r}, but this ark knows only "

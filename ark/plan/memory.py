@@ -1,7 +1,9 @@
-"""Memory: every buffer gets an offset in its arena; activations share by lifetimes.
+"""Memory layout: every buffer gets an offset in its arena; activations share memory if their
+lifetimes are disjoint.
 
-Greedy by size over lifetimes in op order (as in Pisarchyk and Lee, "Efficient Memory Management for
-Deep Neural Net Inference", 2020, section 5.2); ties by id, so the result is deterministic.
+Buffers are placed greedily by size over lifetimes in op order (Pisarchyk and Lee, "Efficient Memory
+Management for Deep Neural Net Inference", 2020, section 5.2); ties are broken by id, so the result
+is deterministic.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import bisect
 from collections.abc import Mapping, Sequence
 
 BUFFER_ALIGNMENT_BYTES = 256
-# Bytes that are not worth sharing where it makes ops wait for each other.
+# Up to this many bytes, buffers do not share memory if sharing would make ops wait for each other.
 MAX_UNSHARED_BYTES = 32 << 20
 
 
@@ -19,7 +21,9 @@ def align(nbytes: int) -> int:
 
 
 def lay_out(sizes: Sequence[tuple[int, int]]) -> tuple[dict[int, int], int]:
-    """Consecutive offsets for (id, nbytes); returns offsets by id and the total."""
+    """Consecutive aligned offsets for buffers given as (id, nbytes). Returns the offsets by id and
+    the total size.
+    """
     offsets, total = {}, 0
     for key, nbytes in sizes:
         offsets[key] = total
@@ -30,7 +34,9 @@ def lay_out(sizes: Sequence[tuple[int, int]]) -> tuple[dict[int, int], int]:
 def share(
     sizes: Mapping[int, int], lifetimes: Mapping[int, tuple[int, int]]
 ) -> tuple[dict[int, int], int]:
-    """Offsets such that buffers alive at the same time (ends included) do not overlap."""
+    """Offsets by id such that buffers alive at the same time (ends included) do not overlap, and
+    the total size.
+    """
     placed = _Placed(max((last for _, last in lifetimes.values()), default=0) + 1)
     offsets: dict[int, int] = {}
     total = 0
@@ -49,7 +55,7 @@ def share(
 
 
 class _Placed:
-    """Byte ranges by lifetime: a segment tree of the live ranges and a list by first use, so that a
+    """Byte ranges by lifetime: a segment tree of live ranges and a list sorted by first use. A
     search takes time in proportion to its results.
     """
 
@@ -71,7 +77,7 @@ class _Placed:
             low, high = low >> 1, high >> 1
 
     def alive(self, first: int, last: int) -> list[tuple[int, int]]:
-        """The ranges that are alive at `first`, or begin after it and by `last`."""
+        """The ranges that are alive at `first`, or begin after it and not after `last`."""
         ranges: list[tuple[int, int]] = []
         node = first + self._leaves
         while node:

@@ -1,10 +1,10 @@
 """Finds the earlier tasks that each task of an op depends on, and the counters that it must wait
 for.
 
-For every task the sets of earlier tasks that it conflicts with are found from the regions they
-touch. The tasks known to be complete when a task starts are a vector with one entry per processor
-(a vector clock, Mattern 1989; ark.plan.clocks); a set that the vector covers needs no wait. Tasks
-of an op that need the same sets and know the same share one decision. Used by ark.plan.schedule.
+The sets of earlier tasks with which a task conflicts follow from the regions that they touch. The
+tasks known to be complete when a task starts are a vector with one entry per processor (a vector
+clock, Mattern 1989; ark.plan.clocks). A set that this vector covers needs no wait. Tasks of an op
+with equal sets and equal clocks share one decision. Used by ark.plan.schedule.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from ark.plan.access import Region
 from ark.plan.clocks import Clocks
 from ark.plan.frontier import Frontier
 
-PACKETS, OTHERS = 0, 1  # whose packets are read, who else comes first
+PACKETS, OTHERS = 0, 1  # PACKETS: the set's packets are read. OTHERS: any other dependency
 NO_ENDS = np.zeros(0, np.int64)
-# A needed set as one number: its kind, the op (latest first) and its own number; sorted, those of a
-# kind and an op stand side by side.
+# A needed set encoded as one number: its kind, its op (latest first) and its own number. In sorted
+# order, the sets with equal kind and op are adjacent.
 _KIND, _OP, _NUMBER = 56, 32, (1 << 32) - 1
 _LAST_OP = (1 << 24) - 1
 
 
 @dataclass(frozen=True, eq=False)
 class TaskSet:
-    """Tasks of one earlier op that tasks of a later one come after: their numbers, their
-    processors (each once), and the places behind the last of them there.
+    """Tasks of one earlier op that tasks of a later op depend on: their numbers, their processors
+    (each once), and on each processor the position after the last of them.
     """
 
     op: int
@@ -40,8 +40,8 @@ class TaskSet:
 
 @dataclass
 class OpRun:
-    """The tasks of an op: the number of the first, and by task its processor, the place behind it
-    there and the clock that it began with.
+    """The tasks of an op: the number of the first, and for each task its processor, the position
+    after it there and the clock with which it began.
     """
 
     first: int
@@ -52,8 +52,8 @@ class OpRun:
 
 @dataclass(frozen=True, eq=False)
 class Needs:
-    """Sets that tasks come after. packets: those whose packets are read, which loading them waits
-    for. others: one of each op, the latest first.
+    """The sets that a task depends on. packets: sets whose packets it reads; loading a packet waits
+    for it. others: at most one set per op, the latest op first.
     """
 
     packets: tuple[int, ...]
@@ -66,9 +66,9 @@ class Needs:
 
 @dataclass(frozen=True, eq=False)
 class Decision:
-    """The sets that tasks with equal needs and knowledge wait for, and what they know then.
-
-    special: processors that know of their own tasks what the others do not.
+    """The sets that tasks with equal needs and clocks wait for, and their clock afterwards.
+    special: processors for which the decision may differ, because the set contains tasks of that
+    processor, whose completion it knows.
     """
 
     waits: tuple[int, ...]
@@ -77,7 +77,7 @@ class Decision:
 
 
 class Ordering:
-    """The tasks of a phase that were dealt so far, and their clocks."""
+    """The tasks of a phase that have been assigned so far, and their clocks."""
 
     def __init__(self, processors: int) -> None:
         self.clocks = Clocks(processors)
@@ -90,7 +90,7 @@ class Ordering:
         self._joined: dict[tuple[int, int], int] = {}  # by row and set
 
     def needs(self, mine: Sequence[Region], count: int) -> list[Needs | None]:
-        """By task what it comes after; None for those that come after nothing."""
+        """The needs of each task; None for a task that depends on no earlier task."""
         producers: list[list[int]] = [[] for _ in range(count)]
         for access in mine:
             for other in self.frontier.conflicts(access):
@@ -112,7 +112,7 @@ class Ordering:
         return listed
 
     def _merged(self, codes: tuple[int, ...], joined: dict[tuple[int, ...], int]) -> Needs:
-        """Needs with one set for each op and kind."""
+        """Needs in which the sets of equal op and kind are merged into one."""
         by_head: dict[int, list[int]] = {}
         for code in sorted(set(codes)):
             by_head.setdefault(code >> _OP, []).append(code & _NUMBER)
@@ -128,14 +128,16 @@ class Ordering:
         return Needs(tuple(merged[PACKETS]), tuple(merged[OTHERS]))
 
     def _set(self, op: int, tasks: np.ndarray, name: bytes) -> int:
-        """The number of a set of an op's tasks, given by their places in it, also as bytes."""
+        """The number of a set of an op's tasks. tasks: their indices in the op. name: the same as
+        bytes.
+        """
         number = self._numbers.get((op, name))
         if number is None:
             number = self._numbers[op, name] = len(self.sets)
             run = self.runs[op]
             processors, ends = run.processors[tasks], run.ends[tasks]
             if len(tasks) > 1 and len(set(processors.tolist())) < len(tasks):
-                # Tasks of one op on one processor follow each other: the last of them counts.
+                # Tasks of one op on one processor run in order, so only the last of them counts.
                 order = np.lexsort((ends, processors))
                 processors, ends = processors[order], ends[order]
                 last = np.ones(len(tasks), bool)
@@ -145,7 +147,7 @@ class Ordering:
         return number
 
     def add_set(self, op: int, members: np.ndarray) -> int:
-        """The number of a set that no decision uses."""
+        """The number of a new set that no decision uses."""
         self.sets.append(TaskSet(op, members, NO_ENDS, NO_ENDS))
         return len(self.sets) - 1
 
@@ -156,13 +158,15 @@ class Ordering:
         return self._set(op, tasks, tasks.tobytes())
 
     def begin(self, op: int, run: OpRun) -> None:
-        """An op's tasks will be decided next."""
+        """Prepares for the decisions on an op's tasks, which follow."""
         self.runs[op] = run
         self._missing.clear()
         self._joined.clear()
 
     def decide(self, clock: int, needs: Needs, processor: int) -> Decision:
-        """What a task on `processor` waits for; -1: one that is not special."""
+        """The decision for a task on `processor`. With processor -1: for a task on a processor that
+        is not special.
+        """
         waits: list[int] = []
         special: set[int] = set()
         for number in needs.others:

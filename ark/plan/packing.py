@@ -1,4 +1,4 @@
-"""A plan's record of its packed parameters (ark.ir.packing), in its meta data."""
+"""The record of packed parameters (ark.ir.packing) in a plan's metadata."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from ark.errors import PlanError
 from ark.ir.packing import Packing, Part
 
-KEY = "packing"  # of a plan's meta
+KEY = "packing"  # the key in a plan's metadata
 
 
 def to_meta(packings: Sequence[Packing]) -> dict[str, Any]:
-    """What a plan's meta says of them; nothing where there are none."""
+    """The metadata entry for the packings; {} if there are none."""
     rows = [
         {"name": p.name, "parts": [[q.name, q.pairs] for q in p.parts], "interleave": p.interleave}
         for p in packings
@@ -21,7 +21,7 @@ def to_meta(packings: Sequence[Packing]) -> dict[str, Any]:
 
 
 def from_meta(meta: Mapping[str, Any]) -> dict[str, Packing]:
-    """The packings of a plan by parameter; PlanError where the entry is not one that ark wrote."""
+    """The packings of a plan by parameter name. Raises PlanError if the entry is malformed."""
     packings: dict[str, Packing] = {}
     rows = meta.get(KEY, [])
     if not isinstance(rows, Sequence) or isinstance(rows, str):

@@ -1,10 +1,10 @@
-"""Checks of task kinds: parameters, operands and coordinates, with the helpers that raise
-PlanError.
+"""Checks of task kinds: parameters, operands and coordinates, with helpers that raise PlanError.
 
-A kind names a `Params` struct: typed, ranged, unknown names refused. It checks its operands with
-the small functions here and says with `Places` which coordinates its tasks have. The verifier asks
-for all three, for plans from anywhere, before a signature is used for anything else: what passes
-can be written as source and stays inside of its operands.
+A kind has a `Params` struct with types and ranges that refuses unknown names. It checks its
+operands with the functions here and states its tasks' coordinates as `Places`. The verifier runs
+all three checks before a signature is used for anything else, because a plan may come from an
+untrusted source. A signature that passes can be written as source, and its tasks stay inside their
+operands.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ark.ir.fold import fold, is_block
 from ark.ir.values import MAX_DIMS
 from ark.plan.signature import Form, OperandType, Signature
 
-INT_MAX = (1 << 31) - 1  # source counts in 32 bits
+INT_MAX = (1 << 31) - 1  # source code uses 32-bit integers
 FLOAT_NAMES = tuple(t.name for t in FLOATS)
 INTEGER_NAMES = tuple(t.name for t in INTEGERS)
 INDEX_NAMES = ("int32", "int64")
@@ -40,41 +40,45 @@ Tile = Annotated[tuple[Size, ...], msgspec.Meta(min_length=4, max_length=4)]
 
 
 class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Static parameters of a task kind; this one has none. `Signature.read` gives them by name."""
+    """Static parameters of a task kind; this base class has none. `Signature.read` returns them by
+    name.
+    """
 
     def to_plan(self) -> dict[str, Any]:
-        """The parameters as a plan holds them and as its text gives them back: lists for tuples,
-        and none that has its default.
+        """The parameters in the form that a plan has in memory and after reading its JSON: lists
+        instead of tuples, without parameters that have their default value.
         """
         values: dict[str, Any] = listed(without_defaults(self))
         return values
 
     @classmethod
     def from_plan(cls: type[Form], values: Mapping[str, Any]) -> Form:
-        """The parameters that a plan holds; msgspec.ValidationError where they do not fit."""
+        """The parameters from a plan's values. Raises msgspec.ValidationError if these do not fit
+        the schema.
+        """
         read: Form = msgspec.convert(dict(values), cls, strict=True)
         return read
 
 
 def listed(value: Any) -> Any:
-    """The value with lists for tuples, as JSON has them."""
+    """The value with tuples replaced by lists, as in JSON."""
     if isinstance(value, dict):
         return {key: listed(of) for key, of in value.items()}
     return [listed(of) for of in value] if isinstance(value, (list, tuple)) else value
 
 
 class PartialParams(Params, frozen=True, forbid_unknown_fields=False):
-    """Parameters that several kinds have, for functions that serve them all."""
+    """Parameters that several kinds have in common, for functions that serve all of these kinds."""
 
 
 class TiledParams(PartialParams, frozen=True):
-    """What all kinds say whose tasks are tiles of a result: a tile's sizes."""
+    """The parameter of all kinds whose tasks are tiles of a result: a tile's sizes."""
 
     tile: tuple[Size, ...]
 
 
 def read_params(kind: str, schema: type[Params], values: Mapping[str, Any]) -> None:
-    """Raises PlanError where parameters are not of the kind's schema."""
+    """Raises PlanError unless the parameters fit the kind's schema."""
     try:
         msgspec.convert(dict(values), schema, strict=True)
     except (msgspec.ValidationError, UnicodeError) as error:
@@ -88,7 +92,7 @@ def need(condition: bool, message: str) -> None:
 
 
 def count(sig: Signature, *wanted: int) -> None:
-    """The number of operands must be one of these."""
+    """Raises PlanError unless the number of operands is one of these."""
     need(
         len(sig.operands) in wanted,
         f"it has {len(sig.operands)} operands, expected {' or '.join(str(n) for n in wanted)}",
@@ -96,7 +100,9 @@ def count(sig: Signature, *wanted: int) -> None:
 
 
 def typed(sig: Signature, index: int, *names: str) -> OperandType:
-    """The operand, whose type must be one of these (default: any floating-point type)."""
+    """The operand. Raises PlanError unless its type is one of these (default: any floating-point
+    type).
+    """
     operand = sig.operands[index]
     expected = names or FLOAT_NAMES
     need(
@@ -109,7 +115,9 @@ def typed(sig: Signature, index: int, *names: str) -> OperandType:
 def shaped(
     sig: Signature, index: int, wanted: Sequence[int], *names: str, dense: bool = False
 ) -> OperandType:
-    """The operand, whose shape, type and (if asked) dense layout must be as given."""
+    """The operand. Raises PlanError unless its shape, its type and, if `dense` is set, its dense
+    layout are as given.
+    """
     operand = typed(sig, index, *names)
     need(
         operand.shape == tuple(wanted),
@@ -130,7 +138,7 @@ def is_dense(operand: OperandType) -> bool:
 
 
 def matrix(sig: Signature, index: int, *names: str) -> tuple[int, int]:
-    """Sizes of an operand that must have two dimensions."""
+    """The sizes of a two-dimensional operand. Raises PlanError if it has another rank or type."""
     operand = typed(sig, index, *names)
     need(
         len(operand.shape) == 2,
@@ -140,7 +148,9 @@ def matrix(sig: Signature, index: int, *names: str) -> tuple[int, int]:
 
 
 def fits(tile: Sequence[int], shape: Sequence[int]) -> None:
-    """A tile lies inside of a shape, and its elements can be counted."""
+    """Raises PlanError unless the tile lies inside the shape and its elements can be counted in 32
+    bits.
+    """
     need(
         all(t <= n for t, n in zip(tile, shape, strict=True)) and math.prod(tile) <= INT_MAX,
         f"the tile {list(tile)} does not fit the shape {list(shape)}",
@@ -148,7 +158,9 @@ def fits(tile: Sequence[int], shape: Sequence[int]) -> None:
 
 
 def covers(tile: Sequence[int], shape: Sequence[int]) -> None:
-    """A tile of four sizes lies inside of a shape of any rank, its leading part a block of it."""
+    """Raises PlanError unless a tile of four sizes lies inside a shape of any rank and its leading
+    part is a block of that shape.
+    """
     fits(tile, fold(shape))
     need(
         is_block(shape, tile[0]),
@@ -160,9 +172,9 @@ def covers(tile: Sequence[int], shape: Sequence[int]) -> None:
 class Places:
     """The coordinates of an op's tasks: every combination of the ranges' values, each once.
 
-    span: the last range is not stepped through but cut: the last two coordinates are a cut's first
-    and last+1 value, cuts begin at values of the range and together cover it. first: only so many
-    of them, in order, the last range's values fastest.
+    span: the last range is cut into intervals. The last two coordinates are an interval's first and
+    last + 1 value; intervals begin at values of the range and together cover it. first: if set,
+    only this many combinations, in order, with the last range varying fastest.
     """
 
     ranges: tuple[range, ...]
@@ -171,11 +183,11 @@ class Places:
 
     @property
     def count(self) -> int:
-        """How many combinations there are."""
+        """The number of combinations."""
         return math.prod(map(len, self.ranges))
 
     def check(self, coords: Sequence[tuple[int, ...]]) -> None:
-        """Raises PlanError unless these are all coordinates, each once."""
+        """Raises PlanError unless `coords` contains all coordinates, each once."""
         width = len(self.ranges) + self.span
         for r in self.ranges:
             need(r.stop + r.step <= INT_MAX, "its coordinates exceed 32 bits")
@@ -207,6 +219,8 @@ class Places:
 
 
 def box(shape: Sequence[int], tile: Sequence[int]) -> Places:
-    """Places of the tiles that a shape is cut into, one of more than four dimensions folded."""
+    """The places of the tiles of a shape. A shape with more dimensions than the tile is folded to
+    four.
+    """
     sizes = fold(shape) if len(shape) > len(tile) else shape
     return Places(tuple(range(0, n, t) for n, t in zip(sizes, tile, strict=True)))

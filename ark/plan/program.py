@@ -1,8 +1,8 @@
-"""Compares the computation of two plans, without processors, schedule and addresses: their ops in
-program order.
+"""Compares the computation of two plans: their ops in program order, without processors, schedule
+and addresses.
 
-Two plans of one program give the same results, so a plan from elsewhere may run in the place of
-another if their programs are equal. Called by ark.models.load.
+Two plans of equal programs give the same results, so a plan from a file may replace another if
+their programs are equal. Called by ark.models.load.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from ark.plan.types import Plan
 
 
 def difference(plan: Plan, expected: Plan) -> str | None:
-    """The first thing in which the plan's program is not the expected one, for a person; or None.
-
-    Memory offsets, counters and the tasks' order and processors may differ.
+    """The first difference of the plan's program from the expected one, as text for an error
+    message; None if they are equal. Memory offsets, counters and the tasks' order and processors
+    may differ.
     """
     for table, actual, wanted in (
         ("ranks", (plan.rank, plan.world_size), (expected.rank, expected.world_size)),
@@ -45,7 +45,7 @@ def _placeless(plan: Plan) -> tuple[Any, ...]:
 
 
 def _phased(plan: Plan) -> tuple[Any, ...]:
-    """Ops, each with its phase."""
+    """The ops, each with the number of its phase."""
     phase = {
         task.op: number
         for number, entry in enumerate(plan.phases)
@@ -56,7 +56,7 @@ def _phased(plan: Plan) -> tuple[Any, ...]:
 
 
 def _plain(value: Any) -> Any:
-    """Lists and tuples alike."""
+    """The value with lists replaced by tuples, so that both compare equal."""
     if isinstance(value, dict):
         return {k: _plain(v) for k, v in value.items()}
     return tuple(_plain(v) for v in value) if isinstance(value, (list, tuple)) else value

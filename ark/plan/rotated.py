@@ -1,6 +1,6 @@
-"""Plans of ranks that all do the same, with peers counted relative to each rank: one plan is stored
-and each rank's is derived on demand. Made by ark.lower.ranks; the verifier proves one rank for all
-(ark.plan.verify.symmetry).
+"""Plans of ranks that all do the same, with peers counted relative to each rank. One plan is stored
+and each rank's plan is derived on demand. Created by ark.lower.ranks; the verifier checks one rank
+and so proves all (ark.plan.verify.symmetry).
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from ark.plan import kind as kinds
 from ark.plan.types import Plan, PlanTensor
 
 Moved = Mapping[int, tuple[int, ...]]
-"""By tensor, how many elements further in each dimension it begins on the next rank: shares of a
-parameter that every rank holds whole.
+"""By tensor, the number of elements per dimension by which its beginning moves from one rank to the
+next. Such tensors are shards of a parameter that every rank stores completely.
 """
 
 
 @dataclass(frozen=True)
 class Rotated(Sequence[Plan]):
-    """first: rank 0's plan. Rank r's is the same with every rank it names counted r further, and r
-    times further in its parameters where `moved` says so.
+    """first: rank 0's plan. In rank r's plan, every rank number is increased by r (modulo the world
+    size) and each tensor in `moved` begins r times its step later.
     """
 
     first: Plan
     moved: Moved = field(default_factory=dict)
 
     def everywhere(self, tensor: PlanTensor) -> list[PlanTensor]:
-        """A tensor of the first plan as each rank has it."""
+        """The tensor of rank 0's plan as each rank has it."""
         return [_moved(tensor, rank, self.moved) for rank in range(len(self))]
 
     def __len__(self) -> int:
@@ -49,7 +49,9 @@ class Rotated(Sequence[Plan]):
 
 
 def on_rank(plan: Plan, rank: int, moved: Moved | None = None) -> Plan:
-    """The plan that a rank has if all ranks do what `plan` does on its own."""
+    """The plan of `rank`, if all ranks do the same as `plan` with ranks counted relative to their
+    own.
+    """
     by, world = rank - plan.rank, plan.world_size
     if not by:
         return plan
@@ -67,7 +69,7 @@ def on_rank(plan: Plan, rank: int, moved: Moved | None = None) -> Plan:
 
 
 def mark_verified(plans: Sequence[Plan]) -> None:
-    """Marks the plans of all ranks as verified together."""
+    """Marks the plans of all ranks as verified."""
     for plan in [plans.first] if isinstance(plans, Rotated) else plans:
         plan.mark_verified()
 

@@ -1,7 +1,7 @@
-"""Scheduling: the processor and the waits of each task.
+"""Scheduling: assigns each task to a processor and determines the tasks' waits.
 
-Tasks are dealt to processors in program order. Which earlier tasks they must wait for says
-ark.plan.ordering; tasks that wait for the same set share one counter.
+Tasks are assigned to processors in program order. ark.plan.ordering determines the earlier tasks
+that each must wait for. Tasks that wait for the same set share one counter.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class Schedule:
         ended: bool = False,
         phases: int = 1,
     ) -> None:
-        """machines: by phase. barrier_step: how many ranks open an iteration: all, or only this
-        one. ended: peers hear of the end of each iteration, before which they do not write
-        here for the next. phases: how many the plan has.
+        """machines: by phase. barrier_step: how many ranks signal the start of an iteration: all of
+        them, or only this one. ended: True if peers signal the end of each of their iterations, and
+        no rank writes to a peer for the next iteration before. phases: the plan's number of phases.
         """
         self.machines = machines
         self.tensors = tensors
@@ -66,7 +66,8 @@ class Schedule:
             self.counter("iteration barrier", 0, (rank + step) % world_size, True)
             for step in range(1, barrier_step)
         ]
-        # By phase, and by peer the counter of its ended iterations; and its peers.
+        # By phase: `ended` maps each peer to the counter of its ended iterations, and `told` lists
+        # the counters on peers that this rank signals.
         self.ended: list[dict[int, int]] = [{} for _ in range(phases)]
         self.told: list[list[int]] = [[] for _ in range(phases)]
         for number in range(phases):
@@ -88,7 +89,7 @@ class Schedule:
         return len(self.counter_list) - 1
 
     def claimed(self, op: PlanOp) -> PlanOp:
-        """The op, with a counter where its tasks claim tiles."""
+        """The op, with a counter added if its tasks claim tiles."""
         tiles = kinds.get(op.kind).claims(self.signature(op))
         if not tiles:
             return op
@@ -116,7 +117,9 @@ class Schedule:
         return tuple(tasks)
 
     def semaphore(self, rank: int, name: str, step: int) -> int:
-        """The counter called `name` on `rank`; its step is what this rank waits for."""
+        """The counter `name` on `rank`. Its step becomes at least `step`, the number for which this
+        rank waits.
+        """
         key = (rank, name)
         if key not in self._semaphores:
             self._semaphores[key] = self.counter(name, 0, rank, True)
@@ -145,16 +148,16 @@ class _PhaseRun:
         lists = self.machine.lists
         self.lists: list[list[int]] = [[] for _ in range(lists)]
         self.order = Ordering(lists)
-        self.now = [START_ROW] * lists  # the clock that each list's next task starts with
+        self.now = [START_ROW] * lists  # the clock with which each list's next task starts
         self.rotation = 0
         self.groups: list[tuple[PlanOp, Group, Signature]] = []
         self.waits: list[Waits] = []  # by task
         self.signals: list[list[int]] = []
         self.set_counters: dict[int, int] = {}
-        self.met: set[tuple[int, int]] = set()  # processors that waited for a peer's last iteration
+        self.met: set[tuple[int, int]] = set()  # (processor, peer) with a wait for ended
 
     def add(self, op: PlanOp, group: Group) -> None:
-        """Deals the group's tasks and places their waits."""
+        """Assigns the group's tasks to processors and adds their waits."""
         first, count = len(self.waits), len(group.coords)
         sig = self.s.signature(op)
         self.groups.append((op, group, sig))
@@ -189,14 +192,14 @@ class _PhaseRun:
         self.order.frontier.add(mine)
 
     def _counters(self, decision: Decision) -> Waits:
-        """What a decision is as counters and thresholds."""
+        """The waits of a decision as counters and thresholds."""
         pairs = [(self._counter(n), len(self.order.sets[n].members)) for n in decision.waits]
         return tuple(sorted(pairs))
 
     def _follow(self, group: Group, needs: Sequence[Needs | None]) -> np.ndarray | None:
-        """The processors where each task comes right behind one that it needs and waits for
-        nothing, so that a chain of small ops hands nothing over; None where a task has none, or
-        several have the same.
+        """The processors on which each task directly follows a task that it needs and needs no
+        wait, so that a chain of small ops needs no synchronisation. None if a task has no such
+        processor, or two tasks have the same.
         """
         asked = group.processors or group.granularity is not None or bool(group.placement)
         placed = asked or bool(group.sends) or bool(group.awaits)
@@ -211,7 +214,9 @@ class _PhaseRun:
         return np.array(processors, np.int64)
 
     def _behind(self, need: Needs) -> int | None:
-        """A processor whose last task is one of those needed, and which knows all others."""
+        """A processor whose last task is one of the needed tasks and which knows that all others
+        are complete, so that the task needs no wait there; None if there is none.
+        """
         for number in reversed(need.sets):
             needed = self.order.sets[number]
             for processor, end in zip(
@@ -224,8 +229,9 @@ class _PhaseRun:
         return None
 
     def _deal(self, group: Group, count: int) -> np.ndarray:
-        """The processor of each task: round robin, whole shares where there are many, or as many at
-        a time as was asked for; or where the lowering put them.
+        """The processor of each task: round robin; consecutive tasks on one processor if there are
+        more tasks than processors; `granularity` tasks at a time if the group sets it; or the
+        placement that the lowering chose.
         """
         if group.placement:
             return np.array(group.placement, np.int64)
@@ -242,7 +248,7 @@ class _PhaseRun:
         return processors
 
     def _pair(self, group: Group, first: int) -> None:
-        """The waits and signals between ranks, which the lowering named."""
+        """Adds the waits and signals between ranks that the lowering set in the group."""
         for i, awaited in enumerate(group.awaits):
             far = ((self.s.semaphore(a.rank, a.name, max(n, 1)), n) for a, n in awaited)
             self.waits[first + i] = tuple(sorted((*self.waits[first + i], *far)))
@@ -250,8 +256,9 @@ class _PhaseRun:
             self.signals[first + i] += (self.s.semaphore(a.rank, a.name, 0) for a in sent)
 
     def _hold_back(self, mine: Sequence[Region], run: OpRun) -> None:
-        """What writes to a peer waits until the peer has ended the iteration before, unless a wait
-        of its own says what has been read there.
+        """Lets the first task of each processor that writes to a peer wait until that peer has
+        ended the previous iteration. Tasks that already have a wait for the previous iteration are
+        skipped.
         """
         for touched in (r for r in mine if r.write):
             peer = self.s.buffers[int(touched.memory)].rank  # type: ignore[call-overload]
@@ -272,7 +279,7 @@ class _PhaseRun:
         for boxes in self.s.templates.boxes(sig, coords):
             tensor = self.s.tensors[op.operands[boxes.operand]]
             regions.append(region(op.id, boxes, tensor, self.s.buffers[tensor.buffer]))
-        for number in op.after:  # as if read whole, so that the op comes after what writes them
+        for number in op.after:  # as whole reads, so the op waits for the writers
             tensor = self.s.tensors[number]
             boxes = self.s.templates.whole(tensor.items, tensor.itemsize, len(coords))
             regions.append(region(op.id, boxes, tensor, self.s.buffers[tensor.buffer], True))
@@ -291,7 +298,9 @@ class _PhaseRun:
         return counter
 
     def finish(self) -> tuple[tuple[Task, ...], ...]:
-        """Adds the signals of the iteration's end to the last task and freezes the lists."""
+        """Adds the barrier's signals for the end of the iteration and returns each processor's task
+        list.
+        """
         self._barrier()
         tasks: list[Task] = []
         for op, group, sig in self.groups:
@@ -302,11 +311,12 @@ class _PhaseRun:
         return tuple(tuple(tasks[i] for i in indices) for indices in self.lists)
 
     def _barrier(self) -> None:
-        """The task that opens the next iteration runs after everything in this one.
+        """Adds the signals that open the next iteration, after everything in this one.
 
-        Where one rank has one phase, all last tasks that no other last one has seen open it
-        together. Else, so that one signal a rank will do in every phase, the last task does, which
-        waits for the last of every processor.
+        In a plan of one rank and one phase, several tasks open it: the last task of each processor,
+        except those that another processor's last task has waited for. Otherwise the last task
+        alone opens it, after it has waited for the last task of every processor, so that every rank
+        sends one signal in every phase.
         """
         if self.s.only:
             self._open_by_all_tails()

@@ -1,8 +1,9 @@
 """The schema of a plan file: its fields, their types and ranges.
 
-A plan is data. Everything in a file is converted to these types before it is used, unknown fields
-are refused, numbers are bounded and no name has a control character. Whether the parts belong
-together is the verifier's business; parameters and operands of a task are its kind's (ark.tasks).
+A plan is data. All values in a file are converted to these types before use, unknown fields are
+refused, numbers are bounded and names cannot contain control characters. The verifier checks that
+the parts are consistent with each other; a task kind checks its parameters and operands
+(ark.tasks).
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ Arena = Literal["activation", "parameter", "state", "external", "symmetric", "ho
 
 
 class _Row(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A list of fixed length in the file."""
+    """A row of the file, stored as a list of fixed length."""
 
 
 class BufferRow(_Row, frozen=True):
@@ -133,7 +134,7 @@ class PhaseEntry(Closed, frozen=True):
 
 
 class PackingEntry(Closed, frozen=True):
-    """A parameter made of others: see ark.plan.packing."""
+    """A parameter packed from several others: see ark.plan.packing."""
 
     name: Name
     parts: tuple[tuple[Name, Index], ...]
@@ -141,10 +142,11 @@ class PackingEntry(Closed, frozen=True):
 
 
 class MetaEntry(Closed, frozen=True, omit_defaults=True):
-    """What the plan was made from. processor_ranges: by op, where it was asked to stay.
-    contexts: by op, which it was asked for in. hosts: by rank a number, equal on one host.
-    engines: what was measured of collectives, by size and algorithm. pages: of keys and values in
-    all; page: positions of one. sampling: "full" where it follows all of ark.SamplingParams.
+    """Metadata that states the source of the plan. processor_ranges: by op, the range of processors
+    that the user set. contexts: by op, the context in which it was created. hosts: by rank, a
+    number that is equal for ranks on one host. engines: the algorithms measured fastest for
+    collectives, by size. pages: the total number of pages of keys and values; page: the positions
+    in one page. sampling: "full" if the plan supports all of ark.SamplingParams.
     """
 
     model: Name | None = None
@@ -176,7 +178,7 @@ class PlanFile(Closed, frozen=True):
 
 
 def read(data: Any) -> Plan:
-    """A plan from JSON-able values; PlanError names the fault."""
+    """A plan from JSON-compatible values. Raises PlanError with the first fault."""
     try:
         file = json_reader.read(data, PlanFile, "it")
     except json_reader.FormError as error:
@@ -215,7 +217,7 @@ def read(data: Any) -> Plan:
 
 
 def _type(row: TensorRow) -> str:
-    """The name of a tensor's type; PlanError where it is none."""
+    """The name of a tensor's type. Raises PlanError if the type does not exist."""
     try:
         return by_name(row.dtype).name
     except InvalidUsageError as error:
@@ -237,8 +239,8 @@ def _fetch(row: FetchRow) -> Fetch:
 
 
 def read_machine(fields: Mapping[str, Any], subject: str = "the plan's machine") -> Machine:
-    """A machine model, of a plan by default; PlanError for unknown fields, wrong types and ranges.
-    subject: begins the error's sentence.
+    """A machine model, by default that of a plan. Raises PlanError for unknown fields, wrong types
+    and values out of range. subject: the words with which the error begins.
     """
     try:
         machine = json_reader.read(dict(fields), Machine, "it")
@@ -258,7 +260,7 @@ def read_machine(fields: Mapping[str, Any], subject: str = "the plan's machine")
 
 
 def _unknown_capability(fields: Mapping[str, Any]) -> str:
-    """A sentence that names the first word that is no capability, and the known ones."""
+    """An error text with the first unknown capability and the known ones; "" if all are known."""
     words = fields.get("capabilities")
     try:
         for word in words if isinstance(words, (list, tuple)) else ():
@@ -269,13 +271,15 @@ def _unknown_capability(fields: Mapping[str, Any]) -> str:
 
 
 def _rates(machine: Machine) -> list[float]:
-    """Every figure of the machine that a plan file could have as no number."""
+    """Every figure of the machine for which a plan file could contain NaN or infinity."""
     costs = dataclasses.astuple(machine.costs)
     return [machine.bandwidth_gbps, machine.tflops, *(v for v in costs if isinstance(v, float))]
 
 
 def _unknown(value: Any, given: Any) -> str | None:
-    """The first given field that the dataclass does not have; conversion would ignore it."""
+    """The name of the first given field that the dataclass does not have, which conversion would
+    ignore; None if it has all.
+    """
     if isinstance(value, tuple):
         pairs = zip(value, given, strict=True)
         return next((name for v, g in pairs if (name := _unknown(v, g))), None)

@@ -1,7 +1,7 @@
 """Signatures: the kind, static parameters and operand layouts for which one C++ function is
 specialised.
 
-Ops of one signature share a function, so that equal layers compile once.
+Ops with equal signatures share a function, so equal layers are compiled once.
 """
 
 from __future__ import annotations
@@ -18,20 +18,22 @@ from ark.ir.dtype import by_name
 Form = TypeVar("Form", bound=msgspec.Struct)
 
 WIDEST_ACCESS_BYTES = 16  # bytes of the widest access
-# Arenas that begin at a multiple of it, and keep their place.
+# Arenas that begin at a multiple of this size and whose buffers do not move.
 ARRANGED = ("activation", "parameter", "state")
 SHORT_PACKET = 4
 
 
 def packet_bytes(dtype: str) -> int:
-    """Bytes of a packet: {32-bit word, epoch}, or {16-bit value, 16 bits of the epoch}."""
+    """Bytes of a packet: 8 for {32-bit value, epoch}, 4 for {16-bit value, 16 bits of the
+    epoch}.
+    """
     return SHORT_PACKET if by_name(dtype).bits == 16 else 8
 
 
 @dataclass(frozen=True)
 class OperandType:
-    """Everything about an operand that is fixed when source is written. aligned: wherever its arena
-    lies, its address is a multiple of WIDEST_ACCESS_BYTES.
+    """The properties of an operand that are known when source is written. aligned: its address is a
+    multiple of WIDEST_ACCESS_BYTES, independent of the address of its arena.
     """
 
     dtype: str
@@ -50,18 +52,22 @@ class OperandType:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an item: an element, or the byte that elements of 4 bits share."""
+        """Bytes of an item. An item is an element, or the byte that several elements of less than 8
+        bits share.
+        """
         return packet_bytes(self.dtype) if self.packet else by_name(self.dtype).itemsize
 
     @property
     def per_item(self) -> int:
-        """Elements of an item."""
+        """Elements per item."""
         return 1 if self.packet else by_name(self.dtype).per_item
 
 
 @dataclass(frozen=True)
 class Signature:
-    """What one specialised function serves."""
+    """The key of one specialised function: a task kind, its static parameters and its operand
+    types.
+    """
 
     kind: str
     params: Mapping[str, Any]
@@ -69,11 +75,13 @@ class Signature:
 
     @cached_property
     def key(self) -> tuple[Any, ...]:
-        """Hashable and sortable identity."""
+        """A hashable and sortable key."""
         return (self.kind, repr(sorted(self.params.items())), self.operands)
 
     def read(self, form: type[Form]) -> Form:
-        """The parameters by name, once for a signature; `form` is the kind's struct of them."""
+        """The parameters as `form`, the kind's struct of parameters; converted once per
+        signature.
+        """
         if form not in self._forms:
             self._forms[form] = msgspec.convert(dict(self.params), form, strict=True)
         values: Form = self._forms[form]
@@ -84,6 +92,6 @@ class Signature:
         return {}
 
     def with_aligned(self, aligned: Sequence[bool]) -> Signature:
-        """The same with other known alignments, by operand."""
+        """The same signature with other alignments, given by operand."""
         pairs = zip(self.operands, aligned, strict=True)
         return replace(self, operands=tuple(replace(o, aligned=a) for o, a in pairs))

@@ -1,9 +1,9 @@
-"""The types of a plan: a frozen, deterministic value that can be written as JSON and that holds
+"""The types of a plan: a frozen, deterministic value that can be written as JSON and that contains
 each processor's tasks.
 
-A plan belongs to one rank. The planner makes it (ark.lower.pipeline), the verifier checks the plans
-of all ranks together (ark.plan.verify), the writer emits source for it (ark.codegen.writer) and the
-runtime loads it (ark.runtime.tables). Nothing here knows a device address.
+A plan belongs to one rank. The planner creates it (ark.lower.pipeline), the verifier checks the
+plans of all ranks (ark.plan.verify), the writer emits source for it (ark.codegen.writer) and the
+runtime loads it (ark.runtime.tables). A plan contains no device addresses.
 """
 
 from __future__ import annotations
@@ -18,32 +18,31 @@ from ark.ir.dtype import by_name
 from ark.ir.values import row_major
 from ark.plan.signature import packet_bytes
 
-# Where a buffer lives. `state` and `parameter` keep their contents between iterations and launches,
-# `external` belongs to the caller, `symmetric` is visible to peers, `host` is mapped by the host,
-# `packet` holds {value, epoch} pairs, `activation` is reused memory.
+# The arenas of buffers. `state` and `parameter` keep their contents between iterations and
+# launches, `external` belongs to the caller, `symmetric` is visible to peers, `host` is mapped by
+# the host, `packet` holds {value, epoch} pairs, `activation` is reused memory.
 ARENAS = ("activation", "parameter", "state", "external", "symmetric", "host", "packet")
 
-# Arenas whose buffers hold meaningful bytes before an iteration begins.
+# Arenas whose buffers have valid contents before an iteration begins.
 INITIAL = ("parameter", "state", "external", "host")
 
-MAX_OPERANDS = 64  # of an op
-MAX_PIECES = 32  # of a stage of the operand stream: parts of rows, copied side by side
+MAX_OPERANDS = 64  # per op
+MAX_PIECES = 32  # per stage of the operand stream: parts of rows, copied side by side
 MAX_PIECE_PITCH_BYTES = 1 << 28  # between pieces of one stage
 BOX_ROW_BYTES = 128  # contiguous bytes of a row that a step of box copies loads
 BOX_ALIGNMENT_BYTES = 16  # of the starts and strides of rows that box copies load
 
-# The id of the iteration barrier's counter, which opens the next iteration. Its step says how many
-# ranks begin it together: all, or the rank alone. In a plan of one rank it says how many tasks open
-# it together.
+# The id of the iteration barrier's counter, which opens the next iteration. In a plan of several
+# ranks its step is the number of ranks that open an iteration: all of them, or 1 if each rank opens
+# its own. In a plan of one rank it is the number of tasks that open it.
 ITERATION_BARRIER = 0
 
 
 @dataclass(frozen=True)
 class PlanBuffer:
-    """Contiguous memory. rank: owner; a peer's buffer is found by its name when the plan is loaded.
-
-    offset: bytes from the arena's start (-1 for a peer's, 0 for external buffers). initial: it
-    holds meaningful bytes before an iteration begins (weights, state, inputs).
+    """Contiguous memory. rank: the owner; a peer's buffer is looked up by its name when the plan is
+    loaded. offset: bytes from the arena's start (-1 for a peer's buffer, 0 for external buffers).
+    initial: True if it has valid contents before an iteration begins (weights, state, inputs).
     """
 
     id: int
@@ -57,7 +56,9 @@ class PlanBuffer:
 
 @dataclass(frozen=True)
 class Items:
-    """A box in a row-major array, counted in whole bytes or more: what memory is made of."""
+    """A box in a row-major array whose elements are items, the smallest units of memory: whole
+    elements or whole bytes.
+    """
 
     shape: tuple[int, ...]
     extents: tuple[int, ...]
@@ -65,7 +66,7 @@ class Items:
 
     @property
     def start(self) -> int:
-        """Items from the array's start to the box's first."""
+        """Items from the array's start to the box's first item."""
         return sum(o * s for o, s in zip(self.offsets, row_major(self.extents), strict=True))
 
 
@@ -73,8 +74,8 @@ class Items:
 class PlanTensor:
     """A view of a buffer: element [i, ...] is at offsets + i in a row-major array of `extents`.
 
-    packet: elements are 8-byte {32-bit word, epoch} pairs, 4-byte ones where the type has 16 bits,
-    and loading one is waiting for it.
+    packet: elements are stored with the epoch, in 8 bytes or, for 16-bit types, in 4 bytes. A load
+    of a packet waits until it has been written.
     """
 
     id: int
@@ -88,7 +89,9 @@ class PlanTensor:
 
     @cached_property
     def itemsize(self) -> int:
-        """Bytes of an item: an element, or the byte that elements of 4 bits share."""
+        """Bytes of an item. An item is an element, or the byte that several elements of less than 8
+        bits share.
+        """
         return packet_bytes(self.dtype) if self.packet else by_name(self.dtype).itemsize
 
     @cached_property
@@ -126,11 +129,12 @@ class PlanTensor:
 
 @dataclass(frozen=True)
 class PlanOp:
-    """What a group of tasks computes: a task kind, its static parameters and its operands.
+    """The computation of a group of tasks: a task kind, its static parameters and its operands.
 
-    Ops are numbered in program order; running them in that order on one processor defines what the
-    plan means. after: tensors that must be complete although no byte of them is read. claims: the
-    counter from which its tasks take the numbers of unclaimed tiles, where they do.
+    Ops are numbered in program order. The plan's results are defined as those of running the ops in
+    that order on one processor. after: tensors that must be complete although the op does not read
+    them. claims: for an op whose tasks claim tiles, the counter that gives the numbers of unclaimed
+    tiles.
     """
 
     id: int
@@ -144,10 +148,11 @@ class PlanOp:
 
 @dataclass(frozen=True, slots=True)
 class PlanCounter:
-    """A counter that only grows, by `step` an iteration. A peer's counter is found by its name.
+    """A counter that only grows, by `step` in each iteration. A peer's counter is looked up by its
+    name.
 
-    In iteration i (from 0) a wait for n signals ends when the counter has reached step * i + n: so
-    a wait for none of this iteration's is one for all of those before it.
+    In iteration i (from 0) a wait for n signals ends when the counter has reached step * i + n. So
+    a wait with n = 0 waits for all signals of earlier iterations.
     """
 
     id: int
@@ -158,20 +163,22 @@ class PlanCounter:
 
 
 MAX_STAGE_PAGES = 32
-"""Pages in which the rows of a stage may lie: a lane of the loader copies those of one."""
+"""Most pages that the rows of one stage may be in, since each lane of the loader copies the rows of
+one page.
+"""
 
 
 def pages_of_stage(step: int, rows: int) -> int:
-    """The most pages, of `rows` each, in which `step` consecutive rows lie."""
+    """The largest number of pages, of `rows` rows each, that `step` consecutive rows may touch."""
     return (step + rows - 2) // rows + 1
 
 
 @dataclass(frozen=True, slots=True)
 class FetchPages:
-    """Where the rows of a growing fetch lie if they do not follow each other: row r is row r % rows
-    of the page whose number is element r // rows of the operand `table` (int32). Pages are `pitch`
-    bytes apart, in both operands; there are `count` of them, and a number of none of these is
-    read as 0. The fetch's offset is inside of a page.
+    """The positions of the rows of a growing fetch that are stored in pages. Row r is row r % rows
+    of the page whose number is element r // rows of the operand `table` (int32). There are `count`
+    pages, `pitch` bytes apart, in both operands; a page number out of range is read as 0. The
+    fetch's offset is relative to the start of a page.
     """
 
     table: int
@@ -182,12 +189,12 @@ class FetchPages:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """What makes a fetch one of rows that iterations append, as many as there are when it runs.
+    """Describes a fetch of rows that iterations append, whose number is known only when it runs.
 
-    length: operand, one int32: the rows that earlier iterations have appended; this iteration adds
-    one. row: bytes of a row. part, parts: which share of all of them, this iteration's among them,
-    is the task's. beside: an operand of the same layout, whose bytes follow in each stage. pages:
-    where rows lie in pages.
+    length: an operand with one int32, the number of rows that earlier iterations appended; this
+    iteration adds one. row: bytes of a row. part, parts: the task reads share `part` of `parts` of
+    all rows, including this iteration's. beside: an operand of the same layout, whose bytes follow
+    in each stage. pages: set if the rows are stored in pages.
     """
 
     length: int
@@ -200,15 +207,16 @@ class Growth:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Consecutive bytes of an operand that the stream copies in stages of `stage` bytes.
+    """Consecutive bytes of an operand that the operand stream copies in stages of `stage` bytes.
 
-    With `growth` they are the room for the operand's rows. Of n rows, at most as many as there is
-    room for, the task takes those from n * part / parts to n * (part + 1) / parts, rounded down,
-    in as many stages of whole rows as they fill; the newest is not copied, since this iteration
-    makes it. Such a copy waits until the iteration may begin.
+    With `growth`, the bytes are the room for the operand's rows. Of n rows, at most as many as fit,
+    the task takes those from n * part / parts to n * (part + 1) / parts, rounded down, in stages of
+    whole rows. The newest row is not copied, since this iteration computes it. Such a copy waits
+    until the iteration may begin.
 
-    With `parts` they are rows, of which `rows` at a time (the last time fewer) come in so many
-    stages: each has one part of each of these rows, row after row.
+    With `parts`, the bytes are rows. They are copied in groups of `rows` rows (the last group may
+    have fewer), each group in `parts` stages. A stage contains one part of each row of the group,
+    row after row.
     """
 
     operand: int
@@ -221,7 +229,7 @@ class Fetch:
 
     @property
     def reach(self) -> int:
-        """Bytes from `offset` to the end of what it may copy."""
+        """Bytes from `offset` to the end of the bytes that may be copied."""
         pages = self.growth.pages if self.growth is not None else None
         if self.growth is None or pages is None:
             return self.nbytes
@@ -229,7 +237,7 @@ class Fetch:
 
     @property
     def piece(self) -> int:
-        """Bytes of a row in each stage that has parts of rows."""
+        """Bytes of each row in one stage, if stages contain parts of rows."""
         return self.stage // self.rows
 
 
@@ -245,14 +253,16 @@ class Task:
 
     @property
     def streamed(self) -> int:
-        """Bytes that it takes from the operand stream in every iteration."""
+        """Bytes that it takes from the operand stream in every iteration, without fetches that
+        grow.
+        """
         return sum(f.nbytes for f in self.fetches if f.growth is None)
 
 
 @dataclass(frozen=True)
 class Phase:
-    """What one iteration does: an ordered task list per processor. variant: the place, in the
-    machine's variants, of the one that its tasks run under.
+    """The work of one iteration: an ordered task list per processor. variant: the index, in the
+    machine's variants, of the one under which its tasks run.
     """
 
     name: str
@@ -262,9 +272,9 @@ class Phase:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything a loop kernel of one rank needs, but for addresses.
+    """Everything that a loop kernel of one rank needs, except addresses.
 
-    verified: the verifier has accepted it together with the plans of all other ranks; a changed
+    verified: True once the verifier has accepted it and the plans of all other ranks; a changed
     copy is not verified.
     """
 
@@ -281,7 +291,9 @@ class Plan:
     verified: bool = field(default=False, init=False, compare=False, repr=False)
 
     def mark_verified(self) -> None:
-        """Called by the verifier, and for plans read from ark's own signed cache."""
+        """Marks the plan as verified. Called by the verifier, and for plans read from ark's own
+        signed cache.
+        """
         object.__setattr__(self, "verified", True)
 
     @property
@@ -290,22 +302,22 @@ class Plan:
 
     @property
     def lists(self) -> int:
-        """The most task lists that a phase has."""
+        """The number of task lists of the phase that has the most."""
         return max(len(phase.processors) for phase in self.phases)
 
     @property
     def variant(self) -> str:
-        """The kernel variant of the last phase, by name."""
+        """The name of the kernel variant of the last phase."""
         return self.variant_of(len(self.phases) - 1)
 
     def variant_of(self, phase: int) -> str:
-        """The kernel variant that a phase's tasks run under, by name."""
+        """The name of the kernel variant under which a phase's tasks run."""
         place = self.phases[phase].variant if self.phases else 0
         return str(self.machine["variants"][place]["name"])
 
     @property
     def kernels(self) -> tuple[range, ...]:
-        """The phases of each kernel: consecutive ones under one variant."""
+        """The phases of each kernel. Consecutive phases with the same variant share a kernel."""
         starts = [
             i
             for i, phase in enumerate(self.phases)

@@ -1,14 +1,14 @@
-"""The verifier: no plan runs before it is accepted here, whether it was made in this process or
-read from a file.
+"""The verifier. Every plan must be accepted here before it runs, whether it was created in this
+process or read from a file.
 
-All ranks' plans are checked together, one for all that do the same (symmetry): that every name and
-box is in range (structure), that every op is one that its kind can do, and is done wholly (work),
-also where tiles are claimed while it runs (claims),
-that counters add up and waits cannot cycle (order), that whatever touches the same memory is
-ordered as the program orders it (conflicts), nothing is read before it is written (reads), not even
-by bodies that read before they wait (early), and ranks that begin iterations by themselves do not
-meet each other's (iterations). The order is
-derived from the finished plan alone; nothing that the planner believed is used.
+The plans of all ranks are checked against each other, one plan for all ranks that do the same
+(symmetry). The checks, by module: every name and box is in range (structure). Every op is valid for
+its kind and is computed completely (work), also if tiles are claimed at run time (claims). Counters
+match their signals, and waits cannot form a cycle (order). Accesses to the same memory have the
+order of the program (conflicts). Nothing is read before it is written (reads), including by bodies
+that read before they wait (early). Ranks that begin iterations independently do not conflict with
+other iterations of their peers (iterations). The order is derived from the finished plan alone; no
+intermediate result of the planner is used.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ from ark.plan.verify.work import check_work
 
 
 def verify(plans: Sequence[Plan]) -> None:
-    """Accepts the plans of all ranks, in rank order, or raises PlanError with the first fault."""
+    """Accepts the plans of all ranks, in rank order. Raises PlanError with the first fault
+    otherwise.
+    """
     with log.timed(f"verified {_counted(plans)}"):
         check_ranks(plans)
         check(RankSet(plans, symmetry_of(plans)))
@@ -42,14 +44,14 @@ def verify(plans: Sequence[Plan]) -> None:
 
 
 def _counted(plans: Sequence[Plan]) -> str:
-    """The plans as a message says them."""
+    """The number of plans and ops, as text for a message."""
     ops = len(plans[0].ops) if plans else 0
     return f"{len(plans)} plan(s) of {ops} ops each"
 
 
 @paused()
 def check(rank_set: RankSet) -> None:
-    """The same, for plans of all ranks with their symmetry known."""
+    """Runs all checks on the plans of a rank set. Raises PlanError with the first fault."""
     check_structure(rank_set)
     check_work(rank_set)
     check_claims(rank_set)
@@ -67,7 +69,9 @@ def check(rank_set: RankSet) -> None:
 
 
 def _check_phase(rank_set: RankSet, number: int) -> Touches:
-    """What the checked ranks do to their own memory in a phase, and peers to that."""
+    """Checks a phase. Returns the accesses of checked ranks to their own memory, and those of peers
+    to it.
+    """
     local = {rank: LocalTouches(rank_set, rank, number) for rank in rank_set.checked}
     foreign = foreign_touches(rank_set, number)
     bases = first_nodes(rank_set, number)

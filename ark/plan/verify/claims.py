@@ -1,8 +1,9 @@
-"""Checks ops whose tiles are claimed at run time: each needs a counter that is used for nothing
-else, in memory of its own rank.
+"""Checks ops whose tiles are claimed at run time. Each needs a counter that nothing else uses, and
+its operands must be in memory of its own rank.
 
-That tiles do not overlap says the kind (check_work); that nothing comes between the op's first task
-and its last one follows from what each of its tasks may touch, which is all of the op.
+The kind ensures that tiles do not overlap (check_work). Each task of the op counts as accessing
+everything that any of them may claim, so the other checks keep conflicting ops from running between
+its first and its last task.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from ark.plan.verify.rank_set import RankSet, refuse
 
 
 def check_claims(rank_set: RankSet) -> None:
-    """Raises PlanError for the first op whose tiles cannot be claimed as the plan says."""
+    """Raises PlanError for the first op whose tiles cannot be claimed as the plan states."""
     for plan in rank_set.checked_plans:
         used = {ITERATION_BARRIER}
         for tasks in (tasks for phase in plan.phases for tasks in phase.processors):

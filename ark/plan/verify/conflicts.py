@@ -1,9 +1,9 @@
-"""Third part of the verifier: memory. Accesses to the same bytes, of which at least one writes,
-must be ordered as in the program, and no live buffer's memory is given to another.
+"""Part of the verifier: memory. Two accesses to the same bytes, of which at least one writes, must
+have the order of the program, and buffers that share memory must not be alive at the same time.
 
-A rank's own touches are searched once, in program order, with what later writes have covered
-forgotten (ark.plan.frontier); ranks with the same plan but for names share the search. Touches of a
-peer's memory are compared with everything there.
+A rank's accesses to its own memory are searched once, in program order; accesses that later writes
+cover are dropped (ark.plan.frontier). Ranks whose plans differ only in names share the search.
+Accesses to a peer's memory are compared with all accesses there.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ from ark.plan.verify.order import Order, first_nodes
 from ark.plan.verify.rank_set import RankSet, refuse
 
 ByOp = dict[int, tuple[np.ndarray, tuple[tuple[int, ...], ...]]]
-Pairs = tuple[Region, Region, np.ndarray, np.ndarray]  # touches, and nodes that meet there
+Pairs = tuple[Region, Region, np.ndarray, np.ndarray]  # two accesses and their conflicting nodes
 
 
 @dataclass(frozen=True)
 class Touch:
-    """A touch as its owner sees it, by an op of some rank; nodes: the op's, over all ranks."""
+    """An access by an op of some rank, in the coordinates of the memory's owner. nodes: the op's
+    tasks, numbered over all ranks.
+    """
 
     rank: int
     region: Region
@@ -39,13 +41,13 @@ class Touch:
 
 
 class LocalTouches:
-    """What a rank's tasks do to its own memory in a phase, in nodes of that rank."""
+    """The accesses of a rank's tasks to its own memory in a phase, in node numbers of that rank."""
 
     def __init__(self, rank_set: RankSet, rank: int, number: int) -> None:
         listed = rank_set.listing(rank, number)
         self.needs = Needs()
         self.either: list[Pairs] = []
-        self.packets: list[Region] = []  # what is made or read as packets
+        self.packets: list[Region] = []  # accesses to data that is written or read as packets
         self.by_space: dict[Hashable, list[Region]] = defaultdict(list)
         frontier = Frontier()
         for touched in rank_set.touches(rank, number):
@@ -63,7 +65,7 @@ class LocalTouches:
 
 
 def _inside(mine: Sequence[Region], by_op: ByOp) -> list[Pairs]:
-    """Tasks of one op that touch the same bytes, one of them writing."""
+    """Pairs of tasks of one op that access the same bytes, where one of them writes."""
     pairs = []
     real = [r for r in mine if not r.pretended]
     for i, a in enumerate(real):
@@ -83,7 +85,7 @@ def _inside(mine: Sequence[Region], by_op: ByOp) -> list[Pairs]:
 def _meeting(
     a: Region, b: Region, of_a: np.ndarray, of_b: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Pairs of different nodes that touch the same bytes in two regions."""
+    """Pairs of different nodes that access the same bytes in two regions."""
     rows, columns = a.overlaps(b)
     (tasks_a, starts_a), (tasks_b, starts_b) = a.boxes.by_box, b.boxes.by_box
     many = starts_a[rows + 1] - starts_a[rows]
@@ -102,8 +104,8 @@ def check_conflicts(
     local: Mapping[int, LocalTouches],
     foreign: Mapping[int, Sequence[Touch]],
 ) -> None:
-    """Raises PlanError for the first conflict of a phase in the memory of a checked rank that is
-    not ordered.
+    """Raises PlanError for the first pair of conflicting accesses to a checked rank's memory, in
+    one phase, that is not ordered.
     """
     for rank, touches in local.items():
         base = int(order.bases[rank])
@@ -121,7 +123,7 @@ def check_conflicts(
 
 
 def foreign_touches(rank_set: RankSet, number: int) -> dict[int, list[Touch]]:
-    """By checked rank, the touches of its memory by peers."""
+    """By checked rank, the accesses of peers to its memory."""
     touches: dict[int, list[Touch]] = {rank: [] for rank in rank_set.checked}
     bases = first_nodes(rank_set, number)
     for rank in range(rank_set.world):
@@ -142,10 +144,12 @@ def _check_foreign(
     touches: LocalTouches,
     foreign: Sequence[Touch],
 ) -> None:
-    """Compares peers' touches of a rank's memory with everything there, and with each other.
+    """Compares the accesses of peers to a rank's memory with all accesses there, and with each
+    other.
 
-    Between ranks there is no program order: one must come before the other. That something is there
-    when it is read is checked apart (ark.plan.verify.reads); what comes as packets is written once.
+    Between ranks there is no program order, so either access may be the first, but an order must
+    exist. ark.plan.verify.reads checks separately that data is written before it is read. Data sent
+    as packets is written once.
     """
     listed = rank_set.listing(owner, number)
     base = int(order.bases[owner])
@@ -159,7 +163,7 @@ def _check_foreign(
         ends = [np.array([_span(t.region) for t in part]).T for part in (peers, everyone)]
         for rows, columns in candidates(*ends[0], *ends[1]):
             for i, j in zip(rows.tolist(), columns.tolist(), strict=True):
-                if j >= i:  # each pair of peers' touches once
+                if j >= i:  # compare each pair of peers' accesses once
                     _compare(rank_set, order, number, needs, owner, peers[i], everyone[j])
     bad = unmet(needs.freeze(order.processor), order, 0)
     if bad is not None:
@@ -174,7 +178,7 @@ def _compare(
         return
     same_op = (a.rank, a.region.op) == (b.rank, b.region.op)
     if same_op and (a.region.pretended or b.region.pretended):
-        return  # an op does not come after itself
+        return  # an op does not depend on itself
     if a.rank == b.rank and a.region.op != b.region.op:
         first, second = (a, b) if a.region.op < b.region.op else (b, a)
         needs.add(first.region, second.region, first.nodes, second.nodes)
@@ -200,7 +204,9 @@ def _check_either(
     seconds: np.ndarray,
     owner: int,
 ) -> None:
-    """One must come before the other, no matter which."""
+    """Raises PlanError unless, in each pair of nodes, one is ordered before the other, in either
+    direction.
+    """
     if not len(firsts):
         return
     fine = order.before(firsts, seconds, must(first, second))
@@ -236,7 +242,7 @@ def _describe(
 
 
 def task_at(rank_set: RankSet, order: Order, number: int, node: int) -> tuple[int, Task]:
-    """(rank, task) of a node."""
+    """The rank and the task of a node."""
     rank = int(np.searchsorted(order.bases, node, "right")) - 1
     return rank, rank_set.listing(rank, number).tasks[node - int(order.bases[rank])]
 
@@ -244,7 +250,9 @@ def task_at(rank_set: RankSet, order: Order, number: int, node: int) -> tuple[in
 def _check_lifetimes(
     rank_set: RankSet, rank: int, touches: LocalTouches, foreign: Iterable[Touch]
 ) -> None:
-    """Buffers that share bytes are not alive at the same time; lasting ones share with none."""
+    """Raises PlanError if buffers that share bytes are alive at the same time. Buffers with initial
+    contents are always alive.
+    """
     spans_of: dict[Hashable, dict[int, tuple[float, float]]] = defaultdict(dict)
     buffers = rank_set.plan(rank).buffers
     touched = (t.region for t in foreign)
@@ -261,7 +269,9 @@ def _check_lifetimes(
 
 
 def _check_disjoint(entries: Sequence[tuple[PlanBuffer, float, float]]) -> None:
-    """Sweeps over time with the buffers alive in order of their bytes: neighbours may not meet."""
+    """Sweeps over time with the live buffers sorted by offset, and raises PlanError if neighbours
+    overlap.
+    """
     alive: list[tuple[int, int, int]] = []  # offset, end, number
     deaths = sorted((last, i) for i, (_, _, last) in enumerate(entries))
     done = 0

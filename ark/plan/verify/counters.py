@@ -1,4 +1,4 @@
-"""The signals and waits of each counter, over all ranks. Called by ark.plan.verify.order and
+"""The signals and waits of each counter, over all ranks. Used by ark.plan.verify.order and
 ark.plan.verify.iterations.
 """
 
@@ -14,9 +14,9 @@ from ark.plan.verify.rank_set import RankSet, refuse
 
 @dataclass(frozen=True, eq=False)
 class Counters:
-    """The signals and waits of each counter of a checked rank. Counters are numbered rank after
-    rank, rank r's from offsets[r]. Rows of `signals` are (counter, executed node, rank on which its
-    image signals), of `waits` (counter, executed node, threshold).
+    """The signals and waits of each counter of a checked rank. Counters are numbered rank by rank;
+    those of rank r begin at offsets[r]. Rows of `signals` are (counter, executed node, rank on
+    which the image of this node signals). Rows of `waits` are (counter, executed node, threshold).
     """
 
     offsets: dict[int, int]
@@ -24,7 +24,9 @@ class Counters:
     waits: np.ndarray
 
     def check(self, rank_set: RankSet) -> None:
-        """Each step must equal the signals of one iteration, and no wait may exceed it."""
+        """Raises PlanError unless each step equals the signals of one iteration and no wait exceeds
+        it.
+        """
         total = sum(len(plan.counters) for plan in rank_set.checked_plans)
         many = np.bincount(self.signals[:, 0], minlength=total)
         asked = np.full(total, -1)
@@ -68,7 +70,7 @@ class Counters:
 
 
 def counters_of(rank_set: RankSet, number: int) -> Counters:
-    """The counters of a phase, whose executed nodes are those of the checked ranks."""
+    """The counters of a phase. Executed nodes are the tasks of the checked ranks."""
     offsets, first, total, nodes = {}, {}, 0, 0
     for plan in rank_set.checked_plans:
         offsets[plan.rank], first[plan.rank] = total, nodes

@@ -1,8 +1,8 @@
-"""Fifth part of the verifier: reads before a task's waits are met.
+"""Part of the verifier: reads before a task's waits are complete.
 
-Where a variant has communicating warps, computing warps begin a task before it may run, and their
-bodies read what its kind says (`TaskKind.early`). No counter orders such a read: it must be of
-packets, or of memory that holds the right bytes since the iteration began.
+In variants with communicating warps, computing warps begin a task before its waits are complete,
+and their bodies may already read the operands in `TaskKind.early`. No counter orders such a read.
+So it must read packets, or memory that is not written in this iteration before the read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from ark.plan.verify.rank_set import RankSet, refuse
 
 
 def check_early(rank_set: RankSet, number: int, rank: int, foreign: Sequence[Touch]) -> None:
-    """Raises PlanError for the first early read of what a rank's earlier op, or a peer, writes."""
+    """Raises PlanError for the first early read of memory that an earlier op of the rank, or a
+    peer, writes in the same iteration.
+    """
     plan = rank_set.plan(rank)
     if not machine_of(plan, number).variant.role(COMMUNICATE):
         return

@@ -1,12 +1,13 @@
-"""The abstract execution of a phase, on all ranks at once: a task runs when the one before it on
-its processor has run and its waits are met. Called by ark.plan.verify.order and
-ark.plan.verify.iterations, which say why that proves something.
+"""The abstract execution of a phase, on all ranks at once. A task runs when its predecessor on its
+processor has run and its waits are complete. ark.plan.verify.order and ark.plan.verify.iterations
+use it and explain why it is a proof.
 
-All tasks that can run do so in one step, with array operations. A task's knowledge is two rows of a
-vector clock (Mattern 1989); tasks that know the same share them (a processor's knowledge of itself
-is its position and left out), so rows grow with the different things that are waited for, not with
-tasks. What packets tell (RAN alone) counts for the tasks behind the reader: of a task's warps each
-may have read others.
+All tasks that can run do so in one step, with array operations. For each task, two rows of a vector
+clock (Mattern 1989) state which tasks are certainly complete when it starts. Tasks with equal rows
+share them. A processor's own entry follows from the task's position and is not stored. So the
+number of rows grows with the number of distinct sets of waits, not with the number of tasks. A read
+of packets updates only the row RAN, and only for tasks after the reader, because each warp of the
+reading task may have read other packets.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ import numpy as np
 from ark.plan.verify.counters import Counters
 from ark.plan.verify.rank_set import RankSet
 
-RAN, SEEN, AWAITED = 0, 1, 2  # the last is no clock: who reads packets waits for their makers
-MAX_KNOWN_EVENTS = 1 << 12  # of which rows are kept before all are forgotten
+RAN, SEEN, AWAITED = 0, 1, 2  # AWAITED is not a clock: readers of packets wait for writers
+MAX_KNOWN_EVENTS = 1 << 12  # events whose rows are cached before the cache is cleared
 
 
 @dataclass(frozen=True, eq=False)
 class Processors:
-    """The processors of all ranks, numbered one rank behind the other. starts: each rank's first,
-    and one past the last; moved[r, q]: what to add to a processor of rank q to have it as r's twin
-    sees it.
+    """The processors of all ranks, numbered rank by rank. starts: the first processor of each rank,
+    and one past the last. moved[r, q]: the number to add to a processor of rank q to get the
+    corresponding one from the view of rank r's twin.
     """
 
     starts: np.ndarray
@@ -43,14 +44,18 @@ class Processors:
         return cls(starts, moved)
 
     def seen_by(self, rank: int) -> np.ndarray | None:
-        """By processor the one that it is for the rank's twin; None if that is the rank itself."""
+        """For each processor, the corresponding one from the view of the rank's twin; None if all
+        are equal.
+        """
         shift = np.repeat(self.moved[rank], np.diff(self.starts))
         return np.arange(len(shift)) + shift if shift.any() else None
 
 
 @dataclass(frozen=True, eq=False)
 class Awaited:
-    """All readers, nodes of a checked rank, wait for all makers: (rank, nodes of it)."""
+    """All readers wait for all makers. readers: nodes of the checked rank `rank`, which read
+    packets. makers: (rank, nodes of it), which write them.
+    """
 
     rank: int
     readers: np.ndarray
@@ -58,7 +63,7 @@ class Awaited:
 
 
 class Run:
-    """The abstract execution. An event is a counter or the packets that a task reads."""
+    """The abstract execution. An event is a counter, or the set of packets that a task reads."""
 
     def __init__(
         self,
@@ -77,13 +82,15 @@ class Run:
         self._events = 0
         self._packet: list[bool] = []
         self._signals: list[np.ndarray] = []  # event, node, rank
-        self._waits: list[np.ndarray] = []  # event, node: for all of the signals
-        self._partial: dict[int, list[tuple[int, int]]] = {}  # thresholds and nodes, falling
+        self._waits: list[np.ndarray] = []  # (event, node): waits for all of an event's signals
+        self._partial: dict[int, list[tuple[int, int]]] = {}  # (threshold, node), falling
         self._known_after: dict[tuple[int, int], np.ndarray] = {}
         self._columns = [processors.seen_by(rank) for rank in range(len(processors.moved))]
 
     def add_counters(self, counters: Counters) -> None:
-        """An event for each counter that is signalled. Waits for the iteration before are met."""
+        """Adds an event for each counter that is signalled. Waits for the previous iteration are
+        ignored.
+        """
         used, event = np.unique(counters.signals[:, 0], return_inverse=True)
         event = event.reshape(-1)
         many = np.bincount(event, minlength=len(used))
@@ -105,7 +112,9 @@ class Run:
         awaited: Sequence[Awaited],
         executed: Callable[[np.ndarray, np.ndarray], np.ndarray],
     ) -> None:
-        """An event for each. executed: from ranks and nodes of theirs to executed nodes."""
+        """Adds an event for each set of awaited packets. executed: maps ranks and their nodes to
+        executed nodes.
+        """
         if not awaited:
             return
         numbers = np.arange(self._events, self._events + len(awaited))
@@ -122,7 +131,9 @@ class Run:
         self._packet += [True] * len(awaited)
 
     def execute(self) -> tuple[int, int] | None:
-        """Runs everything; (how many tasks never start, the first of them) if it stops."""
+        """Executes all tasks. Returns None if all of them ran, otherwise the number of tasks that
+        never start and the first of these.
+        """
         nodes = len(self.processor)
         signalled = np.concatenate([*self._signals, np.zeros((0, 3), np.int64)])
         waiting = np.concatenate([*self._waits, np.zeros((0, 2), np.int64)])
@@ -134,7 +145,7 @@ class Run:
         by_counters, by_packets = (
             _Lists(w[:, ::-1], nodes).distinct() for w in (counters, packets)
         )
-        ways = (RAN, SEEN) if len(packets) else (RAN,)  # the same where nothing is a packet
+        ways = (RAN, SEEN) if len(packets) else (RAN,)  # without packets both clocks are equal
         pending = np.bincount(waiting[:, 1], minlength=nodes) + (self.position > 0)
         for listed in self._partial.values():
             np.add.at(pending, [node for _, node in listed], 1)
@@ -174,8 +185,8 @@ class Run:
         needed: np.ndarray,
         sets: Sequence[tuple[int, ...]],
     ) -> np.ndarray:
-        """The clocks of nodes with these rows after their waits; needed: by node which set of
-        events for.
+        """The clock rows of `nodes` after their waits, given their rows before. needed: for each
+        node, the number of the set of events that it waits for.
         """
         wait = np.flatnonzero(needed[nodes])
         if not len(wait):
@@ -197,11 +208,14 @@ class Run:
         return np.array(met, np.int64)
 
     def _index_signals(self, signalled: np.ndarray) -> None:
-        """By event its signalling nodes, and the processors and places that end with them."""
+        """Indexes, by event, the nodes that signal it, and the processors on which they run with
+        the position after the last of them.
+        """
         event, node, rank = signalled.T
         at_home = self.processor[node]
         home = np.searchsorted(self.processors.starts, at_home, "right") - 1
-        # The processor of the image: what the twin has as its own, the rank has as this one.
+        # The processor of the image: it has the same index in `rank` as at_home has in its own
+        # rank.
         start = self.processors.starts
         processor = at_home - start[home] + start[rank]
         end = self.position[node] + ~np.array(self._packet, bool)[event]
@@ -215,7 +229,7 @@ class Run:
         self._member_starts = np.searchsorted(event, np.arange(self._events + 1)).tolist()
 
     def _after(self, event: int, which: int) -> np.ndarray:
-        """The clock of a node that has waited for all of an event."""
+        """The clock of a node that has waited for all signals of an event."""
         known = self._known_after.get((event, which))
         if known is not None:
             return known
@@ -236,7 +250,7 @@ class Run:
         return row
 
     def _join(self, which: int, row: int, events: Sequence[int]) -> int:
-        """The row of a node that had `row` and has waited for all of some events."""
+        """The row of a node that had `row` and then waited for all of the events."""
         joined = self.rows[row].copy()
         for event in events:
             np.maximum(joined, self._after(event, which), out=joined)
@@ -252,7 +266,7 @@ class Run:
 
 
 class _Lists:
-    """Lists of numbers by key, from rows of (key, number)."""
+    """Lists of numbers by key, built from rows of (key, number)."""
 
     def __init__(self, rows: np.ndarray, keys: int) -> None:
         order = np.argsort(rows[:, 0], kind="stable")
@@ -260,12 +274,14 @@ class _Lists:
         self.starts = np.searchsorted(rows[order, 0], np.arange(keys + 1))
 
     def of(self, keys: np.ndarray) -> np.ndarray:
-        """All numbers of some keys."""
+        """The numbers of all the given keys."""
         values: np.ndarray = self.values[spans(self.starts[keys], self.starts[keys + 1])]
         return values
 
     def distinct(self) -> tuple[np.ndarray, list[tuple[int, ...]]]:
-        """By key the number of its list among the different lists; the empty one is 0."""
+        """For each key the number of its list among the distinct lists, and these lists. The empty
+        list is number 0.
+        """
         known: dict[tuple[int, ...], int] = {(): 0}
         numbers = np.zeros(len(self.starts) - 1, np.int64)
         values, starts = self.values.tolist(), self.starts.tolist()
@@ -276,7 +292,7 @@ class _Lists:
 
 
 def spans(first: np.ndarray, last: np.ndarray) -> np.ndarray:
-    """All numbers from first[i] to last[i], one range behind the other."""
+    """All numbers from first[i] to last[i] - 1, range after range."""
     many = last - first
     ends = np.cumsum(many)
     return np.asarray(

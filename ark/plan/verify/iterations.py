@@ -1,12 +1,14 @@
-"""Last part of the verifier: ranks that begin their iterations by themselves, without a barrier
-over all of them (a pipeline of ranks, several micro-batches in flight).
+"""Part of the verifier: ranks that begin their iterations independently, without a barrier over all
+ranks (a pipeline of ranks with several micro-batches in flight).
 
-Two consecutive iterations are executed abstractly like one (ark.plan.verify.order): the
-second begins on each rank behind that rank's own barrier, and a wait for no signal of it is one for
-all of the first. Whatever different ranks do to the same bytes in the two must be ordered, and so
-must be the signals of a counter by several ranks, so that one rank's second is not taken for
-another's first. By induction that holds for any two iterations: what x of iteration i and y of
-i + 1 are to each other they are to y of i + 2, which comes after y of i + 1 on its own rank.
+Two consecutive iterations are executed abstractly as if they were one (ark.plan.verify.order). On
+each rank the second begins after that rank's own barrier; in the second, a wait for 0 signals waits
+for all signals of the first. Accesses of different ranks to the same bytes, one in each iteration,
+must be ordered. If several ranks signal a counter, their signals must be ordered too, so that a
+signal of one rank's second iteration is not counted as another rank's signal of the first. By
+induction this holds for any two iterations: if access x of iteration i is ordered before y of
+iteration i + 1, it is ordered before y of iteration i + 2, which follows y of iteration i + 1 on
+its own rank.
 """
 
 from __future__ import annotations
@@ -31,8 +33,9 @@ MORE_THAN_ANY_SIGNALS = 1 << 40  # a threshold that no counter reaches
 
 @dataclass(frozen=True, eq=False)
 class _Two:
-    """Two iterations in one order. twice[k][i]: the node of a phase's node i in iteration k;
-    home[r]: what to add to rank r's node i for its twin's among those of one that were executed.
+    """The order of two consecutive iterations. twice[k][i]: the node that node i of the phase
+    becomes in iteration k. home[r]: the number to add to node i of rank r to get its twin's node,
+    among the executed nodes of one iteration.
     """
 
     order: Order
@@ -48,9 +51,9 @@ def check_iterations(
     packets: Sequence[Awaited],
     once: Order,
 ) -> None:
-    """Raises PlanError where an iteration of one rank may meet another one of a peer. local,
-    foreign: what the checked ranks do to their own memory, and peers to that; once: the order of
-    one iteration.
+    """Raises PlanError if an iteration of one rank may conflict with another iteration of a peer.
+    local, foreign: the accesses of checked ranks to their own memory, and those of peers to it.
+    once: the order of one iteration.
     """
     barrier = rank_set.plan(0).counters[ITERATION_BARRIER]
     if rank_set.world == 1 or barrier.step == rank_set.world:
@@ -69,10 +72,12 @@ def _execute(
     packets: Sequence[Awaited],
     once: Order,
 ) -> _Two:
-    """Of ranks that do the same one is executed, for the reason that one iteration's order has."""
+    """Executes two iterations. Of ranks that do the same only one is executed, for the reason given
+    in ark.plan.verify.order.
+    """
     lengths = np.concatenate([rank_set.listing(r, number).lengths for r in range(rank_set.world)])
     bases, home = 2 * once.bases, 2 * once.home
-    # On each processor the first iteration's tasks, then the second's.
+    # Each processor runs the first iteration's tasks, then the second's.
     first = np.arange(len(once.processor)) + (np.cumsum(lengths) - lengths)[once.processor]
     twice = (first, first + lengths[once.processor])
     order_of = np.argsort(np.concatenate(twice))
@@ -117,8 +122,9 @@ def _moved(
 def _unrolled(
     rank_set: RankSet, counters: Counters, executed: Sequence[np.ndarray], opened: np.ndarray
 ) -> Counters:
-    """The counters of both iterations, the second's numbered behind the first's. executed: by
-    iteration what the nodes of one become; opened: waits for the first iteration's barriers.
+    """The counters of both iterations; the second's are numbered after the first's. executed: by
+    iteration, the nodes that the nodes of one iteration become. opened: the second iteration's
+    waits for the barriers of the first.
     """
     total = sum(len(plan.counters) for plan in rank_set.checked_plans)
     signals: list[np.ndarray] = []
@@ -140,7 +146,9 @@ def _unrolled(
 
 
 def _check_signals(rank_set: RankSet, counters: Counters, two: _Two) -> None:
-    """Several ranks' signals of one counter: all of an iteration before any of the next."""
+    """Raises PlanError unless, for each counter that several ranks signal, all signals of one
+    iteration are ordered before all signals of the next.
+    """
     order = np.argsort(counters.signals[:, 0], kind="stable")
     rows = counters.signals[order]
     for part in np.split(rows, np.flatnonzero(np.diff(rows[:, 0])) + 1):
@@ -167,7 +175,9 @@ def _check_memory(
     foreign: Mapping[int, Sequence[Touch]],
     two: _Two,
 ) -> None:
-    """What different ranks do to a rank's memory, in two iterations, in either order of these."""
+    """Raises PlanError unless accesses of different ranks to the owner's memory, in two consecutive
+    iterations, are ordered. Each of the two accesses is tried as the one in the first iteration.
+    """
     listed, base = rank_set.listing(owner, number), int(two.order.bases[owner]) // 2
     needs = Needs()
     named: list[tuple[Touch, Touch]] = []

@@ -1,7 +1,7 @@
 """A phase as arrays, for checks that examine all tasks at once.
 
-A node is a task's place: tasks are counted processor by processor, in their order there. Called by
-all parts of the verifier.
+A node is the number of a task. Tasks are counted processor by processor, in their order on each
+processor. Used by all parts of the verifier.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from ark.plan.types import Phase, Task
 
 @dataclass(frozen=True, eq=False)
 class Listing:
-    """By node: its task, op, processor and position; lengths: tasks of each processor.
+    """By node: its task, op, processor and position. lengths: the number of tasks of each
+    processor.
 
     Row i of `waits` is (node, counter, threshold), of `signals` (node, counter). by_op: the nodes
-    of an op and their coordinates, in the order of these, so that isomorphic ops have equal lists
-    wherever their tasks are.
+    of an op and their coordinates, sorted by coordinates, so that isomorphic ops have equal lists
+    of coordinates, independent of their tasks' processors.
     """
 
     tasks: tuple[Task, ...]

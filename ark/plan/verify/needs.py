@@ -1,8 +1,8 @@
 """The required orders between tasks, as arrays, so that many are checked at once.
 
-A need is a set of earlier nodes; later nodes each have some needs. Of a set only the last node of
-each processor counts, so a need is no longer than a rank has processors. Collected and checked by
-ark.plan.verify.conflicts.
+A need is a set of earlier nodes. Each later node has some needs and must come after all nodes in
+them. Only the last node of a set on each processor is kept, so a need has at most one node per
+processor. Collected and checked by ark.plan.verify.conflicts.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ CHUNK_ENTRIES = 1 << 22
 
 @dataclass(frozen=True, eq=False)
 class Frozen:
-    """later, need: row i says that node later[i] has need need[i]. Entries of need n lie from
-    starts[n] to starts[n + 1] in `earlier`; which[n]: they must have run, or be seen.
+    """The needs as arrays. Row i of later and need says that node later[i] has need need[i]. The
+    nodes of need n are earlier[starts[n] : starts[n + 1]]. which[n]: the required relation (RAN,
+    SEEN or AWAITED).
     """
 
     later: np.ndarray
@@ -34,7 +35,7 @@ class Frozen:
 
 
 class Needs:
-    """Obligations as they are found, in nodes of one rank or of all."""
+    """The needs collected so far, in node numbers of one rank or of all ranks."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -48,8 +49,8 @@ class Needs:
         self._firsts: list[int] = []
 
     def add(self, first: Region, second: Region, firsts: np.ndarray, seconds: np.ndarray) -> None:
-        """Where the regions overlap, the second's tasks come after the first's. firsts, seconds:
-        their ops' nodes.
+        """Adds the needs that order the second region's tasks after the first's where the regions
+        overlap. firsts, seconds: the nodes of their ops.
         """
         if come_as_packets(first, second):
             return
@@ -68,17 +69,19 @@ class Needs:
         self._count += len(groups.mine)
 
     def pair(self, need: int) -> tuple[Region, Region]:
-        """The (first, second) regions that a need comes from."""
+        """The regions (first, second) from which a need was derived."""
         return self._pairs[bisect_right(self._firsts, need) - 1]
 
     def freeze(self, processors: np.ndarray) -> Frozen:
-        """The arrays; processors of the nodes say which entries imply others."""
+        """The arrays. processors: the processor of each node; an order after a node implies one
+        after the earlier nodes on its processor.
+        """
         if not self._count:
             none = np.zeros(0, np.int64)
             return Frozen(none, none, np.zeros(1, np.int64), none, none)
         entry, earlier = np.concatenate(self._entries), np.concatenate(self._earlier)
-        # Nodes are counted processor by processor: the last of each processor stands for those
-        # before it.
+        # Nodes are counted processor by processor, so the last node of each processor stands for
+        # those before it.
         codes = entry * len(processors) + earlier
         codes.sort()
         entry, earlier = np.divmod(codes, len(processors))
@@ -96,9 +99,10 @@ class Needs:
 
 
 def must(first: Region, second: Region) -> int:
-    """What touches plain memory must be seen, written or read: a packet orders no other memory. A
-    packet carries its own epoch: its reader waits for its writer, and the next
-    writer needs to know only that it was read.
+    """The relation in which the first access must be ordered before the second. SEEN if the first
+    is to plain memory, whose reads and writes must be complete and visible. AWAITED if the second
+    reads the packets that the first writes, since a packet's reader waits for its writer. RAN for
+    any other access after one to packets: the next writer needs only the packet to have been read.
     """
     if not first.packet:
         return SEEN
@@ -106,14 +110,16 @@ def must(first: Region, second: Region) -> int:
 
 
 def come_as_packets(written: Region, read: Region) -> bool:
-    """True where the execution lets readers wait for writers (ark.plan.verify.packets)."""
+    """True where the second access reads packets that the first writes, so that the execution lets
+    the reader wait for the writer (ark.plan.verify.packets).
+    """
     here = written.packet and read.packet and written.memory == read.memory
     return here and written.write and not read.write and not (written.pretended or read.pretended)
 
 
 def unmet(frozen: Frozen, order: Order, base: int) -> tuple[int, int, int] | None:
-    """(earlier node, later node, need) of an obligation that the order does not imply; base: what
-    to add to the nodes.
+    """A need that the order does not imply, as (earlier node, later node, need); None if all are
+    implied. base: the number to add to the nodes.
     """
     if not len(frozen.later):
         return None
@@ -124,7 +130,8 @@ def unmet(frozen: Frozen, order: Order, base: int) -> tuple[int, int, int] | Non
     distinct, back = np.unique(codes, return_inverse=True)
     need, rank, rows = distinct % many, distinct // many % world, distinct // many // world
     first, last = frozen.starts[need], frozen.starts[need + 1]
-    # Tasks that know the same: what their clock implies holds for all of them.
+    # Check once for all tasks with equal clocks: the part implied by their clock holds for each of
+    # them.
     open_ = np.zeros(len(distinct), bool)
     for chunk in _chunks(last - first):
         at = spans(first[chunk], last[chunk])
@@ -133,7 +140,8 @@ def unmet(frozen: Frozen, order: Order, base: int) -> tuple[int, int, int] | Non
         open_[row[~order.known(rows[row], earlier, rank[row])]] = True
     if not open_.any():
         return None
-    # The rest may know more: the nodes before them on their own processor.
+    # The rest may be implied by the position on the processor: nodes before a node on its own
+    # processor.
     later = np.flatnonzero(open_[back.reshape(-1)])
     need = frozen.need[later]
     first, last = frozen.starts[need], frozen.starts[need + 1]
@@ -149,7 +157,7 @@ def unmet(frozen: Frozen, order: Order, base: int) -> tuple[int, int, int] | Non
 
 
 def _chunks(sizes: np.ndarray) -> list[slice]:
-    """Cuts rows of such sizes into pieces of about CHUNK_ENTRIES entries."""
+    """Cuts rows of these sizes into pieces of about CHUNK_ENTRIES entries."""
     ends = np.cumsum(sizes)
     cuts = [0]
     while cuts[-1] < len(sizes):

@@ -1,12 +1,13 @@
-"""Third part of the verifier: the tasks that are certainly complete when a task starts.
+"""Part of the verifier: the tasks that are certainly complete when a task starts.
 
-A phase is executed abstractly (ark.plan.verify.execution). Counters only grow, so if any execution
-comes to an end this one does, and if it stops, every execution stops (no deadlock is missed, none
-is invented). A wait for all of a counter's signals orders the task after every one that signals; a
-lower threshold lets an iteration start on any subset and orders nothing.
+A phase is executed abstractly (ark.plan.verify.execution). Counters only grow. So if any execution
+completes, this one does, and if this one stops, every execution stops: the deadlocks reported are
+exactly the real ones. A wait for all signals of a counter orders the task after every task that
+signals it. A wait with a lower threshold may end after any subset of these signals, so it orders
+nothing.
 
-Of ranks that do the same only one is executed: a step runs all tasks that can run, so their images
-on the other ranks run in the same step, and know the same with the ranks renamed.
+Of ranks that do the same only one is executed. A step runs all tasks that can run, so the images of
+a task on other ranks run in the same step, with equal clocks except that ranks are renamed.
 """
 
 from __future__ import annotations
@@ -24,14 +25,16 @@ from ark.plan.verify.rank_set import RankSet, refuse
 
 @dataclass(frozen=True, eq=False)
 class Order:
-    """The completed tasks, and their visible writes, when a task starts. A counter proves both. A
-    packet publishes no other memory, and its maker's other warps may still be at work: it proves to
-    the tasks after its reader on the same processor that all tasks before its writer have run.
+    """The tasks that are complete, and whose writes are visible, when a task starts. A counter
+    proves both. A packet publishes no other memory, and other warps of the task that wrote it may
+    still be running. So a packet proves only that all tasks before its writer have run, and only to
+    the tasks after its reader on the same processor.
 
-    Nodes and processors are counted over all ranks; bases: the first node of each rank, and one
-    past the last. rows[clock[RAN, i], l]: how many tasks of processor l have certainly run before
-    node i of those that are executed starts, were it on another processor; with SEEN, of how many
-    it sees what they wrote. home[r]: what to add to a node of rank r for its twin's among these.
+    Nodes and processors are counted over all ranks. bases: the first node of each rank, and one
+    past the last. rows[clock[RAN, i], l]: the number of tasks of processor l that have certainly
+    run before executed node i starts, if i is on another processor; with SEEN, the number whose
+    writes it certainly sees. home[r]: the number to add to a node of rank r to get its twin's
+    executed node.
     """
 
     bases: np.ndarray
@@ -44,16 +47,20 @@ class Order:
     processors: Processors
 
     def clocks(self, which: np.ndarray | int, nodes: np.ndarray) -> np.ndarray:
-        """The rows of nodes, as their twins know them."""
+        """The clock rows of nodes, taken from their twins."""
         return np.asarray(self.clock[which, nodes + self.home[self.rank[nodes]]])
 
     def known(self, rows: np.ndarray, earlier: np.ndarray, rank: np.ndarray) -> np.ndarray:
-        """For each pair: True where the earlier node is in a row of a node of that rank."""
+        """For each triple: True where the earlier node is covered by the row, which belongs to a
+        node of `rank`.
+        """
         column = self.processor[earlier] + self.processors.moved[rank, self.rank[earlier]]
         return np.asarray(self.rows[rows, column] > self.position[earlier])
 
     def before(self, earlier: np.ndarray, later: np.ndarray, which: np.ndarray | int) -> np.ndarray:
-        """For each pair of nodes: True where the earlier one has run (or is seen, by `which`)."""
+        """For each pair of nodes: True where the relation `which` holds: the earlier one has run,
+        or its writes are seen, or it is awaited.
+        """
         awaited = np.equal(which, AWAITED)
         rows = self.clocks(np.where(awaited, RAN, which), later)
         known = self.known(rows, earlier, self.rank[later]) | awaited
@@ -74,7 +81,9 @@ def order_phase(
     number: int,
     packets: Sequence[Awaited],
 ) -> Order:
-    """Orders the phase; PlanError if counters do not add up or the execution stops."""
+    """The order of the phase. Raises PlanError if counters do not match their signals or the
+    execution stops.
+    """
     lists = [rank_set.listing(rank, number) for rank in range(rank_set.world)]
     counts = np.array([len(listed.tasks) for listed in lists])
     bases = first_nodes(rank_set, number)
@@ -118,11 +127,13 @@ def order_phase(
 
 
 def _check_barrier(rank_set: RankSet, order: Order, number: int, rank: int) -> None:
-    """The task that opens the iteration barrier runs after every other task of its rank."""
+    """Raises PlanError unless the tasks that open the iteration barrier run after all other tasks
+    of their rank.
+    """
     first = int(order.bases[rank])
     barrier_step = rank_set.plan(rank).counters[ITERATION_BARRIER].step
     others = range(rank_set.world) if barrier_step > 1 else (rank,)
-    several = rank_set.world == 1  # one rank's tasks may open it together
+    several = rank_set.world == 1  # several tasks may open the barrier of a single rank
     openers: dict[int, list[int]] = {other: [] for other in others}
     named = [rank_set.counter_of(rank, c.id) for c in rank_set.plan_of(rank).counters]
     for node, counter in rank_set.listing(rank, number).signals.tolist():

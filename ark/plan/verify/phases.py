@@ -1,9 +1,9 @@
-"""Checks the accesses of ranks to each other's memory in different phases, where each rank begins
-iterations without a barrier over all.
+"""Checks the accesses of ranks to each other's memory in different phases, for plans in which each
+rank begins iterations without a barrier over all ranks.
 
-A rank begins a phase when it has ended the one before, while peers may still be in that one, and no
-counter speaks of iterations of two phases. So phases have nothing in common but what a rank does to
-its own memory, in the order of its own barrier. Called by ark.plan.verify.
+A rank begins a phase when it has ended its previous one, while peers may still run that one, and no
+counter relates iterations of two phases. So accesses of different phases to the same memory are
+ordered only if one rank makes both, by its own barrier. Called by ark.plan.verify.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Touches = tuple[Mapping[int, LocalTouches], Mapping[int, Sequence[Touch]]]
 
 
 def check_counters(rank_set: RankSet) -> None:
-    """Raises PlanError for a counter that is signalled in two phases: waits count the iterations of
-    their own.
+    """Raises PlanError for a counter that is signalled in two phases, because a wait counts the
+    iterations of its own phase only.
     """
     phase_of: dict[Key, int] = {}
     for number in range(len(rank_set.plan(0).phases)):
@@ -44,9 +44,9 @@ def check_counters(rank_set: RankSet) -> None:
 
 
 def check_memory(rank_set: RankSet, touches: Sequence[Touches]) -> None:
-    """Raises PlanError where ranks touch the same bytes in different phases, one of them writing.
-
-    touches: by phase, what the checked ranks do to their own memory and peers to that.
+    """Raises PlanError if two ranks access the same bytes in different phases and one of them
+    writes. touches: by phase, the accesses of checked ranks to their own memory and those of peers
+    to it.
     """
     for (_, foreign), (local, others) in itertools.permutations(touches, 2):
         for owner in rank_set.checked:

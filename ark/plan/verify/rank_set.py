@@ -28,8 +28,8 @@ def refuse(message: str) -> PlanError:
 class RankSet:
     """The plans of all ranks, in rank order.
 
-    Only the ranks in `checked` are checked; by symmetry the others do the same. What a rank that is
-    not checked does is what its twin does, to the ranks as the renaming has them: `seen_by_owner`.
+    Only the ranks in `checked` are checked; by symmetry the others do the same. The accesses of any
+    other rank are those of its twin, with ranks renamed (`seen_by_owner`).
     """
 
     plans: Sequence[Plan]
@@ -55,36 +55,42 @@ class RankSet:
         return tuple(self.plan_of(rank) for rank in self.checked)
 
     def plan_of(self, rank: int) -> Plan:
-        """The plan of a rank that is checked."""
+        """The plan of a checked rank."""
         if rank not in self._checked:
             self._checked[rank] = self.plans[rank]
         return self._checked[rank]
 
     def plan(self, rank: int) -> Plan:
-        """A plan with a rank's buffers, counters and names, if perhaps another's idea of peers."""
+        """A plan with a rank's buffers, counters and names. Its numbers of peers may be those of
+        rank 0.
+        """
         return self.plans.first if isinstance(self.plans, Rotated) else self.plans[rank]
 
     def first_bytes(self, tensor: PlanTensor) -> list[int]:
-        """Where a checked rank's tensor begins in its buffer, on all ranks that it stands for."""
+        """The byte in its buffer at which a checked rank's tensor begins, for each rank that this
+        rank stands for.
+        """
         if not isinstance(self.plans, Rotated):
             return [tensor.first_byte]
         return [there.first_byte for there in self.plans.everywhere(tensor)]
 
     def signatures(self, rank: int) -> tuple[Signature, ...]:
-        """By op of a checked rank."""
+        """The signatures of a checked rank's ops, by op."""
         if rank not in self._signatures:
             plan = self.plan_of(rank)
             self._signatures[rank] = tuple(kinds.signature(plan, op) for op in plan.ops)
         return self._signatures[rank]
 
     def accesses(self, rank: int, task: Task) -> list[Access]:
-        """What the task touches."""
+        """The accesses of a task."""
         op = self.plan(rank).ops[task.op]
         twin = self.symmetry.twin[rank]
         return kinds.get(op.kind).accesses(self.signatures(twin)[task.op], task.coord)
 
     def buffer_of(self, rank: int, buffer: int) -> Key:
-        """(rank, buffer id) of the memory that a checked rank's buffer entry names."""
+        """(rank, buffer id) of the memory to which a checked rank's buffer entry refers; id -1 if
+        it does not exist.
+        """
         entry = self.plan_of(rank).buffers[buffer]
         if entry.rank == rank:
             return rank, buffer
@@ -95,7 +101,9 @@ class RankSet:
         return entry.rank, self._named_buffers[entry.rank].get(entry.name, -1)
 
     def counter_of(self, rank: int, counter: int) -> Key:
-        """(rank, counter id) of the counter that a checked rank's entry names."""
+        """(rank, counter id) of the counter to which a checked rank's entry refers; id -1 if it
+        does not exist.
+        """
         entry = self.plan_of(rank).counters[counter]
         if entry.rank == rank:
             return rank, counter
@@ -106,17 +114,19 @@ class RankSet:
         return entry.rank, self._named_counters[entry.rank].get(entry.name, -1)
 
     def listing(self, rank: int, number: int) -> Listing:
-        """The arrays of a rank's phase."""
+        """The arrays of a rank's phase, taken from its twin."""
         key = (self.symmetry.twin[rank], number)
         if key not in self._listings:
             self._listings[key] = listing(self.plan_of(key[0]).phases[number])
         return self._listings[key]
 
     def touches(self, rank: int, number: int) -> list[list[Region]]:
-        """What each op of a phase touches, in program order, in the toucher's names.
+        """The accesses of each op of a phase, in program order, with the names that the accessing
+        rank uses.
 
-        Tasks are counted as in the op's list of nodes. Where memory is a peer's, `space` is None
-        and bytes count from the buffer's start. Of a rank that is not checked, those of its twin.
+        Tasks are numbered as in the op's list of nodes. If the memory is a peer's, `space` is None
+        and bytes count from the buffer's start. For a rank that is not checked, the accesses are
+        those of its twin.
         """
         key = (self.symmetry.twin[rank], number)
         if key not in self._touches:
@@ -158,13 +168,13 @@ class RankSet:
         return regions
 
     def owner_of(self, rank: int, region: Region) -> int:
-        """The peer whose memory a rank touches."""
+        """The peer whose memory a rank accesses in a region."""
         twin = self.symmetry.twin[rank]
         owner, _ = self.buffer_of(twin, int(region.memory))  # type: ignore[call-overload]
         return self.symmetry.renaming[rank][owner]
 
     def seen_by_owner(self, owner: int, rank: int, region: Region) -> Region:
-        """A touch of a peer's memory as its owner counts bytes."""
+        """An access to a peer's memory in the coordinates of the owner."""
         twin = self.symmetry.twin[rank]
         _, number = self.buffer_of(twin, int(region.memory))  # type: ignore[call-overload]
         buffer = self.plan(owner).buffers[number]
@@ -174,5 +184,7 @@ class RankSet:
 
 
 def space_of(buffer: PlanBuffer) -> tuple[str, int]:
-    """Buffers of a rank in one space may overlap; external ones are spaces of their own."""
+    """The space of a buffer. Buffers of a rank in one space may overlap; each external buffer has
+    its own.
+    """
     return buffer.arena, buffer.id if buffer.arena == "external" else -1

@@ -1,5 +1,6 @@
-"""Fourth part of the verifier: nothing is read that was not written before in the iteration, unless
-its buffer held data before it. What a rank has not written itself, its peers must have delivered.
+"""Part of the verifier: nothing is read that was not written before in the iteration, unless its
+buffer has valid contents before an iteration. Bytes that a rank has not written itself must have
+been written by its peers.
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ from ark.plan.verify.needs import must
 from ark.plan.verify.order import Order
 from ark.plan.verify.rank_set import RankSet, refuse
 
-Missing = tuple[Region, np.ndarray]  # a read, and which of its boxes the rank has not written
+Missing = tuple[Region, np.ndarray]  # a read, and those of its boxes that the rank has not written
 
-# Where a write overlaps a read, the tasks that write it, and how they must have ended.
+# The intersections of a write with a read, the tasks that write them, and the relation that the
+# order must prove.
 _Part = tuple[list[tuple[slice, ...]], np.ndarray, int]
 
 
 class _Written:
-    """What a rank's ops have written of one of its buffers so far."""
+    """The writes of a rank's ops so far to one of its buffers."""
 
     def __init__(self, buffer: PlanBuffer, itemsize: int) -> None:
         self.buffer = buffer
@@ -35,7 +37,7 @@ class _Written:
         self._known: np.ndarray | None = None
 
     def lacks(self, read: Region) -> np.ndarray:
-        """The boxes of a read that are not wholly written."""
+        """The boxes of a read that are not completely written."""
         boxes = read.boxes
         if not self.writes:
             return np.arange(len(boxes.lo))
@@ -59,7 +61,7 @@ def _view(known: np.ndarray, region: Region) -> np.ndarray:
 
 
 def _bounds(region: Region) -> tuple[np.ndarray, np.ndarray]:
-    """First and last+1 elements of a region's boxes in its buffer."""
+    """First and last + 1 indices of a region's boxes in its buffer."""
     shift = np.zeros(region.boxes.lo.shape[1], np.int64)
     shift[len(shift) - len(region.offsets) :] = region.offsets
     return region.boxes.lo + shift, region.boxes.hi + shift
@@ -71,7 +73,9 @@ def _slices(region: Region) -> list[tuple[slice, ...]]:
 
 
 def missing_reads(rank_set: RankSet, rank: int, number: int) -> list[Missing]:
-    """The reads of a rank's own memory that its own ops do not account for."""
+    """The reads of a rank's own memory, with their boxes that the rank's own ops have not written.
+    Raises PlanError if a buffer is accessed with two item sizes.
+    """
     buffers = rank_set.plan(rank).buffers
     state: dict[int, _Written] = {}
     missing: list[Missing] = []
@@ -106,7 +110,9 @@ def check_delivered(
     missing: Sequence[Missing],
     foreign: Sequence[Touch],
 ) -> None:
-    """Peers' writes, complete before the read starts, must cover what the rank has not written."""
+    """Raises PlanError unless writes of peers that are complete before a read starts cover the
+    boxes that the rank has not written.
+    """
     writers: dict[object, list[Touch]] = defaultdict(list)
     for touch in foreign:
         if touch.region.write:
@@ -140,7 +146,9 @@ def check_fetched(
     touches: LocalTouches,
     foreign: Sequence[Touch],
 ) -> None:
-    """What peers read of a rank's memory, it or its peers have written before."""
+    """Raises PlanError unless everything that peers read from a rank's memory was written before by
+    the rank or its peers.
+    """
     plan = rank_set.plan(rank)
     by_op, base = rank_set.listing(rank, number).by_op, int(order.bases[rank])
     local = [
@@ -171,12 +179,14 @@ def check_fetched(
 def _in_parts(
     order: Order, region: Region, lacking: np.ndarray, nodes: np.ndarray, writers: Sequence[Touch]
 ) -> np.ndarray:
-    """Those of the boxes that no single write of a peer covers before each of its readers."""
+    """The boxes among `lacking` that are not covered, for some reader, by a single earlier write of
+    a peer.
+    """
     tasks, starts = region.boxes.by_box
     low, high = _bounds(region)
     wanted = np.zeros(len(low), bool)
     wanted[lacking] = True
-    covered = np.zeros(len(tasks), bool)  # by place in `tasks`
+    covered = np.zeros(len(tasks), bool)  # by index in `tasks`
     for touch in writers:
         rows, columns = region.overlaps(touch.region)
         lo, hi = _bounds(touch.region)
@@ -197,7 +207,9 @@ def _in_parts(
 def _undelivered(
     order: Order, region: Region, box: int, readers: np.ndarray, writers: Sequence[Touch]
 ) -> int | None:
-    """A reader of a box for which peers' complete writes do not cover it."""
+    """The first reader of a box that complete writes of peers do not cover for it; None if they
+    cover it for all readers.
+    """
     low, high = (v[box] for v in _bounds(region))
     parts: list[_Part] = []
     for touch in writers:
@@ -215,8 +227,8 @@ def _undelivered(
 def _undelivered_runs(
     order: Order, region: Region, box: int, readers: np.ndarray, writers: Sequence[Touch]
 ) -> int | None:
-    """The same where some writers count the buffer in other dimensions, as tiles of a matrix that
-    is read as a row: by ranges of elements.
+    """The same for writers that count the buffer in other dimensions, for example tiles of a matrix
+    that is read as a row. Compares ranges of elements.
     """
     size = region.boxes.itemsize
     first, last = (region.base + int(v[box]) for v in (region.boxes.begin, region.boxes.end))
@@ -245,10 +257,12 @@ def _undelivered_runs(
 def _first_uncovered(
     order: Order, readers: np.ndarray, wanted: np.ndarray, parts: Sequence[_Part]
 ) -> int | None:
-    """The first reader before which the parts that are complete leave something out."""
+    """The first reader for which the complete parts do not cover the wanted elements; None if they
+    do for all.
+    """
     if not parts:
         return int(readers[0])
-    covered: dict[bytes, bool] = {}  # by which parts are there
+    covered: dict[bytes, bool] = {}  # by the set of parts that are complete
     sizes = [len(n) for _, n, _ in parts]
     nodes = np.concatenate([n for _, n, _ in parts])
     which, starts = np.repeat([w for *_, w in parts], sizes), np.cumsum([0, *sizes[:-1]])

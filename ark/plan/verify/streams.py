@@ -1,5 +1,5 @@
-"""Checks the operand stream: fetched bytes exist, are those that bodies read, and no task writes
-them. Called by ark.plan.verify.structure.
+"""Checks the operand stream: the bytes that it copies exist, are those that bodies read, and are
+not written by a task. Called by ark.plan.verify.structure.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ BULK_COPY_BYTES = 16  # least size and alignment of a bulk copy
 def check_streams(
     rank_set: RankSet, plan: Plan, written: set[Key], rewritten: Sequence[set[Key]]
 ) -> None:
-    """Streamed operands are only read by the loop, and the stream copies what the body reads.
-
-    written: memory that any task writes; rewritten: by phase what tasks write otherwise than by
-    appending: what only grows is written, but never where it is read.
+    """Raises PlanError unless streamed operands are only read in the loop and the stream copies the
+    bytes that bodies read. written: memory that any task writes. rewritten: by phase, memory that
+    tasks write in other ways than by appending. Fetches that grow may read appended memory, since
+    an append never writes rows that they read.
     """
     for number in range(len(plan.phases)):
         machine = machine_of(plan, number)
@@ -63,7 +63,9 @@ def check_streams(
 
 
 def _check_fetch(rank_set: RankSet, plan: Plan, op: PlanOp, fetch: Fetch, bad: set[Key]) -> None:
-    """What it copies lies in memory that is none of `bad`, in pieces that the copies can move."""
+    """Raises PlanError unless the copied bytes are inside memory that is not in `bad`, in pieces
+    that copies support.
+    """
     growth = fetch.growth
     for operand in (fetch.operand,) if growth is None else (fetch.operand, growth.beside):
         tensor = plan.tensors[op.operands[operand]]
@@ -89,7 +91,9 @@ def _check_fetch(rank_set: RankSet, plan: Plan, op: PlanOp, fetch: Fetch, bad: s
 
 
 def check_pieces(name: str, fetch: Fetch) -> None:
-    """Equal parts of whole rows, in pieces that the copies can move."""
+    """Raises PlanError unless stages contain equal parts of whole rows, in pieces that copies
+    support.
+    """
     whole = fetch.stage == fetch.piece * fetch.rows and fetch.piece % BULK_COPY_BYTES == 0
     row = fetch.piece * fetch.parts
     if not whole or not row or fetch.nbytes % row or fetch.rows > MAX_PIECES or fetch.growth:
@@ -108,7 +112,9 @@ def check_pieces(name: str, fetch: Fetch) -> None:
 def _check_pages(
     rank_set: RankSet, plan: Plan, op: PlanOp, fetch: Fetch, pages: FetchPages, written: set[Key]
 ) -> None:
-    """A stage lies in few pages, which are whole, and no task writes their numbers."""
+    """Raises PlanError unless a stage is in at most MAX_STAGE_PAGES pages, of a supported distance,
+    and no task writes the page numbers.
+    """
     growth = fetch.growth
     assert growth is not None
     table = plan.tensors[op.operands[pages.table]]
@@ -141,8 +147,8 @@ def _check_growth(
     fetch: Fetch,
     written: set[Key],
 ) -> None:
-    """Whole rows in whole stages, as many as a number says that is there when the iteration begins
-    and stays until the task is done. number: the phase's.
+    """Raises PlanError unless a growing fetch copies whole rows in whole stages, and its number of
+    rows is valid when the iteration begins and not changed by an earlier op. number: the phase's.
     """
     op, growth = plan.ops[op_id], fetch.growth
     if growth is None:
@@ -185,10 +191,8 @@ def _check_growth(
 
 
 def written_memory(rank_set: RankSet, number: int, appended: bool = True) -> set[Key]:
-    """(rank, buffer) of all memory that tasks of a phase write, by what the verifier checks of
-    them.
-
-    appended: also by appending.
+    """(rank, buffer) of all memory that tasks of a phase write, derived from the checked ranks.
+    appended: include memory that is written by appending only.
     """
     written = set()
     for plan in rank_set.checked_plans:

@@ -1,4 +1,4 @@
-"""First part of the verifier: all names refer to something, all sizes fit, and all parts agree."""
+"""Part of the verifier: all references exist, all sizes fit, and all parts are consistent."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ark.plan.verify.work import WIDEST_READ_BYTES
 
 
 def check_ranks(plans: Sequence[Plan]) -> None:
-    """Raises PlanError unless these are plans of all ranks, in order."""
+    """Raises PlanError unless these are the plans of all ranks, in order."""
     if not plans:
         raise refuse("the list of plans is empty; give one plan for each rank")
     if isinstance(plans, Rotated):
@@ -53,7 +53,9 @@ def check_ranks(plans: Sequence[Plan]) -> None:
 
 
 def check_structure(rank_set: RankSet) -> None:
-    """Raises PlanError for the first thing that does not exist, fit or belong."""
+    """Raises PlanError for the first reference that does not exist, size that does not fit or part
+    that is inconsistent with another.
+    """
     for plan in rank_set.checked_plans:
         _check_memory(rank_set, plan)
         _check_ops(rank_set, plan)
@@ -63,7 +65,7 @@ def check_structure(rank_set: RankSet) -> None:
 
 
 def check_tasks(rank_set: RankSet) -> None:
-    """Raises PlanError for the first task that reaches, waits or fetches where it may not."""
+    """Raises PlanError for the first task with an access, a wait or a fetch that is not allowed."""
     for plan in rank_set.checked_plans:
         _check_tasks(rank_set, plan)
     phases = range(len(rank_set.checked_plans[0].phases))
@@ -77,8 +79,8 @@ def check_tasks(rank_set: RankSet) -> None:
 
 
 def check_sizes(plan: Plan) -> None:
-    """Buffers are as large as their tensors and arenas as large as their buffers, so that a plan
-    asks for no memory that it does not use.
+    """Raises PlanError unless each buffer is as large as its largest tensor and each arena as large
+    as its buffers, so that a plan allocates no memory that it does not use.
     """
     needed: dict[int, int] = {}
     for t in plan.tensors:
@@ -165,8 +167,8 @@ def _check_tensor(plan: Plan, t: PlanTensor) -> None:
 
 
 def _check_moved(plans: Rotated, written: set[Key]) -> None:
-    """What begins elsewhere on each rank is there as well, in memory that no task writes: then only
-    its address is another.
+    """Raises PlanError unless the tensors that begin at another offset on each rank are valid on
+    every rank, in parameters that no task writes. Then the ranks differ only in these addresses.
     """
     first = plans.first
     changed = [first.buffers[b] for rank, b in written if rank == first.rank]
@@ -198,7 +200,9 @@ def _check_moved(plans: Rotated, written: set[Key]) -> None:
 
 
 def _check_forms(rank_set: RankSet) -> None:
-    """All tensors in a buffer that peers see agree on whether it holds packets."""
+    """Raises PlanError unless all tensors in a buffer that peers access agree on whether it
+    contains packets.
+    """
     forms: dict[Key, bool] = {}
     for plan in rank_set.checked_plans:
         for t in plan.tensors:
@@ -214,8 +218,8 @@ def _check_forms(rank_set: RankSet) -> None:
 
 
 def _check_names(plan: Plan) -> None:
-    """What peers find by name has a name of its own, and so has what lasts, which the caller fills
-    and reads by name.
+    """Raises PlanError unless names are unique among the buffers and counters that peers look up by
+    name, and among the buffers that keep their contents, which the caller loads and saves by name.
     """
     kept = {b.id: b.name for b in plan.buffers if b.initial and b.rank == plan.rank}
     owner = {name: number for number, name in kept.items()}
@@ -257,7 +261,9 @@ def _check_ops(rank_set: RankSet, plan: Plan) -> None:
 
 
 def _check_counters(rank_set: RankSet, plan: Plan) -> None:
-    """Each step must equal the signals of one iteration, or thresholds drift."""
+    """Raises PlanError unless counters and their owners exist, and counter 0 is an iteration
+    barrier with a valid step, the same kind on all ranks.
+    """
     for c in plan.counters:
         if not 0 <= c.rank < plan.world_size:
             raise refuse(f"counter {c.name!r} is on rank {c.rank}, which does not exist")
@@ -270,7 +276,7 @@ def _check_counters(rank_set: RankSet, plan: Plan) -> None:
         )
     barrier_step = barrier.step
     if plan.world_size == 1 and barrier_step > 0:
-        return  # all that signals it, which is counted where the phase is executed
+        return  # the number of its signals is checked when the phase is executed
     if barrier_step not in (1, plan.world_size) or (barrier_step == plan.world_size) != (
         rank_set.plan(0).counters[ITERATION_BARRIER].step == plan.world_size
     ):
@@ -281,7 +287,9 @@ def _check_counters(rank_set: RankSet, plan: Plan) -> None:
 
 
 def _check_lists(rank_set: RankSet, plan: Plan) -> None:
-    """Every processor has a task list in every phase, every op that is named exists."""
+    """Raises PlanError unless every processor has a task list in every phase, and every op to which
+    a task belongs exists and has tasks in one phase only.
+    """
     phase_of: dict[int, int] = {}
     offered = len(plan.machine["variants"])
     for number, phase in enumerate(plan.phases):

@@ -1,10 +1,9 @@
-"""Which ranks of a set do the same. Renaming ranks is a symmetry of the set if it leaves every plan
-as it is but for the ranks that it names. Then what holds for a rank holds for its image, and one
-rank of each orbit is checked for all: ark.plan.verify.rank_set asks for them.
+"""Finds the ranks of a set that do the same. A renaming of ranks is a symmetry of the set if it
+changes nothing in the plans except the ranks that they name. Then a property proved for a rank
+holds for its image, and it is enough to check one rank of each orbit (ark.plan.verify.rank_set).
 
-That a renaming is a symmetry is itself checked, down to every buffer, counter and task; no
-claim of the planner is trusted. Where none is, every rank is its own
-orbit.
+The renaming itself is checked, down to every buffer, counter and task; no statement of the planner
+is trusted. A rank without a symmetry is its own orbit.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ Renaming = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Symmetry:
-    """twin: by rank the rank that is checked for it. renaming[r]: a symmetry that makes r of its
-    twin, as the new name of each rank.
+    """twin: by rank, the rank that is checked in its place. renaming[r]: a symmetry that maps the
+    twin of r to r, given as the new number of each rank.
     """
 
     twin: tuple[int, ...]
@@ -35,20 +34,22 @@ class Symmetry:
 
     @property
     def checked(self) -> tuple[int, ...]:
-        """The ranks that are checked, rising."""
+        """The checked ranks, in rising order."""
         return tuple(sorted(set(self.twin)))
 
 
 def alone(world: int) -> Symmetry:
-    """Every rank is checked itself."""
+    """The symmetry in which every rank is checked itself."""
     same = tuple(range(world))
     return Symmetry(same, (same,) * world)
 
 
 def symmetry_of(plans: Sequence[Plan]) -> Symmetry:
-    """The orbits of the rank set under rotations of all ranks, of blocks and within blocks."""
+    """The orbits of the rank set under three kinds of rotations: of all ranks, of blocks of
+    neighbouring ranks, and of the ranks within each block.
+    """
     world = len(plans)
-    if isinstance(plans, Rotated):  # on_rank names ranks so
+    if isinstance(plans, Rotated):  # the same numbering as on_rank
         rotations = tuple(tuple((q + r) % world for q in range(world)) for r in range(world))
         return Symmetry((0,) * world, rotations)
     if world == 1:
@@ -58,7 +59,9 @@ def symmetry_of(plans: Sequence[Plan]) -> Symmetry:
 
 
 def _rotations(world: int) -> list[Renaming]:
-    """By size of the blocks of neighbouring ranks: blocks move on, and ranks within each."""
+    """For each size of blocks of neighbouring ranks: the rotation by one block, and the rotation by
+    one rank within each block.
+    """
     rotations = []
     for size in (s for s in range(1, world) if world % s == 0):
         rotations.append(tuple((q + size) % world for q in range(world)))
@@ -86,10 +89,10 @@ def _orbits(world: int, generators: Sequence[Renaming]) -> Symmetry:
 
 
 class _Forms:
-    """What the plans are apart from ranks, and which ranks they name."""
+    """The contents of the plans without ranks and names, and the ranks to which they refer."""
 
     def __init__(self, plans: Sequence[Plan]) -> None:
-        self.form: list[int] = []  # by rank: plans of one form differ in names and ranks only
+        self.form: list[int] = []  # by rank: the first rank whose plan has equal content
         known: list[tuple[int, Any]] = []
         for rank, plan in enumerate(plans):
             content = _content(plan)
@@ -100,7 +103,7 @@ class _Forms:
         self.named = _named(plans) if len(known) < len(plans) else None
 
     def kept_by(self, renaming: Renaming) -> bool:
-        """True where renaming ranks turns every plan into that of its new rank."""
+        """True where renaming the ranks turns every plan into the plan of its new rank."""
         if self.named is None:
             return False
         new = np.array(renaming)
@@ -114,7 +117,9 @@ class _Forms:
 
 
 def _content(plan: Plan) -> Any:
-    """Everything that a rank's check depends on but ranks and names; None if it is unreadable."""
+    """Everything in a plan on which the check of its rank depends, except ranks and names; None if
+    its parameters are invalid.
+    """
     try:
         ops = [(o.kind, o.operands, o.after, _params(plan, o)) for o in plan.ops]
     except PlanError:
@@ -132,15 +137,15 @@ def _content(plan: Plan) -> Any:
 
 
 def _params(plan: Plan, op: PlanOp) -> Any:
-    """An op's parameters as rank 0 would have them."""
+    """The parameters that the op would have on rank 0."""
     kind = kinds.get(op.kind)
     read_params(op.kind, kind.params, op.params)
     return kind.on_rank(op.params, -plan.rank)
 
 
 def _named(plans: Sequence[Plan]) -> list[tuple[np.ndarray, np.ndarray]] | None:
-    """By rank the owners of all buffers and counters and their numbers there, -1 where the owner
-    has none of that name; None where a rank is named that does not exist.
+    """By rank, the owners of all buffers and counters and their numbers there (-1 if the owner does
+    not have that name). None if a plan refers to a rank that does not exist.
     """
     tables = []
     for plan in plans:

@@ -1,9 +1,9 @@
-"""Second part of the verifier: each op is valid for its task kind, and its tasks do all of its work
-exactly once.
+"""Part of the verifier: each op is valid for its task kind, and its tasks compute all of it exactly
+once.
 
-Parameters, operands and coordinates are what the kind says, every tile is computed once, no task
-overwrites what it still reads, and what bodies read in wide pieces lies accordingly. The parts
-behind this one, and the writer, may rely on all of it.
+Parameters, operands and coordinates fit the kind, every tile is computed once, no task overwrites
+an operand that it still reads, and operands that bodies read in wide accesses are aligned. The
+other parts and the writer rely on this.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from ark.plan.types import Plan, PlanTensor
 from ark.plan.verify.rank_set import RankSet, refuse
 
 Coords = tuple[tuple[int, ...], ...]
-WIDEST_READ_BYTES = 16  # bytes that a body reads at once
+WIDEST_READ_BYTES = 16  # bytes of the widest read of a body
 
 
 def check_work(rank_set: RankSet) -> None:
-    """Raises PlanError for the first op that is none of its kind's or is not done wholly."""
+    """Raises PlanError for the first op that is not valid for its kind or is not computed
+    completely.
+    """
     done: set[tuple[object, Coords]] = set()  # equal ops have equal tiles
     for plan in rank_set.checked_plans:
         coords: dict[int, Coords] = defaultdict(tuple)
@@ -43,7 +45,9 @@ def check_work(rank_set: RankSet) -> None:
 
 
 def _check_aliases(plan: Plan, operands: tuple[int, ...], sig: Signature, coords: Coords) -> None:
-    """What a task writes is no other operand of it, unless its kind works in place."""
+    """Raises PlanError if a task writes an operand that shares memory with another operand, unless
+    its kind works in place.
+    """
     tensors = [plan.tensors[t] for t in operands]
     pairs = [
         (i, j)
@@ -71,7 +75,7 @@ def _same_layout(a: PlanTensor, b: PlanTensor) -> bool:
 
 
 def _share(plan: Plan, a: PlanTensor, b: PlanTensor) -> bool:
-    """True where two tensors may have bytes in common."""
+    """True where two tensors may share bytes."""
     if a.buffer != b.buffer:
         return False
     if a.extents == b.extents and a.dtype == b.dtype:
@@ -84,7 +88,7 @@ def _share(plan: Plan, a: PlanTensor, b: PlanTensor) -> bool:
 
 
 def _span(tensor: PlanTensor) -> tuple[int, int]:
-    """First and last+1 byte of a tensor in its buffer."""
+    """First and last + 1 byte of a tensor in its buffer."""
     items = tensor.items
     strides = row_major(items.extents)
     reach = sum((n - 1) * s for n, s in zip(items.shape, strides, strict=True))
