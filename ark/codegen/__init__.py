@@ -1,4 +1,6 @@
-"""Writes the loop kernel: one writer, a dialect per vendor, a function per kind and signature."""
+"""Writes the source of the loop kernel: one writer, one dialect per vendor, one function per kind
+and signature.
+"""
 
 from importlib import resources
 

@@ -1,7 +1,7 @@
-"""The functions that a loop kernel calls for its tasks: which ops share one, whether the dialect or
-ark.tasks writes it, and its properties that the loop depends on.
+"""The functions that a loop kernel calls for its tasks: which ops share a function, whether the
+dialect or ark.tasks writes it, and its properties on which the loop depends.
 
-Called by ark.codegen.writer, whose switches (ark.codegen.dispatch) choose among them.
+Called by ark.codegen.writer. Its switches over opcodes are in ark.codegen.dispatch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ark.plan.types import Plan, PlanOp
 
 
 def kernel_ops(plan: Plan, phases: range | None) -> list[PlanOp]:
-    """The ops of these phases; all, if no phases are given or the kernel runs all of them."""
+    """The ops of these phases; all ops if `phases` is None or contains all phases."""
     if phases is None or len(phases) == len(plan.phases):
         return list(plan.ops)
     lists = (tasks for i in phases for tasks in plan.phases[i].processors)
@@ -29,15 +29,16 @@ def kernel_ops(plan: Plan, phases: range | None) -> list[PlanOp]:
 
 
 def body_scratch(sig: Signature, machine: Machine, dialect: Dialect) -> int:
-    """Shared memory that a task of this signature needs, in bytes."""
+    """Bytes of shared memory that a task of this signature needs."""
     own = dialect.body(sig, machine)
     common = kinds.get(sig.kind).scratch(sig, machine)
     return max(common, own.scratch(sig, machine)) if own else common
 
 
 def flows(signatures: Sequence[Signature], machine: Machine, dialect: Dialect) -> bool:
-    """True where warps may go from task to task of the kernel without a block barrier. Where bodies
-    that allow it are most ops': what the loop keeps for them makes others spill.
+    """True where warps may go from task to task of the kernel without a block barrier. This
+    requires that more than half of the ops have bodies that allow it, because the state that the
+    loop keeps for them causes register spills in other bodies.
     """
     if machine.variant.name != "block" or not machine.cooperative:
         return False
@@ -55,32 +56,34 @@ def _enters(sig: Signature, machine: Machine, dialect: Dialect) -> bool:
 
 
 class _Moved(PartialParams, frozen=True):
-    """What copies and sums say: whether warps that move do them."""
+    """The parameter of copies and sums that says whether moving warps execute them."""
 
     moved: bool = False
 
 
 class Bodies:
-    """The functions of one kernel. An opcode is a function's number, by which a task names it.
+    """The functions of one kernel. An opcode is the number of a function, by which a task refers to
+    it.
 
-    names, maps: each function's name and its box maps, by opcode. opcode: each op's, by op id; -1
-    for ops of other kernels. texts: the functions' source. headers, dialect_headers: what all
-    kinds' bodies, and the dialect's own, stand on, in order of first use. leads, loads, moves: True
-    where warps poll for tasks ahead of the others, load for them, or have their own task list. The
-    rest are sets of opcodes. polled: bodies for which the leading warp polls; all others are in
-    block form. entering: bodies of the variant `block` that wait for their tasks themselves. runs:
-    bodies that take several tasks one after the other. moved: bodies of the warps that move.
-    halves: bodies with a loading half. spares: bodies that use no shared memory of the loading
+    names, maps: each function's name and its box maps, by opcode. opcode: the opcode of each op, by
+    op id; -1 for ops of other kernels. texts: the functions' source. headers, dialect_headers: the
+    device code that bodies of all kinds, and the dialect's own bodies, need, in order of first use.
+    leads, loads, moves: True if some warps poll for tasks ahead of the others, load operands for
+    them, or have a task list of their own. The rest are sets of opcodes. polled: bodies for which
+    the leading warp polls; all other bodies have the form of the variant `block`. entering: bodies
+    of the variant `block` that wait for their tasks themselves. runs: bodies that execute several
+    consecutive tasks. moved: bodies of the moving warps. halves: bodies whose loads are a separate
+    function for the loading warps. spares: bodies that do not use the shared memory of the loading
     warps' stages.
     """
 
     def __init__(self, machine: Machine, dialect: Dialect, ops: int, flow: bool = False) -> None:
-        """flow: the kernel's warps go through runs of tasks without meeting."""
+        """flow: True if the kernel's warps execute runs of tasks without block barriers."""
         self._machine = machine
         self._flow = flow
         self._dialect = dialect
         self._seen: dict[tuple[object, ...], int] = {}  # opcodes by signature
-        self._common: dict[str, int] = {}  # opcodes by text, of bodies that the dialect leaves
+        self._common: dict[str, int] = {}  # opcodes by text, of common bodies
         self.leads = bool(machine.variant.role(COMMUNICATE))
         self.loads = bool(machine.variant.role(LOAD)) and not machine.ring_bytes
         self.moves = bool(machine.variant.role(MOVE)) and machine.cooperative
@@ -98,9 +101,8 @@ class Bodies:
         self.spares: set[int] = set()
 
     def add(self, op: PlanOp, sig: Signature) -> None:
-        """Gives an op its function: one that it shares with ops before it, or a new one.
-
-        PlanError where no body can be written.
+        """Assigns a function to an op: one that it shares with an earlier op, or a new one. Raises
+        PlanError if no body exists.
         """
         code = self._seen.get(sig.key)
         if code is None:
@@ -109,7 +111,9 @@ class Bodies:
         self.opcode[op.id] = code
 
     def _body(self, op: PlanOp, sig: Signature) -> int:
-        """A function of the dialect's or, where it has none for the signature, of the kind's."""
+        """The opcode of the dialect's body for the signature or, if the dialect has none, of the
+        kind's common body.
+        """
         machine, dialect = self._machine, self._dialect
         name = self._next_name(op)
         own = dialect.body(sig, machine)
@@ -119,7 +123,7 @@ class Bodies:
         common = "" if own else write(name, sig, machine)
         if common:
             unnamed = common.replace(name, "")
-            if unnamed in self._common:  # another signature, but the same function
+            if unnamed in self._common:  # another signature with the same function
                 return self._common[unnamed]
             self._common[unnamed] = len(self.names)
         code = self._append(op, name, own.maps(sig, machine) if own else ())
@@ -139,7 +143,7 @@ class Bodies:
         return code
 
     def _own(self, code: int, own: Body, sig: Signature) -> None:
-        """A body of the dialect's, which may poll or wait for its tasks itself."""
+        """Adds the source of a dialect's body, which may poll or wait for its tasks itself."""
         machine, name = self._machine, self.names[code]
         self.dialect_headers.update(dict.fromkeys(own.headers(machine)))
         polling = own.poll(name, sig, machine) if self.leads else None
@@ -151,7 +155,9 @@ class Bodies:
         self.texts.append(own.source(name, sig, machine))
 
     def _moved(self, op: PlanOp, sig: Signature) -> int:
-        """The function of an op whose tasks are all in lists of warps that move."""
+        """The opcode of an op whose tasks are all in the lists of moving warps. Raises PlanError if
+        the dialect has no body for it.
+        """
         name = self._next_name(op)
         own = self._dialect.body(sig, self._machine, moves=True)
         if own is None:
@@ -165,7 +171,7 @@ class Bodies:
         return f"task_{len(self.names)}_{op.kind}"
 
     def _append(self, op: PlanOp, name: str, maps: tuple[BoxMap, ...]) -> int:
-        """The opcode of a function that is new."""
+        """Adds a new function and returns its opcode."""
         self.names.append(name)
         self.maps.append(maps)
         self.headers.update(dict.fromkeys(kinds.get(op.kind).headers()))

@@ -1,8 +1,8 @@
 """Vendor bodies: one object for each task kind and form that a vendor implements itself.
 
-A vendor's package `tasks` holds them, each beside the device code that it stands on, and lists them
-in `Dialect.bodies`. Of a task's kind the first body that serves its signature is taken; where none
-does, the common body of the kind (ark.tasks).
+They are in the vendor's package `tasks`, each beside the device code that it needs, and are listed
+in `Dialect.bodies`. The first body of the task's kind that serves its signature is used; if none
+does, the common body of the kind is (ark.tasks).
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from ark.plan.kind import Signature
 
 @dataclass(frozen=True)
 class BoxMap:
-    """How hardware that copies boxes sees an operand.
+    """The description of an operand for hardware that copies boxes.
 
     operand: its index. dims: elements, innermost dimension first. strides: bytes from one index to
     the next, of dimensions 1 and up. box: elements of one copy, per dimension. fetched: bytes that
-    come from memory to the cache at a time, 128 or 256.
+    are loaded from memory into the cache at a time, 128 or 256.
 
-    With steps it is a map of windows, of dimensions (channels, across, down, n): box has the
-    channels and places of a copy. A place is where a window's first tap lies; places begin at
-    `lower` (across, down), end with the last index plus `upper`, and are `steps` apart.
+    With `steps` it is a map of windows with the dimensions (channels, across, down, n), and `box`
+    contains the channels and the number of places of a copy. A place is the position of a window's
+    first tap. Places begin at `lower` (across, down), end at the last index plus `upper`, and are
+    `steps` apart.
     """
 
     operand: int
@@ -39,12 +40,12 @@ class BoxMap:
 
 
 class Body:
-    """A body of the task kind `kind`. Methods other than `serves` are asked of signatures that it
-    serves; `serves` and `source` have no default.
+    """A body of the task kind `kind`. Other methods than `serves` are called only with signatures
+    that it serves. `serves` and `source` have no default.
 
-    enters: in the variant `block` it begins before its task's waits and calls ark_enter itself; it
-    returns a bool then, and until that call reads nothing but what the stream fetches. moves: it is
-    run by the warps that have a task list of their own.
+    enters: in the variant `block`, the body begins before its task's waits and calls ark_enter
+    itself. Then it returns a bool, and before that call it reads only data that the stream fetches.
+    moves: the body is run by the warps that have a task list of their own.
     """
 
     kind: ClassVar[str]
@@ -52,35 +53,41 @@ class Body:
     moves: ClassVar[bool] = False
 
     def serves(self, sig: Signature, machine: Machine) -> bool:
-        """True for a signature that this body takes on the machine, under its variant."""
+        """True where this body implements the signature on the machine, under the machine's
+        variant.
+        """
         raise NotImplementedError
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        """`ARK_BODY void NAME(ArkCtx& c, const ArkTask& t)`; of a body that moves, the function
-        NAME_move(const ArkTask&).
+        """The source of `ARK_BODY void NAME(ArkCtx& c, const ArkTask& t)` or, for a body that
+        moves, of NAME_move(const ArkTask&).
         """
         raise NotImplementedError
 
     def headers(self, machine: Machine) -> tuple[str, ...]:
-        """The device code that the source stands on; each text is emitted once."""
+        """The device code that the source needs; each text is emitted once."""
         return ()
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
-        """Shared memory of a task, in bytes."""
+        """Bytes of shared memory of a task."""
         return 0
 
     def maps(self, sig: Signature, machine: Machine) -> tuple[BoxMap, ...]:
-        """The box maps of its operands, whose addresses follow theirs in a task's record."""
+        """The box maps of its operands. In a task's record their addresses follow those of the
+        operands.
+        """
         return ()
 
     def poll(self, name: str, sig: Signature, machine: Machine) -> str | None:
-        """`void NAME_poll(ArkCtx&, const ArkTask&)`, with which the lead warp of the variant
-        `roles` waits for the task's input; None where the body is in block form.
+        """The source of `void NAME_poll(ArkCtx&, const ArkTask&)`, with which the leading warp of
+        the variant `roles` waits for the task's input. None if the body has the form of the variant
+        `block`.
         """
         return None
 
     def load(self, name: str, sig: Signature, machine: Machine) -> str | None:
-        """NAME_load, the half that a loading thread runs in variants that have loading warps but no
-        ring; None where it has none.
+        """The source of NAME_load, the loads of the body as a function of their own, which a
+        loading thread runs in variants that have loading warps but no ring. None if the body has no
+        such function.
         """
         return None

@@ -1,4 +1,4 @@
-"""The constants of a loop kernel: machine and plan properties that its device code uses."""
+"""The constants of a loop kernel: properties of machine and plan that its device code uses."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ def constants(
     runs: bool = False,
     signals: int = 1,
 ) -> str:
-    """What preludes and device code know of machine and kernel; scratch, streamed: in bytes.
+    """The source of the constants that preludes and device code use. scratch, streamed: bytes.
 
-    scratch: None for a loop that kernels of different needs share.
-    grows, pages, cuts, runs: True where the stream loads rows that grow in number, such rows in
-    pages, parts of several rows at once, or whole rows.
-    signals: words of a counter that peers signal (signal_words). STAGE_NS: in so many nanoseconds
-    the memory gives each processor a stage, as the machine's model has it.
+    scratch: None for a loop that several kernels with different needs share.
+
+    grows, pages, cuts, runs: True if the stream loads rows whose number grows, such rows in pages,
+    parts of several rows at once, or whole rows.
+
+    signals: words of a counter that peers signal (signal_words). The constant STAGE_NS is the
+    number of nanoseconds in which the machine's memory can fill one stage for each processor.
     """
     values = {
         "LANES": machine.lanes,
@@ -68,9 +70,8 @@ def plan_constants(machine: Machine, plan: Plan, scratch: int, run: range) -> st
 
 
 def signal_words(plan: Plan, machine: Machine) -> int:
-    """Words of a counter that peers signal: one for each rank where they signal by stores, else 1.
-
-    UnsupportedError where a counter has no room for so many, or ranks on other hosts take part.
+    """Words of a counter that peers signal: one for each rank if they signal by stores, else 1.
+    Raises UnsupportedError if a counter has too few words or ranks on other hosts take part.
     """
     if plan.world_size == 1 or not machine.has(Capability.PEER_STORES):
         return 1

@@ -1,7 +1,7 @@
 """Dialects: a vendor's parts of the loop kernel's source (prelude, entry point, own bodies).
 
 The writer joins `prelude` (the device ABI, listed in docs/device-abi.md), the shared structures,
-the task bodies and the loop, and ends with `entry`. Nothing else differs between vendors.
+the task bodies and the loop, and ends with `entry`. The rest is the same for all vendors.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from ark.plan.kind import Signature
 class Source:
     """A loop kernel's source text and the name of its entry point.
 
-    parts: where its functions are compiled each by itself, as for a library, and then linked: as
-    how many texts, side by side, each with its number as ARK_PART where there are several. 0: as
-    one program. loop: the loop and the entry point as a text of their own, which many kernels have
-    in common; `text` has them too, but not where it is compiled as ARK_PART 1. "": they are not
-    shared.
+    parts: the number of times that the text is compiled, in parallel, if its functions are compiled
+    separately and then linked; with several parts, each compilation defines its number as ARK_PART.
+    0: the text is compiled as one program. loop: the loop and the entry point as a separate text
+    that many kernels share. `text` contains them too, but not if it is compiled with ARK_PART 1.
+    "": the loop is not shared.
     """
 
     text: str
@@ -31,25 +31,25 @@ class Source:
     loop: str = ""
 
 
-# The loop of a loading thread, for the signatures of a plan's ops.
+# Writes the loop of a loading thread, for the signatures of a plan's ops.
 LoaderRule = Callable[[Sequence[Signature], Machine], str]
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """One vendor's way of spelling the loop kernel.
+    """The vendor-specific parts of the loop kernel.
 
     prelude: source text that implements the device ABI. entry: source text of the entry point
-    `ark_loop`, placed last. suffix: file ending of emitted source. bodies: the vendor's own, those
-    to try first in front. stream: source text of the operand stream for machines with a ring,
-    placed before the bodies; without a ring operands are read in place. roles: source text of the
-    loop of the variant `roles`, behind the stream. loader: writes the source text of the loop of
-    the loading thread in variants that have loading warps but no ring, for the signatures of all
-    ops; unstaged: bytes at the beginning of shared memory that are no part of their stages.
-    joint_bodies: the most bodies that a kernel of the variant `block` is compiled with as one
-    program; where it has more, its functions are compiled separately. 0: all kernels are compiled
-    as one program.
-    shares_loops: kernels of the variant `block` share the machine code of equal loops.
+    `ark_loop`, placed last. suffix: file ending of emitted source. bodies: the vendor's own bodies,
+    in the order in which they are tried. stream: source text of the operand stream for machines
+    with a ring, placed before the bodies; without a ring operands are read in place. roles: source
+    text of the loop of the variant `roles`, behind the stream. loader: writes the source text of
+    the loop of the loading thread in variants that have loading warps but no ring, for the
+    signatures of all ops; unstaged: bytes at the beginning of shared memory that do not belong to
+    the stages of loading warps. joint_bodies: the largest number of bodies with which a kernel of
+    the variant `block` is compiled as one program; with more bodies, its functions are compiled
+    separately. 0: all kernels are compiled as one program. shares_loops: kernels of the variant
+    `block` share the machine code of equal loops.
     """
 
     name: str
@@ -65,8 +65,8 @@ class Dialect:
     shares_loops: bool = False
 
     def body(self, sig: Signature, machine: Machine, moves: bool = False) -> Body | None:
-        """The vendor's body for the signature; None where the common body serves. moves: of those
-        that are run by warps that move.
+        """The vendor's body for the signature; None if the vendor has none and the common body is
+        used. moves: search the bodies for moving warps.
         """
         able = (b for b in self.bodies if b.kind == sig.kind and b.moves == moves)
         return next((b for b in able if b.serves(sig, machine)), None)

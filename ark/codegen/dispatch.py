@@ -1,6 +1,5 @@
-"""The switch statements of a loop kernel that call a task's function by its opcode.
-
-Called by ark.codegen.writer.
+"""The switch statements of a loop kernel that call a task's function by its opcode. Called by
+ark.codegen.writer.
 """
 
 from __future__ import annotations
@@ -11,10 +10,9 @@ from ark.codegen.bodies import Bodies
 
 
 def dispatch(bodies: Bodies, seldom: Collection[int]) -> str:
-    """The switch over what computing warps run and, where a warp leads, over what it polls for.
-
-    seldom: bodies behind a call of their own, so that what they need is not kept in registers, or
-    spilled, where others run.
+    """The switch over the functions that computing warps run and, if a warp leads, the switch over
+    those for which it polls. seldom: bodies that are called through a second function, so that
+    their register needs do not cause spills in the other bodies.
     """
     # The loop waits for a task before the call, unless a body of this kernel performs the waits.
     enter = "if (!ark_enter(c)) return false;" if bodies.leads or bodies.entering else ""
@@ -56,7 +54,7 @@ def _poll(bodies: Bodies) -> str:
 
 
 def dispatch_run(bodies: Bodies) -> str:
-    """The switch over what warps run for several tasks without meeting."""
+    """The switch over the functions with which warps run several tasks without block barriers."""
     names, kinds = bodies.names, sorted(bodies.runs)
     lines = "".join(f"    case {i}u: {names[i]}(c, tasks, count); return;\n" for i in kinds)
     return (
@@ -67,7 +65,9 @@ def dispatch_run(bodies: Bodies) -> str:
 
 
 def dispatch_load(bodies: Bodies) -> str:
-    """Which kinds have loading halves, which others use none of their stages, and the switch."""
+    """Functions that say which opcodes have separate loads and which do not use the stages' memory,
+    and the switch over the loads.
+    """
     names, kinds = bodies.names, sorted(bodies.halves)
     lines = "".join(f"    case {i}u: {names[i]}_load(c, t, load); return;\n" for i in kinds)
     spares = _any_of(bodies.spares)
@@ -84,7 +84,7 @@ def _any_of(codes: Collection[int]) -> str:
 
 
 def dispatch_move(bodies: Bodies) -> str:
-    """The switch over what warps that move run."""
+    """The switch over the functions of moving warps."""
     names, kinds = bodies.names, sorted(bodies.moved)
     lines = "".join(f"    case {i}u: {names[i]}_move(t); return;\n" for i in kinds)
     return (

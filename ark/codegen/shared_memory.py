@@ -16,7 +16,9 @@ MIN_TASK_BYTES = 256  # bytes that every task may use
 
 
 def _needed(plan: Plan, machine: Machine, dialect: Dialect, phases: range | None) -> int:
-    """Bytes that the loop and the largest task of the phases need, 16-byte rounded."""
+    """Bytes that the loop and the largest task of the phases need; the task's part is rounded up to
+    a multiple of 16.
+    """
     signatures = [kinds.signature(plan, op) for op in kernel_ops(plan, phases)]
     needs = [MIN_TASK_BYTES, *(body_scratch(sig, machine, dialect) for sig in signatures)]
     if flows(signatures, machine, dialect):
@@ -27,9 +29,8 @@ def _needed(plan: Plan, machine: Machine, dialect: Dialect, phases: range | None
 def check_shared_memory(
     plan: Plan, machine: Machine, dialect: Dialect, phases: range | None = None
 ) -> int:
-    """Bytes that the loop and the largest task of the phases need, by default of all.
-
-    PlanError if a processor has not so much besides its ring.
+    """Bytes that the loop and the largest task of the phases (by default all phases) need. Raises
+    PlanError if a processor has less besides its ring.
     """
     needed = _needed(plan, machine, dialect, phases)
     room = machine.shared_bytes - machine.ring_bytes + layout.LOOP_BYTES

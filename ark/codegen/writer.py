@@ -1,7 +1,8 @@
-"""The loop-kernel writer: plan + machine + dialect -> one source text, the same bytes each time.
+"""The loop-kernel writer. It turns a plan, a machine and a dialect into one source text, always the
+same text for the same input.
 
-Equal ops share one specialised function. A dialect may write some bodies itself; everything else
-comes from ark.tasks. Called by ark.runtime.program and `ark emit`.
+Equal ops share one specialised function. A dialect may write some bodies itself; all others come
+from ark.tasks. Called by ark.runtime.program and `ark emit`.
 """
 
 from __future__ import annotations
@@ -24,23 +25,24 @@ from ark.plan import kind as kinds
 from ark.plan.signature import SHORT_PACKET, Signature
 from ark.plan.types import Plan
 
-# What every kernel has of ark/codegen/device, in order: before its loop and behind it.
+# Files of ark/codegen/device that every kernel includes, in order: WAITS before its loop, ELEMENTS
+# after it.
 WAITS = ("wait.h", "task_slots.h", "iteration.h")
 ELEMENTS = ("common.h", "math.h", "small_floats.h", "pack.h", "operand.h")
-SHORT = ("short_packets.h",)  # where they are, or a loop is ready for them
+SHORT = ("short_packets.h",)  # if operands are in short packets or a warp leads
 _LOOP = device_text("loop.h")
-# The bytes of shared memory, which differ between kernels that share a loop.
+# The number of bytes of shared memory, which differs between kernels that share a loop.
 _SCRATCH = "extern ARK_LINKED const int ark_scratch_bytes{};\n"
-MAX_COMPILED_PARTS = 4  # of a text whose functions are compiled separately
+MAX_COMPILED_PARTS = 4  # largest number of parts of a text whose functions are compiled separately
 
 
 @dataclass(frozen=True)
 class Emitted:
-    """The source, and what the runtime needs to fill task records.
+    """The source, and the data with which the runtime fills task records.
 
-    opcode: the task kind number of each op, by op id; -1 for ops of other kernels. scratch_bytes:
-    shared memory besides the ring. bodies: function names by opcode, for traces and listings. maps:
-    box maps by opcode.
+    opcode: the opcode of each op, by op id; -1 for ops of other kernels. scratch_bytes: shared
+    memory besides the ring. bodies: function names by opcode, for traces and listings. maps: box
+    maps by opcode.
     """
 
     source: Source
@@ -53,8 +55,8 @@ class Emitted:
 def write(plan: Plan, machine: Machine, dialect: Dialect, phases: range | None = None) -> Emitted:
     """Emits the loop kernel of `plan` for `machine` in `dialect`.
 
-    phases: those that it runs, by default all. PlanError if it asks for more shared memory than a
-    processor has.
+    phases: the phases that it runs, by default all. Raises PlanError if it needs more shared memory
+    than a processor has.
     """
     phases = phases or range(len(plan.phases))
     ops = kernel_ops(plan, phases)
@@ -71,7 +73,7 @@ def write(plan: Plan, machine: Machine, dialect: Dialect, phases: range | None =
     names, maps = tuple(bodies.names), tuple(bodies.maps)
     units = 0
     if machine.variant.name == "block" and 0 < dialect.joint_bodies < len(names):
-        # A ring's barriers are one variable, which several texts would each have.
+        # A ring's barriers are one variable, and each of several texts would define it.
         units = (
             1
             if machine.ring_bytes
@@ -129,18 +131,20 @@ def write(plan: Plan, machine: Machine, dialect: Dialect, phases: range | None =
 
 
 def _linked(text: str) -> str:
-    """The switch, or what declares it, where loop and bodies are compiled apart."""
+    """The definition or declaration of the switch, with linkage for a loop that is compiled
+    separately.
+    """
     return text.replace("ARK_DEVICE bool ark_dispatch(", "ARK_LINKED bool ark_dispatch(")
 
 
 def _in_part(part: int, text: str, others: str = "") -> str:
-    """What one part of a text has, and what the others have instead."""
+    """Text that one part of a source contains; `others` takes its place in the other parts."""
     other = f"#else\n{others}" if others else ""
     return f"#if !defined(ARK_PART) || ARK_PART == {part}\n{text}{other}#endif\n"
 
 
 def _parted(text: str, name: str, part: int) -> str:
-    """A body that one part of a text defines and the first one, which has the loop, declares."""
+    """A body that one part of a source defines. Part 0, which contains the loop, declares it."""
     if part == 0:
         return _in_part(0, text)
     defined = re.sub(rf"ARK_(BODY|DEVICE) (\w+ {name}\()", r"ARK_LINKED \2", text)
@@ -149,8 +153,8 @@ def _parted(text: str, name: str, part: int) -> str:
 
 
 def _agreed(signatures: Sequence[Signature]) -> list[Signature]:
-    """The signatures, an operand aligned where it is in all that are else the same: these keep one
-    function.
+    """The signatures, with an operand marked as aligned only if it is so in all signatures that are
+    otherwise equal, so that these share one function.
     """
     distinct = {sig.key: sig for sig in signatures}
     plain = {key: sig.with_aligned([False] * len(sig.operands)) for key, sig in distinct.items()}
@@ -163,16 +167,18 @@ def _agreed(signatures: Sequence[Signature]) -> list[Signature]:
 
 
 def _short(signatures: Iterable[kinds.Signature]) -> bool:
-    """True where an operand is in packets of 4 bytes."""
+    """True where an operand is stored in packets of 4 bytes."""
     return any(o.packet and o.itemsize == SHORT_PACKET for s in signatures for o in s.operands)
 
 
 def _ends(plan: Plan, texts: Iterable[str]) -> bool:
-    """True where a task can end the loop, of this kernel or of one that runs before it."""
+    """True where a task may end the loop early, in this kernel or in one that runs before it."""
     return len(plan.kernels) > 1 or any("ark_lower_limit" in text for text in texts)
 
 
 def _seldom(plan: Plan, opcode: Sequence[int], last: int) -> set[int]:
-    """Bodies that no task of the kernel's last phase runs: a prompt's, beside a decoder's."""
+    """The opcodes that no task of the kernel's last phase uses, for example those of a prompt phase
+    beside a decoding phase.
+    """
     used = {opcode[t.op] for tasks in plan.phases[last].processors for t in tasks}
     return set(opcode) - used - {-1}
