@@ -1,5 +1,5 @@
 """Decides which products warpgroups can multiply, from data types, sizes and the memory layout of
-both operands. Called before the kernel variant is chosen, and by the passes that lay operands out
+both operands. Called before the kernel variant is chosen, and by the passes that arrange operands
 for box copies.
 """
 
@@ -15,14 +15,14 @@ from ark.lower.tiling import start_of
 from ark.machine import Machine
 from ark.plan.types import BOX_ALIGNMENT_BYTES
 
-MIN_MATRIX_UNIT_ROWS = 9  # of a product; fewer are not worth a matrix unit
+MIN_MATRIX_UNIT_ROWS = 9  # rows of a product; fewer are not worth a matrix unit
 SIDES = (0, 1)
-ALONG = (False, True)  # the transposes of sides whose k lies side by side
+ALONG = (False, True)  # by side: the transpose for which k is contiguous
 
 
 def boxes(node: Node, machine: Machine) -> bool:
-    """True where matrix units support the product's types, its columns are enough, and box copies
-    can load both sides, or copies that make them loadable pay off.
+    """True where matrix units support the product's types, its result is large enough, and for both
+    sides either box copies can load the side or a copy that makes it loadable pays off.
     """
     out, full = node.outputs[0], box_tiles(machine).least_rows
     return (
@@ -35,7 +35,7 @@ def boxes(node: Node, machine: Machine) -> bool:
 
 
 def aligned(tensor: Tensor) -> bool:
-    """True where its rows are aligned as box copies require."""
+    """True where the tensor's rows are aligned as box copies require."""
     size = tensor.dtype.itemsize
     return all(
         s * size % BOX_ALIGNMENT_BYTES == 0 for s in (*tensor.strides[:-1], start_of(tensor))
@@ -43,7 +43,7 @@ def aligned(tensor: Tensor) -> bool:
 
 
 def wants_along(node: Node) -> bool:
-    """True where matrix units need k contiguous in memory for the product's types."""
+    """True where matrix units need k to be contiguous in memory for the product's types."""
     return node.inputs[0].dtype.bits == 8 or node.read(MatmulAttributes).tf32
 
 
@@ -53,7 +53,7 @@ def lies_along(node: Node, side: int) -> bool:
 
 
 def depth_of(node: Node) -> int:
-    """Elements of k of a product of two matrices in memory."""
+    """The number of elements of k."""
     return node.inputs[0].shape[-2 if node.read(MatmulAttributes).transpose_a else -1]
 
 
@@ -62,7 +62,7 @@ def _read_often(node: Node, side: int, machine: Machine) -> bool:
 
 
 def _unit_types(node: Node) -> bool:
-    """Types that warpgroups multiply: one of 16 bits, 8-bit floats, int8, or fp32 as tf32."""
+    """True for types that warpgroups multiply: bf16, fp16, 8-bit floats, int8, or fp32 as tf32."""
     left, right = (t.dtype for t in node.inputs[:2])
     if left in (bf16, fp16):
         return all(t.dtype == left for t in (*node.inputs, *node.outputs))

@@ -1,7 +1,5 @@
 """Chooses the kernel variant of each phase from the ops of the graph and the capabilities of the
-machine. Called by ark.lower.prepare.
-
-Called by the planner before anything is lowered.
+machine. Called by ark.lower.prepare before any op is lowered.
 """
 
 from __future__ import annotations
@@ -32,28 +30,31 @@ from ark.tasks.linear_form import (
 )
 
 BY_TIME = "its products and attention are predicted to take less time"
-MAX_ROW_SUM_BYTES = 1024  # bytes that one row's sums take, or what else several need
+MAX_ROW_SUM_BYTES = 1024  # of one row's sums, or else as a reserve
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The machine with the one variant of a phase. why: the rule that chose it, for people."""
+    """The machine with only the variant chosen for a phase. why: the rule that chose it, as text
+    for people.
+    """
 
     machine: Machine
     why: str
 
 
 def choose(graph: Graph, context: Context) -> tuple[Machine, ...]:
-    """By phase, the machine with the one variant that it will run under."""
+    """By phase, the machine with only the variant under which the phase will run."""
     return tuple(choice.machine for choice in choices(graph, context))
 
 
 def choices(graph: Graph, context: Context) -> list[Choice]:
-    """By phase, the variant that it will run under.
+    """By phase, the choice of its variant.
 
-    All phases have one variant, but those that read prompts before others: in one with a loader
-    for warpgroups where the machine has that; and those that decode sequences in pages: in that of
-    their own number of rows, because a launch runs one of them.
+    All phases have the variant of the last one, with two exceptions. Phases that read prompts
+    before others run under a variant with a loader for warpgroups, if the machine has one. Phases
+    that decode sequences with paged attention run under the variant that suits their own number of
+    rows, because a launch runs only one of these phases.
     """
     machine, options = context.machine, context.options
     last = _choose(graph, context)
@@ -75,7 +76,9 @@ def choices(graph: Graph, context: Context) -> list[Choice]:
 
 
 def with_movers(machine: Machine, offered: Machine) -> Machine:
-    """The machine with a variant of the same name some of whose warps move, if that is offered."""
+    """The machine with the offered variant of the same name that has moving warps, if there is one;
+    otherwise the machine itself.
+    """
     for variant in offered.variants:
         if variant.name == machine.variant.name and variant.role(MOVE):
             return dataclasses.replace(machine, variants=(variant,))
@@ -91,14 +94,14 @@ def _prompt_text(machine: Machine) -> str:
 
 
 def _is_prompt(graph: Graph, machine: Machine) -> bool:
-    """True where the graph has one phase, which reads sequences."""
+    """True where the graph has one phase, and this phase reads prompts."""
     nodes = [n for n in graph.nodes if not n.virtual]
     return len(graph.phases) == 1 and _reads_prompts(nodes, machine)
 
 
 def _reads_prompts(nodes: list[Node], machine: Machine) -> bool:
-    """True where box copies can load the products, all of many rows with 16-bit weights. One of a
-    single row, a head's, may be among them.
+    """True where all products have many rows and 16-bit weights, and box copies can load them.
+    Products of a single row, as of a language model's head, are ignored.
     """
     products = [n for n in nodes if n.type == "matmul" and n.inputs[0].shape[0] != 1]
     return (
@@ -119,11 +122,11 @@ def _reads_prompts(nodes: list[Node], machine: Machine) -> bool:
 def _choose(graph: Graph, context: Context, phase: int = -1) -> Choice:
     """The variant of a phase, by default the last one.
 
-    The option `variant` names one; PlanError if the machine has none of that name. Otherwise it is
-    the one with communicating warps where the phase decodes: its products are linear layers of
-    one row; the one that loads for warpgroups where that is predicted to take less time (refusal),
-    or where the only phase reads prompts.
-    All else runs under the machine's first.
+    The option `variant` selects one by name; raises PlanError if the machine does not have it.
+    Otherwise there are three rules. The variant with communicating warps is chosen if the phase
+    decodes: its products are linear layers of one row, or of one row per sequence. The variant that
+    loads for warpgroups is chosen if this is predicted to take less time (refusal), or if the only
+    phase reads prompts. Otherwise the machine's first variant is chosen.
     """
     machine, options = context.machine, context.options
     names = tuple(dict.fromkeys(v.name for v in machine.variants))
@@ -132,7 +135,7 @@ def _choose(graph: Graph, context: Context, phase: int = -1) -> Choice:
         raise PlanError(f"{machine.name} has no kernel variant {wanted!r}, but {', '.join(names)}")
     first = machine.using(names[0])
     hinted = next((n.name for n in graph.nodes if n.hints and n.hints.cuts), None)
-    if wanted is None and hinted is not None:  # whose bodies take tiles of any size
+    if wanted is None and hinted is not None:  # the first variant's bodies take tiles of any size
         return Choice(first, f"{hinted} asks for a tile of its own, which every body takes there")
     asked = "the option `variant` names it"
     leading: list[tuple[float, Choice]] = []
@@ -166,7 +169,9 @@ def _choose(graph: Graph, context: Context, phase: int = -1) -> Choice:
 def decoding(
     graph: Graph, context: Context, target: Machine, phase: int
 ) -> tuple[Graph, list[Node]]:
-    """The graph as a variant with communicating warps would run it, and the nodes of a phase."""
+    """The graph as a variant with communicating warps would run it, and the nodes of a phase
+    in it.
+    """
     under = dataclasses.replace(context, machine=target)
     candidate = narrow_inputs(fuse_linear(graph, under), under)
     number = range(len(candidate.phases))[phase]
@@ -183,8 +188,8 @@ def _decoding_text(nodes: Sequence[Node]) -> str:
 
 
 def filled(nodes: Sequence[Node], machine: Machine) -> float | None:
-    """The part of the ring that stages of quantised layers fill, each by its bytes; None if there
-    are no such layers.
+    """The fraction of the ring that stages of quantised layers fill, weighted by the layers' bytes;
+    None if there are no such layers.
     """
     weights = [n.inputs[1] for n in nodes if n.type == "linear"]
     sizes = [(w.nbytes, w) for w in weights if isinstance(w.dtype, RowType)]
@@ -195,11 +200,11 @@ def filled(nodes: Sequence[Node], machine: Machine) -> float | None:
 
 
 def refusal(graph: Graph, machine: Machine) -> str:
-    """Why the variant for warpgroups does not serve the graph, and through which node; empty where
-    it does, or where the machine has none.
+    """The reason, with a node, for which the variant for warpgroups does not serve the graph; "" if
+    it does or the machine has no such variant.
 
-    It serves where its products and attention are predicted to take less time than under the
-    machine's first variant, those that box copies cannot load included.
+    It serves the graph if products and attention are predicted to take less time than under the
+    machine's first variant. The prediction includes products that box copies cannot load.
     """
     target = next((machine.using(v.name) for v in machine.variants if boxed(v)), None)
     if target is None:
@@ -225,9 +230,9 @@ def refusal(graph: Graph, machine: Machine) -> str:
 
 
 def not_decoding(graph: Graph, nodes: list[Node], context: Context, machine: Machine) -> str:
-    """Why a variant with communicating warps does not serve the nodes of a phase, and through which
-    node; empty where it does. It serves products that all are linear layers of one row, or of one
-    row for each of few sequences.
+    """The reason, with a node, for which a variant with communicating warps does not serve the
+    nodes of a phase; "" if it does. It serves a phase whose products are all linear layers of one
+    row, or of one row for each of a few sequences.
     """
     if not context.machine.has(Capability.PACKETS) or not context.options.get("packets", True):
         return "activations do not travel as packets"
@@ -255,7 +260,7 @@ def not_decoding(graph: Graph, nodes: list[Node], context: Context, machine: Mac
 
 
 def _apart(node: Node) -> bool:
-    """True for a product with quantised rows that do not come through the ring."""
+    """True for a product with quantised rows that are not loaded through the ring."""
     return node.type == "quantized_linear" and isinstance(node.inputs[1].dtype, RowType)
 
 
@@ -266,8 +271,9 @@ def _one_each(node: Node, rows: int) -> bool:
 
 
 def _settled(nodes: Sequence[Node]) -> bool:
-    """True where bodies read before their waits only memory of earlier iterations. Residual and
-    caches a kind reads so only where they are.
+    """True where operands that bodies read before their waits are not written earlier in the
+    iteration. The operands checked are a linear layer's operands from the third on, without a
+    residual, and an attention's fourth operand.
     """
     written: set[tuple[int, int]] = set()  # (phase, buffer)
     for node in nodes:
@@ -284,9 +290,10 @@ def _settled(nodes: Sequence[Node]) -> bool:
 
 
 def _starves(nodes: list[Node], target: Machine, machine: Machine) -> bool:
-    """True where a layer of one row reads its operand stream with a smaller ring than the first
-    variant's. With several rows only, whose products cost more: where more copies are in flight
-    than there, so that larger exchanges queue, or warps lack registers for many rows.
+    """True where a variant's ring is unsuitable for the layers. Layers of one row need a ring at
+    least as large as that of the first variant, unless their weights are quantised. Layers of
+    several rows compute more; they need a variant with registers for that many rows and with no
+    more copies in flight than the first variant, since exchanges would queue behind the copies.
     """
     first = machine.variants[0]
     rows = max((n.inputs[0].shape[0] for n in nodes if n.type == "linear"), default=0)
@@ -299,7 +306,9 @@ def _starves(nodes: list[Node], target: Machine, machine: Machine) -> bool:
 
 
 def _fits(nodes: list[Node], machine: Machine) -> bool:
-    """True where shared memory beside the ring holds the inputs of linear layers of few rows."""
+    """True where the shared memory beside the ring holds the inputs and sums of linear layers of
+    few rows.
+    """
     layers = [
         n for n in nodes if n.type == "linear" and n.inputs[0].shape[0] <= MAX_UNIT_INPUT_ROWS
     ]
@@ -308,10 +317,10 @@ def _fits(nodes: list[Node], machine: Machine) -> bool:
 
 
 def _held(node: Node, machine: Machine) -> int:
-    """Bytes of shared memory that a linear layer of few rows takes, but what one row's sums do."""
+    """Bytes of shared memory that a linear layer of few rows needs, without the sums of one row."""
     (rows, k), dtype = node.inputs[0].shape, node.inputs[1].dtype
     if isinstance(dtype, RowType):
-        return row_input_bytes(dtype)  # of one row
+        return row_input_bytes(dtype)  # bytes of one row
     if rows == 1:
         return narrow_bytes(1, k, dtype.itemsize)
     held, splits = stage_tile(node, machine)

@@ -1,8 +1,8 @@
 """Decides for which ops processors claim tiles at run time (ark.tasks.claimed): large ops that only
-move bytes in memory without a peer's part. Each such task waits for all predecessors of the op, and
-all successors wait for all its tasks; a large op has the time for that.
+move bytes in memory, without peers. Each task of such an op waits for all predecessors of the op,
+and all successors wait for all of its tasks; the time this takes is small compared with a large op.
 
-Called by the pipeline, behind the ops' own lowerings.
+Called by the pipeline, after the ops' own lowerings.
 """
 
 from __future__ import annotations
@@ -18,17 +18,19 @@ from ark.plan.groups import Group
 from ark.plan.kind import OperandType, Signature
 from ark.tasks.claimed import MAX_TILES, ClaimedParams
 
-MIN_TILES_PER_PROCESSOR = 4  # a processor
-PLAIN = ("activation", "parameter", "state")  # arenas of memory that no peer and no host touches
+MIN_TILES_PER_PROCESSOR = 4  # fewest tiles per processor
+PLAIN = ("activation", "parameter", "state")  # arenas without peers or host
 
 
 def claimed(groups: Sequence[Group], machines: Sequence[Machine]) -> list[Group]:
-    """The groups, with one task a processor where tiles are claimed. machines: by phase."""
+    """The groups, with one task per processor for ops whose tiles are claimed. machines: by
+    phase.
+    """
     return [_claimed(group, machines[group.phase]) for group in groups]
 
 
 def is_large(nbytes: float, machine: Machine) -> bool:
-    """True for an op that moves enough for its tiles to be claimed."""
+    """True for an op that moves enough bytes for its tiles to be claimed."""
     return nbytes >= machine.costs.claim_bytes
 
 

@@ -1,7 +1,5 @@
 """Numbers the ops of a plan and their tensors, and assigns their buffers to arenas. Called by
 ark.lower.pipeline.
-
-Called by ark.lower.pipeline.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from ark.plan.types import INITIAL, PlanBuffer, PlanOp, PlanTensor
 
 
 class Contents:
-    """Numbers the tensors and buffers that the groups use, and places the buffers."""
+    """Numbers the tensors and buffers that the groups use, and assigns an offset to each buffer."""
 
     def __init__(
         self,
@@ -30,7 +28,7 @@ class Contents:
         reordered: bool,
         limit: int | None = None,
     ) -> None:
-        """limit: bytes of activations, None for any number."""
+        """limit: the largest number of bytes of activations; None for no limit."""
         self.rank = graph.rank
         self.packets = packets
         self._external = external
@@ -96,11 +94,13 @@ class Contents:
         return number
 
     def _place(self, reordered: bool, limit: int | None) -> None:
-        """Offsets: activations share memory, all other buffers are placed one after the other.
+        """Sets the buffers' offsets: activations share memory, all other buffers are placed one
+        after the other.
 
-        Ops that were reordered to run side by side, or that follow each other by packets, which
-        order no other memory, would wait for each other if they shared memory. Then each
-        activation has its own memory, if all of them are few bytes.
+        Two kinds of ops would have to wait for each other if they shared memory: ops that were
+        reordered to run side by side, and ops that follow each other by packets, which order no
+        other memory. If the plan has any of these and its activations are small in total, each
+        activation has its own memory.
         """
         local = [b for b in self.buffers if b.rank == self.rank]
         sharing = [b for b in local if b.arena == "activation"]

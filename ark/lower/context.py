@@ -1,6 +1,5 @@
 """The context of lowering: collects the groups of tile tasks that the ops' lowering functions emit.
-
-A lowering names a task kind, its static parameters, its operands and one coordinate per task; the
+A lowering sets a task kind, its static parameters, its operands and one coordinate per task; the
 processor, waits and addresses of a task are decided later by ark.lower.pipeline.
 """
 
@@ -23,7 +22,9 @@ from ark.plan.params import Params
 
 
 class Lowering:
-    """Collects groups in program order. `graph` is a private copy: temporaries may be added."""
+    """Collects groups in program order. `graph` is a private copy, to which temporaries may be
+    added.
+    """
 
     def __init__(
         self, graph: Graph, machine: Machine, options: Mapping[str, Any], alone: bool = False
@@ -31,10 +32,10 @@ class Lowering:
         self.graph = graph
         self.machine = machine
         self.options = options
-        self.alone = alone  # do ranks begin iterations by themselves?
+        self.alone = alone  # True if ranks begin iterations independently
         self.groups: list[Group] = []
-        self.node: Node | None = None  # the one that is being lowered
-        self.cut = False  # were its tasks cut as its hints say?
+        self.node: Node | None = None  # the node that is being lowered
+        self.cut = False  # True if its tasks were cut as its hints say
         self._numbers: dict[str, int] = {}
 
     def emit(
@@ -45,7 +46,9 @@ class Lowering:
         coords: Sequence[tuple[int, ...]],
         suffix: str = "",
     ) -> Group:
-        """Adds a group for the node being lowered."""
+        """Adds a group of tasks for the node being lowered. Raises PlanError outside of a node's
+        lowering.
+        """
         node = self.node
         if node is None:
             raise PlanError(
@@ -70,10 +73,11 @@ class Lowering:
     def tile(
         self, shape: Sequence[int], fixed: Sequence[int] = (), shown: Sequence[int] | None = None
     ) -> list[int] | None:
-        """The tile that the hints of the node ask for, of a result of this shape; None if none.
+        """The tile that the node's hints ask for, for a result of this shape; None if they ask for
+        none.
 
-        fixed: dimensions whose tile must be one index. shown: the hinted sizes where they are not
-        those of the hints. PlanError for what cannot be.
+        fixed: dimensions whose tile size must be 1. shown: the sizes that an error quotes, if they
+        are not those of the hints. Raises PlanError for a tile that is not possible.
         """
         node = self.node
         if node is None or node.hints is None:
@@ -101,7 +105,9 @@ class Lowering:
         return sizes
 
     def far(self, *peers: int) -> bool:
-        """True where one of these ranks is on another host (option `hosts`); -1 is this rank."""
+        """True where one of these ranks is on another host (option `hosts`); -1 stands for this
+        rank.
+        """
         hosts = self.options.get("hosts") or ()
         here = self.graph.rank
         return bool(hosts) and any(hosts[p] != hosts[here] for p in peers if p >= 0)
@@ -109,36 +115,42 @@ class Lowering:
     def engine(
         self, nbytes: int, asked: str = AUTO, peers: Sequence[int] = (), among: Sequence[str] = ()
     ) -> Engine:
-        """How so many bytes travel to peers, all ranks by default; see choose_engine."""
+        """The engine that moves `nbytes` bytes to peers, by default all ranks; see
+        choose_engine.
+        """
         if self.far(*(peers or range(self.graph.world_size))):
             return choose_engine(self.machine, nbytes, NIC if asked == AUTO else asked, FAR)
         return choose_engine(self.machine, nbytes, asked, among or MESSAGES)
 
     def measured(self, collective: str, algorithm: str, nbytes: int) -> str:
-        """The engine that is asked for where a collective's call names none: see measured in
-        ark.lower.engines. nbytes: of a rank's larger side.
+        """The engine for a collective whose call does not select one: see `measured` in
+        ark.lower.engines. nbytes: bytes of a rank's larger side.
         """
         if self.far(*range(self.graph.world_size)):
             return AUTO
         return measured(self.options, self.machine, collective, algorithm, nbytes)
 
     def semaphore(self, rank: int, name: str) -> RemoteSemaphore:
-        """The counter called `name` on `rank`."""
+        """The counter `name` on `rank`."""
         return RemoteSemaphore(rank, name)
 
     def peer_counters(self, name: str) -> tuple[RemoteSemaphore, ...]:
-        """The counters of each peer that count what this rank gives it."""
+        """On each peer, the counter of the data that this rank sends to it."""
         rank, world = self.graph.rank, self.graph.world_size
         steps = range(1, world)
         return tuple(self.semaphore((rank + s) % world, f"{name}.from+{world - s}") for s in steps)
 
     def own_counters(self, name: str) -> tuple[RemoteSemaphore, ...]:
-        """The counters of this rank that count what each peer gives it (their `peer_counters`)."""
+        """On this rank, by peer, the counter of the data that the peer sends (the peer's
+        `peer_counters`).
+        """
         rank, world = self.graph.rank, self.graph.world_size
         return tuple(self.semaphore(rank, f"{name}.from+{world - s}") for s in range(1, world))
 
     def number(self, key: str) -> int:
-        """How often `key` was asked for before: pairs up what ranks give the same name."""
+        """The number of earlier calls with `key`. Ranks use it to give matching calls the same
+        name.
+        """
         count = self._numbers.get(key, 0)
         self._numbers[key] = count + 1
         return count
@@ -146,15 +158,15 @@ class Lowering:
     def temp(
         self, shape: Sequence[int], dtype: DataType, name: str, arena: str = "activation"
     ) -> Tensor:
-        """A temporary of the op being lowered."""
+        """A temporary tensor of the op being lowered."""
         return self.graph.tensor(shape, dtype, arena=arena, name=name)
 
     def flat(self, tensor: Tensor) -> Tensor:
-        """A dense tensor seen as one dimension."""
+        """A dense tensor viewed in one dimension."""
         return self.view(tensor, (tensor.elements,))
 
     def part(self, tensor: Tensor, parts: int, number: int) -> Tensor:
-        """One of equal parts of a tensor's first dimension."""
+        """One of `parts` equal parts of a tensor's first dimension."""
         if parts == 1:
             return tensor
         size, *rest = tensor.shape
@@ -164,7 +176,9 @@ class Lowering:
         return dataclasses.replace(tensor, shape=shape, offsets=offsets, padded=shape, name=name)
 
     def view(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
-        """A dense tensor seen in another shape of as many elements; PlanError if it cannot be."""
+        """A dense tensor viewed in another shape with the same number of elements. Raises PlanError
+        if that is not possible.
+        """
         layout = dense_view(tensor, shape)
         if layout is None:
             raise PlanError(f"tensor {tensor.name!r} cannot be viewed as {list(shape)}")

@@ -1,6 +1,6 @@
 """Copies of whole tensors as tile tasks, in a rank's memory or to a peer's.
 
-Called by the lowerings of ops that move a tensor as it is, and by those that communicate.
+Called by the lowerings of ops that copy a tensor unchanged, and of ops that communicate.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from ark.tasks.elementwise import copy_params
 
 
 def copy_box(lowering: Lowering, source: IrTensor, target: IrTensor, suffix: str) -> Group:
-    """Copies in tiles that follow from the shape alone, so that both ends of a channel agree."""
+    """Emits a copy of a box. Its tiles depend on the shape only, so that both ends of a channel
+    agree.
+    """
     source, target = bytes_of(source), bytes_of(target)
     tile = box_tile(target.shape, lowering.machine, itemsize=target.dtype.itemsize)
     coords = swept(box_coords(target.shape, tile), lowering.machine)
@@ -27,7 +29,9 @@ def copy_box(lowering: Lowering, source: IrTensor, target: IrTensor, suffix: str
 
 
 def dense(lowering: Lowering, tensor: IrTensor, suffix: str, fill: bool) -> IrTensor:
-    """The tensor, or where it is strided, a dense one in its place (filled with its elements)."""
+    """The tensor itself if it is dense, otherwise a dense temporary of its shape. fill: copy the
+    elements into the temporary.
+    """
     if tensor.dense:
         return tensor
     copy = lowering.temp(tensor.shape, tensor.dtype, f"{tensor.name}{suffix}")
@@ -44,7 +48,7 @@ def move(
     coords: Sequence[tuple[int, int]],
     suffix: str = "",
 ) -> Group:
-    """Tasks that copy a dense tensor to or from a peer's memory by an engine."""
+    """Emits tasks that copy a dense tensor to or from a peer's memory with an engine."""
     flat = [lowering.flat(bytes_of(source)), lowering.flat(bytes_of(target))]
     if engine.proxied or lowering.far(source.buffer.rank, target.buffer.rank):
         return lowering.emit("transfer", Params(), flat, coords, suffix)

@@ -1,6 +1,7 @@
-"""Chooses the tile size of a product, and in the variant `matrix` the number of parts of k. There
-it takes the cut with the shortest predicted time (docs/matmul.md has measured shapes); elsewhere
-the machine's tile. A cut that `ark tune` measured for the shape takes precedence.
+"""Chooses the tile size of a product and, in the variant `matrix`, the number of parts into which k
+is cut. In that variant it takes the cut with the shortest predicted time (docs/matmul.md has
+measured shapes), in others the machine's tile. A cut that `ark tune` measured for the shape takes
+precedence.
 
 Called by the lowering of matmul.
 """
@@ -26,7 +27,7 @@ from ark.tasks.matmul_small import small
 
 @dataclass(frozen=True)
 class Cut:
-    """rows, columns: of a tile. parts: of k."""
+    """rows, columns: of a tile. parts: the number of parts of k."""
 
     rows: int
     columns: int
@@ -43,17 +44,17 @@ def candidates(
     windows: bool = False,
     plain: bool = False,
 ) -> list[Cut]:
-    """The cuts of a product of this shape (batch, batch, rows, columns) that kernels exist for.
+    """The cuts for which kernels exist, for a product of this shape (batch, batch, rows, columns).
 
-    depth: elements of k. parts: k may be cut. narrow: the right side's elements of k lie side by
-    side. windows: a side is a matrix of windows. plain: sums are stored one by one, so that no tile
-    needs to end with a head or a pair.
+    depth: elements of k. parts: True if k may be cut. narrow: True if k is contiguous on the right
+    side. windows: True if a side is a matrix of windows. plain: True if results are stored one by
+    one, so that tiles may end inside a head or a pair.
     """
     steps, given = -(-depth * itemsize // K_PART_ALIGNMENT_BYTES), box_tiles(machine)
     low = shape[2] <= given.least_rows or _few_tiles(shape, machine)
     several = parts and shape[0] == shape[1] == 1
     counts = (1, *(p for p in given.parts if several))
-    # Of few rows memory's rate counts, which no width betters.
+    # With few rows the memory's rate determines the time, and no other width improves it.
     between = narrow and plain and not windows and shape[2] > given.least_rows
     return [
         Cut(*tile, many)
@@ -68,14 +69,16 @@ def candidates(
 
 
 def box_tiles(machine: Machine) -> BoxTiles:
-    """The machine's; PlanError where it has none, although its variant loads boxes."""
+    """The machine's box tiles. Raises PlanError if it has none, although its variant loads
+    boxes.
+    """
     if machine.box_tiles is None:
         raise PlanError(f"machine {machine.name!r} has the variant `matrix`, but no box_tiles")
     return machine.box_tiles
 
 
 def _few_tiles(shape: Sequence[int], machine: Machine) -> bool:
-    """True for few tiles of the lowest rows and as many columns, which smaller tiles spread over
+    """True if the result has so few tiles of the least height, equally wide, that smaller tiles use
     more processors.
     """
     side = box_tiles(machine).least_rows
@@ -93,11 +96,11 @@ def predicted_us(
     windows: bool = False,
     beside: int = 1,
 ) -> float:
-    """About how long the product takes; only comparisons of cuts mean something.
+    """The approximate time of the product; only comparisons between cuts are meaningful.
 
-    normed: the task that adds parts up also normalises the rows, which must be read in any case.
-    windows: a side is a matrix of windows. beside: equal products that run at the same time, all of
-    which it ends.
+    normed: the task that adds the parts also normalises the rows and reads them in any case.
+    windows: a side is a matrix of windows. beside: the number of equal products that run at the
+    same time; the result is the time until all of them end.
     """
     costs, rows, columns = box_costs(machine), shape[2], shape[3]
     tiles = shape[0] * shape[1] * -(-rows // cut.rows) * -(-columns // cut.columns) * cut.parts
@@ -127,7 +130,9 @@ def predicted_us(
 
 
 def estimated_boxes(machine: Machine) -> BoxCosts:
-    """Costs of products that box copies load, from a machine's peak rates and general costs."""
+    """The costs of products that box copies load, estimated from a machine's peak rates and general
+    costs.
+    """
     costs, rate = machine.costs, machine.tflops * 1e6 / machine.processors
     load = costs.cache_rate / machine.processors
     return BoxCosts(
@@ -157,7 +162,7 @@ def estimated_boxes(machine: Machine) -> BoxCosts:
 
 
 def box_costs(machine: Machine) -> BoxCosts:
-    """The machine's; estimated from its rates where they were not measured."""
+    """The machine's costs of box copies; estimated from its rates if they were not measured."""
     return machine.costs.boxes or estimated_boxes(machine)
 
 
@@ -174,10 +179,8 @@ def choose_cut(
     plain: bool = False,
     beside: int = 1,
 ) -> Cut:
-    """The cut of a product; measured: cuts by `key`, for what they were found to be fastest.
-
-    normed: a norm of its rows follows. windows, plain: as in `candidates`. beside: as in
-    `predicted_us`.
+    """The cut of a product. measured: the fastest measured cuts, by `key`. normed: a norm of its
+    rows follows. windows, plain: see `candidates`. beside: see `predicted_us`.
     """
     able = candidates(shape, depth, itemsize, machine, parts, narrow, windows, plain)
     known = measured.get(key(shape, depth, itemsize))
@@ -195,7 +198,7 @@ def choose_cut(
 def fastest(
     able: Sequence[Cut], predicted: Callable[[Cut], float], shape: Sequence[int], depth: int
 ) -> Cut:
-    """The cut that is predicted to end first. ARK_DEBUG=lower prints it, and the next ones."""
+    """The cut with the shortest predicted time. ARK_DEBUG=lower prints it and the next two."""
     cut = min(able, key=predicted)
     if shows("lower"):
         others = sorted((c for c in able if c != cut), key=predicted)[:2]
@@ -215,26 +218,27 @@ MAX_TILES_PER_TASK = 4
 
 
 def tiles_per_task(many: int, machine: Machine) -> int:
-    """How many tiles of so many multiplications take no longer than handing one of them over."""
+    """The number of tiles, of `many` multiplications each, that take no longer than the
+    synchronisation of one task.
+    """
     return min(MAX_TILES_PER_TASK, int(machine.costs.hand_over_work) // many)
 
 
 def is_exact(dtypes: Sequence[str], shape: Sequence[int], depth: int, machine: Machine) -> bool:
-    """True for a product of fp32 with work for tiles of its own (Machine.exact_tiles)."""
+    """True for a product of fp32 that is large enough for the tiles in Machine.exact_tiles."""
     large = math.prod(shape) * depth >= machine.costs.exact_work and shape[2] >= MIN_UNIT_TILE_ROWS
     return large and set(dtypes) == {"fp32"}
 
 
 def deals_matrices(params: MatmulParams, tensors: Sequence[Tensor], machine: Machine) -> bool:
-    """True for many products of small matrices, dealt to processors as one task each.
-
-    tensors: both sides, the addends of the product, and the result.
+    """True for a batch of many products of small matrices, which processors compute in one task
+    each. tensors: both sides, the addends of the product, and the result.
     """
     return small(signature(params, tensors), machine)
 
 
 def signature(params: MatmulParams, tensors: Sequence[Tensor]) -> Signature:
-    """The product's. Arguments as of `deals_matrices`."""
+    """The product's signature. Arguments: see `deals_matrices`."""
     left, right, *_, out = tensors
     seen = (OperandType(t.dtype.name, t.shape, t.strides) for t in (left, right, out))
     return Signature("matmul", params.to_plan(), tuple(seen))
@@ -243,8 +247,8 @@ def signature(params: MatmulParams, tensors: Sequence[Tensor]) -> Signature:
 def tiles(
     shape: Sequence[int], depth: int, itemsize: int, machine: Machine, exact: bool = False
 ) -> list[Cut]:
-    """The cuts to try where the variant is another: the usual one first, then tiles a quarter,
-    half, as large and twice as high and wide. exact: as of `is_exact`.
+    """The cuts to try in other variants than `matrix`: the usual one first, then tiles with a
+    quarter, half, once and twice its rows and columns. exact: see `is_exact`.
     """
     batch = shape[0] * shape[1]
     usual = machine.exact_tile(shape[2], shape[3], depth, batch) if exact else None
@@ -269,7 +273,7 @@ def choose_tile(
     measured: Mapping[str, Sequence[int]],
     exact: bool = False,
 ) -> tuple[int, int]:
-    """Rows and columns of the tiles of a product in any variant but `matrix`."""
+    """Rows and columns of the tiles of a product in any variant except `matrix`."""
     able = tiles(shape, depth, itemsize, machine, exact)
     known = measured.get(key(shape, depth, itemsize))
     cut = Cut(*known) if known is not None and Cut(*known) in able else able[0]
@@ -277,14 +281,13 @@ def choose_tile(
 
 
 def key(shape: Sequence[int], depth: int, itemsize: int) -> str:
-    """What a measured cut is good for."""
+    """The key of measured cuts for a product of this shape."""
     return "x".join(str(n) for n in (*shape, depth, itemsize))
 
 
 def matrix_group(rows: int, depth: int, itemsize: int, machine: Machine) -> int:
-    """Rows of tiles of a product whose columns follow each other, so that they share L2.
-
-    rows: of a tile. depth: of the product. itemsize: bytes of an element.
+    """The number of rows of tiles that are computed column by column, so that their inputs stay in
+    the cache. rows: of a tile. depth: of the product. itemsize: bytes of an element.
     """
     costs = machine.costs
     band = costs.boxes.band_bytes if costs.boxes else int(costs.cache_bytes)
