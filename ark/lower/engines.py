@@ -1,9 +1,9 @@
-"""The engines of a channel, which carry bytes to a peer: their requirements, and the sizes for
-which each is chosen.
+"""The engines of a channel, which move bytes to a peer: their requirements, and the sizes for which
+each is chosen.
 
 An engine is chosen when a put is lowered, by the machine's capabilities and the size of the whole
-transfer; a caller may name one, and of a collective it is what was measured to be fastest, where
-something was. docs/channels.md describes them.
+transfer. A caller may select one instead. For a collective, the engine measured as fastest is used
+if there are measurements. docs/channels.md describes the engines.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ark.machine import Machine
 from ark.machine.capability import Capability
 
 AUTO = "auto"
-ONE_SHOT = "one_shot"  # the algorithm of a call that names none: to every peer at once
+ONE_SHOT = "one_shot"  # the default algorithm: send to every peer directly
 PACKET = "packet"
 THREADS = "threads"
 BULK = "bulk"
@@ -30,10 +30,11 @@ SWITCH = "switch"
 
 @dataclass(frozen=True)
 class Engine:
-    """needs: a capability of the machine, if any. kind: the task kind by which processors copy with
-    it. messages: it moves messages, with their own signal; memory: it writes memory that the peer
-    has in any case. proxied: the host's proxy moves it. copies: it copies only and does not reduce.
-    The least piece that pays is Costs.piece_bytes.
+    """needs: the capability that the machine must have, if any. kind: the task kind with which
+    processors copy. memory: True if it can write the peer's memory directly. messages: True if it
+    can move messages, which have their own signal. proxied: True if the host's proxy moves the
+    bytes. copies: True if it can copy but not reduce. The smallest piece that is worth a task is in
+    Costs.piece_bytes.
     """
 
     name: str
@@ -52,24 +53,24 @@ class Engine:
 ENGINES = {
     e.name: e
     for e in (
-        # {word, epoch}: no counter and no barrier, for twice the bytes on the wire.
+        # {value, epoch}: needs no counter and no barrier, for twice the bytes on the wire.
         Engine(PACKET, Capability.PEER_PACKETS, memory=False),
         # 16-byte stores, then a counter.
         Engine(THREADS, None),
         # Pieces that hardware of the processor copies through shared memory, then a counter.
         Engine(BULK, Capability.PEER_BULK, kind="bulk", copies=True),
-        # Copy engines, which the host's proxy starts.
+        # Copy engines, started by the host's proxy.
         Engine(DMA, Capability.PROXY, proxied=True, copies=True),
-        # To other hosts, by the proxy; to ranks of this one as `threads`.
+        # To other hosts, by the proxy; to ranks of this host like `threads`.
         Engine(NIC, Capability.PROXY, memory=False, messages=False),
-        # Sums by the switch between devices; no machine is said to have one.
+        # Sums computed by the switch between devices; no machine model has this capability.
         Engine(SWITCH, Capability.PEER_MULTICAST, memory=False, messages=False),
     )
 }
-# What can move a message, with its own signal, and what memory that the peer has in any case.
+# Engines that can move messages, and engines that can write the peer's memory directly.
 MESSAGES = tuple(e.name for e in ENGINES.values() if e.messages)
 TRANSFERS = tuple(e.name for e in ENGINES.values() if e.memory)
-FAR = (NIC,)  # what reaches other hosts
+FAR = (NIC,)  # engines that reach other hosts
 TILE_ALIGNMENT_BYTES = 128
 MAX_PARTS_OF_A_SHARE = 8
 
@@ -77,8 +78,9 @@ MAX_PARTS_OF_A_SHARE = 8
 def choose_engine(
     machine: Machine, nbytes: int, asked: str = AUTO, among: Sequence[str] = MESSAGES
 ) -> Engine:
-    """The engine of a transfer of so many bytes; UnsupportedError if the asked one is not there or
-    cannot do it (among: those that can).
+    """The engine for a transfer of `nbytes` bytes. asked: the engine that the caller selected, or
+    AUTO. among: the names of engines that can do the transfer. Raises UnsupportedError if the
+    machine does not have the selected engine or it is not among these.
     """
     able = [ENGINES[name] for name in among]
     able = [e for e in able if e.on(machine)]
@@ -101,16 +103,16 @@ def choose_engine(
 
 
 def in_packets(machine: Machine, nbytes: int) -> bool:
-    """True where a transfer of so many bytes is faster as packets."""
+    """True where a transfer of `nbytes` bytes is faster as packets."""
     return nbytes <= machine.costs.packet_bytes
 
 
 def measured(
     options: Mapping[str, Any], machine: Machine, collective: str, algorithm: str, nbytes: int
 ) -> str:
-    """The engine by which an algorithm was measured to be fastest for a collective of about so many
-    bytes on a rank's larger side, as the planner's option `engines` has it; AUTO if none was
-    measured, or the machine does not have it.
+    """The engine with which an algorithm was measured as fastest for a collective of about `nbytes`
+    bytes on a rank's larger side, from the planner's option `engines`. AUTO if there is no
+    measurement or the machine does not have the engine.
     """
     rows = options.get("engines", {}).get(collective, ())
     place = nearest([row[0] for row in rows], nbytes)
@@ -121,9 +123,9 @@ def measured(
 
 
 def tile_bytes(engine: Engine, machine: Machine, nbytes: int) -> int:
-    """Bytes that one task of a transfer moves: a processor's share, not below the least piece that
-    pays with the engine; a part of a large share, so that peers
-    may begin before all of it has arrived.
+    """Bytes that one task of a transfer moves. This is a processor's share, but at least the
+    engine's smallest worthwhile piece. A large share is cut into parts, so that peers may begin
+    before all of it has arrived.
     """
     share = -(-nbytes // machine.processors)
     costs = machine.costs
@@ -133,9 +135,9 @@ def tile_bytes(engine: Engine, machine: Machine, nbytes: int) -> int:
 
 
 def joined_tiles(machine: Machine, tiles: int, nbytes: int, peers: int) -> int:
-    """How many tiles of so many bytes one task puts where all of them go to each of several peers:
-    as many as give each processor one put, in puts of at most put_bytes, since peers begin when
-    all of a put is there.
+    """The number of tiles, of `nbytes` bytes each, that one task sends if every tile goes to each
+    of several peers. It gives each processor one put, but puts have at most put_bytes, since peers
+    begin only when a put has arrived completely.
     """
     each = max(1, machine.processors // max(1, peers))
     return max(1, min(-(-tiles // each), machine.costs.put_bytes // nbytes))

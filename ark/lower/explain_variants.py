@@ -1,6 +1,6 @@
-"""The lines of ARK_DEBUG=lower about kernel variants: for each phase the one that was chosen and by
-which rule, and of each other one what it is predicted to take or through which node it does not
-serve. Called by ark.lower.prepare.
+"""The lines of ARK_DEBUG=lower about kernel variants. For each phase they give the chosen variant
+with the rule that chose it, and for every other variant its predicted time or the node that it does
+not serve. Called by ark.lower.prepare.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ark.machine.variant import COMMUNICATE, Variant
 
 
 def show_variants(graph: Graph, context: Context, chosen: Sequence[Choice]) -> None:
-    """Prints each phase's variant, and why it has none of the others."""
+    """Prints each phase's variant and, for every other variant, the reason against it."""
     for number, (name, choice) in enumerate(zip(graph.phases, chosen, strict=True)):
         for line in _lines(graph, context, number, choice):
             show("lower", f"phase {name}: {line}")
@@ -39,7 +39,7 @@ def _lines(graph: Graph, context: Context, phase: int, choice: Choice) -> list[s
 
 
 def _reason(graph: Graph, context: Context, phase: int, choice: Choice, other: Variant) -> str:
-    """Why a phase does not have another variant."""
+    """The reason for which a phase does not have another variant."""
     machine, name = context.machine, choice.machine.variant.name
     if context.options.get("variant") is not None:
         return f"the option `variant` names {name}"
@@ -59,8 +59,8 @@ def _reason(graph: Graph, context: Context, phase: int, choice: Choice, other: V
 
 
 def _sums(graph: Graph, machine: Machine) -> tuple[float, float]:
-    """What products and attention are predicted to take under the variant for warpgroups, and under
-    the machine's first.
+    """The predicted microseconds of products and attention under the variant for warpgroups, and
+    under the machine's first variant.
     """
     pairs = product_times([n for n in graph.nodes if not n.virtual], machine)
     return sum(t for _, t, _ in pairs), sum(t for _, _, t in pairs)
@@ -69,7 +69,9 @@ def _sums(graph: Graph, machine: Machine) -> tuple[float, float]:
 def _beside_decoding(
     graph: Graph, context: Context, phase: int, choice: Choice, other: Variant
 ) -> str:
-    """Of a phase that decodes, which a rule gives to a variant with communicating warps."""
+    """The reason against another variant, for a decoding phase whose variant has communicating
+    warps.
+    """
     machine, name = context.machine, choice.machine.variant.name
     nodes = decoding(graph, context, choice.machine, phase)[1]
     layers = [n for n in nodes if n.type == "linear"]

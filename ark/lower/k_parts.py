@@ -1,7 +1,7 @@
-"""Chooses the cut of a product on machines whose matrix units serve any variant (capability
-`k_parts`): large tiles, narrower ones where tiles are few, and parts of k where processors would
-still be idle. Takes the cut with the earliest predicted end, by ark.machine.costs.UnitCosts
-(docs/matmul.md, "The cut").
+"""Chooses the cut of a product on machines whose matrix units can be used in any variant
+(capability `k_parts`). Candidates are large tiles, narrower ones if there are few tiles, and parts
+of k if processors would still be idle. Takes the cut with the shortest predicted time according to
+ark.machine.costs.UnitCosts (docs/matmul.md, "The cut").
 
 Called by the lowering of matmul and by `ark tune`.
 """
@@ -21,8 +21,8 @@ from ark.tasks.matmul_form import K_PART_ALIGNMENT_BYTES, MIN_UNIT_TILE_ROWS, UN
 
 
 def serves(dtypes: Sequence[str], shape: Sequence[int], machine: Machine) -> bool:
-    """True where such units compute the product. dtypes: of both sides. shape: batch, batch, rows
-    and columns.
+    """True where the machine has these matrix units and they support the product. dtypes: of both
+    sides. shape: batch, batch, rows and columns.
     """
     return (
         machine.has(Capability.K_PARTS)
@@ -34,7 +34,7 @@ def serves(dtypes: Sequence[str], shape: Sequence[int], machine: Machine) -> boo
 def candidates(
     shape: Sequence[int], depth: int, dtypes: Sequence[str], machine: Machine, parts: bool
 ) -> list[Cut]:
-    """The cuts of a product of this shape (batch, batch, rows, columns) that kernels exist for.
+    """The cuts for which kernels exist, for a product of this shape (batch, batch, rows, columns).
 
     depth: elements of k. dtypes: of both sides. parts: True if k may be cut.
     """
@@ -70,11 +70,11 @@ def itemsize(dtypes: Sequence[str]) -> int:
 def predicted_us(
     cut: Cut, shape: Sequence[int], depth: int, dtypes: Sequence[str], machine: Machine
 ) -> float:
-    """About how long the product takes; only comparisons of cuts mean something."""
+    """The approximate time of the product; only comparisons between cuts are meaningful."""
     batch, m, n = shape[0] * shape[1], shape[2], shape[3]
     products, size, costs = UNIT_PARTS[dtypes[0], dtypes[1]], itemsize(dtypes), _costs(machine)
     high, wide, share, least = _loop(cut, products, machine)
-    rate = machine.tflops * 1e6 / machine.processors * share  # operations a microsecond
+    rate = machine.tflops * 1e6 / machine.processors * share  # operations per microsecond
     line = max(least, 2.0 * high * wide * (K_PART_ALIGNMENT_BYTES // size) * products / rate)
     lines = math.ceil(math.ceil(depth * size / K_PART_ALIGNMENT_BYTES) / cut.parts)
     tiles = batch * -(-m // cut.rows) * -(-n // cut.columns) * cut.parts
@@ -89,8 +89,8 @@ def predicted_us(
 
 
 def stays_whole(shape: Sequence[int], depth: int, dtypes: Sequence[str], machine: Machine) -> bool:
-    """True where whole tiles, with the epilogue on pairs of columns, are predicted to be as fast as
-    parts of k and a pass over the sums. Arguments: as of `candidates`.
+    """True where whole tiles, with the epilogue applied to pairs of columns, are predicted to be as
+    fast as parts of k followed by a pass over the sums. Arguments: see `candidates`.
     """
 
     def time(cut: Cut) -> float:
@@ -103,27 +103,31 @@ def stays_whole(shape: Sequence[int], depth: int, dtypes: Sequence[str], machine
 
 
 def _costs(machine: Machine) -> UnitCosts:
-    """The machine's; PlanError where it has none, although it cuts products so."""
+    """The machine's costs of matrix units. Raises PlanError if it has none, although it has the
+    capability `k_parts`.
+    """
     if machine.costs.units is None:
         raise PlanError(f"machine {machine.name!r} has k_parts, but no costs.units")
     return machine.costs.units
 
 
 def _tiles(machine: Machine) -> UnitTiles:
-    """The machine's; PlanError where it has none, although it cuts products so."""
+    """The machine's tiles of matrix units. Raises PlanError if it has none, although it has the
+    capability `k_parts`.
+    """
     if machine.unit_tiles is None:
         raise PlanError(f"machine {machine.name!r} has k_parts, but no unit_tiles")
     return machine.unit_tiles
 
 
 def _fold_us(moved: float, costs: UnitCosts, machine: Machine) -> float:
-    """Parts of so many bytes are handed over and added up."""
+    """Microseconds in which parts of k, of `moved` bytes in total, are passed on and added."""
     return costs.fold_us + moved / (machine.bandwidth_gbps * 1e3 * costs.fold_share)
 
 
 def _loop(cut: Cut, products: int, machine: Machine) -> tuple[int, int, float, float]:
-    """Rows and columns that the loop for such tiles multiplies, the share of its time in which it
-    does, and the least that a line takes.
+    """Rows and columns that the loop for this cut multiplies, the fraction of its time that it
+    spends on products, and the shortest time of a line of k.
     """
     costs = _costs(machine)
     for high, wide, share in machine.large_tiles if products == 1 else ():
@@ -142,9 +146,7 @@ def choose(
     parts: bool,
     measured: Mapping[str, Sequence[int]],
 ) -> Cut:
-    """The cut of a product; measured: cuts by `ark.lower.cuts.key`, for what they were found to be
-    fastest.
-    """
+    """The cut of a product. measured: the fastest measured cuts, by `ark.lower.cuts.key`."""
     able = candidates(shape, depth, dtypes, machine, parts)
     known = measured.get(key(shape, depth, itemsize(dtypes)))
     if known is not None and Cut(*known) in able:

@@ -1,9 +1,8 @@
-"""Merges neighbouring dimensions of an op's tensors where the memory layout of all of them allows
-it.
+"""Merges neighbouring dimensions of an op's tensors if the memory layout of all of them allows it.
 
-Bodies loop over four dimensions and take more of them apart by division; most tensors of more are
-dense, or broadcast along whole groups of dimensions, and need not that. Called by the ops'
-lowerings.
+Bodies loop over four dimensions and compute the indices of further dimensions by division. Most
+tensors of more dimensions are dense, or broadcast along whole groups of dimensions, and can be
+merged to four. Called by the ops' lowerings.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from ark.lower.tiling import MAX_COORDINATE
 
 
 def widen(tensor: Tensor, rank: int) -> Tensor:
-    """The tensor with dimensions of one in front."""
+    """The tensor with dimensions of size 1 added in front, up to `rank` dimensions."""
     more = rank - len(tensor.shape)
     return dataclasses.replace(
         tensor,
@@ -29,7 +28,9 @@ def widen(tensor: Tensor, rank: int) -> Tensor:
 
 
 def bytes_of(tensor: Tensor) -> Tensor:
-    """A tensor whose elements share bytes as one of these bytes; any other as it is."""
+    """A tensor with several elements per byte, viewed as a tensor of bytes; any other tensor
+    unchanged.
+    """
     each = tensor.dtype.per_item
     if each == 1:
         return tensor
@@ -48,7 +49,7 @@ def bytes_of(tensor: Tensor) -> Tensor:
 
 
 def part(tensor: Tensor, axis: int, at: int, size: int) -> Tensor:
-    """The tensor's indices at to at + size of a dimension."""
+    """The tensor restricted to the indices from at to at + size - 1 of a dimension."""
 
     def put(values: Sequence[int], value: int) -> tuple[int, ...]:
         return (*values[:axis], value, *values[axis + 1 :])
@@ -62,7 +63,7 @@ def part(tensor: Tensor, axis: int, at: int, size: int) -> Tensor:
 
 
 def without(tensor: Tensor, d: int) -> Tensor:
-    """The tensor without dimension d, which must be all of one index."""
+    """The tensor without dimension d, whose size and extent must be 1."""
 
     def rest(values: Sequence[int]) -> tuple[int, ...]:
         return (*values[:d], *values[d + 1 :])
@@ -77,7 +78,7 @@ def without(tensor: Tensor, d: int) -> Tensor:
 
 
 def join(tensor: Tensor, d: int) -> Tensor:
-    """The tensor with dimensions d and d + 1 as one; `joins` must hold."""
+    """The tensor with dimensions d and d + 1 merged into one; `joins` must hold."""
 
     def one(values: Sequence[int], size: int) -> tuple[int, ...]:
         return (*values[:d], size, *values[d + 2 :])
@@ -94,15 +95,15 @@ def join(tensor: Tensor, d: int) -> Tensor:
 
 
 def joins(tensor: Tensor, d: int) -> bool:
-    """True where dimensions d and d + 1 have the strides of one dimension, which is short enough
-    for a task's coordinates.
+    """True where dimensions d and d + 1 can be merged: their strides are those of one dimension,
+    and its size fits into a task's coordinates.
     """
     outer, inner = tensor.shape[d : d + 2]
     return outer == 1 or (tensor.extents[d + 1] == inner and outer * inner <= MAX_COORDINATE)
 
 
 def merge(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Tensors that broadcast to the last one, in the fewest dimensions that they can share."""
+    """The tensors, which broadcast to the last one, with as few dimensions as they can all have."""
     rank = len(tensors[-1].shape)
     parts = [widen(t, rank) for t in tensors]
     for d in range(rank - 2, -1, -1):
@@ -116,8 +117,8 @@ def merge(tensors: Sequence[Tensor]) -> list[Tensor]:
 def merge_transposed(
     source: Tensor, target: Tensor, perm: Sequence[int]
 ) -> tuple[Tensor, Tensor, list[int]]:
-    """The same of a transposition: dimensions that stay neighbours become one, and those of one
-    index are left out.
+    """A transposition with fewer dimensions. Dimensions that are neighbours on both sides are
+    merged, and dimensions of size 1 are removed. Returns source, target and permutation.
     """
     order = list(perm)
     for d in reversed(range(len(order))):

@@ -23,7 +23,8 @@ def begins_alone(graph: Graph) -> bool:
     """True where a rank may begin its next iteration without its peers. Waits across iterations
     then keep a peer's unread data from being overwritten.
 
-    All ranks of a model find the same, as all take part in what forbids it.
+    All ranks of a model get the same result, because every op that forbids it is in the graphs of
+    all ranks.
     """
     nodes = [n for n in graph.nodes if not n.virtual]
     lockstep = any(registry.get(n.type).iteration_barrier for n in nodes)
@@ -39,8 +40,8 @@ def meets_peers(graph: Graph) -> bool:
 def lower_nodes(
     graph: Graph, machines: Sequence[Machine], options: Mapping[str, Any], alone: bool
 ) -> list[Group]:
-    """The groups of every node that makes tasks. `graph` is a private copy and grows. machines: by
-    phase.
+    """The groups of every node that has tasks. `graph` is a private copy, to which temporaries are
+    added. machines: by phase.
     """
     lowering = Lowering(graph, machines[0], options, alone)
     for node in graph.nodes:
@@ -68,7 +69,9 @@ def lower_nodes(
 
 
 def _followed(lowering: Lowering, node: Node) -> None:
-    """PlanError if a tile was asked for and the op's tasks are cut in another way."""
+    """Raises PlanError if the node's hints ask for a tile and the op's tasks were not cut
+    accordingly.
+    """
     asked = node.hints is not None and (node.hints.tile or node.hints.tasks)
     if asked and not lowering.cut:
         raise PlanError(
@@ -80,11 +83,12 @@ def _followed(lowering: Lowering, node: Node) -> None:
 def _break_aliasing(
     lowering: Lowering, node: Node, aliasing: Aliasing
 ) -> tuple[Node, list[tuple[Tensor, Tensor]]]:
-    """Sends outputs that lie on an input's memory through temporaries.
+    """The node, with outputs that share memory with an input replaced by temporaries, and the
+    copies from these to the outputs.
 
-    Tasks of one op are not ordered among themselves, so none may overwrite what another still
-    reads. Where each output element depends on its own place only ("exact", of the first input
-    "first"), an output that is exactly that input is safe.
+    Tasks of one op are not ordered among themselves, so none may overwrite an element that another
+    still reads. If each output element depends only on the elements at its own position ("exact";
+    "first": of the first input only), an output that is exactly that input is safe.
     """
     safe = {"exact": len(node.inputs), "first": 1}.get(aliasing, 0)
     outputs, moves = [], []

@@ -17,18 +17,21 @@ from ark.plan.cost import Span, predict
 from ark.plan.groups import Group
 from ark.plan.types import Plan
 
-MAX_LISTED_OPS = 5  # ops of a phase that are listed
+MAX_LISTED_OPS = 5  # most ops listed per phase
 
 Observer = Callable[[str, Graph, Graph, Context], None]
-"""Told of a pass by name, with the graph before and after it and what the pass was given. Behind
-the choice of variants a graph holds the phases of one kernel."""
+"""A function that is called after each pass with the pass's name, the graph before and after it,
+and its context. In passes after the choice of variants, a graph contains the phases of one kernel.
+"""
 
 _observer: ContextVar[Observer | None] = ContextVar("observer", default=None)
 
 
 @contextmanager
 def observed(observer: Observer) -> Iterator[None]:
-    """Within it, `observer` is told of every pass over every graph that this thread plans."""
+    """A context manager. Within it, `observer` is called for every pass over every graph that this
+    thread plans.
+    """
     token = _observer.set(observer)
     try:
         yield
@@ -37,12 +40,14 @@ def observed(observer: Observer) -> Iterator[None]:
 
 
 def observer() -> Observer | None:
-    """The observer in force, if there is one."""
+    """The current observer, or None."""
     return _observer.get()
 
 
 def show_pass(name: str, before: Graph, after: Graph) -> None:
-    """Prints how a pass that changed a graph changed the numbers of its ops."""
+    """Prints how a pass changed the number of ops of each type. Prints nothing if it did not change
+    the graph.
+    """
     if after is before or to_text(after) == to_text(before):
         return
     ops = [Counter(n.type for n in g.nodes if not n.virtual) for g in (before, after)]
@@ -54,7 +59,9 @@ def show_pass(name: str, before: Graph, after: Graph) -> None:
 
 
 def cuts_text(groups: Sequence[Group]) -> str:
-    """A line for ops that are cut alike: kind, first operands, tile, parts of k and tasks."""
+    """A line for each set of ops that are cut alike: kind, sizes of the first operands, tile, parts
+    of k and tasks.
+    """
     names: dict[str, list[str]] = {}
     for group in groups:
         if tile := getattr(group.params, "tile", ()):
@@ -75,8 +82,9 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def plan_text(plan: Plan) -> str:
-    """A line for each phase: its predicted time, tasks, and processors that have any; and for each
-    of its slowest ops, when it begins and ends, how long its tasks take, and how many they are.
+    """A line for each phase: its predicted time, its tasks, and the processors that have tasks.
+    Under it a line for each of its slowest ops: its duration and begin, and the number and longest
+    duration of its tasks.
     """
     lines = []
     for number, phase in enumerate(plan.phases):
@@ -92,7 +100,9 @@ def plan_text(plan: Plan) -> str:
 
 
 def _slowest(plan: Plan, number: int) -> list[str]:
-    """The ops of a phase from whose first task's begin to whose last task's end is longest."""
+    """Lines for the ops of a phase with the longest time from the begin of their first task to the
+    end of their last.
+    """
     spans: dict[int, list[Span]] = defaultdict(list)
     for span in predict(plan, number):
         spans[span.task.op].append(span)

@@ -1,5 +1,5 @@
-"""Decides which activations travel as packets {value, epoch}: the load is then the wait, and the
-dependence needs no counter. Called by the pipeline where the machine has the capability.
+"""Decides which activations are sent as packets {value, epoch}. A load of a packet waits for it, so
+the dependence needs no counter. Called by the pipeline if the machine has the capability.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ark.plan.kind import OperandType, Signature
 from ark.plan.kind import get as task_kind
 from ark.tasks.linear_form import MAX_UNIT_INPUT_ROWS
 
-# Elements of 16 bits, of which a row that travels as short packets has whole ones.
+# A row sent as short packets must be a multiple of this number of 16-bit elements.
 SHORT_PACKET_ROW_ELEMENTS = 8
 
 
@@ -39,19 +39,19 @@ def choose_packets(
     templates: Templates,
     received: frozenset[int],
 ) -> set[int]:
-    """Ids of the tensors that carry their epoch: small activations, where all their readers and
-    writers support it.
+    """Ids of the tensors that are stored as packets: small activations whose readers and writers
+    all support packets.
 
-    A buffer qualifies if all its tensors are dense views of fp32 (or, where short packets are, of
-    16 bits), its bytes stay small, and no task reads much of it: a packet costs 8 bytes an element,
-    or 4, and polls more. machines: by phase.
-    received: ids of buffers between ranks that hold packets in any case.
+    A buffer qualifies if all its tensors are dense views of fp32 (or of 16-bit types, if short
+    packets are supported), it is small, and no task reads many of its elements, because a packet
+    takes 8 bytes per element (4 for short ones) and must be polled. machines: by phase. received:
+    ids of buffers between ranks that hold packets in any case.
     """
     chosen: set[int] = set()
     barred: set[int] = set(options.get("external", ()))
     written: dict[int, list[Tensor]] = defaultdict(list)  # by buffer
     touched: dict[int, list[Tensor]] = {}
-    kinds: dict[int, set[str]] = defaultdict(set)  # by buffer, of the tasks that touch it
+    kinds: dict[int, set[str]] = defaultdict(set)  # by buffer, kinds of its tasks
     for group in groups:
         kind, sig = task_kind(group.kind), _signature(group)
         able = kind.packets(sig)
@@ -59,7 +59,7 @@ def choose_packets(
         given = {b.operand for b in boxes if b.write}
         short = takes_short(machines[group.phase])
         for tensor in (group.operands[i] for i in given):
-            # A second write in an iteration would carry the same epoch.
+            # A second write in the same iteration would have the same epoch.
             if any(_meet(tensor, other) for other in written[tensor.buffer.id]):
                 barred.add(tensor.buffer.id)
             written[tensor.buffer.id].append(tensor)
@@ -79,7 +79,7 @@ def choose_packets(
     for buffer, tensors in touched.items():
         source, most = tensors[0].buffer, machines[0].costs.packet_tensor_bytes
         small = source.nbytes <= most
-        # What one collective leaves for the next one stays with the processors that made it.
+        # The result of one collective that another reads stays on the processors that computed it.
         stays = kinds[buffer] == {"combine"}
         local = source.arena == "activation" and small and buffer not in barred and not stays
         if local or buffer in received:
@@ -88,9 +88,9 @@ def choose_packets(
 
 
 def _most_read(group: Group, machine: Machine) -> int:
-    """Elements that one task may read as packets."""
+    """The largest number of elements that one task may read as packets."""
     costs = machine.costs
-    if group.kind == "choose":  # it has a counter to wait for in any case, the logits'
+    if group.kind == "choose":  # its tasks wait for the logits' counter in any case
         return costs.packet_elements if machine.has(Capability.PACKET_GATE) else 0
     if group.kind not in ("linear", "linear_rows"):
         return costs.packet_elements
@@ -106,7 +106,7 @@ def _meet(a: Tensor, b: Tensor) -> bool:
 
 
 def _signature(group: Group) -> Signature:
-    """The group's signature as far as it is known before packets are chosen."""
+    """The group's signature, as far as it is determined before packets are chosen."""
     operands = tuple(
         OperandType(t.dtype.name, t.shape, t.strides, t.buffer.id in group.received)
         for t in group.operands

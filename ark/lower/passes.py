@@ -1,8 +1,8 @@
 """The compiler's passes: every rewrite of a graph between its front end and lowering, in order.
 
-`PASSES` is the only place that knows the order. ark.lower.prepare runs the list;
-`ark plan --passes` shows the graph after each pass that changed it. To add a pass, write a function
-`(Graph, Context) -> Graph` in a module of its own under ark/lower/rewrite and add its entry here.
+The order is defined only by `PASSES`. ark.lower.prepare runs the list; `ark plan --passes` shows
+the graph after each pass that changed it. To add a pass, write a function `(Graph, Context) ->
+Graph` in a new module under ark/lower/rewrite and add its entry here.
 """
 
 from __future__ import annotations
@@ -50,23 +50,23 @@ from ark.machine.capability import Capability
 
 
 class Stage(Enum):
-    """When a pass runs, and over what."""
+    """The time at which a pass runs, and the part of the graph on which it runs."""
 
     GRAPH = "graph"
-    """Over the whole graph, before the kernel variants are chosen."""
+    """On the whole graph, before the kernel variants are chosen."""
     KERNEL = "kernel"
-    """Over the phases of one kernel, whose variant is known."""
+    """On the phases of one kernel, whose variant has been chosen."""
     ORDER = "order"
-    """Over the whole graph: only the order of nodes changes."""
+    """On the whole graph; changes only the order of nodes."""
     CUT = "cut"
-    """Over the whole graph, last: how ops are cut, and ops that share one cut."""
+    """On the whole graph, last; sets how ops are cut, and fuses ops that share a cut."""
 
 
 @dataclass(frozen=True)
 class Pass:
-    """One rewrite. why: the gain. gives: types of nodes that only this pass makes. needs:
-    names of passes that must run before. option: the planner's option that turns the pass off; the
-    pass always runs if this is empty.
+    """One rewrite of the graph. why: its benefit. gives: types of nodes that only this pass
+    creates. needs: names of passes that must run before. option: the planner's option that turns
+    the pass off; "" if it always runs.
     """
 
     run: Callable[[Graph, Context], Graph]
@@ -82,8 +82,8 @@ class Pass:
 
 
 def channels_last(graph: Graph, context: Context) -> Graph:
-    """The graph with the channels of convolutions last; images are padded only where the variant
-    then chosen loads their windows by box copies.
+    """The graph with the channels of convolutions last. Images with few channels are padded only if
+    the kernel variant that is then chosen loads their windows by box copies.
     """
     turned = turn_channels(graph, context)
     if turned is graph or not context.machine.has(Capability.WINDOW_BOXES):
@@ -93,8 +93,8 @@ def channels_last(graph: Graph, context: Context) -> Graph:
 
 
 def fuse_unit_attention(graph: Graph, context: Context) -> Graph:
-    """The graph with attention as single nodes, if every variant then chosen runs it on matrix
-    units, or in one thread a processor; the graph itself otherwise.
+    """The graph with attention as single nodes, if every variant that is then chosen runs attention
+    on matrix units or in one thread per processor; otherwise the graph unchanged.
     """
     fused = fuse_attention(graph, context)
     if fused is graph:

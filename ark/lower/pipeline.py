@@ -1,10 +1,10 @@
-"""The planner: makes a plan from a graph and a machine. It lowers the graph, lays out memory,
-assigns tasks to processors and adds counters. ark.lower.prepare rewrites the graph before; the
-verifier checks the plan after.
+"""The planner: creates a plan from a graph and a machine. It lowers the graph, lays out memory,
+assigns tasks to processors and adds counters. ark.lower.prepare rewrites the graph before, and the
+verifier checks the plan afterwards.
 
-Program order gives every dependence; what a task must wait for follows from where tasks touch
-memory. A wait is placed only where the order is not already implied (program order on a processor,
-earlier waits), so no plan has a redundant one.
+Dependences follow from program order and from the memory that tasks access. A wait is placed only
+if the order is not already implied by program order on a processor or by earlier waits, so no plan
+has a redundant wait.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def plan(
     options: Mapping[str, Any] | None = None,
     meta: Mapping[str, Any] | None = None,
 ) -> Plan:
-    """Makes the plan of one rank. Does not verify: all ranks' plans are verified together.
+    """The plan of one rank. It is not verified here, because the plans of all ranks are verified as
+    a set.
 
     options:
     - `external`: ids of buffers whose memory the caller provides and may read and write between
@@ -71,10 +72,10 @@ def plan_prepared(
     meta: Mapping[str, Any] | None = None,
     drafted: Callable[[Plan], None] | None = None,
 ) -> Plan:
-    """Lowers, places and schedules a graph that is prepared.
+    """Lowers, places and schedules a prepared graph.
 
-    drafted: is given the plan before it is scheduled, with all that its source depends on and each
-    phase's tasks on one processor; a compiler may begin.
+    drafted: a function that is called with the plan before it is scheduled, so that a compiler can
+    start early. That plan has everything on which the source depends, and one task list per phase.
     """
     draft = _lowered(prepared, meta)
     schedule, ops = draft.schedule, draft.plan.ops
@@ -97,14 +98,15 @@ def plan_prepared(
 
 @paused()
 def unscheduled(prepared: Prepared, meta: Mapping[str, Any] | None = None) -> Plan:
-    """The plan of a graph that is prepared, without phases and counters."""
+    """The plan of a prepared graph, without phases and counters."""
     return _lowered(prepared, meta).plan
 
 
 @dataclass(frozen=True)
 class _Draft:
-    """A plan without phases and counters, and what these are made of: the schedule and, by phase,
-    the groups of tasks, each with its place in the program, and the number of the phase's variant.
+    """A plan without phases and counters, and the data from which these are built: the schedule
+    and, by phase, the groups of tasks, each with its index in the program, and the number of the
+    phase's variant.
     """
 
     plan: Plan
@@ -114,7 +116,7 @@ class _Draft:
 
 
 def _lowered(prepared: Prepared, meta: Mapping[str, Any] | None) -> _Draft:
-    """Lowers and places."""
+    """Lowers the graph and places its buffers."""
     private, machines, chosen = prepared.graph, prepared.machines, prepared.options
     groups = lower_nodes(private, machines, chosen, prepared.alone)
     if not any(kinds.get(group.kind).streams for group in groups):
@@ -165,7 +167,9 @@ def _lowered(prepared: Prepared, meta: Mapping[str, Any] | None) -> _Draft:
 
 
 def _chosen(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Which ranks share a host, if not all do; the engines that were measured, if any were."""
+    """Metadata with the ranks' hosts if there are several, and with the measured engines if there
+    are any.
+    """
     hosts = options.get("hosts") or ()
     meta: dict[str, Any] = {"hosts": list(hosts)} if len(set(hosts)) > 1 else {}
     if options.get("engines"):
@@ -174,7 +178,9 @@ def _chosen(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _ended(groups: Sequence[Group]) -> list[Group]:
-    """The groups, and behind a phase's last one, if it has several tasks, the iteration's end."""
+    """The groups, with the end of the iteration added as a task after a phase's last group if that
+    group has several tasks.
+    """
     last = {group.phase: place for place, group in enumerate(groups)}
     result: list[Group] = []
     for place, group in enumerate(groups):
@@ -191,7 +197,9 @@ def _end(group: Group) -> Group:
 
 
 def _ranges(groups: Sequence[Group]) -> dict[str, Any]:
-    """The processors that each op was asked to stay on, and in which context, if any was."""
+    """Metadata with the processors and the context that the user set for each op, if any are
+    set.
+    """
     ranges: dict[str, Any] = {}
     if any(g.processors for g in groups):
         ranges["processor_ranges"] = [list(g.processors) if g.processors else None for g in groups]

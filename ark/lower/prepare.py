@@ -1,7 +1,6 @@
-"""Prepares a graph for lowering: runs the passes and chooses each phase's kernel variant. Called by
-ark.lower.pipeline.
+"""Prepares a graph for lowering: runs the passes and chooses each phase's kernel variant.
 
-Called by ark.lower.pipeline, and by ark.lower.ranks where ranks share a plan.
+Called by ark.lower.pipeline, and by ark.lower.ranks for ranks that share a plan.
 """
 
 from __future__ import annotations
@@ -40,9 +39,9 @@ OPTIONS = (
 
 @dataclass(frozen=True)
 class Prepared:
-    """A graph as it will be lowered. machines: by phase, with the one variant that it runs under.
-    alone: the rank begins iterations by itself. ended: its peers wait for the end of an iteration.
-    reordered: small ops are not in program order.
+    """A graph that is ready to be lowered. machines: by phase, the machine with only the phase's
+    variant. alone: True if the rank begins iterations independently. ended: True if its peers wait
+    for the end of an iteration. reordered: True if small ops are not in program order.
     """
 
     graph: Graph
@@ -54,7 +53,9 @@ class Prepared:
 
 
 def prepare(graph: Graph, machine: Machine, options: Mapping[str, Any] | None = None) -> Prepared:
-    """Runs the passes and chooses the kernel variants; options and errors as for plan."""
+    """Runs the passes and chooses the kernel variants; options and errors as for
+    ark.lower.pipeline.plan.
+    """
     chosen = _checked(options or {}, graph.world_size)
     _check_ranges(graph, machine)
     external = frozenset(chosen.get("external", ()))
@@ -81,7 +82,7 @@ def prepare(graph: Graph, machine: Machine, options: Mapping[str, Any] | None = 
 
 
 def _run(stage: Stage, graph: Graph, context: Context) -> Graph:
-    """The graph after all passes of a stage that the options leave on."""
+    """The graph after all passes of a stage that the options do not turn off."""
     tell = observer()
     for step in PASSES:
         if step.stage is not stage or (step.option and not context.options.get(step.option, True)):
@@ -96,7 +97,7 @@ def _run(stage: Stage, graph: Graph, context: Context) -> Graph:
 
 
 def _checked(options: Mapping[str, Any], world_size: int) -> dict[str, Any]:
-    """The planner's options; InvalidUsageError for one that does not exist or cannot be."""
+    """The planner's options. Raises InvalidUsageError for an unknown option or an invalid value."""
     unknown = sorted(set(options) - set(OPTIONS))
     if unknown:
         raise InvalidUsageError(
@@ -118,8 +119,8 @@ def _checked(options: Mapping[str, Any], world_size: int) -> dict[str, Any]:
 def _kernels(
     graph: Graph, machines: Sequence[Machine], external: frozenset[int]
 ) -> Iterator[tuple[Graph, Machine, frozenset[int]]]:
-    """The phases of each kernel as a graph of their own, with the machine that they run on and the
-    ids of the buffers that other kernels read.
+    """For each kernel: its phases as a separate graph, the machine with its variant, and the ids of
+    external buffers and of buffers that other kernels access.
     """
     for machine, run in itertools.groupby(range(len(machines)), machines.__getitem__):
         phases = set(run)
@@ -130,7 +131,9 @@ def _kernels(
 
 
 def _check_ranges(graph: Graph, machine: Machine) -> None:
-    """PlanError for an op that was asked to stay on processors which the machine does not have."""
+    """Raises PlanError for an op that is restricted to processors which the machine does not
+    have.
+    """
     for node in graph.nodes:
         if node.processors and not node.virtual and node.processors[1] > machine.processors:
             raise PlanError(
@@ -142,7 +145,7 @@ def _check_ranges(graph: Graph, machine: Machine) -> None:
 
 def _private_copy(graph: Graph) -> Graph:
     copied = graph.with_nodes(graph.nodes)
-    copied.rank = graph.rank if graph.world_size > 1 else 0  # alone, whatever its number
+    copied.rank = graph.rank if graph.world_size > 1 else 0  # without peers the rank is 0
     copied.tensors = list(graph.tensors)
     copied.buffers = list(graph.buffers)
     return copied

@@ -1,5 +1,5 @@
-"""Properties of a product's node: its operands, shape and parameters, and whether warpgroups take
-it. Called by ark.lower.rewrite.cut_products and by the lowering of matmul.
+"""Properties of a product's node: its operands, shape and parameters, and whether warpgroups can
+compute it. Called by ark.lower.rewrite.cut_products and by the lowering of matmul.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from ark.lower.registry import get
 from ark.machine import Machine
 from ark.tasks.matmul_params import MatmulParams, WindowParams
 
-# Types of nodes that are a product and the collective that it meets.
+# Types of nodes that fuse a product with a collective before or after it.
 SUM, SHARE, GATHER = "matmul_all_reduce", "matmul_reduce_scatter", "all_gather_matmul"
 JOINED = (SUM, SHARE, GATHER)
 
 
 @dataclass(frozen=True)
 class Product:
-    """A product. tensors: both sides, addends, and the result. shape: batch, batch,
-    rows and columns. depth: elements of k. cut: how it is cut, if that is known.
+    """A product. tensors: both sides, addends, and the result. shape: batch, batch, rows and
+    columns. depth: elements of k. cut: its cut, or None if it is not chosen yet.
     """
 
     node: Node
@@ -39,13 +39,13 @@ class Product:
 
     @property
     def plain(self) -> bool:
-        """True where both sides are matrices in memory and the sums are stored one by one."""
+        """True where both sides are matrices in memory and each result is stored separately."""
         given = self.attributes
         return not given.gated and given.rope_kv is None and given.windows is None
 
     @property
     def asks_tile(self) -> bool:
-        """True where the node's hints say how it is cut."""
+        """True where the node's hints determine the cut."""
         hints = self.node.hints
         return hints is not None and any(
             asked is not None for asked in (hints.tile, hints.tasks, hints.product)
@@ -53,12 +53,12 @@ class Product:
 
     @property
     def dtypes(self) -> list[str]:
-        """Types of both sides."""
+        """The types of both sides."""
         return [t.dtype.name for t in self.node.inputs[:2]]
 
     @property
     def params(self) -> MatmulParams:
-        """Parameters of the product as one tile."""
+        """The parameters of the product as one tile."""
         given = self.attributes
         return MatmulParams(
             transpose_a=given.transpose_a,
@@ -69,9 +69,9 @@ class Product:
         )
 
     def loads_boxes(self, machine: Machine) -> bool:
-        """True where the variant has warpgroups that take the product: it is as wide as their
-        tiles, its types are theirs, and rows of both sides begin where boxes may. Other products
-        have the common bodies.
+        """True where the variant has warpgroups that can compute the product: the result is at
+        least as wide as their tiles, they support the types, and rows of both sides are aligned for
+        box copies. Other products use the common bodies.
         """
         node, given = self.node, self.attributes
         if machine.variant.name != "matrix":
@@ -92,7 +92,7 @@ class Product:
 
 
 def product_of(node: Node) -> Product:
-    """The product that a matmul node is."""
+    """The product of a matmul node."""
     tensors, given = [*node.inputs, *node.outputs], node.read(MatmulAttributes)
     cut = None if given.cut is None else Cut(*given.cut)
     if len(node.outputs[0].shape) > MAX_FOLDED_DIMS:
@@ -111,8 +111,8 @@ def product_of(node: Node) -> Product:
 
 
 def travels(graph: Graph, node: Node) -> bool:
-    """True where a peer waits for the node's result, or the node for a peer. Its tiles are tasks of
-    their own then: each leaves when it is done.
+    """True where a peer reads the node's result, or the node reads a result of a collective. Then
+    each of its tiles is a separate task, so that it is sent as soon as it is complete.
     """
     if graph.world_size == 1:
         return False
@@ -131,7 +131,7 @@ def travels(graph: Graph, node: Node) -> bool:
 
 
 def _merge_batch(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The operands with as few batch dimensions as their memory allows."""
+    """The operands with as few batch dimensions as their memory layout allows."""
     merged = [widen(t, len(tensors[-1].shape)) for t in tensors]
     for d in range(len(merged[-1].shape) - 4, -1, -1):
         wanted = merged[-1].shape[d : d + 2]

@@ -1,9 +1,9 @@
 """The plans of all ranks of a model. Ranks that do the same are planned once.
 
-Two ranks do the same if their graphs are equal and no op's lowering depends on the rank but by
-counting peers from it: then every rank's tasks are another's with the peers renamed. A parameter
-that each rank holds whole may be looked at further on by each rank than by the one before. Called
-by ark.models.plans and benchmarks.
+Two ranks do the same if their graphs are equal and no op's lowering depends on the rank except by
+counting peers from it. Then the tasks of every rank are those of another with the peers renumbered.
+The offset at which a rank views a parameter that every rank stores completely may grow by a fixed
+step from rank to rank. Called by ark.models.plans and benchmarks.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def plan_ranks(
     meta: Mapping[str, Any] | None = None,
     drafted: Callable[[int, Plan], None] | None = None,
 ) -> Sequence[Plan]:
-    """The plans of all ranks, in rank order, not verified. graphs: one a rank; options: as for
-    ark.lower.pipeline.plan. drafted: as there, for each rank; the plan is that rank's or one that
-    ark.plan.rotated.on_rank makes it of.
+    """The plans of all ranks, in rank order, not verified. graphs: one per rank. options: see
+    ark.lower.pipeline.plan. drafted: as in plan_prepared, called for each rank. Its plan is that of
+    the rank, or one from which ark.plan.rotated.on_rank derives the rank's plan.
     """
     first, *others = graphs
     prepared = prepare(first, machine, options)
@@ -49,7 +49,7 @@ def plan_ranks(
 def _for_all(
     drafted: Callable[[int, Plan], None] | None, world: int
 ) -> Callable[[Plan], None] | None:
-    """Tells of one plan for each rank."""
+    """A function that calls `drafted` for every rank with one plan; None if drafted is None."""
     if drafted is None:
         return None
 
@@ -66,8 +66,8 @@ def _counts_from_itself(prepared: Prepared) -> bool:
 
 
 def _moved(graphs: Sequence[Graph], prepared: Prepared, machine: Machine) -> Moved | None:
-    """How tensors of the first rank's plan move from rank to rank; None if the ranks do not do the
-    same.
+    """The offsets by which tensors of the first rank's plan move from rank to rank; None if the
+    ranks do not do the same.
     """
     first, second, *others = graphs
     steps = _steps(first, second)
@@ -79,7 +79,8 @@ def _moved(graphs: Sequence[Graph], prepared: Prepared, machine: Machine) -> Mov
             return None
     if not steps:
         return {}
-    # Lowering may see a view in other dimensions: which way it moves there, the next rank's says.
+    # Lowering may view a tensor in other dimensions; the next rank's plan shows how it moves in
+    # these.
     mine = unscheduled(prepared)
     theirs = unscheduled(prepare(second, machine, prepared.options))
     if len(mine.tensors) != len(theirs.tensors):
@@ -94,8 +95,8 @@ def _moved(graphs: Sequence[Graph], prepared: Prepared, machine: Machine) -> Mov
 
 
 def _steps(a: Graph, b: Graph) -> dict[int, tuple[int, ...]] | None:
-    """By tensor of a parameter that no op writes, how far apart its views begin in two graphs that
-    are the same in all else; None if they are not.
+    """By tensor of a parameter that no op writes: the difference of its views' offsets in two
+    graphs that are otherwise equal. None if they are not.
     """
     written = {t.buffer.id for n in a.nodes if not n.virtual for t in n.outputs}
     steps: dict[int, tuple[int, ...]] = {}

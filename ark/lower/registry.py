@@ -1,7 +1,7 @@
-"""The table of ops: for each its NumPy reference and how it becomes tile tasks.
+"""The table of ops: for each op its NumPy reference and its lowering to tile tasks.
 
-Shape rules live beside the user's functions in the op families' modules, because they decide which
-tensor a call returns. Importing ark.ops fills the table. Lowering asks for `lower`, tests for
+Shape rules are beside the user's functions in the modules of ark.ops, because they determine the
+tensor that a call returns. Importing ark.ops fills the table. Lowering uses `lower`, tests use
 `reference`.
 """
 
@@ -24,17 +24,19 @@ Reference = Callable[[Sequence[np.ndarray], Mapping[str, Any]], list[np.ndarray]
 
 @dataclass(frozen=True)
 class OpDef:
-    """reference: float64 (or integer) arrays in, the outputs in program order out.
+    """The definition of an op. reference: takes float64 (or integer) arrays and returns the outputs
+    in program order.
 
-    aliasing: how its outputs may lie on its inputs' memory. "any": the op orders its own accesses.
-    "exact": an output may be exactly an input, because each element depends on its own place only.
-    "first": it may be exactly the first input, which is then updated in place.
-    "none": outputs lie elsewhere. Lowering sends other outputs through temporaries.
-    iteration_barrier: what peers write of it is safe only if all ranks begin an iteration together.
-    all_ranks: every rank takes part, and writes to peers; what a peer has received is read by then
-    when its iteration ends.
-    names_ranks: its lowering depends on the rank otherwise than by counting peers from there
-    (ark.lower.ranks).
+    aliasing: how outputs may share memory with inputs. "any": the op orders its own accesses.
+    "exact": an output may be exactly an input, because each element depends only on elements at its
+    own position. "first": it may be exactly the first input, which is then updated in place.
+    "none": outputs must not share memory with inputs. Lowering replaces other outputs by
+    temporaries.
+
+    iteration_barrier: True if peers' writes for this op are safe only if all ranks begin each
+    iteration together. all_ranks: True if every rank takes part and writes to peers; a rank has
+    read everything it received by the end of its iteration. names_ranks: True if its lowering
+    depends on the rank in another way than by counting peers from it (ark.lower.ranks).
     """
 
     name: str
@@ -66,7 +68,7 @@ def register(
 
 
 def get(name: str) -> OpDef:
-    """The op of that name; UnsupportedError if there is none."""
+    """The op of that name. Raises UnsupportedError if it does not exist."""
     if name not in _OPS and name not in _OPS.filled():
         raise UnsupportedError(
             f"the op {name!r} is not supported; ark has {', '.join(sorted(_OPS))}"

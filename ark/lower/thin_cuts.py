@@ -1,10 +1,11 @@
-"""Chooses the cut of a product of few rows or columns, whose time is that of reading the other
-operand.
+"""Chooses the cut of a product with few rows or columns, whose time is determined by reading the
+other operand.
 
-A tile has all of the side that has few. How many rows or columns of the other side it has is
-chosen by time: fewer tiles are fewer tasks to wait for, more tiles read on more processors. Ops
-that run beside this one take processors, so an op alone in its graph is cut finer than one of
-twenty that run at the same time. Called by the lowering of matmul.
+A tile contains all of the side that has few rows or columns. How many of the other side's rows or
+columns it contains is chosen by predicted time: with fewer tiles there are fewer tasks to wait for,
+with more tiles more processors read. Ops that run at the same time share the processors, so an op
+alone in its graph is cut finer than one of twenty that run side by side. Called by the lowering of
+matmul.
 """
 
 from __future__ import annotations
@@ -25,22 +26,22 @@ from ark.tasks.matmul_form import dims
 from ark.tasks.matmul_params import MatmulParams
 from ark.tasks.matmul_thin import VECTOR_COLUMNS, Thin, passes, thin
 
-MAX_K_PARTS = 16  # of k
-MAX_BATCH_TASKS_PER_PROCESSOR = 4  # tasks a processor, at most, of many matrices
+MAX_K_PARTS = 16  # most parts of k
+MAX_BATCH_TASKS_PER_PROCESSOR = 4  # most tasks per processor for a batch of matrices
 
 
 def is_thin(params: MatmulParams, tensors: Sequence[Tensor], machine: Machine) -> bool:
-    """True for a product that `thin_cut` cuts. Arguments as there."""
+    """True for a product that `thin_cut` cuts. Arguments: see there."""
     return thin(signature(params, tensors), machine) is not None
 
 
 def thin_cut(
     params: MatmulParams, tensors: Sequence[Tensor], machine: Machine, beside: int
 ) -> Cut | None:
-    """The cut of such a product; None if it is none.
+    """The cut of a product with few rows or columns; None for any other product.
 
-    tensors: both sides, the addends of the product, and the result. beside: how many ops run at
-    the same time, this one among them. Where there are fewer tiles than processors, k is cut.
+    tensors: both sides, the addends of the product, and the result. beside: the number of ops that
+    run at the same time, including this one. If there are fewer tiles than processors, k is cut.
     """
     right, sig = tensors[1], signature(params, tensors)
     form = thin(sig, machine)
@@ -58,9 +59,9 @@ def thin_cut(
 
 
 def _tiles(sig: Signature, form: Thin, machine: Machine, beside: int) -> list[tuple[int, int]]:
-    """The tiles to choose from, the smallest first. Where k lies side by side, they are equal
-    shares of the other side: one for each processor, half as many and so on, and as many as all
-    ops beside each other have one processor each for.
+    """The candidate tiles, the smallest first. If k is contiguous on both sides, the other side is
+    cut into equal parts: as many as processors, half as many and so on, and as many as this op's
+    share of the processors if they are divided among the ops beside it.
     """
     batch = _batch(sig)
     few, many = (dims(sig)[i] for i in (form.few, 1 - form.few))
@@ -75,7 +76,9 @@ def _tiles(sig: Signature, form: Thin, machine: Machine, beside: int) -> list[tu
 
 
 def _us(sig: Signature, form: Thin, tile: tuple[int, int], machine: Machine, beside: int) -> float:
-    """From the product's begin to the begin of an op that waits for all of it."""
+    """Predicted microseconds from the begin of the product to the begin of an op that waits for all
+    of it.
+    """
     costs, many = machine.costs, 1 - form.few
     m, n, k = dims(sig)
     sizes, read = (m, n), k * sig.operands[many].itemsize

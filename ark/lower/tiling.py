@@ -1,5 +1,5 @@
-"""Chooses tiles of an output: enough for all processors, and none whose work is shorter than
-handing it over. Called by the ops' lowering functions.
+"""Chooses tiles of an output: enough for all processors, and none with less work than its
+synchronisation costs. Called by the ops' lowering functions.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from ark.machine import Machine
 from ark.machine.variant import COMMUNICATE, COMPUTE
 from ark.tasks.linear_form import MATRIX_ROWS, dealt, takes_whole
 
-MAX_INPUT_ROWS = 8  # of an input, beside weights whose rows are cut
+MAX_INPUT_ROWS = 8  # most input rows beside weights whose rows are cut
 MATRIX_UNIT_BYTES = 64  # bytes of a row that matrix units multiply at once
-MATRIX_UNIT_ROWS = 16  # of weights that matrix units multiply at once
-MIN_QUANTIZED_STAGE_ROWS = 2  # of quantised weights in a stage where warps would have nothing to do
+MATRIX_UNIT_ROWS = 16  # rows of weights that matrix units multiply at once
+MIN_QUANTIZED_STAGE_ROWS = 2  # of quantised weights, even if warps are idle
 PAIRED = ("swiglu", "rope_kv")  # epilogues that need two neighbouring rows in one stage
 
 
-# Elements of a tile: source counts in 32 bits, to the end of the last tile.
+# Elements of a tile, up to the end of the last one, are counted in 32 bits in source.
 MAX_TILE_ELEMENTS = 1 << 28
 
 
 def box_tile(
     shape: Sequence[int], machine: Machine, weight: int = 1, itemsize: int = 4
 ) -> list[int]:
-    """Four tile sizes for a result, each element of which costs `weight` and has `itemsize` bytes;
-    a result of more dimensions is folded (ark.ir.fold).
+    """Four tile sizes for a result whose elements cost `weight` accesses and have `itemsize` bytes
+    each. A result with more dimensions is folded to four (ark.ir.fold).
     """
     full, shape = shape, fold(shape)
     want = max(
@@ -53,11 +53,11 @@ def box_tile(
 
 
 def least_elements(machine: Machine) -> int:
-    """Of a tile, where an element costs one access."""
+    """The fewest elements of a tile if an element costs one access."""
     return machine.costs.tile_elements
 
 
-MAX_COORDINATE = 1 << 30  # of one dimension, which a task's coordinates count
+MAX_COORDINATE = 1 << 30  # largest size of one dimension, since a task's coordinates count it
 RELATIVE_TILE_SIZES = (
     1.0,
     1.5,
@@ -66,15 +66,15 @@ RELATIVE_TILE_SIZES = (
     0.67,
     0.57,
     0.5,
-)  # of tiles to try, beside the wanted one
-MIN_EVEN_ROUNDS = 4  # tasks a processor, from which on an uneven last round does not matter
+)  # sizes of further tiles to try, relative to the wanted one
+MIN_EVEN_ROUNDS = 4  # tasks per processor from which an uneven last round does not matter
 
 
 def _balanced(
     full: Sequence[int], want: int, least: int, nbytes: int, machine: Machine
 ) -> list[int]:
-    """The tiles of about `want` elements whose busiest processor ends first. least: elements of a
-    tile. nbytes: that an element costs.
+    """The tile of about `want` elements with which the busiest processor ends first. least: fewest
+    elements of a tile. nbytes: bytes that an element costs.
     """
     shape, first = fold(full), tile_of(full, want)
     rate = machine.bandwidth_gbps * 1e3 / machine.processors
@@ -95,9 +95,9 @@ def _balanced(
 def hinted_tile(
     name: str, shape: Sequence[int], hints: Hints, shown: Sequence[int] | None = None
 ) -> list[int] | None:
-    """The tile that hints ask for; None if they ask for none. shown: the sizes, if not the hints'.
-
-    Its dimensions are at most the shape's. PlanError where it does not give as many tasks.
+    """The tile that hints ask for, with sizes of at most those of the shape; None if they ask for
+    none. shown: the sizes to use instead of the hints' tile. Raises PlanError if the number of
+    tiles is not the hinted number of tasks.
     """
     sizes = hints.tile if shown is None else shown
     if sizes is not None:
@@ -120,7 +120,9 @@ def hinted_tile(
 
 
 def _cut(shape: Sequence[int], tasks: int) -> list[int]:
-    """Tiles of about equal size, as near to so many as whole cuts of the dimensions come."""
+    """A tile with which the shape has `tasks` tiles of about equal size, or as near to that number
+    as cuts of whole dimensions allow.
+    """
     tile = list(shape)
     for d, n in enumerate(shape):
         pieces = next(p for p in range(min(n, tasks), 0, -1) if tasks % p == 0)
@@ -136,8 +138,9 @@ def _countable(chunks: tuple[int, int]) -> bool:
 def transpose_tile(
     shape: Sequence[int], transposed: int, machine: Machine, itemsize: int = 4
 ) -> list[int]:
-    """Tile sizes for a result of which dimension `transposed` (of the four it folds to) is the
-    source's last: long enough along both that each side is read and written by whole lines.
+    """Tile sizes for the result of a transposition. transposed: the dimension of the result (of the
+    four to which it folds) that is the source's last. Tiles are long enough in both of these
+    dimensions that source and result are accessed in whole cache lines.
     """
     if transposed == 3 or (transposed == 0 and len(shape) > MAX_FOLDED_DIMS):
         return box_tile(shape, machine, itemsize=itemsize)
@@ -146,7 +149,9 @@ def transpose_tile(
     planes = math.prod(shape) // (shape[transposed] * shape[3])
 
     def busy(chunks: tuple[int, int]) -> tuple[int, int]:
-        """Squares that the busiest processor transposes, a task counted as one more; and tasks."""
+        """The squares that the busiest processor transposes, with one more counted for each task,
+        and the number of tasks.
+        """
         tasks = planes * -(-across // chunks[0]) * -(-down // chunks[1])
         return -(-tasks // machine.processors) * (chunks[0] * chunks[1] + 1), tasks
 
@@ -168,21 +173,22 @@ def transpose_tile(
 
 
 def _powers(most: int) -> list[int]:
-    """1, 2, 4 and so on below `most`, then `most`."""
+    """The powers of two below `most`, followed by `most`."""
     return [*(1 << i for i in range(most.bit_length()) if 1 << i < most), most]
 
 
 def swept(coords: list[tuple[int, ...]], machine: Machine) -> list[tuple[int, ...]]:
-    """Tiles of a tensor that is read or written once: where processors have several each, all of
-    them go through it together, so that memory sees one place at a time.
+    """The order of the tiles of a tensor that is read or written once. If processors have several
+    tiles each, all of them proceed through the tensor side by side, so that memory is accessed in
+    one region at a time.
     """
     many = len(coords) > machine.processors and machine.coalesces
     return side_by_side(coords, machine.processors) if many else coords
 
 
 def side_by_side(coords: Sequence[tuple[int, ...]], processors: int) -> list[tuple[int, ...]]:
-    """Coordinates so ordered that processors which are dealt consecutive shares of them run through
-    the given order together, one after another.
+    """The coordinates in an order in which processors that are assigned consecutive shares of it
+    proceed through the given order side by side.
     """
     total = len(coords)
     shares: list[list[tuple[int, ...]]] = [[] for _ in range(processors)]
@@ -194,13 +200,17 @@ def side_by_side(coords: Sequence[tuple[int, ...]], processors: int) -> list[tup
 
 
 def box_coords(shape: Sequence[int], tile: Sequence[int]) -> list[tuple[int, ...]]:
-    """First indices of all tiles, the last dimension fastest; more than four are folded."""
+    """The first indices of all tiles, with the last dimension fastest. Shapes of more than four
+    dimensions are folded.
+    """
     shape = fold(shape) if len(tile) == MAX_FOLDED_DIMS else shape
     return list(itertools.product(*(range(0, n, s) for n, s in zip(shape, tile, strict=True))))
 
 
 def stage_rows(weight: Tensor, machine: Machine, paired: bool) -> int:
-    """Rows of weights in one stage: as many as fit, a power of two, at least a pair if paired."""
+    """Rows of weights in one stage: the largest power of two that fits, and at least 2 if
+    paired.
+    """
     rows, most = 2 if paired else 1, 4
     if isinstance(weight.dtype, RowType) and machine.ring_bytes:
         most = min(max(most, machine.costs.stage_codes // weight.shape[1]), MATRIX_UNIT_ROWS)
@@ -212,7 +222,7 @@ def stage_rows(weight: Tensor, machine: Machine, paired: bool) -> int:
 
 
 def input_in_memory(node: Node) -> bool:
-    """True where matrix units read the input of a linear layer of few rows from memory
+    """True where matrix units read the input of a linear layer of few rows directly from memory
     (ark.tasks.linear.reads_from_memory).
     """
     given = node.read(LinearAttributes)
@@ -221,11 +231,12 @@ def input_in_memory(node: Node) -> bool:
 
 
 def stage_tile(node: Node, machine: Machine) -> tuple[int, int]:
-    """Rows of weights that a linear layer's stages hold, and how many stages these rows take.
+    """The rows of weights in a stage of a linear layer, and the number of stages that these rows
+    take.
 
-    Few rows of an input are multiplied by matrix units, where the machine has warps that
-    communicate: by parts of as many rows of weights as these take at once, or two rows by whole
-    ones.
+    If the machine has communicating warps, matrix units multiply inputs of few rows. They take
+    parts of as many rows of weights as they multiply at once, or, for an input of two rows, whole
+    rows.
     """
     x, weight, out = *node.inputs[:2], node.outputs[0]
     rows, paired = out.shape[0], node.read(LinearAttributes).epilogue in PAIRED
@@ -241,8 +252,9 @@ def stage_tile(node: Node, machine: Machine) -> tuple[int, int]:
         or not x.dense
     ):
         return stage_rows(weight, machine, paired), split_k(rows, weight, machine)
-    # Each row of a stage is a copy, which delays the stream: as many as a tile has columns. What
-    # each warp reads of its own is as little as the tile's 16 rows make it.
+    # Each row of a stage is a separate copy, which delays the stream, so a stage has only as many
+    # rows as a tile has columns. The 16 rows of such a tile minimise the bytes that each warp reads
+    # on its own.
     held = MATRIX_ROWS[0 if input_in_memory(node) else 1]
     parts = (p for p in range(1, unit + 1) if unit % p == 0)
     room = (p for p in parts if held * row_bytes(weight) <= p * machine.stage_bytes)
@@ -250,8 +262,8 @@ def stage_tile(node: Node, machine: Machine) -> tuple[int, int]:
 
 
 def layer_tiles(node: Node, machine: Machine) -> tuple[int, int, list[tuple[int, int]]]:
-    """Rows of weights that a linear layer's stages hold, how many stages these rows take, and the
-    tasks: the first row of weights of each, and the first one behind.
+    """The rows of weights in a linear layer's stages, the number of stages that these rows take,
+    and for each task the first row of weights and the last + 1.
     """
     weight = node.inputs[1]
     n = weight.shape[0]
@@ -262,11 +274,12 @@ def layer_tiles(node: Node, machine: Machine) -> tuple[int, int, list[tuple[int,
 
 
 def split_k(rows: int, weight: Tensor, machine: Machine) -> int:
-    """Stages that a row of weights takes on the operand stream; 0 if it cannot be streamed.
+    """The number of stages that a row of weights takes on the operand stream; 0 if it cannot be
+    streamed. rows: of the input.
 
-    rows: of the input. A stage holds whole rows. A wider row is cut along k into so
-    many equal parts, where the threads keep their slices of a single input row, even in number, in
-    registers.
+    A stage contains whole rows. A wider row is cut along k into equal parts. In variants without
+    communicating warps this requires that threads keep their slices of the only input row in
+    registers, with an even number of elements each.
     """
     columns = weight.shape[1]
     if not machine.ring_bytes or row_bytes(weight) <= machine.stage_bytes:
@@ -274,9 +287,9 @@ def split_k(rows: int, weight: Tensor, machine: Machine) -> int:
     if isinstance(weight.dtype, RowType):
         return 0
     if machine.variant.role(COMMUNICATE):
-        # The parts are different warps' there, and the input is in shared memory.
+        # There different warps compute the parts, and the input is in shared memory.
         least = -(-row_bytes(weight) // machine.stage_bytes) if rows <= MAX_INPUT_ROWS else 0
-        unit = 16 if rows == 1 else 64  # bytes that a part is a multiple of
+        unit = 16 if rows == 1 else 64  # a part is a multiple of this many bytes
         units = row_bytes(weight) // unit
         fits = (p for p in range(least, units + 1) if least and units % p == 0)
         return next(fits, 0) if row_bytes(weight) % unit == 0 else 0
@@ -288,7 +301,7 @@ def split_k(rows: int, weight: Tensor, machine: Machine) -> int:
 
 
 def row_bytes(weight: Tensor) -> int:
-    """Bytes of one row of a weight of two dimensions."""
+    """Bytes of one row of a two-dimensional weight."""
     return weight.dtype.nbytes(weight.shape[1])
 
 
@@ -299,18 +312,18 @@ def split(total: int, parts: int) -> list[tuple[int, int]]:
 
 
 def start_of(tensor: Tensor) -> int:
-    """Elements from the buffer's start to the tensor's first."""
+    """Elements from the buffer's start to the tensor's first element."""
     return sum(o * s for o, s in zip(tensor.offsets, tensor.strides, strict=True))
 
 
 def attends(node: Node, machine: Machine) -> bool:
-    """True for attention of many rows, as matrix units take it."""
+    """True for attention of many rows that matrix units support."""
     return node.inputs[0].shape[-2] >= machine.large_product[0] and attends_in_units(node)
 
 
 def attends_in_units(node: Node, parts: bool = False) -> bool:
-    """Attention of one 16-bit type whose heads and rows begin at multiples of 16 bytes; parts: or
-    of fp32 over bf16.
+    """True for attention of one 16-bit type whose heads and rows begin at multiples of 16 bytes.
+    parts: also accept fp32 queries and results with bf16 keys and values.
     """
     given = node.read(AttentionAttributes)
     types = {t.dtype.name for t in (*node.inputs[:3], node.outputs[0])}

@@ -1,4 +1,4 @@
-"""Rewrites ops on 4-bit elements as ops on whole bytes where the op only moves elements.
+"""Rewrites ops on 4-bit elements as ops on whole bytes, if the op only moves elements.
 
 Called by the lowerings of ops that move elements.
 """
@@ -13,8 +13,8 @@ from ark.lower.registry import get
 
 
 def unpacked(lowering: Lowering, tensor: Tensor, fill: bool = True) -> Tensor:
-    """A dense temporary of the tensor's shape in which every value of its type has a byte or more;
-    with its values if asked.
+    """A dense temporary of the tensor's shape, of a type with at least a byte per element that
+    represents every value of the tensor's type. fill: copy the values into it.
     """
     dtype = bf16 if tensor.dtype.name == "fp4" else int8
     wide = lowering.temp(tensor.shape, dtype, f"{tensor.name}.unpacked")
@@ -24,5 +24,5 @@ def unpacked(lowering: Lowering, tensor: Tensor, fill: bool = True) -> Tensor:
 
 
 def convert(lowering: Lowering, source: Tensor, target: Tensor) -> None:
-    """Casts one tensor into another of its shape."""
+    """Emits a cast of one tensor into another of the same shape."""
     get("cast").lower(lowering, Node(0, "cast", "cast", (source,), (target,)))

@@ -1,9 +1,9 @@
 """Estimates the time of products and attention under a kernel variant from the machine's costs.
 Called by ark.lower.choose for each node before anything is lowered.
 
-Under the variant that loads boxes for warpgroups, products take what their cut is predicted to
-take, after sides that must lie otherwise were laid so. What box copies cannot load, or is too small
-to be worth it, takes what the bodies of any variant take.
+Under the variant that loads boxes for warpgroups, a product takes the predicted time of its cut,
+plus the time of copying the sides that must first be rearranged. Products that box copies cannot
+load, or that are too small for it, take the time of the bodies that all variants have.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from ark.machine.capability import Capability
 from ark.machine.costs import BoxCosts
 from ark.machine.variant import LOAD, Variant
 
-# Times that the bytes of a side are moved that is laid otherwise: read and written.
+# Number of times that the bytes of a rearranged side are moved: read and written.
 TRANSPOSED_TRAFFIC_FACTOR = 2
 
 
 def boxed(variant: Variant) -> bool:
-    """True where the variant loads boxes of matrices instead of a stream."""
+    """True where the variant loads boxes of matrices instead of an operand stream."""
     return bool(variant.role(LOAD)) and not variant.stages
 
 
 def product_times(nodes: Sequence[Node], machine: Machine) -> list[tuple[Node, float, float]]:
-    """Of each product and attention the microseconds under the variant for warpgroups, which the
-    machine has, and under the machine's first.
+    """For each product and attention: the node, its microseconds under the variant for warpgroups,
+    and those under the machine's first variant. Empty if the machine has no variant for warpgroups.
     """
     target = next((machine.using(v.name) for v in machine.variants if boxed(v)), None)
     if target is None:
@@ -46,8 +46,8 @@ def product_times(nodes: Sequence[Node], machine: Machine) -> list[tuple[Node, f
 
 
 def work_us(node: Node, machine: Machine, share: float = 1.0) -> float:
-    """Microseconds of a product or of attention under the machine's variant. share: of their speed
-    under the first variant that the bodies of any variant have.
+    """Microseconds of a product or of attention under the machine's variant. share: the speed of
+    the common bodies relative to their speed under the machine's first variant.
     """
     costs, units = machine.costs.boxes, boxed(machine.variant)
     if costs is None:
@@ -65,7 +65,7 @@ def _large(node: Node, costs: BoxCosts) -> bool:
 
 
 def _work(node: Node) -> int:
-    """Multiplications of a product."""
+    """The number of multiplications of a product."""
     return math.prod(node.outputs[0].shape) * depth_of(node)
 
 
@@ -78,7 +78,9 @@ def _cut_us(node: Node, machine: Machine) -> float:
 
 
 def _laid_us(node: Node, costs: BoxCosts) -> float:
-    """Of sides that are laid as box copies load them (ark.lower.rewrite.align_operands)."""
+    """Microseconds for copying sides to a layout that box copies can load
+    (ark.lower.rewrite.align_operands).
+    """
     moved = 0
     for side in SIDES:
         turned = wants_along(node) and not lies_along(node, side)
@@ -88,7 +90,9 @@ def _laid_us(node: Node, costs: BoxCosts) -> float:
 
 
 def _tiles_us(node: Node, machine: Machine, costs: BoxCosts, units: bool) -> float:
-    """Of the bodies of any variant, and of those for fp32 that only the first variant has."""
+    """Microseconds with the common bodies, or with the bodies for fp32 that only the first variant
+    has.
+    """
     shape, depth = fold(node.outputs[0].shape), depth_of(node)
     left, right = (t.dtype for t in node.inputs[:2])
     batch = math.prod(shape[:2])

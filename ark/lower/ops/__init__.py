@@ -1,3 +1,3 @@
-"""Lowering functions of ops: nodes become groups of tasks. Each module has the name of its family
-in ark.ops.
+"""Lowering functions of ops, which convert nodes to groups of tasks. Each module has the name of
+its family in ark.ops.
 """

@@ -1,9 +1,10 @@
-"""Lays operands of products out as warpgroups read them, once the kernel variant is known.
+"""Copies operands of products to layouts that warpgroups can read, once the kernel variant is
+known.
 
 Box copies load rows that start at multiples of 16 bytes. An operand with unaligned rows is copied
-to aligned ones, which costs one more read; where an elementwise op or a product makes the operand
-for this product alone, that op writes it aligned (fuse_chains, fuse_epilogues). Types whose k must
-be contiguous have other layouts transposed in memory.
+to aligned rows, which costs one more read. If an elementwise op or a product computes the operand
+for this product only, that op writes it aligned (fuse_chains, fuse_epilogues). For types whose k
+must be contiguous, operands with another layout are transposed in memory.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from ark.plan.types import BOX_ALIGNMENT_BYTES
 
 
 def align_operands(graph: Graph, context: Context) -> Graph:
-    """A copy of the graph in which sides of products lie so, under the variant for matrix units."""
+    """A copy of the graph with sides of products copied to such layouts; the graph itself under
+    other variants than `matrix`.
+    """
     machine = context.machine
     if machine.variant.name != "matrix":
         return graph
@@ -41,10 +44,12 @@ def align_operands(graph: Graph, context: Context) -> Graph:
 
 
 def _laid(graph: Graph, product: Node, side: int, number: int, machine: Machine) -> Node | None:
-    """What lays one side of a product otherwise; None where it may lie as it does."""
+    """The node that copies or transposes one side of a product; None if the side can stay as
+    it is.
+    """
     source = product.inputs[side]
     if product.outputs[0].shape[-2] < MIN_MATRIX_UNIT_ROWS and product.inputs[1].shape[:-2]:
-        return None  # of matrices each of which is read once
+        return None  # a batch of matrices, each of which is read only once
     if wants_along(product) and not lies_along(product, side):
         rank = len(source.shape)
         order = [*range(rank - 2), rank - 1, rank - 2]
@@ -57,7 +62,7 @@ def _laid(graph: Graph, product: Node, side: int, number: int, machine: Machine)
 
 
 def _rows_aligned(graph: Graph, shape: Sequence[int], source: Tensor, product: Node) -> Tensor:
-    """A tensor whose rows begin at multiples of what box copies want."""
+    """A tensor of the given shape whose rows begin at multiples of the alignment of box copies."""
     pack = BOX_ALIGNMENT_BYTES // source.dtype.itemsize
     rows = (*shape[:-1], -(-shape[-1] // pack) * pack)
     return graph.tensor(shape, source.dtype, extents=rows, name=f"{product.name}.laid")
@@ -66,7 +71,7 @@ def _rows_aligned(graph: Graph, shape: Sequence[int], source: Tensor, product: N
 def _before(
     product: Node, number: int, kind: str, source: Tensor, out: Tensor, attrs: dict[str, Any]
 ) -> Node:
-    """An op of a side, in the product's place."""
+    """A node that rearranges a side, with the placement of the product."""
     return dataclasses.replace(
         product,
         id=number,

@@ -1,13 +1,13 @@
-"""Removes a transpose of rows before a linear layer together with the transpose after it, or leaves
+"""Removes a transpose of rows before a linear layer together with the transpose after it, or only
 one of the two.
 
 A product with a weight, and elementwise ops whose other inputs are equal for all rows, compute each
-row by itself. So the rows may keep the order that they had before the first transpose, and the
-second one undoes what the first one would have done. torch.nn.MultiheadAttention, whose sequences
-come first and batches second, transposes this way around both of its projections.
+row independently. So the rows may keep the order that they had before the first transpose, and the
+second transpose, which would restore this order, is not needed. torch.nn.MultiheadAttention with
+sequences as the first and batches as the second dimension transposes in this way around both of its
+projections.
 
-A chain is rewritten where at least one of the two transposes is then left out. Listed in
-ark.lower.passes.
+A chain is rewritten if this removes at least one of the two transposes. Listed in ark.lower.passes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ark.tasks import expression
 
 
 def cancel_transposes(graph: Graph, context: Context) -> Graph:
-    """A copy of the graph with such chains rewritten; the graph itself if it has none."""
+    """A copy of the graph with these chains rewritten; the graph itself if it has none."""
     while True:
         rewritten = _rewritten(graph, context.kept)
         if rewritten is None:
@@ -35,7 +35,7 @@ def cancel_transposes(graph: Graph, context: Context) -> Graph:
 
 
 def _rewritten(graph: Graph, kept: frozenset[int]) -> Graph | None:
-    """The graph with the first such chain rewritten; None where there is no chain."""
+    """The graph with its first chain rewritten; None if it has no chain."""
     private = read_once(graph, kept)
     for node in graph.nodes:
         if node.type == "transpose" and _plain(node) and private(node.outputs[0]):
@@ -56,7 +56,7 @@ def _rewritten(graph: Graph, kept: frozenset[int]) -> Graph | None:
 
 
 def _plain(node: Node) -> bool:
-    """True where the node makes one whole tensor and has no hints."""
+    """True where the node has one output, which is all of its buffer, and no hints."""
     return (
         len(node.outputs) == 1
         and node.hints is None
@@ -67,7 +67,9 @@ def _plain(node: Node) -> bool:
 
 
 def _reader(graph: Graph, node: Node) -> Node | None:
-    """The node that reads a result which one other node touches, once."""
+    """The reader of a result whose buffer only one other node accesses; None if it reads the buffer
+    as several inputs.
+    """
     buffer, view = node.outputs[0].buffer.id, graph.view
     (number,) = view.touching[buffer] - {node.id}
     reader = graph.nodes[view.places[number]]
@@ -75,13 +77,14 @@ def _reader(graph: Graph, node: Node) -> Node | None:
 
 
 def _read(node: Node, out: Tensor) -> Tensor:
-    """The input that lies in the tensor's buffer."""
+    """The input of the node that is in the tensor's buffer."""
     return next(t for t in node.inputs if t.buffer.id == out.buffer.id)
 
 
 def _joins(node: Node, out: Tensor, first: Node) -> bool:
-    """True where the node may stand in a chain behind the maker of `out`. That an elementwise op
-    computes each row by itself is checked later, when the number of rows is known.
+    """True where the node may be the next of a chain after the node that computes `out`. Whether an
+    elementwise op computes each row independently is checked later, when the number of rows is
+    known.
     """
     read = _read(node, out)
     if node.placement != first.placement or not _plain(node) or not same_elements(read, out):
@@ -98,7 +101,9 @@ def _joins(node: Node, out: Tensor, first: Node) -> bool:
 
 
 def _leading(shape: Sequence[int], rows: int) -> int | None:
-    """How many of the leading dimensions hold so many rows."""
+    """The number of leading dimensions whose sizes multiply to `rows`; None if there is no such
+    number.
+    """
     held = 1
     for d, n in enumerate(shape):
         if held == rows:
@@ -108,8 +113,8 @@ def _leading(shape: Sequence[int], rows: int) -> int | None:
 
 
 def _reordered(graph: Graph, chain: Sequence[Node]) -> dict[int, Node | None] | None:
-    """What stands in each node's place, by its id: its rows lie as the first transpose's source
-    has them. None where no transpose would be left out.
+    """The nodes that replace those of the chain, by id (None: the node is removed). In these, rows
+    are in the order of the first transpose's source. None if no transpose would be removed.
     """
     first, *between, last = chain
     counts = {n.inputs[0].shape[0] for n in between if n.type == "matmul"}
@@ -157,9 +162,9 @@ def _reordered(graph: Graph, chain: Sequence[Node]) -> dict[int, Node | None] | 
 
 
 def _first(node: Node, rows: int) -> tuple[list[int], list[int], bool] | None:
-    """Of the transpose in front: the dimensions of rows in the order of its source, their sizes in
-    the order of its result, and whether nothing else is transposed. The dimensions are numbers
-    from 0 by their places in the result.
+    """For the first transpose: the row dimensions in the order of its source, their sizes in the
+    order of its result, and whether the transpose becomes unnecessary. Dimensions are numbered from
+    0 by their position in the result. None if it does not change the order of rows.
     """
     perm, shape = node.read(TransposeAttributes).perm, node.outputs[0].shape
     count = _leading(shape, rows)
@@ -167,7 +172,7 @@ def _first(node: Node, rows: int) -> tuple[list[int], list[int], bool] | None:
         return None
     order = sorted(range(count), key=perm.__getitem__)
     if [d for d in order if shape[d] > 1] == [d for d in range(count) if shape[d] > 1]:
-        return None  # rows stay where they are
+        return None  # the order of rows does not change
     moved = [perm[d] for d in (*order, *range(count, len(perm))) if shape[d] > 1]
     leaves = moved == sorted(moved) and node.inputs[0].dense
     return order, list(shape[:count]), leaves
@@ -176,8 +181,9 @@ def _first(node: Node, rows: int) -> tuple[list[int], list[int], bool] | None:
 def _last(
     node: Node, rows: int, order: Sequence[int], lead: Sequence[int]
 ) -> tuple[list[int], list[int], list[int]] | None:
-    """Of the transpose behind, if its rows lie in another order: the shape that it reads, its
-    permutation and the shape that it makes, all without dimensions of one index.
+    """For the last transpose, if its rows are in another order: the shape that it reads, its
+    permutation and the shape of its result, all without dimensions of size 1. None if its shape
+    does not fit.
     """
     shape, perm = node.inputs[0].shape, node.read(TransposeAttributes).perm
     count = _leading(shape, rows)
@@ -201,8 +207,8 @@ def _last(
 def _by_rows(
     graph: Graph, node: Node, before: Tensor, source: Tensor, target: Tensor, rows: int
 ) -> Node | None:
-    """The node, which reads rows in another order from `source` and writes them into the target's
-    buffer; None where an input differs between rows.
+    """The node, reading rows in another order from `source` and writing them to the target's
+    buffer. None if another input differs between rows.
     """
     out = node.outputs[0]
     count = _leading(out.shape, rows)
@@ -229,7 +235,7 @@ def _by_rows(
 
 
 def _seen(graph: Graph, tensor: Tensor, shape: Sequence[int]) -> Tensor | None:
-    """The tensor in another shape; None where its elements do not lie so."""
+    """The tensor viewed in another shape; None if its layout does not allow that."""
     view = dense_view(tensor, shape)
     if view is None or tensor.padded != tensor.shape:
         return None
@@ -238,20 +244,20 @@ def _seen(graph: Graph, tensor: Tensor, shape: Sequence[int]) -> Tensor | None:
 
 
 def _on(graph: Graph, target: Tensor, shape: Sequence[int]) -> Tensor:
-    """A tensor of another shape in all of the target's buffer."""
+    """A tensor of another shape that covers all of the target's buffer."""
     assert math.prod(shape) == target.elements
     return graph.tensor(shape, target.dtype, buffer=target.buffer, name=target.name)
 
 
 def _lasts(graph: Graph, first: Node, reader: Node) -> bool:
-    """True where the source still holds the same elements when the reader runs."""
+    """True where the source is not overwritten before the reader runs."""
     places = graph.view.places
     writers = graph.view.writers.get(first.inputs[0].buffer.id, [])
     return not any(places[first.id] < places[n.id] <= places[reader.id] for n in writers)
 
 
 def _unread_before(graph: Graph, last: Node) -> bool:
-    """True where the result may be written before the last transpose would write it."""
+    """True where the result may be written earlier than by the last transpose."""
     buffer, places = last.outputs[0].buffer, graph.view.places
     others = graph.view.touching[buffer.id] - {last.id}
     alone = buffer.arena in UNSEEN and len(graph.view.writers[buffer.id]) == 1

@@ -1,11 +1,12 @@
-"""Lays the channels of convolutions last (NHWC) where matrix units multiply.
+"""Moves the channels of convolutions to the last dimension (NHWC) if matrix units compute the
+products.
 
-A convolution is written as a product with a matrix of windows of which each element lies apart from
-its neighbours (ark.ops.windows). With the channels turned to be last, neighbours of the matrix are
-neighbours of the input: it is copied by whole packs, or loaded out of the input by boxes
-(ark.lower.rewrite.fuse_windows), whatever the size of the image. An image is turned once for all
-its readers. Elementwise ops between convolutions keep channels last, and a result is turned back
-only for a reader that needs channels first.
+A convolution is written as a product with a matrix of windows, in which no two neighbouring
+elements are neighbours in memory of the input (ark.ops.windows). With channels last, neighbours in
+the matrix are also neighbours in the input. The input is then copied in whole packs, or loaded
+directly by box copies (ark.lower.rewrite.fuse_windows), whatever the size of the image. An image is
+transposed once for all its readers. Elementwise ops between convolutions keep channels last, and a
+result is transposed back only for a reader that needs channels first.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from ark.tasks import expression
 
 
 def channels_last(graph: Graph, context: Context, few: bool = True) -> Graph:
-    """A copy of the graph with such convolutions. few: those of few channels, too, whose windows
-    box copies must load.
+    """A copy of the graph with channels last. few: include convolutions of few channels, whose
+    windows box copies must load.
     """
     machine, kept = context.machine, context.kept
     if not machine.coalesces:
@@ -53,12 +54,14 @@ def channels_last(graph: Graph, context: Context, few: bool = True) -> Graph:
 
 
 def _pools(node: Node) -> bool:
-    """True for a pool of an image in one or two dimensions."""
+    """True for a pool of an image with one or two spatial dimensions."""
     return node.type == "pool" and len(node.outputs[0].shape) <= 4 and whole(node.inputs[0])
 
 
 def _reduces_places(node: Node) -> bool:
-    """True where each channel of an image is reduced to one element, which is not read by name."""
+    """True where each channel of an image is reduced to one element and the user cannot read the
+    result by name.
+    """
     source, out = node.inputs[0] if node.inputs else None, node.outputs[0]
     if source is None or node.type not in REDUCTIONS or len(node.inputs) > 1:
         return False
@@ -69,9 +72,9 @@ def _reduces_places(node: Node) -> bool:
 def _wanted(
     graph: Graph, by_node: dict[int, Convolution], kept: frozenset[int]
 ) -> tuple[set[int], set[int]]:
-    """Buffers whose channels are worth turning, because a convolution's windows are read of them or
-    of what elementwise ops make of them; and those that may as well be made so, because all their
-    readers support it.
+    """Two sets of buffers. The first: images for which channels last pays off, because a
+    convolution reads windows of them or of results that elementwise ops compute from them. The
+    second: images for which channels last costs nothing, because all their readers support it.
     """
     readers = graph.view.reads
     able: Counter[int] = Counter()
@@ -105,27 +108,31 @@ def _wanted(
 
 
 class _Turned:
-    """Makes the nodes of a graph whose convolutions have channels that come last."""
+    """Builds the nodes of the graph with channels last."""
 
     def __init__(self, graph: Graph, worth: set[int], fine: set[int]) -> None:
         self.graph, self.worth, self.wanted = graph, worth, worth | fine
         self.number = max((n.id for n in graph.nodes), default=0)
         self.nodes: list[Node] = []
-        # Ids of tensors that are no views of others: these may be found by name in their shape.
+        # Ids of tensors that are not views of others; the user may read these by name in their
+        # shape.
         firsts = {t.buffer.id: t.id for t in reversed(graph.tensors)}
         self.own = frozenset(firsts.values())
-        # By buffer: its rows of channels (n * places, channels), and the placement of their writer.
+        # By buffer: its rows of channels (n * places, channels), and the placement of the node that
+        # writes them.
         self.turned: dict[int, tuple[Tensor, Any]] = {}
-        self.back: set[int] = set()  # ids of nodes that turn back
+        self.back: set[int] = set()  # ids of transposes back to channels first
 
     def keep(self, node: Node) -> None:
-        """A node as it is."""
+        """Adds a node unchanged."""
         for tensor in node.outputs:
             self.turned.pop(tensor.buffer.id, None)
         self.nodes.append(node)
 
     def needed(self, kept: frozenset[int]) -> list[Node]:
-        """The nodes, without turns back whose readers have all taken the rows."""
+        """The nodes, without transposes back whose readers all read the rows of channels
+        instead.
+        """
         before, read = self.graph.view.reads, GraphView(self.nodes).reads
 
         def dead(node: Node) -> bool:
@@ -137,7 +144,9 @@ class _Turned:
         return [n for n in self.nodes if not dead(n)]
 
     def rows(self, tensor: Tensor, node: Node) -> Tensor | None:
-        """An image's rows of channels, if they are made where the node is."""
+        """An image's rows of channels, if they exist with the placement of the node; None
+        otherwise.
+        """
         rows = self.turned.get(tensor.buffer.id)
         image = image_of(tensor)
         if rows is None or image is None or rows[1] != node.placement:
@@ -146,7 +155,7 @@ class _Turned:
         return rows[0] if rows[0].shape == (n * places, channels) else None
 
     def convolution(self, one: Convolution) -> None:
-        """What turns the image, if that is not done, and multiplies."""
+        """Adds the convolution: a transpose of the image, if there is none yet, and the product."""
         product, out = one.product, one.product.outputs[0]
         wanted = out.buffer.id in self.wanted
         sides = self._padded_sides(one) if one.padded else self._sides(one)
@@ -162,14 +171,15 @@ class _Turned:
             )
             self.keep(self._product(product, inputs, out))
             return
-        # Results with unaligned rows, or read in place: channels last there, too.
+        # A result with unaligned rows, or one that is read with channels last, has channels last,
+        # too.
         between = self.graph.tensor((n * places, outputs), out.dtype, name=f"{product.name}.places")
         self.nodes.append(self._product(product, (table, flat), between))
         self._turn_back(product, between, out)
 
     def _sides(self, one: Convolution) -> tuple[Tensor, Tensor] | None:
-        """The weights as (outputs, k) and the windows as (n * places, k); None where the image is
-        not turned and need not be.
+        """The weights as (outputs, k) and the windows as (n * places, k); None if the image is not
+        transposed and there is no reason to do so.
         """
         product, windows = one.product, one.windows
         n, channels, places = image_of(one.source) or (0, 0, 0)
@@ -198,7 +208,7 @@ class _Turned:
         return self._view(kernel.outputs[0], [outputs, depth]), table
 
     def _padded_sides(self, one: Convolution) -> tuple[Tensor, Tensor] | None:
-        """The same of a convolution of few channels."""
+        """The same as _sides for a convolution of few channels."""
         product, windows, padded = one.product, one.windows, one.padded
         if windows is None or padded is None:
             return None
@@ -216,13 +226,17 @@ class _Turned:
         return self._view(kernel.outputs[0], [outputs, padded.depth]), table
 
     def takes(self, node: Node) -> bool:
-        """An op that goes on with rows of channels, if it can and they are there."""
+        """True if the node was added as an op on rows of channels: it supports them, and its inputs
+        have them.
+        """
         if node.hints or node.after:
             return False
         return self.elementwise(node) or self.pool(node) or self.reduction(node)
 
     def pool(self, node: Node) -> bool:
-        """A pool, in which the channels are one more dimension, with windows of one element."""
+        """Adds a pool on rows of channels, if possible. Channels become a further dimension, with
+        windows of one element.
+        """
         out = node.outputs[0]
         rows = self.rows(node.inputs[0], node) if _pools(node) else None
         if rows is None or out.buffer.id not in self.wanted or not whole(out):
@@ -238,7 +252,7 @@ class _Turned:
         return True
 
     def reduction(self, node: Node) -> bool:
-        """A reduction over an image's places."""
+        """Adds a reduction over an image's places, reading rows of channels, if possible."""
         rows = self.rows(node.inputs[0], node) if _reduces_places(node) else None
         if rows is None:
             return False
@@ -250,7 +264,9 @@ class _Turned:
         return True
 
     def elementwise(self, node: Node) -> bool:
-        """An elementwise op on rows of channels, where a convolution reads its result so."""
+        """Adds an elementwise op on rows of channels, if possible and if a reader of its result
+        uses these.
+        """
         out = node.outputs[0]
         image = image_of(out)
         if not is_elementwise(node) or image is None or out.buffer.id not in self.wanted:
@@ -268,7 +284,9 @@ class _Turned:
         return True
 
     def _as_rows(self, tensor: Tensor, node: Node, out: Tensor) -> Tensor | None:
-        """An operand beside rows of channels: such rows, one for each channel, or one for all."""
+        """An operand for rows of channels: rows of the same shape, or one element per channel or
+        for all. None if the operand has neither form.
+        """
         if tensor.shape == out.shape:
             return self.rows(tensor, node)
         shape = (1,) * (len(out.shape) - len(tensor.shape)) + tensor.shape
@@ -280,14 +298,16 @@ class _Turned:
         return self._view(tensor, [1, shape[channel]])
 
     def _turn(self, like: Node, tensor: Tensor, shape: Sequence[int]) -> Node:
-        """A tensor seen in three dimensions, the second behind the third."""
+        """A transpose of the last two of three dimensions, with the tensor viewed in these
+        dimensions.
+        """
         first, channels, places = shape
         name = f"{like.name}.channels_last"
         out = self.graph.tensor((first, places, channels), tensor.dtype, name=name)
         return self._node(like, "transpose", self._view(tensor, shape), out, {"perm": [0, 2, 1]})
 
     def _turn_back(self, like: Node, rows: Tensor, out: Tensor) -> None:
-        """Rows of channels as the image that others read."""
+        """Adds a transpose of rows of channels to the image that other nodes read."""
         n, channels, places = image_of(out) or (0, 0, 0)
         source, target = (
             self._view(rows, [n, places, channels]),
@@ -299,7 +319,9 @@ class _Turned:
         self.turned[out.buffer.id] = rows, like.placement
 
     def _windows(self, node: Node, source: Tensor, window: dict[str, Any]) -> Node:
-        """(n, places..., window..., channels) of an input whose channels are last."""
+        """A node that computes the windows (n, places..., window..., channels) of an input with
+        channels last.
+        """
         count = len(window["size"])
         shape = [source.shape[0], *window["sizes"], *window["size"], source.shape[-1]]
         rules: list[Any] = [[[[0, 1]], 0, 1, "fill"]]
@@ -312,7 +334,7 @@ class _Turned:
     def _remap(
         self, like: Node, source: Tensor, shape: Sequence[int], rules: list[Any], name: str
     ) -> Node:
-        """Index arithmetic, with zeros outside of the source."""
+        """A node that gathers elements by index arithmetic, with zeros outside of the source."""
         out = self.graph.tensor(shape, source.dtype, name=name)
         attrs = {"rules": rules, "fill": 0.0, "shape": list(shape)}
         return self._node(like, "remap", source, out, attrs)
@@ -322,7 +344,9 @@ class _Turned:
         return dataclasses.replace(product, inputs=inputs, outputs=(out,)).with_attributes(given)
 
     def _node(self, like: Node, type: str, source: Tensor, out: Tensor, attrs: Any) -> Node:
-        """A node of one input in the place of another, behind what that comes after."""
+        """A node with one input that has the placement of another node and its tensors to run
+        after.
+        """
         self.number += 1
         name = out.name or like.name
         return dataclasses.replace(
@@ -336,11 +360,11 @@ class _Turned:
         )
 
     def _view(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
-        """A whole tensor in another shape."""
+        """A whole tensor viewed in another shape."""
         if tensor.shape == tuple(shape):
             return tensor
         view = dense_view(tensor, shape)
-        assert view is not None  # all of a buffer is seen in any shape
+        assert view is not None  # a tensor that is all of its buffer can be viewed in any shape
         extents, buffer = view[0], tensor.buffer
         return self.graph.tensor(
             shape, tensor.dtype, buffer=buffer, extents=extents, name=tensor.name

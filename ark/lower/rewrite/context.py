@@ -1,4 +1,4 @@
-"""The facts beside the graph that a pass may use: machine, options, external buffers. Made by
+"""The facts beside the graph that a pass may use: machine, options, external buffers. Created by
 ark.lower.prepare, read by every pass.
 """
 
@@ -13,13 +13,13 @@ from ark.machine import Machine
 
 @dataclass(frozen=True)
 class Context:
-    """What a pass may know beside the graph.
+    """The facts beside the graph that a pass may use.
 
-    machine: the machine that is planned for; in passes over one kernel, with the one variant that
-    the kernel runs under. options: the planner's. kept: ids of buffers that the caller or another
-    kernel reads or writes, so that their contents must be written. machines: by phase, each with
-    its one variant; empty before the variants are chosen. alone: each rank begins iterations by
-    itself.
+    machine: the target machine; in passes over one kernel, it has only the kernel's variant.
+    options: the planner's options. kept: ids of buffers that the caller or another kernel reads or
+    writes, so that their contents must be written. machines: by phase, each with only the phase's
+    variant; empty before the variants are chosen. alone: True if each rank begins iterations
+    independently.
     """
 
     machine: Machine

@@ -1,5 +1,5 @@
-"""Finds the convolutions for which it pays to lay channels last: as products with a matrix of
-windows, or with the image itself. Called by ark.lower.rewrite.channels_last.
+"""Finds the convolutions for which channels last pays off: products with a matrix of windows, or
+with the image itself. Called by ark.lower.rewrite.channels_last.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from ark.plan.types import BOX_ALIGNMENT_BYTES
 
 @dataclass(frozen=True)
 class Convolution:
-    """windows: what lays the matrix out, none where that is the image itself; numbers: of its
-    windows. source: the image as (n, channels, places...). padded: the image that is made of it
-    where channels fill no pack.
+    """A convolution. windows: the node that creates the matrix of windows; None if that matrix is
+    the image itself. numbers: the parameters of its windows. source: the image as (n, channels,
+    places...). padded: the image with padded channels, if channels do not fill whole packs.
     """
 
     windows: Node | None
@@ -36,8 +36,9 @@ class Convolution:
 
 
 def convolutions(graph: Graph, kept: frozenset[int], machine: Machine) -> dict[int, Convolution]:
-    """The convolutions that are worth it, by their product's id. Where box copies may be of
-    windows, those of fp32, whose user allows tf32, and those of few channels are among them.
+    """The convolutions for which channels last pays off, by their product's id. If box copies
+    support windows, they include convolutions of fp32 for which the user allows tf32, and those of
+    few channels.
     """
     private = read_once(graph, kept)
     windows: dict[int, tuple[int, Node]] = {}  # by buffer: place and node
@@ -56,24 +57,24 @@ def convolutions(graph: Graph, kept: frozenset[int], machine: Machine) -> dict[i
 
 
 def least_work(machine: Machine) -> float:
-    """Multiplications of a product that is worth turning what it reads."""
+    """The multiplications from which a product is worth transposing the image that it reads."""
     return machine.costs.turned_work
 
 
 def image_of(tensor: Tensor) -> tuple[int, int, int] | None:
-    """(n, channels, places) of a whole tensor of that form."""
+    """(n, channels, places) of a whole tensor of that form; None for other tensors."""
     if not whole(tensor) or len(tensor.shape) < 3:
         return None
     shape = list(tensor.shape)
-    if len(shape) > 3 and shape[1] == 1:  # a group
+    if len(shape) > 3 and shape[1] == 1:  # one group
         del shape[1]
     return shape[0], shape[1], math.prod(shape[2:])
 
 
 def _fits(windows: Node | None, product: Node, machine: Machine) -> Convolution | None:
-    """Of a product of 16-bit types, or of fp32 as tf32 (where there is that), whose channels fill
-    packs and that is large enough: the convolution; None of others. windows: what lays out its
-    right side.
+    """The convolution of a product, if its types are 16-bit or fp32 as tf32 (where supported), its
+    channels fill packs or can be padded to do so, and it is large enough; None otherwise. windows:
+    the node that computes its right side.
     """
     if product.hints or (windows is not None and windows.placement != product.placement):
         return None

@@ -1,4 +1,4 @@
-"""Removes transposes and copies that a rewrite has made superfluous.
+"""Removes transposes and copies that a rewrite has made unnecessary.
 
 Called by ark.lower.rewrite.fuse_attention.
 """
@@ -16,11 +16,11 @@ from ark.lower.rewrite.views import whole
 
 
 def read_in_place(graph: Graph, kept: frozenset[int]) -> Graph:
-    """Removes transposes whose elements already have that order in their source; their readers read
-    the source instead.
+    """The graph without the need for transposes whose elements already have that order in their
+    source: their readers read the source instead.
     """
     last: dict[int, tuple[int, Node]] = {}
-    moved: dict[int, Tensor] = {}  # by buffer: a tensor of the buffer that is read instead
+    moved: dict[int, Tensor] = {}  # by buffer: a tensor in the buffer to read instead
     nodes: list[Node] = []
     for place, node in enumerate(graph.nodes):
         instead = tuple(_moved(t, moved) for t in node.inputs)
@@ -54,8 +54,8 @@ def _moved(tensor: Tensor, moved: dict[int, Tensor]) -> Tensor:
 
 
 def without_unread(graph: Graph, kept: frozenset[int], known: frozenset[int]) -> Graph:
-    """Without elementwise ops, copies and ops on nothing but numbers (known, by id) whose results
-    are not read.
+    """The graph without elementwise ops, copies and ops on constants only (`known`, by id) whose
+    results are not read.
     """
     left: list[Node] = []
     read: Counter[int] = Counter()

@@ -1,7 +1,7 @@
 """Stores the cut of each product in its node: rows and columns of its tiles, and parts of k. A
-product in parts of k gives one sum per part; an additional op adds them.
+product in parts of k computes one sum per part, and an additional op adds these.
 
-The rules are in ark.lower.cuts (warpgroups, other bodies), k_parts and thin_cuts. Listed in
+The rules are in ark.lower.cuts (for warpgroups and other bodies), k_parts and thin_cuts. Listed in
 ark.lower.passes.
 """
 
@@ -30,8 +30,8 @@ from ark.tasks import expression
 
 
 def cut_products(graph: Graph, context: Context) -> Graph:
-    """A copy of the graph whose products say how they are cut, but for those whose hints say so and
-    those of small matrices, of which a task takes several.
+    """A copy of the graph in which product nodes contain their cut, except products whose hints
+    determine it and products of small matrices, several of which are computed by one task.
     """
     if not any(_uncut(n) for n in graph.nodes):
         return graph
@@ -60,7 +60,9 @@ def _uncut(node: Node) -> bool:
 
 
 def _shared(nodes: Sequence[Node]) -> dict[int, int]:
-    """By product, how many stand side by side that read the same left side, itself among them."""
+    """By product: the number of consecutive products that read the same left side, including
+    itself.
+    """
     numbers: dict[int, int] = {}
     for _, run in itertools.groupby(nodes, lambda n: sharing(n) if _uncut(n) else n.id):
         listed = [n.id for n in run]
@@ -73,7 +75,9 @@ def _with_cut(node: Node, cut: Cut) -> MatmulAttributes:
 
 
 def _normed(node: Node, norm: Node | None) -> bool:
-    """True where the next op is an rmsnorm of the product's rows, which may add up the parts."""
+    """True where the next op is an rmsnorm of the product's rows, which can also add up the
+    parts.
+    """
     out = node.outputs[0]
     return (
         norm is not None
@@ -86,8 +90,9 @@ def _normed(node: Node, norm: Node | None) -> bool:
 def _cut(
     graph: Graph, product: Product, context: Context, ways: int, normed: bool, shared: int
 ) -> Cut | None:
-    """The cut of a product; None if it has none of its own. ways: ops that run at the same time.
-    shared: products like it that read the same left side, itself among them.
+    """The cut of a product; None if its node does not store one. ways: the number of ops that run
+    at the same time. shared: the number of consecutive products that read the same left side,
+    including itself.
     """
     node, machine = product.node, context.machines[product.node.phase]
     measured = context.options.get("cuts", {})
@@ -113,12 +118,12 @@ def _boxed(
     normed: bool,
     shared: int,
 ) -> Cut:
-    """The cut of a product that warpgroups take."""
+    """The cut of a product that warpgroups compute."""
     given = product.attributes
     plain = not given.gated and given.rope_kv is None
     several = alone and plain and all(len(t.shape) <= 2 for t in product.tensors)
     windows = given.windows is not None
-    measured = {} if windows else measured  # of matrices in memory
+    measured = {} if windows else measured  # measurements are for matrices in memory
     narrow, size = given.transpose_b, product.node.inputs[0].dtype.itemsize
     flags = (narrow, normed, windows, plain)
     return choose_cut(
@@ -129,7 +134,7 @@ def _boxed(
 def _common(
     product: Product, machine: Machine, measured: Mapping[str, Sequence[int]], alone: bool
 ) -> Cut:
-    """The cut of a product that warpgroups do not take."""
+    """The cut of a product that warpgroups do not compute."""
     shape, depth, dtypes = product.shape, product.depth, product.dtypes
     if product.attributes.windows is None and k_parts.serves(dtypes, shape, machine):
         flat = product.plain and all(len(t.shape) <= 2 for t in product.tensors)
@@ -141,7 +146,9 @@ def _common(
 
 
 def _in_parts(graph: Graph, node: Node, cut: Cut, number: int) -> tuple[Node, Node]:
-    """The product in parts of k, and the op that adds these up, in order, and does what follows."""
+    """The product in parts of k, and the op that adds the parts in order and applies the product's
+    epilogue.
+    """
     left, right, *others = node.inputs
     out = node.outputs[0]
     dtype = int32 if left.dtype == int8 else fp32

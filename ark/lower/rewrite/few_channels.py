@@ -1,10 +1,10 @@
 """Convolutions of few input channels, such as the first layer of an image network.
 
-Box copies load places whose channels fill whole packs, and a place of few channels fills no line.
-So the image is laid with channels last, padded with zeros to a pack, and with zeros on both sides
-of each row: the taps of a window's row then lie side by side in memory, and are loaded as one place
-(ark.tasks.matmul_windows). The image grows by the padding alone; the matrix of windows is not made.
-Called by ark.lower.rewrite.convolutions.
+Box copies load positions whose channels fill whole packs, and a position with few channels does not
+fill a line. So the image is stored with channels last, padded with zeros to a pack, and with zeros
+on both sides of each row. The taps of a window's row are then contiguous in memory and are loaded
+as one position (ark.tasks.matmul_windows). Only the image grows, by the padding; the matrix of
+windows is not stored. Called by ark.lower.rewrite.convolutions.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from ark.tasks.matmul_windows import boxable
 
 @dataclass(frozen=True)
 class Padded:
-    """shape: of the padded image, (n, spatial..., channels). window: as of fuse_windows.window, in
-    that image. before: elements in front of its rows. channels: with zeros.
+    """The padded image of a convolution. shape: (n, spatial..., channels). window: its windows, in
+    the form of fuse_windows.window. before: padding elements in front of each row. channels: their
+    number including padding.
     """
 
     shape: tuple[int, ...]
@@ -33,20 +34,22 @@ class Padded:
 
     @property
     def depth(self) -> int:
-        """Elements of k."""
+        """The number of elements of k."""
         sizes: list[int] = self.window["size"]
         return math.prod(sizes) * self.channels
 
     def image_rules(self) -> list[Any]:
-        """Where an element of the padded image comes from, in (n, channels, spatial...)."""
+        """For each dimension of the source (n, channels, spatial...), the rule that gives an
+        element's index from its indices in the padded image.
+        """
         count = len(self.window["size"])
         rules = [_same(0), _same(1 + count), *(_same(1 + d) for d in range(count))]
         rules[-1] = [[[count, 1]], -self.before, 1, "fill"]
         return rules
 
     def kernel_rules(self) -> list[Any]:
-        """Where an element of (outputs, taps..., channels) comes from, in (outputs, channels,
-        taps...).
+        """For each dimension of the source (outputs, channels, taps...), the rule that gives an
+        element's index from its indices in (outputs, taps..., channels).
         """
         count = len(self.window["size"])
         return [_same(0), _same(1 + count), *(_same(1 + d) for d in range(count))]
@@ -57,8 +60,8 @@ def _same(dimension: int) -> list[Any]:
 
 
 def padded(source: Tensor, window: dict[str, Any]) -> Padded | None:
-    """The padded image of a convolution; None where its windows would be no boxes. source: (n,
-    channels, spatial...). window: as of fuse_windows.window.
+    """The padded image of a convolution; None if its windows cannot be loaded as boxes. source: (n,
+    channels, spatial...). window: in the form of fuse_windows.window.
     """
     n, channels, *spatial = source.shape
     itemsize = source.dtype.itemsize

@@ -1,8 +1,8 @@
 """Lets products and reductions read the operand of a transpose through a transposed view, so that
-the transposed copy is not made.
+the transposed copy is not computed.
 
-Front ends write x W^T as a transpose and a product; the transpose is an op of its own only where
-another op reads it. Listed in ark.lower.passes.
+Front ends write x W^T as a transpose and a product. The transpose remains only if another op reads
+its result. Listed in ark.lower.passes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ark.lower.rewrite.views import in_shape
 
 
 def fold_transposes(graph: Graph, context: Context) -> Graph:
-    """A copy of the graph with such ops."""
+    """A copy of the graph in which products and reductions read transposed views."""
     kept = context.kept
     transposed: dict[int, tuple[int, Node]] = {}  # by buffer: place and node
     written = WritesSoFar()
@@ -49,7 +49,9 @@ def fold_transposes(graph: Graph, context: Context) -> Graph:
 
 
 def _reading(node: Node, side: int, transpose: Node) -> Node | None:
-    """The op, which reads what its input is the transpose of; None where it cannot."""
+    """The op, changed to read the source of the transpose that its input is the result of; None if
+    it cannot.
+    """
     order, source = transpose.read(TransposeAttributes).perm, transpose.inputs[0]
     if node.type == "matmul":
         turned = [*range(len(order) - 2), *range(len(order) - 1, len(order) - 3, -1)]

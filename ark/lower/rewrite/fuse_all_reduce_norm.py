@@ -1,9 +1,9 @@
-"""Joins a sum over ranks, its optional residual, and the rmsnorm that reads it: the rank that adds
+"""Fuses a sum over ranks, its optional residual, and the rmsnorm that reads it: the rank that adds
 a row also normalises it. The sum is still written, because other ops may read it.
 
-Called by the pipeline after fusion; what decoding's layers take into themselves
-(ark.lower.rewrite.fuse_linear, inline_all_reduce) is gone by then, and so are sums that travel by
-tiles (overlap_collectives).
+Runs after the passes that fuse all-reduces into decoding layers (ark.lower.rewrite.fuse_linear,
+inline_all_reduce) or send them by tiles (overlap_collectives), so only the remaining all-reduces
+are fused here.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ ALL_REDUCE_NORM = "all_reduce_norm"
 
 
 def fuse_all_reduce_norm(graph: Graph, context: Context) -> Graph:
-    """A copy of the graph with such nodes."""
+    """A copy of the graph with all-reduces and norms fused."""
     if graph.world_size == 1:
         return graph
     nodes: list[Node | None] = list(graph.nodes)
-    sums: dict[int, int] = {}  # by buffer: the place of the sum that was last written there
+    sums: dict[int, int] = {}  # by buffer: index of the sum last written to it
     for place, node in enumerate(graph.nodes):
         if node.virtual:
             continue
@@ -41,7 +41,7 @@ def fuse_all_reduce_norm(graph: Graph, context: Context) -> Graph:
 
 
 def _fits(between: list[Node], total: Node, norm: Node) -> bool:
-    """True where the norm can move to the sum: no op between touches its result or writes its
+    """True where the norm can move to the sum: no op between them accesses its result or writes its
     weight.
     """
     out, normed = total.outputs[0], norm.outputs[0]

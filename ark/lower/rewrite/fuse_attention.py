@@ -1,14 +1,14 @@
-"""Replaces attention written as product, softmax and product by one op, which never stores the
-scores in memory.
+"""Replaces attention that is written as product, softmax and product by one op, which never stores
+the scores in memory.
 
-    softmax(q k^T [times a scale] [masked causally] [under a mask]) v
+softmax(q k^T [times a scale] [masked causally] [under a mask]) v
 
-Queries, keys and values are read where they were before they were transposed to heads, keys and
-values also before their heads were repeated for groups of query heads; results are written as the
-next product reads them. A mask counts as causal, or as none, if its nodes compute such a one from
-nothing but numbers; attention reads any other mask, which is added to scores or says which keys
-are seen. Only where no other op reads scores or weights, and where matrix units take such
-attention; else the ops stay as they are. Listed in ark.lower.passes.
+Queries, keys and values are read from where they were before they were transposed to heads; keys
+and values also from before their heads were repeated for groups of query heads. Results are written
+in the layout that the next product reads. A mask that its nodes compute from constants only is
+recognised as causal, or as masking nothing. Any other mask is an operand of the attention: it is
+added to the scores or selects the visible keys. The ops stay as they are if another op reads scores
+or weights, or if matrix units do not support the attention. Listed in ark.lower.passes.
 """
 
 from __future__ import annotations
@@ -45,20 +45,24 @@ MAX_HEADS = 1 << 12
 
 @dataclass
 class _Found:
-    """Operands, what scores are multiplied by, and the nodes that are no longer needed."""
+    """An attention that was matched up to its scores: operands, the factor of the scores, and the
+    nodes that are no longer needed.
+    """
 
     query: Tensor
     key: Tensor
-    flipped: bool  # the keys are (width, context)
+    flipped: bool  # True if the keys are (width, context)
     scale: float
     weights: _Weights
     taken: list[int] = field(default_factory=list)
-    read: int = 0  # place of the first op that reads queries or keys
+    read: int = 0  # index of the first op that reads queries or keys
 
 
 @dataclass
 class _Weights:
-    """What lies between scores and weights. masked: place of the op that reads the mask."""
+    """The ops between scores and weights: scale, masks and softmax. masked: index of the op that
+    reads the mask.
+    """
 
     scale: float = 1.0
     causal: bool = False
@@ -68,7 +72,7 @@ class _Weights:
 
 
 def fuse_attention(graph: Graph, context: Context) -> Graph:
-    """A copy of the graph with such attention."""
+    """A copy of the graph with attention as single ops."""
     kept = context.kept
     finder = _Finder(graph, kept, context.machine)
     last: dict[int, tuple[int, Node]] = {}
@@ -95,7 +99,7 @@ def fuse_attention(graph: Graph, context: Context) -> Graph:
 
 
 class _Finder:
-    """Looks for the ops of an attention that ends with a product."""
+    """Searches for the ops of an attention that ends with a product."""
 
     def __init__(self, graph: Graph, kept: frozenset[int], machine: Machine) -> None:
         self.machine = machine
@@ -106,13 +110,17 @@ class _Finder:
         self.places = graph.view.places
 
     def maker(self, tensor: Tensor) -> Node | None:
-        """The node that makes these elements, and all of their buffer."""
+        """The node that computes exactly these elements and all of their buffer; None if there is
+        none.
+        """
         node = self.makers.get(tensor.buffer.id)
         fits = node is not None and len(node.outputs) == 1 and node.hints is None
         return node if fits and node and same_elements(tensor, node.outputs[0]) else None
 
     def attention(self, product: Node, writes: Writes) -> tuple[_Found, list[Node]] | None:
-        """The op that does what ends with this product, and the transpose behind it."""
+        """The matched ops of an attention that ends with this product, and the nodes that replace
+        them: the attention and, if needed, a transpose of its result. None if there is no match.
+        """
         scores = self._scores(product)
         return None if scores is None else self._built(product, scores, writes)
 
@@ -160,7 +168,9 @@ class _Finder:
         return scores
 
     def _product(self, node: Node, weights: _Weights, taken: list[int]) -> _Found | None:
-        """The factors of the product, without the scales of queries and keys."""
+        """The attention whose scores this product computes. Constant scales of queries and keys
+        become part of its factor. None if there is no match.
+        """
         given, scale = node.read(MatmulAttributes), weights.scale
         if given.finish or given.transpose_a:
             return None
@@ -222,8 +232,9 @@ class _Finder:
     def _forms(
         self, tensors: tuple[Tensor, ...], turned: tuple[bool, ...], writes: Writes
     ) -> list[tuple[tuple[Tensor, ...], int]]:
-        """The operands that attention may read, and how many query heads share keys and values:
-        first those before heads were repeated, if they were, then the operands as they are.
+        """Pairs of operands that attention may read and the number of query heads that share keys
+        and values. Operands from before the heads were repeated come first, if they were repeated;
+        then the operands as they are.
         """
         forms: list[tuple[tuple[Tensor, ...], int]] = [(tensors, 1)]
         query, *others = tensors
@@ -236,7 +247,9 @@ class _Finder:
         return forms
 
     def _unrepeated(self, tensor: Tensor, writes: Writes) -> tuple[Tensor, int] | None:
-        """Heads before each was repeated for its group of query heads, and the group's size."""
+        """The heads before each was repeated for its group of query heads, and the group's size;
+        None if they were not repeated.
+        """
         node = self.maker(tensor)
         if node is None or node.type != "expand" or node.elementwise.expr != ["input", 0]:
             return None
@@ -253,7 +266,9 @@ class _Finder:
         return None if seen is None else (seen, group)
 
     def _laid(self, tensor: Tensor, places: list[Place], heads: int) -> Tensor | None:
-        """The operand as rows, where its elements were first."""
+        """The operand as rows in the earliest place of its elements from which it can be read; None
+        if there is none.
+        """
         items = items_of(tensor)
         for place in places:
             rows = rows_of(place, heads, items_of(dataclasses.replace(tensor, buffer=place.buffer)))
@@ -272,8 +287,8 @@ class _Finder:
         )
 
     def _by_head(self, mask: Mask, batch: int, heads: int) -> Tensor | None:
-        """The mask as (batch, heads, rows, keys), each that size or 1; None where its elements lie
-        otherwise.
+        """The mask as (batch, heads, rows, keys), where each size may also be 1. None if its layout
+        does not allow that.
         """
         tensor, shape = mask.tensor, mask.by_head(batch, heads)
         view = dense_view(tensor, shape) if shape else None
@@ -345,7 +360,7 @@ class _Finder:
 
 
 def _seen(source: Tensor, like: Tensor) -> Tensor:
-    """A whole tensor in the shape of another one of the same elements."""
+    """A tensor that is all of its buffer, in the shape of another one with the same elements."""
     zeros = (0,) * len(like.shape)
     return dataclasses.replace(
         source, shape=like.shape, extents=like.shape, offsets=zeros, padded=like.shape

@@ -1,8 +1,8 @@
-"""Joins chains of elementwise ops into one op with one expression: one read and one write.
+"""Fuses chains of elementwise ops into one op with one expression: one read and one write.
 
-A result that only the next elementwise op reads is not written. Between the functions of a joined
-op values stay in fp32, where ops apart would round to the intermediate tensor's type; an ark.cast
-rounds as it says, and a constant is a value of its tensor's type. Listed in ark.lower.passes.
+A result that only the next elementwise op reads is not written. Between the functions of a fused
+op, values stay in fp32; separate ops would round to the intermediate tensor's type. An ark.cast
+still rounds to its type, and a constant has its tensor's type. Listed in ark.lower.passes.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from ark.lower.rewrite.views import same_elements, seen_in
 from ark.tasks import expression
 from ark.tasks.functions import FUNCTIONS
 
-MAX_INPUTS = 16  # operands that a task loads; more make threads hold too much
+MAX_INPUTS = 16  # operands that a task loads; more need too many registers
 
 
 def has_expression(node: Node) -> bool:
-    """True where the node's attributes have what it computes."""
+    """True where the node's attributes contain its expression."""
     return node.elementwise.expr is not None
 
 
@@ -34,7 +34,9 @@ def is_elementwise(node: Node) -> bool:
 
 
 def expression_of(node: Node) -> expression.Tree:
-    """What a elementwise node computes, over its inputs, in the type of its result."""
+    """The expression of an elementwise node in terms of its inputs, with a cast to the result's
+    type where one is needed.
+    """
     tree, dtype = _function_of(node), node.outputs[0].dtype
     return expression.typed(tree, [t.dtype.name for t in node.inputs], dtype.name)
 
@@ -47,13 +49,15 @@ def _function_of(node: Node) -> expression.Tree:
     if given.scalar is not None:
         arguments.append(expression.number(given.scalar))
     if node.type == "cast" or (node.type == "constant" and rounds(given.scalar or 0.0, dtype)):
-        # Elements that share bytes are converted where they are stored.
+        # A type with several elements per byte is converted when it is stored.
         return arguments[0] if dtype.packed else ["cast", dtype.name, *arguments]
     return arguments[0] if node.type in ("copy", "constant") else [node.type, *arguments]
 
 
 def rounds(value: float, dtype: DataType) -> bool:
-    """True where a floating-point type of less than 32 bits does not hold `value`."""
+    """True where `value` is not exactly representable in a floating-point type of less than 32
+    bits.
+    """
     if dtype == fp32 or dtype not in (*FLOATS, *SMALL_FLOATS):
         return False
     with np.errstate(over="ignore"):
@@ -61,16 +65,17 @@ def rounds(value: float, dtype: DataType) -> bool:
 
 
 def _repeated(node: Node) -> list[Tensor]:
-    """Inputs that the node has already as an earlier input."""
+    """The inputs that are repetitions of an earlier input."""
     return [t for i, t in enumerate(node.inputs) if t.id in {u.id for u in node.inputs[:i]}]
 
 
 def read_once(
     graph: Graph, kept: frozenset[int], repeated_inputs: bool = False
 ) -> Callable[[Tensor], bool]:
-    """A predicate: True if nothing but one op touches a result's buffer beside the one that makes
-    it, so that this one, if it reads the result, may take in the other. kept: ids of buffers with
-    other readers. repeated_inputs: True if that op may read the tensor as several inputs.
+    """A predicate on results. True if only two nodes access the result's buffer, the one that
+    writes it and one other, so that the other, if it reads the result, may be fused with the first.
+    kept: ids of buffers with other readers. repeated_inputs: True if that op may read the tensor as
+    several inputs.
     """
     touches = graph.view.touches
     if repeated_inputs:
@@ -86,9 +91,10 @@ def read_once(
 
 
 def fuse_chains(graph: Graph, context: Context) -> Graph:
-    """A copy of the graph with chains joined.
+    """A copy of the graph with chains fused.
 
-    What several ops read, which become one, is joined in a further round.
+    Fusing two readers of a result into one may leave it with a single reader; it is then fused in a
+    further round.
     """
     kept = context.kept
     while True:
@@ -99,9 +105,11 @@ def fuse_chains(graph: Graph, context: Context) -> Graph:
 
 
 def _joined_once(graph: Graph, kept: frozenset[int]) -> Graph:
-    """The same of results that one op reads."""
+    """The graph with every elementwise result that only one op reads fused into that op, in one
+    round.
+    """
     private = read_once(graph, kept, repeated_inputs=True)
-    producer: dict[int, tuple[int, Node]] = {}  # by buffer: place and node of a joinable result
+    producer: dict[int, tuple[int, Node]] = {}  # by buffer: index and node of a fusible result
     written = WritesSoFar()
     nodes: list[Node | None] = []
     for place, node in enumerate(graph.nodes):
@@ -126,8 +134,9 @@ def _joined_once(graph: Graph, kept: frozenset[int]) -> Graph:
 
 
 def _join_seen(before: Node, node: Node, read: Tensor) -> Node | None:
-    """The two nodes joined into one, one of them in the other's shape where these differ. read:
-    what the second reads of the first one's result.
+    """The two nodes fused into one; if their shapes differ, one of them takes the shape of the
+    other. read: the tensor through which the second reads the first one's result. None if they
+    cannot be fused.
     """
     between = before.outputs[0]
     if between.shape == read.shape:
@@ -146,7 +155,7 @@ def _join_seen(before: Node, node: Node, read: Tensor) -> Node | None:
 
 
 def _join(before: Node, node: Node, between: Tensor) -> Node | None:
-    """The two nodes joined into one, or None where they do not fit together."""
+    """The two nodes fused into one, or None if they cannot be fused."""
     if before.placement != node.placement:
         return None
     inputs: list[Tensor] = []

@@ -1,18 +1,20 @@
-"""Moves elementwise work on a matmul's result into the matmul: a bias, residual, activation, scale
-or cast becomes the matmul's expression, so that the product is neither written nor read. Its values
-are fp32, as in joined chains.
+"""Fuses elementwise work on a matmul's result into the matmul: a bias, residual, activation, scale
+or cast becomes the matmul's epilogue expression, so that the product is neither written nor read.
+Intermediate values are fp32, as in fused chains.
 
-In a gated layer it is what two neighbouring columns make (silu(gate) * up), and in a projection
-their rotation: queries, keys and values go where they belong, and are not written in fp32 before.
+In a gated layer, the epilogue computes silu(gate) * up from two neighbouring columns. In a
+projection it rotates pairs of columns and stores queries, keys and values at their destinations,
+without writing them as fp32 before.
 
-Only where the product's body takes expressions: under the variant for large products, on machines
-whose matrix units take products in any variant (`k_parts`; pairs only of products that are not
-done sooner in parts of k), where a processor has one thread, and where both sides are fp32, which
-the common body multiplies on every machine; but not under `roles`, where no such kernel is known to
-have run on a GPU. The elementwise
-op may see the product in another shape (a linear layer's rows by batch, a convolution's pixels as
-an image): what it reads beside it is then seen in the product's shape.
-Listed in ark.lower.passes after chains are joined.
+This applies only if the product's body supports expressions: under the variant `matrix`, on
+machines whose matrix units are used in any variant (`k_parts`; pairs only for products that are not
+faster in parts of k), on machines with one thread per processor, and for products of fp32 on both
+sides, which the common body computes on every machine. It does not apply under the variant `roles`,
+since such a kernel has not been run on a GPU.
+
+The elementwise op may read the product in another shape (rows by batch, or pixels as an image). Its
+other operands are then viewed in the product's shape. Listed in ark.lower.passes after chains are
+fused.
 """
 
 from __future__ import annotations
@@ -38,23 +40,23 @@ from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.tasks import expression
 
-HEAD_SLAB_COLUMNS = 64  # columns of one head that leave a body for matrix units at a time
-MAX_EPILOGUE_OPERANDS = RECORD_OPERANDS - 5  # beside the product's operands and its two box maps
+HEAD_SLAB_COLUMNS = 64  # columns of one head that a body for matrix units stores at a time
+MAX_EPILOGUE_OPERANDS = RECORD_OPERANDS - 5  # besides the product's operands and their two box maps
 
 
 def fuse_epilogues(graph: Graph, context: Context) -> Graph:
-    """A copy of the graph with joined products."""
+    """A copy of the graph with elementwise nodes fused into products."""
     machine, kept = context.machine, context.kept
     if machine.variant.name == "roles":
         return graph
     matrix, units = machine.variant.name == "matrix", machine.has(Capability.K_PARTS)
     everywhere = matrix or units or machine.has(Capability.ONE_PRODUCT_BODY)
     private = read_once(graph, kept)
-    products: dict[int, tuple[int, Node]] = {}  # by buffer: place and node
+    products: dict[int, tuple[int, Node]] = {}  # by buffer: index and node
     written = WritesSoFar()
     number = max((n.id for n in graph.nodes), default=0)
     nodes: list[Node | None] = []
-    ahead: dict[int, list[Node]] = defaultdict(list)  # products, by the place that they precede
+    ahead: dict[int, list[Node]] = defaultdict(list)  # by index: products to insert before
     for place, node in enumerate(graph.nodes):
         if is_elementwise(node):
             candidates = [
@@ -66,7 +68,8 @@ def fuse_epilogues(graph: Graph, context: Context) -> Graph:
                 stale = written.behind(at, product.inputs)
                 seen = None if stale else _seen(product, node, read)
                 if others and seen is not None and not _fits(product, seen, read):
-                    # Too much for one product: each other one ends with its own part.
+                    # All are too much for one product: the other products take only the part that
+                    # depends on them.
                     for tensor, place_of, other in others:
                         split = not written.behind(place_of, other.inputs)
                         parts = _split(graph, other, node, tensor, number + 1) if split else None
@@ -79,7 +82,7 @@ def fuse_epilogues(graph: Graph, context: Context) -> Graph:
                 if seen is not None and _fits(product, seen, read):
                     nodes[at] = None
                     node = _join(product, seen, read)
-                    if private(node.outputs[0]):  # what reads this may end the product as well
+                    if private(node.outputs[0]):  # its reader may be fused, too
                         products[node.outputs[0].buffer.id] = (place, node)
         elif node.type in PAIRS and (matrix or units) and _made(node.inputs[0], products):
             at, product = products[node.inputs[0].buffer.id]
@@ -111,7 +114,7 @@ def fuse_epilogues(graph: Graph, context: Context) -> Graph:
 
 
 def _stays_whole(product: Node, machine: Machine) -> bool:
-    """True where matrix units compute the product as fast in whole tiles as in parts of k."""
+    """True where matrix units compute the product in whole tiles as fast as in parts of k."""
     dtypes, shape = [t.dtype.name for t in product.inputs[:2]], fold(product.outputs[0].shape)
     return k_parts.serves(dtypes, shape, machine) and k_parts.stays_whole(
         shape, depth_of(product), dtypes, machine
@@ -119,7 +122,7 @@ def _stays_whole(product: Node, machine: Machine) -> bool:
 
 
 def _takes_epilogue(node: Node) -> bool:
-    """True for a product that ends with nothing yet."""
+    """True for a product without an epilogue."""
     return node.type == "matmul" and node.read(MatmulAttributes).finish is None and not node.hints
 
 
@@ -129,14 +132,14 @@ def _scalar(node: Node) -> bool:
 
 
 def _made(tensor: Tensor, products: dict[int, tuple[int, Node]]) -> bool:
-    """True where the tensor is the result of one of the products, in its own shape."""
+    """True where the tensor is the result of one of the products, in its original shape."""
     product = products.get(tensor.buffer.id)
     return product is not None and product[1].outputs[0].id == tensor.id
 
 
 def _seen(product: Node, node: Node, read: Tensor) -> Node | None:
-    """The elementwise node in the product's shape; None if it cannot be seen so. read: what it
-    reads of the product, element by element.
+    """The elementwise node in the product's shape; None if its operands cannot be viewed in it.
+    read: the tensor through which it reads the product, element by element.
     """
     between = product.outputs[0]
     if read.shape != node.outputs[0].shape:
@@ -157,13 +160,13 @@ def _fits(product: Node, node: Node, read: Tensor) -> bool:
         and not expression.places(expression_of(node))
         and len({t.id for t in (*product.inputs[2:], *node.inputs)}) <= MAX_EPILOGUE_OPERANDS
         and expression.size(_ends(product, node, read)[0]) <= expression.MAX_NODES
-        # Tiles of the joined op read whole rows and columns of both sides.
+        # Tiles of the fused op read whole rows and columns of both sides.
         and out.buffer.id not in {t.buffer.id for t in product.inputs}
     )
 
 
 def _gates(product: Node, node: Node, matrix: bool) -> bool:
-    """True where the product can apply the gate between its neighbouring columns."""
+    """True where the product's epilogue can apply the gate to its neighbouring columns."""
     out = node.outputs[0]
     return (
         product.placement == node.placement
@@ -178,8 +181,9 @@ def _gates(product: Node, node: Node, matrix: bool) -> bool:
 
 
 def _rotates(product: Node, node: Node, matrix: bool) -> bool:
-    """True where the product can rotate queries and keys, and append keys and values: rows of one
-    sequence, to caches of a 16-bit type; in the variant `matrix` of the queries' own.
+    """True where the product's epilogue can rotate queries and keys and append keys and values.
+    This requires rows of one sequence and caches of a 16-bit type; in the variant `matrix` the
+    queries must have the caches' type.
     """
     query, position, caches = node.outputs[0], node.inputs[1], node.inputs[3:5]
     return (
@@ -187,7 +191,7 @@ def _rotates(product: Node, node: Node, matrix: bool) -> bool:
         and not node.hints
         and len(node.outputs) == 1 < query.shape[0]
         and position.shape == (1,)
-        and len(node.inputs) == 5  # no pages, which a tile's rows would have to look up
+        and len(node.inputs) == 5  # without pages, which each row of a tile would have to look up
         and len(product.inputs[0].shape) == len(product.inputs[1].shape) == 2
         and all(t.dtype in (bf16, fp16) for t in caches)
         and all(t.dtype == query.dtype or (query.dtype == fp32 and not matrix) for t in caches)
@@ -198,11 +202,13 @@ def _rotates(product: Node, node: Node, matrix: bool) -> bool:
 
 
 PAIRS = {"swiglu_pairs": _gates, "rope_kv": _rotates}
-"""Ops on neighbouring columns that a product may end with, if these say so."""
+"""Ops on neighbouring columns that may become a product's epilogue if their predicate is true."""
 
 
 def _ends(product: Node, node: Node, read: Tensor) -> tuple[expression.Tree, list[Tensor]]:
-    """What the product ends with that has taken in the node, and what that reads beside it."""
+    """The epilogue expression of the product fused with the node, and the operands that it reads
+    besides the product.
+    """
     before = product.read(MatmulAttributes).finish or expression.leaf(0)
     others = list(product.inputs[2:])
     others += [t for t in dict.fromkeys(node.inputs) if t.id != read.id and t not in others]
@@ -215,9 +221,9 @@ def _ends(product: Node, node: Node, read: Tensor) -> tuple[expression.Tree, lis
 def _split(
     graph: Graph, product: Node, node: Node, read: Tensor, number: int
 ) -> tuple[Node, Node] | None:
-    """The product, ended with what the node makes of it and of smaller tensors alone, and the node
-    that reads the result; None where that is nothing, or more than a product takes in. number: of
-    the node between them.
+    """The product, fused with the part of the node that depends on it and on smaller tensors only,
+    and the node that computes the rest from the result. None if there is no such part or the
+    product cannot take it. number: the id of the new node.
     """
     inputs, tree = node.inputs, node.elementwise.expr
     if tree is None:
@@ -229,7 +235,7 @@ def _split(
         return None
     if expression.has_casts(
         part
-    ):  # what reads it computes in that type, and the result has another
+    ):  # the reader computes in the cast's type, and the stored result would have another
         return None
     operands = sorted(expression.reads(part))
     result = graph.tensor(read.shape, read.dtype, name=product.name)

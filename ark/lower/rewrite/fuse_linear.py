@@ -1,9 +1,9 @@
-"""Joins a matmul by a weight, the norm before it and the elementwise work on its result into one
-linear node where the machine streams weights for such rows; adds the residual within a sum over
-ranks.
+"""Fuses a matmul by a weight, the norm before it and the elementwise work on its result into one
+linear node if the machine streams weights for inputs with that number of rows. Fuses an addition of
+a residual into a sum over ranks.
 
-A norm is computed again by every task that reads it (a row is short), an epilogue is applied where
-the sum ends. Ops are fused only where no other op reads the intermediate result.
+Every task that reads a norm's result computes the norm again (a row is short); an epilogue is
+applied to the complete sum. Ops are fused only if no other op reads the intermediate result.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from ark.plan.types import BOX_ALIGNMENT_BYTES, MAX_OPERANDS
 from ark.tasks.linear_form import most_of_codes, narrow_bytes, narrow_rows, on_units
 
 EPILOGUES = {"add": "add", "swiglu_pairs": "swiglu", "rope_kv": "rope_kv"}
-"""Ops that a linear task does where its sums end, and the task's name for each."""
+"""Ops that become the epilogue of a linear task, with the task's name for each."""
 FROM_MEMORY = ("attention", "swiglu_pairs")
-"""Ops whose result each reader reads piece by piece where it is too much for packets."""
+"""Ops whose results are too large for packets and are read piece by piece by each reader."""
 
 
 def fuse_linear(graph: Graph, context: Context) -> Graph:
-    """A copy of the graph with fused linear nodes; everything else as it was."""
+    """A copy of the graph with fused linear nodes; all other nodes are unchanged."""
     machine, kept = context.machine, context.kept
     view = graph.view
     uses, makers, readers = view.uses, view.makers, view.readers
@@ -66,7 +66,7 @@ def fuse_linear(graph: Graph, context: Context) -> Graph:
         last = next(iter(readers.get(node.outputs[0].id, ())), None)
         weight = node.inputs[1]
         if last is not None and (
-            last.id in replaced  # the other operand of a sum has taken it in
+            last.id in replaced  # it was fused with the other operand of the sum
             or last.hints is not None
             or node.outputs[0].buffer.id in kept
             or not _epilogue(last, node.outputs[0], uses)
@@ -89,8 +89,9 @@ def fuse_linear(graph: Graph, context: Context) -> Graph:
 
 
 def _streams(node: Node, machine: Machine, from_memory: bool) -> bool:
-    """True where the weight can be streamed. from_memory: True if its input may be rounded by its
-    producer and stay in memory."""
+    """True where the weight can be streamed. from_memory: True if the node that computes the input
+    may round it and leave it in memory.
+    """
     (x, weight), given = node.inputs, node.read(MatmulAttributes)
     rows = x.shape[0]
     few = rows <= most_of_codes(machine)
@@ -112,8 +113,8 @@ def _fits(rows: int, weight: Tensor, machine: Machine, from_memory: bool) -> boo
 
 
 def _boxed(weight: Tensor, machine: Machine) -> bool:
-    """True where warpgroups multiply by the weight. Their loading thread starts copies before the
-    input is ready, as a stream does.
+    """True where warpgroups can multiply by the weight. Their loading thread starts copies before
+    the input is ready, as a stream does.
     """
     return (
         machine.variant.name == "matrix"
@@ -123,7 +124,9 @@ def _boxed(weight: Tensor, machine: Machine) -> bool:
 
 
 def _room(rows: int, weight: Tensor, machine: Machine, from_memory: bool) -> bool:
-    """True where the ring holds such rows of weights, and a processor the input rows."""
+    """True where the ring can hold rows of the weight, and a processor's shared memory the input
+    rows.
+    """
     splits = split_k(rows, weight, machine)
     scratch = 4 * rows * weight.shape[1] + 4 * machine.warps
     if machine.variant.role(COMMUNICATE) and splits and narrow_rows(rows, weight, splits):
@@ -135,7 +138,9 @@ def _room(rows: int, weight: Tensor, machine: Machine, from_memory: bool) -> boo
 
 
 def _holds_pairs(weight: Tensor, machine: Machine) -> bool:
-    """True where a stage holds two whole rows, or there is no ring and rows are read in place."""
+    """True where a stage holds two whole rows, or rows are read in place because there is no
+    ring.
+    """
     return not machine.ring_bytes or 2 * row_bytes(weight) <= machine.stage_bytes
 
 
@@ -148,15 +153,14 @@ def _epilogue(node: Node, product: Tensor, uses: Counter[int]) -> bool:
 
 
 def _others(node: Node, product: Tensor) -> tuple[Tensor, ...]:
-    """The node's inputs beside the product, which may be either operand of a sum."""
+    """The node's inputs except the product, which may be either operand of a sum."""
     return tuple(t for t in node.inputs if t.id != product.id)
 
 
 def operands_unchanged(graph: Graph, norm: Node | None, node: Node, last: Node | None) -> bool:
-    """True where no op changes the operands between the place of each part and the joined node's.
-
-    No op in between may write an operand of the parts, and the result may not share memory that all
-    tasks read.
+    """True where the operands have the same values at the fused node's position as at each part's.
+    No op in between may write an operand of the parts, and the result may not share memory with the
+    input that all tasks read.
     """
     parts = [n for n in (norm, node, last) if n is not None]
     end = parts[-1]
@@ -172,7 +176,9 @@ def operands_unchanged(graph: Graph, norm: Node | None, node: Node, last: Node |
 def _adds_residual(
     graph: Graph, node: Node, added: Node, uses: Counter[int], kept: frozenset[int]
 ) -> bool:
-    """True where the sum over ranks is read only by an addition to another tensor of its kind."""
+    """True where the only reader of the all-reduce's result is an addition of a dense tensor of the
+    same shape and type (a residual).
+    """
     return (
         added.type == "add"
         and node.hints is added.hints is None

@@ -1,8 +1,8 @@
 """Applies the weight and bias of a layer norm in the norm, so that its result is not written and
-read in between: `layernorm(x) * weight + bias` is one pass over memory. Intermediate values are
-fp32, as in joined chains.
+read in between: `layernorm(x) * weight + bias` becomes one pass over memory. Intermediate values
+are fp32, as in fused chains.
 
-Listed in ark.lower.passes after chains are joined.
+Listed in ark.lower.passes after chains are fused.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from ark.lower.rewrite.views import same_elements, seen_in
 
 
 def fuse_norm_scales(graph: Graph, context: Context) -> Graph:
-    """A copy of the graph with such norms."""
+    """A copy of the graph with weights and biases fused into layer norms."""
     kept = context.kept
     private = read_once(graph, kept)
-    norms: dict[int, tuple[int, Node]] = {}  # by buffer: place and node
+    norms: dict[int, tuple[int, Node]] = {}  # by buffer: index and node
     written = WritesSoFar()
     nodes: list[Node | None] = []
     for place, node in enumerate(graph.nodes):
@@ -46,8 +46,8 @@ def _plain(node: Node) -> bool:
 
 
 def _joined(norm: Node, node: Node, read: Tensor) -> Node | None:
-    """The two nodes joined into one norm with a weight and, it may be, a bias; None where they
-    cannot be one.
+    """The two nodes fused into one norm with a weight and possibly a bias; None if they cannot be
+    fused.
     """
     normed = norm.outputs[0]
     if norm.placement != node.placement or node.hints or node.outputs[0].shape != read.shape:
@@ -86,7 +86,9 @@ def _joined(norm: Node, node: Node, read: Tensor) -> Node | None:
 
 
 def _scales(tree: object, place: int) -> list[int] | None:
-    """The inputs that are the weight and the bias of input `place`, where that is all there is."""
+    """The inputs that are the weight and, if there is one, the bias of input `place`, if the
+    expression has that form; None otherwise.
+    """
     weighted, bias = tree, None
     match tree:
         case ["add", ["mul", *_] as product, ["input", int(i)]]:

@@ -1,6 +1,6 @@
-"""Joins the sum of a product's parts of k with the rmsnorm of the sum: the task that adds a row
-normalises it. A residual may be added, and the sum is written for other readers. Listed in
-ark.lower.passes.
+"""Fuses the sum of a product's parts of k with the rmsnorm of this sum: the task that adds the
+parts of a row also normalises it. The sum may include a residual, and is still written for other
+readers. Listed in ark.lower.passes.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from ark.tasks.combine import ACCESS_BYTES
 
 
 def fuse_parts_norm(graph: Graph, context: Context) -> Graph:
-    """A copy of the graph with such nodes; the graph itself if it has none."""
+    """A copy of the graph with sums and norms fused; the graph itself if there are none."""
     nodes: list[Node] = []
-    last = -1  # place of the last node that makes tasks
+    last = -1  # index of the last node that has tasks
     for node in graph.nodes:
         if node.type == "rmsnorm" and last >= 0 and _fits(nodes[last], node):
             total = nodes.pop(last)
@@ -33,7 +33,7 @@ def fuse_parts_norm(graph: Graph, context: Context) -> Graph:
 
 
 def _fits(total: Node, norm: Node) -> bool:
-    """True where the norm is of the sum of parts, row by row, and all that takes part is fp32."""
+    """True where the norm normalises the rows of the sum, and parts, residual and sum are fp32."""
     if total.type != "add_parts":
         return False
     (parts, *others), out = total.inputs, total.outputs[0]

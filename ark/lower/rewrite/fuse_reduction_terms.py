@@ -1,8 +1,8 @@
-"""Moves elementwise work on a reduction's input into the reduction: sums of squares, of products,
+"""Fuses elementwise work on a reduction's input into the reduction: sums of squares, of products,
 of differences from a mean, counts of elements above a bound. Intermediate values are fp32, as in
-joined chains.
+fused chains.
 
-Listed in ark.lower.passes after chains are joined.
+Listed in ark.lower.passes after chains are fused.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from ark.tasks import expression
 from ark.tasks.reduce import MAX_FULL_TERM_INPUTS
 
 REDUCTIONS = tuple(f"reduce_{f}" for f in ("sum", "mean", "max", "min", "prod"))
-MAX_COLUMN_NUMBERS = 4  # numbers that a thread keeps for each column of a result
+MAX_COLUMN_NUMBERS = 4  # values that a thread keeps for each column of a result
 
 
 def fuse_reduction_terms(graph: Graph, context: Context) -> Graph:
-    """A copy of the graph with such reductions."""
+    """A copy of the graph with elementwise nodes fused into reductions."""
     kept = context.kept
     private = read_once(graph, kept, repeated_inputs=True)
-    makers: dict[int, tuple[int, Node]] = {}  # by buffer: place and node
+    makers: dict[int, tuple[int, Node]] = {}  # by buffer: index and node
     written = WritesSoFar()
     nodes: list[Node | None] = []
     for place, node in enumerate(graph.nodes):
@@ -50,12 +50,12 @@ def fuse_reduction_terms(graph: Graph, context: Context) -> Graph:
 
 
 def _joined(before: Node, node: Node) -> Node | None:
-    """The two nodes joined into one reduction; None where they cannot be one."""
+    """The two nodes fused into one reduction; None if they cannot be fused."""
     read, out = node.inputs[0], node.outputs[0]
     alike = before.placement == node.placement and not before.hints and not node.hints
     if not alike or len(node.inputs) > 1 or not same_elements(read, before.outputs[0]):
         return None
-    # A lowering sees what it reduces in parts, whatever its shape is.
+    # The reduction's lowering may view its input in parts, whatever its shape is.
     seen = seen_in(before, read.shape, named=True)
     if seen is None or len(read.shape) > MAX_FOLDED_DIMS:
         return None
@@ -70,7 +70,7 @@ def _joined(before: Node, node: Node) -> Node | None:
     fits = expression.reads(tree) == frozenset(range(len(inputs)))
     beside = expression.indices(tree) - {given.axis - len(read.shape)}
     if expression.places(tree) and (seen is not before or beside):
-        return None  # it counts in another shape
+        return None  # the expression uses indices of another shape
     if not fits or _kind(tree, inputs) not in _kinds(node):
         return None
     if out.buffer.id in {t.buffer.id for t in inputs}:
@@ -86,8 +86,8 @@ def _joined(before: Node, node: Node) -> Node | None:
 def _parted(
     inputs: Sequence[Tensor], shape: Sequence[int], axis: int
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """The inputs of all elements, and those with one index along the axis; a reduction has only
-    these, and not many.
+    """The inputs that have all elements, and those with size 1 along the axis. Both lists are empty
+    if there are other inputs of the first kind than a reduction supports, or too many inputs.
     """
     deep: dict[int, Tensor] = {}
     flat: dict[int, Tensor] = {}
@@ -106,7 +106,7 @@ def _parted(
 
 
 def _kind(tree: expression.Tree, inputs: Sequence[Tensor]) -> str:
-    """The type of the expression's value."""
+    """The type of the expression's value; "" if the expression is not valid."""
     try:
         return expression.check(tree, [t.dtype.name for t in inputs], len(inputs[0].shape))
     except PlanError:
@@ -114,6 +114,8 @@ def _kind(tree: expression.Tree, inputs: Sequence[Tensor]) -> str:
 
 
 def _kinds(node: Node) -> tuple[str, ...]:
-    """The types in which the node may reduce computed terms: those of the stored ones."""
+    """The types in which the node may reduce computed terms: the type in which it reduces stored
+    ones.
+    """
     stored = expression.value_type(node.inputs[0].dtype.name)
     return (stored,) if stored != "bool" else ()

@@ -1,9 +1,9 @@
-"""Joins regions of elementwise ops, with sums over one dimension between them, into one op. Chains
+"""Fuses regions of elementwise ops, with sums over one dimension between them, into one op. Chains
 (ark.lower.rewrite.fuse_chains) would store results that several ops use; a region keeps them in
 registers as fp32.
 
-A region is a run of neighbouring nodes over tensors of one shape, of which some have one index in
-the dimension that is summed over. Listed in ark.lower.passes before chains are joined.
+A region is a run of consecutive nodes on tensors of one shape, some of which have size 1 in the
+dimension that is summed over. Listed in ark.lower.passes before chains are fused.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from ark.plan.types import MAX_OPERANDS
 from ark.tasks import expression
 from ark.tasks.fusion import MAX_LISTED_VALUES, STAGES
 
-MIN_SHARED_RESULTS = 8  # results that several ops of a region read; chains would write them
-MIN_ROW_ELEMENTS = 64  # neighbours: less makes no vectors and leaves warps idle
-MAX_SMALL_ELEMENTS = 2048  # elements
-MAX_THREAD_SUM_ELEMENTS = 1024  # elements that a thread adds up
+MIN_SHARED_RESULTS = 8  # results read by several ops of a region, from which fusing pays off
+MIN_ROW_ELEMENTS = 64  # contiguous; with fewer, bodies cannot use vectors and warps are idle
+MAX_SMALL_ELEMENTS = 2048  # elements of a region that one task can compute
+MAX_THREAD_SUM_ELEMENTS = 1024  # elements that one thread adds
 
 
 def fuse_regions(graph: Graph, context: Context) -> Graph:
-    """A copy of the graph with joined regions.
+    """A copy of the graph with regions fused.
 
-    Where a processor has many threads, a small op takes as long as handing its result over, so that
-    two are worth joining.
+    On machines whose processors have many threads, the synchronisation after a small op takes as
+    long as the op, so fusing as few as two pays off.
     """
     kept, costs = context.kept, context.machine.costs
     little = costs.little_elements if costs.hand_over_work > 0 else 0
@@ -67,7 +67,9 @@ def fuse_regions(graph: Graph, context: Context) -> Graph:
 def _joined(
     run: Sequence[Node], touches: Counter[int], kept: frozenset[int], little: int
 ) -> list[Node]:
-    """A run that fits together as one node, or as two if that is too many operands, or as it is."""
+    """A run as one fused node; as the nodes of its two halves if it needs too many operands; or
+    unchanged if fusing does not pay off.
+    """
     region = _Region(little)
     for node in run:
         region.add(node)
@@ -83,9 +85,9 @@ def _joined(
 
 
 class _Region:
-    """Nodes that one body can compute. little: elements up to which handing a result over takes
-    longer than computing it; 0 where it never does. Values are numbered as they come: inputs from
-    -1 down, results from 0 up.
+    """Nodes that one body can compute. little: the number of elements up to which the
+    synchronisation after an op takes longer than the op; 0 if it never does. Values are numbered in
+    order of appearance: inputs -1, -2 and so on, results 0, 1 and so on.
     """
 
     def __init__(self, little: int) -> None:
@@ -94,20 +96,20 @@ class _Region:
         self.inputs: list[Tensor] = []
         self.trees: list[expression.Tree] = []  # by result
         self.results: list[Tensor] = []
-        self.summed: list[bool] = []  # is it a sum?
-        self.after_sums: list[bool] = []  # does it depend on one?
-        self.axis = -1  # of `rank` dimensions
-        self.full: tuple[int, ...] = ()  # the shape of what is summed; of all, where nothing is
+        self.summed: list[bool] = []  # by result: True for a sum
+        self.after_sums: list[bool] = []  # by result: True if it depends on a sum
+        self.axis = -1  # the summed dimension, of `rank` dimensions
+        self.full: tuple[int, ...] = ()  # the shape of summed tensors, or of all if none are
         self._numbers: dict[int, int] = {}  # by tensor
         self._uses: Counter[int] = Counter()
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the results that can be stored."""
+        """The shape of the results that can be stored."""
         return tuple(1 if d == self.axis else n for d, n in enumerate(self.full))
 
     def add(self, node: Node) -> bool:
-        """Takes the node in, if it fits."""
+        """Adds the node to the region if it fits. Returns True if it was added."""
         summing = node.type == "reduce_sum"
         if not (summing and node.read(ReduceAttributes).keepdims) and not is_elementwise(node):
             return False
@@ -132,7 +134,8 @@ class _Region:
             axis = node.read(ReduceAttributes).axis
         if not full or (summing and not self._sums(node, axis, full)):
             return False
-        # What was written before is read as a result, or not at all; nothing is written twice.
+        # A buffer written in the region may be read only as that result, and nothing is written
+        # twice.
         fresh = [t for t in node.inputs if t.id not in self._numbers]
         if any(overlap(t, r) for t in (*fresh, out) for r in self.results):
             return False
@@ -147,7 +150,8 @@ class _Region:
             return False
         self.axis, self.full = axis, full
         self._numbers[out.id] = len(self.results)
-        # What one op reads twice chains would write, too: written out it doubles the expression.
+        # Chains would also write a result that one op reads twice, since inlining it doubles the
+        # expression.
         self._uses.update(numbers if little else set(numbers))
         self.trees.append(expression.substitute(tree, [["input", n] for n in numbers]))
         self.results.append(out)
@@ -157,7 +161,9 @@ class _Region:
         return True
 
     def _frame(self, shape: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
-        """The axis and the full shape of the region with a tensor of this shape; () if none."""
+        """The axis and the full shape of the region if a tensor of this shape is added; () as the
+        shape if it does not fit.
+        """
         if not self.full or shape in (self.full, self.shape):
             return self.axis, self.full or shape
         differ = [
@@ -182,7 +188,7 @@ class _Region:
         )
 
     def _number(self, tensor: Tensor) -> int:
-        """The value's number; what the region does not make becomes an input."""
+        """The value's number. A tensor that is not a result of the region becomes an input."""
         if tensor.id in self._numbers:
             return self._numbers[tensor.id]
         if tensor not in self.inputs:
@@ -190,11 +196,13 @@ class _Region:
         return -1 - self.inputs.index(tensor)
 
     def small(self) -> bool:
-        """True where one task can compute all of it."""
+        """True where one task can compute the whole region."""
         return bool(self.full) and math.prod(self.full) <= MAX_SMALL_ELEMENTS
 
     def stored(self, touches: Counter[int], kept: frozenset[int]) -> list[int]:
-        """The results that ops outside of the region read; the last ones, if there are none."""
+        """The results that ops outside of the region read; if there are none, the results that are
+        not read within the region.
+        """
         inside = Counter(t.buffer.id for n in self.nodes for t in touched(n))
         results = [
             number
@@ -203,11 +211,11 @@ class _Region:
             or t.buffer.id in kept
             or touches[t.buffer.id] > inside[t.buffer.id]
         ]
-        # Unread results are kept only where no result is read.
+        # Unread results are stored only if no result is read outside.
         return results or [n for n in range(len(self.results)) if not self._uses[n]]
 
     def shared(self) -> int:
-        """How many results several nodes of the region read."""
+        """The number of results that several nodes of the region read."""
         return sum(uses > 1 for number, uses in self._uses.items() if number >= 0)
 
     def _stage(self, number: int) -> str:
@@ -218,7 +226,7 @@ class _Region:
         return "last" if self.after_sums[number] or not any(self.summed) else "first"
 
     def node(self, touches: Counter[int], kept: frozenset[int]) -> Node | None:
-        """The region as one node; None where one body cannot do it."""
+        """The region as one node; None if one body cannot compute it."""
         stored = self.stored(touches, kept)
         stages = {s: [n for n in range(len(self.results)) if self._stage(n) == s] for s in STAGES}
         if not stored or not self.inputs or len(self.inputs) + len(stored) > MAX_OPERANDS:

@@ -1,11 +1,12 @@
 """Replaces an rmsnorm that is written op by op by one node, which reads each row once.
 
-    c = cast(x, fp32); y = c * rsqrt(mean(c * c) + eps); result = weight * y
+c = cast(x, fp32); y = c * rsqrt(mean(c * c) + eps); result = weight * y
 
-All but the result is fp32. Where y is rounded to the result's 16-bit type before it is multiplied
-by a weight of that type, as norms of transformers do, the node is a `rounded_rmsnorm`, which rounds
-there too. Where the product is fp32, and rounded behind it or not at all, it is an `rmsnorm`. What
-rounds elsewhere stays as it is. Listed in ark.lower.passes.
+Everything except the result is fp32. If y is rounded to the result's 16-bit type before it is
+multiplied by a weight of that type, as norms in the transformers library do, the node is a
+`rounded_rmsnorm`, which rounds at the same point. If the product is fp32, and rounded afterwards or
+not at all, the node is an `rmsnorm`. Norms that round at other points are not replaced. Listed in
+ark.lower.passes.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ SQUARE = ["mul", ["input", 0], ["input", 0]]
 
 @dataclass(frozen=True)
 class _Norm:
-    """rounded: before rows are multiplied by the weight. taken: ids of nodes that it replaces."""
+    """A matched norm. rounded: True if rows are rounded before they are multiplied by the weight.
+    taken: ids of the nodes that it replaces.
+    """
 
     rows: Tensor
     weight: Tensor
@@ -38,7 +41,7 @@ class _Norm:
 
 
 def fuse_rmsnorm(graph: Graph, context: Context) -> Graph:
-    """A copy of the graph with such norms."""
+    """A copy of the graph with rmsnorms as single nodes."""
     finder = _Finder(graph, context.kept)
     norms = {n.id: norm for n in graph.nodes if (norm := finder.ending_with(n)) is not None}
     if not norms:
@@ -61,14 +64,16 @@ def _fused(node: Node, norm: _Norm | None) -> Node:
 
 
 class _Finder(Pattern):
-    """Looks for the nodes of a norm."""
+    """Searches for the nodes of a norm."""
 
     def reading(self, rows: Tensor) -> list[Node]:
-        """The casts of rows."""
+        """The casts that read the rows."""
         return [n for n in self.view.readers.get(rows.id, ()) if n.type == "cast"]
 
     def ending_with(self, last: Node) -> _Norm | None:
-        """The norm whose result this node makes: it multiplies by the weight, or rounds that."""
+        """The norm whose result this node computes: the product with the weight, or a cast of it.
+        None if there is none.
+        """
         if last.hints is not None or len(last.outputs) != 1:
             return None
         out = last.outputs[0].dtype
@@ -80,7 +85,9 @@ class _Finder(Pattern):
         return self._weighted(product, last, (product.id,))
 
     def _is_rounded(self, product: Node) -> bool:
-        """True where a cast alone reads the result, with which the norm ends."""
+        """True where the only reader of the product is a cast, which is then the norm's last
+        node.
+        """
         out = product.outputs[0]
         if not self.private(out):
             return False
@@ -89,7 +96,9 @@ class _Finder(Pattern):
         return reader.type == "cast" and reader.outputs[0].dtype in FLOATS
 
     def _weighted(self, product: Node, last: Node, taken: tuple[int, ...]) -> _Norm | None:
-        """The norm that is multiplied by its weight there."""
+        """The norm whose normalised rows `product` multiplies by the weight; None if there is
+        none.
+        """
         if product.type != "mul" or len(product.inputs) != 2:
             return None
         for weight, value in itertools.permutations(product.inputs):
@@ -113,7 +122,7 @@ class _Finder(Pattern):
     def _normed(
         self, product: Node | None, last: Node
     ) -> Iterator[tuple[Tensor, float, tuple[int, ...]]]:
-        """Rows, eps and the nodes of rows * rsqrt(mean(rows * rows) + eps)."""
+        """Rows, eps and node ids for each match of rows * rsqrt(mean(rows * rows) + eps)."""
         if product is None or product.type != "mul" or len(product.inputs) != 2:
             return
         for value, factor in itertools.permutations(product.inputs):
@@ -138,13 +147,13 @@ class _Finder(Pattern):
                     yield rows, float(eps), tuple(n.id for n in nodes)
 
     def _before(self, node: Node | None, last: Node, kind: str = "") -> Node | None:
-        """The node of this type that makes the only input of a node."""
+        """The node of this type that computes the only input of a node; None if there is none."""
         alone = node is not None and len(node.inputs) == 1
         return self.maker(node.inputs[0], last, kind) if node is not None and alone else None
 
     def _rows(self, value: Tensor, first: Node, last: Node) -> Tensor | None:
-        """The rows that are normed, the value or the input of its cast; None where they are
-        written again before the norm ends.
+        """The normalised rows: `value`, or the input of the cast that computes it. None if they are
+        overwritten before the norm ends.
         """
         rows, begin = value, first
         maker = self.makers.get(value.buffer.id)

@@ -1,12 +1,12 @@
 """Lets rotary embeddings that are written op by op read both halves of a head in place.
 
-    x * cosines + concat(-x[second half], x[first half]) * sines
+x * cosines + concat(-x[second half], x[first half]) * sines
 
-becomes one elementwise node for each half of the result, which writes its half in place; the
-negated and the joined copies are not made. Where heads were transposed before, they are rotated in
-the order before the transpose, which then follows: attention reads through it
-(ark.lower.rewrite.fuse_attention). Values between the functions are fp32, as in joined chains.
-Listed in ark.lower.passes.
+becomes one elementwise node for each half of the result, which writes its half in place. The
+negated copy and the concatenation are not computed. If heads were transposed before the rotation,
+the transpose is moved after it, where attention can read through it
+(ark.lower.rewrite.fuse_attention). Intermediate values are fp32, as in fused chains. Listed in
+ark.lower.passes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ SECOND: Tree = ["add", ["mul", ["input", 0], ["input", 1]], ["mul", ["input", 2]
 
 @dataclass(frozen=True)
 class _Rotation:
-    """begin: the first node that reads the rows. taken: ids of nodes that are no longer needed."""
+    """A matched rotation. begin: the first node that reads the rows. taken: ids of nodes that are
+    no longer needed.
+    """
 
     rows: Tensor
     cosines: Tensor
@@ -45,7 +47,7 @@ class _Rotation:
 
 
 def fuse_rotary(graph: Graph, context: Context) -> Graph:
-    """A copy of the graph with such rotations."""
+    """A copy of the graph with rotary embeddings fused."""
     pattern = Pattern(graph, context.kept)
     numbers = itertools.count(1 + max((n.id for n in graph.nodes), default=0))
     taken: set[int] = set()
@@ -66,7 +68,7 @@ def fuse_rotary(graph: Graph, context: Context) -> Graph:
 
 
 def _rotation(pattern: Pattern, last: Node) -> _Rotation | None:
-    """The rotation that ends with this sum."""
+    """The rotation that ends with this sum; None if there is none."""
     if last.type != "add" or len(last.inputs) != 2 or last.hints is not None:
         return None
     out = last.outputs[0]
@@ -101,7 +103,7 @@ def _rotation(pattern: Pattern, last: Node) -> _Rotation | None:
 
 
 def _half(tensor: Tensor, half: int) -> Tensor:
-    """A half of the last dimension; the tensor itself where that has one index."""
+    """One half of the last dimension; the tensor itself if that dimension has size 1."""
     if tensor.shape[-1] == 1:
         return tensor
     width = tensor.shape[-1] // 2
@@ -123,7 +125,7 @@ def _same(a: Tensor, b: Tensor) -> bool:
 def _halves(
     graph: Graph, pattern: Pattern, last: Node, rotation: _Rotation, numbers: Iterator[int]
 ) -> list[Node]:
-    """The nodes of both halves of the result, and the transpose behind them if there is one."""
+    """The nodes of both halves of the result, followed by the transpose if it is moved."""
     rows, out = rotation.rows, last.outputs[0]
     given = (rotation.cosines, rotation.sines)
     behind: list[Node] = []
@@ -162,7 +164,7 @@ def _halves(
 
 
 def _named(graph: Graph, view: Tensor) -> Tensor:
-    """The view as a tensor of the graph with a number of its own."""
+    """The view as a new tensor of the graph."""
     return graph.tensor(
         view.shape,
         view.dtype,
@@ -175,8 +177,8 @@ def _named(graph: Graph, view: Tensor) -> Tensor:
 
 
 def _turns_heads(pattern: Pattern, node: Node, rotation: _Rotation, last: Node) -> bool:
-    """True where the node transposes all rows, with their last dimension in place, and its source
-    is still there when the rows are rotated.
+    """True where the node transposes all rows, without moving their last dimension, and its source
+    is not overwritten before the rows are rotated.
     """
     if node.type != "transpose" or node.hints is not None or not whole(rotation.rows):
         return False
@@ -188,8 +190,8 @@ def _turns_heads(pattern: Pattern, node: Node, rotation: _Rotation, last: Node) 
 
 
 def _before(graph: Graph, tensor: Tensor, perm: list[int]) -> Tensor | None:
-    """What broadcasts to a transpose's result as what broadcasts to its source; None where its own
-    elements would have to be transposed.
+    """A tensor that broadcasts to a transpose's result, viewed such that it broadcasts to its
+    source. None if its own elements would have to be transposed.
     """
     wide = (1,) * (len(perm) - len(tensor.shape)) + tensor.shape
     shape = [1] * len(perm)

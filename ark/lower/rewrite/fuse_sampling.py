@@ -1,8 +1,8 @@
-"""Lets the linear layer that computes logits also find its best candidates, so that sampling only
-chooses among them.
+"""Lets the linear layer that computes logits also determine the best candidates, so that sampling
+only chooses among these.
 
-Where ranks make a share of the logits each, the layer also gives every rank its logits and
-candidates: the gather is gone, and one task waits for all. Listed in ark.lower.passes.
+If each rank computes a share of the logits, the layer also sends its logits and candidates to every
+rank. The gather is then removed, and one task waits for all shares. Listed in ark.lower.passes.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ CHOOSE = {"sample": "choose", "sample_each": "choose_each"}
 
 
 def fuse_sampling(graph: Graph, context: Context) -> Graph:
-    """A copy of the graph with such layers; the graph itself if it has none.
+    """A copy of the graph with these layers; the graph itself if it has none.
 
-    A layer that makes logits asks for the position before it waits, so that nothing of its phase
-    may have moved the position.
+    The layer reads the position before its waits, so an earlier node of its phase must not have
+    advanced the position.
     """
     rewritten = graph.with_nodes(graph.nodes)
-    advanced: set[int] = set()  # phases whose position has moved
-    dropped: set[int] = set()  # places of gathers that layers do
+    advanced: set[int] = set()  # phases whose position has advanced
+    dropped: set[int] = set()  # indices of gathers that are replaced
     exchanges = 0
-    before: list[int] = []  # places of nodes that make tasks
+    before: list[int] = []  # indices of the last two nodes that have tasks
     for place, node in enumerate(graph.nodes):
         if node.type in CHOOSE and node.phase not in advanced and before:
             *others, last = before
@@ -64,7 +64,9 @@ def fuse_sampling(graph: Graph, context: Context) -> Graph:
 
 
 def _makes(layer: Node, logits: Tensor, reader: Node) -> bool:
-    """True where the node is a linear layer that makes just these logits, which a node reads."""
+    """True where the node is a linear layer whose only result are these logits, which `reader`
+    reads.
+    """
     return (
         layer.type == "linear"
         and layer.read(LinearAttributes).epilogue == "store"
@@ -75,7 +77,9 @@ def _makes(layer: Node, logits: Tensor, reader: Node) -> bool:
 
 
 def _samples(layer: Node, node: Node, context: Context) -> bool:
-    """True where the layer has a body that finds the best of the logits that a node reads."""
+    """True where the layer has a body that determines the best of the logits that the node
+    reads.
+    """
     if not _makes(layer, node.inputs[0], node):
         return False
     (x, weight), machine = layer.inputs[:2], context.machines[node.phase]
@@ -91,7 +95,7 @@ def _samples(layer: Node, node: Node, context: Context) -> bool:
 
 
 def _sampling(graph: Graph, layer: Node, node: Node, context: Context) -> tuple[Node, Node]:
-    """The layer that finds the best of its logits, and the node that chooses among them."""
+    """The layer that determines the best of its logits, and the node that chooses among them."""
     tiles = len(layer_tiles(layer, context.machines[node.phase])[2])
     rows = tiles * node.inputs[0].shape[0]
     candidates = graph.tensor((rows, 2), fp32, name=f"{node.name}.candidates")
@@ -105,7 +109,7 @@ def _sampling(graph: Graph, layer: Node, node: Node, context: Context) -> tuple[
 
 
 def _finding(layer: Node, **more: Any) -> dict[str, Any]:
-    """Attributes of the layer that finds the best of its logits."""
+    """The attributes of a layer that determines the best of its logits."""
     given = layer.read(LinearAttributes)
     return structs.replace(given, epilogue="sample", **more).to_node()
 
@@ -121,9 +125,9 @@ def _choosing(node: Node, logits: Tensor, candidates: Tensor, attrs: dict[str, A
 
 
 def _gives(graph: Graph, layer: Node, gather: Node, node: Node, context: Context) -> bool:
-    """True where the layer that makes a rank's share of logits may give it to all ranks by itself:
-    no other host takes part, all ranks begin iterations together, and a task's record has room for
-    the places of all peers.
+    """True where the layer that computes a rank's share of the logits can send it to all ranks
+    itself: no other host takes part, all ranks begin iterations together, and a task's record has
+    room for the operands of all peers.
     """
     if (gather.type, node.type) != ("all_gather_rotated", "sample"):
         return False
@@ -146,14 +150,14 @@ def _gives(graph: Graph, layer: Node, gather: Node, node: Node, context: Context
 def _giving(
     graph: Graph, layer: Node, node: Node, context: Context, name: str
 ) -> tuple[Node, Node]:
-    """The layer that gives each rank its logits and candidates, and the node that chooses when all
-    have come. Both begin with the rank's own.
+    """The layer that sends its logits and candidates to each rank, and the node that chooses when
+    those of all ranks have arrived. In both, the rank's own share is first.
     """
     rank, world, share = graph.rank, graph.world_size, layer.outputs[0]
     tiles = len(layer_tiles(layer, context.machines[node.phase])[2])
 
     def places(size: tuple[int, int], axis: int, label: str) -> list[Tensor]:
-        """This rank's part of what all ranks make, on itself and then on each peer."""
+        """This rank's part of a tensor of all ranks, on this rank and then on each peer."""
         parts = []
         for step in range(world):
             peer = (rank + step) % world if step else -1

@@ -1,11 +1,11 @@
-"""Lets convolutions read their windows from the image in place (implicit GEMM).
+"""Lets convolutions read their windows directly from the image (implicit GEMM).
 
 A convolution is written as a product with a matrix of windows (ark.ops.windows), which most matrix
-units need. Where none serves the product, laying the matrix out costs more than reading it saves:
-an op and a hand-over more, and as many times the input as a window has elements. Where matrix units
-take boxes of memory and boxes may be of windows (the capability "window_boxes"), channels that were
-turned to be last (ark.lower.rewrite.channels_last) are loaded out of the input itself. Products of
-fp32 that have tiles of their own (Machine.exact_tiles) are worth the matrix, too. Listed in
+units need. If no matrix unit supports the product, computing this matrix costs more than it saves:
+one more op and synchronisation, and as many times the input's bytes as a window has elements. If
+matrix units read boxes of memory and boxes can be windows (capability `window_boxes`), images with
+channels last (ark.lower.rewrite.channels_last) are loaded directly from the input. For products of
+fp32 with special tiles (Machine.exact_tiles) the matrix is worth its cost. Listed in
 ark.lower.passes.
 """
 
@@ -36,10 +36,10 @@ from ark.tasks.matmul_windows import boxable, matrix_shape
 
 
 def fuse_windows(graph: Graph, context: Context) -> Graph:
-    """A copy of the graph with such products."""
+    """A copy of the graph in which products read windows from the image."""
     machine, kept = context.machine, context.kept
     private = read_once(graph, kept)
-    windows: dict[int, tuple[int, Node]] = {}  # by buffer: place and node
+    windows: dict[int, tuple[int, Node]] = {}  # by buffer: index and node
     written = WritesSoFar()
     nodes: list[Node | None] = []
     for place, node in enumerate(graph.nodes):
@@ -61,8 +61,8 @@ def fuse_windows(graph: Graph, context: Context) -> Graph:
 
 
 def _joined(windows: Node, product: Node, side: int, machine: Machine) -> Node | None:
-    """The two nodes joined into one; None where no product reads these windows in place. side: the
-    operand of the product that the windows are.
+    """The two nodes fused into one; None if no product reads these windows directly. side: the
+    operand of the product that is the matrix of windows.
     """
     if machine.variant.name == "matrix":
         boxed = _boxed(windows, product, side, machine)
@@ -72,8 +72,8 @@ def _joined(windows: Node, product: Node, side: int, machine: Machine) -> Node |
 
 
 def _unboxed(windows: Node, product: Node, machine: Machine) -> Node | None:
-    """The two nodes joined into one; None where the product reads no windows, or a matrix unit
-    serves it.
+    """The two nodes fused into a convolution without matrix units; None if the product does not
+    have that form, or a matrix unit supports it.
     """
     weight, table, *others = product.inputs
     if windows.placement != product.placement or windows.hints or product.hints:
@@ -109,7 +109,7 @@ def _unboxed(windows: Node, product: Node, machine: Machine) -> Node | None:
 
 
 def _exact(product: Node, depth: int, machine: Machine) -> bool:
-    """True where the machine has tiles for such a product of fp32."""
+    """True where the machine has special tiles for this product of fp32."""
     types = [t.dtype.name for t in product.inputs[:2]]
     shape = fold(product.outputs[0].shape)
     return bool(machine.exact_tiles) and is_exact(types, shape, depth, machine)
@@ -120,8 +120,8 @@ def _scalar(node: Node) -> bool:
 
 
 def _boxed(windows: Node, product: Node, side: int, machine: Machine) -> Node | None:
-    """The two nodes joined into one whose windows are boxes of the input; None where boxes cannot
-    be such, or the product is none of windows of channels that are last.
+    """The two nodes fused into a product whose windows are boxes of the input. None if the windows
+    cannot be boxes, or the product does not read windows of an image with channels last.
     """
     source, table, weight = windows.inputs[0], product.inputs[side], product.inputs[1 - side]
     if not machine.has(Capability.WINDOW_BOXES) or windows.placement != product.placement:
@@ -152,8 +152,9 @@ def _boxed(windows: Node, product: Node, side: int, machine: Machine) -> Node | 
 
 
 def window_of_last(node: Node, side: int) -> WindowParams | None:
-    """As `window`, of windows (n, places..., taps..., channels) of an input whose channels are
-    last, of one group; they are this side of a product.
+    """The parameters of windows (n, places..., taps..., channels) of an input with channels last,
+    in one group; None if the node computes something else. side: the operand of the product that
+    the windows are.
     """
     source: Tensor = node.inputs[0]
     count = len(source.shape) - 2
@@ -172,7 +173,7 @@ def window_of_last(node: Node, side: int) -> WindowParams | None:
 
 def window(node: Node, groups: int) -> dict[str, Any] | None:
     """Size, stride, dilation, margins and places of windows that are written as index arithmetic;
-    None where a rule is not a convolution's.
+    None if the node's rules are not those of a convolution.
     """
     source: Tensor = node.inputs[0]
     count = len(source.shape) - 2
@@ -192,8 +193,9 @@ def window(node: Node, groups: int) -> dict[str, Any] | None:
 
 
 def _steps(rules: Sequence[Any], tap: int, place: int) -> dict[str, list[int]] | None:
-    """What a convolution's rules say of each dimension: a place's stride, a tap's dilation, the
-    margin before the first element. tap, place: the windows' first dimension of either.
+    """The parameters in a convolution's rules, for each spatial dimension: the stride of places,
+    the dilation of taps, and the margin before the first element. None for other rules. tap, place:
+    the first dimension of taps and of places in the matrix of windows.
     """
     steps: list[tuple[int, int, int]] = []
     for d, (terms, add, divide, _) in enumerate(rules):

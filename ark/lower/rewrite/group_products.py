@@ -1,9 +1,9 @@
-"""Reorders products of equal shape with the same left operand, such as those for queries, keys and
-values, so that their tiles fill the processors together.
+"""Places products of equal shape with the same left operand, such as those for queries, keys and
+values, one after another, so that their tiles can fill all processors.
 
-A processor runs its tasks in the order of its list, so that a product behind an op that reads the
-one before it waits for that one. Listed in ark.lower.passes; ark.lower.rewrite.cut_products cuts
-such products by what all of them take.
+A processor runs its tasks in list order. If an op between two of these products reads the first
+one's result, the second would wait for it without need. Listed in ark.lower.passes;
+ark.lower.rewrite.cut_products chooses the cut of these products by their total time.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from ark.lower.rewrite.pack_weights import writes
 
 
 def group_products(graph: Graph, context: Context) -> Graph:
-    """The graph with such products side by side; every dependence is kept.
-
-    The graph itself is returned if the order stays as it was.
+    """The graph with these products next to each other; all dependences are kept. Returns the graph
+    itself if the order does not change.
     """
     nodes: list[Node] = []
-    last: dict[tuple[object, ...], Node] = {}  # of the products with that key
+    last: dict[tuple[object, ...], Node] = {}  # by key: the last product
     for node in graph.nodes:
         place = len(nodes)
         if _movable(node):
@@ -34,7 +33,9 @@ def group_products(graph: Graph, context: Context) -> Graph:
 
 
 def sharing(node: Node) -> tuple[object, ...]:
-    """Equal for products of equal shape that read the same left side. node: a product."""
+    """A key that is equal for products of equal shape that read the same left side. node: a
+    product.
+    """
     left, right, *_ = node.inputs
     sizes = (right.dtype, right.shape, right.strides, node.outputs[0].dtype)
     return (node.phase, node.placement, left.buffer.id, left.offsets, left.shape, *sizes)

@@ -1,10 +1,11 @@
 """Computes once the part of an elementwise op or of a matmul's epilogue that depends on small
 tensors only.
 
-A batch norm behind a convolution scales each of its elements by weight / sqrt(variance + eps), of
-which there is one a channel: that factor, and the term that goes with it, become ops of their own
-in front of all others. Only where nothing of the iteration makes what they read: such ops delay no
-other op, while processors wait for the iteration's first results. Listed in ark.lower.passes.
+For example, a batch norm after a convolution scales each element by weight / sqrt(variance + eps),
+with one factor per channel. The factor and its addend become separate ops at the beginning of the
+phase. This is done only if no op of the iteration writes the operands. These ops then delay no
+other op, because processors are still waiting for the iteration's first results. Listed in
+ark.lower.passes.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from ark.ir.values import Tensor
 from ark.lower.rewrite.context import Context
 from ark.tasks import expression
 
-MIN_REPEATS = 64  # how often each small value is wanted, at least
-PLAIN = ("cast", "copy", "input", "number", "index")  # what computes nothing
-BEFORE = {"finish": 1, "expr": 0}  # inputs of a node before the one that its tree calls 0
+MIN_REPEATS = 64  # fewest times that each small value is used
+PLAIN = ("cast", "copy", "input", "number", "index")  # expressions that compute nothing
+BEFORE = {"finish": 1, "expr": 0}  # inputs of a node before its expression's input 0
 
 
 def hoist_factors(graph: Graph, context: Context) -> Graph:
-    """A copy of the graph with such ops in front, each in front of its phase."""
+    """A copy of the graph with these ops at the beginning of each phase."""
     written = graph.view.working.written
     numbers = itertools.count(1 + max((n.id for n in graph.nodes), default=0))
     least = context.machine.costs.hoisted_elements
@@ -41,9 +42,9 @@ def hoist_factors(graph: Graph, context: Context) -> Graph:
 
 
 class _Factors:
-    """node: the one that was given, with small tensors in the place of what it computed of small
-    ones. made: what computes those. least: elements of a result; of fewer an op more takes what it
-    saves.
+    """Separates small computations from one node. node: the node, reading the results of these.
+    made: the nodes that compute them. least: fewest elements of the node's result; for fewer, the
+    additional op costs as much as it saves.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class _Factors:
             self.node = dataclasses.replace(node, inputs=inputs, attrs=attrs)
 
     def _replaced(self, tree: expression.Tree) -> expression.Tree:
-        """The tree over the old inputs and, behind them, new ones."""
+        """The expression over the old inputs followed by the new ones."""
         if tree[0] in ("input", "number", "index"):
             return tree
         if tree[0] not in PLAIN and self._small(tree):
@@ -93,7 +94,7 @@ class _Factors:
         return [self._inputs[i + self._before] for i in sorted(expression.reads(tree))]
 
     def _small(self, tree: expression.Tree) -> bool:
-        """True where it reads small tensors only, and no op writes them."""
+        """True where the expression reads small tensors only, and no op writes them."""
         reads = expression.reads(tree)
         if not reads or (self._before and 0 in reads) or expression.places(tree):
             return False
@@ -106,7 +107,9 @@ class _Factors:
         return fits and expression.check(tree, names, len(self.node.outputs[0].shape)) == "float"
 
     def _computed(self, tree: expression.Tree) -> expression.Tree:
-        """A leaf in its place, and the node that makes it."""
+        """Creates the node that computes the expression, and returns a leaf that reads its
+        result.
+        """
         operands, node = self._operands(tree), self.node
         shape = np.broadcast_shapes(*(t.shape for t in operands))
         out = self._graph.tensor(shape, fp32, name=f"{node.name}.factor")
@@ -128,6 +131,6 @@ class _Factors:
 
 
 def _renumbered(tree: expression.Tree, leaves: dict[int, int]) -> expression.Tree:
-    """The tree with other numbers of its inputs."""
+    """The expression with its inputs renumbered."""
     names = [expression.leaf(leaves.get(i, 0)) for i in range(1 + max(leaves))]
     return expression.substitute(tree, names)

@@ -1,11 +1,13 @@
-"""Moves a gather of few rows before the row-wise ops that computed the rows, so that only the
+"""Moves a gather of a few rows before the row-wise ops that compute the rows, so that only the
 gathered rows are computed.
 
-A prompt's first token comes from one row: behind the last layer's attention all that follows,
-products, norms and gates, is that row's. A node is moved if each row of its result depends on that
-row of its inputs and on what all rows share (weights), and if no other op reads the result.
-Listed in ark.lower.passes for the variant with tiles of products, whose bodies take any number of
-rows.
+For example, a prompt's first token depends on one row: after the last layer's attention, all
+further products, norms and gates are needed for that row only. A node is moved if each row of its
+result depends only on the same row of its inputs and on operands that all rows share (weights), and
+if no other op reads the result.
+
+Listed in ark.lower.passes. It runs under the variant `matrix` only, whose bodies support any number
+of rows.
 """
 
 from __future__ import annotations
@@ -21,12 +23,14 @@ from ark.lower.rewrite.pack_weights import writes
 from ark.tasks import expression
 
 BY_ROWS = ("layernorm", "matmul", "rmsnorm", "rounded_rmsnorm", "swiglu", "swiglu_pairs")
-"""Ops but elementwise ones whose rows depend on the same rows of the first input, or of all."""
-MIN_ROW_RATIO = 2  # times as many rows as are taken there must be
+"""Ops, besides elementwise ones, whose result's rows depend on the same rows of the first input (of
+all inputs for swiglu) and on no other rows.
+"""
+MIN_ROW_RATIO = 2  # fewest rows of the source per gathered row
 
 
 def hoist_gathers(graph: Graph, context: Context) -> Graph:
-    """A copy of the graph with such gathers moved."""
+    """A copy of the graph with these gathers moved."""
     machine, kept = context.machine, context.kept
     if machine.variant.name != "matrix":
         return graph
@@ -40,7 +44,7 @@ def hoist_gathers(graph: Graph, context: Context) -> Graph:
 
 
 def _moved(graph: Graph, place: int, kept: frozenset[int]) -> list[Node]:
-    """The nodes before a gather that may be done for its rows alone, in order."""
+    """The nodes before a gather that can be computed for the gathered rows only, in order."""
     gather = graph.nodes[place]
     source, ids = gather.inputs
     few = gather.read(AxisAttributes).axis == 0 and len(ids.shape) == 1 and len(source.shape) == 2
@@ -49,7 +53,7 @@ def _moved(graph: Graph, place: int, kept: frozenset[int]) -> list[Node]:
     rows = source.shape[0]
     touching = graph.view.touching
     inside = {gather.id}
-    wanted, whole = {source.id}, {ids.buffer.id}  # read row by row, tensors; as a whole, buffers
+    wanted, whole = {source.id}, {ids.buffer.id}  # tensors read by rows, buffers read as a whole
     read = {source.buffer.id: {source.id}}
     moved: list[Node] = []
     for node in reversed(graph.nodes[:place]):
@@ -73,7 +77,9 @@ def _moved(graph: Graph, place: int, kept: frozenset[int]) -> list[Node]:
 
 
 def _by_rows(node: Node, rows: int) -> bool:
-    """True where row i of the result depends on row i of some inputs only, for `rows` rows."""
+    """True where row i of the result depends only on row i of some inputs, which have `rows` rows,
+    and on operands that all rows share.
+    """
     out = node.outputs[0]
     if node.virtual or node.after or len(out.shape) != 2 or out.shape[0] != rows:
         return False
@@ -88,7 +94,7 @@ def _by_rows(node: Node, rows: int) -> bool:
 
 
 def _row_places(node: Node, rows: int) -> set[int]:
-    """Which inputs a row of the result needs that row of."""
+    """The indices of the inputs of which a row of the result needs only the same row."""
     if is_elementwise(node) or node.type == "swiglu":
         shapes = [t.shape for t in node.inputs]
         return {i for i, shape in enumerate(shapes) if len(shape) == 2 and shape[0] == rows}
@@ -96,7 +102,9 @@ def _row_places(node: Node, rows: int) -> set[int]:
 
 
 def _still(graph: Graph, moved: list[Node], place: int) -> bool:
-    """True where no remaining op writes an operand of the moved ones between old and new place."""
+    """True where no remaining op writes an operand of the moved nodes between their old and their
+    new position.
+    """
     ids = {n.id for n in moved}
     reads = {t.buffer.id for n in moved for t in n.inputs}
     between = graph.nodes[graph.nodes.index(moved[0]) : place]
@@ -104,7 +112,7 @@ def _still(graph: Graph, moved: list[Node], place: int) -> bool:
 
 
 def _rewritten(graph: Graph, moved: list[Node], place: int) -> list[Node]:
-    """The graph's nodes with the moved ones in the gather's place."""
+    """The graph's nodes, with the moved ones at the position of the gather."""
     gather = graph.nodes[place]
     source, ids = gather.inputs
     rows, few = source.shape[0], ids.shape[0]
@@ -112,9 +120,10 @@ def _rewritten(graph: Graph, moved: list[Node], place: int) -> list[Node]:
     inside = {t.id for n in moved for t in n.outputs}
     writers = {t.id: at for at, n in enumerate(graph.nodes) for t in n.outputs}
     read = {n.inputs[i].id: (n, i) for n in reversed(moved) for i in sorted(_row_places(n, rows))}
-    taken: dict[int, Tensor] = {}  # by tensor: its rows that the gather takes
+    taken: dict[int, Tensor] = {}  # by tensor: its gathered rows
     nodes: list[Node] = []
-    # What was made long ago is taken first: it need not wait for the latest.
+    # Tensors that were written first are gathered first, since they do not have to wait for the
+    # latest.
     for key in sorted(read.keys() - inside, key=lambda key: (writers.get(key, -1), key)):
         reader, i = read[key]
         number += 1
@@ -138,5 +147,5 @@ def _rewritten(graph: Graph, moved: list[Node], place: int) -> list[Node]:
 
 
 def _fewer(graph: Graph, tensor: Tensor, rows: int) -> Tensor:
-    """A tensor like this one of so many rows."""
+    """A new tensor like this one with `rows` rows."""
     return graph.tensor((rows, tensor.shape[1]), tensor.dtype, name=tensor.name)

@@ -1,6 +1,6 @@
-"""Computes sums over ranks of a decoder's rows without tasks of their own. The linear layer writes
-its share as packets into a receive buffer of every rank; each reader adds the shares in rank order
-as it loads them. The first rank's share includes the residual. Called by the pipeline after fusion.
+"""Computes sums over ranks of a decoder's rows without separate tasks. The linear layer writes its
+share as packets into a receive buffer of every rank, and each reader adds the shares in rank order
+as it loads them. The first rank's share includes the residual. Listed in ark.lower.passes.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from ark.lower.rewrite.pack_weights import writes
 from ark.machine.capability import Capability
 from ark.machine.variant import COMMUNICATE
 
-LINEAR_ADD_OPERANDS = 4  # input, weight, output, residual; each further rank has an output more
+LINEAR_ADD_OPERANDS = 4  # input, weight, output, residual; each further rank adds an output
 
 
 def inline_all_reduce(graph: Graph, context: Context) -> Graph:
     """A copy of the graph; `received` has the ids of the buffers that hold shares as packets.
 
-    A sum over ranks is spread where a linear layer computes one fp32 row for it only, and all
-    readers of the result are linear layers of one row or such sums, which take it as their
-    residual.
+    A sum over ranks is inlined if a linear layer computes its share, one row of fp32, for this sum
+    only, and all readers of the result can add shares: linear layers of one row, or further inlined
+    sums that use it as their residual.
     """
     machine, options, kept = context.machine, context.options, context.kept
     gated = machine.variant.role(COMMUNICATE) > 0
@@ -42,7 +42,7 @@ def inline_all_reduce(graph: Graph, context: Context) -> Graph:
     if not chosen:
         return graph
     replaced: dict[int, Node] = {}
-    shares: dict[int, Tensor] = {}  # by the id of the sum that they stand for
+    shares: dict[int, Tensor] = {}  # by the id of the sum that they replace
     buffers = []
     for number, node in enumerate(chosen):
         maker = finder.makers[node.inputs[0].id]
@@ -74,8 +74,9 @@ def inline_all_reduce(graph: Graph, context: Context) -> Graph:
 
 
 def _receive(graph: Graph, node: Node, number: int) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """All shares of a sum as this rank has them, (ranks, n), its own first, then the next rank's,
-    and so on round; and this rank's row of them on itself and then on each peer.
+    """All shares of a sum on this rank, (ranks, n), beginning with its own, followed by those of
+    the next ranks in cyclic order; and this rank's row in the buffers of itself and then of each
+    peer.
     """
     world, columns = graph.world_size, node.outputs[0].shape[1]
     name = f"shares.{node.phase}.{number}"
@@ -96,7 +97,9 @@ class _Finder:
         self.makers, self.uses, self.readers = view.makers, view.uses, view.readers
 
     def choose(self) -> list[Node]:
-        """The sums to spread, in program order: the largest set in which all readers agree."""
+        """The sums to inline, in program order: the largest set in which all readers can add
+        shares.
+        """
         candidates = {n.id: n for n in self.graph.nodes if n.type == "all_reduce" and self._fits(n)}
         while True:
             bad = [
@@ -110,7 +113,9 @@ class _Finder:
                 del candidates[i]
 
     def _fits(self, node: Node) -> bool:
-        """True where one linear layer computes the row of this sum and the residual exists."""
+        """True where one linear layer computes the row of this sum, and the residual is available
+        to it.
+        """
         share, out = node.inputs[0], node.outputs[0]
         maker = self.makers.get(share.id)
         world = self.graph.world_size

@@ -1,4 +1,4 @@
-"""Finds the nodes that make tensors, for rewrites that match a pattern backwards from its last
+"""Finds the nodes that compute tensors, for rewrites that match a pattern backwards from its last
 node.
 
 Called by ark.lower.rewrite.masks, fuse_attention, fuse_rmsnorm and fuse_rotary.
@@ -23,8 +23,8 @@ def only_makers(graph: Graph) -> dict[int, Node]:
 
 
 def without(graph: Graph, taken: set[int], idle: set[int], kept: frozenset[int]) -> Graph:
-    """The graph without the nodes of some ids. idle: ids of nodes that are dropped, too, if their
-    results are no longer read. kept: ids of buffers that are read outside of the graph.
+    """The graph without the nodes with the ids in `taken`. idle: ids of nodes that are also removed
+    if their results are no longer read. kept: ids of buffers that are read outside of the graph.
     """
     left = graph.with_nodes(n for n in graph.nodes if n.id not in taken)
     reads = left.view.reads
@@ -39,14 +39,16 @@ def without(graph: Graph, taken: set[int], idle: set[int], kept: frozenset[int])
 
 
 class Pattern:
-    """The nodes of a graph as a pattern that ends with one of them looks for them."""
+    """Access to a graph's nodes for matching a pattern backwards from its last node."""
 
     def __init__(self, graph: Graph, kept: frozenset[int]) -> None:
         self.view, self.private = graph.view, read_once(graph, kept, repeated_inputs=True)
         self.makers = only_makers(graph)
 
     def maker(self, tensor: Tensor, reader: Node, kind: str = "") -> Node | None:
-        """The node of this type, or of any, that makes these elements for this reader alone."""
+        """The node that computes exactly these elements, for this reader only; None if there is
+        none. kind: its type, "" for any.
+        """
         node = self.makers.get(tensor.buffer.id)
         if node is None or len(node.outputs) != 1 or node.placement != reader.placement:
             return None
@@ -54,8 +56,6 @@ class Pattern:
         return node if fits and same_elements(tensor, node.outputs[0]) else None
 
     def steady(self, tensor: Tensor, first: Node, last: Node) -> bool:
-        """True where the tensor holds the same elements when the last node runs as when the first
-        one does.
-        """
+        """True where the tensor is not written between the first node and the last one."""
         places, writers = self.view.places, self.view.writers.get(tensor.buffer.id, ())
         return not any(places[first.id] < places[n.id] < places[last.id] for n in writers)

@@ -1,5 +1,5 @@
-"""Finds the masks of attention scores: those that depend on constants only, which are computed
-while planning, and those that attention reads as a tensor. Called by
+"""Finds the masks of attention scores: masks that depend on constants only, which are computed
+while planning, and masks that attention reads as a tensor. Called by
 ark.lower.rewrite.fuse_attention.
 """
 
@@ -19,14 +19,14 @@ from ark.ir.values import Tensor
 from ark.lower.registry import get
 from ark.lower.rewrite.views import same_elements, whole
 
-MAX_MASKED_SCORE = -6e4  # and less: such a score has no weight in any type
-MAX_COMPUTED_MASK_ELEMENTS = 1 << 24  # elements of a mask that is computed to look at it
+MAX_MASKED_SCORE = -6e4  # at most this: the score has weight 0 in every type
+MAX_COMPUTED_MASK_ELEMENTS = 1 << 24  # elements of a mask that is computed while planning
 
 
 @dataclass(frozen=True)
 class Mask:
-    """A mask that attention reads. reader: the node that reads it in the graph as it was. form,
-    fill: as of ark.ir.attributes.AttentionAttributes. leads: the scores' dimensions before rows and
+    """A mask that attention reads. reader: the node that reads it in the original graph. form,
+    fill: see ark.ir.attributes.AttentionAttributes. leads: the scores' dimensions before rows and
     keys.
     """
 
@@ -37,8 +37,8 @@ class Mask:
     leads: tuple[int, ...]
 
     def by_head(self, batch: int, heads: int) -> tuple[int, ...] | None:
-        """The mask's shape as (batch, heads, rows, keys), each that size or 1; None where it has
-        none.
+        """The mask's shape as (batch, heads, rows, keys), where each size may also be 1; None if it
+        cannot be viewed so.
         """
         shape = (1,) * (len(self.leads) + 2 - len(self.tensor.shape)) + self.tensor.shape
         lead, count = shape[:-2], math.prod(shape[:-2])
@@ -51,20 +51,21 @@ class Mask:
 
 
 class Masks:
-    """makers: by buffer, the only node that writes it."""
+    """Recognises masks. makers: by buffer, the only node that writes it."""
 
     def __init__(self, makers: Mapping[int, Node]) -> None:
         self.makers = makers
-        self._values: dict[int, np.ndarray | None] = {}  # by node: what numbers alone decide
+        self._values: dict[int, np.ndarray | None] = {}  # by node: values of constants
 
     @property
     def known(self) -> frozenset[int]:
-        """Ids of nodes that were found to have nothing but numbers as inputs."""
+        """Ids of nodes that were found to depend on constants only."""
         return frozenset(number for number, value in self._values.items() if value is not None)
 
     def masked(self, node: Node, scale: float) -> tuple[Tensor, bool] | None:
-        """The scores that the node masks, and whether it masks them causally or leaves all of them;
-        None for any other node. scale: what its results are multiplied by.
+        """The scores that the node masks, and True if it masks them causally or False if it masks
+        none of them; None for any other node. scale: the factor by which its results are
+        multiplied.
         """
         if node.type not in ("where", "add") or len(node.inputs) != 2:
             return None
@@ -81,8 +82,8 @@ class Masks:
         return None
 
     def read(self, node: Node, scale: float) -> tuple[Tensor, Mask] | None:
-        """The scores that the node masks, and the mask; None for any other node. scale: what its
-        results are multiplied by.
+        """The scores that the node masks, and the mask; None for any other node. scale: the factor
+        by which its results are multiplied.
         """
         if node.type not in ("where", "add") or len(node.inputs) != 2:
             return None
@@ -106,7 +107,9 @@ class Masks:
         return None
 
     def _before_cast(self, mask: Tensor, reader: Node) -> tuple[Tensor, Node]:
-        """The tensor that was cast to the mask without loss and the cast; else mask and reader."""
+        """The tensor that was cast to the mask without loss, and the cast; otherwise the mask and
+        its reader.
+        """
         node = self.makers.get(mask.buffer.id)
         if node is None or node.type != "cast" or not same_elements(mask, node.outputs[0]):
             return mask, reader
@@ -117,7 +120,9 @@ class Masks:
     def _seen_keys(
         self, node: Node, scores: Tensor, mask: Tensor, least: float
     ) -> np.ndarray | None:
-        """By row, which keys the mask leaves: it gives others the score least, or less."""
+        """By row, the keys that the mask leaves visible: the scores of the others become at most
+        `least`. None if the mask does not depend on constants only or does not have this form.
+        """
         shape, own = scores.shape[-2:], (1, 1, *mask.shape)
         value = self._value(mask)
         if value is None or math.prod(own[:-2]) * math.prod(shape) > MAX_COMPUTED_MASK_ELEMENTS:
@@ -137,7 +142,9 @@ class Masks:
         return value.astype(bool) if tree[2] == given else ~value.astype(bool)
 
     def _value(self, tensor: Tensor) -> np.ndarray | None:
-        """The elements of a tensor that is computed from constants only."""
+        """The elements of a tensor that is computed from constants only; None for any other
+        tensor.
+        """
         node = self.makers.get(tensor.buffer.id)
         if node is None or len(node.outputs) != 1 or tensor.elements > MAX_COMPUTED_MASK_ELEMENTS:
             return None

@@ -1,12 +1,13 @@
 """Rounds fp32 inputs of products with 16-bit weights to the weights' type where they are computed,
 because matrix units multiply two operands of one type.
 
-In the variant for large products the input of such a product, and the queries of attention over
-caches of such a type, are rounded to the weights' type where they are made, or by a cast of their
-own; so is the input of a product of many rows where matrix units take it in any variant, and the
-queries of attention whose result is rounded for such a product. Where few rows go through linear
-layers and are much for packets, or one row goes as packets of 16 bits, their
-producer rounds them if it can, as each reader would. Sums stay in fp32. Listed in ark.lower.passes.
+Under the variant `matrix`, the node that computes an input rounds it, or a cast is added. This
+applies to inputs of these products and to queries of attention over caches of a 16-bit type. On
+machines whose matrix units are used in any variant, it applies to products of many rows, and to
+queries of attention whose result is rounded for such a product. For linear layers, the producer
+rounds their input if it can, as each reader otherwise would: if the input has a few rows that are
+large for packets, or one row that is sent as 16-bit packets. Sums stay in fp32. Listed in
+ark.lower.passes.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from ark.machine.variant import COMMUNICATE
 from ark.tasks.linear_form import MAX_UNIT_INPUT_ROWS
 
 ROUNDS = ("attention", "layernorm", "rmsnorm", "rope_kv", "rotary_embedding", "swiglu_pairs")
-"""Ops whose first result may be of another type than its inputs."""
+"""Ops whose first result may have another type than their inputs."""
 
 
 def narrow_inputs(graph: Graph, context: Context) -> Graph:
-    """A copy of the graph in which such products read 16-bit inputs."""
+    """A copy of the graph in which these products read 16-bit inputs."""
     machine, kept = context.machine, context.kept
     matrix, short = machine.variant.name == "matrix", takes_short(machine)
     units = machine.has(Capability.K_PARTS)
@@ -39,7 +40,7 @@ def narrow_inputs(graph: Graph, context: Context) -> Graph:
 
     narrowed = graph.with_nodes(graph.nodes)
     uses, touches = graph.view.uses, graph.view.touches
-    products: dict[int, list[Node]] = {}  # of many rows, by their first input
+    products: dict[int, list[Node]] = {}  # products of many rows, by their first input
     for node in graph.nodes:
         if units and _many(node, machine) and _dtype(node):
             products.setdefault(node.inputs[0].id, []).append(node)
@@ -63,14 +64,14 @@ def narrow_inputs(graph: Graph, context: Context) -> Graph:
             return _dtype(node) if behind and alone(result, behind, kinds) else None
         return _few(node, machine, short) if few else None
 
-    wanted: dict[int, list[Node]] = {}  # by tensor: the nodes that read it so
+    wanted: dict[int, list[Node]] = {}  # by tensor: the nodes that read it rounded
     tensors: dict[int, Tensor] = {}
     for node in graph.nodes:
         if wants(node) is not None:
             wanted.setdefault(node.inputs[0].id, []).append(node)
             tensors[node.inputs[0].id] = node.inputs[0]
     makers, places = graph.view.makers, graph.view.places
-    casts: dict[int, list[Node]] = {}  # by place: what is put before it
+    casts: dict[int, list[Node]] = {}  # by index: casts to insert before
     changed: dict[tuple[int, DataType], Tensor] = {}
     number = max((n.id for n in graph.nodes), default=0)
     for key, readers in wanted.items():
@@ -125,8 +126,9 @@ def _many(node: Node, machine: Machine) -> bool:
 
 
 def _few(node: Node, machine: Machine, short: bool) -> DataType | None:
-    """The same of rows of a linear layer that take longer as packets than the wait for a counter
-    and a quarter of the bytes; and of one row where short packets are, which have half the bytes.
+    """The type to which the input of a linear layer is rounded: the weight's, if the input has
+    several rows that would take longer as packets than a wait for a counter and a quarter of the
+    bytes, or one row and short packets, which have half the bytes. None otherwise.
     """
     if node.type != "linear" or node.read(LinearAttributes).prologue != "none":
         return None
@@ -139,7 +141,7 @@ def _few(node: Node, machine: Machine, short: bool) -> DataType | None:
 
 
 def _dtype(node: Node) -> DataType | None:
-    """The type to which the node's first input, which is fp32, is to be rounded, if it is."""
+    """The type to which the node's fp32 first input is rounded; None if it is not rounded."""
     if node.type not in ("matmul", "attention") or node.inputs[0].dtype != fp32:
         return None
     other = node.inputs[1].dtype

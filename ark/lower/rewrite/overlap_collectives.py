@@ -1,9 +1,10 @@
-"""Joins a matmul and the collective before or after it into one node, so that tiles travel while
-others are multiplied (ark.lower.ops.communication.overlapped): a matmul and the all-reduce or
-reduce-scatter of its result, or an all-gather of rows and the matmul that reads them.
+"""Fuses a matmul and the collective before or after it into one node, so that tiles are sent while
+others are multiplied (ark.lower.ops.communication.overlapped). The pairs are a matmul and the
+all-reduce or reduce-scatter of its result, and an all-gather of rows and the matmul that reads
+them.
 
-Only where no other op reads the tensor between them, where it is too large for packets, and where
-the call left algorithm and engine to ark. Called by the pipeline after fusion.
+Only if no other op reads the tensor between them, it is too large for packets, and the call does
+not select an algorithm or engine. Listed in ark.lower.passes.
 """
 
 from __future__ import annotations
@@ -29,9 +30,8 @@ COLLECTIVES = {SUM: "all_reduce", SHARE: "reduce_scatter", GATHER: "all_gather"}
 
 
 def overlap_collectives(graph: Graph, context: Context) -> Graph:
-    """A copy of the graph with such nodes.
-
-    The option `overlap` asks for it; figures are in docs/history/performance.md.
+    """A copy of the graph with these nodes, if the option `overlap` is set; measurements are in
+    docs/history/performance.md.
     """
     machine, options, kept = context.machine, context.options, context.kept
     wanted = bool(options.get("overlap"))
@@ -74,8 +74,8 @@ class _Finder:
         return graph
 
     def _between(self, kind: str, maker: Node, node: Node) -> bool:
-        """True where only these two use the tensor between them, all of it, and it is too large for
-        packets.
+        """True where only these two nodes use the tensor between them, they use all of it, and it
+        is too large for packets.
         """
         read, produced = node.inputs[0], maker.outputs[0]
         return (
@@ -94,8 +94,9 @@ class _Finder:
         return in_packets(self.machine, nbytes) if measurement == AUTO else measurement == PACKET
 
     def _open_to_peers(self, graph: Graph, buffer: Buffer, node: Node) -> None:
-        """Lets peers put their parts of a sum where it is read, if it is plain memory of ours that
-        is written once; else they are received beside it and copied.
+        """Makes the buffer of a sum symmetric, so that peers write their parts directly where the
+        sum is read. This requires local memory that is written only once; otherwise the parts are
+        received in another buffer and copied.
         """
         out = node.outputs[0]
         once = sum(t.buffer.id == buffer.id for n in graph.nodes for t in n.outputs) == 1
@@ -121,9 +122,9 @@ class _Finder:
 
 
 def _kind(maker: Node, node: Node) -> str:
-    """What two neighbours become; empty if they stay apart."""
+    """The type of the node into which two neighbours are fused; "" if they are not fused."""
     if _plain_product(maker):
-        if node.type == "all_reduce":  # a residual is each rank's own: an owner has not the others'
+        if node.type == "all_reduce":  # owners lack the residuals of their peers
             return "" if node.inputs[1:] else SUM
         if _by_default(node, "reduce_scatter", "sum"):
             return SHARE

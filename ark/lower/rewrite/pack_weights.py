@@ -1,9 +1,9 @@
-"""Joins products of one input with several weights into one product with a packed weight, so that
-the op on their results finds its operands side by side.
+"""Fuses products of one input with several weights into one product with a packed weight, so that
+the operands of the op on their results are adjacent in memory.
 
-Two patterns of a decoder: query, key and value with rotary embedding, the appends to the caches and
-attention (-> rope_kv), and the two products of a gated activation (-> swiglu_pairs). Called by the
-planner before ark.lower.rewrite.fuse_linear, which joins the product with its neighbours.
+Two patterns of a decoder are rewritten: query, key and value with rotary embedding, the appends to
+the caches and attention (-> rope_kv), and the two products of a gated activation (-> swiglu_pairs).
+Runs before ark.lower.rewrite.fuse_linear, which fuses the product with its neighbours.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ from ark.lower.rewrite.context import Context
 
 @dataclass
 class _Match:
-    """One place where a pattern was found. products: the matmuls. others: further nodes that go.
-    rewrite(packed product) gives the nodes that stand for these, by id of a node they replace.
+    """One match of a pattern. products: the matmuls. others: further nodes that are removed.
+    rewrite(packed product) returns the nodes that replace these, by the id of the node whose
+    position each takes.
     """
 
     products: list[Node]
@@ -47,7 +48,7 @@ class _Match:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What all users of the weights must have in common."""
+        """A key that must be equal for all matches that use these weights."""
         return (tuple(w.buffer.id for w in self.weights), self.pairs, self.interleave)
 
     @property
@@ -56,7 +57,7 @@ class _Match:
 
 
 class _Finder:
-    """Looks for patterns in a graph; kept: ids of buffers with other readers or writers."""
+    """Searches for patterns in a graph. kept: ids of buffers with other readers or writers."""
 
     def __init__(self, graph: Graph, kept: frozenset[int]) -> None:
         self.graph, self.kept = graph, kept
@@ -64,14 +65,18 @@ class _Finder:
         self.written = {b for n in graph.nodes for b in writes(n)}
 
     def maker(self, type: str, tensor: Tensor) -> Node | None:
-        """The node of that type that computes a tensor without other readers."""
+        """The node of that type that computes a tensor without other readers; None if there is
+        none.
+        """
         node = self.makers.get(tensor.id)
         alone = self.uses[tensor.id] == 1 and tensor.buffer.id not in self.kept
         plain = node is not None and node.type == type and node.hints is None
         return node if plain and alone else None
 
     def product(self, tensor: Tensor) -> Node | None:
-        """The product with a weight that computes a tensor without other readers."""
+        """The product with a weight that computes a tensor without other readers; None if there is
+        none.
+        """
         node = self.maker("matmul", tensor)
         if node is None or node.read(MatmulAttributes).transposes != (False, True):
             return None
@@ -84,7 +89,9 @@ class _Finder:
         return node
 
     def products(self, tensors: Sequence[Tensor]) -> list[Node] | None:
-        """Their products, if all take the same input and weights of one type."""
+        """The products that compute the tensors, if all have the same input and weights of one
+        type; None otherwise.
+        """
         products = [self.product(t) for t in tensors]
         nodes = [n for n in products if n is not None]
         if len(nodes) < len(products) or len({n.inputs[1].buffer.id for n in nodes}) < len(nodes):
@@ -93,7 +100,7 @@ class _Finder:
         return nodes if len(kinds) == 1 else None
 
     def gated(self, node: Node) -> _Match | None:
-        """swiglu(linear(x, gate), linear(x, up))."""
+        """The match of swiglu(linear(x, gate), linear(x, up)) that ends with this node, or None."""
         products = self.products(node.inputs)
         if products is None or products[0].inputs[1].shape != products[1].inputs[1].shape:
             return None
@@ -105,7 +112,9 @@ class _Finder:
         return self.movable(_Match(products, [node], (0, 0), True, rewrite))
 
     def attention(self, node: Node) -> _Match | None:
-        """attention over caches to which rotated keys, and values, have just been appended."""
+        """The match of attention over caches to which rotated keys and values have just been
+        appended, or None.
+        """
         paged = node.type == "paged_attention"
         usual = structs.replace(node.read(AttentionAttributes), window=0).plain
         if len(node.inputs) != 4 + paged or node.inputs[0].dtype != fp32 or not usual:
@@ -115,7 +124,7 @@ class _Finder:
         if appends[0] is None or appends[1] is None:
             return None
         key, value = appends[0], appends[1]
-        if isinstance(keys.dtype, RowType):  # whose rows are written as a whole
+        if isinstance(keys.dtype, RowType):  # rows of such caches are written as a whole
             return None
         if paged and not key.inputs[1].id == value.inputs[1].id == table[0].id:
             return None
@@ -126,7 +135,7 @@ class _Finder:
         first, second = rotations[0], rotations[1]
         products = self.products([first.inputs[0], second.inputs[0], value.inputs[0]])
         same = first.inputs[1:] == second.inputs[1:] and first.attrs == second.attrs
-        positions = key.inputs[-2], value.inputs[-2]  # before the cache
+        positions = key.inputs[-2], value.inputs[-2]  # their position is before the cache
         places = {t.id for t in (position, first.inputs[1], *positions)}
         if products is None or not same or len(places) > 1:
             return None
@@ -143,7 +152,8 @@ class _Finder:
             sizes = ProjectionAttributes(heads=attention.heads, kv_heads=kv_heads, head_dim=width)
             end = max((first, second, key, value), key=lambda n: n.id)
             outputs, inputs = [query], [query, *caches, *table, position]
-            # A row of all positions need not wait for the caches.
+            # If each sequence has one row, the newest keys and values are also passed directly, so
+            # attention need not wait for the caches.
             if rows == sequences and not attention.window and apart:
                 name = f"{node.name}.newest"
                 newest = self.graph.tensor((rows, 2 * kv_heads * width), fp32, name=name)
@@ -165,7 +175,9 @@ class _Finder:
         return self.movable(match)
 
     def movable(self, match: _Match) -> _Match | None:
-        """The match, if its nodes may all stand where the last one does."""
+        """The match, if all of its nodes can be moved to the position of the last one; None
+        otherwise.
+        """
         members = match.members
         inside = {n.id for n in members}
         reads = {t.buffer.id for n in members for t in n.inputs}
@@ -179,7 +191,9 @@ class _Finder:
 
 
 def pack_weights(graph: Graph, context: Context) -> Graph:
-    """A copy of the graph with packed weights; `packings` says how they are made of parameters."""
+    """A copy of the graph with packed weights; `packings` describes how each is packed from
+    parameters.
+    """
     kept = context.kept
     finder = _Finder(graph, kept)
     matches: dict[tuple[object, ...], list[_Match]] = {}
@@ -213,7 +227,7 @@ def pack_weights(graph: Graph, context: Context) -> Graph:
 
 
 def _agreed(readers: Mapping[int, set[int]], group: Sequence[_Match]) -> bool:
-    """True where no other node reads the weights. readers: ids of nodes by buffer."""
+    """True where no other node reads the weights. readers: ids of nodes, by buffer."""
     products = {n.id for match in group for n in match.products}
     return all(readers[w.buffer.id] <= products for w in group[0].weights)
 
@@ -226,7 +240,7 @@ def _packing(match: _Match) -> Packing:
 
 
 def _replace(graph: Graph, match: _Match, weight: Tensor) -> dict[int, Node | None]:
-    """By id of the graph's nodes, what stands there instead; none: nothing."""
+    """By id of the graph's nodes, the node that replaces it; None if it is removed."""
     members = match.members
     prefix, stems = _joined([n.name for n in match.products])
     first = match.products[0]
@@ -248,8 +262,8 @@ def _replace(graph: Graph, match: _Match, weight: Tensor) -> dict[int, Node | No
 
 
 def writes(node: Node) -> list[int]:
-    """Ids of buffers that a node writes; rope_kv, also as the end of a product, appends to caches
-    that are among its inputs.
+    """Ids of buffers that a node writes. rope_kv, also as the epilogue of a product, appends to
+    caches that are among its inputs.
     """
     caches: tuple[Tensor, ...] = ()
     if node.type == "rope_kv":
@@ -264,7 +278,7 @@ def _after(nodes: Sequence[Node]) -> tuple[Tensor, ...]:
 
 
 def _joined(names: Sequence[str]) -> tuple[str, list[str]]:
-    """The modules that all names begin with, and the rest of each."""
+    """The prefix of module names that all names have in common, and the rest of each name."""
     folders = zip(*(n.split(".")[:-1] for n in names), strict=False)
     common = itertools.takewhile(lambda parts: len(set(parts)) == 1, folders)
     prefix = "".join(f"{parts[0]}." for parts in common)

@@ -1,10 +1,10 @@
-"""Recomputes activations, so that those alive at once fit into a given number of bytes.
+"""Recomputes activations, so that those alive at the same time fit into a given number of bytes.
 
-A value that is read long after it was computed, as a forward pass's by the backward pass, is
-dropped in between and computed again before its next reader, from values still in memory. Chosen
-first are those that free most bytes, where most are alive, per predicted microsecond, as in XLA's
-rematerialization; Chen et al. 2016 is the method for chains of layers. An op computed again is the
-same op on the same values: results are equal bit for bit.
+A value that is read long after it was computed, such as a forward pass's value read by the backward
+pass, is dropped in between and computed again before its next reader, from values still in memory.
+The value chosen first is the one that frees the most bytes per predicted microsecond at the
+position where most bytes are alive, as in XLA's rematerialization; for chains of layers see Chen et
+al. 2016. The recomputed op is the same op on the same values, so results are equal bit for bit.
 
 Listed in ark.lower.passes; the option is `activation_bytes`.
 """
@@ -29,15 +29,16 @@ from ark.plan import memory
 from ark.tasks.custom import CUSTOM
 
 MAX_SEGMENT = 16
-"""Ops that are computed again for one value."""
+"""Most ops that are recomputed for one value."""
 MAX_STALLED = 200
-"""Choices one after the other that leave as many bytes, where places are alike, before it gives up.
+"""Most consecutive choices that do not lower the smallest size reached; then the search gives up.
+Several may be needed if several positions have equally many bytes alive.
 """
 
 
 def recompute(graph: Graph, context: Context) -> Graph:
-    """The graph with as many activations recomputed as the option asks for; the graph itself if
-    they fit. Raises PlanError if no choice fits.
+    """The graph with as many activations recomputed as the option requires; the graph itself if
+    they fit. Raises PlanError if the search does not reach the limit.
     """
     limit = context.options.get("activation_bytes")
     if limit is None:
@@ -61,8 +62,8 @@ def recompute(graph: Graph, context: Context) -> Graph:
 
 @dataclass(frozen=True)
 class _Segment:
-    """Ops to compute again before the node at `place`. repeated: their places, in order. freed:
-    bytes at the place where most are alive. us: predicted time.
+    """Ops to recompute before the node at index `place`. repeated: their indices, in order. freed:
+    bytes freed at the index where most are alive. us: predicted microseconds.
     """
 
     place: int
@@ -72,11 +73,11 @@ class _Segment:
 
 
 class _Program:
-    """Activations of nodes in order: where each is written and used."""
+    """The activations of a list of nodes: the indices at which each is written and used."""
 
     def __init__(self, graph: Graph, nodes: Sequence[Node], context: Context) -> None:
         self.graph, self.nodes, self.context = graph, nodes, context
-        self.sizes: dict[int, int] = {}  # of activations of this rank, aligned
+        self.sizes: dict[int, int] = {}  # bytes of this rank's activations, aligned
         self.written: dict[int, list[int]] = defaultdict(list)
         self.used: dict[int, list[int]] = defaultdict(list)
         for place, node in enumerate(nodes):
@@ -101,20 +102,24 @@ class _Program:
         self.peak = alive.index(self.most)
 
     def bytes(self, limit: int) -> int:
-        """Those alive at once or, where these fit, of the arena that activations share."""
+        """The bytes alive at the same time or, if these are within the limit, the size of the arena
+        that activations share.
+        """
         if self.most > limit:
             return self.most
         lifetimes = {b: (self.used[b][0], self.used[b][-1]) for b in self.sizes}
         return memory.share(self.sizes, lifetimes)[1]
 
     def best(self) -> _Segment | None:
-        """The segment that frees most bytes per microsecond at the peak."""
+        """The segment that frees the most bytes per microsecond at the peak; None if none frees
+        any.
+        """
         segments = [s for b in self.sizes if (s := self._segment(b)) is not None]
         return max(segments, key=lambda s: (s.freed / s.us, -s.place), default=None)
 
     def _segment(self, buffer: int) -> _Segment | None:
-        """The ops that compute a value again before its first use behind the peak; None if that
-        frees nothing.
+        """The ops that recompute a value before its first use after the peak; None if that frees
+        nothing.
         """
         uses = self.used[buffer]
         place = next((p for p in uses if p > self.peak), None)
@@ -145,12 +150,14 @@ class _Program:
         return _Segment(place, tuple(sorted(repeated)), freed - kept, us) if freed > kept else None
 
     def _spans(self, buffer: int, place: int) -> bool:
-        """True for a value that is alive but unused from before the peak until `place`."""
+        """True for a value that is alive but not used from the peak until index `place`."""
         uses = self.used[buffer]
         return uses[-1] >= place and not any(self.peak <= p < place for p in uses)
 
     def _writer(self, buffer: int, place: int) -> int | None:
-        """Where the only op that writes a value stands, if it can be computed again at `place`."""
+        """The index of the only op that writes a value, if that op can be recomputed at index
+        `place`; None otherwise.
+        """
         written = self.written[buffer]
         if buffer not in self.sizes or len(written) != 1 or written[0] >= self.peak:
             return None
@@ -168,7 +175,9 @@ class _Program:
         return written[0] if plain else None
 
     def rewritten(self, segment: _Segment) -> list[Node]:
-        """The nodes with the segment's ops once more, whose results later ops read."""
+        """The nodes with copies of the segment's ops inserted; later ops read the results of these
+        copies.
+        """
         buffers: dict[int, Buffer] = {}
         ids: dict[int, int] = {}  # views of one tensor may share its id
 
@@ -205,7 +214,9 @@ class _Program:
 
 
 def _us(node: Node, machine: Machine) -> float:
-    """Arithmetic or memory traffic, whichever takes longer, and the op's own time."""
+    """Predicted microseconds: the longer of arithmetic and memory traffic, plus the op's fixed
+    time.
+    """
     moved = sum(t.nbytes for t in (*node.inputs, *node.outputs))
     depth = depth_of(node) if node.type == "matmul" else 1
     work = 2.0 * depth * sum(t.elements for t in node.outputs)

@@ -1,12 +1,12 @@
-"""Reorders small independent ops into waves: of an LSTM's cells, which the program lists step by
-step, those of one diagonal run concurrently.
+"""Reorders small independent ops so that those that can run at the same time are neighbours. For
+example, an LSTM's cells, which the program lists step by step, run diagonal by diagonal.
 
-A processor runs its tasks in the order of its list. Where ops have too few tasks to fill the
-machine, one that waits delays later ones of its list that could run. So a run of small ops is put
-in the order of how many ops follow each one on the longest path (highest level first: Hu, "Parallel
-Sequencing and Assembly Line Problems", 1961): ops that are ready at the same time become
-neighbours, as late as their readers allow, so that few tensors are alive at once. Rammer (Ma et
-al., OSDI 2020) calls these wavefronts. Listed in ark.lower.passes.
+A processor runs its tasks in list order. If ops have too few tasks to fill the machine, a task that
+waits delays later tasks of its list that could run. So a run of small ops is sorted by the number
+of ops on the longest path from each to the end of the run (highest level first: Hu, "Parallel
+Sequencing and Assembly Line Problems", 1961). Ops that are ready at the same time become
+neighbours, and run as late as their readers allow, so that few tensors are alive at the same time.
+Rammer (Ma et al., OSDI 2020) calls these wavefronts. Listed in ark.lower.passes.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from ark.lower.rewrite.pack_weights import writes
 from ark.machine import Machine
 from ark.machine.variant import COMMUNICATE
 
-# Ops side by side, on average: fewer are a chain, which program order serves.
+# Mean number of ops side by side from which a run is reordered. With fewer it is a chain, and
+# program order is suitable.
 MIN_MEAN_CONCURRENT_OPS = 2
 
 
 def reorder_small_ops(graph: Graph, context: Context) -> Graph:
-    """The graph with runs of small ops reordered; every dependence is kept.
+    """The graph with runs of small ops reordered; all dependences are kept.
 
-    The graph itself is returned if the order stays as it was.
+    Returns the graph itself if the order does not change.
     """
     nodes: list[Node] = []
     for (_, small), run in _runs(graph.nodes, context.machines):
@@ -39,9 +40,10 @@ def reorder_small_ops(graph: Graph, context: Context) -> Graph:
 
 
 def beside(nodes: Sequence[Node], machines: Sequence[Machine]) -> list[int]:
-    """By node, how many ops run at the same time, the node among them: of its run of small ones
-    those from which the longest paths to the run's end are as long. Ops alike have one number, so
-    that they are cut alike and are one device function: the mean over them. machines: by phase.
+    """For each node, the number of ops that run at the same time, including itself. In a run of
+    small ops these are the ops with equally long longest paths to the end of the run. Equal ops get
+    the mean of their numbers, so that they are cut alike and share one device function. machines:
+    by phase.
     """
     ways: list[int] = []
     for (_, small), run in _runs(nodes, machines):
@@ -59,7 +61,9 @@ def beside(nodes: Sequence[Node], machines: Sequence[Machine]) -> list[int]:
 def _runs(
     nodes: Sequence[Node], machines: Sequence[Machine]
 ) -> Iterator[tuple[tuple[int, bool], list[Node]]]:
-    """Phases' runs of nodes that are small, or are not."""
+    """Maximal runs of nodes of one phase that are all small, or all not small, each with (phase,
+    small).
+    """
     for key, run in itertools.groupby(nodes, lambda n: (n.phase, _small(n, machines[n.phase]))):
         yield key, list(run)
 
@@ -68,7 +72,7 @@ def _small(node: Node, machine: Machine) -> bool:
     """True where the node may be reordered and leaves processors idle."""
     if node.virtual:
         return True
-    if machine.variant.role(COMMUNICATE):  # whose streams and polls have an order of their own
+    if machine.variant.role(COMMUNICATE):  # its streams and polls have an order of their own
         return False
     op = registry.get(node.type)
     asked = node.hints is not None or node.context is not None or node.processors is not None
@@ -88,7 +92,9 @@ def _ordered(run: list[Node]) -> list[Node]:
 
 
 def _levels(run: Sequence[Node]) -> list[int]:
-    """How many ops the longest path from each one to the run's end has; 0 of a virtual one."""
+    """For each op the number of ops on the longest path from it to the end of the run; 0 for a
+    virtual node.
+    """
     reads: dict[int, list[tuple[Tensor, int]]] = defaultdict(list)  # by buffer, of later ops
     written: dict[int, list[tuple[Tensor, int]]] = defaultdict(list)
     levels = [0] * len(run)

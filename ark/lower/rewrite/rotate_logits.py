@@ -1,8 +1,8 @@
-"""Logits that every rank makes a share of: a gather whose result only a sampling reads lies with
-the rank's own share first, then the next rank's, and so on round.
+"""Reorders gathered logits: in a gather whose result only sampling reads, each rank stores its own
+share first, then the next rank's, and so on in cyclic order.
 
-So all ranks do the same, each with its peers counted from itself, and one plan stands for all
-(ark.lower.ranks); the sampling knows which token the first logit belongs to. Listed in
+Then all ranks do the same, with peers counted relative to themselves, and one plan serves all ranks
+(ark.lower.ranks). The sampling op computes the token of the first logit from the rank. Listed in
 ark.lower.passes.
 """
 
@@ -18,7 +18,7 @@ ONE_SHOT = "one_shot"
 
 
 def rotate_logits(graph: Graph, context: Context) -> Graph:
-    """A copy of the graph with such gathers."""
+    """A copy of the graph with these gathers reordered."""
     kept = context.kept
     uses = graph.view.working.touches
     gathers = {n.outputs[0].buffer.id: n for n in graph.nodes if _plain_gather(n)}

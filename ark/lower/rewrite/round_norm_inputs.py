@@ -1,6 +1,6 @@
-"""Writes the rows that norms of several sequences read a second time, in 16 bits. Every processor
-gathers all of every row there, and fp32 packets are four times the bytes. Residuals still read the
-fp32 rows. Called by the pipeline.
+"""Lets the producer of rows that norms of several sequences read write them a second time, in 16
+bits. Every processor reads all elements of these rows, and as fp32 packets they have four times the
+bytes. Residuals still read the fp32 rows. Listed in ark.lower.passes.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from ark.tasks.linear_form import MAX_UNIT_INPUT_ROWS, SPREAD
 
 
 def round_norm_inputs(graph: Graph, context: Context) -> Graph:
-    """A copy of the graph in which such layers read rounded rows.
+    """A copy of the graph in which these layers read rounded rows.
 
-    Of bf16 alone, which has fp32's range: what a norm reads may be large.
+    Rows are rounded only to bf16, which has the range of fp32, because a norm's input may be large.
     """
     machine, kept = context.machine, context.kept
     if not machine.variant.role(COMMUNICATE):
         return graph
-    readers: dict[int, list[int]] = defaultdict(list)  # by tensor: places of such layers
+    readers: dict[int, list[int]] = defaultdict(list)  # by tensor: indices of these layers
     for place, node in enumerate(graph.nodes):
         if _gathers(node, context.machine) and node.inputs[0].buffer.id not in kept:
             readers[node.inputs[0].id].append(place)
@@ -45,7 +45,7 @@ def round_norm_inputs(graph: Graph, context: Context) -> Graph:
 
 
 def _gathers(node: Node, machine: Machine) -> bool:
-    """True for a layer of few rows, received as many packets, with a norm before it."""
+    """True for a layer of a few rows, too large for packets, with a norm before it."""
     if node.type != "linear" or node.read(LinearAttributes).prologue == "none":
         return False
     x, weight = node.inputs[:2]

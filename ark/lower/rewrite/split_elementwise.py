@@ -1,5 +1,5 @@
-"""Computes an elementwise result box by box where its readers read boxes of it, such as the four
-gates of an LSTM cell. The remaining ops have one shape, which chains and regions can join. Listed
+"""Computes an elementwise result in boxes if its readers read boxes of it, such as the four gates
+of an LSTM cell. The resulting ops have one shape, so that chains and regions can fuse them. Listed
 in ark.lower.passes before these.
 """
 
@@ -17,15 +17,13 @@ from ark.lower.rewrite.fuse_chains import expression_of, is_elementwise
 from ark.lower.rewrite.views import whole
 from ark.tasks import expression
 
-MAX_RESULT_BOXES = 8  # of a result
+MAX_RESULT_BOXES = 8  # boxes per result
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]  # offsets, shape
 
 
 def split_elementwise(graph: Graph, context: Context) -> Graph:
-    """A copy of the graph with such results in parts. kept: ids of buffers with other
-    readers.
-    """
+    """A copy of the graph with these results computed in boxes."""
     kept = context.kept
     demanded = _demanded(graph, kept)
     if not demanded:
@@ -38,7 +36,7 @@ def split_elementwise(graph: Graph, context: Context) -> Graph:
 
 
 def _demanded(graph: Graph, kept: frozenset[int]) -> dict[int, set[Box]]:
-    """By buffer of a result that is computed in parts: the boxes that are read of it."""
+    """By buffer of a result that is computed in boxes: the boxes that are read."""
     written: dict[int, list[int]] = defaultdict(list)
     unfit = set(kept)
     for place, node in enumerate(graph.nodes):
@@ -92,7 +90,7 @@ def _apart(out: Tensor, boxes: list[Tensor]) -> bool:
 
 
 def _part(tensor: Tensor, out: Tensor, box: Box) -> Tensor:
-    """What a box of `out` depends on in an input, which broadcasts to `out`."""
+    """The part of an input, which broadcasts to `out`, on which a box of `out` depends."""
     more = len(out.shape) - len(tensor.shape)
     offsets, shape = list(tensor.offsets), list(tensor.shape)
     for d, size in enumerate(tensor.shape):
@@ -105,7 +103,9 @@ def _part(tensor: Tensor, out: Tensor, box: Box) -> Tensor:
 
 
 class _Parts:
-    """Takes a graph's nodes in order; a split result is computed when a part is read."""
+    """Adds a graph's nodes in order; each box of a split result is computed when it is first
+    read.
+    """
 
     def __init__(self, graph: Graph, demanded: dict[int, set[Box]]) -> None:
         self.graph, self.demanded = graph, demanded
@@ -121,7 +121,7 @@ class _Parts:
             self.nodes.append(dataclasses.replace(node, inputs=self._read(node.inputs)))
 
     def _read(self, tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
-        """The tensors, or the parts in their place, which are computed now."""
+        """The tensors, with boxes of split results replaced by tensors that are computed now."""
         return tuple(self._made(t) if t.buffer.id in self.waiting else t for t in tensors)
 
     def _made(self, tensor: Tensor) -> Tensor:
@@ -137,7 +137,7 @@ class _Parts:
         return part
 
     def _named(self, view: Tensor) -> Tensor:
-        """The view as a tensor of the graph with a number of its own, if it is not one."""
+        """The view as a tensor of the graph; a new one if it is not one already."""
         if self.graph.tensors[view.id] == view:
             return view
         key = view.buffer.id, (view.offsets, view.shape)

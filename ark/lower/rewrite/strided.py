@@ -1,7 +1,7 @@
-"""Finds where the elements of an operand lie in memory, and the node that they come from.
+"""Finds the positions of an operand's elements in memory, and the node that first computed them.
 
-A transpose, or a copy into another shape, writes elements that exist elsewhere already. Readers
-that support strides read them there. Called by ark.lower.rewrite.fuse_attention.
+A transpose, or a copy into another shape, writes elements that already exist elsewhere. Readers
+that support strides can read them there. Called by ark.lower.rewrite.fuse_attention.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from ark.lower.rewrite.views import whole
 
 COPIES = ("transpose", "reshape")
 
-Run = tuple[int, int]  # so many steps, each of so many elements
+Run = tuple[int, int]  # (steps, elements per step)
 
 
 @dataclass(frozen=True)
 class Place:
-    """Elements of a buffer: those of each axis lie in runs, the outermost first."""
+    """Elements of a buffer. Those of each axis are in runs, the outermost first."""
 
     buffer: Buffer
     start: int
@@ -31,12 +31,16 @@ class Place:
 
 @dataclass(frozen=True)
 class Writes:
-    """The writers before a place in program order: the last node by buffer, and its place."""
+    """The writers before a position in program order: by buffer, the last node that writes it and
+    its index.
+    """
 
     last: Mapping[int, tuple[int, Node]]
 
     def copy_of(self, buffer: Buffer) -> Node | None:
-        """The transpose or copy that made all of the buffer; None where its source has changed."""
+        """The transpose or copy that wrote all of the buffer; None if there is none or its source
+        has changed.
+        """
         place, node = self.last.get(buffer.id, (-1, None))
         if node is None or node.type not in COPIES or not whole(node.outputs[0]):
             return None
@@ -47,14 +51,18 @@ class Writes:
 
 
 def place_of(tensor: Tensor, axes: Sequence[Sequence[int]]) -> Place:
-    """A tensor's elements. axes: the dimensions that each axis consists of, in order."""
+    """The positions of a tensor's elements. axes: the dimensions of which each axis consists, in
+    order.
+    """
     start = sum(o * s for o, s in zip(tensor.offsets, tensor.strides, strict=True))
     runs = (_merged([(tensor.shape[d], tensor.strides[d]) for d in axis]) for axis in axes)
     return Place(tensor.buffer, start, tuple(runs))
 
 
 def origins(place: Place, writes: Writes, phase: int) -> Iterator[Place]:
-    """The same elements, here and in whatever they were copied from, the latest first."""
+    """The positions of the same elements in this buffer and in the buffers from which they were
+    copied, the latest first.
+    """
     origin: Place | None = place
     while origin is not None:
         yield origin
@@ -63,7 +71,7 @@ def origins(place: Place, writes: Writes, phase: int) -> Iterator[Place]:
 
 
 def _behind(place: Place, copy: Node) -> Place | None:
-    """The elements in the copy's source, where they lie in runs there."""
+    """The positions of the elements in the copy's source; None if they are not in runs there."""
     source, out = copy.inputs[0], copy.outputs[0]
     if copy.type == "transpose":
         sizes, steps = out.shape, [source.strides[d] for d in copy.read(TransposeAttributes).perm]
@@ -93,7 +101,9 @@ def _behind(place: Place, copy: Node) -> Place | None:
 def _split(
     run: Run, sizes: Sequence[int], dense: Sequence[int]
 ) -> list[tuple[int, int, int]] | None:
-    """A run over a dense array of these sizes by (dimension, count, step there), outer first."""
+    """A run in a dense array of these sizes, as (dimension, count, step in it) with the outermost
+    first; None if it does not have that form.
+    """
     count, stride = run
     parts: list[tuple[int, int, int]] = []
     while count > 1:
@@ -113,7 +123,7 @@ def _split(
 
 
 def _merged(runs: Sequence[Run]) -> tuple[Run, ...]:
-    """Runs that go on from one another as one; none for a single element."""
+    """The runs, with each two merged that continue each other; () for a single element."""
     result: list[Run] = []
     for count, stride in runs:
         if count == 1:
@@ -135,8 +145,8 @@ class Rows:
 
 
 def rows_of(place: Place, heads: int, items: int) -> Rows | None:
-    """Elements of axes (batch and heads, rows, columns of a head) as rows of all heads' columns;
-    None where they do not lie so. items: elements of the buffer.
+    """Elements of the axes (batch and heads, rows, columns of a head) as rows with the columns of
+    all heads; None if their layout does not allow that. items: elements of the buffer.
     """
     lead, rows, columns = place.axes
     if len(rows) != 1 or len(columns) != 1 or columns[0][1] != 1:
@@ -158,12 +168,12 @@ def rows_of(place: Place, heads: int, items: int) -> Rows | None:
 
 
 def heads_of(place: Place) -> int:
-    """How many heads lie side by side."""
+    """The number of heads that are adjacent in memory."""
     lead, _, columns = place.axes
     side = bool(lead) and len(columns) == 1 and lead[-1][1] == columns[0][0]
     return lead[-1][0] if side else 1
 
 
 def items_of(tensor: Tensor) -> int:
-    """Elements of the tensor's type that its buffer holds."""
+    """The number of elements of the tensor's type that its buffer holds."""
     return tensor.buffer.nbytes // tensor.dtype.itemsize if math.prod(tensor.shape) else 0

@@ -1,9 +1,9 @@
 """Dequantises weights before products that cannot read quantised weights.
 
 Linear layers of few rows read codes and scales (ark.tasks.linear_rows). All other products read the
-values, which a node of their own makes. Listed in ark.lower.passes: products of many rows are known
-before kernel variants are chosen; which of the others become linear layers, fuse_linear decides,
-and calls `unpacked` for the rest.
+values, which a separate node computes. Listed in ark.lower.passes. Products of many rows are
+rewritten before kernel variants are chosen. Later, fuse_linear decides which of the others become
+linear layers, and calls `unpacked` for the rest.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from ark.tasks.linear_form import MAX_UNIT_INPUT_ROWS, most_of_codes
 
 
 def unpack_rows(graph: Graph, context: Context) -> Graph:
-    """A copy of the graph in which products of many rows read dequantised weights; all products,
-    where none become linear layers.
+    """A copy of the graph in which products of many rows read dequantised weights. Without the
+    option `fuse`, no product becomes a linear layer, and all products read dequantised weights.
     """
     fuses = context.options.get("fuse", True)
     return unpacked(graph, most_of_codes(context.machine) if fuses else 0)
 
 
 def unpacked(graph: Graph, few: int) -> Graph:
-    """The same for products of more than `few` rows; those of few rows read codes and scales
-    nevertheless, outside of the operand stream.
+    """The same for products of more than `few` rows. Products of so few rows that reading codes for
+    each is faster read codes and scales without the operand stream.
     """
     chosen = {n.id for n in graph.nodes if _reads_rows(n) and n.inputs[0].shape[-2] > few}
     if not chosen:
@@ -70,7 +70,7 @@ def unpacked(graph: Graph, few: int) -> Graph:
 
 
 def _multiplies_codes(node: Node) -> bool:
-    """True where there are so few rows that the codes are read for each."""
+    """True where the product has so few rows that codes are read for each row."""
     plain = MatmulAttributes(False, True) == node.read(MatmulAttributes)
     return (
         plain and len(node.inputs[0].shape) == 2 and node.inputs[0].shape[0] <= MAX_UNIT_INPUT_ROWS

@@ -1,9 +1,9 @@
-"""Views of an elementwise op's operands in another shape of the same elements.
+"""Views of an elementwise op's operands in another shape with the same elements.
 
-Front ends see a tensor now by rows, now by batch, now as an image; which of these a value is
-written in is of no consequence. So where an op's elements are another op's, one of the two is seen
-in the other's shape, and they can be joined. Called by ark.lower.rewrite.fuse_chains and
-ark.lower.rewrite.fuse_epilogues.
+Front ends view a tensor by rows, by batch, or as an image, and the shape in which a value is
+written does not matter. If an op reads all elements of another op's result in another shape, one of
+the two ops can take the other's shape, so that they can be fused. Called by
+ark.lower.rewrite.fuse_chains and ark.lower.rewrite.fuse_epilogues.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ark.ir.values import Tensor, dense_view
 
 Shape = Sequence[int]
 
-# Arenas whose tensors are not looked up by name from outside of the plan.
+# Arenas whose tensors cannot be looked up by name from outside of the plan.
 UNSEEN = ("activation", "external")
 
 
@@ -33,8 +33,8 @@ def same_elements(read: Tensor, written: Tensor) -> bool:
 
 
 def seen_in(node: Node, shape: Shape, named: bool = False) -> Node | None:
-    """An elementwise node whose result has this shape; None where an operand cannot be viewed like
-    that. named: True if inputs that are looked up by name may change their shape.
+    """The elementwise node with its result in this shape; None if an operand cannot be viewed
+    accordingly. named: True if inputs that can be looked up by name may change their shape.
     """
     out = node.outputs[0]
     if out.shape == tuple(shape):
@@ -49,8 +49,8 @@ def seen_in(node: Node, shape: Shape, named: bool = False) -> Node | None:
 
 
 def in_shape(tensor: Tensor, shape: Shape, named: bool = False) -> Tensor | None:
-    """The tensor in another shape of as many elements; None where no such view exists.
-    named: True if a tensor that is looked up by name may change its shape.
+    """The tensor in another shape with the same number of elements; None if no such view exists.
+    named: True if a tensor that can be looked up by name may change its shape.
     """
     view = dense_view(tensor, shape)
     unnamed = not named and tensor.buffer.arena not in UNSEEN
@@ -62,8 +62,9 @@ def in_shape(tensor: Tensor, shape: Shape, named: bool = False) -> Tensor | None
 
 
 def _seen(tensor: Tensor, shape: Shape, wanted: Shape, named: bool) -> Tensor | None:
-    """What broadcasts to `shape` as what broadcasts to `wanted`: along each group of dimensions
-    that hold the same elements it has all of them, or is repeated.
+    """A tensor that broadcasts to `shape`, viewed such that it broadcasts to `wanted`. In each
+    group of dimensions with the same elements it must have all of these elements or be repeated
+    along all. None if it does not, or there is no such view.
     """
     aligned = (1,) * (len(shape) - len(tensor.shape)) + tensor.shape
     dims: list[int] = []
@@ -79,7 +80,9 @@ def _seen(tensor: Tensor, shape: Shape, wanted: Shape, named: bool) -> Tensor | 
 
 
 def _groups(a: Shape, b: Shape) -> Iterator[tuple[range, range]]:
-    """The dimensions of two shapes of as many elements, in the shortest runs of equal products."""
+    """The dimensions of two shapes with equally many elements, in the shortest runs with equal
+    products.
+    """
     i = j = 0
     while i < len(a) or j < len(b):
         first, second = i, j
