@@ -1,4 +1,4 @@
-"""Lowering of the penalties and biases of logits: one op over rows of the vocabulary."""
+"""Lowering of the penalties and biases of logits: one op on rows of the vocabulary."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ MIN_TILE_ELEMENTS = 256
 
 
 def lower_sample_adjusted(lowering: Lowering, node: Node) -> None:
-    """Of each sequence tiles adjust the logits, and one task samples; one then chooses for all."""
+    """For each sequence, tasks on tiles adjust the logits and one task samples; then one task
+    stores the chosen tokens of all sequences.
+    """
     state, leave = node.inputs[:11], node.inputs[11:]
     logits, settings, position, tokens, output, stops, options, *more = state
     bias, allowed, counts, logprobs = more

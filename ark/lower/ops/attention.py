@@ -1,7 +1,7 @@
 """Lowering of attention over a cache and over tiles of queries.
 
-One row of a cache by splits of its positions, all else by tiles of queries. Called through
-ark.lower.registry.
+A single row over a cache is cut into splits of its positions; all other attention is cut into tiles
+of queries. Called through ark.lower.registry.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from ark.machine.variant import COMMUNICATE
 from ark.tasks.attention import AttentionMergeParams, AttentionParams, staged_bytes
 from ark.tasks.attention_tiles import AttentionTilesParams, balanced_group
 
-STREAMED, MOST_STREAMED = 8, 64  # positions that matrix units take at once, and a warp holds
+STREAMED, MOST_STREAMED = 8, 64  # positions per step of matrix units, and most per warp
 
 
-MAX_GROUP_HEADS = 8  # query heads of a key/value head that they take at once
+MAX_GROUP_HEADS = 8  # query heads per key/value head that matrix units take at once
 
 
-MIN_TILED_QUERIES = 8  # queries from which on a task takes tiles of them
+MIN_TILED_QUERIES = 8  # fewest queries for which a task takes tiles of queries
 
 
 def lower_attention_tiles(lowering: Lowering, node: Node) -> None:
-    """Tiles of queries.
+    """Attention cut into tiles of queries.
 
-    Where loads run ahead, or matrix units take them in any variant, a processor has all its tiles
-    as one task. With the attribute `paged`, keys and values lie in pages whose numbers are in the
-    input behind the position.
+    If loads run ahead of the computation, or matrix units compute attention in any variant, a
+    processor has all its tiles in one task. With the attribute `paged`, keys and values are in
+    pages, whose numbers are in the input after the position.
     """
     q, key, value, *rest = node.inputs
     out, machine = node.outputs[0], lowering.machine
@@ -74,7 +74,8 @@ def lower_attention_tiles(lowering: Lowering, node: Node) -> None:
     )
     tiles = batch * heads * -(-length // rows)
     each = 2 * key.dtype.nbytes(context * width) * kv_heads / heads
-    # Heads together: what L2 holds, and enough for tiles of all lengths to be dealt at once.
+    # Heads computed side by side: as many as the cache holds, and enough that tiles of all lengths
+    # are distributed at once.
     enough = -(-2 * machine.processors * rows // length)
     most = max(1, min(batch * heads, max(enough, int(machine.costs.read_bytes / each))))
     if (machine.variant.name == "matrix" or units) and lowering.graph.world_size == 1:
@@ -95,9 +96,8 @@ def lower_attention_tiles(lowering: Lowering, node: Node) -> None:
 def attention_splits(
     rows: int, kv_heads: int, context: int, processors: int, least: int = 64
 ) -> int:
-    """Into how many parts a head's positions are cut so that most processors have one.
-
-    least: positions of a part below which it is not worth its hand-over.
+    """The number of parts into which a head's positions are cut, so that most processors have one
+    part. least: positions below which a part is not worth its synchronisation.
     """
     wanted = max(1, processors // (rows * kv_heads))
     return min(wanted, max(1, context // least))
@@ -106,9 +106,9 @@ def attention_splits(
 def are_older(
     lowering: Lowering, node: Node, kept: Sequence[ir.Tensor], position: ir.Tensor
 ) -> bool:
-    """True where the rows that the stream would take are older than the iteration: those of caches
-    that are only appended to, up to a position that is not written before the node. kept: the
-    caches, and a table of their pages.
+    """True where the rows that the stream would load are older than this iteration: the caches are
+    only appended to, and the position is not written before the node. kept: the caches, and a table
+    of their pages.
     """
     phase = [n for n in lowering.graph.nodes if n.phase == node.phase]
     written = {t.buffer.id for n in phase for t in n.outputs}
@@ -117,9 +117,9 @@ def are_older(
 
 
 def streamed_rows(cache: ir.Tensor, group: int, machine: Machine) -> int:
-    """Positions whose keys and values fill a stage of the operand stream.
+    """The number of positions whose keys and values fill a stage of the operand stream.
 
-    0 where bodies read the caches in place.
+    0 if bodies read the caches in place.
     """
     width, row = cache.shape[-1], cache.dtype.nbytes(cache.shape[-1])
     if cache.dtype.name not in ("bf16", "fp16") or width not in (32, 64, 128):
@@ -133,7 +133,9 @@ def streamed_rows(cache: ir.Tensor, group: int, machine: Machine) -> int:
 
 
 def lower_attention(lowering: Lowering, node: Node) -> None:
-    """One row of a cache by splits of its positions, all else by tiles of queries."""
+    """Emits attention, a sequence at a time: a single row over a cache as splits of its positions,
+    all other attention as tiles of queries.
+    """
     given = node.read(AttentionAttributes)
     placed = given.placed
     batch = node.inputs[3].shape[0] if placed else 1
@@ -144,7 +146,8 @@ def lower_attention(lowering: Lowering, node: Node) -> None:
         outputs = (lowering.part(node.outputs[0], batch, b),)
         one = dataclasses.replace(node, inputs=tuple(inputs), outputs=outputs)
         merges.append(_lower_sequence(lowering, one, batch))
-    # No processor waits for one sequence's parts before it has made its own of all.
+    # Merges come last, so that no processor waits for the parts of one sequence before it has
+    # computed its parts of all sequences.
     for partial, one in (m for m in merges if m is not None):
         rows, heads, splits, width = partial.shape
         group = merge_group(batch * rows * heads, heads, 4 * splits * width, lowering.machine)
@@ -154,9 +157,9 @@ def lower_attention(lowering: Lowering, node: Node) -> None:
 
 
 def merge_group(heads: int, most: int, size: int, machine: Machine) -> int:
-    """Heads, of so many, that a task merges: enough that processors have one task each.
-
-    most: of a row. size: bytes of a head's parts, all of which are in shared memory.
+    """The number of heads that one task merges: enough that each processor has one task. heads: all
+    heads to merge. most: heads of a row; the result divides it. size: bytes of a head's parts,
+    which must all fit in shared memory.
     """
     room = (machine.shared_bytes - machine.ring_bytes) // size
     wanted = min(-(-heads // machine.processors), room)
@@ -164,7 +167,9 @@ def merge_group(heads: int, most: int, size: int, machine: Machine) -> int:
 
 
 def _lower_sequence(lowering: Lowering, node: Node, batch: int) -> tuple[ir.Tensor, Node] | None:
-    """Attention of one of `batch` sequences; its parts, if there are several, and the node."""
+    """Emits attention of one of `batch` sequences. Returns the tensor of its parts and the node if
+    there are several parts, else None.
+    """
     given = node.read(AttentionAttributes)
     if (
         not given.plain
@@ -181,25 +186,23 @@ def _lower_sequence(lowering: Lowering, node: Node, batch: int) -> tuple[ir.Tens
     streamed = 0
     if fresh and are_older(lowering, node, (key, value), position):
         streamed = streamed_rows(key, given.heads // kv_heads, machine)
-    # A processor of which the ring takes keys and values has a stage of them at least.
+    # If the ring streams keys and values, each processor has at least one stage of them.
     least = max(32, streamed) if machine.variant.role(COMMUNICATE) else 64
     least *= 2 if streamed and batch > 1 and machine.ring_bytes else 1
-    part = 4 * (given.head_dim + 2)  # bytes
+    part = 4 * (given.head_dim + 2)  # in bytes
     if machine.has(
         Capability.PACKET_GATE
-    ):  # a join polls all parts: the cube root of all positions
+    ):  # merging polls all parts: use the cube root of all positions
         least = max(least, int(context ** (2 / 3)))
     splits = attention_splits(rows * batch, kv_heads, context, machine.processors, least)
-    if machine.has(
-        Capability.PACKET_GATE
-    ):  # parts that are no packets cost their join a counter more
+    if machine.has(Capability.PACKET_GATE):  # parts that are not packets need one more counter
         splits = max(
             1, min(splits, machine.costs.packet_tensor_bytes // (rows * given.heads * part))
         )
-    # Halves of what the ring holds are not worth the exchange that merges them.
+    # Two halves that fit in the ring are not worth the exchange that merges them.
     if splits == 2 and batch > 1 and context <= streamed * machine.variant.stages:
         splits = 1
-    # All parts of a head are in shared memory when they are merged.
+    # All parts of a head must fit in shared memory for the merge.
     splits = max(1, min(splits, (machine.shared_bytes - machine.ring_bytes) // part))
     params = AttentionParams(
         heads=given.heads,

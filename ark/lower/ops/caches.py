@@ -1,4 +1,4 @@
-"""Lowering of appends to caches of keys and values, and of the views of what they hold."""
+"""Lowering of appends to caches of keys and values, and of views of their contents."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def lower_kv_append(lowering: Lowering, node: Node) -> None:
 
 
 def lower_kv_cache_slot(lowering: Lowering, node: Node) -> None:
-    """The cache as one head's, whose width is the whole slot."""
+    """Appends to the cache, viewed as the cache of one head whose width is that of a whole slot."""
     token, position, _ = node.inputs
     cache, slot = node.outputs
     width = math.prod(token.shape)

@@ -19,7 +19,7 @@ from ark.tasks.custom_form import Form
 
 
 def lower_custom(lowering: Lowering, node: Node) -> None:
-    """A task for every tile of the op's axes."""
+    """Emits a task for every tile of the op's axes."""
     _emit(lowering, node)
 
 
@@ -39,12 +39,12 @@ def _emit(lowering: Lowering, node: Node) -> Group:
 
 
 def lower_channel_custom(lowering: Lowering, node: Node) -> None:
-    """The same, with a wait and a signal for every task on the op's channels."""
+    """Emits the same tasks, with a wait and a signal on each of the op's channels."""
     _pair(lowering, node, _emit(lowering, node))
 
 
 def _received(lowering: Lowering, form: Form, tensors: Mapping[str, Tensor]) -> frozenset[int]:
-    """The buffers between ranks that hold packets."""
+    """Ids of the buffers between ranks that hold packets. Raises UnsupportedError if one cannot."""
     named = [(name, tensors[name]) for name in form.packets]
     symmetric = [(name, t) for name, t in named if t.buffer.arena == "symmetric"]
     for name, tensor in symmetric:
@@ -58,7 +58,9 @@ def _received(lowering: Lowering, form: Form, tensors: Mapping[str, Tensor]) -> 
 
 
 def _pair(lowering: Lowering, node: Node, group: Group) -> None:
-    """Each task's waits and signals: a counter for every tile of every op on a channel."""
+    """Adds each task's waits and signals, with a counter for every tile of every op on a
+    channel.
+    """
     rank, given = lowering.graph.rank, node.read(CustomAttributes)
     waits, signals = given.waits or [], given.signals or []
     peers = {t.buffer.rank for t in (*node.inputs, *node.outputs)}
@@ -81,7 +83,9 @@ def _pair(lowering: Lowering, node: Node, group: Group) -> None:
 
 
 def _tiles(form: Form, sizes: Mapping[str, int], processors: int) -> Iterator[tuple[str, int]]:
-    """The tile by axis: what the form says, and of the others shares for the processors."""
+    """The tile size of each axis: the one that the form sets, otherwise one that gives the
+    processors equal shares.
+    """
     tasks = 1
     for axis, n in form.tile.items():
         tasks *= -(-sizes[axis] // n) if n else 1

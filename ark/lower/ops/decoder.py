@@ -1,4 +1,6 @@
-"""Lowering of rotary embeddings: of rows, of queries with their keys, and of pairs."""
+"""Lowering of rotary embeddings of rows, of queries with their keys, and of gates on pairs of
+columns.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from ark.tasks.rotary import VECTOR_COLUMNS, RopeKvParams, RotaryEmbeddingParams
 
 
 def lower_rotary_embedding(lowering: Lowering, node: Node) -> None:
-    """A task for some heads of a row."""
+    """Emits a task for each row and group of heads."""
     rows, columns = node.outputs[0].shape
     given = node.read(RotaryAttributes)
     parts = split(columns // given.head_dim, -(-lowering.machine.processors // rows))
@@ -29,10 +31,10 @@ def lower_rotary_embedding(lowering: Lowering, node: Node) -> None:
 
 
 def lower_rope_kv(lowering: Lowering, node: Node) -> None:
-    """Cuts columns only: rows share the caches."""
+    """Emits tasks that cut columns only, because all rows share the caches."""
     x = node.inputs[0]
     operands = [x, node.outputs[0], *node.inputs[1:], *node.outputs[1:]]
-    # Of many rows whole packs: columns that one access moves stay together.
+    # With many rows, cuts are at multiples of the columns that one access moves.
     given = node.read(ProjectionAttributes)
     step = VECTOR_COLUMNS if x.shape[0] > 1 and given.head_dim % VECTOR_COLUMNS == 0 else 2
     params = RopeKvParams(given.heads, given.kv_heads, given.head_dim)

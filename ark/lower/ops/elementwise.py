@@ -1,4 +1,4 @@
-"""Lowering of elementwise ops: tiles over the result, with the expression of the node."""
+"""Lowering of elementwise ops: tiles of the result, with the node's expression."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from ark.tasks.elementwise import ElementwiseParams
 
 
 def lower_elementwise(lowering: Lowering, node: Node) -> None:
-    """Tiles over the output; when nothing is broadcast or strided, over one flat dimension."""
-    inputs = list(dict.fromkeys(node.inputs))  # of what is given twice one read
+    """Emits tiles of the output. If no operand is broadcast or strided, operands are viewed in one
+    dimension.
+    """
+    inputs = list(dict.fromkeys(node.inputs))  # an operand that is given twice is read once
     expr = expression.substitute(
         expression_of(node), [expression.leaf(inputs.index(t)) for t in node.inputs]
     )

@@ -1,4 +1,4 @@
-"""Lowering of the choice of experts and of the linear layers of those that are chosen."""
+"""Lowering of the choice of experts, and of linear layers of the chosen experts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def lower_topk(lowering: Lowering, node: Node) -> None:
 
 
 def lower_expert_linear(lowering: Lowering, node: Node) -> None:
-    """Deals the outputs of every row and slot to the processors."""
+    """Emits tasks that divide the outputs of every row and slot among the processors."""
     rows, slots, n = node.outputs[0].shape
     parts = split(n, -(-lowering.machine.processors // (rows * slots)))
     coords = [(r, s, a, b) for r in range(rows) for s in range(slots) for a, b in parts]

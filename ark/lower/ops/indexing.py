@@ -1,4 +1,4 @@
-"""Lowering of copies by index: concat, and remaps (pad, flip, slices, tiles of a tensor)."""
+"""Lowering of copies by index: concat and remaps (pad, flip, slices, tile)."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def lower_remap(lowering: Lowering, node: Node) -> None:
     out = node.outputs[0]
     tile = box_tile(out.shape, lowering.machine, itemsize=out.dtype.itemsize)
     given = node.read(RemapAttributes)
-    rules: Any = given.rules  # which the kind's form checks
+    rules: Any = given.rules  # checked by the kind's schema
     params = RemapParams(rules=rules, fill=given.fill, tile=tuple(tile))
     lowering.emit("remap", params, [*node.inputs, out], box_coords(out.shape, tile))
 
 
 def lower_concat(lowering: Lowering, node: Node) -> None:
-    """A copy of each tensor into its part of the result."""
+    """Emits a copy of each tensor into its part of the result."""
     axis, at = node.read(AxisAttributes).axis, 0
     for number, source in enumerate(node.inputs):
         target = part(node.outputs[0], axis, at, source.shape[axis])

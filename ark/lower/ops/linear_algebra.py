@@ -1,4 +1,4 @@
-"""Lowering of linear layers with the ops that they are fused with."""
+"""Lowering of linear layers, including the ops fused with them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from ark.tasks.linear_params import LinearParams
 
 
 def lower_linear(lowering: Lowering, node: Node) -> None:
-    """Deals whole stages of weight rows to processors; each task streams its rows."""
+    """Emits tasks of whole stages of weight rows; each task streams its rows. Raises ModelError if
+    the weight is not dense.
+    """
     weight = node.inputs[1]
     if not weight.dense:
         raise ModelError(f"the weight {weight.name!r} must be dense to be streamed")

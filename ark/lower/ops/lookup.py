@@ -1,4 +1,4 @@
-"""Lowering of gathers and scatters: by rows where indices choose rows, else by elements."""
+"""Lowering of gathers and scatters: by rows if indices select rows, otherwise by elements."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from ark.tasks.along import lines
 from ark.tasks.remap import GatherParams
 from ark.tasks.scatter import ScatterParams, same_places
 
-ROWS_PER_PROCESSOR = 4  # of a processor, so that a warp each is enough to copy them
-MIN_UPDATES_PER_SPAN = 8  # for each span of a table's places that a task writes to
+ROWS_PER_PROCESSOR = 4  # rows per processor from which a warp for each row keeps it busy
+MIN_UPDATES_PER_SPAN = 8  # fewest updates for each span of a table's places that a task writes
 
 
 def lower_gather(lowering: Lowering, node: Node) -> None:
@@ -50,7 +50,7 @@ def _emit_gather(
     itemsize, line = operands[2].dtype.itemsize, lowering.machine.line_bytes
     weight = 1
     if shape[-1] == 1 and lowering.machine.coalesces:
-        weight = max(1, line // itemsize)  # a line is loaded for each element
+        weight = max(1, line // itemsize)  # a whole line is loaded for each element
     tile = box_tile(shape, lowering.machine, weight, itemsize)
     params = GatherParams(axis=axis, elements=elements, tile=tuple(tile))
     lowering.emit("gather", params, operands, box_coords(shape, tile))
@@ -61,9 +61,8 @@ def lower_gather_elements(lowering: Lowering, node: Node) -> None:
 
 
 def lower_scatter(lowering: Lowering, node: Node) -> None:
-    """A copy of the input, unless the output is there, then the updates.
-
-    These go into the part of it that they can reach.
+    """Emits a copy of the input, unless the output shares its memory, then the updates, into the
+    part of the output that they can reach. Many long rows are copied and updated by one op instead.
     """
     source, ids, updates = node.inputs
     out, given = node.outputs[0], node.read(ScatterAttributes)
@@ -90,7 +89,7 @@ def lower_scatter(lowering: Lowering, node: Node) -> None:
         not lowering.machine.cooperative,
     )
     if not alone and 2 * len(box_coords(frame, tile)) <= lowering.machine.processors:
-        tile[3] = min(tile[3], lowering.machine.lanes)  # each thread's updates are in a row
+        tile[3] = min(tile[3], lowering.machine.lanes)  # each thread's updates are in one row
     if same_places(ids.shape, axis) and not alone:
         tile = box_tile(frame, lowering.machine)
         tasks = len(box_coords(frame, tile))
@@ -103,7 +102,7 @@ def lower_scatter(lowering: Lowering, node: Node) -> None:
 
 
 def _by_rows(lowering: Lowering, node: Node) -> bool:
-    """True for many rows that are copied together with their own updates."""
+    """True for many rows, each of which one task copies and updates."""
     source, ids, updates = node.inputs
     out, axis, machine = node.outputs[0], node.read(ScatterAttributes).axis, lowering.machine
     rows = math.prod(lines(out.shape, axis))

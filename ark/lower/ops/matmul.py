@@ -1,4 +1,4 @@
-"""Matrix products to tile tasks: the tiles of a product's cut, in the order that serves memory."""
+"""Lowering of matrix products: the tiles of a product's cut, in an order that suits the memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ark.tasks.matmul_params import MatmulParams
 
 
 def lower_matmul(lowering: Lowering, node: Node) -> None:
-    """Tiles of a product, by the variant's own bodies where they take it."""
+    """Emits the tiles of a product, with the variant's special bodies if they support it."""
     product, machine = product_of(node), lowering.machine
     asked = lowering.tile(product.shape, fixed=(0, 1), shown=_shown(node))
     cut = Cut(asked[2], asked[3]) if asked else product.cut
@@ -34,7 +34,7 @@ def lower_matmul(lowering: Lowering, node: Node) -> None:
         places = box_coords((1, cut.parts, *shape[2:]), (1, 1, *tile))
         _emit_product(lowering, product, params, places)
         return
-    if cut is None and alone:  # many small matrices
+    if cut is None and alone:  # many products of small matrices
         params = structs.replace(params, tasks=machine.processors)
         _emit_product(lowering, product, params, [(r,) for r in range(params.tasks)])
         return
@@ -42,7 +42,7 @@ def lower_matmul(lowering: Lowering, node: Node) -> None:
     thin = product.plain and is_thin(product.params, product.tensors, machine)
     several = not thin and node.hints is None
     per_task = tiles_per_task(math.prod(tile) * product.depth, machine) if several else 1
-    if len(coords) > 1 and per_task > 1:  # several small ones are a task
+    if len(coords) > 1 and per_task > 1:  # several small tiles per task
         params = structs.replace(params, tasks=-(-len(coords) // per_task))
         coords = [(r,) for r in range(params.tasks)]
     _emit_product(lowering, product, params, coords)
@@ -68,12 +68,14 @@ def _emit_product(
     elif given.rope_kv is not None:
         params = structs.replace(params, **given.rope_kv.to_node())
     elif lowering.machine.variant.name == "matrix" and out.dtype not in (left.dtype, fp32, int32):
-        params = structs.replace(params, expr=expression.leaf(0))  # the sums as they are
+        params = structs.replace(params, expr=expression.leaf(0))  # store the sums unchanged
     lowering.emit("matmul", params, [left, right, out, *others], coords)
 
 
 def _lower_large(lowering: Lowering, product: Product, cut: Cut) -> None:
-    """For warpgroups: tiles in an order that shares L2."""
+    """Emits a product for warpgroups, with tiles in an order in which they share data in the L2
+    cache.
+    """
     machine, node, shape = lowering.machine, product.node, product.shape
     tile = min(cut.rows, shape[2]), cut.columns
     group = matrix_group(tile[0], product.depth, node.inputs[0].dtype.itemsize, machine)
@@ -84,7 +86,7 @@ def _lower_large(lowering: Lowering, product: Product, cut: Cut) -> None:
         coords = side_by_side(coords, machine.processors)
         _emit_product(lowering, product, params, coords)
         return
-    # A processor's tiles are one task: it loads one while it stores another.
+    # All tiles of a processor are one task, so that one tile is loaded while another is stored.
     begin, end = node.processors or (0, machine.processors)
     tasks = min(len(coords) * cut.parts, end - begin)
     params = structs.replace(params, tasks=tasks, group=group)

@@ -19,7 +19,7 @@ from ark.tasks.rope import RopeParams
 from ark.tasks.tokens import EmbeddingParams
 from ark.tasks.transpose import TransposeParams
 
-# A processor: from then on the rows that are looked up are tiles, not a task each.
+# Rows per processor from which looked-up rows are cut into tiles instead of a task for each row.
 MIN_TILED_ROWS_PER_PROCESSOR = 4
 
 
@@ -52,7 +52,9 @@ def _permute(lowering: Lowering, source: IrTensor, out: IrTensor, order: list[in
 
 
 def whole_view(lowering: Lowering, tensor: IrTensor, shape: Sequence[int], fill: bool) -> IrTensor:
-    """The tensor in another shape, or a temporary that can be seen so (filled if asked)."""
+    """The tensor viewed in another shape; if that is not possible, a dense temporary. fill: copy
+    the elements into the temporary.
+    """
     if dense_view(tensor, shape) is None:
         copy = lowering.temp(tensor.shape, tensor.dtype, f"{tensor.name}.dense")
         if fill:
@@ -62,7 +64,7 @@ def whole_view(lowering: Lowering, tensor: IrTensor, shape: Sequence[int], fill:
 
 
 def move(lowering: Lowering, source: IrTensor, target: IrTensor) -> None:
-    """Adds the tasks of a copy between two tensors of one shape."""
+    """Emits a copy between two tensors of the same shape."""
     get("copy").lower(lowering, Node(0, "copy", "copy", (source,), (target,)))
 
 
@@ -82,9 +84,8 @@ def lower_embedding(lowering: Lowering, node: Node) -> None:
 
 
 def _emit_rows(lowering: Lowering, operands: list[IrTensor], columns: int) -> None:
-    """A task a row, or a part of a row where rows are fewer than processors; columns.
-
-    Of a part, or 0.
+    """Emits a task for each row, or for each part of a row if there are fewer rows than processors.
+    columns: the columns of a part, 0 to choose them here.
     """
     rows, width = operands[2].shape
     parts = max(1, min(width // 64, -(-lowering.machine.processors // rows)))
@@ -95,7 +96,7 @@ def _emit_rows(lowering: Lowering, operands: list[IrTensor], columns: int) -> No
 
 
 def _emit_tiles(lowering: Lowering, index: IrTensor, table: IrTensor, target: IrTensor) -> None:
-    """Tiles of many rows, as of any gather."""
+    """Emits tiles of many rows, as for any gather."""
     table, target = widen(table, 3), widen(target, 3)
     tile = box_tile(target.shape, lowering.machine, itemsize=target.dtype.itemsize)
     params = GatherParams(axis=1, elements=False, from_end=False, tile=tuple(tile))

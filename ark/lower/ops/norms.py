@@ -1,4 +1,4 @@
-"""Lowering of ops over whole rows: norms and softmax."""
+"""Lowering of ops on whole rows: norms and softmax."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from ark.machine.capability import Capability
 from ark.tasks.argmax import ArgMaxParams
 from ark.tasks.row_norm import RowNormParams
 
-MAX_INTERLEAVED_ITEMSIZE = 2  # bytes of elements whose rows are dealt
-PROCESSORS_PER_IDLE_ONE = 20  # of so many processors one may have no rows
+MAX_INTERLEAVED_ITEMSIZE = 2  # bytes of elements whose rows are interleaved
+PROCESSORS_PER_IDLE_ONE = 20  # one of this number of processors may have no rows
 MAX_SHORT_ROW_ELEMENTS = 1024  # elements of rows that one task normalises in the time of one row
 
 
 def lower_row_norm(lowering: Lowering, node: Node) -> None:
-    """Tasks of whole rows of a softmax or norm: one a processor, or of a few short rows that take
-    the time of one; large matrices are dealt to processors row by row.
+    """Emits a softmax or norm as tasks of whole rows. Each processor has one task, or tasks have a
+    few short rows that take the time of one. Rows of large matrices are assigned to processors one
+    by one, in turn.
     """
     others, params = list(node.inputs[1:]), node.read(NormAttributes)
     row = node.outputs[0].shape[-1:]
@@ -41,7 +42,7 @@ def lower_row_norm(lowering: Lowering, node: Node) -> None:
 
 
 def lower_argmax(lowering: Lowering, node: Node) -> None:
-    """Tasks of whole rows, as of lower_row_norm."""
+    """Emits tasks of whole rows, as lower_row_norm does."""
     source, out, coords, rows = _row_tiles(lowering, node)
     lowering.emit("argmax", ArgMaxParams(rows), [source, out], coords)
 
@@ -49,8 +50,8 @@ def lower_argmax(lowering: Lowering, node: Node) -> None:
 def _row_tiles(
     lowering: Lowering, node: Node
 ) -> tuple[IrTensor, IrTensor, list[tuple[int, ...]], int]:
-    """Views of input and result in which tasks of whole rows are cut, the tasks' coordinates, and
-    the rows of each task.
+    """Input and result, viewed such that tasks of whole rows can be cut; the coordinates of the
+    tasks, and the number of rows of each task.
     """
     source, out, machine = node.inputs[0], node.outputs[0], lowering.machine
     few = 1
@@ -69,16 +70,17 @@ def _row_tiles(
 
 
 def is_large(out: IrTensor, machine: Machine) -> bool:
-    """True for a result whose rows are worth dealing."""
+    """True for a result that is large enough for its rows to be assigned in turn."""
     return out.nbytes >= machine.costs.deal_bytes
 
 
 def _dealt(source: IrTensor, out: IrTensor, machine: Machine) -> int:
-    """Processors that many rows of a large matrix are dealt to one by one; 0 for none.
+    """The number of processors to which the rows of a large matrix are assigned in turn, so that
+    all of them proceed through memory side by side; 0 if consecutive rows are assigned.
 
-    So all go through memory together. 0 where they are not, where rows are claimed instead, or
-    where too many processors would have no rows. Rows of wider elements, which some backends bring
-    several ahead, are faster as they lie.
+    The result is 0 if rows are claimed instead, or if too many processors would have no rows. It is
+    also 0 for wider elements: some backends load several rows ahead, and then consecutive rows are
+    faster.
     """
     rows = out.shape[0]
     large = is_large(out, machine) and out.dtype.itemsize <= MAX_INTERLEAVED_ITEMSIZE
@@ -101,7 +103,9 @@ def _dealt(source: IrTensor, out: IrTensor, machine: Machine) -> int:
 
 
 def _flat(lowering: Lowering, source: IrTensor, out: IrTensor) -> tuple[IrTensor, IrTensor]:
-    """Input and output as matrices where their memory layout allows it."""
+    """Input and output viewed as matrices, if their memory layout allows it; otherwise
+    unchanged.
+    """
     rows = out.elements // out.shape[-1]
     flat = [(rows, t.shape[-1]) for t in (source, out)]
     if any(dense_view(t, dims) is None for t, dims in zip((source, out), flat, strict=True)):
@@ -110,7 +114,9 @@ def _flat(lowering: Lowering, source: IrTensor, out: IrTensor) -> tuple[IrTensor
 
 
 def _whole_rows(node: Node) -> list[int] | None:
-    """The hinted tile with one index in the place of a whole row; PlanError for a part of one."""
+    """The hinted tile with size 1 in place of the whole row; None without a hint. Raises PlanError
+    if the hinted tile has only a part of a row.
+    """
     if node.hints is None or node.hints.tile is None:
         return None
     *others, columns = node.hints.tile

@@ -30,9 +30,10 @@ def lower_paged_append(lowering: Lowering, node: Node) -> None:
 
 
 def lower_paged_attention(lowering: Lowering, node: Node) -> None:
-    """Few rows by splits of their positions, so that most processors have a part.
+    """Emits attention of a few rows as splits of their positions, so that most processors have a
+    part.
 
-    Many, and others that are masked, by tiles.
+    Attention of many rows, or with other masks, is emitted as tiles.
     """
     sequences = node.inputs[3].shape[0]
     rows = node.inputs[0].shape[0] // sequences
@@ -62,12 +63,12 @@ def _lower_splits(lowering: Lowering, node: Node) -> None:
         streamed = streamed_rows(key, heads // kv_heads, machine)
         if pages_of_stage(streamed, page) > MAX_STAGE_PAGES:
             streamed = 0
-    # A part has a stage of the ring at least, and one of several sequences two.
+    # A part has at least one stage of the ring, with several sequences two.
     least = 64 if not streamed else streamed * (1 if sequences == 1 else 2)
     splits = attention_splits(q.shape[0], kv_heads, context, machine.processors, least)
     if splits == 2 and sequences > 1 and context <= streamed * machine.variant.stages:
-        splits = 1  # as of attention over rows that follow each other
-    # All parts of a head are in shared memory when they are merged.
+        splits = 1  # as for attention over contiguous rows
+    # All parts of a head must fit in shared memory for the merge.
     room = (machine.shared_bytes - machine.ring_bytes) // (4 * (width + 2))
     splits = max(1, min(splits, room))
     params = PagedAttentionParams(

@@ -1,4 +1,4 @@
-"""Lowering of the sums of parts of products, alone and with the norm behind them."""
+"""Lowering of the sums of a product's parts of k, with or without the norm after them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from ark.tasks.elementwise import ElementwiseParams
 
 
 def lower_add_parts(lowering: Lowering, node: Node) -> None:
-    """A tile's parts are added by as many tasks as made them."""
+    """Emits the sums of parts. Each tile of the product is added by as many tasks as it has
+    parts.
+    """
     (sums, *others), out = node.inputs, node.outputs[0]
     parts, m, n = sums.shape
     given = node.read(AddPartsAttributes)
@@ -27,7 +29,9 @@ def lower_add_parts(lowering: Lowering, node: Node) -> None:
 
 
 def lower_add_parts_norm(lowering: Lowering, node: Node) -> None:
-    """The task that adds up a row norms it. Results: the sum and the normed rows."""
+    """Emits tasks that add the parts of a row and normalise it. Results: the sum and the normalised
+    rows.
+    """
     (sums, *others, weight), (total, normed) = node.inputs, node.outputs
     columns = total.shape[-1]
     shares = [*(part(sums, 0, i, 1) for i in range(sums.shape[0])), *others]

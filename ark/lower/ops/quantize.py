@@ -1,4 +1,4 @@
-"""Lowering of linear layers over quantised weights."""
+"""Lowering of linear layers with quantised weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from ark.tasks.quantized_linear import QuantizedLinearParams, most_rows
 
 
 def lower_quantized_linear(lowering: Lowering, node: Node) -> None:
-    """As many rows of the input at once as a processor has the shared memory for."""
+    """Emits the layer in groups of input rows, each as large as a processor's shared memory
+    allows.
+    """
     x, *others = node.inputs
     out, machine = node.outputs[0], lowering.machine
     coords = split(others[0].shape[0], machine.processors)
@@ -30,6 +32,6 @@ def lower_quantized_linear(lowering: Lowering, node: Node) -> None:
 
 
 def lower_row_values(lowering: Lowering, node: Node) -> None:
-    """A task for some rows of a quantised matrix."""
+    """Emits a task for each range of rows of a quantised matrix."""
     coords = split(node.inputs[0].shape[0], lowering.machine.processors)
     lowering.emit("row_values", Params(), [*node.inputs, *node.outputs], coords)

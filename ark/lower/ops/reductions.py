@@ -1,4 +1,4 @@
-"""Lowering of reductions over one dimension, in parts where a row is long."""
+"""Lowering of reductions over one dimension, in parts if a row is long."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from ark.machine import Machine
 from ark.tasks import expression
 from ark.tasks.reduce import ReduceParams
 
-REDUCE_COLUMNS = 64  # neighbouring results of a task where not the last dimension is reduced
+REDUCE_COLUMNS = 64  # neighbouring results per task if another dimension than the last is reduced
 
 
-MIN_SPLIT_ELEMENTS = 16384  # elements
+MIN_SPLIT_ELEMENTS = 16384  # fewest elements of a part
 
 
 def _insert(tensor: IrTensor, axis: int) -> IrTensor:
-    """The tensor with a dimension of one at `axis`."""
+    """The tensor with a dimension of size 1 inserted at `axis`."""
 
     def widen(dims: tuple[int, ...], fill: int) -> tuple[int, ...]:
         return (*dims[:axis], fill, *dims[axis:])
@@ -40,9 +40,9 @@ def _insert(tensor: IrTensor, axis: int) -> IrTensor:
 
 
 def lower_reduce(lowering: Lowering, node: Node) -> None:
-    """One task reduces whole rows or columns.
+    """Emits a reduction, in which one task reduces whole rows or columns.
 
-    Where they are few and long, tasks reduce parts of them into a temporary first (split-k).
+    If rows are few and long, tasks first reduce parts of them into a temporary (split-k).
     """
     source, out = node.inputs[0], node.outputs[0]
     given = node.read(ReduceAttributes)
@@ -79,9 +79,11 @@ def lower_reduce(lowering: Lowering, node: Node) -> None:
 
 
 def _views(lowering: Lowering, node: Node, parts: Sequence[int]) -> list[IrTensor] | None:
-    """The inputs with the axis, and what lies before and behind it, in parts.
+    """The inputs viewed in four dimensions: those before the axis, the axis in two parts, and those
+    after it. `parts` has their sizes.
 
-    Those that have one index along it have one in the parts; None where one cannot be seen so.
+    Inputs with size 1 along a group of dimensions have size 1 in the view. None if an input cannot
+    be viewed so.
     """
     shape, axis = node.inputs[0].shape, node.read(ReduceAttributes).axis
     groups = (shape[:axis], shape[axis : axis + 1], shape[axis + 1 :])
@@ -101,12 +103,12 @@ def _views(lowering: Lowering, node: Node, parts: Sequence[int]) -> list[IrTenso
 
 
 def _across(count: int, source: IrTensor, machine: Machine) -> int:
-    """Neighbouring sums into which one long line of a 16-bit type is folded; 0 for none.
+    """The number of neighbouring sums into which one long line of a 16-bit type is folded; 0 for
+    none.
 
-    Blocks go through memory side by side. 0 of few elements, or with one thread a processor.
-
-    Parts that lie far apart, one a processor, took 80 us of 64M bf16 on an H100 where columns of
-    the same bytes took 48.
+    In this form, blocks proceed through memory side by side. 0 for few elements, or with one thread
+    per processor. On an H100, distant parts, one for each processor, took 80 us for 64M elements of
+    bf16, and columns of the same bytes took 48.
     """
     if not machine.cooperative or source.dtype.itemsize != 2:
         return 0
@@ -117,7 +119,9 @@ def _across(count: int, source: IrTensor, machine: Machine) -> int:
 
 
 def _counted(term: expression.Tree, part: int, inner: int) -> expression.Tree:
-    """A term over parts of the axis, whose elements are counted from the first of all."""
+    """A term for a part of the axis, in which element indices count from the first element of the
+    whole axis.
+    """
     if not expression.places(term):
         return term
     along = -1 if inner == 1 else -2
@@ -126,9 +130,9 @@ def _counted(term: expression.Tree, part: int, inner: int) -> expression.Tree:
 
 
 def _lower_swept(lowering: Lowering, node: Node, inputs: Sequence[IrTensor], across: int) -> None:
-    """A line is folded into `across` neighbouring results, and these into one.
+    """Emits the folding of a line into `across` neighbouring results, and of these into one.
 
-    inputs: the node's, by neighbours in the last but one of four dimensions.
+    inputs: the node's inputs, with the neighbours in the second to last of four dimensions.
     """
     given = node.read(ReduceAttributes)
     out, function, count = node.outputs[0], given.function, node.inputs[0].elements
@@ -141,7 +145,9 @@ def _lower_swept(lowering: Lowering, node: Node, inputs: Sequence[IrTensor], acr
 
 
 def _splits(outer: int, count: int, inner: int, machine: Machine) -> int:
-    """Equal parts of `count` elements: enough to busy the processors, none of them short."""
+    """The number of equal parts into which `count` elements are cut: enough to keep the processors
+    busy, and no part short.
+    """
     tasks = outer * -(-inner // REDUCE_COLUMNS)
     wanted = min(
         -(-machine.processors // tasks), count * min(inner, REDUCE_COLUMNS) // MIN_SPLIT_ELEMENTS
@@ -175,7 +181,9 @@ def _emit_reduce(
 
 
 def _beside_axis(node: Node | None, axis: int) -> list[int] | None:
-    """The hinted tile where the result has no dimension in the place of the reduced one."""
+    """The hinted tile with size 1 inserted at the reduced dimension, if the result does not have
+    that dimension; None otherwise.
+    """
     if node is None or node.hints is None or node.hints.tile is None:
         return None
     if node.read(ReduceAttributes).keepdims:

@@ -21,7 +21,7 @@ def lower_scan(lowering: Lowering, node: Node) -> None:
     tile = box_tile(frame, machine, out.shape[axis])
     tasks = math.prod(-(-n // t) for n, t in zip(fold(frame), tile, strict=True))
     if tasks < machine.processors and machine.cooperative:
-        tile[3] = min(tile[3], machine.lanes)  # neighbours that a block goes along together
+        tile[3] = min(tile[3], machine.lanes)  # neighbours that one block processes side by side
     lowering.emit(
         "scan",
         ScanParams(

@@ -15,14 +15,16 @@ from ark.tasks.tokens import SampleParams
 
 
 def _share(tensor: Tensor, batch: int, sequence: int) -> Tensor:
-    """What a sequence has of a tensor whose first dimension is cut equally."""
+    """The part of a sequence in a tensor whose first dimension is cut into equal parts."""
     size = tensor.shape[0] // batch
     name = f"{tensor.name}.{sequence}"
     return dataclasses.replace(part(tensor, 0, sequence * size, size), name=name)
 
 
 def lower_sample_each(lowering: Lowering, node: Node) -> None:
-    """Each tile finds its best token of each sequence, one task chooses among these for all."""
+    """Emits tasks that determine the best token of each tile and sequence, and one task that
+    chooses among these for all sequences.
+    """
     logits, settings, position, *others = node.inputs
     batch, vocabulary = logits.shape
     tiles = max(1, min(lowering.machine.processors // batch, vocabulary // 256))
@@ -37,6 +39,8 @@ def lower_sample_each(lowering: Lowering, node: Node) -> None:
 
 
 def lower_choose_each(lowering: Lowering, node: Node) -> None:
-    """One task chooses for all sequences among candidates that the linear layer found."""
+    """Emits one task that chooses for all sequences among the candidates that the linear layer
+    determined.
+    """
     params = ChooseEachParams(node.read(ChooseEachAttributes).tiles, node.inputs[0].shape[0])
     lowering.emit("choose_each", params, list(node.inputs), [(0,)])

@@ -34,9 +34,11 @@ def lower_advance(lowering: Lowering, node: Node) -> None:
 
 
 def lower_sample(lowering: Lowering, node: Node) -> None:
-    """Each tile finds its best token, one task chooses among these.
+    """Emits tasks that determine the best token of each tile, and one task that chooses among
+    these.
 
-    shares: of the logits, which begin with the rank's own (ark.lower.rewrite.rotate_logits).
+    shares: the number of ranks' shares in the logits; the first is this rank's own
+    (ark.lower.rewrite.rotate_logits).
     """
     shares = node.read(SampleAttributes).shares
     logits, settings, position, *others = node.inputs
@@ -49,7 +51,9 @@ def lower_sample(lowering: Lowering, node: Node) -> None:
 
 
 def lower_choose(lowering: Lowering, node: Node) -> None:
-    """One task chooses among candidates that the linear layer found, or those of all ranks."""
+    """Emits one task that chooses among the candidates that the linear layers of this rank or of
+    all ranks determined.
+    """
     given = node.read(ChooseAttributes)
     first = lowering.graph.rank if given.shares > 1 else 0
     params = SampleParams(given.tiles, given.shares, first)

@@ -9,7 +9,9 @@ from ark.lower.unpack import convert, unpacked
 
 
 def lower_reshape(lowering: Lowering, node: Node) -> None:
-    """A copy in the input's shape; the output, which is new, can be seen so."""
+    """Emits a copy in the input's shape. The output is a new dense tensor, so it can be viewed in
+    this shape.
+    """
     source, out = node.inputs[0], node.outputs[0]
     if source.dtype.packed:
         convert(lowering, lowering.view(unpacked(lowering, source), out.shape), out)

@@ -1,4 +1,4 @@
-"""Lowering of convolutions to products with a matrix of windows."""
+"""Lowering of convolutions that read their windows from the image."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from ark.lower.context import Lowering
 from ark.lower.tiling import MAX_TILE_ELEMENTS, box_coords
 from ark.tasks.convolution import ConvolutionParams
 
-MIN_TASK_MULTIPLICATIONS = 1 << 13  # multiplications of a convolution that are worth a hand-over
+MIN_TASK_MULTIPLICATIONS = 1 << 13  # fewest multiplications of a task
 
 
-WARP_READ_ELEMENTS = 32  # neighbouring places of a tile, which warps read together
+WARP_READ_ELEMENTS = 32  # neighbouring places of a tile, which the lanes of a warp read at once
 
 
 def lower_convolution(lowering: Lowering, node: Node) -> None:
-    """Tiles of one n: places first, then rows of weights, then groups, as few as keep all
-    processors busy.
+    """Emits tiles of one image each. A tile contains places first, then rows of weights, then
+    groups, as few as keep all processors busy.
     """
     weight, source, *others = node.inputs
     out, machine = node.outputs[0], lowering.machine
@@ -30,12 +30,14 @@ def lower_convolution(lowering: Lowering, node: Node) -> None:
     sizes = given.sizes
     line = (
         sizes[1] if rows == 1 and len(sizes) == 2 else WARP_READ_ELEMENTS
-    )  # of each channel by itself: rows
+    )  # with one channel per group: rows
     wide = places if share >= places else min(places, -(-share // line) * line)
     down = min(rows, max(1, share // wide))
 
     def rounds(several: int) -> tuple[int, int]:
-        """Groups that the busiest processor has one after another, a task as few as can be."""
+        """The number of groups that the busiest processor computes one after another, then the
+        negated number per task, so that ties give the fewest tasks.
+        """
         return -(-images * -(-groups // several) // tasks) * several, -several
 
     whole_images = down == rows and wide == places

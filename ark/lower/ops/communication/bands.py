@@ -1,11 +1,9 @@
 """Lowering of products whose rows are assigned to ranks in bands, shared by the overlapped
 collectives.
 
-Deals the tiles to processors that multiply and to processors that add and send
-(ark.lower.ops.communication.overlapped).
-
-Where the tiles leave processors idle, because they do not divide among all, these add and send;
-where they leave none, all do between two tiles.
+Assigns the tiles to processors that multiply, and other tasks to processors that add and send
+(ark.lower.ops.communication.overlapped). If the number of tiles leaves processors idle, these add
+and send; if it leaves none idle, all processors add and send between two tiles.
 """
 
 from __future__ import annotations
@@ -24,11 +22,11 @@ from ark.tasks import expression
 from ark.tasks.combine import CombineParams, moved, tiles
 from ark.tasks.matmul_params import MatmulParams
 
-Chunks = list[tuple[int, int]]  # first and last+1 element
+Chunks = list[tuple[int, int]]  # first and last + 1 element
 
 
 class Product:
-    """A product whose rows are bands, and the processors that multiply, add and send."""
+    """A product whose rows are in bands, and the processors that multiply, add and send."""
 
     def __init__(self, lowering: Lowering, node: Node, rows: int) -> None:
         self.lowering, self.node = lowering, node
@@ -51,10 +49,11 @@ class Product:
         self.copies = None
         if lowering.options.get("overlap") == DMA:
             self.copies = choose_engine(lowering.machine, self.out.nbytes, DMA)
-        # Those of the idle that wait for copies.
+        # The idle processors that wait for copies.
         self.copiers = self.idle[: -(-len(self.idle) // 2) if self.copies else 0]
-        self._round = (0, 0, 0)  # the number of its first tile, how many it has, who begins
-        # Lists of warps that move, if what they move while others multiply is done before these.
+        self._round = (0, 0, 0)  # index of its first tile, its number of tiles, its shift
+        # The task lists of moving warps, if their work is complete before the multiplications that
+        # run at the same time.
         count = lowering.machine.processors
         moved = lowering.machine.lists > count and self.rounds >= self.world and not self.copies
         self.movers = range(count + begin, count + end) if moved else range(0)
@@ -72,13 +71,13 @@ class Product:
         return cut.rows, cut.columns
 
     def multiply(self, a: IrTensor, out: IrTensor, suffix: str) -> Group:
-        """The tiles of some rows; `a` and `out` hold these."""
+        """Emits the tiles of some rows. `a` and `out` contain these rows only."""
         machine = self.lowering.machine
         rows = out.shape[0]
         tile = (min(self.high, rows), self.wide)
         coords = box_coords((1, 1, *out.shape), (1, 1, *tile))
         group = matrix_group(tile[0], self.depth, a.dtype.itemsize, self.lowering.machine)
-        if self.movers:  # so that rows are done when a round is
+        if self.movers:  # so that complete rows end with each round
             group = min(group, max(1, len(self.computing) // self.across()))
         coords.sort(key=lambda c: (c[2] // (group * tile[0]), c[3], c[2]))
         stored = machine.variant.name == "matrix" and out.dtype not in (a.dtype, fp32)
@@ -94,9 +93,10 @@ class Product:
         return emitted
 
     def begin_round(self, count: int, shift: int) -> None:
-        """The next so many tiles are a round, of which the processors take turns in beginning.
+        """Begins a round with the next `count` tiles. shift: the number of processors by which the
+        round's assignment is rotated.
 
-        Processors that stored to a peer in the last round, which takes longer, store locally now.
+        Processors that stored to a peer in the last round, which takes longer, now store locally.
         """
         self._round = self._dealt, count, shift
 
@@ -108,14 +108,14 @@ class Product:
         return self.computing[(first + number) % len(self.computing)]
 
     def across(self) -> int:
-        """Tiles side by side."""
+        """The number of tiles in a row of tiles."""
         return -(-self.columns // self.wide)
 
     def others(self, count: int, nbytes: int, everyone: bool) -> list[int]:
-        """Processors for tasks that combine or send so many bytes each.
+        """Processors for `count` tasks that combine or send `nbytes` bytes each.
 
-        Those that multiply nothing, as far as they keep up with a round of products, then the
-        others.
+        Processors that multiply nothing come first, as many tasks as they can do during a round of
+        products, then the others. everyone: use all processors.
         """
         free = [] if everyone else [*self.idle[len(self.copiers) :]]
         machine = self.lowering.machine
@@ -129,18 +129,20 @@ class Product:
         return processors
 
     def moving(self, count: int) -> list[int]:
-        """Lists of warps that move, for so many tasks of like size."""
+        """The task lists of moving warps for `count` tasks of similar size."""
         processors = [self.movers[(self._turn + i) % len(self.movers)] for i in range(count)]
         self._turn += count
         return processors
 
     def is_last(self, number: int) -> bool:
-        """True where the tile of this number is among those that processors multiply last."""
+        """True where the tile of this number is among the last that processors multiply."""
         last = -(-self._dealt // len(self.computing)) - 1
         return number // len(self.computing) == last
 
     def chunks(self, rows: int, width: int, nbytes: int, itemsize: int) -> list[Chunks]:
-        """By row of tiles of a band: how its elements are cut; both ends of a put agree."""
+        """For each row of tiles of a band, the ranges into which its elements are cut. Both ends of
+        a put compute the same ranges.
+        """
         return [
             [
                 (begin * width + lo, begin * width + hi)
@@ -152,14 +154,16 @@ class Product:
         ]
 
     def share_bytes(self, band: int, last: bool) -> int:
-        """Bytes of a task that combines or sends a part of a band."""
+        """Bytes of one task that combines or sends a part of a band."""
         machine = self.lowering.machine
         if self.movers or (self.idle and not last):
             return machine.costs.lane_bytes
         return tile_bytes(ENGINES[THREADS], machine, band)
 
     def put(self, source: IrTensor, target: IrTensor, cut: list[Chunks], suffix: str) -> Group:
-        """Copies the cut to a peer by the moving warps; a counter for each row of tiles."""
+        """Copies the ranges to a peer with moving warps; a counter is signalled for each row of
+        tiles.
+        """
         lowering = self.lowering
         coords = [chunk for row in cut for chunk in row]
         operands = [lowering.flat(source), lowering.flat(target)]
@@ -175,7 +179,7 @@ class Product:
         return group
 
     def copy(self, source: IrTensor, target: IrTensor, rows: int, width: int, suffix: str) -> Group:
-        """Rows to a peer by the proxy: few copies, as each is waited for."""
+        """Copies rows to a peer by the proxy, in few copies, because each copy is waited for."""
         assert self.copies is not None
         coords = [
             (part.start * self.high * width, min(part.stop * self.high, rows) * width)
@@ -187,7 +191,7 @@ class Product:
         return group
 
     def copied(self, rows: int) -> list[range]:
-        """The rows of tiles of each copy that the proxy makes."""
+        """The rows of tiles of each copy by the proxy."""
         parts = split(-(-rows // self.high), max(1, len(self.copiers)))
         return [range(a, b) for a, b in parts]
 

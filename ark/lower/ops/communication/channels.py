@@ -22,7 +22,7 @@ from ark.tasks.combine import CombineParams, moved, tiles, words
 
 
 def _transfer(lowering: Lowering, source: IrTensor, target: IrTensor, asked: str) -> None:
-    """Moves a tensor to or from a peer's memory by tasks of its own."""
+    """Emits tasks that move a tensor to or from a peer's memory."""
     machine = lowering.machine
     peers = [t.buffer.rank for t in (source, target) if t.buffer.rank >= 0]
     engine = lowering.engine(source.nbytes, asked, peers, TRANSFERS)
@@ -39,7 +39,7 @@ def _transfer(lowering: Lowering, source: IrTensor, target: IrTensor, asked: str
     coords = tiles(
         source.elements, source.dtype.itemsize, tile_bytes(engine, machine, source.nbytes)
     )
-    # No cache of this device would notice what a copy engine writes where caches may hold it.
+    # Caches of this device do not notice writes of a copy engine to memory that they may hold.
     cached = target.buffer.rank < 0 and target.buffer.arena != "symmetric"
     landing = cached and engine.proxied and machine.has(Capability.UNCACHED_COPIES)
     into = _landing(lowering, target) if landing else target
@@ -49,7 +49,9 @@ def _transfer(lowering: Lowering, source: IrTensor, target: IrTensor, asked: str
 
 
 def _landing(lowering: Lowering, like: IrTensor) -> IrTensor:
-    """Symmetric memory of this rank, which is not cached, for what `like` is to hold."""
+    """Symmetric memory of this rank, which is not cached, with the shape of `like`, in which a copy
+    first arrives.
+    """
     name = f"{like.name}.{lowering.number('landing')}.landing"
     return lowering.graph.tensor(like.shape, like.dtype, arena="symmetric", name=name)
 
@@ -80,13 +82,13 @@ def lower_channel_reduce(lowering: Lowering, node: Node) -> None:
 
 
 def _name(lowering: Lowering, node: Node, source: int, target: int, role: str) -> str:
-    """What both ends call the next of this kind on the channel."""
+    """The name that both ends give to the next op of this role on the channel."""
     key = f"channel{node.read(ChannelAttributes).tag}.{source}.{target}.{role}"
     return f"{key}.{lowering.number(key)}"
 
 
 def lower_flag(lowering: Lowering, node: Node) -> None:
-    """A signal, a wait or a flush: one task that moves nothing."""
+    """Emits a signal, a wait or a flush: one task that moves no data."""
     group = lowering.emit("flag", Params(), [node.outputs[0]], [(0,)])
     rank, peer = lowering.graph.rank, node.read(ChannelAttributes).peer
     if node.type == "channel_signal":
@@ -100,7 +102,7 @@ def lower_flag(lowering: Lowering, node: Node) -> None:
 def _message(
     lowering: Lowering, node: Node, tensor: IrTensor, owner: int, name: str
 ) -> tuple[IrTensor, list[tuple[int, int]], Engine]:
-    """The receive buffer of a message, the tiles it travels in, and the engine."""
+    """The receive buffer of a message, the tiles in which it is sent, and the engine."""
     given = node.read(ChannelAttributes)
     engine = lowering.engine(tensor.nbytes, given.engine, (given.peer,))
     packets = engine.name == PACKET

@@ -1,14 +1,14 @@
 """Communication between ranks as tile tasks over symmetric memory.
 
-The collectives whose shares go straight to every peer. ark.ops.communication.collectives has the
-algorithms that pass shares on.
+This module lowers the collectives in which each rank sends its share directly to every peer.
+Algorithms that pass shares on are in ark.ops.communication.collectives.
 
-A put is a copy whose output lies on a peer; the counter that it signals there has the same name on
-both ranks, tile by tile, so a tile is used as soon as it has arrived. Receive buffers belong to one
-op each. Where ranks begin iterations by themselves, the put of a collective waits until the
-receiver has ended the iteration before (ark.plan.schedule), that of a message until it has read
-that iteration's (ark.ops.communication.messages). Elsewhere the barrier between iterations sees to
-both.
+A put is a copy whose output is in a peer's memory. The counter that it signals there has the same
+name on both ranks and there is one for each tile, so a tile is used as soon as it has arrived. Each
+receive buffer belongs to one op. If ranks begin iterations independently, a collective's put waits
+until the receiver has ended the previous iteration (ark.plan.schedule), and a message's put until
+the receiver has read the previous iteration's message (ark.ops.communication.messages). Otherwise
+the barrier between iterations ensures both.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ from ark.tasks.combine_norm import CombineNormParams
 
 @dataclass(frozen=True)
 class _Exchanged:
-    """All ranks' shares, the rank's own first, then the next rank's and so on round.
+    """The shares of all ranks, beginning with this rank's own, followed by those of the next ranks
+    in cyclic order.
 
-    The tiles that they are worked on in, `joined` of which came as one put; the buffers that hold
-    packets, for which no counter is waited.
+    coords: the tiles in which they are processed. joined: the number of tiles that arrive as one
+    put. received: ids of the buffers that hold packets, for which no counter is needed.
     """
 
     shares: list[IrTensor]
@@ -48,7 +49,7 @@ class _Exchanged:
 
     @property
     def puts(self) -> list[tuple[int, int]]:
-        """The tiles that they came in."""
+        """The puts as ranges of elements; each contains `joined` tiles."""
         parts = [self.coords[i : i + self.joined] for i in range(0, len(self.coords), self.joined)]
         return [(part[0][0], part[-1][1]) for part in parts]
 
@@ -61,13 +62,15 @@ def _exchange(
     row: int = 0,
     collective: str = "all_reduce",
 ) -> _Exchanged:
-    """Every rank puts its dense share into a receive buffer on each peer.
+    """Emits the puts of this rank's dense share into a receive buffer on each peer.
 
-    counter(step, i): what put i to the peer `step` ranks on signals. row: elements that a tile
-    holds whole rows of. collective: what it is part of, as `ark tune --collectives` calls it.
+    counter(step, i): the name of the counter that put i to the peer `step` ranks further on
+    signals. row: if set, tiles consist of whole rows with this number of elements. collective: the
+    collective's name in `ark tune --collectives`.
 
-    Peers are counted from the rank itself, in names too (`from+1` is the next rank's share): all
-    ranks' tasks are the same but for that, and the ranks begin with different receivers.
+    Peers are counted relative to the rank itself, also in names (`from+1` is the next rank's
+    share). So the tasks of all ranks are equal except for that, and the ranks begin with different
+    receivers.
     """
     rank, world = lowering.graph.rank, lowering.graph.world_size
     moved_bytes = share.nbytes * (world if collective == "all_gather" else 1)
@@ -107,9 +110,11 @@ def _exchange(
 
 
 def _lower_all_reduce(lowering: Lowering, node: Node) -> None:
-    """Every rank puts its share into a receive buffer on each peer and adds all shares.
+    """Emits an all-reduce: every rank puts its share into a receive buffer on each peer and adds
+    all shares.
 
-    They are added in rank order, and then the second input, a residual, if fusion gave it one.
+    The shares are added in rank order, followed by the second input, a residual, if a fusion added
+    one.
     """
     rank, world = lowering.graph.rank, lowering.graph.world_size
     if world + 1 > MAX_OPERANDS:
@@ -139,9 +144,11 @@ def _lower_all_reduce(lowering: Lowering, node: Node) -> None:
 
 
 def _lower_all_reduce_norm(lowering: Lowering, node: Node) -> None:
-    """As _lower_all_reduce, but the rank that adds a row norms it too.
+    """Emits an all-reduce like _lower_all_reduce, in which the task that adds a row also normalises
+    it.
 
-    Operands: share, residual if there is one, weight; results: the sum and the normed rows.
+    Operands: the share, a residual if there is one, the weight. Results: the sum and the normalised
+    rows.
     """
     rank, world = lowering.graph.rank, lowering.graph.world_size
     if world + 4 > MAX_OPERANDS:
@@ -168,7 +175,9 @@ def _lower_all_reduce_norm(lowering: Lowering, node: Node) -> None:
 
 
 def _lower_all_gather_rotated(lowering: Lowering, node: Node) -> None:
-    """Every rank's share, the rank's own first, then the next rank's, and so on round."""
+    """Emits a gather of every rank's share, beginning with this rank's own, followed by those of
+    the next ranks in cyclic order.
+    """
     rank, world = lowering.graph.rank, lowering.graph.world_size
     share = dense(lowering, node.inputs[0], ".dense", fill=True)
     name = f"gather.{lowering.number('gather')}"

@@ -1,4 +1,4 @@
-"""Lowering of send and recv: a copy into a receive buffer of the peer, and one out of it."""
+"""Lowering of send and recv: a copy into a receive buffer of the peer, and a copy out of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ark.tasks.combine import tiles
 
 
 def _channel(lowering: Lowering, source: int, target: int, tag: int) -> str:
-    """The name that both ends give to the next message of a tag."""
+    """The name that both ends give to the next message with a tag."""
     if source == target:
         raise PlanError(f"rank {source} sends to itself under tag {tag}; use ark.copy")
     key = f"send.{source}.{target}.{tag}"
@@ -23,7 +23,7 @@ def _channel(lowering: Lowering, source: int, target: int, tag: int) -> str:
 
 
 def _message(lowering: Lowering, peer: int, source: IrTensor, target: IrTensor) -> Group:
-    """A copy into a receive buffer, or out of it, in the same tiles at both ends."""
+    """Emits a copy into a receive buffer, or out of it, with the same tiles at both ends."""
     if not lowering.far(peer):
         return copy_box(lowering, source, target, "")
     engine = lowering.engine(source.nbytes, peers=(peer,))
@@ -46,7 +46,7 @@ def lower_send(lowering: Lowering, node: Node) -> None:
     group = _message(lowering, peer, source, target)
     tiles = range(len(group.coords))
     group.sends = [(lowering.semaphore(peer, f"{name}.{i}"),) for i in tiles]
-    if lowering.alone:  # not before the tile of the iteration before has been read
+    if lowering.alone:  # not before the previous iteration's tile has been read
         read = (lowering.semaphore(lowering.graph.rank, f"{name}.{i}.read") for i in tiles)
         group.awaits = [((counter, 0),) for counter in read]
 

@@ -1,18 +1,17 @@
 """Lowering of a product and the collective after it as one op, tile by tile.
 
-The pass ark.lower.rewrite.overlap_collectives makes the nodes. A tile of a product leaves for its
-owner's memory as it is stored, the owner adds what has arrived while further tiles are multiplied,
-and the sum goes on to all ranks, or stays.
+The nodes are created by the pass ark.lower.rewrite.overlap_collectives. Each tile of a product is
+stored directly in its owner's memory. The owner adds the tiles that have arrived while further
+tiles are multiplied, and sends the sum to all ranks or keeps it.
 
-Each rank owns a share of the result's rows. All ranks multiply in rounds: of each round the next
-rank's band of rows first, then the one after that, their own last. So at any time each rank's links
-carry something, and of the sums only the last round's are left when the products end. Rows are
-added in rank order in fp32 and rounded once: the bits are those of the ops one by one, on all
-ranks, from run to run.
+Each rank owns a share of the result's rows. All ranks multiply in rounds. In each round a rank
+multiplies the next rank's band of rows first, then the following ranks' bands, and its own band
+last. So each rank's links are in use at any time, and only the last round's sums remain when the
+products end. Rows are added in rank order in fp32 and rounded once, so results are equal bit for
+bit to those of separate ops, on all ranks and in every run.
 
-What other ranks own can also be stored here and copied by the host's proxy (the option
-`overlap="dma"`), all rounds but the last: then no tile's stores wait for a link.
-Called by the lowering.
+With the option `overlap="dma"`, products that other ranks own are stored locally and copied by the
+host's proxy, in all rounds except the last. Then no store of a tile waits for a link.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from ark.tasks.combine import CombineParams, moved
 
 
 class _Sum(Product):
-    """A product that is summed over ranks; each owns a share of its rows."""
+    """A product that is summed over ranks. Each rank owns a share of the rows."""
 
     def __init__(self, lowering: Lowering, node: Node) -> None:
         super().__init__(lowering, node, node.read(OverlappedAttributes).rows)
@@ -47,15 +46,15 @@ class _Sum(Product):
         least = min(self._tile_rows(owner) for owner in range(self.world))
         self.rounds = 1 if self.movers else max(1, min(self.rounds, least))
         self._products: IrTensor | None = None
-        self._last_rows: set[int] = set()  # rows of own tiles that are multiplied last
+        self._last_rows: set[int] = set()  # rows of the own tiles that are multiplied last
         self.direct = self.everywhere and self.out.buffer.arena == "symmetric"
 
     def _copied(self, round_index: int) -> bool:
-        """True where the proxy copies the data of this round."""
+        """True where the proxy copies the products of this round."""
         return self.copies is not None and round_index < self.rounds - 1
 
     def _owned(self, owner: int) -> tuple[int, int]:
-        """First and last+1 row of a rank."""
+        """First and last + 1 of the rows that a rank owns."""
         if not self.everywhere:
             return self.rows * owner // self.world, self.rows * (owner + 1) // self.world
         high = -(-self.rows // self.high)
@@ -96,7 +95,9 @@ class _Sum(Product):
         self.finish()
 
     def _multiply(self, round_index: int, step: int) -> IrTensor | None:
-        """A band's products, into the memory of its owner; None if it has no rows."""
+        """Emits a band's products, stored in the memory of its owner; returns that tensor, or None
+        if the band has no rows.
+        """
         lowering, owner = self.lowering, self.peer(step)
         begin, end = self._band(owner, round_index)
         if begin == end:
@@ -134,10 +135,10 @@ class _Sum(Product):
         return partial
 
     def _made(self, shape: tuple[int, int], begin: int, name: str) -> IrTensor:
-        """Where a band's products are stored here.
+        """The local tensor in which a band's products are stored.
 
-        Those that are sent while others are multiplied are parts of one tensor, or the later would
-        wait for the memory of the earlier.
+        Products that are sent while others are multiplied are parts of one tensor; otherwise later
+        products would wait for the memory of earlier ones.
         """
         if not self.movers:
             return self.lowering.temp(shape, self.dtype, f"{self.name}.{name}")
@@ -149,7 +150,9 @@ class _Sum(Product):
     def _received(
         self, round_index: int, step: int, shape: Sequence[int], owner: int = -1
     ) -> IrTensor:
-        """Where the owner of a band gets the products of the rank `step` behind it."""
+        """The tensor in which the owner of a band receives the products of the rank `step` ranks
+        after it.
+        """
         name = f"{self.name}.{round_index}.from+{step}"
         return self.lowering.graph.tensor(
             shape, self.dtype, arena="symmetric", rank=owner, name=name
@@ -166,7 +169,9 @@ class _Sum(Product):
         return part(flat, 0, begin * self.columns, (end - begin) * self.columns)
 
     def _add(self, round_index: int, own: IrTensor | None) -> None:
-        """Adds all ranks' products of an own band, and puts the sums where they are wanted."""
+        """Emits the sums of all ranks' products of an own band, and the puts of these sums if all
+        ranks need them.
+        """
         if own is None:
             return
         lowering = self.lowering
@@ -218,17 +223,21 @@ class _Sum(Product):
             ]
 
     def _parts(self, cut: list[Chunks], row: int, round_index: int) -> int:
-        """By how many tasks a row of tiles comes from a peer."""
+        """The number of tasks that send one row of tiles from a peer."""
         if self.movers:
             return len(cut[row])
         return 1 if self._copied(round_index) else self.across()
 
     def _told(self, round_index: int, step: int, row: int) -> str:
-        """The counter of the rank `step` on for a row of tiles that this one has summed."""
+        """The name of the counter, on the rank `step` ranks after this one, for a row of tiles
+        whose sum this rank has computed.
+        """
         return f"{self.name}.{round_index}.sum+{self.world - step}.{row}"
 
     def _there(self, round_index: int, step: int, begin: int, end: int) -> IrTensor:
-        """A band of the result at a peer: in place, or where it is received."""
+        """A band of the result on a peer: in the result itself, or in the buffer that
+        receives it.
+        """
         peer = self.peer(step)
         if self.direct:
             flat = dataclasses.replace(self.flat, buffer=self._buffer_at(peer))
@@ -236,7 +245,7 @@ class _Sum(Product):
         return self._sums(round_index, self.world - step, begin, end, peer)
 
     def _sums(self, round_index: int, step: int, begin: int, end: int, owner: int) -> IrTensor:
-        """Where a rank receives the sums of the rank `step` on."""
+        """The tensor in which a rank receives the sums of the rank `step` ranks after it."""
         size = ((end - begin) * self.columns,)
         name = f"{self.name}.{round_index}.sums+{step}"
         return self.lowering.graph.tensor(
@@ -251,7 +260,9 @@ class _Sum(Product):
         return graph.buffer("symmetric", own.nbytes, peer, own.name)
 
     def _arrive(self, round_index: int, step: int) -> None:
-        """The sums of the rank `step` on: they are there, or are copied to where they belong."""
+        """Emits the arrival of the sums of the rank `step` ranks after this one: a wait if they
+        arrive in the result, otherwise a copy to the result.
+        """
         lowering, owner = self.lowering, self.peer(step)
         begin, end = self._band(owner, round_index)
         if begin == end:

@@ -1,7 +1,7 @@
-"""Lowering of an all-gather of rows and the product that reads them as one op;
-ark.lower.rewrite.overlap_collectives makes its node.
+"""Lowering of an all-gather of rows and the product that reads them as one op; its node is created
+by ark.lower.rewrite.overlap_collectives.
 
-Own rows are multiplied first, then peers' bands as they arrive. Called by the lowering.
+A rank's own rows are multiplied first, then its peers' bands as they arrive.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ark.tasks.combine import CombineParams, moved
 
 
 class _Gathered(Product):
-    """A product of rows that all ranks have a share of."""
+    """A product whose rows are gathered from all ranks, each of which has a share."""
 
     def __init__(self, lowering: Lowering, node: Node) -> None:
         super().__init__(lowering, node, node.read(OverlappedAttributes).rows)
@@ -55,7 +55,7 @@ class _Gathered(Product):
         return part(self.out, 0, owner * self.share + begin, end - begin)
 
     def _put(self, step: int) -> None:
-        """Own rows to the rank `step` on."""
+        """Emits the puts of the own rows to the rank `step` ranks after this one."""
         lowering, peer, back = self.lowering, self.peer(step), self.world - step
         name = f"{self.name}.from+{back}"
         target = lowering.graph.tensor(
@@ -75,7 +75,7 @@ class _Gathered(Product):
             params = CombineParams(moved(self.own.dtype))
             group = lowering.emit("combine", params, operands, coords, suffix)
             nbytes = (coords[0][1] - coords[0][0]) * self.own.dtype.itemsize
-            # While own rows are multiplied, and of two parts that a sum has only one is moved.
+            # This runs while own rows are multiplied, and moves one part where a sum moves two.
             rounds = 2 * max(1, self.rounds // self.world)
             group.placement = self.others(len(coords), -(-nbytes // rounds), False)
             signals = [range(i, i + 1) for i in rows]

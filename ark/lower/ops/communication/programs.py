@@ -1,12 +1,11 @@
-"""Collective programs as tile tasks.
+"""Lowering of collective programs to tile tasks: the nodes that ark.ops.communication.collectives
+creates.
 
-The lowering of the nodes that ark.ops.communication.collectives makes.
-
-A put is a tile combined of one share whose result lies on a peer; a reduction combines several; a
-copy is nothing at all. Every put has a receive buffer of its own, so within an iteration nothing
-that a peer may read is overwritten, and the only waits between ranks are for data: the packets
-themselves, or a counter for each tile. All ranks lower the same program, so they name receive
-buffers as well as counters.
+A put is a combination of one share whose result is on a peer, a reduction is a combination of
+several shares, and a copy needs no task. Every put has its own receive buffer, so within an
+iteration no data that a peer may still read is overwritten. The only waits between ranks are for
+data: the packets themselves, or a counter for each tile. All ranks lower the same program, so the
+names of receive buffers and counters match.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ from ark.plan.groups import Group, RemoteSemaphore
 from ark.plan.types import MAX_OPERANDS
 from ark.tasks.combine import ELEMENTS, CombineParams, moved, tiles, words
 
-CACHE_LINE_BYTES = 128  # bytes: where a share is cut into parts, they begin on whole lines
+CACHE_LINE_BYTES = 128  # parts of a share begin at multiples of this
 
 
 class _Writer:
-    """Writes one rank's part of a collective."""
+    """Emits one rank's part of a collective."""
 
     def __init__(self, lowering: Lowering, node: Node) -> None:
         self.lowering, self.rank = lowering, lowering.graph.rank
@@ -55,19 +54,21 @@ class _Writer:
             nbytes = max(self.share.nbytes, self.out.nbytes)
             asked = lowering.measured(self.program.collective, self.program.name, nbytes)
         self.engine: Engine = lowering.engine(cut, asked)
-        self.homes: dict[int, int] = {}  # by value that is made here and stays: its slot of `out`
+        self.homes: dict[int, int] = {}  # by value computed and kept here: its slot of `out`
         for (rank, slot), value in self.flow.final.items():
             if rank == self.rank and value.origin is Origin.REDUCE:
                 self.homes.setdefault(value.number, slot)
         self.places: dict[tuple[int, int], IrTensor] = {}
-        self.received: set[int] = set()  # buffers of packets
+        self.received: set[int] = set()  # ids of buffers of packets
 
     def _element(self) -> str:
         reduces = self.program.collective.reduces
         return self.share.dtype.name if reduces else moved(self.share.dtype)
 
     def write(self) -> None:
-        """Emits the rank's operations in the order of its list, then the missing parts of `out`."""
+        """Emits the rank's operations in program order, then copies for the parts of `out` that are
+        still missing.
+        """
         pieces = range(self.program.pieces)
         for value in self.flow.values.values():
             if value.writer != self.rank or value.origin is Origin.INPUT:
@@ -83,7 +84,7 @@ class _Writer:
                         self._combine([value], piece, target, value, f".out{slot}")
 
     def _bounds(self, part: int, piece: int) -> tuple[int, int]:
-        """First and last+1 element of a share that a piece of its part holds; may be none."""
+        """First and last + 1 element of one piece of a part of a share; the range may be empty."""
         cuts = self.flow.parts * self.program.pieces
         at = part * self.program.pieces + piece
         line = CACHE_LINE_BYTES // self.itemsize
@@ -103,7 +104,9 @@ class _Writer:
         return dataclasses.replace(tensor, shape=size, offsets=(offset,), padded=size, name=name)
 
     def _place(self, value: Value, piece: int) -> IrTensor:
-        """Where a piece of a value lies: in the caller's tensors, received or temporary."""
+        """The tensor that holds a piece of a value: a part of the caller's tensors, a receive
+        buffer or a temporary.
+        """
         key = (value.number, piece)
         if key not in self.places:
             self.places[key] = self._new_place(value, piece)
@@ -128,7 +131,7 @@ class _Writer:
         return self.lowering.temp(size, self.share.dtype, name)
 
     def _tiles(self, elements: int) -> list[tuple[int, int]]:
-        """Tiles that follow from the size alone, so that both ends of a put agree."""
+        """Tiles that depend on the size only, so that both ends of a put agree."""
         nbytes = tile_bytes(self.engine, self.lowering.machine, elements * self.itemsize)
         return tiles(elements, self.itemsize, nbytes)
 
@@ -138,7 +141,9 @@ class _Writer:
         return [self.lowering.semaphore(value.rank, f"{name}.{i}") for i in range(count)]
 
     def _make(self, value: Value, piece: int) -> None:
-        """Combines a value's sources from left to right, in turns where a task cannot take all."""
+        """Emits the combination of a value's sources from left to right, in several steps if there
+        are more than a task takes.
+        """
         begin, end = self._bounds(value.part, piece)
         if begin == end:
             return
@@ -169,7 +174,9 @@ class _Writer:
         partial: Sequence[IrTensor],
         divide: int,
     ) -> Group:
-        """As _combine; an engine that only copies to peers copies what was combined."""
+        """Like _combine. If the engine can only copy to the peer, the sources are combined locally
+        first and the result is copied.
+        """
         owner = target.buffer.rank
         if owner < 0 or not (self.engine.copies or self.lowering.far(owner)):
             return self._combine(sources, piece, target, value, suffix, partial, divide)
@@ -196,7 +203,7 @@ class _Writer:
         packets = all(t.buffer.id in self.received for t in operands)
         begin, end = self._bounds(value.part, piece)
         coords = self._tiles(end - begin)
-        if packets:  # counted in words
+        if packets:  # coordinates count words
             coords = [(a * self.itemsize // 4, words(b * self.itemsize)) for a, b in coords]
         params = CombineParams("uint32" if packets else self.element)
         if len(operands) > 2 or divide != 1:

@@ -1,7 +1,7 @@
-"""Lowering of the all-reduce whose sums the switch computes (engine `switch`).
+"""Lowering of the all-reduce whose sums the switch between devices computes (engine `switch`).
 
-Each rank owns a part, asks for the sum of all ranks' shares of it, and has it stored at all of
-them. Lowered only where it is named.
+Each rank owns a part of the elements. It requests the sum of all ranks' shares of this part from
+the switch and stores it on all ranks. Used only if a call selects this engine.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _lower_all_reduce_switch(lowering: Lowering, node: Node) -> None:
     peers = [(rank + step) % world for step in range(1, world)]
 
     def everywhere(role: str) -> list[IrTensor]:
-        """Memory of one name on all ranks, the own first."""
+        """The tensors of one name on all ranks, beginning with this rank's own."""
         return [
             graph.tensor(
                 (elements,), share.dtype, arena="symmetric", rank=owner, name=f"{name}.{role}"
@@ -50,9 +50,9 @@ def _lower_all_reduce_switch(lowering: Lowering, node: Node) -> None:
     nbytes = tile_bytes(engine, machine, share.nbytes)
 
     def owned(owner: int) -> list[tuple[str, int, list[tuple[int, int]]]]:
-        """How a rank's part is added: whole chunks by the switch, the rest by loads.
+        """The ways in which a rank's part is added: whole chunks by the switch, the rest by loads.
 
-        Of each way its first element and its tiles.
+        For each way: its task kind, its first element and its tiles.
         """
         whole = elements * size // ACCESS_BYTES * ACCESS_BYTES // size
         lines = -(-whole * size // 128)
