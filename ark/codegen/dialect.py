@@ -43,8 +43,8 @@ class Dialect:
     `ark_loop`, placed last. suffix: file ending of emitted source. bodies: the vendor's own bodies,
     in the order in which they are tried. stream: source text of the operand stream for machines
     with a ring, placed before the bodies; without a ring operands are read in place. roles: source
-    text of the loop of the variant `roles`, behind the stream. loader: writes the source text of
-    the loop of the loading thread in variants that have loading warps but no ring, for the
+    text of the loop of the variant `roles`, placed after the stream. loader: writes the source text
+    of the loop of the loading thread in variants that have loading warps but no ring, for the
     signatures of all ops; unstaged: bytes at the beginning of shared memory that do not belong to
     the stages of loading warps. joint_bodies: the largest number of bodies with which a kernel of
     the variant `block` is compiled as one program; with more bodies, its functions are compiled

@@ -208,8 +208,8 @@ def box_coords(shape: Sequence[int], tile: Sequence[int]) -> list[tuple[int, ...
 
 
 def stage_rows(weight: Tensor, machine: Machine, paired: bool) -> int:
-    """Rows of weights in one stage: the largest power of two that fits, and at least 2 if
-    paired.
+    """Rows of weights in one stage: a power of two that fits, at most 4 (more for quantised
+    weights), and at least 2 if paired.
     """
     rows, most = 2 if paired else 1, 4
     if isinstance(weight.dtype, RowType) and machine.ring_bytes:

@@ -30,8 +30,9 @@ Pairs = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True, eq=False)
 class Groups:
-    """Tasks of an op grouped by the tasks of another op with which they share bytes. The tasks
-    mine[i] share bytes with exactly the tasks theirs[i]; both lists are in rising order.
+    """Tasks of an op, grouped by the tasks of another op with which their boxes share bytes. Each
+    task of mine[i] has a box that shares bytes with each task of theirs[i]; both are in rising
+    order. A task with several boxes may be in several groups.
     """
 
     theirs: list[np.ndarray]

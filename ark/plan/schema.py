@@ -144,9 +144,10 @@ class PackingEntry(Closed, frozen=True):
 class MetaEntry(Closed, frozen=True, omit_defaults=True):
     """Metadata that states the source of the plan. processor_ranges: by op, the range of processors
     that the user set. contexts: by op, the context in which it was created. hosts: by rank, a
-    number that is equal for ranks on one host. engines: the algorithms measured fastest for
-    collectives, by size. pages: the total number of pages of keys and values; page: the positions
-    in one page. sampling: "full" if the plan supports all of ark.SamplingParams.
+    number that is equal for ranks on one host. engines: by collective, sizes with the engine
+    measured as fastest for each algorithm. pages: the total number of pages of keys and values;
+    page: the positions in one page. sampling: "full" if the plan supports all of
+    ark.SamplingParams.
     """
 
     model: Name | None = None

@@ -62,7 +62,8 @@ def lower_gather_elements(lowering: Lowering, node: Node) -> None:
 
 def lower_scatter(lowering: Lowering, node: Node) -> None:
     """Emits a copy of the input, unless the output shares its memory, then the updates, into the
-    part of the output that they can reach. Many long rows are copied and updated by one op instead.
+    part of the output that they can reach. If there are many rows, tasks copy and update whole rows
+    instead.
     """
     source, ids, updates = node.inputs
     out, given = node.outputs[0], node.read(ScatterAttributes)

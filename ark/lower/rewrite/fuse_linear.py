@@ -28,7 +28,9 @@ from ark.tasks.linear_form import most_of_codes, narrow_bytes, narrow_rows, on_u
 EPILOGUES = {"add": "add", "swiglu_pairs": "swiglu", "rope_kv": "rope_kv"}
 """Ops that become the epilogue of a linear task, with the task's name for each."""
 FROM_MEMORY = ("attention", "swiglu_pairs")
-"""Ops whose results are too large for packets and are read piece by piece by each reader."""
+"""Ops whose result, if it is too large for packets, each reader reads piece by piece from
+memory.
+"""
 
 
 def fuse_linear(graph: Graph, context: Context) -> Graph:

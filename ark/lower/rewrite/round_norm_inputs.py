@@ -45,7 +45,7 @@ def round_norm_inputs(graph: Graph, context: Context) -> Graph:
 
 
 def _gathers(node: Node, machine: Machine) -> bool:
-    """True for a layer of a few rows, too large for packets, with a norm before it."""
+    """True for a layer with a norm before it, whose input of a few rows arrives as many packets."""
     if node.type != "linear" or node.read(LinearAttributes).prologue == "none":
         return False
     x, weight = node.inputs[:2]
