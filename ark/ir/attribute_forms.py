@@ -1,4 +1,4 @@
-"""Structs of attributes: frozen, by name, which a node holds as plain values.
+"""Base classes of attribute structs: frozen, with named fields; a node holds their values.
 
 ark.ir.attributes has the struct of each op. All elementwise ops share `ElementwiseAttributes`.
 """
@@ -13,7 +13,7 @@ import msgspec
 
 Form = TypeVar("Form", bound="Attributes")
 Part = TypeVar("Part", bound="PartialAttributes")
-FormType = type[Form]  # for classes in whose body `type` is another name
+FormType = type[Form]  # for annotations in classes that have a field named `type`
 
 
 @cache
@@ -22,8 +22,9 @@ def _defaults(form: type[msgspec.Struct]) -> dict[str, Any]:
 
 
 def without_defaults(struct: msgspec.Struct, keep: Sequence[str] = ()) -> dict[str, Any]:
-    """The fields by name as plain values, but for those that equal their default, and those in
-    `keep`. (msgspec's own omit_defaults compares identity, so that a computed 0.0 would stay.)
+    """The fields by name as plain values, without those that equal their default, except the fields
+    in `keep`. (msgspec's omit_defaults compares by identity, so a computed 0.0 would not be
+    omitted.)
     """
     fields = {name: getattr(struct, name) for name in struct.__struct_fields__ if name not in keep}
     values: dict[str, Any] = msgspec.to_builtins(fields)
@@ -35,30 +36,32 @@ class Attributes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Attributes of an op."""
 
     def to_node(self) -> dict[str, Any]:
-        """The attributes as a node holds them, without those that have their default."""
+        """The attributes as a node holds them, without those that equal their default."""
         return without_defaults(self)
 
     @classmethod
     def from_node(cls: type[Form], values: Mapping[str, Any]) -> Form:
-        """The attributes that a node holds; msgspec.ValidationError where they are not the op's."""
+        """The struct for a node's attributes; raises msgspec.ValidationError if they are not those
+        of the op.
+        """
         read: Form = msgspec.convert(dict(values), cls, strict=True)
         return read
 
 
 class PartialAttributes(msgspec.Struct, frozen=True, kw_only=True):
-    """Some attributes of ops of several kinds, which have others as well."""
+    """A part of the attributes, shared by several kinds of ops that also have other attributes."""
 
     @classmethod
     def of(cls: type[Part], values: Mapping[str, Any]) -> Part:
-        """Those of a node's attributes."""
+        """The fields of this struct, taken from a node's attributes."""
         part: Part = msgspec.convert(dict(values), cls, strict=True)
         return part
 
 
 class ElementwiseAttributes(PartialAttributes, frozen=True):
-    """What an op computes of its inputs' elements at a place: expr, an expression, or the function
-    of its name; of them and of a number behind them (scalar). shape: of the result, where it is not
-    that of the inputs together.
+    """The elementwise computation: `expr` is an expression of the inputs' elements at the same
+    index; without it the function is the op's name, applied to the inputs and, if given, the number
+    `scalar`. shape: the result's shape, if it is not the broadcast shape of the inputs.
     """
 
     expr: list[Any] | None = None

@@ -1,8 +1,8 @@
-"""The attributes of ops by name: a frozen struct for each kind of node that has one.
+"""The attributes of ops: a frozen struct for each kind of node that has attributes.
 
-A node holds its attributes as plain values, which print and compare; `Node.read` gives them as the
-op's struct, so that a misspelt name fails in mypy. The user's function makes the struct and hands
-its `to_node()` to the graph. ATTRIBUTES lists which op has which.
+A node holds its attributes as plain values, which can be printed and compared. `Node.read` returns
+them as the op's struct, so that mypy reports a misspelt name. The user's function makes the struct
+and gives its `to_node()` to the graph. ATTRIBUTES maps each op to its struct.
 """
 
 from __future__ import annotations
@@ -17,20 +17,22 @@ MaskForm = Literal["", "seen", "hidden", "added"]
 
 
 class AlongAttributes(PartialAttributes, frozen=True):
-    """axis: the dimension along which an op works."""
+    """axis: the dimension along which the op works."""
 
     axis: int
 
 
 class MessageAttributes(Attributes, frozen=True):
-    """tag: which pairs a send with its recv, in program order."""
+    """tag: the number by which sends and receives are paired, in program order."""
 
     remote_rank: int
     tag: int
 
 
 class ChannelAttributes(Attributes, frozen=True):
-    """engine: by which bytes travel. op: the function that combines them with the values there."""
+    """engine: the engine that transfers the bytes. op: the function that combines them with the
+    values at the target.
+    """
 
     peer: int
     tag: int
@@ -39,8 +41,8 @@ class ChannelAttributes(Attributes, frozen=True):
 
 
 class CustomAttributes(Attributes, frozen=True):
-    """name, digest: of the op's form. op: its number in this process. waits, signals: (peer, tag)
-    of channels; None where the op touches this rank's memory alone.
+    """name, digest: of the op's form. op: its number in this process. waits, signals: the channels,
+    as (peer, tag); None if the op accesses only this rank's memory.
     """
 
     name: str
@@ -64,43 +66,45 @@ class FusionAttributes(Attributes, frozen=True):
 
 
 class GroupAttributes(Attributes, frozen=True):
-    """group: columns of a weight that have one scale."""
+    """group: the number of neighbouring columns of a weight that share a scale."""
 
     group: int
 
 
 class ShapeAttributes(Attributes, frozen=True):
-    """shape: of the result."""
+    """shape: the shape of the result."""
 
     shape: list[int]
 
 
 class AppendAttributes(Attributes, frozen=True):
-    """codes: the name of the type of codes that a cache has; "" for floats."""
+    """codes: the name of the element type of a quantised cache; "" for a cache of floats."""
 
     codes: str = ""
 
 
 class PagedAppendAttributes(AppendAttributes, frozen=True, kw_only=True):
-    """apart: no row of an iteration reads what another one appends."""
+    """apart: True if no row of an iteration reads a position that another row of the iteration
+    appends.
+    """
 
     apart: bool
 
 
 class AxisAttributes(Attributes, frozen=True):
-    """axis: the dimension along which indices point."""
+    """axis: the dimension that the indices refer to."""
 
     axis: int
 
 
 class ScatterAttributes(AxisAttributes, frozen=True):
-    """function: how an update joins the element that is there."""
+    """function: how an update is combined with the old element."""
 
     function: Literal["set", "add", "mul", "maximum", "minimum"]
 
 
 class ScanAttributes(AxisAttributes, frozen=True):
-    """exclusive: an element is not in its own sum. reverse: sums begin at the end."""
+    """exclusive: an element is not part of its own sum. reverse: sums run from the end."""
 
     function: Literal["add", "mul"]
     exclusive: bool
@@ -108,14 +112,18 @@ class ScanAttributes(AxisAttributes, frozen=True):
 
 
 class RotaryAttributes(Attributes, frozen=True):
-    """interleaved: pairs are neighbours, else the halves of a head."""
+    """interleaved: True if a pair is two neighbours; False if it is an element of a head's first
+    half and the corresponding one of its second half.
+    """
 
     head_dim: int
     interleaved: bool
 
 
 class ProjectionAttributes(Attributes, frozen=True):
-    """Columns of a projection: heads of queries, then kv_heads of keys and as many of values."""
+    """The columns of a projection: `heads` heads of queries, then kv_heads heads of keys and
+    kv_heads heads of values.
+    """
 
     heads: int
     kv_heads: int
@@ -123,11 +131,12 @@ class ProjectionAttributes(Attributes, frozen=True):
 
 
 class AttentionAttributes(Attributes, frozen=True):
-    """placed: an input is the position. sinks: an input holds a score a head. by_rows: keys and
-    values have a row for each position, with all heads. paged: they lie in pages. mask: the last
-    input is true for keys that are seen, or for those that are hidden, or is added to scores. fill:
-    the score of a hidden key. strict: a row that sees no key is NaN, as softmax has it, not 0. The
-    others are described at ark.attention.
+    """placed: an input is the position. sinks: an input has one sink score per head. by_rows: keys
+    and values have one row per position, with all heads side by side. paged: keys and values are in
+    pages. mask: the meaning of the last input: true for visible keys, true for hidden keys, or
+    numbers that are added to the scores; "" if there is no mask. fill: the score of a hidden key.
+    strict: a row that sees no key gives NaN, as softmax does, instead of zeros. The other
+    attributes are described at ark.attention.
     """
 
     heads: int
@@ -146,15 +155,19 @@ class AttentionAttributes(Attributes, frozen=True):
 
     @property
     def plain(self) -> bool:
-        """True where mask, scores and layout are a decoder's; such attention decodes by splits."""
+        """True if mask, scores and layout are those of an ordinary decoder, whose attention is
+        decoded in splits.
+        """
         usual = AttentionAttributes(heads=self.heads, head_dim=self.head_dim, scale=self.scale)
         return self == usual
 
 
 class MatmulAttributes(Attributes, frozen=True):
-    """finish: the expression that ends sums, of the sum and the inputs behind both sides. gated,
-    rope_kv: neighbouring columns are a gate and its row, or are rotated. windows: what one side is
-    of an image (ark.tasks.matmul_params.WindowParams). cut: rows and columns of tiles, parts of k.
+    """finish: the expression whose value is stored, in terms of the sum and of the inputs after
+    both operands. gated: neighbouring columns are a gate and the value that it scales. rope_kv:
+    neighbouring columns are rotated as pairs. windows: if one operand is the matrix of an image's
+    windows, their description (ark.tasks.matmul_params.WindowParams). cut: rows and columns of
+    tiles, and the number of parts of k.
     """
 
     transpose_a: bool
@@ -168,12 +181,12 @@ class MatmulAttributes(Attributes, frozen=True):
 
     @property
     def transposes(self) -> tuple[bool, bool]:
-        """Of both sides."""
+        """(transpose_a, transpose_b)."""
         return self.transpose_a, self.transpose_b
 
 
 class OverlappedAttributes(Attributes, frozen=True):
-    """A product and the collective that it meets. rows: of the product."""
+    """A product fused with a collective. rows: the product's number of rows."""
 
     transpose_a: bool
     transpose_b: bool
@@ -181,8 +194,9 @@ class OverlappedAttributes(Attributes, frozen=True):
 
 
 class WindowAttributes(Attributes, frozen=True):
-    """Windows of each spatial dimension. size: of a window. sizes: how many there are. stride: from
-    one to the next. dilation: from one element to the next. before: padding before the first.
+    """Windows, with one number for each spatial dimension. size: of a window. sizes: the number of
+    windows. stride: from one window to the next. dilation: from one element of a window to the
+    next. before: padding before the first element of the input.
     """
 
     size: list[int]
@@ -193,21 +207,21 @@ class WindowAttributes(Attributes, frozen=True):
 
 
 class ConvolutionAttributes(WindowAttributes, frozen=True):
-    """finish: as of MatmulAttributes."""
+    """finish: the same as in MatmulAttributes."""
 
     finish: list[Any] | None = None
 
 
 class PoolAttributes(WindowAttributes, frozen=True, kw_only=True):
-    """counted: a mean counts padding, too."""
+    """counted: True if padding counts in a mean."""
 
     function: Literal["max", "mean", "sum"]
     counted: bool
 
 
 class RemapAttributes(Attributes, frozen=True):
-    """rules: of each dimension of the source (ark.tasks.remap). fill: outside of it. shape: of the
-    result.
+    """rules: one for each dimension of the source (ark.tasks.remap). fill: the value of elements
+    outside of the source. shape: the shape of the result.
     """
 
     rules: list[Any]
@@ -216,22 +230,26 @@ class RemapAttributes(Attributes, frozen=True):
 
 
 class TransposeAttributes(Attributes, frozen=True):
-    """perm: the source's dimension of each of the result."""
+    """perm: for each dimension of the result the dimension of the source."""
 
     perm: list[int]
 
 
 class AddPartsAttributes(Attributes, frozen=True):
-    """expr: of the parts of a sum, in order, and the other inputs. tile: of what made the parts."""
+    """expr: the stored value in terms of the parts of a sum, in order, and of the other inputs.
+    tile: the tile size of the product that computed the parts.
+    """
 
     expr: list[Any]
     tile: tuple[int, int]
 
 
 class LinearAttributes(Attributes, frozen=True):
-    """prologue: done to rows before. epilogue: done where sums end; with "sample" tiles have a
-    candidate each, of one share of the logits, and counter names what tells peers that they have
-    theirs. ranks: whose shares the input is, the sum's first one at `first`.
+    """prologue: the operation on the input rows. epilogue: the operation on the sums; with "sample"
+    each tile finds one candidate token, among share number `share` of `shares` of the logits, and
+    `counter` is the name of the counters by which peers learn that the candidates have arrived.
+    ranks: the number of ranks whose partial results are added to give the input; rank 0's comes at
+    position `first`.
     """
 
     prologue: Literal["none", "rmsnorm"]
@@ -249,8 +267,9 @@ class LinearAttributes(Attributes, frozen=True):
 
 
 class NormAttributes(Attributes, frozen=True):
-    """eps: added to the mean of squares; 0.0 for ops over rows that are no norms. type: to which
-    rows are rounded before they are multiplied by the weight; empty where they are not.
+    """eps: the number added to the mean of squares; 0.0 for row ops that are not norms. type: the
+    type to which rows are rounded before they are multiplied by the weight; "" if they are not
+    rounded.
     """
 
     eps: float = 0.0
@@ -258,13 +277,15 @@ class NormAttributes(Attributes, frozen=True):
 
 
 class SumNormAttributes(NormAttributes, frozen=True, kw_only=True):
-    """columns: of a row that is normed."""
+    """columns: the number of columns of a normalised row."""
 
     columns: int
 
 
 class ReduceAttributes(AxisAttributes, frozen=True, kw_only=True):
-    """term: the expression of the inputs whose values are reduced; None: those of the input."""
+    """term: an expression of the inputs; its values are reduced. None: the elements of the input
+    are reduced.
+    """
 
     function: Literal["sum", "mean", "max", "min", "prod"]
     keepdims: bool
@@ -272,34 +293,37 @@ class ReduceAttributes(AxisAttributes, frozen=True, kw_only=True):
 
 
 class TopKAttributes(Attributes, frozen=True):
-    """least: the smallest are chosen."""
+    """least: True if the smallest elements are chosen."""
 
     k: int
     least: bool = False
 
 
 class ExpertLinearAttributes(Attributes, frozen=True):
-    """The weight has the experts from `first` on, of `of`; 0: all there are."""
+    """The weight contains the experts from number `first` on; `of` is the total number of experts,
+    0 if the weight contains all of them.
+    """
 
     first: int = 0
     of: int = 0
 
 
 class RowsAttributes(Attributes, frozen=True):
-    """rows: tokens of an iteration."""
+    """rows: the number of tokens of an iteration."""
 
     rows: int
 
 
 class SampleAttributes(Attributes, frozen=True):
-    """shares: equal parts of the logits that ranks make."""
+    """shares: the number of equal parts into which ranks divide the logits."""
 
     shares: int = 1
 
 
 class ChooseAttributes(SampleAttributes, frozen=True, kw_only=True):
-    """tiles: of which each has a candidate. counter: the name of the peers' counters that say when
-    their candidates are there, which count `signals` of each; "" where there are none.
+    """tiles: the number of tiles, each of which has found one candidate. counter: the name of the
+    counters by which this rank learns that peers' candidates have arrived; each counts `signals`
+    per peer. "" if ranks do not share the logits.
     """
 
     tiles: int
@@ -308,7 +332,7 @@ class ChooseAttributes(SampleAttributes, frozen=True, kw_only=True):
 
 
 class ChooseEachAttributes(Attributes, frozen=True):
-    """tiles: of which each has a candidate of each sequence."""
+    """tiles: the number of tiles, each of which has found one candidate per sequence."""
 
     tiles: int
 

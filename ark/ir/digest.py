@@ -1,6 +1,7 @@
-"""A hash of a graph: all that lowering reads of it, so that plans can be kept by what was traced.
+"""A hash of everything in a graph that lowering reads, so that plans can be cached by the traced
+model.
 
-Called by ark.models.plans. Two graphs with one hash have the same nodes, tensors and buffers.
+Called by ark.models.plans. Two graphs with the same hash have the same nodes, tensors and buffers.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ def digest(graph: Graph) -> str:
 
 
 def _text(value: Any) -> str:
-    """The value as text; different values have different texts. Values that are the graph's own
-    stand for themselves by their numbers.
+    """The value as text; different values give different texts. Nodes, tensors and buffers of the
+    graph are represented by their numbers.
     """
     match value:
         case Tensor():

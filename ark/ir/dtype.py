@@ -1,10 +1,10 @@
-"""Data types, as users name them and as kernels store them.
+"""Data types, by their names for users and with their storage in kernels.
 
-A type of 4 bits is stored two elements to a byte, the first in the low half; rows (the last
-dimension of a buffer) begin at whole bytes. In NumPy it has a byte an element, as ml_dtypes has it.
-Floats of 8 bits are those of the Open Compute Project (OCP), on every vendor.
+Two elements of a 4-bit type share a byte; the first is in the low half. Rows (along the last
+dimension of a buffer) begin at whole bytes. In NumPy each such element takes a byte, as in
+ml_dtypes. 8-bit floats are those of the Open Compute Project (OCP) on every vendor.
 
-A quantised matrix is of a `RowType`: its rows are items, each with the codes of all columns and
+A quantised matrix has a `RowType`: each row is one item that contains the codes of all columns and
 their scales.
 """
 
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DataType:
-    """An element type. bits: of an element. storage: the type that the device ABI stores it as.
+    """An element type. bits: size of an element. storage: the type with which the device ABI stores
+    it.
 
     Examples:
         >>> ark.bf16.bits, ark.int4.nbytes(3)
@@ -46,25 +47,25 @@ class DataType:
 
     @property
     def packed(self) -> bool:
-        """True where several elements share an item."""
+        """True if several elements share a byte."""
         return self.per_item > 1
 
     @property
     def itemsize(self) -> int:
-        """Bytes of the smallest addressable piece: an element, or the byte that elements share."""
+        """Bytes of the smallest addressable unit: an element, or the byte that elements share."""
         return max(1, self.bits // 8)
 
     @property
     def per_item(self) -> int:
-        """Elements of such a piece: 1, or 2 of a type of 4 bits."""
+        """Elements of the smallest addressable unit: 1, or 2 for 4-bit types."""
         return max(1, 8 // self.bits)
 
     def nbytes(self, elements: int) -> int:
-        """Bytes of so many consecutive elements from the first one of an item on."""
+        """Bytes of this many consecutive elements, if the first one begins at a whole byte."""
         return -(-elements // self.per_item) * self.itemsize
 
     def host_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The sizes of an array in NumPy that holds a tensor of a shape."""
+        """The shape of the NumPy array for a tensor of this shape."""
         return tuple(shape)
 
     def whole_rows(self, extents: Sequence[int]) -> tuple[int, ...]:
@@ -96,7 +97,9 @@ class DataType:
         return dtype
 
     def ctype(self) -> DataType:
-        """What ARK's core calls the type (ark.core.FP32, ...): the type itself."""
+        """The type itself, under the name by which ARK's core gives access to its own types
+        (ark.core.FP32, ...).
+        """
         return self
 
     @staticmethod
@@ -131,7 +134,7 @@ class DataType:
 
     @staticmethod
     def from_ctype(ctype: DataType) -> DataType:
-        """The data type that ARK's core calls so; see `ctype`."""
+        """The data type for a type of ARK's core; see `ctype`."""
         if not isinstance(ctype, DataType):
             raise InvalidUsageError(f"{ctype!r} is not a type of ark.core; pass ark.fp32.ctype()")
         return ctype
@@ -141,13 +144,14 @@ class DataType:
 class RowType(DataType):
     """The type of a matrix whose rows are codes with scales: value = scale * (code - zero).
 
-    codes: their type. columns: of a row. group: neighbouring columns that share a scale. scales:
-    the type of scales and zeros. zeros: True where there are zeros. values: the type of floats to
-    which a value is rounded where the matrix is dequantised.
+    codes: the element type of the codes. columns: of a row. group: the number of neighbouring
+    columns that share a scale. scales: the type of scales and zeros. zeros: True if the type has
+    zeros. values: the floating-point type to which values are rounded when the matrix is
+    dequantised.
 
-    In memory a row is its codes, then a scale for each group, then a zero for each group, and
-    padding to whole 16 bytes. Of eight codes of 4 bits the even ones are the low half of 32 bits.
-    In NumPy a row is its bytes.
+    In memory a row is its codes, then a scale for each group, then (if there are zeros) a zero for
+    each group, then padding to a multiple of 16 bytes. Eight 4-bit codes fill 32 bits: the even
+    ones are in the low half. In NumPy a row is its bytes.
     """
 
     codes: DataType
@@ -169,7 +173,7 @@ class RowType(DataType):
 
     @property
     def zeros_at(self) -> int:
-        """The byte of a row at which its zeros begin, or its padding."""
+        """The byte of a row at which its zeros begin; without zeros, its padding."""
         return self.scales_at + self.scales.nbytes(self.groups)
 
     @property
@@ -184,7 +188,7 @@ class RowType(DataType):
         return self.columns
 
     def host_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """As of DataType: the last dimension has bytes."""
+        """The shape as in DataType, but the last dimension counts the bytes of a row."""
         return (*shape[:-1], shape[-1] // self.columns * self.itemsize)
 
 
@@ -204,16 +208,16 @@ int4 = DataType("int4", 4, "ark_int4", ml_dtypes.int4)
 uint4 = DataType("uint4", 4, "ark_uint4", ml_dtypes.uint4)
 fp4 = DataType("fp4", 4, "ark_fp4", ml_dtypes.float4_e2m1fn)
 
-FLOATS = (fp32, fp16, bf16)  # that every op computes with
-SMALL_FLOATS = (fp8_e4m3, fp8_e5m2)  # that are stored, moved, cast and multiplied
+FLOATS = (fp32, fp16, bf16)  # types with which every op computes
+SMALL_FLOATS = (fp8_e4m3, fp8_e5m2)  # types that can be stored, moved, cast and multiplied
 INTEGERS = (int64, int32, uint32, int8, uint8, byte)
 PACKED = (int4, uint4, fp4)
 ALL = (*FLOATS, *SMALL_FLOATS, *INTEGERS, bool_, *PACKED)
 INDICES = (int32, int64)
-CODES = (*PACKED, int8, uint8, *SMALL_FLOATS)  # of quantised matrices
+CODES = (*PACKED, int8, uint8, *SMALL_FLOATS)  # element types of quantised matrices
 
-ROW_ALIGNMENT = 16  # bytes at whose multiples the rows of a RowType begin
-CODE_STEP = 8  # columns of which a group is a multiple
+ROW_ALIGNMENT = 16  # the alignment of the rows of a RowType, in bytes
+CODE_STEP = 8  # a group is a multiple of this many columns
 
 _TORCH = {
     "fp32": "float32",
@@ -239,8 +243,8 @@ def _names() -> str:
 def row_type(
     codes: DataType, columns: int, group: int, scales: DataType, zeros: bool, values: DataType
 ) -> RowType:
-    """The RowType of these fields; InvalidUsageError where a row is no whole groups of whole steps,
-    or a type is none of those that its place takes.
+    """The RowType with these fields. Raises InvalidUsageError if a row does not consist of whole
+    groups, a group is not a multiple of CODE_STEP columns, or a type is not allowed for its field.
     """
     fits = columns > 0 and group > 0 and columns % group == 0 == group % CODE_STEP
     if not fits or codes not in CODES or scales not in FLOATS or values not in FLOATS:
@@ -260,8 +264,8 @@ def row_type(
 
 
 def cache_type(codes: str, width: int, values: DataType) -> RowType:
-    """The type of a cache whose rows of `width` elements are codes with one scale. codes: the name
-    of their type, int8 or fp8_e4m3. values: the type of a cache without codes.
+    """The type of a quantised cache: each row of `width` elements is codes with one scale. codes:
+    the name of their type, int8 or fp8_e4m3. values: the type of an unquantised cache.
     """
     if width % CODE_STEP:
         raise InvalidUsageError(
@@ -272,7 +276,7 @@ def cache_type(codes: str, width: int, values: DataType) -> RowType:
 
 
 def value_type(dtype: DataType) -> DataType:
-    """The type of floats that elements have where they are multiplied."""
+    """The floating-point type with which elements are multiplied."""
     return dtype.values if isinstance(dtype, RowType) else dtype
 
 

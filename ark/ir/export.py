@@ -1,8 +1,8 @@
 """A graph as JSON in ARK's layout: nodes with producers, consumers, tensors and arguments.
 
-For people and tools that read ARK's model files; ark itself plans from the graph. An all-reduce is
-written as ARK writes it: one AllReducePacketFused, or a ring of Send, Recv and Add, which says what
-is computed and not how the plan does it. Called by ark.frontend.model.
+This is for people and tools that read ARK's model files; ark itself plans from the graph. An
+all-reduce is written as ARK writes it: one AllReducePacketFused, or a ring of Send, Recv and Add.
+This describes the result and not ark's implementation. Called by ark.frontend.model.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from ark.ir.graph import Graph, Node
 from ark.ir.values import Buffer, Tensor
 
 PREFILL = "all_reduce_prefill"
-# The all-reduces that ARK writes as one node on 2 to 8 ranks, by fp16 elements.
+# All-reduces that ARK writes as one node on 2 to 8 ranks, by their number of fp16 elements.
 FUSED_NAMES = {4096: "all_reduce_packet", 2048 * 4096: PREFILL}
 
 
 def arks_name(tensor: Tensor, world: int) -> str:
-    """The name of the one node in which ARK reduces such a tensor; empty if it takes a ring."""
+    """The name of the single node in which ARK reduces this tensor; "" if ARK uses a ring."""
     if tensor.dtype != fp16 or not 2 <= world <= 8 or tensor.elements % (4 * world):
         return ""
     return FUSED_NAMES.get(tensor.elements, "")
@@ -42,7 +42,9 @@ def to_json(graph: Graph, pretty: bool = True) -> str:
 
 
 def _nodes(graph: Graph) -> list[dict[str, Any]]:
-    """Producers are the last writers of what a node reads, by tensor and by buffer."""
+    """The nodes' entries. A node's producers are the last writers of the tensors and buffers that
+    it reads.
+    """
     nodes = [dataclasses.replace(n, id=i) for i, n in enumerate(_spelled_out(graph))]
     producers: dict[int, list[int]] = {}
     consumers: dict[int, list[int]] = defaultdict(list)
@@ -65,14 +67,14 @@ def _nodes(graph: Graph) -> list[dict[str, Any]]:
 
 
 class _Exported(PartialAttributes, frozen=True):
-    """tag: of a message. packet: the all-reduce is a single node of ARK's."""
+    """tag: of a message. packet: the all-reduce is a single node in ARK's layout."""
 
     tag: int = 0
     packet: bool = False
 
 
 def _spelled_out(graph: Graph) -> Iterator[Node]:
-    """The nodes, with a ring in the place of each all-reduce that is not a single node of ARK's."""
+    """The nodes, with a ring instead of each all-reduce that ARK does not write as one node."""
     fresh = count(len(graph.tensors))
     buffers = count(len(graph.buffers))
     tags = count(1 + max((_Exported.of(n.attrs).tag for n in graph.nodes), default=0))
@@ -113,7 +115,7 @@ def _spelled_out(graph: Graph) -> Iterator[Node]:
 
 
 def op_entry(node: Node) -> dict[str, Any]:
-    """An op as a node's entry describes it."""
+    """An op as its node's entry in the JSON text."""
     fused = node.type == "all_reduce" and _Exported.of(node.attrs).packet
     words = node.type.split("_")
     return {

@@ -1,9 +1,10 @@
-"""Shapes of more than four dimensions as four: the ones in front of the last three become one.
+"""Folds shapes of more than four dimensions to four: all dimensions before the last three become
+one.
 
-Tiles have four sizes and task bodies four loops, whatever a tensor's rank: the first counts through
-all leading dimensions, and a body takes its index apart where it needs them (ark.tasks.text). A
-tile's part of the leading dimensions is a box in them: a whole `block`. Called by the ops'
-lowerings (through ark.lower.tiling) and by the task kinds.
+Tiles have four sizes and task bodies four loops, whatever a tensor's rank. The first loop counts
+through all leading dimensions; a body computes the separate indices where it needs them
+(ark.tasks.text). A tile's part of the leading dimensions must be a box in them (`block`). Called by
+the ops' lowerings (through ark.lower.tiling) and by the task kinds.
 """
 
 from __future__ import annotations
@@ -12,30 +13,32 @@ import math
 from collections.abc import Sequence
 
 MAX_FOLDED_DIMS = 4
-# Elements: where a dimension is cut, tiles begin on whole cache lines and packs.
+# Elements. If a dimension is cut, tiles begin at multiples of it: at whole cache lines and packs.
 CACHE_LINE_ELEMENTS = 64
 
 
 def pad(values: Sequence[int], fill: int) -> tuple[int, ...]:
-    """Left-padded to four; longer ones as they are."""
+    """The values, padded at the left to four; unchanged if there are four or more."""
     return (fill,) * (MAX_FOLDED_DIMS - len(values)) + tuple(values)
 
 
 def fold(shape: Sequence[int]) -> tuple[int, int, int, int]:
-    """A shape's four sizes."""
+    """The shape's four folded sizes."""
     full = pad(shape, 1)
     cut = len(full) - MAX_FOLDED_DIMS + 1
     return (math.prod(full[:cut]), *full[cut:])  # type: ignore[return-value]
 
 
 def leading(shape: Sequence[int]) -> tuple[int, ...]:
-    """The sizes that the first of the four stands for."""
+    """The sizes of the dimensions that are folded into the first of the four."""
     full = pad(shape, 1)
     return full[: len(full) - MAX_FOLDED_DIMS + 1]
 
 
 def block(shape: Sequence[int], most: int) -> int:
-    """The largest number of leading indices, at most `most`, whose multiples all begin boxes."""
+    """The largest number n of leading indices, at most `most`, such that every n consecutive ones
+    from a multiple of n on form a box.
+    """
     size = 1
     for place, n in reversed(list(enumerate(leading(shape)))):
         room = max(1, most // size)
@@ -47,14 +50,16 @@ def block(shape: Sequence[int], most: int) -> int:
 
 
 def is_block(shape: Sequence[int], size: int) -> bool:
-    """True where `block` returns it for some `most`."""
+    """True if `block` returns this size for some value of `most`."""
     return block(shape, size) == size
 
 
 def unfold(
     shape: Sequence[int], lo: Sequence[int], hi: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """A box of the four dimensions as a box of all of the shape's; its leading part is a block."""
+    """A box in the four folded dimensions as a box in all dimensions of the shape; its part in the
+    leading dimensions must be a block.
+    """
     rank = len(shape)
     if rank <= MAX_FOLDED_DIMS:
         return tuple(lo[MAX_FOLDED_DIMS - rank : MAX_FOLDED_DIMS]), tuple(
@@ -71,7 +76,9 @@ def unfold(
 
 
 def tile_of(full: Sequence[int], want: int) -> list[int]:
-    """Four tile sizes of about so many elements of a result, of which no more are together."""
+    """Four tile sizes for a result, with about `want` elements in total and never more than the
+    result has.
+    """
     shape = fold(full)
     tile = [1, 1, 1, 1]
     for d in (3, 2, 1, 0):

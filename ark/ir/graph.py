@@ -1,7 +1,7 @@
-"""The model graph: nodes in program order over tensors, as front ends build it.
+"""The model graph: nodes over tensors, in program order, as front ends build it.
 
-Program order defines what the graph means; the planner keeps every dependence that follows from it
-and nothing else. Called by ark.ops, ark.models and the planner.
+Program order defines the meaning of the graph. The planner keeps every dependence that follows from
+it and may change the order otherwise. Called by ark.ops, ark.models and the planner.
 """
 
 from __future__ import annotations
@@ -39,35 +39,38 @@ class Graph:
         self.hints: Hints | None = None
         self.context: int | None = None
         self.scopes: list[str] = []
-        self.detached: set[int] = set()  # ids of tensors that are constants to differentiation
-        # By id of the buffer of a gradient op's result, that of the op that it differentiates.
+        self.detached: set[int] = set()  # ids of tensors through which no gradient passes
+        # For the result of a gradient op, by its buffer's id: the buffer id of the forward op's
+        # result.
         self.undone: dict[int, int] = {}
-        self.packings: tuple[Packing, ...] = ()  # how packed parameters are made of others
+        self.packings: tuple[Packing, ...] = ()  # how packed parameters are made from the model's
         self.received: frozenset[int] = frozenset()  # ids of buffers in which packets arrive
         self._depends: dict[int, tuple[Tensor, ...]] = {}
         self._view = GraphView(())
 
     @property
     def view(self) -> GraphView:
-        """Tables of makers and readers of the nodes as they are now."""
+        """Lookup tables of the present nodes, computed again if the nodes have changed."""
         known = self._view.nodes
         if len(known) != len(self.nodes) or not all(map(operator.is_, known, self.nodes)):
             self._view = GraphView(self.nodes)
         return self._view
 
     def state(self) -> dict[str, object]:
-        """All attributes by name, without the view, which follows from the nodes."""
+        """All attributes by name, except the view, which is computed from the nodes."""
         return {name: value for name, value in vars(self).items() if name != "_view"}
 
     def with_nodes(self, nodes: Iterable[Node]) -> Graph:
-        """A copy that has these nodes instead, and shares everything else."""
+        """A copy of the graph with these nodes; all else is shared with this graph."""
         graph = copy.copy(self)
         graph.nodes = list(nodes)
         return graph
 
     @contextmanager
     def placed(self, processors: tuple[int, int] | None) -> Iterator[None]:
-        """Nodes added within stay on those processors, unless others were asked for."""
+        """A context: nodes that are added in it run on those processors only. An outer context has
+        precedence, and None changes nothing.
+        """
         if processors is None or self.processors is not None:
             yield
             return
@@ -80,14 +83,16 @@ class Graph:
             self.processors, self.context = None, before
 
     def new_context(self) -> int:
-        """A number for nodes that are asked for together from here on."""
+        """A new context number, for nodes that are to be kept together."""
         return sum(1 for c in {n.context for n in self.nodes} if c is not None)
 
     @contextmanager
     def entry(self, name: str) -> Iterator[None]:
-        """Opens a phase of the loop, an entry point of the model: nodes added within belong to it.
+        """A context that opens a phase of the loop (an entry point of the model). Nodes that are
+        added in it belong to the phase.
 
-        Their names begin with the phase's. ModelError where one is open or has that name.
+        Their names begin with the phase's name. Raises ModelError if another phase or scope is
+        open, or if the model already has a phase of that name.
         """
         if self.scopes:
             raise ModelError(
@@ -102,7 +107,7 @@ class Graph:
 
     @contextmanager
     def scope(self, name: str) -> Iterator[None]:
-        """Within it, names of nodes and of what they make begin with `name`."""
+        """A context in which the names of new nodes and tensors begin with `name`."""
         self.scopes.append(name)
         try:
             yield
@@ -110,7 +115,7 @@ class Graph:
             self.scopes.pop()
 
     def scoped(self, name: str) -> str:
-        """A name with the open scopes before it."""
+        """The name, preceded by the names of the open scopes."""
         return ".".join((*self.scopes, name))
 
     def buffer(
@@ -135,7 +140,7 @@ class Graph:
         name: str = "",
         address: int = 0,
     ) -> Tensor:
-        """Adds a tensor, on a buffer of its own unless one is given."""
+        """Adds a tensor, on a new buffer unless one is given."""
         dims = tuple(int(s) for s in shape)
         pad = tuple(padded) or dims
         ext = tuple(extents) or dtype.whole_rows(pad)
@@ -154,7 +159,7 @@ class Graph:
         return tensor
 
     def rewrite(self, target: Tensor, name: str = "") -> Tensor:
-        """A new tensor on the same memory: what a write into `target` makes."""
+        """A new tensor on the memory of `target`, for the values after a write into `target`."""
         rewritten = self.tensor(
             target.shape,
             target.dtype,
@@ -168,13 +173,15 @@ class Graph:
         return rewritten
 
     def inherit(self, view: Tensor, source: Tensor) -> None:
-        """A view of a tensor: what the source comes after and whether it is a constant holds."""
+        """Copies two properties of a source to its view: the tensors that its users must come
+        after, and whether gradients pass.
+        """
         self.depend(view, self.depends(source))
         if source.id in self.detached:
             self.detached.add(view.id)
 
     def depend(self, tensor: Tensor, on: Sequence[Tensor]) -> None:
-        """Ops that use `tensor` run after `on` has been written."""
+        """Records that ops that use `tensor` must run after `on` has been written."""
         if on:
             self._depends[tensor.id] = tuple(on) + self._depends.get(tensor.id, ())
 

@@ -1,8 +1,8 @@
-"""Makers, readers and writers in a graph: tables that passes ask and do not build themselves.
+"""Lookup tables of a graph: which nodes write and read its tensors and buffers.
 
-`Graph.view` gives them for the nodes that the graph has now, and makes them again when these have
-changed. `WritesSoFar` is for passes that go through nodes in order: where each buffer was last
-written.
+`Graph.view` returns the tables of the present nodes and computes them again after the nodes have
+changed, so passes need not build tables. `WritesSoFar` is for passes that process nodes in order:
+it records where each buffer was last written.
 """
 
 from __future__ import annotations
@@ -16,29 +16,33 @@ from ark.ir.values import Tensor
 
 
 def touched(node: Node) -> tuple[Tensor, ...]:
-    """The tensors that a node reads, makes or comes after."""
+    """The tensors that a node reads, writes or must come after."""
     return (*node.inputs, *node.outputs, *node.after)
 
 
 class GraphView:
-    """Tables of some nodes in order, each made when it is first asked for."""
+    """Lookup tables of a sequence of nodes, each computed at its first use."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self.nodes = tuple(nodes)
 
     @cached_property
     def uses(self) -> Counter[int]:
-        """How often nodes read or come after a tensor, by its id."""
+        """For each tensor id: how many nodes' inputs and `after` lists it is in, each occurrence
+        counted.
+        """
         return Counter(t.id for n in self.nodes for t in (*n.inputs, *n.after))
 
     @cached_property
     def makers(self) -> Mapping[int, Node]:
-        """The last node that has a tensor as an output, by its id."""
+        """For each tensor id: the last node that has it as an output."""
         return {t.id: n for n in self.nodes for t in n.outputs}
 
     @cached_property
     def readers(self) -> Mapping[int, list[Node]]:
-        """The nodes that have a tensor as an input, by its id; one twice that has it twice."""
+        """For each tensor id: the nodes that have it as an input; a node is listed once per such
+        input.
+        """
         nodes: dict[int, list[Node]] = defaultdict(list)
         for node in self.nodes:
             for tensor in node.inputs:
@@ -47,12 +51,12 @@ class GraphView:
 
     @cached_property
     def reads(self) -> Counter[int]:
-        """How often nodes read or come after some of a buffer, by its id."""
+        """For each buffer id: how many tensors in nodes' inputs and `after` lists are on it."""
         return Counter(t.buffer.id for n in self.nodes for t in (*n.inputs, *n.after))
 
     @cached_property
     def reading(self) -> Mapping[int, set[int]]:
-        """The ids of the nodes that read or come after some of a buffer, by its id."""
+        """For each buffer id: the ids of the nodes with an input or an `after` tensor on it."""
         ids: dict[int, set[int]] = defaultdict(set)
         for node in self.nodes:
             for tensor in (*node.inputs, *node.after):
@@ -61,12 +65,12 @@ class GraphView:
 
     @cached_property
     def touches(self) -> Counter[int]:
-        """How often nodes touch a buffer, by its id."""
+        """For each buffer id: how many tensors of nodes are on it, each occurrence counted."""
         return Counter(t.buffer.id for n in self.nodes for t in touched(n))
 
     @cached_property
     def touching(self) -> Mapping[int, set[int]]:
-        """The ids of the nodes that touch a buffer, by its id."""
+        """For each buffer id: the ids of the nodes with a tensor on it."""
         ids: dict[int, set[int]] = defaultdict(set)
         for node in self.nodes:
             for tensor in touched(node):
@@ -75,12 +79,12 @@ class GraphView:
 
     @cached_property
     def written(self) -> frozenset[int]:
-        """The ids of the buffers of outputs."""
+        """The ids of the buffers of all outputs."""
         return frozenset(t.buffer.id for n in self.nodes for t in n.outputs)
 
     @cached_property
     def writers(self) -> Mapping[int, list[Node]]:
-        """The nodes with outputs in a buffer, by its id, in order."""
+        """For each buffer id: the nodes with outputs on it, in program order."""
         nodes: dict[int, list[Node]] = defaultdict(list)
         for node in self.nodes:
             for tensor in node.outputs:
@@ -89,30 +93,30 @@ class GraphView:
 
     @cached_property
     def places(self) -> Mapping[int, int]:
-        """Where a node stands, by its id."""
+        """For each node id: its position among the nodes."""
         return {n.id: place for place, n in enumerate(self.nodes)}
 
     @cached_property
     def working(self) -> GraphView:
-        """The same of the nodes that make tasks."""
+        """The tables of those nodes that make tasks."""
         return GraphView([n for n in self.nodes if not n.virtual])
 
 
 class WritesSoFar:
-    """Where each buffer was last written, of the nodes that a pass has gone through."""
+    """For each buffer the position of its last write, among the nodes that a pass has processed."""
 
     def __init__(self) -> None:
         self._last: dict[int, int] = {}
 
     def add(self, place: int, node: Node) -> None:
-        """The node at that place is done."""
+        """Records the outputs of the node at position `place`."""
         for tensor in node.outputs:
             self._last[tensor.buffer.id] = place
 
     def at(self, tensor: Tensor) -> int:
-        """The place of the last write to the tensor's buffer; -1 where there is none."""
+        """The position of the last write to the tensor's buffer; -1 if there was none."""
         return self._last.get(tensor.buffer.id, -1)
 
     def behind(self, place: int, tensors: Iterable[Tensor]) -> bool:
-        """True where a buffer of one of these is written behind that place."""
+        """True if the buffer of one of these tensors was written after position `place`."""
         return any(self.at(t) > place for t in tensors)

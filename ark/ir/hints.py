@@ -1,6 +1,6 @@
-"""What a front end asks of the planner for an op: how it is cut into tasks and how they are dealt.
+"""A front end's requests to the planner for an op: how it is cut into tasks and how they are dealt.
 
-None of it changes a result. ark.api.config makes hints of ARK's configurations, the ops' lowerings
+Hints do not change results. ark.api.config makes them from ARK's configurations; the ops' lowerings
 and the scheduler follow them.
 """
 
@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Hints:
-    """tile: sizes of the result's last dimensions that a task computes, larger ones are clipped.
-    tasks: the number of tasks. granularity: consecutive tasks that go to one processor before the
-    next one has its turn. one_step: a reduction is not cut along the reduced dimension. product:
-    the tile of a matrix product, before `tile`.
+    """tile: the part of the result that a task computes, as sizes of the last dimensions; larger
+    sizes are reduced to the result's. tasks: the number of tasks. granularity: the number of
+    consecutive tasks that one processor gets before the next processor's turn. one_step: a
+    reduction is not cut along the reduced dimension. product: the tile of a matrix product; it has
+    precedence over `tile`.
     """
 
     tile: tuple[int, ...] | None = None
@@ -25,5 +26,5 @@ class Hints:
 
     @property
     def cuts(self) -> bool:
-        """True where they say how an op is cut into tasks."""
+        """True if the hints say how the op is cut into tasks."""
         return self.one_step or any(h is not None for h in (self.tile, self.tasks, self.product))

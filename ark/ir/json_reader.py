@@ -1,7 +1,7 @@
-"""The one strict reader of plans, collective programs, networks and sketches.
+"""The strict JSON reader of plans, collective programs, networks and sketches.
 
-A form is a tree of closed msgspec structs; text that is not JSON, lacks a field, has one too many
-or a value of another type is refused with its place in the file.
+A form is a tree of msgspec structs. Text that is not JSON, lacks a field, has an unknown field or a
+value of the wrong type is rejected with the place in the file.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ Form = TypeVar("Form")
 
 
 class Closed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What every object of a form is: only fields that are known."""
+    """The base class of all objects of a form; unknown fields are rejected."""
 
 
 class FormError(ModelError):
-    """Data do not fit their form; `fault` names how, `place` is a JSON path such as $.links[3]."""
+    """The data do not fit their form. `fault` is the kind of mismatch, `place` a JSON path such as
+    $.links[3].
+    """
 
     def __init__(self, subject: str, fault: str, reason: str, place: str) -> None:
         where = "" if place == "$" else f" at {place.replace('$.', '')}"
@@ -33,8 +35,9 @@ class FormError(ModelError):
 def read(
     source: str | bytes | Mapping[str, Any] | list[Any], form: type[Form], subject: str
 ) -> Form:
-    """Returns the form's value of JSON text, or of the object that it holds; FormError if it is
-    none. `what` opens the error's sentence."""
+    """Reads JSON text, or an object parsed from it, as a value of the form; raises FormError if it
+    does not fit. `subject` begins the error's sentence.
+    """
     try:
         if isinstance(source, (str, bytes)):
             return msgspec.json.decode(source, type=form, strict=True)

@@ -1,4 +1,4 @@
-"""One operator of a graph. Called by ark.ir.graph, which gives it to everyone else."""
+"""An operator of a graph. Nodes are made by ark.ir.graph."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from ark.ir.values import Tensor
 
 @dataclass(frozen=True)
 class Node:
-    """One operator. Outputs are tensors too; an op that writes in place has its own new tensor.
+    """An operator. Its outputs are tensors, too; an op that writes in place has a new tensor on the
+    same memory as output.
 
-    virtual: it names or views memory and makes no task. phase: which part of the loop it runs in.
-    processors: first and last+1 processor that may run it; none: all. hints: how it is to be cut.
-    context: ops of one number were asked for together (ark.PlannerContext).
+    virtual: True if it only names or views memory and makes no task. phase: the phase of the loop
+    in which it runs. processors: first and last+1 processor that may run it; None: all. hints: how
+    it is to be cut into tasks. context: nodes with the same number come from one
+    ark.PlannerContext.
     """
 
     id: int
@@ -34,19 +36,21 @@ class Node:
     context: int | None = None
 
     def with_attributes(self, attributes: Attributes) -> Node:
-        """The node with these attributes instead."""
+        """A copy of the node with these attributes."""
         return replace(self, attrs=attributes.to_node())
 
     def read(self, form: FormType[Form]) -> Form:
-        """The attributes by name; `form` is the op's struct of them."""
+        """The attributes as the op's struct, `form`."""
         return form.from_node(self.attrs)
 
     @property
     def elementwise(self) -> ElementwiseAttributes:
-        """Of an elementwise op; without an expression and a number for others."""
+        """The attributes of an elementwise op; for other ops, attributes without an expression and
+        a number.
+        """
         return ElementwiseAttributes.of(self.attrs)
 
     @property
     def placement(self) -> tuple[object, ...]:
-        """What ops must have in common to become one."""
+        """The properties that two ops must have in common to be fused."""
         return self.phase, self.processors, self.hints

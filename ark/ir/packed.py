@@ -1,5 +1,5 @@
-"""Elements of 4 bits between memory, two to a byte, and NumPy, a byte each (ml_dtypes). Rows of a
-RowType are bytes in both.
+"""Converts 4-bit elements between memory (two to a byte) and NumPy (one to a byte, as in
+ml_dtypes). Rows of a RowType are bytes in both.
 
 Called where tensors are copied between host and device, and by ark.api.state.
 """
@@ -16,7 +16,9 @@ from ark.ir.dtype import INTEGERS, DataType, RowType, int4, uint4
 
 
 def to_memory(values: np.ndarray, dtype: DataType) -> np.ndarray:
-    """An array of the type's elements as bytes: rows begin at whole bytes, low half first."""
+    """An array's elements as bytes in memory: rows begin at whole bytes, the first of two elements
+    is in the low half.
+    """
     if not dtype.packed or isinstance(dtype, RowType):
         return np.ascontiguousarray(values, dtype.numpy)
     halves = np.ascontiguousarray(values, dtype.numpy).view(np.uint8) & 15
@@ -26,13 +28,13 @@ def to_memory(values: np.ndarray, dtype: DataType) -> np.ndarray:
 
 
 def alike(shape: Sequence[int], other: Sequence[int]) -> bool:
-    """True where two shapes are equal up to dimensions of size 1."""
+    """True if two shapes are equal except for dimensions of size 1."""
     return [n for n in shape if n != 1] == [n for n in other if n != 1]
 
 
 def cast(values: np.ndarray, dtype: DataType, subject: str) -> np.ndarray:
-    """The values in the type, as NumPy casts them. InvalidUsageError, naming `what` they are for,
-    for integers that the type does not hold and for fractions where it holds integers.
+    """The values in the type, as NumPy casts them. For integer types raises InvalidUsageError,
+    which begins with `subject`, for fractions and for integers out of range.
     """
     kind = np.dtype(dtype.numpy)
     integer = dtype in INTEGERS or dtype in (int4, uint4)
@@ -51,7 +53,7 @@ def cast(values: np.ndarray, dtype: DataType, subject: str) -> np.ndarray:
 
 
 def from_memory(data: np.ndarray, shape: Sequence[int], dtype: DataType) -> np.ndarray:
-    """The elements of dense rows of bytes, as `to_memory` makes them."""
+    """The elements of dense rows, from bytes as `to_memory` returns them."""
     if not dtype.packed or isinstance(dtype, RowType):
         whole: np.ndarray = data.view(dtype.numpy)
         return whole.reshape(dtype.host_shape(shape))

@@ -1,5 +1,5 @@
-"""How a packed parameter is made of a model's parameters: what ark.lower.rewrite.pack_weights
-decides and ark.models.load follows when it reads a checkpoint. ark.plan.packing writes it to plans.
+"""How a packed parameter is made from a model's parameters. ark.lower.rewrite.pack_weights decides
+it, ark.models.load follows it when it reads a checkpoint, and ark.plan.packing writes it to plans.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Part:
-    """A parameter (rows, columns) of the model. pairs: 0 for its rows as they are, else a head's
-    width: the two halves of each head's rows alternate, so that i and i + pairs / 2 are neighbours.
+    """A parameter (rows, columns) of the model. pairs: 0 if its rows keep their order; otherwise
+    the width of a head: within each head, row i + pairs / 2 then follows row i.
     """
 
     name: str
@@ -22,8 +22,8 @@ class Part:
 
 @dataclass(frozen=True)
 class Packing:
-    """A parameter that is made of others. interleave: rows of the parts in turn, as many of each;
-    else the parts are concatenated.
+    """A parameter that is made from others. interleave: True if rows are taken from the parts in
+    turn, one from each; False if the parts are concatenated.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Packing:
     interleave: bool = False
 
     def apply(self, read: Callable[[str], np.ndarray]) -> np.ndarray:
-        """The packed array; `read` gives a part (rows, columns) by name."""
+        """The packed array; `read` returns a part (rows, columns) by name."""
         arrays = [_paired(read(part.name), part.pairs) for part in self.parts]
         if not self.interleave:
             return np.concatenate(arrays)

@@ -1,6 +1,7 @@
-"""Quantised matrices in NumPy: rows as bytes, as `ark.ir.dtype.RowType` says, and their values.
+"""Quantised matrices in NumPy: conversion between rows as bytes (ark.ir.dtype.RowType), their codes
+and scales, and their values.
 
-Called by ark.models, which writes them, and by references.
+Called by ark.models, which writes such matrices, and by references.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ import numpy.typing as npt
 from ark.ir.dtype import CODE_STEP, RowType
 
 Array = npt.NDArray[Any]
-ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # of eight codes of 4 bits, lowest bits first
+ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # of eight 4-bit codes, lowest bits first
 
 
 def row_bytes(dtype: RowType, codes: Array, scales: Array, zeros: Array | None = None) -> Array:
-    """The rows (n, bytes) of codes (n, columns), and of scales and zeros (n, groups)."""
+    """Rows as bytes (n, bytes), from codes (n, columns) and from scales and zeros (n, groups)."""
     rows = np.zeros((len(codes), dtype.itemsize), np.uint8)
     places = (dtype.scales_at, dtype.zeros_at)
     bits: Array = np.ascontiguousarray(codes.astype(dtype.codes.numpy, copy=False)).view(np.uint8)
@@ -34,7 +35,7 @@ def row_bytes(dtype: RowType, codes: Array, scales: Array, zeros: Array | None =
 
 
 def row_parts(dtype: RowType, rows: Array) -> tuple[Array, Array, Array | None]:
-    """The codes, scales and zeros of rows, as `row_bytes` takes them."""
+    """The codes, scales and zeros (None without zeros) of rows; the inverse of `row_bytes`."""
     bits = np.ascontiguousarray(rows[:, : dtype.scales_at])
     if dtype.codes.packed:
         halves = np.stack([bits & 15, bits >> 4], -1).reshape(len(rows), -1, CODE_STEP)
@@ -51,7 +52,7 @@ def row_parts(dtype: RowType, rows: Array) -> tuple[Array, Array, Array | None]:
 
 
 def row_values(dtype: RowType, rows: Array) -> npt.NDArray[np.float32]:
-    """The values of rows, fp32 (n, columns)."""
+    """The values of rows, as fp32 (n, columns)."""
     codes, scales, zeros = row_parts(dtype, rows)
     values = codes.astype(np.float32)
     if zeros is not None:

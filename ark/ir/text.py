@@ -1,4 +1,4 @@
-"""A graph as text: one line a node, for people, tests of passes and differences between graphs.
+"""A graph as text, one line per node, for people, for tests of passes, and for comparing graphs.
 
 Called by ark.cli.pass_pages and by tests. The same graph gives the same text.
 """
@@ -12,7 +12,7 @@ from typing import Any
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 
-MAX_VALUE_LENGTH = 160  # characters of an attribute's value
+MAX_VALUE_LENGTH = 160  # the longest text of an attribute, in characters
 
 
 def to_text(graph: Graph, virtual: bool = False) -> str:
@@ -38,10 +38,12 @@ def _lines(graph: Graph, virtual: bool) -> Iterator[str]:
 
 
 class _Names:
-    """One name for each buffer: its first tensor's, numbered where several buffers have that."""
+    """A name for each buffer: the name of its first tensor, with a number if several buffers have
+    the same one.
+    """
 
     def __init__(self) -> None:
-        self._names: dict[int, str] = {}  # by buffer
+        self._names: dict[int, str] = {}  # by buffer id
         self._uses: Counter[str] = Counter()
 
     def __call__(self, tensor: Tensor) -> str:
@@ -54,12 +56,12 @@ class _Names:
 
 
 def _node(node: Node, names: _Names) -> str:
-    """One node: results = type(operands) attributes."""
+    """One node, as `results = type(operands) attributes`."""
 
     def listed(tensors: Iterable[Tensor]) -> str:
         return ", ".join(f"{names(t)} {_layout(t)}" for t in tensors)
 
-    operands = listed(node.inputs)  # named first
+    operands = listed(node.inputs)  # before the outputs, so that operands get their names first
     attrs = "".join(f" {k}={_value(v)}" for k, v in sorted(node.attrs.items()) if v is not None)
     after = f" after {', '.join(map(names, node.after))}" if node.after else ""
     kept = f" on processors {node.processors[0]}:{node.processors[1]}" if node.processors else ""
@@ -67,14 +69,14 @@ def _node(node: Node, names: _Names) -> str:
 
 
 def _layout(tensor: Tensor) -> str:
-    """Dtype and shape; where the tensor is a part of its memory, its offsets too."""
+    """Data type and shape; if the tensor is a part of its buffer, also its offsets."""
     part = f" at {list(tensor.offsets)}" if any(tensor.offsets) else ""
     rank = f" of rank {tensor.buffer.rank}" if tensor.buffer.rank >= 0 else ""
     return f"{tensor.dtype.name}{list(tensor.shape)}{part}{rank}"
 
 
 def _value(value: Any) -> str:
-    """An attribute; trees of expressions are written as calls, $i being operand i."""
+    """An attribute's value; expression trees are written as calls, in which $i is operand i."""
     text = _tree(value)
     return text if len(text) <= MAX_VALUE_LENGTH else text[:MAX_VALUE_LENGTH] + "..."
 

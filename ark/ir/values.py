@@ -1,7 +1,7 @@
 """Tensors and buffers of a graph, with ARK's view model.
 
-A tensor is a box inside a row-major buffer: `extents` is the buffer's size per dimension (ARK calls
-it strides), the tensor's element [i, ...] lies at `offsets` + i.
+A tensor is a box in a row-major buffer. `extents` are the buffer's sizes per dimension (ARK calls
+them strides); the tensor's element [i, ...] is the buffer's element [offsets[0] + i, ...].
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from ark.errors import InvalidUsageError, ModelError
 from ark.ir.dtype import DataType
 
 MAX_DIMS = 8
-MAX_DIM_ELEMENTS = (
-    7 << 28
-) - 1  # of a dimension: tasks count in 32 bits, to the end of the last tile
+# Of a dimension. Tasks count in 32 bits, also up to the end of the last tile, which may be partial.
+MAX_DIM_ELEMENTS = (7 << 28) - 1
 
 
 def whole(subject: str, value: object) -> int:
-    """The value as an int; InvalidUsageError, beginning with `what`, for other than whole numbers:
-    nothing is rounded silently.
+    """The value as an int. Raises InvalidUsageError, which begins with `subject`, if it is not a
+    whole number; nothing is rounded.
     """
     try:
         number = int(value)  # type: ignore[call-overload]
@@ -33,7 +32,7 @@ def whole(subject: str, value: object) -> int:
 
 
 def row_major(extents: Sequence[int]) -> tuple[int, ...]:
-    """Elements from one index to the next, per dimension of a row-major array of `extents`."""
+    """The stride of each dimension, in elements, of a row-major array with these sizes."""
     strides = [1] * len(extents)
     for d in range(len(extents) - 2, -1, -1):
         strides[d] = strides[d + 1] * extents[d + 1]
@@ -42,7 +41,7 @@ def row_major(extents: Sequence[int]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Buffer:
-    """Memory behind tensors. arena: as in ark.plan.types; rank: its owner, -1 for this rank."""
+    """The memory of tensors. arena: as in ark.plan.types. rank: its owner; -1 for this rank."""
 
     id: int
     arena: str
@@ -54,7 +53,7 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A value of the graph; writing into a buffer again makes a new tensor on it."""
+    """A value of the graph. Each write into a buffer makes a new tensor on it."""
 
     id: int
     dtype: DataType
@@ -88,7 +87,7 @@ class Tensor:
 
 
 def overlap(a: Tensor, b: Tensor) -> bool:
-    """True where two tensors may share an element."""
+    """True if two tensors may have an element in common."""
     if a.buffer.id != b.buffer.id:
         return False
     if a.extents != b.extents:
@@ -100,9 +99,10 @@ def overlap(a: Tensor, b: Tensor) -> bool:
 def dense_view(
     tensor: Tensor, shape: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """(extents, offsets) with which a dense tensor is seen in another shape, or None.
+    """(extents, offsets) of a dense tensor viewed in another shape; None if there is no such view.
 
-    All of the buffer below the first dimension must be whole rows of the new shape.
+    There is one only if the buffer's size and the tensor's start are multiples of the elements that
+    the new shape has below its first dimension.
     """
     if not tensor.dense or math.prod(shape) != tensor.elements:
         return None
@@ -122,7 +122,7 @@ def check_layout(
     offsets: tuple[int, ...],
     padded: tuple[int, ...],
 ) -> None:
-    """Refuses a layout that ARK's rules refuse; the error is a ModelError with the numbers."""
+    """Raises ModelError, with the numbers, if ARK's rules do not allow the layout."""
     if len(shape) > MAX_DIMS:
         raise ModelError(
             f"a tensor of shape {list(shape)} has {len(shape)} dimensions; at most {MAX_DIMS} are "

@@ -1,7 +1,8 @@
-"""Machine models: what the planner must know of a device, with or without the device.
+"""Machine models: the properties of a device that the planner uses, whether or not the device is
+present.
 
-A model is a frozen value. Backends own the named ones (a backend knows its hardware, the planner
-does not); an opened device fills one in from what it reports. Called by ark.plan and the backends.
+A model is an immutable value. Each backend defines the models that have a name; for an opened
+device it makes one from what the device reports. Called by ark.plan and the backends.
 """
 
 from __future__ import annotations
@@ -23,20 +24,22 @@ from ark.machine.variant import COMPUTE, MOVE, Variant, block
 class Machine:
     """A device as the planner sees it.
 
-    name: the model's name, as `--machine` takes it. arch: what source is compiled for. processors:
-    SMs, CUs or cores that run one block each. lanes: threads of a warp (wavefront).
-    shared_bytes: shared memory (LDS) that tasks and the ring may use, without what the loop keeps
-    for itself (ark.codegen.layout.LOOP_BYTES). variants: kernel variants that it can run, the one
-    to use first. bandwidth_gbps, tflops: of memory and of matrix units, all processors together.
-    costs: all other times and rates (ark.machine.costs). line_bytes: a cache line; counters of
-    different producers lie so far apart. tile: rows and columns of a matmul tile. large_tiles: rows
-    and columns of those that have a loop of their own for 16-bit types, and the share of its time
-    that matrix units multiply. exact_tiles: the same of products of fp32 in its own digits, the
-    last number the speed beside the others'. attention_rows: of a tile of attention on matrix
-    units, at most. large_product: rows and columns of a product, and rows of attention, for which
-    operands are rounded or laid for matrix units, at least. box_tiles, unit_tiles: what its bodies
-    of products are written for (ark.machine.tiles); None where it has no such bodies. capabilities:
-    what bodies and forms are chosen by (ark.machine.capability), each once.
+    name: the model's name, as `--machine` takes it. arch: the architecture that source is compiled
+    for. processors: the number of SMs, CUs or cores; each runs one block. lanes: threads of a warp
+    (wavefront). shared_bytes: shared memory (LDS) for tasks and the ring; what the loop itself uses
+    (ark.codegen.layout.LOOP_BYTES) is subtracted already. variants: the kernel variants that it can
+    run, the preferred one first. bandwidth_gbps, tflops: memory bandwidth, and the rate of the
+    matrix units, of all processors together. costs: all other times and rates (ark.machine.costs).
+    line_bytes: size of a cache line; counters of different producers are at least this far apart.
+    tile: rows and columns of a matmul tile. large_tiles: for each tile size with a loop of its own
+    for 16-bit types: rows, columns, and the fraction of the loop's time in which the matrix units
+    multiply. exact_tiles: the same for products in full fp32; the third number is the speed
+    relative to the other sizes. attention_rows: the largest number of rows of an attention tile on
+    matrix units. large_product: the smallest numbers of rows (of attention, too) and of columns for
+    which rounding operands or changing their layout for matrix units is worthwhile. box_tiles,
+    unit_tiles: the tile sizes of its matrix-unit bodies (ark.machine.tiles); None if it has no such
+    bodies. capabilities: the basis on which bodies and forms are chosen (ark.machine.capability),
+    without duplicates.
     """
 
     name: Name
@@ -78,8 +81,8 @@ class Machine:
 
     @property
     def lists(self) -> int:
-        """Task lists of a phase: one a processor, and where the variant has warps that move, behind
-        these one more each.
+        """Task lists of a phase: one for each processor; if the variant has moving warps, one more
+        for each processor, behind the others.
         """
         return self.processors * (2 if self.variant.role(MOVE) else 1)
 
@@ -90,14 +93,16 @@ class Machine:
 
     @property
     def coalesces(self) -> bool:
-        """Lanes load neighbouring elements in one access, so a load of one costs a whole line."""
+        """True if lanes load neighbouring elements in one access, so that loading one element costs
+        a whole cache line.
+        """
         return self.lanes > 1
 
     @property
     def cooperative(self) -> bool:
-        """Several threads share a task: bodies deal its elements to lanes and meet at barriers, and
-        warps of the same block may move what others compute. Else a body is a loop in one thread,
-        which the compiler vectorises.
+        """True if several threads share a task: bodies divide its elements among lanes and
+        synchronise at barriers, and warps of the same block may copy data while others compute.
+        Otherwise a body is a loop in one thread, which the compiler vectorises.
         """
         return not self.has(Capability.SINGLE_THREAD)
 
@@ -118,13 +123,16 @@ class Machine:
         return self.variant.row_slice
 
     def using(self, name: str) -> Machine:
-        """The machine with only the variant of that name; itself if it has no such variant."""
+        """The machine with only the variant of that name, or unchanged if it has no variant of that
+        name.
+        """
         matching = [v for v in self.variants if v.name == name]
         return dataclasses.replace(self, variants=tuple(matching)) if matching else self
 
     def without_ring(self) -> Machine:
-        """The machine whose variant `block` reads operands in place: the
-        ring's shared memory becomes cache, and the loading warps' registers go to the others.
+        """The machine without a ring in its variant `block`, which then reads operands in place.
+        The ring's shared memory becomes cache, and the registers of the loading warps go to the
+        other warps.
         """
         variants = tuple(
             block(v.role(COMPUTE)) if v.name == "block" and v.stages else v for v in self.variants
@@ -132,7 +140,7 @@ class Machine:
         return dataclasses.replace(self, variants=variants)
 
     def under(self, place: int) -> Machine:
-        """The machine with only the variant at that place."""
+        """The machine with only the variant at that position of `variants`."""
         return dataclasses.replace(self, variants=(self.variants[place],))
 
     def shaped(self, **changes: Any) -> Machine:
@@ -141,26 +149,28 @@ class Machine:
         return dataclasses.replace(self, variants=variants)
 
     def has(self, capability: Capability) -> bool:
-        """TypeError for a word: a misspelt one would be quietly false."""
+        """True if the machine has the capability; raises TypeError for a string, because a misspelt
+        name would silently give False.
+        """
         if not isinstance(capability, Capability):
             raise TypeError(f"{capability!r} is a string; expected a member of Capability")
         return capability in self.capabilities
 
     def with_capabilities(self, *more: Capability) -> Machine:
-        """The machine with these capabilities too."""
+        """The machine with these capabilities added."""
         lacking = tuple(c for c in more if c not in self.capabilities)
         return dataclasses.replace(self, capabilities=(*self.capabilities, *lacking))
 
     def without_capabilities(self, *fewer: Capability) -> Machine:
-        """The machine without these capabilities."""
+        """The machine with these capabilities removed."""
         kept = tuple(c for c in self.capabilities if c not in fewer)
         return dataclasses.replace(self, capabilities=kept)
 
     def matmul_tile(self, rows: int, columns: int, batch: int, bits: int = 32) -> tuple[int, int]:
-        """Rows and columns of a matmul tile: large for reuse, small enough to keep all processors
-        busy.
+        """Rows and columns of a matmul tile: large enough for reuse of operands, small enough that
+        all processors have work.
 
-        bits: of an element of the left side.
+        bits: size of an element of the left operand.
         """
         tile_m, tile_n = self.tile
         tile_m = min(tile_m, max(1, rows))
@@ -185,8 +195,8 @@ class Machine:
         return high, wide
 
     def exact_tile(self, rows: int, columns: int, depth: int, batch: int) -> tuple[int, int] | None:
-        """Rows and columns of a tile of a product of fp32, of so many elements of k: of the tiles
-        that have a loop of their own, the one that ends first; None where there are none.
+        """Rows and columns of a tile for an fp32 product with `depth` elements along k: the one of
+        exact_tiles with the shortest predicted time; None if the machine has no exact_tiles.
         """
 
         def time(high: int, wide: int, speed: float) -> float:

@@ -1,7 +1,8 @@
-"""Capabilities: by what hardware and drivers offer, bodies and forms are chosen, never by a vendor.
+"""Capabilities: features of hardware and drivers, by which bodies and forms are chosen, so that no
+code depends on a vendor.
 
-A machine model lists those that it has. Plans hold them as words. Called by ark.machine, by
-lowering, planning and code generation, and by the machine models of the backends.
+A machine model lists the capabilities that it has. Plans contain them by name. Called by
+ark.machine, by lowering, planning and code generation, and by the machine models of the backends.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from ark.errors import PlanError
 
 
 class Capability(Enum):
-    """The word that a plan holds, and what it means."""
+    """A capability: its name in plans and its meaning."""
 
     meaning: str
 
@@ -24,7 +25,7 @@ class Capability(Enum):
 
     @classmethod
     def named(cls, word: object) -> Capability:
-        """The member of that word; PlanError, with the known words, where there is none."""
+        """The capability of that name; raises PlanError, with the known names, if there is none."""
         for member in cls:
             if member.value == word:
                 return member

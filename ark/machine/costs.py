@@ -1,7 +1,8 @@
-"""Costs of a machine: what the planner and the cost model count with.
+"""Costs of a machine: the figures that the planner and the cost model use.
 
-Each vendor's machines.py has one value per machine, beside where its figures come from. Nothing
-above this module holds a figure of a machine. Called by ark.lower, ark.plan.cost and the backends.
+Each vendor's machines.py has one value per machine, with the source of its figures. No module above
+this one contains figures of a particular machine. Called by ark.lower, ark.plan.cost and the
+backends.
 """
 
 from __future__ import annotations
@@ -18,31 +19,35 @@ PIECES = (
     ("nic", 1 << 20),
     ("switch", 64 << 10),
 )
-FULL_STEP_SHAPE = (128, 256)  # the product whose time is BoxCosts.full_step_us
+FULL_STEP_SHAPE = (128, 256)  # the product that takes BoxCosts.full_step_us
 
 
 @dataclass(frozen=True)
 class BoxCosts:
-    """Products whose tiles box copies load for warpgroups, step by step along k.
+    """Costs of matrix products on warpgroups, whose tiles are loaded by box copies, step by step
+    along k.
 
-    full_step_us: of FULL_STEP_SHAPE rows and columns, 128 bytes deep, on the matrix units.
-    least_step_us: until the loading thread has started a stage's two copies. small_stage: bytes up
-    to which a stage holds two steps, at a higher rate of few rows: small_load_rate; load_rate: what
-    a processor loads while all do. tile_us: from the last step of a tile of windows to the next
-    one's first.
+    full_step_us: time of the matrix units for FULL_STEP_SHAPE rows and columns, 128 bytes along k.
+    least_step_us: time in which the loading thread starts the two copies of a stage. small_stage:
+    if two steps have at most this many bytes, a stage holds both. small_load_rate: the load rate of
+    a processor with such stages, for products of few rows; load_rate: the rate in all other cases,
+    when all processors load. tile_us: for tiles of windows, the time from the last step of a tile
+    to the first step of the next one.
 
-    fold_us, each_part_us: handing parts of k to the tasks that add them up, and each part.
-    normed_us: the same where a norm adds them up. kept_bytes: of parts that the last cache keeps;
-    fold_rate: at which more of them are written and read. band_bytes: of a left side that stays
-    there while columns pass by. few_rows, few_tiles: with more rows, and more tiles of the lowest,
-    all processors load at load_rate. least_rows, least_work: rows and multiplications of a product
-    for which the variant is chosen, at least; least_reads: how often a product reads each element
-    of a side that is worth laying otherwise.
+    fold_us: time to hand over parts of k to the tasks that add them up; each_part_us: further time
+    for each part. normed_us: the time for both if a norm adds up the parts. kept_bytes: bytes of
+    parts that stay in the last-level cache; fold_rate: the rate at which further bytes of them are
+    written and read. band_bytes: bytes of the left operand that stay in that cache while the
+    columns are processed. few_rows, few_tiles: a product with more rows than few_rows and more
+    tiles of the smallest height than few_tiles loads at load_rate. least_rows, least_work: the
+    smallest numbers of rows and multiplications of a product for which the variant is chosen.
+    least_reads: a side of a product is copied into another layout if each of its elements is read
+    at least this often.
 
-    laid_rate: bytes that all processors together move where a side is laid as boxes are loaded.
-    Operations a microsecond of one processor, in bodies of any variant: common_rate, of products of
-    16 bits; tf32_rate, of tiles of fp32 as tf32; plain_rate, of products without matrix units;
-    attention_rate, of attention.
+    laid_rate: bytes that all processors together move when a side is copied into the layout of box
+    copies. Rates of one processor in bodies of any variant: common_rate for products of 16-bit
+    types, tf32_rate for tiles of fp32 computed as tf32, plain_rate for products without matrix
+    units, attention_rate for attention.
     """
 
     full_step_us: Rate
@@ -71,13 +76,14 @@ class BoxCosts:
 
 @dataclass(frozen=True)
 class UnitCosts:
-    """Products that matrix units take in any variant, in parts of k too.
+    """Costs of matrix products on matrix units in any variant, also with k cut into parts.
 
-    line_us, small_line_us: the least that a line of k, 128 bytes, takes: it arrives a step after it
-    was asked for; of the loop for large tiles and of the one for others. begin_us: a tile's first
-    step arrives, and its sums are stored. fold_us: parts are handed to the tasks that add them up,
-    at fold_share of memory's rate. read_share: of memory's rate, at which both sides come by all
-    processors together. small_share: of its time that a loop of small tiles multiplies.
+    line_us, small_line_us: the least time for a line of k (128 bytes), which arrives one step after
+    it was requested: in the loop for large tiles, and in the loop for other tiles. begin_us: time
+    until a tile's first step has arrived, and to store its sums. fold_us: time to hand over parts
+    of k to the tasks that add them up, which move bytes at fold_share of the memory bandwidth.
+    read_share: the fraction of the memory bandwidth at which all processors together read both
+    operands. small_share: the fraction of its time in which the loop for small tiles multiplies.
     """
 
     line_us: Rate
@@ -91,57 +97,60 @@ class UnitCosts:
 
 @dataclass(frozen=True)
 class Costs:
-    """Times in microseconds, rates in bytes or operations a microsecond.
+    """Times in microseconds, rates in bytes or operations per microsecond.
 
-    source: what the figures were measured on, or how they were estimated.
+    source: the device on which the figures were measured, or the way in which they were estimated.
 
-    signal_us: one task signals a counter and another one, which waits for it, goes on.
-    each_signal_us: each further task that signals the same counter. barrier_us: from the end of an
-    iteration's last task to the begin of the next one's first.
+    signal_us: from the signal of a counter by one task until another task, which waits for it,
+    continues. each_signal_us: for each further task that signals the same counter. barrier_us: from
+    the end of the last task of an iteration to the begin of the first task of the next one.
     task_us: one task by itself: its record is fetched, its first loads arrive, its results are
-    stored. pass_us: each further round of loads of a task that waits for them before the next.
-    next_us: a task that reads what the one before it on its processor made, without a wait between
-    them, if it moves next_bytes at most; next_rate: bytes that it moves. turned_share: of memory's
-    rate that transposes reach.
+    stored. pass_us: each further round of loads that a task waits for. next_us: a task that reads
+    the result of the previous task on its processor, with no wait between them, and moves at most
+    next_bytes; next_rate: the rate at which it moves them. turned_share: the fraction of the memory
+    bandwidth that transposes reach.
 
-    processor_rate: bytes that one processor loads from the last cache while the others do not.
-    cache_rate: bytes that all processors together load from it. cache_bytes: what it keeps from
-    one iteration to the next. scalar_rate: multiplications and additions of fp32 of one processor
-    outside of matrix units. exact_rate: of products of fp32 in its own digits.
-    few_rate: of products of 9 to 16 rows or columns, whose few side comes from the last cache again
-    and again.
+    processor_rate: bytes that one processor loads from the last-level cache while the others do
+    not. cache_rate: bytes that all processors together load from it. cache_bytes: the data that it
+    retains from one iteration to the next. scalar_rate: fp32 multiplications and additions of one
+    processor without matrix units. exact_rate: operations of products in full fp32. few_rate:
+    operations of products of 9 to 16 rows or columns, whose narrow side is read from the last-level
+    cache repeatedly.
 
-    packet_bytes: of a transfer to a peer that is faster as packets, at most. stream_rows: of an
-    input beside which a weight is streamed, at most; more fill matrix units, where there are any.
-    begin_work: multiplications that take as long as a tile of exact_tiles begins and ends.
-    hand_over_work: those that a processor does in a common body while a task is handed over; 0
-    where handing over takes less than the smallest op, so that joining ops saves nothing.
-    stage_codes: of quantised weights in a stage, at most, which one warp multiplies.
-    idle_bytes: that a processor has at most of an op that waits longer than it works.
-    exact_work: multiplications of a product of fp32 that is worth tiles of its own. turned_work:
-    those of a product that is worth turning what it reads.
+    packet_bytes: the largest transfer to a peer that is faster as packets. stream_rows: the most
+    input rows for which a weight is streamed; more rows use matrix units, where there are any.
+    begin_work: multiplications that take as long as the begin and the end of a tile of exact_tiles.
+    hand_over_work: multiplications that a processor does in a common body in the time in which a
+    task is handed over; 0 if that time is shorter than the smallest op, so that joining ops saves
+    nothing. stage_codes: the most quantised weights in a stage, which one warp multiplies.
+    idle_bytes: the most bytes per processor of an op that waits longer than it works. exact_work:
+    the fewest multiplications of an fp32 product for which exact_tiles are used. turned_work: the
+    fewest multiplications of a product for which transposing its operands is worthwhile.
 
-    tile_elements: of a tile of an elementwise op, at least; sweep_bytes: of such a tile of a large
-    tensor, at most: warps that drift apart scatter the accesses. little_elements: of a result that
-    is computed again in less time than handed over. hoisted_elements: of a result of whose factors
-    an op of their own is worth it. read_bytes: of keys and values that are read together.
-    group_rows: rows of tiles of a product that are computed column by column, at most.
+    tile_elements: the fewest elements of a tile of an elementwise op. sweep_bytes: the most bytes
+    of such a tile in a large tensor, because warps that drift apart scatter the accesses.
+    little_elements: a result of at most this many elements is recomputed faster than handed over.
+    hoisted_elements: if a result has at least this many elements, computing its small factors in an
+    op of their own is worthwhile. read_bytes: bytes of keys and values that the heads processed
+    together read. group_rows: the most rows of tiles of a product that are computed column by
+    column.
 
-    packet_tensor_bytes: of fp32 activations that may travel as packets inside a device.
-    packet_elements: of one that a task may read, beyond which a counter is faster; polled_elements:
-    the same where a body polls only after one packet has come; rounded_elements: the same where
-    the op that makes several rows can round them instead.
+    packet_tensor_bytes: the largest fp32 activation that may travel as packets inside a device.
+    packet_elements: the most elements of packets that a task may read; beyond it a counter is
+    faster. polled_elements: the same for a body that polls only after one packet has arrived.
+    rounded_elements: the same if the op that produces several rows can round them instead.
 
-    start_work_us: predicted work for which a processor is worth starting, where a launch starts
-    them. op_us, product_tile_us: an op's last results and the wait for them, and a product's tile's
-    first load and its store, where only whole ops are predicted (ark.parallel). combine_rate: bytes
-    that one processor combines with peers' and sends. put_bytes: of tiles that are put at once, at
-    most. lane_bytes: of a task of a processor that does nothing but transfers. share_bytes: of a
-    processor's share of a transfer, at least, before it is cut into parts. piece_bytes: that a task
-    moves at least by an engine, share_bytes by an engine that is not listed. part_bytes: that a
-    task of a product of few rows reads at least where k is cut. claim_bytes, deal_bytes: of an op
-    whose tiles are claimed, and of a result whose rows are dealt, at least. boxes, units: of
-    products by warpgroups, and by matrix units in any variant; None where there are none.
+    start_work_us: the predicted work for which starting a processor is worthwhile, if each launch
+    starts its processors. op_us, product_tile_us: used where only whole ops are predicted
+    (ark.parallel): the time for an op's last results and the wait for them, and the time for the
+    first load and the store of a product's tile. combine_rate: bytes that one processor combines
+    with those of peers and sends. put_bytes: the most bytes of tiles that are sent by one put.
+    lane_bytes: bytes of a task of a processor that only transfers. share_bytes: the least share of
+    a processor in a transfer before it is cut into parts. piece_bytes: for each engine the fewest
+    bytes that a task moves; share_bytes for other engines. part_bytes: if k is cut, the fewest
+    bytes that a task of a product of few rows reads. claim_bytes: the smallest op whose tiles are
+    claimed. deal_bytes: the smallest result whose rows are dealt. boxes, units: costs of products
+    on warpgroups, and on matrix units in any variant; None if the machine has no such products.
     """
 
     source: Name = "a common server core, estimated"

@@ -1,7 +1,7 @@
-"""Types with ranges: what a plan file may say of a machine and its kernel variants.
+"""Types with ranges: the values that a plan file may contain for a machine and its kernel variants.
 
 The fields of ark.machine and ark.machine.variant have these types; ark.plan.schema checks values
-from outside against them.
+from files against them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-# A word may stand in a compiler's options; a name is for people.
+# A Word may be passed as an option to a compiler. A Name is for display only.
 Word = Annotated[str, Meta(max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:+-]*$")]
 Name = Annotated[str, Meta(max_length=128, pattern=r"^[^\x00-\x1f\x7f-\x9f\ud800-\udfff]*$")]
 Bytes = Annotated[int, Meta(ge=0, le=1 << 30)]

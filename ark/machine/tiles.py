@@ -1,5 +1,5 @@
-"""Tiles of matrix units that a vendor's bodies are written for: the planner chooses among these and
-makes no others. Each vendor's machines.py has them. Called by ark.lower.
+"""Tile sizes of a vendor's matrix-unit bodies. The planner chooses among these only. Each vendor's
+machines.py defines them. Called by ark.lower.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from ark.machine.ranges import Count
 
 @dataclass(frozen=True)
 class BoxTiles:
-    """Of products that box copies load for warpgroups.
+    """Tile sizes of products on warpgroups, whose operands are loaded by box copies.
 
-    tiles: rows and columns; of cuts that are predicted to take the same time the first is taken.
-    narrow: those of them for few rows alone, where k of the right side lies side by side. plain:
-    those where it does and sums are stored one by one. shallow: those that leave too few stages
-    for windows. parts: of k, the numbers to try. normed_parts:
-    of k where a norm adds them up, at most. attention_rows: queries of a tile of attention.
+    tiles: rows and columns; if several cuts are predicted to take the same time, the first is
+    taken. narrow: those of `tiles` that are used for few rows only, and only if the right operand
+    is contiguous along k. plain: those that are used only if the right operand is contiguous along
+    k and sums are stored one by one. shallow: those that are not used for windows, because they
+    leave too few stages. parts: the numbers of parts of k to try. normed_parts: the most parts of k
+    if a norm adds them up. attention_rows: queries of an attention tile.
     """
 
     tiles: tuple[tuple[Count, Count], ...]
@@ -30,16 +31,17 @@ class BoxTiles:
 
     @property
     def least_rows(self) -> int:
-        """Rows of the lowest tile."""
+        """The smallest number of rows of a tile."""
         return min(rows for rows, _ in self.tiles)
 
 
 @dataclass(frozen=True)
 class UnitTiles:
-    """Of products that matrix units take in any variant, beside those with a loop of their own.
+    """Tile sizes of products on matrix units in any variant, besides the sizes with a loop of their
+    own.
 
-    block: rows and columns that a unit multiplies at once. least_columns: of a tile. parts: of k,
-    the numbers to try.
+    block: rows and columns that a matrix unit multiplies at once. least_columns: the fewest columns
+    of a tile. parts: the numbers of parts of k to try.
     """
 
     block: Count

@@ -1,7 +1,7 @@
-"""Task kinds: the memory that a tile of work accesses, its cost and its source.
+"""Task kinds: for each kind the memory that a tile accesses, its cost and its source.
 
-One module per family. A vendor may write the source of a kind itself (see the dialect); what a task
-touches is always decided here, because the verifier relies on it.
+There is one module per family. A vendor may write a kind's source itself (see the dialect), but the
+accesses are always defined here, because the verifier relies on them.
 """
 
 from ark.tasks import (

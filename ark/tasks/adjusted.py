@@ -1,22 +1,23 @@
 """Sampling with penalties, biases, filters of the distribution and reported log probabilities.
 
 `adjust_logits` params: tiles. operands: logits (1, vocab), options, settings, position, tokens,
-stops, bias (1, vocab), counts (1, vocab), scores (1, vocab), candidates (tiles, 2), shares
-(tiles, 3), allowed (1, vocab / 32). coord: tile. A tile adds the bias, bars the tokens whose bit of
-`allowed` is 0 if the option `masked` is not 0, applies the penalties, stores the scores, finds its
-best as `sample` does, and of its logits the largest and the sum of exponentials relative to it;
-shares: these two and the largest score.
-`sample_adjusted` params: tiles, top. operands: logits, options, settings, position, tokens, stops,
-scores, candidates, shares, counts, drawn (1, 2), logprobs (host). coord: 0. It draws a token from
-the scores within top-k, top-p, min-p and typical-p, in this order and as transformers' logits
-processors do, counts it, and reports its log probability under the logits and the highest ones.
+stops, bias (1, vocab), counts (1, vocab), scores (1, vocab), candidates (tiles, 2), shares (tiles,
+3), allowed (1, vocab / 32). coord: tile. A tile adds the bias, excludes the tokens whose bit of
+`allowed` is 0 if the option `masked` is not 0, applies the penalties and stores the scores. It
+stores its best candidate in `candidates`, as `sample` does. In `shares` it stores the largest of
+its logits, the sum of their exponentials relative to that, and its largest score. `sample_adjusted`
+params: tiles, top. operands: logits, options, settings, position, tokens, stops, scores,
+candidates, shares, counts, drawn (1, 2), logprobs (host). coord: 0. It draws a token from the
+scores. It filters by top-k, top-p, min-p and typical-p, in this order, as transformers' logits
+processors do. It counts the token and reports its log probability under the logits and the highest
+log probabilities.
 
-A sequence within its prompt, or one that has ended, draws nothing. What `choose` and `choose_each`
-(ark.tasks.tokens, ark.tasks.sequences) do with candidates they do with the one drawn token.
+A sequence that is within its prompt or has ended draws nothing. `choose` and `choose_each`
+(ark.tasks.tokens, ark.tasks.sequences) use the drawn token as their only candidate.
 
-options: OPTIONS. counts: of each token how often it was sampled, plus IN_PROMPT where the prompt
-has it. logprobs: for each place of the text 1 + 2 * top words: the sampled token's log probability,
-then ids and log probabilities of the highest; a word is -1 until it is written.
+options: OPTIONS. counts: for each token how often it was sampled, plus IN_PROMPT if it is in the
+prompt. logprobs: for each position of the text 1 + 2 * top words: the log probability of the
+sampled token, then ids and log probabilities of the highest; a word is -1 until it is written.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ OPTIONS = (
 """int32 each, floats as their bits. logprobs: 0 reports nothing, else one more than the number.
 masked: 1 where the sequence has a mask, else 0.
 """
-MASK_BITS = 32  # of a word of a mask
+MASK_BITS = 32  # tokens per word of a mask
 IN_PROMPT = 1 << 30
 MAX_TOP = 64
 DIGIT_VALUES = 16
@@ -65,7 +66,7 @@ class SampleAdjustedParams(Params, frozen=True):
 
 
 def _check_state(sig: Signature, tiles: int) -> int:
-    """Checks the first six operands, which both kinds have; gives the vocabulary's size."""
+    """Checks the first six operands, which both kinds have; returns the vocabulary's size."""
     rows, vocabulary = matrix(sig, 0)
     need(
         rows == 1 and tiles <= vocabulary,

@@ -1,4 +1,4 @@
-"""Shapes, indices and headers of bodies that walk along one axis or over windows.
+"""Shapes, indices and headers of bodies that process lines along one axis, or windows.
 
 Used by the kinds `scan`, `scatter` and `pool`, and by the ops and lowerings that make their tasks.
 """
@@ -16,17 +16,19 @@ ALONG = (*HEADERS, text.header("folds.h"), text.header("along.h"))
 
 
 def lines(shape: Sequence[int], axis: int) -> tuple[int, ...]:
-    """The shape with one index along the axis."""
+    """The shape of the lines along the axis: the same shape with size 1 at the axis."""
     return (*shape[:axis], 1, *shape[axis + 1 :])
 
 
 def indices(shape: Sequence[int]) -> list[str]:
-    """Texts of the index in every dimension of a shape."""
+    """Source texts of the indices in all dimensions of a shape."""
     return text.indices(shape, NAMES)[-len(shape) :]
 
 
 def join(function: str, operand: OperandType) -> str:
-    """A function of two values that joins them as the operand's type computes."""
+    """The device function that combines two values, for the type in which the operand's elements
+    are computed.
+    """
     compute = expression.value_type(operand.dtype)
     tree = ["input", 1] if function == "set" else [function, ["input", 0], ["input", 1]]
     writer = expression.Writer([("now", compute), ("more", compute)], text.literal)

@@ -1,4 +1,4 @@
-"""Tiles that find the index of the greatest element of each row.
+"""Tiles that find the index of the largest element of each row.
 
 params: rows (of dimension 2 per task). operands: input (..., n), output (..., 1). coord: first
 index of dimensions 0 to 2. Emitted by ark.lower.ops.norms.

@@ -1,17 +1,16 @@
-"""Causal grouped-query attention over a key/value cache, in one task per (row, kv head, split).
+"""Causal grouped-query attention over a key/value cache, with one task per (row, kv head, split).
 
 `attention` params: heads, kv_heads, head_dim, splits, scale, streamed. operands: q (m, heads *
 head_dim), key cache and value cache (kv_heads, context, head_dim), position (1,), output, [fresh
 (1, 2 * kv_heads * head_dim)]. Row r attends to positions 0 .. position + r. With `fresh` there is
-one row, its own key and value come from there, and only earlier ones from the caches; then the
-caches may come through the operand stream, `streamed` positions of keys and values in a stage (0:
-they are read in place). coord: row, kv head,
-split. With one split the output is (m, heads * head_dim); with more it is a partial (m, heads,
-splits, head_dim + 2): the unnormalised sum, then maximum and denominator, and `attention_merge`
-joins the splits (flash-decoding, Dao et al. 2023). `attention_merge` params: heads, head_dim,
-splits. operands: partial, output. coord: row, head. The positions are walked in chunks with a
-running maximum (online softmax, Milakov and Gimelshein 2018), so shared memory does not grow with
-the context.
+one row: its own key and value are read from `fresh`, and earlier ones from the caches. The caches
+may then come through the operand stream; `streamed` is the number of positions per stage (0: the
+caches are read in place). coord: row, kv head, split. With one split the output is (m, heads *
+head_dim). With more it is a partial result (m, heads, splits, head_dim + 2): the unnormalised sum,
+then maximum and denominator; `attention_merge` combines the splits (flash-decoding, Dao et al.
+2023). `attention_merge` params: heads, head_dim, splits, group (heads per task). operands: partial,
+output. coord: row, first head. Positions are processed in chunks with a running maximum (online
+softmax, Milakov and Gimelshein 2018), so shared memory does not grow with the context.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from ark.tasks import text
 from ark.tasks.cache_rows import cache_operand, cache_texts, element_bytes
 
 CHUNK_POSITIONS = 256
-NEW_ROWS_OPERAND = 5  # the operand with this iteration's keys and values
+NEW_ROWS_OPERAND = 5  # the operand `fresh`: this iteration's keys and values
 
 
 class AttentionParams(Params, frozen=True):
@@ -52,7 +51,7 @@ class AttentionParams(Params, frozen=True):
 
 
 class SplitAttention(TaskKind):
-    """Attention of single rows over keys and values (operands 1 and 2), cut by positions."""
+    """Attention of single rows over keys and values (operands 1 and 2), split by positions."""
 
     def places(self, sig: Signature) -> Places:
         p, rows = sig.read(AttentionParams), sig.operands[0].shape[0]
@@ -155,8 +154,8 @@ class Attention(SplitAttention):
         return frozenset({4, *(i for i in read if sig.operands[i].dtype == "fp32")})
 
     def early(self, sig: Signature) -> frozenset[int]:
-        # Without a separate newest row, the iteration itself writes rows that this task reads from
-        # the caches. Bodies do not read what the stream loads.
+        # Without `fresh`, the iteration itself writes rows that this task reads from the caches.
+        # Streamed caches are not read by the body.
         older = len(sig.operands) > NEW_ROWS_OPERAND and not sig.read(AttentionParams).streamed
         return frozenset({1, 2, 3} if older else {3})
 
@@ -187,8 +186,8 @@ class Attention(SplitAttention):
 
 
 def staged_bytes(group: int, width: int, warps: int) -> int:
-    """Shared memory of a body whose warps take positions from stages: queries, the newest key and
-    value, and each warp's part of the result, in bytes.
+    """Bytes of shared memory of a body whose warps read positions from stages: the queries, the
+    newest key and value, and each warp's partial result.
     """
     per_warp = -(-group * (width + 2) // 4) * 4
     return 4 * ((group + 2) * width + warps * per_warp)

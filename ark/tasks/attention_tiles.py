@@ -1,25 +1,24 @@
-"""Attention of many rows: a task has tiles of queries of one head and walks the keys in blocks with
-a running softmax (Milakov and Gimelshein 2018; FlashAttention, Dao et al. 2022).
+"""Attention of many rows: a task has tiles of queries of one head and processes the keys in blocks
+with a running softmax (Milakov and Gimelshein 2018; FlashAttention, Dao et al. 2022).
 
 `attention_tiles` params: heads, kv_heads, head_dim, rows (of a tile), scale, causal, window,
 softcap, placed, sinks, by_rows, paged, tasks, group, mask, fill, strict. operands: q ([batch,] m,
-heads * head_dim), keys and values ([batch,] kv_heads, context, head_dim), dense, or by_rows
-([batch,] context, kv_heads * head_dim), as queries lie, or paged (pool, kv_heads, page, head_dim),
-dense, output,
-[position (1,) where placed], [the pages' numbers (1, most) where paged; ark.tasks.paged],
-[sinks (heads,) fp32 where sinks], [mask (batch, heads, m, context) where mask, each dimension the
-size or 1].
-Row r stands at position + r (r where it is not placed) and sees, if causal, keys up to its own
-position, else all; of these, with a window, the last `window`. Scores q k scale become softcap *
-tanh(score / softcap) where softcap is not 0. A head's sink is a score without a value. Then a mask
-is added to scores, or is true for keys that are seen, or for those that are hidden, whose score is
-`fill`. Scores of -inf have no weight; a row that has no others gives zeros, or NaN if it is strict.
+heads * head_dim), keys and values, output, [position (1,) if placed], [the page numbers (1, most)
+if paged; ark.tasks.paged], [sinks (heads,) fp32 if sinks], [mask (batch, heads, m, context) if
+mask, each dimension full or 1]. Keys and values are dense ([batch,] kv_heads, context, head_dim);
+if by_rows ([batch,] context, kv_heads * head_dim), the layout of the queries; if paged (pool,
+kv_heads, page, head_dim). Row r is at position + r (at r if not placed). If causal, it sees the
+keys up to its own position, otherwise all; with a window, only the last `window` of these. The
+scores are q k scale; if softcap is not 0, they become softcap * tanh(score / softcap). A sink is a
+further score of a head, without a value. A mask is added to the scores, or is true for visible
+keys, or is true for hidden keys, whose score is `fill`. Scores of -inf have weight 0. A row that
+has only such scores gives zeros, or NaN if strict.
 
-coord: batch, head, first row. With tasks, one task has several tiles: tiles are numbered by
-sections of `group` heads that share the L2 cache; within the last section from the last rows, which
-see most keys, to the first, within the one before the other way round, and so on, so that what
-tiles cost rises and falls without a step. They are dealt to the tasks to and fro, so that all get
-about as much. coord is then the task's number.
+coord: batch, head, first row. If `tasks` is not 0, a task has several tiles, and coord is its
+number. Tiles are numbered by sections of `group` heads, whose keys share the L2 cache. The last
+section is numbered from the last rows, which see most keys, to the first, the section before it in
+the opposite direction, and so on, so that the cost of consecutive tiles has no jumps. Tiles are
+dealt to the tasks forwards and backwards in turn, which gives all tasks about the same work.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ from ark.tasks import text
 from ark.tasks.cache_rows import cache_operand, cache_texts
 
 T = TypeVar("T", int, np.ndarray)
-LEAST_SCORE = -1e28  # what lower finite ones count as, above the running maximum's first value
+LEAST_SCORE = -1e28  # scores are at least this, so that they exceed the initial running maximum
 Whole = Annotated[int, msgspec.Meta(ge=0, le=INT_MAX)]
 
 
@@ -209,7 +208,9 @@ def _scratch(sig: Signature, machine: Machine, chunk: int, strip: int) -> int:
 
 
 def _cut(sig: Signature, machine: Machine) -> tuple[int, int]:
-    """Keys and rows that the common body takes at a time; fewer rows where the ring leaves less."""
+    """The numbers of keys and of rows that the common body processes at a time; fewer rows if the
+    ring leaves less shared memory.
+    """
     chunk, strip = (64, 32) if not machine.cooperative else (32, 16)
     strip = min(strip, sig.read(AttentionTilesParams).rows)
     room = machine.shared_bytes - machine.ring_bytes
@@ -219,7 +220,7 @@ def _cut(sig: Signature, machine: Machine) -> tuple[int, int]:
 
 
 def shape(sig: Signature) -> str:
-    """The type that holds what a signature fixes."""
+    """The device type with the constants of a signature."""
     p = sig.read(AttentionTilesParams)
     strict = ("true",) if p.strict else ()
     fixed = (
@@ -242,7 +243,7 @@ def shape(sig: Signature) -> str:
 
 
 def given(sig: Signature) -> tuple[str, ...]:
-    """The call's arguments: scale, soft cap, operands, mask."""
+    """The arguments of the call: scale, soft cap, operands, mask."""
     p = sig.read(AttentionTilesParams)
     placed, paged, sinks = bool(p.placed), bool(p.paged), bool(p.sinks)
     caches = [text.given(sig, i) for i in (1, 2)]
@@ -262,7 +263,7 @@ def given(sig: Signature) -> tuple[str, ...]:
 
 
 def _mask(sig: Signature) -> str:
-    """The mask, as bodies take it."""
+    """The text of the mask argument."""
     p = sig.read(AttentionTilesParams)
     if not p.mask:
         return "ArkNoOperand{}"
@@ -273,8 +274,8 @@ def _mask(sig: Signature) -> str:
 
 
 def where_aligned(name: str, sig: Signature, machine: Machine, call: str) -> str:
-    """The source of a body that makes a vendor's call, which requires rows at multiples of 16
-    bytes; the generic body computes unaligned operands at run time.
+    """A body that makes a vendor's call, which requires rows aligned to 16 bytes. If addresses are
+    known only at run time, unaligned operands are computed by the common body.
     """
     addresses = text.addresses(sig, range(4))
     if addresses == "0u":
@@ -285,7 +286,7 @@ def where_aligned(name: str, sig: Signature, machine: Machine, call: str) -> str
 
 
 def context_of(sig: Signature) -> int:
-    """Keys that there are, or have room."""
+    """The number of keys, or of positions that the cache has room for."""
     rows: int = sig.operands[1].shape[-2]
     return rows * sig.operands[5].shape[-1] if sig.read(AttentionTilesParams).paged else rows
 
@@ -304,7 +305,9 @@ def number_of_tiles(sig: Signature) -> int:
 
 
 def _head_and_block(number: T, heads: int, blocks: int, group: int) -> tuple[T, T]:
-    """Of all heads of a batch, and from the first rows on: where the tile with this number is."""
+    """(head, block of rows) of the tile with this number; heads are counted over the whole batch,
+    blocks from the first row on.
+    """
     section, within = number // (group * blocks), number % (group * blocks)
     high = np.minimum(group, heads - section * group)
     rising = (-(-heads // group) - 1 - section) % 2
@@ -312,15 +315,16 @@ def _head_and_block(number: T, heads: int, blocks: int, group: int) -> tuple[T, 
     return section * group + within % high, rising * block + (1 - rising) * (blocks - 1 - block)
 
 
-MAX_TRIED_SECTION_SIZES = 32  # sizes of a section
-TILE_OVERHEAD_KEY_BLOCKS = 1.5  # what a tile takes beside its blocks of keys, in such blocks
+MAX_TRIED_SECTION_SIZES = 32  # section sizes that are tried
+TILE_OVERHEAD_KEY_BLOCKS = 1.5  # cost of a tile besides its key blocks, in key blocks
 
 
 def balanced_group(heads: int, blocks: int, tasks: int, seen: int, most: int) -> int:
-    """How many heads, up to `most`, a section has so that the fullest task has least.
+    """The number of heads per section, at most `most`, for which the busiest task has the least
+    work.
 
-    heads: of all the batch, each with `blocks` tiles, of which tile n sees n + 1 blocks of keys but
-    never more than `seen`.
+    heads: the number of heads of the whole batch. Each has `blocks` tiles; tile n sees n + 1 blocks
+    of keys, but at most `seen`.
     """
     numbers = np.arange(heads * blocks)
     step, at = numbers // tasks, numbers % tasks

@@ -1,8 +1,8 @@
-"""A copy to a peer in large pieces by copy hardware of the processor: data passes through shared
+"""A copy to a peer in large pieces by a processor's copy hardware. Data passes through shared
 memory, so that few threads keep many bytes in flight.
 
-operands: source, target, both plain memory of one dense dimension and one type. params and coord:
-as for combine, whose body it has where a backend has none of its own. Emitted for the engine `bulk`
+operands: source, target, both plain memory of one dense dimension and one type. params and coord as
+in `combine`; a backend without a body of its own uses combine's. Emitted for the engine `bulk`
 (ark.lower.engines).
 """
 

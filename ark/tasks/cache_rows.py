@@ -1,6 +1,6 @@
-"""Caches of codes: a position of a head is a row of a RowType (ark.ir.dtype) of int8 or fp8_e4m3
-with one scale, which is the row's largest magnitude over the largest code. What appends to caches
-and what reads them checks such operands here; cache_rows.h has the device side.
+"""Quantised caches: each row (one position of one head) is a row of a RowType (ark.ir.dtype) of
+int8 or fp8_e4m3 with one scale, the row's largest magnitude divided by the largest code. Kinds that
+append to caches or read them check their operands here; cache_rows.h has the device side.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ LEAST_MAGNITUDE = 1e-30
 
 
 def cache_row(dtype: str) -> RowType | None:
-    """The type of a cache's rows; None for one of floats."""
+    """The row type of a quantised cache; None for a cache of floats."""
     row = by_name(dtype)
     return row if isinstance(row, RowType) else None
 
 
 def cache_operand(sig: Signature, index: int) -> OperandType:
-    """The operand; PlanError unless its type is one of floats, or of rows that caches have."""
+    """The operand; raises PlanError unless its type is floating point or a row type that caches may
+    have.
+    """
     operand = sig.operands[index]
     row = cache_row(operand.dtype)
     known = row is not None and row.codes.name in LARGEST_CODES and not row.zeros
@@ -39,19 +41,21 @@ def cache_operand(sig: Signature, index: int) -> OperandType:
 
 
 def element_bytes(operand: OperandType) -> float:
-    """Bytes of an element of a cache, with its share of the scale."""
+    """Bytes per element of a cache, including its share of the scale."""
     return operand.itemsize / operand.per_item
 
 
 def cache_texts(sig: Signature, index: int) -> tuple[str, ...]:
-    """Device code of a cache that is this operand, behind that of its kind."""
+    """The headers that a quantised cache (this operand) needs, after those of its kind; none for
+    floats.
+    """
     if cache_row(sig.operands[index].dtype) is None:
         return ()
     return (ROWS_HEADER, text.header("cache_rows.h"))
 
 
 def appender(sig: Signature, index: int, body: str) -> str:
-    """The body that appends to the cache, of these two: floats element by element, codes by
+    """The name of the body that appends to the cache: `body` for floats, `body`_rows for quantised
     rows.
     """
     return body if cache_row(sig.operands[index].dtype) is None else f"{body}_rows"

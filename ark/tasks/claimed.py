@@ -1,11 +1,12 @@
-"""Tiles that processors claim while they run: a large op of another kind whose
-tiles are not assigned beforehand.
+"""Tiles that processors claim at run time: a large op of another kind, whose tiles are not assigned
+to processors beforehand.
 
-params: kind, params (of the op whose tiles they are), tasks (how many share them). operands: that
-op's. coord: the tile with which a task begins, the first ones in the order of their numbers; each
-other tile goes to the first processor that claims it (claimed.h) by the op's counter. So every task
-may touch all of the op, and no tile is two tasks'. Results are the same bits on any processor,
-because a tile's result depends on its index only.
+params: kind and params of the op whose tiles are claimed, tasks (how many share the tiles).
+operands: those of the op. coord: the tile with which a task begins; these are the first tiles, in
+order of their numbers. Each further tile goes to the processor that claims it first (claimed.h), by
+the op's counter. So each task may access all of the op's memory, and no tile belongs to two tasks.
+The results have the same bits regardless of the processor, because a tile's result depends on its
+index only.
 """
 
 from __future__ import annotations
@@ -123,7 +124,9 @@ class Claimed(TaskKind):
 
 
 def _before(sig: Signature, machine: Machine) -> int:
-    """Bytes of shared memory before the records: what a tile's body needs."""
+    """The offset of the claimed tasks' records in shared memory: the bytes that a tile's body
+    needs.
+    """
     kind, inner = tiles_of(sig)
     return -(-kind.scratch(inner, machine) // 8) * 8
 

@@ -1,16 +1,16 @@
-"""Combines shares of ranks element by element, the building block of collectives. With one share it
-is a copy; with several it adds, multiplies or compares them in operand order.
+"""Combines shares of ranks element by element: the building block of collectives. With one share it
+is a copy; several are added, multiplied or compared in operand order.
 
-params: element (a name of ELEMENTS: what the operands' bytes are), op (a name of OPS), divide (what
-the result is divided by), order (the shares that are combined first, in this order; the others
-follow in theirs), outputs (how many get the result, one by default; several are plain memory),
-moved (its tasks are in lists of warps that move). operands: shares..., outputs..., all of one
-dimension; each is plain memory, dense and of one type, or packets: a receive buffer (uint32 words,
-four of which hold 16 bytes of elements), or fp32 activations. coord: first and last+1 element of
-the operands' type; tiles begin and end at multiples of 16 bytes or at the end.
+params: element (a name of ELEMENTS: the type of the operands' bytes), op (a name of OPS), divide
+(the divisor of the result), order (the shares to combine first, in this order; the others follow in
+operand order), outputs (the number of outputs, 1 by default; several must be plain memory), moved
+(its tasks are in the task lists of moving warps). operands: shares..., outputs..., all of one
+dimension. Each is plain memory (dense, all of one type) or packets: a receive buffer (uint32 words,
+four of which hold 16 bytes of elements) or fp32 activations. coord: first and last+1 element of the
+operands' type; tiles begin and end at multiples of 16 bytes, or at the end.
 
-Floats below 32 bits are combined in fp32 and rounded once. Combining in operand order makes the
-result the same bits wherever the order is the same.
+Floats below 32 bits are combined in fp32 and rounded once. A fixed order of the operands gives the
+same bits on all ranks that use it.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from ark.plan.params import Params, Places, is_dense, need
 from ark.plan.types import MAX_OPERANDS
 from ark.tasks import text
 
-ACCESS_BYTES = 16  # bytes: what one access moves, and four packets hold
-PACKETS_PER_ACCESS = 4  # packets of a chunk
-RECEIVE = "uint32"  # the type of a receive buffer's words
+ACCESS_BYTES = 16  # bytes of one access, and of the elements in four packets
+PACKETS_PER_ACCESS = 4  # packets per access
+RECEIVE = "uint32"  # the element type of a receive buffer
 
 
 @dataclass(frozen=True)
 class Element:
-    """What the bytes of an operand stand for. storage: the device's type."""
+    """An element type for combining. storage: the device type."""
 
     storage: str
     itemsize: int
@@ -72,12 +72,12 @@ class CombineParams(Params, frozen=True):
 
 
 def moved(dtype: DataType) -> str:
-    """The element as which a type's values are only moved."""
+    """The name of the element type for values of this type that are copied and not combined."""
     return {1: "uint8", 2: "fp16", 4: "uint32", 8: "int64"}[dtype.itemsize]
 
 
 def words(nbytes: int) -> int:
-    """Packets of a receive buffer that holds so many bytes: whole chunks."""
+    """The packets of a receive buffer for this many bytes, rounded up to whole accesses."""
     return -(-nbytes // ACCESS_BYTES) * PACKETS_PER_ACCESS
 
 
@@ -136,7 +136,9 @@ class Combine(TaskKind):
         return replace(given, order=turned(given.order, by)).to_plan()
 
     def _first(self, sig: Signature) -> OperandType:
-        """The operand in whose elements coordinates count: plain memory if there is any."""
+        """The operand whose elements the coordinates count: the first one in plain memory, or
+        operand 0.
+        """
         return next((o for o in sig.operands if not o.packet), sig.operands[0])
 
     def _packets_of(self, sig: Signature, operand: OperandType) -> int:
@@ -207,43 +209,47 @@ class Combine(TaskKind):
 
 
 def unit(sig: Signature) -> int:
-    """Bytes of a unit of the coordinates: an element of plain memory if there is any."""
+    """Bytes per unit of the coordinates: an element of the first operand in plain memory, or of
+    operand 0.
+    """
     first = next((o for o in sig.operands if not o.packet), sig.operands[0])
     return by_name(first.dtype).itemsize
 
 
 def turned(order: Sequence[int], by: int) -> tuple[int, ...]:
-    """The order in which the rank `by` further on combines."""
+    """The order for the rank that is `by` ranks further."""
     return tuple((place - by) % len(order) for place in order)
 
 
 def ordered(order: Sequence[int], op: str = "sum") -> list[int]:
-    """The shares that are combined first, in code. Two numbers give the same bits either way round
-    when they are added or multiplied (not so compared: 0 and -0), so that two ranks whose plans
-    differ in that order alone have the same kernel.
+    """The shares that the code combines first. The sum or product of two numbers has the same bits
+    in either order (max and min do not: 0 and -0), so two such shares are sorted: ranks whose plans
+    differ only in that order then have the same kernel.
     """
     return sorted(order) if len(order) == 2 and op in ("sum", "product") else list(order)
 
 
 def terms(sig: Signature) -> list[int]:
-    """The shares in the order in which code combines them."""
+    """The indices of the shares in the order in which the code combines them."""
     params = sig.read(CombineParams)
     order = ordered(params.order, params.op)
     return [*order, *range(len(order), shares(sig))]
 
 
 def outputs(sig: Signature) -> int:
-    """How many operands, the last ones, get the result."""
+    """The number of outputs, which are the last operands."""
     return sig.read(CombineParams).outputs
 
 
 def shares(sig: Signature) -> int:
-    """How many operands are combined."""
+    """The number of shares to combine."""
     return len(sig.operands) - outputs(sig)
 
 
 def tiles(elements: int, itemsize: int, nbytes: int) -> list[tuple[int, int]]:
-    """Cuts elements into tiles of about so many bytes, whole lines of memory each."""
+    """Cuts elements into tiles of about `nbytes` bytes, each of whole 128-byte lines, as (first,
+    last+1).
+    """
     step = max(1, nbytes // 128) * 128 // itemsize
     return [(at, min(at + step, elements)) for at in range(0, elements, step)]
 

@@ -1,11 +1,11 @@
 """Combines shares of rows and normalises them in one task: the sum over ranks of a layer's result,
 the residual, and the norm before the next layer.
 
-params: element, order (as for combine), columns (of a row), eps. operands: shares..., weight, sum,
-normed; all but the weight are of one dimension and hold the same rows. Shares and sum are as
-combine has them, of whole chunks of 16 bytes a row; the sum is rounded to its type before it is
-normed (y = x / sqrt(mean(x^2) + eps) * weight, as rmsnorm's own task has it). coord: first and
-last+1 element, of whole rows. combine_norm.h has the device side.
+params: element, order (as in `combine`), columns (of a row), eps. operands: shares..., weight, sum,
+normed. All but the weight have one dimension and hold the same rows. Shares and sum are as in
+`combine`, and a row is a multiple of 16 bytes. The sum is rounded to its type before it is
+normalised (y = x / sqrt(mean(x^2) + eps) * weight), as in the task of rmsnorm. coord: first and
+last+1 element, at whole rows. combine_norm.h has the device side.
 """
 
 from __future__ import annotations
@@ -133,14 +133,14 @@ class CombineNorm(TaskKind):
         return tuple(text.header(name) for name in names)
 
     def _held(self, sig: Signature, machine: Machine) -> int:
-        """Chunks of a row that a thread keeps; 0 where they are too many."""
+        """Accesses (16 bytes) of a row that a thread keeps in registers; 0 if they are too many."""
         chunks = sig.read(CombineNormParams).columns * self._size(sig) // ACCESS_BYTES
         each = -(-chunks // (machine.lanes * machine.warps))
         return each if each * ACCESS_BYTES // self._size(sig) <= MAX_REGISTER_ELEMENTS else 0
 
     def _rows(self, sig: Signature, machine: Machine) -> int:
-        """Rows whose loads are under way together, where all shares are in plain memory that this
-        rank caches; 0 elsewhere.
+        """Rows whose loads are in flight together; 0 unless all shares are in plain memory that
+        this rank caches.
         """
         shares, held = sig.operands[:-3], self._held(sig, machine)
         apart = any(o.packet or o.system for o in shares)

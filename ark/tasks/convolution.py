@@ -1,11 +1,11 @@
 """Tiles of a convolution that reads its windows from the input in place (implicit GEMM).
 
-params: size, stride, dilation, before (one number a spatial dimension, as of ark.tasks.windows;
-what lies outside of the input is zero), sizes (of the result's places), expr as of
+params: size, stride, dilation, before (one number per spatial dimension, see ark.tasks.windows;
+elements outside of the input are zero), sizes (of the result's spatial dimensions), expr as in
 ark.tasks.matmul, tile. operands: weight (1, groups, outputs, depth), input (n, channels,
-spatial...), output (n, groups, outputs, places), and what the expression reads. The depth is the
-channels of a group times the window. coord: the tile's first index of the output; a tile lies in
-one n. Sums are fp32.
+spatial...), output (n, groups, outputs, places), and the further inputs of the expression. The
+depth is a group's channels times the elements of the window. coord: the tile's first index of the
+output; a tile is in one n. Sums are in fp32.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from ark.tasks.matmul_text import finish, outputs
 from ark.tasks.matmul_windows import MAX_ROWS_PER_THREAD, begins
 from ark.tasks.windows import Margins, Sizes, Steps, index_ranges, reached, window_sizes
 
-COLUMN_ROWS = (8, 4, 2, 1)  # places one below the other of a thread
-MOST_TAPS, MOST_DEPTH, MOST_SPAN = 7, 64, 32  # of its windows; rows of the input that it holds
+COLUMN_ROWS = (8, 4, 2, 1)  # results one below the other that a thread computes
+MOST_TAPS, MOST_DEPTH, MOST_SPAN = 7, 64, 32  # window elements, channels, input rows of a thread
 
 
 class ConvolutionParams(Params, frozen=True):
@@ -137,8 +137,8 @@ class Convolution(TaskKind):
 
 
 def column_rows(sig: Signature, machine: Machine) -> int:
-    """Places one below the other that a thread has, where a tile is of whole rows of an image of
-    which each group has one result; else 0.
+    """The number of results one below the other that a thread computes, for tiles of whole image
+    rows in convolutions with one output per group (depthwise); 0 for others.
     """
     p, out = sig.read(ConvolutionParams), sig.operands[2].shape
     groups, _, places = p.tile[1:]
@@ -158,7 +158,7 @@ def column_rows(sig: Signature, machine: Machine) -> int:
 
 
 def _columns(name: str, sig: Signature, high: int) -> str:
-    """The body for such a tile."""
+    """The body for a tile in which a thread computes `high` results one below the other."""
     p, source, out = sig.read(ConvolutionParams), sig.operands[1], sig.operands[2].shape
     taps, each = math.prod(p.size), source.shape[1] // out[1]
     numbers = [n for pair in (*window_sizes(p), source.shape[2:], p.sizes) for n in pair]

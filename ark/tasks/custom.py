@@ -1,8 +1,9 @@
 """Tasks whose body a user wrote (ark.custom_op).
 
 params: name and digest of the form (ark.tasks.custom_form), which this process must have
-registered; tile, by axis that is cut; constants by name. operands: as the form lists them. coord:
-the first index of the tile, by axis that is cut. Emitted by ark.ops.custom.
+registered; tile: for each axis that is cut the size of a tile; constants by name. operands: as the
+form lists them. coord: the first index of the tile along each axis that is cut. Emitted by
+ark.ops.custom.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ark.tasks.custom_form import Dim, Form
 from ark.tasks.custom_text import macros
 
 CUSTOM = "custom"
-# What compilers say of a call that does not fit its function names no line of ark's.
+# A compiler error about a call that does not fit its function should not point to a line of ark.
 _CALL = '#line 1 "{name}.call"\n{call}#line 1 "loop"\n'
 Value = bool | Annotated[int, msgspec.Meta(ge=-INT_MAX, le=INT_MAX)] | float
 _CTYPES = {"bool": "bool", "int": "int", "float": "float"}
@@ -36,13 +37,13 @@ class CustomParams(Params, frozen=True):
 
 
 def form_of(sig: Signature) -> Form:
-    """The form of an op's tasks; PlanError if this process has not registered it."""
+    """The form of an op; raises PlanError if this process has not registered it."""
     params = sig.read(CustomParams)
     return custom_form.get(params.name, params.digest)
 
 
 def sizes_of(sig: Signature, form: Form) -> dict[str, int]:
-    """The axes' sizes."""
+    """The sizes of the axes."""
     operands = zip(form.operands, sig.operands, strict=True)
     return form.sizes({f.name: o.shape for f, o in operands})
 
@@ -136,12 +137,12 @@ class Custom(TaskKind):
 
 
 def _space(form: Form) -> str:
-    """The namespace of a text, so that those of several ops may use one name."""
+    """The namespace of the op's source text, so that several ops may define the same names."""
     return f"custom_{form.digest[:16]}"
 
 
 def _span(sig: Signature, dim: Dim, n: int, begin: dict[str, int]) -> tuple[int, int]:
-    """The indices of a dimension that a task has."""
+    """First and last+1 index of a dimension that a task may access."""
     if dim.whole or dim.axis not in begin:
         return 0, n
     first = begin[dim.axis]

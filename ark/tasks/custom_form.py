@@ -1,10 +1,11 @@
-"""The description of a custom op by its user: operands by axes, tiling and device source.
+"""A user's description of a custom op: operands by axes, tiling and device source.
 
-`x[m, k], w[k] -> y[m, k]` names every operand's dimensions. An axis that the op cuts is there a
-task's tile of it; `all m` is all of it, `m+-2` the tile and two indices more at either side, a
-number a dimension of that size. What stands on both sides is updated in place. A form's digest
-stands for all that planner, verifier and writer take from it, so a plan names it (ark.tasks.custom)
-and carries none of it: a plan is data, and text that runs comes from the process alone.
+`x[m, k], w[k] -> y[m, k]` names every operand's dimensions. If the op is cut along an axis, a
+dimension with that axis is the task's tile of it; `all m` is the whole dimension; `m+-2` is the
+tile with two more indices at either side; a number is a dimension of that size. An operand on both
+sides is updated in place. A form's digest depends on everything in it that planner, verifier and
+source writer use. A plan names a form by its digest (ark.tasks.custom) and contains no source text:
+plans are data, and only the process itself supplies code that runs.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from ark.plan.types import MAX_OPERANDS
 from ark.tasks.custom_text import check_text
 from ark.tasks.text import MIN_ADDRESS_DIMS
 
-CALLED = ("name", "waits", "signals")  # words of a call
-MOST_AXES = 6  # that tasks are cut by: a task has as many coordinates
+CALLED = ("name", "waits", "signals")  # keyword arguments of a call of the op
+MOST_AXES = 6  # axes that can be cut: a task has this many coordinates
 Constant = bool | int | float
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 _OPERAND = re.compile(r"\s*([A-Za-z]\w*)\s*\[([^\[\]]*)\]\s*")
 _PLACED = re.compile(r"(?:.*[\\/])?([\w.-]+)[:(]\d+")  # FILE:LINE: or FILE(LINE):
-_ERROR = re.compile(r"\b(fatal )?error\b.*")  # behind the place
-_MAX_COMPILER_LINES = 40  # lines of a compiler's
+_ERROR = re.compile(r"\b(fatal )?error\b.*")  # the error itself, after the place
+_MAX_COMPILER_LINES = 40  # the most lines of a compiler's output that are shown
 _DIM = re.compile(r"\s*(?:(all)\s+)?([A-Za-z]\w*)\s*(?:\+-\s*(\d{1,9}))?\s*")
-# Words that an axis or a constant, a member of what a body is given, cannot be called.
+# Words that cannot name an axis or a constant, because these become members of a C++ struct.
 _WORDS = """
 all and asm auto bool break case catch char class const continue default delete do double else enum
 explicit export extern false float for friend goto if inline int long mutable namespace new not
@@ -42,8 +43,8 @@ _KEYWORDS = frozenset(_WORDS.split())
 
 @dataclass(frozen=True)
 class Dim:
-    """A dimension: a part of an axis, or (axis "") so many indices. whole: all of it for every
-    task. around: indices that a task has more of at either side of its tile.
+    """A dimension: a part of an axis, or `size` indices if `axis` is "". whole: each task accesses
+    all of it. around: the number of further indices at either side of the tile.
     """
 
     axis: str
@@ -54,7 +55,7 @@ class Dim:
 
 @dataclass(frozen=True)
 class Operand:
-    """dtypes: the names of those that it may have; any, if there are none."""
+    """An operand. dtypes: the names of the types that it may have; empty for any type."""
 
     name: str
     dims: tuple[Dim, ...]
@@ -65,12 +66,13 @@ class Operand:
 
 @dataclass(frozen=True)
 class Form:
-    """A custom op. operands: those that are read first, then those that are only written.
+    """A custom op. operands: first those that are read, then those that are only written.
 
-    tile: by axis that is cut the indices of a tile; 0: as many as give each processor a tile.
-    constants: names with the types' names (bool, int, float). scratch: bytes of shared memory, and
-    by axis bytes for each index of a tile. packets: operands that may come as packets, for which
-    loading is waiting. file: what compilers call the text.
+    tile: for each axis that is cut the size of a tile; 0 if the size is to give each processor one
+    tile. constants: their names with the names of their types (bool, int, float). scratch: bytes of
+    shared memory, and for each axis further bytes per index of a tile. packets: operands that may
+    arrive as packets, so that loading an element waits for it. file: the file name for the source
+    text in compiler messages.
     """
 
     name: str
@@ -85,7 +87,7 @@ class Form:
 
     @property
     def digest(self) -> str:
-        """The hash of all of it, as plans name the form."""
+        """The hash of the whole form, by which plans refer to it."""
         text = (
             *(self.name, self.file, self.text, self.operands, self.results),
             *(list(self.tile.items()), list(self.constants.items())),
@@ -95,16 +97,18 @@ class Form:
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """All axes, in the order in which they are first named."""
+        """All axes, in the order of their first occurrence in the signature."""
         named = (dim.axis for operand in self.operands for dim in operand.dims if dim.axis)
         return tuple(dict.fromkeys(named))
 
     def place(self, name: str) -> int:
-        """The number of an operand."""
+        """The index of the operand with this name."""
         return next(i for i, operand in enumerate(self.operands) if operand.name == name)
 
     def sizes(self, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
-        """The axes' sizes by the shapes of some operands; InvalidUsageError where they differ."""
+        """The sizes of the axes, from the shapes of some operands; raises InvalidUsageError if they
+        contradict each other.
+        """
         sizes: dict[str, tuple[int, str]] = {}
         for operand in (o for o in self.operands if o.name in shapes):
             shape = tuple(shapes[operand.name])
@@ -127,7 +131,7 @@ class Form:
 
 
 def shown(operand: Operand) -> str:
-    """An operand as the signature has it."""
+    """The operand in the notation of the signature."""
     dims = []
     for dim in operand.dims:
         text = f"all {dim.axis}" if dim.whole else dim.axis or str(dim.size)
@@ -146,7 +150,7 @@ def parse(
     scratch: tuple[int, Mapping[str, int]],
     packets: tuple[str, ...],
 ) -> Form:
-    """The form of this declaration; InvalidUsageError reports its fault."""
+    """The form for a declaration; raises InvalidUsageError if there is a mistake in it."""
     _check_name(name, "the op", "its function's name")
     left, arrow, right = signature.partition("->")
     if not arrow:
@@ -188,7 +192,7 @@ def _check_name(name: str, role: str, means: str) -> None:
 
 
 def _operands(name: str, text: str) -> dict[str, tuple[Dim, ...]]:
-    """One side of the signature."""
+    """The operands of one side of the signature, by name."""
     operands: dict[str, tuple[Dim, ...]] = {}
     at = 0
     while text[at:].strip():
@@ -219,7 +223,7 @@ def _dim(name: str, operand: str, text: str) -> Dim:
 
 
 def _check(form: Form, dtypes: Mapping[str, Sequence[str]]) -> None:
-    """InvalidUsageError where the parts of a form do not belong together."""
+    """Raises InvalidUsageError if the parts of a form do not fit together."""
     names = [operand.name for operand in form.operands]
     if len(names) > MAX_OPERANDS:
         raise _wrong(form.name, f"it has {len(names)} operands; the most are {MAX_OPERANDS}")
@@ -260,7 +264,9 @@ def _check(form: Form, dtypes: Mapping[str, Sequence[str]]) -> None:
 
 
 def _check_written(form: Form) -> None:
-    """Tasks of an op are not ordered among themselves: each result is written by tiles, once."""
+    """Raises InvalidUsageError unless each element of a result is written by exactly one tile,
+    because the tasks of an op are not ordered among themselves.
+    """
     for operand in (o for o in form.operands if o.written):
         cut = [d.axis for d in operand.dims if d.axis and not d.whole]
         for dim in operand.dims:
@@ -281,9 +287,9 @@ def _check_written(form: Form) -> None:
 
 
 def complaints(fault: str, names: Iterable[tuple[str, str]]) -> str:
-    """What a compiler said of the texts of these forms (name and digest), in its own words, with
-    the lines of text that it shows; nothing if it had nothing against them. Of an error within
-    ark's own templates, which a text has called wrongly, the error itself is kept, without place.
+    """A compiler's messages about the texts of these forms (name and digest), with the source lines
+    that it shows; "" if no message is about them. If a text calls one of ark's own templates
+    wrongly, the message about the template is kept, without its place.
     """
     forms = [get(*name) for name in names]
     files = {name for form in forms for name in (form.file, f"{form.name}.call")}
@@ -306,14 +312,18 @@ _FORMS: dict[str, Form] = {}  # by digest
 
 
 def register(form: Form) -> str:
-    """Makes this process run the op where a plan names it; the digest by which it does."""
+    """Registers the form, so that this process can run plans that contain the op; returns its
+    digest.
+    """
     digest = form.digest
     _FORMS[digest] = form
     return digest
 
 
 def get(name: str, digest: str) -> Form:
-    """The form that a plan names; PlanError unless this process has registered that very one."""
+    """The form with this digest; raises PlanError if this process has not registered it under that
+    name.
+    """
     form = _FORMS.get(digest)
     if form is not None and form.name == name:
         return form

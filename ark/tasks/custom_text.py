@@ -1,8 +1,8 @@
-"""Checks of a custom op's source before it is compiled, for mistakes whose compiler message would
-not refer to the user's text, and the macros that end with that text.
+"""Checks a custom op's source before it is compiled, to report mistakes for which the compiler's
+message would not refer to the user's text; and lists the macros that must be undefined after it.
 
-A custom op is code that its author trusts: it runs in the process that declares it, like the
-Python around it, and nothing here keeps a text from anything. Called by ark.tasks.custom_form.
+A custom op is code that its author trusts: it runs in the process that declares it, with the same
+rights as the Python code around it. The checks are no protection. Called by ark.tasks.custom_form.
 """
 
 from __future__ import annotations
@@ -18,17 +18,19 @@ _MACRO = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)", re.M)
 
 
 def _stripped(text: str) -> str:
-    """The text with spaces for comments and strings, its lines where they were."""
+    """The text with comments and strings replaced by spaces; line numbers stay the same."""
     return _PLAIN.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text.replace("\\\n", " \n"))
 
 
 def macros(text: str) -> tuple[str, ...]:
-    """The macros that the text defines; they end behind the text."""
+    """The macros that the text defines; they are undefined after the text."""
     return tuple(dict.fromkeys(_MACRO.findall(_stripped(text))))
 
 
 def check_text(name: str, file: str, text: str) -> None:
-    """InvalidUsageError for a text that is not Unicode, includes a file or lacks its function."""
+    """Raises InvalidUsageError if the text is not Unicode, includes a file or lacks the op's
+    function.
+    """
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -2,13 +2,13 @@
 
 params: expr (a tree of ark.tasks.expression over the inputs), tile (4 sizes). operands: inputs...,
 output. coord: the tile's first index per dimension; more than four dimensions are folded
-(ark.ir.fold). With no input the output is filled with the expression's value. An output may be
-exactly an input.
+(ark.ir.fold). With no input the output is filled with the expression's value. The output may be the
+same memory as an input.
 
-Many threads: a thread has several packs of neighbouring elements under way, loaded by 16-byte
-accesses where layouts and addresses allow it. One thread: nested loops that compilers vectorise.
-Where elements of the output share bytes, a thread makes whole bytes. box.h has the loops; this
-module writes the index of an operand's element, and the expression.
+Many threads: each thread has several packs of neighbouring elements in flight, loaded by 16-byte
+accesses if layouts and addresses allow it. One thread: nested loops that compilers vectorise. If
+several elements of the output share a byte, a thread computes whole bytes. box.h has the loops;
+this module writes the operands' indices and the expression.
 """
 
 from __future__ import annotations
@@ -25,27 +25,24 @@ from ark.tasks import expression, text
 from ark.tasks.box_text import NAMES, declared, in_order, loop, tile_type, unused_names
 
 VECTOR_BYTES = 16
-THREAD_BYTES_IN_FLIGHT = 128  # of loads that a thread has under way
-MAX_VECTOR_LOAD_BYTES = 256  # that a pack's loads may take
-PACKS, SINGLES = (
-    4,
-    8,
-)  # packs that a thread has under way at most, and elements where there are none
-CLAIM_BYTES = 32768  # of a result's tile that processors claim
-MAX_KEPT_OPERANDS = 16  # of which a task's record can say that the task before has made them
+THREAD_BYTES_IN_FLIGHT = 128  # bytes of loads that a thread has in flight
+MAX_VECTOR_LOAD_BYTES = 256  # bytes of loads for one pack
+PACKS, SINGLES = 4, 8  # the most packs that a thread has in flight, and the most single elements
+CLAIM_BYTES = 32768  # bytes of a tile that is claimed
+MAX_KEPT_OPERANDS = 16  # operands that a task's record can mark as computed by the previous task
 COPY = expression.leaf(0)
 HEADERS = (text.header("box.h"),)
 
 
 def copy_params(tile: Sequence[int]) -> ElementwiseParams:
-    """Parameters of a copy."""
+    """The parameters of a copy."""
     return ElementwiseParams(COPY, tuple(tile))
 
 
 def broadcast_access(
     sig: Signature, index: int, lo: Sequence[int], hi: Sequence[int], write: bool = False
 ) -> Access:
-    """The part of operand `index` that the box lo..hi of the output's indices touches."""
+    """The part of operand `index` that corresponds to the box lo..hi of the output."""
     shape = sig.operands[index].shape
     cut = len(lo) - len(shape)
     tail_lo, tail_hi = tuple(lo)[cut:], tuple(hi)[cut:]
@@ -58,7 +55,9 @@ def broadcast_access(
 
 
 def broadcasts(sig: Signature, index: int, out: int) -> None:
-    """Operand `index` has no more dimensions than the output, each as large or of one index."""
+    """Raises PlanError unless operand `index` broadcasts to operand `out`: it has no more
+    dimensions, each of the same size or of size 1.
+    """
     shape, target = sig.operands[index].shape, sig.operands[out].shape
     need(
         len(shape) <= len(target)
@@ -70,7 +69,7 @@ def broadcasts(sig: Signature, index: int, out: int) -> None:
 def tile_box(
     shape: Sequence[int], coord: Sequence[int], tile: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """First and last+1 indices of the tile at `coord`, in the dimensions of `shape`."""
+    """First and last+1 index of the tile at `coord`, in the dimensions of `shape`."""
     sizes = fold(shape)
     hi = [min(c + s, n) for c, s, n in zip(coord, tile, sizes, strict=True)]
     return unfold(shape, coord, hi)
@@ -124,7 +123,7 @@ class Elementwise(TaskKind):
         if not machine.cooperative or any(o.per_item > 1 for o in sig.operands):
             return 0
         pack, packed = _Box(sig, params.expr, params.tile, {}).pack()
-        # Where addresses are looked at when the body runs, other tasks may have other packs.
+        # If alignment is checked at run time, other tasks of the flow may choose other packs.
         return pack if pack == 1 or all(sig.operands[i].aligned for i in packed) else 0
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
@@ -144,7 +143,7 @@ class Elementwise(TaskKind):
 
 
 def claim_tile(sig: Signature, times: int = 1) -> Mapping[str, Any]:
-    """Parameters with a tile of `times` CLAIM_BYTES, no larger than the one there is."""
+    """The parameters with a tile of `times` CLAIM_BYTES, but not larger than the present tile."""
     out, before = sig.operands[-1], sig.read(TiledParams).tile
     tile = tile_of(out.shape, times * CLAIM_BYTES // out.itemsize)
     smaller = all(t <= n for t, n in zip(tile, before, strict=True))
@@ -163,11 +162,11 @@ def write_box(
 ) -> str:
     """A body that computes `expr` for every index of the task's tile.
 
-    places: by operand, texts of its own indices where they are not the output's. guard: a condition
-    on the output's index under which operand 0 has an element, and the value otherwise; where the
-    last index is not in it, packs are read whether it holds or not, so places must be in bounds.
-    once: the task reads no element of operand 0 twice, though it has places of its own.
-    apart: where operand 0 cannot be read in packs, the result is stored in packs all the same.
+    places: for an operand whose indices are not the output's, the texts of its indices. guard: a
+    condition on the output's index, and the value to use instead of operand 0's element if it is
+    false. If the condition does not depend on the last index, packs of operand 0 are read in either
+    case, so their places must be in bounds. once: no element of operand 0 is read twice, although
+    it is in `places`. apart: the result is stored in packs even if operand 0 cannot be read so.
     """
     out = len(sig.operands) - 1
     declare = "".join(text.operand(sig, i, f"p{i}", const=i != out) for i in range(out + 1))
@@ -188,7 +187,7 @@ def write_box(
 
 
 class _Box:
-    """Writes what one body does at an index; box.h has the loops."""
+    """Writes the code of a body for one index; box.h has the loops."""
 
     def __init__(
         self,
@@ -213,10 +212,11 @@ class _Box:
         return text.offset(self.sig, index, self.places.get(index, self.indices))
 
     def pack(self) -> tuple[int, frozenset[int]]:
-        """Elements of a pack, and the operands that are moved in packs; (1, none) if it cannot be.
+        """The number of elements of a pack, and the operands that are read or written in packs; (1,
+        empty) if packs are impossible.
 
-        The innermost dimension must hold whole packs in every row, but for the end of one row
-        alone, and the others must keep the alignment.
+        Each row of the innermost dimension must consist of whole packs, except that a single row
+        may end with a partial pack. The other strides must keep the alignment.
         """
         sizes = [o.itemsize for o in self.sig.operands]
         pack = min(8, VECTOR_BYTES // min(sizes))
@@ -251,12 +251,14 @@ class _Box:
         return (pack, frozenset(packed)) if pack > 1 else (1, frozenset())
 
     def _value(self, index: int) -> str:
-        """An element of operand `index`, read from memory."""
+        """The text of an element of operand `index`, read from memory."""
         value = text.load(self.sig, index, f"p{index}", self._at(index))
         return value if index or not self.guard[0] else self._or_fill(self.guard[0], value)
 
     def _or_fill(self, condition: str, value: str) -> str:
-        """A value of operand 0 where the condition holds, and what the guard says elsewhere."""
+        """The text of a value of operand 0 if the condition holds, otherwise of the guard's other
+        value.
+        """
         kind = text.loaded(self.sig, 0)
         return (
             f"({condition} ? static_cast<{kind}>({value}) : static_cast<{kind}>({self.guard[1]}))"
@@ -265,7 +267,7 @@ class _Box:
     def _compute(self, values: Sequence[str], to: str, at: str, step: str = "") -> str:
         """Statements that compute one element from the texts of its inputs and store it at to[at].
 
-        step: the increment of the last index.
+        step: text that is added to the last index.
         """
         leaves = [(value, text.loaded(self.sig, i)) for i, value in enumerate(values)]
         indices = [*self.indices[:-1], self.indices[-1] + step]
@@ -275,7 +277,7 @@ class _Box:
         return "".join(f"    {line}\n" for line in lines)
 
     def _once(self, index: int) -> bool:
-        """True where each element of this operand is read for one element of the result only."""
+        """True if each element of this operand is read for one element of the result only."""
         if index in self.places:
             return index == 0 and self.once
         shape, strides = self.sig.operands[index].shape, self.sig.operands[index].strides
@@ -288,13 +290,13 @@ class _Box:
         return self._compute(values, f"p{self.out}", self._at(self.out))
 
     def nested(self) -> str:
-        """By one thread, in order."""
+        """The loop nest of a single thread, in order."""
         return in_order(self.tile, self.shape, self._element())
 
     def rounds(
         self, pack: int, packed: frozenset[int], machine: Machine, whole: bool = False
     ) -> int:
-        """Packs that a thread has under way. whole: 0 where it has more of a tile than these."""
+        """Packs that a thread has in flight. whole: 0 if its part of the tile is more than that."""
         total, threads = math.prod(self.tile) // pack, machine.lanes * machine.warps
         read = {*packed, 0} if self.apart else packed
         most, least = PACKS, VECTOR_BYTES
@@ -305,16 +307,16 @@ class _Box:
         return 0 if whole and total > rounds * threads else rounds
 
     def _varies(self) -> bool:
-        """True where neighbouring results read elements of operand 0 that are not neighbours."""
+        """True if neighbouring results read elements of operand 0 that are not neighbours."""
         return self.apart and any(NAMES[3] in place for place in self.places[0])
 
     def _as_made(self, index: int) -> bool:
-        """True where the operand has the result's type and shape."""
+        """True if the operand has the result's type and number of elements."""
         a, b = self.sig.operands[index], self.sig.operands[self.out]
         return a.dtype == b.dtype and math.prod(a.shape) == math.prod(b.shape)
 
     def flat(self, pack: int, packed: frozenset[int], machine: Machine) -> str:
-        """By all threads, in packs of which several are under way in each."""
+        """The loop of all threads, each with several packs in flight."""
         rounds = self.rounds(pack, packed, machine)
         held, fetch, values = "", "", []
         for i in range(self.out):
@@ -380,7 +382,7 @@ class _Box:
         return body + loop("ark_each_left", box, "int i3", (), single)
 
     def shared(self) -> str:
-        """By all threads, a byte at a time, where elements of the output share them."""
+        """The loop of all threads for an output whose elements share bytes, one byte at a time."""
         operand = self.sig.operands[self.out]
         values = [self._value(i) for i in range(self.out)]
         start = self._at(self.out).replace(NAMES[3], "first")

@@ -1,12 +1,13 @@
-"""Tiles of a mixture of experts: topk of a row, and products with the weights of a chosen expert.
+"""Tiles of a mixture of experts: top-k of a row, and products with the weights of a chosen expert.
 
 `topk` params: k, rows (of a task), least (the smallest are chosen). operands: input (rows, n),
-values (rows, k), indices (rows, k). coord: first row.
-`expert_linear` operands: input (rows, k) or (rows, slots, k), weight (experts, n, k) dense, experts
-(rows, slots), output (rows, slots, n). coord: row, slot, first and last+1 output. params: the
-weight has the experts from `first` on, of `of` (0: all there are); others give zeros. Whose weights
-a task reads is known only when it runs, so they are no stream and count as all of them. The weight
-may be of a RowType (expert_rows.h has that body).
+values (rows, k), indices (rows, k). coord: first row. `expert_linear` params: first, of: the weight
+contains the experts from number `first` on, of a total of `of` (0: it contains all); the products
+with others are zero. operands: input (rows, k) or (rows, slots, k), weight (experts, n, k) dense,
+experts (rows, slots), output (rows, slots, n). coord: row, slot, first and last+1 output. The
+expert whose weights a task reads is known only at run time, so weights are not streamed, and a task
+counts as reading all of them. The weight may be of a RowType, which has a body of its own
+(expert_rows.h).
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ from ark.tasks.row_norm import vector_elements
 from ark.tasks.row_values import HEADER as ROWS_HEADER
 from ark.tasks.row_values import bytes_of
 
-MIN_BLOCK_ROW_ELEMENTS = 4096  # elements of a row that a block of few rows looks through together
-MIN_SORTED_RESULTS = 5  # elements to choose; fewer are found one by one
-KEY_BYTES = 8  # of what is sorted for an element
+MIN_BLOCK_ROW_ELEMENTS = 4096  # from this length on, a block shares each of few rows
+MIN_SORTED_RESULTS = 5  # from this k on rows are sorted; below, the largest is searched k times
+KEY_BYTES = 8  # bytes of an element's sort key
 HEADERS = (text.header("sampling.h"), text.header("experts.h"))
 
 
@@ -82,14 +83,14 @@ class TopK(TaskKind):
         return max(8 * machine.warps, KEY_BYTES * self._sorted(sig, machine)[0])
 
     def _each(self, sig: Signature, machine: Machine) -> bool:
-        """True where each warp has rows to itself."""
+        """True if each warp processes rows by itself."""
         params = sig.read(TopKParams)
         few = params.rows >= machine.warps or sig.operands[0].shape[1] <= MIN_BLOCK_ROW_ELEMENTS
         return params.k <= machine.lanes and few
 
     def _sorted(self, sig: Signature, machine: Machine) -> tuple[int, int]:
-        """Powers of two: at least the elements of a row, and of a run that is put in order, where
-        a block sorts; (0, 0) where it does not.
+        """Two powers of two for a block that sorts: the padded row length, and the length of the
+        runs that are sorted first; (0, 0) if the block does not sort.
         """
         n, k = sig.operands[0].shape[1], sig.read(TopKParams).k
         if not machine.cooperative or k < MIN_SORTED_RESULTS or self._each(sig, machine):
@@ -183,12 +184,12 @@ class ExpertLinear(TaskKind):
 
 
 def _quantised(sig: Signature) -> bool:
-    """True where the weight is rows of codes with scales."""
+    """True if the weight is quantised (a RowType)."""
     return isinstance(by_name(sig.operands[1].dtype), RowType)
 
 
 def share_of(sig: Signature) -> tuple[int, int]:
-    """The first expert of the weight, and how many experts there are."""
+    """The weight's first expert, and the total number of experts."""
     params = sig.read(ExpertLinearParams)
     return params.first, params.of or sig.operands[1].shape[0]
 

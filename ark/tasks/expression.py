@@ -1,14 +1,14 @@
-"""Expression trees: what a chain of elementwise ops computes for one element.
+"""Expression trees: a chain of elementwise ops, as the computation of one element.
 
-A tree is nested lists, as JSON has them: `["input", i]` is operand i's element, `["number", x]` a
-constant (an integer where x is one), `["index", d]` the element's own index in dimension d of the
+A tree is nested lists, as in JSON: `["input", i]` is the element of operand i, `["number", x]` a
+constant (an integer if x is one), `["index", d]` the element's own index in dimension d of the
 result (d < 0, -1 is the last), `["cast", dtype, tree]` a value rounded to a type, and `[function,
-tree, ...]` a function of ark.tasks.functions. Trees come from the lowering or from a plan file: a
-name is looked up, a number is printed as a number, so that nothing of a file becomes code.
+tree, ...]` a function of ark.tasks.functions. Trees come from the lowering or from a plan file.
+Names are looked up and numbers are printed as numbers, so that no text of a file becomes code.
 
-Values are of one of four types, C's names: float for all floating point; ark_i32 for integers of
-32 bits and less, ark_i64 for int64 and uint32, bool. A function's arguments are converted to the
-widest of theirs; a result of fewer bits comes by a cast or the store.
+A value has one of four C types: float for all floating point, ark_i32 for integers of at most 32
+bits, ark_i64 for int64 and uint32, bool. A function's arguments are converted to the widest type
+among them. A cast or the store converts a result to a narrower type.
 """
 
 from __future__ import annotations
@@ -41,37 +41,37 @@ MAX_DIMS = 8
 _CASTS = (*FLOATS, *INTEGERS, "bool")
 _NARROW = ("int8", "uint8", "byte", "uint32")
 _WIDE = ("int64", "uint32")
-_BY_ZERO = ("div", "rdiv", "mod", "fmod")  # of integers, where 0 gives 0
+_BY_ZERO = ("div", "rdiv", "mod", "fmod")  # of integers; division by 0 gives 0
 _RANKS = ("bool", "ark_i32", "ark_i64", "float")
 
 
 def leaf(index: int) -> list[Any]:
-    """Operand `index`."""
+    """The element of operand `index`."""
     return ["input", index]
 
 
 def number(value: float) -> list[Any]:
-    """A constant: an integer if it is an int, else floating point."""
+    """A constant: an integer if the value is an int, otherwise floating point."""
     return ["number", value if type(value) is int else float(value)]
 
 
 def index(dimension: int) -> list[Any]:
-    """The element's own index; dimension -1 is the last."""
+    """The element's own index in a dimension; -1 is the last."""
     return ["index", dimension]
 
 
 def size(tree: Tree) -> int:
-    """Nodes of a checked tree."""
+    """The number of nodes of a checked tree."""
     return 1 + sum(size(part) for part in _children(tree))
 
 
 def places(tree: Tree) -> bool:
-    """True where a checked tree uses the element's own index."""
+    """True if a checked tree uses the element's own index."""
     return bool(indices(tree))
 
 
 def indices(tree: Tree) -> frozenset[int]:
-    """The dimensions whose index a checked tree uses, -1 for the last."""
+    """The dimensions whose index a checked tree uses; -1 is the last."""
     if tree[0] == "index":
         return frozenset({tree[1]})
     return frozenset().union(*(indices(part) for part in _children(tree)))
@@ -91,7 +91,7 @@ def _children(tree: Tree) -> Sequence[Tree]:
 
 
 def value_type(dtype: str) -> str:
-    """The type in which an element of `dtype` is computed with."""
+    """The C type of values of elements of this type."""
     if dtype == "bool":
         return "bool"
     if dtype in INTEGERS:
@@ -100,18 +100,19 @@ def value_type(dtype: str) -> str:
 
 
 def check(tree: Any, dtypes: Sequence[str], rank: int = MAX_DIMS) -> str:
-    """Raises PlanError naming the part that is not an expression over operands of these types.
+    """Raises PlanError, which names the part, unless the tree is an expression over operands of
+    these types. Returns the C type of its value.
 
-    rank: dimensions of the result. Returns the type of its value.
+    rank: the result's number of dimensions.
     """
     left = [MAX_NODES]
     return _check(tree, dtypes, rank, left)
 
 
 def typed(tree: Tree, inputs: Sequence[str], dtype: str) -> Tree:
-    """The tree with its value in the type that elements of `dtype` are computed in: what reads it
-    in place of the tensor computes as it would with the tensor's elements. inputs: dtypes of the
-    operands. Elements of less than a byte are converted where they are stored.
+    """The tree, with a cast to `dtype` if it is needed for a reader that uses the tree instead of
+    the stored tensor to compute with the same values. inputs: data types of the operands. Elements
+    of less than a byte are not cast, because the store converts them.
     """
     if dtype not in _CASTS or tree[:2] == ["cast", dtype]:
         return tree
@@ -126,7 +127,7 @@ def _number_type(value: float) -> str:
 
 
 def _check(tree: Any, dtypes: Sequence[str], rank: int, left: list[int]) -> str:
-    """The type of the part's value."""
+    """Checks a part and returns the type of its value."""
     left[0] -= 1
     if left[0] < 0:
         raise PlanError(f"an expression has more than {MAX_NODES} parts")
@@ -162,7 +163,9 @@ def _check(tree: Any, dtypes: Sequence[str], rank: int, left: list[int]) -> str:
 
 
 def _computes(name: str, types: Sequence[str]) -> str:
-    """The type that a function's arguments are converted to; for `where` those behind the first."""
+    """The type that a function's arguments are converted to; the first argument of `where` is
+    excluded.
+    """
     function = FUNCTIONS[name]
     if function.logical:
         return "bool"
@@ -173,7 +176,7 @@ def _computes(name: str, types: Sequence[str]) -> str:
 
 
 def _result(name: str, types: Sequence[str]) -> str:
-    """The type of a function's value; PlanError where its arguments do not fit."""
+    """The type of a function's value; raises PlanError if its arguments do not fit."""
     function = FUNCTIONS[name]
     bools = types if function.logical else types[:1] if name == "where" else ()
     if any(t != "bool" for t in bools):
@@ -187,8 +190,8 @@ def _result(name: str, types: Sequence[str]) -> str:
 
 
 def rebuilt(tree: Tree, change: Callable[[Tree], Tree | None]) -> list[Any]:
-    """The tree with the result of `change` in the place of each part for which it has one; of a
-    part for which it returns None, the parts within are asked for.
+    """A copy of the tree in which `change` replaces parts: a part for which it returns a tree is
+    replaced by that; for None, the part's own parts are processed in turn.
     """
     changed = change(tree)
     if changed is not None:
@@ -198,13 +201,13 @@ def rebuilt(tree: Tree, change: Callable[[Tree], Tree | None]) -> list[Any]:
 
 
 def substitute(tree: Tree, inputs: Sequence[Tree]) -> list[Any]:
-    """The tree with `inputs[i]` in the place of operand i."""
+    """The tree with operand i replaced by `inputs[i]`."""
     return rebuilt(tree, lambda part: inputs[part[1]] if part[0] == "input" else None)
 
 
 def own_part(tree: Tree, operand: int, beside: frozenset[int]) -> Tree | None:
-    """The largest part of a checked tree that has all uses of an operand and reads none but that
-    one and those of `beside`; None where its uses lie apart.
+    """The largest part of a checked tree that contains all uses of `operand` and reads no others
+    except those in `beside`; None if no single part contains all uses.
     """
     if reads(tree) <= {operand, *beside}:
         return tree
@@ -213,26 +216,26 @@ def own_part(tree: Tree, operand: int, beside: frozenset[int]) -> Tree | None:
 
 
 def has_casts(tree: Tree) -> bool:
-    """True if a checked tree rounds a value to a type."""
+    """True if a checked tree contains a cast."""
     return tree[0] == "cast" or any(map(has_casts, _children(tree)))
 
 
 def replaced(tree: Tree, part: Tree, by: Tree) -> Tree:
-    """The tree with `by` in the place of a part of it, this very object."""
+    """The tree with the object `part` (compared by identity) replaced by `by`."""
     return rebuilt(tree, lambda each: by if each is part else None)
 
 
 def counted(tree: Tree, place: Tree) -> list[Any]:
-    """The tree with `place` where it uses the element's own index, in one dimension."""
+    """The tree with each use of the element's own index replaced by `place`."""
     return rebuilt(tree, lambda part: place if part[0] == "index" else None)
 
 
 def evaluate(
     tree: Tree, inputs: Sequence[np.ndarray], shape: Sequence[int] | None = None
 ) -> np.ndarray:
-    """The tree in NumPy, in float64 (or integers), for tests and references.
+    """The tree's value in NumPy, in float64 (or integers), for tests and references.
 
-    shape: the result's, where it is not that of the inputs together.
+    shape: the result's shape, if it is not the inputs' broadcast shape.
     """
     if tree[0] == "input":
         return inputs[tree[1]]
@@ -261,13 +264,13 @@ def evaluate(
 
 
 class Writer:
-    """Writes a tree as C++ statements, one local constant for each part."""
+    """Writes a tree as C++ statements, with a local constant for each part."""
 
     def __init__(
         self, leaves: Sequence[tuple[str, str]], literal: Any, indices: Sequence[str] = ()
     ) -> None:
-        """leaves: (text of the element's value, its C type) by operand. indices: texts of the
-        element's own index by dimension.
+        """leaves: for each operand (text of its element, C type). indices: texts of the element's
+        own index, by dimension.
         """
         self._leaves = leaves
         self._literal = literal
@@ -275,7 +278,9 @@ class Writer:
         self.statements: list[str] = []
 
     def write(self, tree: Tree) -> tuple[str, str]:
-        """(text, C type) of the tree's value; adds what comes before to `statements`."""
+        """(text, C type) of the tree's value; the statements that must come before it are added to
+        `statements`.
+        """
         if tree[0] == "input":
             return self._leaves[tree[1]]
         if tree[0] == "number":
@@ -309,7 +314,7 @@ class Writer:
         kind = _number_type(value)
         if kind == "float":
             return self._literal(value), kind
-        # The least integer has no literal of its own.
+        # The smallest integer cannot be written as a literal.
         text = "(-9223372036854775807ll - 1)" if value == -(1 << 63) else f"{int(value)}ll"
         return f"static_cast<{kind}>({text})", kind
 
@@ -329,7 +334,7 @@ class Writer:
         return text if re.fullmatch(r"x\d+", text) else self.let(ctype, text)
 
     def let(self, ctype: str, text: str) -> str:
-        """A constant of its own for a value."""
+        """Declares a constant for a value; returns its name."""
         name = f"x{len(self.statements)}"
         self.statements.append(f"const {ctype} {name} = {text};")
         return name

@@ -1,8 +1,8 @@
 """A task that moves no data: it signals a channel or waits for one.
 
-Its output, one uint32, is the token that ops come after which must see what was waited for. It gets
-the number of the iteration. No params; coord: none but 0. Emitted by
-ark.ops.communication.channels.
+Its output, a single uint32, is a token: an op that must come after the wait has the token as a
+dependence. The task writes the number of the iteration to it. No params; coord: always 0. Emitted
+by ark.ops.communication.channels.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""The elementwise functions: expression on the device and NumPy reference, one entry each.
+"""The elementwise functions: one entry each with the device expression and the NumPy reference.
 
-An entry with `public` is a whole op: users' function, derivative, torch's and ONNX's names, tests
-and reference page follow from it (docs/new-elementwise-op.md). `a`, `b` and `c` are the inputs as
-float; the expression uses the device ABI's math. Read by ark.ops.elementwise, which registers an op
-for each entry, and by ark.tasks.expression, which checks and writes trees of them.
+An entry with `public` defines a whole op: the users' function, its derivative, the names in torch
+and ONNX, tests and the reference page follow from it (docs/new-elementwise-op.md). `a`, `b` and `c`
+are the inputs as float; the expression uses the math functions of the device ABI. Read by
+ark.ops.elementwise, which registers an op for each entry, and by ark.tasks.expression, which checks
+and writes trees of these functions.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
 
 @dataclass(frozen=True)
 class Public:
-    """What makes a function of one floating-point tensor an op that users call.
+    """Data that make a function of one floating-point tensor an op for users.
 
-    meaning: the first words of its docstring. example: elements of a tensor, and those of the
-    result. slope: its derivative, a tree of functions over X. torch, onnx: names of operators that
-    compute the same. between: where tests compare values and derivatives with torch's; in torch the
-    function has the name that `torch` says.
+    meaning: the first words of its docstring. example: elements of a tensor, and of the result.
+    slope: its derivative, a tree of functions over X. torch, onnx: names of operators that compute
+    the same. between: the range in which tests compare values and derivatives with those of the
+    torch function named `torch`.
     """
 
     meaning: str
@@ -39,11 +40,12 @@ class Public:
 
 @dataclass(frozen=True)
 class Gated:
-    """What makes a function of a gate `a` and of what it lets pass, `b`, an op that users call.
+    """Data that make a gated function an op for users; `a` is the gate, `b` the value that it
+    scales.
 
-    meaning: the first words of its docstring. example: elements of both tensors, and those of the
-    result. slopes: its derivatives by both, trees of functions over X and UP. torch: the name in
-    torch.nn.functional of the activation of the gate, with which tests compare.
+    meaning: the first words of its docstring. example: elements of both tensors, and of the result.
+    slopes: its derivatives with respect to both, trees of functions over X and UP. torch: the name
+    of the gate's activation in torch.nn.functional, with which tests compare.
     """
 
     meaning: str
@@ -52,7 +54,7 @@ class Gated:
     torch: str
 
 
-# For slopes: the arguments, numbers and functions, as trees of ark.tasks.expression.
+# For `slope` and `slopes`: the arguments, numbers and functions, as trees of ark.tasks.expression.
 X: Sequence[Any] = ["input", 0]
 UP: Sequence[Any] = ["input", 1]
 ONE: Sequence[Any] = ["number", 1.0]
@@ -63,13 +65,14 @@ _ARC = ["rsqrt", ["mul", ["sub", ONE, X], ["add", ONE, X]]]
 
 @dataclass(frozen=True)
 class Function:
-    """expr: C++ over a (and b, c), floats. reference: the same in NumPy, float64 in and out.
+    """expr: C++ expression of the floats a, b and c. reference: the same in NumPy, float64 in and
+    out.
 
-    integer: the same over integers, whose type is INT and its unsigned twin UINT (ark_i32 or
-    ark_i64; wrapping, nothing traps); none where the function is for floating point only.
-    floating: false where it is for integers only. predicate: the result is a bool. logical: the
-    arguments are bools. A function whose name is `where` takes a bool first. public, gated: one is
-    set where the entry is all that there is of an op.
+    integer: the expression for integers; INT is their type (ark_i32 or ark_i64) and UINT the
+    unsigned one of the same size; results wrap, nothing traps. None for functions of floating point
+    only. floating: False for functions of integers only. predicate: the result is a bool. logical:
+    the arguments are bools. The first argument of the function `where` is a bool. public, gated:
+    one of them is set if the entry defines a whole op.
     """
 
     name: str
@@ -84,7 +87,7 @@ class Function:
 
     @property
     def arity(self) -> int:
-        """How many inputs the expression uses."""
+        """The number of inputs that the expression uses."""
         return len(set(re.findall(r"\b[abc]\b", self.expr)))
 
 
@@ -113,7 +116,7 @@ def _gelu(a: np.ndarray) -> np.ndarray:
 
 
 def _logistic(value: str) -> str:
-    """1 / (1 + exp(-value)), whose reciprocal may be good to a unit in the last place only."""
+    """1 / (1 + exp(-value)); the reciprocal may be wrong in the last place."""
     return f"ark_reciprocal(1.0f + ark_exp(-{value}))"
 
 
@@ -126,7 +129,7 @@ def _erf(a: np.ndarray) -> np.ndarray:
 
 
 def _philox(at: np.ndarray, key: np.ndarray, stream: np.ndarray) -> np.ndarray:
-    """Philox4x32-10, as ark_philox."""
+    """Philox4x32-10 in NumPy, the same as ark_philox."""
     low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
     place, keys, more = (v.astype(np.int64).astype(np.uint64) for v in (at, key, stream))
     block = place >> np.uint64(2)
@@ -175,7 +178,7 @@ FUNCTIONS: dict[str, Function] = {
         Function("pow", "ark_pow(a, b)", np.power, "ark_int_pow(a, b)"),
         Function("mod", "ark_mod(a, b)", np.mod, "ark_int_mod(a, b)"),
         Function("fmod", "ark_fmod(a, b)", np.fmod, "ark_int_fmod(a, b)"),
-        # A value that is no number is the result, as in NumPy.
+        # NaN in either argument gives NaN, as in NumPy.
         Function("maximum", "(a > b || a != a ? a : b)", np.maximum, "ark_chosen(a > b ? a : b)"),
         Function("minimum", "(a < b || a != a ? a : b)", np.minimum, "ark_chosen(a < b ? a : b)"),
         Function("neg", "(-a)", np.negative, _wrapping("0", "-", "a")),

@@ -1,14 +1,15 @@
-"""Several elementwise functions in one body, with sums over one dimension between them; shared
+"""Several elementwise functions in one body, with sums over one dimension between them. Shared
 intermediate values stay in registers.
 
-params: inputs (how many of the operands are; the others are outputs), axis (of four: the dimension
-that is summed over; -1: none), count (its size, or 1), tile (4 sizes of the outputs'
-shape), and lists of expressions (ark.tasks.expression) in the order in which they are computed:
-first (once for an index of the outputs), each (for each of `count` elements), sums (over these),
-last (once, also from the sums). The inputs of a tree are numbers: the operands that are inputs,
-then all values of the lists. stores: which value each output gets. operands: inputs..., which
-broadcast, outputs..., of one shape, with one index along the axis. Intermediate values are fp32. An
-output may be exactly an input. coord: the tile's first index. fusion.h has the loops.
+params: inputs (the number of operands that are inputs; the others are outputs), axis (of four: the
+summed dimension; -1: none), count (that dimension's size, or 1), tile (4 sizes of the outputs'
+shape), and four lists of expressions (ark.tasks.expression), computed in this order: first (once
+per index of the outputs), each (for each of the `count` elements), sums (whose values are summed
+over these elements), last (once, may use the sums). The inputs of a tree are numbered: first the
+input operands, then all values of the lists. stores: for each output the number of the value to
+store. operands: inputs..., which broadcast, outputs..., all of one shape, of size 1 along the axis.
+Intermediate values are fp32. An output may be the same memory as an input. coord: the tile's first
+index. fusion.h has the loops.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from ark.tasks.box_text import NAMES, tile_type
 from ark.tasks.elementwise import HEADERS, broadcast_access, claim_tile, tile_box
 
 STAGES = ("first", "each", "sums", "last")
-MAX_LISTED_VALUES = 1024  # of a list
+MAX_LISTED_VALUES = 1024  # expressions per list
 ROW_SLICE_ELEMENTS = 256  # neighbours whose values a thread that runs alone keeps between its loops
 
 Trees = Annotated[list[Any], msgspec.Meta(max_length=MAX_LISTED_VALUES)]
@@ -62,7 +63,7 @@ class Fusion(TaskKind):
         inputs, stores = params.inputs, params.stores
         need(len(sig.operands) == inputs + len(stores), f"it has {len(sig.operands)} operands")
         self._check_shapes(sig)
-        outside = [_along(sig, i) == 1 for i in range(inputs)]  # alike for all that is summed
+        outside = [_along(sig, i) == 1 for i in range(inputs)]  # constant along the axis
         read: set[int] = set()
         for stage in STAGES:
             reach = len(outside)
@@ -157,13 +158,13 @@ class Fusion(TaskKind):
 
 
 class _Body:
-    """Writes the work at an index, as one function for each of the three loops."""
+    """Writes the code for one index, as a function for each of the three loops."""
 
     def __init__(self, sig: Signature) -> None:
         self.sig, self.params = sig, sig.read(FusionParams)
         self.leaves: list[tuple[str, str]] = [("", "float")] * sig.read(FusionParams).inputs
         self.writer = expression.Writer(self.leaves, text.literal)
-        self.kept: dict[int, int] = {}  # by number: the place of a value that loops pass on
+        self.kept: dict[int, int] = {}  # by value number: its place in `kept`
 
     def write(self, lanes: int) -> str:
         sig, params = self.sig, self.params
@@ -196,7 +197,7 @@ class _Body:
         return text.offset(self.sig, index, names)
 
     def _compute(self, trees: Sequence[expression.Tree]) -> list[str]:
-        """The texts of the trees' values; inputs that they read are loaded first, each once."""
+        """The texts of the trees' values; each input that they read is loaded once, before them."""
         read = set().union(*(expression.reads(tree) for tree in trees)) if trees else set()
         for i in sorted(i for i in read if i < self.params.inputs):
             load = text.load(self.sig, i, f"p{i}", self._at(i))
@@ -208,7 +209,7 @@ class _Body:
         return lines
 
     def _taken(self, lines: Iterable[str]) -> str:
-        """The statements written since the last call, and these."""
+        """The text of the statements written since the last call, followed by these lines."""
         start, self.begun = getattr(self, "begun", 0), len(self.writer.statements)
         return "".join(f"        {s}\n" for s in (*self.writer.statements[start:], *lines))
 
@@ -247,7 +248,7 @@ class _Body:
 
 
 def _along(sig: Signature, index: int) -> int:
-    """The size of operand `index` in the dimension that is summed over; 1 if none is."""
+    """The size of operand `index` in the summed dimension; 1 if there is none."""
     params = sig.read(FusionParams)
     if params.axis < 0:
         return 1

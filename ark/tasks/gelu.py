@@ -1,5 +1,5 @@
-"""Recognises GELU by its definition in an expression: the device computes it as one function, which
-takes a third of the instructions of its parts. Called by the writer of expressions.
+"""Recognises the definition of GELU in an expression. The device computes it as one function, with
+a third of the instructions. Called by the writer of expressions.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 Tree = Sequence[Any]
-NUMBER_TOLERANCE = 1e-6  # relative: constants may have been rounded to fp32
+NUMBER_TOLERANCE = 1e-6  # relative tolerance: constants may have been rounded to fp32
 
 
 def gelu_argument(tree: Tree) -> Tree | None:
-    """The part x of which a checked tree is x / 2 * (1 + erf(x / sqrt(2))), in any order of the
-    factors; None if it is no such tree.
+    """The part x if a checked tree is x / 2 * (1 + erf(x / sqrt(2))), with the factors in any
+    order; otherwise None.
     """
     if tree[0] != "mul":
         return None
@@ -51,7 +51,7 @@ def _is_half_of(tree: Tree, whole: Tree) -> bool:
 
 
 def _twice_normal(tree: Tree) -> Tree | None:
-    """The part x of which a tree is 1 + erf(x / sqrt(2)); None if it is no such tree."""
+    """The part x if the tree is 1 + erf(x / sqrt(2)); otherwise None."""
     if tree[0] != "add":
         return None
     for one, error in _orders(tree):

@@ -1,9 +1,8 @@
-"""The end of an iteration: a task that computes nothing and comes after everything else.
+"""The last task of an iteration, which computes nothing and runs after all others.
 
-The last task of an iteration waits for the whole iteration before it begins, and opens the next
-one. Where the last op has several tiles that task is none of them: a tile that began only when all
-the others had ended would double the time of a short op. No operands, no params. Emitted by
-ark.lower.pipeline.
+It waits until the whole iteration has ended, and opens the next one. It is a task of its own if the
+last op has several tiles: if one of these tiles waited for all the others, a short op would take
+twice as long. No operands, no params. Emitted by ark.lower.pipeline.
 """
 
 from __future__ import annotations
