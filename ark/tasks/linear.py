@@ -1,28 +1,27 @@
 """Linear layers on the operand stream: y = epilogue(prologue(x) w^T) with w of shape (n, k).
 
-The weights never wait: they come through the stream in stages of whole rows, and each stage is one
-warp's. The input is gathered once per task into shared memory (from plain memory or packets), with
-an optional rmsnorm on the way. Rows of w that belong together (the two halves of a rotary pair, a
-gate and its up row) are neighbours, so that the epilogue has both at hand.
+The weights are prefetched by the stream, in stages of whole rows; each stage is processed by one
+warp. The input is gathered once per task into shared memory (from plain memory or packets); an
+rmsnorm of it is optional. Rows of w that belong together (the two elements of a rotary pair, a gate
+row and its up row) are neighbours, so that the epilogue has both sums at once.
 
-A row wider than a stage is cut along k (split-k), for a backend's body that joins the parts' sums;
-and so are several rows together, for matrix units.
+A row wider than a stage is split along k (split-k), if a backend's body adds the sums of the parts;
+for matrix units several rows are split together.
 
-params: rows (of w per stage), split_k (stages of these rows), prologue
-(none, rmsnorm), eps, epilogue (store, add, swiglu, rope_kv, sample), and for rope_kv heads,
-kv_heads, head_dim; for sample tiles (tasks).
-operands: x (m, k), w (n, k), output, [norm weight], then add: residual; sample: settings, place,
-candidates (tasks, 2), as of ark.tasks.tokens, of logits that are share number `share` of `shares`,
-and for each peer places for this output and these candidates once more; rope_kv: position,
-frequencies, key and value cache (kv_heads, context, head_dim), [fresh (m, 2 * kv_heads * head_dim):
-the new keys and values once more, for readers in the same iteration]; before it the table of caches
-in pages (ark.tasks.rotary). coord: first and last+1 row of w.
+params: rows (of w per stage), split_k (stages of these rows), prologue (none, rmsnorm), eps,
+epilogue (store, add, swiglu, rope_kv, sample); for rope_kv heads, kv_heads, head_dim; for sample
+tiles (tasks), and the logits are share number `share` of `shares`. operands: x (m, k), w (n, k),
+output, [norm weight], then for add: residual; for sample: settings, position, candidates (tasks,
+2), as in ark.tasks.tokens, then for each peer a further output and further candidates; for rope_kv:
+position, frequencies, key and value cache (kv_heads, context, head_dim), [the page table, if the
+caches are in pages (ark.tasks.rotary)], [fresh (m, 2 * kv_heads * head_dim): a copy of the new keys
+and values, for readers in the same iteration]. coord: first and last+1 row of w.
 
-Between ranks (ark.lower.rewrite.inline_all_reduce) x, and the residual, may be sums that readers
-make: as many times m rows as there are shares, the first share's m rows before the second's. With
-`store` and `add` the output may be given once more for each peer, behind all other operands. params
-of these: ranks, and first: the share that is rank 0's. It is added first, the next one follows,
-round; and rank 0's share alone (first is 0) has the residual in it, which the others but wait for.
+Between ranks (ark.lower.rewrite.inline_all_reduce) x, and the residual, may be given as shares that
+readers add: they have m rows per share, the rows of one share after those of another. With `store`
+and `add` a further output for each peer may follow all other operands. params for shares: ranks,
+and first: the index of rank 0's share. It is added first, then the following ones, cyclically. The
+residual is already in rank 0's share; the other ranks only wait for it.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ from ark.tasks.rotary import (
 )
 from ark.tasks.tokens import SETTINGS, sample_check, sample_tile
 
-MAX_SUMS = 4096  # of a task, held by a lane: rows of x times rows of a stage
+MAX_SUMS = 4096  # sums of a task in one lane: rows of x times rows of a stage
 
 
 class Linear(TaskKind):
@@ -136,7 +135,7 @@ class Linear(TaskKind):
             )
 
     def weight(self, sig: Signature) -> tuple[int, int]:
-        """The sizes of the weights; PlanError where they are none that a task takes."""
+        """(n, k) of the weights; raises PlanError unless they are dense and of two dimensions."""
         need(is_dense(sig.operands[1]), "the weights are strided, expected dense")
         return matrix(sig, 1)
 
@@ -264,7 +263,7 @@ class Linear(TaskKind):
 
 
 def check_batch(name: str, sig: Signature, machine: Machine) -> None:
-    """PlanError for a task that only bodies of a vendor's own have."""
+    """Raises PlanError for a task that only vendors' own bodies support."""
     m = sig.operands[2].shape[0]
     if m > 1 and sig.read(LinearParams).epilogue == "sample":
         raise PlanError(
@@ -274,7 +273,7 @@ def check_batch(name: str, sig: Signature, machine: Machine) -> None:
 
 
 def prologue(sig: Signature) -> str:
-    """The operation on the input, in the terms of linear_epilogue.h."""
+    """The source text of the operation on the input (linear_epilogue.h)."""
     params = sig.read(LinearParams)
     if params.prologue == "none":
         return "ArkPlain{}"
@@ -282,10 +281,10 @@ def prologue(sig: Signature) -> str:
 
 
 def epilogue(sig: Signature) -> str:
-    """The operation on the sums, in the terms of linear_epilogue.h."""
+    """The source text of the operation on the sums (linear_epilogue.h)."""
     params = sig.read(LinearParams)
     kind, first, out = params.epilogue, first_extra(sig), text.given(sig, 2, const=False)
-    for peer in outputs(sig)[1:]:  # what has the longer way first
+    for peer in outputs(sig)[1:]:  # peers first: their stores take longer
         out = f"ark_both({text.given(sig, peer, const=False)}, {out})"
     if kind == "rope_kv":
         return f"ark_rope_sums({rope(sig, 2, first)})"
@@ -312,19 +311,21 @@ def epilogue(sig: Signature) -> str:
 
 
 def _shares(sig: Signature, index: int, lo: int, hi: int) -> list[Access]:
-    """Columns lo to hi of all rows, each share apart: ranks write a share each."""
+    """Accesses to columns lo to hi of all rows, one for each share, because each rank writes its
+    share.
+    """
     m = sig.operands[2].shape[0]
     rows = range(0, sig.operands[index].shape[0], m)
     return [Access(index, (row, lo), (row + m, hi)) for row in rows]
 
 
 def summed(sig: Signature, index: int) -> str:
-    """An input of as many rows as the output, or of shares that are added as they are read."""
+    """The text of an input; if it is given as shares, the text of their sum as it is read."""
     rows, given = sig.operands[2].shape[0], text.given(sig, index)
     if index >= len(sig.operands) or sig.operands[index].shape[0] == rows:
         return given
     shares = sig.operands[index].shape[0] // rows
-    first = "ark_own<0>(t)" if shares > 2 else 0  # two give the same bits either way round
+    first = "ark_own<0>(t)" if shares > 2 else 0  # two shares give the same bits in either order
     return f"ark_summed<{shares}, {rows}>({given}, {first})"
 
 

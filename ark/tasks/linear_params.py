@@ -1,4 +1,4 @@
-"""The static parameters of a linear layer's tasks: lowering makes them, bodies read them.
+"""The static parameters of a linear layer's tasks; lowering sets them, bodies read them.
 
 ark.tasks.linear describes them.
 """

@@ -1,5 +1,5 @@
-"""Linear layers with quantised weights: as ark.tasks.linear, whose second operand w (n, k) is of a
-RowType. A stage holds whole rows, which are dequantised where they are multiplied.
+"""Linear layers with quantised weights: the same as ark.tasks.linear, except that w (n, k) has a
+RowType. A stage holds whole rows; each row is dequantised when it is multiplied.
 """
 
 from __future__ import annotations

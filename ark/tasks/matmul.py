@@ -1,22 +1,21 @@
-"""General matrix-multiply tiles: any transposes, batch and broadcast, fp32 accumulation, of int8 in
-int32.
+"""General matrix-multiply tiles: any transposes, batch and broadcast. Sums are accumulated in fp32,
+of int8 in int32.
 
 params: transpose_a, transpose_b, tile (rows, columns). operands: a, b, output. coord: batch index
-of the output's dimensions 0 and 1, first row, first column. With the param expr, a tree of
-ark.tasks.expression over the product (the tree's operand 0, as it is accumulated) and the operands
-behind the output, which broadcast to it, the value of the tree is stored. With the param gated
-neighbouring columns of the product are a gate and what it lets pass, and the output, of half as
-many columns, is silu(gate) * passed; there is one matrix then and no expr. With the params heads,
-kv_heads and head_dim its columns are queries, keys and values, which are rotated and stored as
-rope_kv does (ark.tasks.rotary): the output are the queries, and behind it come position,
-frequencies and the two caches, to which a tile's rows are appended. With the params tasks and group
-a task has several tiles: tiles are numbered down `group` rows of tiles, then along the columns,
-then on to the next rows and the next matrix, and the task with coord (r,) has tile r, r + tasks and
-so on, so that tasks which run together share what they read. With the param splits k is cut into so
-many parts, each of which is a matrix of fp32 sums of the output's last dimension but two: what
-follows adds them up. Parts begin at multiples of STEP bytes. With the param windows one side is the
-matrix of an input's windows (ark.tasks.matmul_windows). This is the common body; vendors replace it
-where their matrix units serve the signature.
+of the output's dimensions 0 and 1, first row, first column. expr: a tree of ark.tasks.expression
+over the sum (the tree's operand 0) and the operands after the output, which broadcast to it; its
+value is stored. gated: neighbouring columns of the product are a gate and the value that it scales;
+the output has half as many columns, silu(gate) * value. This needs a single matrix and excludes
+expr. heads, kv_heads, head_dim: the product's columns are queries, keys and values, which are
+rotated and stored as by rope_kv (ark.tasks.rotary). The output is then the queries; position,
+frequencies and the two caches follow it, to which the tile's rows are appended. tasks, group: a
+task has several tiles. Tiles are numbered down `group` rows of tiles, then along the columns, then
+through the next rows and the next matrix; the task with coord (r,) has the tiles r, r + tasks and
+so on, so that tasks which run at the same time read the same data. splits: k is split into this
+many parts, each of which gives a matrix of fp32 sums, along the output's last dimension but two; a
+later op adds them up. Parts begin at multiples of K_PART_ALIGNMENT_BYTES. windows: one operand is
+the matrix of an input's windows (ark.tasks.matmul_windows). This is the common body; vendors
+replace it by their own where their matrix units support the signature.
 """
 
 from __future__ import annotations
@@ -127,7 +126,7 @@ class Matmul(TaskKind):
         return box((*shape[:2], *dims(sig)[:2]), (1, 1, *params.tile))
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
-        accesses: dict[Access, None] = {}  # tiles of one task may share a row's or a column's part
+        accesses: dict[Access, None] = {}  # tiles of a task may read the same rows or columns
         for tile in tiles(sig, coord):
             accesses.update(dict.fromkeys(self._touched(sig, tile)))
         return list(accesses)
@@ -220,7 +219,7 @@ class Matmul(TaskKind):
 
 
 def _check_types(sig: Signature) -> None:
-    """Both sides are floating point, or both int8, whose sums, where they are stored, are int32."""
+    """Raises PlanError unless both operands are floats, or both int8, whose sums are int32."""
     params = sig.read(MatmulParams)
     whole = sums_of(sig) == "int32"
     for index in (0, 1):

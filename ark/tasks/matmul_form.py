@@ -1,5 +1,5 @@
-"""Properties of a product's signature: sizes, tiles and their processors, parts of k, and the
-memory layout of both operands. Used by the kind (ark.tasks.matmul) and by the backends' bodies.
+"""Properties of a product's signature: its sizes, tiles and their order, parts of k, and the memory
+layout of both operands. Used by the kind (ark.tasks.matmul) and by the backends' bodies.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from ark.tasks import text
 from ark.tasks.matmul_params import MatmulParams
 from ark.tasks.matmul_windows import side_shape
 
-POSITION_OPERAND = 3  # the operand that is the position, of a product that rotates
-K_PART_ALIGNMENT_BYTES = 128  # bytes: parts of k begin at multiples of it
+POSITION_OPERAND = 3  # the operand with the position, in a product that rotates
+K_PART_ALIGNMENT_BYTES = 128  # parts of k begin at multiples of this
 UNIT_PARTS = {("bf16", "bf16"): 1, ("fp16", "fp16"): 1, ("fp32", "bf16"): 3}
 """Types of both sides that matrix units of 16-bit types take, and how many of their products one of
 these is: a float is the exact sum of three bf16.
 """
-MIN_UNIT_TILE_ROWS = 9  # of a tile for them; fewer read weights as fast without
+MIN_UNIT_TILE_ROWS = 9  # of a tile for matrix units; with fewer, reading the weights takes longer
 
 
 def rotates(sig: Signature) -> bool:
-    """True where the product's columns are queries, keys and values."""
+    """True if the product's columns are queries, keys and values."""
     return sig.read(MatmulParams).head_dim > 0
 
 
 def paired(sig: Signature) -> bool:
-    """True where each stored element depends on two neighbouring columns."""
+    """True if each stored element depends on two neighbouring columns."""
     return sig.read(MatmulParams).gated or rotates(sig)
 
 
@@ -38,7 +38,7 @@ def sums_of(sig: Signature) -> str:
 
 
 def part_of_k(sig: Signature) -> int:
-    """Elements of k in a task's part; the last part may have fewer."""
+    """Elements of k in a part; the last part may have fewer."""
     splits = sig.read(MatmulParams).splits
     _, _, k = dims(sig)
     step = K_PART_ALIGNMENT_BYTES // sig.operands[0].itemsize
@@ -46,7 +46,7 @@ def part_of_k(sig: Signature) -> int:
 
 
 def k_range(sig: Signature) -> tuple[str, str]:
-    """Texts of the first element of k in the part i1, and of the one behind the last."""
+    """Source texts of the first and the last+1 element of k in the part i1."""
     _, _, k = dims(sig)
     part = part_of_k(sig)
     if part >= k:
@@ -56,12 +56,12 @@ def k_range(sig: Signature) -> tuple[str, str]:
 
 
 def place_names(sig: Signature, row: str, column: str) -> list[str]:
-    """Texts of the output's indices at a row and column of matrix i0, i1."""
+    """Source texts of the output's indices for a row and column of matrix i0, i1."""
     return text.indices(sig.operands[2].shape, ["i0", "i1", row, column])
 
 
 def grid(sig: Signature) -> tuple[int, int, int, int]:
-    """How many tiles there are: of the two batch dimensions, down and across."""
+    """The numbers of tiles: along the two batch dimensions, down and across."""
     shape = fold(sig.operands[2].shape)
     rows, columns = sig.read(MatmulParams).tile
     m, n, _ = dims(sig)
@@ -88,7 +88,7 @@ def tiles(sig: Signature, coord: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 def deal(sig: Signature) -> str:
-    """The type that says how tiles are dealt to tasks (tiles.h)."""
+    """The device type that describes how tiles are dealt to tasks (tiles.h)."""
     params = sig.read(MatmulParams)
     _, inner, down, across = grid(sig)
     tasks, count = params.tasks, math.prod(grid(sig)) // (down * across)
@@ -98,7 +98,9 @@ def deal(sig: Signature) -> str:
 
 
 def side_strides(sig: Signature, index: int) -> tuple[int, int]:
-    """Elements from a row, or column, of the product to the next and along k, in operand 0 or 1."""
+    """The strides of operand 0 or 1, in elements: to the product's next row (or column), and along
+    k.
+    """
     params = sig.read(MatmulParams)
     down, across = sig.operands[index].strides[-2:]
     along = params.transpose_b if index else not params.transpose_a
@@ -106,13 +108,13 @@ def side_strides(sig: Signature, index: int) -> tuple[int, int]:
 
 
 def along_k(sig: Signature, index: int) -> bool:
-    """True where k is contiguous in memory, not the rows."""
+    """True if k is contiguous in memory; False if the rows (or columns) are."""
     row, k = side_strides(sig, index)
     return not (row == 1 and k != 1)
 
 
 def filled(size: int, high: int) -> bool:
-    """True where `size` rows or columns fill tiles of `high` of them to three quarters or more."""
+    """True if `size` rows or columns fill tiles of height `high` to at least three quarters."""
     return 3 * high <= 4 * size <= 4 * high
 
 

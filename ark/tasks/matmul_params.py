@@ -1,6 +1,6 @@
-"""The static parameters of a product's tasks, and of windows that one of its sides is.
+"""The static parameters of a product's tasks, and of an operand that is a matrix of windows.
 
-ark.tasks.matmul and ark.tasks.matmul_windows describe them; lowering makes them, bodies read them.
+ark.tasks.matmul and ark.tasks.matmul_windows describe them; lowering sets them, bodies read them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class WindowParams(Params, frozen=True):
 
 
 class FinishParams(PartialParams, frozen=True):
-    """The expression by which products and convolutions store their sums."""
+    """The expression whose value products and convolutions store."""
 
     expr: list[Any] | None = None
 

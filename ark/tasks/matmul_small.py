@@ -1,7 +1,7 @@
-"""Products of many small matrices: each warp computes whole products without waiting for others,
-and a task has those of one processor. matmul_small.h has the device side.
+"""Products of many small matrices: each warp computes whole products without waiting for other
+warps, and a task has the matrices of one processor. matmul_small.h has the device side.
 
-Asked by the lowering, which deals matrices to tasks, and by the writers of the bodies.
+Used by the lowering, which deals matrices to tasks, and by the writers of the bodies.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from ark.tasks.matmul_form import along_k, dims, grid, paired, side_strides, sum
 from ark.tasks.matmul_params import MatmulParams
 
 MOST, MOST_DEPTH = 32, 64  # rows and columns, and k
-MIN_MATRICES_PER_PROCESSOR = 2  # matrices a processor
+MIN_MATRICES_PER_PROCESSOR = 2  # so that each processor has several
 VECTOR_BYTES = 16
 
 
 def small(sig: Signature, machine: Machine) -> bool:
-    """True for products of small matrices, for any tile."""
+    """True for products of small matrices, whatever the tile."""
     params = sig.read(MatmulParams)
     m, n, k = dims(sig)
     shape = fold(sig.operands[2].shape)
@@ -36,8 +36,8 @@ def small(sig: Signature, machine: Machine) -> bool:
 
 
 def served(sig: Signature, machine: Machine) -> bool:
-    """True for such products if each task has several whole matrices and the ring leaves room for
-    them.
+    """True for products of small matrices if each task has several whole matrices and the ring
+    leaves enough shared memory.
     """
     params = sig.read(MatmulParams)
     m, n, _ = dims(sig)
@@ -47,7 +47,7 @@ def served(sig: Signature, machine: Machine) -> bool:
 
 
 def scratch(sig: Signature, machine: Machine) -> int:
-    """Bytes of shared memory: both sides of a warp's matrices, as ArkSmall has them."""
+    """Bytes of shared memory: both operands of each warp's matrices, in the layout of ArkSmall."""
     m, n, k = dims(sig)
     across = 1 << (n - 1).bit_length()
     bands = machine.lanes // across
@@ -57,8 +57,9 @@ def scratch(sig: Signature, machine: Machine) -> int:
 
 
 def small_text(sig: Signature, sides: tuple[str, str], finish: str) -> str:
-    """Statements that compute a task's matrices. sides: texts of lambdas from a row or column and k
-    to the place of an element, and finish: of one from a row, a column and a sum, of matrix i0, i1.
+    """Statements that compute a task's matrices. sides: texts of lambdas that map (row or column,
+    k) to the place of an element. finish: the text of a lambda of (row, column, sum). All are for
+    matrix i0, i1.
     """
     inner = grid(sig)[1]
     place = f"const int i0 = i / {inner}, i1 = i % {inner}; (void)i0; (void)i1; "
@@ -84,7 +85,7 @@ def _call(sig: Signature, packed: bool) -> str:
 
 
 def _side(sig: Signature, index: int, packed: bool) -> tuple[bool, int]:
-    """True where k is contiguous on this side, and the elements of each vector that is read."""
+    """For an operand: whether k is contiguous, and the number of elements per vector load."""
     operand, deep = sig.operands[index], along_k(sig, index)
     row, k = side_strides(sig, index)
     lines, depth = dims(sig)[index], dims(sig)[2]

@@ -1,5 +1,5 @@
-"""A product as source: the common body's form for a signature, and parts that backends use in their
-bodies. Called by the kind (ark.tasks.matmul).
+"""The source text of a product: the common body for a signature, and parts that backends use in
+their own bodies. Called by the kind (ark.tasks.matmul).
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from ark.tasks.matmul_thin import served, thin_text
 from ark.tasks.matmul_windows import tile_text
 from ark.tasks.rotary import rope
 
-MIN_PACKED_ROWS = 4  # fewer are not worth packing, in one thread
+MIN_PACKED_ROWS = 4  # fewer rows are not worth packing, in one thread
 PACKED_K_ELEMENTS = 256  # elements of k that one thread packs at a time
-MAX_PANEL_ELEMENTS = 64  # elements of a panel's width
-# Multiplications of a tile whose operands go through shared memory.
+MAX_PANEL_ELEMENTS = 64  # width of a panel
+# A tile with fewer multiplications does not use shared memory.
 MIN_STAGED_MULTIPLICATIONS = 2048
-STAGED_ROWS_PER_THREAD = 4  # of a thread
+STAGED_ROWS_PER_THREAD = 4
 STAGED_DEPTH_ELEMENTS = 64  # elements of k at a time
-MAX_LANES_SHARING_K = 8  # lanes that share k
-MAX_COLUMNS_PER_THREAD = 2  # columns of a thread
-MAX_STAGED_BYTES = 48 << 10  # bytes
+MAX_LANES_SHARING_K = 8
+MAX_COLUMNS_PER_THREAD = 2
+MAX_STAGED_BYTES = 48 << 10
 
 
 def staged(sig: Signature, machine: Machine) -> int:
-    """Bytes of shared memory where both sides of a tile go through it; 0 where they do not."""
+    """Bytes of shared memory if both operands of a tile are staged in it; 0 if they are not."""
     params = sig.read(MatmulParams)
     rows, columns = params.tile
     _, _, k = dims(sig)
@@ -63,7 +63,7 @@ def staged(sig: Signature, machine: Machine) -> int:
 
 
 def write(name: str, sig: Signature, machine: Machine) -> str:
-    """The common body for a signature."""
+    """The source of the common body for a signature."""
     params = sig.read(MatmulParams)
     if params.windows:
         body = tile_text(sig, dims(sig), lambda row, column: finish(sig, "sum", row, column))
@@ -119,12 +119,12 @@ def _in_shared_memory(name: str, sig: Signature) -> str:
 
 
 def _finish_one(sig: Signature) -> str:
-    """A lambda that stores what a sum of the product makes."""
+    """The text of a lambda that stores the result of one sum of the product."""
     return f"[&](int m, int n, {_sum_type(sig)} sum) {{\n{finish(sig, 'sum', 'm', 'n')}  }}"
 
 
 def _finish_pair(sig: Signature) -> str:
-    """A lambda that stores what the product's columns n and n + 1 make."""
+    """The text of a lambda that stores the result of the sums in columns n and n + 1."""
     if rotates(sig):
         body = f"      ark_rope_pair(c, {rope(sig, 2, POSITION_OPERAND)}, m, n, sum, next);\n"
     else:
@@ -137,13 +137,15 @@ def _sum_type(sig: Signature) -> str:
 
 
 def outputs(sig: Signature) -> str:
-    """Declares the output as po, and what an expression reads as p3, p4, ..."""
+    """Statements that declare the output as po and the further inputs of an expression as p3, p4,
+    ...
+    """
     others = (text.operand(sig, i, f"p{i}") for i in range(3, len(sig.operands)))
     return text.operand(sig, 2, "po", const=False) + "".join(others)
 
 
 def finish(sig: Signature, total: str, row: str, column: str) -> str:
-    """Statements that store the product's element `total` at a row and column of matrix i0, i1."""
+    """Statements that store the result of the sum `total` at a row and column of matrix i0, i1."""
     expr = sig.read(FinishParams).expr
     names = place_names(sig, row, column)
     value, lines = total, []
@@ -160,9 +162,10 @@ def finish(sig: Signature, total: str, row: str, column: str) -> str:
 
 
 def each_tile(sig: Signature, body: str) -> str:
-    """Statements that run `body` for each tile of a task, whose place it knows as i0, i1, m0, n0.
+    """Statements that run `body` for each tile of a task; the tile's place is i0, i1, m0, n0.
 
-    The threads meet between two tiles. In the body `return false;` leaves the task.
+    The threads of the block synchronise between two tiles. In the body, `return false;` ends the
+    task.
     """
     return (
         f"  ark_each_tile<{deal(sig)}, true>(t, "
@@ -172,7 +175,7 @@ def each_tile(sig: Signature, body: str) -> str:
 
 
 def tile_place(sig: Signature) -> str:
-    """Where a tile's first result lies, and the elements to the next one down and across."""
+    """Texts of the address of a tile's first result and of the strides down and across."""
     start = text.offset(sig, 2, place_names(sig, "0", "0"))
     down, across = sig.operands[2].strides[-2:]
     return (
@@ -184,8 +187,8 @@ def tile_place(sig: Signature) -> str:
 def matrix_tiles(
     sig: Signature, callee: str, constants: Sequence[object], end: str, declared: str
 ) -> str:
-    """A body that hands each tile to callee<constants>, the vendor's: both sides, and the epilogue
-    `end`, which reads the declared names.
+    """A body that calls a vendor's callee<constants> for each tile, with both operands and the
+    epilogue `end`, which may use the names in `declared`.
     """
     m, n, k = dims(sig)
     rows, columns = sig.read(MatmulParams).tile
@@ -207,7 +210,7 @@ def matrix_tiles(
 
 
 def _vector(sig: Signature) -> int:
-    """Elements of k that lie side by side in both operands and can be read at once."""
+    """Elements of k that are contiguous in both operands and can be read by one load."""
     size = max(sig.operands[i].itemsize for i in (0, 1))
     pack = min(8, 16 // size)
     _, _, k = dims(sig)
@@ -231,7 +234,7 @@ def _place(sig: Signature, index: int, row: str, column: str, transposed: bool) 
 
 
 def _line(sig: Signature, index: int) -> str:
-    """A lambda from a row of a, or a column of b, and k to the place of an element."""
+    """The text of a lambda that maps (row of a or column of b, k) to the place of an element."""
     params = sig.read(MatmulParams)
     across = params.transpose_b if index else not params.transpose_a
     names = ("line", "k") if across else ("k", "line")

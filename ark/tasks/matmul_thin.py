@@ -1,8 +1,8 @@
-"""Products with few rows or columns, such as matrix times vector; their time is that of reading the
-other operand. Warps take its rows, or threads its neighbouring columns if these are contiguous.
-matmul_thin.h has the device side.
+"""Products with few rows or columns, such as matrix times vector; reading the other operand takes
+most of the time. Each warp processes rows of that operand, or each thread neighbouring columns if
+these are contiguous. matmul_thin.h has the device side.
 
-Asked by the lowering, which cuts the other side for it, and by the writers of the bodies.
+Used by the lowering, which cuts the other side for it, and by the writers of the bodies.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from ark.tasks import text
 from ark.tasks.matmul_form import dims, k_range, paired, part_of_k, side_strides, sums_of
 from ark.tasks.matmul_params import MatmulParams
 
-MOST_ROWS, MOST_COLUMNS = 8, 16  # of the side that has few
-MAX_ROWS_ACROSS = 8  # of it, where threads stand across the other side
-LEAST, LEAST_DEPTH = 16, 64  # of the other side, and of k
+MOST_ROWS, MOST_COLUMNS = 8, 16  # limits for the narrow side
+MAX_ROWS_ACROSS = 8  # the same if threads are arranged across the other side
+LEAST, LEAST_DEPTH = 16, 64  # minimum size of the other side, and of k
 VECTOR_BYTES = 16
-VECTOR_COLUMNS = 32  # neighbours that are read at once across
-ROWS_PER_WARP = (2, 4)  # of a warp, where the other side is as narrow as this or wider
+VECTOR_COLUMNS = 32  # columns of the other side that are read at once
+ROWS_PER_WARP = (2, 4)  # by the narrow side: below MIN_WIDE_ROWS rows, or more
 MIN_WIDE_ROWS = 5
-SHORT, MOST_SUMS = 2, 8  # steps of k; and sums of a thread where k has no more of them
+SHORT, MOST_SUMS = 2, 8  # steps of k in a short product; a thread's sums in one
 
 
 @dataclass(frozen=True)
 class Thin:
-    """few: the operand that has few rows or columns. along: True where k is contiguous on both
-    sides. pack: elements of the other side that are read at once.
+    """few: the index of the operand with few rows or columns. along: True if k is contiguous in
+    both operands. pack: elements of the other operand per load.
     """
 
     few: int
@@ -37,7 +37,7 @@ class Thin:
 
 
 def thin(sig: Signature, machine: Machine) -> Thin | None:
-    """The form of such a product, whatever its tile; None if it is none."""
+    """The form of a thin product, whatever its tile; None if the product is not thin."""
     if not machine.cooperative or paired(sig) or sig.read(MatmulParams).windows:
         return None
     if any(o.packet for o in sig.operands):
@@ -66,27 +66,29 @@ def thin(sig: Signature, machine: Machine) -> Thin | None:
 
 
 def _most_rows(sig: Signature) -> int:
-    """Rows that the left side has at most: of fp32 as many as columns."""
+    """The most rows of a narrow left operand; for fp32 as many as columns."""
     fp32 = all(sig.operands[i].dtype == "fp32" for i in (0, 1))
     return MOST_COLUMNS if fp32 and not sig.read(MatmulParams).tf32 else MOST_ROWS
 
 
 def _packs(sig: Signature, index: int, rows: int, pack: int) -> bool:
-    """True where a side can be read in vectors of `pack` elements along k."""
+    """True if an operand can be read in vectors of `pack` elements along k."""
     _, _, k = dims(sig)
     steps = (*_batches(sig, index), *([side_strides(sig, index)[0]] if rows > 1 else ()))
     return all(s % pack == 0 for s in (k, part_of_k(sig), *steps))
 
 
 def _batches(sig: Signature, index: int) -> tuple[int, ...]:
-    """Elements from one matrix of a side to the next."""
+    """The strides, in elements, between matrices of an operand."""
     operand = sig.operands[index]
     pairs = zip(operand.shape[:-2], operand.strides[:-2], strict=True)
     return tuple(s for n, s in pairs if n > 1)
 
 
 def served(sig: Signature, machine: Machine) -> Thin | None:
-    """The form, if the signature's tiles are such as it takes."""
+    """The form of a thin product if its tile is suitable: it has all of the narrow side; None
+    otherwise.
+    """
     form = thin(sig, machine)
     if form is None:
         return None
@@ -107,10 +109,10 @@ def scratch(sig: Signature, form: Thin, machine: Machine) -> int:
 
 
 def _rows(sig: Signature, form: Thin, machine: Machine) -> int:
-    """Rows that a warp has at a time: what it reads of the narrow side is read for all of them.
+    """Rows that a warp processes together, with one read of the narrow operand for all of them.
 
-    Where k is read in one or two steps, a warp has as many as it has loads for, so that it waits
-    for one load instead of one after another.
+    If k takes only one or two steps, a warp processes more rows, so that it waits once for several
+    loads.
     """
     few, tile = dims(sig)[form.few], sig.read(MatmulParams).tile[1 - form.few]
     rows = ROWS_PER_WARP[int(few >= MIN_WIDE_ROWS)]
@@ -121,7 +123,9 @@ def _rows(sig: Signature, form: Thin, machine: Machine) -> int:
 
 
 def _team(sig: Signature, form: Thin, machine: Machine) -> int:
-    """Warps that share k, so that none is idle: a power of two that divides all."""
+    """The number of warps that share k, so that no warp is idle: a power of two that divides all
+    warps.
+    """
     tile, rows = sig.read(MatmulParams).tile[1 - form.few], _rows(sig, form, machine)
     teams, deep = -(-tile // rows), machine.lanes * form.pack
     team = 1
@@ -135,7 +139,7 @@ def _team(sig: Signature, form: Thin, machine: Machine) -> int:
 
 
 def passes(sig: Signature, form: Thin, machine: Machine) -> int:
-    """How often a warp loads rows of a tile and waits for them."""
+    """How many times a warp loads rows of a tile and waits for them."""
     if not form.along:
         return 1
     teams = machine.warps // _team(sig, form, machine)
@@ -143,7 +147,7 @@ def passes(sig: Signature, form: Thin, machine: Machine) -> int:
 
 
 def rounds_of_sums(sig: Signature, form: Thin, machine: Machine) -> int:
-    """How often a warp adds its lanes' sums up in a pass, MOST_SUMS at a time."""
+    """How many times per pass a warp adds up its lanes' sums, MOST_SUMS at a time."""
     if not form.along:
         return 1
     return -(-_rows(sig, form, machine) * dims(sig)[form.few] // MOST_SUMS)
@@ -152,8 +156,8 @@ def rounds_of_sums(sig: Signature, form: Thin, machine: Machine) -> int:
 def thin_text(
     sig: Signature, form: Thin, machine: Machine, sides: tuple[str, str], finish: str
 ) -> str:
-    """Statements that compute a tile. sides: texts of lambdas from a row or column and k to the
-    place of an element. finish: that of a lambda from a row, a column and a sum.
+    """Statements that compute a tile. sides: texts of lambdas that map (row or column, k) to the
+    place of an element. finish: the text of a lambda of (row, column, sum).
     """
     few, many = form.few, 1 - form.few
     sizes = dims(sig)[:2]

@@ -1,5 +1,5 @@
-"""Source text for neighbouring results of a product that are computed in one thread and stored by
-one access.
+"""Source text for neighbouring results of a product that one thread computes and stores with one
+access.
 
 Called by the writers of vendors' bodies for products.
 """
@@ -15,12 +15,12 @@ from ark.tasks.matmul_params import MatmulParams
 from ark.tasks.matmul_text import finish, outputs
 from ark.tasks.rotary import rope
 
-VECTOR_ELEMENTS = 8  # neighbours that bodies hand over
+VECTOR_ELEMENTS = 8  # neighbouring results per call
 
 
 def packed(sig: Signature, width: int) -> list[int] | None:
-    """The output and the operands behind it that have `width` elements side by side; None where
-    these do not always lie at multiples of 16 bytes.
+    """The output, and the operands after it that are read in vectors of `width` elements; None if
+    the rows of one are not always aligned to a vector.
     """
     indices = []
     for i in range(2, len(sig.operands)):
@@ -34,8 +34,8 @@ def packed(sig: Signature, width: int) -> list[int] | None:
 
 
 def residual(sig: Signature) -> int | None:
-    """The operand after the output that has all of its elements, in vectors of that size; None
-    where none or several do.
+    """The operand after the output that has as many elements as the output and can be read in
+    vectors; None if there is none or more than one.
     """
     params, out = sig.read(MatmulParams), sig.operands[2].shape
     if paired(sig) or params.expr is None:
@@ -48,7 +48,9 @@ def residual(sig: Signature) -> int | None:
 
 
 def ahead(sig: Signature, index: int, row: str, column: str) -> str:
-    """A lambda that loads VECTOR_ELEMENTS neighbours of an operand; `several` takes it."""
+    """The text of a lambda that loads VECTOR_ELEMENTS neighbours of an operand early, for
+    `several`.
+    """
     at = text.offset(sig, index, place_names(sig, "row", "column"))
     return (
         "[&](int at_row, int at_column, bool there) {\n"
@@ -63,8 +65,8 @@ def ahead(sig: Signature, index: int, row: str, column: str) -> str:
 def vector_store(
     sig: Signature, indices: list[int], width: int, loaded_ahead: int | None = None
 ) -> str:
-    """Statements that compute and store `width` neighbouring results, of the sums v, at a row and
-    column. loaded_ahead: an operand whose elements are in `pack`.
+    """Statements that compute and store `width` neighbouring results from the sums v, at a row and
+    column. loaded_ahead: an operand whose elements are already in `pack`.
     """
     names = place_names(sig, "row", "column")
     lines, leaves = [], [("v[j]", "ark_i32" if sums_of(sig) == "int32" else "float")]
@@ -91,11 +93,12 @@ def vector_store(
 
 
 def several(sig: Signature, row: str, column: str, loaded_ahead: int | None = None) -> str:
-    """A lambda that stores the results of neighbouring sums v, of which `left` are valid.
+    """The text of a lambda that stores the results of neighbouring sums v, the first `left` of
+    which are valid.
 
-    It takes the first one's row and column in the tile, whose own first ones are `row` and
-    `column`. A product that rotates has `rope` beside it (`declared`). loaded_ahead: an operand of
-    which it also takes the elements, as `ahead` loads them.
+    Its arguments are the position in the tile of the first one; the tile begins at `row`, `column`.
+    For a product that rotates it uses the variable `rope` (`declared`). loaded_ahead: an operand
+    whose elements it also gets, loaded by `ahead`.
     """
     params = sig.read(MatmulParams)
     if rotates(sig):
@@ -136,7 +139,7 @@ def several(sig: Signature, row: str, column: str, loaded_ahead: int | None = No
 
 
 def _gated(sig: Signature) -> str:
-    """Statements that store what gates and their neighbours make, side by side."""
+    """Statements that store the gated results of pairs of neighbouring sums, side by side."""
     half = VECTOR_ELEMENTS // 2
     value = text.store(sig, 2, "made.v", "j", "ark_swiglu(v[2 * j], v[2 * j + 1])")
     start = text.offset(sig, 2, place_names(sig, "row", "first / 2"))
@@ -148,6 +151,6 @@ def _gated(sig: Signature) -> str:
 
 
 def declared(sig: Signature) -> str:
-    """Declares what `several` reads and writes."""
+    """Declarations of the variables that `several` uses."""
     lines = f"  const auto rope = {rope(sig, 2, POSITION_OPERAND)};\n" if rotates(sig) else ""
     return outputs(sig) + lines

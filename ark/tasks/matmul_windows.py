@@ -1,11 +1,11 @@
-"""Products whose one side is the matrix of an input's windows: convolutions that read windows in
-place by box copies (capability "window_boxes").
+"""Products with one operand that is the matrix of an input's windows: convolutions whose windows
+are read in place by box copies (capability "window_boxes").
 
-The param `windows` of a matmul says so: side, the operand that is such an input (n, spatial...,
-channels); size, stride, dilation, before and sizes as of ark.tasks.convolution. A row of the matrix
-is a place of the result, its k the window's taps, in each the channels; what lies outside of the
-input is zero. As the left side (0) the places of all n are one matrix, as the right side (1), which
-is transposed, each n has one.
+The param `windows` of a matmul describes them: side, the index of the operand that is the input (n,
+spatial..., channels); size, stride, dilation, before and sizes as in ark.tasks.convolution. A row
+of the matrix is the window of one result; its k runs over the elements of the window and, for each,
+over the channels. Elements outside of the input are zero. As left operand (0) the windows of all n
+form one matrix; as right operand (1), which is transposed, each n has its own matrix.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from ark.tasks.matmul_params import MatmulParams, WindowParams
 from ark.tasks.windows import PlacedWindows, index_ranges, reached, window_sizes
 
 MAX_ROWS_PER_THREAD = 4  # results of a thread that share an element of the input
-MOST_STEP, MOST_MARGIN = 8, 127  # of boxes that are windows
+MOST_STEP, MOST_MARGIN = 8, 127  # limits of window boxes
 
 
 def side_shape(sig: Signature, index: int) -> tuple[int, ...]:
-    """The shape of operand 0 or 1 as a matrix, or several."""
+    """The shape of operand 0 or 1 as one or several matrices."""
     shape, p = sig.operands[index].shape, sig.read(MatmulParams).windows
     return shape if p is None or p.side != index else matrix_shape(shape, p)
 
 
 def _windows(sig: Signature) -> WindowParams:
-    """Those of a product that has some."""
+    """The product's windows; raises PlanError if it has none."""
     windows = sig.read(MatmulParams).windows
     if windows is None:
         raise PlanError("neither side of the product is a matrix of windows")
@@ -51,9 +51,9 @@ def matrix_shape(source: Sequence[int], p: WindowParams) -> tuple[int, ...]:
 def as_boxes(
     shape: Sequence[int], strides: Sequence[int], p: WindowParams, itemsize: int
 ) -> tuple[tuple[int, ...], tuple[int, ...], WindowParams]:
-    """Shape, strides and windows of an input as box copies see them. Where channels fill no line,
-    but the taps of a row lie side by side and inside of the input, these are the channels of one
-    place: places overlap then.
+    """Shape, strides and windows of an input for box copies. If the channels do not fill whole
+    lines, but the elements of a window's row are contiguous and inside of the input, a whole row of
+    a window becomes the channels of one place; places then overlap.
     """
     channels, across = shape[-1], shape[-2]
     reach = (p.sizes[-1] - 1) * p.stride[-1] + p.size[-1]
@@ -69,8 +69,8 @@ def as_boxes(
 def boxable(
     shape: Sequence[int], strides: Sequence[int], itemsize: int, windows: WindowParams
 ) -> bool:
-    """True where box copies can load these windows: a position's channels fill lines or are a row
-    of taps; strides, margins and dilations are small.
+    """True if box copies can load these windows: the channels of a place, or a window's row, fill
+    whole lines; strides, margins and dilations are small.
     """
     source, steps, p = as_boxes(shape, strides, windows, itemsize)
     stride, spread, before = p.stride, p.dilation, p.before
@@ -89,8 +89,8 @@ def boxable(
 
 
 def check(sig: Signature) -> None:
-    """Raises PlanError unless the windows fit the operand and side, and the rest is a plain
-    product.
+    """Raises PlanError unless the windows fit their operand and the product has no other special
+    form.
     """
     params, p = sig.read(MatmulParams), _windows(sig)
     source, weight = (sig.operands[i] for i in (p.side, 1 - p.side))
@@ -125,7 +125,7 @@ def check(sig: Signature) -> None:
 def touched(
     sig: Signature, coord: Sequence[int], first: int, end: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The box of the input that the places from `first` on, below `end`, of a tile reach."""
+    """The box of the input that a tile's results from `first` to `end` - 1 read."""
     p = _windows(sig)
     n, *sizes, channels = sig.operands[p.side].shape
     if p.side:
@@ -139,8 +139,9 @@ def touched(
 def begins(
     p: PlacedWindows, sizes: Sequence[int], place: str, where: Callable[[Sequence[str]], str]
 ) -> str:
-    """Statements that return the place p1 + where(indices) of an input, of spatial `sizes`, under a
-    window's `tap`, null outside of it. place: text of the result's place.
+    """Statements that return the address p1 + where(indices) of element `tap` of a window, or null
+    if it is outside of the input. sizes: the input's spatial sizes. place: the text of the result's
+    index.
     """
     lines, guards = [], []
     for d, n in enumerate(sizes):
@@ -157,15 +158,15 @@ def begins(
 
 
 def tile_text(sig: Signature, dims: Sequence[int], finish: Callable[[str, str], str]) -> str:
-    """A call for the tile at i0, i1, m0, n0. dims: m, n of the product. finish: statements that
-    store its `sum` at a row and a column.
+    """A call for the tile at i0, i1, m0, n0. dims: m, n of the product. finish: a function of the
+    texts of a row and a column that returns statements which store `sum` there.
     """
     params = sig.read(MatmulParams)
     p = _windows(sig)
     side, tile = p.side, params.tile
     source, weights = sig.operands[side], sig.operands[1 - side]
     channels, taps = source.shape[-1], math.prod(p.size)
-    # Places are what ark_convolution calls columns, weights its rows.
+    # In ark_convolution, results are columns and weights are rows.
     order, names = ((0, 1), ("m", "n")) if side else ((1, 0), ("n", "m"))
     many, sizes = [dims[i] for i in order], [tile[i] for i in order]
     image = "i0" if side else f"n / {math.prod(p.sizes)}"
@@ -187,7 +188,7 @@ def tile_text(sig: Signature, dims: Sequence[int], finish: Callable[[str, str], 
 
 
 def laid_out(source: np.ndarray, p: WindowParams) -> np.ndarray:
-    """The matrix of windows, in the shape of `matrix_shape`."""
+    """The matrix of windows, with the shape given by `matrix_shape`."""
     taps = []
     for tap in np.ndindex(*p.size):
         seen = source

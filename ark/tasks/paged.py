@@ -1,19 +1,17 @@
 """Caches of keys and values in pages of a pool that sequences share (vLLM's PagedAttention, Kwon et
-al. 2023): attention of single rows over one, and what appends to it (tiles of rows are
-ark.tasks.attention_tiles'). pages.h says where positions lie, paged.h has the bodies.
+al. 2023): attention of single rows, and appending (for tiles of rows see
+ark.tasks.attention_tiles). pages.h computes addresses of positions, paged.h has the bodies.
 
-A cache is (pool, kv_heads, page, head_dim); position p of a sequence is row p % page of the page
-whose number stands at p // page in the sequence's row of the table.
-
-`paged_attention` params: heads, kv_heads, head_dim, splits, scale, streamed (as of `attention`).
-operands: q (m, heads *
+A cache is (pool, kv_heads, page, head_dim). Position p of a sequence is row p % page of a page; the
+page's number is entry p // page in the sequence's row of the table. `paged_attention` params:
+heads, kv_heads, head_dim, splits, scale, streamed (as of `attention`). operands: q (m, heads *
 head_dim), keys, values, the table's row (1, most), position (1,), output, [fresh (1, 2 * kv_heads *
-head_dim): the newest key and value, where nothing else is appended in the iteration]. Row r of q
-sees positions 0 .. position + r. coord, output and splits as of `attention` (ark.tasks.attention),
-whose splits `attention_merge` joins. `paged_append` operands: rows (m, heads * head_dim), table
-(sequences, most), position (sequences,), cache. coord: head. Either each row is of a sequence of
-its own, or all are of one, from its position on. What has no place in the table or the pool is
-dropped.
+head_dim): the newest key and value, if nothing else is appended in the iteration]. Row r of q sees
+positions 0 .. position + r. coord, output and splits as of `attention` (ark.tasks.attention);
+`attention_merge` combines the splits. `paged_append` operands: rows (m, heads * head_dim), table
+(sequences, most), position (sequences,), cache. coord: head. Either each row belongs to a different
+sequence, or all rows belong to one, beginning at its position. A row whose position has no place in
+the table or the pool is dropped.
 """
 
 from __future__ import annotations
@@ -41,11 +39,11 @@ from ark.tasks import text
 from ark.tasks.attention import CHUNK_POSITIONS, SplitAttention
 from ark.tasks.cache_rows import appender, cache_operand, cache_texts, element_bytes
 
-PAGED_FRESH = 6  # the operand with the newest key and value
+PAGED_FRESH = 6  # the operand `fresh`
 
 
 def has_newest(sig: Signature) -> bool:
-    """True where the newest key and value are given beside the caches."""
+    """True if the newest key and value are an operand besides the caches."""
     return len(sig.operands) > PAGED_FRESH
 
 
@@ -218,7 +216,7 @@ class PagedAppend(TaskKind):
 
 
 def _pool(sig: Signature, index: int) -> tuple[int, int]:
-    """Pages of a pool, and positions of a page."""
+    """The number of pages of a pool, and of positions per page."""
     shape = cache_operand(sig, index).shape
     need(len(shape) == 4, f"the cache has shape {list(shape)}")
     return shape[0], shape[2]

@@ -1,9 +1,9 @@
-"""Tiles of pooling: the largest element, the sum or the mean of a window around every element.
+"""Tiles of pooling: the largest element, the sum or the mean of each window of the input.
 
-params: function, size, stride, dilation, before (one number a spatial dimension: the window's, in
-indices; `before` of them lie in front of the input), counted (a mean counts what lies outside of
-the input), tile. operands: input (n, channels, spatial...), output. What lies outside of the input
-does not take part. coord: the tile's first index of the output (four, more are folded).
+params: function, size, stride, dilation, before (one number per spatial dimension; `before` is the
+padding before the first element), counted (a mean also counts padding), tile. operands: input (n,
+channels, spatial...), output. Elements outside of the input do not take part. coord: the tile's
+first index of the output (four dimensions; more are folded).
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from ark.tasks.box_text import NAMES, each_index, in_order, tile_type
 from ark.tasks.elementwise import tile_box
 from ark.tasks.windows import Margins, Steps, reached, window_sizes
 
-MAX_WINDOW_LOADS = 32  # elements of a window whose loads are in flight at once
-VECTOR_BYTES = 16  # of neighbouring results that a thread pools by one access each
+MAX_WINDOW_LOADS = 32  # a larger window is not loaded at once
+VECTOR_BYTES = 16  # bytes of neighbouring results that a thread pools together
 VECTORS_IN_FLIGHT = 2
 
 
@@ -97,8 +97,8 @@ class Pool(TaskKind):
         p = sig.read(PoolParams)
         alone = not machine.cooperative
         declare = text.operand(sig, 0, "p0") + text.operand(sig, 1, "p1", const=False)
-        # Many threads load something where there is nothing, so that a window's loads, and those of
-        # several windows, are under way together.
+        # With many threads, loads are issued for elements outside of the input, too. So there are
+        # no branches, and a window's loads, and those of several windows, are in flight together.
         if alone or math.prod(p.size) > MAX_WINDOW_LOADS:
             each = in_order if alone else each_index
             return text.function(
@@ -113,7 +113,7 @@ class Pool(TaskKind):
 
 
 def _names(sig: Signature) -> tuple[list[str], list[str]]:
-    """Texts of a result's indices, and of those of an element of its window."""
+    """Source texts of a result's indices, and of the indices of an element of its window."""
     names = indices(sig.operands[1].shape)
     spatial = len(sig.operands[0].shape) - 2
     return list(names), [*names[:2], *(f"x{d}" for d in range(spatial))]
@@ -124,7 +124,7 @@ def _start(p: PoolParams) -> str:
 
 
 def _join(p: PoolParams, total: str) -> str:
-    """A statement that joins the value v to a total."""
+    """A statement that combines the value v with a total."""
     return (
         f"{total} = v > {total} || v != v ? v : {total};"
         if p.function == "max"
@@ -133,7 +133,7 @@ def _join(p: PoolParams, total: str) -> str:
 
 
 def _result(p: PoolParams, total: str) -> str:
-    """What a total becomes, of `many` elements inside of the input."""
+    """The text of the result from a total; `many` is the number of elements inside of the input."""
     divisor = f"{math.prod(p.size)}" if p.counted else "(many > 0 ? many : 1)"
     return f"{total} / static_cast<float>({divisor})" if p.function == "mean" else total
 
@@ -181,7 +181,7 @@ def _one(sig: Signature) -> str:
 
 
 def _called(sig: Signature, callee: str, constants: str, body: str, given: str, store: str) -> str:
-    """A call that pools each window of the tile, and stores what that returns."""
+    """A call that pools each window of the tile and stores the value that the body returns."""
     box_of = tile_type(sig.read(PoolParams).tile, fold(sig.operands[1].shape))
     at4 = ", ".join(f"int {i}" for i in NAMES)
     unused = " ".join(f"(void){i};" for i in NAMES)
@@ -193,15 +193,15 @@ def _called(sig: Signature, callee: str, constants: str, body: str, given: str, 
 
 
 def _walk(sig: Signature) -> str:
-    """Statements of all threads for windows one by one."""
+    """Statements in which all threads pool windows one by one."""
     store = text.store(sig, 1, "p1", text.offset(sig, 1, _names(sig)[0]), "made")
     body = f"{_total(sig, True)}    return {_result(sig.read(PoolParams), 'total')};\n"
     return _called(sig, "ark_each_window", "", body, "float made", store)
 
 
 def _vector(sig: Signature) -> int:
-    """Neighbours in the last dimension that are pooled together: a pack where windows have one
-    element there and every row holds whole packs.
+    """The number of neighbours in the last dimension that are pooled together: a pack if windows
+    have size 1 in that dimension and every row consists of whole packs, otherwise 1.
     """
     p, (source, out) = sig.read(PoolParams), sig.operands
     plain = (p.size[-1], p.stride[-1], p.dilation[-1], p.before[-1]) == (1, 1, 1, 0)
@@ -212,7 +212,7 @@ def _vector(sig: Signature) -> int:
 
 
 def _walk_packs(sig: Signature, pack: int) -> str:
-    """The same for packs of neighbouring windows."""
+    """Statements in which all threads pool packs of neighbouring windows."""
     p, out = sig.read(PoolParams), sig.operands[1]
     names, at = _names(sig)
     element = text.load(sig, 0, "loaded.v", "j")

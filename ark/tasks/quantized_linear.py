@@ -1,9 +1,9 @@
-"""Rows times weights of 4 or 8 bits, which share a scale (and a zero point) in groups.
+"""Rows times weights of 4 or 8 bits, in which groups of elements share a scale (and a zero point).
 
-params: group (elements of a weight's row that share them). operands: rows (m, k), weights (n, k) of
-an integer type, fp4 or fp8, scales (n, k / group), [zeros, of the scales' shape and a type of
-floats], output (m, n); or rows, weights of a RowType, output. A weight is scale * (value - zero).
-coord: first and last+1 row of weights. quantized_linear.h has the device side.
+params: group (neighbouring elements of a weight's row that share a scale). operands: rows (m, k),
+weights (n, k) of an integer type, fp4 or fp8, scales (n, k / group), [zeros, of the scales' shape,
+floating point], output (m, n); or rows, weights of a RowType, output. A weight is scale * (value -
+zero). coord: first and last+1 row of weights. quantized_linear.h has the device side.
 """
 
 from __future__ import annotations
@@ -19,18 +19,20 @@ from ark.tasks.row_values import check_rows
 
 WEIGHTS = ("int4", "uint4", "fp4", "int8", "uint8", "fp8_e4m3", "fp8_e5m2")
 MAX_ROWS = 8
-ELEMENTS_PER_LANE = 8  # elements of a weight's row that a lane takes at once
-MAX_ROWS_PER_WARP = 4  # rows of the weights that a warp takes at once
-MAX_HELD_ELEMENTS = 4  # elements of the next chunk that a thread holds meanwhile
+ELEMENTS_PER_LANE = 8  # elements of a weight's row that a lane processes at once
+MAX_ROWS_PER_WARP = 4  # rows of the weights that a warp processes at once
+MAX_HELD_ELEMENTS = 4  # elements of the next chunk that a thread holds in registers
 
 
 def _padded(rows: int) -> int:
-    """Rows as shared memory holds them: by fours from three on."""
+    """Rows in shared memory: from three on, a multiple of four."""
     return rows if rows < 3 else -(-rows // 4) * 4
 
 
 def _chunk(rows: int, k: int, machine: Machine) -> int:
-    """Elements of each row that are in shared memory at once; all, or two chunks; 0: no room."""
+    """The elements of each row in one chunk of shared memory: a whole row if it fits, otherwise a
+    size of which two chunks fit; 0 if there is too little shared memory.
+    """
     room = (machine.shared_bytes - machine.ring_bytes) // (4 * _padded(rows))
     wide = ELEMENTS_PER_LANE * machine.lanes
     all_of_them = -(-k // wide) * wide
@@ -40,7 +42,7 @@ def _chunk(rows: int, k: int, machine: Machine) -> int:
 
 
 def most_rows(k: int, machine: Machine) -> int:
-    """How many rows of k elements a task has the shared memory for, at least 1."""
+    """The most rows of k elements for which a task has enough shared memory, at least 1."""
     return max(m for m in range(1, MAX_ROWS + 1) if m == 1 or _chunk(m, k, machine))
 
 
@@ -136,13 +138,13 @@ class QuantizedLinear(TaskKind):
 
 
 def row_type_of(sig: Signature) -> RowType | None:
-    """The type of the weights, if their scales lie in the same rows."""
+    """The type of the weights if they are a RowType; None if the scales are a separate operand."""
     dtype = by_name(sig.operands[1].dtype)
     return dtype if isinstance(dtype, RowType) else None
 
 
 def _parts_of_rows(sig: Signature, dtype: RowType) -> list[str]:
-    """The codes, scales and zeros of rows as the body takes them."""
+    """The texts of the codes, scales and zeros of rows, as arguments of the body."""
 
     def part(storage: str, itemsize: int, byte: int) -> str:
         address = f"{text.address(sig, 1)} + {byte}"

@@ -1,11 +1,10 @@
 """Reductions over one dimension: sum, mean, max, min, prod.
 
-params: function, axis (of 4, or of all where there are more), count (what a mean divides by), tile
-(4 sizes of the output, 1 along the axis; more dimensions are folded, ark.ir.fold), term (an
-expression of ark.tasks.expression over the inputs, whose values are reduced). operands: input,
-output; with a term one input or two of one shape, more with one index along the axis, which
-broadcast to the output, and the output. coord: the tile's first index. reduce.h has the device
-side.
+params: function, axis (of 4, or of all if there are more), count (the divisor of a mean), tile (4
+sizes of the output, 1 along the axis; more dimensions are folded, ark.ir.fold), term (an expression
+of ark.tasks.expression over the inputs; its values are reduced). operands: input, output. With a
+term: one input, or two of one shape, then inputs of size 1 along the axis, which broadcast to the
+output, then the output. coord: the tile's first index. reduce.h has the device side.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from ark.tasks import expression, text
 from ark.tasks.box_text import NAMES, tile_type
 from ark.tasks.elementwise import HEADERS, broadcast_access, broadcasts, tile_box
 
-MAX_VECTOR_SUMS = 64  # sums of one thread that runs alone, for vectors
+MAX_VECTOR_SUMS = 64  # sums of a thread that runs alone, for vectorisation
 _UNUSED = "(void)i0; (void)i1; (void)i2; "
 _FOLDS = {
     "sum": "ArkAddFold",
@@ -45,19 +44,19 @@ _FOLDS = {
     "min": "ArkMinFold",
     "prod": "ArkMulFold",
 }
-# Neighbouring results that a block reduces at once, where not the last dimension is.
+# Neighbouring results that a block reduces at once, if the reduced dimension is not the last.
 BLOCK_COLUMNS = 64
-LOADS_PER_BARRIER_PAIR = 16  # loads that a thread makes one after another while a block meets twice
-# Elements of a column that a thread adds up where tiles are wide enough.
+LOADS_PER_BARRIER_PAIR = 16  # loads of a thread that take as long as two barriers
+# Elements of a column that a thread adds up if tiles are wide enough.
 COLUMN_ELEMENTS_PER_THREAD = 64
-VECTORS_IN_FLIGHT = 4  # packs that a thread adds up in a reduction while as many are under way
+VECTORS_IN_FLIGHT = 4  # packs in flight per thread
 
 
-MAX_FULL_TERM_INPUTS = 2  # inputs of a term that have all elements along the axis
+MAX_FULL_TERM_INPUTS = 2  # inputs of a term with all elements along the axis
 
 
 def _compute(sig: Signature) -> str:
-    """The type that elements are joined in."""
+    """The C type in which elements are combined."""
     dtypes = [o.dtype for o in sig.operands[:-1]]
     term = sig.read(ReduceParams).term
     rank = len(sig.operands[0].shape)
@@ -65,7 +64,7 @@ def _compute(sig: Signature) -> str:
 
 
 def _deep(sig: Signature) -> range:
-    """The inputs that have all elements along the axis."""
+    """The indices of the inputs that have all elements along the axis."""
     deep = [o.shape for o in sig.operands[:-1]].count(sig.operands[0].shape)
     return range(deep)
 
@@ -163,7 +162,7 @@ class Reduce(TaskKind):
         return size * threads // across * across * pack
 
     def _last(self, sig: Signature) -> bool:
-        """True where the last dimension is reduced."""
+        """True if the last dimension is reduced."""
         return bool(sig.read(ReduceParams).axis == max(4, len(sig.operands[0].shape)) - 1)
 
     def _vector(self, sig: Signature) -> int:
@@ -182,7 +181,8 @@ class Reduce(TaskKind):
             pack //= 2
         threads = machine.lanes * machine.warps
         count = text.pad4(sig.operands[0].shape, 1)[params.axis]
-        # Threads that stand side by side go on loading where others of a column would meet.
+        # Threads side by side do not wait for each other; threads of one column do. So prefer wide
+        # tiles.
         wide = min(
             tile, threads, max(BLOCK_COLUMNS, threads * pack * COLUMN_ELEMENTS_PER_THREAD // count)
         )
@@ -200,20 +200,23 @@ class Reduce(TaskKind):
         )
 
     def _forms(self, sig: Signature) -> tuple[str, str, str]:
-        """How two elements are joined, as what, and of which tile of the result."""
+        """The names of the function that combines two elements, of their C type, and of the
+        result's tile type.
+        """
         params = sig.read(ReduceParams)
         tile = tile_type(params.tile, fold(sig.operands[-1].shape))
         return _FOLDS[params.function], _compute(sig), tile
 
     def _value(self, sig: Signature) -> str:
-        """The stored value of a total v."""
+        """The text of the value that is stored for a total v."""
         params = sig.read(ReduceParams)
         mean = params.function == "mean"
         return f"v / {text.literal(params.count)}" if mean else "v"
 
     def _source(self, sig: Signature, parameters: Sequence[str], names: Sequence[str]) -> str:
-        """Where the elements lie that are reduced into the result at the parameters; names: the
-        first one's indices. With a term: as what their values are, and how one is computed.
+        """The text of a lambda that returns the address of the first element to reduce for a
+        result. parameters: the lambda's parameters. names: the first element's indices. With a
+        term, the text of an object that also computes the term's values.
         """
         params = sig.read(ReduceParams)
         term = params.term
@@ -292,7 +295,7 @@ class Reduce(TaskKind):
         tile = params.tile
         outer, packs = math.prod(tile[:3]), math.prod(tile) // pack
         rounds = -(-packs // (machine.lanes * machine.warps))
-        # Else the block reduces one outer index after the other, with two barriers for each.
+        # Otherwise the block reduces one outer index at a time, with two barriers for each.
         alone = machine.cooperative and outer * LOADS_PER_BARRIER_PAIR > rounds * count
         constants = (
             *self._forms(sig),

@@ -1,18 +1,20 @@
-"""Tiles that copy elements from elsewhere in a tensor, by index arithmetic or by index tensors.
+"""Tiles that copy elements to other indices: by index arithmetic, or by index tensors.
 
-`remap` params: rules (one a dimension of the input: terms [output dimension, factor]..., add,
-divide, edge), fill, tile. operands: input, output. The input's index is the terms' sum and `add`,
-divided (rounded down); what lies outside of the input is `fill` ("fill", also where a division with
-"exact" has a remainder), the nearest element ("edge"), reflected without repeating the edge
-("reflect") or counted on from the other end ("wrap"). It serves pad, steps, flips, repetition,
-resizing to the nearest element and the windows of convolutions.
+`remap` params: rules (one per dimension of the input: terms [output dimension, factor]..., add,
+divide, edge), fill, tile. operands: input, output. The input's index is the sum of the terms and
+`add`, divided by `divide` (rounded down). `edge` says which element is used if that is outside of
+the input: `fill` ("fill"; with "exact" also if the division has a remainder), the nearest element
+("edge"), the reflection without repeating the edge ("reflect"), or the index modulo the size
+("wrap"). The ops pad, steps, flip, repetition, resizing to the nearest element and windows of
+convolutions use it.
 
 `gather` params: axis, elements, from_end, tile. operands: input, indices, output. With `elements`
-the three have one rank and the output's element reads the input at its own index, but for the axis,
-where it takes the element of `indices`; else input (a, n, b), indices (m,), output (a, m, b). With
-`from_end` indices below 0 count from the end; one out of range ends the launch.
+all three have the same rank: an output element reads the input at its own index, except along the
+axis, where the index is the element of `indices`. Otherwise the input is (a, n, b), the indices
+(m,), the output (a, m, b). With `from_end` negative indices count from the end. An index out of
+range ends the launch.
 
-coord of both: the tile's first index of the output (of four dimensions, more are folded).
+coord of both: the tile's first index of the output (four dimensions; more are folded).
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ Shift = Annotated[int, msgspec.Meta(ge=-(1 << 30), le=1 << 30)]
 
 
 class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """Where a dimension's index comes from."""
+    """The rule for one dimension's index."""
 
     terms: tuple[tuple[Dim, Factor], ...]
     add: Shift
@@ -137,14 +139,16 @@ class Remap(TaskKind):
         guard = (" && ".join(conditions), fill)
         tile = params.tile
         if conditions and NAMES[3] not in guard[0] and machine.cooperative:
-            texts = nearest  # so that several packs are loaded side by side, without branches
+            texts = nearest  # in bounds, so that several packs are loaded without branches
         return text.function(
             name, write_box(sig, COPY, tile, machine, places={0: texts}, guard=guard, apart=True)
         )
 
 
 def _index(rule: Rule, n: int, names: Sequence[str], shape: Sequence[int]) -> tuple[str, list[str]]:
-    """The text of an input's index, and the conditions under which it is one."""
+    """The text of the input's index in one dimension, and the conditions under which it is in
+    bounds.
+    """
     parts = [
         names[d] if f == 1 else f"({names[d]}) * {f}" for d, f in rule.terms if shape[d] > 1 and f
     ]
@@ -213,7 +217,7 @@ class Gather(TaskKind):
         return box(fold(sig.operands[2].shape), sig.read(GatherParams).tile)
 
     def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
-        """Only the chosen elements of the source are read."""
+        """(operations, bytes); of the source only the chosen elements are counted."""
         params = sig.read(GatherParams)
         _, ids, out = sig.operands
         lo, hi = tile_box(out.shape, coord, params.tile)
@@ -236,7 +240,7 @@ class Gather(TaskKind):
         ]
 
     def to_claim(self, sig: Signature, machine: Machine) -> Mapping[str, Any]:
-        # Its rows' places are read first: of larger tiles that wait is paid less often.
+        # The indices of a tile are read first; larger tiles wait for them less often.
         return claim_tile(sig, 2)
 
     def headers(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Tiles of rope: products of complex numbers that lie as pairs of neighbours in the last dimension.
+"""Tiles of rope: products of complex numbers, stored as pairs of neighbours in the last dimension.
 
 params: tile (even in the last dimension). operands: input, other (broadcast), output. coord: the
 tile's first index. Emitted by ark.lower.ops.movement.

@@ -1,21 +1,24 @@
-"""Rotary embedding, and the rotation or gating of a projection's result in pairs.
+"""Rotary embedding, and the rotation or gating of a projection's result in pairs, as separate
+tasks.
 
-They stand on their own where the product before them is no linear task; the linear kind stores
-through the same functions (rotary.h).
+They are used if the product before them is no linear task; the linear kind stores through the same
+functions (rotary.h).
 
 `rope_kv` params: heads, kv_heads, head_dim. operands: x (m, (heads + 2 kv_heads) * head_dim),
 output q (m, heads * head_dim), position, frequencies, key cache and value cache (kv_heads, context,
-head_dim), [fresh (m, 2 * kv_heads * head_dim): the new keys and values once more, for readers in
+head_dim), [fresh (m, 2 * kv_heads * head_dim): a copy of the new keys and values, for readers in
 the same iteration]. coord: first and last+1 column of x, for all rows, because rows share the
-cache. With m positions each row is a sequence's, and the caches are (m * kv_heads, context,
-head_dim). Caches in pages (ark.tasks.paged) are (pool, kv_heads, page, head_dim); behind them comes
-the table (sequences, most), and then fresh, where no row reads what another one appends.
+cache. With m positions each row belongs to a sequence of its own, and the caches are (m * kv_heads,
+context, head_dim). Caches in pages (ark.tasks.paged) are (pool, kv_heads, page, head_dim); the
+table (sequences, most) follows them. After it comes fresh, if no row reads what another row
+appends.
 
-`rotary_embedding` params: head_dim, interleaved (pairs are neighbours, else the halves of a head).
-operands: x (m, heads * head_dim), output, position, frequencies. coord: row, first and last+1 head.
+`rotary_embedding` params: head_dim, interleaved (True if a pair is two neighbours, otherwise an
+element of a head's first half and the corresponding one of the second half). operands: x (m, heads
+* head_dim), output, position, frequencies. coord: row, first and last+1 head.
 
-`swiglu_pairs` operands: x (m, 2 n) with gate and up as neighbours, output (m, n). coord: row, first
-and last+1 column of x.
+`swiglu_pairs` operands: x (m, 2 n) in which gate and up are neighbours, output (m, n). coord: row,
+first and last+1 column of x.
 """
 
 from __future__ import annotations
@@ -41,7 +44,9 @@ from ark.tasks import text
 
 
 class HeadCounts(PartialParams, frozen=True):
-    """What all kinds that rotate say: a projection's columns are heads, then twice kv_heads."""
+    """The parameters of all kinds that rotate: a projection's columns are `heads` heads of queries,
+    then kv_heads heads of keys and of values.
+    """
 
     heads: Few = 0
     kv_heads: Few = 0
@@ -49,36 +54,37 @@ class HeadCounts(PartialParams, frozen=True):
 
 
 def has_fresh(sig: Signature, first: int) -> bool:
-    """True where the new keys and values are given once more."""
+    """True if the operand `fresh` is given."""
     return len(sig.operands) > fresh_operand(sig, first)
 
 
 def fresh_operand(sig: Signature, first: int) -> int:
-    """The operand of the new keys and values, if they are given once more."""
+    """The index of the operand `fresh`, if it is given."""
     return first + 4 + in_pages(sig, first)
 
 
 def in_pages(sig: Signature, first: int) -> bool:
-    """True where the caches are in pages, whose table is the operand behind them; False where there
-    are too few operands.
+    """True if the caches are in pages; the table then follows them. False if there are too few
+    operands.
     """
     return len(sig.operands) > first + 2 and len(sig.operands[first + 2].shape) == 4
 
 
 def page_texts(sig: Signature, first: int) -> tuple[str, ...]:
-    """The header that caches in pages need."""
+    """The headers that caches in pages need."""
     return (text.header("appended_pages.h"),) if in_pages(sig, first) else ()
 
 
 def sequences_of(sig: Signature, first: int) -> int:
-    """How many sequences the rows are of: all one's, or each that of its own."""
+    """The number of sequences to which the rows belong: 1, or one per row."""
     return math.prod(sig.operands[first].shape)
 
 
 def rotary_check(sig: Signature, out: int, first: int, shape: tuple[int, int]) -> None:
     """Raises PlanError unless a projection of this shape can be rotated and stored.
 
-    out: the queries' operand; first: the position's, before frequencies, caches and perhaps fresh.
+    out: the index of the queries' operand. first: the index of the position; frequencies, caches,
+    the table of paged caches and `fresh`, if given, follow it.
     """
     p, (rows, columns) = sig.read(HeadCounts), shape
     need(min(p.heads, p.kv_heads, p.head_dim) > 0, "heads, kv_heads and head_dim must be positive")
@@ -123,8 +129,8 @@ def rotary_check(sig: Signature, out: int, first: int, shape: tuple[int, int]) -
 def rotary_accesses(
     sig: Signature, out: int, first: int, n0: int, n1: int, m0: int = 0, m1: int = 0
 ) -> list[Access]:
-    """What columns n0 to n1 of a projection touch, of rows m0 to m1 or of all (m1 = 0); operand
-    `first` is the position.
+    """The accesses for columns n0 to n1 of a projection, for rows m0 to m1 (all rows if m1 is 0).
+    first: the index of the position.
     """
     p = sig.read(HeadCounts)
     rows = m1 or sig.operands[out].shape[0]
@@ -162,7 +168,7 @@ def rotary_accesses(
 
 
 def rope(sig: Signature, out: int, first: int) -> str:
-    """The ArkRope of operands `first` on (the position) and of the output."""
+    """The text of the ArkRope for the output and the operands from `first` (the position) on."""
     p = sig.read(HeadCounts)
     context = sig.operands[first + 2].shape[1]
     caches = [text.given(sig, first + i, const=False) for i in (2, 3, 4)]
@@ -180,11 +186,13 @@ def rope(sig: Signature, out: int, first: int) -> str:
     return f"ark_rope<{listed}>({', '.join(operands)})"
 
 
-VECTOR_COLUMNS = 8  # columns that a thread takes together
+VECTOR_COLUMNS = 8  # columns that a thread processes together
 
 
 def vectors_fit(sig: Signature) -> bool:
-    """True where rope_kv reads columns as vectors: a prompt's rows, heads of whole vectors."""
+    """True if rope_kv can read columns as vectors: several rows of one sequence, whose heads
+    consist of whole vectors.
+    """
     heads = (
         sig.read(HeadCounts).head_dim % VECTOR_COLUMNS,
         *(sig.operands[i].strides[0] % VECTOR_COLUMNS for i in (0, 1)),

@@ -1,10 +1,11 @@
 """Row-wise tiles: softmax and its logarithm, layernorm, rmsnorm over the last dimension.
 
 params: function, eps, rows (rows of dimension 2 per task), dealt (a task has all rows of dimension
-1, which lie apart, at one index of dimension 2). operands: input, [weight, [bias]], output; a bias
-is a layernorm's. A rounded_rmsnorm rounds to the output's type before it multiplies by the weight.
-coord: first index of dimensions 0 to 2. A row is held in registers by a warp or the block if it
-fits, else in shared memory if it fits there, else it is read again. row_norm.h has the device side.
+1 at one index of dimension 2; they are not neighbours). operands: input, [weight, [bias]], output;
+only layernorm has a bias. A rounded_rmsnorm rounds to the output's type before it multiplies by the
+weight. coord: first index of dimensions 0 to 2. A row that fits is held in registers by a warp or
+the block, a longer one in shared memory, and one that does not fit there is read again. row_norm.h
+has the device side.
 """
 
 from __future__ import annotations
@@ -42,20 +43,22 @@ ROW_OPS = {
     "rmsnorm": "ArkRmsNorm",
     "rounded_rmsnorm": "ArkRmsNorm",
 }
-# Elements of a row that a thread keeps in registers, and bytes that wait for it there.
+# Of a row, elements that a thread keeps in registers, and bytes of loads that may be in flight.
 MAX_REGISTER_ELEMENTS = 32
 MAX_WAITING_REGISTER_BYTES = 64
 BATCH_ELEMENTS = 16  # elements of several rows at once
-# The same where a thread has as many registers as this: of so many rows that each warp of a task
-# has all of its own at once.
+# With at least MANY_REGISTERS registers per thread, more rows are held at once, up to MOST_TOGETHER
+# elements, so that each warp holds all its rows of a task.
 MANY_REGISTERS, MOST_TOGETHER = 200, 64
-# Bytes of elements whose rows are claimed: some backends bring wider ones by copies.
+# Rows of wider elements are not claimed, because some backends load them by row copies.
 MAX_CLAIMED_ITEMSIZE = 2
-MAX_VECTOR_SUMS = 16  # sums of one thread that runs alone, for vectors
+MAX_VECTOR_SUMS = 16  # sums of a thread that runs alone, for vectorisation
 
 
 def vector_elements(operands: Sequence[OperandType], columns: int) -> int:
-    """Elements of a pack of a row of `columns` of these operands, moved in 16 bytes or less."""
+    """Elements of a pack that divides a row of `columns` in all these operands: at most 8, and at
+    most 16 bytes of the narrowest operand.
+    """
     pack = min(8, 16 // min(o.itemsize for o in operands))
     strides = [s for o in operands for s in o.strides[:-1]]
     while pack > 1 and (columns % pack or any(s % pack for s in strides)):
@@ -64,7 +67,7 @@ def vector_elements(operands: Sequence[OperandType], columns: int) -> int:
 
 
 def row_places(shape: Sequence[int], rows: int, dealt: bool = False) -> Places:
-    """Coordinates of tasks of `rows` rows of a folded shape."""
+    """The coordinates of tasks with `rows` rows each of a folded shape."""
     return box((*fold(shape)[:3], 1), (1, rows, 1, 1) if dealt else (1, 1, rows, 1))
 
 
@@ -75,7 +78,9 @@ def row_box(
     columns: int | None = None,
     dealt: bool = False,
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The indices of such a task's rows, of all columns or the first ones."""
+    """First and last+1 indices of the rows of the task at `coord`, with all columns or the first
+    `columns`.
+    """
     sizes = fold(shape)
     last = (rows, coord[2] + 1) if dealt else (coord[1] + 1, min(coord[2] + rows, sizes[2]))
     hi = (coord[0] + 1, *last, sizes[3] if columns is None else columns)
@@ -88,15 +93,15 @@ def folds(machine: Machine) -> int:
 
 
 def row_constants(sig: Signature) -> tuple[int, int, int]:
-    """Rows of a task, rows of the dimension along which it has them, elements of a row."""
+    """Rows of a task, size of the dimension along which a task has rows, elements of a row."""
     params = sig.read(RowNormParams)
     shape = fold(sig.operands[-1].shape)
     return params.rows, shape[1 if params.dealt else 2], shape[3]
 
 
 def row_op(name: str, sig: Signature) -> tuple[str, str]:
-    """The type that says what a body of this name does with rows, and its definition if no header
-    has it: a rounded_rmsnorm rounds to the result's type before it multiplies by the weight.
+    """The name of the device type for the row operation of the body `name`, and its definition if
+    no header has it (for rounded_rmsnorm, which rounds to the result's type before it multiplies).
     """
     function = sig.read(RowNormParams).function
     op, ctype = ROW_OPS[function], sig.operands[-1].ctype
@@ -110,9 +115,9 @@ def row_op(name: str, sig: Signature) -> tuple[str, str]:
 
 
 def operands(sig: Signature, of_all: bool = False) -> tuple[str, ...]:
-    """The texts of a body's operands: where a row is read and written, the weight, eps.
+    """The texts of a body's arguments: the addresses of input and output rows, the weight, eps.
 
-    of_all: rows are counted from the first of all, not from the task's.
+    of_all: rows are counted from the first row of the tensor, not of the task.
     """
     params = sig.read(RowNormParams)
     out = len(sig.operands) - 1
@@ -129,7 +134,7 @@ def operands(sig: Signature, of_all: bool = False) -> tuple[str, ...]:
 
 
 def _weight(sig: Signature) -> str:
-    """What values are scaled by and added to, as row_norm.h takes it."""
+    """The text of the scale and shift of values, as an argument for row_norm.h."""
     *given, _ = sig.operands[1:]
     if len(given) < 2:
         return text.pointer(sig, 1) if given else "ArkOnes{}"
@@ -138,14 +143,16 @@ def _weight(sig: Signature) -> str:
 
 
 def _at_once(held: tuple[int, int, int, int, int], machine: Machine) -> int:
-    """Rows that a team has at once."""
+    """Rows that a team of warps holds at once."""
     return held[2] * (machine.lanes // held[4])
 
 
 def _together(
     held: tuple[int, int, int, int, int], rows: int, machine: Machine
 ) -> tuple[int, int, int, int, int]:
-    """What registers hold of a task of so many rows: more rows at once where they are there."""
+    """The layout `held` for a task with `rows` rows; on machines with many registers, with more
+    rows at once.
+    """
     pack, each, at_once, team, part = held
     if machine.variant.registers(COMPUTE) < MANY_REGISTERS:
         return held
@@ -243,14 +250,15 @@ class RowNorm(TaskKind):
         return folds(machine) + (4 * columns if self._kept(sig, machine) else 0)
 
     def _kept(self, sig: Signature, machine: Machine) -> bool:
-        """True where a row that exceeds the registers fits into shared memory."""
+        """True if a row that exceeds the registers fits into shared memory."""
         columns = sig.operands[-1].shape[-1]
         room = (machine.shared_bytes - machine.ring_bytes) // 2
         return self._held(sig, machine) is None and 4 * columns <= room
 
     def _held(self, sig: Signature, machine: Machine) -> tuple[int, int, int, int, int] | None:
-        """(pack, packs a thread, rows at once, warps of a team, lanes of a row that needs fewer
-        than a warp has) if registers hold the rows.
+        """The layout of rows in registers: (elements of a pack, packs per thread, rows at once,
+        warps of a team, lanes per row, if a row needs only a part of a warp). None if registers
+        cannot hold a row.
         """
         columns = sig.operands[-1].shape[-1]
         pack = vector_elements((sig.operands[0], sig.operands[-1]), columns)

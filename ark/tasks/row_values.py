@@ -1,7 +1,7 @@
-"""The values of a quantised matrix, for products that do not take its codes.
+"""Dequantises a matrix, for products that do not multiply by its codes directly.
 
 operands: rows of a RowType (n, k), values (n, k) of floats. coord: first and last+1 row.
-quantized_linear_rows.h has the rows, row_values.h the body.
+quantized_linear_rows.h reads rows; row_values.h has the body.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ HEADER = text.header("quantized_linear_rows.h")
 
 
 def check_rows(operand: OperandType) -> tuple[int, int]:
-    """The sizes of a quantised matrix; PlanError for another operand."""
+    """The sizes of a quantised matrix; raises PlanError for any other operand."""
     need(
         isinstance(by_name(operand.dtype), RowType) and len(operand.shape) == 2,
         f"operand {operand.dtype} {list(operand.shape)} is not a quantised matrix",
@@ -29,7 +29,9 @@ def check_rows(operand: OperandType) -> tuple[int, int]:
 
 
 def bytes_of(sig: Signature, index: int) -> str:
-    """A pointer to the bytes of an operand, whose type's name a macro takes for several."""
+    """The text of a byte pointer to an operand. (Macros cannot take the name of a RowType, because
+    it contains commas.)
+    """
     return f"ARK_POINTER(const unsigned char, {text.address(sig, index)})"
 
 

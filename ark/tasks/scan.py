@@ -1,9 +1,9 @@
-"""Tiles of running sums and products along one axis. A line is one thread's, or shared by a warp
-or the block where it is long.
+"""Tiles of running sums and products along one axis. A line belongs to one thread; a long one is
+shared by a warp or the block.
 
 params: axis (of the operands' own dimensions), function, exclusive, reverse, tile. operands: input,
-output, of one shape. coord: the tile's first index of the shape with one index along the axis (four
-dimensions, more are folded). Emitted by ark.lower.ops.scans.
+output, of one shape. coord: the tile's first index in the shape with size 1 along the axis (four
+dimensions; more are folded). Emitted by ark.lower.ops.scans.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ark.tasks.along import ALONG, indices, join, lines
 from ark.tasks.box_text import NAMES, each_index, tile_type
 from ark.tasks.elementwise import tile_box
 
-SCAN_ELEMENTS_IN_FLIGHT = 8  # elements of a running sum whose loads a thread has under way
+SCAN_ELEMENTS_IN_FLIGHT = 8  # elements of a line that a thread has in flight
 
 
 class ScanParams(Params, frozen=True):
@@ -118,8 +118,8 @@ class Scan(TaskKind):
 
 
 def _pieces(sig: Signature, machine: Machine) -> tuple[bool, int] | None:
-    """How the threads of a block share lines of a scan: whether lanes go along a line, and how many
-    warps have one; None where each thread has lines to itself.
+    """How the threads of a block share lines of a scan: (True if lanes are along the line, the
+    number of warps per line); None if each line belongs to one thread.
     """
     params = sig.read(ScanParams)
     shape, axis, tile = sig.operands[1].shape, params.axis, params.tile

@@ -1,15 +1,16 @@
 """Tiles of updates at given indices along one axis.
 
-`scatter` params: axis, function ("set", or how an update is combined with the old element), tile,
-span (places along the axis that a task writes to). operands: indices, updates (of the shape of
-indices, which may be one index wide and broadcast), [data], output, of the updates' shape beside
-the axis. With data the output becomes that with the updates, else it holds it before. Along a line
-updates are applied in order, so that results are the same bits in every run. Indices below 0 count
-from the end; one out of range ends the launch.
+`scatter` params: axis, function ("set", or the function that combines an update with the old
+element), tile, span (indices along the axis that a task writes). operands: indices, updates (of the
+shape of indices, which may have size 1 in the last dimension and broadcast), [data], output, of the
+updates' shape except along the axis. With data the output is data with the updates applied; without
+it the output is updated in place. Along a line updates are applied in order, so that results have
+the same bits in every run. Negative indices count from the end. An index out of range ends the
+launch.
 
-coord: the tile's first index of the shape with one index along the axis (four, more are folded),
-and the first of its places. Only where all lines have the same indices are there several spans: a
-task reads all indices and applies the updates of its own elements.
+coord: the tile's first index in the shape with size 1 along the axis (four dimensions; more are
+folded), and the first index of its span. There are several spans only if all lines have the same
+indices; each task then reads all indices and applies the updates of its own span.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ from ark.tasks.along import indices, join, lines
 from ark.tasks.box_text import NAMES, each_index, in_order, tile_type
 from ark.tasks.elementwise import HEADERS, tile_box
 
-INDICES_PER_ROUND = 4  # indices that a thread looks at in a round, as ark_looks of scatter.h
-MAX_LANE_ELEMENTS_IN_FLIGHT = 4  # elements of an update that a lane has under way at once, at most
-MIN_SHARED_MEMORY_LINES = 4  # lines that shared memory holds, for as many warps, where it holds any
-MIN_WARP_LINE_UPDATES = 16  # of a line that is worth a warp
+INDICES_PER_ROUND = 4  # indices that a thread reads per round; ark_looks in scatter.h
+MAX_LANE_ELEMENTS_IN_FLIGHT = 4  # the most elements of an update that a lane has in flight
+MIN_SHARED_MEMORY_LINES = 4  # with fewer lines (one per warp), shared memory is not used
+MIN_WARP_LINE_UPDATES = 16  # with fewer updates a line does not get a warp
 
 
 def same_places(shape: Sequence[int], axis: int) -> bool:
-    """True where all lines along the axis have the same indices, which are of this shape."""
+    """True if all lines along the axis have the same indices. shape: that of the indices."""
     return math.prod(lines(shape, axis)) == 1
 
 
@@ -136,25 +137,27 @@ class Scatter(TaskKind):
         return 4 * (looks + listed * self._by_place(sig, machine))
 
     def _together(self, sig: Signature, machine: Machine) -> bool:
-        """True where all threads of a block search the updates of their elements."""
+        """True if all threads of a block together search the updates of the block's elements."""
         same = same_places(sig.operands[0].shape, sig.read(ScatterParams).axis)
         return same and machine.cooperative
 
     def _by_rows(self, sig: Signature, machine: Machine) -> bool:
-        """True where each warp has its own lines."""
+        """True if each line belongs to one warp."""
         copied, alone = len(sig.operands) == 4, not machine.cooperative
         return _of_rows(sig) and (
             copied or alone or sig.operands[1].shape[-1] >= MIN_WARP_LINE_UPDATES
         )
 
     def _rooms(self, sig: Signature, machine: Machine) -> int:
-        """How many lines shared memory holds while they change."""
+        """The number of lines that are kept in shared memory while they are updated; 0 for none."""
         room = machine.shared_bytes - machine.ring_bytes
         rooms = min(machine.warps, room // _row_bytes(sig)) if len(sig.operands) == 4 else 0
         return rooms if rooms >= MIN_SHARED_MEMORY_LINES else 0
 
     def _by_place(self, sig: Signature, machine: Machine) -> bool:
-        """True where each warp has its own indices; else a thread has elements of all."""
+        """True if each warp has its own part of the span; False if threads have elements at all its
+        indices.
+        """
         params = sig.read(ScatterParams)
         few = math.prod(params.tile) <= MAX_LANE_ELEMENTS_IN_FLIGHT * machine.lanes
         return few and params.span >= machine.warps
@@ -228,7 +231,7 @@ class Scatter(TaskKind):
         return text.function(name, declare + body)
 
     def _rows(self, name: str, sig: Signature, machine: Machine) -> str:
-        """The body of lines that are a warp's each, or one thread's that runs alone."""
+        """The body in which each line belongs to one warp, or to a thread that runs alone."""
         params = sig.read(ScatterParams)
         ids, updates, out = *sig.operands[:2], sig.operands[-1]
         last, size, frame = (
@@ -263,14 +266,14 @@ class Scatter(TaskKind):
 
 
 def _of_rows(sig: Signature) -> bool:
-    """True where lines are along the last dimension and have their own indices."""
+    """True if lines are along the last dimension and have different indices."""
     ids, out = sig.operands[0], sig.operands[-1]
     axis = sig.read(ScatterParams).axis
     return bool(axis == len(out.shape) - 1) and not same_places(ids.shape, axis)
 
 
 def _row_bytes(sig: Signature) -> int:
-    """Of a line in shared memory."""
+    """Bytes of a line in shared memory."""
     out = sig.operands[-1]
     return -(-out.shape[-1] * out.itemsize // 16) * 16
 

@@ -1,12 +1,13 @@
 """Sampling for several sequences that are decoded as a batch: one next token per sequence; the
 launch ends when all sequences have ended.
 
-`choose_each` params: tiles, batch. operands: as of `choose` (ark.tasks.tokens), with a row (logits)
-or consecutive elements (settings, position, candidates, tokens, output) for each sequence; all
-sequences share the stop tokens. A sequence within its prompt only moves its position on, because
-its next token is known; one that has ended stays where it is. Whether it has follows from its
-settings, its position and its last token, so that no state says so. One more operand is a word that
-the host writes while the kernel runs (1,): where it is not 0, the iteration is the launch's last.
+`choose_each` params: tiles, batch. operands: those of `choose` (ark.tasks.tokens), with a row
+(logits) or consecutive elements (settings, position, candidates, tokens, output) for each sequence;
+all sequences share the stop tokens. For a sequence within its prompt the next token is known, so
+only its position advances. The position of a sequence that has ended does not change. Whether a
+sequence has ended is computed from its settings, its position and its last token; no state records
+it. An optional last operand (1,) is a word that the host writes while the kernel runs: if it is not
+0, the iteration is the launch's last.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from ark.tasks.tokens import HEADERS, SETTINGS
 MAX_BATCH = 64
 """Sequences that one plan decodes."""
 WRITTEN = (2, 4, 5)  # position, tokens, output
-LEAVE_OPERAND = 7  # the host's word, where there is one
+LEAVE_OPERAND = 7  # the host's word, if given
 
 
 class ChooseEachParams(Params, frozen=True):
@@ -98,8 +99,9 @@ class ChooseEach(TaskKind):
         operands = [text.given(sig, i, const=i not in WRITTEN) for i in range(LEAVE_OPERAND)]
         if len(sig.operands) == LEAVE_OPERAND:
             return text.call(name, "ark_choose_each", constants, operands)
-        # Asked for first and used last, so that the answer comes while the tokens are chosen. The
-        # barrier behind this task orders the limit for all processors, as of a stop token.
+        # The load is issued first and used last, so that it is in flight while the tokens are
+        # chosen. The barrier after this task makes the lowered limit visible to all processors, as
+        # for a stop token.
         word = f"reinterpret_cast<const ark_u32*>({text.pointer(sig, LEAVE_OPERAND)})"
         return text.function(
             name,

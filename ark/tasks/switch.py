@@ -1,9 +1,9 @@
-"""A sum of all ranks' shares that the switch computes and stores on all ranks.
+"""A sum of all ranks' shares that the network switch computes and stores on all ranks.
 
-operands: a share of each rank, then a result at each, the own ones first; plain memory of one dense
-dimension. params and coord: as for combine, whose body it has where no switch is mapped. A switch
-adds in an order of its own, so its sums are the same on all ranks, not those of rank order. Emitted
-for the engine `switch` (ark.lower.engines).
+operands: the share of each rank, then the result at each rank, this rank's first in both; plain
+memory of one dense dimension. params and coord as in `combine`; without a mapped switch it uses
+combine's body. A switch adds in its own order, so its sums are equal on all ranks but may differ
+from those in rank order. Emitted for the engine `switch` (ark.lower.engines).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Pieces of source text that task kinds share: operand declarations, offsets, box loops."""
+"""Source text that task kinds share: operand declarations, offsets, calls."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ FLOATS = tuple(t.name for t in (*FLOAT_TYPES, *SMALL_FLOATS))
 
 
 def pad4(values: Sequence[int], fill: int) -> tuple[int, ...]:
-    """Left-pads to four dimensions at least."""
+    """The values, padded at the left to at least four."""
     return pad(values, fill)
 
 
 def address(sig: Signature, index: int) -> str:
-    """The address of operand `index`: in the task's record, or in the list that its end names."""
+    """The text of operand `index`'s address: an entry of the task's record, or of the list whose
+    address is the record's last entry.
+    """
     last = RECORD_OPERANDS - 1
     if len(sig.operands) <= RECORD_OPERANDS or index < last:
         return f"t.operand[{index}]"
@@ -32,25 +34,29 @@ def address(sig: Signature, index: int) -> str:
 
 
 def addresses(sig: Signature, indices: Iterable[int]) -> str:
-    """The bits of these operands' addresses, for `ark_aligned`: of those that may have low ones."""
+    """The text of the combined bits of these operands' addresses, for `ark_aligned`; operands that
+    are known to be aligned are omitted ("0u" if all are).
+    """
     asked = (address(sig, i) for i in indices if not sig.operands[i].aligned)
     return " | ".join(asked) or "0u"
 
 
 def pointer(sig: Signature, index: int, const: bool = True) -> str:
-    """A typed pointer to operand `index`."""
+    """The text of a typed pointer to operand `index`."""
     pointed = f"{'const ' if const else ''}{sig.operands[index].ctype}"
     return f"ARK_POINTER({pointed}, {address(sig, index)})"
 
 
 def operand(sig: Signature, index: int, name: str, const: bool = True) -> str:
-    """Declares a typed pointer to operand `index`."""
+    """A declaration of a typed pointer to operand `index`."""
     pointed = f"{'const ' if const else ''}{sig.operands[index].ctype}"
     return f"  {pointed}* {name} = {pointer(sig, index, const)};\n"
 
 
 def given(sig: Signature, index: int, const: bool = True) -> str:
-    """Operand `index` as bodies in .h files take it: an ArkOperand, or none if there is no such."""
+    """Operand `index` as an argument of bodies in .h files: an ArkOperand, or ArkNoOperand if the
+    signature has no such operand.
+    """
     if index >= len(sig.operands):
         return "ArkNoOperand{}"
     op = sig.operands[index]
@@ -58,7 +64,7 @@ def given(sig: Signature, index: int, const: bool = True) -> str:
     qualifier = "const " if const else ""
     pointed, at = f"{qualifier}{op.ctype}", pointer(sig, index, const)
     shape, strides = pad4(op.shape, 1), pad4(op.strides, 0)
-    if isinstance(by_name(op.dtype), RowType):  # a step is a row, whose type's name has commas
+    if isinstance(by_name(op.dtype), RowType):  # a step is a row; the type's name has commas
         strides = (*(s // op.per_item for s in strides[:-1]), 0)
         bytes_of = f"ARK_POINTER({qualifier}unsigned char, {address(sig, index)})"
         at = f"reinterpret_cast<{pointed}*>({bytes_of})"
@@ -68,12 +74,14 @@ def given(sig: Signature, index: int, const: bool = True) -> str:
 
 
 def call(name: str, callee: str, constants: Sequence[object], arguments: Sequence[str]) -> str:
-    """A task body that is one call of a template of the kind's .h file: constants, arguments."""
+    """A task body that is one call of a template in a .h file, with template constants and
+    arguments.
+    """
     return function(name, f"  {called(callee, constants, arguments)};\n")
 
 
 def called(callee: str, constants: Sequence[object], arguments: Sequence[str]) -> str:
-    """The call of a body's template with the task and further arguments."""
+    """A call of a template in a .h file with the context, the task and further arguments."""
     listed = ", ".join(str(c).lower() if isinstance(c, bool) else str(c) for c in constants)
     template = f"{callee}<{listed}>" if listed else callee
     lines = ",\n      ".join(["c, t", *arguments])
@@ -87,8 +95,9 @@ def place(
     variables: Sequence[str],
     const: bool = True,
 ) -> str:
-    """A lambda from indices, the parameters, to where the element of operand `index` lies that has
-    the variables as indices (as of `offset`); for operands of any number of dimensions.
+    """The text of a lambda that maps its parameters to the address of an element of operand
+    `index`. variables: texts of the element's indices, as in `offset`; the operand may have any
+    number of dimensions.
     """
     listed = ", ".join(f"int {p}" for p in parameters)
     unused = "".join(f"(void){p}; " for p in parameters)
@@ -102,7 +111,7 @@ def header(name: str) -> str:
 
 
 def indices(shape: Sequence[int], variables: Sequence[str]) -> list[str]:
-    """Texts of the index in every dimension of `shape`, from those of the four that it folds to."""
+    """Texts of the indices in all dimensions of `shape`, from the four of the folded shape."""
     if len(shape) <= MIN_ADDRESS_DIMS:
         return list(variables)
     terms, step = [], 1
@@ -115,8 +124,8 @@ def indices(shape: Sequence[int], variables: Sequence[str]) -> list[str]:
 
 
 def offset(sig: Signature, index: int, variables: Sequence[str]) -> str:
-    """The element offset of operand `index` at the indices given, the last for its last dimension;
-    size-1 dimensions broadcast.
+    """The text of the offset, in elements, of an element of operand `index`. variables: texts of
+    its indices; the last one belongs to the last dimension. Dimensions of size 1 broadcast.
     """
     op = sig.operands[index]
     missing = len(variables) - len(op.shape)
@@ -131,7 +140,7 @@ def offset(sig: Signature, index: int, variables: Sequence[str]) -> str:
 
 
 def loaded(sig: Signature, index: int) -> str:
-    """The C type of what `load` gives."""
+    """The C type of the value that `load` returns."""
     op = sig.operands[index]
     if op.dtype in FLOATS or by_name(op.dtype).packed:
         return "ark_i32" if op.dtype in ("int4", "uint4") else "float"
@@ -139,7 +148,7 @@ def loaded(sig: Signature, index: int) -> str:
 
 
 def load(sig: Signature, index: int, pointer: str, where: str) -> str:
-    """An element's value: as float, or as it is where the operand holds integers."""
+    """The text of an element's value: floating point as float, integers in their own type."""
     op = sig.operands[index]
     if op.dtype in FLOATS or by_name(op.dtype).packed:
         return f"ark_get({pointer}, {where})"
@@ -147,7 +156,7 @@ def load(sig: Signature, index: int, pointer: str, where: str) -> str:
 
 
 def store(sig: Signature, index: int, pointer: str, where: str, value: str) -> str:
-    """Stores a value, converted to the operand's type."""
+    """A statement that stores a value, converted to the operand's type."""
     op = sig.operands[index]
     if op.dtype in FLOATS or by_name(op.dtype).packed:
         return f"ark_put({pointer}, {where}, {value});"
@@ -157,12 +166,14 @@ def store(sig: Signature, index: int, pointer: str, where: str, value: str) -> s
 
 
 def function(name: str, body: str) -> str:
-    """A task body's definition."""
+    """The definition of a task body."""
     return f"ARK_BODY void {name}(ArkCtx& c, const ArkTask& t) {{\n{body}}}\n"
 
 
 def run(name: str, body: str, before: str = "") -> str:
-    """The definition of a body that takes a run of tasks; before: what they share."""
+    """The definition of a body that executes a run of tasks. before: declarations that the tasks
+    share.
+    """
     return (
         f"ARK_BODY void {name}(ArkCtx& c, const ArkTask* tasks, ark_u32 count) {{\n{before}"
         "  for (ark_u32 n = 0u; n < count; ++n) {\n  const ArkTask& t = tasks[n];\n"
@@ -171,7 +182,9 @@ def run(name: str, body: str, before: str = "") -> str:
 
 
 def literal(value: float) -> str:
-    """A float literal, rounded to fp32; larger values are infinite, by the device ABI."""
+    """A float literal, rounded to fp32; values that are too large become infinity, as in the device
+    ABI.
+    """
     with np.errstate(over="ignore"):
         value = float(np.float32(value))
     if math.isnan(value):

@@ -1,22 +1,21 @@
 """The token loop on the device: embedding look-up, sampling, and advancing the position.
 
-`embedding` params: columns (per task), rows, dynamic. operands: ids, table, output, and with
-dynamic the position, to which row numbers are relative, and perhaps the output in another type once
-more. coord: first row, first column.
-`sample` params: tiles, shares, first: of so many equal shares of the logits the one numbered
-`first` lies first, the next ones follow, round. operands: logits (1, vocab), settings, position,
-candidates. coord: tile.
-Each tile finds its best logit; with a temperature, its best of logit / temperature + Gumbel noise,
-whose maximum is a sample of the softmax (Gumbel 1954). The noise is a hash of key, position and
-token, so any backend draws the same.
-`choose` joins the tiles (or, for top-k, finds the k-th largest logit by bisection over the ordered
-bits and looks again), appends the token, tells the host, moves the position on and ends the loop
-at a stop token. operands: logits, settings, position, candidates, tokens, output (host), stops.
-`advance` moves the position on by a chunk of the prompt. operands: settings, position.
+`embedding` params: columns (per task), rows, dynamic. operands: ids, table, output; with dynamic
+also the position, to which row numbers are relative, and optionally a second output of another
+type. coord: first row, first column. `sample` params: tiles, shares, first: the logits are this
+many equal shares of ranks; share number `first` comes first and the others follow cyclically.
+operands: logits (1, vocab), settings, position, candidates. coord: tile. Each tile finds its best
+logit; with a temperature, its best of logit / temperature + Gumbel noise, whose maximum over all
+tokens is a sample of the softmax (Gumbel 1954). The noise is a hash of key, position and token, so
+every backend draws the same token. `choose` takes the best candidate of all tiles (for top-k it
+finds the k-th largest logit by bisection over the ordered bits, and searches again), appends the
+token, passes it to the host, advances the position and ends the loop at a stop token. operands:
+logits, settings, position, candidates, tokens, output (host), stops. `advance` advances the
+position by a chunk of the prompt. operands: settings, position.
 
 settings (int32): temperature (float bits), top_k, low half of the key, last position of the prompt,
-limit of positions, number of stop tokens, high half of the key. `noise_key` makes the key of a
-sequence from its seed and its number.
+limit of positions, number of stop tokens, high half of the key. `noise_key` computes a sequence's
+key from the seed and the sequence's number.
 """
 
 from __future__ import annotations
@@ -56,7 +55,9 @@ _ALL = (1 << 64) - 1
 
 
 def mix(z: int) -> int:
-    """splitmix64's mixing of 64 bits (Steele, Lea and Flood 2014), `ark_mix` of sampling.h."""
+    """The mixing function of splitmix64 for 64 bits (Steele, Lea and Flood 2014); `ark_mix` in
+    sampling.h.
+    """
     z = (z + 0x9E3779B97F4A7C15) & _ALL
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & _ALL
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB & _ALL
@@ -64,29 +65,32 @@ def mix(z: int) -> int:
 
 
 def noise_key(seed: int, sequence: int = 0) -> int:
-    """The 64 bits from which a sequence of a batch draws: mix(mix(seed) ^ sequence).
+    """The 64-bit key for the noise of a sequence of a batch: mix(mix(seed) ^ sequence).
 
-    Equal for no two sequences of a seed, and for no two seeds of a sequence. seed: modulo 2^64.
+    It differs between any two sequences of one seed, and between any two seeds for one sequence.
+    seed: taken modulo 2^64.
     """
     return mix(mix(seed & _ALL) ^ sequence)
 
 
 def key_halves(key: int) -> tuple[int, int]:
-    """The settings `key_low` and `key_high` of a key."""
+    """The settings `key_low` and `key_high` for a key."""
     low, high = key & 0xFFFFFFFF, key >> 32
     return low - (low >> 31 << 32), high - (high >> 31 << 32)
 
 
 class SampledParams(PartialParams, frozen=True):
-    """What products with the epilogue `sample` say: rows of a stage, and how many tasks draw."""
+    """The parameters of products with the epilogue `sample`: rows of a stage, and the number of
+    tasks that draw.
+    """
 
     rows: Rows = 1
     tiles: Few = 0
 
 
 def sample_check(sig: Signature, first: int, candidates: int, rows: int, stages: int) -> None:
-    """What a product with the epilogue `sample` adds to its signature: settings, position, and
-    places for candidates.
+    """Checks the operands that the epilogue `sample` adds to a product: settings, position (index
+    `first` on), and `candidates`.
     """
     tiles = sig.read(SampledParams).tiles
     need(0 < tiles <= stages, f"it has {tiles} tasks for {stages} stages; expected 1 to {stages}")
@@ -96,7 +100,9 @@ def sample_check(sig: Signature, first: int, candidates: int, rows: int, stages:
 
 
 def sample_tile(sig: Signature, weight: int, row: int) -> int:
-    """Which of the product's tasks begins at that row: its stages are cut into equal parts."""
+    """The number of the task that begins at this row of the weights. The product's stages are
+    divided equally among the tasks.
+    """
     params = sig.read(SampledParams)
     stages = -(-sig.operands[weight].shape[0] // params.rows)
     return -(-(row // params.rows) * params.tiles // stages)
@@ -188,7 +194,7 @@ class Embedding(TaskKind):
         )
 
     def _packed(self, sig: Signature) -> bool:
-        """True where whole rows can be copied in vectors."""
+        """True if whole rows can be copied in vectors."""
         table, out = sig.operands[1:3]
         return (
             sig.read(EmbeddingParams).columns == table.shape[1]
@@ -207,24 +213,26 @@ class SampleParams(Params, frozen=True):
 
 
 def _turned(params: Mapping[str, Any], by: int) -> Mapping[str, Any]:
-    """The parameters `by` ranks further on."""
+    """The parameters for the rank that is `by` ranks further."""
     given = SampleParams.from_plan(params)
     return replace(given, first=(given.first + by) % given.shares).to_plan()
 
 
 def _first_token(sig: Signature) -> int:
-    """The token that the first logit belongs to."""
+    """The token of the first logit."""
     params = sig.read(SampleParams)
     return int(sig.operands[0].shape[1] // params.shares * params.first)
 
 
 def _shared(sig: Signature) -> str:
-    """Whether ranks share the logits."""
+    """The text `true` if ranks share the logits, otherwise `false`."""
     return "true" if sig.read(SampleParams).shares > 1 else "false"
 
 
 def _shares(sig: Signature, index: int, axis: int) -> list[Access]:
-    """All of an operand, equal shares along an axis apart: ranks may write one each."""
+    """Accesses to all of an operand, one for each of the equal shares along an axis, because each
+    rank may write one.
+    """
     shape = sig.operands[index].shape
     shares = sig.read(SampleParams).shares
     size, rest = divmod(shape[axis], shares)
@@ -238,7 +246,7 @@ def _shares(sig: Signature, index: int, axis: int) -> list[Access]:
 
 
 def _check_sampling(sig: Signature) -> None:
-    """The operands that sample and choose share."""
+    """Checks the operands that `sample` and `choose` have in common."""
     params = sig.read(SampleParams)
     rows, vocabulary = matrix(sig, 0)
     tiles = params.tiles
@@ -341,7 +349,7 @@ class Choose(TaskKind):
 
 
 def choice(callee: str, sig: Signature) -> str:
-    """The call of such a template for a signature of the kind `choose`."""
+    """The call of the template `callee` with the arguments of the kind `choose`."""
     context, stops = sig.operands[4].shape[0], sig.operands[6].shape[0]
     vocabulary, tiles = sig.operands[0].shape[1], sig.read(SampleParams).tiles
     constants = (vocabulary, _shared(sig), tiles, context, stops)

@@ -2,8 +2,8 @@
 (device/transfer.h) or from the host's proxy, which also reaches ranks on other hosts.
 
 operands: source, target, both of one dense dimension and one type. coord: first and last+1 element.
-The task asks for it and ends when the bytes are there, so its accesses are those of a
-copy that it makes itself. Emitted by lowerings that ask for the engines `dma` and `nic`.
+The task requests the copy and ends when the bytes have arrived, so its accesses are the same as if
+it copied them itself. Emitted by lowerings for the engines `dma` and `nic`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ark.plan.kind import Access, Signature, TaskKind, register
 from ark.plan.params import Places, count, is_dense, need
 from ark.tasks import text
 
-MAX_TRIGGER_BYTES = (1 << 31) - 1  # bytes of a trigger
+MAX_TRIGGER_BYTES = (1 << 31) - 1  # the most bytes of one request
 
 
 class Transfer(TaskKind):

@@ -94,7 +94,7 @@ class Transpose(TaskKind):
         if perm[-1] == last:
             body = write_box(sig, COPY, tile, machine, places={0: places}, once=True)
             return text.function(name, body)
-        # Squares of the target's last dimension and the one that is the source's last.
+        # Squares are in the result's last dimension and the one that is the source's last.
         across = perm.index(last) - (last - 3)
         shape = fold(sig.operands[1].shape)
         pack = min(8, 16 // sig.operands[1].itemsize)
@@ -127,9 +127,9 @@ class Transpose(TaskKind):
 
 
 def _short(sig: Signature, d: int, tile: Sequence[int]) -> int:
-    """How many rows of the source (d = 2) or of the result (d = 3) a thread turns at once: rows
-    that are the whole of the result's dimension d of the four that it folds to; 0 where they are
-    long, cut or do not follow each other.
+    """The number of rows that a thread transposes at once: rows of the source (d = 2) or of the
+    result (d = 3) that make up the whole folded dimension d of the result; 0 if they are long, cut
+    by tiles or not contiguous.
     """
     source, out = sig.operands
     shape, size = fold(out.shape), source.itemsize

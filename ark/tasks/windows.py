@@ -1,5 +1,5 @@
-"""Sizes and index ranges of windows over an input, shared by convolutions, their products and pools
-(ark.tasks.convolution, matmul_windows, pool).
+"""Sizes and index ranges of windows of an input, shared by convolutions, products with windows and
+pooling (ark.tasks.convolution, matmul_windows, pool).
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ Sizes = Annotated[tuple[Size, ...], msgspec.Meta(min_length=1, max_length=3)]
 
 
 class Windows(Protocol):
-    """Sizes, strides, dilations and margins before an input of windows, one a dimension."""
+    """Windows of an input: their sizes, strides and dilations and the padding before the input, one
+    number per dimension.
+    """
 
     @property
     def size(self) -> tuple[int, ...]: ...
@@ -33,24 +35,24 @@ class Windows(Protocol):
 
 
 class PlacedWindows(Windows, Protocol):
-    """Windows that say how many places there are, one number a dimension."""
+    """Windows with the number of windows per dimension, which is the result's size."""
 
     @property
     def sizes(self) -> tuple[int, ...]: ...
 
 
 def window_sizes(p: Windows) -> tuple[tuple[int, ...], ...]:
-    """Size, stride, dilation and margin, each by dimension."""
+    """(size, stride, dilation, padding before the input), each with one number per dimension."""
     return p.size, p.stride, p.dilation, p.before
 
 
 def index_ranges(sizes: Sequence[int], first: int, end: int) -> list[tuple[int, int]]:
-    """By dimension of `sizes` the first and the last index of places from `first` on, below `end`;
-    places are counted as rows of memory are.
+    """For each dimension of `sizes` the first and the last index of the elements `first` to `end` -
+    1, which are numbered in row-major order.
     """
     ranges: list[tuple[int, int]] = []
     last = end - 1
-    whole = False  # a run of several indices further out has all of these
+    whole = False  # True once an outer dimension has several indices; inner ones then have all
     for d, n in enumerate(sizes):
         step = math.prod(sizes[d + 1 :])
         a, b = first // step % n, last // step % n
@@ -62,8 +64,9 @@ def index_ranges(sizes: Sequence[int], first: int, end: int) -> list[tuple[int, 
 def reached(
     p: Windows, sizes: Sequence[int], ranges: Sequence[tuple[int, int]]
 ) -> tuple[list[int], list[int]]:
-    """The box of an input's spatial indices, of `sizes`, that the windows of these places reach;
-    at least one index of each.
+    """The box of spatial indices of an input of these sizes that windows read, as (first, last+1)
+    lists; it has at least one index per dimension. ranges: the windows' first and last index per
+    dimension.
     """
     low: list[int] = []
     high: list[int] = []
