@@ -1,7 +1,5 @@
-"""The user's memory under placeholders.
-
-Which tensors it may stand for, and that two names of one memory are not in the way of a write.
-Called by ark.runtime.runtime.
+"""The user's memory under placeholders: which tensors a placeholder may be bound to, and the check
+that a write does not affect another placeholder on the same memory. Called by ark.runtime.runtime.
 """
 
 from __future__ import annotations
@@ -19,10 +17,11 @@ from ark.plan.types import Plan
 
 
 def check_overlaps(plan: Plan, addresses: Mapping[int, int]) -> None:
-    """Memory that is written may be under two names only where the plan orders its users.
+    """Raises InvalidUsageError if two placeholders overlap in memory, the plan writes one of them,
+    and it does not order the ops that use them.
 
-    The planner cannot see addresses, so it orders what has one name. Two names of one memory are
-    ordered by ark.identity(tensor, deps=[what was written]).
+    The planner does not see addresses, so it orders only ops that use the same tensor. Users can
+    order ops on overlapping placeholders by ark.identity(tensor, deps=[what was written]).
     """
     spans = sorted((at, at + plan.buffers[i].nbytes, i) for i, at in addresses.items())
     pairs = []
@@ -44,11 +43,11 @@ def check_overlaps(plan: Plan, addresses: Mapping[int, int]) -> None:
 
 
 class _Uses:
-    """Which ops of a plan touch which buffers."""
+    """For each buffer of a plan, the ops that access it."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._touched: dict[int, set[int]] = {}  # by buffer the ops
+        self._touched: dict[int, set[int]] = {}  # by buffer id: the ops
         self._written: dict[int, set[int]] = {}
         self._ahead: set[int] = set()  # buffers that are read before a task's waits are met
         first = {t.op: t for phase in plan.phases for tasks in phase.processors for t in tasks}
@@ -66,11 +65,13 @@ class _Uses:
 
     @property
     def written(self) -> set[int]:
-        """The buffers that are written."""
+        """The ids of the buffers that are written."""
         return set(self._written)
 
     def ordered(self, a: int, b: int) -> bool:
-        """True where each op that writes one buffer is ordered with each that touches the other."""
+        """True if each op that writes one of the buffers is ordered with each op that accesses the
+        other.
+        """
         if len(self._plan.phases) > 1 or self._plan.world_size > 1 or {a, b} & self._ahead:
             return False
         return all(
@@ -81,7 +82,7 @@ class _Uses:
         )
 
     def _ordered(self, first: int, last: int) -> bool:
-        """True where the last op waits for a whole tensor that the first one writes or touches."""
+        """True if op `last` must come after a whole tensor that op `first` writes."""
         if first == last:
             return False
         plan = self._plan

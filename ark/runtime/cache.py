@@ -70,7 +70,7 @@ def key(*parts: str | bytes) -> str:
 
 @cache
 def code_digest() -> str:
-    """A hash of ark's own source: plans are made again after the planner has changed."""
+    """A hash of ark's own source: cached plans are not used after the planner has changed."""
     root = Path(__file__).resolve().parent.parent
     parts: list[str | bytes] = []
     for path in sorted(root.rglob("*.py")):

@@ -28,7 +28,7 @@ from ark.runtime.loaded import LoadedPlan
 from ark.runtime.run import Ranks, Run
 
 BUDGET_S = 10.0
-MOST_BUDGET_S = 1e9  # in nanoseconds, which must fit 64 bits
+MOST_BUDGET_S = 1e9  # its nanoseconds must fit 64 bits
 # How long an idle persistent kernel waits for the host before it leaves the device. Short, because
 # other work on the device (torch's kernels) cannot start while it spins; ranks leave and return
 # together.
@@ -295,7 +295,7 @@ class Executor(LoadedPlan):
             live.keep("a kernel did not leave its device after an abort", self)
             return False
         collective = collective and not (self.latest is not None and self.latest.forked)
-        if self._peers.far and collective:  # peers' last signals pass through this rank's proxy
+        if self._peers.far and collective:  # signals of peers still pass through this rank's proxy
             self._drain()
             self._meet("the end of the previous launch")
         if self.latest is not None:

@@ -25,7 +25,7 @@ _PROBE_S = 2.0  # how long the server at a port may take to prove that it is ran
 
 @dataclass(frozen=True)
 class Place:
-    """The address of rank 0 and the consecutive ports that it may use."""
+    """The address of rank 0, and the consecutive ports that it may use."""
 
     address: str
     port: int

@@ -25,7 +25,7 @@ from ark.runtime.program import Program, load
 
 @dataclass
 class Kernel:
-    """The loop kernel of some phases, loaded. loaded: the result of Device.load."""
+    """The loaded loop kernel of consecutive phases. loaded: the result of Device.load."""
 
     phases: range
     machine: Machine
@@ -112,7 +112,7 @@ def launch_all(
     trace_bytes: int,
     stream: int | None,
 ) -> Launch:
-    """Launches the kernels that have iterations to run, or the last one if none has.
+    """Launches the kernels that have iterations to run; if there is none, the last kernel.
 
     params: ArkParams of the first. ends: the last iteration + 1 of each phase. trace_bytes: the
     distance between the kernels' traces.

@@ -23,7 +23,8 @@ from ark.plan.types import Plan
 from ark.runtime import program, toolchain
 from ark.runtime.executor import Executor
 
-# Of a result's largest element: what rounding in the type, and of 16-bit parts of fp32, may cost.
+# Tolerance, relative to a result's largest element: rounding to the type, and for fp32 also
+# computing with 16-bit parts.
 TOLERANCE = {"fp32": 1e-3, "fp16": 6e-3, "bf16": 4e-2}
 
 
@@ -57,7 +58,7 @@ class Known:
 
 
 def many(known: Known) -> None:
-    """Small ops, each with a body of its own."""
+    """Small ops, each of which has a body of its own."""
     for dtype in (fp32, fp16, bf16):
         for m, n, k in ((40, 24, 48), (16, 128, 64), (72, 56, 96), (33, 65, 40)):
             known.product(m, n, k, dtype)
@@ -66,12 +67,12 @@ def many(known: Known) -> None:
 
 
 def large_product(known: Known) -> None:
-    """A product of whole tiles."""
+    """A product that consists of whole tiles."""
     known.product(256, 256, 512, bf16)
 
 
 def large_attention(known: Known) -> None:
-    """An attention of whole tiles."""
+    """An attention that consists of whole tiles."""
     known.attention(200, 4, 2, 64, fp16)
 
 

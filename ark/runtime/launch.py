@@ -132,7 +132,7 @@ def launch_command(
         raise SystemError(
             f"the system refused to start {ranks} processes; raise the limit on them (`ulimit -u`)"
         ) from error
-    except (OSError, ValueError) as error:  # a NUL in an argument, or too many arguments
+    except (OSError, ValueError) as error:  # a NUL character in an argument, or too many arguments
         raise InvalidUsageError(
             f"the ranks cannot be started with these arguments: {error}; pass a long prompt "
             "through standard input (--prompt -)"
@@ -174,8 +174,8 @@ def _call(
     tie_to(parent)
     os.environ.update(environment)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # One write for a line: unbuffered (PYTHONUNBUFFERED), print writes the text and the line's
-        # end apart, and another rank's text comes between.
+        # Write each line with one call: with PYTHONUNBUFFERED, print writes the text and the line's
+        # end separately, so that another rank's text could come between them.
         sys.stdout.reconfigure(line_buffering=True, write_through=False)
     try:
         function(*args)
@@ -184,7 +184,7 @@ def _call(
         frames = error.__traceback__
         with contextlib.suppress(OSError, ValueError):  # a reader that has ended, a closed stream
             sys.stdout.flush()
-        own = error.with_traceback(frames and frames.tb_next)  # not in the function
+        own = error.with_traceback(frames and frames.tb_next)  # without the frame of this function
         report.send(str(error) if known else "".join(traceback.format_exception(own)).strip())
         os._exit(2 if known else 1)
 
@@ -265,7 +265,7 @@ def _supervise(ranks: Sequence[_Rank]) -> int:
 
 
 def _named(ranks: Sequence[int]) -> str:
-    """Ranks as text, three or more in a row by the first and the last: `ranks 0 to 3 and 6`."""
+    """Ranks as text; three or more consecutive ones are a range: `ranks 0 to 3 and 6`."""
     rows: list[list[int]] = []
     for rank in ranks:
         if rows and rows[-1][-1] == rank - 1:

@@ -33,8 +33,8 @@ LIMIT_WORD = layout.word("ArkControl", "limit")
 
 
 def packet_ranges(plan: Plan) -> list[tuple[int, int]]:
-    """By phase, the part of the packet arena in which all of its packets lie, in bytes. A launch
-    clears the parts of the phases that it runs, since it counts epochs anew.
+    """For each phase the range of bytes of the packet arena that contains all of its packets. A
+    launch clears the ranges of its phases, because it counts epochs from the beginning.
     """
     if not plan.arenas.get("packet"):
         return []

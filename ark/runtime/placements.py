@@ -28,7 +28,7 @@ class Placements:
         self._copies = {places: first}
         self._free: list[Memory] = []
         self._alloc = alloc
-        self.replaced = 0  # how many times a table was overwritten
+        self.replaced = 0  # the number of times that a table was overwritten
         self._nbytes = first.nbytes
         self._most = max(2, min(MAX_TABLES, MOST_BYTES // first.nbytes))
 

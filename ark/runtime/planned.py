@@ -1,4 +1,4 @@
-"""A plan as a launch takes it: ark's own plan, with the model whose tensors it runs on.
+"""A plan as a launch takes it: ark's own plan, together with the model whose tensors it uses.
 
 `ark.Plan` (ark.api.plan) adds ARK's properties and ARK's own layout. Called by ark.runtime.planner
 and ark.runtime.runtime.
@@ -18,9 +18,11 @@ from ark.runtime.run import Ranks
 
 
 class Planned:
-    """A plan; `inner` is ark's own, None where there is nothing to run.
+    """A plan. `inner` is ark's own plan; None if there is nothing to run, or if the plan is still
+    in ARK's layout.
 
-    head: what ARK's layout says of a plan without an inner one: rank, number of ranks and tasks.
+    head: for a plan without an inner one, the entries Rank, WorldSize and task infos of ARK's
+    layout.
     """
 
     def __init__(
@@ -37,7 +39,7 @@ class Planned:
         return serialize.to_json(self.inner) if self.inner else json.dumps(self.head)
 
     def built(self, machine: Machine, members: Callable[[int], Ranks] | None = None) -> Planned:
-        """The plan with an inner one, for a machine; itself where it has one or has no tasks."""
+        """The plan with an inner plan for a machine; itself if it has one or has no tasks."""
         return self
 
     @property
@@ -47,5 +49,5 @@ class Planned:
 
     @property
     def world_size(self) -> int:
-        """Ranks that run the plan together."""
+        """The number of ranks that run the plan together."""
         return self.inner.world_size if self.inner else int(self.head["WorldSize"])

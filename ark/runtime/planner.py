@@ -1,7 +1,7 @@
-"""The planner of the current model, thin over ark.lower.pipeline.
+"""The planner of the current model; ark.lower.pipeline does most of the work.
 
-`ark.Planner` (ark.api.planner) gives ARK's plans and takes rules that configure ops. Planning needs
-no device: without one, `plan_script` and `Planner` plan for a machine model.
+`ark.Planner` (ark.api.planner) returns ARK's plans and supports rules that configure ops. Planning
+needs no device: without one, `plan_script` and `Planner` plan for a machine model.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ Result = TypeVar("Result")
 class Planner:
     """Makes the plan of the current (or a given) model for a device's machine, or for `machine`.
 
-    ranks: the job's ranks, where all of them plan now; they take what rank 0 has measured. Alone a
-    rank takes its own, and a launch refuses plans that were made with different ones.
-    activation_bytes: of memory that activations share; those that do not fit are computed again.
+    ranks: the job's ranks, if all of them plan at this moment; they then use the measurements of
+    rank 0. Without `ranks` a rank uses its own measurements, and a launch rejects plans made with
+    different ones. activation_bytes: a limit for the memory of activations; activations that do not
+    fit are recomputed.
     """
 
     machine_override: Machine | None = None
@@ -52,9 +53,11 @@ class Planner:
         self.activation_bytes = activation_bytes
 
     def plan(self) -> Planned:
-        """The verified plan of this rank. Plans of several ranks are verified when they launch.
+        """The verified plan of this rank. Plans of several ranks are verified when they are
+        launched.
 
-        Tensors that Python still holds keep their memory; others may share theirs.
+        Tensors that Python still references have memory of their own; other tensors may share
+        memory.
         """
         model = self.model or Model.get_model()
         graph = model.graph
@@ -76,12 +79,12 @@ class Planner:
         return Planned(plan, model)
 
     def _configured(self, graph: Graph, arch: str) -> Graph:
-        """The graph with hints for ops where the user gave some."""
+        """The graph, with hints for the ops for which the user gave hints."""
         return graph
 
 
 class _Planned(BaseException):
-    """Ends a script at its first launch, with the plan that it would have launched."""
+    """Ends a script at its first launch; `plan` is the plan that the script would have launched."""
 
     def __init__(self, plan: Planned) -> None:
         super().__init__()
@@ -89,20 +92,22 @@ class _Planned(BaseException):
 
 
 def capture(plan: Planned | None) -> None:
-    """Called by a launch: ends the script where a script is only being planned."""
+    """Called by every launch. If a script is only being planned, ends it by raising _Planned."""
     if Planner.machine_override is not None:
         raise _Planned(plan or Planner().plan())
 
 
 class ScriptError(BaseError):
-    """A script raised an error of its own, which is the cause.
+    """A script raised an error of its own, which is this error's cause.
 
-    Its traceback has the frames from the script on, not those of the caller.
+    Its traceback begins with the script's own frames.
     """
 
 
 def _own_error(path: str, error: Exception) -> ScriptError | None:
-    """None for what was raised before the script ran, such as that there is none."""
+    """The ScriptError for an error; None if it was raised before the script ran, for example
+    because the file does not exist.
+    """
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename != path:
         frames = frames.tb_next
@@ -114,10 +119,10 @@ def _own_error(path: str, error: Exception) -> ScriptError | None:
 
 
 def _run(path: str) -> dict[str, Any]:
-    """Runs a script and returns its names.
+    """Runs a script and returns its global names.
 
-    One that ends by `sys.exit()` or with code 0, as `sys.exit(main())` does, has built what it
-    builds; another code or text is an error of its own.
+    A script that ends by `sys.exit()` or with exit code 0 counts as run to its end; for any other
+    exit code or message raises InvalidUsageError.
     """
     try:
         return runpy.run_path(path, run_name="__main__")
@@ -130,9 +135,10 @@ def _run(path: str) -> dict[str, Any]:
 
 
 def plan_script(path: str, machine: Machine) -> list[inner.Plan]:
-    """The verified plan of the model that a Python script builds, up to its first launch.
+    """The verified plan of the model that a Python script builds up to its first launch.
 
-    Nothing is run on a device. PlanError if the script builds nothing, ScriptError if it raises.
+    Nothing is run on a device. Raises PlanError if the script builds nothing, ScriptError if it
+    raises an error of its own.
     """
 
     def inner_plan(planned: Planned | None) -> inner.Plan | None:
@@ -145,7 +151,7 @@ def plan_script(path: str, machine: Machine) -> list[inner.Plan]:
 
 
 def graph_of_script(path: str, machine: Machine) -> Graph:
-    """The graph of the model that a Python script builds, up to its first launch; errors as of
+    """The graph of the model that a Python script builds up to its first launch; errors as for
     plan_script.
     """
 
@@ -166,7 +172,9 @@ def _no_model(path: str) -> PlanError:
 def _of_script(
     path: str, machine: Machine, result_of: Callable[[Planned | None], Result]
 ) -> Result:
-    """What `result_of` makes of the plan that the script launches first, or of None at its end."""
+    """The result of `result_of` for the plan that the script launches first; if it launches none,
+    for None after the script has ended.
+    """
     Model.reset()
     Planner.machine_override = machine
     arguments = sys.argv
@@ -175,7 +183,7 @@ def _of_script(
         try:
             names = _run(path)
             result = result_of(None)
-            del names  # until here they held the tensors that keep their memory
+            del names  # these names hold tensors, which must keep their memory until here
             return result
         except _Planned as planned:
             return result_of(planned.plan)

@@ -1,4 +1,6 @@
-"""From a plan to a compiled loop kernel, through the cache. Called by the executor and the CLI."""
+"""Builds the compiled loop kernel of a plan, or takes it from the cache. Called by the executor and
+the CLI.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +40,9 @@ def load(
     device: KernelDevice,
     phases: range | None = None,
 ) -> tuple[Program, object]:
-    """Builds the loop kernel and loads it; a cached one that cannot be loaded is compiled again.
+    """Builds the loop kernel and loads it; a cached kernel that cannot be loaded is compiled again.
 
-    phases: those that it runs, by default all. Also returns the result of Device.load.
+    phases: the phases that the kernel runs, by default all. Also returns the result of Device.load.
     """
     program = build(plan, machine, backend, device.arch, phases)
     try:
@@ -53,16 +55,16 @@ def load(
     return program, device.load(program.binary)
 
 
-Compiled = tuple[Binary, bool]  # and whether it was in the cache
+Compiled = tuple[Binary, bool]  # whether it was in the cache
 _begun: dict[
     str, Future[Compiled]
-] = {}  # compiling now, by name in the cache, until `build` takes it
+] = {}  # kernels being compiled, by their name in the cache; removed by `build`
 _loops: dict[str, Binary] = {}  # objects of loops, by name in the cache
 
 
 def begin(plan: Plan, backend: Backend, arch: str) -> None:
-    """Starts to compile, in other threads, all kernels that `build` will need; a plan's draft is
-    enough. An error here is raised again by `build`.
+    """Starts to compile all kernels that `build` will need, in other threads. The plan may still be
+    a draft. `build` raises compiler errors.
     """
     if not isinstance(backend, KernelBackend):
         return
@@ -86,7 +88,9 @@ def _begin(plan: Plan, backend: KernelBackend, arch: str, phases: range) -> None
 def build(
     plan: Plan, machine: Machine, backend: KernelBackend, arch: str, phases: range | None = None
 ) -> Program:
-    """Emits and compiles. The key is the source, the compiler with its flags, and the target."""
+    """The compiled loop kernel. Its key in the cache consists of the source, the compiler with its
+    flags, and the target.
+    """
     emitted, target, name = _emitted(plan, machine, backend, arch, phases)
     begun = _begun.pop(name, None)
     try:
@@ -97,8 +101,8 @@ def build(
 
 
 def _of_user(error: SystemError, plan: Plan, arch: str) -> ModelError | None:
-    """The compiler's errors in the text of a custom op, if the text is the reason why compilation
-    failed.
+    """A ModelError with the compiler's messages about the source of a custom op; None if
+    compilation did not fail because of one.
     """
     ops = [op.params for op in plan.ops if op.kind == CUSTOM]
     complaint = complaints(str(error), ((str(p["name"]), str(p["digest"])) for p in ops))
@@ -135,7 +139,7 @@ def _compiled(name: str, emitted: Emitted, target: Target, backend: KernelBacken
 def _loop(
     compiler: LinkingCompiler, source: Source, target: Target, backend: KernelBackend
 ) -> Binary:
-    """The object of the kernel's loop, which other kernels have too."""
+    """The object of the kernel's loop; kernels with the same loop share it."""
     name = _name("loop", source.loop, target, backend)
     if name not in _loops:
         _loops[name], _ = _once(name, lambda: compiler.compile_loop(source, target))
@@ -143,7 +147,9 @@ def _loop(
 
 
 def _once(name: str, make: Callable[[], Binary]) -> Compiled:
-    """The entry, made where the cache has none. Ranks of one host compile a text once."""
+    """The entry from the cache; if it is not there, `make` makes it. Ranks of one host compile a
+    source only once.
+    """
     cached = _kept(name)
     if cached is not None:
         return cached, True

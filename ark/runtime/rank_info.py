@@ -48,12 +48,12 @@ PORT_BASE = "ARK_IPC_LISTEN_PORT_BASE"
 
 @dataclass(frozen=True)
 class RankInfo:
-    """The facts that a rank has before it connects.
+    """The data that a rank has before it connects.
 
-    local_rank: its number on this machine. address, port: of rank 0; another program may hold the
-    port (torchrun's own store does), so `ports` consecutive ones are tried. job: words that only
-    the processes of one job share; secret: True if no other user can know them. join_s: seconds
-    that ranks wait for one another at the start.
+    local_rank: its number on this machine. address, port: those of rank 0; the port may be taken by
+    another program (torchrun's own store does so), so `ports` consecutive ones are tried. job: a
+    text that only the processes of one job share; secret: True if no other user can know it.
+    join_s: seconds that ranks wait for one another at the start.
     """
 
     rank: int = 0

@@ -161,7 +161,7 @@ class Server:
             if self._failure:
                 return
             self._failure = message
-            # Rank 0 last: its process may end as soon as it knows, before the others have been
+            # Rank 0 is last: its process may end as soon as it knows, before the others have been
             # told.
             last_to_first = sorted(self._members.items(), reverse=True)
             members = [m for r, m in last_to_first if r != spare and not m.left]

@@ -68,8 +68,8 @@ class PlanBackend(Backend, Protocol):
         trace_records: int = 0,
         budget_s: float = BUDGET_S,
     ) -> Runner:
-        """The plan, loaded. Raises UnsupportedError for what the hardware does not have, and
-        SystemError if memory or a compiler fails, before anything runs.
+        """The loaded plan. Raises UnsupportedError if the hardware cannot run it, and SystemError
+        if memory or a compiler fails, before anything runs.
         """
         ...
 

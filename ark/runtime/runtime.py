@@ -1,6 +1,6 @@
 """ARK's Runtime: launches the current model's loop kernel and runs iterations of it.
 
-loop_mode=True starts one persistent kernel that waits for the host's word between runs (through
+loop_mode=True starts one persistent kernel, which waits for the host between runs (through
 host-mapped memory); loop_mode=False starts a kernel for each run. Called by users.
 """
 
@@ -33,21 +33,21 @@ from ark.runtime.turns import in_turn
 if TYPE_CHECKING:
     import torch
 
-FOREVER = 1 << 31  # iterations of a persistent launch: `run` never releases so many
+FOREVER = 1 << 31  # iterations of a persistent launch, more than `run` ever requests
 TRACE_RECORDS = 1 << 16
 
 
 class Runtime:
-    """One launch at a time.
+    """Launches a plan and runs its iterations; one launch at a time.
 
-    A context manager that stops at its end. Threads may call it, and take turns; tensors that they
-    write and read around a run are theirs to guard.
+    A context manager that stops the launch at its end. Calls from several threads are executed one
+    after the other; writing and reading tensors around a run is not protected.
 
-    ranks: the job's ranks, for several; default what ark.init joins.
+    ranks: the job's ranks, if there are several; by default those that ark.init joins.
     """
 
     class State(Enum):
-        """What a runtime is doing: nothing is launched, a launch has nothing to run, or it runs."""
+        """The state of a runtime: no launch, a launch with nothing to run, or running."""
 
         Init = 0
         LaunchedNotRunning = 1
@@ -55,7 +55,7 @@ class Runtime:
 
     _all: ClassVar[WeakSet[Runtime]] = WeakSet()
     _latest: ClassVar[ref[Runtime] | None] = None
-    _shared: ClassVar[Runtime | None] = None  # what get_runtime gave, which nobody else may hold
+    _shared: ClassVar[Runtime | None] = None  # the last result of get_runtime, kept alive here
     last_plan: Planned | None = None
 
     def __init__(self, ranks: Ranks | None = None) -> None:
@@ -75,27 +75,27 @@ class Runtime:
 
     @staticmethod
     def get_runtime() -> Runtime:
-        """The runtime that was made last and is still held; else a new one."""
+        """The most recent runtime that still exists; otherwise a new one."""
         latest = Runtime._latest() if Runtime._latest is not None else None
         Runtime._shared = latest or Runtime()
         return Runtime._shared
 
     @property
     def state(self) -> Runtime.State:
-        """What the runtime is doing; Running until `run(non_blocking=True)` has ended."""
+        """The state; Running until the iterations of `run(non_blocking=True)` have ended."""
         if not self.launched():
             return Runtime.State.Init
         return Runtime.State.LaunchedNotRunning if self._idle() else Runtime.State.Running
 
     @staticmethod
     def stop_all() -> None:
-        """Stops every runtime of the process; what was asked for and has not run is dropped."""
+        """Stops every runtime of the process and drops iterations that have not run."""
         for runtime in list(Runtime._all):
             with contextlib.suppress(BaseError):
                 runtime._abandon(collective=runtime._idle())
 
     def launched(self) -> bool:
-        """True where a plan is loaded, so that `run` may be called."""
+        """True if a plan is launched, so that `run` may be called."""
         return self._plan is not None
 
     def running(self) -> bool:
@@ -114,9 +114,9 @@ class Runtime:
     ) -> None:
         """Plans (unless a plan is given), compiles, allocates and, in loop mode, starts the kernel.
 
-        plan: an ark.Plan. device_id: -1 is the model's. stream: what of the caller's is waited for
-        first, an object with synchronize(); 0 is none. record: keep a trace of tasks.
-        tensor_mappings: placeholders to torch tensors. Launching again stops the launch before.
+        plan: an ark.Plan. device_id: -1 for the model's device. stream: work to wait for first, an
+        object with synchronize(); 0 for none. record: whether to record a trace of tasks.
+        tensor_mappings: placeholders and their torch tensors. A previous launch is stopped first.
         """
         if plan is not None and not isinstance(plan, Planned):
             raise InvalidUsageError(
@@ -151,11 +151,11 @@ class Runtime:
         self._plan = Runtime.last_plan = chosen
 
     def _place(self, device: Device) -> None:
-        """Gives the held tensors memory, but those that the plan places.
+        """Allocates memory for the held tensors, except those that the plan places.
 
-        Where a running kernel sees what the host writes in memory of one kind only, inputs of a
-        loop lie there; weights do not, whose reads it would slow down, nor does what was placed
-        before: writing such a tensor settles the kernel first.
+        On some devices a running kernel sees host writes only in memory of one kind. In loop mode
+        inputs are allocated there. Weights are not, because reading them would be slower; nor are
+        tensors that have memory already. Before such a tensor is written, `_settle` ends the loop.
         """
         for storage in self._held:
             storage.busy = WeakMethod(self.wait)
@@ -170,13 +170,13 @@ class Runtime:
 
     @in_turn
     def _settle(self) -> None:
-        """Before a tensor is written of which a running kernel may hold old values.
+        """Called before a write to a tensor of which a running kernel may hold old values.
 
-        Ends the loop, which the next run starts anew. InvalidUsageError for several ranks, as all
-        would have to.
+        Ends the loop; the next run starts it again. Raises InvalidUsageError if there are several
+        ranks, because all of them would have to end their loops.
         """
         if self._run is None or self._target == 0 or not self._run.running():
-            return  # the kernel has read nothing since it began
+            return  # no iteration was requested, so the kernel has read nothing
         if self._plan is not None and self._plan.world_size > 1:
             raise InvalidUsageError(
                 "new weights may be invisible to a running kernel of this device, and loops of "
@@ -202,7 +202,7 @@ class Runtime:
             self._start()
 
     def _members(self, world_size: int) -> Ranks:
-        """The job's ranks, for a plan of so many; InvalidUsageError for a lone process."""
+        """The job's ranks; raises InvalidUsageError if this process is alone."""
         members = self._ranks or ranks()
         if members is None:
             raise InvalidUsageError(
@@ -212,7 +212,7 @@ class Runtime:
         return members
 
     def _addresses(self, plan: Planned, model: Model) -> dict[int, int]:
-        """By plan buffer: where the memory of a buffer lies that a tensor or the caller holds."""
+        """For each external buffer of the plan the address of its memory, by the buffer's id."""
         assert plan.inner is not None and self._device is not None
         by_buffer = {model.graph.buffers[i].name: s for i, s in model.storages.items()}
         addresses = {}
@@ -242,7 +242,7 @@ class Runtime:
         non_blocking: bool = False,
         tensor_mappings: Mapping[Tensor, torch.Tensor] | None = None,
     ) -> None:
-        """Runs so many iterations; returns at once if non_blocking. Raises GpuError.
+        """Runs `iter` iterations; returns at once if non_blocking. Raises GpuError if they fail.
 
         Without loop_mode an iteration that draws a stop token (ark.sample) is the last.
         """
@@ -288,7 +288,7 @@ class Runtime:
             self.executor.rebind(self._addresses(self._plan, model))
 
     def barrier(self) -> None:
-        """Waits for all ranks; nothing to do for a lone one."""
+        """Waits for all ranks; returns at once if there is only one."""
         if self._plan is not None and self._plan.world_size > 1:
             members = self._ranks or ranks()
             if members is not None:
@@ -296,7 +296,7 @@ class Runtime:
 
     @in_turn
     def wait(self) -> None:
-        """Waits until what was asked for has run. Raises GpuError if the kernel gave up."""
+        """Waits until the requested iterations have run. Raises GpuError if the kernel gave up."""
         if self._run is None:
             return
         try:
@@ -320,7 +320,7 @@ class Runtime:
             raise
 
     def _end_loop(self) -> None:
-        """Ends the persistent kernel when what was asked for has run."""
+        """Ends the persistent kernel after the requested iterations have run."""
         self.wait()
         if self._run is not None:
             self._run.quit()
@@ -328,14 +328,14 @@ class Runtime:
             self._run = None
 
     def _idle(self) -> bool:
-        """True where all requested iterations have run, so that ranks may free their memory."""
+        """True if all requested iterations have run, so that ranks may free their memory."""
         if self._run is None:
             return True
         done = self._run.iterations_done
         return done >= self._target if self.loop_mode else not self._run.running()
 
     def _go_on(self) -> None:
-        """Starts the kernel again after it left idle, for the iterations that are still owed."""
+        """Starts the kernel again after it left while it was idle, for the remaining iterations."""
         assert self._run is not None
         owed = self._target - self._run.iterations_done
         self._start()
@@ -344,7 +344,7 @@ class Runtime:
 
     @in_turn
     def stop(self) -> float:
-        """Ends the launch and gives its memory back; milliseconds spent in `run`."""
+        """Ends the launch and frees its memory; returns the milliseconds spent in `run`."""
         try:
             self._end_loop()
         except BaseException:
@@ -359,7 +359,7 @@ class Runtime:
             self.stop()
 
     def _abandon(self, collective: bool = False) -> None:
-        """Leaves the device, whatever state it is in; collective: see Executor.close."""
+        """Leaves the device, whatever its state. collective: see Executor.close."""
         self._run, self._target = None, 0
         executor, self.executor = self.executor, None
         if executor is not None and not executor.close(collective):
@@ -387,7 +387,7 @@ class Runtime:
         self._abandon()
 
 
-# A persistent kernel must not outlive the memory that it walks.
+# A persistent kernel must not outlive the memory that it uses.
 atexit.register(Runtime.stop_all)
 
 

@@ -1,6 +1,6 @@
-"""Which backend, device and job of ranks this process uses.
+"""The backend, the device and the job of ranks that this process uses.
 
-Nothing is opened before something must run, so models are built and planned without a device.
+Nothing is opened until something must run, so models can be built and planned without a device.
 Called by ark.api.init, ark.runtime.runtime and ark.runtime.planner.
 """
 
@@ -34,7 +34,7 @@ _state = _State()
 
 
 def select(name: str | None, arch: str | None) -> None:
-    """Sets the backend (None keeps the one in use) and what the device must be (None: any).
+    """Sets the backend (None keeps the present one) and the required architecture (None: any).
 
     Raises SystemError with the probe's reason if the named backend has no device, or none of that
     architecture.
@@ -62,7 +62,9 @@ def _check_arch(arch: str) -> None:
 
 
 def backend() -> Backend:
-    """The backend in use; picks one on first use and says so where it is only the CPU."""
+    """The backend in use; it is chosen at first use. If only the CPU is available, a message says
+    so.
+    """
     if _state.backend is None:
         _state.backend, _ = registry.choose(None)
         if _state.backend.name == registry.FALLBACK:
@@ -71,9 +73,9 @@ def backend() -> Backend:
 
 
 def device(index: int | None = None) -> Device:
-    """The opened device; default the model's. Opened once per process.
+    """The opened device, by default the model's. Each device is opened once per process.
 
-    A CPU is one device: its ranks share it, and each may name it by its own rank.
+    A CPU is one device: its ranks share it, and each may refer to it by its own rank.
     """
     chosen = backend()
     number = Model.get_device_id() if index is None else whole("the device", index)
@@ -99,7 +101,7 @@ def device(index: int | None = None) -> Device:
 
 
 def forget(name: str) -> None:
-    """Closes the opened devices of a backend and lets them go: the next use opens them anew.
+    """Closes the opened devices of a backend; the next use opens them again.
 
     Called when hardware disappears from a running process, as at the end of an emulator.
     """
@@ -118,9 +120,9 @@ def put_back(devices: Mapping[tuple[str, int], Device]) -> None:
 
 
 def ranks() -> Bootstrap | None:
-    """This process's membership of its job, joined on first use; None for a lone rank.
+    """This process's membership of its job, joined at first use; None if there is only one rank.
 
-    InvalidUsageError where the model's rank and number of ranks are not what the launcher says.
+    Raises InvalidUsageError if the model's rank and number of ranks differ from the launcher's.
     """
     rank, world = Model.get_rank(), Model.get_world_size()
     if world == 1:
@@ -156,9 +158,10 @@ def ranks() -> Bootstrap | None:
 
 
 def _at_the_end(leave: Callable[[], None]) -> None:
-    """Has `leave` called when the process ends.
+    """Registers `leave` to be called when the process ends.
 
-    Those that multiprocessing has forked end by its own finalizers alone.
+    Processes that multiprocessing has forked do not run atexit functions, only multiprocessing's
+    finalizers.
     """
     atexit.register(leave)
     if "multiprocessing.util" in sys.modules:

@@ -24,7 +24,9 @@ from ark.runtime.flows import flows
 
 @dataclass(frozen=True)
 class Tables:
-    """Arrays in the layouts of ark.codegen.layout; `tasks` in table order for error messages."""
+    """The arrays of a plan in the layouts of ark.codegen.layout. `tasks` are in table order, for
+    error messages.
+    """
 
     tasks: np.ndarray
     counter_ops: np.ndarray
@@ -95,7 +97,7 @@ def build(
                     if fetch.growth is not None:
                         growths.append(_growth(fetch, fetch.growth, operands[task.op]))
                         growing = len(growths)
-                        # One record, however many bytes it grows to.
+                        # A single record covers the data, however long it grows.
                         starts, sizes, forms = starts[:1], sizes[:1], np.full(1, growing)
                     fetch_addresses.append(starts)
                     fetch_sizes.append(sizes)
@@ -144,7 +146,7 @@ def build(
     )
 
 
-ALL, RIGHT = 1, 2  # flags of a record: the boxes that may be loaded before a task begins
+ALL, RIGHT = 1, 2  # bits of a record: which boxes may be loaded before a task begins
 
 
 def _flow_words(plan: Plan, opcode: Sequence[int]) -> dict[int, int]:
@@ -194,7 +196,7 @@ def _early(plan: Plan, box_maps: Sequence[Sequence[BoxMap]]) -> dict[int, int]:
 
 
 def _stages(fetch: Fetch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """For each stage its first byte, the bytes of one piece, and the form, as in ArkFetch."""
+    """For each stage: its first byte, the bytes of one piece, and the form, as in ArkFetch."""
     if fetch.parts == 1:
         starts = np.arange(0, fetch.nbytes, fetch.stage, dtype=np.uint64)
         sizes = np.minimum(fetch.stage, fetch.nbytes - starts.astype(np.int64))
@@ -220,7 +222,9 @@ def _boxes(fetch: Fetch, address: int) -> tuple[np.ndarray, np.ndarray, np.ndarr
 
 
 def stream_boxes(plan: Plan) -> frozenset[int]:
-    """Ops that fetch parts of rows: the operand stream needs their box maps, their tasks do not."""
+    """The ids of ops that fetch parts of rows: the operand stream needs their box maps, their tasks
+    do not.
+    """
     phases = (phase.processors for phase in plan.phases)
     tasks = (task for processors in phases for tasks in processors for task in tasks)
     return frozenset(t.op for t in tasks if any(f.parts > 1 for f in t.fetches))

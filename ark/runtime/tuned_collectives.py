@@ -24,8 +24,8 @@ Key = Annotated[str, Meta(pattern=r"^[a-z_]{1,40}\.[0-9]{1,4}$")]
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """nbytes: of a rank's larger side. us: the measured time. usual_us: the time of the default
-    choice.
+    """nbytes: the size of the larger of a rank's input and output. us: the measured time. usual_us:
+    the time of the default choice.
 
     engines: for each algorithm the fastest engine that was measured.
     """

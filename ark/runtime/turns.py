@@ -1,4 +1,6 @@
-"""Methods that threads call one after the other. Called by ark.runtime.runtime."""
+"""A decorator for methods that only one thread at a time may execute. Called by
+ark.runtime.runtime.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def in_turn(method: F) -> F:
-    """The method of an object whose `_turn` is a lock that a thread may take again."""
+    """The method, executed while the object's reentrant lock `_turn` is held."""
 
     @functools.wraps(method)
     def apply(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -191,7 +191,7 @@ class Proxy:
             ) from error
 
     def wake(self) -> None:
-        """A launch begins: poll at once, and often."""
+        """Tells the proxy that a launch begins, so that it polls at once and often."""
         self._proxy.wake()
 
     def error(self) -> str:
