@@ -1,10 +1,10 @@
 """The ops that users call.
 
-Each family's module has, for every op, its shape rule, its NumPy reference and how it becomes tile
+Each family's module defines, for every op, its shape rule, its NumPy reference and its lowering to
 tasks; importing this package registers them all.
 
-A docstring names shapes and types. Inputs of other shapes or types raise ModelError;
-other wrong arguments (no tensor, no such axis, a size below 1) raise InvalidUsageError.
+A docstring states shapes and types. Inputs of other shapes or types raise ModelError; other wrong
+arguments (not a tensor, an axis that does not exist, a size below 1) raise InvalidUsageError.
 """
 
 from inspect import isfunction

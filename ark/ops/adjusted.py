@@ -1,7 +1,6 @@
-"""Sampling that follows all of ark.SamplingParams.
+"""Sampling with all options of ark.SamplingParams: the NumPy reference and the lowering.
 
-`ark.sample` adds it for a state that has `sampling` (ark.tasks.adjusted). Here are its NumPy
-reference and its lowering.
+`ark.sample` adds this op for a state with `sampling` (ark.tasks.adjusted).
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from ark.tasks.tokens import SETTINGS
 
 
 def option_values(row: np.ndarray) -> dict[str, float]:
-    """A sequence's options by name."""
+    """The options of a sequence, by name."""
     words = np.asarray(row, np.int64).astype(np.int32)
     whole = ("top_k", "min_tokens", "logprobs", "masked")
     return {
@@ -48,7 +47,9 @@ def adjusted(
 
 
 def filtered(scores: np.ndarray, temperature: float, options: Mapping[str, float]) -> np.ndarray:
-    """Scores over the temperature, -inf for tokens outside top-k, top-p, min-p or typical-p."""
+    """Scores divided by the temperature; -inf for tokens outside of top-k, top-p, min-p or
+    typical-p.
+    """
     scaled = np.asarray(scores, np.float64) / temperature
     if 0 < options["top_k"] < len(scaled):
         scaled[scaled < np.sort(scaled)[-int(options["top_k"])]] = -np.inf
@@ -79,7 +80,7 @@ def _noise(size: int, settings: np.ndarray, at: int) -> np.ndarray:
 
 
 def _sample_adjusted(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    """New positions, tokens, output, counts and log probabilities."""
+    """The new positions, tokens, output, counts and log probabilities."""
     logits, bias, allowed, counts = (np.asarray(inputs[i]) for i in (0, 7, 8, 9))
     batch = len(logits)
     parts = [np.split(np.asarray(inputs[i]), batch) for i in (1, 2, 3, 4, 6, 10)]

@@ -1,4 +1,4 @@
-"""Attention over keys and values, as users call it, and its definition in NumPy."""
+"""Attention over keys and values: the op for users, and its definition in NumPy."""
 
 from __future__ import annotations
 
@@ -36,18 +36,19 @@ def attention(
 ) -> Tensor:
     """Grouped-query attention (Vaswani et al. 2017, Ainslie et al. 2023).
 
-    query ([batch,] rows, heads * width), keys and values ([batch,] kv_heads, context, width), as a
-    cache has them; heads must be a multiple of kv_heads. Row r stands at position + r and, if
-    causal, sees keys 0 to there, else all of them. position: (1,) int32, 0 without it. window: of
-    the keys that it sees the last so many, 0 for all. scale: of scores, by default width ** -0.5.
-    softcap: above 0, scores become softcap * tanh(score / softcap) (Gemma 2). sinks: (heads,) fp32,
-    scores that take their share of a row's weights and have no value (GPT-OSS). mask: bool, true
-    for keys that are seen, or floats that are added to scores; it broadcasts to (batch, heads,
-    rows, context). A row that sees no key gives zeros. Masked keys and values must be finite
-    numbers. Where a query (rows, heads * width) has as many
-    positions as rows, each row is a sequence's with keys and values of its own, whose heads lie one
-    behind the other's (rows * kv_heads, context, width). Result of the query's shape and type,
-    fp32, fp16 or bf16; sums and exponentials are in fp32. ModelError for what does not fit.
+    query ([batch,] rows, heads * width), keys and values ([batch,] kv_heads, context, width), the
+    layout of a cache; heads must be a multiple of kv_heads. Row r is at position + r. If causal, it
+    sees the keys 0 to position + r, otherwise all keys. position: (1,) int32; 0 if it is not given.
+    window: if above 0, a row sees only the last `window` of these keys. scale: the factor of
+    scores, by default width ** -0.5. softcap: if above 0, scores become softcap * tanh(score /
+    softcap) (Gemma 2). sinks: (heads,) fp32, one further score per head, without a value; it takes
+    part in the softmax (GPT-OSS). mask: bool, true for visible keys, or floats that are added to
+    scores; it broadcasts to (batch, heads, rows, context). A row that sees no key gives zeros.
+    Masked keys and values must be finite numbers. If a query (rows, heads * width) has as many
+    positions as rows, each row belongs to a sequence of its own; keys and values are then (rows *
+    kv_heads, context, width), the heads of one sequence after those of another. The result has the
+    query's shape and type, fp32, fp16 or bf16; sums and exponentials are computed in fp32. Raises
+    ModelError for shapes or types that do not fit.
 
     Examples:
         >>> x = torch.arange(6.0).reshape(3, 2)  # three rows, one head of two
@@ -109,7 +110,9 @@ def attention(
 
 
 def check_mask(op: str, window: int, softcap: float, causal: bool = True) -> None:
-    """ModelError unless these are a mask."""
+    """Raises ModelError if the window or the soft cap is negative, or if there is a window without
+    causal.
+    """
     if window < 0 or softcap < 0 or (window and not causal):
         raise ModelError(
             f"{op}: the window is {window}, the soft cap {softcap}, causal {causal}; both are "
@@ -118,7 +121,7 @@ def check_mask(op: str, window: int, softcap: float, causal: bool = True) -> Non
 
 
 def _mask(given: Tensor, sizes: Sequence[int], sequences: int) -> Tensor:
-    """The mask with four dimensions; ModelError unless it broadcasts to these sizes."""
+    """The mask with four dimensions; raises ModelError unless it broadcasts to these sizes."""
     aligned = (1,) * (4 - len(given.ir.shape)) + given.ir.shape
     fits = len(aligned) == 4 and all(n in (1, size) for n, size in zip(aligned, sizes, strict=True))
     if not fits or sequences > 1 or given.ir.dtype not in (bool_, *FLOATS):
@@ -130,7 +133,7 @@ def _mask(given: Tensor, sizes: Sequence[int], sequences: int) -> Tensor:
 
 
 def check_sinks(op: str, sinks: Any, heads: int) -> Tensor:
-    """The sinks; ModelError unless they are one number a head."""
+    """The sinks; raises ModelError unless they are fp32 (heads,)."""
     given = as_tensor(sinks)
     if given.ir.shape != (heads,) or given.ir.dtype != fp32:
         raise ModelError(
@@ -141,11 +144,11 @@ def check_sinks(op: str, sinks: Any, heads: int) -> Tensor:
 
 
 def attention_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    """The definition, one row and head at a time.
+    """The definition of attention, computed for one row and head at a time.
 
-    A fifth input holds the keys and values of a lone row (ark.lower.rewrite.pack_weights),
-    (1, 2 kv_heads width). by_rows: keys and values are ([batch,] context, kv_heads width), as
-    ark.lower.rewrite.fuse_attention makes them.
+    A further input may hold the newest key and value of a single row
+    (ark.lower.rewrite.pack_weights), (1, 2 kv_heads width). by_rows: keys and values are ([batch,]
+    context, kv_heads width), the layout of ark.lower.rewrite.fuse_attention.
     """
     q, key, value, *rest = inputs
     how = AttentionAttributes.from_node(attrs)
@@ -160,7 +163,7 @@ def attention_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) 
     position = int(rest.pop(0)[0]) if how.placed else 0
     sinks = rest.pop(0) if how.sinks else None
     mask = rest.pop() if how.mask else None
-    if rest:  # the newest row, which the caches need not have yet
+    if rest:  # the newest row, which may not be in the caches yet
         newest = np.split(rest[0].reshape(-1, how.head_dim), 2)
         key, value = (c.copy() for c in (key, value))
         for cache, row in zip((key, value), newest, strict=True):
@@ -197,7 +200,7 @@ def attention_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) 
 
 
 def _under(scores: np.ndarray, mask: np.ndarray, how: AttentionAttributes) -> np.ndarray:
-    """Scores under a row of the mask."""
+    """The scores after a row of the mask is applied."""
     if how.mask == "added":
         return np.asarray(scores + mask.astype(scores.dtype))
     return np.where(mask == (how.mask == "seen"), scores, how.fill)

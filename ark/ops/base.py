@@ -1,4 +1,4 @@
-"""What all op families use: adding a node to the current model, broadcasting, output checks."""
+"""Functions for all op families: adding a node to the model, broadcasting, output checks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def broadcast(a: Sequence[int], b: Sequence[int], op: str) -> tuple[int, ...]:
 
 
 def check_dims(op: str, shape: Any) -> tuple[int, ...]:
-    """A shape as a tuple; InvalidUsageError for no list of at most MAX_DIMS sizes above 0."""
+    """A shape as a tuple; raises InvalidUsageError unless it is a list of at most MAX_DIMS sizes
+    above 0.
+    """
     if not isinstance(shape, Sequence) or isinstance(shape, str):
         raise InvalidUsageError(f"{op}: the shape {shape!r} is not a list of sizes")
     dims = tuple(whole(op, n) for n in shape)
@@ -83,7 +85,7 @@ def same_dtype(op: str, *tensors: Tensor) -> DataType:
 
 
 def float_dtype(op: str, tensor: Tensor) -> DataType:
-    """The tensor's type, which must be a floating-point type."""
+    """The tensor's type; raises ModelError unless it is a floating-point type."""
     if tensor.ir.dtype not in dtypes.FLOATS:
         raise ModelError(
             f"{op} needs fp32, fp16 or bf16, but the input is {tensor.ir.dtype.name}; use ark.cast"
@@ -92,7 +94,7 @@ def float_dtype(op: str, tensor: Tensor) -> DataType:
 
 
 def index_type(op: str, dtype: DataType) -> DataType:
-    """A type, which must be one of indices."""
+    """The type; raises ModelError unless it is an index type."""
     if dtype not in dtypes.INDICES:
         raise ModelError(
             f"{op}: the indices are {getattr(dtype, 'name', dtype)}; expected int32 or int64: "
@@ -102,7 +104,7 @@ def index_type(op: str, dtype: DataType) -> DataType:
 
 
 def index_dtype(op: str, tensor: Tensor) -> DataType:
-    """The tensor's type, which must be one of indices."""
+    """The tensor's type; raises ModelError unless it is an index type."""
     return index_type(op, tensor.ir.dtype)
 
 

@@ -83,7 +83,9 @@ def shift_left(
     output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """input * 2^other; integers. Bits that leave are lost; by the type's width and more gives 0.
+    """input * 2^other; integers.
+
+    Bits shifted out are lost; shifts of the type's width or more give 0.
 
     Examples:
         >>> x = torch.tensor([1, 6, 12], dtype=torch.int32)

@@ -1,6 +1,6 @@
-"""Key/value caches: writing rows to one, and the slots of a cache of any shape.
+"""Key/value caches: appending rows to one, and writing a slot of a cache of any shape.
 
-What reads them is ark.ops.attention; ark.ops.decoder writes them in the fused ops of a decoder.
+ark.ops.attention reads caches; the fused ops of ark.ops.decoder also append to them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ark.tasks.cache_rows import LARGEST_CODES, LEAST_MAGNITUDE
 
 
 def check_rows(op: str, rows: Tensor, columns: int) -> None:
-    """Raises ModelError if these are no rows that a cache can take: (any number, columns)."""
+    """Raises ModelError unless the rows are floating point and of shape (any number, columns)."""
     float_dtype(op, rows)
     if len(rows.ir.shape) != 2 or rows.ir.shape[1] != columns:
         raise ModelError(
@@ -33,7 +33,9 @@ def check_rows(op: str, rows: Tensor, columns: int) -> None:
 
 
 def cache_dtype(op: str, cache: Tensor) -> DataType:
-    """The type of a cache: floats, or rows of ark.ir.dtype.cache_type; ModelError for others."""
+    """The type of a cache: floating point, or a row type of ark.ir.dtype.cache_type; raises
+    ModelError for others.
+    """
     dtype, width = cache.ir.dtype, cache.ir.shape[-1] if cache.ir.shape else 0
     if not isinstance(dtype, RowType):
         return float_dtype(op, cache)
@@ -47,12 +49,12 @@ def cache_dtype(op: str, cache: Tensor) -> DataType:
 
 
 def codes_of(dtype: DataType) -> str:
-    """The name of the type of codes of a cache of this type; "" for floats."""
+    """The name of the codes' type for a cache of this type; "" for floats."""
     return dtype.codes.name if isinstance(dtype, RowType) else ""
 
 
 def as_stored(rows: np.ndarray, codes: str) -> np.ndarray:
-    """Rows (..., width) as a cache of such codes gives them back."""
+    """The values of rows (..., width) after they have been stored in a cache with such codes."""
     if not codes:
         return rows
     numbers, scales = row_codes(rows, codes)
@@ -61,7 +63,7 @@ def as_stored(rows: np.ndarray, codes: str) -> np.ndarray:
 
 
 def row_codes(rows: np.ndarray, codes: str) -> tuple[np.ndarray, np.ndarray]:
-    """The codes (..., width) of rows, and their scales (..., 1) fp32."""
+    """The codes (..., width) of rows and their scales (..., 1), fp32."""
     largest, dtype = np.float32(LARGEST_CODES[codes]), by_name(codes).numpy
     rows = rows.astype(np.float32)
     most = np.maximum(np.abs(rows).max(axis=-1, keepdims=True), np.float32(LEAST_MAGNITUDE))
@@ -70,10 +72,10 @@ def row_codes(rows: np.ndarray, codes: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def check_cache(op: str, cache: Tensor, position: Tensor, rows: int = 1) -> tuple[int, int, int]:
-    """A cache's sizes (heads, context, width) for each sequence.
+    """A cache's sizes (heads, context, width) per sequence.
 
-    ModelError if it or the position is none. rows: with as many positions each is of a sequence of
-    its own.
+    Raises ModelError if the type or shape of the cache or of the position is not as required. rows:
+    if there are as many positions, each row belongs to a sequence of its own.
     """
     cache_dtype(op, cache)
     shape = cache.ir.shape
@@ -93,9 +95,9 @@ def kv_append(cache: TensorLike, input: TensorLike, position: TensorLike, name: 
     """Writes rows into a cache from `position` on; returns the new tensor on the cache's memory.
 
     cache (heads, context, width), input (rows, heads * width), position (1,) int32. Rows past the
-    context are dropped. A cache of codes holds each row of a head with a scale of its own. With as
-    many positions as rows each row is a sequence's, and the cache has the heads of all sequences,
-    (rows * heads, context, width).
+    context are dropped. In a quantised cache each row of a head has its own scale. If there are as
+    many positions as rows, each row belongs to a sequence of its own, and the cache has the heads
+    of all sequences, (rows * heads, context, width).
 
     Examples:
         >>> cache, position = ark.tensor([1, 3, 2]), torch.tensor([1], dtype=torch.int32)
@@ -131,12 +133,12 @@ def _append(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.n
 def kv_cache_slot(
     cache: TensorLike, token: TensorLike, position: TensorLike, name: str = ""
 ) -> Tensor:
-    """Writes a token into one slot of a cache in place; returns what was written, of its shape.
+    """Writes a token into one slot of a cache in place; returns the written values.
 
     cache (max_seq, *slot), contiguous, a tensor of the model or a torch tensor; token (slot) of the
     cache's type, fp32, fp16 or bf16; position (1,) int32, read when the kernel runs. A position
-    outside of the cache writes nothing. ModelError where shapes, types or contiguity do not fit.
-    Calls on one cache run in program order.
+    outside of the cache writes nothing. Raises ModelError if shapes, types or contiguity are not as
+    required. Calls for one cache run in program order.
 
     Examples:
         >>> cache, position = ark.tensor([3, 2]), torch.tensor([1], dtype=torch.int32)

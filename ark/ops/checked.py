@@ -1,7 +1,7 @@
-"""Arguments of public ops are what their signatures say, before the op looks at them.
+"""Checks arguments of public ops by their annotations, before the op itself runs.
 
-A word where a number belongs is said in words, whichever op it is. Called by ark.ops, which wraps
-what it gives to users.
+For an argument of the wrong type, every op gives the same error message in plain words. Called by
+ark.ops, which wraps the public ops.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _are(value: Any, fits: Callable[[Any], bool] = lambda entry: True) -> bool:
-    """True for a sequence whose entries all fit."""
+    """True if the value is a sequence and `fits` is true for all its entries."""
     if not isinstance(value, Iterable) or isinstance(value, (str, bytes, bytearray, dict)):
         return False
     return all(fits(entry) for entry in value)
@@ -50,7 +50,8 @@ def _is_pair(value: Any) -> bool:
     return _are(value, _is_whole) and len(list(value)) == 2
 
 
-# By annotation: the test, and the expectation. Ops check other annotations themselves.
+# By annotation: a test of the value, and the expectation in words. Ops check parameters with other
+# annotations themselves.
 _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "str": (lambda v: isinstance(v, str), "a word"),
     "bool": (
@@ -73,8 +74,10 @@ _OPTIONAL = " | None"
 
 
 def checked(op: _F) -> _F:
-    """The op, which raises InvalidUsageError for arguments of other kinds than it says."""
-    parameters: dict[str, _Parameter | None] = {}  # when it is first called: most never are
+    """The op, with a check that raises InvalidUsageError for arguments of other types than
+    annotated.
+    """
+    parameters: dict[str, _Parameter | None] = {}  # at the first call: most are never called
 
     @functools.wraps(op)
     def call(*given: Any, **named: Any) -> Any:
@@ -94,7 +97,7 @@ def checked(op: _F) -> _F:
 
 
 class _Parameter(NamedTuple):
-    """One whose kind is checked. expected: the values that fit, in words."""
+    """A parameter whose type is checked. expected: the values that fit, in words."""
 
     fits: Callable[[Any], bool]
     expected: str
@@ -103,7 +106,7 @@ class _Parameter(NamedTuple):
 
 
 def _parameters(op: Callable[..., Any]) -> dict[str, _Parameter | None]:
-    """All parameters of an op by name; None for those of any kind."""
+    """All parameters of an op by name; None for those that are not checked."""
     parameters: dict[str, _Parameter | None] = {}
     for name, parameter in inspect.signature(op).parameters.items():
         annotation = str(parameter.annotation)

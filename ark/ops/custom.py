@@ -1,12 +1,12 @@
-"""Ops whose device text the user writes: one text in the words of the device ABI, for every vendor.
+"""Ops whose device code the user writes: one source in terms of the device ABI, for every vendor.
 
     scale = ark.custom_op("scale", TEXT, "x[m, k] -> y[m, k]", tile={"m": 4},
                           constants={"by": 2.0})
     y = scale(x, by=3.0)
 
 The text has a template `ARK_DEVICE void scale(ArkCtx& c, const Task& task, X x, Y y)`, which is
-called for each tile. docs/custom-ops.md walks through it; what the text touches is what the
-signature says (ark.tasks.custom_form), and the planner and the verifier believe it.
+called for each tile; docs/custom-ops.md explains an example. The signature states which memory the
+text accesses (ark.tasks.custom_form). The planner and the verifier rely on it and do not check it.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ from ark.plan.params import INT_MAX
 from ark.tasks import custom_form
 from ark.tasks.custom_form import Form, Operand
 
-# A constant's default, or its type where a call must give it.
+# The default of a constant, or its type if each call must give a value.
 Constant: TypeAlias = "int | float | bool | type[int] | type[float] | type[bool]"
 
 
 class CustomOp:
-    """An op of the user's; calling it adds a node to the current model.
+    """An op that a user has defined; calling it adds a node to the current model.
 
-    Inputs come in the signature's order. By name: constants, sizes of axes that no input has, and
-    for a result the tensor that it is written to. Returns the result, or a tuple of several.
-    waits, signals: channels; each task waits for the peer's task of the same number, of the next
-    op there that signals, and tells the peer's when it has ended. ModelError where shapes or types
-    do not fit the signature.
+    Inputs are given in the signature's order. By name can be given: constants, sizes of axes that
+    no input has, and for a result the tensor to write it to. Returns the result, or a tuple of
+    several. waits, signals: channels. Each task waits for the task with the same number in the
+    peer's next op that signals, and signals to the peer's corresponding task when it has ended.
+    Raises ModelError if shapes or types do not fit the signature.
     """
 
     def __init__(
@@ -127,13 +127,15 @@ class CustomOp:
         return results if len(results) > 1 else results[0]
 
     def constants_of(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Those of another op that this one has too, by name."""
+        """Those of the given constants (of another op) that this op has, too, by name."""
         return {name: value for name, value in given.items() if name in self._form.constants}
 
     def _sorted(
         self, named: Mapping[str, Any]
     ) -> tuple[dict[str, Tensor], dict[str, int], dict[str, Any]]:
-        """Results' tensors, axes' sizes and constants among what a call names."""
+        """The arguments that a call gives by name, divided into: result tensors, sizes of axes,
+        constants.
+        """
         form, given, sizes = self._form, {}, {}
         constants = dict(self._defaults)
         targets = [o.name for o in form.operands if o.written and not o.read]
@@ -156,7 +158,7 @@ class CustomOp:
     def _completed(
         self, known: dict[str, int], named: Mapping[str, int], constants: Mapping[str, Any]
     ) -> dict[str, int]:
-        """The sizes of all axes: by the inputs, by name, or by the op's own function."""
+        """The sizes of all axes: from the inputs, by name, or from the op's function `sizes`."""
         for axis, n in named.items():
             if known[axis] != n:
                 raise InvalidUsageError(
@@ -186,7 +188,7 @@ class CustomOp:
         sizes: Mapping[str, int],
         name: str,
     ) -> ir.Tensor:
-        """The tensor that a result is: a new one, or what was there before on the same memory."""
+        """The tensor of a result: a new one, or a rewrite of the given one on its memory."""
         if target := tensors.get(operand.name) or given.get(operand.name):
             return model.graph.rewrite(target.ir, name)
         dtype = self._types.get(operand.name)
@@ -203,12 +205,13 @@ class CustomOp:
 
 
 _OPS: dict[int, CustomOp] = {}  # by number
-# Equal ops, down to what Python says of them, have one number: graphs of ranks are compared.
+# Equal ops, including their Python functions, have the same number, because graphs of ranks are
+# compared.
 _NUMBERS: dict[tuple[object, ...], int] = {}
 
 
 def of_attributes(given: CustomAttributes) -> CustomOp:
-    """The op that a node with these attributes calls."""
+    """The op of a node with these attributes."""
     return _OPS[given.op]
 
 
@@ -237,23 +240,24 @@ def custom_op(
     backward: CustomOp | None = None,
     packets: Sequence[str] = (),
 ) -> CustomOp:
-    """An op of one's own, by a device function that every vendor's compiler gets as it is.
+    """Defines an op by a device function, which every vendor's compiler compiles without changes.
 
-    The text is code that its author trusts, as the Python around it: it is compiled and runs with
-    the rights of this process. Never make one of a text from elsewhere.
+    The text is trusted code, like the Python code around it: it is compiled and runs with the
+    rights of this process. Never use a text from an untrusted source.
 
     name: of the op and of its function. source: the text, or the path of a file (pathlib.Path).
-    signature: `x[m, k], w[k] -> y[m, k]`, the operands by axes (docs/custom-ops.md); what stands on
-    both sides is updated in place. tile: the axes that tasks are cut by, with the indices of a
-    tile, None for as many as give each processor one; by default one task does all. dtypes: the
-    type, or types, that operands may have; a result has the first, by default the first input's.
-    constants: by name a bool, int or float, the default, or one of these types where a call must
-    give it. sizes: of axes that no input has, by those that are known and the constants. scratch:
-    bytes of shared memory; scratch_each: more of it by axis, for each index of a tile. reference:
-    the same in NumPy, of the inputs and the constants. backward: the op that makes the inputs'
-    gradients of the inputs and the results' gradients. packets: operands that the text touches by
-    ark_load and ark_store alone, so that they may come as packets: small ones do, and symmetric
-    memory does. InvalidUsageError says what does not fit.
+    signature: `x[m, k], w[k] -> y[m, k]`, the operands by axes (docs/custom-ops.md); an operand on
+    both sides is updated in place. tile: the axes that are cut into tasks, with the size of a tile,
+    or None for a size that gives each processor one tile; by default there is a single task.
+    dtypes: for each operand the type, or types, that it may have; a result has the first one, by
+    default the type of the first input. constants: for each name a bool, int or float as default,
+    or one of these types if each call must give a value. sizes: a function that returns the sizes
+    of axes that no input has, from the known sizes and the constants. scratch: bytes of shared
+    memory; scratch_each: for each axis further bytes per index of a tile. reference: the same
+    computation in NumPy, from the inputs and the constants. backward: the op that computes the
+    inputs' gradients from the inputs and the results' gradients. packets: operands that the text
+    accesses only by ark_load and ark_store, so that they may be transferred as packets if they are
+    small or symmetric memory. Raises InvalidUsageError, which says what does not fit.
 
     Examples:
         >>> text = '''

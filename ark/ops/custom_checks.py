@@ -1,4 +1,6 @@
-"""What a custom op is declared and called with, checked in words. Called by ark.ops.custom."""
+"""Checks of the declaration and the calls of a custom op, with errors in plain words. Called by
+ark.ops.custom.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ Types = DataType | Sequence[DataType]
 
 
 def text_of(name: str, source: Any) -> tuple[str, str]:
-    """What compilers are to call the text, and the text."""
+    """(file name for compiler messages, text) of a source."""
     if isinstance(source, str):
         return f"{name}.h", source
     if not isinstance(source, os.PathLike):
@@ -69,7 +71,9 @@ def types_of(name: str, word: str, given: Types) -> tuple[DataType, ...]:
 
 
 def constant_of(name: str, word: str, kind: str, value: Any) -> Any:
-    """A constant as plans keep it."""
+    """The value of a constant in the form that plans hold; raises InvalidUsageError if it does not
+    fit.
+    """
     fits = isinstance(value, (bool, np.bool_)) if kind == "bool" else np.ndim(value) == 0
     try:
         if fits and kind == "bool":
@@ -95,7 +99,7 @@ def sizes_of(form: Form, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
 
 
 def made_by(form: Form, tensors: Sequence[ir.Tensor]) -> dict[str, ir.Tensor]:
-    """A call's results by name."""
+    """The results of a call, by name."""
     return dict(zip(form.results, tensors, strict=True))
 
 
@@ -115,7 +119,9 @@ def check_types(form: Form, tensors: Mapping[str, ir.Tensor]) -> None:
 
 
 def check_apart(form: Form, tensors: Mapping[str, Tensor], outputs: Sequence[ir.Tensor]) -> None:
-    """Tasks of an op are not ordered among themselves, so none writes what another reads."""
+    """Raises ModelError if an output overlaps another operand, because the tasks of an op are not
+    ordered among themselves.
+    """
     for place, (name, out) in enumerate(made_by(form, outputs).items()):
         others = {n: t.ir for n, t in tensors.items() if n != name}
         others |= dict(list(made_by(form, outputs).items())[:place])

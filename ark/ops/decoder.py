@@ -1,9 +1,9 @@
-"""What stands around attention in a decoder.
+"""The ops of a decoder besides attention.
 
-Rotary embedding, the row that the next token comes from, and the forms in which the compiler joins
-such ops with the product before them (ark.lower.rewrite.pack_weights): rope_kv and swiglu_pairs.
+These are rotary embedding, the row of the last token, and rope_kv and swiglu_pairs, in which the
+compiler fuses such ops with the product before them (ark.lower.rewrite.pack_weights).
 
-In a joined form the two elements that meet are neighbours in memory, so that one thread has both.
+In a fused op the two elements of a pair are neighbours in memory, so that one thread has both.
 """
 
 from __future__ import annotations
@@ -74,12 +74,13 @@ def rope_kv(
     values: TensorLike,
     name: str = "",
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Rotates queries and keys, appends keys and values to their caches; all three in one row.
+    """Rotates queries and keys, and appends keys and values to their caches, from a single input.
 
-    input (rows, (heads + 2 kv_heads) * width): queries, keys and values concatenated, pairs as
-    neighbours. position and frequencies as for rotary_embedding (interleaved), keys and values
-    caches (kv_heads, context, width); with as many positions as rows, of as many sequences.
-    Results: queries (rows, heads * width) fp32, both caches. ModelError for what does not fit.
+    input (rows, (heads + 2 kv_heads) * width): queries, keys and values concatenated; pairs are
+    neighbours. position and frequencies as for rotary_embedding (interleaved). keys and values:
+    caches (kv_heads, context, width); with as many positions as rows, those of as many sequences.
+    Results: queries (rows, heads * width) fp32, and both caches. Raises ModelError for shapes or
+    types that do not fit.
 
     Examples:
         >>> rows, caches = torch.ones(1, 6), [ark.tensor([1, 4, 2]) for _ in range(2)]
@@ -116,8 +117,8 @@ def rope_kv(
 def last_row(rows: TensorLike, state: TokenState, name: str = "") -> Tensor:
     """The row (1, width) of the text's last token.
 
-    rows: (n, width), of the tokens from the position on; if the last token is further on, the
-    result is their last row. Types of 8 bits or more.
+    rows: (n, width), the rows of n tokens from the position on. If the last token is not among
+    them, the result is the last row. Types of 8 bits or more.
 
     Examples:
         >>> state = ark.TokenState.make(8)
@@ -163,7 +164,7 @@ def _rotary(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.n
 
 
 def rope_kv_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    """Queries, and where a lone row hands them on its keys and values; then the two new caches."""
+    """The queries, the new keys and values (in one array), and the two new caches."""
     x, position, frequencies, keys, values, *table = inputs
     if table:
         return _rope_pages(inputs, attrs)
@@ -186,7 +187,7 @@ def rope_kv_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) ->
 
 
 def _rope_pages(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    """The same with caches in pages."""
+    """The same as rope_kv_reference for caches in pages."""
     x, position, frequencies, keys, values, table = inputs
     heads = ProjectionAttributes.from_node(attrs)
     ends = np.cumsum([heads.heads * heads.head_dim, heads.kv_heads * heads.head_dim])

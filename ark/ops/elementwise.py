@@ -1,7 +1,7 @@
 """Elementwise ops: arithmetic, activations, copy, cast and constants.
 
-The functions themselves are in ark.tasks.functions; broadcasting is NumPy's.
-`output` names a tensor to write into; what returns is a new tensor on its memory.
+The functions themselves are in ark.tasks.functions; broadcasting is NumPy's. `output` is a tensor
+to write into; the returned tensor is a new one on its memory.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _constant(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np
 
 
 def composed(name: str) -> None:
-    """Registers an elementwise op whose nodes carry their expression."""
+    """Registers an elementwise op whose nodes contain their expression."""
     register(
         name,
         _composed,
@@ -83,7 +83,9 @@ def unary(
     integers: bool = False,
     dtype: DataType | None = None,
 ) -> Tensor:
-    """The op of one tensor; of integers too where asked. dtype: of the result."""
+    """An op of one tensor. integers: integer types are also allowed. dtype: the result's type, by
+    default the input's.
+    """
     tensor = as_tensor(input)
     if not integers or tensor.ir.dtype not in INTEGERS:
         float_dtype(name, tensor)
@@ -95,9 +97,9 @@ def _unary(name: str, input: Any, output: Any, label: str) -> Tensor:
 
 
 def scalar(op: str, value: float, dtype: DataType) -> float:
-    """A number beside tensors of a type: an int where they are integers.
+    """A number as an operand beside tensors of this type; an int if the type is an integer type.
 
-    ModelError if it cannot be one of them.
+    Raises ModelError if the type cannot represent it.
     """
     try:
         float(value)
@@ -118,7 +120,7 @@ def scalar(op: str, value: float, dtype: DataType) -> float:
 
 
 def limits(dtype: DataType) -> tuple[int, int]:
-    """The least and the largest value of an integer type, or of bool."""
+    """The smallest and the largest value of an integer type, or of bool."""
     if dtype.name == "bool":
         return 0, 1
     signed = dtype.name.startswith("int")
@@ -130,7 +132,7 @@ def limits(dtype: DataType) -> tuple[int, int]:
 
 
 def arithmetic(op: str, tensor: Tensor) -> DataType:
-    """The tensor's type, which must be one that is calculated with."""
+    """The tensor's type; raises ModelError unless arithmetic supports it."""
     if tensor.ir.dtype not in (*FLOATS, *INTEGERS):
         raise UnsupportedError(
             f"{op} of {tensor.ir.dtype.name} is not supported; ark.cast to a floating-point or "
@@ -148,10 +150,10 @@ def binary(
     dtype: DataType | None = None,
     swapped: str = "",
 ) -> Tensor:
-    """The op of two tensors, or a tensor and a number.
+    """An op of two tensors, or of a tensor and a number.
 
-    dtype: of the result, where it is not the inputs'. swapped: the op with its arguments exchanged,
-    for a number on the left.
+    dtype: the result's type, by default the inputs'. swapped: the name of the op with its arguments
+    exchanged, which is used if the first argument is a number.
     """
     if isinstance(input, Number) and isinstance(other, Number):
         value = FUNCTIONS[name].reference(np.float64(input), np.float64(other)).item()
@@ -178,7 +180,7 @@ def binary(
 
 
 def _kind(name: str, tensor: Tensor) -> DataType:
-    """The tensor's type, which must be one that the function takes."""
+    """The tensor's type; raises ModelError unless the function supports it."""
     function, dtype = FUNCTIONS[name], tensor.ir.dtype
     if function.logical:
         if dtype.name != "bool":
@@ -209,7 +211,8 @@ def add(
 ) -> Tensor:
     """input + other with broadcasting; either may be a number; two numbers give a number.
 
-    Floating point, or integers, which wrap. ModelError if shapes do not broadcast or types differ.
+    Floating point, or integers, which wrap. Raises ModelError if shapes do not broadcast or types
+    differ.
 
     Examples:
         >>> ark.add(torch.tensor([5.0, -5.0, 2.0]), torch.tensor([3.0, 3.0, 2.0])).eval()
@@ -270,9 +273,9 @@ def cast(
 ) -> Tensor:
     """Converts to `dtype`, rounded to nearest even.
 
-    To integers it rounds towards zero; bool is True where the element is not 0. Integers that are
-    too large wrap; fp4 takes the nearest of its values. To or from `byte`, the bytes themselves are
-    the result, without an output as a view of the input's memory.
+    Floats are rounded towards zero to integers; to bool, True if the element is not 0. Integers
+    that are too large wrap; fp4 takes the nearest of its values. To or from `byte`, the result
+    consists of the same bytes; without an output it is a view of the input's memory.
 
     Examples:
         >>> ark.cast(torch.tensor([1.7, -1.7]), ark.int32).eval()
@@ -290,9 +293,9 @@ def cast(
 def copy(
     input: TensorLike | float, output: TensorLike | None = NullTensor, name: str = ""
 ) -> Tensor:
-    """Copies a tensor, broadcast to `output` where that is larger.
+    """Copies a tensor, broadcast to `output` if that is larger.
 
-    A number as input fills `output`, or a new fp32 tensor of shape [1]. Any type.
+    If the input is a number, it fills `output`, or a new fp32 tensor of shape [1]. Any type.
 
     Examples:
         >>> ark.copy(torch.tensor([-1.0, 0.0, 2.0])).eval()

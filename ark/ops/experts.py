@@ -1,9 +1,7 @@
-"""A mixture of experts as ops.
+"""Ops for a mixture of experts.
 
-Topk picks each row's experts, expert_linear multiplies each row with the weights of the experts
-that it was given (Shazeer et al. 2017).
-
-The weights of an expert that was not chosen are not read.
+topk chooses each row's experts; expert_linear multiplies each row by the weights of its experts
+(Shazeer et al. 2017). The weights of an expert that was not chosen are not read.
 """
 
 from __future__ import annotations
@@ -29,9 +27,9 @@ def topk(
 ) -> tuple[Tensor, Tensor]:
     """The k largest elements of each row, largest first, and their indices; or the smallest.
 
-    input (rows, n) of fp32, fp16 or bf16; results (rows, k) of its type and int32. Of equals the
-    first comes first; NaN is larger than all others, as in torch. InvalidUsageError
-    unless 1 <= k <= n.
+    input (rows, n) of fp32, fp16 or bf16; results (rows, k) of its type and int32. Of equal
+    elements the one with the smallest index comes first; NaN is larger than all others, as in
+    torch. Raises InvalidUsageError unless 1 <= k <= n.
 
     Examples:
         >>> values, indices = ark.topk(torch.tensor([[1.0, 9.0, 5.0]]), k=2)
@@ -76,12 +74,13 @@ def expert_linear(
 ) -> Tensor:
     """Products of rows with the weights of the experts that they were given.
 
-    input (rows, k), or (rows, slots, k) for an input of its own per slot; weight (experts, n, k);
-    experts (rows, slots) int32. Result (rows, slots, n) of the input's type: [r, s] = weight[
-    experts[r, s]] input[r]. The weight is of the input's type, or of any floating-point type where
-    the input is fp32, or quantised (a RowType), or an object with a method `expert_linear`. An
-    expert that there is not ends the run with a GpuError that names it.
-    first, of: the weight has the experts from `first` on, of so many; the results of others are 0.
+    input (rows, k), or (rows, slots, k) for a separate input per slot; weight (experts, n, k);
+    experts (rows, slots) int32. Result (rows, slots, n) of the input's type: [r, s] =
+    weight[experts[r, s]] input[r]. The weight has the input's type, or any floating-point type if
+    the input is fp32; or it is quantised (a RowType), or an object with a method `expert_linear`.
+    An expert number that is out of range ends the run with a GpuError that names it. first, of: the
+    weight contains the experts from number `first` on, of a total of `of`; the results of others
+    are 0.
 
     Examples:
         >>> x, experts = torch.ones(1, 2), torch.tensor([[1]], dtype=torch.int32)
@@ -145,7 +144,7 @@ def _expert_linear(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> li
     own = experts.astype(np.int64) - given.first
     held = (own >= 0) & (own < len(weight))
     if not given.of:
-        held |= True  # an expert that there is not is an IndexError
+        held |= True  # an expert out of range raises IndexError
     products = np.einsum("rsk,rsnk->rsn", x, weight[np.where(held, own, 0)])
     return [np.where(held[..., None], products, 0)]
 

@@ -1,4 +1,4 @@
-"""Where the largest or smallest elements are: argmax, argmin."""
+"""Indices of the largest or smallest elements: argmax, argmin."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ark.ops.base import index_type, positive_axis, result
 from ark.ops.reductions import reduce_axis, reduce_by
 from ark.tasks.expression import Tree, index, leaf, number
 
-MIN_SPLIT_ROW_ELEMENTS = 1 << 19  # elements of a line that several processors look through
-MAX_INT32 = 2**31 - 1  # that an int32 counts
+MIN_SPLIT_ROW_ELEMENTS = 1 << 19  # from this size on several processors search a line
+MAX_INT32 = 2**31 - 1  # the largest int32
 
 
 def _argmax(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
@@ -29,7 +29,7 @@ register("argmax", _argmax, lower_argmax, aliasing="none")
 def _first_index(
     function: str, input: Any, axis: int, dtype: DataType, last: bool, output: Any, name: str
 ) -> Tensor:
-    """Where the extreme element is: the least (or largest) index of those that equal it."""
+    """The smallest (with `last` the largest) index of the elements that equal the extreme."""
     tensor = as_tensor(input)
     op = f"arg{function}"
     shape = tensor.ir.shape
@@ -37,7 +37,7 @@ def _first_index(
     extreme = reduce_by(function, tensor, axis, True, NullTensor, "")
     beyond = -1 if last else shape[axis]
     matches: Tree = ["equal", leaf(0), leaf(1)]
-    if tensor.ir.dtype in FLOATS:  # the extreme is NaN where there is one
+    if tensor.ir.dtype in FLOATS:  # if there is a NaN, it is the extreme
         matches = ["logical_or", matches, ["isnan", leaf(0)]]
     tree = ["where", matches, index(axis - len(shape)), number(beyond)]
     counted = dtype if shape[axis] > MAX_INT32 else int32

@@ -1,6 +1,6 @@
-"""The op that a region of elementwise ops becomes (ark.lower.rewrite.fuse_regions).
+"""The op of a fused region of elementwise ops (ark.lower.rewrite.fuse_regions).
 
-Users do not write it.
+Users do not call it.
 """
 
 from __future__ import annotations

@@ -28,9 +28,10 @@ def resize(
 ) -> Tensor:
     """The spatial dimensions in other sizes: (n, channels, spatial...) to (n, channels, sizes...).
 
-    mode: nearest (halves rounded down) or linear. coordinates: how a place of the result is one of
-    the input: half_pixel, (i + 0.5) * scale - 0.5; asymmetric, i * scale; align_corners, ends on
-    ends. Places outside of the input take its nearest element. Types of 8 bits or more.
+    mode: nearest (halves rounded down) or linear. coordinates: how index i of the result is mapped
+    to a position in the input: half_pixel, (i + 0.5) * scale - 0.5; asymmetric, i * scale;
+    align_corners, so that the first and last elements coincide. Positions outside of the input take
+    its nearest element. Types of 8 bits or more.
 
     Examples:
         >>> x = torch.arange(3.0).reshape(1, 1, 3)
@@ -67,9 +68,9 @@ def _all(tensor: Tensor) -> list[Rule]:
 
 
 def _line(n: int, size: int, coordinates: str) -> tuple[Fraction, Fraction]:
-    """Slope and shift: the place i * slope + shift of n elements is element i of `size`.
+    """Slope and shift: element i of the result is at the position i * slope + shift of the input.
 
-    Fractions, so that indices are exact.
+    They are fractions, so that indices are exact.
     """
     slope, shift = Fraction(n, size), Fraction(0)
     if coordinates == "half_pixel":
@@ -80,20 +81,20 @@ def _line(n: int, size: int, coordinates: str) -> tuple[Fraction, Fraction]:
 
 
 def _below(axis: int, slope: Fraction, shift: Fraction) -> Rule:
-    """The rule of the elements at floor(i * slope + shift)."""
+    """The index rule for the elements at floor(i * slope + shift)."""
     divide = math.lcm(slope.denominator, shift.denominator)
     terms = [[axis, int(slope * divide)]] if slope else []
     return [terms, int(shift * divide), divide, "edge"]
 
 
 def _nearest(axis: int, slope: Fraction, shift: Fraction) -> Rule:
-    """Places rounded to nearest, halves down: the ceiling of place - 1/2."""
+    """The index rule for positions rounded to nearest, halves down: ceil(position - 1/2)."""
     divide = math.lcm(slope.denominator, shift.denominator, 2)
     return _below(axis, slope, shift + Fraction(1, 2) - Fraction(1, divide))
 
 
 def _blended(tensor: Tensor, axis: int, size: int, coordinates: str) -> Tensor:
-    """One axis by shares of the two neighbours of a place."""
+    """Resizes one axis, by linear interpolation between the two neighbours of a position."""
     n = tensor.ir.shape[axis]
     slope, shift = _line(n, size, coordinates)
     shape = [size if d == axis else m for d, m in enumerate(tensor.ir.shape)]

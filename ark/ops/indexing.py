@@ -1,7 +1,7 @@
 """Ops that move elements by index arithmetic: concat, split, expand, tile, pad, flip, steps.
 
-All but views and plain copies are one task kind, `remap` (ark.tasks.remap). They take any type but
-those of 4 bits, which concat, split and expand alone take.
+All but views and plain copies are of one task kind, `remap` (ark.tasks.remap). They take any type
+except those of 4 bits; concat, split and expand take these, too.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def remap(
 
 
 def _remap(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    """By its definition, an index at a time of every dimension."""
+    """The reference, one index at a time in every dimension."""
     source, given = inputs[0], RemapAttributes.from_node(attrs)
     grid = np.indices(given.shape)
     inside = np.ones(given.shape, bool)
@@ -74,10 +74,10 @@ def pad(
     output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """Elements before and behind every dimension, as numpy.pad counts them.
+    """Adds elements before and after every dimension; pads as in numpy.pad.
 
-    mode: constant (`value`), edge (the last element again), reflect (mirrored, without the last),
-    wrap. Negative numbers take elements away.
+    mode: constant (`value`), edge (the last element repeated), reflect (mirrored, without the
+    last), wrap. Negative numbers remove elements.
 
     Examples:
         >>> ark.pad(torch.ones(2), [(1, 2)]).eval()
@@ -167,9 +167,9 @@ def tile(input: TensorLike, repeats: Sequence[int], name: str = "") -> Tensor:
 def expand(
     input: TensorLike, shape: Sequence[int], output: TensorLike | None = NullTensor, name: str = ""
 ) -> Tensor:
-    """The tensor broadcast together with a shape, as a tensor of its own; any type.
+    """The tensor broadcast together with a shape, as a new tensor; any type.
 
-    ModelError if the shapes do not broadcast.
+    Raises ModelError if the shapes do not broadcast.
 
     Examples:
         >>> ark.expand(torch.tensor([1.0, 2.0]), [2, 2]).eval()
@@ -222,9 +222,9 @@ def _concat(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.n
 
 
 def split(input: TensorLike, sizes: Sequence[int], axis: int, name: str = "") -> list[Tensor]:
-    """Views of consecutive parts along `axis`, of these sizes, which together are all of it.
+    """Views of consecutive parts along `axis`; the sizes must add up to the axis's size.
 
-    Any type. InvalidUsageError if the sizes do not add up, or there is no such axis.
+    Any type. Raises InvalidUsageError if the sizes do not add up, or if the axis does not exist.
 
     Examples:
         >>> x = torch.arange(6.0).reshape(2, 3)

@@ -1,4 +1,6 @@
-"""matmul, linear, and the fused linear node that the planner makes of a matmul and neighbours."""
+"""matmul, linear, and the fused linear node into which the planner joins a matmul and its
+neighbours.
+"""
 
 from __future__ import annotations
 
@@ -35,17 +37,16 @@ def matmul(
 ) -> Tensor:
     """Matrix product over the last two dimensions, leading dimensions broadcast.
 
-    input (..., m, k) or, transposed, (..., k, m); other (..., k, n) or (..., n, k); result
-    (..., m, n). ModelError if the inner sizes differ.
+    input (..., m, k) or, transposed, (..., k, m); other (..., k, n) or (..., n, k); result (..., m,
+    n). Raises ModelError if the inner sizes differ.
 
-    fp32, fp16, bf16: both of one type, accumulated in fp32; the result is of that type, or of
-    `dtype` fp32, which keeps what fp16 and bf16 would round or overflow. fp8_e4m3 and
-    fp8_e5m2, in any pair: accumulated in fp32, or by matrix units that keep fewer digits of their
-    sums (Hopper's about 14 bits); the result is of `dtype`, fp32, fp16 or bf16 (the default). int8:
-    accumulated in int32, which is the result's type. What 8-bit types are scaled by is multiplied
-    to the result, which costs nothing.
-    tf32: of fp32 inputs the matrix units may read 10 bits of mantissa only, where they do so; the
-    default is exact fp32.
+    fp32, fp16, bf16: both of one type, accumulated in fp32; the result has that type, or with
+    `dtype` fp32 is not rounded to fp16 or bf16. fp8_e4m3 and fp8_e5m2, in any pair: accumulated in
+    fp32, or by matrix units with fewer digits (Hopper's about 14 bits); the result has the type
+    `dtype`: fp32, fp16 or bf16 (the default). int8: accumulated in int32, which is the result's
+    type. Multiplying the result by the scales of 8-bit inputs is fused into the product and costs
+    no time. tf32: for fp32 inputs matrix units may read only 10 bits of mantissa; the default is
+    exact fp32.
 
     Examples:
         >>> x = torch.arange(6.0).reshape(2, 3)
@@ -75,7 +76,7 @@ def matmul(
 
 
 def _result_type(a: Tensor, b: Tensor, asked: DataType | None, tf32: bool) -> DataType:
-    """The type of a product; ModelError where there is none."""
+    """The type of a product; raises ModelError if these inputs have no product."""
     small = {t.name for t in SMALL_FLOATS}
     types = {a.ir.dtype.name, b.ir.dtype.name}
     if tf32 and types != {"fp32"}:
@@ -117,10 +118,9 @@ def linear(
 ) -> Tensor:
     """input weight^T: (rows, k) and (n, k) to (rows, n), of the input's type, accumulated in fp32.
 
-    The weight is of the input's type, or of any floating-point type where the input is fp32, or
-    quantised (a RowType), or an object with a method `linear` that computes the result.
-    Without a name it is called as its weight is. tf32: as of matmul, for an input and a weight of
-    fp32.
+    The weight has the input's type, or any floating-point type if the input is fp32; or it is
+    quantised (a RowType), or an object with a method `linear` that computes the result. The default
+    name is that of the weight. tf32: as for matmul, for an input and a weight of fp32.
 
     Examples:
         >>> x = torch.arange(6.0).reshape(2, 3)
@@ -176,7 +176,7 @@ register("matmul", _matmul_reference, lower_matmul, aliasing="none")
 
 
 def _linear_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    """A norm, the product, and its epilogue, each by its own definition."""
+    """The reference: prologue, product and epilogue, each by its own reference."""
     x, weight, *others = inputs
     given = LinearAttributes.from_node(attrs)
     if given.prologue != "none":
@@ -188,7 +188,7 @@ def _linear_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) ->
 
 
 def _defined(op: str, inputs: list[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    """What an op makes; of the attributes it takes its own."""
+    """The reference result of an op, with those of the attributes that belong to it."""
     reference, form = get(op).reference, ATTRIBUTES.get(op)
     assert reference is not None
     own = attrs if form is None else {k: v for k, v in attrs.items() if k in form.__struct_fields__}

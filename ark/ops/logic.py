@@ -1,7 +1,7 @@
 """Elementwise comparisons, logic, selection, and arithmetic of two tensors beyond the basic four.
 
-Comparisons make bool tensors, logic takes and makes them. Broadcasting is NumPy's, either argument
-may be a number, the tensors are of one type. Functions: ark.tasks.functions.
+Comparisons return bool tensors; logic takes and returns them. Broadcasting is NumPy's, either
+argument may be a number, and two tensors must have the same type. Functions: ark.tasks.functions.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def less(
 ) -> Tensor:
     """input < other, as bool, with broadcasting; either may be a number.
 
-    Floating point, or integers, of one type. ModelError if shapes do not broadcast or types differ.
+    Floating point, or integers, of one type. Raises ModelError if shapes do not broadcast or types
+    differ.
 
     Examples:
         >>> ark.less(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([2.0, 2.0, 2.0])).eval()
@@ -182,7 +183,7 @@ def maximum(
     output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """The larger of two elements; NaN if one of them is. Floating point or integers.
+    """The larger of two elements; NaN if one of them is NaN. Floating point or integers.
 
     Examples:
         >>> ark.maximum(torch.tensor([5.0, -5.0, 2.0]), torch.tensor([3.0, 3.0, 2.0])).eval()
@@ -197,7 +198,7 @@ def minimum(
     output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """The smaller of two elements; NaN if one of them is. Floating point or integers.
+    """The smaller of two elements; NaN if one of them is NaN. Floating point or integers.
 
     Examples:
         >>> ark.minimum(torch.tensor([5.0, -5.0, 2.0]), torch.tensor([3.0, 3.0, 2.0])).eval()
@@ -257,7 +258,7 @@ def hypot(
     output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """sqrt(input^2 + other^2), without overflow between; floating-point types.
+    """sqrt(input^2 + other^2), without intermediate overflow; floating-point types.
 
     Examples:
         >>> ark.hypot(torch.tensor([5.0, -5.0, 2.0]), torch.tensor([3.0, 3.0, 2.0])).eval()
@@ -274,7 +275,8 @@ def pow(
 ) -> Tensor:
     """input to the power of other; floating point, or integers (a negative power gives 0, 1, -1).
 
-    Powers 2, 3, 0.5 and -1 given as numbers are products, a root, a quotient.
+    If the power is one of the numbers 2, 3, 0.5 and -1, it is computed as products, a root or a
+    quotient.
 
     Examples:
         >>> ark.pow(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([2.0, 2.0, 0.5])).eval()

@@ -22,10 +22,10 @@ def logsumexp(
     output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """log(sum(e^input)) over `axis`, or several, in fp32 between; fp32, fp16, bf16.
+    """log(sum(e^input)) over one axis or several, computed in fp32; fp32, fp16, bf16.
 
-    Shifted by the largest element, so that nothing overflows; by nothing where that is infinite, so
-    that the result is -inf where all elements are, and inf where one is.
+    The largest element is subtracted first, so that nothing overflows; if it is infinite, nothing
+    is subtracted, so that the result is -inf if all elements are -inf, and inf if one is inf.
 
     Examples:
         >>> x = torch.arange(6.0).reshape(2, 3)

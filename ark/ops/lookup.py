@@ -1,6 +1,6 @@
-"""Ops whose indices are tensors, gather and scatter in their forms, and running sums along an axis.
+"""Gather and scatter ops, whose indices are tensors.
 
-Any type but those of 4 bits. Task kinds: ark.tasks.remap, ark.tasks.along, ark.tasks.scatter.
+Any type except those of 4 bits. Task kinds: ark.tasks.remap, ark.tasks.scatter.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ark.ops.logic import greater_equal, less, logical_or
 from ark.ops.selection import iota, where
 from ark.ops.views import reshape
 
-OUTSIDE_INDEX = 1 << 40  # an index that no dimension has
+OUTSIDE_INDEX = 1 << 40  # larger than any dimension
 
 
 def gather(
@@ -35,8 +35,8 @@ def gather(
 ) -> Tensor:
     """The elements of `axis` at the indices: (..., n, ...) and (i...) to (..., i..., ...).
 
-    indices: int32 or int64, below 0 counted from the end; one out of range ends the run with a
-    GpuError that names it.
+    indices: int32 or int64; negative ones count from the end. An index out of range ends the run
+    with a GpuError that names it.
 
     Examples:
         >>> ark.gather(torch.arange(6.0).reshape(2, 3), torch.tensor([2, 0]), axis=1).eval()
@@ -71,7 +71,8 @@ def gather_elements(
 ) -> Tensor:
     """result[i, j, ...] = input[i, indices[i, j, ...], ...] (for axis 1); the indices' shape.
 
-    indices: of as many dimensions as the input and, beside the axis, not larger; else as gather.
+    indices: with as many dimensions as the input, and except along the axis not larger. Otherwise
+    as gather.
 
     Examples:
         >>> x = torch.arange(6.0).reshape(2, 3)
@@ -103,9 +104,9 @@ def _gather_elements(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> 
 
 
 def _linear(op: str, ids: Tensor, shape: Sequence[int]) -> Tensor:
-    """Tuples of indices (last dimension) as one index of the dimensions together, int64.
+    """For tuples of indices (in the last dimension) the flat index over these dimensions, int64.
 
-    Where one of a tuple is out of its dimension's range the result is out of all ranges.
+    If an index of a tuple is out of range, the result is larger than any dimension.
     """
     total: Any = None
     outside: Any = None
@@ -128,7 +129,7 @@ def gather_nd(
 ) -> Tensor:
     """Parts of the input at tuples of indices: (..., r) to (..., rest), as ONNX's GatherND.
 
-    batch_dims: leading dimensions that both have and that are walked through together.
+    batch_dims: the number of leading dimensions that input and indices have in common.
 
     Examples:
         >>> x = torch.arange(6.0).reshape(2, 3)
@@ -169,10 +170,10 @@ def scatter_elements(
 ) -> Tensor:
     """The input with result[i, indices[i, j, ...], ...] = updates[i, j, ...] (for axis 1).
 
-    reduction: set, or add, mul, maximum, minimum with the old element; of equal indices along the
-    axis the updates are applied in order. updates: of the indices' shape and the input's type; the
-    indices may be one wide where the updates are wider. output: the input itself is updated in
-    place.
+    reduction: set, or add, mul, maximum, minimum with the old element. If indices along the axis
+    are equal, the updates are applied in order. updates: of the indices' shape and the input's
+    type; indices of size 1 in the last dimension broadcast to the updates. output: may be the input
+    itself, which is then updated in place.
 
     Examples:
         >>> x, indices = torch.zeros(1, 3), torch.tensor([[2, 2]])

@@ -1,7 +1,7 @@
-"""Elementwise functions: roots, logarithms, rounding, trigonometry, activations, gated ones too.
+"""Elementwise functions: roots, logarithms, rounding, trigonometry, activations, gated activations.
 
-The functions themselves are in ark.tasks.functions. Activations made of several are one node whose
-expression is composed here, so that they cost one read and one write.
+The functions themselves are in ark.tasks.functions. An activation that consists of several
+functions is one node, whose expression is composed here, so that it costs one read and one write.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ def _op(
     predicate: bool = False,
     called: str = "",
 ) -> Callable[..., Tensor]:
-    """The user's function of an entry of ark.tasks.functions.
+    """The users' function for an entry of ark.tasks.functions.
 
-    example: elements of a tensor, and those of the result. called: the function's name, where it is
-    not the entry's.
+    example: elements of a tensor, and of the result. called: the function's name, if it differs
+    from the entry's.
     """
 
     def apply(input: Any, output: Any = NullTensor, label: str = "") -> Tensor:
@@ -112,7 +112,7 @@ isinf = _op(
 
 
 def _gated(function: str, given: Gated) -> Any:
-    """The user's function of an entry that is a gated activation."""
+    """The users' function for an entry that is a gated activation."""
 
     def op(
         gate: TensorLike, up: TensorLike, output: TensorLike | None = NullTensor, name: str = ""
@@ -280,7 +280,7 @@ def softsign(input: TensorLike, output: TensorLike | None = NullTensor, name: st
 def gelu_erf(input: TensorLike, output: TensorLike | None = NullTensor, name: str = "") -> Tensor:
     """GELU by its definition, input times the normal distribution (Hendrycks and Gimpel 2016).
 
-    Any shape; fp32, fp16, bf16. Of infinities it has the limits, 0 and infinity.
+    Any shape; fp32, fp16, bf16. For -inf and inf the result is the limit, 0 and inf.
 
     Examples:
         >>> ark.gelu_erf(torch.tensor([-1.0, 0.0, 2.0])).eval()

@@ -21,7 +21,7 @@ def transpose(
 ) -> Tensor:
     """Permutes dimensions: result dimension i is input dimension perm[i]; any type.
 
-    InvalidUsageError if perm does not name each dimension once.
+    Raises InvalidUsageError if perm does not contain each dimension once.
 
     Examples:
         >>> x = torch.arange(6.0).reshape(2, 3)

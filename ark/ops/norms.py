@@ -53,7 +53,7 @@ def _rmsnorm(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.
 
 
 def _rounded_rmsnorm(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    """Rows are rounded before they are multiplied by the weight."""
+    """The reference of rmsnorm with rows rounded before they are multiplied by the weight."""
     (normed,) = _rmsnorm([inputs[0], np.ones(1)], attrs)
     kind = by_name(NormAttributes.from_node(attrs).type)
     return [normed.astype(kind.numpy).astype(normed.dtype) * inputs[1]]
@@ -96,7 +96,7 @@ def safe_softmax(
 ) -> Tensor:
     """Softmax over the last dimension, zeros where all elements are -inf; fp32, fp16, bf16.
 
-    Attention has it of a row whose keys are all masked.
+    This is the softmax of attention for a row whose keys are all masked.
 
     Examples:
         >>> x = torch.tensor([[0.0, 1.0], [float("-inf"), float("-inf")]])

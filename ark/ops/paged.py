@@ -1,4 +1,4 @@
-"""Attention over key/value caches in pages that sequences share, and appending to one."""
+"""Attention over key/value caches in pages that sequences share, and appending to such caches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from ark.ops.caches import as_stored, cache_dtype, check_rows, codes_of
 
 
 def _check(op: str, cache: Tensor, pages: Tensor, position: Tensor, rows: int) -> tuple[int, int]:
-    """(heads, width) of a cache in pages; ModelError if it, the table or the position is none."""
+    """(heads, width) of a cache in pages; raises ModelError if the shape or type of the cache, the
+    page table or the position is not as required.
+    """
     cache_dtype(op, cache)
     shape, table, at = cache.ir.shape, pages.ir, position.ir
     if len(shape) != 4 or not cache.ir.dense:
@@ -60,11 +62,12 @@ def paged_append(
 
     cache (pages, heads, page, width); input (rows, heads * width); pages (sequences, most) int32,
     the numbers of each sequence's pages in order; position (sequences,) int32, read when the kernel
-    runs. Row r is sequence r's at its position, or, of one sequence, at position + r. A position
-    outside of the table ends the run with an error; rows of one sequence past it, and those
-    whose page has no number of the pool's, are dropped. Sequences must not share a written page.
-    apart: no row of this iteration reads what another one appends; then attention need not wait.
-    ModelError for what does not fit.
+    runs. If there are several sequences, row r belongs to sequence r, at its position; if there is
+    one, row r is at position + r. A position outside of the table ends the run with an error. Rows
+    of one sequence beyond the table are dropped, and so are rows whose page number is not in the
+    pool. Sequences must not share a page that is written. apart: True if no row of this iteration
+    reads what another row appends; attention then need not wait. Raises ModelError for shapes or
+    types that do not fit.
 
     Examples:
         >>> cache, position = ark.tensor([2, 1, 16, 8]), torch.tensor([0], dtype=torch.int32)
@@ -121,14 +124,16 @@ def paged_attention(
 
     PagedAttention, Kwon et al. 2023.
 
-    query (rows, heads * width); key and value (pages, kv_heads, page, width), alike; heads must be
-    a multiple of kv_heads. pages (sequences, most) int32: the numbers of each sequence's pages in
-    order; in what no row sees they may be any, else one outside of the pool ends the run with an
-    error, and so does a position outside of the table. position (sequences,) int32.
-    Row r is sequence r's and sees its positions 0 to position, or, of one sequence, 0 to position +
-    r. scale: of scores, by default width ** -0.5. window, softcap, sinks: as of ark.attention; of
-    pages wholly before a window no row sees anything. Result of the query's shape and type, fp32,
-    fp16 or bf16; sums and exponentials are in fp32. ModelError for what does not fit.
+    query (rows, heads * width); key and value (pages, kv_heads, page, width), of one shape and
+    type; heads must be a multiple of kv_heads. pages (sequences, most) int32: the numbers of each
+    sequence's pages in order. Numbers of pages that no row sees may have any value; another number
+    outside of the pool ends the run with an error, and so does a position outside of the table.
+    position (sequences,) int32. If there are several sequences, row r belongs to sequence r and
+    sees its positions 0 to position; if there is one, row r sees 0 to position + r. scale: the
+    factor of scores, by default width ** -0.5. window, softcap, sinks: as of ark.attention; pages
+    that are wholly before the window are not seen. The result has the query's shape and type, fp32,
+    fp16 or bf16; sums and exponentials are computed in fp32. Raises ModelError for shapes or types
+    that do not fit.
 
     Examples:
         >>> keys, position = torch.ones(2, 1, 16, 8), torch.tensor([3], dtype=torch.int32)

@@ -1,5 +1,5 @@
-"""The sums of a product in parts of k, added up, alone or with the norm of their rows: the nodes
-that ark.lower.rewrite.cut_products and fuse_parts_norm make.
+"""Ops that add up the sums of a product's parts of k, optionally with the norm of the rows.
+ark.lower.rewrite.cut_products and fuse_parts_norm make these nodes.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def _pool(
     for n, k, s, d, (a, b) in zip(tensor.ir.shape[2:], size, steps, spread, pads, strict=True):
         room = n + a + b - (k - 1) * d - 1
         places = (-(-room // s) if ceil else room // s) + 1
-        # The last window begins inside of the input or what lies before it.
+        # The last window must begin inside of the input or of the padding before it.
         sizes.append(places - 1 if ceil and (places - 1) * s >= n + a else places)
         if room < 0 or a >= k * d:
             raise ModelError(
@@ -53,8 +53,8 @@ def _pool(
     if counted and any(
         (m - 1) * s + (k - 1) * d + 1 > n + a + b for n, m, k, s, d, (a, b) in room_of
     ):
-        # A window reaches past the padding, and what lies there does not count: the padding
-        # becomes a part of the input, which alone counts.
+        # A window reaches beyond the padding, and elements there do not count in the mean. So the
+        # padding becomes a part of the input, and only elements of the input count.
         tensor = pad(tensor, [(0, 0), (0, 0), *pads])
         pads, counted = [(0, 0)] * count, False
     attrs = {
@@ -80,8 +80,8 @@ def max_pool(
 ) -> Tensor:
     """Largest element of a window; (n, channels, spatial...), one to three spatial dimensions.
 
-    stride: default the kernel. padding: as conv; what lies outside does not take part. ceil: a last
-    window that is not whole counts.
+    stride: by default the kernel. padding: as for conv; elements outside of the input do not take
+    part. ceil: also compute a result for a last window that is only partly inside.
 
     Examples:
         >>> x = torch.arange(16.0).reshape(1, 1, 4, 4)
@@ -102,10 +102,10 @@ def avg_pool(
     count_include_pad: bool = True,
     name: str = "",
 ) -> Tensor:
-    """Mean of a window; as max_pool.
+    """Mean of a window; otherwise as max_pool.
 
-    count_include_pad: padding takes part, as zeros; what lies past it in a last window that is not
-    whole does not, as in torch.
+    count_include_pad: padding counts, as zeros. Elements beyond the padding, in a last window that
+    is only partly inside, do not count, as in torch.
 
     Examples:
         >>> x = torch.arange(16.0).reshape(1, 1, 4, 4)
@@ -145,7 +145,7 @@ def global_avg_pool(input: TensorLike, name: str = "") -> Tensor:
 
 
 def _pool_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    """Window by window."""
+    """The reference, one window at a time."""
     x, given = inputs[0], PoolAttributes.from_node(attrs)
     pooled = np.zeros((*x.shape[:2], *given.sizes))
     for place in np.ndindex(*given.sizes):

@@ -1,6 +1,6 @@
-"""Values of few bits with a scale (and a zero point) for every group of neighbours in a row.
+"""Values of few bits, in which each group of neighbours in a row has a scale (and a zero point).
 
-value = scale * (element - zero). As in GPTQ's and AWQ's checkpoints, groups lie along the last
+value = scale * (element - zero). As in GPTQ's and AWQ's checkpoints, groups are along the last
 dimension of a weight (outputs, inputs).
 """
 
@@ -33,7 +33,7 @@ TYPES = (*PACKED, int8, uint8, *SMALL_FLOATS)
 
 
 def _groups(op: str, weight: Tensor, scales: Tensor, zeros: Tensor | None) -> int:
-    """Elements of a group; ModelError where the shapes do not say one."""
+    """The number of elements of a group; raises ModelError if the shapes do not determine it."""
     float_dtype(op, scales)
     shape, given = weight.ir.shape, scales.ir.shape
     fits = len(given) == len(shape) and given[:-1] == shape[:-1] and shape[-1] % given[-1] == 0
@@ -56,9 +56,9 @@ def dequantize(
 ) -> Tensor:
     """scale * (element - zero) for every element: (..., k) with scales (..., k / group).
 
-    weight: int4, uint4, fp4, int8, uint8 or fp8; zeros of the scales' shape, floating point; the
-    result of `dtype`, fp32, fp16 or bf16. A group is an even number of elements. ModelError for
-    other types, or scales that do not fit.
+    weight: int4, uint4, fp4, int8, uint8 or fp8; zeros: of the scales' shape, floating point;
+    result: of type `dtype`, fp32, fp16 or bf16. A group is an even number of elements. Raises
+    ModelError for other types, or for scales that do not fit.
 
     Examples:
         >>> weight = torch.tensor([[2, -4]], dtype=torch.int8)
@@ -122,9 +122,9 @@ def quantized_linear(
 ) -> Tensor:
     """input dequantize(weight)^T: (rows, k) and (n, k) to (rows, n), accumulated in fp32.
 
-    Up to eight rows read the weight's bits alone; more dequantise it first, to `dtype`, which is by
-    default the input's type. Types as dequantize; the result is of the input's type. ModelError
-    for shapes or types that do not fit.
+    For up to eight rows only the weight's bits are read from memory; for more rows it is
+    dequantised first, to `dtype`, by default the input's type. Types as for dequantize; the result
+    has the input's type. Raises ModelError for shapes or types that do not fit.
 
     Examples:
         >>> weight = torch.tensor([[2, -4]], dtype=torch.int8)
@@ -151,12 +151,12 @@ def quantized_linear(
 
 
 def _values(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    """Of rows that are given as their values."""
+    """The reference of row_values. References get quantised rows as their values."""
     return [inputs[0]]
 
 
 def _quantized(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    if len(inputs) == 2:  # rows, as their values
+    if len(inputs) == 2:  # quantised rows, which references get as their values
         return [inputs[0] @ inputs[1].T]
     x, weight, scales, *zeros = inputs
     group = GroupAttributes.from_node(attrs).group

@@ -1,8 +1,8 @@
-"""Random numbers made on the device, by counting: Philox4x32-10 (Salmon et al., SC 2011).
+"""Counter-based random numbers, computed on the device: Philox4x32-10 (Salmon et al., SC 2011).
 
-An element's number is a function of its place, the seed and the step, and of nothing else: the same
-on every backend, in every order and however a tensor is tiled or sharded. Where numbers must differ
-from one iteration of a launch to the next, the step is a tensor that the graph counts up.
+An element's number is a function of its index, the seed and the step only: it is the same on every
+backend, in every order, and for every tiling and sharding. For numbers that differ between the
+iterations of a launch, the step is a tensor that the graph increments.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TOP = 1 << 63
 
 
 class _Numbers:
-    """What a random op counts with: the inputs of its node, and words of its elements."""
+    """The inputs of a random op's node, and expressions for its random words."""
 
     def __init__(self, op: str, shape: Sequence[int], seed: Any, step: Any) -> None:
         self.shape = check_dims(op, shape)
@@ -47,30 +47,30 @@ class _Numbers:
         return leaf(len(self.inputs) - 1)
 
     def word(self, words: int = 1, which: int = 0) -> Tree:
-        """Word `which` of the `words` that an element has."""
+        """Word number `which` of the `words` words of an element."""
         at: Tree = ["cast", "int64", index(-1)]
         if words > 1:
             at = ["add", ["mul", at, number(words)], number(which)]
         return ["philox", at, *(["cast", "int64", t] for t in (self._key, self._stream))]
 
     def uniform(self, words: int = 1, which: int = 0) -> Tree:
-        """A number of 24 bits in [0, 1)."""
+        """A number of 24 bits in [0, 1), from a word of an element."""
         bits: Tree = ["shift_right", self.word(words, which), number(8)]
         return ["mul", ["cast", "fp32", bits], number(2.0**-24)]
 
     def flat(self, op: str, tree: Tree, dtype: DataType, name: str) -> Tensor:
-        """The op's result, of one dimension: an element's index is its place."""
+        """The op's result in one dimension, in which an element's index is its position."""
         dims = check_dims(op, [math.prod(self.shape)])
         attrs = {"expr": tree, "shape": dims}
         return result(op, self.inputs, dims, dtype, attrs=attrs, name=name)
 
     def tensor(self, op: str, tree: Tree, dtype: DataType, name: str) -> Tensor:
-        """The op's result."""
+        """The op's result in its shape."""
         return reshape(self.flat(op, tree, dtype, name), self.shape)
 
 
 def _scaled(tree: Tree, by: float, offset: float) -> Tree:
-    """The numbers times `by`, moved by `offset`; as they are where that changes nothing."""
+    """The expression times `by` plus `offset`; unchanged if this has no effect."""
     if (by, offset) == (1.0, 0.0):
         return tree
     return ["add", ["mul", tree, number(float(by))], number(float(offset))]
@@ -133,7 +133,7 @@ def random_normal(
     dtype: DataType = fp32,
     name: str = "",
 ) -> Tensor:
-    """Normal numbers by Box and Muller's method, each of two words of its own; |z| < 5.8.
+    """Normal numbers by Box and Muller's method, from two words per element; |z| < 5.8.
 
     Shape, type, seed and step as for random_uniform.
 
@@ -158,9 +158,10 @@ def dropout(
     step: TensorLike | int = 0,
     name: str = "",
 ) -> Tensor:
-    """Each element with probability `rate` 0, else divided by 1 - rate.
+    """Sets each element to 0 with probability `rate`, else divides it by 1 - rate.
 
-    Which ones, says the same random_uniform in the gradient. Any shape; fp32, fp16, bf16.
+    The gradient uses the same random_uniform, so it selects the same elements. Any shape; fp32,
+    fp16, bf16.
 
     Examples:
         >>> ark.dropout(torch.ones(6), rate=0.5, seed=3).eval()

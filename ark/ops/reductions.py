@@ -1,6 +1,6 @@
 """Reductions over axes: reduce_sum, reduce_mean, reduce_max, reduce_min, reduce_prod.
 
-Sums are in fp32 whatever the type.
+Sums of floats are computed in fp32, whatever their type.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def reduce_by(
     output: Any,
     name: str,
 ) -> Tensor:
-    """The reduction by a function of FUNCTIONS over `axis`, or several."""
+    """The reduction by a function of FUNCTIONS over one axis or several."""
     tensor = as_tensor(input)
     op = f"reduce_{function}"
     dtype = tensor.ir.dtype
@@ -66,7 +66,7 @@ def reduce_axis(
     name: str,
     dtype: DataType,
 ) -> Tensor:
-    """One axis, into a result of that type."""
+    """The reduction over one axis, with a result of type `dtype`."""
     op = f"reduce_{function}"
     axis = positive_axis(op, axis, len(tensor.ir.shape))
     shape = list(tensor.ir.shape)
@@ -81,7 +81,9 @@ def reduce_axis(
 def _reduce_axes(
     function: str, tensor: Tensor, axes: Sequence[int], keepdims: bool, output: Any, name: str
 ) -> Tensor:
-    """Several axes: neighbours as one, groups of them one after the other, in fp32 between."""
+    """The reduction over several axes. Neighbouring axes are joined; the joined axes are reduced
+    one after the other, in fp32 between.
+    """
     shape, dtype = tensor.ir.shape, tensor.ir.dtype
     op = f"reduce_{function}"
     wanted = sorted({positive_axis(op, a, len(shape)) for a in axes})

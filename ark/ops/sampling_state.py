@@ -1,4 +1,4 @@
-"""The state beside ark.ops.tokens.TokenState from which `sample_adjusted` samples."""
+"""The state for `sample_adjusted`, in addition to ark.ops.tokens.TokenState."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from ark.tasks.adjusted import MASK_BITS, OPTIONS
 
 @dataclass(frozen=True)
 class SamplingState:
-    """What `batch` sequences sample with, as ark.tasks.adjusted describes each sequence's part.
+    """The sampling state of `batch` sequences; ark.tasks.adjusted describes the part of one
+    sequence.
 
     options (batch * len(OPTIONS),) int32. bias (batch, vocabulary) fp32: added to the logits; -inf
-    for tokens that are never sampled. allowed (batch, vocabulary / 32) int32: a bit for each token,
-    the lowest first, read where the option `masked` is not 0. counts (batch, vocabulary) int32.
-    logprobs (batch * context * (1 + 2 * top),) int32, memory that the host sees.
+    for tokens that are never sampled. allowed (batch, vocabulary / 32) int32: one bit per token,
+    lowest first, used if the option `masked` is not 0. counts (batch, vocabulary) int32. logprobs
+    (batch * context * (1 + 2 * top),) int32, in memory that the host can read.
     """
 
     options: Tensor
@@ -30,7 +31,9 @@ class SamplingState:
 
     @classmethod
     def make(cls, context: int, batch: int, vocabulary: int, top: int) -> SamplingState:
-        """The state of the current model; top: most log probabilities beside the sampled one."""
+        """A new state in the current model. top: the most log probabilities besides that of the
+        sampled token.
+        """
 
         def state(name: str, shape: tuple[int, ...], dtype: DataType, arena: str) -> Tensor:
             tensor = new_tensor("SamplingState", arena, shape, dtype, (), (), (), name)
@@ -46,12 +49,12 @@ class SamplingState:
         )
 
     def rows(self, part: Callable[[Tensor], Tensor]) -> SamplingState:
-        """The state of some of the sequences. part: theirs of a tensor."""
+        """The state of some of the sequences. part: returns their part of a tensor."""
         every = (self.options, self.bias, self.allowed, self.counts, self.logprobs)
         return SamplingState(*(part(tensor) for tensor in every))
 
     @property
     def tensors(self) -> list[ir.Tensor]:
-        """All of them; the last two are written."""
+        """All tensors of the state; the op writes the last two."""
         every = (self.options, self.bias, self.allowed, self.counts, self.logprobs)
         return [as_tensor(tensor).ir for tensor in every]

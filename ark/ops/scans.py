@@ -26,7 +26,8 @@ def cumsum(
 ) -> Tensor:
     """Sums of the elements up to each along `axis`; fp32, fp16, bf16, integers.
 
-    exclusive: without the element itself. reverse: from the end. Accumulated in fp32.
+    exclusive: the element itself is not included. reverse: from the end. Floats are accumulated in
+    fp32.
 
     Examples:
         >>> ark.cumsum(torch.arange(4.0), axis=0).eval()

@@ -28,8 +28,8 @@ def where(
 ) -> Tensor:
     """input where the condition holds, else other; all three broadcast.
 
-    condition: bool; input and other: tensors of one type, any but those of 4 bits, or one of them
-    a number.
+    condition: bool. input and other: tensors of one type (any except those of 4 bits), or one of
+    them a number.
 
     Examples:
         >>> x = torch.tensor([-1.0, 2.0])
@@ -123,7 +123,7 @@ def tril(
 ) -> Tensor:
     """The lower triangle of the last two dimensions, up to a diagonal (above 0: further up).
 
-    Zeros elsewhere. Types of 8 bits or more; ModelError for fewer than two dimensions.
+    Zeros elsewhere. Types of 8 bits or more; raises ModelError for fewer than two dimensions.
 
     Examples:
         >>> ark.tril(torch.ones(2, 2)).eval()
@@ -159,8 +159,8 @@ def one_hot(
 ) -> Tensor:
     """`on` at each index of the input, `off` elsewhere, along a new dimension of size `depth`.
 
-    input: any integers; a negative one counts from the end, others outside of the range have none.
-    axis: where the new dimension stands in the result.
+    input: any integers; negative ones count from the end, and for others out of range all elements
+    are `off`. axis: the position of the new dimension in the result.
 
     Examples:
         >>> ark.one_hot(torch.tensor([2, 0]), 3, dtype=ark.fp32).eval()

@@ -1,4 +1,4 @@
-"""Drawing the next token of several sequences that are decoded together (ark.tasks.sequences)."""
+"""Sampling the next token of several sequences that are decoded together (ark.tasks.sequences)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ark.tasks.tokens import SETTINGS
 
 
 def _sample_each(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    """New positions, tokens and outputs."""
+    """The new positions, tokens and outputs."""
     logits, settings, positions, tokens, output, stops, *_ = inputs
     batch = len(logits)
     rows = [np.array_split(t, batch) for t in (settings, positions, tokens, output)]
@@ -33,7 +33,9 @@ def _sample_each(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list
 
 
 def _choose_each(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    """The candidates, behind the position, are the best of the logits."""
+    """The reference of choose_each. It ignores the candidates, which follow the position, because
+    they are the best of the logits.
+    """
     return _sample_each([*inputs[:3], *inputs[4:]], attrs)
 
 

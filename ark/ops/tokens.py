@@ -1,10 +1,10 @@
-"""The token loop as ops.
+"""The ops of the token loop.
 
-The state that it keeps on the device, the embedding at a position, drawing the next token, and
-moving on by a chunk of the prompt.
+These are the state that stays on the device, the embedding at a position, drawing the next token,
+and advancing by a chunk of the prompt.
 
 A decoder's entry points (docs/models.md) begin with `embed` and end with `sample` or `advance`, so
-that no host takes part between the first token and the last.
+that the host is not involved between the first token and the last.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ KEY = SETTINGS.index("key_low"), SETTINGS.index("key_high")
 
 @dataclass(frozen=True)
 class TokenState:
-    """What a token loop keeps on the device from iteration to iteration and launch to launch.
+    """The state of a token loop, which stays on the device between iterations and between launches.
 
     tokens (context,) int32: the text so far. position (1,) int32: of the next token to read.
     settings int32: ark.tasks.tokens.SETTINGS. stops (16,) int32: tokens that end the text. output
-    (context,) int32: new tokens where the host sees them as they are made.
+    (context,) int32: new tokens, in memory that the host can read while the kernel runs.
 
-    sampling: more of it, where sampling follows all of ark.SamplingParams.
+    sampling: further state, if sampling supports all of ark.SamplingParams.
 
-    Of several sequences, tokens, position, settings and output have each one's elements one behind
-    the other; `of` gives a sequence's own. pages (sequences, most) int32: the numbers of each one's
-    pages, where keys and values lie in pages that sequences share; None where they do not. leave
-    (1,) int32: a word that the host may set while the kernel runs, which then ends with the
-    iteration; None without one.
+    With several sequences, tokens, position, settings and output contain the elements of one
+    sequence after those of another; `of` returns the state of one sequence. pages (sequences, most)
+    int32: the numbers of each sequence's pages, if keys and values are in pages that sequences
+    share, otherwise None. leave (1,) int32: a word that the host may set while the kernel runs, to
+    end it with the present iteration; None if there is no such word.
 
     Examples:
         >>> ark.TokenState.make(8).batch
@@ -72,12 +72,12 @@ class TokenState:
         logprobs: int = 0,
         leaves: bool = False,
     ) -> TokenState:
-        """The state of the current model, for `batch` texts of at most `context` tokens each.
+        """A new state in the current model, for `batch` texts of at most `context` tokens each.
 
-        pages: the most that a text has, 0 for caches that are not in pages. prefix: of the tensors'
-        names. vocabulary: the number of tokens, if sampling is to follow all of ark.SamplingParams,
-        with at most `logprobs` reported beside the sampled one. leaves: with the word `leave`, for
-        texts in pages.
+        pages: the most pages of a text; 0 for caches that are not in pages. prefix: of the tensors'
+        names. vocabulary: the number of tokens, if sampling is to support all of
+        ark.SamplingParams, with at most `logprobs` log probabilities reported besides that of the
+        sampled token. leaves: whether the state has the word `leave`, for texts in pages.
         """
 
         def state(name: str, *shape: int, arena: str = "state") -> Tensor:
@@ -98,7 +98,7 @@ class TokenState:
 
     @property
     def batch(self) -> int:
-        """How many sequences there are."""
+        """The number of sequences."""
         return self.position.ir.shape[0]
 
     def of(self, sequence: int) -> TokenState:
@@ -106,7 +106,7 @@ class TokenState:
         return self._rows(lambda tensor: share(tensor, self.batch, sequence))
 
     def first(self, sequences: int) -> TokenState:
-        """The state of the first so many sequences."""
+        """The state of the first `sequences` sequences."""
 
         def part(tensor: Tensor) -> Tensor:
             size, *others = tensor.ir.shape
@@ -116,7 +116,7 @@ class TokenState:
         return self if sequences == self.batch else self._rows(part)
 
     def _rows(self, part: Callable[[Tensor], Tensor]) -> TokenState:
-        """The state of some of the sequences. part: theirs of a tensor."""
+        """The state of some of the sequences. part: returns their part of a tensor."""
         return TokenState(
             part(self.tokens),
             part(self.position),
@@ -130,7 +130,9 @@ class TokenState:
 
 
 def share(tensor: Tensor, batch: int, sequence: int) -> Tensor:
-    """What a sequence has of a tensor whose first dimension is cut equally; the tensor of one."""
+    """A sequence's part of a tensor whose first dimension is divided equally among `batch`
+    sequences; the tensor itself if there is only one.
+    """
     if batch == 1:
         return tensor
     size, *others = tensor.ir.shape
@@ -139,10 +141,10 @@ def share(tensor: Tensor, batch: int, sequence: int) -> Tensor:
 
 
 def check_position(op: str, position: Tensor, rows: int = 1) -> int:
-    """How many positions there are.
+    """The number of positions, which is the number of sequences.
 
-    One, or one for each of `rows` rows, which are then those of as many sequences. ModelError for
-    anything else, or no int32.
+    It is one, or one for each of `rows` rows. Raises ModelError for any other number, or if the
+    type is not int32.
     """
     count = position.ir.shape[0]
     if position.ir.shape not in ((1,), (rows,)) or position.ir.dtype != int32:
@@ -157,7 +159,9 @@ def check_position(op: str, position: Tensor, rows: int = 1) -> int:
 def by_sequence(
     inputs: Sequence[np.ndarray], count: int, shared: Sequence[int]
 ) -> list[list[np.ndarray]]:
-    """The inputs of each of `count` sequences: equal parts of all but those numbered `shared`."""
+    """For each of `count` sequences its inputs: equal parts of all inputs, except those with a
+    number in `shared`, which are given whole.
+    """
     parts = [[x] * count if i in shared else np.split(x, count) for i, x in enumerate(inputs)]
     return [list(each) for each in zip(*parts, strict=True)]
 
@@ -168,11 +172,11 @@ def embed(
     """Rows of `weight` for `rows` tokens of a text from `position` on.
 
     tokens (context,) int32, weight (vocabulary, dim) of fp32, fp16 or bf16, position (1,) int32;
-    result (rows, dim) fp32. Past the text's end it is token 0's row. A token outside of the
-    vocabulary ends the run with a GpuError that names it.
+    result (rows, dim) fp32. Beyond the text's end the result is the row of token 0. A token outside
+    of the vocabulary ends the run with a GpuError that names it.
 
-    Tokens of several texts are concatenated, (batch * context,), each with its position, (batch,),
-    and a row of the result, (batch, dim).
+    The tokens of several texts are concatenated, (batch * context,); each text has a position,
+    (batch,), and a row of the result, (batch, dim).
 
     Examples:
         >>> text = torch.tensor([2, 0], dtype=torch.int32)
@@ -198,9 +202,9 @@ def embed(
 
 
 def advance(state: TokenState, rows: int, name: str = "") -> None:
-    """Moves the position on by `rows`, a chunk of the prompt; at most to its last token.
+    """Advances the position by `rows`, a chunk of the prompt.
 
-    ModelError if they are fewer than one.
+    It does not advance beyond the prompt's last token. Raises ModelError if `rows` is below 1.
 
     Examples:
         >>> state = ark.TokenState.make(8)
@@ -215,19 +219,19 @@ def advance(state: TokenState, rows: int, name: str = "") -> None:
 
 
 def sample(logits: TensorLike, state: TokenState, name: str = "") -> None:
-    """Draws the next token from logits (1, vocabulary), appends it and moves the position on.
+    """Draws the next token from logits (1, vocabulary), appends it and advances the position.
 
-    Temperature 0 takes the best (the first of equals). Else it is a sample of softmax(logits /
-    temperature), over the top_k best where top_k is above 0 (all that equal the last of these
-    count): the maximum of logit / temperature + Gumbel noise (Gumbel 1954), the noise a hash of
-    key, position and token, so every backend draws the same. A stop token, or the limit of
-    positions, ends the run.
+    Temperature 0 takes the best token (the first, if several are equal). Otherwise the token is a
+    sample of softmax(logits / temperature). If top_k is above 0, only the top_k best tokens take
+    part (and all that equal the last of these). The sample is the maximum of logit / temperature +
+    Gumbel noise (Gumbel 1954); the noise is a hash of key, position and token, so every backend
+    draws the same token. A stop token, or the limit of positions, ends the run.
 
-    Of several sequences, or of one whose cache is in pages, logits have a row each, (batch,
-    vocabulary). One that is still within its prompt only moves on, one that has ended stays where
-    it is, and the run ends when all have ended. With the state's `sampling` the token follows all
-    of ark.SamplingParams (ark.tasks.adjusted). fp32, fp16 or bf16; ModelError for
-    other types or shapes.
+    For several sequences, or for one whose cache is in pages, logits have one row per sequence,
+    (batch, vocabulary). For a sequence within its prompt only the position advances; the position
+    of one that has ended stays the same. The run ends when all have ended. If the state has
+    `sampling`, the token is drawn with all options of ark.SamplingParams (ark.tasks.adjusted).
+    fp32, fp16 or bf16; raises ModelError for other types or shapes.
 
     Examples:
         >>> state = ark.TokenState.make(8)
@@ -275,7 +279,7 @@ def _advance(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.
 
 
 def _mix(z: np.ndarray) -> np.ndarray:
-    """splitmix64's mixing of 64 bits (Steele, Lea and Flood 2014)."""
+    """The mixing function of splitmix64 for 64 bits (Steele, Lea and Flood 2014)."""
     z = z + np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -285,7 +289,7 @@ def _mix(z: np.ndarray) -> np.ndarray:
 def _scores(
     logits: np.ndarray, temperature: np.float32, top_k: int, key: int, at: int
 ) -> np.ndarray:
-    """What each token competes with."""
+    """The scores of the tokens; the largest one is drawn."""
     if temperature <= 0:
         return logits
     places = np.uint64(at << 32) | np.arange(len(logits), dtype=np.uint64)
@@ -298,7 +302,7 @@ def _scores(
 
 
 def sample_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    """New position, tokens and output; the run's end is the loop's to see."""
+    """The new position, tokens and output. The end of the run is left to the loop."""
     logits, settings, position, tokens, output, _ = inputs
     row = np.asarray(settings, np.int64).astype(np.int32)
     at = int(position[0])
@@ -310,7 +314,9 @@ def sample_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> 
 
 
 def _choose_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    """The candidates, behind the position, are the best of the logits."""
+    """The reference of choose. It ignores the candidates, which follow the position, because they
+    are the best of the logits.
+    """
     return sample_reference([*inputs[:3], *inputs[4:7]], attrs)
 
 

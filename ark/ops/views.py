@@ -1,9 +1,7 @@
 """Ops that name memory or view it and make no task.
 
-Tensor, parameter, placeholder, slices, reshape, identity, sharding, noop.
-
-A view is a tensor on the same buffer. Only where memory cannot be seen in another shape, reshape
-copies.
+These are tensor, parameter, placeholder, slices, reshape, identity, sharding and noop. A view is a
+tensor on the same buffer. If the memory cannot be viewed in another shape, reshape copies.
 """
 
 from __future__ import annotations
@@ -71,7 +69,7 @@ def tensor(
     """A tensor whose contents the host sets and that last from iteration to iteration; zero first.
 
     shape: at most 8 dimensions of at least 1; any type. strides: the buffer's size per dimension,
-    default padded_shape. ModelError where a view does not fit its buffer.
+    by default padded_shape. Raises ModelError if a view does not fit its buffer.
 
     Examples:
         >>> ark.tensor([2, 3], ark.bf16).shape()
@@ -117,8 +115,8 @@ def placeholder(
 ) -> Tensor:
     """A tensor on memory that the caller owns: a torch tensor, a device address, or 0 for later.
 
-    Bind later with tensor_mappings of Runtime.launch or Runtime.run. Shape, type, strides and
-    errors as for tensor.
+    It can be bound later by the tensor_mappings of Runtime.launch or Runtime.run. Shape, type,
+    strides and errors as for tensor.
 
     Examples:
         >>> x = ark.placeholder([2], data=torch.ones(2))
@@ -149,7 +147,7 @@ def refer(base: Tensor, shape: Sequence[int], offsets: Sequence[int], name: str 
 
 
 def as_bytes(base: Tensor, nbytes: int) -> Tensor:
-    """The first bytes of a dense tensor, as a view of so many elements of `byte`."""
+    """The first `nbytes` bytes of a dense tensor, as a view of type `byte`."""
     source, graph = base.ir, base.model.graph
     start = sum(o * s for o, s in zip(source.offsets, source.strides, strict=True))
     view = graph.tensor(
@@ -165,9 +163,9 @@ def as_bytes(base: Tensor, nbytes: int) -> Tensor:
 
 
 def reinterpret(base: Tensor, dtype: DataType, name: str = "") -> Tensor:
-    """A view of the same bytes as elements of another type, of which one is `byte`.
+    """A view of the same bytes as elements of another type; the old or the new type must be `byte`.
 
-    The last dimension is so much shorter or longer. ModelError where it does not hold whole
+    The last dimension's size changes accordingly. Raises ModelError if it does not hold whole
     elements.
     """
     source, graph = base.ir, base.model.graph
@@ -197,8 +195,9 @@ def reshape(
 ) -> Tensor:
     """The same elements in another shape. One size may be -1; 0 keeps the input's size there.
 
-    allowzero: a 0 means no elements, which is refused. A view where memory allows, else a copy; any
-    type. ModelError if the shapes hold different numbers of elements.
+    allowzero: a 0 means a size of 0, which is rejected. The result is a view if the memory allows
+    it, otherwise a copy; any type. Raises ModelError if the shapes have different numbers of
+    elements.
 
     Examples:
         >>> x = ark.iota([2, 3], axis=1, dtype=ark.int32)
@@ -278,7 +277,7 @@ def detach(input: TensorLike, name: str = "") -> Tensor:
 def sharding(input: TensorLike, axis: int, dim_per_shard: int, name: str = "") -> list[Tensor]:
     """Views that cut `axis` into pieces of `dim_per_shard`; any type.
 
-    ModelError if it does not divide.
+    Raises ModelError if `dim_per_shard` does not divide the axis.
 
     Examples:
         >>> [part.shape() for part in ark.sharding(ark.tensor([4, 6]), axis=1, dim_per_shard=2)]
@@ -300,7 +299,7 @@ def sharding(input: TensorLike, axis: int, dim_per_shard: int, name: str = "") -
 
 
 def noop(input: TensorLike, name: str = "") -> None:
-    """Mentions a tensor, of any shape and type, in the model; does nothing.
+    """Mentions a tensor of any shape and type in the model, but computes nothing.
 
     Examples:
         >>> ark.noop(torch.tensor([1.0]))

@@ -1,7 +1,7 @@
 """Convolutions of (n, channels, spatial...) tensors.
 
-A convolution is a product of its weights with a matrix of windows, which index arithmetic lays out
-(ark.tasks.remap), so that it runs on the matrix units (Chellapilla et al. 2006).
+A convolution is computed as a product of its weights with a matrix of windows, which index
+arithmetic makes (ark.tasks.remap), so that it runs on the matrix units (Chellapilla et al. 2006).
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from ark.tasks import expression
 
 Numbers = int | Sequence[int]
 Padding = int | Sequence[int | tuple[int, int]]
-MIN_VECTOR_CHANNELS = 8  # channels from which on neighbours of a window are loaded together
+MIN_VECTOR_CHANNELS = 8  # from this number on, channels are contiguous in windows
 
 
 def numbers(op: str, name: str, value: Numbers, count: int, least: int) -> list[int]:
-    """One number a spatial dimension; InvalidUsageError if it is not that."""
+    """One number per spatial dimension; raises InvalidUsageError for other values."""
     values = [value] * count if isinstance(value, int) else [whole(op, v) for v in value]
     if len(values) != count or any(v < least for v in values):
         raise InvalidUsageError(
@@ -42,7 +42,9 @@ def numbers(op: str, name: str, value: Numbers, count: int, least: int) -> list[
 
 
 def padding_pairs(op: str, padding: Any, count: int) -> list[tuple[int, int]]:
-    """What lies before and behind each spatial dimension: a number, one each, or a pair each."""
+    """(before, after) padding for each spatial dimension, from a single number, one number each, or
+    a pair each.
+    """
     given = [padding] * count if isinstance(padding, int) else list(padding)
     pairs = [(p, p) if isinstance(p, int) else (int(p[0]), int(p[1])) for p in given]
     if len(pairs) != count or any(min(p) < 0 for p in pairs):
@@ -54,7 +56,7 @@ def padding_pairs(op: str, padding: Any, count: int) -> list[tuple[int, int]]:
 
 
 def spatial(op: str, tensor: Tensor) -> int:
-    """How many spatial dimensions a tensor has; ModelError if not one to three."""
+    """The number of spatial dimensions; raises ModelError unless it is one to three."""
     count = len(tensor.ir.shape) - 2
     if not 1 <= count <= 3:
         raise ModelError(
@@ -75,7 +77,7 @@ def _windows(
     ):
         return reshape(source, [n, groups, each, math.prod(sizes)])
     shape = [n, groups, each, *kernel, *sizes]
-    if len(shape) > 8:  # the group and its channels as one dimension
+    if len(shape) > 8:  # join the group and its channels into one dimension
         shape = [n, channels, *kernel, *sizes]
         first: list[Rule] = [same(0), same(1)]
     else:
@@ -93,7 +95,7 @@ def _multiplied(
     name: str,
     tf32: bool,
 ) -> Tensor:
-    """The product, in the shape of the result, with the bias."""
+    """The product, in the shape of the result, plus the bias."""
     n = windows.ir.shape[0]
     outputs = weight.ir.shape[0]
     depth = windows.ir.shape[2]
@@ -107,9 +109,9 @@ def _multiplied(
 def _patches(
     x: Tensor, weight: Tensor, bias: Any, sizes: Sequence[int], name: str, tf32: bool
 ) -> Tensor:
-    """A convolution whose windows lie side by side and are all of the image.
+    """A convolution whose windows do not overlap and cover the whole image.
 
-    Each is a row of a product, as a vision transformer embeds patches.
+    Each window is a row of a product, as in the patch embedding of a vision transformer.
     """
     n, channels = x.ir.shape[:2]
     outputs, kernel = weight.ir.shape[0], weight.ir.shape[2:]
@@ -147,11 +149,11 @@ def conv(
     """Convolution (cross-correlation) over one to three spatial dimensions, as torch has it.
 
     input (n, channels, spatial...); weight (outputs, channels / groups, kernel...); bias
-    (outputs,). padding: a number, one a dimension, or (before, behind) a dimension, of zeros.
-    fp32, fp16, bf16 of one type, accumulated in fp32. Result (n, outputs, spatial...). ModelError
-    for shapes or types that do not meet, InvalidUsageError for other strides than 1 or more.
-    tf32: of fp32 the matrix units may read 10 bits of mantissa only, where they do so, as torch's
-    convolutions do unless told otherwise; the default is exact fp32.
+    (outputs,). padding: zeros; a number, one per dimension, or (before, after) per dimension. fp32,
+    fp16, bf16 of one type, accumulated in fp32. Result (n, outputs, spatial...). Raises ModelError
+    for shapes or types that do not fit, InvalidUsageError for strides below 1. tf32: for fp32
+    inputs matrix units may read only 10 bits of mantissa, as torch's convolutions do by default;
+    ark's default is exact fp32.
 
     Examples:
         >>> x = torch.arange(9.0).reshape(1, 1, 3, 3)
@@ -217,8 +219,8 @@ def conv_transpose(
 ) -> Tensor:
     """The gradient of conv as an op of its own ("deconvolution"), as torch's conv_transpose.
 
-    weight (channels, outputs / groups, kernel...); output_padding: added behind each dimension.
-    tf32: as of conv.
+    weight (channels, outputs / groups, kernel...); output_padding: added after each dimension.
+    tf32: as for conv.
 
     Examples:
         >>> x = torch.ones(1, 1, 2)
@@ -246,7 +248,7 @@ def conv_transpose(
             x.ir.shape[2:], pads, kernel, steps, spread, more, strict=True
         )
     ]
-    # An output takes from input i where i * stride + k * dilation - before is its index.
+    # Input i contributes to an output if i * stride + k * dilation - before is the output's index.
     lead = 3 if 3 + 2 * count <= 8 else 2
     rules: list[Rule] = [
         [[[lead + d, -spread[d]], [lead + count + d, 1]], pads[d][0], steps[d], "exact"]
@@ -260,7 +262,7 @@ def conv_transpose(
 
 
 def _convolution(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    """Tap by tap, and what follows."""
+    """The reference, one element of the window at a time; then the finishing expression."""
     weight, source, *others = inputs
     given = ConvolutionAttributes.from_node(attrs)
     n, groups, places = source.shape[0], weight.shape[1], math.prod(given.sizes)

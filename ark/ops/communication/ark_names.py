@@ -15,7 +15,7 @@ def all_reduce_packet(
     output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """The same sum as all_reduce; how shares travel is the plan's choice, not the caller's.
+    """The same sum as all_reduce; the plan decides how the data are transferred.
 
     Arguments, types and errors as for all_reduce.
 
@@ -40,7 +40,8 @@ def all_reduce_prefill(
 ) -> Tensor:
     """The same sum as all_reduce, of a prompt's 2048 x 4096 fp16 elements on 2 to 8 ranks.
 
-    `output` may be the input. ModelError for any other size, type or number of ranks, as in ARK.
+    `output` may be the input. Raises ModelError for any other size, type or number of ranks, as ARK
+    does.
 
     Examples:
         >>> with ark.use_model(ark.Model(0, 2)):

@@ -1,7 +1,7 @@
 """Channels between two ranks, named in a model.
 
-Put, get, reduce, signal, wait, flush on memory that both see, and whole messages. What a collective
-does with tasks of its own, for any pattern.
+They have put, get, reduce, signal, wait and flush on memory that both ranks see, and send and recv
+of whole messages. With them a model can define any pattern of communication itself.
 
     received = ark.comm.symmetric([1024])      # every rank has one, and peers see it
     to = ark.comm.channel(peer=1)
@@ -9,10 +9,10 @@ does with tasks of its own, for any pattern.
     to.signal()
     (arrived,) = ark.comm.channel(peer=0).wait(received)  # on rank 1
 
-Order, as everywhere in a plan, is what the verifier proves. A signal comes after all that its
-channel has put, got or reduced before (relaxed: after the last flush); what a rank does with the
-tensors that `wait` returns, or on the channel after it, comes after the peer's signal. Everything
-else that ranks do to each other's memory is unordered, and a plan in which that matters is refused.
+A signal comes after all earlier puts, gets and reductions of its channel (a relaxed signal only
+after those before the last flush). After `wait`, all uses of the tensors that it returns and all
+later operations on the channel come after the peer's signal. Other accesses to each other's memory
+have no order. The verifier rejects a plan whose result would depend on such an order.
 docs/channels.md has examples.
 """
 
@@ -42,14 +42,14 @@ from ark.ops.views import refer
 from ark.tasks.combine import OPS
 
 PREFIX = "symmetric."
-CUSTOM = "channel_custom"  # custom ops that touch a peer's memory, wait or signal
+CUSTOM = "channel_custom"  # custom ops that access a peer's memory, wait or signal
 
 
 def symmetric(shape: Sequence[int], dtype: DataType = fp32, name: str = "") -> Tensor:
-    """Memory that every rank has and peers reach by channels. Holds nothing until it is written.
+    """Memory that every rank has and that peers access by channels; undefined until it is written.
 
-    All ranks call it with equal arguments. name: what it is called on all of them, by default the
-    number of the call. InvalidUsageError for a name that is taken.
+    All ranks must call it with equal arguments. name: the memory's name on all ranks, by default
+    the number of the call. Raises InvalidUsageError for a name that is taken.
 
     Examples:
         >>> ark.comm.symmetric([4, 8], ark.fp16).shape()
@@ -73,8 +73,8 @@ def symmetric(shape: Sequence[int], dtype: DataType = fp32, name: str = "") -> T
 class Channel:
     """This rank's end of a channel to `peer`; the peer's end has the same tag.
 
-    engine: how bytes travel (docs/channels.md), by default what suits the machine and the size.
-    InvalidUsageError where the peer is no other rank of the model.
+    engine: the way in which bytes are transferred (docs/channels.md), by default chosen by machine
+    and size. Raises InvalidUsageError unless the peer is another rank of the model.
 
     Examples:
         >>> with ark.use_model(ark.Model(rank=0, world_size=2)):
@@ -94,15 +94,16 @@ class Channel:
                 f"{graph.world_size}; a channel leads to another rank"
             )
         self.peer, self.tag, self.engine = int(peer), int(tag), engine
-        self._arrived: tuple[IrTensor, ...] = ()  # what follows comes after these are written
-        self._moved: tuple[IrTensor, ...] = ()  # what was written since the last signal or flush
-        self._seen = len(graph.nodes)  # of which custom ops moved nothing that is not told yet
+        self._arrived: tuple[IrTensor, ...] = ()  # later ops come after the writes of these
+        self._moved: tuple[IrTensor, ...] = ()  # written since the last signal or flush
+        self._seen = len(graph.nodes)  # custom ops before this node have been signalled
 
     def put(self, source: TensorLike, target: TensorLike, signal: bool = False) -> None:
         """Copies `source` into the peer's `target`, a symmetric tensor or a part of one.
 
-        signal: the peer's next `wait` ends when it is there, and all that was moved before.
-        ModelError for another shape or type, or a target that is not symmetric.
+        signal: also signals, so that the peer's next `wait` ends when this copy and all earlier
+        transfers are complete. Raises ModelError for another shape or type, or a target that is not
+        symmetric.
         """
         x, place = as_tensor(source), self._symmetric("put", target)
         _check_same("put", x.ir, place.ir)
@@ -115,7 +116,8 @@ class Channel:
     def get(self, source: TensorLike, target: TensorLike | None = NullTensor) -> Tensor:
         """Copies the peer's `source` into `target` or a new tensor, which is returned.
 
-        source: a symmetric tensor or a part of one. The peer must have signalled that it is there.
+        source: a symmetric tensor or a part of one. The peer must have signalled that its data are
+        there.
         """
         place = self._symmetric("get", source)
         there = self._at_peer(place)
@@ -127,7 +129,7 @@ class Channel:
     def reduce(self, source: TensorLike, target: TensorLike, op: str = "sum") -> None:
         """Combines `source` with the peer's `target`, in place: sum, product, max or min.
 
-        No one else may do so at the same time: the verifier asks for an order.
+        No other rank may write the target at the same time: the verifier requires an order.
         """
         if op not in OPS:
             raise InvalidUsageError(
@@ -140,41 +142,47 @@ class Channel:
         self._moved += (there,)
 
     def there(self, target: TensorLike) -> Tensor:
-        """The peer's `target`, a symmetric tensor or a part of one, as custom ops take it.
+        """The peer's `target`, a symmetric tensor or a part of one, as an operand of custom ops.
 
-        As a result (a put), updated in place (a reduction) or as an input (a get).
+        The op may write it (as put does), update it in place (as reduce does) or read it (as get
+        does).
 
-        Signals and flushes of the channel come after what such ops have moved, as after puts.
+        Later signals and flushes of the channel come after the transfers of such ops, too.
         """
         return Tensor(self._at_peer(self._symmetric("there", target)), self._model)
 
     def signal(self, after: Sequence[TensorLike] = (), relaxed: bool = False) -> None:
-        """Lets the peer's next `wait` end: once for each signal, in their order.
+        """Lets one `wait` of the peer end. The peer's waits end in the order of the signals.
 
-        It comes after everything that was moved on this channel before, and after `after` was
-        made (say what was computed from memory that the peer may now overwrite). relaxed: not
-        after what was moved since the last flush.
+        The signal comes after all earlier transfers on this channel, and after the tensors in
+        `after` have been written (for example results computed from memory that the peer may
+        overwrite after the signal). relaxed: the signal need not come after transfers since the
+        last flush.
         """
         self._flag("channel_signal", () if relaxed else self._take_moved(), after)
 
     def wait(self, *tensors: TensorLike) -> tuple[Tensor, ...]:
-        """Waits for the peer's next signal. The tensors, as ops may use them that come after it."""
+        """Waits for the peer's next signal. Returns the tensors for use by ops that must come after
+        it.
+        """
         token = self._flag("channel_wait", (), ())
         self._arrived = (token,)
         return tuple(self._behind(t, token) for t in tensors)
 
     def flush(self, *tensors: TensorLike) -> tuple[Tensor, ...]:
-        """Completes what was moved on this channel: visible to the peer once a signal tells it.
+        """Completes the transfers on this channel: the peer sees them after the next signal.
 
-        What follows on the channel comes after it, relaxed signals too; so do users of the tensors
-        that are returned. What was put from may be overwritten without it: plans see to that.
+        Later operations on the channel come after the flush, relaxed signals, too; so do ops that
+        use the returned tensors. The source of a put may be overwritten without a flush: the plan
+        orders that.
         """
         token = self._flag("channel_flush", self._take_moved(), ())
         self._arrived = (*self._arrived, token)
         return tuple(self._behind(t, token) for t in tensors)
 
     def send(self, source: TensorLike) -> None:
-        """Sends a message to the peer, whose next `recv` gets it: put, signal and wait in one.
+        """Sends a message to the peer, which receives it by its next `recv`: put, signal and wait
+        in one.
 
         Small tensors are sent as packets, which need no signal.
         """
@@ -187,11 +195,15 @@ class Channel:
         return result("channel_recv", [], tensor.ir.shape, tensor.ir.dtype, tensor, self._attrs())
 
     def after(self, tensors: Sequence[IrTensor]) -> None:
-        """What follows on the channel comes after these, which a custom op made that waited."""
+        """Later operations on the channel come after the writes of these tensors, by a custom op
+        that waits.
+        """
         self._arrived = (*self._arrived, *tensors)
 
     def _take_moved(self) -> tuple[IrTensor, ...]:
-        """All that was moved since the last signal or flush, by custom ops too."""
+        """All that was transferred since the last signal or flush, by custom ops, too; resets the
+        record.
+        """
         nodes = self._model.graph.nodes
         by_ops = [
             out
@@ -234,7 +246,9 @@ class Channel:
         return tensor
 
     def _at_peer(self, place: Tensor) -> IrTensor:
-        """The same part of the peer's memory; users come after what those of `place` do."""
+        """The tensor at the same place in the peer's memory. Its users come after all that users of
+        `place` must come after.
+        """
         graph, own = self._model.graph, place.ir
         buffer = _buffer_at(self._model, own.buffer, self.peer)
         remote = graph.tensor(
@@ -268,7 +282,7 @@ def _check_same(op: str, source: IrTensor, target: IrTensor) -> None:
         )
 
 
-# How they become tasks.
+# The lowerings.
 
 
 for _type, _lower in (

@@ -1,8 +1,8 @@
 """Collectives by any algorithm of ark.collective.
 
-All_reduce, all_gather, reduce_scatter, broadcast, all_to_all. A call chooses a program and checks
-it; ark.lower.ops.communication.programs makes tasks of it. The synthesis of programs
-(ark.collective) is imported by the first call that needs one.
+These are all_reduce, all_gather, reduce_scatter, broadcast and all_to_all. A call chooses a program
+and checks it; ark.lower.ops.communication.programs lowers it to tasks. The synthesis of programs
+(ark.collective) is imported by the first call that needs it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from ark.tasks.combine import OPS
 if TYPE_CHECKING:
     from ark.collective.topology import Topology
 
-# What elements are combined as they are, or as fp32 and rounded once: ark.tasks.combine.
+# Types whose elements are combined in their own type, or in fp32 and rounded once
+# (ark.tasks.combine).
 SUMMABLE = tuple(t for t in (*FLOATS, *SMALL_FLOATS, *INTEGERS) if t != byte)
 
 
@@ -49,7 +50,7 @@ def choose_program(
     root: int | None,
     reduction: str | None,
 ) -> CollectiveProgram:
-    """A checked program for these ranks; errors as `ark.comm.synthesize` and `check` raise them."""
+    """A checked program for these ranks. Raises the errors of `ark.comm.synthesize` and `check`."""
     if isinstance(algorithm, CollectiveProgram):
         asked = (Collective(collective), world, root)
         if (algorithm.collective, algorithm.ranks, algorithm.root) != asked:
@@ -90,7 +91,7 @@ def choose_program(
 
 
 def placed(op: str, input: Any, rank: int, world_size: int) -> Tensor:
-    """The input of a collective that is called as the model's rank."""
+    """The input as a tensor; raises ModelError unless rank and world_size are the model's."""
     tensor = as_tensor(input)
     graph = tensor.model.graph
     if (rank, world_size) != (graph.rank, graph.world_size):
@@ -103,7 +104,7 @@ def placed(op: str, input: Any, rank: int, world_size: int) -> Tensor:
 
 
 def summable(op: str, tensor: Tensor) -> DataType:
-    """The tensor's type; ModelError for one that ranks do not sum."""
+    """The tensor's type; raises ModelError for a type that ranks cannot sum."""
     if tensor.ir.dtype not in SUMMABLE:
         raise ModelError(
             f"{op} needs one of {', '.join(t.name for t in SUMMABLE)}, but the input is "
@@ -113,7 +114,9 @@ def summable(op: str, tensor: Tensor) -> DataType:
 
 
 def _dealt(op: str, tensor: Tensor, world: int) -> tuple[int, ...]:
-    """The shape of one rank's share of a tensor whose first dimension is dealt to the ranks."""
+    """The shape of one rank's share of a tensor whose first dimension is divided among the ranks;
+    raises ModelError if it is not divisible.
+    """
     first, *others = tensor.ir.shape
     if first % world:
         raise ModelError(
@@ -217,7 +220,9 @@ def all_reduce(
 
 
 def one_shot(tensor: Tensor, output: Any, name: str, packet: bool) -> Tensor:
-    """packet: a serialised graph has ARK's single node for it (ark.ir.export)."""
+    """An all_reduce in rank order. packet: whether ARK has a single node for it, in the serialised
+    graph (ark.ir.export).
+    """
     shape, dtype = tensor.ir.shape, tensor.ir.dtype
     return result("all_reduce", [tensor], shape, dtype, output, {"packet": packet}, name)
 
@@ -265,8 +270,8 @@ def reduce_scatter(
 ) -> Tensor:
     """This rank's part, along the first dimension, of the sum of `input` over all ranks.
 
-    Shape [world_size * n, ...] becomes [n, ...]; ModelError if it cannot. Types, arguments and
-    errors as for all_reduce.
+    Shape [world_size * n, ...] becomes [n, ...]; raises ModelError if the first dimension is not
+    divisible. Types, arguments and errors as for all_reduce.
 
     Examples:
         >>> with ark.use_model(ark.Model(0, 4)):
@@ -303,9 +308,9 @@ def broadcast(
     topology: Topology | str | None = None,
     engine: str = AUTO,
 ) -> Tensor:
-    """The tensor of the rank `root`, on all ranks; any type. The others' input gives the shape.
+    """The tensor of the rank `root`, on all ranks; any type.
 
-    Arguments and errors as for all_reduce.
+    On other ranks only the shape of the input is used. Arguments and errors as for all_reduce.
 
     Examples:
         >>> with ark.use_model(ark.Model(0, 4)):

@@ -1,8 +1,8 @@
 """Messages between two ranks: send and recv, paired by their tag in program order.
 
-The sender puts into a receive buffer on its peer, from which the peer copies. Where ranks begin
-iterations by themselves, a message's put waits until the receiver has read the one of the iteration
-before; elsewhere the barrier between iterations sees to it.
+The sender puts the data into a receive buffer on its peer, and the peer copies them from there. If
+ranks begin iterations independently, the put of a message waits until the receiver has read the
+message of the previous iteration; otherwise the barrier between iterations ensures that.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ark.lower.registry import register
 from ark.ops.base import result
 from ark.ops.views import as_bytes, identity
 
-# Of a rank or a message; the functions check it themselves, for either form of a call.
+# A rank, tag or number of bytes. The functions check these themselves, in both forms of a call.
 Number: TypeAlias = "int | None"
 
 
@@ -53,10 +53,10 @@ def send(
 ) -> Tensor:
     """Sends `input` to the recv of the same tag on `remote_rank`; returns the sent tensor.
 
-    Sends and receives of one tag pair up in program order; both sides must have the same shape and
-    type. `output` may name the tensor whose memory the result shares; it is not written here.
-    ARK 0.5's send(input, id, dst_rank, bytes) is taken too: with a number of bytes (0: all of them)
-    or its names, the tensor travels as bytes to a recv of that form.
+    Sends and receives of one tag are paired in program order; both sides must have the same shape
+    and type. `output` may name the tensor whose memory the result shares; it is not written here.
+    The form of ARK 0.5, send(input, id, dst_rank, bytes), is accepted, too: with a number of bytes
+    (0: all of them), or with its names, the tensor is sent as bytes to a recv of that form.
 
     Examples:
         >>> with ark.use_model(ark.Model(0, 2)):
@@ -83,9 +83,9 @@ def send_done(
     id: Number = None,
     sid: Number = None,
 ) -> Tensor:
-    """Marks the end of a send. A put has ended with its task: nothing is left to wait for.
+    """Marks the end of a send. It does nothing, because a put has ended when its task has.
 
-    ARK 0.5's send_done(input, id, dst_rank) is taken too.
+    The form of ARK 0.5, send_done(input, id, dst_rank), is accepted, too.
 
     Examples:
         >>> with ark.use_model(ark.Model(0, 2)):
@@ -109,9 +109,9 @@ def recv(
 ) -> Tensor:
     """Receives into `output` what `remote_rank` sends under `tag`; returns the new tensor on it.
 
-    Any shape and type; both must be those of the sent tensor. ARK 0.5's recv(id, src_rank, bytes,
-    output) is taken too, for a send of that form: without an output the result is a new tensor of
-    so many bytes, which ark.cast takes for elements of another type.
+    Any shape and type; both must be those of the sent tensor. The form of ARK 0.5, recv(id,
+    src_rank, bytes, output), is accepted, too, for a send of that form. Without an output the
+    result is a new tensor of this many bytes, which ark.cast views as elements of another type.
 
     Examples:
         >>> with ark.use_model(ark.Model(1, 2)):
@@ -147,7 +147,9 @@ def _whole(op: str, value: Any) -> int:
 def _older(
     op: str, names: Sequence[str], given: Sequence[Any], named: dict[str, Any]
 ) -> tuple[int, int, int]:
-    """Tag, rank and bytes of ARK 0.5's forms, given in order or by name."""
+    """(tag, rank, bytes) of a call in the form of ARK 0.5, from arguments given in order or by
+    name.
+    """
     values = dict(zip(names, given, strict=True))
     for word, value in named.items():
         key = "id" if word == "sid" else word
@@ -161,7 +163,9 @@ def _older(
 
 
 def _message_of(op: str, tensor: Tensor, rank: int, tag: int, nbytes: int) -> Tensor:
-    """A message of the first bytes of a tensor (0: of all); the tensor itself, behind it."""
+    """Sends or receives the first bytes of a tensor (0: all) as a message; returns the tensor, for
+    users that come after it.
+    """
     own = tensor.ir
     if not own.dense:
         raise ModelError(f"{op}: {own.name!r} is not contiguous; ark.copy it first")

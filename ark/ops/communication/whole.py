@@ -1,8 +1,8 @@
-"""Reductions that look at whole tensors, composed of other ops: Adasum and the model combiner.
+"""Reductions of whole tensors, composed of other ops: Adasum and the model combiner.
 
-Each rank gathers all tensors and combines them as ark.collective.programs.reductions does, in fp32:
-Adasum by pairs of pairs, the combiner in rank order. All ranks do the same to the same numbers, so
-they end with the same bits.
+Each rank gathers all tensors and combines them in fp32, by the same definition as
+ark.collective.programs.reductions: Adasum by pairs of pairs, the combiner in rank order. All ranks
+compute the same from the same numbers, so their results have the same bits.
 """
 
 from __future__ import annotations
@@ -24,13 +24,15 @@ from ark.ops.views import reshape
 
 
 def _scaled(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest magnitude of x, and x over it, whose squares neither overflow nor vanish."""
+    """The largest magnitude of x, and x divided by it; squares of the latter neither overflow nor
+    underflow.
+    """
     largest = reduce_max(magnitude(x), 0)
     return largest, div(x, where(greater(largest, 0.0), largest, 1.0))
 
 
 def _removed(x: Tensor, other: Tensor, share: float) -> Tensor:
-    """x without `share` of the projection of `other` on it; x itself where it vanishes."""
+    """x without `share` of the projection of `other` on it; x itself if x is zero."""
     (_, unit), (largest, direction) = _scaled(x), _scaled(other)
     norm = reduce_sum(mul(unit, unit), 0)
     along = mul(reduce_sum(mul(unit, direction), 0), share)
@@ -44,7 +46,7 @@ def _adasum(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _combiner(a: Tensor, b: Tensor) -> Tensor:
-    """What of b is not along a, added to it."""
+    """b plus the part of a that is orthogonal to b."""
     return add(b, _removed(a, b, 1.0))
 
 
@@ -61,7 +63,9 @@ WHOLE: dict[str, Callable[[list[Tensor]], Tensor]] = {
 
 
 def check_whole(tensor: Tensor, reduction: str) -> None:
-    """ModelError for integers; InvalidUsageError for ranks that Adasum cannot pair."""
+    """Raises ModelError for integers, and InvalidUsageError for a number of ranks that Adasum
+    cannot pair.
+    """
     if tensor.ir.dtype not in FLOATS:
         raise ModelError(
             f"{reduction} scales tensors, so it needs fp32, fp16 or bf16, but the input is "
@@ -72,7 +76,9 @@ def check_whole(tensor: Tensor, reduction: str) -> None:
 
 
 def combine(gathered: Tensor, like: Tensor, reduction: str, output: Any, name: str) -> Tensor:
-    """gathered: the ranks' tensors concatenated, each with as many elements as `like`."""
+    """The reduction of the ranks' tensors. gathered: these tensors concatenated; each has as many
+    elements as `like`.
+    """
     size = like.ir.elements
     world = gathered.ir.elements // size
     flat = cast(reshape(gathered, [world * size]), fp32)
