@@ -1,7 +1,8 @@
-"""ark compiles a whole model into one persistent kernel per GPU; this is what users import.
+"""ark compiles a whole model into one persistent kernel per GPU. This package has the names for
+users.
 
-Names are loaded on first use, so that `import ark` takes no longer than its errors and its log;
-`__init__.pyi` says the same to type checkers and editors.
+Names are loaded at first use, so that `import ark` loads only its errors and its log.
+`__init__.pyi` declares the names for type checkers and editors.
 """
 
 from ark import _interrupt as _interrupt  # before all that takes time to load
@@ -76,16 +77,16 @@ _ERRORS = (
     "PlanError",
     "UnsupportedError",
 )
-# ARK's names of them, and an op that an alias hides.
+# Names of ARK for types, and an op that is hidden by an alias.
 _MODULES |= {
     "FP8_E4M3": ("ark.ir.dtype", "fp8_e4m3"),
     "FP8_E5M2": ("ark.ir.dtype", "fp8_e5m2"),
     "bool": ("ark.ir.dtype", "bool_"),
     "tensor": ("ark.ops", "tensor"),
 }
-# What the interface names and ark does not have yet: asking for one says so.
+# Names of ARK that are not supported yet; their use raises an error that says so.
 _NOT_BUILT = ("get", "put", "sampling", "signal", "wait")
-# Reached by `ark.` alone: what has a package of its own, and what Python itself calls so.
+# Names that `from ark import *` does not import: those of a package of their own, and Python's own.
 _NOT_BY_STAR = {
     *_FROM["ark.interop"],
     "LLM",
@@ -99,7 +100,7 @@ _NOT_BY_STAR = {
 
 
 class _NotBuilt(UnsupportedError, AttributeError):
-    """Raised for a name that is not supported, which `hasattr` sees as no such name."""
+    """The error for a name that is not supported yet; for `hasattr` the name does not exist."""
 
 
 def version() -> str:
@@ -131,15 +132,17 @@ def _ops() -> list[str]:
 
 
 def _names() -> list[str]:
-    """`from ark import *` leaves Python's own names alone: ark.bool, ark.SystemError and ops such
-    as ark.abs are reached by `ark.` alone.
+    """The names of `from ark import *`. Names that are also Python's own are not among them:
+    ark.bool, ark.SystemError and ops such as ark.abs must be written with `ark.`.
     """
     own = {*_MODULES, *_ERRORS, "__version__", "error", "log", "version"} - _NOT_BY_STAR
     return sorted(own) + [name for name in _ops() if not hasattr(builtins, name)]
 
 
 def __getattr__(name: str) -> Any:
-    """Loads a name, a package or an op on first use; else UnsupportedError."""
+    """Loads a name, a module or an op at first use; raises UnsupportedError or AttributeError for
+    other names.
+    """
     if name == "__all__":
         value: Any = _names()
     elif name in _MODULES:

@@ -1,4 +1,4 @@
-"""Lets `python -m ark` do what the `ark` command does."""
+"""Makes `python -m ark` equivalent to the `ark` command."""
 
 import sys
 

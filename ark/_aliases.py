@@ -1,4 +1,5 @@
-"""ARK's module paths: scripts written for ARK import from them; ark's own code never does.
+"""The module paths of ARK, from which scripts written for ARK import; ark's own code does not use
+them.
 
 `ark.profiler` is a file of its own, because `python -m ark.profiler` needs one. A module is loaded
 when one of its names is used. Called once, by the package `ark`.
@@ -27,7 +28,7 @@ ALIASES = {
 
 
 class _Alias(ModuleType):
-    """A module whose names are those of another one."""
+    """A module with the names of another one."""
 
     def __getattr__(self, name: str) -> Any:
         if name in ("__path__", "__file__", "__wrapped__"):
@@ -48,6 +49,6 @@ class _Alias(ModuleType):
 
 
 def install() -> None:
-    """Makes `import ark.planner` and the like work."""
+    """Registers the aliases, so that `import ark.planner` and the like work."""
     for name in ALIASES:
         sys.modules[f"ark.{name}"] = _Alias(f"ark.{name}")

@@ -1,14 +1,15 @@
-"""Ctrl-C while the `ark` command still loads: the first that runs of ark.
+"""Handles Ctrl-C while the `ark` command still loads; this is the first module of ark that runs.
 
-Until `ark.cli.main` can catch the exception, an interrupt would be a traceback out of whatever is
-being imported. Imported for that by ark/__init__.py; nothing is done where ark is a library.
+Until `ark.cli.main` can catch the exception, an interrupt would print a traceback from the module
+that is being imported. ark/__init__.py imports this module first. If ark is used as a library, it
+does nothing.
 """
 
 import os
 import signal
 import sys
 
-INTERRUPTED_EXIT_CODE = 130  # of a command that Ctrl-C has ended
+INTERRUPTED_EXIT_CODE = 130  # of a command that was ended by Ctrl-C
 
 
 def _is_command() -> bool:
@@ -20,15 +21,15 @@ def _is_command() -> bool:
 
 
 def _leave(number: int, frame: object) -> None:
-    os._exit(INTERRUPTED_EXIT_CODE)  # nothing is begun yet that would have to be undone
+    os._exit(INTERRUPTED_EXIT_CODE)  # nothing has begun that would have to be undone
 
 
 def becomes_exception() -> None:
-    """From here on Ctrl-C is a KeyboardInterrupt, as in other programs."""
+    """Lets Ctrl-C raise KeyboardInterrupt from now on, as in other programs."""
     if signal.getsignal(signal.SIGINT) is _leave:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# Where a shell has had interrupts ignored, they stay ignored.
+# If the shell has set interrupts to be ignored, they stay ignored.
 if _is_command() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, _leave)

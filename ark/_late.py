@@ -1,8 +1,8 @@
-"""Tables that higher layers fill with what lower ones call: task kinds, ops, a tensor's methods.
+"""Tables that higher layers fill for lower ones: task kinds, ops, methods of tensors.
 
-A table is filled when a name of it is asked for that it does not have, by the function that the
-package `ark`, which lies above all layers, puts into `fillers`. So importing ark loads none of
-these layers, and no layer names one above itself.
+A table is filled when a name is looked up that it does not have. The function that fills it is in
+`fillers`; the package `ark`, which is above all layers, puts it there. So importing ark loads none
+of these layers, and no layer imports one above itself.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ fillers: dict[str, Callable[[], object]] = {}
 
 
 class LateTable(dict[str, Value], Generic[Value]):
-    """A dict by name; `filled` is the same with all that it will ever have."""
+    """A dict by name that is filled at the first look-up of a missing name."""
 
     def __init__(self, table: str) -> None:
         super().__init__()
         self._table = table
 
     def filled(self) -> LateTable[Value]:
-        """The table, with its filler's modules imported (by this thread or by one it waits for)."""
+        """The complete table, after its filler's modules are imported (by this thread or by another
+        one).
+        """
         fillers[self._table]()
         return self
 

@@ -1,7 +1,7 @@
-"""What users import for communication: topologies, synthesis, programs and channels of models.
+"""Communication for users: topologies, synthesis of collective programs, and channels in models.
 
-`topology` and `synthesize` make a collective program for a network, `program` is the language to
-write one in, `channel` and `symmetric` are communication that a model spells out. The collectives
+`topology` and `synthesize` make a collective program for a network, `program` is a language for
+writing one, and `channel` and `symmetric` add communication to a model explicitly. The collectives
 on arrays are in ark.distributed; their names here are deprecated.
 """
 

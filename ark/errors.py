@@ -1,4 +1,4 @@
-"""The exceptions that ark raises, named as ARK names them.
+"""The exceptions that ark raises, with ARK's names.
 
 Every message is one paragraph for a person: what was found, what was expected, what to do. The
 command line prints that paragraph and exits with 2; Python callers get the exception.
@@ -14,7 +14,7 @@ class InternalError(BaseError):
 
 
 class InvalidUsageError(BaseError, ValueError):
-    """A call or a command line asks for something that makes no sense."""
+    """A call or a command line has arguments that are not valid."""
 
 
 class ModelError(BaseError):
@@ -22,11 +22,11 @@ class ModelError(BaseError):
 
 
 class PlanError(BaseError):
-    """A plan cannot be made, or the verifier refuses it."""
+    """A plan cannot be made, or the verifier rejects it."""
 
 
 class UnsupportedError(BaseError):
-    """A name of the interface or an operator that ark does not support, or not on this target."""
+    """ark does not support a name of the interface or an operator, in general or on this target."""
 
 
 class SystemError(BaseError):
@@ -34,7 +34,7 @@ class SystemError(BaseError):
 
 
 class GpuError(BaseError):
-    """The device reported a fault or a wait ran out of its budget."""
+    """The device reported a fault, or a wait exceeded its time limit."""
 
 
 REFUSALS = (InvalidUsageError, ModelError, PlanError, UnsupportedError)

@@ -1,9 +1,10 @@
-"""Messages to the person at the terminal, on standard error, by Python's logger `ark`.
+"""Messages for users on standard error, through Python's logger `ark`.
 
-ARK_LOG_LEVEL (DEBUG, INFO, WARN, ERROR), `ark --log-level` and `set_level` say from which level on;
-default WARN. At DEBUG ark says which device was opened, what was planned, compiled, taken from the
-cache and launched, with times. ARK_DEBUG names stages of the compiler, with commas between them:
-each prints what it decided and why. A program adds handlers to `logging.getLogger("ark")` as usual.
+ARK_LOG_LEVEL (DEBUG, INFO, WARN, ERROR), `ark --log-level` and `set_level` set the lowest level
+that is shown, by default WARN. At DEBUG ark reports which device was opened, what was planned,
+compiled, taken from the cache and launched, with times. ARK_DEBUG lists stages of the compiler,
+separated by commas: each prints its decisions with reasons. A program can add handlers to
+`logging.getLogger("ark")` as usual.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from threading import Timer
 from time import monotonic
 
 NAMES = ("DEBUG", "INFO", "WARN", "ERROR")
-PATIENCE_S = 5.0  # after which a long step says that it goes on
-# The levels of Python's logging that ARK's numbers 0 to 3 stand for.
+PATIENCE_S = 5.0  # after this time a long step reports that it continues
+# The levels of Python's logging for ARK's numbers 0 to 3.
 _LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR)
 
 
 class _StandardError(logging.Handler):
-    """Writes to the standard error of the moment, which tests and launchers exchange."""
+    """Writes to the present sys.stderr, which tests and launchers may replace."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Prints `ark LEVEL: message`."""
@@ -68,28 +69,28 @@ set_level(_wanted())
 
 
 def log(level: int, message: str) -> None:
-    """One line, if its level is shown."""
+    """Logs a line at this level."""
     _LOGGER.log(_LEVELS[level], "%s", message)
 
 
 def debug(message: str) -> None:
-    """One line, for looking for a cause."""
+    """Logs a line that helps to find a cause of a problem."""
     log(DEBUG, message)
 
 
 def info(message: str) -> None:
-    """One line on how ark goes on."""
+    """Logs a line about progress."""
     log(INFO, message)
 
 
 def warn(message: str) -> None:
-    """One line on a thing that may not be wanted."""
+    """Logs a line about something that the user may not want."""
     log(WARN, message)
 
 
 @contextmanager
 def timed(step: str) -> Iterator[None]:
-    """At DEBUG, how long the block took: `step: N ms`."""
+    """A context that logs at DEBUG how long its block took: `step: N ms`."""
     begin = monotonic()
     yield
     debug(f"{step}: {1e3 * (monotonic() - begin):.1f} ms")
@@ -97,7 +98,7 @@ def timed(step: str) -> Iterator[None]:
 
 @contextmanager
 def slow(step: str) -> Iterator[None]:
-    """Where the block takes longer than a few seconds, says that it goes on."""
+    """A context that logs that the step continues, if its block takes longer than a few seconds."""
     timer = Timer(PATIENCE_S, warn, (f"{step}; this goes on",))
     timer.daemon = True
     timer.start()
@@ -111,34 +112,36 @@ STAGES = ("passes", "lower", "plan", "codegen")
 
 
 def shows(stage: str) -> bool:
-    """True where ARK_DEBUG names this stage."""
+    """True if ARK_DEBUG contains this stage."""
     return stage in _stages(os.environ.get("ARK_DEBUG", ""))
 
 
 def show(stage: str, message: str) -> None:
-    """The lines of a stage's message. Callers make one only where the stage `shows`."""
+    """Prints the lines of a stage's message. Callers make a message only if the stage `shows`."""
     for line in message.splitlines():
         print(f"ark {stage}: {line}", file=sys.stderr)
 
 
-_NOTED: dict[tuple[str, str, str], int] = {}  # how often: by stage, subject and message
-_SUBJECT: ContextVar[str] = ContextVar("subject", default="")  # of decisions noted next
+_NOTED: dict[tuple[str, str, str], int] = {}  # how often, by stage, subject and message
+_SUBJECT: ContextVar[str] = ContextVar("subject", default="")  # of the decisions that follow
 
 
 def about(subject: str) -> None:
-    """Says which part of a model the decisions that follow are about, such as a phase."""
+    """Sets the subject of the decisions that follow: a part of a model, such as a phase."""
     _SUBJECT.set(subject)
 
 
 def note(stage: str, message: str) -> None:
-    """Keeps a decision that is made many times, for `show_noted`, where the stage `shows`."""
+    """Records a decision for `show_noted`, if the stage `shows`; used for decisions that are made
+    many times.
+    """
     if shows(stage):
         key = (stage, _SUBJECT.get(), message)
         _NOTED[key] = _NOTED.get(key, 0) + 1
 
 
 def show_noted(stage: str) -> None:
-    """Prints each kept decision of a stage once, with its subject and how often it was made."""
+    """Prints each recorded decision of a stage once, with its subject and the number of times."""
     for key in [key for key in _NOTED if key[0] == stage]:
         count, (_, subject, message) = _NOTED.pop(key), key
         where = f"{subject}: " if subject else ""
@@ -148,7 +151,7 @@ def show_noted(stage: str) -> None:
 
 @cache
 def _stages(names: str) -> frozenset[str]:
-    """The stages that ARK_DEBUG names. An unknown name is a warning, once."""
+    """The stages in ARK_DEBUG. There is a warning for an unknown name, once."""
     named = [name.strip().lower() for name in names.split(",") if name.strip()]
     for name in named:
         if name not in STAGES:

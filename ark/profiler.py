@@ -1,4 +1,4 @@
-"""ARK's path of the profiler, for `python -m ark.profiler`; the profiler is ark.api.profiler."""
+"""The path ark.profiler, for `python -m ark.profiler`; the profiler itself is ark.api.profiler."""
 
 import sys
 

@@ -1,1 +1,3 @@
-"""What users import under the names that ARK gave: `import ark` and the aliases offer all of it."""
+"""The parts of ARK's interface under ARK's names, for users: `import ark` and the aliases offer all
+of them.
+"""

@@ -1,11 +1,11 @@
-"""What ARK's users may say in a planner context's or a config rule's configuration, checked.
+"""Checks the configurations that users give to a planner context or return from a config rule.
 
-ARK's planner takes such configurations as they are. Here unknown names, wrong types and values out
-of range are refused, and so is what would change results instead of speed. Tile, TileShapeMNK,
-NumTasks, Granularity and ImplType become hints that the planner follows. The others describe ARK's
-own kernels: how many warps and how much SRAM one of them takes, how it pads, by what it sends. A
-task of ark has a processor to itself, and its kind knows what it needs: they are checked, and shown
-in Plan.task_infos. Called by ark.api.planner, ark.api.context and ark.api.task_plan.
+ARK's planner accepts any configuration. Here unknown names, wrong types and values out of range are
+rejected, and so are entries that would change results instead of speed. Tile, TileShapeMNK,
+NumTasks, Granularity and ImplType become hints that the planner follows. The other entries describe
+ARK's own kernels: the warps and the SRAM of a task, padding, the channel. In ark a task has a
+processor to itself, and its kind determines what it needs, so these entries are only checked, and
+shown in Plan.task_infos. Called by ark.api.planner, ark.api.context and ark.api.task_plan.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ Bytes = Annotated[int, Meta(ge=0, le=1 << 30)]
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="pascal"):
-    """Hints to a planner: how an op is cut and on what it runs. None of them changes a result."""
+    """Hints to a planner: how an op is cut into tasks and where these run. They do not change
+    results.
+    """
 
     num_warps: Annotated[int, Meta(ge=1, le=64)] | None = None
     sram_bytes: Bytes | None = None
@@ -46,9 +48,10 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="pa
 
 
 def check_config(value: Any, subject: str) -> dict[str, Any]:
-    """The configuration.
+    """A checked copy of the configuration.
 
-    InvalidUsageError for what it must not say, UnsupportedError for what changes results.
+    Raises InvalidUsageError for entries that are not valid, and UnsupportedError for entries that
+    change results.
     """
     if not isinstance(value, Mapping):
         raise InvalidUsageError(f"{subject} is {value!r:.80}; it must be a dictionary")
@@ -68,7 +71,7 @@ def check_config(value: Any, subject: str) -> dict[str, Any]:
 
 
 def hints_of(config: Mapping[str, Any]) -> Hints | None:
-    """What a checked configuration asks of the planner; None for nothing."""
+    """The hints of a checked configuration; None if it has none."""
     tile, product = config.get("Tile"), config.get("TileShapeMNK")
     hints = Hints(
         tile=tuple(tile) if tile else None,
@@ -81,7 +84,9 @@ def hints_of(config: Mapping[str, Any]) -> Hints | None:
 
 
 def read_config(text: Any, subject: str) -> dict[str, Any]:
-    """What a config rule returns: JSON text or a dictionary; nothing for an empty one."""
+    """The checked configuration from a config rule's result: JSON text or a dictionary; {} for an
+    empty text or None.
+    """
     if text is None or text == "":
         return {}
     try:

@@ -1,4 +1,4 @@
-"""PlannerContext: where and how the ops that are called within it are placed and cut."""
+"""PlannerContext: the placement and the cut into tasks of the ops that are called in it."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from ark.api.config import check_config, hints_of
 from ark.errors import InvalidUsageError, PlanError, UnsupportedError
 from ark.frontend.model import Model
 
-# A range [begin, end], `sync` or `config`.
+# A range [begin, end], or the value of `sync` or `config`.
 Setting: TypeAlias = "Sequence[int] | Mapping[str, object] | bool | None"
 _NESTED = ("processor_range", "warp_range", "sram_range")
 
 
 class PlannerContext:
-    """Within it, ops are placed and cut as asked. A context manager.
+    """A context manager; ops that are called in it are placed and cut as requested.
 
-    processor_range [begin, end] is kept; planning for a machine that has no such processors raises
-    PlanError. config: see ark.api.config; inner contexts add to and override what outer ones say.
-    sync=False keeps the context's ops in one processor group of the plan; results are right either
-    way, because ark orders tasks by what they read and write. warp_range and sram_range are shown
-    by `dump` and change nothing: a task has all of its processor.
+    processor_range [begin, end]: the ops run on these processors; planning for a machine without
+    them raises PlanError. config: see ark.api.config; inner contexts add to and override outer
+    ones. sync=False shows the context's ops in one processor group of the plan. It does not affect
+    results, because ark orders tasks by the data that they read and write. warp_range and
+    sram_range are shown by `dump` and have no effect: a task has its processor to itself.
     """
 
     _stack: ClassVar[list[PlannerContext]] = []
@@ -66,7 +66,7 @@ class PlannerContext:
         return self
 
     def _joins(self) -> bool:
-        """True where its ops are shown in one processor group, as ARK shows them."""
+        """True if the context's ops are shown in one processor group, as in ARK."""
         return "processor_range" in self.settings or self.settings.get("sync") is False
 
     def __exit__(self, *_: object) -> None:
@@ -74,7 +74,7 @@ class PlannerContext:
         self._graph.processors, self._graph.hints, self._graph.context = self._before
 
     def dump(self) -> str:
-        """The settings in force, outermost first, as JSON."""
+        """The settings of all open contexts as JSON, outermost first."""
         stack = self._stack if self in self._stack else [*self._stack, self]
         return json.dumps([c.settings for c in stack])
 

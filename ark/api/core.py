@@ -1,4 +1,4 @@
-"""Names that ARK's compiled core offers and its scripts and tests reach: types, random numbers."""
+"""Names of ARK's compiled core that its scripts and tests use: types, random numbers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def srand(seed: int = -1) -> None:
 
 
 def rand() -> int:
-    """A number from 0 to 2^31 - 1, from ark's own generator."""
+    """A random number from 0 to 2^31 - 1, from ark's own generator."""
     return _random.getrandbits(31)
 
 
@@ -34,7 +34,7 @@ class Dims(tuple[int, ...]):
     """
 
     def __new__(cls, *sizes: object) -> Dims:
-        """Sizes, one by one or as one sequence; InvalidUsageError for others."""
+        """From sizes, or from one sequence of sizes; raises InvalidUsageError for other values."""
         values = sizes[0] if len(sizes) == 1 and not isinstance(sizes[0], int) else sizes
         dims = tuple(whole("Dims", n) for n in values)  # type: ignore[attr-defined]
         return super().__new__(cls, dims)

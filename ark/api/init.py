@@ -1,4 +1,4 @@
-"""ark.init: starts afresh, and sets backend, rank and number of ranks."""
+"""ark.init: resets ark, and sets backend, rank and number of ranks."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ def init(
     rank: int | None = None,
     world_size: int | None = None,
 ) -> None:
-    """Starts afresh: stops what runs, drops the current model, sets rank and number of ranks.
+    """Resets ark: stops launches, drops the current model, sets rank and number of ranks.
 
-    backend: "cpu" or an installed vendor's name; kept from call to call, and chosen by the first
-    launch if never named (the only vendor with devices, else the CPU). arch: what the device must
-    be. rank, world_size: default as the launcher's environment says, else 0 of 1. Raises
-    SystemError with the probe's reason if the named backend has no device.
+    backend: "cpu" or an installed vendor's name. It stays set for later calls; if it was never set,
+    the first launch chooses it (the only vendor with devices, else the CPU). arch: the architecture
+    that the device must have. rank, world_size: by default those of the launcher's environment,
+    else 0 of 1. Raises SystemError with the probe's reason if the named backend has no device.
 
     Examples:
         >>> ark.init(backend="cpu")
@@ -36,8 +36,8 @@ def init(
 def set_rank(rank: int) -> None:
     """Sets the rank of the current and of new models.
 
-    Where the number of ranks is not set, it becomes the launcher's, or 1: a process of
-    whatever rank then runs by itself.
+    If the number of ranks is not set, it becomes the launcher's, or 1: a process with any rank then
+    runs by itself.
 
     Examples:
         >>> ark.set_world_size(4)
@@ -53,8 +53,8 @@ def set_rank(rank: int) -> None:
 def set_world_size(world_size: int) -> None:
     """Sets the number of ranks of the current and of new models.
 
-    Launching a model of several ranks needs a launcher (ark.launch, torchrun, mpirun, srun), which
-    tells them how to meet; building and planning one does not.
+    Launching a model of several ranks needs a launcher (ark.launch, torchrun, mpirun, srun),
+    through which the ranks find each other; building and planning a model does not.
 
     Examples:
         >>> ark.set_world_size(4)

@@ -1,6 +1,6 @@
-"""ARK's view of what was launched last: Executor.get().plan().
+"""ARK's access to the plan that was launched last: Executor.get().plan().
 
-The real one is ark.runtime.executor.
+ark's own executor is ark.runtime.executor.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ class Executor:
 
     @staticmethod
     def get() -> Executor:
-        """The one object of this class."""
+        """The only object of this class."""
         return Executor()
 
     @staticmethod
     def reset() -> None:
-        """Stops everything and forgets the last plan."""
+        """Stops all runtimes and forgets the last plan."""
         Runtime.stop_all()
         Runtime.last_plan = None
 
     def plan(self) -> str:
-        """The plan that was launched last, as JSON; empty if none was."""
+        """The plan that was launched last, as JSON; empty if there is none."""
         return str(Runtime.last_plan) if Runtime.last_plan else ""

@@ -1,4 +1,4 @@
-"""Modules: parameters and other modules by attribute name, as in torch.nn."""
+"""Modules: containers of parameters and other modules by attribute name, as in torch.nn."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ Hook = Callable[["Module", Any], Any]
 class Module:
     """Base class of models: subclasses make parameters and modules and write forward.
 
-    A list of modules as an attribute holds each under the attribute's name and its number.
+    If an attribute is a list of modules, each is registered under the attribute's name and its
+    index.
 
     Examples:
         >>> class Layer(ark.Module):
@@ -59,26 +60,29 @@ class Module:
                 self.register_module(f"{name}.{i}", module)
 
     def register_module(self, name: str, module: Module) -> None:
-        """Adds a module under a name; TypeError if it is none."""
+        """Adds a module under a name; raises TypeError if it is not a Module."""
         if not isinstance(module, Module):
             raise TypeError(f"{name!r} is a {type(module).__name__}, not an ark.Module")
         self.sub_modules[name] = module
         module._name = name
 
     def register_parameter(self, name: str, param: Parameter) -> None:
-        """Adds a parameter under a name; TypeError if it is none."""
+        """Adds a parameter under a name; raises TypeError if it is not a Parameter."""
         if not isinstance(param, Parameter):
             raise TypeError(f"{name!r} is a {type(param).__name__}, not an ark.Parameter")
         self.parameters[name] = param
 
     def register_forward_hook(self, hook: Hook) -> None:
-        """After each forward, `hook(module, output)` gives what calling the module returns."""
+        """Adds a function that is called after each forward; `hook(module, output)` returns the
+        module's result.
+        """
         self._hooks.append(hook)
 
     def name_tensors(self, prefix: str = "") -> None:
-        """Names parameters and other tensors after their attributes, as a plan shall show them.
+        """Names parameters and other tensors after their attributes; plans show these names.
 
-        Call it before ops use the tensors. What two modules share has the name that comes first.
+        It must be called before ops use the tensors. A tensor that two modules share has the first
+        of its names.
         """
         seen: set[int] = set()
         self._name_tensors(prefix, seen)
@@ -92,7 +96,7 @@ class Module:
             module._name_tensors(f"{prefix}{name}.", seen)
 
     def params_dict(self, prefix: str = "") -> dict[str, Parameter]:
-        """All parameters, also of modules within, by dotted name."""
+        """All parameters, including those of contained modules, by dotted name."""
         params = {prefix + name: p for name, p in self.parameters.items()}
         for name, module in self.sub_modules.items():
             params.update(module.params_dict(f"{prefix}{name}."))
@@ -122,7 +126,8 @@ class Module:
     def load_state_dict(self, state_dict: Mapping[str, ArrayLike], prefix: str = "") -> None:
         """Writes parameters from arrays or torch tensors; call it after Runtime.launch.
 
-        InvalidUsageError names missing entries; extra entries cause a warning.
+        Raises InvalidUsageError, which names them, if entries are missing; extra entries cause a
+        warning.
         """
         params = self.params_dict(prefix)
         missing = sorted(set(params) - set(state_dict))
@@ -148,18 +153,18 @@ class Module:
             parameter.copy(data)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What calling the module does; subclasses write it."""
+        """The computation of the module; subclasses define it."""
         raise UnsupportedError(f"{type(self).__name__} has no forward; write one")
 
     def backward(self, *grad_outputs: Any) -> Any:
         """Adds the gradients of the module's last call.
 
-        By its parameters with requires_grad, which keep theirs (Parameter.update_gradient), and by
-        the tensors of fp32, fp16 or bf16 that it was called with, which are returned (None, one
-        tensor, or a tuple).
+        The gradients with respect to parameters with requires_grad are stored in them
+        (Parameter.update_gradient). Those with respect to the floating-point tensors of the call
+        are returned (None, one tensor, or a tuple).
 
-        grad_outputs: a gradient for each tensor that the call returned; None for an output of one
-        element. Subclasses may write their own, as they write forward. Errors as of ark.grad.
+        grad_outputs: a gradient for each tensor that the call returned; may be None for an output
+        of one element. Subclasses may define their own `backward`. Errors as of ark.grad.
         """
         if self._called is None:
             raise InvalidUsageError(
@@ -184,7 +189,7 @@ class Module:
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls `forward`, and the hooks that are registered for it."""
+        """Calls `forward`, then the registered hooks."""
         graph = Model.get_model().graph
         with graph.scope(self._name) if graph.scopes and self._name else nullcontext():
             result = self.forward(*args, **kwargs)
@@ -195,7 +200,9 @@ class Module:
 
 
 def _tensors(values: Iterable[Any]) -> list[ir.Tensor]:
-    """The tensors among values and lists of them; without handles, which would keep memory."""
+    """The tensors among values and lists of them, without their handles, which would keep memory
+    alive.
+    """
     tensors: list[ir.Tensor] = []
     for value in values:
         if isinstance(value, Tensor):

@@ -1,4 +1,4 @@
-"""ARK's plan: a plan of ark's, or one in ARK's own layout, with ARK's properties."""
+"""ARK's plan class: a plan of ark, or one in ARK's own layout, with ARK's properties."""
 
 from __future__ import annotations
 
@@ -30,10 +30,12 @@ _EMPTY: Mapping[str, Any] = {
 
 
 class Plan(Planned):
-    """A plan with ARK's properties. `inner` is ark's own plan, None for an empty one of ARK's.
+    """A plan with ARK's properties.
 
-    Plan(None) is empty; Plan(dict) reads ark's layout or ARK's. A plan in ARK's layout becomes one
-    of ark's when it is launched (`built`), for the device and the model of that moment.
+    inner: ark's own plan; None if the plan is empty or in ARK's layout.
+
+    Plan(None) is empty; Plan(dict) reads ark's layout or ARK's. A plan in ARK's layout is converted
+    to ark's when it is launched (`built`), for the device and the model at that time.
 
     Examples:
         >>> y = ark.relu(ark.tensor([64]))
@@ -57,7 +59,9 @@ class Plan(Planned):
 
     @classmethod
     def from_str(cls, plan_str: str) -> Plan:
-        """Reads a plan; InvalidUsageError if it is no JSON, PlanError if it is no plan."""
+        """Reads a plan. Raises InvalidUsageError if the text is not JSON, PlanError if it is not a
+        plan.
+        """
         try:
             data = json.loads(plan_str)
         except (ValueError, RecursionError) as error:
@@ -74,9 +78,10 @@ class Plan(Planned):
         return cls.from_str(text)
 
     def built(self, machine: Machine, members: Callable[[int], Ranks] | None = None) -> Plan:
-        """The plan as one of ark's for a machine; itself where it is one, or has no tasks.
+        """The plan as ark's own plan for a machine; itself if it is one already or has no tasks.
 
-        Tensors of the current model keep their memory. members, errors: as ark.api.task_plan.build.
+        Tensors of the current model keep their memory. members, errors: as for
+        ark.api.task_plan.build.
         """
         if self.inner is not None or self._tasks is None or not self._tasks.task_infos:
             return self
@@ -84,24 +89,24 @@ class Plan(Planned):
 
     @property
     def architecture(self) -> str:
-        """What the plan was made for; ANY for an empty one."""
+        """The architecture for which the plan was made; ANY for an empty plan."""
         return str(self.inner.machine["arch"]) if self.inner else str(self.head["Architecture"])
 
     @property
     def num_processors(self) -> int:
-        """Processors that the plan has task lists for."""
+        """The number of processors that have task lists in the plan."""
         return self.inner.processors if self.inner else int(self.head["NumProcessors"])
 
     @property
     def num_warps_per_processor(self) -> int:
-        """Computing warps of a processor."""
+        """The number of computing warps of a processor."""
         if self.inner:
             return serialize.machine_of(self.inner).warps
         return int(self.head["NumWarpsPerProcessor"])
 
     @property
     def task_infos(self) -> list[dict[str, Any]]:
-        """One entry per op: what its tasks compute."""
+        """An entry for each op that describes its tasks."""
         plan = self.inner
         if plan is None:
             return list(self.head["TaskInfos"])
@@ -121,14 +126,15 @@ class Plan(Planned):
                 ],
             }
             for op in plan.ops
-            if op.operands  # not what ends an iteration, which computes nothing
+            if op.operands  # the op that ends an iteration has no operands
         ]
 
     @property
     def processor_groups(self) -> list[dict[str, Any]]:
-        """Consecutive ops of one PlannerContext, or of none; their ranges are resource groups.
+        """A group for consecutive ops of the same PlannerContext, or of none, with their ranges as
+        resource groups.
 
-        Nothing waits at the borders of groups.
+        There is no synchronisation between groups.
         """
         plan = self.inner
         if plan is None:

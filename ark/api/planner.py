@@ -1,4 +1,6 @@
-"""ARK's planner: makes ARK's plans, asks rules for configurations; `ark.planner` is this module."""
+"""ARK's planner: returns ARK's plans, and asks rules for configurations; `ark.planner` is this
+module.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,10 @@ from ark.runtime.run import Ranks
 class Planner(planner.Planner):
     """Makes the plan of the current (or a given) model for a device's machine, or for `machine`.
 
-    ranks: the job's ranks, where all of them plan now; they take what rank 0 has measured. Alone a
-    rank takes its own, and a launch refuses plans that were made with different ones.
-    activation_bytes: of memory that activations share; those that do not fit are computed again.
+    ranks: the job's ranks, if all of them plan at this moment; they then use the measurements of
+    rank 0. Without `ranks` a rank uses its own measurements, and a launch rejects plans made with
+    different ones. activation_bytes: a limit for the memory of activations; activations that do not
+    fit are recomputed.
 
     Examples:
         >>> y = ark.relu(ark.tensor([64]))
@@ -49,24 +52,26 @@ class Planner(planner.Planner):
         """Adds a rule that gives configurations of ops.
 
         rule: a function of (op as JSON, architecture) that returns a configuration as JSON, or ""
-        for none. Rules are asked, in the order in which they were added, for each op
-        that no PlannerContext configures; the first answer counts. What it says is checked and
-        followed as a PlannerContext's config is. A rule that raises is left out, with a warning.
+        for none. For each op that no PlannerContext configures, the rules are asked in the order in
+        which they were added; the first configuration is used. It is checked and followed like a
+        PlannerContext's config. A rule that raises an error is ignored for that op, with a warning.
         """
         if not callable(rule):
             raise InvalidUsageError(f"a config rule is a function, got {type(rule).__name__}")
         self._rules.append(rule)
 
     def plan(self) -> Plan:
-        """The verified plan of this rank. Plans of several ranks are verified when they launch.
+        """The verified plan of this rank. Plans of several ranks are verified when they are
+        launched.
 
-        Tensors that Python still holds keep their memory; others may share theirs.
+        Tensors that Python still references have memory of their own; other tensors may share
+        memory.
         """
         planned = super().plan()
         return Plan(planned.inner or planned.head, planned.model)
 
     def _configured(self, graph: Graph, arch: str) -> Graph:
-        """The graph with the rules' hints where no context gave any."""
+        """The graph, with hints from the rules for ops that no context configures."""
         if not self._rules:
             return graph
         return graph.with_nodes(

@@ -1,4 +1,4 @@
-"""ARK's profiler: times a plan, and where in it the time goes.
+"""ARK's profiler: times a plan and its processor groups.
 
 `python -m ark.profiler --plan FILE` or ark.Profiler(plan).run().
 """
@@ -31,9 +31,9 @@ def timeit(plan: Plan, iter: int, loop_mode: bool, warmup: int = 3) -> float:
 
 
 class Profiler:
-    """Times a plan and prints what it finds, in microseconds.
+    """Times a plan and prints the results, in microseconds.
 
-    plan: what Planner.plan gave. InvalidUsageError for anything else.
+    plan: a result of Planner.plan. Raises InvalidUsageError for anything else.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -51,9 +51,10 @@ class Profiler:
         profile_processor_groups: bool = False,
         target_processor_groups: Sequence[int] | None = None,
     ) -> None:
-        """Prints microseconds per iteration and, if asked, busy time per processor group.
+        """Prints microseconds per iteration and, if requested, the busy time of each processor
+        group.
 
-        target_processor_groups: which groups, default all.
+        target_processor_groups: the numbers of the groups, by default all.
         """
         seconds = timeit(self.plan, iter, loop_mode)
         print(f"whole plan: {seconds * 1e6:.2f} us per iteration ({iter} iterations)")
@@ -71,13 +72,13 @@ class Profiler:
             )
 
     def _busy(self, iterations: int) -> dict[int, float]:
-        """Microseconds that tasks of an op take per iteration, by op, from a trace."""
+        """For each op the microseconds per iteration that its tasks take, from a trace."""
         busy_s: dict[int, float] = defaultdict(float)
         with Runtime() as runtime:
             runtime.launch(plan=self.plan, loop_mode=False, record=True)
             if runtime.executor is None:
                 return busy_s
-            assert isinstance(runtime.executor, Executor)  # who records has one
+            assert isinstance(runtime.executor, Executor)  # loop kernels record traces
             runtime.run(iter=iterations)
             listing = runtime.executor.tables.listing
             counted = 1

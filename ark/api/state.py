@@ -1,9 +1,8 @@
-"""Saving and loading state dictionaries, in the safetensors format: names, types, shapes and bytes.
+"""Saves and loads state dictionaries in the safetensors format: names, types, shapes and bytes.
 
-Elements of 4 bits are written two to a byte, as they lie in memory, and the metadata names their
-type and shape. The format has no objects, so reading a file from elsewhere can neither run code nor
-build anything but arrays. Other values (numbers, text, lists of them) are JSON in the
-file's metadata.
+4-bit elements are written two to a byte, as in memory; the metadata contain their type and shape.
+The format contains no objects, so a file from an untrusted source can only give arrays and can run
+no code. Other values (numbers, text, lists of them) are JSON in the file's metadata.
 """
 
 from __future__ import annotations
@@ -49,8 +48,8 @@ _NAMES = {np.dtype(t): name for name, t in _TYPES.items()}
 def save(state_dict: Mapping[str, object], state_dict_file_path: str | Path) -> None:
     """Writes a state dictionary: names to NumPy arrays (or torch tensors), in safetensors format.
 
-    Warns where it is given something else, which must then be plain JSON-able values. Raises
-    InvalidUsageError for what neither is, and where the file cannot be written.
+    Other values are written with a warning; they must be JSON-able. Raises InvalidUsageError for
+    other values, and if the file cannot be written.
 
     Examples:
         >>> import tempfile
@@ -91,7 +90,9 @@ def save(state_dict: Mapping[str, object], state_dict_file_path: str | Path) -> 
 
 
 def _write(arrays: Mapping[str, np.ndarray], about: str, path: str | Path) -> None:
-    """Length of the header, the header as JSON, the arrays' bytes; aligned, largest items first."""
+    """Writes the length of the header, the header as JSON, and the arrays' bytes; arrays are
+    aligned, those with the largest items first.
+    """
     header: dict[str, Any] = {"__metadata__": {"ark": about}}
     end = 0
     ordered = sorted(arrays.items(), key=lambda item: -item[1].itemsize)

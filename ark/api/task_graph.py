@@ -1,7 +1,7 @@
-"""The ops of a plan in ARK's own layout (ark.api.task_schema), added to a new model one by one.
+"""Adds the ops of a plan in ARK's own layout (ark.api.task_schema) to a new model, one by one.
 
-What a plan may say wrongly of an op, its tensors and their memory is found here. Called by
-ark.api.task_plan, which finds out where each op runs.
+It checks what the plan says of an op, its tensors and their memory. Called by ark.api.task_plan,
+which determines where each op runs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from ark.ir import values as ir
 
 @dataclass(frozen=True)
 class Place:
-    """Where a task info's tasks run. context: the number of their processor group."""
+    """The processors on which a task info's tasks run. context: the number of their processor
+    group.
+    """
 
     task: TaskEntry
     processors: tuple[int, int]
@@ -36,8 +38,9 @@ class Place:
 class TaskGraph:
     """Adds a plan's ops to a new model.
 
-    buffers: by the plan's number, of this rank. held: names of buffers that the user's model has.
-    messages: what the ops added so far send and receive.
+    buffers: for each buffer of the plan on this rank, by its number, the model's buffer. held:
+    names of buffers that the user's model has. messages: the messages that the ops added so far
+    send and receive.
     """
 
     def __init__(self, model: Model, plan: TaskPlan, shared: Mapping[int, ir.Buffer]) -> None:
@@ -48,7 +51,7 @@ class TaskGraph:
         self.buffers: dict[int, ir.Buffer] = {}
         self.held = {b.name for b in shared.values()}
         self.messages: list[task_messages.Message] = []
-        self._fused = 0  # all-reduces so far
+        self._fused = 0  # number of fused all-reduces so far
         sizes: dict[int, int] = {}
         owners: dict[int, int] = {}
         for task in plan.task_infos:
@@ -79,11 +82,11 @@ class TaskGraph:
         return Tensor(tensor, self._model)
 
     def add(self, op: OpEntry, place: Place) -> None:
-        """One op, where its task info runs."""
+        """Adds an op on the processors of its task info."""
         graph = self._model.graph
         graph.processors, graph.context = place.processors, place.context
         granularity = {"Granularity": place.granularity}
-        if op.type in task_messages.TYPES:  # both ends cut it alike, whatever their configurations
+        if op.type in task_messages.TYPES:  # both ends cut it alike, by default
             graph.hints = hints_of(granularity)
             self._pass_on(op)
         else:
@@ -91,7 +94,7 @@ class TaskGraph:
             self._compute(op)
 
     def _pass_on(self, op: OpEntry) -> None:
-        """A Send or a Recv, or what stands for several of them."""
+        """Adds a Send or a Recv, or an op that consists of several of them."""
         messages = task_messages.messages(op, self._plan, self._fused)
         self.messages += messages
         if op.type == task_messages.FUSED:
@@ -109,9 +112,9 @@ class TaskGraph:
             self._written.add(own.buffer.id)
 
     def _all_reduce(self, op: OpEntry, messages: Sequence[task_messages.Message]) -> None:
-        """Sends its own share to all, and adds the shares of all.
+        """Adds an all-reduce: sends this rank's share to all ranks, and adds the shares of all.
 
-        They are added in the order of ranks, so that the sum has the same bits everywhere.
+        The shares are added in rank order, so that the sum has the same bits on all ranks.
         """
         source, target = op.read_tensors[0], op.write_tensors[0]
         self._check_known(op, source)
@@ -134,7 +137,7 @@ class TaskGraph:
             ops.add(total, last, output=self._tensor(target), name=op.name)
 
     def _reduce(self, op: OpEntry, messages: Sequence[task_messages.Message]) -> None:
-        """Adds up its own and what comes, and sends the sum to all."""
+        """Adds this rank's tensor and the received ones, and sends the sum to all peers."""
         source, target = op.read_tensors[0], op.write_tensors[0]
         self._check_known(op, source)
         total = self._tensor(source)
@@ -189,7 +192,10 @@ class TaskGraph:
 
 
 def _check_owner(op: OpEntry, entry: TensorEntry, plan: TaskPlan, owners: dict[int, int]) -> None:
-    """A buffer is of one rank of the plan's. owners: by buffer, as found so far."""
+    """Raises PlanError unless a buffer is always on the same rank, which is one of the plan's.
+
+    owners: the rank of each buffer so far.
+    """
     buffer = entry.buffer
     owner = buffer.rank if task_messages.is_far(buffer, plan.rank) else plan.rank
     if owner >= plan.world_size or owners.setdefault(buffer.id, owner) != owner:

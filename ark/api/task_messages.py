@@ -1,11 +1,10 @@
-"""What ranks tell each other of plans in ARK's own layout before these run: their messages.
+"""Compares the messages of plans in ARK's own layout between ranks, before the plans run.
 
-Each rank reads a plan file of its own. A Send there names the peer by the Rank of the buffer that
-it writes, and the message by a tag that stands in SendTags of what it reads and in RecvTags of what
-it writes; a Recv does so from the other side. The packet forms name the bytes in which packets
-arrive instead, by RecvTags alone; a fused all-reduce names no tags. Ranks give each other the list
-of their messages, and all of them refuse, with the same words, what does not fit. Called by
-ark.api.task_plan.
+Each rank reads a plan file of its own. In it a Send names the peer by the Rank of the buffer that
+it writes, and the message by a tag, which is in SendTags of its input and in RecvTags of its
+output; a Recv is the reverse. The packet forms name the memory in which packets arrive instead,
+only by RecvTags; a fused all-reduce names no tags. The ranks exchange the lists of their messages.
+If these do not match, all ranks raise the same error. Called by ark.api.task_plan.
 """
 
 from __future__ import annotations
@@ -36,17 +35,17 @@ from ark.runtime.run import Ranks
 
 FUSED = "AllReducePacketFused"
 TYPES = (FUSED, "Recv", "RecvPacket", "RecvReduceSendPacket", "Send", "SendPacket")
-FUSED_TAGS = (1 << 31) - (1 << 16)  # and above: the first fused all-reduce of a plan, the second...
-# Bytes of packets for each that they carry: beside each value stands a flag.
+FUSED_TAGS = (1 << 31) - (1 << 16)  # of a plan's first fused all-reduce, and further ones
+# Bytes of packets per byte of data: beside each value there is a flag of the same size.
 PACKET_BYTES_PER_BYTE = 2
 _Rank = Annotated[int, Meta(ge=0, lt=1 << 12)]
 
 
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One Send or Recv of a rank, with the layout of the receiver's tensor as this rank knows it.
+    """A Send or Recv of a rank, with the layout of the receiver's tensor as this rank knows it.
 
-    sends: to the peer, else received from it. flag: of its packets, which arrive in bytes of that
-    layout; None if it is none of packets.
+    sends: True for a Send to the peer, False for a Recv from it. flag: the flag of its packets,
+    which arrive in memory of that layout; None if it uses no packets.
     """
 
     op: Name
@@ -61,7 +60,9 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Said(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a rank tells the others. refused: why its own plan cannot run; empty if it can."""
+    """The data that ranks exchange about their plans. refused: the reason why the rank cannot run
+    its own plan; empty if it can.
+    """
 
     rank: _Rank
     world_size: Annotated[int, Meta(ge=1, le=1 << 12)]
@@ -70,15 +71,15 @@ class _Said(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def is_far(buffer: BufferEntry, rank: int) -> bool:
-    """True where the buffer is on another rank."""
+    """True if the buffer is on another rank."""
     return buffer.rank not in (-1, rank)
 
 
 def messages(op: OpEntry, plan: TaskPlan, before: int) -> list[Message]:
-    """What an op of TYPES receives, then what it sends, by peer.
+    """The messages of an op of TYPES, first those received, then those sent, by peer.
 
-    PlanError where it does not name one peer and one tag for each. before: fused all-reduces that
-    the plan runs before.
+    Raises PlanError unless the op names one peer and one tag for each message. before: the number
+    of fused all-reduces that the plan runs before this op.
     """
     result = _messages(op, plan, before)
     above = [m.tag for m in result if m.tag >= FUSED_TAGS]
@@ -133,7 +134,8 @@ def _check_same(op: OpEntry) -> None:
 def _all_to_all(op: OpEntry, plan: TaskPlan, args: Arguments, tag: int) -> list[Message]:
     """The messages of a fused all-reduce: every rank sends its share to all others.
 
-    Besides its input and its output it names bytes for packets, here and on every peer, or none.
+    Besides its input and its output, the op names memory for packets, here and on every peer, or
+    none at all.
     """
     subject = f"op {op.name!r} of type {op.type}"
     if tag > (1 << 31) - 1:
@@ -201,7 +203,9 @@ _FORMS: dict[str, tuple[Callable[[int, int], bool], str]] = {
 def _packets(
     op: OpEntry, plan: TaskPlan, own: TensorEntry, peer: int, held: TensorEntry, sends: bool
 ) -> Message:
-    """own: the tensor that is sent or received into. held: the bytes in which packets arrive."""
+    """The message of an op that sends or receives packets; raises PlanError for mistakes. own: the
+    tensor that is sent or received into. held: the memory in which packets arrive.
+    """
     subject = f"op {op.name!r} of type {op.type}"
     where = held.buffer.rank if sends else own.buffer.rank
     if peer in (-1, plan.rank) or is_far(own.buffer, plan.rank) or is_far(held.buffer, where):
@@ -235,7 +239,7 @@ def _packets(
 
 
 def _message(op: OpEntry, plan: TaskPlan) -> Message:
-    """What a Send or Recv says; PlanError where it does not name one peer and one tag."""
+    """The message of a Send or Recv; raises PlanError unless it names one peer and one tag."""
     sends = op.type == "Send"
     subject = f"op {op.name!r} of type {op.type}"
     if len(op.read_tensors) != 1 or len(op.write_tensors) != 1:
@@ -292,11 +296,11 @@ def _type(entry: TensorEntry | Message) -> str:
 def tell(
     plan: TaskPlan, messages: Sequence[Message], refused: BaseError | None, ranks: Ranks
 ) -> None:
-    """Exchanges messages, in the order in which the ranks' ops run, and compares them.
+    """Exchanges the ranks' messages, in the order in which their ops run, and compares them.
 
-    Every rank raises PlanError if one refuses its plan, or if messages do not fit.
+    Raises PlanError on every rank if a rank refuses its plan, or if messages do not match.
 
-    refused: why this rank cannot run its own plan.
+    refused: the error because of which this rank cannot run its own plan.
     """
     words = str(refused)[:2000] if refused else ""
     statement = _Said(plan.rank, plan.world_size, words, list(messages))
@@ -304,7 +308,9 @@ def tell(
 
 
 def check(texts: Sequence[bytes]) -> None:
-    """Raises PlanError, naming the ranks, where what all ranks say is not one job's plans."""
+    """Raises PlanError, which names the ranks, unless the data of all ranks describe plans of one
+    job.
+    """
     everyone = [_read(rank, text) for rank, text in enumerate(texts)]
     for rank, statement in enumerate(everyone):
         if (statement.rank, statement.world_size) != (rank, len(texts)):

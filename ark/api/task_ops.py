@@ -1,7 +1,7 @@
-"""The types of ops that a plan in ARK's own layout (ark.api.task_schema) may have.
+"""The types of ops that a plan in ARK's own layout (ark.api.task_schema) may contain.
 
-Each is called with what it reads, what it writes, its arguments and its name. Called by
-ark.api.task_graph.
+The function for a type is called with the op's inputs, its output, its arguments and its name.
+Called by ark.api.task_graph.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from ark.frontend.tensor import Tensor
 
 
 class Arguments:
-    """An op's arguments by any of the names that they have; PlanError for what they are not."""
+    """The arguments of an op, by any of their names; raises PlanError if one is missing or has the
+    wrong type.
+    """
 
     def __init__(self, op: OpEntry) -> None:
         self._op = op

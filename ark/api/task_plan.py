@@ -1,10 +1,10 @@
-"""How a plan in ARK's own layout (ark.api.task_schema) becomes one of ark's plans.
+"""Converts a plan in ARK's own layout (ark.api.task_schema) to a plan of ark.
 
-ARK writes computations as TaskInfos (ops with tensors, arguments and a configuration) and where
-as ProcessorGroups. The ops are added to a new graph through ark's public ops, which check shapes
-and types; ranges of processors, tiles, numbers of tasks and granularities become hints; ark's
-planner then places the counters, and its verifier checks the result. Tensors of the current model
-keep their memory where the plan's ops are the model's. Messages between ranks are compared by
+ARK describes computations as TaskInfos (ops with tensors, arguments and a configuration), and where
+they run as ProcessorGroups. The ops are added to a new graph through ark's public ops, which check
+shapes and types. Ranges of processors, tiles, numbers of tasks and granularities become hints.
+ark's planner then places the counters, and its verifier checks the result. Tensors of the current
+model keep their memory if the plan's ops are the model's. Messages between ranks are compared by
 ark.api.task_messages. Called by ark.api.plan; ark.api.task_graph adds the ops.
 """
 
@@ -35,17 +35,18 @@ def build(
     machine: Machine,
     members: Callable[[int], Ranks] | None = None,
 ) -> Plan:
-    """ark's plan of it for a machine, verified where one rank runs alone.
+    """The plan of ark for a machine; for a single rank it is verified.
 
-    model: whose tensors keep their memory. members: the job's ranks, by their number; asked if they
-    are several, to compare this plan with theirs. Raises PlanError or UnsupportedError, naming the
-    op, for what the plan says wrongly or ark cannot run; PlanError for what another rank says.
+    model: the model whose tensors keep their memory. members: returns the job's ranks for a number
+    of ranks; it is called if there are several, to compare this plan with theirs. Raises PlanError
+    or UnsupportedError, which names the op, if the plan contains mistakes or ops that ark cannot
+    run, and PlanError if the plans of other ranks do not match.
     """
     ranks = members(plan.world_size) if members and plan.world_size > 1 else None
     try:
         inner, messages = _build(plan, model, machine)
     except BaseError as error:
-        if ranks is not None:  # the others are not left waiting
+        if ranks is not None:  # so that the other ranks do not wait
             with contextlib.suppress(PlanError):
                 task_messages.tell(plan, (), error, ranks)
         raise
@@ -59,7 +60,7 @@ def build(
 def _build(
     plan: TaskPlan, model: Model, machine: Machine
 ) -> tuple[Plan, list[task_messages.Message]]:
-    """The plan, and what it sends and receives, in order."""
+    """The plan, and the messages that it sends and receives, in order."""
     _check_architecture(plan, machine)
     for task in plan.task_infos:
         for op in task.ops:
@@ -77,7 +78,9 @@ def _build(
 
 
 def _check_architecture(plan: TaskPlan, machine: Machine) -> None:
-    """ANY fits; else the word before _ is a backend's name, the one behind part of its arch's."""
+    """Raises PlanError unless the machine fits the plan. The architecture is ANY, or the name of a
+    backend and after _ a part of its architecture's name.
+    """
     family, _, model = plan.architecture.lower().partition("_")
     if family != "any" and not (family == machine.backend and model in machine.arch):
         raise PlanError(
@@ -92,7 +95,9 @@ def _check_architecture(plan: TaskPlan, machine: Machine) -> None:
 
 
 def _order(plan: TaskPlan) -> list[Place]:
-    """Task infos as they are run; PlanError where one does not run whole, and once."""
+    """The task infos in the order in which they run, with their processors; raises PlanError unless
+    each task of each info runs exactly once.
+    """
     tasks = {task.id: task for task in plan.task_infos}
     if len(tasks) < len(plan.task_infos):
         raise PlanError("two task infos have one Id; give each its own")
@@ -108,7 +113,7 @@ def _order(plan: TaskPlan) -> list[Place]:
                         f"a task group runs task {tasks_of.task_id}, which does not exist"
                     )
                 before = places.get(task.id)
-                if before is not None:  # its tasks are shared out over several groups
+                if before is not None:  # its tasks are divided among several groups
                     begin, end = min(begin, before.processors[0]), max(end, before.processors[1])
                 places[task.id] = Place(task, (begin, end), tasks_of.granularity, number)
                 spans.setdefault(task.id, []).append(_span(tasks_of.task_range, "TaskRange", None))
@@ -141,10 +146,10 @@ def _check_whole(task: TaskEntry, spans: Sequence[tuple[int, int]]) -> None:
 
 
 def _shared(plan: TaskPlan, model: Model) -> dict[int, ir.Buffer]:
-    """By buffer of the plan, the model's buffer of that memory.
+    """For each buffer of the plan (by number) that is memory of the model, the model's buffer.
 
-    The model's tensors are the plan's where its ops are, in the order of the task infos; else those
-    are that have the plan's numbers.
+    If the model has the same ops as the plan, in the order of the task infos, their tensors are
+    identified; otherwise tensors with the same number and layout are.
     """
     nodes = [n for n in model.graph.nodes if not n.virtual]
     ops = [op for t in plan.task_infos for op in t.ops if op.works]
@@ -165,13 +170,13 @@ def _shared(plan: TaskPlan, model: Model) -> dict[int, ir.Buffer]:
 
 
 def _same_op(op: OpEntry, node: Node, shared: dict[int, ir.Buffer], rank: int) -> bool:
-    """True where the node is this op, on buffers of this rank that agree with `shared`."""
+    """True if the node is this op, on buffers of this rank that agree with `shared`."""
     type_of_node = str(op_entry(node)["Type"])
     names = (type_of_node, f"Scalar{type_of_node}", f"{type_of_node}Packet")
     if op.type not in names and {op.type, type_of_node} != {"ScalarAssign", "Constant"}:
         return False
     reads = [t for t in op.read_tensors if not task_messages.is_far(t.buffer, rank)]
-    # The bytes of packets are no tensors of ark's.
+    # The memory of packets is no tensor in ark.
     reads = reads[: {"RecvPacket": 0, task_messages.FUSED: 1}.get(op.type, len(reads))]
     pairs = [*zip(reads, node.inputs, strict=False)]
     pairs += zip(op.result_tensors, node.outputs, strict=False)

@@ -1,6 +1,6 @@
-"""The form of a plan file in ARK's own layout: types, ranges, lengths; unknown fields are refused.
+"""The form of a plan file in ARK's own layout: types, ranges, lengths. Unknown fields are rejected.
 
-Read by ark.api.task_plan, which makes one of ark's plans of it.
+Read by ark.api.task_plan, which converts it to a plan of ark.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ Tags = Annotated[list[tuple[Annotated[int, Meta(ge=-1, lt=1 << 12)], Tag]], Meta
 
 
 class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="pascal"):
-    """An object of the file; names there begin with a capital."""
+    """An object of the file; its field names begin with a capital letter."""
 
 
 class BufferEntry(_Entry, frozen=True):
-    """Memory of a rank, -1: of the plan's own. Tags: pairs of a peer (-1: any) and a tag."""
+    """Memory of a rank; -1 is the plan's own rank. Tags are pairs of a peer (-1: any) and a tag."""
 
     id: Index
     rank: Annotated[int, Meta(ge=-1, lt=1 << 12)] = -1
@@ -61,7 +61,7 @@ class OpEntry(_Entry, frozen=True):
 
     @property
     def works(self) -> bool:
-        """True where the op has work. SendDone has none: a put has ended with its task."""
+        """True if the op has work to do. SendDone has none: a put has ended with its task."""
         return not self.is_virtual and self.type not in ("Noop", "SendDone")
 
 
@@ -91,7 +91,9 @@ class ProcessorGroup(_Entry, frozen=True):
 
 
 class TaskPlan(_Entry, frozen=True):
-    """The file. Architecture: ANY, or a backend and perhaps its architecture, as CUDA_90."""
+    """The plan. Architecture: ANY, or the name of a backend, optionally with an architecture
+    (CUDA_90).
+    """
 
     rank: Annotated[int, Meta(ge=0, lt=1 << 12)] = 0
     world_size: Annotated[int, Meta(ge=1, le=1 << 12)] = 1
@@ -103,7 +105,7 @@ class TaskPlan(_Entry, frozen=True):
 
 
 def read(data: Mapping[str, Any]) -> TaskPlan:
-    """The plan, its form checked; PlanError if it is not valid."""
+    """The plan, after its form is checked; raises PlanError if it is not valid."""
     try:
         plan = msgspec.convert(dict(data), TaskPlan, strict=True)
     except (msgspec.ValidationError, UnicodeError) as error:
