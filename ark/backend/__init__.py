@@ -1,1 +1,1 @@
-"""Backend protocol and discovery: what a backend offers, and how backends are found."""
+"""The protocol of backends, and their discovery."""

@@ -84,9 +84,9 @@ class Grid:
 
 @dataclass(frozen=True)
 class Copies:
-    """How the host's proxy copies a device's memory. header: C++ source of a class `Copies`, which
-    is constructed from the other two (ark/runtime/proxy/module.cpp uses it). library: the driver's,
-    by path or name.
+    """The functions with which the host's proxy copies a device's memory. header: C++ source of a
+    class `Copies`, which is constructed from the other two (ark/runtime/proxy/module.cpp uses it).
+    library: the driver's, by path or name.
     """
 
     header: str
@@ -103,9 +103,9 @@ class ProxiedDevice(Protocol):
 
 @dataclass(frozen=True)
 class Queue:
-    """A copy engine's queue that a kernel may write, as addresses valid on the device. ring:
-    requests of the size that the vendor's device code defines; write_pointer, doorbell: 64-bit
-    words. handle: by which the vendor frees it.
+    """A copy engine's queue that a kernel may write; addresses are valid on the device. ring:
+    requests, whose size the vendor's device code defines. write_pointer, doorbell: 64-bit words.
+    handle: the vendor's handle for freeing the queue.
     """
 
     ring: int

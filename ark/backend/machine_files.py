@@ -1,8 +1,8 @@
-"""A user's machine model, from a file: `--machine my.json`.
+"""A user's machine model in a file: `--machine my.json`.
 
-The file holds what `ark info --machine NAME` prints for a named model. It is data from outside, so
-it is checked against the form of a plan's machine. Called by the command line alone: a plan from
-outside names no file.
+The file has the same content as `ark info --machine NAME` prints for a named model. It is untrusted
+data, so it is checked against the form of a machine in a plan. Called only by the command line;
+plan files cannot refer to such files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_BYTES = 1 << 20
 
 
 def machine(name: str) -> Machine:
-    """The machine model that a user names: one of an installed backend, or a file's."""
+    """The machine model that a user names: that of an installed backend, or that in a file."""
     if not name.endswith(SUFFIX):
         return registry.machine(name)
     model = read(name)
@@ -32,7 +32,7 @@ def machine(name: str) -> Machine:
 
 
 def read(name: str) -> Machine:
-    """The machine model in a file; InvalidUsageError for a file that holds none."""
+    """The machine model in a file; raises InvalidUsageError if the file does not contain one."""
     subject = f"the machine file {name!r}"
     try:
         with Path(name).open("rb") as file:
@@ -51,5 +51,5 @@ def read(name: str) -> Machine:
 
 
 def write(machine: Machine) -> str:
-    """The text of a machine's file."""
+    """The text of a file for this machine model."""
     return json.dumps(machine_entry(machine), indent=2)

@@ -1,7 +1,8 @@
-"""What a compiled kernel occupies of a processor, and how many of its blocks fit one at a time.
+"""How many blocks of a compiled kernel fit on a processor at the same time, and what limits their
+number.
 
-A vendor reads the registers and the spills of a binary and names the limits of its processors; the
-arithmetic is the same for all. Called by `ark emit --binary`.
+A vendor reads the registers and the spills of a binary and states the limits of its processors; the
+calculation is the same for all. Called by `ark emit --binary`.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ProcessorLimits:
-    """What one processor holds.
+    """The resources of a processor.
 
-    files: vector register files, each of which serves its own warps. registers: of a lane in one
-    file. granule: registers are given to a warp in multiples of it. warps: those that one file
-    serves. shared_bytes: shared memory of the processor. shared_granule: bytes, in multiples of
-    which a block gets it. block_bytes: shared memory that each block takes beyond what it asks for.
+    files: vector register files, each for its own warps. registers: per lane in one file. granule:
+    registers are allocated to a warp in multiples of it. warps: the most warps per file.
+    shared_bytes: shared memory of the processor. shared_granule: it is allocated to a block in
+    multiples of this many bytes. block_bytes: shared memory that each block uses in addition to its
+    own.
     """
 
     files: int
@@ -30,11 +32,12 @@ class ProcessorLimits:
 
 @dataclass(frozen=True)
 class Used:
-    """What a binary asks for. registers: vector registers of a lane, accumulators included.
+    """The resources that a binary needs. registers: vector registers per lane, accumulators
+    included.
 
-    scalar_registers: of a warp, 0 where the architecture has none. spills: vector registers of a
-    lane that are kept in memory; scalar_spills: scalar registers kept in lanes of vector registers.
-    scratch_bytes: memory of a lane for its stack. shared_bytes: static shared memory of a block.
+    scalar_registers: per warp; 0 if the architecture has none. spills: vector registers per lane
+    that are kept in memory; scalar_spills: scalar registers kept in lanes of vector registers.
+    scratch_bytes: stack memory per lane. shared_bytes: static shared memory of a block.
     """
 
     registers: int
@@ -48,10 +51,11 @@ class Used:
 
 @dataclass(frozen=True)
 class Occupancy:
-    """Blocks of a kernel that fit a processor at once, and what keeps more of them away.
+    """The number of blocks of a kernel that fit on a processor at once, and the resource that
+    limits it.
 
-    shared_bytes: shared memory of a block, static and dynamic. warps: those of the blocks that fit.
-    most_warps: those that the processor holds.
+    shared_bytes: shared memory of a block, static and dynamic. warps: the warps of these blocks.
+    most_warps: the most warps of the processor.
     """
 
     used: Used
@@ -85,8 +89,8 @@ def _up(value: int, granule: int) -> int:
 
 
 def occupancy(used: Used, limits: ProcessorLimits, warps: int, dynamic_bytes: int) -> Occupancy:
-    """The occupancy of a kernel launched with so many warps and bytes of dynamic shared memory a
-    block.
+    """The occupancy of a kernel that is launched with this many warps and bytes of dynamic shared
+    memory per block.
     """
     shared = used.shared_bytes + dynamic_bytes
     by_registers = limits.files * (limits.registers // _up(max(used.registers, 1), limits.granule))

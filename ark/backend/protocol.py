@@ -23,7 +23,7 @@ from ark.machine import Machine
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """One device as `probe` sees it, without creating a context."""
+    """A device as reported by `probe`, without creating a context."""
 
     index: int
     name: str
@@ -33,12 +33,12 @@ class DeviceInfo:
 
 @dataclass(frozen=True)
 class Probe:
-    """The devices of one vendor on a machine.
+    """The result of looking for a vendor's devices on a machine.
 
     `reason` is empty if there are devices; otherwise it is a sentence that explains why there are
     none, and `remedy` is the command or step that fixes it. `notes` are remarks for the user, such
     as that the devices are emulated. simulated: the devices are used only when the backend is
-    named. emulated: they execute machine code of hardware that is not there.
+    named. emulated: they execute machine code of hardware that is not present.
     """
 
     devices: tuple[DeviceInfo, ...] = ()
@@ -59,7 +59,7 @@ class Target:
 
 
 class Compiler(Protocol):
-    """Turns source into a binary; works without the hardware."""
+    """Compiles source to a binary, without the hardware."""
 
     def key(self, target: Target) -> str:
         """Compiler, version and flags as text: a part of the program cache's key."""
@@ -204,8 +204,9 @@ class OccupancyBackend(KernelBackend, Protocol):
     """A vendor that reads registers and spills of a binary (`ark emit --binary`)."""
 
     def occupancy(self, binary: Binary, target: Target, dynamic_bytes: int) -> Occupancy:
-        """What the loop kernel in `binary` occupies when it is launched with the target's threads
-        and so many bytes of dynamic shared memory. SystemError if the binary does not say so.
+        """The occupancy of the loop kernel in `binary`, launched with the target's threads and this
+        many bytes of dynamic shared memory. Raises SystemError if the binary does not contain the
+        necessary data.
         """
         ...
 

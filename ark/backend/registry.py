@@ -62,10 +62,11 @@ def unavailable(name: str, seen: Probe) -> SystemError:
 
 
 def choose(name: str | None = None) -> tuple[Backend, Probe]:
-    """The named backend, or the only one with accelerators, or the CPU.
+    """The named backend; without a name the only one with accelerators, or the CPU if there is
+    none.
 
-    Raises SystemError with the probe's reason if the named one has no device, and InvalidUsageError
-    if several have devices and none was named.
+    Raises SystemError with the probe's reason if the named backend has no device, and
+    InvalidUsageError if several have devices and none was named.
     """
     if name is not None:
         backend = get(name)

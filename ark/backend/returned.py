@@ -24,7 +24,9 @@ class Returned:
         self._waiting: list[Memory] = []
 
     def add(self, memory: Memory) -> None:
-        """Frees the memory with all that waits, or keeps it until no kernel runs."""
+        """Frees the memory, together with all that waits, if no kernel runs; otherwise keeps it
+        until then.
+        """
         self._waiting.append(memory)
         self.settle()
 
@@ -36,8 +38,8 @@ class Returned:
             self.force()
 
     def force(self) -> bool:
-        """Frees the waiting memory even under a kernel, for an allocation that would fail
-        otherwise. False if none waited.
+        """Frees the waiting memory even while a kernel runs, for an allocation that would fail
+        otherwise. Returns False if none waited.
         """
         any_waited = bool(self._waiting)
         while self._waiting:

@@ -1,4 +1,4 @@
-"""Threads of ark's own on the host."""
+"""Starting of host threads, and exact sleeping."""
 
 from __future__ import annotations
 

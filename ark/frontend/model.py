@@ -1,6 +1,7 @@
-"""The model that op calls add to: there is always a current one, as in ARK.
+"""The model to which op calls add nodes; there is always a current model, as in ARK.
 
-The current model is process-wide; a with block of use_model has its own, in its thread only.
+The current model is process-wide, except inside of a with block of use_model, which has its own
+model in its thread.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ark.ir.graph import Graph
 
 
 class Model:
-    """A graph under construction, with its rank and the memory that Python reaches.
+    """A graph under construction, with its rank and the memory that Python can access.
 
     Examples:
         >>> with ark.use_model(ark.Model(0, 2)) as model:
@@ -57,7 +58,9 @@ class Model:
 
     @staticmethod
     def _all_current() -> tuple[Model, ...]:
-        """The models whose rank and number of ranks are set with those of new models."""
+        """The current models, whose rank and number of ranks are set together with those of new
+        models.
+        """
         return tuple(m for m in (Model._within.get(), Model._current) if m is not None)
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""The `stream` argument of ARK's calls: the work that is waited for before memory is accessed.
+"""The `stream` argument of ARK's calls: work that is waited for before memory is accessed.
 
 Called by ark.frontend.tensor and ark.runtime.runtime.
 """
@@ -40,7 +40,8 @@ def wait_for_stream(stream: StreamLike) -> None:
 def synchronize() -> None:
     """Waits for the work on torch's current stream, if torch uses an accelerator.
 
-    Not for the whole device: a persistent kernel would never let that end.
+    It does not wait for the whole device, because a persistent kernel would never let that wait
+    end.
     """
     torch = sys.modules.get("torch")
     accelerator = getattr(torch, "accelerator", None)

@@ -27,7 +27,7 @@ from ark.ir.packed import alike, cast
 if TYPE_CHECKING:
     import torch
 
-# What ops take for an operand: a tensor of a model, or torch's, which is read where it lies.
+# An operand of an op: a tensor of a model, or a torch tensor, which is read in place.
 TensorLike: TypeAlias = "Tensor | torch.Tensor"
 NullTensor: Any = None
 
@@ -77,7 +77,7 @@ class Tensor:
     """
 
     requires_grad = False
-    # Without this NumPy would call an operator for each element of an array operand, one op each.
+    # Without this, NumPy would call an operator, and so make an op, for each element of an array.
     __array_ufunc__ = None
 
     def __init__(
@@ -230,7 +230,9 @@ class Tensor:
         return self.to_torch() if _has_torch() else self.to_numpy()
 
     def __getitem__(self, index: Any) -> Tensor:
-        """A view: integers keep a dimension of 1, slices have step 1, the rest is taken whole."""
+        """A view: integers give a dimension of size 1, slices must have step 1, other dimensions
+        are whole.
+        """
         parts = index if isinstance(index, tuple) else (index,)
         shape = self.ir.shape
         if len(parts) > len(shape):
@@ -261,7 +263,7 @@ class Tensor:
     def __torch_function__(
         cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        """torch functions of an op's name call the op."""
+        """A torch function with the name of an op calls that op."""
         name = getattr(func, "__name__", str(func))
         if name not in provided and name not in provided.filled():
             raise UnsupportedError(

@@ -1,8 +1,8 @@
 """Gradients of graphs: `ark.grad`, and a rule for every op; see docs/training.md.
 
-`reverse` walks a graph backwards, `regions` keeps gradients by memory, the other modules hold the
-rules: elementwise (with derivatives), movement, windows, reductions, products, ranks, custom.
-optim: optimizers.
+`reverse` processes a graph backwards, `regions` keeps gradients by memory region, and the other
+modules hold the rules: elementwise (with derivatives), movement, windows, reductions, products,
+ranks, custom. optim: optimizers.
 """
 
 from ark.gradients import custom as custom

@@ -1,7 +1,8 @@
-"""Derivatives of expression trees (ark.tasks.expression): another tree for each operand.
+"""Derivatives of expression trees (ark.tasks.expression): a tree for the derivative with respect to
+each operand.
 
-A line of DERIVATIVES holds a function's partial derivatives, over its own arguments as operands 0,
-1, 2. Called by the rule of elementwise ops; checked against torch in
+A line of DERIVATIVES holds a function's partial derivatives, as trees of its own arguments
+(operands 0, 1, 2). Called by the rule of elementwise ops; checked against torch in
 tests/backend/test_gradients.py.
 """
 
@@ -42,7 +43,9 @@ def _square(x: Tree) -> Tree:
 
 
 def _share(chosen: str) -> tuple[Tree, Tree]:
-    """Derivatives of maximum and minimum: 1 for the chosen argument, 1/2 each for equal ones."""
+    """Derivatives of maximum and minimum: 1 for the chosen argument, 1/2 for both if they are
+    equal.
+    """
     half: Tree = ["where", ["equal", A, B], number(0.5), ZERO]
     return (
         ["where", [chosen, A, B], ONE, half],
@@ -68,7 +71,7 @@ _GELU = [
         ],
     ],
 ]
-# A power with base 0 would need log(0); its derivative by the exponent is 0.
+# For a base of 0 or below, the derivative of a power with respect to the exponent is taken as 0.
 _LOG = ["where", ["greater", A, ZERO], ["log", ["maximum", A, number(1e-38)]], ZERO]
 
 DERIVATIVES: dict[str, tuple[Tree, ...]] = {
@@ -157,7 +160,7 @@ def partials(tree: Tree) -> list[tuple[int, Tree]]:
             (3, ["where", arguments[0], ZERO, ONE]),
         ]
     fixed = [i for i, part in enumerate(arguments) if not reads(part)]
-    if head in ("maximum", "minimum") and len(fixed) == 1:  # a limit: values equal to it are within
+    if head in ("maximum", "minimum") and len(fixed) == 1:  # a limit: equal values are within
         other = 1 - fixed[0]
         within = "greater_equal" if head == "maximum" else "less_equal"
         return [(1 + other, ["where", [within, arguments[other], arguments[fixed[0]]], ONE, ZERO])]
@@ -177,7 +180,7 @@ def reads(tree: Tree, operand: int | None = None) -> bool:
 
 
 def derivative(tree: Tree, operand: int) -> Tree:
-    """The derivative of a tree by an operand, which must be floating point."""
+    """The derivative of a tree with respect to an operand, which must be floating point."""
     if tree[0] == "input":
         return ONE if tree[1] == operand else ZERO
     total: Tree = ZERO
@@ -190,7 +193,7 @@ def derivative(tree: Tree, operand: int) -> Tree:
 def _through(slope: Tree, inner: Tree) -> Tree:
     """slope * inner.
 
-    A slope that a condition makes 1 or 0 selects instead, so that 0 * inf is 0.
+    If the slope is 1 or 0 by a condition, a selection is used, so that 0 * inf gives 0.
     """
     if slope[0] == "where" and slope[2:] == [ONE, ZERO] and inner != ZERO:
         return ["where", slope[1], inner, ZERO]

@@ -17,7 +17,9 @@ from ark.tasks.expression import MAX_NODES, Tree, check, leaf, size, substitute
 
 
 def unbroadcast(gradient: Tensor, shape: Sequence[int], dtype: DataType) -> Tensor:
-    """The sum over the dimensions along which a shape was broadcast, in that shape and type."""
+    """The gradient summed over the dimensions along which `shape` was broadcast, in that shape and
+    type.
+    """
     wide = gradient.ir.shape
     lead = len(wide) - len(shape)
     axes = [d for d, n in enumerate(wide) if d < lead or (shape[d - lead] == 1 and n > 1)]
@@ -31,7 +33,9 @@ def unbroadcast(gradient: Tensor, shape: Sequence[int], dtype: DataType) -> Tens
 def computed(
     tree: Tree, operands: Sequence[Tensor], shape: Sequence[int], dtype: DataType
 ) -> Tensor:
-    """An op of an expression over those of the operands that it reads."""
+    """An elementwise op with this expression; its inputs are those operands that the expression
+    reads.
+    """
     read = [i for i in range(len(operands)) if reads(tree, i)]
     places = {old: leaf(new) for new, old in enumerate(read)}
     packed = substitute(tree, [places.get(i, leaf(0)) for i in range(len(operands))])
@@ -58,7 +62,9 @@ def _pointwise(call: Call) -> Gradients:
 
 
 def _weighted(call: Call, slope: Tree, given: Tensor, dtype: DataType) -> Tensor | None:
-    """The gradient times a slope over the node's inputs; None if that tree is too large."""
+    """The gradient times a slope, an expression of the node's inputs; None if the tree is too
+    large.
+    """
     if slope == ONE:
         return given
     count = len(call.node.inputs)
@@ -72,7 +78,7 @@ def _weighted(call: Call, slope: Tree, given: Tensor, dtype: DataType) -> Tensor
 
 
 def _by_function(call: Call, tree: Tree, place: int, given: Tensor) -> Tensor:
-    """The same, function by function of the expression, each as its own op."""
+    """The same gradient, computed by a separate op for each function of the expression."""
     inputs = [call.input(i) if reads(tree, i) else given for i in range(len(call.node.inputs))]
     shape = given.ir.shape
 

@@ -1,6 +1,7 @@
 """Rules of ops that move elements.
 
-Gradients move back, and are summed where one element was read more than once.
+Gradients move back to where the elements came from; if an element was read several times, they are
+summed.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ def _concat(call: Call) -> Gradients:
 def scattered(
     shape: Sequence[int], ids: Tensor, updates: Tensor, axis: int, dtype: DataType
 ) -> Tensor:
-    """Zeros of a shape with updates added at indices along an axis; summed in fp32."""
+    """Zeros of a shape, to which the updates at these indices along an axis are added; summed in
+    fp32.
+    """
     wide = updates if updates.ir.dtype == fp32 else cast(updates, fp32)
     summed = scatter_elements(zeros(shape, fp32), ids, wide, axis, "add")
     return summed if dtype == fp32 else cast(summed, dtype)
@@ -68,7 +71,9 @@ def _embedding(call: Call) -> Gradients:
 
 
 def rows_added(shape: Sequence[int], ids: Tensor, updates: Tensor, dtype: DataType) -> Tensor:
-    """A table's gradient from those of the rows that were read: ids (...), updates (..., dim)."""
+    """The gradient of a table from the gradients of the rows that were read: ids (...), updates
+    (..., dim).
+    """
     many = ids.ir.elements
     flat = reshape(updates, [many, shape[1]])
     return scattered(shape, reshape(ids, [many, 1]), flat, 0, dtype)
@@ -93,7 +98,9 @@ def _gather_elements(call: Call) -> Gradients:
 
 @rule("scatter_elements")
 def _scatter_elements(call: Call) -> Gradients:
-    """Each of several updates of an element receives the gradient of the last, as in torch."""
+    """If several updates target one element, each receives the gradient of the element, as in
+    torch.
+    """
     how = call.node.read(ScatterAttributes)
     axis, function = how.axis, how.function
     if function not in ("set", "add"):
@@ -113,11 +120,11 @@ def _scatter_elements(call: Call) -> Gradients:
 
 @rule("scan")
 def _scan(call: Call) -> Gradients:
-    """Sums from the other end.
+    """For sums: the running sum of the gradients from the other end.
 
-    For products, the same of gradient times result, divided by the input. That is the slope before
-    the first 0 of a line. At that 0, it is the sum of gradients times the products of all other
-    elements, which are those of the line with a 1 in its place; after it, the slope is 0.
+    For products: before the first 0 of a line, the running sum of gradient times result, divided by
+    the input. At the first 0, the sum of gradients times the products of all other elements, which
+    is the running product of the line with 1 instead of the 0. After it the slope is 0.
     """
     how, given = call.node.read(ScanAttributes), call.gradient()
     axis, exclusive, backward = how.axis, how.exclusive, how.reverse
@@ -141,9 +148,8 @@ def _scan(call: Call) -> Gradients:
 
 @rule("rope")
 def _rope(call: Call) -> Gradients:
-    """The conjugate of the other operand times the gradient.
-
-    The op multiplies complex numbers.
+    """The op multiplies complex numbers: the gradient is multiplied by the conjugate of the other
+    operand.
     """
     gradients: list[Tensor | None] = []
     for place in (0, 1):
@@ -166,10 +172,10 @@ def _topk(call: Call) -> Gradients:
 
 
 def places_of(count: int, start: Tensor, limit: int) -> tuple[Tensor, Tensor]:
-    """The indices start, start + 1, ... and which of them are within a limit.
+    """The indices start, start + 1, ..., and a mask of those that are below a limit.
 
-    (count,) int64, those beyond the limit clamped to the last one; and a mask (fp32): 1 within the
-    limit, else 0.
+    The indices are (count,) int64; those beyond the limit are clamped to the last valid one. The
+    mask (fp32) is 1 below the limit, otherwise 0.
     """
     at = add(iota([count], 0, int64), cast(start, int64))
     within: Tree = [
@@ -182,7 +188,7 @@ def places_of(count: int, start: Tensor, limit: int) -> tuple[Tensor, Tensor]:
 
 @rule("embed")
 def _embed(call: Call) -> Gradients:
-    """Past the end of the text it reads token 0's row."""
+    """Beyond the end of the text the op reads the row of token 0."""
     table, rows, text = call.node.inputs[1], call.node.read(RowsAttributes).rows, call.input(0)
     at, within = places_of(rows, call.input(2), text.ir.shape[0])
     ids = gather(text, at)
@@ -232,7 +238,9 @@ def _kv_cache_slot(call: Call) -> Gradients:
 
 
 def along(rule_of_axis: Sequence[Any], size: int, limit: int) -> tuple[Tensor, Tensor]:
-    """The source index of each element of a remapped axis, (size,) int64, and a mask of sources."""
+    """For each element of a remapped axis the index of its source, (size,) int64, and a mask of the
+    elements that have one.
+    """
     terms, shift, divide, edge = rule_of_axis
     factor = terms[0][1] if terms else 0
     at = add(mul(iota([size], 0, int64), factor), shift)

@@ -30,7 +30,7 @@ Rate = float | Tensor
 
 
 class Optimizer:
-    """The common part of the optimizers.
+    """The base class of the optimizers.
 
     parameters: tensors, or a module's params_dict(), of which those with requires_grad are used;
     duplicates are used once.
@@ -72,7 +72,7 @@ class Optimizer:
                 cast(updated, target.ir.dtype, target, "update")
 
     def _begin(self) -> None:
-        """Work that is done once per step."""
+        """Adds computations that are needed once per step."""
 
     def _updated(self, place: int, value: Tensor, gradient: Tensor) -> Tensor:
         """A parameter's new value; all in fp32."""
@@ -144,7 +144,7 @@ class Adam(Optimizer):
         self._corrections: tuple[Tensor, Tensor] | None = None
 
     def _begin(self) -> None:
-        """1 - beta^t for both."""
+        """Computes 1 - beta^t for both betas."""
         held = as_tensor(self.steps)
         steps = add(held, 1.0, held)
         first, second = (
@@ -219,8 +219,8 @@ class LAMB(AdamW):
 def clip_grad_norm(gradients: Sequence[Tensor], max_norm: float) -> tuple[list[Tensor], Tensor]:
     """The gradients scaled so that their common 2-norm is at most `max_norm`, and that norm.
 
-    The norm, of shape (1,), is the one before, as of torch.nn.utils.clip_grad_norm_ (Pascanu et al.
-    2013).
+    The norm is that before scaling, of shape (1,), as in torch.nn.utils.clip_grad_norm_ (Pascanu et
+    al. 2013).
 
     Examples:
         >>> scaled, norm = ark.optim.clip_grad_norm([ark.tensor([4])], max_norm=1.0)

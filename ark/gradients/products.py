@@ -69,7 +69,7 @@ def _rotary(call: Call) -> Gradients:
 
 @rule("attention")
 def _attention(call: Call) -> Gradients:
-    """The attention weights are recomputed; then as in Dao et al. 2022, appendix B.2, in fp32."""
+    """Recomputes the attention weights, then follows Dao et al. 2022, appendix B.2, in fp32."""
     how = call.node.read(AttentionAttributes)
     if not how.plain:
         raise refuse(call, "inputs of other than causal attention at a position")

@@ -22,14 +22,14 @@ def _axis(call: Call) -> int:
 
 
 def _kept(call: Call, tensor: Tensor) -> Tensor:
-    """A reduced tensor with a dimension of 1 at the axis."""
+    """A reduced tensor, reshaped to have size 1 at the axis."""
     shape = list(call.shape(0))
     shape[_axis(call)] = 1
     return reshape(tensor, shape)
 
 
 def _as(tensor: Tensor, other: Tensor) -> Tensor:
-    """The tensor in the type of the other: a reduction may be wider than its input."""
+    """The tensor, cast to the type of the other; a reduction may be wider than its input."""
     return tensor if tensor.ir.dtype == other.ir.dtype else cast(tensor, other.ir.dtype)
 
 
@@ -46,7 +46,7 @@ def _mean(call: Call) -> Gradients:
 
 @rule("reduce_max", "reduce_min")
 def _extreme(call: Call) -> Gradients:
-    """Elements that equal the extreme share its gradient, as in torch.amax."""
+    """Elements that equal the extreme divide its gradient equally, as in torch.amax."""
     extreme = call.output()
     source = _as(call.input(0), extreme)
     hits = cast(equal(source, _kept(call, extreme)), extreme.ir.dtype)

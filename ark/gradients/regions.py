@@ -1,8 +1,8 @@
-"""Gradients by memory: the gradients of a buffer's boxes, while ops are processed in reverse.
+"""Keeps the gradients of boxes in buffers while the ops are processed in reverse.
 
-Tensors are boxes in buffers, and views are not nodes; so a gradient belongs to a box. At the op
-that wrote a box, the box's gradient is taken from all overlapping boxes, and the remainders are
-kept. Called by ark.gradients.reverse.
+Tensors are boxes in buffers, and views are not nodes, so a gradient belongs to a box. At the op
+that wrote a box, the box's gradient is assembled from all overlapping boxes, and the remainders of
+these are kept. Called by ark.gradients.reverse.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Box = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class _Part:
-    """A box of a buffer of these extents, and its gradient, of the box's shape."""
+    """A box of a buffer with these extents, and the box's gradient."""
 
     extents: tuple[int, ...]
     box: Box
@@ -41,7 +41,7 @@ def _meet(a: Box, b: Box) -> Box | None:
 
 
 def _cut(part: _Part, box: Box) -> _Part:
-    """The part of `part` within a box."""
+    """The part of `part` inside of a box."""
     if box == part.box:
         return part
     inner = tuple(
@@ -51,7 +51,7 @@ def _cut(part: _Part, box: Box) -> _Part:
 
 
 def _beside(part: _Part, box: Box) -> list[_Part]:
-    """The part without a box, as several parts."""
+    """The rest of `part` outside of a box, as several parts."""
     left, rest = part.box, []
     for d, (low, high) in enumerate(box):
         for begin, end in ((left[d][0], low), (high, left[d][1])):
@@ -62,13 +62,13 @@ def _beside(part: _Part, box: Box) -> list[_Part]:
 
 
 def _filled(part: _Part, box: Box) -> Tensor:
-    """The gradient of a larger box, zero outside of the part."""
+    """The gradient of a larger box: the part's gradient, and zeros elsewhere."""
     pads = [(x[0] - y[0], y[1] - x[1]) for x, y in zip(part.box, box, strict=True)]
     return pad(part.gradient, pads) if any(p != (0, 0) for p in pads) else part.gradient
 
 
 def _seen(part: _Part, tensor: ir.Tensor) -> _Part:
-    """The part as a box of the tensor's extents."""
+    """The same part as a box in a tensor's extents."""
     if part.extents == tensor.extents:
         return part
     shape = tuple(high - low for low, high in part.box)
@@ -109,7 +109,7 @@ class Regions:
         return self._find(tensor)[0]
 
     def take(self, tensor: ir.Tensor) -> Tensor | None:
-        """Like `look`, and removes the box's gradient."""
+        """The same as `look`; also removes the gradient of the box."""
         gradient, rest = self._find(tensor)
         self._parts[tensor.buffer.id] = rest
         return gradient
@@ -120,7 +120,7 @@ class Regions:
             self._parts[tensor.buffer.id] = self._split(tensor)[1]
 
     def _find(self, tensor: ir.Tensor) -> tuple[Tensor | None, list[_Part]]:
-        """The gradient of a tensor's box, and the parts without it."""
+        """The gradient of a tensor's box, and the parts outside of it."""
         inside, rest = self._split(tensor)
         return _sum(inside, _box(tensor)), rest
 

@@ -1,8 +1,8 @@
-"""The table of gradient rules: for each op, how its inputs' gradients are computed.
+"""The table of gradient rules: for each op the computation of its inputs' gradients.
 
 A rule takes a `Call` (one node and the gradients of its results) and returns a gradient for every
-input, None for one that has none or is not wanted. Rules consist of public ops. Filled by the
-modules of op families in this package, used by ark.gradients.reverse.
+input, None for inputs without one or for which none is wanted. Rules use public ops. The modules of
+op families in this package fill the table; ark.gradients.reverse uses it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Rules of index arithmetic (pads, steps, windows of convolutions) and of pooling.
 
-The gradient of an index map is another index map, the equation solved for the element that was
-read, and a sum over the free dimensions. Where an edge repeats elements, it sums along the axis.
+The gradient of an index map is another index map, solved for the index of the element that was
+read, followed by a sum over the remaining dimensions. If an edge mode repeats elements, the
+gradient is summed along the axis by scatter.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def _remap(call: Call) -> Gradients:
 
 
 def _along_axis(given: Tensor, axis: int, one: Rule, size: int) -> Tensor:
-    """The gradient along one axis of a remap: sums all gradients that come from one element."""
+    """The gradient along one axis of a remap: the sum over all reads of an element."""
     dims = given.ir.shape
     at, within = along(one, dims[axis], size)
     wide = [dims[axis] if d == axis else 1 for d in range(len(dims))]
@@ -54,13 +55,14 @@ def _along_axis(given: Tensor, axis: int, one: Rule, size: int) -> Tensor:
 def undone(
     given: Tensor, rules: Sequence[Rule], spread: Sequence[int], shape: Sequence[int]
 ) -> Tensor:
-    """The gradient of the input of exact index arithmetic, of `shape`, from that of its output.
+    """The input's gradient, of `shape`, for exact index arithmetic, from the gradient `given` of
+    the output.
 
-    spread: the output's shape; `given` may have 1 where all values along a dimension are equal.
+    spread: the output's shape; `given` may have size 1 where it does not depend on a dimension.
     """
     rank = len(shape)
     inverse: dict[int, Rule] = {}
-    free: list[int] = []  # dimensions of the result that do not depend on an element of the input
+    free: list[int] = []  # output dimensions to sum over
     for source, (terms, shift, divide, _) in enumerate(rules):
         radix = _radix(terms, shift, divide, spread, shape[source])
         if radix is not None:
@@ -99,7 +101,9 @@ def undone(
 def _radix(
     terms: Sequence[Any], shift: int, divide: int, spread: Sequence[int], size: int
 ) -> tuple[int, int, int] | None:
-    """(high, low, size of low) if two dimensions together count through one, like digits."""
+    """(high, low, size of low) if two dimensions index one dimension like digits of a number;
+    otherwise None.
+    """
     if len(terms) != 2 or shift or divide != 1:
         return None
     (high, step), (low, one) = terms
@@ -108,7 +112,7 @@ def _radix(
 
 
 def _window_rules(given: WindowAttributes, count: int) -> list[Rule]:
-    """The windows of a pool as index arithmetic: (n, channels, window..., positions...)."""
+    """The index rules for the windows of a pool: (n, channels, window..., positions...)."""
     return [
         same(0),
         same(1),
@@ -151,7 +155,7 @@ def _pool(call: Call) -> Gradients:
 def _first_largest(
     call: Call, rules: Sequence[Rule], spread: Sequence[int], wide: Sequence[int]
 ) -> Tensor:
-    """1 where an element of a window is the first of its largest, else 0; windows as `spread`."""
+    """1 for the first of the largest elements of each window, else 0; the shape is `spread`'s."""
     source = call.input(0)
     dtype = source.ir.dtype
     least = {"fp32": -3.4e38, "fp16": -65504.0, "bf16": -3.3e38}[dtype.name]
