@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 Value = TypeVar("Value")
 
 fillers: dict[str, Callable[[], object]] = {}
-"""By table: imports the modules that fill it."""
+"""For each table a function that imports the modules which fill it."""
 
 
 class LateTable(dict[str, Value], Generic[Value]):

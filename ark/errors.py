@@ -38,6 +38,6 @@ class GpuError(BaseError):
 
 
 REFUSALS = (InvalidUsageError, ModelError, PlanError, UnsupportedError)
-"""Errors of what was asked for, which another choice may avoid. All others are of the machine, as a
-package that is missing, and say nothing of the choice.
+"""Errors about a request; another request may avoid them. All other errors are about the machine,
+such as a missing package, and do not depend on the request.
 """

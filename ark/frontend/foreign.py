@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
 ArrayLike: TypeAlias = "np.ndarray | torch.Tensor"
-"""An array of another library, from which contents are written."""
+"""An array of another library whose values can be written to a tensor."""
 
 
 def is_torch(value: Any) -> bool:

@@ -67,7 +67,7 @@ class Call:
 
 
 RULES: dict[str, Rule | None] = {}
-"""By op; None: it has no gradient, and its inputs count as constants."""
+"""The rule of each op; None for an op whose inputs count as constants."""
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:

@@ -22,7 +22,7 @@ from ark.tasks.matmul_params import WindowParams
 from ark.tasks.matmul_windows import laid_out
 
 EPILOGUES = {"add": "add", "swiglu": "swiglu_pairs", "rope_kv": "rope_kv"}
-"""What a linear node may do to its product: its name for that, and the op that does it."""
+"""Operations that a linear node may apply to its product: the epilogue's name and the op's name."""
 
 
 def matmul(

@@ -145,7 +145,7 @@ ENTRIES: dict[str, Any] = {
     },
     **GATED,
 }
-"""By name the ops that an entry of ark.tasks.functions makes whole."""
+"""The ops that are defined completely by an entry of ark.tasks.functions, by name."""
 
 
 def activation(name: str, input: Any, output: Any, label: str, tree: Tree) -> Tensor:

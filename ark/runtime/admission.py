@@ -24,7 +24,7 @@ from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime.run import Ranks
 
-# What may differ between devices of one model without changing the meaning of a plan.
+# Properties that may differ between devices of one model without changing the meaning of a plan.
 _FREE = (
     "name",
     "processors",

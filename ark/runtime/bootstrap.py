@@ -169,8 +169,8 @@ class Bootstrap:
             heard(rank, body)
 
     def count(self, name: str) -> int:
-        """How many times this rank has called it with that name: a number for what all ranks create
-        in the same order.
+        """How many times this rank has called `count` with that name before: a number for objects
+        that all ranks create in the same order.
         """
         with self._changed:
             self._counts[name] += 1

@@ -65,7 +65,7 @@ def map_cells(plan: Plan, built: Tables, box_maps: Sequence[Sequence[BoxMap]]) -
 
 
 def _operand_words() -> tuple[int, int]:
-    """Of a task's record, in 64-bit words: the offset of its operands, and its length."""
+    """In 64-bit words: the offset of the operands in a task's record, and the record's length."""
     kind = layout.dtype("ArkTask")
     fields = kind.fields
     assert fields is not None
@@ -80,7 +80,7 @@ def _tasks_of(plan: Plan, built: Tables) -> list[np.ndarray]:
 
 
 def _fetched(fetch: Fetch) -> tuple[int, ...]:
-    """The operands whose addresses a fetch's records hold."""
+    """The operands whose addresses are in a fetch's records."""
     if fetch.growth is None:
         return (fetch.operand,)
     pages = fetch.growth.pages

@@ -23,7 +23,7 @@ from ark.errors import GpuError, SystemError
 from ark.runtime import cache
 
 Examiner = Callable[[KernelBackend, KernelDevice], str]
-"""Computes known results; returns why they are wrong, empty if all are right."""
+"""Computes known results; returns the reason why they are wrong, or an empty text."""
 examiners: LateTable[Examiner] = LateTable("examiners")
 _RIGHT = b"right"
 _admitted: set[str] = set()

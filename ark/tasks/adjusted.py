@@ -45,8 +45,9 @@ OPTIONS = (
     "logprobs",
     "masked",
 )
-"""int32 each, floats as their bits. logprobs: 0 reports nothing, else one more than the number.
-masked: 1 where the sequence has a mask, else 0.
+"""The order of a sequence's options. Each is an int32; floats are stored as their bits. logprobs: 0
+to report nothing, otherwise the number of log probabilities plus 1. masked: 1 if the sequence has a
+mask, otherwise 0.
 """
 MASK_BITS = 32  # tokens per word of a mask
 IN_PROMPT = 1 << 30

@@ -12,9 +12,9 @@ from ark.tasks import text
 from ark.tasks.row_values import HEADER as ROWS_HEADER
 
 LARGEST_CODES = {"int8": 127.0, "fp8_e4m3": 448.0}
-"""By the types of codes that caches have."""
+"""The largest code, by the type of a cache's codes."""
 LEAST_MAGNITUDE = 1e-30
-"""What the largest magnitude of a row counts as at least."""
+"""A lower bound of the largest magnitude of a row, which avoids a scale of 0."""
 
 
 def cache_row(dtype: str) -> RowType | None:

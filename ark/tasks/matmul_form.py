@@ -16,8 +16,8 @@ from ark.tasks.matmul_windows import side_shape
 POSITION_OPERAND = 3  # the operand with the position, in a product that rotates
 K_PART_ALIGNMENT_BYTES = 128  # parts of k begin at multiples of this
 UNIT_PARTS = {("bf16", "bf16"): 1, ("fp16", "fp16"): 1, ("fp32", "bf16"): 3}
-"""Types of both sides that matrix units of 16-bit types take, and how many of their products one of
-these is: a float is the exact sum of three bf16.
+"""Operand types that are multiplied on matrix units for 16-bit types, and the number of 16-bit
+products per product: an fp32 value is the exact sum of three bf16 values.
 """
 MIN_UNIT_TILE_ROWS = 9  # of a tile for matrix units; with fewer, reading the weights takes longer
 

@@ -35,7 +35,7 @@ from ark.tasks import text
 from ark.tasks.tokens import HEADERS, SETTINGS
 
 MAX_BATCH = 64
-"""Sequences that one plan decodes."""
+"""The most sequences that one plan decodes."""
 WRITTEN = (2, 4, 5)  # position, tokens, output
 LEAVE_OPERAND = 7  # the host's word, if given
 
