@@ -29,9 +29,9 @@ from ark.runtime.run import Ranks, Run
 
 BUDGET_S = 10.0
 MOST_BUDGET_S = 1e9  # its nanoseconds must fit 64 bits
-# How long an idle persistent kernel waits for the host before it leaves the device. Short, because
-# other work on the device (torch's kernels) cannot start while it spins; ranks leave and return
-# together.
+# After IDLE_S seconds without work from the host, a persistent kernel leaves the device. It is a
+# short time, because other work on the device (torch's kernels) cannot start before. Several ranks
+# use IDLE_RANKS_S, because they leave and return together.
 IDLE_S = 2.0
 IDLE_RANKS_S = 600.0
 MOST_ITERATIONS = (1 << 32) - 1

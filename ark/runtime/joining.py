@@ -1,8 +1,8 @@
-"""How a rank finds rank 0, and how rank 0 takes the port at which the others look for it.
+"""Connects a rank to rank 0, and binds rank 0 to the port at which the others look for it.
 
-A job may choose from several ports, at which other programs, jobs and users may answer: a server
-that does not prove knowledge of the job's secret is skipped. Called by ark.runtime.bootstrap before
-any other message.
+Several ports are possible, and other programs, jobs and users may answer at them: a server that
+does not prove knowledge of the job's secret is skipped. Called by ark.runtime.bootstrap before any
+other message.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ class Ranks(Protocol):
     def abort(self, message: str) -> None: ...
 
 
-# How long a kernel may take to leave after it was told to. It checks once per iteration and in
-# every wait.
+# The time that a kernel may take to leave after the abort word is set. It checks the word once per
+# iteration and in every wait.
 STOP_S = 10.0
 
 

@@ -51,7 +51,7 @@ from ark.tasks import text
 from ark.tasks.cache_rows import cache_operand, cache_texts
 
 T = TypeVar("T", int, np.ndarray)
-LEAST_SCORE = -1e28  # scores are at least this, so that they exceed the initial running maximum
+LEAST_SCORE = -1e28  # replaces a lower `fill`; above the initial running maximum
 Whole = Annotated[int, msgspec.Meta(ge=0, le=INT_MAX)]
 
 

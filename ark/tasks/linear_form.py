@@ -25,7 +25,7 @@ PART_BYTES = 8 * 64  # bytes between the parts of such a row
 MAX_ROWS_ON_UNITS = 16  # input rows with Capability.ROWS_ON_UNITS, at the cost of one
 UNIT_DEPTH_ELEMENTS = 32  # columns of weights that such a product processes at once
 MATRIX_ROWS = (16, 8, 4, 2)  # weight rows in a stage for matrix units, with several input rows
-MAX_PROCESSORS_PER_TASK = 3  # at least one processor in this many has a task of a layer
+MAX_PROCESSORS_PER_TASK = 3  # one processor in this many gets a task of a layer, or more
 # By epilogue: its operands that are loaded early, while the weights are in transit.
 AHEAD = {"store": (), "add": (0,), "swiglu": (), "rope_kv": (0, 1), "sample": (0, 1)}
 EXTRA = {"store": (0,), "add": (1,), "swiglu": (0,), "rope_kv": (4, 5, 6), "sample": (3,)}

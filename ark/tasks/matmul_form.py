@@ -19,7 +19,7 @@ UNIT_PARTS = {("bf16", "bf16"): 1, ("fp16", "fp16"): 1, ("fp32", "bf16"): 3}
 """Operand types that are multiplied on matrix units for 16-bit types, and the number of 16-bit
 products per product: an fp32 value is the exact sum of three bf16 values.
 """
-MIN_UNIT_TILE_ROWS = 9  # of a tile for matrix units; with fewer, reading the weights takes longer
+MIN_UNIT_TILE_ROWS = 9  # of a tile for matrix units; fewer rows are as fast without them
 
 
 def rotates(sig: Signature) -> bool:

@@ -16,7 +16,7 @@ from ark.tasks.matmul_form import along_k, dims, grid, paired, side_strides, sum
 from ark.tasks.matmul_params import MatmulParams
 
 MOST, MOST_DEPTH = 32, 64  # rows and columns, and k
-MIN_MATRICES_PER_PROCESSOR = 2  # so that each processor has several
+MIN_MATRICES_PER_PROCESSOR = 2  # the fewest matrices per processor
 VECTOR_BYTES = 16
 
 

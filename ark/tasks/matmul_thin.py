@@ -20,9 +20,9 @@ MAX_ROWS_ACROSS = 8  # the same if threads are arranged across the other side
 LEAST, LEAST_DEPTH = 16, 64  # minimum size of the other side, and of k
 VECTOR_BYTES = 16
 VECTOR_COLUMNS = 32  # columns of the other side that are read at once
-ROWS_PER_WARP = (2, 4)  # by the narrow side: below MIN_WIDE_ROWS rows, or more
+ROWS_PER_WARP = (2, 4)  # for fewer rows than MIN_WIDE_ROWS on the narrow side, and for more
 MIN_WIDE_ROWS = 5
-SHORT, MOST_SUMS = 2, 8  # steps of k in a short product; a thread's sums in one
+SHORT, MOST_SUMS = 2, 8  # short products: steps of k, and sums of a thread
 
 
 @dataclass(frozen=True)

@@ -166,29 +166,29 @@ def all_reduce(
 ) -> Tensor:
     """The sum of `input` over all ranks, the same bits on each.
 
-    Of floats from 8 to 32 bits, and of integers from 8 to 64, which wrap.
+    Floats of 8 to 32 bits, or integers of 8 to 64 bits, which wrap.
 
     All ranks must call it in the same order, with equal arguments. By default every rank adds all
-    shares in rank order, floats in fp32 and rounded once; other algorithms pass on sums in the
-    tensor's own type.
+    shares in rank order, floats in fp32 with one rounding at the end; other algorithms transfer
+    partial sums in the tensor's own type.
 
     Args:
         input: this rank's tensor, of the same shape and type on all ranks.
-        rank: that of the model.
-        world_size: that of the model.
+        rank: the model's rank.
+        world_size: the model's number of ranks.
         algorithm: a name of `ark.comm.algorithms(topology, "all_reduce")`, or a program.
-        topology: a network of as many ranks, a name or a file of one; a full mesh by default.
-        output: a tensor that the result is written to; by default a new one.
-        name: of the op, as plans and errors have it.
-        reduction: sum, product, max, min, or mean of floats; by one_shot also adasum and combiner,
-            of floats, which look at whole tensors and combine them in fp32.
-        engine: how bytes travel (docs/channels.md): packet, threads, or auto. `switch` adds in an
-            order of its own, by the algorithm one_shot alone.
+        topology: a network of world_size ranks, its name or its file; by default a full mesh.
+        output: a tensor to write the result to; by default a new one.
+        name: the op's name in plans and errors.
+        reduction: sum, product, max, min, or for floats mean; with one_shot and floats also adasum
+            and combiner, which combine whole tensors in fp32.
+        engine: the way in which bytes are transferred (docs/channels.md): packet, threads, or auto.
+            `switch` is possible only with one_shot; a switch adds in its own order.
 
     Raises:
-        ModelError: rank or world_size contradict the model's, or the type cannot be added.
-        InvalidUsageError: no such algorithm, or a topology or program of other ranks.
-        SystemError: ForestColl or TACCL are asked for without the packages that they need.
+        ModelError: rank or world_size differ from the model's, or the type cannot be added.
+        InvalidUsageError: an unknown algorithm, or a topology or program for other ranks.
+        SystemError: the packages that ForestColl or TACCL need are missing.
 
     Examples:
         >>> ark.all_reduce(torch.ones(2), rank=0, world_size=1).eval()
@@ -343,8 +343,8 @@ def all_to_all(
 ) -> Tensor:
     """Part s of the result is part `rank` of the input of rank s, along the first dimension.
 
-    The first dimension must be a multiple of world_size (ModelError); any type. Arguments and
-    errors as for all_reduce.
+    Any type. Raises ModelError unless the first dimension is a multiple of world_size. Arguments
+    and other errors as for all_reduce.
 
     Examples:
         >>> with ark.use_model(ark.Model(0, 4)):

@@ -203,7 +203,7 @@ class Proxy:
         return int(self._proxy.served())
 
     def rests(self) -> int:
-        """How many times it slept because there was nothing to do."""
+        """The number of times that the proxy slept because there was nothing to do."""
         return int(self._proxy.rests())
 
     def close(self) -> None:
