@@ -33,7 +33,7 @@ class Model:
     _current: Model | None = None  # of the process
     _within: ContextVar[Model | None] = ContextVar("within", default=None)  # of a with block
     _rank = 0
-    _world_size: int | None = None  # empty until one is set
+    _world_size: int | None = None  # None until it is set
     _device_id = 0
 
     def __init__(self, rank: int | None = None, world_size: int | None = None) -> None:
@@ -121,7 +121,7 @@ class Model:
         Model._device_id = int(device_id)
 
     def compress(self) -> Model:
-        """Returns the model itself, which holds only what a plan needs."""
+        """Returns the model itself, which contains only data that a plan needs."""
         return self
 
     def serialize(self, pretty: bool = True) -> str:

@@ -28,7 +28,7 @@ from ark.tasks import expression
 
 Numbers = int | Sequence[int]
 Padding = int | Sequence[int | tuple[int, int]]
-MIN_VECTOR_CHANNELS = 8  # from this number on, channels are contiguous in windows
+MIN_VECTOR_CHANNELS = 8  # multiples of it are loaded as vectors of channels
 
 
 def numbers(op: str, name: str, value: Numbers, count: int, least: int) -> list[int]:

@@ -99,7 +99,7 @@ def admit(plans: Sequence[Plan], device: Machine | None = None) -> None:
             machine = machine_of(plan, phases[0])
             backend = registry.get(machine.backend)
             if not isinstance(backend, KernelBackend):
-                continue  # whose memory is counted when it loads the plan
+                continue  # its memory is counted when it loads the plan
             dialect = backend.dialect(machine.arch)
             check_shared_memory(plan, machine, dialect, phases)
 

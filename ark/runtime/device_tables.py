@@ -52,7 +52,7 @@ class DeviceTables:
         count = sum(len(m) for m in self._box_maps)
         self._map_bytes = count * layout.MAP_BYTES
         self._maps = alloc(self._map_bytes) if count else None
-        self._base = 0  # of the maps that `host` refers to
+        self._base = 0  # the address of the maps that `host` refers to
         listed = tables.listed(plan)
         self._lists = alloc(8 * listed) if listed else None
         self.host = self.build()
@@ -132,7 +132,7 @@ class DeviceTables:
                 words[places] += distance
         where = tuple(externals.values())
         assert self._placements is not None
-        if rebuild:  # tables that exist once hold addresses too
+        if rebuild:  # tables without further copies also hold addresses
             wait_idle()
             self.host = self.build()
             for name, memory in self.arrays.items():

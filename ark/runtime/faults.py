@@ -1,4 +1,4 @@
-"""Explains in a message what the loop kernel wrote into its mailbox before it gave up."""
+"""Makes an error message from the data that the loop kernel wrote before it gave up."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def explain(
     kind = ERROR_KINDS.get(int(host["error"]), "unknown")
     expected, seen = int(host["error_expected"]), int(host["error_seen"])
     if kind == "index":
-        seen -= (seen >> 31) << 32  # a word of its sign
+        seen -= (seen >> 31) << 32  # as a signed word
     task = "the start of an iteration"
     if index != NO_PROCESSOR and op_id != NO_PROCESSOR and op_id < len(plan.ops):
         op = plan.ops[op_id]

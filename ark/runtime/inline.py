@@ -1,5 +1,5 @@
-"""Many small launches of one kernel, each run on the thread that waits for it: waking another
-thread and being woken by it takes longer than a small collective. Called by ark.distributed.calls
+"""Many small launches of one kernel, each on the thread that waits for it, because to wake another
+thread and to be woken by it takes longer than a small collective. Called by ark.distributed.calls
 and ark.interop.
 """
 
@@ -48,8 +48,9 @@ class InlineRuns:
         self._params: np.ndarray | None = None
         self._run: Run | None = None
         self._broken = ""
-        self._first: Any = None  # words of the parameters and of the host's, as memory: an array's
-        self._end: Any = None  # field costs several times as much
+        # Views of single words, because access to a field of an array takes several times as long.
+        self._first: Any = None
+        self._end: Any = None
         self._done: Any = None
 
     def __call__(self) -> None:

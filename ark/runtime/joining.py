@@ -118,8 +118,8 @@ def _introduce(link: rdv.Link, job: str, hello: bytes, deadline: float) -> tuple
     if not greeting.startswith(rdv.MAGIC):
         raise ConnectionError("not an ark rendezvous")
     link.sock.settimeout(max(deadline - time.monotonic(), _PROBE_S))
-    # Both sides close a connection whose peer has another secret; a member receives a message at
-    # once.
+    # Both sides close the connection if the other has a different secret; members of the job get a
+    # message at once.
     if not rdv.prove(link, job, greeting[len(rdv.MAGIC) :], hello):
         raise ConnectionError("not of this job")
     return link.receive()

@@ -1,8 +1,8 @@
-"""Products, attentions and rows with known results, for a compiler's first use on a device.
+"""Computations with known results, to check a compiler at its first use on a device.
 
-One model has more bodies than a kernel that is compiled as one program; the others are large enough
-for matrix units. Expected results come from the ops' definitions in NumPy, in float64. Called by
-ark.runtime.toolchain through `examiners`, and by `ark doctor`.
+One model has more bodies than are compiled together as one program; the others have products and
+attention large enough for matrix units. Expected results are computed in NumPy in float64, by the
+ops' definitions. Called by ark.runtime.toolchain through `examiners`, and by `ark doctor`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TOLERANCE = {"fp32": 1e-3, "fp16": 6e-3, "bf16": 4e-2}
 
 
 class Known:
-    """Inputs by name, and the tensors to read. Everything read or written has a name of its own."""
+    """Inputs by name, and the tensors to read. All of them have different names."""
 
     def __init__(self) -> None:
         self.inputs: dict[str, np.ndarray] = {}

@@ -1,7 +1,7 @@
-"""Copies of a kernel's task table on the device, one for each set of addresses that its external
-buffers have had.
+"""Copies of a kernel's task table on the device, one for each set of addresses of its external
+buffers.
 
-A table holds addresses. Callers that pass new memory at every call return to the same few
+A task table contains addresses. Callers that pass new memory at every call return to the same few
 addresses, because allocators reuse freed memory. So recent tables are kept: a call only selects
 one, and a launch that still runs keeps its own. Called by the executor.
 """

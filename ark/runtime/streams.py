@@ -32,8 +32,9 @@ class Streamed:
         self._repeated: RepeatedLaunch | None = None
         self._params: np.ndarray | None = None
         self._run: Run | None = None
-        self._error: Any = None  # words of the host's and of the parameters, as memory: reading a
-        self._first: Any = None  # field of an array costs several times as much
+        # Views of single words, because access to a field of an array takes several times as long.
+        self._error: Any = None
+        self._first: Any = None
         self._end: Any = None
 
     def __call__(self, stream: int, iterations: int = 1) -> None:

@@ -1,16 +1,23 @@
 """Sampling with penalties, biases, filters of the distribution and reported log probabilities.
 
-`adjust_logits` params: tiles. operands: logits (1, vocab), options, settings, position, tokens,
-stops, bias (1, vocab), counts (1, vocab), scores (1, vocab), candidates (tiles, 2), shares (tiles,
-3), allowed (1, vocab / 32). coord: tile. A tile adds the bias, excludes the tokens whose bit of
-`allowed` is 0 if the option `masked` is not 0, applies the penalties and stores the scores. It
-stores its best candidate in `candidates`, as `sample` does. In `shares` it stores the largest of
-its logits, the sum of their exponentials relative to that, and its largest score. `sample_adjusted`
-params: tiles, top. operands: logits, options, settings, position, tokens, stops, scores,
-candidates, shares, counts, drawn (1, 2), logprobs (host). coord: 0. It draws a token from the
-scores. It filters by top-k, top-p, min-p and typical-p, in this order, as transformers' logits
-processors do. It counts the token and reports its log probability under the logits and the highest
-log probabilities.
+`adjust_logits` params: tiles.
+
+operands: logits (1, vocab), options, settings, position, tokens, stops, bias (1, vocab), counts (1,
+vocab), scores (1, vocab), candidates (tiles, 2), shares (tiles, 3), allowed (1, vocab / 32).
+
+coord: tile. A tile adds the bias, excludes the tokens whose bit of `allowed` is 0 if the option
+`masked` is not 0, applies the penalties and stores the scores. It stores its best candidate in
+`candidates`, as `sample` does. In `shares` it stores the largest of its logits, the sum of their
+exponentials relative to that, and its largest score.
+
+`sample_adjusted` params: tiles, top.
+
+operands: logits, options, settings, position, tokens, stops, scores, candidates, shares, counts,
+drawn (1, 2), logprobs (host).
+
+coord: 0. It draws a token from the scores. It filters by top-k, top-p, min-p and typical-p, in this
+order, as transformers' logits processors do. It counts the token and reports its log probability
+under the logits and the highest log probabilities.
 
 A sequence that is within its prompt or has ended draws nothing. `choose` and `choose_each`
 (ark.tasks.tokens, ark.tasks.sequences) use the drawn token as their only candidate.

@@ -1,7 +1,10 @@
 """Tiles that find the index of the largest element of each row.
 
-params: rows (of dimension 2 per task). operands: input (..., n), output (..., 1). coord: first
-index of dimensions 0 to 2. Emitted by ark.lower.ops.norms.
+params: rows (of dimension 2 per task).
+
+operands: input (..., n), output (..., 1).
+
+coord: first index of dimensions 0 to 2. Emitted by ark.lower.ops.norms.
 """
 
 from __future__ import annotations

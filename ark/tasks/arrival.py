@@ -1,8 +1,10 @@
 """A task that waits until peers have written into this rank's memory. It moves no data.
 
-operands: one tensor of one dense dimension. coord: first and last+1 element that peers have
-written. In the plan the task counts as the writer of these elements, so that their readers run
-after it and after its waits. No params. Emitted by ark.lower.ops.communication.overlapped.
+operands: one tensor of one dense dimension.
+
+coord: first and last+1 element that peers have written. In the plan the task counts as the writer
+of these elements, so that their readers run after it and after its waits. No params. Emitted by
+ark.lower.ops.communication.overlapped.
 """
 
 from __future__ import annotations

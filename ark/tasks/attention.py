@@ -1,16 +1,23 @@
 """Causal grouped-query attention over a key/value cache, with one task per (row, kv head, split).
 
-`attention` params: heads, kv_heads, head_dim, splits, scale, streamed. operands: q (m, heads *
-head_dim), key cache and value cache (kv_heads, context, head_dim), position (1,), output, [fresh
-(1, 2 * kv_heads * head_dim)]. Row r attends to positions 0 .. position + r. With `fresh` there is
-one row: its own key and value are read from `fresh`, and earlier ones from the caches. The caches
-may then come through the operand stream; `streamed` is the number of positions per stage (0: the
-caches are read in place). coord: row, kv head, split. With one split the output is (m, heads *
-head_dim). With more it is a partial result (m, heads, splits, head_dim + 2): the unnormalised sum,
-then maximum and denominator; `attention_merge` combines the splits (flash-decoding, Dao et al.
-2023). `attention_merge` params: heads, head_dim, splits, group (heads per task). operands: partial,
-output. coord: row, first head. Positions are processed in chunks with a running maximum (online
-softmax, Milakov and Gimelshein 2018), so shared memory does not grow with the context.
+`attention` params: heads, kv_heads, head_dim, splits, scale, streamed.
+
+operands: q (m, heads * head_dim), key cache and value cache (kv_heads, context, head_dim), position
+(1,), output, [fresh (1, 2 * kv_heads * head_dim)]. Row r attends to positions 0 .. position + r.
+With `fresh` there is one row: its own key and value are read from `fresh`, and earlier ones from
+the caches. The caches may then come through the operand stream; `streamed` is the number of
+positions per stage (0: the caches are read in place).
+
+coord: row, kv head, split. With one split the output is (m, heads * head_dim). With more it is a
+partial result (m, heads, splits, head_dim + 2): the unnormalised sum, then maximum and denominator;
+`attention_merge` combines the splits (flash-decoding, Dao et al. 2023).
+
+`attention_merge` params: heads, head_dim, splits, group (heads per task).
+
+operands: partial, output.
+
+coord: row, first head. Positions are processed in chunks with a running maximum (online softmax,
+Milakov and Gimelshein 2018), so shared memory does not grow with the context.
 """
 
 from __future__ import annotations

@@ -2,11 +2,13 @@
 to processors beforehand.
 
 params: kind and params of the op whose tiles are claimed, tasks (how many share the tiles).
-operands: those of the op. coord: the tile with which a task begins; these are the first tiles, in
-order of their numbers. Each further tile goes to the processor that claims it first (claimed.h), by
-the op's counter. So each task may access all of the op's memory, and no tile belongs to two tasks.
-The results have the same bits regardless of the processor, because a tile's result depends on its
-index only.
+
+operands: those of the op.
+
+coord: the tile with which a task begins; these are the first tiles, in order of their numbers. Each
+further tile goes to the processor that claims it first (claimed.h), by the op's counter. So each
+task may access all of the op's memory, and no tile belongs to two tasks. The results have the same
+bits regardless of the processor, because a tile's result depends on its index only.
 """
 
 from __future__ import annotations

@@ -4,10 +4,14 @@ is a copy; several are added, multiplied or compared in operand order.
 params: element (a name of ELEMENTS: the type of the operands' bytes), op (a name of OPS), divide
 (the divisor of the result), order (the shares to combine first, in this order; the others follow in
 operand order), outputs (the number of outputs, 1 by default; several must be plain memory), moved
-(its tasks are in the task lists of moving warps). operands: shares..., outputs..., all of one
-dimension. Each is plain memory (dense, all of one type) or packets: a receive buffer (uint32 words,
-four of which hold 16 bytes of elements) or fp32 activations. coord: first and last+1 element of the
-operands' type; tiles begin and end at multiples of 16 bytes, or at the end.
+(its tasks are in the task lists of moving warps).
+
+operands: shares..., outputs..., all of one dimension. Each is plain memory (dense, all of one type)
+or packets: a receive buffer (uint32 words, four of which hold 16 bytes of elements) or fp32
+activations.
+
+coord: first and last+1 element of the operands' type; tiles begin and end at multiples of 16 bytes,
+or at the end.
 
 Floats below 32 bits are combined in fp32 and rounded once. A fixed order of the operands gives the
 same bits on all ranks that use it.

@@ -1,11 +1,14 @@
 """Combines shares of rows and normalises them in one task: the sum over ranks of a layer's result,
 the residual, and the norm before the next layer.
 
-params: element, order (as in `combine`), columns (of a row), eps. operands: shares..., weight, sum,
-normed. All but the weight have one dimension and hold the same rows. Shares and sum are as in
-`combine`, and a row is a multiple of 16 bytes. The sum is rounded to its type before it is
-normalised (y = x / sqrt(mean(x^2) + eps) * weight), as in the task of rmsnorm. coord: first and
-last+1 element, at whole rows. combine_norm.h has the device side.
+params: element, order (as in `combine`), columns (of a row), eps.
+
+operands: shares..., weight, sum, normed. All but the weight have one dimension and hold the same
+rows. Shares and sum are as in `combine`, and a row is a multiple of 16 bytes. The sum is rounded to
+its type before it is normalised (y = x / sqrt(mean(x^2) + eps) * weight), as in the task of
+rmsnorm.
+
+coord: first and last+1 element, at whole rows. combine_norm.h has the device side.
 """
 
 from __future__ import annotations

@@ -2,10 +2,13 @@
 
 params: size, stride, dilation, before (one number per spatial dimension, see ark.tasks.windows;
 elements outside of the input are zero), sizes (of the result's spatial dimensions), expr as in
-ark.tasks.matmul, tile. operands: weight (1, groups, outputs, depth), input (n, channels,
-spatial...), output (n, groups, outputs, places), and the further inputs of the expression. The
-depth is a group's channels times the elements of the window. coord: the tile's first index of the
-output; a tile is in one n. Sums are in fp32.
+ark.tasks.matmul, tile.
+
+operands: weight (1, groups, outputs, depth), input (n, channels, spatial...), output (n, groups,
+outputs, places), and the further inputs of the expression. The depth is a group's channels times
+the elements of the window.
+
+coord: the tile's first index of the output; a tile is in one n. Sums are in fp32.
 """
 
 from __future__ import annotations

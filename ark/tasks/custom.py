@@ -1,9 +1,11 @@
 """Tasks whose body a user wrote (ark.custom_op).
 
 params: name and digest of the form (ark.tasks.custom_form), which this process must have
-registered; tile: for each axis that is cut the size of a tile; constants by name. operands: as the
-form lists them. coord: the first index of the tile along each axis that is cut. Emitted by
-ark.ops.custom.
+registered; tile: for each axis that is cut the size of a tile; constants by name.
+
+operands: as the form lists them.
+
+coord: the first index of the tile along each axis that is cut. Emitted by ark.ops.custom.
 """
 
 from __future__ import annotations

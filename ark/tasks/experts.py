@@ -1,13 +1,20 @@
 """Tiles of a mixture of experts: top-k of a row, and products with the weights of a chosen expert.
 
-`topk` params: k, rows (of a task), least (the smallest are chosen). operands: input (rows, n),
-values (rows, k), indices (rows, k). coord: first row. `expert_linear` params: first, of: the weight
-contains the experts from number `first` on, of a total of `of` (0: it contains all); the products
-with others are zero. operands: input (rows, k) or (rows, slots, k), weight (experts, n, k) dense,
-experts (rows, slots), output (rows, slots, n). coord: row, slot, first and last+1 output. The
-expert whose weights a task reads is known only at run time, so weights are not streamed, and a task
-counts as reading all of them. The weight may be of a RowType, which has a body of its own
-(expert_rows.h).
+`topk` params: k, rows (of a task), least (the smallest are chosen).
+
+operands: input (rows, n), values (rows, k), indices (rows, k).
+
+coord: first row.
+
+`expert_linear` params: first, of: the weight contains the experts from number `first` on, of a
+total of `of` (0: it contains all); the products with others are zero.
+
+operands: input (rows, k) or (rows, slots, k), weight (experts, n, k) dense, experts (rows, slots),
+output (rows, slots, n).
+
+coord: row, slot, first and last+1 output. The expert whose weights a task reads is known only at
+run time, so weights are not streamed, and a task counts as reading all of them. The weight may be
+of a RowType, which has a body of its own (expert_rows.h).
 """
 
 from __future__ import annotations

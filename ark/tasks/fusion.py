@@ -7,9 +7,12 @@ shape), and four lists of expressions (ark.tasks.expression), computed in this o
 per index of the outputs), each (for each of the `count` elements), sums (whose values are summed
 over these elements), last (once, may use the sums). The inputs of a tree are numbered: first the
 input operands, then all values of the lists. stores: for each output the number of the value to
-store. operands: inputs..., which broadcast, outputs..., all of one shape, of size 1 along the axis.
-Intermediate values are fp32. An output may be the same memory as an input. coord: the tile's first
-index. fusion.h has the loops.
+store.
+
+operands: inputs..., which broadcast, outputs..., all of one shape, of size 1 along the axis.
+Intermediate values are fp32. An output may be the same memory as an input.
+
+coord: the tile's first index. fusion.h has the loops.
 """
 
 from __future__ import annotations

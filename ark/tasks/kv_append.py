@@ -1,7 +1,8 @@
 """Tiles that append rows of keys or values to a cache, beginning at the sequence's position.
 
-operands: rows (m, heads * width), position (1,), cache (heads, context, width). coord: head.
-Emitted by ark.lower.ops.caches.
+operands: rows (m, heads * width), position (1,), cache (heads, context, width).
+
+coord: head. Emitted by ark.lower.ops.caches.
 """
 
 from __future__ import annotations

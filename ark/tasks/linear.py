@@ -10,12 +10,15 @@ for matrix units several rows are split together.
 
 params: rows (of w per stage), split_k (stages of these rows), prologue (none, rmsnorm), eps,
 epilogue (store, add, swiglu, rope_kv, sample); for rope_kv heads, kv_heads, head_dim; for sample
-tiles (tasks), and the logits are share number `share` of `shares`. operands: x (m, k), w (n, k),
-output, [norm weight], then for add: residual; for sample: settings, position, candidates (tasks,
-2), as in ark.tasks.tokens, then for each peer a further output and further candidates; for rope_kv:
-position, frequencies, key and value cache (kv_heads, context, head_dim), [the page table, if the
-caches are in pages (ark.tasks.rotary)], [fresh (m, 2 * kv_heads * head_dim): a copy of the new keys
-and values, for readers in the same iteration]. coord: first and last+1 row of w.
+tiles (tasks), and the logits are share number `share` of `shares`.
+
+operands: x (m, k), w (n, k), output, [norm weight], then for add: residual; for sample: settings,
+position, candidates (tasks, 2), as in ark.tasks.tokens, then for each peer a further output and
+further candidates; for rope_kv: position, frequencies, key and value cache (kv_heads, context,
+head_dim), [the page table, if the caches are in pages (ark.tasks.rotary)], [fresh (m, 2 * kv_heads
+* head_dim): a copy of the new keys and values, for readers in the same iteration].
+
+coord: first and last+1 row of w.
 
 Between ranks (ark.lower.rewrite.inline_all_reduce) x, and the residual, may be given as shares that
 readers add: they have m rows per share, the rows of one share after those of another. With `store`

@@ -73,7 +73,7 @@ def narrows(sig: Signature, machine: Machine) -> bool:
     """
     params = sig.read(LinearParams)
     shares, rows = sig.operands[0].shape[0], sig.operands[2].shape[0]
-    single = params.split_k == 1 or params.rows == 1  # a stage is of one weight row
+    single = params.split_k == 1 or params.rows == 1  # not parts of several rows
     return (
         machine.variant.role(COMMUNICATE) > 0
         and (single if rows == 1 else rows == shares and is_dense(sig.operands[0]))

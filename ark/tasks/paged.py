@@ -3,15 +3,20 @@ al. 2023): attention of single rows, and appending (for tiles of rows see
 ark.tasks.attention_tiles). pages.h computes addresses of positions, paged.h has the bodies.
 
 A cache is (pool, kv_heads, page, head_dim). Position p of a sequence is row p % page of a page; the
-page's number is entry p // page in the sequence's row of the table. `paged_attention` params:
-heads, kv_heads, head_dim, splits, scale, streamed (as of `attention`). operands: q (m, heads *
-head_dim), keys, values, the table's row (1, most), position (1,), output, [fresh (1, 2 * kv_heads *
-head_dim): the newest key and value, if nothing else is appended in the iteration]. Row r of q sees
-positions 0 .. position + r. coord, output and splits as of `attention` (ark.tasks.attention);
-`attention_merge` combines the splits. `paged_append` operands: rows (m, heads * head_dim), table
-(sequences, most), position (sequences,), cache. coord: head. Either each row belongs to a different
-sequence, or all rows belong to one, beginning at its position. A row whose position has no place in
-the table or the pool is dropped.
+page's number is entry p // page in the sequence's row of the table.
+
+`paged_attention` params: heads, kv_heads, head_dim, splits, scale, streamed (as of `attention`).
+
+operands: q (m, heads * head_dim), keys, values, the table's row (1, most), position (1,), output,
+[fresh (1, 2 * kv_heads * head_dim): the newest key and value, if nothing else is appended in the
+iteration]. Row r of q sees positions 0 .. position + r. coord, output and splits as of `attention`
+(ark.tasks.attention); `attention_merge` combines the splits.
+
+`paged_append` operands: rows (m, heads * head_dim), table (sequences, most), position (sequences,),
+cache.
+
+coord: head. Either each row belongs to a different sequence, or all rows belong to one, beginning
+at its position. A row whose position has no place in the table or the pool is dropped.
 """
 
 from __future__ import annotations

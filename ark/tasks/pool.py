@@ -1,9 +1,11 @@
 """Tiles of pooling: the largest element, the sum or the mean of each window of the input.
 
 params: function, size, stride, dilation, before (one number per spatial dimension; `before` is the
-padding before the first element), counted (a mean also counts padding), tile. operands: input (n,
-channels, spatial...), output. Elements outside of the input do not take part. coord: the tile's
-first index of the output (four dimensions; more are folded).
+padding before the first element), counted (a mean also counts padding), tile.
+
+operands: input (n, channels, spatial...), output. Elements outside of the input do not take part.
+
+coord: the tile's first index of the output (four dimensions; more are folded).
 """
 
 from __future__ import annotations

@@ -1,9 +1,12 @@
 """Rows times weights of 4 or 8 bits, in which groups of elements share a scale (and a zero point).
 
-params: group (neighbouring elements of a weight's row that share a scale). operands: rows (m, k),
-weights (n, k) of an integer type, fp4 or fp8, scales (n, k / group), [zeros, of the scales' shape,
-floating point], output (m, n); or rows, weights of a RowType, output. A weight is scale * (value -
-zero). coord: first and last+1 row of weights. quantized_linear.h has the device side.
+params: group (neighbouring elements of a weight's row that share a scale).
+
+operands: rows (m, k), weights (n, k) of an integer type, fp4 or fp8, scales (n, k / group), [zeros,
+of the scales' shape, floating point], output (m, n); or rows, weights of a RowType, output. A
+weight is scale * (value - zero).
+
+coord: first and last+1 row of weights. quantized_linear.h has the device side.
 """
 
 from __future__ import annotations

@@ -2,9 +2,12 @@
 
 params: function, axis (of 4, or of all if there are more), count (the divisor of a mean), tile (4
 sizes of the output, 1 along the axis; more dimensions are folded, ark.ir.fold), term (an expression
-of ark.tasks.expression over the inputs; its values are reduced). operands: input, output. With a
-term: one input, or two of one shape, then inputs of size 1 along the axis, which broadcast to the
-output, then the output. coord: the tile's first index. reduce.h has the device side.
+of ark.tasks.expression over the inputs; its values are reduced).
+
+operands: input, output. With a term: one input, or two of one shape, then inputs of size 1 along
+the axis, which broadcast to the output, then the output.
+
+coord: the tile's first index. reduce.h has the device side.
 """
 
 from __future__ import annotations

@@ -1,18 +1,20 @@
 """Tiles that copy elements to other indices: by index arithmetic, or by index tensors.
 
 `remap` params: rules (one per dimension of the input: terms [output dimension, factor]..., add,
-divide, edge), fill, tile. operands: input, output. The input's index is the sum of the terms and
-`add`, divided by `divide` (rounded down). `edge` says which element is used if that is outside of
-the input: `fill` ("fill"; with "exact" also if the division has a remainder), the nearest element
-("edge"), the reflection without repeating the edge ("reflect"), or the index modulo the size
-("wrap"). The ops pad, steps, flip, repetition, resizing to the nearest element and windows of
-convolutions use it.
+divide, edge), fill, tile.
 
-`gather` params: axis, elements, from_end, tile. operands: input, indices, output. With `elements`
-all three have the same rank: an output element reads the input at its own index, except along the
-axis, where the index is the element of `indices`. Otherwise the input is (a, n, b), the indices
-(m,), the output (a, m, b). With `from_end` negative indices count from the end. An index out of
-range ends the launch.
+operands: input, output. The input's index is the sum of the terms and `add`, divided by `divide`
+(rounded down). `edge` says which element is used if that is outside of the input: `fill` ("fill";
+with "exact" also if the division has a remainder), the nearest element ("edge"), the reflection
+without repeating the edge ("reflect"), or the index modulo the size ("wrap"). The ops pad, steps,
+flip, repetition, resizing to the nearest element and windows of convolutions use it.
+
+`gather` params: axis, elements, from_end, tile.
+
+operands: input, indices, output. With `elements` all three have the same rank: an output element
+reads the input at its own index, except along the axis, where the index is the element of
+`indices`. Otherwise the input is (a, n, b), the indices (m,), the output (a, m, b). With `from_end`
+negative indices count from the end. An index out of range ends the launch.
 
 coord of both: the tile's first index of the output (four dimensions; more are folded).
 """

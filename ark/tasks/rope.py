@@ -1,7 +1,10 @@
 """Tiles of rope: products of complex numbers, stored as pairs of neighbours in the last dimension.
 
-params: tile (even in the last dimension). operands: input, other (broadcast), output. coord: the
-tile's first index. Emitted by ark.lower.ops.movement.
+params: tile (even in the last dimension).
+
+operands: input, other (broadcast), output.
+
+coord: the tile's first index. Emitted by ark.lower.ops.movement.
 """
 
 from __future__ import annotations

@@ -4,21 +4,27 @@ tasks.
 They are used if the product before them is no linear task; the linear kind stores through the same
 functions (rotary.h).
 
-`rope_kv` params: heads, kv_heads, head_dim. operands: x (m, (heads + 2 kv_heads) * head_dim),
-output q (m, heads * head_dim), position, frequencies, key cache and value cache (kv_heads, context,
-head_dim), [fresh (m, 2 * kv_heads * head_dim): a copy of the new keys and values, for readers in
-the same iteration]. coord: first and last+1 column of x, for all rows, because rows share the
-cache. With m positions each row belongs to a sequence of its own, and the caches are (m * kv_heads,
-context, head_dim). Caches in pages (ark.tasks.paged) are (pool, kv_heads, page, head_dim); the
-table (sequences, most) follows them. After it comes fresh, if no row reads what another row
-appends.
+`rope_kv` params: heads, kv_heads, head_dim.
+
+operands: x (m, (heads + 2 kv_heads) * head_dim), output q (m, heads * head_dim), position,
+frequencies, key cache and value cache (kv_heads, context, head_dim), [fresh (m, 2 * kv_heads *
+head_dim): a copy of the new keys and values, for readers in the same iteration].
+
+coord: first and last+1 column of x, for all rows, because rows share the cache. With m positions
+each row belongs to a sequence of its own, and the caches are (m * kv_heads, context, head_dim).
+Caches in pages (ark.tasks.paged) are (pool, kv_heads, page, head_dim); the table (sequences, most)
+follows them. After it comes fresh, if no row reads what another row appends.
 
 `rotary_embedding` params: head_dim, interleaved (True if a pair is two neighbours, otherwise an
-element of a head's first half and the corresponding one of the second half). operands: x (m, heads
-* head_dim), output, position, frequencies. coord: row, first and last+1 head.
+element of a head's first half and the corresponding one of the second half).
 
-`swiglu_pairs` operands: x (m, 2 n) in which gate and up are neighbours, output (m, n). coord: row,
-first and last+1 column of x.
+operands: x (m, heads * head_dim), output, position, frequencies.
+
+coord: row, first and last+1 head.
+
+`swiglu_pairs` operands: x (m, 2 n) in which gate and up are neighbours, output (m, n).
+
+coord: row, first and last+1 column of x.
 """
 
 from __future__ import annotations

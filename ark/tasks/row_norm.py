@@ -1,11 +1,14 @@
 """Row-wise tiles: softmax and its logarithm, layernorm, rmsnorm over the last dimension.
 
 params: function, eps, rows (rows of dimension 2 per task), dealt (a task has all rows of dimension
-1 at one index of dimension 2; they are not neighbours). operands: input, [weight, [bias]], output;
-only layernorm has a bias. A rounded_rmsnorm rounds to the output's type before it multiplies by the
-weight. coord: first index of dimensions 0 to 2. A row that fits is held in registers by a warp or
-the block, a longer one in shared memory, and one that does not fit there is read again. row_norm.h
-has the device side.
+1 at one index of dimension 2; they are not neighbours).
+
+operands: input, [weight, [bias]], output; only layernorm has a bias. A rounded_rmsnorm rounds to
+the output's type before it multiplies by the weight.
+
+coord: first index of dimensions 0 to 2. A row that fits is held in registers by a warp or the
+block, a longer one in shared memory, and one that does not fit there is read again. row_norm.h has
+the device side.
 """
 
 from __future__ import annotations

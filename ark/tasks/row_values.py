@@ -1,7 +1,8 @@
 """Dequantises a matrix, for products that do not multiply by its codes directly.
 
-operands: rows of a RowType (n, k), values (n, k) of floats. coord: first and last+1 row.
-quantized_linear_rows.h reads rows; row_values.h has the body.
+operands: rows of a RowType (n, k), values (n, k) of floats.
+
+coord: first and last+1 row. quantized_linear_rows.h reads rows; row_values.h has the body.
 """
 
 from __future__ import annotations

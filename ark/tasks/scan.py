@@ -1,9 +1,12 @@
 """Tiles of running sums and products along one axis. A line belongs to one thread; a long one is
 shared by a warp or the block.
 
-params: axis (of the operands' own dimensions), function, exclusive, reverse, tile. operands: input,
-output, of one shape. coord: the tile's first index in the shape with size 1 along the axis (four
-dimensions; more are folded). Emitted by ark.lower.ops.scans.
+params: axis (of the operands' own dimensions), function, exclusive, reverse, tile.
+
+operands: input, output, of one shape.
+
+coord: the tile's first index in the shape with size 1 along the axis (four dimensions; more are
+folded). Emitted by ark.lower.ops.scans.
 """
 
 from __future__ import annotations

@@ -1,13 +1,15 @@
 """Sampling for several sequences that are decoded as a batch: one next token per sequence; the
 launch ends when all sequences have ended.
 
-`choose_each` params: tiles, batch. operands: those of `choose` (ark.tasks.tokens), with a row
-(logits) or consecutive elements (settings, position, candidates, tokens, output) for each sequence;
-all sequences share the stop tokens. For a sequence within its prompt the next token is known, so
-only its position advances. The position of a sequence that has ended does not change. Whether a
-sequence has ended is computed from its settings, its position and its last token; no state records
-it. An optional last operand (1,) is a word that the host writes while the kernel runs: if it is not
-0, the iteration is the launch's last.
+`choose_each` params: tiles, batch.
+
+operands: those of `choose` (ark.tasks.tokens), with a row (logits) or consecutive elements
+(settings, position, candidates, tokens, output) for each sequence; all sequences share the stop
+tokens. For a sequence within its prompt the next token is known, so only its position advances. The
+position of a sequence that has ended does not change. Whether a sequence has ended is computed from
+its settings, its position and its last token; no state records it. An optional last operand (1,) is
+a word that the host writes while the kernel runs: if it is not 0, the iteration is the launch's
+last.
 """
 
 from __future__ import annotations

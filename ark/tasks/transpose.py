@@ -1,8 +1,11 @@
 """Tiles of a transposition: a copy with the dimensions in another order.
 
 params: perm (of 4 dimensions, or of all where there are more), tile of the output (of 4; more
-dimensions are folded: ark.ir.fold). operands: input, output. coord: the tile's first index.
-Emitted by ark.lower.ops.movement.
+dimensions are folded: ark.ir.fold).
+
+operands: input, output.
+
+coord: the tile's first index. Emitted by ark.lower.ops.movement.
 """
 
 from __future__ import annotations
