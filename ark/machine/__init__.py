@@ -24,22 +24,29 @@ from ark.machine.variant import COMPUTE, MOVE, Variant, block
 class Machine:
     """A device as the planner sees it.
 
-    name: the model's name, as `--machine` takes it. arch: the architecture that source is compiled
-    for. processors: the number of SMs, CUs or cores; each runs one block. lanes: threads of a warp
-    (wavefront). shared_bytes: shared memory (LDS) for tasks and the ring; what the loop itself uses
-    (ark.codegen.layout.LOOP_BYTES) is subtracted already. variants: the kernel variants that it can
-    run, the preferred one first. bandwidth_gbps, tflops: memory bandwidth, and the rate of the
-    matrix units, of all processors together. costs: all other times and rates (ark.machine.costs).
+    name: the model's name, as `--machine` takes it.
+    arch: the architecture that source is compiled for.
+    processors: the number of SMs, CUs or cores; each runs one block.
+    lanes: threads of a warp (wavefront).
+    shared_bytes: shared memory (LDS) for tasks and the ring; what the loop itself uses
+        (ark.codegen.layout.LOOP_BYTES) is subtracted already.
+    variants: the kernel variants that it can run, the preferred one first.
+    bandwidth_gbps, tflops: memory bandwidth, and the rate of the matrix units, of all processors
+        together.
+    costs: all other times and rates (ark.machine.costs).
     line_bytes: size of a cache line; counters of different producers are at least this far apart.
-    tile: rows and columns of a matmul tile. large_tiles: for each tile size with a loop of its own
-    for 16-bit types: rows, columns, and the fraction of the loop's time in which the matrix units
-    multiply. exact_tiles: the same for products in full fp32; the third number is the speed
-    relative to the other sizes. attention_rows: the largest number of rows of an attention tile on
-    matrix units. large_product: the smallest numbers of rows (of attention, too) and of columns for
-    which rounding operands or changing their layout for matrix units is worthwhile. box_tiles,
-    unit_tiles: the tile sizes of its matrix-unit bodies (ark.machine.tiles); None if it has no such
-    bodies. capabilities: the basis on which bodies and forms are chosen (ark.machine.capability),
-    without duplicates.
+    tile: rows and columns of a matmul tile.
+    large_tiles: for each tile size with a loop of its own for 16-bit types: rows, columns, and the
+        fraction of the loop's time in which the matrix units multiply.
+    exact_tiles: the same for products in full fp32; the third number is the speed relative to the
+        other sizes.
+    attention_rows: the largest number of rows of an attention tile on matrix units.
+    large_product: the smallest numbers of rows (of attention, too) and of columns for which
+        rounding operands or changing their layout for matrix units is worthwhile.
+    box_tiles, unit_tiles: the tile sizes of its matrix-unit bodies (ark.machine.tiles); None if it
+        has no such bodies.
+    capabilities: the basis on which bodies and forms are chosen (ark.machine.capability), without
+        duplicates.
     """
 
     name: Name

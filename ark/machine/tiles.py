@@ -14,11 +14,15 @@ class BoxTiles:
     """Tile sizes of products on warpgroups, whose operands are loaded by box copies.
 
     tiles: rows and columns; if several cuts are predicted to take the same time, the first is
-    taken. narrow: those of `tiles` that are used for few rows only, and only if the right operand
-    is contiguous along k. plain: those that are used only if the right operand is contiguous along
-    k and sums are stored one by one. shallow: those that are not used for windows, because they
-    leave too few stages. parts: the numbers of parts of k to try. normed_parts: the most parts of k
-    if a norm adds them up. attention_rows: queries of an attention tile.
+        taken.
+    narrow: those of `tiles` that are used for few rows only, and only if the right operand is
+        contiguous along k.
+    plain: those that are used only if the right operand is contiguous along k and sums are stored
+        one by one.
+    shallow: those that are not used for windows, because they leave too few stages.
+    parts: the numbers of parts of k to try.
+    normed_parts: the most parts of k if a norm adds them up.
+    attention_rows: queries of an attention tile.
     """
 
     tiles: tuple[tuple[Count, Count], ...]
@@ -40,8 +44,9 @@ class UnitTiles:
     """Tile sizes of products on matrix units in any variant, besides the sizes with a loop of their
     own.
 
-    block: rows and columns that a matrix unit multiplies at once. least_columns: the fewest columns
-    of a tile. parts: the numbers of parts of k to try.
+    block: rows and columns that a matrix unit multiplies at once.
+    least_columns: the fewest columns of a tile.
+    parts: the numbers of parts of k to try.
     """
 
     block: Count

@@ -20,8 +20,10 @@ class Role:
     """Warps of a block that do one kind of work.
 
     name: `compute`, `load`, `communicate` or `move`. Moving warps execute a task list of their own,
-    of copies and sums, beside the processor's. warps: how many. registers: per thread of these
-    warps, on hardware that can assign them by warp; 0 leaves the number to the compiler.
+        of copies and sums, beside the processor's.
+    warps: how many.
+    registers: per thread of these warps, on hardware that can assign them by warp; 0 leaves the
+        number to the compiler.
     """
 
     name: Word
@@ -33,12 +35,15 @@ class Role:
 class Variant:
     """A form of the loop kernel.
 
-    name: `block`, or another name that a backend defines. roles: the computing warps come first;
-    they have the lowest thread numbers. stages: slots of the ring in shared memory; 0 if operands
-    are read in place. stage_bytes: the largest single fetch into a slot. in_flight: fetches
-    outstanding at once per processor. row_slice: elements of a single input row that a computing
-    thread can keep in registers throughout a linear task; 0 if it keeps none. most_rows: input rows
-    of a linear layer for which a thread's registers suffice; 0 for any number.
+    name: `block`, or another name that a backend defines.
+    roles: the computing warps come first; they have the lowest thread numbers.
+    stages: slots of the ring in shared memory; 0 if operands are read in place.
+    stage_bytes: the largest single fetch into a slot.
+    in_flight: fetches outstanding at once per processor.
+    row_slice: elements of a single input row that a computing thread can keep in registers
+        throughout a linear task; 0 if it keeps none.
+    most_rows: input rows of a linear layer for which a thread's registers suffice; 0 for any
+        number.
     """
 
     name: Word

@@ -23,8 +23,8 @@ coord: first and last+1 row of w.
 Between ranks (ark.lower.rewrite.inline_all_reduce) x, and the residual, may be given as shares that
 readers add: they have m rows per share, the rows of one share after those of another. With `store`
 and `add` a further output for each peer may follow all other operands. params for shares: ranks,
-and first: the index of rank 0's share. It is added first, then the following ones, cyclically. The
-residual is already in rank 0's share; the other ranks only wait for it.
+and first: the index of rank 0's share. It is added first, then the following ones, cyclically. Only
+rank 0 (where first is 0) adds the residual to its share; the other ranks only wait for it.
 """
 
 from __future__ import annotations

@@ -1,24 +1,31 @@
 """General matrix-multiply tiles: any transposes, batch and broadcast. Sums are accumulated in fp32,
 of int8 in int32.
 
-params: transpose_a, transpose_b, tile (rows, columns).
+operands: a, b, output. coord: batch index of the output's dimensions 0 and 1, first row, first
+column. params: transpose_a, transpose_b, tile (rows, columns), tf32, and further ones:
 
-operands: a, b, output.
+expr: a tree of ark.tasks.expression over the sum (the tree's operand 0) and the operands after the
+output, which broadcast to it; its value is stored.
 
-coord: batch index of the output's dimensions 0 and 1, first row, first column. expr: a tree of
-ark.tasks.expression over the sum (the tree's operand 0) and the operands after the output, which
-broadcast to it; its value is stored. gated: neighbouring columns of the product are a gate and the
-value that it scales; the output has half as many columns, silu(gate) * value. This needs a single
-matrix and excludes expr. heads, kv_heads, head_dim: the product's columns are queries, keys and
-values, which are rotated and stored as by rope_kv (ark.tasks.rotary). The output is then the
-queries; position, frequencies and the two caches follow it, to which the tile's rows are appended.
+gated: neighbouring columns of the product are a gate and the value that it scales; the output has
+half as many columns, silu(gate) * value. This needs a single matrix and excludes expr.
+
+heads, kv_heads, head_dim: the product's columns are queries, keys and values, which are rotated and
+stored as by rope_kv (ark.tasks.rotary). The output is then the queries; position, frequencies and
+the two caches follow it, to which the tile's rows are appended.
+
 tasks, group: a task has several tiles. Tiles are numbered down `group` rows of tiles, then along
 the columns, then through the next rows and the next matrix; the task with coord (r,) has the tiles
-r, r + tasks and so on, so that tasks which run at the same time read the same data. splits: k is
-split into this many parts, each of which gives a matrix of fp32 sums, along the output's last
-dimension but two; a later op adds them up. Parts begin at multiples of K_PART_ALIGNMENT_BYTES.
-windows: one operand is the matrix of an input's windows (ark.tasks.matmul_windows). This is the
-common body; vendors replace it by their own where their matrix units support the signature.
+r, r + tasks and so on, so that tasks which run at the same time read the same data.
+
+splits: k is split into this many parts, each of which gives a matrix of fp32 sums, along the
+output's last dimension but two; a later op adds them up. Parts begin at multiples of
+K_PART_ALIGNMENT_BYTES.
+
+windows: one operand is the matrix of an input's windows (ark.tasks.matmul_windows).
+
+This is the common body; vendors replace it by their own if their matrix units support the
+signature.
 """
 
 from __future__ import annotations
