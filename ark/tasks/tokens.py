@@ -2,16 +2,20 @@
 
 `embedding` params: columns (per task), rows, dynamic. operands: ids, table, output; with dynamic
 also the position, to which row numbers are relative, and optionally a second output of another
-type. coord: first row, first column. `sample` params: tiles, shares, first: the logits are this
-many equal shares of ranks; share number `first` comes first and the others follow cyclically.
-operands: logits (1, vocab), settings, position, candidates. coord: tile. Each tile finds its best
-logit; with a temperature, its best of logit / temperature + Gumbel noise, whose maximum over all
-tokens is a sample of the softmax (Gumbel 1954). The noise is a hash of key, position and token, so
-every backend draws the same token. `choose` takes the best candidate of all tiles (for top-k it
-finds the k-th largest logit by bisection over the ordered bits, and searches again), appends the
-token, passes it to the host, advances the position and ends the loop at a stop token. operands:
-logits, settings, position, candidates, tokens, output (host), stops. `advance` advances the
-position by a chunk of the prompt. operands: settings, position.
+type. coord: first row, first column.
+
+`sample` params: tiles, shares, first: the logits are this many equal shares of ranks; share number
+`first` comes first and the others follow cyclically. operands: logits (1, vocab), settings,
+position, candidates. coord: tile. Each tile finds its best logit; with a temperature, its best of
+logit / temperature + Gumbel noise, whose maximum over all tokens is a sample of the softmax (Gumbel
+1954). The noise is a hash of key, position and token, so every backend draws the same token.
+
+`choose` takes the best candidate of all tiles (for top-k it finds the k-th largest logit by
+bisection over the ordered bits, and searches again), appends the token, passes it to the host,
+advances the position and ends the loop at a stop token. operands: logits, settings, position,
+candidates, tokens, output (host), stops.
+
+`advance` advances the position by a chunk of the prompt. operands: settings, position.
 
 settings (int32): temperature (float bits), top_k, low half of the key, last position of the prompt,
 limit of positions, number of stop tokens, high half of the key. `noise_key` computes a sequence's
@@ -55,9 +59,7 @@ _ALL = (1 << 64) - 1
 
 
 def mix(z: int) -> int:
-    """The mixing function of splitmix64 for 64 bits (Steele, Lea and Flood 2014); `ark_mix` in
-    sampling.h.
-    """
+    """splitmix64's mixing function (Steele, Lea and Flood 2014); `ark_mix` in sampling.h."""
     z = (z + 0x9E3779B97F4A7C15) & _ALL
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & _ALL
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB & _ALL
