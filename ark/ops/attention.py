@@ -38,17 +38,23 @@ def attention(
 
     query ([batch,] rows, heads * width), keys and values ([batch,] kv_heads, context, width), the
     layout of a cache; heads must be a multiple of kv_heads. Row r is at position + r. If causal, it
-    sees the keys 0 to position + r, otherwise all keys. position: (1,) int32; 0 if it is not given.
-    window: if above 0, a row sees only the last `window` of these keys. scale: the factor of
-    scores, by default width ** -0.5. softcap: if above 0, scores become softcap * tanh(score /
-    softcap) (Gemma 2). sinks: (heads,) fp32, one further score per head, without a value; it takes
-    part in the softmax (GPT-OSS). mask: bool, true for visible keys, or floats that are added to
-    scores; it broadcasts to (batch, heads, rows, context). A row that sees no key gives zeros.
-    Masked keys and values must be finite numbers. If a query (rows, heads * width) has as many
-    positions as rows, each row belongs to a sequence of its own; keys and values are then (rows *
-    kv_heads, context, width), the heads of one sequence after those of another. The result has the
-    query's shape and type, fp32, fp16 or bf16; sums and exponentials are computed in fp32. Raises
-    ModelError for shapes or types that do not fit.
+    sees the keys 0 to position + r, otherwise all keys.
+
+    position: (1,) int32; 0 if it is not given. window: if above 0, a row sees only the last
+    `window` of these keys. scale: the factor of scores, by default width ** -0.5. softcap: if above
+    0, scores become softcap * tanh(score / softcap) (Gemma 2). sinks: (heads,) fp32, one further
+    score per head, without a value; it takes part in the softmax (GPT-OSS).
+
+    mask: bool, true for visible keys, or floats that are added to scores; it broadcasts to (batch,
+    heads, rows, context). A row that sees no key gives zeros. Masked keys and values must be finite
+    numbers.
+
+    If a query (rows, heads * width) has as many positions as rows, each row belongs to a sequence
+    of its own; keys and values are then (rows * kv_heads, context, width), the heads of one
+    sequence after those of another.
+
+    The result has the query's shape and type, fp32, fp16 or bf16; sums and exponentials are
+    computed in fp32. Raises ModelError for shapes or types that do not fit.
 
     Examples:
         >>> x = torch.arange(6.0).reshape(3, 2)  # three rows, one head of two

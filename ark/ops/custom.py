@@ -247,17 +247,30 @@ def custom_op(
 
     name: of the op and of its function. source: the text, or the path of a file (pathlib.Path).
     signature: `x[m, k], w[k] -> y[m, k]`, the operands by axes (docs/custom-ops.md); an operand on
-    both sides is updated in place. tile: the axes that are cut into tasks, with the size of a tile,
-    or None for a size that gives each processor one tile; by default there is a single task.
+    both sides is updated in place.
+
+    tile: the axes that are cut into tasks, with the size of a tile, or None for a size that gives
+    each processor one tile; by default there is a single task.
+
     dtypes: for each operand the type, or types, that it may have; a result has the first one, by
-    default the type of the first input. constants: for each name a bool, int or float as default,
-    or one of these types if each call must give a value. sizes: a function that returns the sizes
-    of axes that no input has, from the known sizes and the constants. scratch: bytes of shared
-    memory; scratch_each: for each axis further bytes per index of a tile. reference: the same
-    computation in NumPy, from the inputs and the constants. backward: the op that computes the
-    inputs' gradients from the inputs and the results' gradients. packets: operands that the text
-    accesses only by ark_load and ark_store, so that they may be transferred as packets if they are
-    small or symmetric memory. Raises InvalidUsageError, which says what does not fit.
+    default the type of the first input.
+
+    constants: for each name a bool, int or float as default, or one of these types if each call
+    must give a value.
+
+    sizes: a function that returns the sizes of axes that no input has, from the known sizes and the
+    constants.
+
+    scratch: bytes of shared memory; scratch_each: for each axis further bytes per index of a tile.
+
+    reference: the same computation in NumPy, from the inputs and the constants.
+
+    backward: the op that computes the inputs' gradients from the inputs and the results' gradients.
+
+    packets: operands that the text accesses only by ark_load and ark_store, so that they may be
+    transferred as packets if they are small or symmetric memory.
+
+    Raises InvalidUsageError, which says what does not fit.
 
     Examples:
         >>> text = '''

@@ -76,11 +76,14 @@ def expert_linear(
 
     input (rows, k), or (rows, slots, k) for a separate input per slot; weight (experts, n, k);
     experts (rows, slots) int32. Result (rows, slots, n) of the input's type: [r, s] =
-    weight[experts[r, s]] input[r]. The weight has the input's type, or any floating-point type if
-    the input is fp32; or it is quantised (a RowType), or an object with a method `expert_linear`.
-    An expert number that is out of range ends the run with a GpuError that names it. first, of: the
-    weight contains the experts from number `first` on, of a total of `of`; the results of others
-    are 0.
+    weight[experts[r, s]] input[r].
+
+    The weight has the input's type, or any floating-point type if the input is fp32; or it is
+    quantised (a RowType), or an object with a method `expert_linear`. An expert number that is out
+    of range ends the run with a GpuError that names it.
+
+    first, of: the weight contains the experts from number `first` on, of a total of `of`; the
+    results of others are 0.
 
     Examples:
         >>> x, experts = torch.ones(1, 2), torch.tensor([[1]], dtype=torch.int32)

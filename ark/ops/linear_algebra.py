@@ -41,12 +41,15 @@ def matmul(
     n). Raises ModelError if the inner sizes differ.
 
     fp32, fp16, bf16: both of one type, accumulated in fp32; the result has that type, or with
-    `dtype` fp32 is not rounded to fp16 or bf16. fp8_e4m3 and fp8_e5m2, in any pair: accumulated in
-    fp32, or by matrix units with fewer digits (Hopper's about 14 bits); the result has the type
-    `dtype`: fp32, fp16 or bf16 (the default). int8: accumulated in int32, which is the result's
-    type. Multiplying the result by the scales of 8-bit inputs is fused into the product and costs
-    no time. tf32: for fp32 inputs matrix units may read only 10 bits of mantissa; the default is
-    exact fp32.
+    `dtype` fp32 is not rounded to fp16 or bf16.
+
+    fp8_e4m3 and fp8_e5m2, in any pair: accumulated in fp32, or by matrix units with fewer digits
+    (Hopper's about 14 bits); the result has the type `dtype`: fp32, fp16 or bf16 (the default).
+
+    int8: accumulated in int32, which is the result's type. Multiplying the result by the scales of
+    8-bit inputs is fused into the product and costs no time.
+
+    tf32: for fp32 inputs matrix units may read only 10 bits of mantissa; the default is exact fp32.
 
     Examples:
         >>> x = torch.arange(6.0).reshape(2, 3)

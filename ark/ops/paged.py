@@ -63,11 +63,16 @@ def paged_append(
     cache (pages, heads, page, width); input (rows, heads * width); pages (sequences, most) int32,
     the numbers of each sequence's pages in order; position (sequences,) int32, read when the kernel
     runs. If there are several sequences, row r belongs to sequence r, at its position; if there is
-    one, row r is at position + r. A position outside of the table ends the run with an error. Rows
-    of one sequence beyond the table are dropped, and so are rows whose page number is not in the
-    pool. Sequences must not share a page that is written. apart: True if no row of this iteration
-    reads what another row appends; attention then need not wait. Raises ModelError for shapes or
-    types that do not fit.
+    one, row r is at position + r.
+
+    A position outside of the table ends the run with an error. Rows of one sequence beyond the
+    table are dropped, and so are rows whose page number is not in the pool. Sequences must not
+    share a page that is written.
+
+    apart: True if no row of this iteration reads what another row appends; attention then need not
+    wait.
+
+    Raises ModelError for shapes or types that do not fit.
 
     Examples:
         >>> cache, position = ark.tensor([2, 1, 16, 8]), torch.tensor([0], dtype=torch.int32)
@@ -128,12 +133,15 @@ def paged_attention(
     type; heads must be a multiple of kv_heads. pages (sequences, most) int32: the numbers of each
     sequence's pages in order. Numbers of pages that no row sees may have any value; another number
     outside of the pool ends the run with an error, and so does a position outside of the table.
+
     position (sequences,) int32. If there are several sequences, row r belongs to sequence r and
-    sees its positions 0 to position; if there is one, row r sees 0 to position + r. scale: the
-    factor of scores, by default width ** -0.5. window, softcap, sinks: as of ark.attention; pages
-    that are wholly before the window are not seen. The result has the query's shape and type, fp32,
-    fp16 or bf16; sums and exponentials are computed in fp32. Raises ModelError for shapes or types
-    that do not fit.
+    sees its positions 0 to position; if there is one, row r sees 0 to position + r.
+
+    scale: the factor of scores, by default width ** -0.5. window, softcap, sinks: as of
+    ark.attention; pages that are wholly before the window are not seen.
+
+    The result has the query's shape and type, fp32, fp16 or bf16; sums and exponentials are
+    computed in fp32. Raises ModelError for shapes or types that do not fit.
 
     Examples:
         >>> keys, position = torch.ones(2, 1, 16, 8), torch.tensor([3], dtype=torch.int32)
