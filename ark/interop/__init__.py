@@ -1,4 +1,4 @@
-"""Models of other programs' formats; each format is a room of its own with its own library."""
+"""Converts models of other formats to ark. Each format is a package with its own dependency."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 def from_onnx(path: str | PathLike[str], dims: Mapping[str, int] | None = None) -> OnnxModel:
-    """An ONNX file (opset 7 to 28) as a model that runs on NumPy arrays.
+    """Returns an ONNX file (opset 7 to 28) as a model that runs on NumPy arrays.
 
-    dims: sizes of the file's symbolic dimensions; those left open take the sizes of the arrays of a
-    run. ModelError for a file that is no valid model, UnsupportedError that lists every operator
-    that ark lacks, SystemError where the package onnx is missing.
+    dims: sizes of the file's symbolic dimensions. A dimension without a size here takes the size of
+    the arrays of each run. Raises ModelError if the file is not a valid model, UnsupportedError
+    with the list of all operators that ark lacks, SystemError if the package onnx is missing.
 
     Examples:
         >>> from onnx import TensorProto, helper
@@ -50,12 +50,12 @@ def from_torch(
     example: Sequence[torch.Tensor],
     dynamic_shapes: Mapping[str, object] | Sequence[object] | None = None,
 ) -> Module:
-    """A torch module as a torch module that computes in one kernel, by torch.export; inference.
+    """Returns a torch module that computes like `module`, in one kernel, for inference.
 
-    example: a tuple of tensors of the shapes and types that it will be called with.
-    dynamic_shapes: sizes that may vary and their bounds, as torch.export takes them. Parameters are
-    shared, not copied. UnsupportedError that lists every operator that ark lacks, SystemError where
-    torch is missing.
+    The graph is made by torch.export. example: a tuple of tensors of the shapes and types of later
+    calls. dynamic_shapes: sizes that may vary and their bounds, in torch.export's form. Parameters
+    are shared, not copied. Raises UnsupportedError with the list of all operators that ark lacks,
+    SystemError if torch is missing.
 
     Examples:
         >>> layer = torch.nn.ReLU()
@@ -70,9 +70,9 @@ def from_torch(
 
 
 def inference_model(module: torch.nn.Module, options: Options | None = None) -> Executor:
-    """A torch module of which a call runs options.device_iterations iterations in one launch.
+    """Returns a torch module whose call runs options.device_iterations iterations in one launch.
 
-    options: an ark.torch.Options. SystemError where torch is missing.
+    options: an ark.torch.Options. Raises SystemError if torch is missing.
 
     Examples:
         >>> options = ark.torch.Options(device_iterations=2, output_mode="all")
@@ -90,10 +90,10 @@ def inference_model(module: torch.nn.Module, options: Options | None = None) -> 
 def training_model(
     module: torch.nn.Module, options: Options | None, optimizer: torch.optim.Optimizer
 ) -> Executor:
-    """A torch module of which a call trains for options.device_iterations steps in one launch.
+    """Returns a torch module whose call trains for options.device_iterations steps in one launch.
 
-    Its last result is the loss. optimizer: torch's SGD, Adam or AdamW over its parameters. options:
-    an ark.torch.Options. SystemError where torch is missing.
+    The last result of `module` must be the loss. optimizer: torch's SGD, Adam or AdamW over the
+    module's parameters. options: an ark.torch.Options. Raises SystemError if torch is missing.
 
     Examples:
         >>> class Loss(torch.nn.Module):

@@ -1,6 +1,7 @@
-"""Kernels of one model for the sizes that it is called with: how sizes are rounded up, and that the
-kernel that was longest not used makes room. Called by ark.interop.torch
-and ark.interop.onnx.
+"""A cache of one model's kernels, one for each combination of sizes.
+
+Sizes are rounded up to limit the number of kernels. When the cache is full, the least recently used
+kernel is freed. Called by ark.interop.torch and ark.interop.onnx.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
-MAX_KERNELS = 64  # kernels of one model, for as many combinations of sizes
+MAX_KERNELS = 64  # kernels of one model, each for one combination of sizes
 
 
 def bucket(size: int, most: int | None) -> int:
-    """The power of two from `size` on, or the bound `most` if that is smaller."""
+    """The least power of two that is not below `size`, or the bound `most` if that is smaller."""
     size_class = max(1, 1 << (size - 1).bit_length())
     return max(size, min(size_class, most)) if most is not None else size_class
 
@@ -23,8 +24,8 @@ T = TypeVar("T")
 
 
 class Kernels(Generic[T]):
-    """By what they are for. end: gives a kernel's memory back. most: how many are
-    kept, by default MAX_KERNELS. Threads may use it.
+    """A cache of kernels by key, which threads may share. end: frees a kernel. most: the number of
+    kernels that are kept, by default MAX_KERNELS.
     """
 
     def __init__(self, end: Callable[[T], None], most: int | None = None) -> None:
@@ -33,7 +34,7 @@ class Kernels(Generic[T]):
         self._lock = threading.RLock()
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
-        """The kernel for `key`, made if it is not there."""
+        """The kernel of `key`, created by `make` if the cache does not have it."""
         with self._lock:
             if key not in self._made:
                 kernel = make()
@@ -47,7 +48,7 @@ class Kernels(Generic[T]):
         return len(self._made)
 
     def close(self) -> None:
-        """Gives the memory of all back."""
+        """Frees all kernels."""
         with self._lock:
             while self._made:
                 self._end(self._made.popitem(last=False)[1])

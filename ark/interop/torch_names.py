@@ -1,9 +1,9 @@
-"""What ARK's module `ark.torch` offers: torch itself where it is installed, and whether it is not.
+"""The names of the module `ark.torch`: those of torch if it is installed, and ark's own.
 
-And ark's own: `Module`, a torch module that computes in one of ark's kernels, `Options` and `block`
-of ark.inference_model and ark.training_model.
+ark's own names are `Module`, a torch module that computes in one of ark's kernels, and `Options`
+and `block` for ark.inference_model and ark.training_model.
 
-torch is imported when one of its names is asked for, not before.
+torch is imported when one of its names is first used.
 """
 
 from __future__ import annotations

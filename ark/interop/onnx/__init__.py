@@ -1,5 +1,6 @@
 """ONNX files as ark models; docs/onnx.md lists the supported operators.
 
-load reads and checks a file, convert walks its nodes, model runs what comes out. The operators are
-a table (values) that the modules elementwise, movement, reductions, products and norms fill.
+`load` reads and checks a file, `convert` builds a graph from its nodes, `model` runs the graph. The
+operators are a table (`values`), which elementwise, movement, reductions, products, norms and the
+other operator modules fill.
 """

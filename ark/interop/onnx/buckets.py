@@ -1,9 +1,9 @@
-"""Sizes that vary, rounded up: which symbolic dimensions of a call may be padded.
+"""Varying sizes, rounded up: determines which symbolic dimensions of a call may be padded.
 
-The graph is built twice, with the size of the call and with the rounded one, and the two are
-compared node by node. Padding is permitted where every value of the first is the leading part of
-the same value of the second: no result then depends on what the padding holds. The table PERMITTED
-says for each operator which dimensions may differ; an operator that is not in it permits none.
+The graph is built twice, with the size of the call and with the rounded size, and the two are
+compared node by node. Padding is permitted if every value of the first graph is the leading part of
+the same value of the second: then no result depends on the padding's contents. The table PERMITTED
+has for each operator the dimensions that may differ; an operator without an entry permits none.
 Several sizes are rounded one after the other. Called by ark.interop.onnx.model.
 """
 
@@ -25,7 +25,7 @@ Dims = set[int]
 
 
 class _Pair:
-    """The same node in both graphs."""
+    """One node in both graphs. zeros: ids of values of the rounded graph whose padding is zero."""
 
     def __init__(self, exact: Step, wide: Step, zeros: set[int]) -> None:
         self.exact, self.wide = exact, wide
@@ -33,13 +33,15 @@ class _Pair:
         self._zeros = zeros
 
     def dims(self, place: int = 0) -> Dims:
-        """The dimensions of an input that differ."""
+        """The dimensions in which an input differs between the graphs."""
         if not self.call.has(place):
             return set()
         return differing(self.exact.call.shape(place), self.wide.call.shape(place))
 
     def in_range(self, place: int, size: int) -> bool:
-        """True where the padding's values are valid indices of a dimension of this size."""
+        """True if all values in the padding of an input are valid indices of a dimension of
+        this size.
+        """
         value = self.wide.call.value(place)
         if value.array is None:
             return id(value) in self._zeros
@@ -49,11 +51,11 @@ class _Pair:
         return len(self.call.shape(place))
 
     def same(self, first: int = 0) -> bool:
-        """True where the inputs from this one on are equal in both graphs."""
+        """True if the inputs from number `first` on have equal shapes in both graphs."""
         return not any(self.dims(i) for i in range(first, len(self.call.inputs)))
 
     def axis(self, default: int | None, place: int | None = None) -> Dims:
-        """The axis that an attribute, or an input of one element, names."""
+        """The axis given by the attribute `axis`, or by input `place` of one element, as a set."""
         if place is None:
             axis = self.call.attribute("axis", default)
         else:
@@ -74,12 +76,14 @@ def _any(pair: _Pair) -> bool:
 
 
 def _axis(default: int | None = None, place: int | None = None) -> Rule:
-    """Works along one axis of the first input."""
+    """The rule of an operator that works along one axis of its first input: this must not be
+    padded.
+    """
     return lambda p: p.same(1) and not p.dims() & p.axis(default, place)
 
 
 def _only(*dims: int) -> Rule:
-    """Only these dimensions of the first input may differ."""
+    """The rule that only these dimensions of the first input may be padded, and no other input."""
     return lambda p: p.same(1) and p.dims() <= set(dims)
 
 
@@ -103,13 +107,17 @@ def _reduced(p: _Pair) -> bool:
 
 
 def _normed(p: _Pair) -> bool:
-    """Layer and RMS norms: over the dimensions from the axis on."""
+    """Layer and RMS norms reduce the dimensions from the axis on, so only those before it may
+    differ.
+    """
     (axis,) = p.axis(-1)
     return p.same(1) and all(d < axis for d in p.dims())
 
 
 def _reshaped(p: _Pair) -> bool:
-    """The dimension stays the outermost factor of one: all that is ahead of it is the same."""
+    """True if the padded dimension stays the outermost factor of one dimension: the product of the
+    sizes before it is the same in input and result.
+    """
     results = [s.results[0].shape for s in (p.exact, p.wide) if s.results[0] is not None]
     before, after = p.dims(), differing(*results)
     if len(before) != 1 or len(after) != 1:
@@ -126,7 +134,9 @@ def _sliced(p: _Pair) -> bool:
 
 
 def _gathered(p: _Pair) -> bool:
-    """An index out of range would end the run, so the padded ones must be known."""
+    """The gathered axis is not padded. An index out of range would end the run, so indices in the
+    padding must be known to be in range.
+    """
     (axis,) = p.axis(0)
     return axis not in p.dims() and (not p.dims(1) or p.in_range(1, p.call.shape(0)[axis]))
 
@@ -184,7 +194,7 @@ PERMITTED: dict[str, Rule] = {
     **dict.fromkeys(("RNN", "GRU", "LSTM"), _recurrent),
 }
 _KEEPS_ZEROS = {"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
-# Inputs that hold sizes: the shape of the result says what became of them.
+# Inputs that contain sizes. They may differ freely, because the shape of the result is compared.
 _SIZES = {
     "ConstantOfShape": {0},
     "Expand": {1},
@@ -197,7 +207,7 @@ _SIZES = {
 
 
 def _leads(exact: Value, wide: Value) -> bool:
-    """True where shapes and contents show the first value as a leading part of the second."""
+    """True if, by shapes and known contents, the first value is a leading part of the second."""
     if len(exact.shape) != len(wide.shape):
         return False
     if any(exact.shape[d] < 2 for d in differing(exact.shape, wide.shape)):
@@ -211,7 +221,7 @@ def _leads(exact: Value, wide: Value) -> bool:
 
 
 def refusal(exact: Built, wide: Built) -> str | None:
-    """Why the padding is not permitted; None where it is."""
+    """The reason why the padding is not permitted; None if it is."""
     if [s.call.op for s in exact.steps] != [s.call.op for s in wide.steps]:
         return "the size decides which operators run"
     zeros = {id(value) for value in wide.inputs.values()}
@@ -223,7 +233,7 @@ def refusal(exact: Built, wide: Built) -> str | None:
             return "a sequence may depend on the size"
         results = [(a, b) for a, b in zip(one.results, other.results, strict=True) if a and b]
         if all(a.array is not None and b.array is not None for a, b in results):
-            continue  # known in both: compared where it is used
+            continue  # contents that are known in both graphs are compared where they are used
         sizes = _SIZES.get(one.call.op, set())
         given = zip(one.call.inputs, other.call.inputs, strict=True)
         for place, (a, b) in enumerate(given):
@@ -246,10 +256,10 @@ def refusal(exact: Built, wide: Built) -> str | None:
 def rounded(
     shapes: Shapes, symbols: Mapping[str, Sequence[str]], build: Callable[[Shapes], Built]
 ) -> tuple[Shapes, Shapes]:
-    """The inputs' shapes with every size that may be rounded up, and the results' exact shapes.
+    """The inputs' shapes, with every size rounded up that may be, and the results' exact shapes.
 
-    symbols: of each input that may be padded, the names of its dimensions, empty for a fixed one.
-    build: the graph for these shapes; BaseError where there is none.
+    symbols: for each input that may be padded, the names of its dimensions; empty for a fixed one.
+    build: returns the graph for given shapes, or raises BaseError if they are not possible.
     """
     now = dict(shapes)
     last = exact = build(now)
@@ -264,7 +274,7 @@ def rounded(
         tried = {i: tuple(shape) for i, shape in wide.items()}
         try:
             other = build(tried)
-        except BaseError:  # a constant of the graph fits the exact size alone
+        except BaseError:  # a constant of the graph fits the exact size only
             continue
         if refusal(last, other) is None:
             now, last = tried, other
@@ -272,7 +282,7 @@ def rounded(
 
 
 def padded(array: np.ndarray, shape: Shape) -> np.ndarray:
-    """The array with zeros behind it, up to this shape."""
+    """The array padded with zeros at the end of each dimension, to this shape."""
     if array.shape == shape:
         return array
     wide = np.zeros(shape, array.dtype)

@@ -1,9 +1,9 @@
-"""Types that ark does not compute with, carried by one that holds all of their values: integers of
-2, 4 and 16 bits by int32, uint64 by the int64 of the same bits, small floats by fp32.
+"""Types that ark does not compute with, each carried by a type that represents all of its values.
 
-Operators that move elements take all of them. Arithmetic on integers is that of the carrier, cut
-to the type afterwards; where uint64 and int64 differ, this module has the operator. Casts to a
-type round to it.
+Integers of 2, 4 and 16 bits are carried by int32, uint64 by the int64 of the same bits, small
+floats by fp32. Operators that move elements accept all carried types. Integer arithmetic is done in
+the carrier and truncated to the type afterwards; this module implements the operators for which
+uint64 and int64 differ. Casts to a carried type round to it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MOVES = {
     *("Squeeze", "Tile", "Transpose", "Trilu", "Unsqueeze", "Where", "EyeLike", "BitCast"),
     *("Cast", "CastLike", "QuantizeLinear", "DequantizeLinear", "ConstantOfShape"),
 }
-_EXACT = {  # on integers: results are of the type if the operands are
+_EXACT = {  # on integers: operands within the type give results within it
     *("ArgMax", "ArgMin", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Clip", "Equal", "Greater"),
     *("GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min", "Mod", "ReduceMax", "ReduceMin"),
     *("Sign", "TopK", "Hardmax"),
@@ -38,8 +38,8 @@ _ARITHMETIC = {
     *("Abs", "Add", "BitShift", "BitwiseNot", "CumSum", "Div", "Mul", "Neg", "Pow", "ReduceProd"),
     *("ReduceSum", "Sub", "Sum", "Range"),
 }
-_OTHERS = {"Pow", "TopK"}  # that look at the types themselves
-# For which the int64 of the same bits gives the same bits.
+_OTHERS = {"Pow", "TopK"}  # these check the types themselves
+# Operators whose result on int64 has the same bits as their result on uint64.
 _SAME_BITS = {
     *("Add", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", "Equal", "Mul", "Sub", "Sum"),
     *("ReduceSum", "CumSum"),
@@ -47,11 +47,11 @@ _SAME_BITS = {
 
 
 def run(call: Call, operator: Operator, schema: Any) -> Any:
-    """What the operator makes; UnsupportedError where it does not take the carried types."""
+    """The operator's results. Raises UnsupportedError if it does not support a carried type."""
     places = [
         (i, v.kind) for i, v in enumerate(call.inputs) if v is not None and v.kind is not None
     ]
-    if not places or call.bodies:  # results of a graph within the node have types of their own
+    if not places or call.bodies:  # results of a graph within the node have their own types
         return operator(call)
     for _, kind in places:
         whole = kind in INTEGERS and call.op in _EXACT | _ARITHMETIC
@@ -78,12 +78,12 @@ def run(call: Call, operator: Operator, schema: Any) -> Any:
 
 
 def _name(formal: Any, place: int) -> str:
-    """The name of the type of an input or output; those behind the last have its type."""
+    """The type's name for an input or output. Those after the last formal one have its type."""
     return str(formal[min(place, len(formal) - 1)].type_str)
 
 
 def cut(tensor: Any, kind: Any) -> Any:
-    """An int32 as an integer of fewer bits: the lowest of it."""
+    """An int32 truncated to the lowest bits of an integer of fewer bits."""
     info = ml_dtypes.iinfo(kind)
     if info.min == 0:
         return ark.bitwise_and(tensor, int(info.max))
@@ -91,7 +91,7 @@ def cut(tensor: Any, kind: Any) -> Any:
 
 
 def cast(tensor: Any, source: Any, kind: Any, saturate: bool, how: str = "up") -> Any:
-    """A tensor (source: its kind, if it is carried) as one of a carried type."""
+    """A tensor cast to a carried type. source: the carried type of the tensor, if it has one."""
     if source == UINT64 and kind not in INTEGERS:
         tensor = tensor if kind == UINT64 else unsigned_float(tensor)
     if kind in INTEGERS:
@@ -103,7 +103,7 @@ def cast(tensor: Any, source: Any, kind: Any, saturate: bool, how: str = "up") -
 
 
 def to_float(tensor: Any, dtype: Any, saturate: bool) -> Any:
-    """fp32 as a float of 8 or 4 bits; UnsupportedError for other types."""
+    """fp32 rounded to a float of 8 or 4 bits. Raises UnsupportedError for other types."""
     small = data_type(dtype)
     if dtype in CARRIERS:
         return cast(tensor, None, dtype, saturate)
@@ -121,7 +121,9 @@ def _as(tensor: Any, dtype: Any) -> Any:
 
 
 def _power_below(size: Any, least: int, most: int) -> Any:
-    """The largest power of two that is not above a positive fp32, of these exponents."""
+    """The largest power of two, with an exponent from `least` to `most`, that is at most `size` (a
+    positive fp32).
+    """
     power = ark.constant(2.0**least, list(size.ir.shape), ark.fp32)
     reach = most - least
     for step in [64] * (reach // 64) + [s for s in (32, 16, 8, 4, 2, 1) if s <= reach]:
@@ -132,24 +134,24 @@ def _power_below(size: Any, least: int, most: int) -> Any:
 
 
 def _rounded(tensor: Any, kind: Any, saturate: bool) -> Any:
-    """fp32 as a float of fewer bits, halves to even."""
+    """fp32 rounded to a float of fewer bits, ties to even."""
     info = ml_dtypes.finfo(kind)
     most, least = float(info.max), int(info.minexp)
     size = ark.abs(tensor)
     unit = ark.mul(_power_below(size, least, int(np.log2(most))), 2.0**-info.nmant)
     near = ark.mul(ark.round(ark.div(tensor, unit)), unit)
-    if kind == np.dtype(ml_dtypes.float4_e2m1fn):  # it has no NaN and no infinity
+    if kind == np.dtype(ml_dtypes.float4_e2m1fn):  # this type has no NaN and no infinity
         return ark.minimum(ark.maximum(near, -most), most)
     over = ark.greater(ark.abs(near), most)
     if saturate:
         return ark.add(ark.minimum(ark.maximum(near, -most), most), 0.0)
     else:
         near = ark.where(over, float("nan"), near)
-    return ark.add(near, 0.0)  # there is no -0 in these types
+    return ark.add(near, 0.0)  # these types have no -0
 
 
 def _power(tensor: Any, saturate: bool, how: str) -> Any:
-    """fp32 as a power of two, by its size alone; NaN for what has no finite one."""
+    """fp32 rounded to a power of two by its absolute value; NaN if the result is not finite."""
     size = ark.abs(tensor)
     power = _power_below(size, -127, 127)
     edge = {"up": 1.0, "nearest": 1.5, "down": 2.0}[how]
@@ -164,7 +166,7 @@ def _power(tensor: Any, saturate: bool, how: str) -> Any:
 
 
 def _flipped(tensor: Any) -> Any:
-    """uint64 in the order of int64."""
+    """A uint64 mapped so that comparison as int64 gives the order of uint64."""
     return ark.bitwise_xor(tensor, MIN_INT64)
 
 
@@ -186,7 +188,9 @@ def _shifted(a: Any, b: Any) -> Any:
 
 
 def _divided(a: Any, b: Any) -> Any:
-    """Hacker's Delight, 9-3: by half of the dividend, and one more where the rest is too large."""
+    """The quotient of two uint64 (Hacker's Delight, 9-3): half of the dividend is divided and the
+    quotient doubled, then increased by one if the remainder is not below the divisor.
+    """
     small = ark.greater_equal(b, 0)
     safe = ark.where(small, b, 1)
     near = ark.shift_left(ark.div(_halved(a), safe), 1)
@@ -200,15 +204,15 @@ def _remainder(a: Any, b: Any) -> Any:
 
 
 def unsigned_float(tensor: Any) -> Any:
-    """A uint64 in fp32."""
+    """A uint64 converted to fp32."""
     odd = ark.bitwise_and(tensor, 1)
-    half = ark.bitwise_or(_halved(tensor), odd)  # its last bit says that there was one below
+    half = ark.bitwise_or(_halved(tensor), odd)  # keeps the bit shifted out
     large = ark.mul(ark.cast(half, ark.fp32), 2.0)
     return ark.where(ark.less(tensor, 0), large, ark.cast(tensor, ark.fp32))
 
 
 def _whole(tensor: Any) -> Any:
-    """Floats as uint64."""
+    """Floats converted to uint64."""
     large = ark.greater_equal(_as(tensor, ark.fp32), 2.0**63)
     low = ark.where(large, ark.sub(_as(tensor, ark.fp32), 2.0**63), _as(tensor, ark.fp32))
     low = ark.cast(low, ark.int64)
@@ -232,7 +236,7 @@ def _shift(call: Call) -> Value:
 
 
 def _raised(call: Call) -> Value:
-    """Floats to a power of uint64."""
+    """Pow of a float by a uint64 exponent."""
     if call.value(0).kind is not None:
         raise refuse(f"Pow of {call.value(0).kind}")
     power = ark.pow(call.tensor(0), _as(unsigned_float(call.tensor(1)), call.dtype(0)))

@@ -1,5 +1,7 @@
-"""Control flow and sequences: If, Loop and Scan become part of the graph, sequences are lists of
-values. How often a loop runs must be known while the graph is built; each turn has its own nodes.
+"""Control flow and sequences: If, Loop and Scan become part of the graph, sequences are lists.
+
+The number of iterations of a loop must be known while the graph is built; each iteration has its
+own nodes.
 """
 
 from __future__ import annotations
@@ -16,14 +18,15 @@ from ark.interop.onnx import movement
 from ark.interop.onnx.values import Call, Value, axis_of, join, operator, refuse
 
 MAX_UNROLLED_ITERATIONS = 1024  # of one loop
-# What may end a run if its operands are not those that the file's author meant.
+# Operators that end a run if an index is out of range, as it may be in a branch not taken.
 _CHECKED = ("Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND")
 
 
 @operator("If")
 def _if(call: Call) -> list[Value | None]:
-    """The branch that is taken. Both, and a choice between their results, where only a run knows
-    the condition, their shapes are equal, and neither can fail.
+    """The results of the branch that is taken. If the condition is known only at run time, both
+    branches are built and each result is selected by the condition; this requires equal shapes and
+    types, and branches that cannot end the run.
     """
     condition = call.value(0)
     branches = [call.bodies[name] for name in ("then_branch", "else_branch")]
@@ -72,7 +75,7 @@ def _loop(call: Call) -> list[Value | None]:
 
 
 def _stacked(call: Call, body: Any, column: Sequence[Value], place: int) -> Value:
-    """One result of each turn, along a new first dimension."""
+    """One result of all iterations, stacked along a new first dimension."""
     if column:
         return join(call, [_reshaped(call, v, (1, *v.shape)) for v in column], 0)
     return Value((0,), array=np.zeros((0,), body.result_type(place - len(call.outputs))))
@@ -117,7 +120,7 @@ def _scan(call: Call) -> list[Value | None]:
 
 
 def _parts(call: Call, value: Value, axis: int) -> list[Value]:
-    """The slices of one element of an axis, without it."""
+    """The slices of an axis, one for each index, without that axis."""
     shape = (*value.shape[:axis], *value.shape[axis + 1 :])
     pieces = movement.pieces(call, value, [1] * value.shape[axis], axis)
     return [_reshaped(call, piece, shape) for piece in pieces]

@@ -1,8 +1,8 @@
-"""From a checked ONNX model to a graph of ark: node by node, with constants folded.
+"""Converts a checked ONNX model to a graph of ark, node by node, with constants folded.
 
-Arithmetic on shapes and other small values that are known while the graph is built is done by
-ONNX's own reference evaluator and leaves no node. Graphs within nodes, and functions that the
-standard defines operators by, become parts of the graph.
+Shape arithmetic and other small values that are known while the graph is built are computed by
+ONNX's reference evaluator and need no node. Graphs within nodes, and the functions by which the
+standard defines some operators, become parts of the graph.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ _MALFORMED = (ValueError, TypeError, LookupError, ArithmeticError, AttributeErro
 
 @dataclass
 class Built:
-    """A graph with what goes in and comes out. results: by name, a tensor or a known array."""
+    """A graph with its inputs and results. results: by name, a tensor or a known array."""
 
     model: ark.Model
     inputs: dict[str, Value]
     results: dict[str, Value]
     constants: list[tuple[ark.Tensor, np.ndarray]] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
-    bodies: int = 0  # graphs within nodes that were built, a loop's once a turn
+    bodies: int = 0  # built graphs within nodes; a loop's body counts once per iteration
 
 
 def build(
@@ -72,12 +72,11 @@ def build(
     known: Mapping[str, np.ndarray],
     into: ark.Model | None = None,
 ) -> Built:
-    """Builds the graph for inputs of these shapes and NumPy types; known: inputs' contents.
+    """Builds the graph for inputs of these shapes and NumPy types.
 
-    into: the model that the graph becomes a part of; default a new one.
-
-    NeedsContents where an operator must know what an input holds. UnsupportedError and ModelError
-    name operator and node.
+    known: the contents of some inputs. into: the model that the graph becomes a part of; by default
+    a new one. Raises NeedsContents if an operator must know the contents of an input,
+    UnsupportedError and ModelError with operator and node.
     """
     with ark.use_model(into or ark.Model(0, 1)) as model:
         values: Values = {tensor.name: _weight(tensor) for tensor in proto.graph.initializer}
@@ -98,14 +97,14 @@ def build(
 
 
 def _opsets(imports: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:
-    """Versions by domain."""
+    """The version of each domain's operators."""
     given = {"" if i.domain == "ai.onnx" else i.domain: i.version for i in imports}
     return {"": OPSETS[0], **given}
 
 
 @dataclass(frozen=True)
 class _Builder:
-    """Builds nodes into a graph. whole: the model's inputs of whole numbers."""
+    """Builds nodes into a graph. whole: names of the model's inputs that contain integers."""
 
     built: Built
     whole: frozenset[str]
@@ -113,13 +112,13 @@ class _Builder:
     def nodes(
         self, nodes: Iterable[onnx.NodeProto], values: Values, opsets: Mapping[str, int]
     ) -> None:
-        """Builds nodes in their order; values: by name, which those of the nodes join."""
+        """Builds nodes in their order and adds their results to `values`, the values by name."""
         for place, node in enumerate(nodes):
             label = node.name or f"number {place}"
             try:
                 self._node(node, values, opsets)
             except NeedsContents as error:
-                error.place = place  # of the outermost graph in the end
+                error.place = place  # the outermost graph sets it last
                 raise
             except (MemoryError, RecursionError):
                 raise
@@ -186,7 +185,7 @@ class _Builder:
     ) -> list[Value | None]:
         try:
             body = functions.body_of(node, version, given)
-        except Exception as error:  # of the library's code
+        except Exception as error:  # any error of onnx's code
             raise UnsupportedError(f"its definition cannot be expanded: {error}") from error
         inner: Values = dict.fromkeys(body.input)
         inner.update(zip(body.input, given, strict=False))

@@ -43,7 +43,7 @@ def _einsum(call: Call) -> Value:
 
 
 def _letters(equation: str, ranks: list[int]) -> tuple[list[str], str]:
-    """The letters of every operand and of the result, with letters in the place of '...'."""
+    """The letters of every operand and of the result; '...' is replaced by letters."""
     equation = equation.replace(" ", "")
     left, arrow, right = equation.partition("->")
     terms = left.split(",")
@@ -68,7 +68,7 @@ def _letters(equation: str, ranks: list[int]) -> tuple[list[str], str]:
 
 
 def _diagonal(tensor: Any, term: str, shape: tuple[int, ...]) -> tuple[str, Any]:
-    """The tensor with each letter once: of one that stands twice, the diagonal."""
+    """The tensor with each letter once: the diagonal is taken of a letter that occurs twice."""
     sizes = list(shape)
     for letter in sorted(set(term)):
         while term.count(letter) > 1:
@@ -89,7 +89,9 @@ def _diagonal(tensor: Any, term: str, shape: tuple[int, ...]) -> tuple[str, Any]
 def _product(
     left: tuple[str, Any], right: tuple[str, Any], later: set[str], sizes: dict[str, int]
 ) -> tuple[str, Any]:
-    """Of two operands, as a batch of matrix products; what no one needs later is summed."""
+    """The product of two operands, as a batch of matrix products. Letters that are not used later
+    are summed.
+    """
     (a, x), (b, y) = (
         _only(t, v, other, later) for (t, v), (other, _) in [(left, right), (right, left)]
     )
@@ -125,7 +127,7 @@ def _dim(term: str, tensor: Any, letter: str) -> int:
 
 
 def _only(term: str, tensor: Any, other: str, later: set[str]) -> tuple[str, Any]:
-    """The operand without the dimensions that it alone has and that no one needs later."""
+    """The operand, summed over the letters that only it has and that are not used later."""
     summed = [d for d, c in enumerate(term) if c not in other and c not in later]
     if not summed:
         return term, tensor

@@ -124,7 +124,7 @@ def _pow(call: Call) -> Value:
     other = call.tensor(1)
     if dtype in FLOATS or call.dtype(1) not in FLOATS:
         return shaped(ark.pow(call.tensor(0), _as(other, dtype)), shape)
-    # Integers to a power that is none: calculated in fp32.
+    # Integers to a floating-point power are computed in fp32.
     return shaped(_as(ark.pow(ark.cast(call.tensor(0), ark.fp32), other), dtype), shape)
 
 
@@ -170,7 +170,7 @@ def _cast(call: Call) -> Value:
 
 
 def _cast_to(call: Call, wanted: Any) -> Value:
-    """Floats of 8 bits saturate by default: larger values become the largest one."""
+    """A cast. Floats of 8 bits saturate by default: larger values become the largest one."""
     tensor, source, dtype = call.tensor(0), call.value(0).kind, data_type(wanted)
     saturate, kind = bool(call.attribute("saturate", 1)), kind_of(wanted)
     if kind is not None:
@@ -208,7 +208,9 @@ def _isinf(call: Call) -> Value:
 
 
 def _with(function: Callable[..., Any], **defaults: tuple[str, float]) -> Callable[[Call], Value]:
-    """An activation whose attributes are numbers: ark's name to ONNX's name and default."""
+    """The conversion of an activation with numeric attributes. defaults: for each parameter of
+    ark's function, the attribute's name in ONNX and its default.
+    """
 
     def run(call: Call) -> Value:
         words = {own: call.attribute(name, value) for own, (name, value) in defaults.items()}
@@ -266,7 +268,7 @@ def _prelu(call: Call) -> Value:
 
 @operator("Dropout")
 def _dropout(call: Call) -> list[Value]:
-    """What inference makes of it: the input, and a mask that keeps everything."""
+    """Dropout in inference: the input itself, and a mask of True."""
     if call.has(2) and bool(call.array(2).item()):
         raise refuse("Dropout in training")
     kept = Value(call.shape(0), call.tensor(0))
@@ -283,5 +285,5 @@ def _swish(call: Call) -> Value:
     return shaped(ark.mul(x, ark.sigmoid(ark.mul(x, alpha))), call.shape(0))
 
 
-# Every operator of this module works on each element by itself.
+# The operators of this module work element by element.
 ELEMENTWISE = frozenset(name for name, made_by in TABLE.items() if made_by.__module__ == __name__)

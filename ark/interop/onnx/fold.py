@@ -11,15 +11,15 @@ from onnx.reference import ReferenceEvaluator
 from ark.errors import UnsupportedError
 from ark.interop.onnx.values import Value
 
-MAX_FOLDED_INPUT_ELEMENTS = 4096  # elements of all inputs of a node that is computed beforehand
-MAX_FOLDED_RESULT_ELEMENTS = 1 << 24  # elements of what it may make
+MAX_FOLDED_INPUT_ELEMENTS = 4096  # of all inputs of a node that is folded
+MAX_FOLDED_RESULT_ELEMENTS = 1 << 24  # of the results of a node that is folded
 _ALWAYS_FOLDED = ("Cast", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 _GROWS = ("ConstantOfShape", "Expand", "Range", "Tile", "Pad", "Resize", "OneHot", "EyeLike")
 _OWN = ("Constant", "Shape", "Size", "Dropout", "If", "Loop", "Scan")
 
 
 def foldable(op: str, given: list[Value | None]) -> bool:
-    """True where all that the node needs is known, and little enough."""
+    """True if all inputs of the node are known and it is small enough to be folded."""
     present = [v for v in given if v is not None]
     arrays = [v.array for v in present if v.array is not None]
     if (
@@ -33,14 +33,16 @@ def foldable(op: str, given: list[Value | None]) -> bool:
     if op in _ALWAYS_FOLDED:
         return True
     if any(a.size == 0 for a in arrays):
-        return True  # tensors have elements
+        return True  # a tensor of ark has at least one element, so empty arrays are folded
     if sum(a.size for a in arrays) > MAX_FOLDED_INPUT_ELEMENTS:
         return False
     return op not in _GROWS or _made_elements(op, arrays) <= MAX_FOLDED_RESULT_ELEMENTS
 
 
 def _made_elements(op: str, arrays: list[Any]) -> float:
-    """About how many elements a node makes whose inputs say how many; floats do not overflow."""
+    """The approximate number of result elements of a node whose inputs contain sizes. A float
+    cannot overflow.
+    """
     if op == "Range":
         start, limit, delta = (float(a.item()) for a in arrays)
         return abs(limit - start) / abs(delta) if delta else 0.0
@@ -54,7 +56,7 @@ def _made_elements(op: str, arrays: list[Any]) -> float:
 
 
 def fold(node: onnx.NodeProto, given: list[Value | None], version: int) -> list[Value]:
-    """What ONNX's reference evaluator makes of one node."""
+    """The results of one node, computed by ONNX's reference evaluator."""
     feeds = {n: v.array for n, v in zip(node.input, given, strict=False) if n and v is not None}
     graph = onnx.helper.make_graph(
         [node],
@@ -66,7 +68,7 @@ def fold(node: onnx.NodeProto, given: list[Value | None], version: int) -> list[
     try:
         single = onnx.helper.make_model(graph, opset_imports=[opset])
         outputs = iter(ReferenceEvaluator(single).run(None, feeds))
-    except Exception as error:  # whatever the library's code makes of odd values
+    except Exception as error:  # any error of onnx's code on unusual values
         raise UnsupportedError(f"it cannot be computed: {error}") from error
     results = []
     for name in node.output:

@@ -28,7 +28,9 @@ def has_body(node: onnx.NodeProto, version: int) -> bool:
 def body_of(
     node: onnx.NodeProto, version: int, given: Sequence[Value | None]
 ) -> onnx.FunctionProto:
-    """The function for these inputs, with the node's attributes in the places of its own."""
+    """The function that defines the operator for these inputs; the node's attributes are
+    inserted.
+    """
     schema = schema_of(node, version)
     versions = schema.function_opset_versions or schema.context_dependent_function_opset_versions
     newest = max((v for v in versions if v <= version), default=min(versions))
@@ -67,7 +69,9 @@ def _tensor_type(dtype: Any, shape: Any) -> onnx.TypeProto:
 
 
 def _resolve(node: onnx.NodeProto, values: dict[str, Any]) -> None:
-    """Attributes that refer to the function's become what the function was called with."""
+    """Replaces references to the function's attributes by the values of the call. A reference to an
+    attribute without a value is removed.
+    """
     kept = []
     for attribute in node.attribute:
         if not attribute.ref_attr_name:
@@ -85,7 +89,7 @@ def _resolve(node: onnx.NodeProto, values: dict[str, Any]) -> None:
 
 
 def attributes(node: onnx.NodeProto) -> dict[str, Any]:
-    """A node's attributes by name: texts as str, tensors as arrays."""
+    """A node's attributes by name; byte strings become str, tensors become arrays."""
     values = {}
     for attribute in node.attribute:
         value = onnx.helper.get_attribute_value(attribute)

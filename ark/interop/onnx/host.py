@@ -1,5 +1,5 @@
-"""Operators whose results have sizes that only a run knows: the host computes them in NumPy,
-between the kernels of the nodes ahead of them and behind them.
+"""Operators whose result sizes are known only at run time. The host computes them in NumPy, between
+the kernels of the preceding and the following nodes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _non_zero(given: Arrays, attributes: Any) -> np.ndarray:
 
 
 def _corners(boxes: np.ndarray, centred: bool) -> np.ndarray:
-    """(boxes, 4): the lower ends of both dimensions and the upper ones."""
+    """(boxes, 4): the lower corner of each box in both dimensions, then the upper corner."""
     if centred:
         middle, half = boxes[:, :2], boxes[:, 2:] / 2
         return np.concatenate([middle - half, middle + half], 1)
@@ -56,7 +56,7 @@ def _corners(boxes: np.ndarray, centred: bool) -> np.ndarray:
 
 
 def _overlaps(one: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Intersection over union of a box and others; 0 where one of them has no area."""
+    """Intersection over union of one box with others; 0 if the area of either box is 0."""
     inner = np.minimum(one[2:], others[:, 2:]) - np.maximum(one[:2], others[:, :2])
     shared = np.prod(np.maximum(inner, 0), axis=1)
     areas = np.prod(others[:, 2:] - others[:, :2], axis=1)
@@ -72,8 +72,8 @@ def _scalar(given: Arrays, place: int, default: Any) -> Any:
 
 
 def _suppressed(given: Arrays, attributes: Any) -> np.ndarray:
-    """Of each class the best boxes, without those that overlap a better one by more than the
-    threshold: rows of batch, class, box.
+    """Non-maximum suppression: for each class the best boxes, without those that overlap a better
+    one by more than the threshold. Rows of (batch, class, box).
     """
     boxes, scores = given[0], given[1]
     if boxes is None or scores is None or boxes.ndim != 3 or scores.ndim != 3:

@@ -1,4 +1,4 @@
-"""Reading an ONNX file: every check that can be made before a graph is built."""
+"""Reads an ONNX file and makes every check that is possible before a graph is built."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from onnx.external_data_helper import load_external_data_for_model
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
 from ark.interop.onnx.functions import has_body, schema_of
 
-OPSETS = (13, 28)  # of these definitions are the operators' functions
-MOST_BYTES = 1 << 31  # of one protobuf message
+OPSETS = (13, 28)  # the oldest and the newest supported definitions of operators
+MOST_BYTES = 1 << 31  # the size limit of a protobuf message
 _FAILURES = (DecodeError, RuntimeError, ValueError, TypeError, KeyError, IndexError, OverflowError)
 
 
 def read(path: Any, dims: Mapping[str, int] | None) -> onnx.ModelProto:
-    """The checked model, functions of the file replaced by their bodies."""
+    """The checked model, with the file's own functions replaced by their bodies."""
     if not isinstance(path, str | os.PathLike):
         raise InvalidUsageError(
             f"from_onnx has the type {type(path).__name__} for its path; save the model by "
@@ -48,8 +48,8 @@ def read(path: Any, dims: Mapping[str, int] | None) -> onnx.ModelProto:
 
 
 def checked(model: onnx.ModelProto, name: str, folder: Path | None) -> onnx.ModelProto:
-    """The model with operators of OPSETS; ModelError unless it is valid. Weights beside it are read
-    here. Sizes of -1 and 0 are unknown ones.
+    """The model in an opset of OPSETS. Reads external weights from `folder`. Dimensions of -1 and 0
+    are treated as unknown. Raises ModelError if the model is not valid.
     """
     for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
         for dim in value.type.tensor_type.shape.dim:
@@ -58,7 +58,7 @@ def checked(model: onnx.ModelProto, name: str, folder: Path | None) -> onnx.Mode
     try:
         if folder is not None:
             _check_places(model, name)
-            with warnings.catch_warnings():  # keys of it that onnx does not know are no matter
+            with warnings.catch_warnings():  # ignores warnings about keys that onnx does not know
                 warnings.simplefilter("ignore", UserWarning)
                 load_external_data_for_model(model, str(folder))
         checker.check_model(model)
@@ -72,7 +72,9 @@ def checked(model: onnx.ModelProto, name: str, folder: Path | None) -> onnx.Mode
 
 
 def _converted(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
-    """The model itself, or by onnx's version converter one of the oldest of OPSETS."""
+    """The model itself if its opset is in OPSETS, else converted to the oldest of OPSETS by onnx's
+    version converter.
+    """
     version = opset(model, name)
     if version >= OPSETS[0]:
         return model
@@ -87,7 +89,7 @@ def _converted(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
             [(v.name, v.type.SerializeToString()) for v in (*m.graph.input, *m.graph.output)]
             for m in (model, converted)
         ]
-        if ports[0] != ports[1]:  # as it does to graphs with a Scan of opset 8
+        if ports[0] != ports[1]:  # the converter does this for a Scan of opset 8
             raise ValueError("the conversion would change the types of inputs and outputs")
         return converted
     except _FAILURES as error:
@@ -98,13 +100,13 @@ def _converted(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
 
 
 def _unchanged(node: onnx.NodeProto, version: int) -> bool:
-    """True where the oldest of OPSETS has the same operator."""
+    """True if the oldest opset of OPSETS defines the operator in the same way."""
     old, new = schema_of(node, version), schema_of(node, OPSETS[0])
     return not (old is None or new is None) and old.since_version == new.since_version
 
 
 def _check_places(model: onnx.ModelProto, name: str) -> None:
-    """Weights may lie in the model's folder only, wherever the file says that they are."""
+    """Raises ModelError if the path of external weights leads out of the model's folder."""
     for tensor in model.graph.initializer:
         for entry in tensor.external_data:
             place = Path(entry.value)
@@ -121,7 +123,7 @@ def _first(error: Exception) -> str:
 
 
 def expanded(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
-    """The model with functions of the file replaced by their bodies."""
+    """The model with the file's own functions replaced by their bodies."""
     try:
         return inliner.inline_local_functions(model) if model.functions else model
     except _FAILURES as error:
@@ -138,9 +140,9 @@ def nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
 
 
 def opset(model: onnx.ModelProto, name: str) -> int:
-    """The version of the standard's operators; UnsupportedError for one that is not covered."""
+    """The version of the standard's operators. Raises UnsupportedError if it is not supported."""
     versions: list[int] = [o.version for o in model.opset_import if o.domain in ("", "ai.onnx")]
-    if not versions:  # it uses none of the standard's operators
+    if not versions:  # the model uses no standard operator
         return OPSETS[0]
     if not 1 <= versions[0] <= onnx.defs.onnx_opset_version():
         raise UnsupportedError(
@@ -151,7 +153,7 @@ def opset(model: onnx.ModelProto, name: str) -> int:
 
 
 def in_range(op: str, version: int) -> bool:
-    """True where an opset of OPSETS has the operator as this opset defines it."""
+    """True if this opset's definition of the operator is one of those in OPSETS."""
     low, high = OPSETS
     try:
         since = onnx.defs.get_schema(op, version).since_version
@@ -166,8 +168,8 @@ def in_range(op: str, version: int) -> bool:
 
 
 def missing(model: onnx.ModelProto, name: str, known: Iterable[str]) -> None:
-    """UnsupportedError that lists every operator that ark lacks, with its nodes. Those within a
-    branch that a condition may leave out are told when it is taken.
+    """Raises UnsupportedError with all operators that ark lacks and their nodes. Operators within a
+    branch, which may never be taken, are checked when the branch is built.
     """
     known = set(known)
     versions = {i.domain: i.version for i in model.opset_import}
@@ -195,7 +197,9 @@ def missing(model: onnx.ModelProto, name: str, known: Iterable[str]) -> None:
 
 
 def bind(model: onnx.ModelProto, dims: Mapping[str, int], name: str) -> None:
-    """Puts sizes in the place of symbolic dimensions; InvalidUsageError for a name it lacks."""
+    """Replaces symbolic dimensions by sizes. Raises InvalidUsageError for a name that the model
+    does not have, and for a size below 1.
+    """
     symbols = set()
     for value in model.graph.input:
         for dim in value.type.tensor_type.shape.dim:

@@ -26,26 +26,28 @@ from ark.plan.cost import busied
 from ark.plan.serialize import machine_of
 from ark.runtime.inline import InlineRuns, inline_runs
 
-MAX_REMEMBERED_SIZES = 4096  # for which a model remembers how they are rounded up
+MAX_REMEMBERED_SIZES = 4096  # of a model, for which the rounded sizes are remembered
 
 
 class OnnxModel:
-    """Runs on NumPy arrays. The loop kernel is planned and compiled once for every set of sizes,
-    which are rounded up where the operators permit it; the last kernels are kept. Threads may
-    call it; they take turns.
+    """An ONNX model that runs on NumPy arrays.
 
-    Inputs that an operator must know beforehand (the shape of a Reshape, say) are part of what a
-    kernel is made for: another value makes another kernel.
+    One loop kernel is planned and compiled for every set of sizes, which are rounded up if the
+    operators permit it; the most recently used kernels are kept. Threads may share a model; their
+    calls run one after the other.
+
+    Inputs whose contents an operator needs while the graph is built (such as the shape of a
+    Reshape) are part of a kernel's key: other contents need another kernel.
     """
 
     def __init__(self, proto: onnx.ModelProto, name: str, depth: int = 0) -> None:
-        """depth: how many stages of a larger model are ahead of this one."""
+        """depth: the number of stages that precede this model within a larger one."""
         load.missing(proto, name, TABLE)
         weights = {t.name for t in proto.graph.initializer}
         self.name = name
         ports = [Port(i, "input") for i in proto.graph.input]
         self.inputs = [p for p in ports if p.name not in weights]
-        self.defaults = [p for p in ports if p.name in weights]  # inputs that may be left away
+        self.defaults = [p for p in ports if p.name in weights]  # inputs that may be omitted
         self.outputs = [Port(o, "output") for o in proto.graph.output]
         self._proto = proto
         self._known: set[str] = set()
@@ -53,17 +55,17 @@ class OnnxModel:
         self._rounded: Kernels[tuple[Shapes, Shapes]] = Kernels(
             lambda sizes: None, MAX_REMEMBERED_SIZES
         )
-        self._turn = threading.RLock()  # a kernel has one set of inputs at a time
+        self._turn = threading.RLock()  # a kernel has one set of input buffers
         self._closed = False
         self._stages: Stages | None = None
         self._depth = depth
         sizes = {p.name: (p.sizes, p.dtype) for p in self.inputs if p.sizes is not None}
         if len(sizes) == len(self.inputs):
-            with suppress(NeedsContents):  # which the first run knows
-                build(proto, sizes, {})  # errors are told when the file is loaded
+            with suppress(NeedsContents):  # contents are known at the first run
+                build(proto, sizes, {})  # reports errors at loading time
 
     def __call__(self, *arrays: Any, **named: Any) -> list[np.ndarray]:
-        """Runs once; arrays in the order of `inputs`, or by name."""
+        """Runs once. Arrays are given in the order of `inputs`, or by name."""
         return self.run({**self._by_place(arrays), **named})
 
     def _by_place(self, arrays: Sequence[Any]) -> dict[str, Any]:
@@ -72,7 +74,7 @@ class OnnxModel:
         return {p.name: a for p, a in zip(self.inputs, arrays, strict=False)}
 
     def run(self, inputs: Mapping[str, Any]) -> list[np.ndarray]:
-        """Runs once on arrays by input's name; returns the outputs in the model's order."""
+        """Runs once on arrays by the names of inputs; returns the outputs in the model's order."""
         arrays = self.checked(inputs)
         with self._turn:
             if self._closed:
@@ -94,7 +96,8 @@ class OnnxModel:
     def graph(self, inputs: Mapping[str, Any], into: ark.Model | None = None) -> Built:
         """The graph for these arrays, as a part of `into`, for callers that launch it themselves.
 
-        After the launch: `write` for what goes in, `read` for what came out.
+        After the launch, `write` fills the inputs and `read` returns the outputs. Raises InStages
+        if the model needs more than one graph.
         """
         arrays = self.checked(inputs)
         while self._stages is None:
@@ -106,7 +109,9 @@ class OnnxModel:
         raise InStages(f"{self.name} runs in stages, so that it is no part of another model")
 
     def write(self, built: Built, inputs: Mapping[str, Any]) -> None:
-        """Fills the tensors of the inputs of a launched graph; behind smaller arrays are zeros."""
+        """Fills the input tensors of a launched graph. Arrays of smaller shapes are padded with
+        zeros.
+        """
         for name, value in built.inputs.items():
             assert value.tensor is not None
             value.tensor.from_numpy(padded(narrowed(inputs[name], name), value.shape))
@@ -116,12 +121,12 @@ class OnnxModel:
         return self._typed([_contents(built.results[p.name]) for p in self.outputs])
 
     def _typed(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
-        """The outputs in the types that the model says they have."""
+        """The outputs, cast to the types that the model declares."""
         pairs = zip(arrays, self.outputs, strict=True)
         return [a if p.dtype is None else a.astype(p.dtype, copy=False) for a, p in pairs]
 
     def close(self) -> None:
-        """Gives the kernels' memory back, for good."""
+        """Frees the kernels' memory. The model cannot be run afterwards."""
         with self._turn:
             self._closed = True
             self._kernels.close()
@@ -129,7 +134,9 @@ class OnnxModel:
                 self._stages.close()
 
     def checked(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """The arrays, of the inputs' types; InvalidUsageError where they do not fit."""
+        """The inputs as arrays. Raises InvalidUsageError if a name, type or shape is not the
+        model's.
+        """
         names, optional = {p.name for p in self.inputs}, {p.name for p in self.defaults}
         if set(inputs) - optional != names:
             raise InvalidUsageError(
@@ -154,9 +161,9 @@ class OnnxModel:
         return arrays
 
     def _launched(self, arrays: Mapping[str, np.ndarray]) -> tuple[Launched, Shapes] | None:
-        """The kernel for these sizes, rounded up where that is permitted, and known contents;
-        planned and compiled if it is not there. With it the shapes of the results. None where the
-        model runs in stages.
+        """The kernel for these sizes, rounded up if permitted, and known contents, with the shapes
+        of the results. It is planned and compiled if the cache lacks it. None if the model runs in
+        stages.
         """
         while self._stages is None:
             try:
@@ -181,7 +188,7 @@ class OnnxModel:
         return self._kernels.get(key, lambda: _launch(built(wide))), results
 
     def _symbols(self) -> dict[str, list[str]]:
-        """Of the inputs that may be padded: the name of each dimension, empty for a fixed one."""
+        """For each input that may be padded the names of its dimensions; empty for a fixed one."""
         symbols = {}
         for port in self.inputs:
             if port.name not in self._known and port.shape is not None:
@@ -201,8 +208,8 @@ class OnnxModel:
         return build(self._proto, sizes, known, into)
 
     def _learn(self, error: NeedsContents, arrays: Mapping[str, np.ndarray]) -> None:
-        """Few numbers that decide about the graph become part of what a kernel is made for; else
-        the model runs in stages from now on.
+        """Handles contents that the graph depends on: those of small inputs become part of a
+        kernel's key; otherwise the model runs in stages from now on.
         """
         on_host = self._proto.graph.node[error.place].op_type in host.OPERATORS
         new = {n: arrays[n] for n in error.inputs - self._known}
@@ -219,11 +226,11 @@ class OnnxModel:
         except UnsupportedError:
             if not new:
                 raise
-            self._known |= new.keys()  # what is computed of them may be small
+            self._known |= new.keys()  # values computed from the input may be small
 
 
-MAX_DECIDING_ELEMENTS = 64  # whole numbers of an input whose contents a kernel may be made for
-DEVICE = threading.RLock()  # one kernel is launched at a time; short ones run on their callers
+MAX_DECIDING_ELEMENTS = 64  # of an input whose integers may be part of a kernel's key
+DEVICE = threading.RLock()  # one kernel is launched at a time; short ones run on the calling thread
 
 
 @dataclass(frozen=True)
@@ -256,7 +263,7 @@ def _end(launched: Launched) -> None:
 
 
 def _cut(array: np.ndarray, shape: Shape) -> np.ndarray:
-    """The leading part of this shape, in memory of its own."""
+    """The leading part of the array with this shape, as a copy unless it is the whole array."""
     if array.shape == shape:
         return array
     part: np.ndarray = array[tuple(slice(0, n) for n in shape)]
@@ -264,7 +271,7 @@ def _cut(array: np.ndarray, shape: Shape) -> np.ndarray:
 
 
 def fill(built: Built) -> None:
-    """Writes the weights of a launched graph."""
+    """Writes the constants (weights) of a launched graph."""
     for tensor, array in built.constants:
         tensor.from_numpy(array)
 
@@ -283,6 +290,6 @@ def from_onnx(path: Any, dims: Mapping[str, int] | None = None) -> OnnxModel:
 
 
 def from_proto(proto: onnx.ModelProto, name: str = "the model") -> OnnxModel:
-    """A model that is in memory already."""
+    """A model from a ModelProto in memory."""
     proto = load.checked(proto, name, None)
     return OnnxModel(load.expanded(proto, name), name)

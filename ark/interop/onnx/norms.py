@@ -30,7 +30,9 @@ def _instance_norm(call: Call) -> Value:
 
 @operator("GroupNormalization")
 def _group_norm(call: Call) -> Value:
-    """Scale and shift by channel, which the definition of opset 21 says."""
+    """Scale and shift are per channel, as opset 21 defines them; earlier opsets are not
+    supported.
+    """
     if call.version < 21:
         raise refuse("GroupNormalization before opset 21")
     groups, eps = call.attribute("num_groups"), call.attribute("epsilon", 1e-5)
@@ -39,7 +41,7 @@ def _group_norm(call: Call) -> Value:
 
 
 def _row(call: Call, axis: int) -> Any:
-    """The input with the dimensions from `axis` on as one."""
+    """The input as a matrix: the dimensions from `axis` on are joined into rows."""
     shape = call.shape(0)
     return ark.reshape(call.tensor(0), [math.prod(shape[:axis]), math.prod(shape[axis:])])
 
@@ -55,7 +57,7 @@ def _layer_norm(call: Call) -> list[Value]:
     results = [shaped(tensor, shape)]
     if len(call.outputs) > 1:
         few = (*shape[:axis], *[1] * (len(shape) - axis))
-        rows = ark.cast(rows, ark.fp32)  # the type of both, whatever the input's
+        rows = ark.cast(rows, ark.fp32)  # mean and deviation are fp32 for every input type
         mean = ark.reduce_mean(rows, 1)
         away = ark.sub(rows, mean)
         spread = ark.reduce_mean(ark.mul(away, away), 1)
@@ -79,7 +81,9 @@ def _lp_norm(call: Call) -> Value:
 
 @operator("LRN")
 def _lrn(call: Call) -> Value:
-    """Sums of squares over neighbouring channels, as a mean pool of one channel dimension."""
+    """The sum of squares over neighbouring channels is computed by an average pool along the
+    channels.
+    """
     shape, size = call.shape(0), call.attribute("size")
     alpha, beta = call.attribute("alpha", 1e-4), call.attribute("beta", 0.75)
     before = (size - 1) // 2
@@ -98,7 +102,7 @@ def _lrn(call: Call) -> Value:
 
 @operator("NegativeLogLikelihoodLoss")
 def _nll_loss(call: Call) -> Value:
-    """-x[n, target, ...] by weight; targets of ignore_index count nothing."""
+    """-x[n, target, ...] times the weight; a target of ignore_index contributes nothing."""
     shape, target = call.shape(0), call.tensor(1)
     x, ignored = call.tensor(0), call.attribute("ignore_index")
     places = target if ignored is None else ark.where(ark.equal(target, ignored), 0, target)

@@ -1,4 +1,4 @@
-"""The inputs and outputs of an ONNX model, as its file says them."""
+"""The inputs and outputs of an ONNX model, as the file declares them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ark.errors import ModelError, UnsupportedError
 
 
 class Port:
-    """An input or output: its name, NumPy type, and sizes (texts for symbolic dimensions)."""
+    """An input or output: its name, NumPy type, and sizes (a str for a symbolic dimension)."""
 
     def __init__(self, info: onnx.ValueInfoProto, role: str) -> None:
         self.name = info.name
         kind = info.type.WhichOneof("value")
         self.shape: tuple[int | str, ...] | None = None
-        self.dtype: Any = None  # of an output of a part of a model: that which is computed
+        self.dtype: Any = None  # None: an output of a part of a model has the computed type
         if kind is None and role == "output":
             return
         if kind != "tensor_type":
@@ -41,7 +41,7 @@ class Port:
 
     @property
     def sizes(self) -> tuple[int, ...] | None:
-        """The shape where the file says all of it."""
+        """The shape if all of its sizes are known, else None."""
         known = tuple(n for n in self.shape or () if isinstance(n, int))
         return known if self.shape is not None and len(known) == len(self.shape) else None
 

@@ -50,7 +50,9 @@ def _gemm(call: Call) -> Value:
 
 
 def pads_of(call: Call, sizes: tuple[int, ...], kernel: list[int]) -> Pairs:
-    """(before, behind) each spatial dimension, as attribute or by the rule of auto_pad."""
+    """The padding (before, after) of each spatial dimension, by the attribute `pads` or
+    `auto_pad`.
+    """
     rule, rank = call.attribute("auto_pad", "NOTSET"), len(sizes)
     strides = call.attribute("strides", [1] * rank)
     dilations = call.attribute("dilations", [1] * rank)

@@ -1,4 +1,4 @@
-"""Quantised values, computed in fp32, and products of integers, whose sums are exact."""
+"""Quantised values, computed in fp32, and products of integers with exact sums."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from ark.interop.onnx.values import (
 )
 
 _BITS8 = (np.dtype(np.int8), np.dtype(np.uint8))
-MAX_EXACT_PRODUCTS = 256  # products of two integers of 9 bits that fp32 adds without rounding
+MAX_EXACT_PRODUCTS = 256  # products of two 9-bit integers that fp32 adds without rounding
 
 
 def _along(call: Call, place: int, shape: tuple[int, ...]) -> Any:
-    """A scale or zero point in fp32: of one value, one for each element of an axis, or one for
-    each block of an axis.
+    """A scale or zero point in fp32, in a shape that broadcasts to `shape`: one value, one per
+    element of an axis, or one per block of an axis.
     """
     tensor, own = ark.cast(call.tensor(place), ark.fp32), call.shape(place)
     size = call.attribute("block_size", 0)
@@ -48,7 +48,9 @@ def _leading(tensor: Any, axis: int, size: int) -> Any:
 
 
 def _rounded(steps: Any, zero: Any, dtype: Any, saturate: bool = True) -> Any:
-    """round(steps) + zero, halves to even, within the NumPy type; floats as the type rounds."""
+    """round(steps) + zero, ties to even, clamped to the NumPy type; for a float type, steps + zero
+    rounded to it.
+    """
     if dtype.kind == "f" or dtype not in (*_BITS8, *carried.INTEGERS):
         steps = steps if zero is None else ark.add(steps, zero)
         return carried.to_float(steps, dtype, saturate)
@@ -66,7 +68,7 @@ def _result(tensor: Any, shape: tuple[int, ...], dtype: Any) -> Value:
 
 
 def _types(call: Call, place: int, default: Any) -> Any:
-    """The NumPy type of a result: an attribute's, or that of an input."""
+    """The NumPy type of a result, from an attribute or from an input."""
     wanted = call.attribute("output_dtype", 0)
     if wanted:
         return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(wanted))
@@ -99,7 +101,9 @@ def _dequantize(call: Call) -> Value:
 
 
 def _centred(call: Call, place: int, zero: int, axis: int | None) -> Any:
-    """Integers of 8 bits less their zero point, in fp32; axis: along which zero points may lie."""
+    """8-bit integers minus their zero point, in fp32. axis: of the input, along which a vector of
+    zero points lies.
+    """
     tensor = ark.cast(call.tensor(place), ark.fp32)
     if not call.has(zero):
         return tensor
@@ -111,7 +115,7 @@ def _centred(call: Call, place: int, zero: int, axis: int | None) -> Any:
 
 
 def _in_parts(product: Any, length: int, each: int) -> Any:
-    """The sum in int32 of products over at most so many elements each."""
+    """The int32 sum of partial products, each over at most `each` of `length` elements."""
     total = None
     for at in range(0, length, each):
         part = ark.cast(product(at, min(at + each, length)), ark.int32)
@@ -132,7 +136,9 @@ def _products(a: Any, b: Any) -> Any:
 
 
 def _convolutions(call: Call, x: Any, w: Any) -> Any:
-    """A convolution, the channels of one group in parts that are exact."""
+    """A convolution of integers: the channels of a group are summed in parts that are exact in
+    fp32.
+    """
     groups, (_, inner, *window) = call.attribute("group", 1), w.ir.shape
     each = int(max(1, MAX_EXACT_PRODUCTS // int(np.prod(window))))
     if inner <= each and int(np.prod(window)) <= MAX_EXACT_PRODUCTS:
@@ -195,7 +201,7 @@ def _qlinear_conv(call: Call) -> Value:
 
 
 def _requantised(call: Call, total: Any, scale: Any, shape: tuple[int, ...], zero: int) -> Value:
-    """Sums in int32 as values of the result's type."""
+    """int32 sums, rescaled to the result's quantised type."""
     dtype = np.dtype(call.value(zero).dtype)
     point = ark.cast(call.tensor(zero), ark.fp32)
     steps = ark.mul(ark.cast(total, ark.fp32), scale)

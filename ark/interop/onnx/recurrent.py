@@ -1,6 +1,7 @@
-"""Recurrent layers, step by step: RNN, GRU and LSTM.
+"""Recurrent layers (RNN, GRU, LSTM), step by step.
 
-One product makes the inputs' part of all steps; each step adds that of the hidden state.
+One matrix product computes the contribution of the inputs for all steps; each step adds that of the
+hidden state.
 """
 
 from __future__ import annotations
@@ -29,16 +30,17 @@ _ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
 
 @dataclass(frozen=True)
 class _Layer:
-    """One direction. weights: of the hidden state; peepholes: of the cell (input, output, forget).
+    """The parameters of one direction.
 
-    activations: of the gates, in ONNX's order, each after the clip.
+    weights: of the hidden state. peepholes: of the cell, for the input, output and forget gates.
+    activations: in ONNX's order; each clips its argument first.
     """
 
     weights: Any
     bias: Any
     peepholes: Any
     activations: list[Callable[[Any], Any]]
-    reset_last: bool  # GRU: the reset gate multiplies what the hidden state's product made
+    reset_last: bool  # GRU: the reset gate multiplies the hidden state's product
 
 
 def _gate(tensor: ark.Tensor, number: int, width: int) -> ark.Tensor:
@@ -51,7 +53,7 @@ def _rnn(x: Any, h: Any, _: Any, layer: _Layer) -> tuple[Any, Any]:
 
 
 def _gru(x: Any, h: Any, _: Any, layer: _Layer) -> tuple[Any, Any]:
-    """Gates: update, reset, new."""
+    """One GRU step. Gates are in the order update, reset, new."""
     n, r, bias = h.ir.shape[1], layer.weights, layer.bias
     f, g = layer.activations
     if layer.reset_last:
@@ -69,7 +71,7 @@ def _gru(x: Any, h: Any, _: Any, layer: _Layer) -> tuple[Any, Any]:
 
 
 def _lstm(x: Any, h: Any, c: Any, layer: _Layer) -> tuple[Any, Any]:
-    """Gates: input, output, forget, cell."""
+    """One LSTM step. Gates are in the order input, output, forget, cell."""
     n = h.ir.shape[1]
     f, g, last = layer.activations
     gates = ark.add(x, ark.add(ark.linear(h, layer.weights), layer.bias))
@@ -89,7 +91,9 @@ _STEPS: dict[str, Callable[..., tuple[Any, Any]]] = {"RNN": _rnn, "GRU": _gru, "
 
 
 def _activations(call: Call, direction: int) -> list[Callable[[Any], Any]]:
-    """Those of one direction; UnsupportedError for one that is not supported."""
+    """The activations of one direction. Raises UnsupportedError for those that are not
+    supported.
+    """
     wanted = _DEFAULTS[call.op]
     given = [
         a.decode() if isinstance(a, bytes) else a for a in call.attribute("activations", wanted * 2)
@@ -110,7 +114,9 @@ def _activations(call: Call, direction: int) -> list[Callable[[Any], Any]]:
 
 @operator("RNN", "GRU", "LSTM")
 def _recurrent(call: Call) -> list[Value]:
-    """X (steps, batch, inputs), or (batch, steps, inputs) with layout 1; results Y, Y_h, Y_c."""
+    """The input X is (steps, batch, inputs), or (batch, steps, inputs) with layout 1. Results: Y,
+    Y_h, Y_c.
+    """
     first = bool(call.attribute("layout", 0))
     x = call.tensor(0)
     if first:
@@ -143,7 +149,7 @@ def _recurrent(call: Call) -> list[Value]:
             if lengths is None:
                 h, c = new, cell
                 shown = h
-            else:  # past its length a sequence keeps its state and gives zeros
+            else:  # after its last step a sequence keeps its state and its output is zero
                 runs = ark.greater(lengths, step)
                 h = ark.where(runs, new, h)
                 c = ark.where(runs, cell, c) if cell is not None else None
@@ -162,7 +168,7 @@ def _recurrent(call: Call) -> list[Value]:
 def _start(
     call: Call, place: int, direction: int, batch: int, width: int, first: bool, like: ark.Tensor
 ) -> Any:
-    """A state before the first step."""
+    """The initial state: an input, or zeros."""
     if place >= 6 and call.op != "LSTM":
         return None
     if not call.has(place):
@@ -173,7 +179,7 @@ def _start(
 
 
 def _ends(states: list[Any], batch: int, width: int, first: bool) -> Value:
-    """The directions' last states, concatenated."""
+    """The last states of all directions, concatenated."""
     shape = [batch, 1, width] if first else [1, batch, width]
     wide = [ark.reshape(s, shape) for s in states]
     tensor = ark.concat(wide, 1 if first else 0) if len(wide) > 1 else wide[0]

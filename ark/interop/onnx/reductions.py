@@ -1,4 +1,4 @@
-"""Operators that reduce dimensions, find places of extremes, or run along an axis."""
+"""Operators that reduce dimensions, find indices of extremes, or scan along an axis."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import ark
 from ark.interop.onnx.values import Call, Value, axis_of, in_fp32, operator, refuse, shaped
 from ark.ir.dtype import FLOATS
 
-MAX_RANKED_ROW_ELEMENTS = 2048  # integers of a row, all of which are compared with all
+MAX_RANKED_ROW_ELEMENTS = 2048  # of integers; each is compared with all others of its row
 
 
 def _squares(tensor: Any, axes: list[int]) -> Any:
@@ -71,7 +71,7 @@ operator("ArgMin")(_extreme(ark.argmin))
 
 
 def along_last(tensor: Any, axis: int, function: Callable[[Any], Any]) -> Any:
-    """What a function of the last dimension makes of another one."""
+    """Applies a function of the last dimension along another axis."""
     rank = len(tensor.ir.shape)
     if axis == rank - 1:
         return function(tensor)
@@ -119,7 +119,9 @@ operator("CumProd")(_running(ark.cumprod))
 
 
 def _ranked(rows: Any, k: int, largest: bool, unsigned: bool) -> tuple[Any, Any]:
-    """topk of integers: the place of each is how many of its row are ahead of it."""
+    """TopK of integers: an element's position in the result is the number of elements of its row
+    that precede it.
+    """
     count, n = rows.ir.shape
     if n > MAX_RANKED_ROW_ELEMENTS:
         raise refuse(f"TopK of {n} integers")

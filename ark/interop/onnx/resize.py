@@ -1,5 +1,6 @@
-"""Resize: in the common forms ark.resize; in all others gathers (nearest) and products with
-matrices of weights (linear, cubic), one for each axis, computed while the graph is built.
+"""Resize. Common forms become ark.resize. All others become one gather (nearest) or one product
+with a matrix of weights (linear, cubic) per axis; indices and weights are computed while the graph
+is built.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def _resize(call: Call) -> Value:
 
 
 def _product(call: Call, weights: np.ndarray, tensor: Any) -> Any:
-    """(..., n) times the weights (size, n)."""
+    """The product of a tensor (..., n) with weights (size, n): (..., size)."""
     other = call.constant(np.ascontiguousarray(weights.T))
     other = other if tensor.ir.dtype == ark.fp32 else ark.cast(other, tensor.ir.dtype)
     shape = tensor.ir.shape
@@ -72,7 +73,7 @@ def _product(call: Call, weights: np.ndarray, tensor: Any) -> Any:
 
 
 def _sizes(call: Call, axes: list[int]) -> tuple[list[int], list[float]]:
-    """The result's sizes and how many times as large each dimension becomes."""
+    """The result's sizes, and the scale of each dimension."""
     shape = call.shape(0)
     sizes, scales = list(shape), [1.0] * len(shape)
     if call.has(3) and call.value(3).shape != (0,):
@@ -95,7 +96,9 @@ def _sizes(call: Call, axes: list[int]) -> tuple[list[int], list[float]]:
 def _coordinates(
     mode: str, n: int, size: int, scale: float, ends: tuple[float, float]
 ) -> np.ndarray:
-    """Where each element of the result lies among n elements, by ONNX's definition of Resize."""
+    """The position of each result element on an axis of n elements, by ONNX's definition of
+    Resize.
+    """
     i = np.arange(size, dtype=np.float64)
     half = (i + 0.5) / scale - 0.5
     if mode == "half_pixel":
@@ -107,7 +110,7 @@ def _coordinates(
     if mode == "asymmetric":
         return i / scale
     if mode == "align_corners":
-        wide = scale * n  # not rounded down, as the definition has it
+        wide = scale * n  # the definition does not round this length
         return i * (n - 1) / (wide - 1) if wide != 1 else np.zeros(size)
     if mode == "tf_crop_and_resize":
         first, last = ends
@@ -118,7 +121,7 @@ def _coordinates(
 
 
 def _rounded(x: np.ndarray, how: str) -> np.ndarray:
-    """Places as whole numbers."""
+    """Positions rounded to indices by ONNX's nearest_mode."""
     if how not in _ROUNDINGS:
         raise ModelError(f"the nearest_mode {how!r} is not one that ONNX has")
     return _ROUNDINGS[how](x)
@@ -133,7 +136,7 @@ _ROUNDINGS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 def _weights(call: Call, x: np.ndarray, n: int, scale: float) -> np.ndarray:
-    """(size, n): the share of each element in each one of the result (Keys 1981 for cubic)."""
+    """(size, n): the weight of each input element in each result element (cubic: Keys 1981)."""
     cubic = call.attribute("mode") == "cubic"
     a = call.attribute("cubic_coeff_a", -0.75)
     shrink = min(scale, 1.0) if call.attribute("antialias", 0) else 1.0

@@ -1,7 +1,7 @@
-"""Values of an image between its elements: GridSample, DeformConv and RoiAlign.
+"""Interpolated values of an image: GridSample, DeformConv and RoiAlign.
 
-Each of the elements around a place is gathered and weighted: one to the nearest, two a dimension
-of linear interpolation, four of cubic.
+The elements next to a position are gathered and weighted: one for nearest, two per dimension for
+linear, four per dimension for cubic interpolation.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from ark.errors import ModelError
 from ark.interop.onnx.values import Call, Value, operator, refuse, shaped
 from ark.ir.dtype import FLOATS
 
-CUBIC = -0.75  # the coefficient of Keys' convolution (1981) that GridSample has
+CUBIC = -0.75  # the coefficient of Keys' cubic convolution (1981) in GridSample
 
 
 @operator("GridSample")
 def _grid_sample(call: Call) -> Value:
-    """The last dimension of the grid has a place for each spatial one, the last of them first."""
+    """The grid's last dimension has one coordinate per spatial dimension, the last
+    dimension first.
+    """
     shape, grid = call.shape(0), ark.cast(call.tensor(1), ark.fp32)
     sizes, places = shape[2:], call.shape(1)[1:-1]
     mode = {"bilinear": "linear", "bicubic": "cubic"}.get(
@@ -46,7 +48,9 @@ def _column(tensor: Any, place: int) -> Any:
 
 
 class _Outside:
-    """Which element stands for a place that lies outside."""
+    """The treatment of positions outside of the image, by padding mode. corners: the image ends at
+    the centres of its first and last elements, not at their outer edges.
+    """
 
     def __init__(self, mode: str, corners: bool) -> None:
         if mode not in ("zeros", "border", "reflection"):
@@ -54,7 +58,9 @@ class _Outside:
         self.mode, self.corners = mode, corners
 
     def place(self, x: Any, n: int) -> Any:
-        """A place before its neighbours are taken."""
+        """The position after the padding mode has been applied, from which neighbours are
+        chosen.
+        """
         if self.mode == "border":
             low, high = (0.0, n - 1.0) if self.corners else (-0.5, n - 0.5)
             inside = ark.logical_and(ark.greater_equal(x, low), ark.less_equal(x, high))
@@ -62,7 +68,9 @@ class _Outside:
         return self._reflected(x, n) if self.mode == "reflection" else x
 
     def neighbour(self, i: Any, n: int) -> tuple[Any, Any]:
-        """A whole number as an index, and where it is one (None: everywhere)."""
+        """A whole-numbered position as an index, and a mask that is true inside of the image (None:
+        everywhere).
+        """
         inside = None
         if self.mode == "zeros":
             inside = ark.logical_and(ark.greater_equal(i, 0.0), ark.less_equal(i, float(n - 1)))
@@ -83,7 +91,7 @@ class _Outside:
 
 
 def _weights(x: Any, mode: str) -> list[tuple[Any, Any]]:
-    """The neighbours of a place, as whole numbers, with their weights."""
+    """The neighbours of a position, as whole numbers, with their weights."""
     if mode == "nearest":
         return [(ark.round(x), None)]
     low = ark.floor(x)
@@ -108,7 +116,9 @@ def _weights(x: Any, mode: str) -> list[tuple[Any, Any]]:
 def _sampled(
     x: Any, sizes: Sequence[int], places: Sequence[Any], mode: str, outside: _Outside
 ) -> Any:
-    """(n, channels, elements) at (n, places) of each dimension: (n, channels, places)."""
+    """Samples (n, channels, elements) at positions (n, places), one tensor per dimension: (n,
+    channels, places).
+    """
     if x.ir.dtype not in FLOATS:
         raise refuse(f"sampling of {x.ir.dtype.name}")
     rows, channels, _ = x.ir.shape
@@ -138,7 +148,9 @@ def _sampled(
 
 @operator("DeformConv")
 def _deform_conv(call: Call) -> Value:
-    """The places of each window are moved by offsets; the windows meet the weights as a product."""
+    """The positions of each window are shifted by offsets; the sampled windows and the weights form
+    a matrix product.
+    """
     shape, weight, moved = call.shape(0), call.shape(1), call.shape(2)
     if len(shape) != 4:
         raise refuse(f"DeformConv of {len(shape) - 2} spatial dimensions")
@@ -173,7 +185,7 @@ def _deform_conv(call: Call) -> Value:
 
 @operator("RoiAlign")
 def _roi_align(call: Call) -> Value:
-    """Means of samples in equal parts of boxes; the number of samples must be given."""
+    """The means of samples in equal parts of boxes. The number of samples must be given."""
     shape, count = call.shape(0), call.shape(1)[0]
     (channels, *sizes), samples = shape[1:], int(call.attribute("sampling_ratio", 0))
     bins = (call.attribute("output_height", 1), call.attribute("output_width", 1))
@@ -197,7 +209,7 @@ def _roi_align(call: Call) -> Value:
     x = ark.gather(call.tensor(0), call.tensor(2), 0)
     x = ark.reshape(x, [count, channels, math.prod(sizes)])
     sampled = _sampled(x, sizes, flat, "linear", _Outside("border", True))
-    for p, n in zip(flat, sizes, strict=True):  # what is more than one element outside is nothing
+    for p, n in zip(flat, sizes, strict=True):  # samples more than one element outside are 0
         inside = ark.logical_and(ark.greater_equal(p, -1.0), ark.less_equal(p, float(n)))
         sampled = ark.mul(sampled, ark.reshape(ark.cast(inside, sampled.ir.dtype), [count, 1, -1]))
     sampled = ark.reshape(sampled, [count, channels, bins[0], samples, bins[1], samples])

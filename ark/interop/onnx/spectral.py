@@ -1,4 +1,6 @@
-"""Fourier transforms, as products with matrices of cosines and sines, computed beforehand."""
+"""Fourier transforms, as products with matrices of cosines and sines that are computed while the
+graph is built.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,15 @@ from ark.errors import ModelError
 from ark.interop.onnx.values import Call, Value, axis_of, operator, refuse, shaped
 from ark.ir.dtype import FLOATS
 
-MOST_POINTS = 4096  # of a transform: its matrix has the square of them
+MOST_POINTS = 4096  # of a transform, whose matrix has MOST_POINTS^2 elements
 
 
 def _factors(n: int, points: int, inverse: bool, onesided: bool) -> np.ndarray:
-    """(elements, results): what each of n elements adds to each result. An inverse transform is
-    not divided by `points`.
+    """The factor of each element in each result, (elements, results). An inverse transform is not
+    divided by `points`.
 
-    onesided: the first half of the results; of an inverse transform, of the elements.
+    onesided: only the first half of the results is computed; in an inverse transform, only the
+    first half of the elements is given.
     """
     if points > MOST_POINTS:
         raise refuse(f"a Fourier transform of {points} points")
@@ -30,28 +33,29 @@ def _factors(n: int, points: int, inverse: bool, onesided: bool) -> np.ndarray:
         rows = rows[: points // 2 + 1]
     turns = np.outer(rows, results) % points * (2 * math.pi / points)
     factors = np.exp(1j * turns) if inverse else np.exp(-1j * turns)
-    if onesided and inverse:  # the other half has the conjugates
+    if onesided and inverse:  # elements of the other half are conjugates
         alone = (rows == 0) | (2 * rows == points)
         factors = factors * np.where(alone, 1.0, 2.0)[:, None]
     return np.concatenate([factors, np.zeros((n - len(rows), len(results)))])
 
 
 def _matrix(factors: np.ndarray, parts: int, real: bool = False) -> np.ndarray:
-    """(elements * parts, results * 2 or 1) in fp32: real parts, then imaginary parts,
-    as rows of one matrix product.
+    """The factors as a real matrix in fp32, (elements * parts, results * 2), or (elements * parts,
+    results) if `real`. Real and imaginary parts alternate.
     """
     n, results = factors.shape
     whole = np.zeros((n, parts, results, 2))
     whole[:, 0, :, 0], whole[:, 0, :, 1] = factors.real, factors.imag
-    if parts == 2:  # i times the factor
+    if parts == 2:  # the imaginary part of an element, times i
         whole[:, 1, :, 0], whole[:, 1, :, 1] = -factors.imag, factors.real
     whole = whole[..., :1] if real else whole
     return whole.reshape(n * parts, -1).astype(np.float32)
 
 
 def _folded(call: Call, rows: Any, factors: np.ndarray) -> tuple[Any, np.ndarray]:
-    """(rows, elements, parts) as differences and sums of the elements j and n - j, whose factors
-    are sines and cosines: sums of fewer and smaller terms round less.
+    """The rows as differences and sums of the elements j and n - j, (rows, elements, parts), and
+    their factors, which are sines and cosines. Sums of fewer and smaller terms have smaller
+    rounding errors.
     """
     n = len(factors)
     even = np.arange(n // 2, -1, -1)
@@ -108,7 +112,7 @@ def _dft(call: Call) -> Value:
 
 @operator("STFT")
 def _stft(call: Call) -> Value:
-    """Transforms of overlapping frames: (batch, frames, results, 2)."""
+    """Transforms of overlapping frames; the result is (batch, frames, results, 2)."""
     shape, step = call.shape(0), int(call.array(1).item())
     length = int(call.array(3).item()) if call.has(3) else call.shape(2)[0]
     batch, n = shape[:2]

@@ -1,9 +1,10 @@
-"""Models of which a run decides more than the contents of a few inputs: the graph is cut at the
-node that needs them. The nodes ahead of it are a kernel; then the host computes the node, or, where
-its inputs' contents are enough, it is the first of the rest; and the rest is a model again.
+"""Models whose graph depends on more contents than those of a few small inputs.
 
-Control flow that no kernel can hold is run by the host, its branches and bodies are models. Called
-by ark.interop.onnx.model.
+The graph is cut at the node that needs the contents. The preceding nodes become a kernel. The host
+computes the node itself, unless the contents of its inputs suffice to build it; then it is the
+first node of the remaining part. The remaining part is a model again. Control flow that a kernel
+cannot execute is executed by the host; its branches and bodies are models. Called by
+ark.interop.onnx.model.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from ark.interop.onnx import host
 from ark.interop.onnx.load import nodes, opset
 
 MOST_STAGES = 32
-MAX_HOST_ITERATIONS = 1 << 20  # of a loop that the host runs
+MAX_HOST_ITERATIONS = 1 << 20  # of a loop that the host executes
 Values = dict[str, np.ndarray]
 
 
 class InStages(UnsupportedError):
-    """The model is more than one graph."""
+    """Raised if one graph is required but the model needs several."""
 
 
 class Model(Protocol):
@@ -35,16 +36,16 @@ class Model(Protocol):
         """The outputs in the part's order."""
 
     def close(self) -> None:
-        """Gives the kernels' memory back."""
+        """Frees the kernels' memory."""
 
 
-# The model of a part; depth: how many stages are ahead of it.
+# Creates the model of a part. The number is its depth: how many stages precede it.
 Make = Callable[[onnx.ModelProto, int], Model]
 
 
 @dataclass(frozen=True)
 class _Part:
-    """A model with the values that it needs and makes."""
+    """A model of a part, with the names of its inputs and outputs."""
 
     model: Model
     inputs: list[str]
@@ -56,7 +57,9 @@ class _Part:
 
 
 class Stages:
-    """place: of the node in the graph at which it is cut; on_host: the host computes it."""
+    """A model cut at one node. place: the node's index in the graph; on_host: the host
+    computes it.
+    """
 
     def __init__(
         self, proto: onnx.ModelProto, place: int, on_host: bool, depth: int, make: Make
@@ -93,7 +96,7 @@ class Stages:
         self._bodies: dict[str, _Part] = {}
 
     def run(self, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        """The outputs of the whole graph. arrays: its inputs by their names."""
+        """The outputs of the whole graph. arrays: its inputs by name."""
         values = {**self._constants, **arrays}
         if self._first is not None:
             values |= self._first.run(values)
@@ -108,7 +111,7 @@ class Stages:
         return [values[name] for name in self._outputs]
 
     def _computed(self, values: Values) -> Values:
-        """What the node on the host makes."""
+        """The results of the node that the host computes, by name."""
         if self.node.op_type == "If":
             taken = bool(values[self.node.input[0]].item())
             results = self._body("then_branch" if taken else "else_branch", [], values)
@@ -121,7 +124,7 @@ class Stages:
         return {n: a for n, a in zip(self.node.output, results, strict=False) if n}
 
     def _loop(self, values: Values) -> list[np.ndarray]:
-        """Turn by turn, until the condition or the number of turns ends it."""
+        """Executes a Loop until its condition is false or the number of iterations is reached."""
         most, goes_on, *state = [values[n] if n else None for n in self.node.input]
         turns = MAX_HOST_ITERATIONS if most is None else int(most.item())
         count, turn = len(state), 0
@@ -141,7 +144,9 @@ class Stages:
     def _body(
         self, name: str, given: Sequence[np.ndarray | None], values: Values
     ) -> list[np.ndarray]:
-        """What a graph within the node makes of its inputs and of the values around it."""
+        """The results of a graph within the node, for its inputs and the values of the
+        outer graph.
+        """
         (graph,) = (a.g for a in self.node.attribute if a.name == name)
         here = {port.name: a for port, a in zip(graph.input, given, strict=True) if a is not None}
         part = self._bodies.get(name)
@@ -161,7 +166,9 @@ class Stages:
         defaults: bool,
         weights: Iterable[onnx.TensorProto] = (),
     ) -> _Part:
-        """The model that makes these outputs. defaults: inputs may have initialisers."""
+        """The model of the chosen nodes that the outputs need. defaults: inputs may have
+        initialisers.
+        """
         needed, kept = set(outputs), list[onnx.NodeProto]()
         for node in reversed(chosen):
             if needed & set(node.output):
@@ -184,7 +191,7 @@ class Stages:
         return _Part(self._make(model, self._depth + 1), names, list(outputs))
 
     def close(self) -> None:
-        """Gives the kernels' memory back."""
+        """Frees the kernels' memory."""
         for part in (self._first, self._rest, *self._bodies.values()):
             if part is not None:
                 part.model.close()
@@ -199,7 +206,7 @@ def _port(name: str, array: np.ndarray) -> onnx.ValueInfoProto:
 
 
 def _used(node: onnx.NodeProto) -> set[str]:
-    """The values that a node needs, those of graphs within it included."""
+    """The names of the values that a node reads, including those that graphs within it read."""
     used = set(node.input)
     for attribute in node.attribute:
         if attribute.type == onnx.AttributeProto.GRAPH:

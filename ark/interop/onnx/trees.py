@@ -1,5 +1,7 @@
-"""Ensembles of decision trees: all trees of all rows go down one level at a time, by gathers from
-tables of the nodes; those of float64 on the host, as a comparison in fp32 might go the other way.
+"""Ensembles of decision trees.
+
+All trees of all rows descend one level at a time, by gathers from tables of the nodes. Ensembles of
+float64 are computed on the host, because a comparison in fp32 may have another result.
 """
 
 from __future__ import annotations
@@ -22,21 +24,23 @@ _AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
 
 @dataclass(frozen=True)
 class _Trees:
-    """Nodes of all trees, by index; a leaf is followed by itself. weights: (nodes, targets)."""
+    """The nodes of all trees, by index. The successor of a leaf is the leaf itself. weights:
+    (nodes, targets).
+    """
 
     features: np.ndarray
     splits: np.ndarray
     modes: np.ndarray
     yes: np.ndarray
     no: np.ndarray
-    missing: np.ndarray  # is NaN a yes
+    missing: np.ndarray  # 1 if a NaN takes the branch `yes`
     weights: np.ndarray
     roots: np.ndarray
     aggregate: str
-    base: np.ndarray  # added to the results; of no elements where there is none
+    base: np.ndarray  # added to the results; empty if there is nothing to add
 
     def depth(self) -> int:
-        """Levels below the roots; ModelError where a node leads back to itself."""
+        """The number of levels below the roots. Raises ModelError if the nodes form a cycle."""
         level, steps = np.unique(self.roots), 0
         while np.any((self.yes[level] != level) | (self.no[level] != level)):
             level = np.unique(np.concatenate([self.yes[level], self.no[level]]))
@@ -51,7 +55,7 @@ def _list(attributes: Attributes, name: str, default: Any = ()) -> np.ndarray:
 
 
 def _ensemble(attributes: Attributes) -> _Trees:
-    """Of the attributes of TreeEnsemble: leaves have numbers of their own."""
+    """The trees of a TreeEnsemble. Its leaves are numbered separately."""
     modes = np.asarray(attributes["nodes_modes"], np.int64)
     splits, leaves = (np.asarray(attributes[n]) for n in ("nodes_splits", "leaf_weights"))
     inner, targets = len(modes), int(attributes.get("n_targets", 1))
@@ -81,7 +85,7 @@ def _ensemble(attributes: Attributes) -> _Trees:
 
 
 def _regressor(attributes: Attributes) -> _Trees:
-    """Of the attributes of TreeEnsembleRegressor: nodes are named by tree and number."""
+    """The trees of a TreeEnsembleRegressor. Its nodes are named by tree and number."""
 
     def listed(name: str, default: Any = ()) -> Any:
         return attributes.get(f"{name}_as_tensor", attributes.get(name, default))
@@ -130,7 +134,7 @@ def _checked(op: str, attributes: Attributes) -> _Trees:
 
 
 def on_host(op: str, x: np.ndarray, attributes: Attributes) -> np.ndarray:
-    """The results for rows of any float type, in that of the ensemble."""
+    """The results for rows of any float type, in the type of the ensemble."""
     trees = _checked(op, attributes)
     at = np.broadcast_to(trees.roots, (len(x), len(trees.roots)))
     compare: list[Callable[..., Any]] = [np.less_equal, np.less, np.greater_equal, np.greater]
@@ -151,7 +155,7 @@ def on_host(op: str, x: np.ndarray, attributes: Attributes) -> np.ndarray:
 
 @operator("ai.onnx.ml::TreeEnsemble", "ai.onnx.ml::TreeEnsembleRegressor")
 def _run(call: Call) -> Value:
-    """Down all levels, then together by the aggregate."""
+    """Descends all levels, then aggregates the leaves' weights over the trees."""
     trees, shape = _checked(call.op, call.attributes), call.shape(0)
     if trees.splits.dtype != np.float32 or call.dtype(0) != ark.fp32:
         raise NeedsContents(call.value(0).inputs)

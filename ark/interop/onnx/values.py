@@ -1,7 +1,7 @@
-"""What flows through a conversion: values, calls of operators, and the table of operators.
+"""Types of the conversion: values, calls of operators, and the table of operators.
 
-ark's tensors have at least one dimension, ONNX's may have none; so a value has ONNX's shape beside
-its tensor. A value whose contents are known while the graph is built is a NumPy array.
+ark's tensors have at least one dimension, ONNX's may have none; so a value has ONNX's shape in
+addition to its tensor. A value whose contents are known while the graph is built is a NumPy array.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ Shape = tuple[int, ...]
 
 @dataclass
 class Value:
-    """A tensor, an array that is known beforehand, or a sequence of values (items).
+    """A tensor, an array that is known while the graph is built, or a sequence of values (items).
 
-    inputs: the model's inputs it comes from. kind: its type where ark has none and another one
-    carries it.
+    inputs: names of the model's inputs that it depends on. kind: its type, if ark lacks the type
+    and another one carries it.
     """
 
     shape: Shape
@@ -45,7 +45,7 @@ class Value:
 
     @property
     def dtype(self) -> Any:
-        """The NumPy type of its elements, as ONNX has it."""
+        """The NumPy type of its elements in ONNX."""
         if self.kind is not None:
             return self.kind
         if self.array is not None:
@@ -56,9 +56,10 @@ class Value:
 
 
 class NeedsContents(Exception):
-    """An operator needs contents that are known only when the model runs.
+    """Raised if an operator needs contents that are known only at run time.
 
-    place: of its node (or of the one that it is within) in the graph.
+    inputs: the model's inputs that the contents depend on. place: the index of the operator's node
+    in the outermost graph.
     """
 
     def __init__(self, inputs: frozenset[str]) -> None:
@@ -66,8 +67,8 @@ class NeedsContents(Exception):
         self.inputs, self.place = inputs, 0
 
 
-# Types that ark does not compute with, and those that carry their values exactly. The bits of a
-# uint64 are those of its int64.
+# Types that ark does not compute with, and types that represent all of their values. A uint64 is
+# carried by the int64 of the same bits.
 CARRIERS = {
     **{np.dtype(t): ark.int32 for t in (np.int16, np.uint16)},
     **{np.dtype(getattr(ml_dtypes, n)): ark.int32 for n in ("int4", "uint4", "int2", "uint2")},
@@ -85,8 +86,8 @@ def kind_of(dtype: Any) -> Any:
 
 
 def data_type(dtype: Any) -> DataType:
-    """ark's type of a NumPy type, or the one that carries it: fp32 for float64, which loses
-    digits. UnsupportedError if there is none.
+    """The type of ark for a NumPy type, or the type that carries it. fp32 stands for float64 and
+    loses digits. Raises UnsupportedError if there is no such type.
     """
     if np.dtype(dtype) == np.float64:
         _warn_of_float64()
@@ -101,7 +102,7 @@ def data_type(dtype: Any) -> DataType:
 
 @cache
 def _warn_of_float64() -> None:
-    """Once in a process."""
+    """Warns once per process."""
     warnings.warn(
         "float64 tensors of ONNX models are computed in float32: ark has no type of 64 bits",
         stacklevel=2,
@@ -109,8 +110,8 @@ def _warn_of_float64() -> None:
 
 
 def narrowed(array: np.ndarray, name: str) -> np.ndarray:
-    """The array in a type that ark has, float64 as float32; UnsupportedError if a value is too
-    large for it.
+    """The array in a type of ark; float64 becomes float32. Raises UnsupportedError if a value is
+    too large.
     """
     if array.dtype != np.float64:
         carrier = CARRIERS.get(array.dtype)
@@ -125,7 +126,7 @@ def narrowed(array: np.ndarray, name: str) -> np.ndarray:
 
 
 def ark_types() -> tuple[DataType, ...]:
-    """The types of whole bytes that tensors of a converted graph may have."""
+    """The types of one or more whole bytes that tensors of a converted graph may have."""
     return (
         ark.fp32,
         ark.fp16,
@@ -142,9 +143,10 @@ def ark_types() -> tuple[DataType, ...]:
 
 @dataclass
 class Call:
-    """One node: its inputs, attributes and the version of its operator's definition.
+    """A node to convert: its inputs, attributes and the version of its operator's definition.
 
-    bodies: the graphs within it. whole_inputs: the model's inputs of whole numbers.
+    bodies: the graphs within the node. whole_inputs: names of the model's inputs that contain
+    integers.
     """
 
     op: str
@@ -157,7 +159,7 @@ class Call:
     whole_inputs: frozenset[str] = frozenset()
 
     def has(self, place: int) -> bool:
-        """True where this optional input was given."""
+        """True if this optional input is present."""
         return place < len(self.inputs) and self.inputs[place] is not None
 
     def value(self, place: int) -> Value:
@@ -180,7 +182,7 @@ class Call:
         if value.tensor is None:
             if value.array is None:
                 raise ModelError("a tensor is expected where a sequence is given")
-            if not value.array.size:  # what it makes is computed beforehand
+            if not value.array.size:  # empty: operators on it are computed while the graph is built
                 raise NeedsContents(
                     frozenset().union(*(v.inputs for v in self.inputs if v and v.array is None))
                 )
@@ -200,16 +202,18 @@ class Call:
         return tensor
 
     def dtype(self, place: int) -> DataType:
-        """The input's type, or what carries it; UnsupportedError if ark has none."""
+        """The type of the input, or the type that carries it. Raises UnsupportedError if there is
+        none.
+        """
         value = self.value(place)
         return data_type(value.dtype) if value.tensor is None else value.tensor.ir.dtype
 
     def array(self, place: int) -> np.ndarray:
-        """The input's contents, which must be known while the graph is built."""
+        """The contents of the input. Raises NeedsContents if they are known only at run time."""
         return self.known(self.value(place))
 
     def known(self, value: Value | None) -> np.ndarray:
-        """A value's contents, which must be known while the graph is built."""
+        """The contents of a value. Raises NeedsContents if they are known only at run time."""
         if value is None or value.items is not None:
             raise ModelError("a tensor is expected where a sequence or nothing is given")
         if value.array is None:
@@ -217,7 +221,7 @@ class Call:
         return value.array
 
     def decides(self, place: int) -> bool:
-        """True where the input comes of the model's inputs of whole numbers alone."""
+        """True if the input depends only on inputs of the model that contain integers."""
         return self.value(place).inputs <= self.whole_inputs
 
     def integers(self, place: int) -> list[int]:
@@ -225,13 +229,13 @@ class Call:
         return [int(n) for n in self.array(place).reshape(-1)]
 
     def attribute(self, name: str, default: Any = None) -> Any:
-        """An attribute's value; texts as str."""
+        """The value of an attribute; str for texts."""
         return self.attributes.get(name, default)
 
 
 @dataclass(frozen=True)
 class Step:
-    """A node of a graph that was built: what went in, and what came out."""
+    """A converted node and its results."""
 
     call: Call
     results: list[Value | None]
@@ -239,22 +243,22 @@ class Step:
 
 @dataclass(frozen=True)
 class Body:
-    """A graph within a node: called with its inputs, it joins the graph that is built."""
+    """A graph within a node. A call with its inputs adds it to the graph that is being built."""
 
     graph: onnx.GraphProto
     build: Callable[[onnx.GraphProto, Sequence[Value | None]], list[Value | None]]
 
     def __call__(self, given: Sequence[Value | None]) -> list[Value | None]:
-        """What the graph makes of these values."""
+        """The results of the graph for these inputs."""
         return self.build(self.graph, given)
 
     @property
     def operators(self) -> set[str]:
-        """Of its nodes."""
+        """The operator names of the graph's nodes."""
         return {node.op_type for node in self.graph.node}
 
     def result_type(self, place: int) -> Any:
-        """The NumPy type of a result, as the graph says it."""
+        """The NumPy type of a result that the graph declares."""
         elements = self.graph.output[place].type.tensor_type.elem_type
         return onnx.helper.tensor_dtype_to_np_dtype(elements)
 
@@ -264,7 +268,7 @@ TABLE: dict[str, Operator] = {}
 
 
 def operator(*names: str) -> Callable[[Operator], Operator]:
-    """Enters a function into the table under these names."""
+    """A decorator that registers a function for these operators in the table."""
 
     def enter(function: Operator) -> Operator:
         for name in names:
@@ -275,7 +279,7 @@ def operator(*names: str) -> Callable[[Operator], Operator]:
 
 
 def shaped(tensor: Any, shape: Sequence[int]) -> Value:
-    """A value of ONNX's shape on a tensor, which is reshaped where its shape is another one."""
+    """A value of ONNX's shape on a tensor, reshaped if the tensor has another shape."""
     shape = tuple(int(n) for n in shape)
     if math.prod(shape) == 0:
         return Value(shape, array=np.zeros(shape, tensor.ir.dtype.numpy))
@@ -286,7 +290,7 @@ def shaped(tensor: Any, shape: Sequence[int]) -> Value:
 
 
 def in_fp32(function: Callable[[Any], Any], tensor: Any) -> Any:
-    """function(tensor), computed in fp32 where the tensor has 16 bits: squares overflow fp16."""
+    """function(tensor), computed in fp32 for 16-bit tensors, because squares overflow fp16."""
     dtype = tensor.ir.dtype
     if dtype not in (ark.fp16, ark.bf16):
         return function(tensor)
