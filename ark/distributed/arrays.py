@@ -1,4 +1,6 @@
-"""Arrays as collectives see them: bytes of elements, in NumPy or torch, on the host or a device."""
+"""Wraps NumPy arrays and torch tensors, on the host or on a device, in the form that collectives
+use: contiguous bytes of elements of one type.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ _NAMES = {
 
 
 class Array:
-    """given: the array that the caller passed, or a new one for the result. It is contiguous."""
+    """A contiguous array for a collective. given: the caller's array, or a new one for the
+    result.
+    """
 
     def __init__(self, given: Any, name: str, shape: Sequence[int], itemsize: int) -> None:
         if name not in _NAMES:
@@ -50,7 +54,9 @@ class Array:
         assert ELEMENTS[self.element].itemsize == itemsize
 
     def like(self, out: Any, shape: Sequence[int]) -> Array:
-        """The array for a result of that shape: `out`, if it has this one's type, or a new one."""
+        """The array for a result of that shape: `out`, or a new array if `out` is None. Raises
+        InvalidUsageError if `out` has another type or number of elements, or is read-only.
+        """
         result = self
         if out is not self.given or self.shape != shape:
             result = wrap(self.blank(shape) if out is None else out)
@@ -63,7 +69,7 @@ class Array:
         return result
 
     def check_writable(self) -> None:
-        """Raises InvalidUsageError if its elements must not be written."""
+        """Raises InvalidUsageError if the array is read-only."""
 
     def blank(self, shape: Sequence[int]) -> Any:
         """A new array of the same kind, type and device."""
@@ -78,7 +84,9 @@ class Array:
         raise NotImplementedError
 
     def called(self, name: str, *options: str) -> str:
-        """A call on this array as text; equal types and sizes give equal text."""
+        """The text of a call on this array, for errors. Calls with equal types and sizes have equal
+        text.
+        """
         return _call_text(name, self.element, self.elements, options)
 
     def rows(self, begin: int, count: int) -> Array:
@@ -200,8 +208,8 @@ class TorchArray(Array):
 
 
 class TorchHostArray(TorchArray):
-    """A torch tensor on the host, copied without torch, whose calls take longer than a small
-    copy.
+    """A torch tensor on the host. It is copied without torch, because a call of torch takes longer
+    than a small copy.
     """
 
     def stream(self) -> int | None:
@@ -244,7 +252,7 @@ def _host(memory: Memory) -> np.ndarray:
 
 
 def wrap(given: Any) -> Array:
-    """The array as collectives see it; raises InvalidUsageError for other objects."""
+    """The array in the form that collectives use. Raises InvalidUsageError for other objects."""
     if isinstance(given, np.ndarray):
         return HostArray(given)
     torch = sys.modules.get("torch")

@@ -1,9 +1,9 @@
-"""Assigns messages without a tag to receives, of which some accept any sender.
+"""Assigns messages without a tag to receives, some of which accept any sender.
 
-A message without a tag is not announced: its receiver names the sender and waits in memory that the
-two share. Once a rank has called a receive from any sender, all others tell it how many messages
-they have begun to send to it, then and with each later one. So a rank that always names the sender
-has no overhead.
+A message without a tag is usually not announced: its receiver names the sender and waits in memory
+that the two share. After a rank has called its first receive from any sender, each other rank
+reports to it how many messages it has begun to send to it, at once and again with each later
+message. A rank that always names the sender has no overhead.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ COUNT = struct.Struct("<Q")
 
 @dataclass
 class Waiting:
-    """A receive whose message is not known yet; source: None accepts any sender."""
+    """A receive whose sender is not determined yet. source: None accepts any sender. begin: is
+    called with the sender.
+    """
 
     source: int | None
     begin: Callable[[int], None]
@@ -42,7 +44,7 @@ class Arrivals:
         self._asked = False
         self._askers: set[int] = set()
         self._sent: Counter[int] = Counter()
-        self._begun: Counter[int] = Counter()  # by that rank, as far as it has reported
+        self._begun: Counter[int] = Counter()  # by sender: the number that it last reported
         self._taken: Counter[int] = Counter()
         self._waiting: list[Waiting] = []
         job.hear(ASK, self._hear_asker)
@@ -56,8 +58,9 @@ class Arrivals:
                 self._tell(peer)
 
     def receive(self, source: int | None, begin: Callable[[int], None]) -> None:
-        """Calls `begin` with the rank whose next message this receive takes: at once if the rank is
-        named and no receive from any sender waits, else possibly on another thread.
+        """Calls `begin` with the rank whose next message this receive takes. If a sender is named
+        and no earlier receive waits, it is called at once, otherwise possibly later on another
+        thread.
         """
         if source is None and not self._others:
             raise InvalidUsageError(

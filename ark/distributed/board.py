@@ -1,9 +1,9 @@
-"""Words in memory that the processes of one host share: for each rank of a communicator, at the
-number of each call, a fingerprint of all its calls so far.
+"""Compares the calls of the processes of one host by 64-bit words in shared memory.
 
-A rank writes its word before it begins a call, and reads its peers' words while it waits and after
-the call, so comparing calls takes a store and one load per peer. Called by
-ark.distributed.communicator.
+At the index of each call (its number modulo WORDS_PER_RANK) a rank's board has a word with the
+call's number and a fingerprint of all the rank's calls up to it. A rank writes its word before it
+begins a call, and reads its peers' words while it waits and after the call. A comparison takes one
+store, and one load per peer. Called by ark.distributed.communicator.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import hashlib
 import mmap
 import os
 
-WORDS_PER_RANK = 4096  # how many calls a rank may be ahead before a slower one misses its words
+WORDS_PER_RANK = 4096  # a rank that is this many calls behind misses the words of a faster one
 CHAIN_BITS = 40
 _TAG = (1 << (64 - CHAIN_BITS)) - 1
 _CHAIN = (1 << CHAIN_BITS) - 1
@@ -23,17 +23,19 @@ _HASH_MULTIPLIER = 0x9E3779B97F4A7C15
 
 @functools.lru_cache(maxsize=4096)
 def fingerprint(text: str) -> int:
-    """A number for a call, the same on all ranks."""
+    """A hash of a call's text, the same on all ranks."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 def chained(chain: int, fingerprint: int) -> int:
-    """The fingerprint of the calls so far and one more."""
+    """The fingerprint of all calls so far (`chain`), extended by one more call."""
     return (chain * _HASH_MULTIPLIER + fingerprint) & _CHAIN
 
 
 def word_of(number: int, chain: int) -> int:
-    """The word of a call: below 2^64, and never 0, the value of memory before the first call."""
+    """The word of a call. It is below 2^64 and not 0, the content of memory before the
+    first call.
+    """
     return (number & _TAG) << CHAIN_BITS | chain
 
 
@@ -57,8 +59,8 @@ class Board:
         return f"{os.getpid()}:{self._handle}" if self._own is not None else ""
 
     def map(self, handle: str) -> None:
-        """Maps a peer's words. A peer whose memory cannot be opened is omitted: its calls are
-        compared over the bootstrap only.
+        """Maps a peer's words. If the memory cannot be opened, the peer is omitted; its calls are
+        then compared over the bootstrap only.
         """
         with contextlib.suppress(OSError, ValueError):
             pid, number = (int(part) for part in handle.split(":"))
@@ -70,12 +72,12 @@ class Board:
             self._peers.append(memoryview(view).cast("Q"))
 
     def post(self, number: int, word: int) -> None:
-        """Records that this rank begins its call of that number."""
+        """Records that this rank begins the call of that number."""
         if self._own is not None:
             self._own[number % WORDS_PER_RANK] = word
 
     def differs(self, number: int, word: int) -> bool:
-        """True if a peer made another call of that number, or other calls before it."""
+        """True if a peer's call of that number, or a call before it, is another one."""
         at = number % WORDS_PER_RANK
         for words in self._peers:
             seen = words[at]

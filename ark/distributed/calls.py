@@ -1,8 +1,8 @@
-"""A collective outside of a model: a plan of one op, made once for each size and kept.
+"""Collectives outside of a model. Each is a plan of one op, made once for each size and kept.
 
-Data are treated as bytes; the element type matters for reductions only. All ranks make the plans of
-all ranks, verify them together, and load their own. The source of such a plan does not depend on
-its size, so one compiled kernel serves all sizes. Called by ark.distributed.group.
+Data are moved as bytes; the element type matters for reductions only. Every rank makes the plans of
+all ranks, verifies them together, and loads its own. The generated source does not depend on the
+size, so one compiled kernel serves all sizes. Called by ark.distributed.group.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from ark.runtime.executor import Executor
 from ark.runtime.inline import InlineRuns
 from ark.runtime.run import Ranks
 
-PROCESSOR_BYTES = 4 << 10  # of packets for each processor of a small call
-MAX_RESULT_BYTES = 1 << 30  # bytes of one call's result, since coordinates have 32 bits
+PROCESSOR_BYTES = 4 << 10  # bytes of packets for each processor of a small call
+MAX_RESULT_BYTES = 1 << 30  # bytes of one call's result: coordinates have 32 bits
 
 
 @dataclass(frozen=True)
 class Key:
-    """The properties in which two calls must agree to use one plan. elements: of one rank's
-    input.
+    """The properties that determine a call's plan: calls with equal keys use one plan. elements: of
+    one rank's input.
     """
 
     collective: str
@@ -65,15 +65,15 @@ class Key:
 
 
 def moved(collective: Collective, x: Array, parts: int, root: int | None) -> Key:
-    """The key of a call that only moves bytes: the same for all types, so that there are few
-    kernels.
+    """The key of a call that only moves bytes. It is the same for all types, so that few kernels
+    are needed.
     """
     word = 4 if x.nbytes // parts % 4 == 0 else 1
     return Key(collective.value, f"uint{8 * word}", word, x.nbytes // word, None, root)
 
 
 def check_size(key: Key, world: int) -> None:
-    """Raises UnsupportedError for a call of too many bytes."""
+    """Raises UnsupportedError if a rank's input or result exceeds MAX_RESULT_BYTES."""
     most = max(key.nbytes, key.out_bytes(world))
     if most > MAX_RESULT_BYTES:
         raise UnsupportedError(
@@ -83,8 +83,8 @@ def check_size(key: Key, world: int) -> None:
 
 
 def algorithm(key: Key, world: int) -> str | CollectiveProgram:
-    """The algorithm of a call that does not name one: the fewest hops among those that move no more
-    bytes.
+    """The algorithm of a call: the key's own, or if that is "auto", two_shot for an all-reduce of
+    more than 256 KiB over more than two ranks, and one_shot for all other calls.
     """
     if key.algorithm != "auto":
         return key.algorithm
@@ -93,7 +93,9 @@ def algorithm(key: Key, world: int) -> str | CollectiveProgram:
 
 
 def machine_for(device: Machine, world: int, key: Key) -> Machine:
-    """The device without a ring, with as many processors as the data keep busy."""
+    """The device with its variant `block` only, and with as many processors as the data
+    keep busy.
+    """
     plain = next(v for v in device.variants if v.name == "block")
     machine = dataclasses.replace(device, variants=(block(plain.role(COMPUTE)),))
     most = machine.processors
@@ -106,7 +108,9 @@ def machine_for(device: Machine, world: int, key: Key) -> Machine:
 
 
 def plans_for(key: Key, world: int, device: Machine, hosts: Sequence[int] = ()) -> list[Plan]:
-    """The verified plans of all ranks. hosts: the planner's option."""
+    """The verified plans of all ranks. hosts: the host number of each rank, an option of the
+    planner.
+    """
     machine = machine_for(device, world, key)
     unit = uint32 if key.itemsize % 4 == 0 else uint8
     how = choose_program(
@@ -157,7 +161,7 @@ class Call:
         return {b.id: places[b.name] for b in plan.buffers if b.arena == "external"}
 
     def bind(self, source: int | None, target: int | None) -> None:
-        """Sets the addresses of input and result; None stands for the call's own memory."""
+        """Sets the addresses of input and result. None means the call's own memory."""
         source = self.source.address if source is None else source
         target = self.target.address if target is None else target
         externals = self._externals(self.executor.plan, source, target)
@@ -170,21 +174,27 @@ class Call:
         self._inline = InlineRuns(executor) if isinstance(device, InlineDevice) else None
 
     def restart(self) -> None:
-        """Ends running launches; the next call begins again, on all its ranks together."""
+        """Ends running launches. The next call starts from the beginning; all its ranks must do the
+        same.
+        """
         if self.executor.latest is not None:
             self.executor.latest.stop()
         self.executor.resumed = None
         self._begin()
 
     def view(self, array: Array, memory: Memory) -> Any:
-        """Memory of the call in the array's form; the same view each time."""
+        """The call's memory in the form that the array copies from and to. The view is created
+        once.
+        """
         key = (type(array), memory.address)
         if key not in self._views:
             self._views[key] = array.view(memory)
         return self._views[key]
 
     def run(self, stream: int | None = None) -> None:
-        """Runs the collective once: on a stream without waiting, or else until it has ended."""
+        """Runs the collective once. With a stream it is only queued; otherwise the method returns
+        when it has ended.
+        """
         if stream is not None:
             self.executor.check()
             self.executor.resume(1, stream)

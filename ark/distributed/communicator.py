@@ -26,16 +26,18 @@ from ark.errors import BaseError, SystemError
 from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.hosts import here
 
-PREPARE_S = 600.0  # for a rank that has made the call and plans, compiles or loads it
-ANSWER_S = 2.0  # for a rank to state its calls, on its bootstrap's thread
-MAX_STATED_CALLS = 32  # calls in a statement
+PREPARE_S = 600.0  # to wait for a rank that is in the call and plans, compiles or loads it
+ANSWER_S = 2.0  # to wait for a rank to state its calls, on its bootstrap's thread
+MAX_STATED_CALLS = 32  # calls in one statement
 LOOK_S = 0.02
 Kind = Literal["part", "all", "statement"]
 
 
 class Frame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A message of a communicator. generation: how many times the communicator has begun again.
-    number: of a synchronisation; purpose: its purpose, with the chain of calls of the sender.
+    """A message of a communicator.
+
+    generation: how often the communicator has begun again. number: of the synchronisation. purpose:
+    of the synchronisation, with the sender's chain of calls.
     """
 
     communicator: str
@@ -66,7 +68,7 @@ class Talk:
 
     def __init__(self, job: Bootstrap, name: str, budget_s: float) -> None:
         self.job, self.budget_s = job, budget_s
-        self.inside: dict[str, Communicator] = {}  # with a call in progress
+        self.inside: dict[str, Communicator] = {}  # by name: those with a call in progress
         self._communicators: dict[str, Communicator] = {}
         self._lock = threading.Lock()
         self.label = f"calls of {name} {job.count(name)}"
@@ -90,14 +92,14 @@ class Talk:
     def _hear(self, rank: int, body: bytes) -> None:
         with contextlib.suppress(
             msgspec.DecodeError, BaseError
-        ):  # the failure of the job is reported below
+        ):  # the job's failure is reported below
             frame = msgspec.msgpack.decode(body, type=Frame, strict=True)
             if rank in frame.ranks and self.job.rank in frame.ranks:
                 self.communicator(frame.communicator, frame.ranks).hear(rank, frame)
 
 
 class _Stuck(SystemError):
-    """Raised when the communicator's ranks must state why a call cannot continue."""
+    """Raised when this rank's call cannot continue and all ranks must state their calls."""
 
 
 class Communicator:
@@ -114,12 +116,12 @@ class Communicator:
         self._changed = threading.Condition(self._lock)
         self._board = Board()
         self._generation = self._meetings = 0
-        self._mapped = False  # the others' boards
-        self._arrived = False  # the other ranks, during the call in progress
+        self._mapped = False  # the other ranks' boards are mapped
+        self._arrived = False  # the other ranks are in the call in progress
         self.fresh = True
         self._calls: deque[tuple[int, int, str]] = deque(maxlen=MAX_STATED_CALLS)  # see StatedCall
         self._number = self._made = self._chain = 0  # of the board, in this generation
-        self._word = 0  # on the board; 0 if there is none
+        self._word = 0  # this rank's word on the board; 0 without one
         self._inside, self._before = "", ""
         self._inside_of, self._budget_s = talk.inside, talk.budget_s
         self._deadline = 0.0
@@ -127,7 +129,7 @@ class Communicator:
         self._results: dict[tuple[int, int], list[bytes]] = {}
         self._statements: defaultdict[int, dict[int, Statement]] = defaultdict(dict)
 
-    # Around a call.
+    # Calls.
 
     def make(self, text: str, fingerprint: int, waits: bool, run: Callable[[], object]) -> None:
         """Makes a call by `run`. text: its name in errors; equal fingerprints mean equal calls.
@@ -167,7 +169,9 @@ class Communicator:
                 self._board.post(self._number, self._word)
 
     def _await(self, waits: bool) -> None:
-        """Waits until all have made the call; without `waits`, checks once."""
+        """Waits until all ranks of this host have made the call. Without `waits`, checks once that
+        none has made another call.
+        """
         pause = 0.0
         while waits and not self._board.complete(self._number, self._word):
             self._look()
@@ -194,18 +198,20 @@ class Communicator:
                 self._number = max(each.number for each in arrivals)
                 self._word = word_of(self._number, self._chain)
                 self._board.post(self._number, self._word)
-            self.barrier()  # from now on every rank reads the others' words
+            self.barrier()  # after it every rank reads the others' words
             self.fresh = False
         return arrivals
 
     def _failed(self, raised: BaseException) -> BaseException:
-        """The error of a call that has ended, as the other ranks report it."""
+        """The error to raise for a failed call: the one that the ranks derive from their statements
+        if their calls do not match, otherwise `raised`.
+        """
         if self._job.failure() is not None:
             return raised
         stuck = bool(self._statements.get(self._generation))
         message = str(raised) or type(raised).__name__
         self._state("" if stuck else f"rank {self._job.rank} reports: {message}")
-        waits = isinstance(raised, Exception)  # not Ctrl-C
+        waits = isinstance(raised, Exception)  # Ctrl-C does not wait
         failed = self._settle(ANSWER_S if waits else 0.0)
         if stuck and self._job.failure() is not None:
             failed = SystemError(self._job.failure())

@@ -1,8 +1,8 @@
 """Collectives on NumPy arrays and torch tensors, over the job's ranks.
 
-`ark.distributed.all_reduce(x)` and its like use one group for the process: the job that the
-launcher's environment describes (ark.launch, torchrun, mpirun, srun), on the backend and device of
-ark.init.
+The functions of `ark.distributed`, such as `all_reduce(x)`, use one group per process. Its ranks
+are the job that the launcher's environment describes (ark.launch, torchrun, mpirun, srun); its
+backend and device are those of ark.init.
 """
 
 from __future__ import annotations
@@ -25,22 +25,23 @@ _group: Group | None = None
 
 
 class SupportsDLPack(Protocol):
-    """A NumPy array, a torch tensor, or another array that tells its memory by DLPack."""
+    """A NumPy array, a torch tensor, or another array that supports DLPack."""
 
     def __dlpack__(self, *args: Any, **keywords: Any) -> Any:
-        """The array's memory."""
+        """The array's memory as a DLPack capsule."""
         ...
 
 
 ArrayT = TypeVar("ArrayT", bound=SupportsDLPack)
-"""The same kind of array in and out."""
+"""The type of the array argument, which is also that of the result."""
 
 
 def group(timeout_s: float | None = None) -> Group:
-    """The process's group, joined on first use.
+    """The process's group, which is created on first use.
 
-    timeout_s: how long a rank waits for another within a call, by default 10 s; set by the first
-    use. A rank that ends is noticed earlier; the timeout ends calls that some ranks do not make.
+    timeout_s: how long a rank waits for another within a call, 10 s by default. It can be set by
+    the first use only. A rank whose process ends is noticed earlier; the timeout is for calls that
+    some ranks do not make.
 
     Examples:
         >>> ark.distributed.group().world_size
@@ -75,11 +76,11 @@ def _close() -> None:
 
 
 def all_reduce(input: ArrayT, op: str = "sum", out: ArrayT | None = None) -> ArrayT:
-    """`input` reduced over all ranks; the same bits on each. op: sum, product, min, max or mean.
+    """Reduces `input` over all ranks; the result has the same bits on each.
 
-    input: a contiguous NumPy array or torch tensor of any shape, of equal shape and type on all
-    ranks. out: for the result, else a new array like `input`. InvalidUsageError where ranks make
-    different calls.
+    input: a contiguous NumPy array or torch tensor, of equal shape and type on all ranks. op: sum,
+    product, min, max or mean. out: the array for the result; by default a new one. Raises
+    InvalidUsageError if the ranks make different calls.
 
     Examples:
         >>> ark.distributed.all_reduce(np.ones(3, np.float32), op="max")
@@ -90,7 +91,7 @@ def all_reduce(input: ArrayT, op: str = "sum", out: ArrayT | None = None) -> Arr
 
 
 def all_gather(input: ArrayT, out: ArrayT | None = None) -> ArrayT:
-    """The ranks' arrays, concatenated along the first dimension; input and out as of all_reduce.
+    """Concatenates the ranks' arrays along the first dimension. input, out: see all_reduce.
 
     Examples:
         >>> ark.distributed.all_gather(np.arange(3))
@@ -101,7 +102,9 @@ def all_gather(input: ArrayT, out: ArrayT | None = None) -> ArrayT:
 
 
 def reduce_scatter(input: ArrayT, op: str = "sum", out: ArrayT | None = None) -> ArrayT:
-    """This rank's equal part, along the first dimension, of the reduced array; as all_reduce.
+    """Reduces `input` over all ranks; each rank gets an equal part, along the first dimension.
+
+    input, op, out: see all_reduce.
 
     Examples:
         >>> ark.distributed.reduce_scatter(np.arange(4.0))
@@ -112,7 +115,8 @@ def reduce_scatter(input: ArrayT, op: str = "sum", out: ArrayT | None = None) ->
 
 
 def all_to_all(input: ArrayT, out: ArrayT | None = None) -> ArrayT:
-    """Equal parts along the first dimension, of which part s goes to rank s and comes from it.
+    """Exchanges equal parts along the first dimension: part s of `input` goes to rank s, and part s
+    of the result comes from rank s.
 
     Examples:
         >>> ark.distributed.all_to_all(np.arange(4))
@@ -125,9 +129,10 @@ def all_to_all(input: ArrayT, out: ArrayT | None = None) -> ArrayT:
 def all_to_all_v(
     input: ArrayT, send: Sequence[int], receive: Sequence[int], out: ArrayT | None = None
 ) -> ArrayT:
-    """all_to_all with parts of unequal length: elements of the first dimension for each rank.
+    """Like all_to_all with parts of unequal length.
 
-    send: to each rank, which add up to all of `input`. receive: from each rank.
+    send: for each rank, how many rows (elements of the first dimension) go to it; their sum is the
+    length of `input`. receive: how many rows come from each rank.
 
     Examples:
         >>> ark.distributed.all_to_all_v(np.arange(3), [3], [3])
@@ -138,7 +143,7 @@ def all_to_all_v(
 
 
 def broadcast(input: ArrayT, root: int = 0, out: ArrayT | None = None) -> ArrayT:
-    """The array of rank `root`, on all ranks; input and out as of all_reduce.
+    """Returns the array of rank `root` on all ranks. input, out: see all_reduce.
 
     Examples:
         >>> ark.distributed.broadcast(np.arange(2))
@@ -151,10 +156,10 @@ def broadcast(input: ArrayT, root: int = 0, out: ArrayT | None = None) -> ArrayT
 def run_program(
     program: str | os.PathLike[str] | CollectiveProgram, input: ArrayT, out: ArrayT | None = None
 ) -> ArrayT:
-    """The collective of a program on this rank's array.
+    """Runs the collective of a program on this rank's array.
 
-    program: of `ark.comm.program`, or a file: ark's JSON, MSCCL XML, an MSCCL++ execution plan. It
-    is of as many ranks as the group, else InvalidUsageError.
+    program: a result of `ark.comm.program`, or a file: ark's JSON, MSCCL XML, or an MSCCL++
+    execution plan. Raises InvalidUsageError if it is for another number of ranks than the group's.
 
     Examples:
         >>> ring = ark.comm.synthesize("ring2", "all_reduce", "ring")
@@ -166,10 +171,10 @@ def run_program(
 
 
 def register(array: ArrayT) -> ArrayT:
-    """Lets calls access this array, or parts of it, in place; returns it.
+    """Registers an array and returns it: calls read and write it, or parts of it, in place.
 
-    array: contiguous, at a multiple of 16 bytes, on the group's device. It is kept until
-    `unregister`.
+    array: contiguous, on the group's device, at an address that is a multiple of 16 bytes. It is
+    kept alive until `unregister`.
 
     Examples:
         >>> memory = ark.distributed.register(np.zeros(8))
@@ -180,7 +185,7 @@ def register(array: ArrayT) -> ArrayT:
 
 
 def unregister(array: SupportsDLPack) -> None:
-    """Ends `register`, once queued calls of the array have ended.
+    """Ends the registration of an array after queued calls that use it have ended.
 
     Examples:
         >>> memory = ark.distributed.register(np.zeros(8))
@@ -190,7 +195,7 @@ def unregister(array: SupportsDLPack) -> None:
 
 
 def send(input: SupportsDLPack, peer: int) -> None:
-    """Sends to the rank `peer`, which calls `recv` with an array of equal shape and type.
+    """Sends an array to the rank `peer`, which must call `recv` with equal shape and type.
 
     Examples:
         >>> if ark.distributed.group().world_size > 1:
@@ -200,7 +205,7 @@ def send(input: SupportsDLPack, peer: int) -> None:
 
 
 def recv(out: ArrayT, peer: int) -> ArrayT:
-    """Receives into `out` from the rank `peer`, which calls `send`, and returns `out`.
+    """Receives into `out` from the rank `peer`, which must call `send`; returns `out`.
 
     Examples:
         >>> if ark.distributed.group().world_size > 1:

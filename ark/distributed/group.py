@@ -1,9 +1,9 @@
 """A group of ranks and its collectives on memory that the caller owns.
 
-Each collective is a plan of one op (ark.distributed.calls), made when a size is first used and
-kept. All ranks of a group call the same collectives in the same order with equal types and sizes,
-which ark.distributed.communicator checks; only the sender and the receiver call send and recv. On
-a CPU, calls return when all ranks have made the call; on a GPU they join the caller's stream.
+Each collective is a plan of one op (ark.distributed.calls), made when a size is first used, then
+kept. All ranks call the same collectives in the same order with equal types and sizes, which
+ark.distributed.communicator checks; send and recv are called by the two ranks only. On a CPU, a
+call returns when all ranks have made it; on a GPU it is queued on the caller's stream.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from ark.runtime.executor import BUDGET_S
 from ark.runtime.hosts import numbered
 
 REDUCTIONS = ("sum", "product", "min", "max", "mean")
-MAX_LOADED_CALLS = 64  # calls that a group keeps loaded, and as many for each pair that sends
+MAX_LOADED_CALLS = 64  # loaded collectives of a group, and loaded messages of each pair
 
 
 class Group:
@@ -56,7 +56,7 @@ class Group:
         self._all_ranks = self._talk.communicator("all", range(ranks.world_size))
         self._calls: defaultdict[Communicator, OrderedDict[str, Call]] = defaultdict(OrderedDict)
         self._tuned: tuned.Table | None = None
-        self._programs: dict[str, CollectiveProgram] = {}  # by the content of their files
+        self._programs: dict[str, CollectiveProgram] = {}  # by their file's content
         self._registered = Registered()
 
     # Collectives. Arrays are NumPy's or torch's, contiguous, on the group's device.
@@ -64,11 +64,10 @@ class Group:
     def all_reduce(
         self, input: Any, op: str = "sum", out: Any = None, *, called: str = "all_reduce"
     ) -> Any:
-        """`input` reduced over all ranks, the same bits on each. out: may be `input`.
+        """Reduces `input` over all ranks to the same bits on each. out: may be `input`.
 
-        op: sum, product, min, max, mean (of floats); floats below 32 bits are reduced in fp32 and
-        rounded once.
-        Shapes, types and `op` are the same on all ranks. Returns `out`, or a new array.
+        op: sum, product, min, max, or mean (of floats). Floats below 32 bits are reduced in fp32
+        and rounded once. Shape, type and `op` agree on all ranks. Returns `out`, or a new array.
         """
         x = wrap(input)
         y = x.like(out, x.shape)
@@ -86,7 +85,7 @@ class Group:
         return y.given
 
     def reduce_scatter(self, input: Any, op: str = "sum", out: Any = None) -> Any:
-        """This rank's part, along the first dimension, of `input` reduced over all ranks."""
+        """This rank's equal part, along the first dimension, of `input` reduced over all ranks."""
         x = wrap(input)
         y = x.like(out, self._dealt("reduce_scatter", x))
         self._run(Collective.REDUCE_SCATTER, x, y, "reduce_scatter", reduction=_reduction(op))
@@ -152,12 +151,12 @@ class Group:
     def run_program(
         self, program: str | os.PathLike[str] | CollectiveProgram, input: Any, out: Any = None
     ) -> Any:
-        """The collective of a program on this rank's array.
+        """Runs the collective of a program on this rank's array.
 
-        program: a file (MSCCL++ execution plan, MSCCL XML, ark's JSON) of as many ranks as the
-        group, or what was read. input, out: as of the collective that it computes; `out` may be
-        memory that the caller holds. All ranks pass the same program. The kernel is made on the
-        first call of a size, and kept. Raises InvalidUsageError for another number of ranks.
+        program: a program, or a file of one (MSCCL++ execution plan, MSCCL XML, ark's JSON), the
+        same on all ranks. input, out: as for the collective that it computes. The kernel is made
+        at the first call of a size, and kept. Raises InvalidUsageError if the program is for
+        another number of ranks.
         """
         if not isinstance(program, CollectiveProgram):
             program = programs.load(program, self._programs)
@@ -170,21 +169,21 @@ class Group:
             return y.given
         text = x.called("run_program", f"program={programs.title(program)}")
         key = Key(program.collective.value, x.element, x.itemsize, x.elements, program.reduction)
-        if program.reduction is None:  # parts of an exchange are whole words
+        if program.reduction is None:  # without reduction, data move as bytes
             key = moved(program.collective, x, 1 if program.permutes else self.world_size, None)
         key = dataclasses.replace(key, root=program.root, algorithm=program)
         self._execute(self._all_ranks, text, text, key, x, y)
         return y.given
 
     def register(self, array: Any) -> Any:
-        """Lets calls access this array, or parts of it, in place as input or `out`. The array,
-        contiguous, at a multiple of 16 bytes, on the group's device, is kept until `unregister`.
+        """Registers an array and returns it: calls read and write it, or parts of it, in place.
+        array: contiguous, on the group's device, 16-byte aligned. It is kept until `unregister`.
         """
         self._registered.add(array, self._device)
         return array
 
     def unregister(self, array: Any) -> None:
-        """Ends `register`, once queued calls of the array have ended."""
+        """Ends the registration of an array after queued calls that use it have ended."""
         self._registered.remove(array)
 
     def send(self, input: Any, peer: int, way: str = "") -> None:
@@ -287,7 +286,7 @@ class Group:
     def _execute(
         self, comm: Communicator, text: str, same: str, key: Key, x: Array | None, y: Array | None
     ) -> None:
-        """Makes the call. text: its name in errors; same: equal for matching calls."""
+        """Makes the call. text: its name in errors. same: equal for matching calls."""
         some = x or y
         assert some is not None
         stream = some.stream()
@@ -309,8 +308,8 @@ class Group:
         comm.make(text, fingerprint(same), stream is None, run)
 
     def _call(self, comm: Communicator, same: str, key: Key) -> Call:
-        """The loaded call. The least recently used one is dropped to make room, the same on all its
-        ranks.
+        """The loaded call; created if necessary. To make room, the least recently used one is
+        dropped, which is the same one on all ranks.
         """
         calls = self._calls[comm]
         if same in calls and not comm.fresh:
@@ -351,7 +350,7 @@ class Group:
         return numbered(each.host for each in arrivals)
 
     def _chosen(self, key: Key) -> Key:
-        """The key with the choice that was measured as fastest, if there is one."""
+        """The key with the algorithm and engine that were measured as fastest, if any were."""
         assert self._tuned is not None
         nbytes = max(key.nbytes, key.out_bytes(self.world_size))
         measured = tuned.pick(self._tuned, key.collective, self.world_size, nbytes)
@@ -360,7 +359,7 @@ class Group:
         return dataclasses.replace(key, algorithm=measured.algorithm, engine=measured.engine)
 
     def close(self, collective: bool = True) -> None:
-        """Frees the calls' memory; collective: all ranks close, and none has failed."""
+        """Frees the calls' memory. collective: all ranks close the group, and none has failed."""
         for comm in self._talk.communicators():
             calls = self._calls.pop(comm, OrderedDict())
             ok = collective and comm is self._all_ranks and self._job.failure() is None

@@ -1,8 +1,8 @@
 """Assigns messages with tags to receives.
 
-Senders announce each message's tag and size, and send their messages in order. One thread takes
-them in the order of the announcements: each goes to the first waiting receive with its tag that
-accepts its sender, or is kept until such a receive is called.
+Senders announce each message's tag and size, and send their messages in order. One thread takes the
+messages in the order of the announcements. A message goes to the first waiting receive with its tag
+that accepts its sender; without one it is kept until such a receive is called.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-Consume = Callable[[int, Any], None]  # of a message: its sender, its content
+Consume = Callable[[int, Any], None]  # called with a message's sender and content
 
 
 @dataclass
@@ -39,7 +39,9 @@ class Wanted:
 
 
 class TagMatcher:
-    """next_message: waits for the next message from any sender."""
+    """Assigns tagged messages. next_message: waits for the next message from any sender, returns
+    it.
+    """
 
     def __init__(self, next_message: Callable[[], Message], name: str) -> None:
         self._next = next_message
@@ -49,13 +51,15 @@ class TagMatcher:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix=name)
 
     def receive(self, source: int | None, tag: int, consume: Consume) -> Future[None]:
-        """Calls `consume` with the first unassigned message of that source and tag."""
+        """Calls `consume` with the first unassigned message of that tag and source (None:
+        of any).
+        """
         wanted = Wanted(source, tag, consume)
         with self._lock:
             at = next((i for i, kept in enumerate(self._kept) if wanted.fits(kept)), None)
             if at is None:
                 self._waiting.append(wanted)
-                self._worker.submit(self._match)  # one for each waiting receive
+                self._worker.submit(self._match)  # each waiting receive needs one message
                 return wanted.done
             message = self._kept.pop(at)
         _hand(message, wanted)

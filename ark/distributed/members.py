@@ -1,5 +1,5 @@
-"""A group of some of a job's ranks, over the job's bootstrap. Used by pairs of ranks whose link is
-measured.
+"""A group of some of a job's ranks, over the job's bootstrap. It is used by pairs of ranks while
+their link is measured.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Sends and receives of torch.distributed on the backend "ark".
 
-On the CPU they run beside the caller. Messages without a tag go from rank to rank in order
-(`Group.send`), and `Arrivals` determines the sender for receives from any rank. Messages with a tag
-are announced to their receiver over the bootstrap and use a separate way (`TagMatcher`). On a GPU
-sends and receives are queued on the caller's stream in order, from named ranks.
+On the CPU they run on threads beside the caller. Messages without a tag are sent from rank to rank
+in order (`Group.send`); for receives from any rank `Arrivals` determines the sender. Messages with
+a tag are announced to their receiver over the bootstrap, and have a sequence of their own
+(`TagMatcher`). On a GPU sends and receives are queued on the caller's stream in order; the sender
+must be named, and tags are not supported.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ark.errors import InvalidUsageError, UnsupportedError
 from ark.frontend.foreign import dense
 from ark.runtime.bootstrap import Bootstrap
 
-TAGGED = "tagged"  # the way of messages with a tag
+TAGGED = "tagged"  # the name of the sequence of messages with a tag
 TAG_AND_SIZE = struct.Struct("<qQ")
 
 
@@ -55,7 +56,7 @@ class Messages:
         return ArkWork([tensor], self._aside(way, peer, tell_and_send))
 
     def receive(self, group: Group, tensor: torch.Tensor, peer: int | None, tag: int) -> ArkWork:
-        """peer: None accepts a message of any rank."""
+        """Receives a message from `peer`; None accepts any rank."""
         if tensor.device.type != "cpu":
             _only_plain(peer, tag)
             assert peer is not None
@@ -101,7 +102,9 @@ class Messages:
         return self._matcher
 
     def _aside(self, way: str, peer: int, task: Callable[[], None]) -> Future[None]:
-        """Runs the task after earlier ones of that way; messages of one pair arrive in order."""
+        """Runs the task on the thread of this way and peer, after its earlier tasks, so that the
+        messages of a pair arrive in order.
+        """
         key = (way, peer)
         if key not in self._beside:
             self._beside[key] = ThreadPoolExecutor(1, thread_name_prefix=f"ark-{way}-{peer}")

@@ -1,4 +1,4 @@
-"""Programs of collectives that a caller names by a file, and the arrays that they take.
+"""Programs of collectives that a caller gives as a file, and the shapes of their results.
 
 Called by ark.distributed.group.
 """
@@ -15,7 +15,9 @@ from ark.errors import InvalidUsageError
 
 
 def load(path: str | os.PathLike[str], kept: dict[str, CollectiveProgram]) -> CollectiveProgram:
-    """The program of a file. kept: programs by the content of their files, which are read once."""
+    """The program in a file. kept: programs by the content of their files; each content is parsed
+    once.
+    """
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError, TypeError, ValueError) as error:
@@ -28,7 +30,9 @@ def load(path: str | os.PathLike[str], kept: dict[str, CollectiveProgram]) -> Co
 
 
 def check_ranks(program: CollectiveProgram, world: int) -> None:
-    """Raises InvalidUsageError unless the program is for so many ranks, with equal parts."""
+    """Raises InvalidUsageError unless the program is for `world` ranks and parts of equal
+    length.
+    """
     unequal = program.counts is not None and not program.permutes
     if program.ranks != world or unequal:
         raise InvalidUsageError(
@@ -39,7 +43,9 @@ def check_ranks(program: CollectiveProgram, world: int) -> None:
 
 
 def result_shape(program: CollectiveProgram, shape: Sequence[int], world: int) -> tuple[int, ...]:
-    """The shape of a rank's result; raises InvalidUsageError for rows that cannot be divided."""
+    """The shape of a rank's result. Raises InvalidUsageError if the first dimension is not
+    divisible.
+    """
     first, *others = shape or (1,)
     if program.collective is Collective.ALL_GATHER:
         return (first * world, *others)
@@ -54,6 +60,6 @@ def result_shape(program: CollectiveProgram, shape: Sequence[int], world: int) -
 
 
 def title(program: CollectiveProgram) -> str:
-    """The program's name and a digest of it, equal on all ranks that run the same."""
+    """The program's name and a digest of its content, for comparing the programs of ranks."""
     digest = hashlib.sha256(to_json(program).encode()).hexdigest()
     return f"{program.name[:60]!r} {digest[:16]}"

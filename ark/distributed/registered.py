@@ -1,7 +1,7 @@
-"""Memory of arrays that collectives read and write in place, without a copy.
+"""Arrays that collectives read and write in place, without a copy.
 
-The kernel of a call accesses its input and its result by addresses, which it takes from here for
-arrays that the caller has registered. Called by ark.distributed.group.
+A kernel accesses its input and its result by addresses. For arrays that the caller has registered,
+these are the arrays' own addresses, which this module provides. Called by ark.distributed.group.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from ark.backend.devices import Device, InlineDevice
 from ark.distributed.arrays import Array, wrap
 from ark.errors import InvalidUsageError
 
-ACCESS_BYTES = 16  # of the widest access of a task
+ACCESS_BYTES = 16  # bytes of a task's widest access
 
 
 class Registered:
-    """Registered arrays by address. They are kept alive until they are unregistered."""
+    """Registered arrays by address. An array is kept alive until it is unregistered."""
 
     def __init__(self) -> None:
         self._arrays: dict[int, Array] = {}
 
     def add(self, given: Any, device: Device) -> None:
-        """Raises InvalidUsageError for an array that is not writable, aligned memory of the
+        """Registers an array. Raises InvalidUsageError unless it is writable, aligned memory of the
         device.
         """
         array = wrap(given)
@@ -41,13 +41,14 @@ class Registered:
         self._arrays[address] = array
 
     def remove(self, given: Any) -> None:
-        """Raises InvalidUsageError for an array that is not registered."""
+        """Unregisters an array. Raises InvalidUsageError if it is not registered."""
         if self._arrays.pop(wrap(given).place(), None) is None:
             raise InvalidUsageError("unregister: the array is not registered; register it first")
 
     def addresses(self, x: Array | None, y: Array | None) -> tuple[int | None, int | None]:
-        """Where a call may read x and write y in place. x that y overlaps is copied, since the
-        kernel writes y before all ranks have read x.
+        """The addresses at which a call may read x and write y in place; None for an array that
+        must be copied. If x and y overlap, x is copied, because the kernel writes y before all
+        ranks have read x.
         """
         source, target = self._address(x), self._address(y)
         if source is None or target is None or x is None or y is None:

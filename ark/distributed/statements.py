@@ -1,5 +1,5 @@
-"""The messages by which ranks of a communicator report their calls when a call cannot continue, and
-the error that all of them derive from these. Called by ark.distributed.communicator.
+"""Statements, by which ranks report their calls when a call cannot continue, and the error that
+every rank derives from all statements. Called by ark.distributed.communicator.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from ark.errors import BaseError, InvalidUsageError, SystemError
 
 
 class StatedCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A call. number: from 1, counted since the communicator's ranks last agreed; chain: see
-    ark.distributed.board; text: the call for error messages.
+    """A call in a statement. number: counted from 1 since the communicator last began again. chain:
+    see ark.distributed.board. text: the call in error messages.
     """
 
     number: int
@@ -22,7 +22,9 @@ class StatedCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Elsewhere(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A call of another communicator that a rank is in, and that communicator's ranks."""
+    """A call in another communicator that the rank has not returned from, and that communicator's
+    ranks.
+    """
 
     text: str
     ranks: list[int]
@@ -31,9 +33,9 @@ class Elsewhere(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Statement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One rank's report.
 
-    calls: its latest ones. inside: the last of them has not returned. elsewhere: the calls of other
-    communicators that it is in. before: its last call before these. reason: why it cannot continue,
-    if not only because others did not make the call.
+    calls: its latest calls. inside: it has not returned from the last of these. elsewhere: calls of
+    other communicators that it has not returned from. before: its last call before these. reason:
+    the reason why it cannot continue, if there is another one than missing calls of other ranks.
     """
 
     calls: list[StatedCall]
@@ -48,13 +50,15 @@ class Statement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.calls[-1].number if self.calls else 0
 
     def is_past(self, number: int, chain: int) -> bool:
-        """True if the rank has returned from that call: it made the same one and a later one."""
+        """True if the rank has returned from that call: it made the same call and then a
+        later one.
+        """
         same = {call.number: call.chain for call in self.calls}.get(number, chain) == chain
         return same and self.last > number
 
 
 def agreed(statements: Mapping[int, Statement]) -> int:
-    """The number up to which all ranks have made the same calls."""
+    """The number of the last call up to which all ranks made the same calls."""
     least = min(s.last for s in statements.values())
     known = [{c.number: c.chain for c in s.calls} for s in statements.values()]
     while least and len({calls.get(least) for calls in known} - {None}) > 1:
@@ -64,8 +68,8 @@ def agreed(statements: Mapping[int, Statement]) -> int:
 
 def fails(statements: Mapping[int, Statement], rank: int) -> bool:
     """True if the reports end a call of this rank, the current or the next one. False if the rank
-    is in a call of another communicator that waits for a rank that waits here: that call ends
-    instead.
+    is in a call of another communicator and waits there for a rank that waits in this one: then
+    that call ends instead.
     """
     own = statements[rank]
     waiting = {each for each, statement in statements.items() if statement.inside}
@@ -74,8 +78,8 @@ def fails(statements: Mapping[int, Statement], rank: int) -> bool:
 
 
 def error(statements: Mapping[int, Statement], ranks: Sequence[int], waited_s: float) -> BaseError:
-    """The error, equal on all ranks that received the same statements. ranks: all of the
-    communicator.
+    """The error, equal on all ranks that received the same statements. ranks: the
+    communicator's.
     """
     same = agreed(statements)
     following = {r: c for r, s in statements.items() for c in s.calls if c.number == same + 1}

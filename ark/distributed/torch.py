@@ -40,7 +40,9 @@ _OPS = {
 
 
 class ProcessGroupArk(dist.ProcessGroup):
-    """torch's process group over ark's collectives, with one Bootstrap and one device."""
+    """torch's process group over ark's collectives: one Bootstrap, and a Group for each type of
+    device.
+    """
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]
@@ -66,7 +68,7 @@ class ProcessGroupArk(dist.ProcessGroup):
         return self._name
 
     def _group(self, tensor: torch.Tensor) -> Group:
-        """The group for the kind of device of the tensor."""
+        """The group for the tensor's type of device, created on first use."""
         kind = tensor.device.type
         if tensor.layout != torch.strided or kind not in ("cpu", "cuda"):
             raise InvalidUsageError(
@@ -138,7 +140,7 @@ class ProcessGroupArk(dist.ProcessGroup):
         inputs: Sequence[torch.Tensor],
         opts: Any = None,
     ) -> ArkWork:
-        """outputs[r]: the tensors of rank r, as many as the inputs."""
+        """outputs[r]: the tensors of rank r, one per input."""
         return self.allgather([list(parts) for parts in zip(*outputs, strict=True)], inputs, opts)
 
     def _allgather_base(

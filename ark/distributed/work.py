@@ -15,7 +15,7 @@ from ark.runtime.bootstrap import Bootstrap
 
 
 class ArkWork(Work):
-    """A call that has ended or runs beside its caller."""
+    """A call that has ended, or that runs on another thread."""
 
     def __init__(self, result: Any, running: Future[None] | None = None) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class ArkWork(Work):
         self._running = running
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Returns when the result is complete; raises the error of the call."""
+        """Returns when the result is complete. Raises the call's error."""
         if self._running is not None:
             self._running.result(timeout.total_seconds() or None)
         return True
@@ -46,7 +46,9 @@ class ArkWork(Work):
 
 
 class ReceiveWork(ArkWork):
-    """A receive that may not know its sender yet; `began` and `set_source` report progress."""
+    """A receive whose sender may not be determined yet. `began` and `set_source` report
+    progress.
+    """
 
     def __init__(self, result: Any, job: Bootstrap, timeout_s: float) -> None:
         super().__init__(result)
@@ -59,7 +61,7 @@ class ReceiveWork(ArkWork):
         self._begun = True
 
     def set_source(self, source: int) -> None:
-        """Sets the sender of its message; called before `began` or before the receive ends."""
+        """Sets the message's sender. Called before `began`, or before the receive ends."""
         self._source = source
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
@@ -72,6 +74,6 @@ class ReceiveWork(ArkWork):
         return self._begun and super().is_completed()
 
     def _source_rank(self) -> int:
-        """torch asks for it when the receive has ended."""
+        """The sender's rank, which torch reads after the receive has ended."""
         assert self._source is not None
         return self._source

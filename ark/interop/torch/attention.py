@@ -12,7 +12,9 @@ from ark.interop.torch.values import Call, Value, cast, operator, refuse
 
 
 def _repeated(heads: ark.Tensor, query: ark.Tensor) -> ark.Tensor:
-    """Keys or values (..., kv_heads, rows, width), each head as often as it has query heads."""
+    """Keys or values (..., kv_heads, rows, width), each head repeated for all query heads that use
+    it.
+    """
     *lead, count, rows, width = heads.ir.shape
     group, rest = divmod(query.ir.shape[-3], count)
     if rest:
@@ -31,9 +33,9 @@ def _attention(
     scale: float | None,
     grouped: bool = False,
 ) -> Any:
-    """Scaled dot-product attention by its definition; where matrix units support it, lowering makes
-    one op of it (ark.lower.rewrite.fuse_attention). grouped: several query heads have one of keys
-    and values.
+    """Scaled dot-product attention by its definition. For machines with matrix units, lowering
+    replaces it by one op (ark.lower.rewrite.fuse_attention). grouped: several query heads share one
+    head of keys and values.
     """
     q, k, v = query.tensor, key.tensor, value.tensor
     if grouped and len(q.ir.shape) > 2:
@@ -43,7 +45,7 @@ def _attention(
     scale = q.ir.shape[-1] ** -0.5 if scale is None else scale
     product = ark.matmul(
         q, k, transpose_other=True, dtype=ark.fp32, tf32=products_as_tf32(query)
-    )  # 16 bits would round scores, and fp16 overflow
+    )  # in 16 bits scores would be rounded and fp16 could overflow
     scores = ark.mul(product, float(scale))
     if is_causal:
         shape = list(scores.ir.shape)
@@ -132,7 +134,9 @@ def _alone(
     causal: bool,
     scale: float | None,
 ) -> list[Any]:
-    """Attention whose other results, which only training needs, are not used."""
+    """The results of an attention operator with only the attention computed. Raises
+    UnsupportedError if dropout or a result that only training needs is used.
+    """
     others = len(call.used) - 1
     if dropout or any(call.wants(1 + place) for place in range(others)):
         raise refuse("attention with dropout or its logsumexp")
@@ -181,8 +185,8 @@ def _layer(x: ark.Tensor, weight: Value, bias: Value | None) -> ark.Tensor:
 
 
 def _hidden(mask: Value, kind: int | None, batch: int) -> ark.Tensor:
-    """The mask of scores (batch, heads, rows, keys), by torch's kinds: 0 is by row and key, 1 by
-    batch and key, 2 by all. Numbers mask if they are not zero.
+    """The mask, shaped for scores (batch, heads, rows, keys). kind is torch's: 0 is a mask by row
+    and key, 1 by batch and key, 2 by all dimensions. In a mask of numbers, nonzero elements mask.
     """
     given = mask.tensor if mask.dtype == torch.bool else ark.not_equal(mask.tensor, 0.0)
     shapes = {0: [1, 1, *mask.shape[-2:]], 1: [batch, 1, 1, mask.shape[-1]], 2: [*mask.shape]}
@@ -278,7 +282,7 @@ def _encoder_layer(
     mask: Value | None = None,
     mask_type: int | None = None,
 ) -> Any:
-    """torch's own layer of an encoder in eval mode."""
+    """torch's fused encoder layer in eval mode."""
     if len(src.shape) != 3:
         raise refuse("an encoder layer of other than batches of rows")
 

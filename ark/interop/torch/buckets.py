@@ -1,10 +1,9 @@
-"""Varying sizes, rounded up: which dimensions of a torch graph may be padded, and how.
+"""Varying sizes, rounded up: determines which dimensions of a torch graph may be padded, and pads.
 
-A size may be rounded up if no result that the caller sees depends on the added elements: each
-operator either works along that dimension element by element, or does not change it. `paddable`
-decides this for a graph, operator by operator; the table PERMITTED has the dimensions that each
-operator permits, and an operator without an entry permits none. Called by
-ark.interop.torch.compile.
+A size may be rounded up if no result that the caller sees depends on the added elements. Each
+operator must either work element by element along that dimension or leave it unchanged. `paddable`
+decides this for a graph, operator by operator. The table PERMITTED has the dimensions that each
+operator permits; an operator without an entry permits none. Called by ark.interop.torch.compile.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ def holding(value: Any, symbol: Any) -> set[int]:
 
 
 def multiple(size: Any, symbol: Any) -> int | None:
-    """c where a size is c times the symbol."""
+    """c if a size is c times the symbol, else None."""
     if not isinstance(size, torch.SymInt):
         return None
     rest = size.node.expr / symbol
@@ -47,7 +46,7 @@ def multiple(size: Any, symbol: Any) -> int | None:
 
 
 class _Node:
-    """A node's operands, by position and by name, and the symbol in question."""
+    """A node's operands, by position and by name, and the symbol whose size is padded."""
 
     def __init__(self, node: fx.Node, symbol: Any) -> None:
         self.node, self.symbol = node, symbol
@@ -84,12 +83,16 @@ def _anything(n: _Node) -> bool:
 
 
 def _along(place: int, name: str) -> Rule:
-    """Works along the axes in an argument, which must not be padded."""
+    """The rule of an operator that works along the axes in an argument: these must not be
+    padded.
+    """
     return lambda n: not n.dims() & n.axes(n.given(place, name, None))
 
 
 def _first(*leading: int) -> Rule:
-    """The first operand may be padded in these dimensions, other operands not at all."""
+    """The rule that the first operand may be padded in these dimensions, and no other operand at
+    all.
+    """
 
     def rule(n: _Node) -> bool:
         others = range(1, len(n.node.args))
@@ -99,7 +102,9 @@ def _first(*leading: int) -> Rule:
 
 
 def _product(left: int, right: int) -> Rule:
-    """A matrix product of two operands: padded rows, columns and batches become the result's."""
+    """The rule of a matrix product of two operands. Padded rows, columns and batches become the
+    result's; the summed dimension must not be padded.
+    """
 
     def rule(n: _Node) -> bool:
         inner = n.rank(left) - 1, max(n.rank(right) - 2, 0)
@@ -109,8 +114,8 @@ def _product(left: int, right: int) -> Rule:
 
 
 def _attention(n: _Node) -> bool:
-    """Padded batches and heads; padded rows together with keys if each row only attends to keys
-    before it.
+    """Batches and heads may be padded; rows together with keys only if each row attends to no later
+    key.
     """
     rank = n.rank()
     batched = all(n.dims(i) <= set(range(rank - 2)) for i in range(3))
@@ -125,7 +130,7 @@ def _attention(n: _Node) -> bool:
 
 
 def _norm(n: _Node) -> bool:
-    """Norms over the last dimensions."""
+    """Norms over the last dimensions, which must not be padded."""
     sizes = n.given(1, "normalized_shape")
     rank = n.rank()
     return not n.dims() & set(range(rank - len(sizes), rank))
@@ -199,13 +204,13 @@ PERMITTED: dict[str, Rule] = {
 }
 
 
-Around = dict[int, Any]  # by dimension with the symbol: how many runs of the size it has
+Around = dict[int, Any]  # by dimension with the symbol: the number of runs of the size
 
 
 def _around(node: fx.Node, symbol: Any, known: dict[fx.Node, Around]) -> Around | None:
-    """For a node's result. A dimension of 2 * s that joins one of s and a preceding one of 2 has
-    two runs of the size, each padded at its own end; with the 2 following, it has one. None if that
-    is undecided.
+    """The runs of padded elements in a node's result, by dimension. A dimension of 2 * s that joins
+    dimensions (2, s) consists of two runs of s, each padded at its own end; one that joins (s, 2)
+    is one run. None if the runs cannot be determined.
     """
     value = node.meta.get("val")
     parts = value if isinstance(value, (list, tuple)) else [value]
@@ -236,7 +241,7 @@ def _around(node: fx.Node, symbol: Any, known: dict[fx.Node, Around]) -> Around 
 
 
 def _count(sizes: Sequence[Any]) -> Any:
-    """Their product."""
+    """The product of the sizes."""
     return math.prod(map(_expression, sizes), start=sympy.Integer(1))
 
 
@@ -269,7 +274,7 @@ def paddable(module: fx.GraphModule, symbol: Any) -> str | None:
         if node.target is operator.getitem:
             continue
         if isinstance(value, torch.SymInt) or name.startswith("sym_size"):
-            continue  # sizes: of shapes only; the next check finds arithmetic on them
+            continue  # sizes occur in shapes only; the next check finds arithmetic on them
         rule = PERMITTED.get(name)
         if rule is None:
             return f"{name or node.target} does not permit it"
@@ -285,7 +290,7 @@ def _touches(node: fx.Node, symbol: Any) -> bool:
 
 
 def _computes_with_sizes(node: fx.Node, name: str) -> bool:
-    """True if a size is a numeric operand, not a part of a shape."""
+    """True if a size is used as a number, not as part of a shape."""
     numbers = node.args[2:] if name.startswith("new_") else node.args[1:]
     numbers = numbers if name in _FILLED else node.args
     operands = (n.meta.get("val") for n in numbers if isinstance(n, fx.Node))
@@ -315,7 +320,7 @@ class Padding:
         sizes = [n for v in values for n in (v.shape if isinstance(v, torch.Tensor) else [v])]
         solved = {s for n in sizes for s in symbols(n) if multiple(n, s) is not None}
         if any(e.free_symbols - solved for strides in self._strides for e in strides):
-            self.padded = []  # the strides of the results do not follow from the arguments
+            self.padded = []  # the results' strides do not follow from the arguments
         self._bounds = {s: _upper(values, s) for s in self.padded}
         self._inputs = [self._sizes(v) for v in values]
         self._outputs = [self._sizes(v) for v in _ends(output)]
@@ -377,7 +382,7 @@ class Padding:
 
 
 def _upper(values: Sequence[Any], symbol: Any) -> int | None:
-    """The upper bound of a size that torch knows."""
+    """The upper bound that torch has for a size, or None."""
     for value in values:
         for size in value.shape if isinstance(value, torch.Tensor) else [value]:
             if isinstance(size, torch.SymInt) and symbol in symbols(size):

@@ -1,9 +1,9 @@
-"""The per-call work of a kernel, in as few host steps as possible: checks whether its tensors fit
-the plan and whether fixed ones are at the same addresses (look.py does both in one step, if it is
-available), and allocates results. Called by program.py.
+"""The per-call work of a kernel on the host, in as few steps as possible.
 
-torch's own compiler has a C++ function for that allocation; in builds of torch without it, a public
-one is used.
+Checks whether a call's tensors fit the plan and whether fixed tensors are still at the same
+addresses (look.py does both in one step, if it is available), and allocates results. Called by
+program.py. torch's own compiler has a C++ function for that allocation; in builds of torch without
+it, a public function is used.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Fixed:
         self.addresses = {i: inputs[i].data_ptr() for i in self.which}
 
     def lie(self, inputs: list[torch.Tensor]) -> bool:
-        """True if they are at the same addresses and their bytes are still their values."""
+        """True if the inputs are at the recorded addresses and their bytes are their values."""
         if not self.which:
             return True
         picked = [inputs[i] for i in self.which] if self._pick is None else self._pick(inputs)
@@ -42,8 +42,8 @@ class Fixed:
 
 
 def kinds(tensors: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """The properties of each tensor for which the kernel was compiled. Raises AttributeError for
-    other objects.
+    """The properties of each tensor that a kernel is compiled for. Raises AttributeError for
+    objects that are not tensors.
     """
     return [(type(t), t.shape, t.dtype, t.device, t.layout) for t in tensors]
 
@@ -62,5 +62,7 @@ def maker(memory: Memory, dtype: torch.dtype, device: torch.device) -> Callable[
 
 
 def _several(device: torch.device) -> bool:
-    """True if there are several devices of the kind; the quick function uses the current one."""
+    """True if the machine has several devices of this type; the quick function uses the current
+    one.
+    """
     return device.type != "cpu" and torch.get_device_module(device).device_count() > 1

@@ -32,8 +32,8 @@ from ark.interop.torch.strides import read_by_strides
 
 
 class _Support(OperatorSupportBase):
-    """Tells the partitioner which nodes ark supports, except those that stay in torch for another
-    reason; keeps the reasons.
+    """Tells the partitioner which nodes ark supports, and records the reasons for the others. stay:
+    nodes that stay in torch because their strides are read.
     """
 
     def __init__(self, stay: Iterable[fx.Node]) -> None:
@@ -77,14 +77,15 @@ def compile_graph(
     by_torch: bool = False,
     visible: int | None = None,
 ) -> Callable[..., Any]:
-    """A function of the graph's inputs that returns its results, as a list or as the graph does.
+    """A function of the graph's inputs that returns its results, as a list or in the graph's own
+    form.
+
     fixed: indices of inputs that are the same tensors in nearly every call. guarded: the caller
     ensures that the inputs are like the first call's. by_torch: the inputs come from torch's
-    operators, as do those between the parts of a graph (both: Program). visible: how many of the
-    results a caller sees (default all); the others are for the backward graph only.
-
-    A graph with varying sizes is compiled once for the sizes of each call. A graph that stays in
-    torch partly is called part by part.
+    operators, as do those between the parts of a graph (for guarded and by_torch see Program).
+    visible: how many of the results a caller sees (default all); the others are for the backward
+    graph only. A graph with varying sizes is compiled once for each combination of sizes. A graph
+    of which some operators stay in torch is called part by part.
     """
     if any(varies(e) for e in examples) or any(varies(v) for v in values(module)):
         return _Sized(module, fixed, by_torch)
@@ -117,8 +118,8 @@ def compile_graph(
 
 
 def _copied(module: fx.GraphModule, support: _Support) -> fx.GraphModule:
-    """A copy for the partitioner, which changes it, with the support's nodes replaced by the
-    copy's.
+    """A copy of the graph for the partitioner, which changes it. In `support`, nodes are replaced
+    by the copy's.
     """
     graph = fx.Graph()
     places: dict[fx.Node, fx.Node] = {}
@@ -243,17 +244,18 @@ def _compile_traced(module: fx.GraphModule, examples: Sequence[Any]) -> Callable
 
 
 def _compile_backward(module: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
-    """The same for gradients, whose inputs are the values that the forward graph has kept."""
+    """The compiler for gradients. Its inputs are the values that the forward graph has kept."""
     return or_torch(module, lambda: compile_graph(module, examples, by_torch=True))
 
 
 def backend(
     module: fx.GraphModule, examples: Sequence[object], **given: object
 ) -> Callable[..., object]:
-    """The backend "ark" of torch.compile; forward, and backward if gradients are requested.
+    """The backend "ark" of torch.compile, for forward graphs, and for backward graphs if gradients
+    are requested.
 
     Raises InvalidUsageError if torch.compile is given a mode or options, which this backend does
-    not have.
+    not support.
     """
     if given:
         listed = ", ".join(f"{name}={value!r:.60}" for name, value in given.items())

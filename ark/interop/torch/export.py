@@ -1,5 +1,4 @@
-"""torch.export for ark: one module at a time, with a clear error for modules that it cannot follow.
-
+"""torch.export for ark: exports one module at a time, with a clear error if torch cannot export it.
 Called by ark.interop.torch.compile and ark.interop.torch.iterate.
 """
 
@@ -28,7 +27,7 @@ def decompositions() -> dict[Any, Any]:
 
 @cache
 def _found() -> dict[Any, Any]:
-    """The same without the cache; takes torch half a second."""
+    """The same, computed; torch takes half a second for it."""
     table = {op: f for op, f in core_aten_decompositions().items() if name_of(op) not in TABLE}
     aten = torch.ops.aten
     others = [aten._native_batch_norm_legit_functional, aten.linalg_vector_norm]
@@ -47,10 +46,10 @@ def check_module(module: Any) -> torch.nn.Module:
 def export(
     module: torch.nn.Module, example: Sequence[Any], training: bool, dynamic_shapes: Any = None
 ) -> Any:
-    """The module exported for `example` and decomposed, in the requested mode.
+    """Exports and decomposes the module for `example`, in training or eval mode as requested.
 
     Its own mode is restored afterwards. Raises InvalidUsageError with torch's message if torch
-    cannot follow the module for these inputs.
+    cannot export the module for these inputs.
     """
     check_module(module)
     if not isinstance(example, (tuple, list)):

@@ -29,8 +29,8 @@ from ark.interop.torch.values import TABLE, Call, Value, fitted, input_of
 
 
 def drop_checks(module: fx.GraphModule) -> None:
-    """Removes nodes that only assert facts known from torch's shape propagation, and views by
-    strides that the tensor has anyway, such as pools of whole images make.
+    """Removes nodes that only assert what torch's shape propagation has shown, and views with the
+    strides that the tensor has anyway, which pools over whole images contain.
     """
     for node in list(module.graph.nodes):
         if _same_view(node):
@@ -106,7 +106,7 @@ def _used(node: fx.Node) -> list[bool]:
 
 
 def call_node(node: fx.Node, arguments: Mapping[fx.Node, Any]) -> Any:
-    """A node's results as values of the current model: one, or a list."""
+    """A node's results as values of the current model: one value, or a list."""
     whole: Any = (node.args, node.kwargs)
     given, named = cast(Any, fx.node.map_arg(whole, lambda n: arguments[n]))
     if node.target is python.getitem:
@@ -128,7 +128,7 @@ def call_node(node: fx.Node, arguments: Mapping[fx.Node, Any]) -> Any:
 
 
 def why_not(node: fx.Node) -> str | None:
-    """The reason why a node cannot be converted; None if it can."""
+    """The reason why a node cannot be converted; None if it can be."""
     if node.op != "call_function":
         return f"{node.op} is not supported"
     try:
@@ -150,8 +150,8 @@ def why_not(node: fx.Node) -> str | None:
 
 @dataclass
 class Built:
-    """A converted graph: its inputs, in the torch graph's order, and its results: values, or
-    constants known beforehand (None, numbers).
+    """A converted graph. inputs: in the torch graph's order. results: values, or constants that are
+    known at conversion (None, numbers).
     """
 
     model: ark.Model
@@ -165,9 +165,11 @@ def build(
     into: ark.Model | None = None,
     ends: Sequence[Any] | None = None,
 ) -> Built:
-    """The graph of a module all of whose nodes ark supports. examples: tensors, or fake ones;
-    tensors that the module holds are inputs too, after the others, in the order of `held`. ends:
-    the nodes that are its outputs; by default the module's results.
+    """Converts a module, all of whose nodes ark must support.
+
+    examples: tensors, or fake ones. Tensors that the module holds are further inputs after these,
+    in the order of `held`. ends: the nodes whose values are the results; by default the module's
+    outputs.
     """
     with ark.use_model(into or ark.Model(0, 1)) as model:
         values: dict[fx.Node, Any] = {}

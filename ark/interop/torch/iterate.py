@@ -74,7 +74,9 @@ class Options:
 
     @property
     def ranks(self) -> int:
-        """Ranks of the job that share the replicas. Raises InvalidUsageError if they cannot."""
+        """The number of ranks that share the replicas. Raises InvalidUsageError if they cannot be
+        divided.
+        """
         world = ark.Model.get_world_size()
         if self.replication == 1:
             return 1
@@ -118,7 +120,7 @@ class Executor:
         self._turn = threading.RLock()  # threads take turns
         self._closed = False
         self._program: Program | None = None
-        self._written: list[torch.Tensor] = []  # by the kernel, in place
+        self._written: list[torch.Tensor] = []  # that the kernel writes in place
         self._shapes: list[tuple[tuple[int, ...], torch.dtype]] = []
 
     @property
@@ -208,7 +210,7 @@ class Executor:
 
 
 class _Builder:
-    """Builds one iteration as a graph of ark."""
+    """Builds the graph of one iteration."""
 
     def __init__(self, executor: Executor, exported: Any, given: Sequence[torch.Tensor]) -> None:
         self.options, self.mode = executor.options, executor._mode
@@ -239,7 +241,7 @@ class _Builder:
         return Program(model, given, outputs, tensors, members=members)
 
     def _kept(self) -> tuple[dict[str, Value], list[torch.Tensor]]:
-        """Parameters, buffers and constants by the name of their placeholder."""
+        """Values for parameters, buffers and constants, by placeholder name, and their tensors."""
         held = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
         kept: dict[str, Value] = {}
         tensors = []

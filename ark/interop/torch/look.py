@@ -1,10 +1,10 @@
-"""Checks the tensors of a kernel's call in one step of the interpreter: fixed ones are at the same
-addresses, the others have the kernel's shapes and types; returns the others' addresses. Called by
-program.py.
+"""Checks the tensors of a kernel's call in one step of the interpreter.
 
-It uses torch's C interface, through a function that is compiled once (look.cpp): 122 tensors take a
-quarter of the time of torch's Python functions. Without a compiler, or if torch lacks that
-interface, those are used (calls.py).
+Fixed tensors must be at the same addresses, the others must have the kernel's shapes and types; the
+check returns the others' addresses. Called by program.py. It uses torch's C interface, through a
+function that is compiled once (look.cpp): for 122 tensors it takes a quarter of the time of torch's
+Python functions. Without a compiler, or if torch lacks that interface, the Python functions are
+used (calls.py).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FUNCTIONS = tuple(
 # From torch's C++ interface, since the C interface lacks it: at::native::is_neg(const at::Tensor&).
 # None of the types that a kernel reads has a conjugate bit.
 IS_NEGATIVE = "_ZN2at6native6is_negERKNS_6TensorE"
-WORDS = range(2, 4)  # of an object, after its header, where the handle may lie
+WORDS = range(2, 4)  # words of an object after its header that may be the handle
 
 
 def nothing(tensors: list[torch.Tensor]) -> None:

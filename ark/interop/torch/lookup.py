@@ -35,8 +35,8 @@ def _index(call: Call, x: Value, indices: Sequence[Value | None]) -> Any:
 
 
 def _as_one_index(x: Value, indices: Sequence[Value | None]) -> tuple[ark.Tensor, ark.Tensor, int]:
-    """Indices of neighbouring dimensions, broadcast together, as a single index: the tensor with
-    these dimensions joined, the index, and the joined dimension's number.
+    """Combines indices of neighbouring dimensions into one. Returns the tensor with these
+    dimensions joined, the index into the joined dimension, and that dimension's number.
     """
     places = [d for d, i in enumerate(indices) if i is not None]
     indexed = [i for i in indices if i is not None]
@@ -64,8 +64,8 @@ def _index_put(
     values: Value,
     accumulate: bool = False,
 ) -> Any:
-    """The operator that index_add and the gradient of an embedding become: rows are added in
-    order.
+    """The operator into which index_add and the gradient of an embedding are decomposed. With
+    `accumulate`, rows are added in order.
     """
     table, at, axis = _as_one_index(x, indices)
     before, after = table.ir.shape[:axis], table.ir.shape[axis + 1 :]

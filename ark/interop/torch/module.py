@@ -91,7 +91,7 @@ class Module(torch.nn.Module):
         return results[0] if self._made.is_leaf() else pytree.tree_unflatten(results, self._made)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Called by pickle and copy, which are refused: a kernel belongs to this process and
+        """Called by pickle and copy, which are refused: a kernel belongs to one process and
         device.
         """
         raise InvalidUsageError(
@@ -107,9 +107,7 @@ class Module(torch.nn.Module):
         self._look = looker(self._here, [])
 
     def _moved(self, program: Program) -> None:
-        """Handles parameters at other addresses, such as after the module was moved or
-        converted.
-        """
+        """Handles parameters that have moved to other addresses, for example by `to`."""
         now = [t.detach() for t in self._here]
         if not all(map(_in_place, now)):
             raise InvalidUsageError(
@@ -144,7 +142,7 @@ def _kept(module: torch.nn.Module, exported: Any) -> list[torch.Tensor]:
     strange = [s.kind.name for s in specs if s.target not in held]
     if strange:
         raise UnsupportedError(f"an input of the kind {strange[0]} is not supported")
-    where = torch_device()  # of constants, which tracing creates on the CPU
+    where = torch_device()  # tracing creates constants on the CPU
     return [
         held[s.target].to(where) if s.kind == InputKind.CONSTANT_TENSOR else held[s.target]
         for s in specs
@@ -160,8 +158,8 @@ def _constants(signature: Any) -> list[int]:
 
 
 def _without(graph: fx.GraphModule, constants: Sequence[int], first: int) -> fx.GraphModule:
-    """The graph without those inputs, as a copy, because torch.export checks calls against its own
-    graph.
+    """A copy of the graph without those inputs. It is a copy because torch.export checks calls
+    against its own graph.
     """
     if not constants:
         return graph

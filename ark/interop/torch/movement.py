@@ -31,7 +31,7 @@ _VIEWS = (
     "flatten.using_ints",
 )
 def _view(call: Call, x: Value, *_: Any, **__: Any) -> Any:
-    """The caller converts the tensor to torch's shape."""
+    """The operator changes the shape only; the caller converts the tensor to the result's shape."""
     return x.tensor
 
 
@@ -43,7 +43,7 @@ def _permute(call: Call, x: Value, order: Sequence[int]) -> Any:
 
 
 def _turned(x: Value, order: Sequence[int]) -> Any:
-    """A transposition; if only dimensions of 1 change places, no data move."""
+    """A transposition. If only dimensions of 1 change places, it is a view."""
     moved = [d for d in order if x.shape[d] > 1]
     if moved == sorted(moved):
         return ark.reshape(x.tensor, [x.shape[d] for d in order])

@@ -24,9 +24,11 @@ def planned(
     members: Ranks | None = None,
     boxes: bool = True,
 ) -> Plan:
-    """The plan for a machine. A single rank's plan is verified here, those of several ranks when
-    they are loaded. places: inputs and results, which belong to the caller. boxes: whether these
-    are aligned for box copies.
+    """The plan of a model for a machine.
+
+    It is verified here for a single rank; the plans of several ranks are verified when they are
+    loaded. places: inputs and results, whose memory belongs to the caller. boxes: whether their
+    addresses are aligned for box copies.
     """
     external = sorted({v.tensor.ir.buffer.id for v in places})
     options = {"external": external, **tuned.options(machine)}
@@ -43,8 +45,9 @@ def planned(
 
 
 def _counting_on(machine: Machine, boxes: bool) -> Machine:
-    """The machine with the variants whose launches can continue from one another: those without an
-    operand stream, `block`, which reads operands in place, and `matrix`, which loads boxes of them.
+    """The machine with only the variants whose launches can continue from one another. These have
+    no operand stream: `block`, which reads operands in place, and `matrix`, which loads boxes of
+    matrices.
     """
     first = block(machine.variants[0].role(COMPUTE))
     loads = [v for v in machine.variants if v.role(LOAD) and not v.stages and not v.role(MOVE)]

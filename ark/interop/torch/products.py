@@ -12,8 +12,8 @@ import ark
 from ark.interop.torch.values import Call, Value, operator, refuse
 
 TF32 = "tf32"
-# Since torch 2.9 precisions have names; its older switches are read and written through these, and
-# reading fails for names that they cannot express.
+# Since torch 2.9 precisions have names. torch maps its older switches to these names; reading an
+# older switch fails if it cannot express the name that is set.
 NAMED = hasattr(torch.backends.cudnn, "conv")
 
 
@@ -25,7 +25,7 @@ def products_as_tf32(like: Value) -> bool:
 
 
 def convolutions_as_tf32(like: Value) -> bool:
-    """The same for convolutions, which torch computes as tf32 by default."""
+    """True if torch computes fp32 convolutions as tf32, which is its default."""
     cudnn: Any = torch.backends.cudnn  # typed without the parts that have precisions of their own
     allowed = cudnn.conv.fp32_precision == TF32 if NAMED else cudnn.allow_tf32
     return like.dtype == torch.float32 and bool(allowed)

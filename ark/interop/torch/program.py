@@ -41,7 +41,7 @@ DLPACK_HOST = 1  # DLPack's number for the host's memory
 DENSE = torch.contiguous_format
 BOX_BYTES = 16  # alignment of a matrix's address for box copies
 PROGRAMS: WeakSet[Program] = WeakSet()  # all live programs, for measurements
-LEFT: list[str] = []  # which operators stayed in torch, and why, for measurements
+LEFT: list[str] = []  # operators that stayed in torch, with reasons; for measurements
 
 
 class Program:
@@ -87,9 +87,9 @@ class Program:
         self._step = BOX_BYTES if loads else 1  # required alignment of inputs' addresses
         by_name = {b.name: b.id for b in self._plan.buffers if b.arena == "external"}
         self._ids = [by_name.get(b.name) for b in self._buffers]
-        self._addresses: tuple[int, ...] = ()  # in the last call, of moving tensors
+        self._addresses: tuple[int, ...] = ()  # of moving tensors in the last call
         self._loose: list[int | None] = []  # the plan's buffers of moving tensors
-        self._tables: dict[tuple[int, ...], int] = {}  # of such addresses before
+        self._tables: dict[tuple[int, ...], int] = {}  # by earlier addresses of moving tensors
         self._replaced = 0
         self._captured: list[Executor] = []
         self._executor: Runner | None = None
@@ -175,8 +175,8 @@ class Program:
         return outputs if self._results is None else self._results.of(outputs)
 
     def _here(self, executor: Runner, iterations: int) -> None:
-        """A launch that is waited for; on the calling thread if the previous launch was short,
-        because Ctrl-C then waits for its end.
+        """Launches and waits. If the previous launch was short, the kernel runs on the calling
+        thread, because Ctrl-C then waits for its end.
         """
         inline = self._inline
         if inline is not None and iterations == 1 and inline.short():
@@ -232,7 +232,7 @@ class Program:
             number = tensor.dim() == 0 and tensor.device.type == "cpu" and i < self._given
             if (
                 number and tensor.device != self._where
-            ):  # torch combines it with tensors of any device
+            ):  # torch accepts it beside tensors of any device
                 self._converted[i] = value.dtype
             elif tensor.device != self._where:
                 raise InvalidUsageError(
@@ -372,7 +372,7 @@ def torch_device() -> torch.device:
 
 
 def _same(value: Any) -> Any:
-    """A constant that is known beforehand."""
+    """Returns a constant result unchanged."""
     return value
 
 

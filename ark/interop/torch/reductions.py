@@ -10,11 +10,11 @@ import ark
 from ark.interop.torch.movement import part
 from ark.interop.torch.values import Call, Value, axes_of, axis_of, cast, operator, refuse
 
-MAX_SORTED_ELEMENTS = 8192  # elements whose largest are found at once
-MIN_SORTED_RESULTS = 5  # of the largest; fewer are found one by one
-MAX_ROW_PARTS = 1024  # of rows
-MIN_SPLIT_ROW_ELEMENTS = 1 << 19  # elements of lines that are divided into parts
-PARTS, LEAST_PARTS = 512, 8  # of all lines, and of one
+MAX_SORTED_ELEMENTS = 8192  # of a row whose largest elements are found at once
+MIN_SORTED_RESULTS = 5  # results; fewer are found one by one, without dividing the row
+MAX_ROW_PARTS = 1024  # parts of all rows
+MIN_SPLIT_ROW_ELEMENTS = 1 << 19  # elements of all lines; fewer are not divided
+PARTS, LEAST_PARTS = 512, 8  # parts of all lines, and the least number of parts of a line
 
 
 def _reduced(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -71,8 +71,8 @@ operator("argmin.default")(_arg(ark.argmin))
 
 
 def _moments(x: Value, axes: Sequence[int], correction: Any) -> tuple[Any, Any]:
-    """(variance, mean) over axes, which remain as dimensions of 1, in fp32, as torch sums them:
-    squares overflow fp16.
+    """(variance, mean) over axes, which remain as dimensions of size 1. They are computed in fp32,
+    as in torch, because squares overflow fp16.
     """
     tensor = cast(x, ark.fp32)
     count = math.prod(tensor.ir.shape[a] for a in axes)
@@ -114,7 +114,7 @@ def _cumsum(call: Call, x: Value, dim: int, **_: Any) -> Any:
     parts = next((p for p in range(most, most // 2, -1) if n % p == 0), 1)
     if axis != len(shape) - 1 or total < MIN_SPLIT_ROW_ELEMENTS or most < LEAST_PARTS or parts == 1:
         return ark.cumsum(tensor, axis)
-    # Few long lines: sums of each part, to which the total of the preceding parts is added.
+    # For few long lines: the sums within each part, plus the total of the preceding parts.
     narrow = call.dtype in (ark.fp16, ark.bf16)
     lines = ark.reshape(tensor, [total // n, parts, n // parts])
     sums = ark.cumsum(ark.cast(lines, ark.fp32) if narrow else lines, 2)
@@ -128,8 +128,8 @@ def _cumprod(call: Call, x: Value, dim: int, **_: Any) -> Any:
 
 
 def _largest(rows: ark.Tensor, k: int, placed: bool, largest: bool) -> tuple[Any, Any]:
-    """ark.topk of rows; few long ones are divided into parts first, so that all processors have
-    work. placed: whether indices are requested.
+    """ark.topk of rows. Few long rows are divided into parts first, so that all processors have
+    work. placed: indices are requested too.
     """
     many, n = rows.shape()
     parts = -(-n // MAX_SORTED_ELEMENTS)
@@ -169,8 +169,8 @@ def _scaled(tensor: Any, weight: Value | None, bias: Value | None, shape: Sequen
 
 
 def _in_one_type(x: Value, *others: Value | None) -> Any:
-    """x's tensor, in fp32 if others have another type: autocast leaves the parameters of 16-bit
-    norms in 32 bits.
+    """x's tensor; in fp32 if the others have another type, because autocast leaves the parameters
+    of 16-bit norms in 32 bits.
     """
     mixed = any(v is not None and v.dtype != x.dtype for v in others)
     return cast(x, ark.fp32) if mixed else x.tensor
@@ -256,8 +256,8 @@ def _norm_of_batch(
     momentum: float,
     eps: float,
 ) -> list[Any]:
-    """Channels normalised over the batch; for a single image over its positions, as in
-    instance_norm.
+    """Normalises channels over the batch. With a single image it normalises over the positions, as
+    instance_norm does.
     """
     if call.wants(1) or call.wants(2):
         raise refuse("a batch norm's statistics")

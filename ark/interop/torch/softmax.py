@@ -8,7 +8,7 @@ from typing import Any
 import ark
 from ark.interop.torch.values import Call, Value, axes_of, axis_of, cast, floating, operator
 
-LONG, FEW = 32768, 64  # elements of a row, and rows, too few to occupy a device row by row
+LONG, FEW = 32768, 64  # elements of a long row; so few rows do not occupy a device one by one
 
 
 @operator("_softmax.default", "softmax.int")
@@ -38,7 +38,7 @@ def _logsumexp(call: Call, x: Value, dims: Any, keepdim: bool = False) -> Any:
 
 
 def _along(tensor: ark.Tensor, axis: int, logarithm: bool) -> ark.Tensor:
-    """Softmax over an axis, or its logarithm. Contiguous rows are one op; other lines, and few long
+    """Softmax over an axis, or its logarithm. Contiguous rows are one op. Other lines, and few long
     rows, are computed from a maximum and a sum.
     """
     shape = tensor.shape()
@@ -49,8 +49,8 @@ def _along(tensor: ark.Tensor, axis: int, logarithm: bool) -> ark.Tensor:
 
 
 def _apart(tensor: ark.Tensor, axis: int, logarithm: bool) -> ark.Tensor:
-    """Intermediate values are fp32; exponentials are computed where they are read, and not
-    stored.
+    """Softmax from a maximum and a sum. Intermediate values are fp32; exponentials are recomputed
+    where they are read, not stored.
     """
     dtype = tensor.ir.dtype
     most = _wide(ark.detach(ark.reduce_max(tensor, axis)))

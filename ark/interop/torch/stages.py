@@ -19,11 +19,11 @@ _STAGE = "_ark_stage"
 
 
 def block(module: torch.nn.Module, stage: int) -> torch.nn.Module:
-    """Annotates a module as part of a pipeline's stage, from 0, and returns it.
+    """Annotates a module as part of a pipeline's stage, numbered from 0, and returns it.
 
-    The device's processors are divided equally among the stages, and a stage's ops, gradients and
-    updates of parameters run on its own; batches of one iteration (options) then pass through the
-    stages concurrently.
+    The device's processors are divided equally among the stages. A stage's ops, gradients and
+    parameter updates run on its own processors, so batches of one iteration (options) pass through
+    the stages concurrently.
     """
     if isinstance(stage, bool) or not isinstance(stage, int) or stage < 0:
         raise InvalidUsageError(
@@ -59,7 +59,7 @@ class Stages:
         return stage_of
 
     def _first(self, paths: Iterable[str]) -> int | None:
-        """The stage of the first of these modules that is annotated."""
+        """The stage of the first of these modules that has one, or None."""
         each = (self._at(path) for path in paths)
         return next((stage for stage in each if stage is not None), None)
 

@@ -21,8 +21,8 @@ READERS = ("aten::as_strided", "aten::as_strided_scatter")
 
 @dataclass(frozen=True)
 class Memory:
-    """A new tensor that a kernel fills. order: its dimensions in memory order; None if elements
-    have gaps or overlap: then they are copied there afterwards.
+    """A new tensor that a kernel fills. order: its dimensions in memory order. It is None if
+    elements have gaps or overlap; then the result is copied to these strides after the kernel.
     """
 
     shape: tuple[int, ...]
@@ -68,15 +68,15 @@ def laid_out(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
     copied = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
     elements, source = copied, tensor
     for d, step in enumerate(strides):
-        if step == 0 and tensor.shape[d] > 1:  # all of them are one
+        if step == 0 and tensor.shape[d] > 1:  # all elements along d share one address
             elements, source = elements.narrow(d, 0, 1), source.narrow(d, 0, 1)
     elements.copy_(source)
     return copied
 
 
 class Results:
-    """A graph's results from a kernel's. ends: the graph's nodes (or constants) that the kernel
-    computes; memory: of each that is a tensor; given: the graph's results.
+    """The results of a graph, from those of its kernel. ends: the graph's nodes (or constants) that
+    the kernel computes. memory: for each end that is a tensor. given: the graph's results.
     """
 
     def __init__(self, module: fx.GraphModule, visible: int | None = None) -> None:
@@ -122,7 +122,7 @@ class Results:
 
     @property
     def plain(self) -> bool:
-        """True if the graph's results are the kernel's, unchanged."""
+        """True if the graph's results are the kernel's results, unchanged."""
         copied = any(m is not None and m.order is None for m in self.memory)
         return not copied and self.given == [Result(i) for i in range(len(self.ends))]
 

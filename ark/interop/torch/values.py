@@ -152,7 +152,7 @@ def axes_of(axes: Any, rank: int) -> list[int]:
 
 
 def number(value: Any, dtype: ark.DataType) -> Any:
-    """A number combined with a tensor, a float for floating point."""
+    """A number to combine with a tensor; a float if the type is floating point."""
     if isinstance(value, Value):
         return value
     return float(value) if dtype in (ark.fp32, ark.fp16, ark.bf16) else value
