@@ -1,8 +1,9 @@
-"""Parallel plans: the distribution of one logical model over ranks, and the communication it needs.
+"""Parallel plans: how one logical model is distributed over ranks, and the communication that this
+needs.
 
-`layout` has layouts and the collectives that convert them, `pipeline` schedules of pipelines,
-`transform` the primitives that split a graph, `plans` the named plans and the search for the
-fastest. ark imports this package only on use. docs/parallel.md has an overview.
+`layout` has layouts of tensors and the collectives that convert them. `pipeline` has schedules of
+pipelines. `transform` has the primitives that split a graph. `plans` has the named plans and the
+search for the fastest one. ark imports this package only on use. docs/parallel.md has an overview.
 """
 
 from ark.parallel.layout import Layout, change, table

@@ -1,4 +1,5 @@
-"""One conversion of a layout: c parts of one kind become c parts of another, by one collective.
+"""Moves: conversions of a layout by one collective, which turn c parts of one kind into c parts of
+another.
 
 A move takes the fastest-varying factor of an axis of the layout (replicas, values or a dimension)
 and makes it the fastest-varying factor of another axis. Each device's block thereby stays a box of
@@ -20,12 +21,12 @@ R, V, D = 0, 1, 2  # axes of a layout: replicas, values, and dimension d as D + 
 
 @dataclass(frozen=True)
 class Step:
-    """A collective, executed by all `groups` at once.
+    """A collective that all `groups` execute at the same time.
 
-    op: all_reduce, all_gather, reduce_scatter, all_to_all, or slice or value_split, which move
-    nothing. source, target: axes of the layout between which a factor of `ranks` moves. elements:
-    sent by each device, by the ring volumes of the papers. groups: devices that communicate with
-    each other, in the order of the parts.
+    op: all_reduce, all_gather, reduce_scatter or all_to_all; or slice or value_split, which move
+    nothing. source, target: the axes of the layout between which a factor of `ranks` moves.
+    elements: sent by each device, by the papers' volumes for rings. groups: the devices that
+    communicate with each other, in the order of the parts.
     """
 
     op: str
@@ -89,7 +90,9 @@ def moved(coordinates: np.ndarray, source: int, target: int, factor: int) -> np.
 
 
 def groups(coordinates: np.ndarray, source: int, factor: int) -> tuple[tuple[int, ...], ...]:
-    """Groups of devices whose coordinates differ only in the moved factor, in its order."""
+    """Groups of devices whose coordinates differ only in the moved factor, each in the order of
+    that factor.
+    """
     key = coordinates.copy()
     key[:, source] //= factor
     order = np.lexsort((coordinates[:, source] % factor, *key.T[::-1]))

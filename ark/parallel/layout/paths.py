@@ -19,9 +19,9 @@ from ark.parallel.layout.moves import Step, groups, moved, moves, operation, rin
 from ark.parallel.layout.types import Layout, layouts
 
 MOST_LAYOUTS = 20_000
-AT_A_TIME = 16  # sources: the arrays relaxed at once stay in the cache
+AT_A_TIME = 16  # sources at a time, so that the arrays relaxed together stay in the cache
 FAR = np.int64(1) << 62
-COST_PER_VOLUME = 64  # per unit of volume; a step costs 1 more, so the shorter of equal paths wins
+COST_PER_VOLUME = 64  # per unit of volume; a step adds 1, so the shorter of equal paths wins
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class _Moves:
                     f"{devices} devices, the limit of the search; use fewer devices or "
                     "dimensions"
                 )
-        # The unit of volume, in elements, that makes all volumes whole numbers.
+        # The unit of volume, in elements, in which all volumes are whole numbers.
         self.unit = Fraction(math.prod(shape), devices * devices)
         self.number = {layout.counts: i for i, layout in enumerate(self.layouts)}
         all_moves = []
@@ -70,7 +70,7 @@ class _Moves:
         self.reached, self.first = np.unique(self.ends, return_index=True)
 
     def distances(self, sources: Sequence[int]) -> np.ndarray:
-        """(layouts, sources): the least cost to each layout."""
+        """(layouts, sources): the least cost from each source to each layout."""
         best = np.full((len(self.layouts), len(sources)), FAR)
         best[list(sources), np.arange(len(sources))] = 0
         costs = self.costs[:, None]
@@ -96,13 +96,11 @@ def table(shape: Sequence[int], devices: int) -> Table:
 
 
 def change(shape: Sequence[int], before: Layout, after: Layout) -> list[Step]:
-    """The steps of the least ring volume from one layout to the other; of several, the fewest.
+    """The steps of the least ring volume from one layout to another; if several paths have it,
+    those of the shortest.
 
     Devices start in the order of `before`; the groups of the steps determine which block each
     device has at the end.
-
-    Raises: InvalidUsageError: the layouts have different numbers of devices or do not divide the
-    shape. UnsupportedError: there are too many layouts to search.
     """
     if before.devices != after.devices:
         raise InvalidUsageError(
@@ -124,7 +122,7 @@ def change(shape: Sequence[int], before: Layout, after: Layout) -> list[Step]:
 
 
 def _realised(shape: Sequence[int], layout: Layout, path: list[list[int]]) -> list[Step]:
-    """The path with its layouts, volumes and groups."""
+    """The steps of a path, with layouts, volumes and groups."""
     steps = []
     coordinates = layout.coordinates()
     for source, target, factor in path:

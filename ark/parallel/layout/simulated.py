@@ -1,8 +1,9 @@
-"""Conversions of a layout on a real network: the least time by the simulator of collectives.
+"""Conversions of a layout on a real network: the path of the least time by the simulator of
+collectives.
 
-The time of a step depends on which devices communicate, so the search is over layouts with devices
-at their positions (Dijkstra), and every step is simulated with all its groups at once: rings, and
-puts to every peer for an all-to-all. Called by `ark layout --topology`.
+The time of a step depends on which devices communicate, so the search (Dijkstra) is over layouts
+together with the devices' positions. Every step is simulated with all its groups at once: as rings,
+or for an all-to-all as puts to every peer. Called by `ark layout --topology`.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ class StepTimes:
         self._known: dict[tuple[str, Groups, int], float] = {}
 
     def us(self, op: str, concurrent: Groups, block_bytes: int) -> float:
-        """The time when all groups run the collective at once; block_bytes: of a device before
-        it.
+        """The time of a step in which all groups run the collective at once. block_bytes: of a
+        device before the step.
         """
         if op in ("slice", "value_split"):
             return 0.0

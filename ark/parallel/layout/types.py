@@ -1,9 +1,10 @@
-"""RVD layouts: how many replicas, value splits and splits of each dimension a tensor has over
-devices.
+"""RVD layouts of a tensor over devices: the numbers of replicas, of value splits, and of splits of
+each dimension.
 
-The representation of Lin et al., "SuperScaler / nnScaler" (OSDI 2024): each of the devices, as many
-as the product of these numbers, holds one block, and with V value splits the tensor is the sum of V
-partial ones. Created by callers and `Layout.parse`; ark.parallel.layout.paths searches over them.
+The representation of Lin et al., "SuperScaler / nnScaler" (OSDI 2024). The number of devices is the
+product of these numbers, and each device holds one block. With V value splits the tensor is the sum
+of V partial ones. Created by callers and `Layout.parse`; ark.parallel.layout.paths searches over
+layouts.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ _FORM = re.compile(r"R([0-9]{1,9})V([0-9]{1,9})D([0-9]{1,9}(?:,[0-9]{1,9})*)")
 
 @dataclass(frozen=True)
 class Layout:
-    """`replicas` copies of `values` partial tensors, dimension d cut into `dims[d]` equal parts.
+    """`replicas` copies of `values` partial tensors, with dimension d cut into `dims[d]` equal
+    parts.
 
-    Devices are numbered row by row over (replicas, values, *dims). CoCoNet's Local is a layout
-    with values only, Replicated one with replicas only, Sliced(d) one with dims[d] only.
+    Devices are numbered row by row over (replicas, values, *dims). In CoCoNet's terms, Local is a
+    layout with values only, Replicated one with replicas only, and Sliced(d) one with dims[d] only.
     """
 
     replicas: int

@@ -1,8 +1,10 @@
-"""One self-contained HTML page that shows a predicted plan: layers across, ranks down.
+"""One self-contained HTML page that shows a predicted plan, with layers in columns and ranks in
+rows.
 
-`render_page` is called by `ark parallelize --html`. Colours are layouts; selecting a block shows
-its ops and the communication between them; bars are memory by rank, followed by the pipeline's
-timeline. Style and drawing helpers are those of the collectives' page (ark.collective.page).
+`render_page` is called by `ark parallelize --html`. Colours stand for layouts. Selecting a block
+shows its ops and the communication between them. Below are bars with the memory of each rank, and
+the pipeline's timeline. Style and drawing helpers are those of the collectives' page
+(ark.collective.page).
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from ark.parallel.plans.rules import PLANS
 
 __all__ = ["page_data", "render_page"]
 
-MOST_SPANS = 20_000  # of the timeline
+MOST_SPANS = 20_000  # entries of the timeline
 
 
 def page_data(prediction: Prediction, title: str) -> dict[str, Any]:
@@ -107,7 +109,9 @@ def _block(cost: BlockCost, stage: int, prediction: Prediction) -> dict[str, Any
 
 
 def _kinds(state: tuple[str, ...], counts: list[int], shape: tuple[int, ...]) -> list[str]:
-    """Along each split axis of the given size: "whole", "rows", "columns" or "sums"."""
+    """The layout of a state of this shape along each axis that splits (count above 1): "whole",
+    "rows", "columns" or "sums".
+    """
     words = {"R": "whole", "V": "sums", str(len(shape) - 1): "columns"}
     return [
         words.get(kind, "rows") if count > 1 else "whole"

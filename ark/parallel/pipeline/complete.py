@@ -1,9 +1,9 @@
-"""Makes the schedule of N micro-batches shorter where warm-up and cool-down around copies of one
-core are not the best: all blocks are placed again by CP-SAT, from the schedule that is known.
+"""Shortens the schedule of N micro-batches where warm-up and cool-down around copies of one core
+are not optimal.
 
-Few micro-batches are placed directly. Of many, a smaller number is placed, and a window of one
-period after which the pipeline is in the same state is repeated. Called by
-ark.parallel.pipeline.schedule.
+CP-SAT places all blocks again, starting from the known schedule. Few micro-batches are placed
+directly. For many micro-batches a smaller number is placed, and a window of one period, after which
+the pipeline is in the same state, is repeated. Called by ark.parallel.pipeline.schedule.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from ark.collective.packages import require
 from ark.parallel.pipeline.placement import Placement
 from ark.parallel.pipeline.unroll import Times, around, makespan_bound
 
-MAX_PLACED_BLOCKS = 128  # blocks of all micro-batches that the solver places together
-SOLVER_TIME = 1.0  # CP-SAT's deterministic time, about seconds, for all decisions together
+MAX_PLACED_BLOCKS = 128  # that the solver places together, of all micro-batches
+SOLVER_TIME = 1.0  # CP-SAT's deterministic time, about seconds, for one call of `shorten`
 
 
 def makespan(placement: Placement, times: Times) -> int:
@@ -25,17 +25,17 @@ def makespan(placement: Placement, times: Times) -> int:
 
 
 def fewer(placement: Placement, count: int) -> int:
-    """The number of micro-batches that are placed directly, at most `count`."""
+    """The number of micro-batches, at most `count`, that are placed directly."""
     return min(count, MAX_PLACED_BLOCKS // len(placement.blocks))
 
 
 def shorten(
     placement: Placement, memory: Sequence[int], times: Times, count: int
 ) -> tuple[Times, int]:
-    """The shortest schedule of `count` micro-batches that was found, `times` at worst, and a lower
-    bound of all schedules' lengths.
+    """The shortest schedule of `count` micro-batches that is found, or `times` if none is shorter,
+    and a lower bound on the length of every schedule.
 
-    The solver is asked for each length from the bound on, until its time is used.
+    The solver is asked for increasing lengths from the bound on, until its time is used.
     """
     bound = target = makespan_bound(placement, count)
     most, effort = makespan(placement, times), SOLVER_TIME
@@ -60,8 +60,8 @@ def _decide(
     end: int,
     effort: float,
 ) -> tuple[str, Times, float]:
-    """Whether a schedule ends by `end`: "found", "impossible" or "unknown", the schedule, and the
-    solver's time.
+    """The solver's answer whether a schedule ends by `end` ("found", "impossible" or "unknown"),
+    the schedule, and the solver's time.
     """
     cp: Any = require("ortools.sat.python.cp_model", "parallel")
     model, blocks, edges = cp.CpModel(), placement.blocks, placement.edges()
@@ -103,8 +103,9 @@ def _decide(
 
 
 def repeat(placement: Placement, times: Times, period: int, copies: int) -> Times | None:
-    """The schedule with `copies` further periods between two moments at which the pipeline is in
-    the same state, a micro-batch apart; None if there are no such moments.
+    """The schedule with `copies` periods inserted between two moments, one period and one
+    micro-batch apart, at which the pipeline is in the same state; None if there are no such
+    moments.
     """
     blocks = placement.blocks
     for at in range(makespan(placement, times) - period):
@@ -125,8 +126,8 @@ def repeat(placement: Placement, times: Times, period: int, copies: int) -> Time
 
 
 def _state(placement: Placement, times: Times, at: int, shift: int) -> list[tuple[int, ...]]:
-    """For each block the number of micro-batches that have started, and the times for which those
-    that have not ended have run.
+    """For each block the number of micro-batches that have started it before `at`, less `shift`,
+    and the time for which each unfinished one has run.
     """
     state = []
     for b, block in enumerate(placement.blocks):

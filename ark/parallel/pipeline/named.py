@@ -1,12 +1,10 @@
 """Named pipeline schedules, built block by block as their papers describe them.
 
-A name stands for a placement, the memory of its devices, and priorities of ready blocks;
-`list_schedule` does the rest. `tessel` searches for schedules instead. Called by
-ark.parallel.plans.
-
-GPipe (Huang et al. 2019), 1F1B (PipeDream-flush, Narayanan et al. 2021), interleaved 1F1B
-(Narayanan et al. 2021), zero bubble H1 (Qi et al. 2024), Chimera (Li and Hoefler 2021), interlaced
-pipelines and 3F1B (nnScaler, Lin et al. 2024).
+A name determines a placement, the memory of its devices, and priorities of ready blocks;
+`list_schedule` makes the schedule from these. `tessel` searches for schedules instead. Called by
+ark.parallel.plans. The schedules are GPipe (Huang et al. 2019), 1F1B (PipeDream-flush, Narayanan et
+al. 2021), interleaved 1F1B (Narayanan et al. 2021), zero bubble H1 (Qi et al. 2024), Chimera (Li
+and Hoefler 2021), interlaced pipelines and 3F1B (nnScaler, Lin et al. 2024).
 """
 
 from __future__ import annotations
@@ -23,7 +21,9 @@ from ark.parallel.pipeline.schedule import MOST_ENTRIES, Entry, Schedule
 from ark.parallel.pipeline.unroll import makespan_bound
 
 Priority = Callable[[str, int], tuple[int, ...]]
-"""From block name and micro-batch to a number; the ready block with the least runs first."""
+"""The priority of a ready block, from its name and micro-batch. The block with the least runs
+first.
+"""
 STAGES_PER_DEVICE = 2  # stages of a device in an interleaved pipeline
 FORWARD_PASSES = 3  # forward passes of 3F1B
 
@@ -39,8 +39,8 @@ class Named:
 
 @dataclass(frozen=True)
 class Spans:
-    """Times of a stage: forward, backward, and the part of backward that computes weights'
-    gradients.
+    """The times of a stage: forward, backward, and the part of backward that computes the gradients
+    of weights.
     """
 
     forward: int = 1
@@ -50,7 +50,7 @@ class Spans:
 
 
 def _both(stages: Sequence[tuple[str, tuple[int, ...]]], spans: Spans) -> list[Block]:
-    """Forward through the stages, each of which takes a unit of memory, and back, which frees
+    """Blocks through the stages forward, each allocating a unit of memory, and back, each freeing
     it.
     """
     blocks: list[Block] = []
@@ -71,7 +71,7 @@ def _backward_first(name: str, batch: int) -> tuple[int, ...]:
 
 
 def _gpipe(devices: int, spans: Spans) -> Named:
-    """All forward, then all backward."""
+    """All forward blocks, then all backward blocks."""
 
     def priority(name: str, batch: int) -> tuple[int, ...]:
         return (int(name[0] == "b"), batch)
@@ -80,15 +80,15 @@ def _gpipe(devices: int, spans: Spans) -> Named:
 
 
 def _1f1b(devices: int, spans: Spans) -> Named:
-    """Backward as early as possible; a stage holds as many micro-batches as there are stages from
-    it to the end.
+    """Backward blocks run as early as possible. A stage holds at most as many micro-batches as
+    there are stages from it to the end.
     """
     held = tuple(devices - d for d in range(devices))
     return Named(Placement(devices, tuple(_v(devices, spans))), held, _backward_first)
 
 
 def _interleaved(devices: int, spans: Spans) -> Named:
-    """Each device has several stages, a pipeline's length apart; 1F1B through all of them."""
+    """1F1B with several stages per device; stage i is on device i modulo the number of devices."""
     count = devices * STAGES_PER_DEVICE
     blocks = _both([(str(i), (i % devices,)) for i in range(count)], spans)
 
@@ -108,8 +108,8 @@ def _interleaved(devices: int, spans: Spans) -> Named:
 
 
 def _zero_bubble(devices: int, spans: Spans) -> Named:
-    """1F1B with backward in two blocks: the part that the previous stage waits for, and the
-    weights' part, which fills idle time (ZB-H1: no more memory than 1F1B).
+    """1F1B with the backward pass in two blocks: one that the previous stage waits for, and one for
+    the weights' gradients, which fills idle time (ZB-H1: no more memory than 1F1B).
     """
     blocks = []
     for block in _v(devices, spans):
@@ -131,7 +131,7 @@ def _zero_bubble(devices: int, spans: Spans) -> Named:
 
 
 def _chimera(devices: int, spans: Spans) -> Named:
-    """Two pipelines in opposite directions; each device has a stage of both."""
+    """Two pipelines in opposite directions; each device has one stage of both."""
     down = [(f"{d}.down", (d,)) for d in range(devices)]
     up = [(f"{d}.up", (d,)) for d in reversed(range(devices))]
     blocks = [*_both(down, spans), *_both(up, spans)]
@@ -146,7 +146,7 @@ def _chimera(devices: int, spans: Spans) -> Named:
 
 
 def _interlaced(devices: int, spans: Spans) -> Named:
-    """A first layer on all devices (a large embedding), and 1F1B of the others."""
+    """A first layer on all devices, such as a large embedding, and 1F1B for the other layers."""
     every = tuple(range(devices))
     blocks = _both([("in", every), *((str(d), (d,)) for d in range(devices))], spans)
     placed = [
@@ -208,11 +208,11 @@ def named(name: str, devices: int, spans: Spans | None = None, inference: bool =
 
 
 def list_schedule(plan: Named, micro_batches: int) -> Schedule:
-    """Each device, whenever it is idle, runs the ready block of the lowest priority number that
-    fits.
+    """The schedule in which an idle device always runs the ready block with the lowest priority
+    number that fits into memory.
 
     Deterministic. The period is the busiest device's time per micro-batch. Raises PlanError if no
-    ready block fits, InvalidUsageError for a number out of range.
+    ready block fits, InvalidUsageError if the number of micro-batches is out of range.
     """
     placement = plan.placement.checked()
     blocks = placement.blocks
@@ -235,7 +235,7 @@ def list_schedule(plan: Named, micro_batches: int) -> Schedule:
 
     for i, block in enumerate(blocks):
         if not block.after:
-            offer(i, 0)  # the next micro-batch's block is ready when this one has started
+            offer(i, 0)  # makes the next micro-batch's block ready once this one has started
     free = [0] * placement.devices
     held = [0] * placement.devices
     started: dict[tuple[int, int], int] = {}
@@ -286,8 +286,10 @@ def list_schedule(plan: Named, micro_batches: int) -> Schedule:
 
 
 def replay(schedule: Schedule, placement: Placement, micro_batches: int) -> Schedule:
-    """The same order on every device with the spans of `placement`, whose blocks are the
-    schedule's. Each block starts as soon as its predecessors have ended and its devices are idle.
+    """The schedule with each device's blocks in the same order, and the spans of `placement`, which
+    must have the same blocks.
+
+    Each block starts as soon as its predecessors have ended and its devices are idle.
     """
     blocks = {b.name: b for b in placement.blocks}
     free = [0] * placement.devices

@@ -86,7 +86,7 @@ class Placement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self
 
     def order(self) -> list[int]:
-        """The blocks' numbers in an order in which each follows those it waits for."""
+        """The blocks' numbers, ordered so that each block follows those it depends on."""
         number = {block.name: i for i, block in enumerate(self.blocks)}
         before = {i: [number[n] for n in b.after] for i, b in enumerate(self.blocks)}
         try:
@@ -107,7 +107,7 @@ class Placement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return [i for i, block in enumerate(self.blocks) if device in block.devices]
 
     def load(self, device: int) -> int:
-        """The time of a device that a micro-batch takes."""
+        """The time that one micro-batch takes on a device."""
         return sum(self.blocks[i].span for i in self.on(device))
 
     def latency(self) -> int:
@@ -122,8 +122,8 @@ class Placement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def limits(placement: Placement, memory: int | Sequence[int]) -> tuple[int, ...]:
-    """The memory of each device; raises InvalidUsageError unless given one number, or one per
-    device.
+    """The memory of each device, from one number for all or one number per device. Raises
+    InvalidUsageError for anything else.
     """
     given = [memory] * placement.devices if isinstance(memory, int) else list(memory)
     if len(given) != placement.devices or any(

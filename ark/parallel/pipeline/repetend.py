@@ -1,12 +1,12 @@
-"""The repeating core of a pipeline: the shortest period at which micro-batches can follow each
-other.
+"""The repeating core of a pipeline (repetend): the shortest period at which micro-batches can
+follow each other.
 
 It is a modulo schedule: block b of micro-batch m starts at (m + q) * period + r with 0 <= r <
 period. Blocks of a device must not overlap modulo the period, and whenever a block allocates
-memory, the memory held by all micro-batches must fit. CP-SAT decides whether a period is possible;
-every longer period is then possible too, so bisection finds the least, and the proof of its
-optimality is that the period one shorter is impossible. After Lin et al., "Tessel" (HPCA 2024),
-which enumerates q instead.
+memory, the memory held by all micro-batches must fit. CP-SAT decides whether a period is possible.
+If a period is possible, every longer one is too, so bisection finds the least; it is proven optimal
+if the next shorter period is impossible. After Lin et al., "Tessel" (HPCA 2024), which enumerates q
+instead.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ark.collective.packages import require
 from ark.errors import PlanError
 from ark.parallel.pipeline.placement import Placement
 
-MOST_PAIRS = 200  # of dependent blocks of a device: larger numbers are left to the solver
+MOST_PAIRS = 200  # dependent pairs of blocks of a device with implied constraints
 LATENCY_EFFORT = 0.3  # CP-SAT's deterministic time, about seconds, for the shortest latency
 
 
@@ -67,7 +67,7 @@ class _Model:
         self.model = self.cp.CpModel()
         self.blocks = placement.blocks
         count = len(self.blocks)
-        # A gap of more than 2 between q of all earlier and all later blocks could be closed.
+        # A gap of more than 2 in the values of q could be closed, so none exceeds 2 per block.
         self.most = 2 * count
         self.r = [self.model.new_int_var(0, period - 1, "") for _ in self.blocks]
         self.q = [self.model.new_int_var(0, self.most, "") for _ in self.blocks]
@@ -115,10 +115,11 @@ class _Model:
         return self.before[j, i]
 
     def _residues(self) -> None:
-        """Implied constraints: the distance between two dependent blocks of a device.
+        """Adds implied constraints on the distance between two dependent blocks of a device.
 
         That distance, modulo the period, leaves room for both blocks, and it contains the distance
-        of the nearest pair inside. Rounding up along such pairs often decides the question at once.
+        of the nearest pair between them. Rounding up along such pairs often decides the question at
+        once.
         """
         pairs: dict[tuple[int, int], Any] = {}
         ordered = [
@@ -190,7 +191,7 @@ def search(placement: Placement, memory: Sequence[int], seconds: float) -> Repet
     end = time.monotonic() + seconds
     apart = distances(placement)
     bound = max(placement.load(device) for device in range(placement.devices))
-    most = sum(block.span for block in placement.blocks)  # one micro-batch after the other
+    most = sum(block.span for block in placement.blocks)  # without overlap
 
     def ask(period: int, share: float = 1.0) -> tuple[str, list[int]]:
         return _Model(placement, memory, period, apart).solve((end - time.monotonic()) * share)
@@ -209,7 +210,8 @@ def search(placement: Placement, memory: Sequence[int], seconds: float) -> Repet
             )
     low, step = bound, 1
     while low < period and time.monotonic() < end:
-        # Close to the bound first, where the least period usually is.
+        # Periods close to the bound are tried first, because the least period usually is one of
+        # them.
         middle = min(low + step - 1, (low + period) // 2)
         answer, starts_at = ask(middle, 0.3)
         if answer == "found":

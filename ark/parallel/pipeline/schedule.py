@@ -33,11 +33,11 @@ class Entry:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Every block's start time, sorted.
+    """The start time of every block, sorted.
 
-    period: time per further micro-batch. optimal: no repeating schedule has a shorter period.
-    period_bound, makespan_bound: lower bounds for every schedule; the makespan is the least if it
-    is its bound, and else at most `makespan - makespan_bound` above it.
+    period: the time per further micro-batch. optimal: no repeating schedule has a shorter period.
+    period_bound, makespan_bound: lower bounds for every schedule. The makespan exceeds the least
+    possible one by at most `makespan - makespan_bound`.
     """
 
     period: int
@@ -140,10 +140,9 @@ def _completed(
 
 
 def _kept(placement: Placement, device: int, micro_batches: int) -> int:
-    """The memory of a device that all micro-batches before the last leave allocated.
+    """The memory of a device that all micro-batches but the last leave allocated.
 
-    Raises ModelError if a device could free memory before it is allocated, since micro-batches
-    would then not need more memory with their number.
+    Raises ModelError if a device could free memory before it is allocated.
     """
     on = placement.on(device)
     if any(placement.blocks[i].memory < 0 for i in on):

@@ -14,7 +14,7 @@ from ark.parallel.pipeline.placement import MOST_DEVICES, Block, Placement
 
 
 class _Chains:
-    """Collects blocks, each after its predecessor in its chain."""
+    """Collects blocks; each follows its predecessor in its chain."""
 
     def __init__(self, devices: int, forward: int, backward: int, inference: bool) -> None:
         self.devices, self.inference = devices, inference
@@ -34,7 +34,7 @@ class _Chains:
         return label
 
     def chain(self, stages: Sequence[tuple[str, Sequence[int]]]) -> None:
-        """Forward through the stages, and back."""
+        """Adds blocks forward through the stages, and back."""
         last: list[str] = []
         for way, ordered in (("f", list(stages)), ("b", list(stages)[::-1])):
             if way == "f" or not self.inference:

@@ -1,7 +1,7 @@
-"""From a repetend to the schedule of N micro-batches: warm-up, copies of the core, cool-down.
+"""Makes the schedule of N micro-batches from a repetend: warm-up, copies of the core, cool-down.
 
 A window of one period in which all micro-batches of the core exist is a copy of the core. The
-blocks of windows before and after are placed again by CP-SAT, each as close to the core as
+blocks of the windows before and after it are placed again by CP-SAT, each as close to the core as
 possible. If there are too few micro-batches for one copy, all blocks are placed again.
 """
 
@@ -62,8 +62,8 @@ def _from_zero(times: Times) -> Times:
 
 
 def _pushed(placement: Placement, known: Times, free: set[tuple[int, int]], early: bool) -> Times:
-    """The free blocks in their order on each device, as early (late) as that order allows; the
-    memory of devices at each block's start does not change.
+    """The schedule with the free blocks moved as early (late) as possible without changing their
+    order on each device. The memory in use at each block's start does not change.
     """
     blocks, edges = placement.blocks, placement.edges()
     pushed: Times = {}
@@ -96,10 +96,9 @@ def _place(
     held: Mapping[int, int],
     early: bool,
 ) -> Times:
-    """Places the free blocks again among the others of `known`, which is a schedule.
-
-    early: the last one ends as early as possible; otherwise the first one starts as late as
-    possible. held: memory of devices in use before.
+    """Places the free blocks again among the other blocks of the schedule `known`. early: makes the
+    last free block end as early as possible; otherwise the first one starts as late as possible.
+    held: memory of each device that was allocated before.
     """
     if not free:
         return known

@@ -1,8 +1,8 @@
-"""The fastest plan over a number of ranks that fits into memory: tries all ways to divide the ranks
-into a pipeline, copies of the model and splits of its ops.
+"""Finds the fastest plan over a number of ranks that fits into memory.
 
-Ranks that split ops are neighbours; the stages of a pipeline are farthest apart. Candidates whose
-lower bound is too slow are not scheduled. Called by `ark parallelize --plan auto`.
+Tries all ways to divide the ranks into a pipeline, copies of the model and splits of its ops. Ranks
+that split ops are neighbours; the stages of a pipeline are farthest apart. Candidates whose lower
+bound exceeds the best time so far are not scheduled. Called by `ark parallelize --plan auto`.
 """
 
 from __future__ import annotations
@@ -19,15 +19,14 @@ from ark.parallel.plans.splits import Splits
 SCHEDULES = ("1f1b", "interleaved", "zero-bubble", "gpipe", "chimera", "interlaced")
 COPIED = ("data", "zero1", "zero2", "zero3", "co-shard")
 SPLIT = ("sequence", "megatron", "auto")
-MAX_STAGES = 16  # stages of a pipeline that are tried
-REFINED_CANDIDATES = 4  # of the best named plans, that are tried with free choices
+MAX_STAGES = 16  # the largest number of pipeline stages that is tried
+REFINED_CANDIDATES = 4  # the number of best named plans that are tried again with free choices
 Candidate = tuple[tuple[int, ...], tuple[str, ...], Work]
 
 
 def candidates(ranks: int, work: Work, mesh: Sequence[int] | None = None) -> Iterator[Candidate]:
-    """Every mesh and names to try, those that are evaluated fastest first.
-
-    mesh: use this one only; its axes are then a pipeline, copies, or splits.
+    """All meshes, each with the names of plans for its axes, in increasing order of the time to
+    evaluate them. mesh: only this one, whose axes are a pipeline, copies, or splits.
     """
     recompute_choices = (False, True) if work.training and not work.recompute else (work.recompute,)
     copied = COPIED if work.training else ("data", "zero3")
@@ -49,13 +48,15 @@ def candidates(ranks: int, work: Work, mesh: Sequence[int] | None = None) -> Ite
                 for schedule in SCHEDULES if depth > 1 else SCHEDULES[:1]:
                     for kind in copied if copies > 1 else _of_one(copied):
                         if kind == "co-shard" and recompute != recompute_choices[0]:
-                            continue  # it recomputes in either case
+                            continue  # co-shard recomputes in either case
                         for rule in SPLIT if split > 1 else SPLIT[:1]:
                             yield (depth, copies, split), (schedule, kind, rule), todo
 
 
 def _of_one(copied: Sequence[str]) -> list[str]:
-    """The kinds of copies that differ where there is one copy: co-shard also divides its work."""
+    """The kinds of copies to try with a single copy. Only data and co-shard differ there, because
+    co-shard also divides the work of a copy.
+    """
     return [name for name in copied if name in ("data", "co-shard")]
 
 
@@ -71,7 +72,7 @@ def best(
     memory_bytes: int | None = None,
     mesh: Sequence[int] | None = None,
 ) -> tuple[Prediction, list[Prediction]]:
-    """The fastest plan that fits, and all predictions on the way to it, by time.
+    """The fastest plan that fits, and all predictions made on the way, sorted by time.
 
     Raises PlanError if none fits, with the reason of the last one.
     """
@@ -100,7 +101,8 @@ def best(
         if us >= min((p.us for p in predictions), default=math.inf):
             break
         attempt(candidate, False)
-    # Free choices within the memory: for the best named plans, and for all if none of them fits.
+    # Splits are searched without names within the memory: for the best named plans, or for all
+    # plans if no named one fits.
     near = [
         (p.mesh, p.names, p.work)
         for p in sorted(predictions, key=lambda p: p.us)[:REFINED_CANDIDATES]

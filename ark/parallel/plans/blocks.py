@@ -1,8 +1,8 @@
-"""A graph as a sequence of blocks (a model's layers and the parts around them), and which are
-isomorphic.
+"""Divides a graph into blocks (a model's layers and the parts around them) and finds isomorphic
+ones.
 
-Blocks follow the scopes of names: all ops whose names agree up to the first number are one block.
-The search splits blocks of the same ops in the same way, so its size is that of one layer.
+Blocks follow the scopes of names: consecutive ops whose names agree up to the first number are one
+block. The search splits isomorphic blocks in the same way, so its size is that of one layer.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ def blocks_of(nodes: Sequence[Node]) -> list[ModelBlock]:
 
 
 def isomorphic(blocks: Sequence[ModelBlock]) -> dict[int, int]:
-    """For each node the id of the first node equal to it: the same op of an isomorphic block."""
+    """For each node the id of the first node that is equal to it, that is, the same op of an
+    isomorphic block.
+    """
     first: dict[tuple[object, ...], ModelBlock] = {}
     same: dict[int, int] = {}
     for block in blocks:
@@ -47,7 +49,7 @@ def isomorphic(blocks: Sequence[ModelBlock]) -> dict[int, int]:
 
 
 def _signature(block: ModelBlock) -> tuple[object, ...]:
-    """The properties that isomorphic blocks share: ops, sizes, and dependencies."""
+    """A value that is equal for isomorphic blocks: ops, sizes, and dependencies."""
     place = {node.outputs[0].buffer.id: i for i, node in enumerate(block.nodes) if node.outputs}
     parts: list[object] = []
     for node in block.nodes:

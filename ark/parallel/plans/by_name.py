@@ -1,11 +1,11 @@
-"""Named plans that follow from how a graph is written: pipelines and ZeRO's copies, for
+"""Named plans that depend on how a graph is written: pipelines and ZeRO's copies, for
 `parallelize`.
 
 A pipeline reads the scopes of ops: `f0-3` is the forward pass of micro-batch 3 through stage 0,
-`b0-3` its backward pass, `g` and `h` earlier passes (3F1B), `fin-3` and `bin-3` the layer that all
-ranks share (interlaced), `u0` the update of stage 0's parameters. Without such scopes stages and
-micro-batches are found (ark.parallel.plans.micro_batches). Copies of a model read `cuts`, which
-names the tensors that differ between examples.
+`b0-3` its backward pass. `g` and `h` are earlier forward passes (3F1B), `fin-3` and `bin-3` the
+layer that all ranks share (interlaced), and `u0` is the update of stage 0's parameters. In a graph
+without such scopes ark.parallel.plans.micro_batches determines stages and micro-batches. Copies of
+a model read `cuts`, which names the tensors that differ between examples.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from ark.parallel.transform import ParallelGraph
 
 UserPlan = Callable[[ParallelGraph], None]
 SCOPE = re.compile(r"([a-z])([0-9]+|in)-([0-9]+)\.|u([0-9]+)\.")
-CO_SHARD_PARTS = 2  # of a rank's work, computed one after the other (co-shard)
+CO_SHARD_PARTS = 2  # of a rank's work, which are computed one after the other (co-shard)
 Place = tuple[str, int] | list[int]
-"""A block's name and its micro-batch, or the stages whose parameters an op updates."""
+"""A block's name and micro-batch, or for an update the stages whose parameters it updates."""
 
 
 def place_of(node: Node) -> Place:
@@ -43,13 +43,12 @@ def place_of(node: Node) -> Place:
 
 
 def pipeline_plan(name: str, graph: Graph, how: Pipeline) -> UserPlan:
-    """A pipeline over the stages and micro-batches of a graph: those of its scopes, otherwise those
-    that ark.parallel.plans.staged finds.
+    """The plan of a pipeline over the stages and micro-batches of a graph: those of its scopes, or
+    without scopes those that ark.parallel.plans.staged determines.
 
-    how: with scopes its cuts are as in `spread`, for the layer that all ranks share.
-
-    The plan raises ModelError for ops in no block, InvalidUsageError if the number of micro-batches
-    or layers does not fit the pipeline.
+    how: in a graph with scopes, its `cuts` are those of `spread` for the layer that all ranks
+    share. The plan raises ModelError for ops that belong to no block, InvalidUsageError if the
+    number of micro-batches or layers does not fit the pipeline.
     """
 
     def plan(split: ParallelGraph) -> None:
@@ -100,10 +99,11 @@ def _by_scopes(graph: ParallelGraph, how: Pipeline) -> None:
 
 
 def copies_plan(name: str, graph: Graph, ranks: int, cuts: Mapping[str, int]) -> UserPlan:
-    """Copies of the model on different data. ZeRO 1 and 2: each rank updates its part of a
-    parameter, from gradients that are reduced in parts. ZeRO 3: it also stores only that part.
+    """The plan of copies of the model on different data.
 
-    cuts: for each buffer that differs between examples, by name, the dimension of examples.
+    With ZeRO 1 and 2 each rank updates its part of a parameter, from gradients that are reduced in
+    parts. With ZeRO 3 it also stores that part only. cuts: for each buffer that differs between
+    examples, by name, the dimension of examples.
     """
     if not cuts:
         raise InvalidUsageError(
@@ -118,8 +118,8 @@ def copies_plan(name: str, graph: Graph, ranks: int, cuts: Mapping[str, int]) ->
 
 
 def _updated(graph: Graph) -> tuple[list[tuple[str, tuple[int, ...]]], ...]:
-    """Names and sizes of the parameters that the graph updates, and of the optimizer's state:
-    memory of a parameter's size that is read and then written.
+    """Names and shapes of the parameters that the graph updates, and of the optimizer's state.
+    State is memory of a parameter's shape that is read and then written.
     """
     first: dict[int, bool] = {}  # by buffer: True if it is read before it is written
     written = {}
@@ -137,4 +137,4 @@ def _updated(graph: Graph) -> tuple[list[tuple[str, tuple[int, ...]]], ...]:
 
 
 NAMED = frozenset((*PIPELINES, *COPIES))
-"""Names that this module knows."""
+"""All names of plans in this module."""

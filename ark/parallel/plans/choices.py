@@ -1,9 +1,9 @@
-"""The choices of a plan for each op and their costs: the letter along which an axis of the mesh
-splits it, or none if all ranks of the axis compute the same.
+"""The choices of a plan for each op, and their costs.
 
-This is the cost model of ark.parallel.plans: the time of an op (ark.parallel.plans.times), and the
-ring volume of layout conversions. In training each op's gradient costs twice the op, and gradients
-convert in the reverse direction.
+A choice is, for each axis of the mesh, the letter along which it splits the op, or none if all
+ranks of the axis compute the same. The cost model of ark.parallel.plans adds the time of an op
+(ark.parallel.plans.times) and the ring volume of layout conversions. In training an op's gradient
+costs twice the op, and gradients convert in the reverse direction.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ark.parallel.plans.times import Rates, Times
 from ark.parallel.transform import Annotation, annotate
 from ark.parallel.transform.carried import VALUE, Carried
 
-NEVER_US = 1e9  # a whole value is not split into partial sums
+NEVER_US = 1e9  # the cost of a conversion that is not allowed: from a whole value to partial sums
 Choice = tuple[str | None, ...]
 """A letter for each axis of the mesh, or None if its ranks all compute the same."""
 State = tuple[str, ...]
@@ -31,9 +31,10 @@ State = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Option:
-    """A node under a choice: the layouts of its operands and output, and the cost.
+    """A choice for a node, with the layouts of its operands and output, and the cost.
 
-    grads: layouts of the operands' gradients. us: forward; saved: bytes of its output on a rank.
+    grads: the layouts of the operands' gradients. us: the time of the forward op. saved: bytes of
+    its output on a rank.
     """
 
     choice: Choice
@@ -46,7 +47,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Move:
-    """A collective among the ranks of one axis. bytes: sent by each of them."""
+    """A collective among the ranks of one axis. bytes: sent by each of these ranks."""
 
     op: str
     axis: int
@@ -55,10 +56,10 @@ class Move:
 
 
 class Costs:
-    """Options of nodes on a mesh, and the cost of conversions between their states.
+    """Computes the options of nodes on a mesh, and the cost of conversions between states.
 
-    links: bytes per microsecond along each axis, if they differ. training: count gradients. nodes:
-    the graph's; the time of an op can depend on its neighbours.
+    links: bytes per microsecond along each axis, if they differ. training: adds the cost of
+    gradients. nodes: those of the graph, because the time of an op can depend on its neighbours.
     """
 
     def __init__(
@@ -134,7 +135,7 @@ class Costs:
             "V" if letter == VALUE or letter in annotation.summed else state
             for letter, state in zip(choice, inputs[-1], strict=True)
         )
-        # Partial sums of a value are as large as the value.
+        # Partial sums are as large as the whole value.
         work = arithmetic(node) / math.prod(n for letter, n in parts.items() if letter != VALUE)
         tensors = (*node.inputs, *node.outputs)
         states_of = [*inputs[:-1], *[output] * len(node.outputs)]

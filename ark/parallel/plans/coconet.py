@@ -1,9 +1,10 @@
 """Transforms of computation and communication, after CoCoNet (Jangda et al., ASPLOS 2022).
 
-Functions on a `ParallelGraph`. Of the ranks that compute a value, all or a stage of a pipeline: it
-is Local if each has a partial sum of it, Replicated if each has all of it, Sliced(d) if each has a
-part along dimension d. Reading a Local value yields its sum, so a read is an all-reduce. Each
-transform checks its conditions and preserves the result; `autotune` selects the fastest of several.
+The transforms are functions on a `ParallelGraph`. A value is computed by all ranks, or by those of
+one pipeline stage. It is Local if each of these ranks has a partial sum of it, Replicated if each
+has all of it, and Sliced(d) if each has a part along dimension d. Reading a Local value yields its
+sum, so a read is an all-reduce. Each transform checks its conditions and preserves the result;
+`autotune` selects the fastest of several sequences.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ def layout(plan: ParallelGraph, node: Node) -> str | int:
 
 
 def split(plan: ParallelGraph, node: Node, dimension: int = 0) -> Node:
-    """AllReduce into ReduceScatter and AllGather: the sum of a Local value is computed in parts
-    along a dimension, and its readers gather them. Returns the node of the parts.
+    """Splits an AllReduce into ReduceScatter and AllGather: the sum of a Local value is computed in
+    parts along a dimension, and its readers gather the parts. Returns the node of the parts.
 
     Raises ModelError unless the value is Local and the dimension is divisible by the ranks.
     """
@@ -70,13 +71,13 @@ def _divide(plan: ParallelGraph, whole: Piece, letter: str, group: Sequence[int]
 
 
 def reorder(plan: ParallelGraph, gathered: Node, computations: Sequence[Node]) -> None:
-    """Moves computations before the AllGather: each rank computes the ops that read the gathered
-    parts of a Sliced value, directly or indirectly, for its own part; readers of their results
-    gather these. A computation that reads nothing of the value, such as the mask of a dropout, is
-    cut as its reader among the computations is.
+    """Moves computations before the AllGather of a Sliced value. Each rank computes the ops that
+    read the value, directly or through other computations, for its own part only; readers of the
+    results gather the results. A computation that does not depend on the value, such as the mask of
+    a dropout, is cut like the computation that reads it.
 
-    Raises ModelError if a computation is not Replicated, does not read the sliced value, needs all
-    of it at once, or has a Local operand.
+    Raises ModelError if a computation is not Replicated, has no connection with the value, needs
+    all of it at once, or has a Local operand.
     """
     dimension, group = layout(plan, gathered), group_of(plan, gathered)
     if not isinstance(dimension, int):
@@ -85,7 +86,7 @@ def reorder(plan: ParallelGraph, gathered: Node, computations: Sequence[Node]) -
     inside = {n.id for n in computations}
     writers = {n.outputs[0].buffer.id: n for n in plan.nodes}
     chosen: list[tuple[Node, str]] = []
-    beside: dict[int, Node] = {}  # by buffer: computations that read nothing of the value
+    beside: dict[int, Node] = {}  # by buffer: computations that do not depend on the value
     for node in (n for n in plan.nodes if n.id in inside):
         if layout(plan, node) != REPLICATED or group_of(plan, node) != group:
             raise ModelError(
@@ -124,7 +125,9 @@ def reorder(plan: ParallelGraph, gathered: Node, computations: Sequence[Node]) -
 
 
 def _one_letter(node: Node, letters: set[str]) -> str:
-    """The only one; raises ModelError unless there is one, which may be cut."""
+    """The only one of the letters. Raises ModelError unless there is exactly one, and it may be
+    cut.
+    """
     annotation = annotate(node)
     if len(letters) != 1 or letters & (annotation.frozen | {"1"}):
         raise ModelError(
@@ -135,11 +138,11 @@ def _one_letter(node: Node, letters: set[str]) -> str:
 
 
 def as_slice(plan: ParallelGraph, name: str, dimension: int = 0) -> int:
-    """Shards a Replicated state: each rank keeps its slice; returns the number of elements of a
-    slice.
+    """Shards a Replicated state: each rank keeps its slice only. Returns the number of elements of
+    a slice.
 
     Computations on the replicated state are done for the slice. Raises ModelError with the reader
-    if an op reads more than the slice.
+    if an op reads more than its slice.
     """
     kept = 0
     for node in plan.nodes:
@@ -167,10 +170,10 @@ def as_slice(plan: ParallelGraph, name: str, dimension: int = 0) -> int:
 
 
 def fuse(plan: ParallelGraph, nodes: Sequence[Node]) -> None:
-    """Makes one sequence of tasks: on each rank no other op comes between the nodes' pieces.
+    """Makes nodes run in one sequence: on each rank no other op comes between their pieces.
 
     A loop kernel is one kernel anyway; elementwise neighbours become one op when the graph is
-    lowered. Raises ModelError if another op must come between them (a cycle).
+    lowered. Raises ModelError if another op must run between two of the nodes.
     """
     inside = {n.id for n in nodes}
     readers: dict[int, list[Node]] = {}
@@ -203,10 +206,10 @@ def fuse(plan: ParallelGraph, nodes: Sequence[Node]) -> None:
 def overlap(
     plan: ParallelGraph, producer: Node, consumer: Node, dimension: int, parts: int
 ) -> None:
-    """Splits producer and consumer into chunks along a dimension of the producer's result: a chunk
-    is sent as soon as it is computed.
+    """Splits producer and consumer into chunks along a dimension of the producer's result, so that
+    a chunk is sent as soon as it is computed.
 
-    Raises ModelError unless the consumer reads the producer, and computes a chunk from a chunk.
+    Raises ModelError unless the consumer reads the producer and computes each chunk from one chunk.
     """
     at = [i for i, t in enumerate(consumer.inputs) if t.buffer.id == producer.outputs[0].buffer.id]
     if len(at) != 1:
@@ -240,8 +243,8 @@ class Tuned:
 
 
 def cost_us(graphs: RankGraphs, rates: Rates) -> float:
-    """Predicted microseconds of the slowest rank: memory traffic and arithmetic of its ops in
-    sequence, rings for collectives, and its sends.
+    """The predicted microseconds of the slowest rank: memory traffic and arithmetic of its ops one
+    after the other, rings for collectives, and its sends.
     """
     ranks, slowest = len(graphs.graphs), 0.0
     for graph in graphs.graphs:

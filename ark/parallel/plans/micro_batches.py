@@ -1,5 +1,7 @@
-"""Pipelines of graphs without scopes: cuts the step into micro-batches along the examples, and runs
-them through the stages that ark.parallel.plans.staged finds. Called by ark.parallel.plans.by_name.
+"""Pipelines of graphs without scopes.
+
+The step is cut into micro-batches along the examples, which run through the stages that
+ark.parallel.plans.staged determines. Called by ark.parallel.plans.by_name.
 """
 
 from __future__ import annotations
@@ -22,10 +24,12 @@ Loads = Callable[[Node], float]
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A pipeline of a graph. cuts: the dimension of examples by buffer name. micro_batches: None
-    for as many as twice the ranks, or the next smaller number that divides all. width: neighbouring
-    ranks of a stage, which share ops that have been split into as many pieces. loads: the time of
-    an op. bytes_per_us: of a link between stages.
+    """A pipeline for a graph.
+
+    cuts: the dimension of examples by buffer name. micro_batches: their number; None for the
+    largest number, up to twice the ranks, that divides all batches. width: the number of
+    neighbouring ranks of a stage; they share ops that were split into `width` pieces. loads: the
+    time of an op. bytes_per_us: of a link between stages.
     """
 
     name: str
@@ -40,7 +44,7 @@ class Pipeline:
         object.__setattr__(self, "pairs", 2 if self.name == "chimera" else 1)
 
     def place(self, graph: ParallelGraph, original: Graph) -> None:
-        """Splits, assigns and orders all pieces. original: as in `staged`."""
+        """Splits, assigns and orders all pieces. original: see `staged`."""
         long = graph.ranks // self.width
         stages = long * (STAGES_PER_DEVICE if self.name == "interleaved" else 1)
         count = self._count(graph, long)
@@ -117,15 +121,15 @@ class Pipeline:
         return count
 
     def _ranks(self, stages: Sequence[int], long: int) -> list[int]:
-        """The ranks that run what belongs to these stages once a step."""
+        """The ranks that run an op once per step that belongs to these stages."""
         at = {stage % long for stage in stages}
         if self.pairs == 2:
             at |= {long - 1 - rank for rank in at}
         return [rank * self.width + i for rank in sorted(at) for i in range(self.width)]
 
     def _shared(self, graph: ParallelGraph, parts: Staged) -> dict[int, dict[int, int]]:
-        """For each op of the block on all ranks, the dimensions along which its operands arrive cut
-        over the ranks: those of the block's parameter.
+        """For each op of the block that all ranks share, by buffer, the dimension along which an
+        operand is cut over the ranks. It follows from the cut of the block's parameter.
         """
         own = [n for n in graph.nodes if parts.blocks.get(n.id, "")[1:] == SHARED]
         forward = [n for n in own if parts.blocks[n.id][0] == "f"]
@@ -164,7 +168,7 @@ class Pipeline:
 
 
 def directed(block: str, number: int, long: int) -> tuple[str, int]:
-    """Chimera's block of a stage and micro-batch: even ones down, odd ones up."""
+    """Chimera's block for a micro-batch: even micro-batches run down the pipeline, odd ones up."""
     pair, up = divmod(number, 2)
     stage = int(block[1:])
     at = long - 1 - stage if up else stage
@@ -181,9 +185,11 @@ def widened(schedule: Schedule, width: int) -> Schedule:
 
 
 def handed_on(nodes: Sequence[Node], blocks: Mapping[int, object]) -> set[int]:
-    """Ops of the backward pass that another block waits for; the others compute weights' gradients.
+    """The ops of the backward pass whose results another block waits for. The others compute the
+    gradients of weights.
 
-    blocks: by op the block (b0, f1) that runs for each micro-batch; ops without one are updates.
+    blocks: for each op that runs once per micro-batch its block (b0, f1); ops without one are
+    updates.
     """
     writers = {t.buffer.id: blocks.get(n.id) for n in nodes for t in n.outputs}
     wanted: set[int] = set()

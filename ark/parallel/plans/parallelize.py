@@ -1,7 +1,8 @@
 """`parallelize`: turns one model into graphs for the ranks of a mesh.
 
-A named plan fixes the letters along which some ops are split (ark.parallel.transform.annotations);
-the remaining choices, and all choices of "auto", are searched for the least predicted time.
+A named plan determines the letters along which some ops are split
+(ark.parallel.transform.annotations). The remaining choices, or for "auto" all choices, are searched
+for the least predicted time.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ UserPlan = Callable[[ParallelGraph], None]
 class Parallelized:
     """A model on ranks.
 
-    ranks: their graphs, and the part of each external tensor that a rank holds.
-    solution: the choices, their predicted time and the parameters' bytes of a rank; None for a plan
-    of the user. work: for each rank its share of one device's arithmetic. whole: what several ranks
-    compute alike, with its share and the reason, the largest share first.
+    ranks: the ranks' graphs, and the part of each external tensor that a rank holds. solution: the
+    choices, their predicted time, and the bytes of parameters of a rank; None for a plan of the
+    user. work: for each rank its share of one device's arithmetic. whole: the ops that several
+    ranks compute alike, with share and reason, the largest share first.
     """
 
     plan: ParallelGraph
@@ -66,26 +67,26 @@ def parallelize(
     """Splits a one-device model over ranks.
 
     Args:
-        model: whose ops write to memory of their own, or to what lasts; several entry points, as a
-            decoder has, are split the same way where they share memory.
-        mesh: how many ranks, or how many along each axis; ranks are numbered row by row.
-        plan: a name of `PLANS`, for all axes or one an axis; "auto" for the least predicted time;
-            along a mesh of one axis a pipeline's name, or `zero1`, `zero2`, `zero3`, `co-shard`
-            (ark.parallel.plans.by_name); along one of two axes a name of `STAGED` and one of
-            `PLANS`: stages whose ops are split; or a function that splits and assigns the pieces
-            of a `ParallelGraph`.
+        model: a model in which each op writes to memory of its own, or to memory that lasts.
+            Several entry points, as in a decoder, are split the same way where they share memory.
+        mesh: the number of ranks, or of ranks along each axis; ranks are numbered row by row.
+        plan: a name of `PLANS` for all axes, or one name per axis. "auto" is the plan of the least
+            predicted time. For a mesh of one axis: also the name of a pipeline, or `zero1`,
+            `zero2`, `zero3`, `co-shard` (ark.parallel.plans.by_name). For a mesh of two axes: a
+            name of `STAGED` and one of `PLANS` give stages whose ops are split. Or a function that
+            splits a `ParallelGraph` into pieces and assigns them.
         machine: of each rank, for the prediction; a small CPU by default.
         link_gbps: GB/s at which a rank sends, for the prediction.
-        memory_bytes: what a rank has for parameters; None: enough.
-        cuts: for copies of the model what differs from example to example, by the name of its
-            buffer the dimension of examples; likewise for pipelines of graphs without scopes (with
-            scopes: for `interlaced` the cut of the shared layer).
-        micro_batches: of a pipeline of a graph without scopes; by default twice the ranks, or the
-            next smaller number that divides the batch.
+        memory_bytes: the memory of a rank for parameters; None: unlimited.
+        cuts: for copies of the model, and pipelines of graphs without scopes: the tensors that
+            differ between examples, as the dimension of examples by buffer name. For `interlaced`
+            with scopes: the cut of the shared layer.
+        micro_batches: of a pipeline of a graph without scopes; by default the largest number, up
+            to twice the ranks, that divides the batch.
 
     Raises:
-        InvalidUsageError: no such plan, or a mesh of no ranks. UnsupportedError: a graph that
-        cannot be split. PlanError: nothing fits into the memory.
+        InvalidUsageError: the plan does not exist, or the mesh is not valid. UnsupportedError: the
+        graph cannot be split. PlanError: no plan fits into the memory.
 
     Examples:
         >>> with ark.use_model(ark.Model(0, 1)) as model:
@@ -115,7 +116,7 @@ def parallelize(
         plan(split)
         return _written(split, None)
     staged = len(names) == len(axes) == 2 and names[0] in STAGED and names[1] in PLANS
-    if staged:  # the ops are split over a stage's ranks only
+    if staged:  # ops are split over the ranks of a stage only
         first, names, axes = names[0], names[1:], axes[1:]
         costs = Costs(axes, rates, nodes=split.nodes)
     unknown = [name for name in names if name not in PLANS]
@@ -154,7 +155,7 @@ def _by_name(
     costs: Costs,
     micro_batches: int | None,
 ) -> UserPlan:
-    """A pipeline, or copies of the model."""
+    """The plan of that name: a pipeline, or copies of the model."""
     if name in PIPELINES:
         return pipeline_plan(name, graph, _pipeline(name, cuts, costs, micro_batches))
     if micro_batches is not None:
@@ -173,7 +174,7 @@ def _pipeline(
 
 
 def _kept(plan: ParallelGraph) -> list[Kept]:
-    """Memory that ops update in place, in all entry points, with its readers and writers."""
+    """Users (readers and writers) of each buffer that ops update in place, in all entry points."""
     users: dict[int, list[tuple[int, int | None]]] = {}
     for node in plan.nodes:
         uses = [*enumerate(node.inputs), *((None, t) for t in node.outputs)]
@@ -189,7 +190,9 @@ def _kept(plan: ParallelGraph) -> list[Kept]:
 def _agree(
     kept: Sequence[Kept], able: dict[int, list[Option]], options: Mapping[int, Sequence[Option]]
 ) -> None:
-    """Leaves memory whole on all ranks if the plan would split it differently for its users."""
+    """Removes all options but the whole one for memory that the plan would split differently for
+    different users.
+    """
     for users in kept:
         states = [
             {o.output if at is None else o.inputs[at] for o in able[node]} for node, at in users
@@ -200,7 +203,7 @@ def _agree(
 
 
 Place = tuple[int | None, ...]
-"""A piece's coordinate along each axis of the mesh; None: on all ranks of the axis."""
+"""The coordinate of a piece along each axis of the mesh; None if it is on all ranks of the axis."""
 
 
 def _split(

@@ -1,7 +1,8 @@
-"""From a pipeline's schedule to a plan: blocks on their devices, in the schedule's order.
+"""Makes a plan from a pipeline's schedule: blocks on their devices, in the schedule's order.
 
-The graph has all micro-batches. Several are in flight inside one launch, because a rank's work on a
-micro-batch waits only for its data, and each rank keeps the schedule's order.
+The graph contains all micro-batches. Several of these are in progress at the same time in one
+launch, because a rank's work on a micro-batch waits for its data only, and each rank keeps the
+schedule's order.
 """
 
 from __future__ import annotations
@@ -75,8 +76,8 @@ def in_order(
 
 
 def ends(pieces: list[Piece], last: bool) -> list[Piece]:
-    """The pieces of a block that no other piece of it waits for (last), or that wait for no
-    other.
+    """The pieces of a block that no other piece of it waits for (last), or that wait for no other
+    piece of it (not last).
     """
     writers: dict[int, list[Piece]] = {}
     for piece in pieces:

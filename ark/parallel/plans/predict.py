@@ -1,11 +1,11 @@
-"""Predicts a plan over a whole mesh, with a pipeline, copies of the model on other data, and splits
-of its ops together: time, memory of every rank, communication and timeline. Nothing is run.
+"""Predicts a plan over a whole mesh: time, memory of every rank, communication and timeline.
 
-The graph computes one micro-batch. Along an axis with a pipeline's name each rank has some of the
-blocks; along one of `COPIES` each works on other micro-batches; along the others ops are split
-(ark.parallel.plans.rules). Costs are those of ark.parallel.plans.choices; sends count to the block
-that sends, gradients are summed after the last backward, nothing overlaps. Called by `ark
-parallelize` and ark.parallel.plans.auto.
+A plan combines a pipeline, copies of the model on different data, and splits of its ops. Nothing is
+run. The graph computes one micro-batch. Along an axis with a pipeline's name each rank has some of
+the blocks; along one of `COPIES` each rank works on other micro-batches; along the others ops are
+split (ark.parallel.plans.rules). Costs are those of ark.parallel.plans.choices. Sends are added to
+the time of the block that sends, gradients are summed after the last backward pass, and nothing
+overlaps. Called by `ark parallelize` and ark.parallel.plans.auto.
 """
 
 from __future__ import annotations
@@ -31,17 +31,22 @@ from ark.parallel.plans.search import Memory
 from ark.parallel.plans.splits import Splits
 from ark.parallel.plans.times import rates_of
 
-# Into which co-shard divides a block's ops, computed one after the other on the same rank.
+# The number of parts into which co-shard divides a block's ops; a rank computes them one after the
+# other.
 CO_SHARD_PARTS = 2
 IDLE_SHARE_OF_DEPTH = {"1f1b": 1.0, "gpipe": 1.0, "interleaved": 0.5, "zero-bubble": 0.25}
-"""in the longest block: the resolution of schedules"""
-MIN_STAGE_MEMORY_SHARE = 0.8  # of an equal share: stages are equal in time, nearly so in memory
-TICKS_PER_BLOCK = 50_000  # in the longest block: the resolution of a schedule's times
+"""The unavoidable idle time of each pipeline, for each stage after the first, as a share of a
+micro-batch's time on a stage.
+"""
+MIN_STAGE_MEMORY_SHARE = 0.8  # of an equal share: stages have equal times and nearly equal memory
+TICKS_PER_BLOCK = 50_000  # of the longest block: the resolution of a schedule's times
 NAMES = tuple(dict.fromkeys((*PLANS, *COPIES, *PIPELINES)))
 
 
 def link_rates(mesh: Sequence[int], target: Target) -> list[float]:
-    """Bytes per microsecond along each axis: the network's where a group spans hosts."""
+    """Bytes per microsecond along each axis. It is the network's rate if a group of ranks spans
+    hosts.
+    """
     rates = []
     for axis, count in enumerate(mesh):
         span = math.prod(mesh[axis + 1 :]) * count
@@ -98,11 +103,11 @@ def predict(
 def bounds(
     splits: Splits, mesh: Sequence[int], names: Sequence[str], target: Target, work: Work
 ) -> tuple[float, float]:
-    """Lower bounds of a plan in microseconds and in bytes of a rank; raises InvalidUsageError as
+    """Lower bounds of a plan in microseconds and in bytes of a rank. Raises InvalidUsageError like
     predict.
 
-    The time of a step's blocks, divided equally, with the pipeline's unavoidable idle time; the
-    parameters' state and most of the memory of the first stage.
+    The time is that of a step's blocks, divided equally, plus the pipeline's unavoidable idle time.
+    The memory is the state of the parameters plus most of the saved results of the first stage.
     """
     shape = _Shape(splits, tuple(mesh), tuple(names), target, work)
     _, blocks, _ = splits.find(shape.costs, shape.rules, work)
@@ -118,8 +123,8 @@ def bounds(
 
 
 class _Shape:
-    """A plan in its parts: the purpose of each axis, and the numbers of copies, stages and
-    micro-batches.
+    """A plan in its parts: the purpose of each axis of the mesh, and the numbers of copies, stages
+    and micro-batches.
     """
 
     def __init__(
@@ -162,14 +167,14 @@ class _Shape:
         self.copy_rate = rates[copy] if copy is not None else 1.0
 
     def memory(self, limit: int) -> Memory:
-        """The memory limit for the search, of the fullest stage."""
+        """The memory of the fullest stage, as a limit for the search."""
         twice = 2 if self.pipeline == "chimera" else 1
         flying = min(self.count, self.depth) if self.work.training else 0
         kept = 0 if self.work.recompute else flying * twice / self.depth
         return Memory(limit, sum(self.factors) * twice / self.depth, kept)
 
     def attempt(self, memory: Memory | None) -> Prediction:
-        """The plan with the fastest splits within that memory."""
+        """The prediction with the fastest splits that fit into that memory."""
         work, own = self.work, self.own
         chosen, blocks, optimal = self.splits.find(self.costs, self.rules, work, memory)
         shared = [self.pipeline == "interlaced" and not b.block.numbered for b in blocks]
@@ -215,7 +220,9 @@ class _Shape:
     def _stage_times(
         self, blocks: Sequence[BlockCost], stage_of: Sequence[int], send_us: float
     ) -> tuple[list[float], list[float], float]:
-        """Forward and backward of each stage, and of the blocks that all ranks share."""
+        """Forward and backward times of each stage, and the time of the blocks that all ranks
+        share.
+        """
         start = send_us + self._gather_us(blocks) / self.stages
         forward, backward, shared = [start] * self.stages, [start] * self.stages, 0.0
         for block, stage in zip(blocks, stage_of, strict=True):
@@ -228,7 +235,7 @@ class _Shape:
         return forward, backward, shared
 
     def _gather_us(self, blocks: Sequence[BlockCost]) -> float:
-        """The time in which ZeRO 3 gathers parameters for each use."""
+        """The time that ZeRO 3 takes to gather parameters for all uses."""
         if self.copied != "zero3" or self.copies == 1:
             return 0.0
         whole = sum(b.parameter_bytes for b in blocks)
@@ -270,7 +277,9 @@ class _Shape:
 
 
 def _stage(block: str, depth: int) -> int:
-    """The stage of a pipeline's block; Chimera's other direction counts from the other end."""
+    """The stage that a pipeline's block belongs to. Chimera's second direction counts from the
+    other end.
+    """
     number, _, way = block[1:].partition(".")
     return depth - 1 - int(number) if way == "up" else int(number)
 
@@ -302,7 +311,7 @@ def _timed(
     shared: float,
     tick: float,
 ) -> Placement:
-    """The placement with the stages' own times, in ticks."""
+    """The placement with each stage's own times, in ticks."""
     halves = any(b.name[0] == "w" for b in placement.blocks)
     blocks = []
     for block in placement.blocks:

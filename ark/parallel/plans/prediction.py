@@ -1,4 +1,5 @@
-"""Inputs and outputs of a prediction: ranks, work, costs of blocks, memory, the whole.
+"""Inputs and outputs of a prediction: ranks, work, costs of blocks, memory, and the prediction
+itself.
 
 Created by ark.parallel.plans.predict, drawn by ark.parallel.page.
 """
@@ -22,7 +23,7 @@ COPIES: dict[str, tuple[int, int, int]] = {
     "zero3": (1, 1, 1),
     "co-shard": (0, 0, 0),
 }
-"""For parameters, gradients and optimizer: True if each rank of the axis keeps only a part."""
+"""For parameters, gradients and optimizer state: 1 if each rank of the axis keeps a part only."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class RankMemory:
 
 @dataclass(frozen=True)
 class BlockCost:
-    """A block under a plan: microseconds of a micro-batch, stored bytes, communication."""
+    """A block's costs under a plan: microseconds of a micro-batch, stored bytes, communication."""
 
     block: ModelBlock
     forward_us: float

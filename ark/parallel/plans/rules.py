@@ -1,6 +1,6 @@
-"""Named plans within a graph: the allowed layouts of a node's result along an axis of the mesh.
+"""The rules of named plans: which layouts a node's result may have along an axis of the mesh.
 
-A rule does not restrict choices that it does not name; ark.parallel.plans.search decides those.
+A rule leaves other choices open; ark.parallel.plans.search decides those.
 """
 
 from __future__ import annotations
@@ -14,15 +14,17 @@ from ark.parallel.plans.choices import Option
 from ark.parallel.transform import annotate
 from ark.parallel.transform.carried import EXPERT, VALUE
 
-RESULTS = ("state", "external")  # arenas that a caller reads
+RESULTS = ("state", "external")  # arenas of results that a caller reads
 PRODUCTS = ("matmul", "quantized_linear")
 
 
 @dataclass(frozen=True)
 class Roles:
-    """weights: buffers whose values follow from parameters alone. features: for each buffer the
-    dimension of its features: the outputs of the product with weights that it follows from, or the
-    last.
+    """The roles of buffers.
+
+    weights: buffers whose values depend on parameters only. features: for each buffer its feature
+    dimension. It comes from the outputs of the product with weights that the buffer is computed
+    from; without such a product it is the last dimension.
     """
 
     weights: frozenset[int]
@@ -33,16 +35,18 @@ class Roles:
         return node.type in PRODUCTS and any(t.buffer.id in self.weights for t in node.inputs)
 
     def constant(self, node: Node) -> bool:
-        """True if the result follows from parameters alone."""
+        """True if the result depends on parameters only."""
         return node.outputs[0].buffer.id in self.weights
 
     def feature(self, node: Node) -> str:
-        """The dimension of features of a node's result, as a state."""
+        """The feature dimension of a node's result, as a state."""
         return str(self.features[node.outputs[0].buffer.id])
 
 
 Rule = Callable[[Roles, Node, str, str | None], bool]
-"""From an op, its result's state and the letter that gives it, to whether the plan allows it."""
+"""Returns whether a plan allows an op's result a state. The last argument is the letter by which
+the op is split to get that state.
+"""
 
 
 def roles_of(nodes: Sequence[Node]) -> Roles:
@@ -60,7 +64,7 @@ def roles_of(nodes: Sequence[Node]) -> Roles:
 
 
 def _feature(node: Node, weights: set[int], features: Mapping[int, int], last: int) -> int:
-    """The dimension of features of a node's result."""
+    """The feature dimension of a node's result."""
     try:
         operands = annotate(node).operands
     except UnsupportedError:
@@ -86,26 +90,27 @@ def _replicated(roles: Roles, node: Node, state: str, letter: str | None) -> boo
 
 
 def _data(roles: Roles, node: Node, state: str, letter: str | None) -> bool:
-    """Each rank has some rows of every result that is not the same for all rows."""
+    """Each rank has some rows of every result. Results that are the same for all rows are whole."""
     return state == ("R" if roles.constant(node) else "0")
 
 
 def _column(roles: Roles, node: Node, state: str, letter: str | None) -> bool:
-    """Matmuls with parameters by the columns of their result."""
+    """Matmuls with parameters are split by the columns of their result."""
     return state == roles.feature(node) if roles.product(node) else True
 
 
 def _row(roles: Roles, node: Node, state: str, letter: str | None) -> bool:
-    """Matmuls with parameters along the summed dimension: partial sums."""
+    """Matmuls with parameters are split along the summed dimension and give partial sums."""
     return state == "V" if roles.product(node) else True
 
 
 def _megatron(roles: Roles, node: Node, state: str, letter: str | None) -> bool:
-    """Matmuls with parameters by columns or as partial sums, the rest whole or by columns;
-    reductions over cut dimensions as partial sums too, such as those of logits over the vocabulary.
+    """Matmuls with parameters are split by columns or give partial sums; other results are whole or
+    split by columns. Reductions over cut dimensions, such as those of logits over the vocabulary,
+    also give partial sums.
 
-    Results that the caller reads are whole on every rank, and what follows from parameters alone is
-    as its readers need it.
+    Results that the caller reads are whole on every rank. A result that depends on parameters only
+    is as its readers need it.
     """
     if roles.constant(node):
         return True
@@ -125,9 +130,11 @@ def _sequence(roles: Roles, node: Node, state: str, letter: str | None) -> bool:
 
 
 def _expert(roles: Roles, node: Node, state: str, letter: str | None) -> bool:
-    """Each rank has some of the experts: of matmuls with a parameter a matrix per expert; of other
-    ops the experts along their first dimension, and sums over these as partial sums. Where rows are
-    routed to experts, results stay partial sums until they are added to another value.
+    """Each rank has some of the experts.
+
+    A matmul with one matrix per expert is split by experts. Other ops are split along their first
+    dimension of experts, and sums over it give partial sums. If rows are routed to experts, results
+    stay partial sums until they are added to another value.
     """
     if node.type == "expert_linear" or letter == VALUE:
         return letter in (EXPERT, VALUE)
@@ -138,7 +145,7 @@ def _expert(roles: Roles, node: Node, state: str, letter: str | None) -> bool:
 
 
 def _auto(roles: Roles, node: Node, state: str, letter: str | None) -> bool:
-    """Any choice; the fastest is searched."""
+    """Any choice is allowed; the fastest is searched."""
     return True
 
 
@@ -152,13 +159,15 @@ PLANS: dict[str, Rule] = {
     "expert": _expert,
     "auto": _auto,
 }
-"""By name: True if a node's result may have that state along an axis of the mesh."""
+"""The rule of each plan name."""
 
 
 def allowed(
     roles: Roles, node: Node, options: Sequence[Option], names: Sequence[str]
 ) -> list[Option]:
-    """The options that each axis's plan allows; an axis for which it allows none splits nothing."""
+    """The options that the plan of each axis allows. If a plan allows none, its axis does not split
+    the node.
+    """
     kept = list(options)
     for axis, name in enumerate(names):
         able = [o for o in kept if PLANS[name](roles, node, o.output[axis], o.choice[axis])]

@@ -1,8 +1,9 @@
-"""The best choices for all ops of a graph together, under the rules of named plans, by CP-SAT.
+"""Searches the best choices for all ops of a graph together, under the rules of named plans, by
+CP-SAT.
 
-One choice per node, or one for all isomorphic nodes (layers of a model). A value that is read in a
-state other than its own costs one conversion per such state, and so does its gradient. The sum is
-minimal if the solver proves it.
+There is one choice per node, or one for all isomorphic nodes (layers of a model). A value that is
+read in states other than its own costs one conversion per such state, and so does its gradient. The
+result is proven optimal if the solver finishes.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from ark.parallel.plans.choices import Choice, Costs, Move, Option, State, of_gr
 
 NS_PER_US = 1000  # the solver counts in nanoseconds
 Kept = Sequence[tuple[int, int | None]]
-"""Users of memory that survives an iteration: node id and operand, or None for the result."""
+"""Users of memory that survives an iteration, as node id and operand (None: the node writes it)."""
 SOLVER_TIME = 30.0  # CP-SAT's deterministic time, about seconds
 
 
 @dataclass(frozen=True)
 class Solution:
-    """choices: by node id. us: predicted. bytes: of parameters that a rank holds."""
+    """The choices by node id. us: the predicted time. bytes: of parameters on a rank."""
 
     choices: dict[int, Choice]
     us: float
@@ -36,8 +37,8 @@ class Solution:
 
 @dataclass(frozen=True)
 class Change:
-    """A value that is converted between two ops. reader: the first that needs that state. us: of
-    all moves.
+    """A value that is converted between two ops. reader: the first reader that needs that state.
+    us: the time of all moves.
     """
 
     tensor: Tensor
@@ -55,7 +56,9 @@ class Change:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of a rank, and how many of them a byte of parameters and of saved results takes."""
+    """The memory of a rank in bytes, and the bytes that a byte of parameters and a byte of saved
+    results take.
+    """
 
     bytes: int
     parameters: float = 1.0
@@ -99,7 +102,9 @@ def evaluate(nodes: Sequence[Node], chosen: Mapping[int, Option], costs: Costs) 
 
 
 def passes(costs: Costs) -> float:
-    """The factor of an op's time: with gradients, which cost twice as much, it is three."""
+    """The factor of an op's time. It is 3 in training, where gradients cost twice the op, otherwise
+    1.
+    """
     return 3.0 if costs.training else 1.0
 
 
@@ -115,10 +120,10 @@ def search(
     shared: Mapping[int, int] | None = None,
     kept: Sequence[Kept] = (),
 ) -> Solution:
-    """The cheapest of the allowed options; raises PlanError if none fits into memory.
+    """The cheapest of the allowed options. Raises PlanError if none fits into memory.
 
-    shared: for each node id the node whose choice it takes; empty: each has its own. kept: readers
-    and writers of memory that ops update in place; all must use it in one state.
+    shared: for each node id the node whose choice it takes; empty if each node has its own. kept:
+    readers and writers of memory that ops update in place, all of which must use it in one state.
     """
     same = {n.id: (shared or {}).get(n.id, n.id) for n in nodes}
     count = Counter(same.values())
@@ -162,7 +167,7 @@ def search(
     solver = cp.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = 1
-    # With all cuts the relaxation nearly determines the options; with few of them the proof takes
+    # With all cuts the relaxation nearly determines the options; with few cuts the proof takes
     # long.
     solver.parameters.linearization_level = 2
     solver.parameters.max_deterministic_time = SOLVER_TIME
@@ -192,7 +197,7 @@ def _in_one_state(
     allowed: Mapping[int, Sequence[Option]],
     pick: Mapping[int, Sequence[Any]],
 ) -> None:
-    """All readers and writers use it in the same state."""
+    """Adds the constraint that all readers and writers use the memory in the same state."""
     by_state: list[dict[State, list[Any]]] = []
     for node, at in users:
         of_state: dict[State, list[Any]] = {}
@@ -216,7 +221,7 @@ def _any(model: Any, users: Sequence[Sequence[Any]]) -> Any:
 def _price(
     model: Any, prices: Sequence[float], pick: Sequence[Any], wanted: Any, number: int
 ) -> list[Any]:
-    """The cost of a conversion if it is needed, by the writer's option."""
+    """Terms for the cost of a conversion, if it is needed, by the writer's option."""
     whole = [round(p * NS_PER_US) for p in prices]
     if not any(whole):
         return []
@@ -232,8 +237,8 @@ Wants = tuple[tuple[int, int], ...]
 def _values(
     nodes: Sequence[Node], same: Mapping[int, int]
 ) -> dict[tuple[Wants, int | None], tuple[Tensor, int]]:
-    """Values by their reader (class and operand) and writer: a tensor of that kind, and how many
-    there are.
+    """Values grouped by their readers (class and operand) and writer: one tensor of each group, and
+    the number of values in it.
     """
     writers = {t.buffer.id: (node, t) for node in nodes for t in node.outputs}
     readers: dict[int, tuple[Tensor, Node | None, list[tuple[int, int]]]] = {}
@@ -241,7 +246,7 @@ def _values(
         for at, tensor in enumerate(node.inputs):
             writer, shown = writers.get(tensor.buffer.id, (None, tensor))
             if writer is not None and writer.id >= node.id:
-                # It reads its own memory or that of the previous iteration.
+                # the node reads its own memory or that of the previous iteration
                 writer, shown = None, tensor
             entry = readers.setdefault(tensor.buffer.id, (shown, writer, []))
             entry[2].append((same[node.id], at))
@@ -266,7 +271,9 @@ def _states(
     pick: Mapping[int, Sequence[Any]],
     state_of: Callable[[Option, int], State],
 ) -> dict[State, list[list[Any]]]:
-    """The states in which readers need a value: for each reader the literals that request it."""
+    """For each state the readers that may need the value in it: for each reader the literals of the
+    options that request it.
+    """
     wanted: dict[State, list[list[Any]]] = {}
     for i, at in wants:
         by_state: dict[State, list[Any]] = {}

@@ -1,5 +1,5 @@
-"""Results that predictions of many plans of one graph share: splits of its ops, costs of blocks,
-and orders of pipelines. Called by ark.parallel.plans.predict.
+"""A cache of results that the predictions of many plans of one graph share: splits of its ops,
+costs of blocks, and orders of pipelines. Called by ark.parallel.plans.predict.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ class Splits:
     def find(
         self, costs: Costs, names: Sequence[str], work: Work, memory: Memory | None = None
     ) -> tuple[dict[int, Option], list[BlockCost], bool]:
-        """The option of each node, the costs of blocks, and whether they are proven fastest."""
+        """The option of each node, the costs of blocks, and whether the options are proven
+        fastest.
+        """
         key = (costs.mesh, costs.links, costs.training, tuple(names), memory)
         if key not in self._found:
             first = [n for n in self.nodes if self.same[n.id] == n.id]
@@ -63,7 +65,9 @@ class Splits:
     def order(
         self, pipeline: str, depth: int, count: int, inference: bool
     ) -> tuple[Named, Schedule]:
-        """A pipeline with equal stages, whose order on each device is kept for other times."""
+        """A pipeline with equal stages and its schedule. The order on each device is reused for
+        other times.
+        """
         key = (pipeline, depth, count, inference)
         if key not in self._orders:
             plan = named(pipeline, depth, inference=inference)
@@ -85,8 +89,8 @@ def block_costs(
     costs: Costs,
     work: Work,
 ) -> list[BlockCost]:
-    """The cost of each block under the options of its nodes; a conversion counts to the block that
-    reads.
+    """The cost of each block under the options of its nodes. A conversion is added to the block
+    that reads the value.
     """
     by_reader: dict[int, list[Change]] = {}
     for change in changed:

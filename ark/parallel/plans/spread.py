@@ -1,8 +1,8 @@
 """Plans that follow from the cuts of a few tensors: data and tensor parallelism, ZeRO, experts.
 
-Each op is cut along the letter along which an operand arrives cut, and passes its result on in that
-form (the sharding propagation of GSPMD, Xu et al. 2021, on op_trans). If the letter is summed over,
-the result is partial sums, and its next reader reads the sum.
+Each op is split along the letter along which one of its operands is cut, and its result is cut in
+the same way (the sharding propagation of GSPMD, Xu et al. 2021, on op_trans). If the letter is
+summed over, the result is partial sums, and its next reader reads the sum.
 """
 
 from __future__ import annotations
@@ -56,8 +56,9 @@ def spread(
 def _in_turn(graph: ParallelGraph, among: Callable[[Node], bool], parts: int) -> None:
     """Orders a rank's parts of a layer one after the other.
 
-    A value that joins the parts, such as a sum over a batch, is computed after all of them, so what
-    follows it is ordered for itself: a part before such a value never waits for one behind it.
+    A value that joins the parts, such as a sum over a batch, is computed after all parts. So the
+    ops behind such a value are ordered among themselves only: a part before the value never waits
+    for a part behind it.
     """
     joins = _joins(graph)
     count = graph.ranks * parts
@@ -77,10 +78,12 @@ def _in_turn(graph: ParallelGraph, among: Callable[[Node], bool], parts: int) ->
 
 
 def _joins(graph: ParallelGraph) -> dict[int, int]:
-    """For each node the most values that join parts on a path to it, its own among them."""
+    """For each node the largest number of values that join parts on a path to it, including its
+    own.
+    """
     joins: dict[int, int] = {}
     writers: dict[int, Node] = {}
-    readers: dict[tuple[int, int], list[Node]] = {}  # of memory's previous value, by phase
+    readers: dict[tuple[int, int], list[Node]] = {}  # by phase: readers of the previous value
     for node in graph.nodes:
         level = 0
         pieces = graph.pieces(node)
@@ -106,16 +109,15 @@ def _joins(graph: ParallelGraph) -> dict[int, int]:
 
 
 def _layer(node: Node) -> str:
-    """A node's scopes up to the first that has a number."""
+    """The scopes of a node's name up to the first one with a number."""
     scopes = node.name.split(".")[:-1]
     numbered = [i for i, scope in enumerate(scopes) if any(c.isdigit() for c in scope)]
     return ".".join(scopes[: numbered[0] + 1] if numbered else scopes)
 
 
 def seeds(graph: ParallelGraph, cuts: Mapping[str, int], count: int, among: str) -> dict[int, int]:
-    """The dimension by buffer; raises InvalidUsageError for tensors that cannot be cut along it.
-
-    count: parts of each; among: of what, for the error.
+    """The dimension that is cut, by buffer. Raises InvalidUsageError for tensors that cannot be cut
+    along it. count: the number of parts. among: a description of the parts for the error.
     """
     written = {n.outputs[0].buffer.id for n in graph.nodes}
     read = {t.buffer.id: t for n in graph.nodes for t in n.inputs if t.buffer.id not in written}
@@ -138,8 +140,9 @@ def seeds(graph: ParallelGraph, cuts: Mapping[str, int], count: int, among: str)
 def split_along(
     graph: ParallelGraph, piece: Piece, cut: dict[int, int], counts: Sequence[int]
 ) -> list[Piece]:
-    """Splits a piece along the letter along which its operands arrive cut, into as many parts as
-    the first of `counts` that divides it; nothing, and no pieces, if none does.
+    """Splits a piece along the letter along which its operands are cut, into as many parts as the
+    first of `counts` that divides the letter. If none divides it, the piece stays whole and the
+    result is empty.
 
     cut: the dimension along which each buffer is cut; the node's results are added.
     """
@@ -157,7 +160,7 @@ def split_along(
 
 
 def _letter(node: Node, cut: Mapping[int, int], count: int) -> str | None:
-    """The letter along which most elements of a node's operands arrive cut, or None."""
+    """The letter along which the most elements of a node's operands are cut, or None."""
     try:
         annotation = annotate(node)
     except UnsupportedError:

@@ -21,13 +21,13 @@ from ark.parallel.plans.stages import partition
 from ark.parallel.transform import ParallelGraph
 
 SHARED = "in"  # the block on all ranks (interlaced)
-WAYS = "ghij"  # forward passes before the last one
+WAYS = "ghij"  # names of the forward passes before the last one
 
 
 @dataclass(frozen=True)
 class Staged:
-    """blocks: for each op that runs once for each micro-batch, its block, such as f0 or b0. stages:
-    for each other op the stages whose ranks run it.
+    """The blocks of a pipeline. blocks: for each op that runs once per micro-batch its block, such
+    as f0 or b0. stages: for each other op the stages whose ranks run it.
     """
 
     blocks: Mapping[int, str]
@@ -35,8 +35,8 @@ class Staged:
 
 
 class Dependencies:
-    """What ops follow from. cut: ops that are cut along the examples; all that are not an update
-    if there are none.
+    """The dependencies of ops on examples and gradients. cut: ops that are cut along the examples;
+    if empty, all ops but the updates.
     """
 
     def __init__(self, graph: ParallelGraph, undone: Mapping[int, int], cut: set[int]) -> None:
@@ -44,9 +44,9 @@ class Dependencies:
         self.twins = graph.twins
         self.versions = graph.versions
         self.writers: dict[int, list[Node]] = {}
-        self.root: dict[int, int] = {}  # by op of a gradient: the buffer that it differentiates
-        self.after: set[int] = set()  # ops that follow from a gradient
-        self.follows: set[int] = set()  # ops that follow from examples
+        self.root: dict[int, int] = {}  # by op of a gradient: the buffer that was differentiated
+        self.after: set[int] = set()  # ops that depend on a gradient
+        self.follows: set[int] = set()  # ops that depend on examples
         known = bool(cut)
         self.cut = set(cut)
         for node in self.nodes:
@@ -74,8 +74,8 @@ class Dependencies:
         return [n for n in self.nodes if n.id in self.cut and n.id not in self.after]
 
     def check(self, backward: bool) -> None:
-        """Raises UnsupportedError if a micro-batch needs results of all. backward: it may in the
-        backward pass.
+        """Raises UnsupportedError if an op of a micro-batch needs a result of all micro-batches.
+        backward: permits this in the backward pass.
         """
         for node in self.nodes:
             if node.id not in self.cut or (backward and node.id in self.after):
@@ -137,7 +137,7 @@ def staged(
 
 
 def _stage(parts: Dependencies, node: Node, stage_of: Mapping[int, int | str]) -> int | str | None:
-    """The stage of an op after the forward pass; None if it follows from no example."""
+    """The stage of an op after the forward pass; None if it depends on no example."""
     if node.id not in parts.follows:
         return None
     at = [stage_of.get(n.id) for n in parts.writers.get(parts.root.get(node.id, -1), ())]
@@ -155,10 +155,10 @@ def _unplaced(
     homes: dict[int, tuple[int, ...]],
     stages: int,
 ) -> None:
-    """Ops that follow from no example run on the stages of their readers; those that write memory
-    that lasts, on the stages that read it.
+    """Assigns ops that depend on no example: to the stages of their readers, or if they write
+    memory that lasts, to the stages that read it.
     """
-    readers: dict[int, set[int]] = {}  # by buffer: stages
+    readers: dict[int, set[int]] = {}  # by buffer: the stages that read it
 
     def of(node: Node) -> tuple[int, ...]:
         block = blocks.get(node.id)
@@ -185,8 +185,9 @@ def _unplaced(
 def _stages(
     nodes: Sequence[Node], stages: int, loads: Callable[[Node], float], bytes_per_us: float
 ) -> dict[int, int]:
-    """The stage of each op: consecutive layers, or ops if the model has fewer layers than stages,
-    so that the slowest stage and what it waits for take the least time.
+    """The stage of each op, so that the slowest stage takes the least time, including its wait for
+    data. A stage is consecutive layers, or consecutive ops if the model has fewer layers than
+    stages.
     """
     blocks = blocks_of(nodes)
     if sum(block.numbered for block in blocks) < stages:
@@ -209,7 +210,7 @@ def _stages(
 
 
 def _shared(parts: Dependencies, forward: Sequence[Node]) -> set[int]:
-    """The first op with a parameter, and what it follows from."""
+    """The first op with a parameter, and the ops that it depends on."""
     first = next((n for n in forward if _parameters(parts, n)), None)
     if first is None:
         raise ModelError("interlaced shares the first op with a parameter, but the graph has none")

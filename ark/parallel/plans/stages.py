@@ -17,10 +17,11 @@ from ark.errors import InvalidUsageError
 def partition(
     loads: Sequence[float], stages: int, shared: Sequence[bool], sent: Sequence[float] = ()
 ) -> list[int]:
-    """The stage of each block; -1 for those that all ranks share.
+    """The stage of each block; -1 for blocks that all ranks share.
 
-    loads: time of each block. sent: time in which the values arrive that a stage reads if it begins
-    with the block (default: none). Raises InvalidUsageError if there are fewer blocks than stages.
+    loads: the time of each block. sent: for each block the time to receive the values that a stage
+    reads if it begins with that block (default: none). Raises InvalidUsageError if there are fewer
+    blocks than stages.
     """
     own = [i for i, all_ranks in enumerate(shared) if not all_ranks]
     if len(own) < stages:

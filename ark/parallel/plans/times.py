@@ -1,9 +1,9 @@
 """The time of an op on a rank: arithmetic or memory traffic, whichever is longer.
 
-On machines whose kernels load boxes of matrices, a matmul with 16-bit weights takes the predicted
-time of its cut into tiles (ark.lower.cuts), matmuls of one input are one, as lowering makes them,
-elementwise ops on a matmul's result are free, and every other op and matmul has a start and an end
-in which processors wait. Called by ark.parallel.plans.choices.
+More is modelled on machines whose kernels load boxes of matrices. A matmul with 16-bit weights
+takes the predicted time of its cut into tiles (ark.lower.cuts). Matmuls of one input count as one,
+because lowering joins them. Elementwise ops on a matmul's result are free. Every other op and
+matmul has a start and an end in which processors wait. Called by ark.parallel.plans.choices.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ark.machine import Machine
 from ark.machine.variant import LOAD
 from ark.ops.math import GATED
 
-FREE = ("kv_append",)  # a part of the previous op
+FREE = ("kv_append",)  # ops that are done as a part of the previous op
 JOINED = ("add", "mul", "sub", *GATED, "gelu", "silu", "relu", "sigmoid")
 
 
@@ -46,7 +46,7 @@ def rates_of(machine: Machine, link_gbps: float) -> Rates:
 
 
 class Times:
-    """Times of the nodes of a graph, alone or next to each other."""
+    """The times of the nodes of a graph. A node's time may depend on its neighbours."""
 
     def __init__(self, rates: Rates, nodes: Sequence[Node] = ()) -> None:
         self.rates = rates
@@ -70,8 +70,8 @@ class Times:
                 self.widths[node.id] = columns[node.inputs[0].id] / node.outputs[0].shape[-1]
 
     def added_us(self, elements: float, itemsize: int, shares: int) -> float:
-        """The time in which a rank adds up the partial sums of its part of a tensor: it reads all
-        and writes the sum, in an op with the usual end.
+        """The time in which a rank adds up the partial sums of its part of a tensor. It reads all
+        of them and writes the sum, in one op.
         """
         moved = elements * itemsize * (shares + 1) / self.rates.memory_bytes_per_us
         return moved + (self.rates.tiled.costs.op_us if self.rates.tiled is not None else 0.0)
@@ -95,7 +95,7 @@ class Times:
         wide = self.widths.get(node.id, 1.0)
         shape = (1, 1, max(1, round(rows)), max(1, round(columns * wide)))
         size = node.inputs[1].dtype.itemsize
-        if not candidates(shape, round(depth), size, rates.tiled, False):  # narrower than any tile
+        if not candidates(shape, round(depth), size, rates.tiled, False):  # no tile is as narrow
             return plain + costs.op_us
         cut = choose_cut(shape, round(depth), size, rates.tiled, False, {})
         tiles = math.ceil(shape[2] / cut.rows) * math.ceil(shape[3] / cut.columns)

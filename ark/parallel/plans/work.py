@@ -1,8 +1,8 @@
 """Each rank's share of a model's work under a plan, and the ops that several ranks compute alike.
 
-Work is arithmetic: two operations for each product of a matmul, one for each element of any other
-op's largest operand. Views have none. Called by ark.parallel.plans.parallelize, and by `ark
-parallelize` for predictions.
+Work is arithmetic: two operations for each product of a matmul, and for any other op one for each
+element of its largest operand. Views have none. Called by ark.parallel.plans.parallelize, and by
+`ark parallelize` for predictions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ark.parallel.transform.normal import RESHAPE
 @dataclass(frozen=True)
 class Whole:
     """An op, or a part of one, that several ranks compute alike. share: of one device's work.
-    reason: why it is not split.
+    reason: the reason why it is not split.
     """
 
     name: str
@@ -37,7 +37,9 @@ def work_of(node: Node) -> float:
 
 
 def shares(plan: ParallelGraph) -> tuple[float, ...]:
-    """For each rank its part of one device's work: 1 / ranks at best, 1 if it computes all."""
+    """For each rank its share of one device's work: 1 / ranks at best, 1 if it computes
+    everything.
+    """
     done = [0.0] * plan.ranks
     for piece, work in _pieces(plan):
         for rank in plan.ranks_of(piece):
@@ -47,7 +49,7 @@ def shares(plan: ParallelGraph) -> tuple[float, ...]:
 
 
 def whole(plan: ParallelGraph) -> tuple[Whole, ...]:
-    """What several ranks compute alike, the largest share first."""
+    """The ops that several ranks compute alike, the largest share first."""
     total = sum(map(work_of, plan.nodes)) or 1.0
     several = [(p.node, work) for p, work in _pieces(plan) if len(plan.ranks_of(p)) > 1]
     return _sorted(several, total)
@@ -56,9 +58,7 @@ def whole(plan: ParallelGraph) -> tuple[Whole, ...]:
 def whole_in(
     nodes: Sequence[Node], options: Mapping[int, Option], mesh: Sequence[int]
 ) -> tuple[float, tuple[Whole, ...]]:
-    """Of a prediction: a rank's part of the work of the ops over the axes that split them, and the
-    ops that these leave whole.
-    """
+    """For a prediction: a rank's share of the work, and the ops that no axis splits."""
     total = sum(map(work_of, nodes)) or 1.0
     done = 0.0
     several = []
@@ -72,7 +72,7 @@ def whole_in(
 
 
 def _pieces(plan: ParallelGraph) -> Iterable[tuple[Piece, float]]:
-    """Pieces with their work."""
+    """All pieces with their work."""
     for node in plan.nodes:
         for piece in plan.pieces(node):
             yield piece, work_of(node) * _fraction(piece)

@@ -1,10 +1,11 @@
-"""How each op may be split: its dimensions as letters, in the style of einops.
+"""Annotations: the ways in which an op may be split. They name its dimensions by letters, like
+einops.
 
 "m k+, n k+ -> m n": a matmul can be cut along m and n, which gives parts of the result, and along
-k, which gives partial sums of all of it. A letter with ^ is not cut: every element along it is
-needed at once. h/64 is cut between groups of 64 elements only (a head); other operands may count
-the groups. A 1 is a dimension of one element that is broadcast. After nnScaler (Lin et al., OSDI
-2024). Used by ark.parallel.transform.pieces.
+k, which gives partial sums of the whole result. A letter with ^ is not cut, because every element
+along it is needed at once. h/64 is cut between groups of 64 elements only (a head); in other
+operands h may count the groups. A 1 is a dimension of one element that is broadcast. After nnScaler
+(Lin et al., OSDI 2024). Used by ark.parallel.transform.pieces.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ WORD = re.compile(r"([a-z1])(\+|\^)?(?:/([1-9][0-9]{0,8}))?")
 
 @dataclass(frozen=True)
 class Annotation:
-    """operands: for each input, and last the outputs, one letter per dimension ("1": broadcast).
+    """The letters of each dimension of each input and, last, of the outputs ("1": broadcast).
 
     summed: letters along which parts are partial sums. frozen: letters that are not cut. groups:
-    elements that stay together, for each letter of the operands.
+    for each letter of the operands the number of elements that stay together.
     """
 
     operands: tuple[tuple[str, ...], ...]
@@ -57,8 +58,8 @@ class Annotation:
         )
 
     def sizes(self, shapes: Sequence[Sequence[int]]) -> dict[str, int]:
-        """For each letter the number of elements, or of groups, into which operands of these shapes
-        can be cut.
+        """For each letter the number of elements, or of groups, in operands of these shapes: the
+        largest number of parts.
         """
         size_of: dict[str, int] = {}
         for letters, groups, shape in zip(self.operands, self.groups, shapes, strict=True):

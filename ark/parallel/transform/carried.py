@@ -2,9 +2,10 @@
 result is the same kind of partial sum.
 
 Each expert's matmul gives zeros for the rows of other experts. So a rank with some of the experts
-has a partial sum of the result, and a gated perceptron of it is a partial sum too, because it maps
-zeros to zeros. Linear ops continue this: weighting, and adding the results of the chosen experts.
-One sum over the ranks therefore ends a mixture of experts. Used by ark.parallel.transform.pieces.
+has a partial sum of the result. A gated perceptron of it is a partial sum too, because it maps
+zeros to zeros. Linear ops preserve partial sums: weighting, and adding the results of the chosen
+experts. One sum over the ranks at the end of a mixture of experts therefore suffices. Used by
+ark.parallel.transform.pieces.
 """
 
 from __future__ import annotations
@@ -15,21 +16,23 @@ from ark.ir.graph import Node
 from ark.ops.math import GATED
 
 VALUE = "+"
-"""The letter along which an op is split into partial sums of its operands' values."""
+"""The letter for splitting an op into partial sums, one for each partial sum of its operands."""
 EXPERT = "e"
-"""The letter of `expert_linear` that counts experts."""
+"""The letter of `expert_linear` for the experts."""
 ZEROS = frozenset(("mul", *GATED, "silu", "gelu", "relu", "add", "sub", "neg", "copy"))
 """Elementwise functions that map zeros to zero."""
 LINEAR = frozenset(("copy", "reduce_sum", "reshape", "transpose", "expand", "neg"))
-"""Unary ops for which the result of a sum is the sum of the results."""
+"""Ops that are linear in their operand: the result of a sum is the sum of the results."""
 Carried = Mapping[str, frozenset[int]]
-"""For each letter, the operands that are partial sums when an op is split along it."""
+"""For each letter the operands that are partial sums if the op is split along it."""
 
 
 def carried(nodes: Sequence[Node]) -> dict[int, Carried]:
-    """By node id; nodes without such operands are omitted."""
-    rows: dict[int, int] = {}  # by buffer: whose experts' rows are its share
-    shares: set[int] = set()  # buffers that arrive as partial sums
+    """The operands that may be partial sums, by node id. Nodes without such operands are
+    omitted.
+    """
+    rows: dict[int, int] = {}  # buffer to the assignment of its rows to experts
+    shares: set[int] = set()  # buffers that may be partial sums
     operands_of: dict[int, Carried] = {}
     for node in nodes:
         read = [t.buffer.id for t in node.inputs]
@@ -53,11 +56,11 @@ def carried(nodes: Sequence[Node]) -> dict[int, Carried]:
 def _able(
     node: Node, read: Sequence[int], rows: Mapping[int, int], shares: set[int]
 ) -> frozenset[int]:
-    """The operands that may be partial sums together; empty if none."""
+    """The operands that may be partial sums at the same time; empty if there are none."""
     several = frozenset(i for i, buffer in enumerate(read) if buffer in shares)
     if not several or len(node.outputs) != 1 or node.elementwise.expr is not None:
         return frozenset()
-    shifted = node.type in ("add", "sub") and len(read) == 1  # by a number
+    shifted = node.type in ("add", "sub") and len(read) == 1  # adds or subtracts a number
     if node.type in ZEROS and len(several) == len(read) and not shifted:
         of = {rows.get(buffer) for buffer in read}
         if len(of) == 1 and None not in of:

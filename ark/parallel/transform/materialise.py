@@ -27,13 +27,13 @@ from ark.parallel.transform.pieces import ParallelGraph, Piece
 from ark.parallel.transform.rearranged import local_attrs
 from ark.parallel.transform.views import Box, View, meeting
 
-ENDS = ("sample", "sample_adjusted", "sample_each")  # may end the run: all ranks do it together
+ENDS = ("sample", "sample_adjusted", "sample_each")  # may end the run, on all ranks
 IN_PLACE = ("kv_append", "kv_cache_slot", "paged_append", *ENDS)  # write a part of an operand
 MESSAGE_TAG = 0
 Written = tuple[Piece, View]
-"""A piece, and its view of the buffer that it writes."""
+"""A piece, with its view of a buffer that it writes."""
 Chosen = tuple[int, Piece, View]
-"""The same on a rank."""
+"""A rank, with a piece and the view that it writes."""
 
 
 @dataclass
@@ -70,7 +70,7 @@ class _Writer:
         self.wanted: dict[View, set[int]] = {}
         self.around: dict[
             tuple[int, int], Box
-        ] = {}  # the box around all that a rank reads of a buffer
+        ] = {}  # the box around everything that a rank reads of a buffer
         for graph in self.result.graphs:
             graph.phases = plan.graph.phases
         for piece in self.order:
@@ -86,7 +86,7 @@ class _Writer:
             for (other, _), version in self.versions.items():
                 if other == twin:
                     self._want(View(version, box), (rank,))
-        self.local: dict[tuple[int, Piece, int], Tensor] = {}  # what a piece writes on a buffer
+        self.local: dict[tuple[int, Piece, int], Tensor] = {}  # the output of a piece
         self.fetched: dict[tuple[int, View], Tensor] = {}
         self.given: dict[tuple[int, int], tuple[Tensor, Box]] = {}
 
@@ -221,8 +221,8 @@ class _Writer:
         return self.fetched[rank, view]
 
     def _given(self, rank: int, view: View) -> Tensor:
-        """A part of a tensor that the caller fills: each rank has the box around all that it reads
-        of it.
+        """A part of a tensor that the caller fills. Each rank holds the box around everything that
+        it reads of the tensor.
         """
         key = (rank, view.buffer)
         if key not in self.given:

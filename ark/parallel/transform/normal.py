@@ -45,9 +45,9 @@ class _Normal:
         self.result = Graph(graph.rank, graph.world_size)
         self.result.buffers, self.result.tensors = list(graph.buffers), list(graph.tensors)
         self.result.phases = graph.phases
-        self.first: dict[tuple[int, int], int] = {}  # by phase and buffer
+        self.first: dict[tuple[int, int], int] = {}  # by phase and buffer: first writer
         self.writes: dict[tuple[int, int], list[Tensor]] = {}  # likewise
-        self.phases: dict[int, set[int]] = {}  # that write a buffer
+        self.phases: dict[int, set[int]] = {}  # by buffer: the phases that write it
         self.extents: dict[int, tuple[int, ...]] = {}  # the shape in which a buffer is split
         self.twins: dict[int, int] = {}
         self.twin_of: dict[int, int] = {}

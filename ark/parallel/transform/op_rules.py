@@ -1,8 +1,8 @@
-"""The rule of each op: from a node to the text of its annotation, in the notation of
-ark.parallel.transform.annotations. Ops that cannot be split are in WHOLE, with the reason.
+"""The rule of each op: a function from a node to the text of its annotation.
 
-After nnScaler (Lin et al., OSDI 2024). tests/unit/parallel/transform/test_op_rules.py requires an
-entry for every op.
+ark.parallel.transform.annotations has the notation. Ops that cannot be split are in WHOLE, with the
+reason. After nnScaler (Lin et al., OSDI 2024). tests/unit/parallel/transform/test_op_rules.py
+requires an entry for every op.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ def _matmul(node: Node) -> str:
 
 
 def _quantized_linear(node: Node) -> str:
-    """Scales and zeros have an element for each group of the rows of the weight."""
+    """Scales and zeros have one element for each group of elements of a weight's row."""
     group = node.read(GroupAttributes).group
     scales = ", y z+" * (len(node.inputs) - 2)
     return f"x z+/{group}, y z+/{group}{scales} -> x y"
 
 
 def _rows(node: Node) -> str:
-    """Ops that need whole rows: norms and softmax."""
+    """Norms and softmax: rows stay whole."""
     names = _names(node.outputs[0])
     row = " ".join([*names[:-1], names[-1] + "^"])
     scales = "".join(f", {names[-1]}^" for _ in node.inputs[1:])
@@ -76,7 +76,9 @@ def _rows(node: Node) -> str:
 
 
 def _pairs(node: Node) -> str:
-    """Pairs of neighbours along the last dimension, otherwise elementwise."""
+    """Ops on pairs of neighbours along the last dimension: pairs stay together, other cuts are
+    elementwise.
+    """
     return ", ".join(f"{part}/2" for part in elementwise_rule(node).split(" ->")[0].split(", ")) + (
         f" -> {' '.join(_names(node.outputs[0]))}/2"
     )
@@ -108,15 +110,15 @@ def _transpose(node: Node) -> str:
 
 
 def _along_axis(node: Node) -> str:
-    """Ops that need all elements along an axis, which operands may have in different sizes."""
+    """Ops that need all elements along an axis. Other dimensions may be cut."""
     axis = AlongAttributes.of(node.attrs).axis % len(node.outputs[0].shape)
     names = " ".join(n + "^" * (d == axis) for d, n in enumerate(_names(node.outputs[0])))
     return f"{', '.join([names] * len(node.inputs))} -> {names}"
 
 
 def _heads(node: Node) -> str:
-    """Rows of heads, rotated by position: rows stay whole, because positions count from the first;
-    rows that each have a position may be cut.
+    """Rows of heads, rotated by position. With one position, rows stay whole, because positions
+    count from the first row. If each row has a position, rows may be cut.
     """
     row, position = ("x", "x") if node.inputs[1].elements > 1 else ("x^", "1")
     heads = f"{row} h/{node.read(RotaryAttributes).head_dim}"
@@ -124,11 +126,13 @@ def _heads(node: Node) -> str:
 
 
 def _attention(node: Node) -> str:
-    """By heads and batches; rows that do not depend on a position may be cut."""
+    """Attention is cut by heads and batches. Rows may be cut if the mask does not depend on their
+    position.
+    """
     given = node.read(AttentionAttributes)
     query, keys = node.inputs[:2]
     position = node.inputs[3] if given.placed else None
-    if position is not None and position.elements > 1:  # a sequence for each row
+    if position is not None and position.elements > 1:  # each row is a sequence
         own = keys.shape[0] // position.elements
         sinks = ", h^" if given.sinks else ""
         return f"x h^, x/{own} c^ d^, x/{own} c^ d^, x{sinks} -> x h^"
@@ -144,20 +148,20 @@ def _attention(node: Node) -> str:
 
 
 def _paged_attention(node: Node) -> str:
-    """By heads."""
+    """Paged attention is cut by heads."""
     given = node.read(AttentionAttributes)
     rows, cache = f"x^ h/{given.head_dim}", "p^ h g^ d^"
     return f"{rows}, {cache}, {cache}, s^ m^, s^{', h' * given.sinks} -> {rows}"
 
 
 def _expert_linear(node: Node) -> str:
-    """By experts: each part has zeros for the rows of other experts."""
+    """Cut by experts: the result of a part is zero for the rows of other experts."""
     rows = "r s k+" if len(node.inputs[0].shape) == 3 else "r k+"
     return f"{rows}, {EXPERT}+ n k+, r s -> r s n"
 
 
 def _append(node: Node) -> str:
-    """By heads, or by sequences if each row has a position."""
+    """Appending to a cache is cut by heads, or by sequences if each row has a position."""
     heads, _, width = node.outputs[0].shape
     sequences = node.inputs[1].elements
     if sequences > 1:
@@ -171,15 +175,15 @@ def _paged_append(node: Node) -> str:
 
 
 def _embed(node: Node) -> str:
-    """Looks up rows by tokens, from a position on."""
+    """Rows of a table, selected by tokens, from a position on; cut by columns."""
     position = "1" if node.inputs[2].elements == 1 else "p^"
     tokens = " ".join(f"{n}^" for n in LETTERS[: len(node.inputs[0].shape)])
     return f"{tokens}, v^ y, {position} -> x^ y"
 
 
 def _reshape(node: Node) -> str:
-    """Dimensions in runs of equal products; a run may be cut along the first dimension of either
-    side.
+    """Both shapes are divided into runs of dimensions of equal product. A run may be cut along its
+    first dimension above 1.
     """
     sides = [list(node.inputs[0].shape), list(node.outputs[0].shape)]
     words: list[list[str]] = [[], []]
@@ -206,7 +210,7 @@ def _embedding(node: Node) -> str:
 
 
 def _gather(node: Node) -> str:
-    """All elements of the axis are needed; the other dimensions and the indices may be cut."""
+    """The gathered axis stays whole; the other dimensions and the indices may be cut."""
     table, indices = node.inputs
     axis = AlongAttributes.of(node.attrs).axis % len(table.shape)
     names = list(_names(table))
@@ -217,13 +221,15 @@ def _gather(node: Node) -> str:
 
 
 def _matching(first: Sequence[int], second: Sequence[int], axis: int) -> list[str]:
-    """The letters of dimensions that two operands have in the same size; others stay whole."""
+    """The letters of two operands' dimensions. Dimensions of different sizes, and the axis, stay
+    whole.
+    """
     sizes = enumerate(zip(first, second, strict=True))
     return [LETTERS[d] + ("" if d != axis and n == m else "^") for d, (n, m) in sizes]
 
 
 def _gather_elements(node: Node) -> str:
-    """Along the axis indices may be cut, and the elements are needed whole."""
+    """Indices may be cut along the axis; the elements are needed whole along it."""
     table, indices = node.inputs
     axis = AlongAttributes.of(node.attrs).axis % len(table.shape)
     names = _matching(table.shape, indices.shape, axis)
@@ -233,7 +239,7 @@ def _gather_elements(node: Node) -> str:
 
 
 def _scatter_elements(node: Node) -> str:
-    """Dimensions beside the axis that the updates fill."""
+    """Dimensions other than the axis may be cut if the updates fill them."""
     table, indices, updates = node.inputs
     axis = AlongAttributes.of(node.attrs).axis % len(table.shape)
     names = _matching(table.shape, updates.shape, axis)
@@ -244,7 +250,7 @@ def _scatter_elements(node: Node) -> str:
 
 
 def _pool(node: Node) -> str:
-    """Examples and channels; windows overlap."""
+    """Examples and channels may be cut. Spatial dimensions stay whole, because windows overlap."""
     spatial = " ".join(f"{n}^" for n in LETTERS[2 : len(node.outputs[0].shape)])
     return f"a b {spatial} -> a b {spatial}"
 

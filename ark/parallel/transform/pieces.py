@@ -1,8 +1,9 @@
 """The primitives of parallel plans: op_trans splits an op, op_assign sets its ranks, op_order its
-order. Communication follows from these (ark.parallel.transform.materialise).
+order.
 
-After nnScaler (Lin et al., OSDI 2024). A piece is an op, or a part of one, with views of the
-logical tensors that it reads and writes; every plan is legal by construction or refused here.
+Communication follows from these (ark.parallel.transform.materialise). After nnScaler (Lin et al.,
+OSDI 2024). A piece is an op, or a part of one, with views of the logical tensors that it reads and
+writes. A plan that is not legal is refused here.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ class Piece:
 
     @property
     def written(self) -> tuple[View, ...]:
-        """Everything that it writes."""
+        """The views of all its outputs."""
         return (self.output, *self.others)
 
 
 def view_of(tensor: Tensor) -> View:
-    """The view of its buffer that a tensor covers."""
+    """The view that a tensor is of its buffer."""
     ends = zip(tensor.offsets, tensor.shape, strict=True)
     return View(tensor.buffer.id, tuple((begin, begin + size) for begin, size in ends))
 
@@ -170,7 +171,7 @@ class ParallelGraph:
         self._at[piece] = list(ranks)
 
     def op_order(self, first: Piece, then: Piece) -> None:
-        """`first` runs before `then` on the ranks that compute both.
+        """Makes `first` run before `then` on the ranks that compute both.
 
         Raises InvalidUsageError if they belong to different entry points, which are never ordered.
         """
@@ -282,7 +283,7 @@ class ParallelGraph:
         for i, piece in enumerate(pieces):
             pieces_of = {n for v in piece.inputs for w, n in writes.get(v.buffer, ()) if w.meets(v)}
             pieces_of |= {number[p] for p in self.earlier(piece)}
-            for view in piece.written:  # readers of the previous value, which this one overwrites
+            for view in piece.written:  # follows readers of the old value
                 for read, n in readers.get(self.versions.get(view.buffer, (-1, 0)), ()):
                     if meeting(read.box, view.box):
                         pieces_of.add(n)

@@ -1,8 +1,7 @@
-"""How ops that depend on the index of an element are split: remap's rules, and expressions that
-read indices.
+"""Splits ops that depend on the index of an element: remap, and expressions that read indices.
 
-A part of a result counts its indices from its own first element, so its rules and expressions are
-shifted by where the part begins (`local_attrs`, called by ark.parallel.transform.materialise).
+A part of a result counts its indices from its own first element. So its rules and expressions are
+shifted by the position of the part (`local_attrs`, called by ark.parallel.transform.materialise).
 """
 
 from __future__ import annotations
@@ -23,9 +22,11 @@ LETTERS = string.ascii_lowercase
 
 
 def remap(node: Node) -> str:
-    """Every dimension of the result may be cut. A dimension of the input is cut with it if the one
-    is the other in the same order, also if a run of dimensions is one in the input; otherwise the
-    input is needed whole along it.
+    """The annotation of a remap. Every dimension of the result may be cut.
+
+    A dimension of the input is cut with it if the two have the same elements in the same order; a
+    run of result dimensions may also be one dimension of the input. Otherwise the input is needed
+    whole along that dimension.
     """
     out = node.outputs[0].shape
     names = list(LETTERS[: len(out)])
@@ -75,12 +76,12 @@ def local_attrs(node: Node, inputs: Sequence[View], output: View) -> Mapping[str
 
 
 def _begin(tensor: Tensor, view: View) -> list[int]:
-    """The first index of a view within the tensor that it is a part of."""
+    """The first index of a view within its tensor."""
     return [first - origin for (first, _), origin in zip(view.box, tensor.offsets, strict=True)]
 
 
 def _shifted(tree: Tree, begin: Sequence[int]) -> Tree:
-    """The expression for a part of its elements: `begin` is added to their indices."""
+    """The expression for a part of a result: `begin` is added to the indices."""
 
     def moved(part: Tree) -> Tree | None:
         first = begin[part[1]] if part[0] == "index" else 0

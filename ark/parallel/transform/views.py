@@ -1,7 +1,7 @@
-"""Views: the part of a logical tensor that an operand is, as a box and as a share of its value.
+"""Views: the part of a logical tensor that an operand is, as a box and as a share of the values.
 
-A share (index, count) is one of `count` partial tensors that add up to the whole. Two views of a
-tensor conflict if their boxes overlap and the intervals of their shares overlap.
+A share (index, count) is one of `count` partial tensors that add up to the whole tensor. Two views
+of a tensor conflict if their boxes overlap and the intervals of their shares overlap.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ class View:
         """True if the views overlap in box and share."""
         if self.buffer != other.buffer:
             return False
-        (index, count), (place, parts) = self.share, other.share  # intervals, without fractions
+        (index, count), (place, parts) = self.share, other.share  # intervals, not as fractions
         if index * parts >= (place + 1) * count or place * count >= (index + 1) * parts:
             return False
         return meeting(self.box, other.box) is not None
 
 
 def meeting(a: Box, b: Box) -> Box | None:
-    """The intersection of two boxes, or None."""
+    """The intersection of two boxes, or None if it is empty."""
     bounds = []
     for (p, q), (r, s) in zip(a, b, strict=True):
         begin, end = max(p, r), min(q, s)
