@@ -20,13 +20,14 @@ def least_us(
     root: int | None = None,
     counts: Counts | None = None,
 ) -> float:
-    """Returns the time in microseconds that no schedule beats, for data of `size_bytes`.
+    """Returns a time in microseconds that no schedule can be faster than, for data of `size_bytes`.
 
-    Sizes are those of `ark.collective.simulate.simulate`; `root` is a rank's number, for broadcast
-    and reduce, `counts` an all-to-all's of unequal parts. The bounds: cuts for gathering and
-    scattering (ForestColl), for one root (Edmonds 1973), weighted roots for an all-reduce, and
-    multicommodity flow for an all-to-all. Where switches multicast or sum, all of them let these do
-    so. Raises UnsupportedError where the network is too large for the flow.
+    Sizes are those of `ark.collective.simulate.simulate`. `root` is a rank's number, for broadcast
+    and reduce. `counts` are those of an all-to-all with unequal parts. The bounds come from cuts
+    (ForestColl) for gathering and scattering, from cuts for one root (Edmonds 1973), from weighted
+    roots for an all-reduce, and from multicommodity flow for an all-to-all. In a topology with a
+    switch that multicasts or sums, the bounds of all collectives but the all-to-all allow for it.
+    Raises UnsupportedError if the network is too large for the flow.
     """
     asked = Collective(collective)
     ranks = len(topology.ranks)

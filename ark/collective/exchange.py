@@ -1,11 +1,11 @@
 """All-to-all at the rate of a multicommodity flow: its bound, its paths and its program.
 
-Every rank sends the same amount to every other, or as many chunks as `counts` says. The least time
-is that of the largest concurrent flow (Shahrokhi and Matula 1990), a linear program with one flow
-per source. Its multipliers are lengths of links, and any lengths prove a bound: the distance that
-all pairs must travel, divided by the capacity of the links. They are turned into fractions, so that
-the bound is exact arithmetic regardless of the solver. The flow is divided into paths and these are
-rounded to equal parts of a chunk; the loss is reported. `ark.collective.synthesis` calls
+Every rank sends the same amount to every other rank, or the chunks that `counts` says. The least
+time is that of the largest concurrent flow (Shahrokhi and Matula 1990), a linear program with one
+flow per source. Its dual values are lengths of links. Any lengths prove a bound: the distance that
+all pairs must travel, divided by the capacity of the links. The dual values are turned into
+fractions, so the bound is exact regardless of the solver. The flow is divided into paths, and these
+are rounded to equal parts of a chunk; the loss is reported. `ark.collective.synthesis` calls
 `exchange_program`, `ark.collective.bounds` calls `exchange`.
 """
 
@@ -48,11 +48,11 @@ Shares = dict[tuple[int, int], list[tuple[Path, int]]]
 
 @dataclass(frozen=True)
 class Exchange:
-    """Paths of an all-to-all. Times are in seconds for chunks of one GB, of which a pair has one or
-    as many as `counts` says.
+    """Paths of an all-to-all.
 
-    No schedule is faster than `lower_bound`; the paths take `inv_rate`. `shares[s, t]` lists (path
-    of node numbers, how many of the pair's parts take it), a chunk having `parts` of them.
+    Times are in seconds for chunks of one GB; a pair has one chunk, or the number in `counts`. No
+    schedule is faster than `lower_bound`; the paths take `inv_rate`. `shares[s, t]` lists (path of
+    node numbers, the number of the pair's parts on it). A chunk has `parts` parts.
     """
 
     topology: Topology
@@ -64,7 +64,7 @@ class Exchange:
 
 
 def exchange(topology: Topology, counts: Counts | None = None) -> Exchange:
-    """Returns the paths and the bound; UnsupportedError where the network is too large for it."""
+    """Returns the paths and the bound. Raises UnsupportedError if the network is too large."""
     net = network(topology)
     variables = net.ranks * len(net.tails)
     if variables > _MOST_VARIABLES:
@@ -98,7 +98,7 @@ def exchange(topology: Topology, counts: Counts | None = None) -> Exchange:
 
 
 def _solve(net: Network, counts: Counts) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the flow of every source on every link, in chunks, and links' lengths."""
+    """Returns the flow of every source on every link, in chunks, and the lengths of the links."""
     solver = require("ortools.linear_solver.pywraplp").Solver.CreateSolver("GLOP")
     infinity, links = solver.infinity(), len(net.tails)
     time = solver.NumVar(0, infinity, "")
@@ -122,8 +122,8 @@ def _solve(net: Network, counts: Counts) -> tuple[np.ndarray, np.ndarray]:
     if solver.Solve() != solver.OPTIMAL:
         raise InternalError(f"the solver found no flow of an all-to-all on {net.topology.name}.")
     lengths = np.array([abs(row.dual_value()) for row in rows])
-    # Among all flows of this rate the one with the least total distance, so that data take no
-    # detour without need.
+    # Among all flows of this rate, takes one with the least total distance, so that data take no
+    # needless detours.
     time.SetUb(time.solution_value() * (1 + 1e-9))
     solver.Objective().SetCoefficient(time, 0)
     for each in itertools.chain(*flow):
@@ -134,7 +134,9 @@ def _solve(net: Network, counts: Counts) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _kept(solver: Any, net: Network, flow: list[Any], node: int, stays: int) -> Any:
-    """Adds the row by which inflow minus outflow of a node equals what stays there."""
+    """Adds the constraint that inflow minus outflow of a node equals the amount that stays there,
+    and returns it.
+    """
     row = solver.RowConstraint(stays, stays, "")
     for link in np.flatnonzero(net.heads == node):
         row.SetCoefficient(flow[link], 1)
@@ -144,7 +146,7 @@ def _kept(solver: Any, net: Network, flow: list[Any], node: int, stays: int) -> 
 
 
 def _bound(net: Network, lengths: np.ndarray, largest: int, counts: Counts) -> Fraction:
-    """Returns the exact bound that these lengths of links, as fractions, prove."""
+    """Returns the exact bound that follows from these lengths of links, rounded to fractions."""
     top = float(lengths.max())
     exact = [Fraction(float(each) / top).limit_denominator(largest) for each in lengths]
     common = math.lcm(*(each.denominator for each in exact))
@@ -194,7 +196,9 @@ def _paths(
 def _widest(
     net: Network, out: list[list[int]], left: np.ndarray, source: int, sink: int
 ) -> list[int] | None:
-    """Returns the links of the path of most flow, the shortest of such (Dijkstra), or None."""
+    """Returns the links of the path with the most flow, and among equal ones the shortest
+    (Dijkstra). None if no path is left.
+    """
     seen: dict[int, tuple[int, int]] = {}
     waiting: list[tuple[float, int, int, int, int]] = [(-np.inf, 0, source, -1, -1)]
     while waiting:
@@ -216,7 +220,7 @@ def _widest(
 
 
 def _rounded(paths: list[tuple[Path, float]], parts: int) -> list[tuple[Path, int]]:
-    """Returns the paths with whole parts, by largest remainders."""
+    """Returns the paths with whole numbers of parts, rounded by largest remainders."""
     total = sum(amount for _, amount in paths)
     exact = [amount / total * parts for _, amount in paths]
     counts = [int(each) for each in exact]
@@ -241,7 +245,7 @@ def _time(net: Network, shares: Shares, parts: int) -> Fraction:
 
 
 def exchange_program(topology: Topology, pieces: int, counts: Counts | None) -> CollectiveProgram:
-    """Returns the program of the paths; ranks on a path store and forward."""
+    """Returns the program of the paths. Ranks on a path store and forward."""
     flows = exchange(topology, counts)
     ranks = len(topology.ranks)
     finer = tuple(tuple(n * flows.parts for n in row) for row in flows.counts)
@@ -274,7 +278,7 @@ def exchange_program(topology: Topology, pieces: int, counts: Counts | None) -> 
         sent, result = builder.exchanged(source, sink)
         here = Span(IN, sent.start + first, count)
         waiting.append((source, here, Span(OUT, result.start + first, count), hops))
-    while waiting:  # hop by hop over all paths, the order in which they can run
+    while waiting:  # appends hops over all paths in an order in which they can run
         onward = []
         for rank, here, last, hops in waiting:
             (_, *route, peer), *rest = hops[0], *hops[1:]

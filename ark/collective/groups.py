@@ -18,9 +18,9 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Group:
-    """`images[h, point]` is the image of a point under element h; element 0 is the identity.
+    """A group of permutations: `images[h, point]` is the image of a point under element h.
 
-    `generators` are images of elements that generate the others.
+    Element 0 is the identity. `generators` are the images under elements that generate the group.
     """
 
     images: Ints
@@ -37,17 +37,20 @@ class Group:
         return np.asarray(self.images.min(axis=0))
 
     def orbits(self) -> list[list[int]]:
-        """Returns the sets of points that are moved into each other, least point first."""
+        """Returns the sets of points that the group maps to each other, sorted by their least
+        points.
+        """
         return [sorted(set(map(int, orbit))) for orbit in np.unique(np.sort(self.images.T), axis=0)]
 
 
 def generated(
     points: int, generators: Sequence[Ints], telling: int | None = None, most: int | None = None
 ) -> Group | None:
-    """Returns the group of permutations of 0 .. points - 1; None if it has more than `most`.
+    """Returns the group of permutations of 0 .. points - 1; None if it has more than `most`
+    elements.
 
-    telling: how many of the first points distinguish elements; all by default. Powers of the first
-    generator come first, then these times powers of the next one, and so on.
+    telling: the number of first points that distinguish elements; all by default. Powers of the
+    first generator come first, then their products with powers of the next one, and so on.
     """
     elements = [np.arange(points, dtype=np.int64)]
     known = {elements[0][:telling].tobytes()}

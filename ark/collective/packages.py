@@ -1,4 +1,4 @@
-"""Imports packages of an extra, with a clear error if one is missing."""
+"""Imports optional packages, with a clear error if one is missing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from ark.errors import SystemError
 
 
 def require(module: str, extra: str = "comm") -> ModuleType:
-    """Returns the imported module; raises SystemError with the extra that provides it."""
+    """Returns the imported module. Raises SystemError with the name of ark's extra that installs
+    it.
+    """
     try:
         return importlib.import_module(module)
     except ImportError as error:

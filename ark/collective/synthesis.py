@@ -1,4 +1,5 @@
-"""From a topology to a checked program in one call: trees, routes, flows or a classic.
+"""`synthesize`: from a topology to a checked program in one call, by ForestColl, TACCL, a flow or a
+classic algorithm.
 
 Users import it from `ark.comm`; the command line and the planner call it too.
 """

@@ -1,8 +1,8 @@
-"""The well-known collective algorithms, as programs to compare synthesised ones with.
+"""The well-known collective algorithms as programs, for comparison with synthesised ones.
 
-`build` makes any of them for any number of ranks; `supported` lists the applicable ones. They do
-not use the network: puts name no route, and only the hierarchical forms read which ranks share a
-box.
+`build` makes any of these programs for any number of ranks; `supported` lists the applicable ones.
+They do not depend on the network: puts name no route, and only the hierarchical algorithms read
+which ranks share a box.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ark.collective.programs.builder import OperationCounter
 from ark.collective.programs.types import no_algorithm
 from ark.errors import InvalidUsageError
 
-ONE_SHOT = "one_shot"  # the one that takes counts
+ONE_SHOT = "one_shot"  # the algorithm that supports `counts`
 __all__ = ["ALGORITHMS", "build", "supported"]
 
 Boxes = Sequence[Sequence[int]]
@@ -34,11 +34,11 @@ Writer = Callable[[ProgramBuilder, list[list[int]]], None]
 
 @dataclass(frozen=True)
 class Algorithm:
-    """How an algorithm writes each collective, and its requirements.
+    """The writers of an algorithm, one for each collective, and its requirements.
 
-    `cut` is the number of parts that each rank's share (or the whole, if it is not divided) must
-    have; `dealt`: an all-reduce divides its chunks among the ranks; `ring_per_place`: boxes
-    multiply `cut` by their size, because every local rank number starts its own ring or trees.
+    cut: the number of parts that each rank's share (or all data, if these are not divided) must
+    have. dealt: an all-reduce divides its chunks among the ranks. ring_per_place: with boxes, `cut`
+    is multiplied by their size, because each local rank number has a ring or trees of its own.
     """
 
     name: str
@@ -52,14 +52,16 @@ class Algorithm:
 
 
 def _line(b: ProgramBuilder, boxes: list[list[int]]) -> list[int]:
-    """All ranks in the order of the boxes, from the root on where there is one."""
+    """All ranks in the order of the boxes, starting at the root if there is one."""
     order = [rank for box in boxes for rank in box]
     first = order.index(b.root or 0)
     return order[first:] + order[:first]
 
 
 def _rings(b: ProgramBuilder, boxes: list[list[int]]) -> list[list[int]]:
-    """A ring for every local rank number, so that each crosses between boxes on its own links."""
+    """One ring for each local rank number, so that each ring crosses between boxes on links of its
+    own.
+    """
     if len(boxes) == 1:
         return [_line(b, boxes)]
     places = range(len(boxes[0]))
@@ -79,7 +81,9 @@ def _gathering(gather: Writer) -> Writer:
 
 
 def _in_two_shots(scatter: Writer, gather: Writer) -> dict[Collective, Writer]:
-    """An all-gather, a reduce-scatter, and the all-reduce that is one after the other."""
+    """An all-gather, a reduce-scatter, and the all-reduce that consists of the reduce-scatter and
+    then the all-gather.
+    """
 
     def write_both(b: ProgramBuilder, boxes: list[list[int]]) -> None:
         scatter(b, boxes)

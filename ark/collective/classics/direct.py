@@ -1,6 +1,6 @@
-"""One-shot and two-shot collectives: every rank communicates with every other at once.
+"""One-shot and two-shot collectives: every rank communicates with all others at the same time.
 
-They have the least latency inside a box whose switch or mesh joins all pairs. Called by
+They have the least latency inside a box whose switch or mesh connects all pairs. Called by
 `ark.collective.classics.build`.
 """
 
@@ -11,7 +11,9 @@ from ark.collective.programs import IN, OUT, ProgramBuilder, Span
 
 
 def others(b: ProgramBuilder, rank: int) -> list[int]:
-    """The other ranks, nearest number first, so that no two ranks begin with the same peer."""
+    """The other ranks, starting with the next number, so that no two ranks begin with the same
+    peer.
+    """
     return [(rank + i) % b.ranks for i in range(1, b.ranks)]
 
 
@@ -24,7 +26,9 @@ def gather_direct(b: ProgramBuilder) -> None:
 
 
 def reduce_scatter_direct(b: ProgramBuilder) -> None:
-    """Every rank puts to each owner that owner's shard; the owner sums all of them at once."""
+    """Every rank puts to each owner that owner's shard. The owner sums all contributions in one
+    operation.
+    """
     shard = b.chunks // b.ranks
     scratch = b.scratch(b.chunks)
     for rank in range(b.ranks):
@@ -37,9 +41,9 @@ def reduce_scatter_direct(b: ProgramBuilder) -> None:
 
 
 def all_reduce_one_shot(b: ProgramBuilder) -> None:
-    """Every rank puts all of its data to every other, and each sums everything itself.
+    """Every rank puts all of its data to every other rank, and each sums everything itself.
 
-    Folds in rank order, so it serves reductions whose order matters too.
+    Sums are in rank order, so reductions that depend on the order are supported too.
     """
     scratch = b.scratch(b.ranks * b.chunks)
     for rank in range(b.ranks):
@@ -60,7 +64,9 @@ def broadcast_direct(b: ProgramBuilder, root: int) -> None:
 
 
 def reduce_direct(b: ProgramBuilder, root: int) -> None:
-    """Every rank puts everything to the root, which sums all of it at once, in rank order."""
+    """Every rank puts everything to the root, which sums all contributions in one operation, in
+    rank order.
+    """
     scratch = b.scratch(b.ranks * b.chunks)
     parts = [Span(scratch, source * b.chunks, b.chunks) for source in range(b.ranks)]
     for rank in others(b, root):
@@ -70,7 +76,7 @@ def reduce_direct(b: ProgramBuilder, root: int) -> None:
 
 
 def all_to_all_direct(b: ProgramBuilder) -> None:
-    """Every rank puts to every other that rank's part."""
+    """Every rank puts to every other rank the part for that rank."""
     for rank in range(b.ranks):
         for peer in (rank, *others(b, rank)):
             here, there = b.exchanged(rank, peer)

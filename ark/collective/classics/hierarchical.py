@@ -1,7 +1,7 @@
-"""Hierarchical collectives: boxes of fast links joined by slow ones, each level with its own part.
+"""Hierarchical collectives for boxes with fast links inside and slow links between them.
 
-Ranks with the same place in their boxes form a rail. Data cross boxes once, along rails, and spread
-directly inside boxes. `ark.collective.classics.build` calls these.
+Ranks with the same place in their boxes form a rail. Data cross between boxes once, along rails,
+and spread directly inside boxes. Called by `ark.collective.classics.build`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ def rails(boxes: Boxes) -> list[list[int]]:
 
 
 def gather_boxes(b: ProgramBuilder, boxes: Boxes) -> None:
-    """Each shard goes around its rail, and every rank forwards what it receives to its box."""
+    """Each shard goes around its rail, and every rank forwards each shard that it receives to its
+    box.
+    """
     box_of = {rank: box for box in boxes for rank in box}
 
     def spread(rank: int, owner: int) -> None:
@@ -45,7 +47,7 @@ def gather_boxes(b: ProgramBuilder, boxes: Boxes) -> None:
 
 
 def reduce_scatter_boxes(b: ProgramBuilder, boxes: Boxes) -> None:
-    """A box sums, for each of its ranks, the shards of its rail; the sums go round the rail."""
+    """Inside each box, every rank sums the shards of its rail. Then the sums go around the rail."""
     shard = b.chunks // b.ranks
     received = b.scratch(len(boxes[0]) * b.chunks, "receive")
     sums = b.scratch(b.chunks, "sums")
@@ -74,7 +76,7 @@ def reduce_scatter_boxes(b: ProgramBuilder, boxes: Boxes) -> None:
 
 
 def _reduce_rails(b: ProgramBuilder, boxes: Boxes, sums: str) -> None:
-    """Partial sums of every shard go round the rail and end with the shard's owner."""
+    """Partial sums of every shard go around the rail and end at the shard's owner."""
     shard = b.chunks // b.ranks
     rounds = b.scratch(b.chunks, "rounds")
     n = len(boxes)
@@ -95,7 +97,9 @@ def _reduce_rails(b: ProgramBuilder, boxes: Boxes, sums: str) -> None:
 
 
 def all_to_all_boxes(b: ProgramBuilder, boxes: Boxes) -> None:
-    """First to the box's member on the receiver's rail, then along that rail to the receiver."""
+    """A part goes first to the member of the sender's box on the receiver's rail, then along that
+    rail.
+    """
     shard = b.chunks // b.ranks
     width = len(boxes[0])
     relay = b.scratch(width * b.chunks, "relay")

@@ -1,7 +1,7 @@
-"""The order of ranks in a ring: the circuit whose narrowest link is widest.
+"""The order of ranks in a ring: the circuit whose slowest link is fastest.
 
-A ring is as fast as its slowest hop, so a baseline ring on directly wired ranks follows the wires.
-Called by ark.collective.synthesis if no boxes are known.
+A ring is as fast as its slowest hop, so on directly wired ranks the baseline ring follows the
+wires. Called by ark.collective.synthesis if no boxes are known.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ark.collective.packages import require
 from ark.collective.simulate import Routes
 from ark.collective.topology import Topology
 
-_MAX_SOLVER_TIME = 2.0  # of the solver's deterministic time, for one width
+_MAX_SOLVER_TIME = 2.0  # of the solver's deterministic time, for one bandwidth
 _MOST_RANKS = 64
 
 
@@ -52,8 +52,8 @@ def _circuit(pairs: list[tuple[int, int]], ranks: int) -> list[int] | None:
     model = cp_model.CpModel()
     taken = {pair: model.new_bool_var("") for pair in pairs}
     model.add_circuit([(src, dst, var) for (src, dst), var in taken.items()])
-    # Among circuits prefers one that keeps neighbouring numbers together, so that the answer is
-    # stable.
+    # Among all circuits prefers one in which neighbouring numbers are adjacent, so that the result
+    # is stable.
     model.minimize(sum(((dst - src) % ranks) * var for (src, dst), var in taken.items()))
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1

@@ -1,6 +1,6 @@
 """Recursive doubling and halving: log2(N) steps between partners at distances 1, 2, 4, ...
 
-`ark.collective.classics.build` calls these, and the vector-halving Adasum gathers with them.
+Called by `ark.collective.classics.build`, and by the vector-halving Adasum for its all-gather.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from ark.collective.programs import IN, OUT, ProgramBuilder, Span
 
 
 def gather_doubling(b: ProgramBuilder) -> None:
-    """Every rank's shard in `out` spreads: after step i a rank holds its block of 2**(i+1)."""
+    """An all-gather in `out`: after step i every rank holds the 2**(i+1) shards of its block."""
     shard = b.chunks // b.ranks
     distance = 1
     while distance < b.ranks:
@@ -22,7 +22,9 @@ def gather_doubling(b: ProgramBuilder) -> None:
 
 
 def reduce_scatter_halving(b: ProgramBuilder) -> None:
-    """Partners swap the half of the data that the other's side owns, the farthest first."""
+    """Partners exchange the half of the data that the other's side owns, the farthest partners
+    first.
+    """
     scratch_levels = b.ranks.bit_length() - 1
     shard = b.chunks // b.ranks
     received = b.scratch(scratch_levels * b.chunks, "receive")
@@ -54,7 +56,9 @@ def reduce_scatter_halving(b: ProgramBuilder) -> None:
 
 
 def all_reduce_doubling(b: ProgramBuilder) -> None:
-    """Partners swap everything they have summed: least latency, log2(N) times the data."""
+    """Partners exchange everything that they have summed: the least latency, but log2(N) times the
+    data.
+    """
     levels = b.ranks.bit_length() - 1
     received = b.scratch(levels * b.chunks, "receive")
     sums = b.scratch(levels * b.chunks, "sums")

@@ -1,6 +1,7 @@
-"""Ring collectives, in one direction or in both: every rank talks to its neighbours only.
+"""Ring collectives, in one direction or in both: every rank communicates with its neighbours only.
 
-Bandwidth-optimal on a ring, N - 1 steps long. `ark.collective.classics.build` calls these.
+They are bandwidth-optimal on a ring and take N - 1 steps. Called by
+`ark.collective.classics.build`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def load_shards(b: ProgramBuilder) -> None:
 
 
 def gather_ring(b: ProgramBuilder, rings: Sequence[Sequence[int]]) -> None:
-    """Every rank's shard in `out` goes round; each ring carries an equal part of every shard."""
+    """Every rank's shard in `out` goes around; each ring carries an equal part of every shard."""
     for hop in range(b.ranks - 1):
         for part, ring in enumerate(rings):
             for i, rank in enumerate(ring):
@@ -34,10 +35,10 @@ def gather_ring(b: ProgramBuilder, rings: Sequence[Sequence[int]]) -> None:
 
 
 def reduce_scatter_ring(b: ProgramBuilder, rings: Sequence[Sequence[int]]) -> None:
-    """Partial sums go round and end, complete, with the owner of the shard.
+    """Partial sums go around and end, complete, at the owner of the shard.
 
-    The result lands in the owner's `out`: at its own place in an all-reduce, at the start in a
-    reduce-scatter.
+    The result is in the owner's `out`: at the shard's own place for an all-reduce, at the start for
+    a reduce-scatter.
     """
     scratch = b.scratch(b.chunks)
     n = b.ranks
@@ -59,14 +60,14 @@ def reduce_scatter_ring(b: ProgramBuilder, rings: Sequence[Sequence[int]]) -> No
 
 
 def result_span(b: ProgramBuilder, owner: int, span: Span) -> Span:
-    """Where a finished part of the owner's shard belongs in the owner's `out`."""
+    """The span of the owner's `out` for a finished part of its shard."""
     if b.collective is Collective.REDUCE_SCATTER:
         return Span(OUT, span.start - owner * (b.chunks // b.ranks), span.count)
     return span
 
 
 def broadcast_chain(b: ProgramBuilder, ring: Sequence[int]) -> None:
-    """The data walk the ring from its first rank to its last; pieces make it a pipeline."""
+    """The data go along the ring from its first rank to its last. Pieces make this a pipeline."""
     whole = Span(OUT, 0, b.chunks)
     b.copy(ring[0], Span(IN, 0, b.chunks), whole)
     for rank, peer in itertools.pairwise(ring):
@@ -74,7 +75,7 @@ def broadcast_chain(b: ProgramBuilder, ring: Sequence[int]) -> None:
 
 
 def reduce_chain(b: ProgramBuilder, ring: Sequence[int]) -> None:
-    """Partial sums walk from the ring's last rank to its first."""
+    """Partial sums go along the ring from its last rank to its first."""
     scratch = Span(b.scratch(b.chunks), 0, b.chunks)
     here = Span(IN, 0, b.chunks)
     back = list(reversed(ring))

@@ -1,9 +1,9 @@
-"""The double binary tree: two trees with half of the data each, so that all links work.
+"""The double binary tree: two trees with half of the data each, so that all links are used.
 
 Sanders, Speck and Traeff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan"
-(Parallel Computing 2009). Over boxes the trees join one rank a box, behind which the others stand
-in a chain, two trees for every place in a box, as NCCL builds them. `ark.collective.classics.build`
-calls these.
+(Parallel Computing 2009). With boxes, a tree connects one rank of each box, and the other ranks of
+a box follow that rank in a chain. There are two trees for every local rank number, as in NCCL.
+Called by `ark.collective.classics.build`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ def binary_tree(n: int) -> list[int | None]:
 
 
 def two_trees(members: list[int]) -> list[dict[int, int | None]]:
-    """Two trees over `members`: {rank: parent}, the second mirrored (or shifted, if n is odd)."""
+    """Two trees over `members`, as {rank: parent}. The second one is mirrored, or shifted if n is
+    odd.
+    """
     n = len(members)
     parents = binary_tree(n)
     if n % 2:
@@ -54,7 +56,9 @@ def top_down(tree: dict[int, int | None]) -> list[int]:
 def reduce_up(
     b: ProgramBuilder, tree: dict[int, int | None], index: int, received: str, trees: int = 2
 ) -> None:
-    """Part `index` of the data, of as many as trees, is summed towards the root, into its `out`."""
+    """Sums part `index` of the data, which has one part per tree, towards the root and into its
+    `out`.
+    """
     half = b.chunks // trees
     start = index * half
     children: dict[int, list[int]] = {rank: [] for rank in tree}
@@ -79,7 +83,9 @@ def reduce_up(
 def broadcast_down(
     b: ProgramBuilder, tree: dict[int, int | None], index: int, trees: int = 2
 ) -> None:
-    """Part `index` of `out`, of as many as trees, goes from the tree's root to all."""
+    """Sends part `index` of `out`, which has one part per tree, from the tree's root to all
+    ranks.
+    """
     size = b.chunks // trees
     span = Span(OUT, index * size, size)
     for rank in top_down(tree):
@@ -115,7 +121,7 @@ def all_reduce_trees(b: ProgramBuilder, boxes: Sequence[Sequence[int]]) -> None:
 
 
 def _under_root(b: ProgramBuilder, root: int) -> list[dict[int, int | None]]:
-    """Two trees over the other ranks, both hung under `root`."""
+    """Two trees over the other ranks, with `root` as the parent of both roots."""
     trees = two_trees([rank for rank in range(b.ranks) if rank != root])
     return [
         {root: None, **{rank: root if up is None else up for rank, up in tree.items()}}
@@ -124,14 +130,14 @@ def _under_root(b: ProgramBuilder, root: int) -> list[dict[int, int | None]]:
 
 
 def broadcast_trees(b: ProgramBuilder, root: int) -> None:
-    """The root feeds the two trees of the others."""
+    """The root sends to the two trees of the other ranks."""
     b.copy(root, Span(IN, 0, b.chunks), Span(OUT, 0, b.chunks))
     for index, tree in enumerate(_under_root(b, root)):
         broadcast_down(b, tree, index)
 
 
 def reduce_trees(b: ProgramBuilder, root: int) -> None:
-    """The two trees of the others are summed into the root."""
+    """The two trees of the other ranks send their sums to the root."""
     received = b.scratch(2 * b.chunks, "receive")
     for index, tree in enumerate(_under_root(b, root)):
         reduce_up(b, tree, index, received)

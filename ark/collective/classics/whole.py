@@ -1,8 +1,8 @@
 """Programs for reductions that need whole tensors: Adasum and the model combiner.
 
-Adasum exists as a tree (whole tensors are combined in pairs) and in the vector-halving form of
+Adasum has two forms: a tree, which combines whole tensors in pairs, and the vector-halving form of
 Maleki et al. (MLSys 2021, section 4), in which ranks keep slices and add up three partial dot
-products. The combiner folds in rank order. Called by ark.collective.classics.
+products. The combiner reduces in rank order. Called by ark.collective.classics.
 """
 
 from __future__ import annotations
@@ -80,7 +80,9 @@ def _share_dots(b: ProgramBuilder, pairs: list[tuple[Span, Span]], slots: Span, 
 
 
 def _gather_halves(b: ProgramBuilder, low: list[int], count: int) -> None:
-    """Undoes the halving: partners swap what they hold, the farthest first."""
+    """Undoes the halving: partners exchange the slices that they hold, the farthest
+    partners first.
+    """
     low = list(low)
     distance = b.ranks // 2
     while distance:

@@ -1,9 +1,9 @@
 """ForestColl: provably optimal trees for collectives on any topology, in exact arithmetic.
 
-`optimal` says how fast a collective can be and proves it; `trees` and `forest` give the spanning
-trees that attain it, with their paths through switches; `lower` turns them into a program. Work
-passes through the modules in this order: cuts, optimum, then isomorphic (with symmetry) or else
-switches and packing (with drawing), then forest and lower.
+`optimal` computes the best rate of a collective and proves it. `trees` and `forest` return spanning
+trees that attain it, with their paths through switches; `lower` turns these into a program. The
+modules work in this order: cuts, optimum, then isomorphic (with symmetry) or else switches and
+packing (with drawing), then forest and lower.
 """
 
 from ark.collective.forestcoll.all_reduce import AllReduceOptimum, optimal_all_reduce

@@ -1,11 +1,12 @@
-"""How fast an all-reduce can be: roots of unequal weight, and both directions at once.
+"""The best rate of an all-reduce, with roots of unequal weight, and both directions at the same
+time.
 
 An all-reduce sums each piece of the data on some rank, its root, and sends the sum out from there.
-Roots need not carry equal shares, and the two directions need not use a link in turn: while later
+Roots may have unequal shares. The two directions may use a link at the same time: while later
 pieces are still being summed, earlier ones are sent out. The rate is that of a linear programme
-over the roots' weights, the links' shares for either direction, and cuts
-(`ark.collective.forestcoll.programme`); reducing first and gathering then is the case of equal
-weights and a fixed share of every link. `ark.collective.forestcoll.forest` calls
+over the roots' weights, the links' shares for the two directions, and cuts
+(`ark.collective.forestcoll.programme`). A reduce-scatter and then an all-gather is the case of
+equal weights and a fixed share of every link. `ark.collective.forestcoll.forest` calls
 `optimal_all_reduce`.
 """
 
@@ -27,10 +28,10 @@ from ark.collective.topology import Topology
 class AllReduceOptimum:
     """The rate of an all-reduce: bytes of the data per time, GB/s.
 
-    `rate` is what trees reach whose root v sums `weights[v]` GB/s, where the links, in the order of
-    `Topology.capacities`, give `gather` GB/s to the gathering trees and `reduce` to the reducing
-    ones. No trees do better than `bound`. `uniform` tells that all roots have the same weight and
-    that both directions take half of every link.
+    `rate` is attained by trees whose root v sums `weights[v]` GB/s, if the links, in the order of
+    `Topology.capacities`, give `gather` GB/s to the gathering trees and `reduce` GB/s to the
+    reducing trees. No trees exceed `bound`. `uniform` is true if all roots have the same weight and
+    both directions use half of every link.
     """
 
     rate: Fraction
@@ -47,20 +48,20 @@ class AllReduceOptimum:
 
     @property
     def gap(self) -> float:
-        """Returns by how much, at most, some trees could be faster, as a share of the bound."""
+        """The largest possible gain of other trees, as a share of the bound."""
         return float(1 - self.rate / self.bound)
 
 
 def optimal_all_reduce(topology: Topology, in_network: bool = False) -> AllReduceOptimum:
-    """Returns the best rate of an all-reduce by trees, and the proof that none is better.
+    """Returns the best rate of an all-reduce by trees, and the proof that no trees are faster.
 
-    With `in_network` switches multicast and sum where they can: no trees do better than `bound`;
-    `ark.collective.forestcoll.forest` tries to reach the rate by drawing trees.
+    With `in_network` switches that can multicast or sum do so. Then no trees exceed `bound`, and
+    `ark.collective.forestcoll.forest` tries to attain the rate by drawing trees.
     """
     net = network(topology)
     reverse = topology.reverse()
     equal, backward = optimal(topology), optimal(reverse)
-    # Links' shares p and 1 - p for gathering and reducing: both at the same rate.
+    # The links' shares, p for gathering and 1 - p for reducing, at which both have the same rate.
     inverse = equal.inv_x + backward.inv_x
     share = equal.inv_x / inverse
     rate = net.ranks / inverse

@@ -1,10 +1,10 @@
-"""The test used by every step of ForestColl: each cut has the capacity for the data that must leave
-it.
+"""The test in every step of ForestColl: each cut has the capacity for the data that must leave it.
 
-Ranks hold demands d_v, the trees still to be rooted at v. A node set S that lacks some rank is
-violated when the capacity leaving S is below the demand inside it. With a source s and arcs s -> v
-of capacity d_v that means maxflow(s, v) < sum of d for some rank v (ForestColl, section 5; Edmonds
-1973). The optimum, switch removal and packing all call `RootedCuts.violated`.
+Ranks have demands: d_v is the number of trees still to be rooted at v. A node set S that does not
+contain every rank is violated if the capacity leaving S is below the demand inside it. With a
+source s and arcs s -> v of capacity d_v, some set is violated if and only if maxflow(s, v) < sum of
+d for some rank v (ForestColl, section 5; Edmonds 1973). The optimum, switch removal and packing all
+call `RootedCuts.violated`.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Violation:
-    """A violated cut: `side[i]` tells whether node i is in S, `deficit` how much capacity lacks."""
+    """A violated cut: `side[i]` is true if node i is in S; `deficit` is the missing capacity."""
 
     deficit: int
     side: Mask
 
 
 class RootedCuts:
-    """A flow network of `count` nodes whose capacities and demands change, but not its arcs.
+    """A flow network with fixed arcs, whose capacities and demands change.
 
-    Nodes 0 .. ranks - 1 are the ranks. A team is a set of ranks from any of which a demand may
-    start at once: the ranks that a half-built tree has reached. The solver is OR-tools'
+    It has `count` nodes; nodes 0 .. ranks - 1 are the ranks. A team is a set of ranks at any of
+    which a demand may start: the ranks that an unfinished tree has reached. The solver is OR-tools'
     push-relabel; its graph is built once (docs/collectives.md has the measurement).
     """
 
@@ -72,11 +72,12 @@ class RootedCuts:
         first_only: bool = False,
         orbits: Sequence[Sequence[int]] | None = None,
     ) -> list[Violation]:
-        """Returns violated cuts, among them one of the largest deficit; none if all cuts hold.
+        """Returns violated cuts, including one of the largest deficit; an empty list if all cuts
+        hold.
 
-        `capacity` is aligned with the arcs, `demand` with the ranks and then the teams. With
+        `capacity` is aligned with the arcs, `demand` with the ranks followed by the teams. With
         `first_only` the search ends at the first violation. `orbits` are sets of ranks that a
-        symmetry of capacities and demands moves into each other; one of each is tried.
+        symmetry of capacities and demands maps to each other; one rank of each is tried.
         """
         total = int(demand.sum())
         endless = int(capacity.sum()) + total + 1
@@ -100,7 +101,8 @@ class RootedCuts:
                 broken.append(Violation(total - flow, side[: self._count]))
                 if first_only:
                     break
-            # Cuts without these ranks are done; the remaining cuts have them on the source's side.
+            # Cuts without these ranks are already examined. In the remaining cuts they are on the
+            # source's side.
             for rank in orbit:
                 solver.set_arc_capacity(self._first_source_arc + rank, endless)
         return broken

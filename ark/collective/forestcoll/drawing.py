@@ -1,9 +1,9 @@
-"""Draws one tree, with its images under a symmetry group, past the cuts known so far.
+"""Draws one tree, with its images under a symmetry group, so that no known cut is violated.
 
-`ark.collective.forestcoll.packing` calls it. A tree may leave a cut that holds its root once for
-free, since it demands no more there once it has left; every further crossing, and every crossing of
-a cut without the root, costs one of the cut's slack. The images of a tree cross a cut as often as
-the tree crosses the images of the cut, so cuts are kept as orbits.
+`ark.collective.forestcoll.packing` calls it. A cut that contains the tree's root has one unit of
+demand for the tree, so the tree's first crossing is free. Every further crossing, and every
+crossing of a cut without the root, uses one unit of the cut's slack. The images of a tree cross a
+cut as often as the tree crosses the images of the cut, so cuts are stored as orbits.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ _UNBOUNDED_CAPACITY = 1 << 62
 
 
 class Pool:
-    """The orbits of cuts met so far, each with its slack: capacity leaving less demand inside.
+    """Orbits of known cuts, each with its slack: the capacity that leaves the cut less the demand
+    inside.
 
-    `inside[o, h, rank]` tells whether a rank is in image h of cut o.
+    `inside[o, h, rank]` is true if a rank is in image h of cut o.
     """
 
     def __init__(self, residual: Ints, pending: Ints, group: Group) -> None:
@@ -33,18 +34,24 @@ class Pool:
         self.add([Violation(0, side) for side in singles], residual, pending)
 
     def add(self, broken: list[Violation], residual: Ints, pending: Ints) -> None:
-        """Adds the sides of broken cuts; `residual` and `pending` are those before the tree."""
+        """Adds the sides of violated cuts. `residual` and `pending` are capacities and demands
+        before the tree.
+        """
         sides = np.array([violation.side for violation in broken])
         leaving = [int(residual[np.ix_(side, ~side)].sum()) for side in sides]
         self.inside = np.concatenate([self.inside, sides[:, self.group.images]])
         self.slack = np.concatenate([self.slack, np.array(leaving) - sides @ pending])
 
     def charge(self, root: int, edges: Edges, count: int) -> None:
-        """Takes the use of an accepted tree and its images off the slack of every cut."""
+        """Subtracts the crossings of an accepted tree and its images from the slack of
+        every cut.
+        """
         self.slack = self.slack - count * self._crossings(root, edges)
 
     def most_copies(self, root: int, edges: Edges) -> int:
-        """Returns how many copies of a spanning tree and its images all cuts have slack for."""
+        """Returns the number of copies of a spanning tree and its images that the slack of all cuts
+        permits.
+        """
         crossings = self._crossings(root, edges)
         return int(
             (self.slack[crossings > 0] // crossings[crossings > 0]).min(initial=_UNBOUNDED_CAPACITY)
@@ -58,11 +65,11 @@ class Pool:
 
 
 class Drawing:
-    """A tree being drawn from its root towards all ranks, with its images.
+    """A tree that is being drawn from its root towards all ranks, with its images.
 
-    `rest` is the remaining capacity, `open` the edges that may still be taken. Of the open edges
-    from the ranks nearest to the root, the one with the most spare capacity is taken: capacity that
-    its sender does not need for its own trees, plus `taste`.
+    `rest` is the remaining capacity, `open` the edges that may still be taken. Among the open edges
+    from the ranks nearest to the root, the edge with the most spare capacity is taken: the capacity
+    that its sender does not need for its own trees, plus `taste`.
     """
 
     def __init__(self, residual: Ints, pending: Ints, pool: Pool, root: int, taste: Ints) -> None:
@@ -101,13 +108,15 @@ class Drawing:
                 level += 1
 
     def most_copies(self) -> int:
-        """Returns how many copies of the complete drawing fit into all capacities and cuts."""
+        """Returns the number of copies of the complete drawing that all capacities and cuts
+        permit.
+        """
         used = self.residual - self.rest
         by_capacity = int((self.residual[used > 0] // used[used > 0]).min())
         return min(by_capacity, self.pool.most_copies(self.root, tuple(self.edges)))
 
     def broken_cuts(self) -> list[Violation]:
-        """Returns the cuts that the unfinished drawing breaks."""
+        """Returns the cuts that the unfinished drawing violates."""
         images = self.pool.group.images
         pending = self.pending.copy()
         pending[images[:, self.root]] -= 1

@@ -1,4 +1,4 @@
-"""The trees of a collective on a topology, checked: the interface of ForestColl.
+"""The checked trees of a collective on a topology: the interface of ForestColl.
 
 `forest` runs the steps (optimum, then isomorphic trees or packing) and returns a `Forest`; `trees`
 returns only the trees. `ark.collective.forestcoll.lower` and the command line call them. Every
@@ -36,11 +36,12 @@ _MOST_TREES = 1 << 14
 
 @dataclass(frozen=True)
 class Forest:
-    """The trees of one collective: `reducing` run first (towards roots), then `gathering`.
+    """The trees of one collective. `reducing` trees run first, towards roots, then `gathering`
+    trees.
 
     Every tree carries `count` equal units of the data. `optimum` is that of one phase, in which a
-    unit is 1/k of the data that one root sends or receives, or that of an all-reduce whose roots
-    carry unequal shares and whose two phases run at once, each on a part of every link.
+    unit is 1/k of the data that one root sends or receives; or it is that of an all-reduce with
+    roots of unequal shares, whose two phases run at the same time, each on a part of every link.
     """
 
     topology: Topology
@@ -48,7 +49,7 @@ class Forest:
     optimum: Optimum | AllReduceOptimum
     reducing: tuple[Tree, ...] = ()
     gathering: tuple[Tree, ...] = ()
-    reducing_optimum: Optimum | None = None  # of an all-reduce, where it is another one
+    reducing_optimum: Optimum | None = None  # of the reducing phase of an all-reduce, if it differs
 
     @property
     def algbw(self) -> Fraction:
@@ -85,12 +86,12 @@ def forest(
     k: int | None = None,
     root: str | None = None,
 ) -> Forest:
-    """Returns trees that run the collective at the optimal rate or, with k trees per root, the
-    best.
+    """Returns trees that run the collective at the optimal rate or, for a given k, at the best rate
+    of k trees per root.
 
     `root`, a rank's id, is for broadcast and reduce only. Raises TopologyError for an invalid
-    topology, UnsupportedError for one that is so large that its trees would not fit memory, or that
-    is too large to pack (2^21 ranks times links) and not symmetric enough to avoid packing.
+    topology. Raises UnsupportedError if the trees would not fit into memory, or if the network is
+    too large to pack (2^21 ranks times links) and not symmetric enough to avoid packing.
     """
     if collective not in COLLECTIVES:
         raise InvalidUsageError(
@@ -116,7 +117,7 @@ def forest(
 
 
 def _in_two_phases(topology: Topology, k: int | None) -> Forest:
-    """Returns an all-reduce that is a reduce-scatter and then an all-gather."""
+    """Returns an all-reduce that consists of a reduce-scatter and then an all-gather."""
     reverse = topology.reverse()
     optimum, gathering = _gathering(topology, k, None)
     other, outward = optimum, gathering
@@ -129,7 +130,7 @@ def _in_two_phases(topology: Topology, k: int | None) -> Forest:
 
 
 def _joint(topology: Topology) -> Forest | None:
-    """Returns an all-reduce for switches that multicast or sum; None if they do not help."""
+    """Returns an all-reduce for switches that multicast or sum. None if they make it no faster."""
     if not (topology.multicast or topology.reduces):
         return None
     drawn = draw_joint(topology)
@@ -145,7 +146,7 @@ def _joint(topology: Topology) -> Forest | None:
 
 
 def _finer(trees: tuple[Tree, ...], times: int) -> tuple[Tree, ...]:
-    """Returns the trees with every unit cut into so many."""
+    """Returns the trees with every unit cut into `times` units."""
     return tuple(
         Tree(
             tree.root,
@@ -160,8 +161,10 @@ def _finer(trees: tuple[Tree, ...], times: int) -> tuple[Tree, ...]:
 
 
 def _weighted(topology: Topology) -> Forest | None:
-    """Returns an all-reduce with unequal roots; None if equal ones are as fast, or are the only
-    ones possible: exchanging all capacity through switches needs links that balance at every node.
+    """Returns an all-reduce with unequal roots.
+
+    None if equal roots are as fast, or are the only possible ones: exchanging all capacity through
+    switches needs links that balance at every node.
     """
     best = optimal_all_reduce(topology)
     if best.uniform or len(topology.ranks) * len(topology.links) > _MOST_PACKED:
@@ -230,7 +233,7 @@ def _check_packable(net: Network) -> None:
 
 
 def _isomorphic(net: Network, optimum: Optimum) -> tuple[Tree, ...] | None:
-    """Returns trees that are images of few under the network's symmetry, or None."""
+    """Returns trees that are images of a few trees under the network's symmetry, or None."""
     even = net.demand.min() == net.demand.max()
     if not even and not net.topology.multicast:
         return None
@@ -244,7 +247,7 @@ def _isomorphic(net: Network, optimum: Optimum) -> tuple[Tree, ...] | None:
 
 
 def _pack(net: Network, capacities: Ints, demand: Ints) -> tuple[Tree, ...]:
-    """Returns trees of the network without its switches, back on their physical paths."""
+    """Returns trees that are packed without the network's switches, with their physical paths."""
     nodes = len(net.topology.nodes)
     matrix = np.zeros((nodes, nodes), dtype=np.int64)
     matrix[net.tails, net.heads] = capacities

@@ -1,11 +1,11 @@
-"""Draws the trees of one root so that those of all roots are their images under a symmetry.
+"""Draws the trees of one root so that the trees of all other roots are their images under a
+symmetry.
 
-In networks of equal boxes this gives the shallowest trees without a maximum flow: a link's load
-over all images is the drawn trees' use of its orbit, so only uses are counted. It may fail if trees
-must intertwine; then the trees are packed one by one. `ark.collective.forestcoll.forest` tries it
-first, and relies on it for a thousand ranks.
-
-Where a switch multicasts, ways of one sender that part there use the links before it once.
+In networks of equal boxes this gives the shallowest trees without a maximum flow. A link's load
+over all images follows from the drawn trees' use of the link's orbit, so only uses are counted. It
+can fail if trees would have to share links in turn; then the trees are packed one by one.
+`ark.collective.forestcoll.forest` tries it first, and needs it for a thousand ranks. If a switch
+multicasts, paths of one sender that part at the switch use the links before it once.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _Way = tuple[int, ...]  # node numbers from a rank through switches to a rank
 def draw(
     net: Network, symmetry: Group, scale: Fraction, k: int, reversed_too: bool = False
 ) -> tuple[Tree, ...] | None:
-    """Returns k trees per unit of demand, copies counted, of each orbit's least rank, or None.
+    """Returns k trees per unit of demand, counting copies, for each orbit's least rank; or None.
 
-    With all their images they load no link with more than scale times its bandwidth. As many copies
-    of each tree are taken as fit; where that leaves no room for the rest, one of each. Where there
-    are no switches, ways with most left go first. With `reversed_too` there is room for the
-    reversed trees too, over the reverse links, along which an all-reduce sums.
+    Together with all their images, they load no link with more than scale times its bandwidth. Each
+    tree is taken in as many copies as fit; if the other trees then do not fit, in one copy. Without
+    switches, paths with the most remaining capacity go first. With `reversed_too` the reversed
+    trees, along which an all-reduce sums, also fit, over the reverse links.
     """
     boxes = net.topology.equal_boxes() or _neighbours(net)
     grow = _grow if net.topology.switches else _grow_evenly
@@ -81,10 +81,10 @@ def _tree(topology: Topology, root: int, ways: list[_Way], count: int) -> Tree:
 
 
 class _Budget:
-    """How often the drawn trees may still use a link of each orbit of links.
+    """For each orbit of links, how often the drawn trees may still use a link of it.
 
-    A link's load, over the images of all drawn trees, is the uses in its orbit times the group's
-    size over the orbit's.
+    A link's load, over the images of all drawn trees, is the number of uses of its orbit times the
+    size of the group, divided by the size of the orbit.
     """
 
     def __init__(self, net: Network, symmetry: Group, scale: Fraction, reversed_too: bool) -> None:
@@ -119,16 +119,18 @@ class _Budget:
         return self._left[self._orbit[tail, head]] > 0
 
     def left(self, way: _Way) -> int:
-        """Returns how often the link of a way that has least left may still be used."""
+        """Returns the number of remaining uses of a path: the least of its links."""
         return min(self._left[self._orbit[link]] for link in itertools.pairwise(way))
 
     def begin(self) -> None:
-        """Starts a tree: its ways share links with none of those before."""
-        self._taken: set[_Way] = set()  # beginnings of its ways
+        """Starts a tree. Its paths share links with each other, but not with earlier trees."""
+        self._taken: set[_Way] = set()  # the beginnings of its paths
         self._used: Counter[int] = Counter()
 
     def take(self, way: _Way) -> bool:
-        """Uses the links of a way; returns False, using none, where one has no more."""
+        """Uses the links of a path. Returns False, and uses none, if one of them has no use
+        left.
+        """
         uses = Counter(self._orbit[link] for link in self._links(way))
         if any(self._left[orbit] < count for orbit, count in uses.items()):
             return False
@@ -139,7 +141,7 @@ class _Budget:
         return True
 
     def take_copies(self, most: int) -> int:
-        """Uses all links of the tree again, as often as they fit and at most `most` times."""
+        """Uses all links of the tree again, as often as possible, but at most `most` times."""
         copies = min([most, *(self._left[orbit] // n for orbit, n in self._used.items())])
         for orbit, count in self._used.items():
             self._left[orbit] -= count * copies
@@ -195,7 +197,7 @@ def _grow_evenly(
 
 
 def _ways(budget: _Budget, ranks: int, rank: int) -> Iterator[_Way]:
-    """Yields ways over open links from a rank through switches to ranks, short ones first."""
+    """Yields paths over open links from a rank through switches to ranks, short ones first."""
     queue: deque[_Way] = deque([(rank,)])
     seen = {rank}
     while queue:

@@ -1,6 +1,6 @@
 """Turns a forest into a collective program: puts along its trees, reductions where branches meet.
 
-`ark.comm.synthesize`, the command line and the planner call it. A root's data is cut into as many
+`ark.comm.synthesize`, the command line and the planner call it. A root's data are cut into as many
 chunks as its trees need; a tree for several chunks moves them with one put. Operations are issued
 level by level over all trees, in an order in which they can run.
 """
@@ -70,7 +70,7 @@ def _places(trees: tuple[Tree, ...], unit: int, ranks: int) -> list[int]:
 
 
 class _Writer:
-    """Writes the two phases; `places[root]` is the first chunk of what the root owns."""
+    """Writes the two phases. `places[root]` is the first chunk that the root owns."""
 
     def __init__(
         self, builder: ProgramBuilder, forest: Forest, unit: int, places: list[int]
@@ -81,7 +81,7 @@ class _Writer:
         self._places = places
 
     def gather(self, window: int) -> None:
-        """Every root's data ends in `out` on all ranks, from `in` or from the reducing phase."""
+        """Sends every root's data, from `in` or from the reducing phase, to `out` on all ranks."""
         trees = self._forest.gathering
         firsts, totals = self._shares(trees)
         starts_in = not self._forest.reducing
@@ -104,7 +104,7 @@ class _Writer:
                 queue.append(self._builder.put(edge.src, edge.dst, source, target, path, after))
 
     def reduce(self) -> None:
-        """Every rank's contribution ends, reduced, in `out` on the root of its chunks."""
+        """Reduces every rank's contribution into `out` on the root of its chunks."""
         trees = self._forest.reducing
         firsts, _ = self._shares(trees)
         scratch = self._builder.scratch(self._most_arrivals())
@@ -134,7 +134,7 @@ class _Writer:
     def _parts(
         self, edge: Edge, here: Span, there: Span
     ) -> Iterator[tuple[tuple[str, ...], Span, Span]]:
-        """Yields (path, its part of `here`, its part of `there`) for each path of the edge."""
+        """Yields, for each path of the edge, (path, its part of `here`, its part of `there`)."""
         done = 0
         for path, units in edge.paths:
             count = units // self._unit
@@ -143,7 +143,7 @@ class _Writer:
             done += count
 
     def _most_arrivals(self) -> int:
-        """Returns the most chunks that arrive on one rank while reducing."""
+        """Returns the largest number of chunks that arrive on one rank while reducing."""
         slots = [0] * len(self._forest.topology.ranks)
         for tree in self._forest.reducing:
             for edge in tree.edges:
@@ -151,7 +151,9 @@ class _Writer:
         return max(slots)
 
     def _shares(self, trees: tuple[Tree, ...]) -> tuple[list[int], dict[int, int]]:
-        """Returns each tree's first chunk within its root's data, and each root's chunks."""
+        """Returns each tree's first chunk within its root's data, and the number of chunks of each
+        root.
+        """
         used: dict[int, int] = {}
         firsts = []
         for tree in trees:
@@ -161,10 +163,10 @@ class _Writer:
 
 
 def _in_rounds(trees: tuple[Tree, ...]) -> list[tuple[int, Edge]]:
-    """Returns (tree number, edge) in rounds over all trees, in which each sender has received the
-    data that it sends.
+    """Returns (tree number, edge) in rounds over all trees, so that each sender has received the
+    data before it sends them.
 
-    Gathering starts at the roots, reducing at the ranks farthest from them.
+    Gathering starts at the roots, reducing at the ranks farthest from the roots.
     """
     rounds = []
     for number, tree in enumerate(trees):

@@ -16,7 +16,9 @@ from ark.errors import InvalidUsageError, UnsupportedError
 
 @dataclass(frozen=True)
 class Network:
-    """A topology as arrays: nodes are numbered, ranks first; links are summed and numbered."""
+    """A topology as arrays. Nodes are numbered, ranks first. Links are numbered; parallel ones are
+    summed.
+    """
 
     topology: Topology
     tails: Ints
@@ -26,7 +28,7 @@ class Network:
 
     @property
     def ranks(self) -> int:
-        """Returns how many ranks there are; their numbers are below it."""
+        """Returns the number of ranks, whose numbers are below it."""
         return len(self.topology.ranks)
 
     def capacity(self, scale: Fraction) -> Ints:
@@ -40,14 +42,15 @@ class Network:
             ) from error
 
     def cuts(self) -> RootedCuts:
-        """Returns a fresh flow network of these links."""
+        """Returns a new flow network of these links."""
         return RootedCuts(len(self.topology.nodes), self.ranks, self.tails, self.heads)
 
 
 def network(topology: Topology, roots: Mapping[str, int] | None = None) -> Network:
-    """Returns the arrays of a valid topology; `roots` gives how much each root sends, 1 by default.
+    """Returns the arrays of a valid topology. `roots` gives the amount that each root sends, 1 by
+    default.
 
-    Raises TopologyError where the topology is at fault, InvalidUsageError for fewer than two ranks.
+    Raises TopologyError if the topology is invalid, InvalidUsageError for fewer than two ranks.
     """
     topology.validate()
     if len(topology.ranks) < 2:

@@ -28,12 +28,12 @@ MOST_TREES = 1 << 20
 
 @dataclass(frozen=True)
 class Optimum:
-    """The rate of a forest of `k` trees a root, each tree carrying 1/k of its root's data.
+    """The rate of a forest of `k` trees per root, each tree carrying 1/k of its root's data.
 
-    `inv_x`: seconds * GB/s for one root's data of one GB, so M bytes over all roots take
-    M / roots * inv_x / 1e9 seconds. `lower_bound` is 1/x*, which no schedule beats, and `cut` the
-    node set that proves it; they are equal (`exact`) unless k was fixed. `scale` (the papers' U)
-    times a link's bandwidth is the number of trees that the link carries at this rate.
+    `inv_x`: seconds * GB/s for one root's data of one GB, so M bytes over all roots take M / roots
+    * inv_x / 1e9 seconds. `lower_bound` is 1/x*; no schedule is faster. `cut` is the node set that
+    proves it. The two are equal (`exact`) unless k was given. `scale` (the papers' U) times a
+    link's bandwidth is the number of trees on the link at this rate.
     """
 
     inv_x: Fraction
@@ -57,7 +57,8 @@ class Optimum:
 def optimal(
     topology: Topology, k: int | None = None, roots: Mapping[str, int] | None = None
 ) -> Optimum:
-    """Returns 1/x* with its proof and least number of trees or, for a given k, the best with k.
+    """Returns 1/x* with its proof and the least number of trees that attains it or, for a given k,
+    the best rate of k trees.
 
     `roots` maps rank ids to the amount that each sends (all ranks 1 by default: all-gather).
     """
@@ -74,10 +75,10 @@ def optimal(
 
 
 def cut_optimum(topology: Topology, roots: Mapping[str, int] | None = None) -> Optimum:
-    """Returns the optimum that cuts alone prove, whatever switches can do.
+    """Returns the optimum that follows from cuts alone, for switches that may multicast.
 
-    It differs from that of `optimal` only if switches receive more than they send, or the reverse;
-    trees that reach it must then be multicast.
+    It differs from that of `optimal` only if some switch receives more than it sends, or the
+    reverse; trees that attain it must then be multicast.
     """
     return _newton(network(topology, roots))
 
@@ -92,10 +93,10 @@ def unbalanced(net: Network) -> bool:
 
 
 def balanced(net: Network) -> Network:
-    """Returns the network with as much of every link as trees can use at the best rate.
+    """Returns the network with the part of every link that trees can use at the best rate.
 
-    A switch cannot multicast, so trees never need more of its links than enters or leaves it. If
-    all switches balance, that is all of every link; ranks need not balance.
+    A switch cannot multicast, so trees never need more of its incoming links than leaves it, nor
+    the reverse. If all switches balance, this is all of every link; ranks need not balance.
     """
     return replace(net, bandwidth=_balance(net).shares[0]) if unbalanced(net) else net
 
@@ -139,16 +140,16 @@ def _newton(net: Network) -> Optimum:
 def _ratio(net: Network, capacity: Ints, side: Mask) -> Fraction:
     demand = int(net.demand[side[: net.ranks]].sum())
     if not demand:
-        return Fraction(0)  # all but the one root, which needs no data
+        return Fraction(0)  # all ranks but the only root, which needs no data
     return Fraction(demand, int(capacity[side[net.tails] & ~side[net.heads]].sum()))
 
 
 def _fixed(net: Network, best: Optimum, k: int) -> Optimum:
-    """Finds the least scale U for which floor(U b) carries k trees a root (ForestColl, 5.5).
+    """Finds the least scale U for which floor(U b) carries k trees per root (ForestColl, 5.5).
 
-    U is at least k / x*. Where links come in equal pairs, or there are no switches, k / x* + 1 /
-    min b is always enough; other networks lose what `whole_units` drops, and a multiple of the
-    exact scale is enough for them. Only the points in between where some floor(U b) changes matter.
+    U is at least k / x*. If links come in equal pairs, or there are no switches, k / x* + 1 / min b
+    is always sufficient. In other networks `whole_units` drops units, and a multiple of the exact
+    scale is sufficient. Only the points in this range at which some floor(U b) changes are tried.
     """
     low = k * best.inv_x
     distinct = sorted({each for each in net.bandwidth if each})
@@ -170,7 +171,8 @@ def _fixed(net: Network, best: Optimum, k: int) -> Optimum:
 
 
 def whole_units(net: Network, capacity: Ints) -> Ints:
-    """Returns the capacities, less as few units as make each switch's inflow equal its outflow.
+    """Returns the capacities less the fewest units, so that each switch's inflow equals its
+    outflow.
 
     Rounding down unbalances a switch only if a link and its reverse differ. The dropped units are a
     least-cost flow from the switches that send too much to those that receive too much, or through

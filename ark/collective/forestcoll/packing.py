@@ -1,14 +1,13 @@
-"""Packs spanning trees into a network of ranks: the third step of ForestColl, shallow trees first.
+"""Packs spanning trees into a network of ranks, shallow trees first: the third step of ForestColl.
 
-Edmonds (1973): if every cut keeps its demand, the trees exist. The papers' algorithm (Berczi and
-Frank 2010) adds one edge after another, each with a maximum flow that gives the number of trees
-that may take it. Here a whole tree is drawn at once, breadth first, within a pool of the known cuts
-(`ark.collective.forestcoll.drawing`); a check then accepts it or adds the cuts that it broke to the
-pool, and it is drawn again. Every accepted state keeps every cut, so packing never backtracks.
-
-If the network has symmetries, a tree is drawn together with its images under them, so equal roots
-get equal trees. What cannot be packed in this way is packed under a smaller group, finally under
-none. `ark.collective.forestcoll.forest` calls `pack`.
+Edmonds (1973): if every cut has the capacity for its demand, the trees exist. The papers' algorithm
+(Berczi and Frank 2010) adds one edge after another, each with a maximum flow that gives the number
+of trees that may take it. Here a whole tree is drawn at once, breadth first, within a pool of the
+known cuts (`ark.collective.forestcoll.drawing`). A check then accepts the tree, or adds the cuts
+that it violates to the pool, and it is drawn again. In every accepted state every cut holds, so
+packing never backtracks. If the network has symmetries, a tree is drawn together with its images,
+so equal roots get equal trees. Trees that cannot be packed in this way are packed under a smaller
+group, and finally without symmetry. `ark.collective.forestcoll.forest` calls `pack`.
 """
 
 from __future__ import annotations
@@ -51,10 +50,11 @@ Family = list[Branching]  # a tree and its images
 
 
 def pack(matrix: Ints, demand: Ints) -> list[Branching]:
-    """Returns trees, demand[v] of them rooted at v, that use matrix[x, y] units of (x, y) at most.
+    """Returns trees, demand[v] of which are rooted at v, that use at most matrix[x, y] units of (x,
+    y).
 
-    Every cut must suffice for `demand`. The tallest trees and a random part of the others are then
-    removed and packed again, a fixed number of times; the lower result is kept.
+    Every cut must have the capacity for `demand`. The tallest trees and a random part of the others
+    are then removed and packed again, a fixed number of times; the result of lower height is kept.
     """
     families = _pack(matrix, demand, np.zeros_like(matrix))
     least = _eccentricity(matrix, demand)
@@ -97,7 +97,7 @@ def _eccentricity(matrix: Ints, demand: Ints) -> int:
 
 
 def _pack(matrix: Ints, demand: Ints, taste: Ints) -> list[Family]:
-    """Returns the trees; roots take turns, so that no root gets only bad trees.
+    """Returns the trees. Roots take turns, so that no root gets bad trees only.
 
     `taste` is added to an edge's spare capacity when edges are chosen.
     """
@@ -140,10 +140,11 @@ def _without(residual: Ints, pending: Ints, tree: Branching, group: Group) -> tu
 
 
 def _grow(residual: Ints, pending: Ints, pool: Pool, root: int, taste: Ints) -> Branching | None:
-    """Returns a tree that, with its images, leaves every cut enough for the pending demands.
+    """Returns a tree that, with its images, leaves every cut enough capacity for the pending
+    demands.
 
-    As many copies are taken as the capacities and cuts allow. Returns None if no tree with images
-    under the pool's group exists; without images there always is one (Berczi and Frank 2010).
+    It is taken in as many copies as the capacities and cuts permit. Returns None if no tree with
+    images under the pool's group exists; without images one always exists (Berczi and Frank 2010).
     """
     while True:
         drawing = Drawing(residual, pending, pool, root, taste)

@@ -1,12 +1,13 @@
 """The linear programme over cuts: the best rate of trees whose roots and links share capacities.
 
 Let root v send w_v GB/s and let link e give x_e GB/s to the gathering trees. By Edmonds (1973)
-trees exist exactly where x(out of S) >= w(S) for every node set S that lacks some rank, and trees
-that reduce exist where what enters S is as much. A switch cannot multicast, so as much leaves it as
-enters it. Cuts are generated as they are violated. The solver works in floating point, and what it
-says is turned into fractions that prove themselves: a feasible point, checked by maximum flows in
-integers, from below, and a combination of cuts (weak duality) from above. Where the two differ the
-gap is the caller's to state. Used by `ark.collective.forestcoll.optimum` and `all_reduce`.
+trees exist if and only if x(out of S) >= w(S) for every node set S that does not contain every
+rank. Reducing trees exist if and only if the same holds for the capacity into S. A switch cannot
+multicast, so its outflow equals its inflow. Cuts are added as they are violated. The solver works
+in floating point. Its solution is turned into fractions that prove themselves: a feasible point,
+checked by maximum flows in integers, from below, and a combination of cuts (weak duality) from
+above. If the two differ, the caller states the gap. Used by `ark.collective.forestcoll.optimum` and
+`all_reduce`.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Point:
-    """A rate that is reached, GB/s, and a bound that none exceeds.
+    """A rate in GB/s that trees attain, and a bound that no trees exceed.
 
-    `weights` are GB/s by rank, `shares` GB/s by link for the gathering trees and, where there are
-    such, for the reducing ones.
+    `weights` are GB/s by rank. `shares` are GB/s by link for the gathering trees and, in a two-way
+    programme, for the reducing trees.
     """
 
     rate: Fraction
@@ -49,7 +50,7 @@ class Point:
 
 @dataclass(frozen=True)
 class _Cut:
-    """The row x(out of S) >= w(S), or y(into S) >= w(S) where it is of the reducing trees."""
+    """The constraint x(out of S) >= w(S), or for reducing trees y(into S) >= w(S)."""
 
     side: Mask
     reducing: bool
@@ -57,13 +58,14 @@ class _Cut:
 
 
 class Programme:
-    """The programme with the cuts found so far; links are numbered as in the network.
+    """The programme with the cuts added so far. Links are numbered as in the network.
 
-    With `demand` the roots' weights are a rate times it, and the rate is maximised; without, they
-    are free and their sum is. With `two_way` every link is shared by gathering and reducing trees.
-    With `in_network` switches do what they can: one that multicasts may send gathering trees' data
-    on more often than it gets them, one that reduces may get the others' more often, and one that
-    does both may be a root. The rate is then a bound; trees that reach it are drawn elsewhere.
+    With `demand` the roots' weights are a rate times it, and the rate is maximised. Without it the
+    weights are free, and their sum is maximised. With `two_way` every link is shared by gathering
+    and reducing trees. With `in_network` a switch that multicasts may send the data of gathering
+    trees more often than it receives them, one that sums may receive data of reducing trees more
+    often than it sends them, and one that does both may be a root. The rate is then only a bound;
+    trees that attain it are drawn elsewhere.
     """
 
     def __init__(
@@ -82,7 +84,7 @@ class Programme:
         able = (net.topology.multicast, net.topology.reduces) if in_network else ((), ())
         copying = [{number[node] for node in nodes_able} for nodes_able in able]
         switch_roots = sorted(copying[0] & copying[1])
-        # Root v sends coefficients[v, i] of variable i, summed.
+        # The weight of root v is the sum over i of coefficients[v, i] times variable i.
         self._roots: Ints = np.array([*range(net.ranks), *switch_roots], dtype=np.int64)
         self._coefficients = (
             np.eye(len(self._roots), dtype=np.int64) if demand is None else demand[:, None]
@@ -123,12 +125,14 @@ class Programme:
         return row
 
     def _crossing(self, side: Mask, reducing: bool) -> Ints:
-        """Returns the links that a cut counts: out of the set, or into it."""
+        """Returns the links that a cut counts: those out of the set, or for reducing trees those
+        into it.
+        """
         near, far = (self._heads, self._tails) if reducing else (self._tails, self._heads)
         return np.flatnonzero(side[near] & ~side[far])
 
     def add(self, side: Mask, reducing: bool) -> bool:
-        """Adds the cut of a node set; False if it is there already."""
+        """Adds the cut of a node set. Returns False if it was added before."""
         key = (reducing, side.tobytes())
         if key in self._cuts:
             return False
@@ -143,7 +147,9 @@ class Programme:
         return True
 
     def solve(self, known: Point) -> Point:
-        """Returns the best point found, or `known` with its bound if it is not improved."""
+        """Returns the best point that is found, or if that is not better, `known` with the new
+        bound.
+        """
         for _ in range(_MOST_ROUNDS):
             if self._solver.Solve() != self._solver.OPTIMAL:
                 break
@@ -162,7 +168,9 @@ class Programme:
         return replace(known, bound=self._bound(known.rate))
 
     def _separate(self, values: list[Floats], rates: Floats) -> bool:
-        """Adds cuts that the floating-point solution breaks; True if there was a new one."""
+        """Adds cuts that the floating-point solution violates. Returns True if one of them
+        is new.
+        """
         scale = 1e9
         demand = np.floor(self._coefficients @ rates * scale).astype(np.int64)
         added = False
@@ -174,8 +182,8 @@ class Programme:
         return added
 
     def _exact(self, values: list[Floats], rates: Floats) -> Point | None:
-        """Returns the solution as fractions that prove feasible, of the smallest denominators that
-        lose nothing.
+        """Returns the solution as fractions that prove it feasible, with the smallest denominators
+        without a loss.
         """
         best: Point | None = None
         hoped = self._solver.Objective().Value()
@@ -225,10 +233,10 @@ class Programme:
         return True
 
     def _bound(self, hoped: Fraction) -> Fraction:
-        """Returns the upper bound that the solver's multipliers, as fractions, prove.
+        """Returns the upper bound that follows from the solver's dual values as fractions.
 
-        Any multipliers of cuts that count every rate at least once in total give one; denominators
-        are raised until the proof meets the expected rate.
+        Any nonnegative factors of cuts that count every rate at least once in total prove a bound.
+        Denominators are raised until the proof attains the expected rate.
         """
         proofs = []
         for largest in _DENOMINATORS:

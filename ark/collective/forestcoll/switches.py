@@ -1,11 +1,11 @@
-"""Removes the switches from a network, the second step of ForestColl, preserving every cut.
+"""Removes the switches from a network, preserving every cut: the second step of ForestColl.
 
 A switch cannot multicast, so trees are packed between ranks only. Removing switch w replaces
-capacity on (u, w) and (w, t) by capacity on (u, t), as much as leaves every cut its demand;
-Eulerian networks always allow a complete exchange (ForestColl, section 5.3; Jackson 1988). Instead
-of one exchange at a time, a whole even distribution is proposed and checked at once; if it breaks a
-cut, that cut rules out pairs and the rest is proposed again. `ark.collective.forestcoll.forest`
-calls `remove_switches`.
+capacity on (u, w) and (w, t) by capacity on (u, t), as far as every cut keeps the capacity for its
+demand. Eulerian networks always permit a complete exchange (ForestColl, section 5.3; Jackson 1988).
+Instead of one exchange at a time, an even distribution of all capacity is proposed and checked at
+once. If it violates a cut, that cut excludes pairs and the rest is proposed again.
+`ark.collective.forestcoll.forest` calls `remove_switches`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ Paths = dict[tuple[int, int], list[tuple[Path, int]]]
 
 @dataclass(frozen=True)
 class Direct:
-    """A network of ranks alone: units of capacity per pair, and the physical paths they stand for.
+    """A network of ranks only: units of capacity per pair, and the physical paths of these units.
 
-    `paths[u, t]` lists (path, units); a path runs from u through switches to t, and the units of a
+    `paths[u, t]` lists (path, units). A path runs from u through switches to t, and the units of a
     pair sum to `matrix[u, t]`.
     """
 
@@ -34,10 +34,10 @@ class Direct:
 
 
 def remove_switches(capacity: Ints, demand: Ints) -> Direct:
-    """Returns the network without the nodes from len(demand) on.
+    """Returns the network without the nodes from number len(demand) on.
 
-    `capacity` is a square matrix, ranks first, as much entering every node as leaves it; `demand`
-    counts the trees rooted at each rank, for which every cut must be enough.
+    `capacity` is a square matrix, ranks first; at every node inflow equals outflow. `demand` is the
+    number of trees rooted at each rank; every cut must have the capacity for it.
     """
     matrix = capacity.copy()
     paths: Paths = {(u, t): [((u, t), int(matrix[u, t]))] for u, t in _pairs(matrix)}
@@ -75,9 +75,9 @@ def _remove(matrix: Ints, switch: int, demand: Ints) -> Ints:
 
 
 def _exchange_some(matrix: Ints, switch: int, exchange: Ints, demand: Ints, dead: Mask) -> Ints:
-    """Makes one exchange as far as cuts allow and marks the pairs that its tight cut rules out.
+    """Makes one exchange as far as cuts permit, and marks the pairs that the limiting cut excludes.
 
-    Every cut that an exchange touches loses exactly the exchanged units, so the largest deficit
+    Every cut that an exchange affects loses exactly the exchanged units, so the largest deficit
     after the whole exchange is the amount to undo.
     """
     violations = violated_in(_exchange(matrix, switch, exchange[None]), demand)
@@ -103,8 +103,9 @@ def _exchange(matrix: Ints, switch: int, exchanges: Ints) -> Ints:
 def _propose(matrix: Ints, switch: int, dead: Mask, parts: Ints) -> Ints:
     """Returns exchanges, rows of (u, t, units), that spread the switch's capacity evenly.
 
-    Pairs that only this switch joins come first, other pairs next; dropping is the last resort. The
-    ports are taken part by part in turn, so that a turn by one place leads into the next part.
+    Pairs that only this switch connects come first, then other pairs; units are dropped last. The
+    ports are taken from the parts in turn, so that a rotation by one place leads into the next
+    part.
     """
     into, out = matrix[:, switch].copy(), matrix[switch, :].copy()
     ports = np.nonzero(into + out)[0]
@@ -129,7 +130,7 @@ def _propose(matrix: Ints, switch: int, dead: Mask, parts: Ints) -> Ints:
 
 
 def _fill(into: Ints, out: Ints, levels: list[tuple[Ints, Ints]], rows: list[Ints]) -> None:
-    """Deals out what `into` and `out` have left over the levels, in rounds of equal shares."""
+    """Distributes the remaining `into` and `out` over the levels, in rounds of equal shares."""
     while levels:
         left = np.concatenate([np.minimum(into[u], out[t]) for u, t in levels])
         if not left.any():
@@ -161,7 +162,7 @@ def _parts_without(matrix: Ints, switch: int) -> Ints:
 
 
 def _join(paths: Paths, before: Ints, after: Ints, switch: int) -> None:
-    """Moves path units from (u, w) and (w, t) to the pairs (u, t) that gained capacity."""
+    """Moves path units from (u, w) and (w, t) to the pairs (u, t), whose capacity has grown."""
     for u, t in _pairs(np.maximum(after - before, 0)):
         units = int(after[u, t] - before[u, t])
         while units:
@@ -180,7 +181,7 @@ def _join(paths: Paths, before: Ints, after: Ints, switch: int) -> None:
 
 
 def _without_loops(path: Path) -> Path:
-    """Returns the path without cycles through a node that it already passed."""
+    """Returns the path without cycles."""
     short: list[int] = []
     for node in path:
         if node in short:

@@ -1,10 +1,10 @@
 """Finds permutations of ranks, and of all nodes, under which a network is invariant.
 
 Ranks of boxes, rails, grids and cubes are numbered so that shifts of digits of the rank number are
-symmetries. Such groups are proposed, largest first, and tested on every capacity; nothing is
-assumed. No element but the identity fixes any rank, so all orbits of ranks have the group's size.
-The packing draws isomorphic trees at once with a group of ranks (`groups_of`);
-`ark.collective.forestcoll.isomorphic` expands one root's trees to all with one of nodes.
+symmetries. Such groups are proposed, the largest first, and tested on every capacity; nothing is
+assumed. Only the identity fixes a rank, so all orbits of ranks have the size of the group. The
+packing draws isomorphic trees with a group on ranks (`groups_of`);
+`ark.collective.forestcoll.isomorphic` maps one root's trees to all roots with a group on nodes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ _MOST_DIGITS = 4
 
 
 def groups_of(matrix: Ints, demand: Ints) -> Iterator[Group]:
-    """Yields groups that keep `matrix` and `demand`, large ones first and the trivial one last."""
+    """Yields groups under which `matrix` and `demand` are invariant, large ones first, the trivial
+    one last.
+    """
     ranks = len(demand)
     for shape, moving in candidates(ranks):
         generators = [shift(shape, axis) for axis in moving]
@@ -38,7 +40,9 @@ Shape = tuple[int, ...]
 
 
 def candidates(ranks: int) -> list[tuple[Shape, tuple[int, ...]]]:
-    """Returns digit systems and the digits that move; axis -1 means one shift of all in turn."""
+    """Returns digit systems, each with the digits that are shifted; axis -1 is one shift of all
+    ranks.
+    """
     shapes = [shape for shape in _factorings(ranks, _MOST_DIGITS) if shape]
     if ranks & (ranks - 1) == 0:
         shapes.append((2,) * (ranks.bit_length() - 1))
@@ -69,8 +73,8 @@ def _factorings(number: int, most: int) -> Iterator[Shape]:
 
 
 def shift(shape: Shape, axis: int) -> Ints:
-    """Returns the image of each rank when a digit of its number is incremented, the last digit
-    value wrapping to zero.
+    """Returns the image of each rank when a digit of its number is incremented; the last value
+    wraps to zero.
 
     With axis -1, and two digits, all ranks rotate by one in the order of the second digit first.
     """
@@ -96,7 +100,7 @@ def _group(points: int, generators: Sequence[Ints], ranks: int | None = None) ->
 def find_symmetry(net: Network) -> Group:
     """Returns the largest group of shifts of rank numbers that extends to all nodes and links.
 
-    Its points are the nodes. No element but the first leaves any rank in place.
+    Its points are the nodes. Only the identity leaves a rank in place.
     """
     capacities = dict(
         zip(zip(map(int, net.tails), map(int, net.heads), strict=True), net.bandwidth, strict=True)
@@ -122,10 +126,11 @@ def unmoved(net: Network) -> Group:
 
 
 def _extend(image: Ints, capacities: dict[tuple[int, int], Fraction], net: Network) -> Ints | None:
-    """Returns the permutation of all nodes that moves ranks by `image`; None if links forbid it.
+    """Returns the permutation of all nodes that moves ranks by `image`; None if the links do not
+    permit it.
 
-    A switch is identified by its links to nodes already mapped; isomorphic switches keep their
-    order, so that shifts that are the identity on all ranks are so on all switches.
+    A switch is identified by its links to nodes already mapped. Isomorphic switches keep their
+    order, so that a shift that is the identity on all ranks is the identity on all switches.
     """
     nodes = len(net.topology.nodes)
     moved = {rank: int(image[rank]) for rank in range(net.ranks)}

@@ -10,7 +10,8 @@ from ark.collective.forestcoll.cuts import Ints
 
 @dataclass(frozen=True)
 class Edge:
-    """Data goes from rank `src` to rank `dst`; `paths` lists (node ids, units) that sum to count.
+    """An edge of a tree from rank `src` to rank `dst`. `paths` lists (node ids, units), which sum
+    to the tree's count.
 
     A path starts at the sender, ends at the receiver and passes only switches in between.
     """

@@ -50,7 +50,9 @@ def render_page(
 
 
 def fill(html: str, style: str, script: str, data: Any) -> str:
-    """A page of one file: style, script and data (as JSON, read by no script engine) put in."""
+    """Inserts style, script and data (as JSON that no script engine runs) into a page of
+    one file.
+    """
     text = json.dumps(data, separators=(",", ":"))
     # A "<" in a name could end the script element; "\u003c" is the same text to a JSON reader.
     safe = text.replace("<", "\\u003c")

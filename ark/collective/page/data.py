@@ -1,6 +1,6 @@
-"""The page's content as plain JSON data: nodes with positions, links, runs with their puts.
+"""The page's content as plain JSON data: nodes with positions, links, and runs with their puts.
 
-`ark.collective.page` embeds the result in the page; the scripts under `assets` read it.
+`ark.collective.page` embeds the data in the page; the scripts under `assets` read it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ark.collective.programs import CollectiveProgram, Kind, OpRef, Role, in_ord
 from ark.collective.simulate import Routes, SimulationResult
 from ark.collective.topology import Topology
 
-MOST_EVENTS = 40000  # puts of all runs together, except those of the first piece of every chunk
+MOST_EVENTS = 40000  # puts of all runs; the first piece of every chunk is not limited
 TICKS_PER_RUN = 100_000  # per run: the resolution of times on the page
 
 Carried = dict[OpRef, tuple[int, int, bool]]
@@ -30,10 +30,10 @@ def page_data(
     runs: Sequence[tuple[CollectiveProgram, SimulationResult]],
     bound_us: float | None,
 ) -> dict[str, Any]:
-    """Returns the page's data; times are in microseconds.
+    """Returns the page's data. Times are in microseconds.
 
-    A run lists its puts once, and every piece of them: the put's number, the piece, the start and
-    the duration in ticks of the run's time. The two lists are its `packed`.
+    A run has two lists, packed as `packed`: its puts, and the pieces of each put as (the put's
+    number, the piece, start, duration). Start and duration are in ticks of the run's time.
     """
     index = {node: i for i, node in enumerate(topology.nodes)}
     places = layout(topology)
@@ -63,7 +63,9 @@ def page_data(
 
 
 def carried(program: CollectiveProgram) -> Carried:
-    """For every put of data: (chunk, rank whose data it is or -1, whether it is fully reduced)."""
+    """For every put of data: (chunk, the rank that contributed it or -1, whether it is fully
+    reduced).
+    """
     everyone = (1 << program.ranks) - 1
     held: dict[tuple[int, str, int], tuple[int, int]] = {}
     gathers = program.collective.value == "all_gather"
@@ -93,7 +95,7 @@ def carried(program: CollectiveProgram) -> Carried:
 
 
 def pack(value: Any) -> str:
-    """Returns JSON, deflated, as base64 text: the browser inflates the run that is chosen."""
+    """Returns a value as deflated JSON in base64. The browser inflates only the chosen run."""
     text = json.dumps(value, separators=(",", ":"))
     return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
 
@@ -109,7 +111,8 @@ def _run(
     puts = [e for e in result.events if e.route and e.ref in cargo]
     shown = program.pieces
     if len(puts) > most:
-        # All ranks, but only as many pieces of every chunk as fit; trees need the first.
+        # Includes all ranks, but only as many pieces of every chunk as fit. Trees need the first
+        # piece.
         counts = Counter(e.piece for e in puts)
         total = list(itertools.accumulate(counts[piece] for piece in range(program.pieces)))
         shown = max(1, bisect.bisect_right(total, most))

@@ -1,7 +1,8 @@
-"""Positions of nodes on the page: boxes as rings of ranks around their switch, grids as grids, fat
-trees in tiers, everything else by distances.
+"""Positions of nodes on the page.
 
-Coordinates are in units in which neighbouring nodes are about one apart; the page scales them.
+Boxes are rings of ranks around their switch, grids are grids, fat trees are drawn in tiers, and all
+other networks by distances. Coordinates are in units in which neighbouring nodes are about one
+apart; the page scales them.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ import numpy as np
 from ark.collective.topology import Topology
 
 Place = tuple[float, float]
-_ELLIPSE_WIDTH_TO_HEIGHT = 1.35  # of the ellipse that boxes stand on: the page is wider than high
+_ELLIPSE_WIDTH_TO_HEIGHT = 1.35  # of the ellipse of boxes, because the page is wider than high
 
 
 def layout(topology: Topology) -> dict[str, Place]:
-    """Returns a position for every node, rounded so that it is the same on every machine."""
+    """Returns a position for every node, rounded so that all machines give the same result."""
     boxes = topology.equal_boxes()
     if boxes:
         places = _in_boxes(topology, boxes)
@@ -35,7 +36,9 @@ def layout(topology: Topology) -> dict[str, Place]:
 
 
 def _star(topology: Topology) -> bool:
-    """Whether the ranks reach each other through switches only, or all directly: one box."""
+    """True if the ranks reach each other only through switches, or all directly, as in a single
+    box.
+    """
     ranks = set(topology.ranks)
     direct = sum(a in ranks and b in ranks for a, b in topology.capacities())
     n = len(ranks)
@@ -62,7 +65,9 @@ def _grid(topology: Topology) -> tuple[int, ...] | None:
 
 
 def _steps(shape: tuple[int, ...]) -> dict[bool, set[tuple[int, int]]]:
-    """Returns the pairs of neighbours in a grid, and those with the links that wrap round."""
+    """Returns the pairs of neighbours in a grid: {False: without links that wrap around, True: with
+    them}.
+    """
     ranks = np.arange(math.prod(shape)).reshape(shape)
     inner: set[tuple[int, int]] = set()
     wrapped: set[tuple[int, int]] = set()
@@ -77,7 +82,7 @@ def _steps(shape: tuple[int, ...]) -> dict[bool, set[tuple[int, int]]]:
 
 
 def _on_grid(topology: Topology, shape: tuple[int, ...]) -> dict[str, complex]:
-    """Rows and columns; planes of a third dimension stand beside each other, slightly lower."""
+    """Rows and columns. Planes of a third dimension are next to each other, each slightly lower."""
     places = {}
     for rank, name in enumerate(topology.ranks):
         *plane, row, column = (int(i) for i in np.unravel_index(rank, shape))
@@ -105,7 +110,9 @@ def _tiers(topology: Topology) -> list[list[str]] | None:
 
 
 def _in_tiers(topology: Topology, tiers: list[list[str]]) -> dict[str, complex]:
-    """Ranks at the bottom, below their leaves; every switch above the middle of its own."""
+    """Ranks at the bottom, under their leaf switches; every switch above the middle of the nodes
+    below it.
+    """
     near = _neighbours(topology)
     up = {rank: sorted(near[rank]) for rank in tiers[0]}
     row = sorted(tiers[0], key=lambda rank: (up[rank], topology.ranks.index(rank)))
@@ -164,7 +171,7 @@ def _in_boxes(topology: Topology, boxes: list[list[int]]) -> dict[str, complex]:
         home = centres[number]
         outward = sum(places[node] for node in ranks) / len(ranks) - home
         if 2 * len(ranks) > len(boxes[number]):
-            outward = -home  # a second switch of the whole box joins it to the others
+            outward = -home  # a second switch of the whole box, which joins it to the others
         if 2 * len(ranks) > len(boxes[number]) and number not in hubs:
             hubs.add(number)
             places[switch] = home

@@ -1,5 +1,5 @@
-"""The attributes of a collective in a graph, which hold its program. Called by ark.ops, the passes,
-and what makes graphs of single collectives.
+"""The attributes of a collective in a graph, which contain its program. Used by ark.ops, the
+passes, and code that makes graphs of single collectives.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from ark.ir.node import Node
 
 
 class CollectiveAttributes(Attributes, frozen=True):
-    """element: the type that is combined; empty for the operands'. engine: by which bytes travel;
-    empty or "auto" for the planner's choice.
+    """The attributes of a collective. element: the type that is combined; empty: the operands'
+    type. engine: the engine that moves the bytes; empty or "auto": the planner's choice.
     """
 
     program: CollectiveProgram
@@ -21,7 +21,7 @@ class CollectiveAttributes(Attributes, frozen=True):
     engine: str = ""
 
     def to_node(self) -> dict[str, Any]:
-        """As of Attributes; the program stays the object that it is."""
+        """The attributes of the node. The program remains an object."""
         return {"program": self.program, **without_defaults(self, keep=("program",))}
 
 

@@ -1,8 +1,8 @@
-"""Writes programs: callers issue operations in an order that is correct if they run one by one.
+"""Writes programs from operations in an order that is correct if they run one by one.
 
 The builder derives the dependencies (read after write, write after read, write after write, on any
-rank), so that an algorithm is a plain loop over puts and reduces. Used by the classics, ForestColl,
-TACCL and reductions other than sums.
+rank), so an algorithm is a plain loop over puts and reduces. Used by the classics, ForestColl,
+TACCL, and reductions other than sums.
 """
 
 from __future__ import annotations
@@ -124,9 +124,9 @@ class ProgramBuilder:
         return self._add(rank, Kind.COPY, dst, (src,))
 
     def reduce(self, rank: int, srcs: Sequence[Span], dst: Span, final: bool = False) -> OpRef:
-        """`rank` folds `srcs` from left to right into `dst` with the program's reduction.
+        """`rank` reduces `srcs` from left to right into `dst` with the program's reduction.
 
-        `final`: the result contains every rank's part; a mean is divided here.
+        `final`: the result contains every rank's contribution; the division of a mean is done here.
         """
         op = "sum" if self.reduction == "mean" else self.reduction
         divide = self.ranks if final and self.reduction == "mean" else 1
@@ -196,7 +196,9 @@ class ProgramBuilder:
         return ref
 
     def _check_slots(self, slots: int) -> None:
-        """Refuses more slots than the checker accepts, before any is stored."""
+        """Raises UnsupportedError for more slots than the checker accepts, before memory is used
+        for them.
+        """
         if slots * self.ranks > MOST_SLOTS:
             raise InvalidUsageError(
                 f"{self.ranks} ranks of {slots} slots exceed {MOST_SLOTS}, the most slots of "
@@ -213,8 +215,8 @@ class ProgramBuilder:
 
 
 class OperationCounter(ProgramBuilder):
-    """Counts operations without storing them: a program that is too large is refused before it is
-    written.
+    """Counts operations without storing them, so that a program that is too large is refused before
+    it is written.
     """
 
     def _add(self, rank: int, *_args: Any, **_more: Any) -> OpRef:

@@ -1,9 +1,9 @@
-"""Decides whether a program computes its collective, without trusting its author.
+"""Checks whether a program computes its collective, without trusting its author.
 
-`check` runs the program symbolically: every slot holds the set (or, for reductions whose order
-matters, the tree) of its contributions. It refuses a program with an index out of range, a
-deadlock, accesses that no dependency orders, a read of an empty slot, a contribution reduced twice,
-or a wrong result. Called by every test that makes a program, by the executor's users, by the
+`check` runs the program symbolically: every slot holds the set (or, for reductions that depend on
+the order, the tree) of its contributions. It refuses a program with an index out of range, a
+deadlock, accesses that no dependency orders, a read of an empty slot, a contribution that is
+reduced twice, or a wrong result. Called by tests of programs, by the executor's users, by the
 command line on files, and by the planner before it lowers a program.
 """
 
@@ -26,7 +26,7 @@ from ark.collective.programs.types import (
 )
 from ark.errors import PlanError
 
-# The contributions in a value: a bit set of ranks, or (op, left, right) where order matters.
+# The contributions in a value: a bit set of ranks, or (op, left, right) if the order matters.
 Expr: TypeAlias = "int | tuple[str, Expr, Expr]"
 Place = tuple[int, str, int]
 
@@ -81,7 +81,9 @@ def check(program: CollectiveProgram) -> Report:
 
 
 def _check_races(program: CollectiveProgram, order: list[OpRef]) -> None:
-    """Two accesses to one slot, at least one of them a write, must be ordered by dependencies."""
+    """Raises PlanError unless dependencies order any two accesses to one slot of which one is a
+    write.
+    """
     when = {ref: i for i, ref in enumerate(order)}
     writer: dict[Place, OpRef] = {}
     readers: dict[Place, list[OpRef]] = {}
@@ -252,7 +254,7 @@ class _Machine:
 
 
 def _unequal_ends(p: CollectiveProgram, rank: int) -> list[Value]:
-    """The values that an all-to-all of unequal parts requires in the first slots of out on
+    """The values that an all-to-all of unequal parts requires in the first slots of `out` on
     `rank`.
     """
     ends = []

@@ -1,7 +1,8 @@
 """Runs a program over ranks that are NumPy arrays in one process.
 
-Tests compare it with `reference_result`, which does not use programs; on integers the two agree bit
-by bit. A seed selects one of the many legal orders, so that a missing dependency can be seen.
+Tests compare the result with `reference_result`, which does not use programs; for integers the two
+are equal bit by bit. A seed selects one of the many legal orders, which can reveal a missing
+dependency.
 """
 
 from __future__ import annotations

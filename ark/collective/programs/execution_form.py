@@ -1,9 +1,10 @@
 """The schema of MSCCL++ execution plans: JSON with the operations of every thread block of every
 GPU.
 
-Field names are those of MSCCL++; `ark.collective.programs.execution_write` and `execution_read` use
-them. A block refers to channels and remote buffers by index in its own lists, and those lists by
-index in the lists of its GPU; the n-th channel of GPU a to b is the n-th of b to a.
+Field names are those of MSCCL++. `ark.collective.programs.execution_write` and `execution_read` use
+the schema. A block refers to channels and remote buffers by index in its own lists, and these lists
+refer by index to the lists of its GPU. The n-th channel from GPU a to b and the n-th from b to a
+are the two ends of one connection.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ class _Form(Closed, frozen=True, omit_defaults=True):
 
 
 class Chunks(_Form, frozen=True):
-    """`size` chunks from `index` on, of a buffer here (`type`), of a peer (`buffer_id`), or of all
-    GPUs of a switch channel.
+    """`size` chunks from `index` on, of this GPU's buffer (`type`), of a peer's buffer
+    (`buffer_id`), or of the buffers of all GPUs of a switch channel.
     """
 
     index: Number
@@ -55,22 +56,23 @@ class Chunks(_Form, frozen=True):
 
 
 class Slice(_Form, frozen=True):
-    """The part, of `tbg_size` equal parts of an operation, that the thread block executes."""
+    """The part of an operation, out of `tbg_size` equal parts, that the thread block executes."""
 
     tb_id: Number
     tbg_size: Count
 
 
 class Pipeline(_Form, frozen=True):
-    """How the operations inside a pipeline are cut."""
+    """The way in which data are cut for the operations inside a pipeline."""
 
     unit_size: Bytes
     num_chunks: Number
 
 
 class Op(_Form, frozen=True):
-    """One operation of a thread block. buffer_type, buffer_offset, size, dst_chunk: of a load from
-    all GPUs of a switch channel.
+    """One operation of a thread block.
+
+    buffer_type, buffer_offset, size, dst_chunk: for a load from all GPUs of a switch channel.
     """
 
     name: str

@@ -1,8 +1,10 @@
-"""The operations of an MSCCL++ execution plan that move or reduce data, as operations of a program.
+"""Converts the operations of an MSCCL++ execution plan that move or reduce data to operations of a
+program.
 
-A packet carries a flag beside its data, for which its reader waits, so an operation that reads
-packets depends on the ones that wrote them. A switch channel loads from, and stores to,
-all GPUs of its group, here by a put for each. Called by ark.collective.programs.execution_read.
+A packet carries a flag in addition to its data, and its reader waits for the flag. So an operation
+that reads packets depends on the operations that wrote them. A switch channel loads from, and
+stores to, all GPUs of its group, here by one put for each. Called by
+ark.collective.programs.execution_read.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ REDUCES = ("copy", "re", "res", "rre", "rres", "cpkt", "upkt", "repkt", "recpkt"
            "recspkt")  # fmt: skip
 GROUPS = ("gstore", "gstorepkt", "glre", "glres")
 MOVES = (*PUTS, "get", *REDUCES, *GROUPS)
-# Sources of these, from the given one on, are packets; targets of the others, from there on.
+# The sources of these operations, from the given index on, are packets; the targets of the others
+# likewise.
 PACKETS_READ = {"rppkt": 0, "upkt": 0, "gstorepkt": 0, "repkt": 1, "recpkt": 1, "respkt": 1,
                 "recspkt": 1}  # fmt: skip
 PACKETS_WRITTEN = {"ppkt": 0, "rppkt": 0, "cpkt": 0, "gstorepkt": 0, "recpkt": 1, "respkt": 1,
@@ -31,8 +34,8 @@ After = set[OpRef]
 
 
 def slices(plan: form.ExecutionPlan) -> int:
-    """The parts into which every chunk is cut, so that each block's share of an operation that
-    several execute is whole parts.
+    """The number of parts into which every chunk is cut. It makes the share of each block, in an
+    operation that several blocks execute, a whole number of parts.
     """
     infos = [op.tbg_info for gpu in plan.gpus for block in gpu.threadblocks for op in flat(block)]
     parts = math.lcm(*(info.tbg_size for info in infos if info is not None))
@@ -44,12 +47,12 @@ def slices(plan: form.ExecutionPlan) -> int:
 
 
 def flat(block: form.Block) -> list[form.Op]:
-    """A thread block's operations, with those of pipelines in their place."""
+    """A thread block's operations; those inside pipelines are listed in place of the pipelines."""
     return [each for op in block.ops for each in (op.ops if op.name == "pipeline" else (op,))]
 
 
 def share(op: form.Op, parts: int) -> form.Op:
-    """The operation on chunks that are cut into `parts`: the block's share of it."""
+    """The block's share of an operation, on chunks that are cut into `parts`."""
     info = op.tbg_info or form.Slice(0, 1)
     if info.tb_id >= info.tbg_size:
         raise ModelError(f"{op.name}: block {info.tb_id} of a group of {info.tbg_size} blocks")
@@ -72,8 +75,8 @@ def share(op: form.Op, parts: int) -> form.Op:
 
 
 class Mover:
-    """Collects the operations of a program. operations: of each rank. wire: slots of each rank for
-    data of its peers.
+    """Collects the operations of a program. operations: by rank. wire: slots of each rank for data
+    of its peers.
     """
 
     def __init__(
@@ -98,11 +101,13 @@ class Mover:
 
     @property
     def works(self) -> bool:
-        """True if the input is worked on in place, in scratch."""
+        """True if the plan works on its input in place, in scratch."""
         return self.plan.inplace and self.collective is Collective.REDUCE_SCATTER
 
     def begin(self, rank: int) -> After:
-        """In place: the input buffer is also the output buffer."""
+        """Prepares a plan that works in place, in which the input buffer is also the output
+        buffer.
+        """
         if not self.plan.inplace:
             return set()
         source = Span(IN, 0, self.chunks)
@@ -202,7 +207,9 @@ class Mover:
         return self.add(rank, Kind.PUT, dst, (src,), after, peer)
 
     def _fetched(self, rank: int, peer: int, there: Span, after: After) -> tuple[Span, After]:
-        """The slots of a peer, as slots of this rank, and the operation that brings them."""
+        """The slots of this rank to which a peer's slots are copied, and the operation that copies
+        them.
+        """
         if peer == rank:
             return there, set()
         slots = Span("wire", self.wire[rank], there.count)
@@ -224,7 +231,9 @@ class Mover:
         return {self.packets[slot] for slot in slots}
 
     def _sent(self, rank: int, span: Span, ref: OpRef) -> None:
-        """Records packets; a place that is written twice cannot be told apart by its flag."""
+        """Records packets. A slot that is written twice is refused, because its flag cannot
+        distinguish the writes.
+        """
         if span.buffer != "s":
             raise ModelError(f"packets for gpu {rank} go to {span.buffer!r}; they need scratch")
         for slot in range(span.start, span.start + span.count):
@@ -236,7 +245,7 @@ class Mover:
             self.packets[rank, slot] = ref
 
     def move(self, rank: int, number: int, op: form.Op, after: After) -> After:
-        """One operation; returns what the block's next one follows."""
+        """Converts one operation; returns the operations that the block's next one follows."""
         self._check(rank, number, op)
         packets = self.arrived(rank, op)
         assert packets is not None

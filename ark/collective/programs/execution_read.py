@@ -1,9 +1,9 @@
 """Reads MSCCL++ execution plans as programs, which run in a plan, in the simulator and in NumPy.
 
-The thread blocks are followed in an order that the plan's signals, semaphores and barriers allow,
-which detects deadlocks. An operation's dependencies come from these alone, never from the order of
-following, so that the checker, which every program passes before it is returned, refuses a plan
-with a missing wait. `execution_moves` has the operations that move data.
+The thread blocks are followed in an order that the plan's signals, semaphores and barriers permit,
+which detects deadlocks. An operation's dependencies come from these only, never from the order in
+which blocks are followed. So a plan in which a wait is missing is refused by the checker, which
+every program passes before it is returned. `execution_moves` has the operations that move data.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def from_execution_plan(
 
 
 def _sent(program: CollectiveProgram) -> Counts:
-    """Counts of an exchange, in which the plan does not name the rank to which each one sends."""
+    """The counts of an exchange. The plan does not name the rank to which each rank sends."""
     ranks, chunks = program.ranks, program.chunks
     sources = {(rank, IN, slot): rank for rank in range(ranks) for slot in range(chunks)}
     for ref in in_order(program):
@@ -130,7 +130,7 @@ class _Reader:
         return blocks
 
     def _reduction(self, given: str | None) -> str:
-        """The one reduction of the plan's operations, unless one is given."""
+        """The reduction that all operations of the plan use, unless one is given."""
         named = {
             op.reduce_op for gpu in self.gpus for block in gpu.threadblocks for op in flat(block)
         } - {None}
@@ -158,7 +158,7 @@ class _Reader:
         return pairs
 
     def read(self) -> CollectiveProgram:
-        """Follows the blocks to their ends."""
+        """Follows all blocks to their ends and returns the program."""
         mover, parts = self.mover, self.parts
         for rank, blocks in enumerate(self.blocks):
             begun = mover.begin(rank)
@@ -218,7 +218,7 @@ class _Reader:
         return [ids[each] for each in op.channel_ids]
 
     def _step(self, rank: int, number: int, block: _Block) -> bool:
-        """Runs a block's next operation if its dependencies are met."""
+        """Runs a block's next operation if its dependencies are met; returns whether it ran."""
         op = block.ops[block.done]
         if op.name in ("wait", "rlxwait"):
             queues = [self.told[rank, self._key(op, each)]
@@ -248,7 +248,7 @@ class _Reader:
         return 2 * channel + (op.channel_type == "port")
 
     def _take(self, queues: list[deque[frozenset[OpRef]]], block: _Block) -> bool:
-        # An operation may name one queue several times, and then takes that many entries.
+        # An operation may name one queue several times; it then takes one entry for each.
         if any(len(queue) < sum(other is queue for other in queues) for queue in queues):
             return False
         for queue in queues:

@@ -1,11 +1,11 @@
 """Writes programs as MSCCL++ execution plans: puts, signals and waits of thread blocks.
 
-Operations of a rank that depend on each other stay in one thread block, in the program's order; the
-others are distributed to blocks by the peer of their puts. A dependency on another rank becomes a
-signal in the block that satisfies it and a wait in the block that has it, on a channel between the
-two blocks. A block first signals that its memory may be written, and at the end waits for every
-operation without another waiter, so that a plan can be launched repeatedly. A chain too long for a
-block continues in another one, after a semaphore.
+Operations of a rank that depend on each other are in one thread block, in the program's order.
+Other operations are distributed to blocks by the peer of their puts. A dependency on another rank
+becomes a signal in the block that satisfies it and a wait in the block that depends on it, over a
+channel between the two blocks. A block first signals that its memory may be written. At the end it
+waits for every operation that no other operation waits for, so that a plan can be launched
+repeatedly. A chain that is too long for a block continues in another one, after a semaphore.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class _Block:
     """A thread block under construction: the operations of the program that it runs."""
 
     ops: list[int] = field(default_factory=list)
-    acquires: int = -1  # a semaphore, -1: none
+    acquires: int = -1  # the semaphore that it waits for, -1: none
     releases: int = -1
     waits: dict[int, list[tuple[_At, int]]] = field(default_factory=lambda: defaultdict(list))
     signals: dict[int, list[_At]] = field(default_factory=lambda: defaultdict(list))
-    opens: list[_At] = field(default_factory=list)  # is signalled at the start
-    awaits: list[tuple[_At, int]] = field(default_factory=list)  # at the end
+    opens: list[_At] = field(default_factory=list)  # blocks that are signalled at the start
+    awaits: list[tuple[_At, int]] = field(default_factory=list)  # signals awaited at the end
     channels: list[int] = field(default_factory=list)
     buffers: list[int] = field(default_factory=list)
 
@@ -135,7 +135,7 @@ class _Writer:
             for number, block in enumerate(blocks)
             for i in block.ops
         }
-        self.told: dict[tuple[_At, _At], int] = {}  # signals of a block to another, as numbered
+        self.told: dict[tuple[_At, _At], int] = {}  # signals from a block to another, in order
         self.latest: dict[tuple[_At, _At], int] = {}
         self._connect()
         self.connected: list[list[int]] = [[] for _ in range(program.ranks)]
@@ -260,7 +260,7 @@ class _Emitter:
         self.open: set[int] = (
             set()
         )  # operations that some of the block's threads may not have finished
-        self.behind = False  # some threads have waited, others not yet
+        self.behind = False  # some threads have waited and others have not
         self.waited: dict[_At, int] = defaultdict(int)
 
     def block(self) -> form.Block:
@@ -294,7 +294,7 @@ class _Emitter:
         self.behind = False
 
     def _wait(self, waits: list[tuple[_At, int]]) -> None:
-        """Waits until each block has signalled often enough."""
+        """Waits until each block has sent the given number of signals."""
         while short := sorted({at for at, count in waits if self.waited[at] < count}):
             self._channel_ops("wait", short)
             for at in short:

@@ -1,4 +1,6 @@
-"""Programs from files: ark's JSON, MSCCL's XML, MSCCL++ execution plans, told apart by content."""
+"""Reads programs from files: ark's JSON, MSCCL's XML, or MSCCL++ execution plans. The content
+determines the format.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from ark.collective.programs.types import CollectiveProgram
 
 
 def read_program(text: str) -> CollectiveProgram:
-    """The checked program of a file's content; errors as its reader and `check` raise them."""
+    """The checked program in a file's content. Raises the errors of the format's reader and of
+    `check`.
+    """
     if text.lstrip().startswith("<"):
         program = from_xml(text)
     else:

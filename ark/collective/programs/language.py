@@ -9,9 +9,10 @@
                 shard = (rank - hop) % 4
                 p.output(rank, shard).to(p.output((rank + 1) % 4, shard))
 
-The function states moves and reductions in an order that would be right one by one; what depends on
-what follows (ark.collective.programs.builder). The result is a checked CollectiveProgram, which
-every collective of ark takes as its `algorithm`, on the caller's ranks.
+The function states moves and reductions in an order that is correct if they run one by one. The
+dependencies between them are derived from it (ark.collective.programs.builder). The result is a
+checked CollectiveProgram, which every collective of ark accepts as its `algorithm`, on the caller's
+ranks.
 """
 
 from __future__ import annotations
@@ -35,20 +36,20 @@ class Chunk:
     program: Program = field(repr=False, compare=False)
 
     def to(self, place: Chunk) -> Chunk:
-        """Copies it to a place with the same number of slots, on this or another rank; returns the
-        place.
+        """Copies the chunk to a place with the same number of slots, on this or another rank.
+        Returns the place.
         """
         self.program.moved(self, place)
         return place
 
     def __iter__(self) -> Iterator[Chunk]:
-        """Its slots, one by one."""
+        """Yields the slots one by one."""
         for slot in self.span.slots():
             yield Chunk(self.rank, Span(self.span.buffer, slot), self.program)
 
 
 class Program:
-    """The argument of a function of the language. ranks: their numbers."""
+    """The argument of a function that describes a program. ranks: all rank numbers."""
 
     def __init__(self, builder: ProgramBuilder, scratch: int) -> None:
         self._builder = builder
@@ -58,7 +59,9 @@ class Program:
         self.chunks = builder.chunks
 
     def input(self, rank: int, slot: int = 0, count: int = 1) -> Chunk:
-        """The rank's contribution: all chunks of a reduction or all-to-all, one of a gather."""
+        """The rank's contribution: all chunks of a reduction or all-to-all, one chunk of a
+        gather.
+        """
         return self._place(rank, IN, slot, count)
 
     def output(self, rank: int, slot: int = 0, count: int = 1) -> Chunk:
@@ -66,8 +69,8 @@ class Program:
         return self._place(rank, OUT, slot, count)
 
     def scratch(self, rank: int, slot: int = 0, count: int = 1) -> Chunk:
-        """Memory for intermediate results; raises InvalidUsageError if the program did not request
-        any.
+        """Memory for intermediate results. Raises InvalidUsageError if the program has no scratch
+        memory.
         """
         if not self._scratch:
             raise InvalidUsageError(
@@ -76,9 +79,10 @@ class Program:
         return self._place(rank, self._scratch, slot, count)
 
     def reduce(self, *parts: Chunk, into: Chunk) -> Chunk:
-        """Folds chunks of one rank from left to right into one of its own; returns that.
+        """Reduces chunks of one rank, from left to right, into another chunk of the rank; returns
+        that.
 
-        A result in the output is final: a mean is divided there.
+        A result in the output is final: the division of a mean is done there.
         """
         self._check_own(*parts, into)
         if {p.rank for p in parts} != {into.rank} or not parts:
@@ -93,7 +97,7 @@ class Program:
         return into
 
     def moved(self, chunk: Chunk, place: Chunk) -> None:
-        """See Chunk.to."""
+        """Implements Chunk.to."""
         self._check_own(chunk, place)
         self._check_sizes(chunk, place)
         if chunk.rank == place.rank:
@@ -149,11 +153,12 @@ def program(
     pieces: int = 1,
     name: str = "",
 ) -> Callable[[Callable[[Program], object]], CollectiveProgram]:
-    """Makes a checked program of the decorated function.
+    """A decorator that makes a checked program of a function.
 
     chunks: the number of chunks of the data, by default one per rank. scratch: slots of scratch
-    memory per rank. root: of a broadcast or reduce. pieces: independent copies on pieces of every
-    chunk. name: by default the function's. Raises PlanError with the first fault of the program.
+    memory per rank. root: of a broadcast or reduce. pieces: the program runs in this many
+    independent copies, each on one piece of every chunk. name: by default the function's. Raises
+    PlanError with the first fault of the program.
 
     Examples:
         >>> @ark.comm.program("broadcast", ranks=2, chunks=1, root=0)

@@ -33,8 +33,10 @@ _COLL = {
 
 @dataclass(frozen=True)
 class Target:
-    """A runtime's limits: steps per thread block, thread blocks per channel and in all, channels,
-    chunks per step, the number of a block that is waited for, an offset; and its names.
+    """A runtime's limits and names.
+
+    The limits: steps per thread block, thread blocks per channel and in total, channels, chunks per
+    step, the number of a block that is waited for, and an offset.
     """
 
     steps: int
@@ -62,7 +64,9 @@ class _Place(NamedTuple):
 
 @dataclass
 class _Block:
-    """One thread block: its peers for send and receive, and its steps as attribute texts."""
+    """One thread block: its peers for sending and receiving, and its steps as texts of
+    attributes.
+    """
 
     send: int = -1
     recv: int = -1
@@ -150,11 +154,11 @@ class _Writer:
     def __init__(self, program: CollectiveProgram, target: Target) -> None:
         self.p = program
         self.target = target
-        self.channel: dict[tuple[int, int], int] = {}  # of a connection, now in use
-        self.local_block = [0] * program.ranks  # of a rank, now in use
+        self.channel: dict[tuple[int, int], int] = {}  # of each connection: the channel in use
+        self.local_block = [0] * program.ranks  # of each rank: the local block in use
         self.gpus = [_Gpu() for _ in range(program.ranks)]
-        # For each operation the step where it ends on its own rank, and for a put on its peer;
-        # several if it was cut.
+        # For each operation the steps at which it ends on its own rank, and for a put those on its
+        # peer. There are several if it was cut.
         self.sent: dict[OpRef, list[_Place]] = {}
         self.received: dict[OpRef, list[_Place]] = {}
         self.base: dict[str, tuple[str, int]] = {}

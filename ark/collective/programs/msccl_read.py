@@ -39,7 +39,7 @@ class _Step:
     src: tuple[str, int]
     dst: tuple[str, int]
     count: int
-    block: int  # of the awaited step, -1: none
+    block: int  # the block of the awaited step, -1: none
     step: int
 
 
@@ -164,7 +164,7 @@ class _Reader:
         b = self.builder
         if self.scratch:
             b.scratch(self.scratch, "s")
-        arriving: dict[int, int] = defaultdict(int)  # slots that are sent to a rank, or kept there
+        arriving: dict[int, int] = defaultdict(int)  # slots that are sent to a rank, or kept on it
         for rank, blocks in enumerate(self.blocks):
             for block in blocks:
                 for step in block.steps:
@@ -202,7 +202,9 @@ class _Reader:
         return b.build()
 
     def _begin(self, rank: int, work: bool) -> None:
-        """In place: the input buffer is also the output buffer."""
+        """Prepares a program that works in place, in which the input buffer is also the output
+        buffer.
+        """
         whole = Span(IN, 0, self.chunks)
         if work:
             self.builder.copy(rank, whole, Span("work", 0, self.chunks))
@@ -218,7 +220,7 @@ class _Reader:
         return span
 
     def _try(self, rank: int, block: _Block) -> bool:
-        """Runs a block's next step if its dependencies are met."""
+        """Runs a block's next step if its dependencies are met; returns whether it ran."""
         step, blocks = block.steps[block.done], self.blocks[rank]
         if step.block >= 0:
             if step.block >= len(blocks):

@@ -1,4 +1,4 @@
-"""Finds the nearest measured size for another one. Called by ark.lower.engines and
+"""Finds the measured size that is nearest to a given size. Called by ark.lower.engines and
 ark.runtime.tuned_collectives.
 """
 
@@ -7,11 +7,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-MAX_SIZE_RATIO = 2.0  # the largest ratio between a size and the measured one whose choice it takes
+MAX_SIZE_RATIO = 2.0  # a size uses the choice of a measured one up to this ratio between them
 
 
 def nearest(sizes: Sequence[int], nbytes: int) -> int | None:
-    """The index of the size nearest to this number of bytes; None if none is near."""
+    """The index of the size nearest to this number of bytes; None if no size is near enough."""
     near = [
         i
         for i, n in enumerate(sizes)

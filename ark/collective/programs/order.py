@@ -1,4 +1,5 @@
-"""Orders of a program's operations: a legal run in list order, the steps, and the last writers.
+"""Orders of a program's operations: a legal order of all operations, the steps, and the last
+writers.
 
 Used by the checker, the executor, the simulator and the dumps.
 """
@@ -23,7 +24,7 @@ def show(op: Operation) -> str:
 
 
 def in_order(program: CollectiveProgram) -> list[OpRef]:
-    """Runs every rank's list strictly in order and returns one legal global order.
+    """Runs every rank's list strictly in order and returns a legal order of all operations.
 
     Raises PlanError with the waiting operations if no rank can continue (a deadlock).
     """

@@ -1,9 +1,9 @@
-"""Reductions of programs: sum, max, min, mean, Adasum and the model combiner, in NumPy.
+"""Reductions of programs in NumPy: sum, product, max, min, mean, Adasum and the model combiner.
 
-The executor runs these, and tests and other back ends take them as the reference. Adasum is from
+The executor runs these functions; tests and backends use them as the reference. Adasum is from
 Maleki et al., "Scaling Distributed Training with Adaptive Summation" (MLSys 2021); the model
 combiner is from GraphWord2Vec (Gill et al., "Distributed Training of Embeddings using Graph
-Analytics", IPDPS 2021). Both look at whole tensors, so they cannot be split without exchanging
+Analytics", IPDPS 2021). Both depend on whole tensors, so they cannot be cut without exchanging
 three dot products.
 """
 
@@ -20,9 +20,9 @@ from ark.errors import InvalidUsageError, ModelError
 
 @dataclass(frozen=True)
 class Reduction:
-    """How two arrays are combined.
+    """The way in which two arrays are combined.
 
-    `elementwise` reductions may be cut and reordered freely; the others need whole tensors and a
+    `elementwise` reductions may be cut and reordered freely. The others need whole tensors and a
     fixed order of the ranks: a balanced tree (Adasum) or a left fold (the combiner).
     """
 
@@ -32,14 +32,14 @@ class Reduction:
 
 
 def dot_products(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Returns [a.b, a.a, b.b] in fp64, shape (3,); infinite where fp64 is too narrow."""
+    """Returns [a.b, a.a, b.b] in fp64, shape (3,). A product beyond fp64's range is infinite."""
     x, y = a.astype(np.float64).ravel(), b.astype(np.float64).ravel()
     with np.errstate(over="ignore", invalid="ignore"):
         return np.array([x @ y, x @ x, y @ y])
 
 
 def coefficients(name: str, dots: np.ndarray) -> tuple[float, float]:
-    """Returns the factors of a and b for dots = [a.b, a.a, b.b]; 1 where a norm vanishes."""
+    """Returns the factors of a and b for dots = [a.b, a.a, b.b]. A factor is 1 if its norm is 0."""
     ab, aa, bb = (float(v) for v in dots)
     if not np.isfinite((ab, aa, bb)).all():
         raise ModelError(
@@ -65,9 +65,10 @@ def blend(name: str, a: np.ndarray, b: np.ndarray, dots: np.ndarray) -> np.ndarr
 
 def _whole(name: str) -> Reduction:
     def combine(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        if a.dtype != np.float64:  # products of smaller types fit into fp64
+        if a.dtype != np.float64:  # products of smaller types cannot overflow fp64
             return blend(name, a, b, dot_products(a, b))
-        # Factors are those of tensors of any scale, so the larger magnitude can be 1.
+        # The factors do not depend on the tensors' scale, so both are scaled to a largest magnitude
+        # of 1.
         largest = max(np.abs(a).max(initial=0.0), np.abs(b).max(initial=0.0))
         scale = largest if 0 < largest < np.inf else 1.0
         return scale * blend(name, a / scale, b / scale, dot_products(a / scale, b / scale))
@@ -87,7 +88,7 @@ REDUCTIONS: dict[str, Reduction] = {
 
 
 def divided(array: np.ndarray, divide: int) -> np.ndarray:
-    """Returns array / divide in the array's dtype; integers round towards minus infinity."""
+    """Returns array / divide in the array's dtype. Integers round towards minus infinity."""
     if divide == 1:
         return array
     divisor = array.dtype.type(divide)
@@ -96,7 +97,7 @@ def divided(array: np.ndarray, divide: int) -> np.ndarray:
 
 
 def reference(name: str, arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Reduces one array per rank directly: folded in rank order; Adasum by pairs of pairs.
+    """Reduces one array per rank without a program: in rank order, or for Adasum by pairs of pairs.
 
     Raises InvalidUsageError for an unknown name, and for Adasum over a number of ranks that is not
     a power of two.

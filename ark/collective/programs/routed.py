@@ -1,8 +1,8 @@
 """Splits puts that pass through other ranks into hops.
 
-A put may name its route through the network. The fabric selects the switches, but a rank on the
-route receives the data and puts them on. `ark.ops.communication.collectives` calls `routed` before
-a program becomes tasks.
+A put may name its route through the network. Switches on the route only forward, as the network's
+fabric does, but a rank on the route must receive the data and put them on.
+`ark.ops.communication.collectives` calls `routed` before a program becomes tasks.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _ranks(program: CollectiveProgram) -> dict[str, int]:
 
 def _split(program: CollectiveProgram, ranks: dict[str, int]) -> CollectiveProgram:
     lists: list[list[Operation]] = [[] for _ in range(program.ranks)]
-    moved: dict[OpRef, OpRef] = {}  # the position after the last hop
+    moved: dict[OpRef, OpRef] = {}  # the position of each put's last hop
     used: defaultdict[tuple[bool, int], int] = defaultdict(int)
     number = len(program.buffers)
     names = (f"relay{number}", f"relay{number + 1}")

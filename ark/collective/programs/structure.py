@@ -1,7 +1,7 @@
 """The first check of a collective program: its description is consistent.
 
-Ranges, names, peers, shapes of spans. `ark.collective.programs.checker` runs it first, so that the
-symbolic run stays within the memory that it models.
+Ranges, names, peers and the shapes of spans are checked. `ark.collective.programs.checker` runs it
+first, so that its symbolic run accesses valid slots only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MOST_SLOTS = 1 << 25  # on all ranks together: limits the memory of a check
 
 
 def refusal(program: CollectiveProgram, text: str) -> PlanError:
-    """The error that names the program."""
+    """A PlanError whose message begins with the program's name."""
     return PlanError(f"The program {program.name} is refused: {text}")
 
 

@@ -26,7 +26,9 @@ FORMAT = "ark.collective_program"
 
 
 def dump(program: CollectiveProgram) -> str:
-    """Returns the program as text: a line an operation, its step, waits, signals and route."""
+    """Returns the program as text: one line per operation, with its step, waits, signals
+    and route.
+    """
     p = program
     step = steps(p)
     signals: dict[OpRef, set[int]] = {}
@@ -60,7 +62,7 @@ def dump(program: CollectiveProgram) -> str:
 
 
 def to_json(program: CollectiveProgram) -> str:
-    """Returns the program as JSON text, one operation a line."""
+    """Returns the program as JSON text, one operation per line."""
     p = program
     head: dict[str, Any] = {
         "format": FORMAT,

@@ -1,31 +1,32 @@
-"""The frozen form of a collective: which rank moves and reduces which chunk, when, by which way.
+"""The frozen form of a collective: the operations of each rank on chunks, and their dependencies.
 
 Every writer of collectives (the classics, ForestColl, TACCL) makes a `CollectiveProgram`; the
 checker, the executor, the simulator and the planner read nothing else.
 
 Data. The collective's data is cut into `chunks` equal chunks. Every rank has the same symmetric
 buffers; a buffer is a row of slots, and a slot holds one chunk. A `Span` is `count` neighbouring
-slots. Buffers have a role: `in` and `out` are the caller's, `scratch` is ours, `dots` has slots of
-three fp64 numbers instead of a chunk (see DOT). With R ranks and C chunks, K = C / R:
+slots. Buffers have a role: `in` and `out` are the caller's, `scratch` is the program's own, and a
+slot of `dots` holds three fp64 numbers instead of a chunk (see DOT). With R ranks and C chunks, and
+K = C / R:
 
     collective      `in` on rank r                `out` on rank r, at the end
     all_gather      K slots: chunks rK..rK+K-1    C slots: every chunk
     reduce_scatter  C slots                       K slots: chunks rK..rK+K-1, reduced
     all_reduce      C slots                       C slots, reduced
     broadcast       C slots, read on root only    C slots: the root's
-    reduce          C slots                       C slots, reduced, demanded on root only
+    reduce          C slots                       C slots, reduced, defined on root only
     all_to_all      C slots, slot sK+j for s      C slots, slot sK+j from s
 
 An all-to-all may have parts of unequal length: `counts[r][s]` chunks go from rank r to rank s. C is
-then the most that a rank sends. `in` holds the parts for rank 0, 1, ... one after the other, `out`
-those from rank 0, 1, ..., with as many slots as the rank that sends, or gets, most; what a rank's
-own parts do not reach stays free.
+then the largest number of chunks that a rank sends. `in` holds the parts for rank 0, 1, ... one
+after the other, `out` those from rank 0, 1, ... On every rank `in` has C slots, and `out` has the
+largest number of chunks that a rank receives; slots behind a rank's own parts are not used.
 
 Operations. Each rank has an ordered list. An operation waits for its dependencies, reads `srcs` on
 its own rank, writes `dst`, and is then complete. In terms of put, signal and wait:
 
     PUT      `put` of srcs[0] into `dst` on rank `peer`, then `signal` the peer: complete once the
-             data is visible there. `route` names the nodes that it passes, if that is decided.
+             data is visible there. `route` names the nodes that it passes, or is empty
     COPY     dst = srcs[0], on this rank
     REDUCE   dst = srcs[0] (op) srcs[1] (op) ..., from left to right, on this rank, then divided by
              `divide`; `dst` may be one of the sources. op is `reduce`
@@ -35,20 +36,20 @@ its own rank, writes `dst`, and is then complete. In terms of put, signal and wa
 
     A dependency on an operation of the same rank is local ordering. A dependency on an operation
     of another rank is a `wait` for a `signal` that the other rank sends when that operation is
-    complete; on a PUT to this rank that is the put's own signal, so it costs nothing more.
+    complete. For a PUT to this rank it is the put's own signal, which has no extra cost.
 
-Nothing but dependencies orders operations. The list order is the order of issue: a rank that runs
-its list strictly in order never deadlocks (the checker proves it). `out` on a rank is final when
+Only dependencies order operations. The list order is the order of issue: if every rank runs its
+list strictly in order, there is no deadlock (the checker proves it). `out` on a rank is final when
 the rank's own operations are complete and all puts to it have arrived; a consumer of one slot waits
-only for its last writer (`ark.collective.programs.order.final_writers`). At the start all slots are
-free.
+only for its last writer (`ark.collective.programs.order.final_writers`). At the start all slots
+but those of `in` may be written.
 
-Lowering to tasks is one to one: an operation is a task (or a task per tile, because all but the
-whole-tensor reductions act elementwise); a dependency is a counter on the consumer's rank that the
+In lowering, an operation becomes a task, or one task per tile, because all but the whole-tensor
+reductions are elementwise. A dependency becomes a counter on the consumer's rank, which the
 producer's task signals and the consumer's task waits for.
 
-Pieces. Chunks may be cut into `pieces` equal pieces; the program then stands for that many
-independent copies of itself, copy i on piece i of every slot. This is what pipelines long paths.
+Pieces. Chunks may be cut into `pieces` equal pieces. The program then stands for that many
+independent copies of itself, copy i on piece i of every slot. This makes long paths a pipeline.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ class Collective(str, Enum):
 
 
 def no_algorithm(asked: object, known: Iterable[str], task: str = "") -> InvalidUsageError:
-    """The error for an unknown algorithm name; `task` is what it was requested for."""
+    """The error for an unknown algorithm name. `task`: the task for which it was requested."""
     wanted = f"{asked!r} for {task}" if task else repr(asked)
     return InvalidUsageError(f"{wanted} is not an algorithm; choose one of {', '.join(known)}.")
 
@@ -116,7 +117,7 @@ class Kind(str, Enum):
 
 
 class Role(str, Enum):
-    """The owner of a buffer and the content of its slots."""
+    """The use of a buffer: the caller's input or output, scratch memory, or dot products."""
 
     IN = "in"
     OUT = "out"
@@ -186,9 +187,9 @@ Counts = tuple[tuple[int, ...], ...]
 class CollectiveProgram:
     """A whole collective; see the module's docstring. Equal values dump to equal bytes.
 
-    `reduction` names an entry of `ark.collective.programs.reductions.REDUCTIONS` and is None for
-    collectives that do not reduce; `root` is set for broadcast and reduce only. `counts` is that of
-    an all-to-all with unequal parts.
+    `reduction` names an entry of `ark.collective.programs.reductions.REDUCTIONS`, and is None for
+    collectives that do not reduce. `root` is set for broadcast and reduce only. `counts` is set for
+    an all-to-all with unequal parts only.
     """
 
     name: str
@@ -219,7 +220,7 @@ class CollectiveProgram:
 
     @property
     def permutes(self) -> bool:
-        """True if `counts` say that every rank sends all of its chunks to one rank."""
+        """True if by `counts` every rank sends all of its chunks to one rank."""
         rows = self.counts or ()
         every = sorted([0] * (self.ranks - 1) + [self.chunks])
         lines = (*rows, *zip(*rows, strict=True))
@@ -230,11 +231,11 @@ class CollectiveProgram:
         return self.operations[ref.rank][ref.position]
 
     def refs(self) -> list[OpRef]:
-        """All operations' places, rank by rank."""
+        """The positions of all operations, rank by rank."""
         return [OpRef(r, i) for r, ops in enumerate(self.operations) for i in range(len(ops))]
 
     def chunk_bytes(self, size_bytes: int) -> float:
-        """Bytes of one chunk when the data, M in the papers, is `size_bytes` long."""
+        """The bytes of one chunk if the data (M in the papers) have `size_bytes` bytes."""
         return size_bytes / self.chunks
 
 
@@ -272,7 +273,7 @@ def check_counts(collective: Collective, ranks: int, counts: Counts) -> None:
 def io_slots(
     collective: Collective, ranks: int, chunks: int, counts: Counts | None = None
 ) -> tuple[int, int]:
-    """Returns the number of slots that `in` and `out` have; see the table in the docstring."""
+    """Returns the numbers of slots of `in` and `out`; see the table in the module's docstring."""
     if counts is not None:
         check_counts(collective, ranks, counts)
         most = max(map(sum, counts))

@@ -2,8 +2,8 @@
 
 Ranks that are not synchronised must not overwrite data that a peer might still read. In this form
 nothing is overwritten, so the only remaining dependencies are those that carry data. A copy makes
-no value: its readers read the source. Values that the result does not need are omitted. Used by the
-plan's lowering.
+no value: its readers read the source. Values that the result does not depend on are omitted. Used
+by the plan's lowering.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ark.collective.programs.types import CollectiveProgram, Kind, Role, Span
 
 
 class Origin(Enum):
-    """Where a value comes from."""
+    """The kind of write that made a value."""
 
     INPUT = "input"
     PUT = "put"
@@ -29,10 +29,10 @@ class Origin(Enum):
 class Value:
     """The result of one write to one slot, or the initial content of a slot of `in`.
 
-    number: the same on all ranks. rank: the holder. writer: the rank that wrote it, another one for
-    a put. part: the index among the equal parts of a share; only equal parts are combined. slot: of
-    `in`, for an input. sources: the numbers of the values that are combined, in order. reduce,
-    divide: those of the operation that combined them.
+    number: the same on all ranks. rank: the rank that holds it. writer: the rank that wrote it,
+    which for a put is another one. part: the index among the equal parts of a share; only values of
+    equal parts are combined. slot: of `in`, for an input. sources: the numbers of the values that
+    are combined, in order. reduce, divide: the reduction of these, and the divisor of its result.
     """
 
     number: int
@@ -48,12 +48,12 @@ class Value:
 
 @dataclass(frozen=True)
 class Flow:
-    """The values that the result needs.
+    """The values that the result depends on.
 
-    parts: the number of parts of a share; a share is the data that one rank owns, or everything if
-    the data are not divided among ranks. values: by number, in an order that is legal for all ranks
-    divisor; a rank's own are in the order of its list. final: the value in each slot of `out` at
-    the end, by (rank, slot).
+    parts: the number of parts of a share. A share is the data that one rank owns, or all data if
+    these are not divided among ranks. values: by number, in an order that is legal for all ranks; a
+    rank's own values are in the order of its list. final: the value in each slot of `out` at the
+    end, by (rank, slot).
     """
 
     parts: int
@@ -99,7 +99,7 @@ def flow(program: CollectiveProgram) -> Flow:
 
 
 def coarsened(program: CollectiveProgram) -> CollectiveProgram:
-    """Returns the program with slots merged as far as all of its spans allow.
+    """Returns the program with adjacent slots merged, as far as all of its spans permit.
 
     A put of several slots is then one write, if every operation cuts the data at the same places.
     Programs with slots of dot products are returned unchanged.

@@ -1,11 +1,13 @@
-"""The event loop of the simulator: which puts flow, at what rate, and what they release.
+"""The event loop of the simulator. It determines which puts flow, at which rate, and what they
+release.
 
-Alpha-beta with congestion. A put crosses all links of its route at once, as a fluid: its rate is
-its max-min fair share of the links (and node ports, if limited); its data are visible at the peer
-one route latency after its last byte left. Puts of one sender to one receiver over one route run
-one after the other, earlier pieces of the data first and then in the order in which they became
-ready; everything else flows at the same time. Puts that a switch can merge (`in_network`) wait for
-each other and flow as one. Local operations take no time unless the cost model says so.
+The cost model is alpha-beta with congestion. A put flows over all links of its route at the same
+time, as a fluid. Its rate is its max-min fair share of the links (and of node ports, if these are
+limited). Its data are visible at the peer one route latency after its last byte has left. Puts of
+one sender to one receiver over one route run one after the other: earlier pieces of the data first,
+then in the order in which they became ready. All other puts flow concurrently. Puts that a switch
+can merge (`in_network`) wait for each other and flow as one. Local operations take no time unless
+the cost model gives them one.
 """
 
 from __future__ import annotations
@@ -105,7 +107,7 @@ class _Engine:
                 self.followers[number[dep]].append(i)
         self.missing = [len(set(op.deps)) for op in self.ops] * program.pieces
         self.bytes = [self._bytes(op) for op in self.ops]
-        self.members = [[i] for i in range(len(self.ops))]  # of the flow that an operation leads
+        self.members = [[i] for i in range(len(self.ops))]  # by leader: the operations in its flow
         self.leader = list(range(len(self.ops)))
         self._make_channels()
         self.absent = [len(members) for members in self.members] * program.pieces
@@ -113,7 +115,7 @@ class _Engine:
         self.start = [0.0] * len(self.missing)
         self.left_at = [0.0] * len(self.missing)
         self.end = [-1.0] * len(self.missing)
-        self.heap: list[tuple[float, int, bool]] = []  # time, instance, whether a put now flows
+        self.heap: list[tuple[float, int, bool]] = []  # time, instance, whether a put starts
 
     def _bytes(self, op: Operation) -> float:
         if self.program.buffer_by_name[op.dst.buffer].role is Role.DOTS:
@@ -168,12 +170,12 @@ class _Engine:
         self.current = [-1] * self.channels
         self.active = np.zeros(self.channels, bool)
         self.left = np.zeros(self.channels)
-        self.sent = np.zeros(self.channels)  # bytes of the put that flows
+        self.sent = np.zeros(self.channels)  # bytes sent of the put that flows
         self.rate = np.zeros(self.channels)
         self.stale = False
 
     def _flows(self) -> dict[int, dict[Hop, int]]:
-        """Merges puts that switches can combine; returns, for each leader, the links of its
+        """Merges puts that switches can combine. Returns, for each leader, the links of its
         flow.
         """
         number = {ref: i for i, ref in enumerate(self.refs)}
@@ -302,7 +304,7 @@ class _Engine:
             self.stale = True
 
     def _members(self, instance: int) -> list[int]:
-        """The operations, of the same piece, whose flow this one leads."""
+        """The operations of the same piece whose flow this instance leads."""
         operation = instance % len(self.ops)
         return [instance - operation + member for member in self.members[operation]]
 

@@ -1,7 +1,8 @@
 """Max-min fair rates of flows over shared links, by progressive filling.
 
-Every flow gets the same rate until a link is full; its flows keep that rate, the others go on
-growing (Bertsekas and Gallager, "Data Networks", section 6.5.2). The engine calls this.
+The rates of all flows grow equally until a link is full. The flows on that link keep their rate,
+and the others go on growing (Bertsekas and Gallager, "Data Networks", section 6.5.2). Called by the
+engine.
 """
 
 from __future__ import annotations

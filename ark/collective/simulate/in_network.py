@@ -1,8 +1,8 @@
 """Puts that a switch can merge: copies of the same data, and parts of the same sum.
 
-If a switch multicasts (NVLS, InfiniBand), puts of one source to several ranks cross the links
-before it once; if it reduces (NVLS, SHARP), puts whose data are summed on arrival cross the links
-behind it once. Programs need not mark them: the simulator finds such puts and sends one flow.
+If a switch multicasts (NVLS, InfiniBand), puts of one source to several ranks use the links before
+it once. If it sums (NVLS, SHARP), puts whose data are summed on arrival use the links behind it
+once. Programs do not mark such puts: the simulator finds them and sends one flow.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ Hop = tuple[str, str]
 def joined(program: CollectiveProgram, topology: Topology) -> list[list[OpRef]]:
     """Returns the groups of puts, two or more each, that switches may merge into one flow.
 
-    As switches' loads and stores require, they use the same offset in the buffers of all their
-    ranks. Members of a group have the same dependency depth, so that none waits for another.
+    The puts of a group use the same offset in the buffers of all their ranks, as the loads and
+    stores of switches require. They have the same dependency depth, so that none waits for another.
     """
     groups: defaultdict[object, list[OpRef]] = defaultdict(list)
     step = steps(program) if topology.multicast or topology.reduces else {}
@@ -48,8 +48,8 @@ def crossings(
 ) -> dict[Hop, int]:
     """Returns how often a group's flow crosses each link.
 
-    Where the routes part (copying) or meet (sums), a switch in `capable` merges them into one flow;
-    any other node forwards each separately.
+    At the node where routes part (copying) or meet (sums), a switch in `capable` merges them into
+    one flow. Any other node forwards each route separately.
     """
     ways = [route if copying else route[::-1] for route in routes]
     children: defaultdict[tuple[str, ...], set[tuple[str, ...]]] = defaultdict(set)
@@ -72,5 +72,5 @@ def crossings(
 
 
 def hops(route: tuple[str, ...]) -> dict[Hop, int]:
-    """Returns the links of one put, each crossed once."""
+    """Returns the links of one put, each with the count 1."""
     return dict.fromkeys(itertools.pairwise(route), 1)

@@ -1,7 +1,4 @@
-"""The result of a simulation.
-
-The command line prints it, the page draws it.
-"""
+"""The result of a simulation, which the command line prints and the page draws."""
 
 from __future__ import annotations
 
@@ -12,9 +9,10 @@ from ark.collective.programs import OpRef
 
 @dataclass(frozen=True)
 class Event:
-    """One operation of one piece: when it started and when it was complete, in microseconds.
+    """One operation of one piece, with its start and its completion in microseconds.
 
-    For a put, `left_us` is when its last byte left the sender; `end_us` adds the latency.
+    For a put, `left_us` is the time at which its last byte left the sender; `end_us` adds the
+    latency.
     """
 
     ref: OpRef
@@ -29,8 +27,8 @@ class Event:
 class SimulationResult:
     """The time of a program on a topology, and the load of every link.
 
-    `link_bytes` has an entry for every link of the topology, also the idle ones; `link_busy` is the
-    fraction of the time, 0 to 1, that the link would be busy at full bandwidth.
+    `link_bytes` and `link_busy` have an entry for every link of the topology, including idle ones.
+    `link_busy` is the fraction of the time, 0 to 1, that the link would be busy at full bandwidth.
     """
 
     program: str

@@ -1,4 +1,5 @@
-"""Routes through a topology: the default route of a put, checks of named ones, and boxes of ranks.
+"""Routes through a topology: default routes of puts, checks of routes that puts name, and boxes of
+ranks.
 
 The simulator loads the links of these routes; TACCL takes its paths from them too.
 """
@@ -20,9 +21,10 @@ Cost = tuple[int, int, int]
 
 
 class Routes:
-    """Routes of one topology. A default route passes as few ranks, then as few links, as it can.
+    """The routes of one topology.
 
-    Among those the one with the most bandwidth wins, then the one whose node ids sort first.
+    A default route passes the fewest ranks, and among such routes the fewest links. Among those the
+    one with the most bandwidth is chosen, then the one whose node ids sort first.
     """
 
     def __init__(self, topology: Topology) -> None:
@@ -32,7 +34,7 @@ class Routes:
         for link in topology.links:
             pair = (link.src, link.dst)
             self.latency[pair] = min(self.latency.get(pair, link.latency_us), link.latency_us)
-        # Whole numbers in proportion to the inverse bandwidths: exact, and quick to add.
+        # Whole numbers in proportion to the inverse bandwidths, whose sums are exact and fast.
         scale = math.lcm(*(bandwidth.numerator for bandwidth in self.capacity.values()))
         self._next: dict[str, list[tuple[str, int]]] = defaultdict(list)
         for (src, dst), bandwidth in sorted(self.capacity.items()):

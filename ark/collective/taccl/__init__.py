@@ -47,10 +47,10 @@ DEFAULT_SIZE = 1 << 20
 class Synthesis:
     """A program and its time in TACCL's own alpha-beta model.
 
-    `time_us` is the ordered schedule's time; `routing_us` the relaxed time of the routes, at most
-    `gap` (0 to 1) above the least possible; `optimal`: the gap is closed. Least possible is meant
-    under the sketch, over the `paths` of its model, and before ordering;
-    `ark.collective.bounds.least_us` has the network's own bound.
+    `time_us` is the time of the ordered schedule. `routing_us` is the relaxed time of the routes,
+    at most `gap` (0 to 1) above the least possible; `optimal`: the gap is 0. The least possible
+    time is meant for this sketch, over the `paths` of its model, and before ordering.
+    `ark.collective.bounds.least_us` has the bound of the network itself.
     """
 
     program: CollectiveProgram
@@ -107,7 +107,7 @@ def synthesize_taccl(
     chunk = size_bytes / ranks / sketch.input_chunkup
     gathering = reducing = None
     middle = (
-        deadline  # an all-reduce has two phases, and the second gets the time that the first leaves
+        deadline  # the second of two phases (all-reduce) gets the time that the first one leaves
     )
     if wanted is Collective.ALL_REDUCE:
         middle = (time.monotonic() + deadline) / 2
@@ -130,8 +130,8 @@ def synthesize_taccl(
 
 
 def _plan(graph: Logical, all_to_all: bool, chunk_bytes: float, deadline: float) -> Plan:
-    """Searches routes in two thirds of the time until `deadline` of time.monotonic(), then
-    orders.
+    """Searches routes in two thirds of the time until `deadline` of time.monotonic(), then orders
+    the sends.
     """
     limit = (deadline - time.monotonic()) * 2 / 3
     routing = route(graph, all_to_all, chunk_bytes, limit)

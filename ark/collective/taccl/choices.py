@@ -1,7 +1,8 @@
 """The choices of stage 1 of TACCL: which chunk may cross which logical link.
 
-Chunks that a symmetry of the sketch maps to each other share their variables, so only one chunk of
-every orbit, its leader, has its own. `ark.collective.taccl.routing` builds a model of it.
+Chunks that a symmetry of the sketch maps to each other share their variables. Only one chunk of
+every orbit, its leader, has variables of its own. `ark.collective.taccl.routing` builds a model of
+these choices.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ import numpy as np
 from ark.collective.taccl.logical import Edge, Logical, Permutation, symmetries
 from ark.errors import ModelError
 
-# Variables up to which chunks may stray one link from their shortest paths.
+# With up to so many variables, chunks may use paths that are one link longer than the shortest.
 _MAX_WIDE_MODEL_VARIABLES = 6000
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Chunk `index` of the data of rank `owner`, and the rank that needs it, or -1: all."""
+    """Chunk `index` of the data of rank `owner`, and the rank that needs it (-1: all ranks)."""
 
     owner: int
     wanted_by: int
@@ -30,7 +31,7 @@ class Chunk:
 
 
 def chunks_of(graph: Logical, all_to_all: bool) -> tuple[Chunk, ...]:
-    """The chunks of an all-gather, or of an all-to-all without those that stay."""
+    """The chunks of an all-gather, or those of an all-to-all that leave their rank."""
     parts = range(graph.sketch.input_chunkup)
     ranks = range(graph.ranks)
     if all_to_all:
@@ -39,11 +40,12 @@ def chunks_of(graph: Logical, all_to_all: bool) -> tuple[Chunk, ...]:
 
 
 class Choices:
-    """The variables are numbered; `table[chunk, edge]` is the number, or -1 for a barred pair.
+    """The numbered variables of the model.
 
-    `leaders` are the chunks with variables of their own; `stabilisers` the symmetries that leave a
-    leader in place, which make some of its variables equal; `cost` the ticks
-    that a chunk takes on a link, a tick being `tick_ns` nanoseconds.
+    `table[chunk, edge]` is the variable's number, or -1 if the chunk may not cross the link.
+    `leaders` are the chunks with variables of their own. `stabilisers` are the symmetries that map
+    a leader to itself, which make some of its variables equal. `cost` is the number of ticks that a
+    chunk takes on a link; a tick is `tick_ns` nanoseconds.
     """
 
     def __init__(self, graph: Logical, chunks: tuple[Chunk, ...], chunk_bytes: float) -> None:
@@ -55,7 +57,7 @@ class Choices:
             self.into[edge.dst].append(i)
             self.out[edge.src].append(i)
         costs = [e.alpha_us * 1e3 + chunk_bytes / e.gbps for e in self.edges]
-        # Whole ticks of a nanosecond, or of more where times are so long that sums could overflow.
+        # A tick is a nanosecond, or longer if times are so long that sums could overflow.
         self.tick_ns = max(1.0, max(costs, default=0.0) / 1e8)
         self.cost = [max(1, round(cost / self.tick_ns)) for cost in costs]
         self.chunk_bytes = chunk_bytes
@@ -76,7 +78,7 @@ class Choices:
         self._fill_table({})
 
     def allow(self, ways: dict[int, list[int]]) -> list[bool]:
-        """Also allows leaders these ways, lists of links, of any length; returns them as a
+        """Also permits leaders these paths, as lists of links of any length. Returns the paths as a
         solution.
         """
         self._fill_table(ways)
@@ -118,7 +120,7 @@ class Choices:
         )
 
     def permitted(self, chunk: Chunk, edge: Edge) -> bool:
-        """Whether the sketch lets the chunk cross the link at all."""
+        """True if the sketch permits the chunk to cross the link."""
         size = self.graph.per_box
         if edge.dst == chunk.owner or edge.src == chunk.wanted_by:
             return False
@@ -193,7 +195,9 @@ class Choices:
             self.table[number, self.moved[p]] = self.table[leader]
 
     def loads(self) -> list[tuple[np.ndarray, np.ndarray, int]]:
-        """Sums that bound the time: (variables, how often each, ticks each), each sum once."""
+        """Sums that bound the time, each as (variables, how often each counts, ticks of each).
+        Equal sums occur once.
+        """
         crossing: dict[tuple[str, str], list[int]] = {}
         for i, edge in enumerate(self.edges):
             for hop in pairwise(edge.route):

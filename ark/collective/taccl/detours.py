@@ -1,8 +1,9 @@
-"""Ways of TACCL's chunks around full links: longer than the shortest, where those lack capacity.
+"""Paths of TACCL's chunks around full links. They are longer than the shortest paths if those lack
+capacity.
 
-If the shortest paths of a sketch all cross one thin link, no choice among them is fast. Each
-chunk's way is grown here link by link, always by the one that ends soonest under the loads of
-earlier choices. The model may choose from these too (`ark.collective.taccl.routing`).
+If the shortest paths of a sketch all cross one slow link, no choice among them is fast. Here each
+chunk's path grows link by link, always by the link that ends soonest under the loads of earlier
+choices. The model may choose from these paths too (`ark.collective.taccl.routing`).
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from ark.collective.taccl.choices import Choices
 
 
 def add_detours(choices: Choices, deadline: float) -> list[bool] | None:
-    """Also allows every leader the way that the links' loads suggest, of any length.
+    """Also permits every leader the path that follows from the links' loads, of any length.
 
-    Returns the solution of these ways; None, with nothing changed, for a model that is small enough
-    to allow detours anyway, if symmetries fix chunks, or if `deadline` of time.monotonic() passes.
+    Returns the solution of these paths. Returns None, and changes nothing, if the model is small
+    enough to permit detours anyway, if a symmetry maps a leader to itself, or if `deadline` of
+    time.monotonic() passes.
     """
     if choices.slack or any(choices.stabilisers.values()):
         return None
@@ -31,8 +33,8 @@ def add_detours(choices: Choices, deadline: float) -> list[bool] | None:
 def _least_loaded(choices: Choices, deadline: float) -> dict[int, list[int]] | None:
     """Returns the links that every leader's chunk crosses, parents first.
 
-    None if some chunk finds no way, or at `deadline` of time.monotonic(). No chunk may be fixed by
-    a symmetry.
+    None if a chunk finds no path, or at `deadline` of time.monotonic(). No symmetry may map a
+    leader to itself.
     """
     loads = _Loads(choices)
     ways: dict[int, list[int]] = {}
@@ -45,7 +47,7 @@ def _least_loaded(choices: Choices, deadline: float) -> dict[int, list[int]] | N
 
 
 class _Loads:
-    """Ticks for which earlier choices, with all images, hold every physical link."""
+    """The ticks for which earlier choices, with all their images, occupy every physical link."""
 
     def __init__(self, choices: Choices) -> None:
         capacity = choices.graph.topology.capacities()
@@ -66,7 +68,9 @@ class _Loads:
         self._now = np.zeros(len(place))
 
     def after(self, edge: int) -> float:
-        """Returns the load of the busiest link of a logical link and its images, used once more."""
+        """Returns the load of the busiest physical link if a logical link and its images are used
+        once more.
+        """
         links, ticks = self._held[int(self._orbit[edge])]
         return float((self._now[links] + ticks).max())
 
@@ -77,7 +81,7 @@ class _Loads:
 
 
 def _grow(choices: Choices, loads: _Loads, number: int) -> list[int] | None:
-    """Returns the tree, or the path, of one chunk, and adds its loads."""
+    """Returns the tree, or the path, of one chunk, and adds it to the loads."""
     chunk = choices.chunks[number]
     arrival = {chunk.owner: 0.0}
     through: dict[int, int] = {}
@@ -97,7 +101,7 @@ def _grow(choices: Choices, loads: _Loads, number: int) -> list[int] | None:
         if to in arrival:
             continue
         now = max(ends, loads.after(i))
-        if now > known:  # the tree itself has loaded the link since
+        if now > known:  # this tree has loaded the link in the meantime
             heapq.heappush(heap, (now, ends, i))
             continue
         arrival[to] = ends

@@ -20,16 +20,16 @@ from ark.errors import ModelError
 
 Permutation = tuple[int, ...]
 _MOST_SYMMETRIES = 4096
-_MAX_SPLIT_CHUNK_RANKS = 32  # up to which two chunks a rank keep the search quick
+_MAX_SPLIT_CHUNK_RANKS = 32  # for larger networks, two chunks per rank would make the search slow
 
 
 @dataclass(frozen=True)
 class Edge:
     """A logical link from rank `src` to rank `dst`.
 
-    `alpha_us` is the latency of its route, `gbps` the bandwidth of the route's tightest link (less,
-    where the sketch splits it). `sender` is the local number of the sending rank if the link leaves
-    a box, else None; it stays the sender's when the link is reversed.
+    `alpha_us` is the latency of its route. `gbps` is the bandwidth of the route's slowest link, or
+    less if the sketch splits it. `sender` is the local number of the sending rank if the link
+    leaves a box, else None; a reversed link keeps it.
     """
 
     src: int
@@ -46,7 +46,7 @@ class Edge:
 
 @dataclass(frozen=True)
 class Logical:
-    """The logical links over `ranks` ranks in boxes of `per_box`, and the sketch they came from."""
+    """The logical links over `ranks` ranks in boxes of `per_box`, and their sketch."""
 
     topology: Topology
     sketch: Sketch
@@ -59,13 +59,15 @@ class Logical:
         return len(self.topology.ranks)
 
     def reversed(self) -> Logical:
-        """All links reversed; an all-gather on it, run backwards, is a reduce-scatter here."""
+        """All links reversed. An all-gather on the result, run backwards, is a reduce-scatter on
+        this network.
+        """
         edges = tuple(sorted((e.reversed() for e in self.edges), key=lambda e: (e.src, e.dst)))
         return dataclasses.replace(self, topology=self.topology.reverse(), edges=edges)
 
 
 def logical(topology: Topology, sketch: Sketch) -> Logical:
-    """Applies the sketch; ModelError if it does not fit the topology."""
+    """Applies the sketch. Raises ModelError if it does not fit the topology."""
     ranks = len(topology.ranks)
     if ranks % sketch.nnodes:
         raise ModelError(
@@ -110,7 +112,7 @@ def _mentioned(sketch: Sketch) -> list[tuple[str, list[int]]]:
 def _inside(
     topology: Topology, sketch: Sketch, routes: Routes, per_box: int, base: int
 ) -> list[tuple[int, int]]:
-    """Pairs of local ranks of one box that may talk."""
+    """Pairs of local ranks of one box that may exchange data directly."""
     if sketch.intranode == "switch":
         pairs = {p for row in sketch.switches for p in itertools.permutations(row, 2)}
     elif sketch.intranode == "relay":
@@ -148,7 +150,7 @@ def _edge(topology: Topology, routes: Routes, src: int, dst: int) -> Edge:
 
 
 def shift(ranks: int, offset: int, group: int) -> Permutation:
-    """The permutation that moves every rank by `offset` within its group of `group` ranks."""
+    """The permutation that shifts every rank by `offset` within its group of `group` ranks."""
     return tuple(r // group * group + (r % group + offset) % group for r in range(ranks))
 
 
@@ -175,7 +177,9 @@ def broken_symmetry(graph: Logical, permutation: Permutation) -> str | None:
 
 
 def symmetries(graph: Logical) -> list[Permutation]:
-    """All permutations that the sketch's offsets generate, the identity first; checked."""
+    """All permutations that the sketch's offsets generate, the identity first. They are checked to
+    be symmetries.
+    """
     ranks = graph.ranks
     generators = []
     for offset, group in graph.sketch.symmetry_offsets:
@@ -198,13 +202,14 @@ def symmetries(graph: Logical) -> list[Permutation]:
 
 
 def default_sketch(topology: Topology, chunkup: int | None = None) -> Sketch:
-    """A sketch from the topology alone: its boxes, every connection inside, rank i to i between.
+    """A sketch made from the topology only: its boxes, all connections inside them, and connections
+    of rank i to rank i between them.
 
-    Inside a box, direct links if they join all its ranks, else every pair whose route passes no
-    other rank. If boxes cannot be joined rank to rank, or are not known, all ranks are one box.
-    Takes the symmetries that hold among moves of boxes and of ranks inside boxes. `chunkup` is the
-    sketch's input_chunkup; by default 2, or 1 for networks of more than 32 ranks. Raises ModelError
-    if none of these joins all ranks.
+    Inside a box these are the direct links if they connect all its ranks, else every pair whose
+    route passes no other rank. If boxes are unknown, or cannot be connected rank to rank, all ranks
+    are one box. Symmetries are those shifts of boxes and of ranks inside boxes that hold. `chunkup`
+    is the sketch's input_chunkup; by default 2, or 1 for networks of more than 32 ranks. Raises
+    ModelError if no such sketch connects all ranks.
     """
     ranks = len(topology.ranks)
     if chunkup is None:
@@ -223,7 +228,7 @@ def default_sketch(topology: Topology, chunkup: int | None = None) -> Sketch:
 
 
 def _proposed(topology: Topology, nnodes: int, inside: str, chunkup: int) -> Sketch | None:
-    """The sketch with that kind of connection inside boxes; None if it adds nothing."""
+    """The sketch with that kind of connection inside boxes. None if it adds no connection."""
     per_box = len(topology.ranks) // nnodes
     names = set(topology.ranks[:per_box])
     direct = any(link.src in names and link.dst in names for link in topology.links)
@@ -249,7 +254,7 @@ def _free(routes: Routes, boxes: list[tuple[str, ...]], a: int, b: int) -> bool:
 
 
 def _joining_all(topology: Topology, sketch: Sketch) -> Logical | None:
-    """The sketch's logical links where every rank reaches every other by them, else None."""
+    """The sketch's logical links if every rank reaches every other over them, else None."""
     try:
         graph = logical(topology, sketch)
     except ModelError:

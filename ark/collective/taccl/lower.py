@@ -1,7 +1,7 @@
-"""Turns ordered sends into a collective program; an all-gather run backwards is a reduce-scatter.
+"""Turns ordered sends into a collective program. An all-gather run backwards is a reduce-scatter.
 
-A message of several chunks is one put: where the slots do not lie side by side, the sender packs
-them and the receiver spreads them with copies. `ark.collective.taccl.synthesize` calls this.
+A message of several chunks is one put. If its slots are not adjacent, the sender packs them and the
+receiver unpacks them with copies. `ark.collective.taccl.synthesize` calls this.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def lower(
 
 
 class _Writer:
-    """For each rank the slots of every chunk and the number of scratch slots in use.
+    """The slots of every chunk on each rank, and the number of scratch slots in use.
 
-    The scratch buffer's length is known only at the end, when it is added to the builder.
+    The length of the scratch buffer is known only at the end, when it is added to the builder.
     """
 
     def __init__(self, b: ProgramBuilder, parts: int) -> None:
@@ -56,7 +56,7 @@ class _Writer:
         self.lies: dict[tuple[int, int], Span] = {}
 
     def room(self, rank: int, count: int) -> list[Span]:
-        """Neighbouring scratch slots on a rank."""
+        """Adjacent scratch slots on a rank."""
         first = self.used[rank]
         self.used[rank] += count
         return [Span("scratch", first + i) for i in range(count)]
@@ -67,7 +67,7 @@ class _Writer:
             self.b.scratch(max(self.used))
 
     def gather(self, graph: Logical, routing: Routing, schedule: Schedule, loaded: bool) -> None:
-        """Every chunk ends in its slot of `out` on every rank."""
+        """Moves every chunk to its slot of `out` on every rank."""
         for number, chunk in enumerate(routing.chunks):
             place = Span(OUT, chunk.owner * self.parts + chunk.index)
             self.lies[number, chunk.owner] = place
@@ -78,7 +78,7 @@ class _Writer:
             self.send(graph.edges[send.edge], send.chunks, targets)
 
     def exchange(self, graph: Logical, routing: Routing, schedule: Schedule) -> None:
-        """Every chunk ends in the slot of its source in `out` on its receiver."""
+        """Moves every chunk to the slot of its source in `out` on its receiver."""
         for rank in range(self.b.ranks):
             own = rank * self.parts
             self.b.copy(rank, Span(IN, own, self.parts), Span(OUT, own, self.parts))
@@ -101,7 +101,7 @@ class _Writer:
             self.send(edge, send.chunks, targets)
 
     def send(self, edge: Edge, chunks: tuple[int, ...], targets: list[Span]) -> None:
-        """One put for all `chunks`, packed and spread if need be."""
+        """Sends all `chunks` by one put, packed and unpacked if necessary."""
         sources = [self.lies[c, edge.src] for c in chunks]
         source, target = _joined(sources), _joined(targets)
         if source is None:
@@ -119,7 +119,9 @@ class _Writer:
             self.lies[c, edge.dst] = slot
 
     def reduce(self, graph: Logical, routing: Routing, schedule: Schedule) -> None:
-        """Runs an all-gather backwards: leaves send first, and ranks add up what they get."""
+        """Runs an all-gather backwards: leaves send first, and ranks add up the data that they
+        receive.
+        """
         waiting: dict[tuple[int, int], int] = {}
         arrived: dict[tuple[int, int], list[Span]] = {}
         for c, links in enumerate(routing.links):
@@ -152,7 +154,7 @@ class _Writer:
         return Span(IN, chunk.owner * self.parts + chunk.index)
 
     def sum(self, chunk: Chunk, rank: int, arrived: list[Span], target: Span | None) -> None:
-        """Adds up a chunk on a rank that has everything below it in the tree."""
+        """Adds up a chunk on a rank that has received it from all its children in the tree."""
         final = rank == chunk.owner
         if final:
             whole = self.b.collective is Collective.ALL_REDUCE
@@ -161,7 +163,7 @@ class _Writer:
 
 
 def _joined(spans: list[Span]) -> Span | None:
-    """The span of slots that lie side by side, or None if they do not."""
+    """The span of the slots if they are adjacent, else None."""
     first = spans[0]
     if all(s.buffer == first.buffer and s.start == first.start + i for i, s in enumerate(spans)):
         return Span(first.buffer, first.start, len(spans))

@@ -1,9 +1,9 @@
-"""Stages 2 and 3 of TACCL: the order of sends on every link, and which of them are merged.
+"""Stages 2 and 3 of TACCL: the order of sends on every link, and the merging of sends.
 
-Stage 2 is a greedy list schedule: a free link takes, of the chunks that wait for it, the one with
-the longest remaining path, then the one with the shortest path so far. Stage 3 sends up to six
-neighbours in that order on a link between boxes as one message, which costs one alpha, and keeps
-the number that ends first. Shah et al. (NSDI 2023), sections 5.2 and 5.3.
+Stage 2 is a greedy list schedule. Of the chunks that wait for a free link, it takes the one with
+the longest remaining path, and among equal ones the one with the shortest path so far. Stage 3
+merges up to six consecutive sends on a link between boxes into one message, which costs one alpha,
+and keeps the number that ends first. Shah et al. (NSDI 2023), sections 5.2 and 5.3.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ class Schedule:
 def order(
     graph: Logical, routing: Routing, chunk_bytes: float, deadline: float = math.inf
 ) -> Schedule:
-    """Orders the routed chunks and merges sends between boxes where that ends sooner.
+    """Orders the routed chunks, and merges sends between boxes if the schedule then ends sooner.
 
-    deadline: of time.monotonic(), after which a merge is given up and no further one is tried.
+    deadline: of time.monotonic(). After it, a merge in progress is abandoned and no other one is
+    tried.
     """
     scheduler = _Scheduler(graph, routing, chunk_bytes)
     singles = [(c, e) for c, links in enumerate(routing.links) for e in links]
@@ -63,7 +64,7 @@ def order(
 
 
 def _merge(graph: Logical, plain: Schedule, count: int) -> list[tuple[tuple[int, ...], int]]:
-    """Groups neighbours in the order of every link between boxes, `count` at a time."""
+    """Groups consecutive sends on every link between boxes, `count` at a time."""
     queues: dict[int, list[int]] = {}
     groups: list[tuple[tuple[int, ...], int]] = []
     for send in plain.sends:
@@ -78,8 +79,11 @@ def _merge(graph: Logical, plain: Schedule, count: int) -> list[tuple[tuple[int,
 
 
 class _Scheduler:
-    """Costs of one routing: a message holds its logical link for alpha + n beta, and each physical
-    link of its route for its bytes at that link's bandwidth."""
+    """The costs of one routing.
+
+    A message occupies its logical link for alpha + n beta, and each physical link of its route for
+    its bytes at that link's bandwidth.
+    """
 
     def __init__(self, graph: Logical, routing: Routing, chunk_bytes: float) -> None:
         self.graph, self.routing = graph, routing
@@ -96,7 +100,9 @@ class _Scheduler:
         self.ahead, self.behind = self._distances()
 
     def _distances(self) -> tuple[dict[tuple[int, int], int], dict[tuple[int, int], int]]:
-        """Per (chunk, edge): links on the longest way from its end on, and links before it."""
+        """For each (chunk, edge): the number of links on the longest path behind it, and of links
+        before it.
+        """
         ahead: dict[tuple[int, int], int] = {}
         behind: dict[tuple[int, int], int] = {}
         for chunk, path in enumerate(self.routing.links):
@@ -133,7 +139,7 @@ class _Scheduler:
                 if (c, edges[e].src) not in here:
                     waits[g] += 1
                     leaving.setdefault((c, edges[e].src), []).append(g)
-        # By the time at which a message may start at the earliest, then by its rank.
+        # Sorted by the earliest time at which a message may start, then by its rank.
         heap = [(0.0, g) for g in range(len(groups)) if not waits[g]]
         heapq.heapify(heap)
         free = [0.0] * (self.links + len(edges))

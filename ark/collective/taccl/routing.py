@@ -1,8 +1,8 @@
 """Stage 1 of TACCL: which chunk crosses which logical link, as a CP-SAT model.
 
-Bandwidth is relaxed: the order on a link is not decided here, only the sum over a link and over
-every physical link that routes share (a switch port is one). Chunks that a symmetry maps to each
-other share their variables. Shah et al. (NSDI 2023), section 5.1.
+Bandwidth is relaxed: this stage does not order the sends on a link; it only bounds the sum over a
+link, and over every physical link that routes share, such as a switch port. Chunks that a symmetry
+maps to each other share their variables. Shah et al. (NSDI 2023), section 5.1.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from ark.collective.taccl.detours import add_detours
 from ark.collective.taccl.logical import Edge, Logical
 from ark.errors import PlanError, UnsupportedError
 
-_MOST_PAIRS = 60_000_000  # of chunk and logical link: a quarter of a gigabyte of table
+_MOST_PAIRS = 60_000_000  # pairs of a chunk and a logical link: a table of a quarter of a gigabyte
 
 
 @dataclass(frozen=True)
 class Routing:
-    """The result of stage 1: for each chunk the logical links it crosses, parents first.
+    """The result of stage 1: for each chunk the logical links that it crosses, parents first.
 
-    `time_us` is the model's relaxed time, `bound_us` the least that the solver could not rule out,
-    `gap` = 1 - bound/time; `optimal`: the gap is closed. All three are relative to the sketch and
-    to the `paths` of the model; other sketches and paths may do better.
+    `time_us` is the model's relaxed time. `bound_us` is the least time that the solver could not
+    exclude. `gap` = 1 - bound/time; `optimal`: the gap is 0. All three are relative to the sketch
+    and to the `paths` of the model; other sketches and paths may be better.
     """
 
     chunks: tuple[Chunk, ...]
@@ -40,17 +40,17 @@ class Routing:
 
     @property
     def gap(self) -> float:
-        """How far the time may be from the least possible, 0 to 1."""
+        """The largest possible gain over this time, 0 to 1."""
         return 1 - self.bound_us / self.time_us if self.time_us else 0.0
 
 
 def route(graph: Logical, all_to_all: bool, chunk_bytes: float, time_limit_s: float) -> Routing:
-    """Routes every chunk; a search that runs out of time returns the best found with its gap.
+    """Routes every chunk. A search that runs out of time returns the best routing so far, with its
+    gap.
 
-    time_limit_s: seconds for writing the model and solving it; the solver has what writing leaves.
-
-    Raises ModelError if the sketch forbids every route of some demand, UnsupportedError if chunks
-    and links are too many to write down.
+    time_limit_s: seconds for building the model and solving it; the solver gets the time that
+    building leaves. Raises ModelError if the sketch forbids every route of a demand,
+    UnsupportedError if there are too many chunks and links to build a model.
     """
     deadline = time.monotonic() + time_limit_s
     chunks = graph.sketch.input_chunkup * graph.ranks * (graph.ranks if all_to_all else 1)
@@ -77,8 +77,8 @@ class _Model:
         return self.choices.table
 
     def _start(self, deadline: float) -> tuple[list[bool], str]:
-        """Returns a first solution, by shortest paths or else around the links that they fill, and
-        names the paths of the model.
+        """Returns a first solution, and the name of the model's paths. The solution uses shortest
+        paths, or paths around the links that these fill.
         """
         paths = f"paths at most {self.choices.slack} longer than the shortest"
         shortest = self.choices.greedy()
@@ -137,7 +137,9 @@ class _Model:
         solver: Any,
         chosen: list[bool],
     ) -> list[bool] | None:
-        """uc-min or uc-max: among the best routings the one with fewest (most) connections."""
+        """For uc-min or uc-max: among the best routings, finds one with the fewest (most)
+        connections.
+        """
         left = solver.parameters.max_time_in_seconds - solver.wall_time
         if not self.graph.sketch.hyperedges or left <= 0:
             return None
@@ -161,7 +163,7 @@ class _Model:
         return [bool(solver.value(v)) for v in sent]
 
     def _wish(self, edge: Edge) -> int:
-        """1 or -1 where the sketch wants few or many connections of the link's switch, else 0."""
+        """1 or -1 if the sketch asks for few or many connections of the link's switch, else 0."""
         sketch, size = self.graph.sketch, self.graph.per_box
         if edge.sender is None:
             for row, wish in zip(sketch.switches, sketch.hyperedges, strict=True):
@@ -170,7 +172,9 @@ class _Model:
         return 0
 
     def _arrivals(self, model: Any, sent: list[Any], number: int, total: Any, most: int) -> None:
-        """A leader arrives once where it is needed, after it has reached its previous rank."""
+        """Adds the constraints that a leader arrives once where it is needed, after it has reached
+        the previous rank of its path.
+        """
         chunk, row = self.chunks[number], self.table[number]
         reach = {chunk.owner} | {self.edges[i].dst for i in np.flatnonzero(row >= 0)}
         at = {
@@ -195,7 +199,9 @@ class _Model:
         self._entries(model, sent, chunk, row)
 
     def _entries(self, model: Any, sent: list[Any], chunk: Chunk, row: np.ndarray) -> None:
-        """An implied constraint for the solver's bound: a chunk enters every box that needs it."""
+        """Adds an implied constraint for the solver's bound: a chunk enters every box that needs
+        it.
+        """
         size = self.graph.per_box
         for box in range(self.graph.sketch.nnodes):
             if box == chunk.owner // size or chunk.wanted_by // size not in (-1, box):

@@ -1,19 +1,20 @@
-"""Sketches: what a person tells the synthesiser about the routes worth searching.
+"""Sketches: a user's restrictions of the routes that the synthesiser searches.
 
 The fields are those of Shah et al., "TACCL: Guiding Collective Algorithm Synthesis using
-Communication Sketches" (NSDI 2023), so sketches written for it can be read. `default_sketch` makes
-one from the topology alone. `ark.collective.taccl.logical` turns a sketch into logical links.
+Communication Sketches" (NSDI 2023), so sketches written for TACCL can be read. `default_sketch`
+makes one from the topology only. `ark.collective.taccl.logical` turns a sketch into logical links.
 
-    nnodes              boxes; ranks are dealt to them in order, equally many each
+    nnodes              boxes; ranks are divided among these equally, in order
     intranode_sketch    strategy "none": the direct links inside a box. "switch": the ranks of each
-                        list in `switches` reach each other; switch_hyperedge_strategy, one a list,
-                        "uc-min" or "uc-max", wants few or many connections among the optimal ones.
-                        "relay": `intranode_conn` {"i": [j, ...]}, the allowed sends
+                        list in `switches` reach each other; switch_hyperedge_strategy, one per
+                        list, selects among optimal routes those with the fewest ("uc-min") or the
+                        most ("uc-max") connections. "relay": `intranode_conn` {"i": [j, ...]}, the
+                        permitted sends
     internode_sketch    strategy "relay": `internode_conn` {"i": [j, ...]}, local ranks i that send
                         to local ranks j of other boxes, or "direct-map" (i to i), or
                         "fully-connected". `gpus_to_sender_rev_map` {"i": [g, ...]}: data of local
-                        rank g leave its box through i; `chunk_to_relay_map` [r1, r2] says the
-                        same by the rule i = (g // r1) * r1 + r2. `beta_split` {"i": n}: rank i has
+                        rank g leave its box through i; `chunk_to_relay_map` [r1, r2] is another
+                        form of it, i = (g // r1) * r1 + r2. `beta_split` {"i": n}: rank i has
                         1/n of its network bandwidth. enforce_ordering: on links between boxes,
                         chunks go in the order of their numbers
     symmetry_offsets    [[o, g], ...]: the routes stay the same when ranks move by o within every
@@ -39,7 +40,7 @@ Connections = tuple[tuple[int, tuple[int, ...]], ...]
 
 @dataclass(frozen=True)
 class Sketch:
-    """A sketch; the module's docstring says what the fields mean.
+    """A sketch. The module's docstring describes the fields.
 
     Connections are tuples of (local sender, local receivers).
     """
@@ -64,7 +65,7 @@ class Sketch:
         object.__setattr__(self, "sender_of", table)
 
     def leaves_through(self, local: int, sender: int) -> bool:
-        """Whether data of local rank `local` may leave its box through local rank `sender`."""
+        """True if data of local rank `local` may leave its box through local rank `sender`."""
         if self.relay_map is not None:
             step, offset = self.relay_map
             return sender == local // step * step + offset
@@ -141,7 +142,7 @@ def _sketch(file: _File) -> Sketch:
 
 
 def parse_size(size: int | str) -> int:
-    """Bytes from a number or a text such as "64K", "32M", "1G" (powers of 1024)."""
+    """The number of bytes, from a number or a text such as "64K", "32M", "1G" (powers of 1024)."""
     if isinstance(size, int) and not isinstance(size, bool) and size > 0:
         return size
     match = re.fullmatch(r"(\d{1,15})([KMG]?)B?", size) if isinstance(size, str) else None

@@ -1,4 +1,6 @@
-"""Networks to plan collectives for: the type, its JSON form, builders, names and detection."""
+"""The networks that collectives are planned for: the type, its JSON form, builders, names and
+detection.
+"""
 
 from ark.collective.topology.boxes import BOXES, Box, nvlink_boxes, topology_of_boxes
 from ark.collective.topology.costs import TYPICAL, CostModel, Protocol

@@ -1,8 +1,8 @@
-"""Machines with accelerators in boxes, and the fabrics that join the boxes.
+"""Machines with accelerators (boxes), and the fabrics that connect them.
 
-`nvlink_boxes("a100", boxes=2)` and `topology_of_boxes` make them; `ark.collective.topology.names`
-turns words such as "a100x2" into calls. Bandwidths are the usual data-sheet figures in GB/s each
-way.
+`nvlink_boxes("a100", boxes=2)` and `topology_of_boxes` make topologies;
+`ark.collective.topology.names` turns names such as "a100x2" into calls. Bandwidths are the usual
+data-sheet figures in GB/s each way.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DIRECT_LATENCY_US = 0.7
 SWITCH_HOP_LATENCY_US = 0.35
 NIC_HOP_LATENCY_US = 0.85
 
-# Each package holds dies 2i and 2i + 1; a die has three links to dies of other packages.
+# Each package has the dies 2i and 2i + 1; a die has three links to dies of other packages.
 _MI250 = tuple(
     [(2 * i, 2 * i + 1, 4) for i in range(8)]
     + [(2 * i, (2 * i + 3) % 16, 1) for i in range(8)]
@@ -40,11 +40,12 @@ _MESH_OF_8 = tuple((a, b, 1) for a, b in itertools.combinations(range(8), 2))
 
 @dataclass(frozen=True)
 class Box:
-    """One machine: `gpus` ranks, joined by a switch or by direct links, and `nics` network ports.
+    """One machine: `gpus` ranks, connected by a switch or by direct links, and `nics` network
+    ports.
 
-    `link` is the bandwidth of one rank's port on the box's switch or, where `wiring` lists direct
-    links as (a, b, how many), of one such link. Where there are fewer NICs than ranks, neighbouring
-    ranks share one, behind a switch of their own. All bandwidths are in GB/s each way.
+    `link` is the bandwidth of one rank's port on the box's switch; if `wiring` lists direct links
+    as (a, b, number of links), it is that of one such link. If there are fewer NICs than ranks,
+    neighbouring ranks share one, behind a switch of their own. All bandwidths are in GB/s each way.
     """
 
     kind: str
@@ -103,7 +104,9 @@ def nvlink_boxes(
 
 
 def box_of_kind(kind: str) -> Box:
-    """Returns the box of that kind; InvalidUsageError lists the kinds there are."""
+    """Returns the box of that kind. Raises InvalidUsageError, with the known kinds, for another
+    one.
+    """
     if kind not in BOXES:
         raise InvalidUsageError(f"{kind!r} is not a box; choose one of {', '.join(BOXES)}.")
     return BOXES[kind]
@@ -146,14 +149,13 @@ def topology_of_boxes(
     inside: str = "plain",
     between: str = "plain",
 ) -> Topology:
-    """Returns the boxes, of any mix of kinds, on one fabric; a single box has none.
+    """Returns boxes, of any mix of kinds, on one fabric. A single box has no fabric.
 
-    Fabrics: "flat", one switch "net" that every NIC reaches; "rail", a switch "rail<i>" that joins
-    NIC i of all boxes; "leafspine", a switch "leaf<b>" per box whose uplink to "spine" carries the
-    sum of the box's NICs divided by `oversubscription`.
-
-    inside, between: the abilities of the switches of boxes, and of the fabric: "plain",
-    "multicast", or "reducing", which multicast and sum (NVLS inside, SHARP between).
+    Fabrics: "flat", one switch "net" that every NIC reaches; "rail", a switch "rail<i>" that
+    connects NIC i of all boxes; "leafspine", a switch "leaf<b>" per box whose uplink to "spine" has
+    the sum of the bandwidths of the box's NICs divided by `oversubscription`. inside, between: the
+    capability of the switches inside boxes, and of the fabric's: "plain", "multicast", or
+    "reducing", which multicasts and sums (NVLS inside, SHARP between).
     """
     if not boxes:
         raise InvalidUsageError("a topology of boxes needs at least one box.")
@@ -215,7 +217,7 @@ def topology_of_boxes(
 def _nics(
     number: int, box: Box, own: list[str], switches: list[str], links: list[Link]
 ) -> list[str]:
-    """Returns the node behind each NIC, after adding the switches of shared ones."""
+    """Adds the switches of shared NICs; returns the node behind each NIC."""
     if box.nics == box.gpus:
         return own
     shared = []

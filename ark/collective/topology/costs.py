@@ -1,7 +1,8 @@
-"""Costs of a put and of a reduction besides the links, which dominate small messages.
+"""The costs of a put and of a reduction that links do not include. They dominate for small
+messages.
 
-A measured topology carries its own `CostModel` (`ark topo measure`); `TYPICAL` is for the others.
-The simulator applies it; without one, only links take time.
+A measured topology has its own `CostModel` (`ark topo measure`); `TYPICAL` is for other topologies.
+The simulator applies it; without a cost model only links take time.
 """
 
 from __future__ import annotations
@@ -13,11 +14,7 @@ from fractions import Fraction
 
 @dataclass(frozen=True)
 class Protocol:
-    """How a put's data and its signal travel.
-
-    Attributes: name: for tables. share: the fraction of the bytes on the wire that are data, above
-    0 and at most 1. latency_us: added to a put by fences, the signal and the wait, microseconds.
-    """
+    """The form in which a put's data and its signal travel."""
 
     name: str
     share: float = 1.0
@@ -40,15 +37,16 @@ class CostModel:
     ports: Mapping[str, Fraction | float] = field(default_factory=dict)
 
     def protocol(self, nbytes: float, gbps: float) -> Protocol:
-        """Returns the protocol for a put of `nbytes` over links of `gbps` GB/s."""
+        """Returns the fastest protocol for a put of `nbytes` over links of `gbps` GB/s."""
         return min(self.protocols, key=lambda p: p.latency_us + nbytes / p.share / gbps / 1e3)
 
 
-# Data with flags in 8-byte words, in 128-byte lines, and data with a signal after a fence. Shares
-# follow from the formats. Latencies are the differences between the three in the tuning tables of
-# NCCL 2 for a hop of a ring on NVLink (0.6, 1.9 and 3.4 us); the links include the first already. A
-# put's overhead and the speed of sums (two reads and a write of memory, on a part of the
-# processors) are round figures for present accelerators, not measured here.
+# The protocols are data with flags in 8-byte words, data with flags in 128-byte lines, and data
+# with a signal after a fence. Shares follow from these formats. Latencies are the differences
+# between the three in the tuning tables of NCCL 2, for a hop of a ring on NVLink (0.6, 1.9 and 3.4
+# us); the links already include the first one. A put's overhead and the speed of sums (two reads
+# and a write of memory, on a part of the processors) are round figures for present accelerators,
+# not measured here.
 TYPICAL = CostModel(
     put_overhead_us=0.1,
     local_gbps=1000.0,

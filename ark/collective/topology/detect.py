@@ -1,8 +1,8 @@
-"""Builds the topology of this machine from its own devices; the name `detect` stands for it.
+"""Builds the topology of this machine from its own devices. Its name is `detect`.
 
 Each backend package (entry-point group "ark.backends") may have a module `links` with a function
-`read_links() -> MachineLinks`, which raises `ark.errors.SystemError` with the reason where it finds
-no device. The backends know their vendor's interface; this module knows none.
+`read_links() -> MachineLinks`, which raises `ark.errors.SystemError` with the reason if it finds no
+device. The vendors' interfaces are used in the backends only.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ GROUP = "ark.backends"
 
 @dataclass(frozen=True)
 class MachineLinks:
-    """What a backend reads from a machine; bandwidths in GB/s each way.
+    """The links that a backend reads from a machine, with bandwidths in GB/s each way.
 
-    `direct` lists (device, device, bandwidth) once for each pair that is wired together, `switched`
-    (device, bandwidth) for each device on the box's one switch, `host` (device, bandwidth) for the
-    bus of the host, which counts only where the other links leave devices apart.
+    `direct` lists (device, device, bandwidth) once for each pair that is wired together. `switched`
+    lists (device, bandwidth) for each device on the box's one switch. `host` lists (device,
+    bandwidth) for the host's bus, which is used only if the other links do not connect all devices.
     """
 
     name: str
@@ -39,9 +39,10 @@ class MachineLinks:
 
 
 def detect(readers: Iterable[Callable[[], MachineLinks]] | None = None) -> Topology:
-    """Returns the topology that the first reader with devices sees; the backends' by default.
+    """Returns the topology from the first reader that finds devices. By default the readers are the
+    backends'.
 
-    Raises SystemError with every reader's reason where none sees a device.
+    Raises SystemError with every reader's reason if none finds a device.
     """
     reasons = []
     for reader in _backend_readers() if readers is None else readers:

@@ -1,10 +1,10 @@
-"""Topologies as JSON, in and out.
+"""Reads and writes topologies as JSON.
 
 {"name": "pair", "nodes": [{"id": "g0", "kind": "rank"}, ...], "links": [{"src": "g0", "dst": "s0",
 "bandwidth": 300, "latency_us": 0.7, "duplex": true}, ...]}. A bandwidth is an integer or "a/b", in
-GB/s; `duplex` adds the reverse link. `boxes`, lists of rank ids, says which ranks share a machine.
-A switch may say `multicast` and `reduces`; `costs` is a `CostModel` without ports. `name`,
-`latency_us` (0), `duplex` (false), `boxes` (none) and `costs` (none) may be left out.
+GB/s; `duplex` adds the reverse link. `boxes` has a list of rank ids for each machine.
+A switch may have `multicast` and `reduces` (true or false). `costs` is a `CostModel` without ports.
+Optional are `name`, `latency_us` (default 0), `duplex` (false), `boxes` and `costs`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class _Network(Closed, frozen=True):
     costs: _Costs | None = None
 
 
-# Faults for which the location's sentence says more than the type.
+# Faults for which the message names the kind of fault in addition to the location.
 _FAULTS = {"kind": "unknown kind", "bandwidth": "bad bandwidth", "latency_us": "bad latency"}
 
 
@@ -94,9 +94,9 @@ def from_json(source: str | dict[str, Any], name: str = "topology") -> Topology:
 
 
 def to_json(topology: Topology) -> str:
-    """Returns the JSON text, from which `from_json` makes an equal topology.
+    """Returns the topology as JSON text, which `from_json` reads as an equal topology.
 
-    One node or link per line; a link and its equal reverse share one.
+    There is one node or link per line; a link and its equal reverse share a line.
     """
     nodes: list[dict[str, Any]] = [{"id": node, "kind": "rank"} for node in topology.ranks]
     for node in topology.switches:

@@ -1,7 +1,8 @@
-"""Measured topologies: the times of puts between pairs of ranks, fitted to the links.
+"""Measured topologies: times of puts between pairs of ranks, from which the figures of links are
+computed.
 
-`ark topo measure` measures the times; `fit` turns them into a latency and a bandwidth, and
-`measured` gives every link the figures of the pairs whose routes pass it.
+`ark topo measure` measures the times. `fit` turns the times of a pair into a latency and a
+bandwidth, and `measured` gives every link figures from the pairs whose routes use it.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ class Line:
 
 @dataclass(frozen=True)
 class Pair:
-    """The measurement between ranks number `one` and `other`, in both directions at once.
+    """A measurement between ranks number `one` and `other`, in both directions at the same time.
 
     lines: per protocol. put_overhead_us: the cost of one more put. local_gbps: bytes read and
-    written for a sum, per time; None if a sum was too quick to measure.
+    written per time in a sum; None if a sum was too quick to measure.
     """
 
     one: int
@@ -45,11 +46,12 @@ class Pair:
 
 
 def fit(sizes: Sequence[int], times_us: Sequence[float]) -> Line:
-    """Returns the line with the least sum of squared relative errors, neither part below zero.
+    """Returns the line with the least sum of squared relative errors; neither of its parts is below
+    0.
 
-    sizes: bytes, two or more different ones. times_us: microseconds, above 0. If the times do not
-    fit a line, because other programs delayed the ranks, the bandwidth is at most twice the largest
-    that any of them attained.
+    sizes: bytes, with at least two different values. times_us: microseconds, above 0. If the times
+    do not fit a line, because other programs delayed the ranks, the bandwidth is limited to twice
+    the largest one that any single size reached.
     """
     n, t = np.array(sizes, float), np.array(times_us, float)
     rows = np.stack([1 / t, n / t], axis=1)
@@ -63,13 +65,13 @@ def fit(sizes: Sequence[int], times_us: Sequence[float]) -> Line:
 def measured(
     topology: Topology, pairs: Sequence[Pair], routes: Mapping[tuple[int, int], Sequence[str]]
 ) -> Topology:
-    """Returns the topology with the pairs' figures in its links and costs.
+    """Returns the topology with its links and costs computed from the pairs.
 
-    A link has the bandwidth of the fastest pair whose way (`routes`, node ids by rank numbers)
-    passes it, since no slower pair was held up by it, and the least latency a hop of these pairs,
-    each to two digits and the same for links that are equal within the noise, so that what was
-    measured of equal links gives the trees of equal links; links that none passes keep theirs.
-    Protocols cost what they add to the quickest on the median pair.
+    A link gets the bandwidth of the fastest pair whose route (`routes`: node ids by rank numbers)
+    uses it, because slower pairs were limited by other links. It gets the least latency per hop of
+    these pairs. Figures have two digits and are equal for links that are equal within the noise, so
+    that equal links give the trees of equal links. Links that no route uses are unchanged. A
+    protocol costs what it adds to the fastest protocol on the median pair.
     """
     gbps: dict[tuple[str, str], float] = {}
     latency: dict[tuple[str, str], float] = {}
@@ -93,8 +95,8 @@ def measured(
 
 
 def _smoothed(figures: Iterable[float]) -> dict[float, float]:
-    """The median of the figures near to each, by figure; the greatest of a group is at most
-    _MAX_EQUAL_RATIO times its least.
+    """A table from each figure to the median of the figures in its group. In a group the greatest
+    figure is at most _MAX_EQUAL_RATIO times the least.
     """
     groups: list[list[float]] = []
     for figure in sorted(figures):

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 
 class TopologyError(ModelError):
-    """A topology contradicts itself; `fault` is the short name that the message opens with."""
+    """The error for a topology that contradicts itself. `fault`: a short name, with which the
+    message begins.
+    """
 
     def __init__(self, fault: str, message: str) -> None:
         super().__init__(f"{fault}: {message}")
@@ -54,7 +56,9 @@ class Link:
 
 
 def exact_bandwidth(value: object, where: str) -> Fraction:
-    """Returns a bandwidth, GB/s, as a fraction; a float is refused with the fraction that it is."""
+    """Returns a bandwidth, GB/s, as a fraction. A float is refused, with the fraction to write
+    instead.
+    """
     if isinstance(value, float) and math.isfinite(value):
         raise TopologyError(
             "bad bandwidth",
@@ -76,14 +80,13 @@ def exact_bandwidth(value: object, where: str) -> Fraction:
 
 @dataclass(frozen=True)
 class Topology:
-    """A network; the position of an id in `ranks` is its rank number.
+    """A network. The position of an id in `ranks` is its rank number.
 
-    `boxes` lists the ids of ranks that share a machine, a tuple a machine, where that is known;
-    `multicast` and `reduces` the switches that copy data to several links, and that sum what
-    several links bring; `costs` what was measured of puts and sums.
-    Raises TopologyError when ids repeat, a link names an unknown node, joins a node to itself, or
-    has no positive bandwidth, or boxes do not hold every rank once. What an algorithm further
-    needs, `validate` checks.
+    `boxes` has a tuple of rank ids for each machine, if machines are known. `multicast` lists the
+    switches that copy data to several links, `reduces` those that sum data from several links.
+    `costs` has measured costs of puts and sums. Raises TopologyError if ids repeat, if a link names
+    an unknown node, connects a node to itself or has no positive bandwidth, or if boxes do not
+    contain every rank exactly once. `validate` checks further requirements of algorithms.
     """
 
     name: str
@@ -175,8 +178,8 @@ class Topology:
     def subgroup(self, members: Sequence[int], relay: bool = True) -> Topology:
         """Returns the network of a group of ranks, numbered in the order of `members`.
 
-        The others pass data on, as switches do, or with `relay` false drop out with their links.
-        Raises InvalidUsageError for members that are no ranks or repeat.
+        The other ranks forward data like switches, or with `relay` false are removed together with
+        their links. Raises InvalidUsageError if members are not ranks or repeat.
         """
         if len(set(members)) != len(members) or not set(members) <= set(range(len(self.ranks))):
             raise InvalidUsageError(
@@ -187,7 +190,7 @@ class Topology:
         others = tuple(rank for rank in self.ranks if rank not in ranks)
         kept = {*ranks, *self.switches, *(others if relay else ())}
         links = tuple(link for link in self.links if {link.src, link.dst} <= kept)
-        if not relay:  # a switch below which no rank is left, or that none can reach, goes too
+        if not relay:  # drops switches that no rank of the group reaches
             graph = require("networkx").DiGraph((link.src, link.dst) for link in links)
             graph.add_nodes_from(kept)
             far = require("networkx").descendants(graph, ranks[0]) if ranks else set()
@@ -206,9 +209,10 @@ class Topology:
         )
 
     def equal_boxes(self) -> list[list[int]] | None:
-        """Returns the rank numbers of each box where there are two or more, of one size above one.
+        """Returns the rank numbers of each box if there are two or more boxes, all of one size
+        above one.
 
-        None otherwise: a single box, ranks without boxes, or boxes of several sizes.
+        None otherwise: for a single box, ranks without boxes, or boxes of different sizes.
         """
         number = {rank: index for index, rank in enumerate(self.ranks)}
         boxes = sorted(sorted(number[rank] for rank in box) for box in self.boxes)
@@ -216,9 +220,9 @@ class Topology:
         return boxes if len(boxes) > 1 and len(sizes) == 1 and min(sizes) > 1 else None
 
     def validate(self) -> None:
-        """Raises TopologyError unless trees can span it.
+        """Raises TopologyError unless spanning trees exist.
 
-        The named faults are: no ranks, a switch without exit, disconnected.
+        The faults are: no ranks, a switch without exit, disconnected.
         """
         if not self.ranks:
             raise TopologyError("no ranks", f"topology {self.name!r} has no node of kind 'rank'.")

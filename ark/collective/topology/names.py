@@ -53,9 +53,10 @@ _MOST_RANKS = 1 << 16
 
 
 def load(source: str) -> Topology:
-    """Returns the topology in the JSON file at `source`, or else the one of that name.
+    """Returns the topology in the JSON file at `source`, or if there is no such file, the topology
+    of that name.
 
-    Raises InvalidUsageError where it is neither, TopologyError where the file contradicts itself.
+    Raises InvalidUsageError if it is neither, TopologyError if the file contradicts itself.
     """
     path = Path(source)
     if source.endswith(".json") or path.is_file():

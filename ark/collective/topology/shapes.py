@@ -1,7 +1,7 @@
 """Regular networks of ranks without boxes: rings, grids, hypercubes, full meshes, stars, fat trees.
 
-All links are duplex and alike: `bandwidth` in GB/s each way, `latency_us` in microseconds. Rank ids
-are "g0", "g1", ...; in grids the last dimension varies fastest.
+All links are duplex and equal, with `bandwidth` in GB/s each way and `latency_us` in microseconds.
+Rank ids are "g0", "g1", ...; in grids the last dimension varies fastest.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def ring(n: int, bandwidth: Fraction | int = 1, latency_us: float = LATENCY_US) 
 
 
 def full_mesh(n: int, bandwidth: Fraction | int = 1, latency_us: float = LATENCY_US) -> Topology:
-    """Returns n ranks with a link between every two, n >= 2."""
+    """Returns n ranks with a link between every two of these, n >= 2."""
     pairs = itertools.combinations(range(_at_least("full mesh", n, 2)), 2)
     return _from_pairs(f"full{n}", n, pairs, bandwidth, latency_us)
 
@@ -58,7 +58,9 @@ def star(n: int, bandwidth: Fraction | int = 1, latency_us: float = LATENCY_US /
 def mesh(
     shape: Sequence[int], bandwidth: Fraction | int = 1, latency_us: float = LATENCY_US
 ) -> Topology:
-    """Returns a grid without wrap-around links; every dimension is at least 1, the product 2."""
+    """Returns a grid without wrap-around links. Every dimension is at least 1, and their product at
+    least 2.
+    """
     name = "mesh" + "x".join(map(str, shape))
     return _grid(name, shape, False, bandwidth, latency_us)
 
@@ -76,18 +78,18 @@ def torus(
 def fat_tree(
     shape: Sequence[int], bandwidth: Fraction | int = 1, latency_us: float = LATENCY_US / 2
 ) -> Topology:
-    """Returns three tiers of switches over pods x leaves x ranks a leaf, each numbers >= 1.
+    """Returns three tiers of switches over pods x leaves x ranks per leaf, all numbers >= 1.
 
     `bandwidth` is a rank's. A pod has two switches "agg<pod>.<i>" that each of its leaves reaches,
-    and "core<i>.<j>" join agg<pod>.<i> of all pods. Half of what enters a leaf from below leaves it
-    upwards, and half of that its pod.
+    and "core<i>.<j>" connect agg<pod>.<i> of all pods. Half of the bandwidth of a leaf's ranks
+    leads from the leaf upwards, and half of that leads out of its pod.
     """
     name = "fattree" + "x".join(map(str, shape))
     if len(shape) != 3:
         raise InvalidUsageError(f"{name}: a fat tree takes pods, leaves a pod and ranks a leaf.")
     pods, leaves, below = (_at_least(name, size, 1) for size in shape)
     ranks = [f"g{rank}" for rank in range(_at_least(name, math.prod(shape), 2))]
-    up = Fraction(bandwidth) * below / 4  # from a leaf to either switch of its pod
+    up = Fraction(bandwidth) * below / 4  # from a leaf to each of the two switches of its pod
     links = []
     for rank, own in enumerate(ranks):
         links += duplex(own, f"leaf{rank // below}", bandwidth, latency_us)
@@ -102,7 +104,9 @@ def fat_tree(
 def hypercube(
     dimensions: int, bandwidth: Fraction | int = 1, latency_us: float = LATENCY_US
 ) -> Topology:
-    """Returns 2**dimensions ranks, dimensions >= 1, linked where one bit of the number differs."""
+    """Returns 2**dimensions ranks, dimensions >= 1, with links between numbers that differ in one
+    bit.
+    """
     _at_least("hypercube", dimensions, 1)
     name = f"hypercube{dimensions}"
     return _grid(name, (2,) * dimensions, False, bandwidth, latency_us)
