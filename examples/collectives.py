@@ -1,6 +1,6 @@
-"""Classic algorithms in the language of ark.comm.program, for any number of ranks that they allow.
+"""Classic algorithms in the language of ark.comm.program, for any supported number of ranks.
 
-python examples/collectives.py prints what each one costs on eight GPUs behind a switch.
+python examples/collectives.py prints the predicted time of each on eight GPUs behind a switch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ark.collective.programs.language import Chunk, Program
 
 
 def ring_all_gather(n: int) -> CollectiveProgram:
-    """Each shard goes round: n - 1 steps, every link busy in each."""
+    """Each shard goes around the ring: n - 1 steps, every link busy in each."""
 
     @ark.comm.program("all_gather", n)
     def ring(p: Program) -> None:
@@ -62,7 +62,7 @@ def direct_all_gather(n: int) -> CollectiveProgram:
 
 
 def ring_reduce_scatter(n: int) -> CollectiveProgram:
-    """Partial sums go round and end with the shard's owner."""
+    """Partial sums go around the ring and end at the shard's owner."""
 
     @ark.comm.program("reduce_scatter", n, scratch=n)
     def ring(p: Program) -> None:
@@ -80,7 +80,7 @@ def ring_reduce_scatter(n: int) -> CollectiveProgram:
 
 
 def direct_reduce_scatter(n: int) -> CollectiveProgram:
-    """Each rank puts each peer its shard; the peer adds the shards up in rank order."""
+    """Each rank puts to each peer the peer's shard. The peer adds the shards up in rank order."""
 
     @ark.comm.program("reduce_scatter", n, scratch=n)
     def direct(p: Program) -> None:
@@ -94,7 +94,9 @@ def direct_reduce_scatter(n: int) -> CollectiveProgram:
 
 
 def one_shot_all_reduce(n: int) -> CollectiveProgram:
-    """Each rank puts all its data to all ranks and adds: one step, n times the bytes."""
+    """Each rank puts all its data to all ranks, and each adds everything up: one step, n times the
+    bytes.
+    """
 
     @ark.comm.program("all_reduce", n, chunks=1, scratch=n)
     def one_shot(p: Program) -> None:
@@ -146,7 +148,7 @@ def ring_all_reduce(n: int) -> CollectiveProgram:
 
 
 def binomial_broadcast(n: int) -> CollectiveProgram:
-    """The ranks that have the data double in each step: log2 n steps."""
+    """The number of ranks that have the data doubles in each step: log2 n steps."""
 
     @ark.comm.program("broadcast", n, chunks=1, root=0)
     def binomial(p: Program) -> None:
@@ -161,7 +163,9 @@ def binomial_broadcast(n: int) -> CollectiveProgram:
 
 
 def scatter_all_gather_broadcast(n: int) -> CollectiveProgram:
-    """The root deals shards, which go round a ring: van de Geijn's, for large data."""
+    """The root sends a shard to each rank, and the shards go around a ring: van de Geijn's
+    algorithm, for large data.
+    """
 
     @ark.comm.program("broadcast", n, root=0)
     def scatter_all_gather(p: Program) -> None:
@@ -176,7 +180,9 @@ def scatter_all_gather_broadcast(n: int) -> CollectiveProgram:
 
 
 def binomial_reduce(n: int) -> CollectiveProgram:
-    """Halves send to halves and add, towards rank 0; n is a power of two."""
+    """In each step half of the remaining ranks send to the other half, which adds, until rank 0 has
+    the sum; n is a power of two.
+    """
 
     @ark.comm.program("reduce", n, chunks=1, scratch=2, root=0)
     def binomial(p: Program) -> None:
@@ -193,7 +199,7 @@ def binomial_reduce(n: int) -> CollectiveProgram:
 
 
 def direct_all_to_all(n: int) -> CollectiveProgram:
-    """Each part goes straight to its rank; no two ranks send to the same rank first."""
+    """Each part goes directly to its rank. Each rank begins with another receiver."""
 
     @ark.comm.program("all_to_all", n, chunks=n)
     def direct(p: Program) -> None:
@@ -206,10 +212,11 @@ def direct_all_to_all(n: int) -> CollectiveProgram:
 
 
 def bruck_all_gather(n: int) -> CollectiveProgram:
-    """What a rank has doubles in each step, for any n: it gets the next ranks' shards as one piece.
+    """The data of a rank double in each step, for any n: it receives the next ranks' shards as one
+    piece.
 
     J. Bruck et al., "Efficient Algorithms for All-to-All Communications in Multiport
-    Message-Passing Systems". Shards lie in the order of distance until the end.
+    Message-Passing Systems". Shards are in the order of distance until the end.
     """
 
     @ark.comm.program("all_gather", n, scratch=n)
@@ -230,7 +237,9 @@ def bruck_all_gather(n: int) -> CollectiveProgram:
 
 
 def _halve(p: Program, home: Callable[[int], Chunk]) -> None:
-    """Pairs at distance n/2, n/4, ... exchange halves of the rest and add; scratch: 2n."""
+    """Pairs at distance n/2, n/4, ... exchange halves of the remaining data and add;
+    scratch: 2n.
+    """
     n = len(p.ranks)
     left, distance = p.input, n // 2
     while distance:
@@ -246,7 +255,9 @@ def _halve(p: Program, home: Callable[[int], Chunk]) -> None:
 
 
 def recursive_halving_reduce_scatter(n: int) -> CollectiveProgram:
-    """Half of the bytes in each step, log2 n steps; n is a power of two."""
+    """Each step exchanges half of the bytes of the step before: log2 n steps; n is a power
+    of two.
+    """
 
     @ark.comm.program("reduce_scatter", n, scratch=2 * n)
     def recursive_halving(p: Program) -> None:
@@ -267,9 +278,9 @@ def rabenseifner_all_reduce(n: int) -> CollectiveProgram:
 
 
 def recursive_doubling_all_reduce(n: int) -> CollectiveProgram:
-    """Pairs at distance 1, 2, 4, ... exchange all and add: log2 n steps, for small data.
+    """Pairs at distance 1, 2, 4, ... exchange all data and add: log2 n steps, for small data.
 
-    Both of a pair add the same two sums, so that all ranks get the same bits.
+    Both ranks of a pair add the same two sums, so all ranks get the same bits.
     """
 
     @ark.comm.program("all_reduce", n, chunks=1, scratch=2)
@@ -288,17 +299,20 @@ def recursive_doubling_all_reduce(n: int) -> CollectiveProgram:
 
 
 def _parent(node: int, n: int) -> int:
-    """Of a node of the binary tree whose order is 1 to n; leaves are odd, the root a power of 2."""
+    """The parent of a node of the binary tree whose in-order numbers are 1 to n. Leaves are odd,
+    the root is a power of 2.
+    """
     lowest = node & -node
     above = (node ^ lowest) | 2 * lowest
     return above if above <= n else _parent(above, n)
 
 
 def double_binary_tree_all_reduce(n: int) -> CollectiveProgram:
-    """Half of the data up and down each of two trees; inner ranks of one are leaves of the other.
+    """Two trees, each of which reduces and broadcasts half of the data. Inner ranks of one tree are
+    leaves of the other.
 
     P. Sanders, J. Speck, J. L. Traff, "Two-tree algorithms for full bandwidth broadcast, reduction
-    and scan". The other tree is the first one mirrored, or for odd n shifted.
+    and scan". The second tree is the first one mirrored, or shifted if n is odd.
     """
 
     @ark.comm.program("all_reduce", n, chunks=2, scratch=4)
@@ -325,9 +339,10 @@ def double_binary_tree_all_reduce(n: int) -> CollectiveProgram:
 
 
 def hierarchical_all_reduce(n: int) -> CollectiveProgram:
-    """Two boxes of n/2: shards are added in each box, then across, then dealt out in the box.
+    """Two boxes of n/2 ranks: shards are added in each box, then across boxes, then distributed in
+    the box.
 
-    Only a box's sums cross between the boxes, each over its own rank's link; n is even.
+    Only the sums of a box cross between the boxes, each over its own rank's link; n is even.
     """
     size = n // 2
 
@@ -352,10 +367,11 @@ def hierarchical_all_reduce(n: int) -> CollectiveProgram:
 
 
 def bruck_all_to_all(n: int) -> CollectiveProgram:
-    """Parts travel their distance bit by bit: log2 n steps for any n, for small parts.
+    """In step i each part moves by 2^i ranks if bit i of its distance is set: log2 n steps for any
+    n, for small parts.
 
-    Bruck et al. as above. A part that a step moves changes between two halves of the scratch
-    memory, since the place that it goes to is being sent from.
+    Bruck et al. as above. A part that moves changes between two halves of the scratch memory,
+    because the slot at its destination is being sent from.
     """
 
     @ark.comm.program("all_to_all", n, chunks=n, scratch=2 * n)
@@ -381,7 +397,7 @@ def bruck_all_to_all(n: int) -> CollectiveProgram:
 
 
 def pairwise_all_to_all(n: int) -> CollectiveProgram:
-    """In each step each rank exchanges with one peer, rank xor step; n is a power of two."""
+    """In each step each rank exchanges parts with one peer, rank xor step; n is a power of two."""
 
     @ark.comm.program("all_to_all", n, chunks=n)
     def pairwise(p: Program) -> None:

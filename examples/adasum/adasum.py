@@ -1,8 +1,9 @@
-"""Adasum combines the steps of ranks so that more ranks need no other learning rate.
+"""Adasum combines the steps of ranks, so that more ranks need no other learning rate.
 
 Every rank takes its optimizer's step on a batch of its own. The steps are combined (the delta
-optimizer of Maleki et al., MLSys 2021) by sum, by average, or by Adasum as a tree or by vector
-halving. All of them learn scikit-learn's digits in one launch of one kernel a rank.
+optimizer of Maleki et al., MLSys 2021) by sum, by average, or by Adasum, as a tree or by vector
+halving. All combinations of method and optimizer learn scikit-learn's digits in one launch of one
+kernel per rank.
 
     python -m examples.adasum.adasum --ranks 4
 """
@@ -31,7 +32,7 @@ OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
 
 
 def pair(a: Any, b: Any, dots: Any) -> Any:
-    """Adasum of two tensors. dots (3,): a.b, a.a, b.b; where a norm vanishes, its factor is 1."""
+    """Adasum of two tensors. dots (3,): a.b, a.a, b.b. The factor of a tensor with norm 0 is 1."""
 
     def factor(norm: Any) -> Any:
         share = ark.div(dots[0:1], ark.mul(norm, 2.0))
@@ -41,12 +42,14 @@ def pair(a: Any, b: Any, dots: Any) -> Any:
 
 
 def products(a: Any, b: Any) -> Any:
-    """a.b, a.a and b.b of vectors, (3,)."""
+    """The dot products a.b, a.a and b.b of two vectors, (3,)."""
     return ark.concat([ark.reduce_sum(ark.mul(x, y), 0) for x, y in ((a, b), (a, a), (b, b))], 0)
 
 
 def tree(every: Sequence[Any]) -> Any:
-    """Adasum of the ranks' vectors, by pairs of pairs; each rank has all of them."""
+    """Adasum of all ranks' vectors: neighbours are combined in pairs, then the results in pairs,
+    and so on.
+    """
     level = list(every)
     while len(level) > 1:
         pairs = zip(level[::2], level[1::2], strict=True)
@@ -55,10 +58,12 @@ def tree(every: Sequence[Any]) -> Any:
 
 
 def halving(own: Any, rank: int, world: int, tag: int) -> Any:
-    """The same by vector halving and distance doubling: at every level a rank gives away half of
-    its vector, and the dot products are summed over the ranks that share the vectors.
+    """The same result by vector halving and distance doubling.
+
+    At every level a rank sends half of its vector to its partner, and the dot products are summed
+    over the ranks that share the vectors.
     """
-    held, pieces = own, [0] * world  # pieces: where a rank's part of the result begins
+    held, pieces = own, [0] * world  # the index at which each rank's part of the result begins
     for level in range(world.bit_length() - 1):
         half, upper = held.shape()[0] // 2, rank >> level & 1
         low, high = held[0:half], held[half : 2 * half]
@@ -67,7 +72,7 @@ def halving(own: Any, rank: int, world: int, tag: int) -> Any:
         theirs = ark.recv(ark.tensor([half]), rank ^ 1 << level, tag + level)
         first, second = (theirs, kept) if upper else (kept, theirs)
         group = 2 << level
-        # Every group of ranks has a row of its own in one sum over all ranks.
+        # A sum over all ranks with a row for each group of ranks. Rows of other groups are 0.
         rows = [ark.zeros([3], ark.fp32)] * (world // group)
         rows[rank // group] = products(first, second)
         dots = ark.all_reduce(ark.concat(rows, 0), rank, world)
@@ -80,7 +85,7 @@ def halving(own: Any, rank: int, world: int, tag: int) -> Any:
 
 
 class Curves:
-    """What a run keeps of every step, on the device."""
+    """Values of every step, recorded on the device."""
 
     def __init__(self, steps: int) -> None:
         self.steps, self.at = steps, ark.tensor([1], ark.int32)
@@ -98,7 +103,7 @@ class Curves:
 def learner(
     method: str, optimizer: str, given: dict[str, Any], curves: Curves, rank: int, world: int
 ) -> list[Any]:
-    """Adds a perceptron that learns by such steps; its weights."""
+    """Adds a perceptron that learns by these combined steps; returns its weights."""
     name = f"{optimizer} {method}"
     weights = [ark.parameter([HIDDEN, PIXELS]), ark.parameter([CLASSES, HIDDEN])]
 
@@ -131,13 +136,13 @@ def learner(
 
 
 def digits() -> dict[str, np.ndarray]:
-    """scikit-learn's digits, shuffled: x and y to learn from, test x and test y."""
+    """scikit-learn's digits, shuffled: x and y for training, and test x and test y."""
     from sklearn.datasets import load_digits
 
     dataset = load_digits()
     order = np.random.default_rng(0).permutation(len(dataset.data))
     x = (dataset.data[order] / 16).astype(np.float32)
-    x[:, 0] = 1.0  # a pixel that is always empty; now the bias
+    x[:, 0] = 1.0  # turns a pixel that is always empty into the bias
     y = dataset.target[order].astype(np.int32)
     cut = TRAINED_ON
     return {"x": x[:cut], "y": y[:cut], "test x": x[cut:], "test y": y[cut:]}
@@ -150,7 +155,9 @@ def train(
     methods: Sequence[str] = METHODS,
     optimizers: Sequence[str] = tuple(OPTIMIZERS),
 ) -> tuple[dict[str, np.ndarray], dict[str, list[np.ndarray]]]:
-    """A rank's part: the curves by name, and the weights in the end by optimizer and method."""
+    """Trains on one rank. Returns the curves by name, and the final weights by optimizer and
+    method.
+    """
     rank, world = ark.Model.get_rank(), ark.Model.get_world_size()
     whole = {n: ark.tensor(a.shape, ark.DataType.from_numpy(a.dtype)) for n, a in data.items()}
     picks = ark.tensor([steps, batch], ark.int32)
@@ -183,7 +190,7 @@ def train(
 def work(
     backend: str, steps: int, batch: int, optimizers: list[str], path: str, figure: str
 ) -> None:
-    """A rank's process; rank 0 writes what was found."""
+    """The process of a rank. Rank 0 writes the results."""
     ark.init(backend=backend)
     kept, ended = train(digits(), steps, batch, optimizers=optimizers)
     if ark.Model.get_rank() != 0:
@@ -209,7 +216,9 @@ def work(
 
 
 def drawn(kept: dict[str, np.ndarray], world: int, optimizers: Sequence[str]) -> str:
-    """An SVG: accuracy by method, and how orthogonal the ranks' steps are, layer by layer."""
+    """An SVG with the accuracy by method and, layer by layer, how orthogonal the ranks'
+    steps are.
+    """
     at = range(len(next(iter(kept.values()))))
     panels = [
         Panel(f"{o}: accuracy", {m: (at, kept[f"{o} {m} accuracy"]) for m in METHODS[:3]})

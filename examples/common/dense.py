@@ -1,6 +1,6 @@
-"""Small dense algebra in batches, over numbers that may be arrays of NumPy or tensors of ark.
+"""Small dense algebra in batches. A number may be a NumPy array or a tensor of ark.
 
-A vector is a list of numbers, a symmetric matrix the list of its upper triangle row by row.
+A vector is a list of numbers. A symmetric matrix is the list of its upper triangle, row by row.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ AXES = ((1, 2), (2, 0), (0, 1))
 
 
 def at(size: int, row: int, column: int) -> int:
-    """Where a symmetric matrix has an element: in its upper triangle."""
+    """The index of an element of a symmetric matrix in the list of its upper triangle."""
     i, j = sorted((row, column))
     return i * size - i * (i - 1) // 2 + j - i
 
@@ -30,7 +30,7 @@ def cross(left: Sequence[Number], right: Sequence[Number]) -> list[Number]:
 
 
 def inverse(matrix: Sequence[Number]) -> list[Number]:
-    """Of a symmetric 3x3 matrix, by cofactors."""
+    """The inverse of a symmetric 3x3 matrix, by cofactors."""
     a, b, c, d, e, f = matrix
     cofactors = [d * f - e * e, c * e - b * f, b * e - c * d]
     cofactors += [a * f - c * c, b * c - a * e, a * d - b * b]
@@ -39,7 +39,7 @@ def inverse(matrix: Sequence[Number]) -> list[Number]:
 
 
 def solve(matrix: Sequence[Number], right: Sequence[Number]) -> list[Number]:
-    """x of matrix x = right, symmetric and positive definite, by L D L'."""
+    """The solution x of matrix x = right, for a symmetric positive definite matrix, by L D L'."""
     size = len(right)
     lower: dict[tuple[int, int], Number] = {}
     scaled: dict[tuple[int, int], Number] = {}  # L D

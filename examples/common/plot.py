@@ -13,7 +13,7 @@ WIDTH, HEIGHT, COLUMNS = 210, 130, 3
 
 @dataclass
 class Panel:
-    """curves: by their label, x and y. low, high: what the y axis shows."""
+    """One plot. curves: (x, y) by label. low, high: the ends of the y axis."""
 
     title: str
     curves: Mapping[str, tuple[Sequence[float], Sequence[float]]]

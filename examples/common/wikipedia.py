@@ -1,4 +1,6 @@
-"""What gensim ships to test word vectors with: a text, and people's judgements of words."""
+"""Data for word vectors that gensim ships with its tests: a text, and people's similarity
+judgements.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ import numpy as np
 
 
 def encyclopedia() -> list[list[str]]:
-    """Articles of the English Wikipedia, an excerpt that gensim ships with its tests."""
+    """An excerpt of the English Wikipedia: a list of words for each article."""
     from gensim.corpora import WikiCorpus
     from gensim.test.utils import datapath
 
@@ -15,15 +17,19 @@ def encyclopedia() -> list[list[str]]:
 
 
 def pieces(texts: list[list[str]], length: int = 128, seed: int = 0) -> list[list[str]]:
-    """The texts cut into pieces of so many words, the last of each shorter, in an order drawn with
-    the seed: word vectors are learned better when neighbours are not all of one article.
+    """The texts cut into pieces of `length` words, the last piece of each text shorter, in random
+    order.
+
+    Word vectors are learned better if neighbouring pieces are not from one article.
     """
     cut = [text[i : i + length] for text in texts for i in range(0, len(text), length)]
     return [cut[i] for i in np.random.default_rng(seed).permutation(len(cut))]
 
 
 def similarity(vocabulary: list[str], vectors: np.ndarray) -> float:
-    """Spearman's correlation with people's judgements (WordSim-353, which gensim ships)."""
+    """Spearman's correlation of the vectors' similarities with people's judgements (WordSim-353,
+    which gensim ships).
+    """
     from gensim.models import KeyedVectors
     from gensim.test.utils import datapath
 

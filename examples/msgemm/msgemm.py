@@ -1,8 +1,9 @@
-"""msGeMM: products with 4-bit weights by looking sums up, beside dequantising and multiplying.
+"""msGeMM: products with 4-bit weights by table look-up, compared with dequantising and multiplying.
 
-Y = A X with A (rows, k) of int4 or uint4, a scale for every group of a row, and X (k, columns). A
-table has, for d neighbouring weights, the sum of products for each of their 16^d values; a row of Y
-is then a sum of k / d entries. All of it is general ops: broadcast additions, a gather, sums.
+Y = A X, where A (rows, k) is int4 or uint4 with a scale for each group of a row, and X is (k,
+columns). For every d neighbouring weights a table has the sum of products for each of their 16^d
+combined values. A row of Y is then a sum of k / d table entries. It uses general ops only:
+broadcast additions, a gather, sums.
 
     python -m examples.msgemm.msgemm
 """
@@ -26,13 +27,15 @@ VALUES = 1 << WEIGHT_BITS
 
 
 def elements(dtype: Any) -> np.ndarray:
-    """What the codes 0 to 15 stand for: int4 is two's complement."""
+    """The numbers that the codes 0 to 15 represent. int4 is two's complement."""
     codes = np.arange(VALUES)
     return codes - VALUES * (codes >= VALUES // 2) if dtype is ark.int4 else codes
 
 
 def packed(weight: np.ndarray, d: int) -> np.ndarray:
-    """Codes (rows, k / d) int32 of weights (rows, k): d weights' bits, the first lowest."""
+    """The codes (rows, k / d) int32 of weights (rows, k). A code has the bits of d weights, the
+    first in the lowest bits.
+    """
     rows, k = weight.shape
     if k % d:
         raise ValueError(
@@ -44,10 +47,11 @@ def packed(weight: np.ndarray, d: int) -> np.ndarray:
 
 
 def tables(x: Any, values: Any, d: int) -> Any:
-    """x (k, columns), values (1, 16, 1): every sum of d products, (k / d * 16^d, columns).
+    """The table (k / d * 16^d, columns) of all sums of d products, for x (k, columns) and values
+    (1, 16, 1).
 
-    An entry costs one addition: the table of t + 1 weights is that of t, added to each of the 16
-    products of the next weight.
+    An entry costs one addition: the table of t + 1 weights is the table of t weights, added to each
+    of the 16 products of the next weight.
     """
     k, columns = x.shape()
     groups = ark.reshape(x, [k // d, d, columns])
@@ -61,8 +65,8 @@ def tables(x: Any, values: Any, d: int) -> Any:
 
 
 def looked_up(codes: Any, table: Any, scales: Any = None) -> Any:
-    """Y (rows, columns): for codes (rows, k / d), the sum of their entries, and where there are
-    scales (rows, groups), the sum of each group's sum by its scale.
+    """Y (rows, columns): the sum of the table entries of codes (rows, k / d). With scales (rows,
+    groups), the sum of each group is multiplied by its scale first.
     """
     rows, count = codes.shape()
     columns = table.shape()[1]
@@ -78,15 +82,17 @@ def looked_up(codes: Any, table: Any, scales: Any = None) -> Any:
 
 
 def formulas(rows: int, d: int) -> float:
-    """How many times fewer operations the tables take: d rows / (2^(4 d) + rows)."""
+    """The factor by which the tables reduce the number of operations: d rows / (2^(4 d) + rows)."""
     return d * rows / (2 ** (WEIGHT_BITS * d) + rows)
 
 
 def run(
     build: Callable[[], tuple[Any, dict[Any, np.ndarray]]], repeats: int = 0, iterations: int = 16
 ) -> Any:
-    """The result of what `build` makes (a tensor, and what its inputs hold), and the seconds of an
-    iteration, the least of so many launches.
+    """The value of the tensor that `build` returns, and the seconds of an iteration.
+
+    build: returns a tensor, and the contents of its inputs. The seconds are the least of `repeats`
+    launches of `iterations` each.
     """
     ark.Model.reset()
     product, given = build()
@@ -106,7 +112,9 @@ def run(
 def by_tables(
     weight: np.ndarray, x: np.ndarray, d: int, scales: np.ndarray | None, dtype: Any = ark.int4
 ) -> Callable[[], tuple[Any, dict[Any, np.ndarray]]]:
-    """Y by look-up; x float32, or int32 where there are no scales: exact, and wrapping."""
+    """Builds Y by table look-up. x is float32, or without scales int32, whose sums are exact and
+    wrap.
+    """
     kind = ark.DataType.from_numpy(x.dtype)
 
     def build() -> tuple[Any, dict[Any, np.ndarray]]:
@@ -130,7 +138,7 @@ def by_tables(
 def by_multiplying(
     weight: np.ndarray, x: np.ndarray, scales: np.ndarray, dtype: Any = ark.int4
 ) -> Callable[[], tuple[Any, dict[Any, np.ndarray]]]:
-    """Y by ark.quantized_linear, transposed: its rows are x's columns."""
+    """Builds the transposed Y by ark.quantized_linear: its rows are the columns of x."""
 
     def build() -> tuple[Any, dict[Any, np.ndarray]]:
         columns = np.ascontiguousarray(x.T)

@@ -1,6 +1,6 @@
-"""A Gauss-Newton step for poses, over numbers that may be arrays of NumPy or tensors of ark.
+"""A Gauss-Newton step for poses. A number may be a NumPy array or a tensor of ark.
 
-Every element is an array (1, points, batch), or (1, 1, batch) where it is of a whole problem.
+Every number is an array (1, points, batch), or (1, 1, batch) if it belongs to a whole problem.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ def to_matrix(quaternion: Sequence[Number]) -> list[list[Number]]:
 
 
 def to_quaternion(rotation: np.ndarray) -> np.ndarray:
-    """Quaternions (batch, 4) of rotations (batch, 3, 3): the largest column of 4 q q'."""
+    """Quaternions (batch, 4) of rotations (batch, 3, 3): the largest column of 4 q q',
+    normalised.
+    """
     r = rotation
     signs = np.array([[1, 1, 1], [1, -1, -1], [-1, 1, -1], [-1, -1, 1]])
     products = np.zeros((len(r), 4, 4))
@@ -45,8 +47,10 @@ def normal_equations(
     *,
     total: Callable[[Number], Number],
 ) -> tuple[list[Number], list[Number], Number]:
-    """The linearised problem at a pose (quaternion, position): the triangle of sum H'WH (21), sum
-    H'We (6) and sum e'We. total: the sum over the points.
+    """The linearised problem at a pose (quaternion, position): sum H'WH (21 elements of its
+    triangle), sum H'We (6) and sum e'We.
+
+    total: the function that sums over the points.
     """
     three = range(3)
     a, p = to_matrix(pose[:4]), pose[4:]
@@ -55,7 +59,7 @@ def normal_equations(
     a_rr = [[dot(a[i], [rr[k][j] for k in three]) for j in three] for i in three]
     a_rr_a = [dot(a_rr[i], a[j]) for i in three for j in range(i, 3)]
     a_rb = [[dot(a[i], [rb[k][j] for k in three]) for j in three] for i in three]
-    spread = [  # of e
+    spread = [  # the covariance of e
         covariance[at(6, i + 3, j + 3)] - a_rb[i][j] - a_rb[j][i] + a_rr_a[at(3, i, j)]
         for i in three
         for j in range(i, 3)

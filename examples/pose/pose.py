@@ -1,7 +1,8 @@
-"""Pose by total least squares, in batches: b = A r + p with noise in r and in b, covariances full.
+"""Pose by total least squares, in batches: b = A r + p with noise in r and in b and full
+covariances.
 
-Gauss-Newton iterations run in one launch until every problem of the batch has converged; the device
-decides how many. `algebra.py` has the step, which NumPy arrays run as well as ark's tensors.
+One launch runs Gauss-Newton iterations until every problem of the batch has converged; the device
+decides how many. `algebra.py` has the step, which NumPy arrays and ark's tensors both execute.
 
     python -m examples.pose.pose
 """
@@ -22,14 +23,16 @@ from examples.common.plot import Panel, page
 from examples.pose import algebra
 from examples.pose.status import COLUMN, ROW, Status, after, before, square
 
-MAX_STEPS = 20  # no problem of a sensible size needs more
+MAX_STEPS = 20  # of iterations, more than a problem of sensible size needs
 STEP_TOLERANCE = 1e-5  # of a step's length: radians, and units of length
 
 
 @dataclass
 class Problems:
-    """first, second (3, points, batch): r and b. covariance (21, points, batch): the upper
-    triangle, row by row, of what the noise of (r, b) has.
+    """A batch of problems.
+
+    first, second (3, points, batch): r and b. covariance (21, points, batch): the upper triangle,
+    row by row, of the covariance of the noise of (r, b).
     """
 
     first: np.ndarray
@@ -39,10 +42,12 @@ class Problems:
 
 @dataclass
 class Poses:
-    """rotation (batch, 3, 3): A. position (batch, 3): p. cost (batch,): J, half the sum of squares.
+    """The solutions of a batch.
+
+    rotation (batch, 3, 3): A. position (batch, 3): p. cost (batch,): J, half the sum of squares.
     information (batch, 6, 6): the inverse of the Cramer-Rao bound of (rotation vector, position).
-    status (batch,): whether there is an answer; without one the others are NaN. iterations: how
-    many the batch took.
+    status (batch,): SOLVED, or why there is no solution; the other fields are then NaN. iterations:
+    the number of iterations of the batch.
     """
 
     rotation: np.ndarray
@@ -60,8 +65,10 @@ class Poses:
 def draw(
     points: int, batch: int, seed: int, sigma: float = 0.01
 ) -> tuple[Problems, np.ndarray, np.ndarray]:
-    """Noisy observations of one scene, and the true A and p. Every point has a covariance of its
-    own, about sigma squared, with correlations in r, in b and between them.
+    """Noisy observations of one scene, and the true A and p.
+
+    Every point has a covariance of its own, about sigma squared, with correlations in r, in b and
+    between the two.
     """
     random = np.random.default_rng(seed)
     scene = random.uniform(-1, 1, (points, 3))
@@ -78,8 +85,8 @@ def draw(
 
 
 def kabsch(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Where to start (7, batch): quaternion and position of the least squares of second - A first,
-    the covariances ignored (Kabsch 1976).
+    """Initial poses (7, batch), as quaternion and position: the least squares of second - A first
+    without covariances (Kabsch 1976).
     """
     r, b = (np.moveaxis(a, -1, 0).astype(np.float64) for a in (first, second))
     mean_r, mean_b = r.mean(2, keepdims=True), b.mean(2, keepdims=True)
@@ -93,8 +100,8 @@ def kabsch(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 def iteration(
     first: ark.Tensor, second: ark.Tensor, covariance: ark.Tensor, pose: ark.Tensor
 ) -> tuple[list[ark.Tensor], ark.Tensor, ark.Tensor]:
-    """A step of all poses, in place: sum H'WH as it was before (the triangle), J, and the squares
-    of the steps' lengths (1, 1, batch).
+    """Moves all poses by one step, in place. Returns sum H'WH (its triangle) and J before the step,
+    and the squared lengths of the steps (1, 1, batch).
     """
     parts = [[t[i] for i in range(t.shape()[0])] for t in (first, second, covariance, pose)]
     triangle, gradient, squares = algebra.normal_equations(
@@ -107,7 +114,7 @@ def iteration(
 
 
 def usable(problems: Problems, status: np.ndarray) -> Problems:
-    """The problems with harmless numbers in place of those that have no answer."""
+    """The problems; those without a solution are replaced by harmless numbers."""
     kept = status == Status.SOLVED
     triangle = np.eye(6, dtype=np.float32)[ROW, COLUMN][:, None, None]
     return replace(
@@ -119,8 +126,8 @@ def usable(problems: Problems, status: np.ndarray) -> Problems:
 
 
 def solve(problems: Problems, repeats: int = 1, steps: int = MAX_STEPS) -> tuple[Poses, float]:
-    """The poses after at most so many steps, and the seconds of a launch, the least of `repeats`
-    (compilation and the start are before it).
+    """The poses after at most `steps` iterations, and the seconds of a launch, the least of
+    `repeats`. Compilation and the initial poses are not included.
     """
     _, points, batch = problems.first.shape
     status = before(problems.first, problems.second, problems.covariance)
@@ -130,10 +137,11 @@ def solve(problems: Problems, repeats: int = 1, steps: int = MAX_STEPS) -> tuple
     covariance = ark.tensor([21, points, batch])
     pose = ark.tensor([7, 1, batch])
     triangle, cost, lengths = iteration(first, second, covariance, pose)
-    # A step that is infinite or NaN belongs to a problem without an answer, which none wait for.
+    # An infinite or NaN step belongs to a problem without a solution. No other problem waits for
+    # it.
     finite = ark.where(ark.less(lengths, float(np.finfo(np.float32).max)), lengths, 0.0)
     longest = ark.reduce_max(finite, [0, 1, 2])
-    # Token 1 is drawn, which ends the launch, once no step is longer than the tolerance.
+    # When no step is longer than the tolerance, token 1 is drawn, which ends the launch.
     limit = ark.constant(STEP_TOLERANCE**2, [1, 1], ark.fp32)
     state = ark.TokenState.make(MAX_STEPS + 2)
     ark.sample(ark.concat([ark.reshape(longest, [1, 1]), limit], 1), state)
@@ -169,7 +177,7 @@ def solve(problems: Problems, repeats: int = 1, steps: int = MAX_STEPS) -> tuple
 
 
 def in_numpy(problems: Problems, start: np.ndarray) -> tuple[np.ndarray, int]:
-    """The same iterations over NumPy arrays: pose (7, batch), and how many there were."""
+    """The same iterations on NumPy arrays: the poses (7, batch) and the number of iterations."""
     pose = list(start[:, None])
     given = [list(a) for a in (problems.first, problems.second, problems.covariance)]
     done, longest = 0, np.inf
@@ -189,7 +197,9 @@ def errors(poses: Poses, rotation: np.ndarray, position: np.ndarray) -> np.ndarr
 
 
 def figure(scaled: np.ndarray) -> str:
-    """An SVG: how the six errors over their bounds are spread, and the normal density."""
+    """An SVG: the distribution of the six errors, divided by their bounds, and the normal
+    density.
+    """
     names = [f"{quantity} {axis}" for quantity in ("turn about", "position") for axis in "xyz"]
     edges = np.linspace(-4, 4, 41)
     middle = (edges[1:] + edges[:-1]) / 2

@@ -1,7 +1,7 @@
-"""Which problems have an answer: a status for each problem of a batch, in NumPy.
+"""A status for each problem of a batch: whether it has a solution, or why not. In NumPy.
 
-The device iterates all problems alike; what it cannot know is decided here, before and after the
-launch.
+The device iterates all problems in the same way. The status is determined on the host, before and
+after the launch.
 """
 
 from __future__ import annotations
@@ -12,33 +12,33 @@ import numpy as np
 
 from examples.pose import algebra
 
-LEAST_POINTS = 3  # of a rotation and a position
-LEAST_SIGNAL = 3.0  # extent of the points across their best line, in standard deviations of noise
-MAX_ROUNDING_SHARE = 1e-5  # of the largest variance: pivots of fp32 covariances that count as zero
+LEAST_POINTS = 3  # that determine a rotation and a position
+LEAST_SIGNAL = 3.0  # extent of the points across their best line, in sigmas of the noise
+MAX_ROUNDING_SHARE = 1e-5  # of the largest variance: smaller pivots of fp32 covariances count as 0
 ROW, COLUMN = np.triu_indices(6)
 
 
 class Status(enum.IntEnum):
-    """SOLVED: the pose is the least-squares one. Every other status has NaN for an answer."""
+    """SOLVED: the pose is the least-squares solution. For every other status the pose is NaN."""
 
     SOLVED = 0
     NOT_FINITE = 1  # an observation or covariance is infinite or NaN
     TOO_FEW_POINTS = 2
     INDEFINITE_COVARIANCE = 3  # not a covariance, or an observation without noise
-    UNOBSERVABLE = 4  # points on a line or in a place, as far as the noise tells
+    UNOBSERVABLE = 4  # the points are on a line or in one place, within their noise
     NOT_CONVERGED = 5
 
 
 def square(triangle: np.ndarray) -> np.ndarray:
-    """Symmetric (..., 6, 6) of upper triangles (21, ...), in float64."""
+    """Symmetric matrices (..., 6, 6) in float64 from their upper triangles (21, ...)."""
     whole = np.zeros((*triangle.shape[1:], 6, 6))
     whole[..., ROW, COLUMN] = whole[..., COLUMN, ROW] = np.moveaxis(triangle, 0, -1)
     return whole
 
 
 def pivots(matrices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The least pivot of L D L' of symmetric (..., n, n) over the largest variance, and whether the
-    matrices are positive semidefinite.
+    """For symmetric matrices (..., n, n): the least pivot of L D L' divided by the largest
+    variance, and whether they are positive semidefinite.
     """
     rest = matrices.astype(np.float64)
     size = rest.shape[-1]
@@ -61,8 +61,8 @@ def pivots(matrices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def before(first: np.ndarray, second: np.ndarray, covariance: np.ndarray) -> np.ndarray:
-    """The status (batch,) that the observations (3, points, batch) and covariances (21, points,
-    batch) decide.
+    """The status (batch,) that follows from the observations (3, points, batch) and the covariances
+    (21, points, batch).
     """
     points, batch = first.shape[1:]
     status = np.full(batch, Status.SOLVED)
@@ -83,9 +83,10 @@ def after(
     step: np.ndarray,
     tolerance: float,
 ) -> np.ndarray:
-    """The status (batch,) with what the iterations decide.
+    """The status (batch,) after the iterations.
 
-    start (7, batch): the poses before them. information (batch, 6, 6), step (batch,): of the last.
+    start (7, batch): the poses before them. information (batch, 6, 6), step (batch,): of the last
+    iteration.
     """
     points = covariance.shape[1]
     finite = np.isfinite(information).all((1, 2))
@@ -105,7 +106,7 @@ def after(
 
 
 def _spread(covariance: np.ndarray, pose: np.ndarray) -> np.ndarray:
-    """The least pivot (batch,) of the points' residuals' covariances at a pose."""
+    """The least pivot (batch,) of the covariances of the points' residuals at a pose."""
     rotation = np.moveaxis(np.array(algebra.to_matrix(pose[:4].astype(np.float64))), -1, 0)
     jacobian = np.concatenate([-rotation, np.broadcast_to(np.eye(3), rotation.shape)], 2)
     return pivots(jacobian @ square(covariance) @ jacobian.transpose(0, 2, 1))[0].min(0)

@@ -36,8 +36,8 @@ ROUTER = (
     "ray.llm._internal.serve.routing_policies.prefix_aware.prefix_aware_router."
     "PrefixCacheAffinityRouter"
 )
-MAX_ATTEMPTS = 5  # at different replicas
-PAUSE_S = 0.5  # until the next attempt: Ray needs a moment to see that a replica has died
+MAX_ATTEMPTS = 5  # each at another replica
+PAUSE_S = 0.5  # before the next attempt: Ray takes a moment to notice a dead replica
 MAX_BODY_BYTES = 16 << 20
 MAX_RUNNING_REQUESTS = 8
 MAX_WAITING_REQUESTS = 256
@@ -45,7 +45,7 @@ MAX_WAITING_REQUESTS = 256
 
 @dataclass(frozen=True)
 class Asked:
-    """A request of HTTP. prompt: the text by which Ray's router chooses a replica."""
+    """An HTTP request. prompt: the text by which Ray's router chooses a replica."""
 
     method: str
     path: str
@@ -57,7 +57,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Head:
-    """The first part of an answer; the others are bytes of its body."""
+    """The first part of an answer. The following parts are bytes of its body."""
 
     status: int
     headers: Mapping[str, str]
@@ -67,7 +67,8 @@ class Head:
     max_ongoing_requests=MAX_RUNNING_REQUESTS + MAX_WAITING_REQUESTS,
     request_router_config=RequestRouterConfig(
         request_router_class=ROUTER,
-        # Requests of one prefix go to one replica until it has so many more than another.
+        # Requests with one prefix go to one replica until it has this many more requests than
+        # another.
         request_router_kwargs={"imbalanced_threshold": MAX_RUNNING_REQUESTS},
     ),
     health_check_period_s=2,
@@ -85,12 +86,12 @@ class Model:
         self._app = application(self._service, keys=options.keys, origins=options.origins)
 
     async def check_health(self) -> None:
-        """Ray starts another replica where this raises."""
+        """Raises an error if the engine has failed; Ray then starts another replica."""
         if self._service.dispatcher.failure:
             raise SystemError(self._service.dispatcher.failure)
 
     async def answer(self, asked: Asked) -> AsyncIterator[Head | bytes]:
-        """The answer in parts. Closing the iterator frees the request's slots."""
+        """Yields the answer in parts. Closing the iterator frees the request's slots."""
         parts: asyncio.Queue[Mapping[str, Any] | None] = asyncio.Queue()
         disconnected = asyncio.Event()
         scope = {
@@ -128,13 +129,15 @@ class Model:
 
 @serve.deployment(max_ongoing_requests=4096)
 class Front:
-    """Takes HTTP and passes requests to replicas."""
+    """Accepts HTTP requests and passes them to replicas."""
 
     def __init__(self, model: DeploymentHandle) -> None:
         self._model = model.options(stream=True)
 
     async def __call__(self, request: Request) -> Response:
-        """The answer of a replica; of another one where the first dies before it has begun."""
+        """The answer of a replica. If the replica dies before its answer has begun, another one
+        answers.
+        """
         parts, size = [], 0
         async for part in request.stream():
             parts.append(part)
@@ -168,7 +171,7 @@ class Front:
 
 
 async def rest(first: bytes, parts: Any) -> AsyncIterator[bytes]:
-    """The body of an answer, its first part included."""
+    """Yields the body of an answer, including its first part."""
     try:
         yield first
         async for part in parts:
@@ -180,12 +183,14 @@ async def rest(first: bytes, parts: Any) -> AsyncIterator[bytes]:
 
 
 def lost() -> ApiError:
-    """The error of a request that no replica has finished."""
+    """The error for a request that no replica has answered."""
     return ApiError(503, "the replica has died; ask again", kind=SERVER_ERROR, code="replica_lost")
 
 
 def prompt_of(body: bytes) -> str:
-    """The text of a request, as far as it can be read; ark's own routes refuse faulty ones."""
+    """The prompt in a request's body; empty if it cannot be read. ark's own routes refuse faulty
+    requests.
+    """
     try:
         asked = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -1,5 +1,7 @@
-"""The mean of all ranks' vectors around a ring, by custom ops: a device text of one's own (ring.h)
-whose tasks put their tile to the next rank, tell it, and wait for the one before.
+"""The mean of all ranks' vectors around a ring, by custom ops.
+
+The device code of the ops is in ring.h. Their tasks put a tile to the next rank, signal that rank,
+and wait for the previous rank.
 
     python -m examples.ring.ring --ranks 3
 """
@@ -27,9 +29,10 @@ add = ark.custom_op("add", TEXT, "got[m], total[m] -> total[m]", TILE)
 
 
 def mean(x: ark.Tensor, rank: int, world: int) -> ark.Tensor:
-    """The mean over all ranks of x, one dimension of floats; two ranks or more.
+    """The mean of x, one dimension of floats, over all ranks. There are two ranks or more.
 
-    Each tile goes round by itself: its next step waits for the tile before, of no other.
+    Each tile goes around independently: its next step waits for the same tile of the previous rank
+    only.
     """
     to, before = ark.comm.channel((rank + 1) % world), ark.comm.channel((rank - 1) % world)
     inboxes = [ark.comm.symmetric(x.shape(), x.dtype()) for _ in range(world - 1)]
@@ -42,7 +45,7 @@ def mean(x: ark.Tensor, rank: int, world: int) -> ark.Tensor:
 
 
 def work(backend: str, elements: int, iterations: int) -> None:
-    """A rank's process: compares with NumPy."""
+    """The process of a rank: compares the result with NumPy."""
     ark.init(backend=backend)
     rank, world = ark.Model.get_rank(), ark.Model.get_world_size()
     x = ark.tensor([elements])

@@ -42,7 +42,9 @@ CUTS = {"query": 0, "key": 0, "value": 0, "output": 1, "gate": 0, "up": 0, "down
 
 
 def shape_of(plan: str, ranks: int, layers: int = 1) -> Shape:
-    """How a step is written for a plan. layers: that are computed again one by one (co-shard)."""
+    """The form of a step for a plan. layers: the number of layers, each of which is recomputed
+    separately (co-shard).
+    """
     if plan == "co-shard":
         return Shape(stages=layers, recomputed=True)
     if plan not in PIPED:
@@ -53,7 +55,7 @@ def shape_of(plan: str, ranks: int, layers: int = 1) -> Shape:
 
 
 def make(c: Config, plan: str, ranks: int, steps: int) -> tuple[Step, RankGraphs]:
-    """A step and its graphs on the ranks of a plan."""
+    """A step, and its graphs on the ranks of a plan."""
     step = Builder(c, shape_of(plan, ranks, c.layers), steps).build()
     if plan == "one":
         return step, parallelize(step.graph, ranks, "replicated").ranks
@@ -65,14 +67,14 @@ def make(c: Config, plan: str, ranks: int, steps: int) -> tuple[Step, RankGraphs
     cuts = {}
     if plan in COPIES:
         cuts = {"tokens0": 0, "targets0": 0}
-    if plan == "interlaced":  # each rank a part of the vocabulary
+    if plan == "interlaced":  # each rank has a part of the vocabulary
         cuts = {"embedding": 0, **{name: 2 for name in step.names if name.startswith("tokens")}}
     named = {step.names[name]: dimension for name, dimension in cuts.items()}
     return step, parallelize(step.graph, ranks, plan, cuts=named).ranks
 
 
 def megatron_cuts(c: Config, step: Step) -> dict[str, int]:
-    """Along what parameters and their moments are cut, by the names of buffers."""
+    """The dimensions along which parameters and their moments are cut, by buffer names."""
     cuts = {}
     for name in parameter_shapes(c):
         if (last := name.rpartition(".")[2]) in CUTS:
@@ -89,7 +91,7 @@ def train_rank(
     ranks: Any,
     backend_name: str = "cpu",
 ) -> np.ndarray | None:
-    """Runs a rank; the losses of all steps where this rank keeps them."""
+    """Runs one rank. Returns the losses of all steps if this rank has them."""
     backend, probe = registry.choose(backend_name)
     held = rank_graphs.held[ranks.rank]
     called = {buffer: name for name, buffer in step.names.items()}
@@ -155,7 +157,7 @@ def torch_losses(
 
 
 def machine_of(backend: str, ranks: int) -> Machine:
-    """What a rank has: a device, or a processor of this machine."""
+    """The machine of a rank: a device, or one processor of this machine."""
     if backend == "cpu":
         return registry.machine("cpu-1")
     chosen, probe = registry.choose(backend)
@@ -169,7 +171,7 @@ def machine_of(backend: str, ranks: int) -> Machine:
 
 
 def work(plan: str, ranks: int, steps: int, versus: bool, backend: str, small: bool) -> None:
-    """One rank's process; rank 0 prints the losses, which another may keep, as JSON."""
+    """The process of one rank. Rank 0 prints the losses, which another rank may hold, as JSON."""
     c = SMALL if small else Config()
     if c.layers % shape_of(plan, ranks).stages:
         c = replace(c, layers=shape_of(plan, ranks).stages)

@@ -1,6 +1,8 @@
 """A training step of a small Llama for one device, written with public ops: forward, `ark.grad`,
-AdamW. Micro-batches go through blocks and back, each in a scope of its own, so that a plan can say
-where and when a block runs. `ranks.py` splits it over ranks.
+AdamW.
+
+Micro-batches run through blocks and back. Each block of each micro-batch has a scope, by which a
+plan can place and order it. `ranks.py` splits the step over ranks.
 """
 
 from __future__ import annotations
@@ -15,12 +17,12 @@ import ark
 from ark.frontend.model import Model, use_model
 from ark.ir.graph import Graph
 
-IN = "in"  # the block of the embedding, where it is one of its own
+IN = "in"  # the name of the embedding's block, if it has one
 
 
 @dataclass(frozen=True)
 class Config:
-    """A Llama with tied embeddings, and what it learns from. batch: sequences of a step."""
+    """A Llama with tied embeddings, and its training. batch: sequences of a step."""
 
     vocab: int = 64
     hidden: int = 32
@@ -65,11 +67,13 @@ def parameter_shapes(c: Config) -> dict[str, tuple[int, ...]]:
 
 @dataclass(frozen=True)
 class Shape:
-    """How a step is written. micro_batches: of a step. stages: blocks that the layers are cut into.
-    apart: the embedding is a block of its own. passes: forward passes; the result of one is added
-    to the input of the next, and the backward pass covers only the last (recycling). recomputed: a
-    block keeps its inputs and computes its activations once more in the backward pass. gathered:
-    parameters are read through a copy, as ZeRO 3 does.
+    """The form of a step.
+
+    micro_batches: their number in a step. stages: the number of blocks into which the layers are
+    cut. apart: the embedding is a separate block. passes: forward passes; the result of one is
+    added to the input of the next, and the backward pass covers only the last (recycling).
+    recomputed: a block keeps its inputs and recomputes its activations in the backward pass.
+    gathered: parameters are read through a copy, as ZeRO 3 does.
     """
 
     micro_batches: int = 1
@@ -81,20 +85,20 @@ class Shape:
 
     @property
     def blocks(self) -> list[str]:
-        """Their names, in the order of forward."""
+        """The names of the blocks, in forward order."""
         return [*([IN] if self.apart else []), *map(str, range(self.stages))]
 
 
 @dataclass
 class Step:
-    """A training step's graph. names: by what a tensor is called here, its buffer's name."""
+    """The graph of a training step. names: from the names in this module to buffer names."""
 
     graph: Graph
     names: dict[str, str] = field(default_factory=dict)
 
 
 class Builder:
-    """Writes a step for one device: micro-batches through blocks of layers and back, and AdamW."""
+    """Builds a step for one device: micro-batches through blocks of layers and back, then AdamW."""
 
     def __init__(self, c: Config, shape: Shape, steps: int):
         if c.layers % shape.stages or c.batch % shape.micro_batches:
@@ -129,7 +133,9 @@ class Builder:
         return self.step
 
     def micro_batch(self, graph: Graph, m: int, gradients: dict[str, list[tuple[str, Any]]]) -> Any:
-        """Adds one there and back, and its gradients by parameter; its share of the loss."""
+        """Adds one micro-batch, forward and backward, and its gradients by parameter. Returns its
+        share of the loss.
+        """
         c, size = self.c, (self.rows, self.c.rows, self.c.vocab)
         tokens, targets = self.tensor(f"tokens{m}", size), self.tensor(f"targets{m}", size)
         recycled: Any = None
@@ -166,7 +172,9 @@ class Builder:
         return loss
 
     def forward(self, block: str, h: Any, tokens: Any, recycled: Any, used: dict[str, Any]) -> Any:
-        """What a block makes of what the one before it made; `used` gets its parameters."""
+        """The result of a block for the previous block's result `h`. Adds the block's parameters to
+        `used`.
+        """
         if h is None:
             h = ark.matmul(tokens, self.weight("embedding", used))
             h = h if recycled is None else ark.add(h, recycled)
@@ -178,8 +186,8 @@ class Builder:
 
     def weight(self, name: str, used: dict[str, Any]) -> Any:
         if name not in used:
-            # Both ends of a pipeline read the embedding: each its own copy, or the gradient of the
-            # last stage's would go on through all others.
+            # The first and the last stage read the embedding, each a copy of its own. Otherwise the
+            # gradient of the last stage's reads would pass through all other stages.
             tied = name == "embedding" and len(self.shape.blocks) > 1
             used[name] = ark.copy(self.weights[name]) if tied else self.weights[name]
         return ark.copy(used[name]) if self.shape.gathered else used[name]
@@ -208,7 +216,7 @@ class Builder:
         return ark.add(h, product(ark.swiglu(product(x, "gate"), product(x, "up")), "down"))
 
     def loss(self, h: Any, targets: Any, used: dict[str, Any]) -> Any:
-        """The share of the mean cross entropy, (1,)."""
+        """This micro-batch's share of the mean cross entropy, (1,)."""
         c = self.c
         x = ark.rmsnorm(h, self.weight("norm", used), c.eps)
         logits = ark.matmul(x, self.weight("embedding", used), transpose_other=True)
@@ -220,8 +228,8 @@ class Builder:
     def update(
         self, graph: Graph, block_gradients: dict[str, list[tuple[str, Any]]], losses: Sequence[Any]
     ) -> None:
-        """AdamW, each parameter on the first stage that uses it, the embedding of a block of its
-        own on the last one; the loss is kept on the last.
+        """Adds AdamW. Each parameter is updated on the first stage that uses it; the embedding, if
+        it has its own block, on the last stage, where the loss is kept too.
         """
         c, last = self.c, str(self.shape.stages - 1)
         with graph.scope(f"u{last}"):
@@ -254,7 +262,7 @@ class Builder:
 
 
 def arrays(c: Config, seed: int, micro_batches: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """What the host fills in, by the names of tensors, and the tokens (batch, rows + 1)."""
+    """The arrays that the host writes, by tensor name, and the tokens (batch, rows + 1)."""
     random = np.random.default_rng(seed)
     values = {}
     for name, size in parameter_shapes(c).items():

@@ -1,7 +1,7 @@
 """Makes the training text from the Debian package `sword-text-web`; run by hand before train.py.
 
-The package holds a public-domain Bible translation in modern English as a SWORD `zText` module: one
-zlib block a book, OSIS mark-up inside. What comes out is plain text: a chapter is a block of lines
+The package contains a public-domain Bible translation in modern English as a SWORD `zText` module:
+one zlib block per book, with OSIS mark-up. The result is plain text: a chapter is a block of lines
 between blank lines, a line is a paragraph, quotation marks and dashes are ASCII.
 
     apt-get download sword-text-web
@@ -57,7 +57,9 @@ def module_files(deb: bytes) -> dict[str, bytes]:
 
 
 def books(files: dict[str, bytes]) -> Iterator[str]:
-    """The OSIS text of each book: a .bzs entry is (offset, stored bytes, plain bytes), uint32."""
+    """The OSIS text of each book. An entry of .bzs is (offset, stored bytes, plain bytes),
+    uint32.
+    """
     for testament in ("ot", "nt"):
         index, data = files[f"{testament}.bzs"], files[f"{testament}.bzz"]
         for offset, size, _ in struct.iter_unpack("<III", index):

@@ -1,10 +1,10 @@
 """Trains the small Llama checkpoint that this repository ships; run by hand, best on a GPU.
 
-Reads the plain text that text.py writes (chapters between blank lines, a paragraph a line), trains
-a byte-level BPE vocabulary and a `LlamaForCausalLM` on it, reports the loss on every twentieth
-chapter, which it never trains on, and writes an ordinary Hugging Face directory in bfloat16.
-Seeded: the same text, options and machine give the same run. Needs torch, transformers, tokenizers
-and safetensors.
+Reads the plain text that text.py writes (chapters between blank lines, one paragraph per line).
+Trains a byte-level BPE vocabulary and a `LlamaForCausalLM` on it. Reports the loss on every
+twentieth chapter, which is not trained on. Writes an ordinary Hugging Face directory in bfloat16.
+Everything is seeded: the same text, options and machine give the same run. Needs torch,
+transformers, tokenizers and safetensors.
 
     python examples/train/train.py bible.txt -o examples/noah
 """
@@ -37,7 +37,9 @@ PROMPTS = (
 
 
 def train_tokenizer(chapters: list[str], vocab_size: int) -> Tokenizer:
-    """A byte-level BPE vocabulary that opens every text with the begin token."""
+    """A tokenizer with a byte-level BPE vocabulary, which starts every text with the begin
+    token.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -90,7 +92,9 @@ def model_config(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def add_dropout(model: LlamaForCausalLM, rate: float) -> None:
-    """Drops part of what each attention and MLP block adds to the residual stream in training."""
+    """Adds dropout in training to the results that attention and MLP blocks add to the residual
+    stream.
+    """
 
     def drop(module: torch.nn.Module, _inputs: object, output: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.dropout(output, rate, module.training)
@@ -101,14 +105,16 @@ def add_dropout(model: LlamaForCausalLM, rate: float) -> None:
 
 
 def token_loss(model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
-    """Mean cross entropy in nats of each id of `batch` [rows, length] after the ids before it."""
+    """The mean cross entropy, in nats, of each id of `batch` [rows, length] given the ids before
+    it.
+    """
     with torch.autocast(batch.device.type, torch.bfloat16, enabled=batch.is_cuda):
         logits = model(batch).logits[:, :-1]
     return torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
 
 
 class Windows:
-    """Training rows: a begin token, then what follows the start of a random paragraph."""
+    """Training rows: a begin token, then the text from the start of a random paragraph on."""
 
     def __init__(self, stream: torch.Tensor, newline: int, context: int, seed: int) -> None:
         self.stream, self.context = stream, context
@@ -126,7 +132,9 @@ class Windows:
 
 @torch.no_grad()
 def held_out_loss(model: torch.nn.Module, stream: torch.Tensor, context: int) -> float:
-    """Mean loss in nats a token over the stream, in rows that each open with a begin token."""
+    """The mean loss, in nats per token, over the stream, in rows that each start with a begin
+    token.
+    """
     model.eval()
     rows = stream[: len(stream) // (context - 1) * (context - 1)].view(-1, context - 1)
     rows = torch.nn.functional.pad(rows, (1, 0), value=BOS_ID)

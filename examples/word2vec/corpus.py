@@ -1,4 +1,4 @@
-"""Texts for word vectors, as numbers, and a made text whose topics are known."""
+"""Texts for word vectors, as numbers, and a synthetic text whose topics are known."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ NOISE_TABLE = 1 << 18
 
 @dataclass(frozen=True)
 class Corpus:
-    """vocabulary: frequent words first. words: the text, as indices. texts: which text each is of.
-    raw: words before rare ones were dropped. keep: chance of each word of the vocabulary to stay.
-    noise: words, each as often as its count to the power 3/4 asks.
+    """A text as numbers.
+
+    vocabulary: the words, frequent ones first. words: the text, as indices into the vocabulary.
+    texts: for each word the number of its text. raw: the number of words before rare ones were
+    dropped. keep: for each word of the vocabulary the probability that an occurrence is kept.
+    noise: a table of words in which each is as frequent as its count to the power 3/4.
     """
 
     vocabulary: list[str]
@@ -27,8 +30,10 @@ class Corpus:
 
     @classmethod
     def of(cls, texts: Sequence[Sequence[str]], least: int = 5, sample: float = 1e-3) -> Corpus:
-        """least: words that are rarer are dropped. sample: words that are more frequent than this
-        share of the text are dropped by chance (Mikolov et al., 2013, section 2.3, as their code).
+        """Makes a corpus from texts.
+
+        least: words that occur less often are dropped. sample: words whose share of the text is
+        larger are dropped at random (Mikolov et al., 2013, section 2.3, in the form of their code).
         """
         counts = Counter(word for text in texts for word in text)
         vocabulary = [w for w, n in counts.most_common() if n >= least]
@@ -48,13 +53,13 @@ class Corpus:
 
 
 def topics(count: int = 20, each: int = 20, texts: int = 400, length: int = 50) -> list[list[str]]:
-    """Texts of one topic each, whose words are drawn from the topic's own."""
+    """Texts of one topic each. Their words are drawn from the topic's own vocabulary."""
     drawn = np.random.default_rng(0).integers(0, each, (texts, length))
     return [[f"{i % count}.{w}" for w in row] for i, row in enumerate(drawn)]
 
 
 def same_topic(corpus: Corpus, vectors: np.ndarray, most: int = 5) -> float:
-    """Of each word's nearest words, the share that is of its topic; 0 for NaN."""
+    """The share of each word's nearest words that have its topic; 0 if a vector is not finite."""
     if not np.isfinite(vectors).all():
         return 0.0
     of = np.array([word.split(".")[0] for word in corpus.vocabulary])

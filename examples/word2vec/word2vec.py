@@ -1,10 +1,10 @@
-"""Word vectors by skip-gram with negative sampling, whole epochs in one launch, on any number of
-ranks (GraphWord2Vec: Gill et al., 2020).
+"""Word vectors by skip-gram with negative sampling, whole epochs in one launch, on several ranks.
 
-The corpus lies on the device. An iteration of a rank takes the next chunks of it and does what
-word2vec does with a sentence: frequent words are dropped by chance, windows are shrunk by chance,
-and every word in a window is to tell the word in its middle from noise. Words are nodes of two
-vectors; only the rows that a chunk touches are read, written and sent to other ranks.
+The corpus is in device memory. An iteration of a rank takes the next chunks of it and treats them
+like word2vec's sentences: frequent words are dropped at random, windows are shrunk at random, and
+every word in a window learns to distinguish the word in its middle from noise. On several ranks
+(GraphWord2Vec: Gill et al., 2020) words are nodes of two vectors, and only the rows that a chunk
+changes are sent to other ranks.
 
     python -m examples.word2vec.word2vec
 """
@@ -32,9 +32,12 @@ WAYS = ("sum", "average", "combiner")
 
 @dataclass(frozen=True)
 class Options:
-    """size: of a vector. window: words to either side. negative: noise words for a word and
-    neighbour, drawn once for a block. chunk: words of the text that learn side by side; block: of
-    them, that share noise. chunks: of an iteration, one after another. rate: falls to almost 0.
+    """Options of the training.
+
+    size: of a vector. window: words on either side. negative: noise words per word and neighbour.
+    noise: noise words that are drawn for a block. chunk: words of the text whose steps are computed
+    from the same vectors. block: words of a chunk that share noise. chunks: of an iteration, one
+    after another. rate: the learning rate, which falls to almost 0.
     """
 
     size: int = 100
@@ -51,8 +54,9 @@ class Options:
 
 
 def words_of_chunks(given: dict[str, Any], o: Options, at: Any, step: Any) -> tuple[Any, ...]:
-    """Each chunk's words that are kept, moved together, and the text each is of: chunk + 1 for each
-    chunk, the last of nothing; how many there are (chunks, 1, 1, 1).
+    """The words of each chunk that are kept, moved to its front, and the text number of each: chunk
+    + 1 elements per chunk, the last one without meaning. And the number of kept words (chunks, 1,
+    1, 1).
     """
     shape, size = [o.chunks, o.chunk], o.chunks * o.chunk
     places = ark.add(ark.iota([size], 0, ark.int32), at)
@@ -62,15 +66,17 @@ def words_of_chunks(given: dict[str, Any], o: Options, at: Any, step: Any) -> tu
     count = ark.cumsum(ark.cast(kept, ark.int32), 1)
     first = ark.mul(ark.iota([o.chunks, 1], 0, ark.int32), o.chunk + 1)
     target = ark.add(ark.where(kept, ark.sub(count, 1), o.chunk), first)
-    # Nothing stands for words all over, whose steps are 0: no row is to wait for many updates.
+    # Fills unused elements with different words, whose steps are 0, so that no row waits for many
+    # updates.
     nothing = ark.mod(ark.iota([size + o.chunks], 0, ark.int32), given["keep"].shape()[0])
     moved = (ark.scatter_elements(nothing, ark.reshape(target, [size]), t) for t in (words, texts))
     return (*moved, ark.reshape(count[:, o.chunk - 1 :], [o.chunks, 1, 1, 1]))
 
 
 def windows(given: dict[str, Any], o: Options, at: Any, step: Any) -> tuple[Any, Any, Any]:
-    """The words of each chunk (chunks, chunk), those around each block (chunks, blocks, 1, wide),
-    wide = block + 2 window, and 0 or 1 for which are in which window (chunks, blocks, block, wide).
+    """The words of each chunk (chunks, chunk); the words around each block (chunks, blocks, 1,
+    wide), where wide = block + 2 window; and 1 for each word that is in a word's window, else 0
+    (chunks, blocks, block, wide).
     """
     blocks, wide = o.chunk // o.block, o.block + 2 * o.window
     words, texts, count = words_of_chunks(given, o, at, step)
@@ -92,8 +98,8 @@ def windows(given: dict[str, Any], o: Options, at: Any, step: Any) -> tuple[Any,
 
 
 def updates(given: dict[str, Any], o: Options, at: Any, step: Any, rate: Any) -> Iterator[Any]:
-    """Of each chunk, when the steps of those before are in the tables: (rows of the words' table,
-    their steps, rows of the contexts' table, their steps).
+    """Yields for each chunk (rows of the words' table, their steps, rows of the contexts' table,
+    their steps). The tables must have the steps of the preceding chunks by then.
     """
     n, blocks = o.chunk, o.chunk // o.block
     own, around, pairs = windows(given, o, at, step)
@@ -101,8 +107,8 @@ def updates(given: dict[str, Any], o: Options, at: Any, step: Any, rate: Any) ->
     kinds = given["noise"].shape()[0]
     noise = ark.gather(given["noise"], ark.mod(ark.cast(bits, ark.int64), kinds))
     targets = ark.concat([own, noise], 1)
-    # A neighbour in m windows would meet m times `negative` noise words; it meets all of the
-    # block's, each so many times less.
+    # A neighbour in m windows would be paired with m * `negative` noise words. Instead it is paired
+    # with all noise words of the block, with a weight of m * negative / noise each.
     many = ark.reshape(ark.reduce_sum(pairs, 2), [o.chunks, blocks, -1, 1])
     shares, pairs = ark.mul(many, ark.mul(rate, -o.negative / o.noise)), ark.mul(pairs, rate)
     for chunk in range(o.chunks):
@@ -121,8 +127,10 @@ def updates(given: dict[str, Any], o: Options, at: Any, step: Any, rate: Any) ->
 
 
 def combined(way: str, parts: list[Any]) -> Any:
-    """The ranks' steps of the same rows as one. The combiner (GraphWord2Vec, section 3) adds
-    of every next step the part orthogonal to the sum so far: g + h - (g.h / |g|^2) g.
+    """Combines the ranks' steps of the same rows.
+
+    The combiner (GraphWord2Vec, section 3) adds the part of each further step that is orthogonal to
+    the sum so far: g + h - (g.h / |g|^2) g.
     """
     total = parts[0]
     for part in parts[1:]:
@@ -135,12 +143,12 @@ def combined(way: str, parts: list[Any]) -> Any:
 
 
 def synchronised(table: Any, ids: Any, steps: Any, way: str, rank: int, world: int) -> None:
-    """Adds all ranks' steps to the table: only rows that one of them touched are sent."""
+    """Adds all ranks' steps to the table. Only rows that a rank has changed are sent."""
     size, count = steps.shape()[1], ids.shape()[0]
     if world == 1:
         ark.scatter_elements(table, ark.reshape(ids, [count, 1]), steps, 0, "add", output=table)
         return
-    # A row that occurs twice is summed up first, in a table that is nothing but zeros otherwise.
+    # Rows that occur several times are summed up first, in a table whose other elements are zeros.
     own, at = ark.tensor(table.shape()), ark.reshape(ids, [count, 1])
     ark.scatter_elements(own, at, steps, 0, "add", output=own)
     every = ark.all_gather(ids, rank, world)
@@ -154,17 +162,19 @@ def synchronised(table: Any, ids: Any, steps: Any, way: str, rank: int, world: i
 
 @dataclass
 class Trained:
-    """vectors: by epoch. words: of the text, before any was dropped, that a second took."""
+    """The result of a training. vectors: after each epoch. words: words per second, counted before
+    any were dropped.
+    """
 
     vectors: list[np.ndarray]
     words: float
 
 
 def train(text: Corpus, options: Options) -> Trained:
-    """A rank's part of the training; every rank has the same tables in the end."""
+    """Trains on one rank. At the end every rank has the same tables."""
     rank, world = ark.Model.get_rank(), ark.Model.get_world_size()
-    size = options.chunk * options.chunks  # words of an iteration
-    steps = max(1, len(text.words) // (size * world))  # of an epoch
+    size = options.chunk * options.chunks  # words per iteration
+    steps = max(1, len(text.words) // (size * world))  # iterations per epoch
     total, share = steps * world, steps * world * size / len(text.words)
     arrays = {name: getattr(text, name) for name in ("words", "texts", "keep", "noise")}
     given: dict[str, Any] = {
@@ -172,7 +182,7 @@ def train(text: Corpus, options: Options) -> Trained:
     }
     shape = [len(text.vocabulary), options.size]
     given |= {name: ark.tensor(shape) for name in ("vectors", "contexts")}
-    step = ark.tensor([1], ark.int64)  # of this rank: its first one, then every world-th
+    step = ark.tensor([1], ark.int64)  # this rank's next iteration, numbered over all ranks
     at = ark.mul(ark.mod(step, total), size)
     done = ark.mul(ark.cast(step, ark.fp32), 1.0 / (total * options.epochs))
     rate = ark.mul(ark.maximum(ark.sub(1.0, done), 1e-4), options.rate)
@@ -214,7 +224,9 @@ def main() -> None:
 
 
 def compare(backend: str, figure: str) -> None:
-    """A rank of the comparison: topics found by epoch, for sums, averages and the combiner."""
+    """The process of a rank in the comparison: the score by epoch, for sums, averages and the
+    combiner.
+    """
     ark.init(backend=backend)
     text, panels = Corpus.of(corpus.topics(), least=1), []
     for rate in (0.025, 0.1, 0.3):
