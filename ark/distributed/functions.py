@@ -115,8 +115,9 @@ def reduce_scatter(input: ArrayT, op: str = "sum", out: ArrayT | None = None) ->
 
 
 def all_to_all(input: ArrayT, out: ArrayT | None = None) -> ArrayT:
-    """Exchanges equal parts along the first dimension: part s of `input` goes to rank s, and part s
-    of the result comes from rank s.
+    """Exchanges equal parts, along the first dimension, between all ranks.
+
+    Part s of `input` goes to rank s, and part s of the result comes from rank s.
 
     Examples:
         >>> ark.distributed.all_to_all(np.arange(4))
