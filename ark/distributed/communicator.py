@@ -316,9 +316,7 @@ class Communicator:
 
     @property
     def _meeting_s(self) -> float:
-        """How long to wait for the others; after all have arrived, preparation of the call counts
-        too.
-        """
+        """Seconds to wait for the others; once all have arrived, the time to prepare the call."""
         return PREPARE_S if self._arrived else self._budget_s
 
     def _gather(self, label: str, data: bytes, timeout_s: float) -> list[bytes]:

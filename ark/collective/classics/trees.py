@@ -111,7 +111,7 @@ def chained_trees(boxes: Sequence[Sequence[int]]) -> list[dict[int, int | None]]
 
 
 def all_reduce_trees(b: ProgramBuilder, boxes: Sequence[Sequence[int]]) -> None:
-    """All parts are summed up their tree, then sent down."""
+    """Every tree sums its part of the data up to its root, then sends the sum down."""
     received = b.scratch((3 if len(boxes) > 1 else 2) * b.chunks, "receive")
     trees = chained_trees(boxes)
     for index, tree in enumerate(trees):

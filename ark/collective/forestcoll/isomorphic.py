@@ -181,7 +181,7 @@ def _grow(net: Network, budget: _Budget, boxes: list[list[int]], root: int) -> l
 def _grow_evenly(
     net: Network, budget: _Budget, boxes: list[list[int]], root: int
 ) -> list[_Way] | None:
-    """Returns a tree's edges, drawn level by level over the ways with the most capacity left."""
+    """Returns a tree's edges, drawn level by level over paths of the most remaining capacity."""
     reached = {root}
     level = [root]
     ways: list[_Way] = []

@@ -44,7 +44,7 @@ class Tree:
 
     @property
     def height(self) -> int:
-        """Returns the number of edges on the longest way between the root and a rank."""
+        """Returns the number of edges on the longest path between the root and a rank."""
         return max(self.depths().values())
 
     def image(self, nodes: tuple[str, ...], moved: Sequence[int] | Ints) -> Tree:

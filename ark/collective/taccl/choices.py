@@ -17,7 +17,7 @@ import numpy as np
 from ark.collective.taccl.logical import Edge, Logical, Permutation, symmetries
 from ark.errors import ModelError
 
-# With up to so many variables, chunks may use paths that are one link longer than the shortest.
+# Up to this number of variables, chunks may use paths one link longer than the shortest.
 _MAX_WIDE_MODEL_VARIABLES = 6000
 
 

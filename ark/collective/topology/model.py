@@ -34,7 +34,7 @@ class TopologyError(ModelError):
         self.message = message
 
 
-MOST_GBPS = Fraction(10**9)  # and its inverse is the least: times and rates are told in floats
+MOST_GBPS = Fraction(10**9)  # its inverse is the least, because times and rates are floats
 
 
 @dataclass(frozen=True)

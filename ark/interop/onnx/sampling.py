@@ -42,7 +42,7 @@ def _grid_sample(call: Call) -> Value:
 
 
 def _column(tensor: Any, place: int) -> Any:
-    """One element of the last of three dimensions."""
+    """The elements at one index of the last of three dimensions."""
     rows, count, _ = tensor.ir.shape
     return ark.reshape(tensor[:, :, place : place + 1], [rows, count])
 

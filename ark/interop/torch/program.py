@@ -286,7 +286,7 @@ class Program:
         return self._executor
 
     def _moved(self, addresses: tuple[int, ...]) -> None:
-        """Addresses of an earlier call have a table already."""
+        """Switches to the table of these addresses, which is kept for later calls."""
         executor = self._executor
         each = zip(self._loose, addresses, strict=True)
         if not isinstance(executor, Executor):

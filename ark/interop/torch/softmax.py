@@ -18,7 +18,7 @@ def _softmax(call: Call, x: Value, dim: int, *_: Any, **__: Any) -> Any:
 
 @operator("_safe_softmax.default")
 def _safe_softmax(call: Call, x: Value, dim: int, *_: Any, **__: Any) -> Any:
-    """0 if all are -inf, as in attention whose mask excludes all keys of a row."""
+    """Softmax, but 0 if all elements are -inf, as for a row whose keys are all masked."""
     tensor, axis = cast(x, call.dtype), axis_of(dim, len(x.shape))
     if axis == len(tensor.ir.shape) - 1:
         return ark.safe_softmax(tensor)

@@ -1,10 +1,10 @@
-"""Pipelines of graphs without scopes: which stage and pass every op belongs to.
+"""Pipelines of graphs without scopes: determines the stage and the pass of every op.
 
 A graph is one step over all examples. Ops that are cut along the examples become micro-batches. The
-forward pass is divided into stages of about equal time; an op that `ark.grad` made belongs to the
-stage of the op that it differentiates (`Graph.undone`); what follows from the gradients of all
-micro-batches (sums, optimizers) runs once, on the stage of its largest operand; what follows from
-no example runs where it is read. Called by ark.parallel.plans.by_name.
+forward pass is divided into stages of about equal time. An op that `ark.grad` made belongs to the
+stage of the op that it differentiates (`Graph.undone`). An op that depends on the gradients of all
+micro-batches (sums, optimizers) runs once, on the stage of its largest operand. An op that depends
+on no example runs on the stages that read its result. Called by ark.parallel.plans.by_name.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""From pieces on ranks to one graph per rank: tensors of the pieces' sizes, and the communication
-between them.
+"""Makes one graph per rank from pieces on ranks: tensors of the pieces' sizes, and communication
+between these graphs.
 
-Where an operand's view overlaps views that pieces of other ranks wrote, the rank receives them,
+If an operand's view overlaps views that pieces of other ranks wrote, the rank receives them,
 adds partial sums and assembles boxes. All ranks' graphs are written in one order, so sends and
 receives pair up and cannot deadlock. Transfers that form a collective of all ranks become one
 (ark.parallel.transform.collectives).

@@ -1,7 +1,7 @@
-"""A graph in the form for splitting: every operand in one shape, and memory that survives an
-iteration separate from the memory that this iteration writes.
+"""A graph in normal form, which can be split: every operand has one shape, and memory that survives
+an iteration is separate from the memory that this iteration writes.
 
-In a graph views are not nodes, and optimizers write parameters in place. Here a view of another
+Elsewhere views are not nodes, and optimizers write parameters in place. Here a view of another
 shape becomes a node `reshape` with its own tensor, and a read of memory that the iteration writes
 later reads a twin, which holds the previous iteration's value. Each entry point that writes such
 memory has its own version. ark.parallel.transform.materialise updates twins.
