@@ -1,4 +1,4 @@
-"""From an engine's events to texts: the samples of one prompt. Called by ark.serving.llm."""
+"""Collects an engine's events into the texts of one prompt's samples. Called by ark.serving.llm."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ark.serving.outputs import Chunk, CompletionOutput, Logprob, RequestOutput,
 from ark.serving.types import EngineLike, Event, FinishReason, Grammar, Request
 
 LAST_PROMPT_TOKENS = 64
-"""Tokens of the prompt on which the text of the first new ones may depend."""
+"""The number of last prompt tokens that the text of the first new tokens may depend on."""
 
 
 @dataclass
 class Sample:
-    """One text as it is made."""
+    """One sample: its text so far."""
 
     request: Request
     text: StoppedText
@@ -29,12 +29,14 @@ class Sample:
 
     @property
     def ended(self) -> bool:
-        """True when the last chunk was made."""
+        """True once the sample's last chunk was returned."""
         return bool(self.chunks) and self.chunks[-1].finish_reason is not None
 
 
 class Answer:
-    """The samples of a prompt. Submit it, then `take` each event that the listener is given."""
+    """The samples of a prompt. Call `submit` once, then `take` with each event that the listener
+    receives.
+    """
 
     def __init__(
         self,
@@ -76,8 +78,8 @@ class Answer:
                 engine.cancel(sample.request.id)
 
     def take(self, engine: EngineLike, event: Event) -> Chunk | None:
-        """The chunk that an event makes; None for one after the end. Raises GpuError, or
-        InvalidUsageError where the engine was closed meanwhile.
+        """The chunk of text that an event completes; None for an event after the sample's end.
+        Raises GpuError, or InvalidUsageError where the engine was closed meanwhile.
         """
         sample = self.samples[event.id]
         if sample.ended:
@@ -111,7 +113,9 @@ class Answer:
         return chunk
 
     def _end(self, sample: Sample, event: Event, used: int) -> tuple[str | None, str | int | None]:
-        """Why the sample ends with this event, and by which stop."""
+        """The reason for which the sample ends with this event, and the stop string or token that
+        ended it.
+        """
         if sample.text.stopped is not None:
             return "stop", sample.text.stopped
         if event.finish is None:
@@ -131,7 +135,7 @@ class Answer:
         return tuple(by_token)
 
     def output(self) -> RequestOutput:
-        """The whole answer, when it has ended."""
+        """The whole answer. Called after all samples have ended."""
         samples = enumerate(self.samples.values())
         outputs = tuple(self._completion(number, sample) for number, sample in samples)
         return RequestOutput(self.prompt, self.token_ids, outputs)

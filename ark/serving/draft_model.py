@@ -1,8 +1,10 @@
-"""Drafts of texts' next tokens by a smaller model on the same device. It runs by its own plan
-between two steps of the engine. Called by the scheduler, made by ark.serving.engine.
+"""Drafts of the next tokens of texts, computed by a smaller model on the same device. The model has
+its own plan and runs between two steps of the engine. Created by ark.serving.engine, called by the
+scheduler.
 
-A draft draws its tokens with the request's own temperature, top-k and noise, which depends on seed
-and position alone: the better the two models agree, the more of its tokens are those of the text.
+The tokens of a draft are sampled with the request's own temperature, top-k and noise. The noise
+depends only on the seed and the position, so a draft has the text's own tokens as far as the two
+models agree.
 """
 
 from __future__ import annotations
@@ -24,14 +26,14 @@ from ark.serving.rows import DeviceRows
 from ark.serving.types import Request
 
 DRAFT_TOKENS = 3
-"""Tokens of a draft, where a draft model is given and no number."""
+"""The default number of a draft's tokens with a draft model."""
 
 
 def check_draft_model(
     checkpoint: Checkpoint, draft: Checkpoint, context: int, ranks: Bootstrap | None = None
 ) -> None:
-    """InvalidUsageError unless one model can make drafts for the other; UnsupportedError on several
-    ranks.
+    """Raises InvalidUsageError unless `draft` can make drafts for `checkpoint`, and
+    UnsupportedError on several ranks.
     """
     if ranks is not None and ranks.world_size > 1:
         raise UnsupportedError(
@@ -61,7 +63,7 @@ class DraftModel:
     """A loaded model with pages for as many texts as the engine has slots."""
 
     def __init__(self, model: LoadedModel) -> None:
-        """model: which `close` closes."""
+        """model: the draft model; `close` closes it."""
         assert model.shape.pages is not None
         self._model, self._rows = model, DeviceRows(model.executor, model.shape)
         each = model.shape.pages.most(model.shape.context)
@@ -70,8 +72,8 @@ class DraftModel:
             list(range(begin, begin + each))
             for begin in range(first, first + model.shape.batch * each, each)
         ]
-        self._texts: OrderedDict[Progress, Progress] = OrderedDict()  # the least recent first
-        self._drafts: dict[Progress, tuple[int, ...]] = {}  # of its texts, the latest one's
+        self._texts: OrderedDict[Progress, Progress] = OrderedDict()  # least recent first
+        self._drafts: dict[Progress, tuple[int, ...]] = {}  # the latest draft of each text
 
     @classmethod
     def open(
@@ -101,8 +103,8 @@ class DraftModel:
             raise
 
     def propose(self, texts: Sequence[Progress], most: int) -> list[tuple[int, ...]]:
-        """By text, up to `most` tokens that may follow; there are at most as many texts as slots.
-        None for texts whose recent drafts were wrong.
+        """A draft of up to `most` next tokens for each text; at most as many texts as slots may be
+        given. The draft is empty for a text whose recent drafts were wrong.
         """
         asked = [text for text in texts if not text.drafts.paused()]
         own = {text: self._continued(text, asked, most) for text in asked}
@@ -118,8 +120,8 @@ class DraftModel:
         self._model.close()
 
     def _continued(self, text: Progress, asked: Sequence[Progress], most: int) -> Progress:
-        """The draft model's state of a text, brought up to the text's tokens: what it has computed
-        beyond the first token that the text does not have is void.
+        """The draft model's state of a text, updated to the text's current tokens. Keys and values
+        from the first wrong token of the last draft on are discarded.
         """
         known = self._texts.pop(text, None)
         if known is None:
@@ -139,7 +141,9 @@ class DraftModel:
         return known
 
     def _room(self, asked: Sequence[Progress]) -> list[int]:
-        """The pages of a slot: a free one, or that of the least recently asked text."""
+        """The pages of a free slot. If none is free, the slot of the least recently used text is
+        taken.
+        """
         if not self._free:
             oldest = next(text for text in self._texts if text not in asked)
             known = self._texts.pop(oldest)
@@ -148,7 +152,7 @@ class DraftModel:
         return self._free.pop()
 
     def _compute(self, progress: Progress) -> None:
-        """Computes a text in chunks, where more than a chunk of it is new."""
+        """Computes the new tokens of a text in chunks, if they fill at least one chunk."""
         chunk, left = self._model.shape.chunk, progress.last - progress.computed
         if not chunk or left < chunk:
             return
@@ -157,7 +161,7 @@ class DraftModel:
         progress.computed = progress.last
 
     def _decode(self, rows: list[Progress]) -> None:
-        """Makes the draft of each text, up to its total."""
+        """Computes the draft of each text, until the text has `total` tokens."""
         iterations = max(p.total - 1 - p.computed for p in rows)
         launched = self._rows.start(Step(None, tuple(rows), iterations))
         try:

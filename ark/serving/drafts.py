@@ -1,5 +1,6 @@
-"""Drafts of a text's next tokens from the text itself: what followed its last few tokens when they
-stood there before (prompt lookup decoding, Saxena 2023). Plain data, used by the scheduler.
+"""Drafts of a text's next tokens, taken from the text itself. The last few tokens are looked up at
+their previous occurrence, and the tokens that followed them there are the draft (prompt lookup
+decoding, Saxena 2023). Used by the scheduler.
 """
 
 from __future__ import annotations
@@ -7,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 LENGTHS = (3, 2)
-"""Tokens that must repeat, the longest first."""
+"""How many tokens must repeat before a draft is made; the longest match is tried first."""
 MAX_PAUSE_TOKENS = 32
 
 
 def right_tokens(draft: Sequence[int], tokens: Sequence[int]) -> int:
-    """How many tokens of a draft are those that followed, up to the first wrong one."""
+    """The number of a draft's first tokens that equal `tokens`, the ones that did follow."""
     pairs = enumerate(zip(draft, tokens, strict=False))
     return next((n for n, (ours, own) in pairs if ours != own), min(len(draft), len(tokens)))
 
@@ -29,15 +30,15 @@ def shortened(drafts: Sequence[tuple[int, ...]], room: int) -> list[tuple[int, .
 
 
 class Drafts:
-    """Drafts for one text, which only grows."""
+    """Drafts for one text. Tokens are only ever appended to the text."""
 
     def __init__(self) -> None:
-        self._places: dict[tuple[int, ...], int] = {}  # behind the latest time, by tokens
+        self._places: dict[tuple[int, ...], int] = {}  # by tokens: the place after them
         self._known = 0
         self._misses = self._pause = 0
 
     def propose(self, tokens: Sequence[int], most: int) -> tuple[int, ...]:
-        """At most so many tokens that may follow. None while recent drafts were wrong."""
+        """A draft of at most `most` tokens; empty while drafts are paused."""
         for end in range(max(self._known, 1), len(tokens)):
             for length in LENGTHS:
                 self._places[tuple(tokens[max(0, end - length) : end])] = end
@@ -48,19 +49,23 @@ class Drafts:
             place = self._places.get(tuple(tokens[-length:]))
             if place is not None and len(tokens) >= length:
                 repeated = [*tokens[place:]]
-                while len(repeated) < most:  # the text may go on repeating itself
+                while len(repeated) < most:  # assume that the text goes on repeating itself
                     repeated += repeated
                 return tuple(repeated[:most])
         return ()
 
     def paused(self) -> bool:
-        """True while no draft is to be made, because recent ones were wrong. Called once a step."""
+        """True while no draft is made because recent drafts were wrong. Must be called once a step,
+        because each call counts down the pause.
+        """
         if self._pause == 0:
             return False
         self._pause -= 1
         return True
 
     def learn(self, accepted: int) -> None:
-        """So many tokens of the draft were right; after wrong ones the pause doubles."""
+        """Records that the first `accepted` tokens of the draft were right. A wrong draft doubles
+        the pause.
+        """
         self._misses = 0 if accepted else self._misses + 1
         self._pause = min((1 << self._misses) - 1, MAX_PAUSE_TOKENS)

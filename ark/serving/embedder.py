@@ -33,14 +33,17 @@ MODULES = "modules.json"
 
 @dataclass(frozen=True)
 class Pooling:
-    """From hidden values to an embedding. normalize: it is divided by its Euclidean norm."""
+    """The steps from hidden values to an embedding. normalize: the embedding is divided by its
+    Euclidean norm.
+    """
 
     normalize: bool = True
 
     @classmethod
     def open(cls, directory: Path) -> Pooling:
-        """The pooling of a checkpoint: of the files that sentence-transformers writes beside it, or
-        the normalised last token. UnsupportedError for a pooling other than the last token's.
+        """The pooling of a checkpoint, read from the files that sentence-transformers adds to it.
+        Without these files it is the last token, normalised. Raises UnsupportedError for a pooling
+        other than of the last token.
         """
         modules, pooling = directory / MODULES, directory / POOLING
         if pooling.exists():
@@ -68,10 +71,10 @@ def _read(path: Path, kind: type) -> Any:
 
 
 class Embedder:
-    """A checkpoint on a device that gives embeddings, one text at a time. A context manager."""
+    """A checkpoint on a device that computes embeddings, one text at a time. A context manager."""
 
     def __init__(self, executor: Executor, shape: Shape, pooling: Pooling) -> None:
-        """executor: of a plan of that shape, which the embedder closes in the end."""
+        """executor: of a plan of `shape`. The embedder's `close` closes it."""
         self._executor, self._shape, self._pooling = executor, shape, pooling
         self._lock = threading.Lock()
         self._closed = False
@@ -88,7 +91,9 @@ class Embedder:
         budget_s: float = BUDGET_S,
         progress: Report | None = None,
     ) -> Embedder:
-        """An embedder on an opened device. Arguments and errors as of ark.serving.engine.Engine."""
+        """An embedder on an opened device. Arguments and errors as of
+        ark.serving.engine.Engine.open.
+        """
         if not isinstance(checkpoint, Checkpoint):
             checkpoint = Checkpoint.open(Path(checkpoint))
         chosen = backend if not isinstance(backend, str) else registry.choose(backend)[0]
@@ -104,16 +109,16 @@ class Embedder:
 
     @property
     def context(self) -> int:
-        """Tokens that a text may have."""
+        """The most tokens that a text may have."""
         return self._shape.context
 
     @property
     def size(self) -> int:
-        """Elements of an embedding."""
+        """The number of elements of an embedding."""
         return self._shape.config.hidden_size
 
     def embed(self, tokens: Sequence[int]) -> np.ndarray:
-        """The embedding, fp32 (size,), of a text. May be called from any thread."""
+        """Returns the embedding of a text, fp32 (size,). May be called from any thread."""
         check_prompt_tokens(tokens, self._shape.config.vocab_size)
         if len(tokens) > self.context:
             raise InvalidUsageError(
@@ -135,7 +140,7 @@ class Embedder:
         return values / max(float(np.linalg.norm(values)), 1e-12)
 
     def _write(self, tokens: Sequence[int]) -> None:
-        """Sets the state of a launch."""
+        """Writes the tokens and the position that a launch reads."""
         text = np.zeros(self.context, np.int32)
         text[: len(tokens)] = tokens
         settings = np.zeros(len(SETTINGS), np.int32)

@@ -1,6 +1,6 @@
-"""The engine: many requests on one device, each as if it were alone. A thread plans a step,
-launches it, and tells tokens while the device makes them; all other threads leave messages for it,
-and set a word that ends the launch with the iteration.
+"""The engine: serves many requests on one device. One thread plans a step, launches it and reports
+tokens while the device computes them. Other threads queue messages for it and set a flag that ends
+the launch after the current iteration.
 
 Used by `ark.LLM` and the server. docs/serving.md describes a step.
 """
@@ -38,15 +38,15 @@ from ark.serving.types import Event, FinishReason, Request, Stats
 
 OnEvent = Callable[[Event], None]
 LAUNCH_ITERATIONS = 512
-"""Iterations of a launch, after which the host launches again: its work is a small part of them."""
+"""Iterations of a launch; enough that the host's work between launches is a small part."""
 RANK_ITERATIONS = 8
-"""Iterations of a launch on several ranks, which do not leave it early."""
+"""Iterations of a launch on several ranks, which cannot end a launch early."""
 MASK_WAIT_S = 1e-4
 """How long a step waits for masks before it goes on without the rows that need them."""
 
 
 class Engine:
-    """Serves requests on a device. A context manager; made by `Engine.open`."""
+    """Serves requests on a device. A context manager; created by `Engine.open`."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Engine:
         draft: int = 0,
         draft_model: DraftModel | None = None,
     ) -> None:
-        """model, draft_model: which the engine closes in the end. Others as of `open`."""
+        """model, draft_model: `close` closes them. Others as of `open`."""
         self._model, self._shape, self._draft_model = model, model.shape, draft_model
         assert model.shape.pages is not None and not (draft and model.shape.pages.apart)
         self._rows = DeviceRows(model.executor, model.shape, model.ranks)
@@ -107,18 +107,18 @@ class Engine:
         ranks: Bootstrap | None = None,
         machine: Machine | None = None,
     ) -> Engine:
-        """An engine that has loaded a checkpoint, or the one in a directory.
+        """Creates an engine that has loaded a checkpoint, given opened or by its directory.
 
-        backend: one, its name, or "" for the one that has devices. device: an opened one, which
+        backend: a backend, its name, or "" for one that has devices. device: an opened one, which
         stays open, or an index. slots: requests that run at once. context: positions of each,
-        prompt included. chunk: prompt tokens that an iteration takes, 0 to read prompts token by
-        token beside what decodes. pages: of `page` positions each, in all; by default enough for
-        all slots. iterations: the most of a launch; it ends earlier where a request arrives, ends
-        or is cancelled. draft: tokens of a request that free rows try beyond the
-        next one; the text stays the same. draft_model: a smaller model, on the same device, that
-        makes these tokens; without one they are what followed where the text repeats itself.
-        adapters: directories by name, which requests choose (ark.models.adapters).
-        sampling, max_logprobs: `sampling` and `logprobs` of ark.models.build.Shape. progress: as of
+        prompt included. chunk: prompt tokens per iteration; 0: rows read prompts token by token
+        while others decode. pages: their total number, of `page` positions each; by default enough
+        for all slots. iterations: the most of a launch; it ends earlier if a request arrives, ends
+        or is cancelled. draft: tokens beyond the next one that free rows verify for a request;
+        texts do not change. draft_model: a smaller model, on the same device, that proposes these
+        tokens; without one they are taken from earlier repetitions in the text. adapters:
+        directories by name, which requests choose (ark.models.adapters). sampling, max_logprobs:
+        `sampling` and `logprobs` of ark.models.build.Shape. progress: as of
         ark.models.generate.Generator. ranks: those that share the model, of which this is rank 0;
         the others call `load_model` with the same arguments and ark.serving.ranks.follow. machine:
         to plan for, by default the device's.
@@ -162,12 +162,12 @@ class Engine:
 
     @property
     def context(self) -> int:
-        """Positions that a request may have, its prompt included."""
+        """The most positions of a request, its prompt included."""
         return self._shape.context
 
     def submit(self, request: Request, on_event: OnEvent) -> None:
         """Queues a request; see ark.serving.types.EngineLike."""
-        if os.getpid() != self._process:  # whose thread a fork has not copied
+        if os.getpid() != self._process:  # a fork does not copy the thread
             raise InvalidUsageError(
                 "this engine was opened in another process; open one in this process, and start "
                 "processes by the method spawn"
@@ -185,7 +185,7 @@ class Engine:
                 )
             self._listeners[request.id] = on_event
             self._arrived.append(request)
-            if len(self._listeners) <= self._shape.batch:  # there is a slot for it
+            if len(self._listeners) <= self._shape.batch:  # a slot is free
                 self._rows.leave()
             self._news.notify_all()
 
@@ -202,7 +202,7 @@ class Engine:
         return self._stats
 
     def close(self, drain: bool = False) -> None:
-        """Ends the engine; see ark.serving.types.EngineLike. Safe to call twice."""
+        """Closes the engine; see ark.serving.types.EngineLike. Safe to call twice."""
         with self._news:
             self._closing, self._draining = True, drain
             if not drain:
@@ -220,7 +220,7 @@ class Engine:
         self.close()
 
     def _serve(self) -> None:
-        """The engine's thread."""
+        """The loop of the engine's thread."""
         threads.sleep_exactly()
         try:
             while self._hear():
@@ -231,7 +231,7 @@ class Engine:
                 step = self._scheduler.plan(self._launch_iterations)
                 if step.rows or step.chunks is not None:
                     self._do(step)
-                else:  # each request waits for its mask
+                else:  # all requests wait for their masks
                     self._tell_all()
                     self._await_mask()
         except BaseException as error:
@@ -245,13 +245,13 @@ class Engine:
             self._model.close()
 
     def _mask_made(self) -> None:
-        """Called on the thread of masks: a running launch leaves, so that its row may join."""
+        """Called on the masks' thread. Ends the launch, so that the row can join the next one."""
         with self._news:
             self._rows.leave()
             self._news.notify_all()
 
     def _await_mask(self) -> None:
-        """Waits until there is a mask, or something else to do."""
+        """Waits until a mask is ready or a message has arrived."""
         with self._news:
             self._news.wait_for(
                 lambda: (
@@ -263,7 +263,7 @@ class Engine:
             )
 
     def _take_masks(self) -> None:
-        """Gives requests their masks, and ends those whose text is complete."""
+        """Assigns masks to requests. Ends requests whose text is complete or whose mask failed."""
         if not self._masks.pending:
             return
         with self._news:
@@ -275,8 +275,8 @@ class Engine:
                 self._tell(Event(progress.request.id, finish=finish, error=error))
 
     def _do(self, step: Step) -> None:
-        """Launches a step and tells tokens as they come; the last ones when the next step runs, so
-        that the device does not wait for listeners.
+        """Launches a step and reports its tokens as they come. The last ones are reported after the
+        next launch, so that the device does not wait for listeners.
         """
         launched = self._rows.start(step)
         try:
@@ -293,7 +293,7 @@ class Engine:
             self._tell_all()
 
     def _follow(self, step: Step, launched: Launched) -> None:
-        """Tells tokens until the kernel has ended; has it leave where another step is better."""
+        """Reports tokens until the kernel ends; makes it leave early if another step is better."""
         self._pace.begin()
         while launched.running():
             tokens = launched.read()
@@ -303,11 +303,11 @@ class Engine:
                     self._rows.leave()
                 self._tell_all()
             if launched.complete:
-                return  # to wait for the kernel, which ends soon
+                return  # the caller waits for the kernel, which ends soon
             self._pace.pause()
 
     def _take(self, step: Step, tokens: Sequence[tuple[int, Sequence[int]]]) -> bool:
-        """Rows have made tokens; True if a request has ended with them."""
+        """Takes tokens that rows have sampled. Returns True if a request has ended with them."""
         ended = False
         for row, new in tokens:
             outcome = self._scheduler.take(step, row, new)
@@ -320,7 +320,7 @@ class Engine:
         return ended
 
     def _event(self, step: Step, outcome: Outcome) -> Event:
-        """The event of tokens that a row has made."""
+        """The event that reports the tokens of an outcome."""
         progress, tokens = outcome.progress, outcome.tokens
         request = progress.request
         asked = request.sampling.logprobs
@@ -332,12 +332,12 @@ class Engine:
         return Event(request.id, tokens, own, best, outcome.finish)
 
     def _hear(self) -> bool:
-        """Takes the messages of other threads; waits while there is nothing to do. False if the
-        engine is to end.
+        """Takes the messages of other threads; waits while there is nothing to do. Returns False if
+        the engine must end.
         """
         with self._news:
             while True:
-                self._rows.stay()  # of what arrives from here on the next launch hears
+                self._rows.stay()  # messages from here on end the next launch early
                 while self._arrived:
                     request = self._arrived.popleft()
                     self._prompt_tokens += len(request.prompt)
@@ -357,13 +357,13 @@ class Engine:
         return not (self._closing and self._scheduler.idle)
 
     def _tell(self, event: Event) -> None:
-        """Tells an event, behind those that are to be told."""
+        """Reports an event, after all earlier ones."""
         self._untold.append(event)
         self._tell_all()
 
     def _tell_all(self) -> None:
-        """Gives events to the listeners of their requests. A listener's error ends its request
-        alone.
+        """Passes events to the listeners of their requests. A listener's error cancels its own
+        request only.
         """
         events, self._untold = self._untold, []
         for event in events:
@@ -384,7 +384,7 @@ class Engine:
         self._stats = self._count()
 
     def _fail(self, error: BaseException) -> None:
-        """Every request ends with the error; later ones are refused with it."""
+        """Ends every request with the error. Later requests are refused with it."""
         reason = str(error) if isinstance(error, BaseError) else repr(error)
         with self._news:
             self._failure = f"the engine has failed, open another one: {reason}"

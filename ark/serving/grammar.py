@@ -1,5 +1,6 @@
-"""Grammars of token ids by the llguidance package: which tokens may follow a text so that its form
-stays within reach. Made by `ark.LLM` and the server for requests with structured outputs.
+"""Grammars over token ids, by the llguidance package: the tokens that may follow a text so that it
+can still reach the required form. `ark.LLM` and the server create them for requests with structured
+outputs.
 """
 
 from __future__ import annotations
@@ -17,17 +18,21 @@ from ark.models.structured import StructuredOutputsParams
 from ark.models.tokenizer import Tokenizer
 
 SPACES = r"[\x20\x0A\x0D\x09]{1,20}"
-"""Between the parts of JSON. Unbounded, a text could go on with spaces for ever."""
+"""The white space allowed between the parts of JSON. Its length is bounded because a text could
+otherwise go on with spaces for ever.
+"""
 
 
 class TextGuide:
-    """One text within a grammar; see ark.serving.types.Guide."""
+    """The state of one text in a grammar; see ark.serving.types.Guide."""
 
     def __init__(self, matcher: Any, vocabulary: int) -> None:
         self._matcher, self._vocabulary = matcher, vocabulary
 
     def advance(self, tokens: Sequence[int]) -> np.ndarray | None:
-        """Takes the text's next tokens: which may follow, or None where it is complete."""
+        """Appends tokens to the text. Returns the mask of the tokens that may follow, or None if
+        the text is complete.
+        """
         if tokens and not self._matcher.consume_tokens(list(tokens)):
             raise self._failed()
         if self._matcher.is_error():
@@ -50,7 +55,7 @@ class TextGuide:
 
 
 class TextGrammar:
-    """A grammar from which each text begins; see ark.serving.types.Grammar."""
+    """A grammar that any number of texts can follow; see ark.serving.types.Grammar."""
 
     def __init__(self, matcher: Any, vocabulary: int) -> None:
         self._matcher, self._vocabulary = matcher, vocabulary
@@ -61,7 +66,9 @@ class TextGrammar:
 
 
 class Grammars:
-    """Makes grammars for a tokenizer. vocabulary: of the model. ends: the model's end tokens."""
+    """Creates grammars for a tokenizer. vocabulary: the number of tokens of the model. ends: the
+    model's end tokens.
+    """
 
     def __init__(self, tokenizer: Tokenizer, vocabulary: int, ends: Sequence[int]) -> None:
         self._tokenizer, self._vocabulary = tokenizer, vocabulary
@@ -70,8 +77,9 @@ class Grammars:
         self._lock = threading.Lock()
 
     def grammar(self, form: StructuredOutputsParams) -> TextGrammar:
-        """The grammar of a form, which may take as long as some tokens do. InvalidUsageError for a
-        form that is faulty or that llguidance does not have, SystemError without that package.
+        """The grammar of a form. Creating it may take as long as decoding several tokens. Raises
+        InvalidUsageError for a form that is faulty or that llguidance does not support, and
+        SystemError if that package is not installed.
         """
         if importlib.util.find_spec("llguidance") is None:
             raise SystemError(
@@ -91,7 +99,7 @@ class Grammars:
         return TextGrammar(matcher, self._vocabulary)
 
     def _known(self, llguidance: Any) -> Any:
-        """The tokenizer as llguidance has it, made once."""
+        """llguidance's tokenizer; created at the first call."""
         with self._lock:
             if self._made is None:
                 text = self._tokenizer.backend.to_str()
@@ -108,7 +116,7 @@ class Grammars:
 
 
 def _source(matcher: Any, form: StructuredOutputsParams) -> tuple[str, str]:
-    """The field that a form has, and llguidance's grammar of it."""
+    """The name of the form's field, and llguidance's grammar for its value."""
     spaces = {"whitespace_flexible": True, "whitespace_pattern": SPACES}
     if form.json is not None:
         return "json", matcher.grammar_from_json_schema(form.json, overrides=spaces)
@@ -131,5 +139,5 @@ def _source(matcher: Any, form: StructuredOutputsParams) -> tuple[str, str]:
 
 
 def one_line(text: str) -> str:
-    """A package's message on one line, short enough for a sentence."""
+    """A package's message on one line, shortened so that it fits in a sentence."""
     return " ".join(text.split())[:300] or "no cause was given"

@@ -1,5 +1,5 @@
 """`ark.LLM`: a checkpoint directory in, texts out, in vLLM's names where they mean the same. It
-stands on the engine (ark.serving.engine); docs/generate.md shows its use.
+runs the engine (ark.serving.engine); docs/generate.md shows its use.
 """
 
 from __future__ import annotations
@@ -68,22 +68,22 @@ class LLM:
         max_logprobs: int = MAX_LOGPROBS,
         progress: Callable[[str, int, int], None] | None = None,
     ) -> None:
-        """model: a Hugging Face directory, or a name on the hub (ark.models.hub).
-        backend, device: by default the first with a device.
-        quantize: "fp8", "int8" or "int4" to bring the weights of linear layers into that format
-        while they are loaded; by default they stay as they are stored.
-        kv_cache_dtype: "fp8" or "int8" to hold keys and values as codes of 8 bits with a scale for
-        each head and position; "auto": as floats of the weights' type.
-        max_model_len: positions of a prompt and its answer; by default the model's, at most 4096.
-        max_num_seqs: requests that run at once. memory_share: of the device's free memory, for
-        weights, keys and values; where these do not fit, fewer pages are kept than all requests
-        may fill. chunk: prompt tokens an iteration. draft: a smaller model of the same tokens,
-        which guesses the next draft_tokens (3) of a text, so that free rows verify them in one
-        iteration; draft_tokens alone: those that followed where the text repeats itself. Texts
-        stay the same. adapters: directories of LoRA adapters by name (ark.models.adapters).
-        sampling: "full", or "" for plans that follow
-        temperature and top-k alone and take a little less time. progress: as of
-        ark.models.generate.Generator. ranks: 1.
+        """model: a Hugging Face directory, or a name on the hub (ark.models.hub). backend, device:
+        by default the first backend that has a device, and its first device. quantize: "fp8",
+        "int8" or "int4" to bring the weights of linear layers into that format while they are
+        loaded; by default they stay as they are stored. kv_cache_dtype: "fp8" or "int8" to hold
+        keys and values as codes of 8 bits with a scale for each head and position; "auto": as
+        floats of the weights' type. max_model_len: positions of a prompt and its answer; by default
+        the model's, at most 4096. max_num_seqs: requests that run at once. memory_share: the part
+        of the device's free memory for weights, keys and values. If it does not hold the keys and
+        values of all requests at full length, there are fewer pages. chunk: prompt tokens per
+        iteration. draft: a smaller model with the same vocabulary that proposes the next
+        draft_tokens (default 3) tokens of a text, which free rows verify in one iteration.
+        draft_tokens without draft: the proposals are taken from earlier repetitions in the text.
+        Drafts do not change the texts. adapters: directories of LoRA adapters by name
+        (ark.models.adapters). sampling: "full", or "" for plans that support temperature and top-k
+        only and are slightly faster. progress: as of ark.models.generate.Generator. ranks: must be
+        1.
 
         Raises ark.errors with a paragraph for a person before anything is loaded.
         """
@@ -141,7 +141,7 @@ class LLM:
 
     @property
     def max_model_len(self) -> int:
-        """Positions that a prompt and its answer may have."""
+        """The most positions of a prompt with its answer."""
         return self._engine.context
 
     def get_tokenizer(self) -> Tokenizer:
@@ -149,7 +149,9 @@ class LLM:
         return self._tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """Those of generation_config.json, which are used where none are given."""
+        """The sampling parameters of generation_config.json. Methods use them if no others are
+        given.
+        """
         return self._default
 
     def generate(
@@ -158,9 +160,9 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         adapter: str = "",
     ) -> list[RequestOutput]:
-        """Continues prompts, texts or lists of token ids, and returns when all have ended; results
-        are in the order of the prompts. sampling_params: of all, or of each. adapter: the name of
-        one, or "" for none.
+        """Continues prompts (texts or lists of token ids) and returns when all answers are
+        complete, in the order of the prompts. sampling_params: one for all prompts, or a list with
+        one for each. adapter: the name of an adapter, or "" for none.
         """
         return self._run(self._answers(_several(prompts), sampling_params, adapter=adapter))
 
@@ -170,7 +172,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         **template: object,
     ) -> list[RequestOutput]:
-        """Answers a conversation, or several, through the checkpoint's chat template. template:
+        """Answers one conversation, or a list of them, by the checkpoint's chat template. template:
         tools, add_generation_prompt and other arguments of ark.models.chat.ChatTemplates.render.
         """
         if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
@@ -189,8 +191,8 @@ class LLM:
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, adapter: str = ""
     ) -> Iterator[Chunk]:
-        """Continues one prompt and yields its text as it is made; closing the iterator ends it.
-        adapter: as of `generate`.
+        """Continues one prompt and yields its text as it is made; closing the iterator cancels the
+        request. adapter: as of `generate`.
         """
         return self._chunks(self._answers([prompt], sampling_params, adapter=adapter)[0])
 
@@ -217,14 +219,14 @@ class LLM:
     async def generate_async(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
     ) -> RequestOutput:
-        """Continues one prompt; several of these calls run at once."""
+        """Continues one prompt. Several of these calls may run concurrently."""
         answer = self._answers([prompt], sampling_params)[0]
         async for _ in self._chunks_async(answer):
             pass
         return answer.output()
 
     def close(self) -> None:
-        """Ends what runs and frees the device. Safe to call twice."""
+        """Cancels all running requests and frees the device. Safe to call twice."""
         self._engine.close()
         self._device.close()
 
@@ -243,7 +245,9 @@ class LLM:
         framed: bool = True,
         adapter: str = "",
     ) -> list[Answer]:
-        """The answers to be made; everything is checked before any is submitted."""
+        """An answer for each prompt, not submitted yet. All prompts and samplings are checked
+        first.
+        """
         each = [self._default] * len(prompts) if sampling is None else sampling
         if isinstance(each, SamplingParams):
             each = [each] * len(prompts)
@@ -312,7 +316,7 @@ class LLM:
 
 
 def _check_prompt(prompt: Any) -> None:
-    """InvalidUsageError unless it is a text or a list of token ids."""
+    """Raises InvalidUsageError unless the prompt is a text or a list of token ids."""
     if isinstance(prompt, str):
         return
     listed = isinstance(prompt, Sequence) and not isinstance(prompt, bytes)

@@ -41,13 +41,13 @@ from ark.tasks.sequences import MAX_BATCH
 
 Report = Callable[[str, int, int], None]
 PAGE_POSITIONS = 16
-"""Positions of a page."""
+"""The default number of positions of a page."""
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A plan of pages with its weights. opened: the device, where it is closed with the plan.
-    ranks: those that share the model. adapters: names of the numbers 1, 2, ...
+    """A paged plan on a device, with its weights. opened: the device, if `close` must close it too.
+    ranks: the ranks that share the model. adapters: names of adapters; the first has the number 1.
     """
 
     executor: Executor
@@ -57,11 +57,11 @@ class LoadedModel:
     adapters: tuple[str, ...] = ()
 
     def adapter(self, name: str) -> int:
-        """The number of an adapter, 0 without a name."""
+        """The number of an adapter; 0 for an empty name."""
         return self.adapters.index(name) + 1 if name else 0
 
     def page_pool(self, reserved: int) -> PagePool:
-        """The pages behind the first so many."""
+        """A pool of all pages but the first `reserved`."""
         assert self.shape.pages is not None
         return PagePool(reserved, self.shape.pages.pool - reserved, self.shape.pages.size)
 
@@ -73,7 +73,9 @@ class LoadedModel:
 
 
 def pages_of(slots: int, context: int, size: int, asked: int | None, draft: int = 0) -> Pages:
-    """The pages of an engine, and those beside them that its rows and its prompt need."""
+    """The pages of an engine: `asked` (by default enough for all slots) for requests, one for each
+    row and one for the prompt. Raises InvalidUsageError if they cannot hold one request.
+    """
     if whole("the page size", size) < 1:
         raise InvalidUsageError(f"page={size} is out of range; expected at least 1")
     each = -(-context // size)
@@ -148,7 +150,7 @@ def load_model(
 
 
 def compiling(backend: Backend, device: Device, rank: int = 0) -> Drafted:
-    """Starts to compile the kernels of a rank's draft, all at once."""
+    """Returns a function that begins to compile all kernels of a rank's draft plan in parallel."""
 
     def drafted(number: int, draft: Plan) -> None:
         if number == rank and isinstance(device, KernelDevice):
@@ -168,8 +170,9 @@ def loaded(
     machine: Machine | None = None,
     adapters: AdapterSet | None = None,
 ) -> Executor:
-    """The shape's plan on a device, with the checkpoint's weights. ranks: those that share the
-    model. machine: to plan for, by default the device's. adapters: those of the shape.
+    """Plans the shape and loads plan and weights onto the device. ranks: the ranks that share the
+    model. machine: the machine to plan for, by default the device's. adapters: the adapters that
+    `shape.adapters` describes.
     """
     machine = machine or device.machine
     tell = progress or (lambda label, done, total: None)

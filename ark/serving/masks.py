@@ -1,5 +1,5 @@
-"""Masks of requests with grammars, made on a thread of their own while the device computes. Called
-by ark.serving.engine, whose thread asks for them and takes what was made.
+"""Computes the token masks of requests with grammars on a separate thread while the device runs.
+The thread of ark.serving.engine asks for masks and takes the results.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from ark.serving.progress import Progress
 from ark.tasks.adjusted import MASK_BITS
 
 Answered = tuple[Progress, np.ndarray | None, str]
-"""A request, its mask or None where its text has ended, and why it cannot go on, or ""."""
+"""A request, its mask (None if its text has ended), and the reason why it cannot go on (or "")."""
 
 
 class MaskMaker:
-    """Makes masks in the order in which they are asked for. news: called when one was made."""
+    """Computes masks in the order in which they are asked for. news: called after each mask."""
 
     def __init__(self, news: Callable[[], None]) -> None:
         self._news = news
@@ -31,20 +31,22 @@ class MaskMaker:
         self._made: deque[Answered] = deque()
         self._thread: threading.Thread | None = None
         self.pending = 0
-        """Masks that were asked for and not taken."""
+        """The number of masks that were asked for and not taken yet."""
 
     @property
     def ready(self) -> bool:
-        """True where a mask was made that was not taken."""
+        """True if a computed mask has not been taken yet."""
         return bool(self._made)
 
     @property
     def all_ready(self) -> bool:
-        """True where every mask that was asked for was made."""
+        """True if every mask that was asked for has been computed."""
         return len(self._made) == self.pending
 
     def ask(self, progress: Progress, tokens: Sequence[int] = ()) -> None:
-        """Asks for the mask behind these further tokens of a request with a grammar."""
+        """Asks for the mask of the token after `tokens`, which a request with a grammar has just
+        received.
+        """
         progress.mask = None
         self.pending += 1
         self._asked.put((progress, tuple(tokens)))
@@ -52,7 +54,7 @@ class MaskMaker:
             self._thread = threads.start(self._work, name="ark-masks")
 
     def take(self) -> list[Answered]:
-        """What was made since the last call."""
+        """The results since the last call."""
         answers = []
         while self._made:
             answers.append(self._made.popleft())
@@ -71,8 +73,8 @@ class MaskMaker:
 
 
 def _mask(progress: Progress, tokens: Sequence[int]) -> tuple[np.ndarray | None, str]:
-    """A bit for each token that may follow. Made here, since it takes longer than a step may
-    wait.
+    """The mask, with a bit set for each token that may follow. It is packed on this thread because
+    a step cannot wait for it.
     """
     assert progress.guide is not None
     sampling = progress.request.sampling

@@ -1,5 +1,5 @@
-"""The verdict on memory before an engine loads anything: weights, keys and values against the
-device's free memory. Used by `ark.LLM`, `ark serve` and `ark chat`.
+"""Checks memory before an engine loads anything: weights, keys and values must fit in the device's
+free memory. Used by `ark.LLM`, `ark serve` and `ark chat`.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from ark.models.checkpoint import Checkpoint
 from ark.serving.loading import PAGE_POSITIONS
 
 MEMORY_SHARE = 0.9
-"""Of the device's free memory, by default. The rest is for what a plan needs beside."""
+"""The default share of the device's free memory. The rest is for a plan's other buffers."""
 
 
 def checked_share(share: Any) -> float:
-    """The share; InvalidUsageError unless it is above 0 and at most 1."""
+    """Returns the share. Raises InvalidUsageError unless it is above 0 and at most 1."""
     if not isinstance(share, int | float) or isinstance(share, bool) or not 0 < share <= 1:
         raise InvalidUsageError(f"memory_share is {share!r:.60}; it must be above 0 and at most 1")
     return float(share)
@@ -31,19 +31,20 @@ def choose_pages(
     ranks: int = 1,
     beside: int = 0,
 ) -> tuple[int, str]:
-    """The pages to keep, and a line that says what fits. asked: so many; None for those of all
-    slots, or as many as fit. free: bytes of the device, of which that share is used. ranks:
-    that share weights, keys and values; the embedding is taken as whole on each. beside: bytes of
-    a draft model.
+    """Returns the number of pages to keep, and a line for people that says what fits. asked: the
+    number of pages; None: enough for all slots, or as many as fit. free: the device's free bytes.
+    share: the part of them that may be used. ranks: the number of ranks that share weights, keys
+    and values; each is assumed to hold the whole embedding. beside: bytes of a draft model.
 
-    SystemError where the weights, and the pages or one request, do not fit.
+    Raises SystemError if the weights with the `asked` pages, or else those of one request, do not
+    fit.
     """
     config = checkpoint.config
     embedding = config.vocab_size * config.hidden_size * checkpoint.dtype.itemsize
     weights = (checkpoint.nbytes + (ranks - 1) * embedding) // ranks + beside
     page = checkpoint.position_nbytes * PAGE_POSITIONS // ranks
     each = -(-context // PAGE_POSITIONS)
-    fitting = int((free * share - weights) // page) - slots - 1  # rows and the prompt have one each
+    fitting = int((free * share - weights) // page) - slots - 1  # each row and the prompt has one
     verdict = (
         f"weights take {weights / 1e9:.2f} GB and a request of {context:,} positions "
         f"{each * page / 1e9:.2f} GB of keys and values, of {free / 1e9:.2f} GB free on the device"

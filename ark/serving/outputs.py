@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Logprob:
-    """A token's natural logarithm of probability, and its text."""
+    """The natural logarithm of a token's probability, and the token's text."""
 
     logprob: float
     decoded_token: str
@@ -15,7 +15,7 @@ class Logprob:
 
 @dataclass(frozen=True)
 class Timings:
-    """Seconds from the call to the first token and to the end."""
+    """Seconds from the call to the first token, and from the call to the end."""
 
     first_token_s: float
     total_s: float
@@ -25,10 +25,10 @@ class Timings:
 class CompletionOutput:
     """A text that continues a prompt.
 
-    index: number of the sample. token_ids: with the stop token. logprobs: of each token the sampled
-    one and the highest ones by id, None where none were asked for. finish_reason: "stop" (a stop
-    token or string) or "length". stop_reason: the stop string, or the token other than the
-    checkpoint's end tokens, that ended the text.
+    index: the sample's number. token_ids: includes the stop token. logprobs: for each place the
+    sampled token and the most probable ones, by id; None if they were not asked for. finish_reason:
+    "stop" (a stop token or string) or "length". stop_reason: the stop string, or the token other
+    than the checkpoint's end tokens, that ended the text.
     """
 
     index: int
@@ -41,7 +41,9 @@ class CompletionOutput:
 
     @property
     def cumulative_logprob(self) -> float | None:
-        """The logarithm of the probability of all tokens, None where none was asked for."""
+        """The logarithm of the probability of the whole text; None if log probabilities were not
+        asked for.
+        """
         if self.logprobs is None:
             return None
         pairs = zip(self.token_ids, self.logprobs, strict=True)
@@ -50,7 +52,7 @@ class CompletionOutput:
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """A prompt and the texts that continue it. prompt: None where it was given as token ids."""
+    """A prompt and the texts that continue it. prompt: None if it was given as token ids."""
 
     prompt: str | None
     prompt_token_ids: tuple[int, ...]
@@ -59,8 +61,8 @@ class RequestOutput:
 
 @dataclass(frozen=True)
 class Chunk:
-    """The next part of a text as it is made. index: number of the sample. finish_reason,
-    stop_reason: in the last one, as of CompletionOutput.
+    """The next part of a text, in a stream. index: the sample's number. finish_reason, stop_reason:
+    set in the last chunk, as of CompletionOutput.
     """
 
     index: int

@@ -1,5 +1,5 @@
-"""When the host looks for the tokens of a running launch: soon after they were made, and seldom
-before. Called by ark.serving.engine.
+"""Times the host's polling for the tokens of a running launch: soon after a token is written, and
+rarely before. Called by ark.serving.engine.
 """
 
 from __future__ import annotations
@@ -7,29 +7,29 @@ from __future__ import annotations
 import time
 
 POLL_S, MAX_PAUSE_S = 2e-5, 5e-3
-"""Shortest and longest pause between two looks."""
+"""The shortest and the longest pause between two polls."""
 EARLY_SHARE = 0.6
-"""Share of an iteration's usual time after which its tokens are looked for."""
+"""The share of an iteration's estimated time after which its tokens are polled for."""
 LATE_SHARE = 1 / 32
-"""How late a token may be seen, as a share of the time that it took."""
+"""The most by which a token may be noticed late, as a share of the time that it took."""
 LATEST_WEIGHT = 1 / 4
-"""Of the latest iteration, in the usual time of one."""
+"""The weight of the latest iteration in the running average."""
 
 
 class Pace:
-    """The usual time of iterations, learned from those that were seen."""
+    """Estimates the time of an iteration from earlier ones."""
 
     def __init__(self) -> None:
-        self._iteration_s = 0.0  # 0 while none is known
+        self._iteration_s = 0.0  # 0 until an iteration was timed
         self._seen = 0.0
         self._steady = False
 
     def begin(self) -> None:
-        """A launch begins. Its first tokens may come behind a prompt: no time is learned there."""
+        """A launch begins. The time to its first tokens may include a prompt and is not used."""
         self._seen, self._steady = time.perf_counter(), False
 
     def saw(self, tokens: int) -> None:
-        """A row has made so many tokens since the last call."""
+        """A row has sampled `tokens` tokens since the last call."""
         now = time.perf_counter()
         if self._steady:
             each_s = (now - self._seen) / tokens
@@ -38,7 +38,7 @@ class Pace:
         self._seen, self._steady = now, True
 
     def pause(self) -> None:
-        """Sleeps until it is worth another look."""
+        """Sleeps until the next tokens are expected."""
         since_s = time.perf_counter() - self._seen
         pause_s = max(EARLY_SHARE * self._iteration_s - since_s, LATE_SHARE * since_s, POLL_S)
         time.sleep(min(pause_s, MAX_PAUSE_S))

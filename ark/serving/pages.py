@@ -1,9 +1,9 @@
-"""Which pages of keys and values are free, shared or kept: plain data, no device. Used by the
-scheduler.
+"""Keeps account of pages of keys and values: free, in use (possibly by several requests) or kept.
+It does not access a device. Used by the scheduler.
 
-A page that holds `size` positions of a text, all computed, has a name: a hash of the text up to its
-end. Requests whose texts begin alike share such pages, and a page that no request uses any more is
-kept under its name until its memory is needed, the least recently used first.
+A page whose `size` positions are all computed has a name: a hash of the text up to the page's end.
+Requests whose texts begin alike share such pages. A named page without users is kept until its
+memory is needed; the least recently used page is taken first.
 """
 
 from __future__ import annotations
@@ -16,19 +16,21 @@ import numpy as np
 
 
 def page_name(before: bytes, tokens: Sequence[int]) -> bytes:
-    """The name of a page of these tokens behind the page named `before`, empty for the first."""
+    """The name of the page that holds `tokens` after the page named `before` (empty for the first
+    page).
+    """
     return hashlib.sha256(before + np.array(tokens, np.int64).tobytes()).digest()
 
 
 class PagePool:
-    """Pages numbered from `first` on. share: keep full pages for requests that begin alike."""
+    """Pages numbered from `first` on. share: full pages are kept for requests that begin alike."""
 
     def __init__(self, first: int, count: int, size: int, share: bool = True) -> None:
         self.size = size
         self.count = count
         self._share = share
         self._free = deque(range(first, first + count))
-        self._users: dict[int, int] = {}  # of pages in use
+        self._users: dict[int, int] = {}  # by page in use: how many requests use it
         self._kept: OrderedDict[int, None] = (
             OrderedDict()
         )  # named pages without users, oldest first
@@ -37,16 +39,16 @@ class PagePool:
 
     @property
     def free(self) -> int:
-        """Pages without users that hold no text for later requests."""
+        """The number of pages without users that are not kept for later requests."""
         return len(self._free)
 
     @property
     def available(self) -> int:
-        """Pages that `take` can give."""
+        """The number of pages that `take` can give: free ones and kept ones."""
         return len(self._free) + len(self._kept)
 
     def take(self) -> int | None:
-        """A page for one user, or None. Its contents are any."""
+        """A page for one user, with undefined contents; None if no page is available."""
         if self._free:
             page = self._free.popleft()
         elif self._kept:
@@ -58,7 +60,9 @@ class PagePool:
         return page
 
     def release(self, pages: Sequence[int]) -> None:
-        """A user gives its pages back. The end of a text is forgotten before its beginning."""
+        """Removes one user of each page. Kept pages of a text's end are reused before those of its
+        beginning.
+        """
         for page in reversed(pages):
             self._users[page] -= 1
             if self._users[page]:
@@ -70,16 +74,17 @@ class PagePool:
                 self._free.append(page)
 
     def publish(self, page: int, name: bytes) -> None:
-        """A used page is full, and holds the text of that name."""
+        """Gives a page in use its name, now that it is full."""
         if self._share and name not in self._by_name and page not in self._names:
             self._by_name[name], self._names[page] = page, name
 
     def match(
         self, tokens: Sequence[int], before: Sequence[bytes], root: bytes = b""
     ) -> tuple[list[int], list[bytes]]:
-        """The pages that hold a text behind its pages named `before`, as far as there are any, and
-        their names. The caller becomes a user of each. root: what stands before the first page's
-        name, by which texts under different adapters differ.
+        """Finds pages that hold the continuation of a text after its pages named `before`, up to
+        the first that is missing. Returns the pages and their names; the caller becomes a user of
+        each. root: the name in front of the first page, which distinguishes texts under different
+        adapters.
         """
         pages: list[int] = []
         names: list[bytes] = []
@@ -96,7 +101,9 @@ class PagePool:
         return pages, names
 
     def check(self, used: Sequence[Sequence[int]]) -> None:
-        """AssertionError unless every page is either free, kept, or used by exactly these lists."""
+        """Raises AssertionError unless every page is free, kept, or used by exactly the lists in
+        `used`.
+        """
         counts: dict[int, int] = {}
         for pages in used:
             for page in pages:

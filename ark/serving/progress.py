@@ -1,6 +1,4 @@
-"""A request as the scheduler sees it, and a step of the engine: what flows between scheduler, rows
-and engine.
-"""
+"""The data that scheduler, rows and engine exchange: the state of a request, and a step."""
 
 from __future__ import annotations
 
@@ -13,16 +11,17 @@ from ark.serving.drafts import Drafts
 from ark.serving.types import FinishReason, Guide, Request
 
 COUNTED = ("repetition_penalty", "presence_penalty", "frequency_penalty")
-"""Fields of SamplingParams that count the tokens of a text."""
+"""Fields of SamplingParams that depend on the counts of tokens in a text."""
 
 
 @dataclass(eq=False)
 class Progress:
-    """A request and how far it is. tokens: its prompt and what was made. total: tokens that it has
-    at most in the end. adapter: its number, 0 for none. computed: tokens whose keys and values lie
-    in pages. names: of its full pages. admissions: how often it was given pages anew. drafts: of
-    its next tokens. finish: why it ended, in a step that may still run. guide, mask: its place in
-    its grammar, and the bits of the tokens that it allows next, None until they are known.
+    """The state of a request. tokens: the prompt and the sampled tokens. total: the most tokens
+    that it may reach. adapter: the adapter's number, 0 for none. computed: the number of first
+    tokens whose keys and values are in pages. names: of its full pages. admissions: how often it
+    was admitted, each time with new pages. drafts: proposals for its next tokens. finish: why it
+    ended; the step may still run. guide: its state in its grammar. mask: the bits of the tokens
+    that may come next; None until they are computed.
     """
 
     request: Request
@@ -40,50 +39,56 @@ class Progress:
 
     @property
     def masked(self) -> bool:
-        """True where its next token may be sampled: its mask is there, if it needs one."""
+        """True if its next token may be sampled: it needs no mask, or the mask is computed."""
         return self.guide is None or self.mask is not None
 
     @property
     def root(self) -> bytes:
-        """What its first page's name begins with: an adapter's keys and values are its own."""
+        """The prefix of its first page's name. It depends on the adapter, because keys and values
+        do.
+        """
         return self.adapter.to_bytes(4, "little") if self.adapter else b""
 
     @property
     def last(self) -> int:
-        """The place of its last known token, which a row reads to make the next one."""
+        """The place of its last known token, which a row reads to compute the next one."""
         return len(self.tokens) - 1
 
     @property
     def new(self) -> int:
-        """Tokens that were made."""
+        """The number of sampled tokens."""
         return len(self.tokens) - len(self.request.prompt)
 
     @property
     def room(self) -> int:
-        """The most tokens of a draft that it may use: another token follows them."""
+        """The most tokens of a useful draft: the step itself samples one token more."""
         return self.total - len(self.tokens) - 1
 
     @property
     def most(self) -> int:
-        """Tokens that it may have at the end of a step: a mask is of the next one alone."""
+        """The most tokens after the next step. With a grammar a step adds one token at most, since
+        a mask is valid for one token.
+        """
         return self.total if self.guide is None else min(self.total, len(self.tokens) + 1)
 
     def end(self, size: int) -> int:
-        """Tokens that it may have with the pages that it has, of `size` positions."""
+        """The most tokens after the next step with its present pages of `size` positions."""
         return min(self.most, len(self.pages) * size + 1)
 
     def new_tokens(self, iterations: int, size: int) -> int:
-        """Tokens that so many iterations in its row make."""
+        """The number of tokens that `iterations` iterations in its row sample."""
         reads = self.last - self.computed
         return max(0, min(iterations - reads, self.end(size) - len(self.tokens)))
 
 
 Propose = Callable[[Sequence[Progress], int], Sequence[tuple[int, ...]]]
-"""By text, up to so many tokens that may follow it."""
+"""A function that returns a draft of at most `int` tokens for each text."""
 
 
 def lookup(texts: Sequence[Progress], most: int) -> list[tuple[int, ...]]:
-    """Proposes what followed a text's last tokens before (ark.serving.drafts)."""
+    """Drafts from the texts themselves: the tokens that followed the last ones when they occurred
+    before (ark.serving.drafts).
+    """
     return [text.drafts.propose(text.tokens, most) for text in texts]
 
 
@@ -100,9 +105,9 @@ class Chunks:
 
 @dataclass(frozen=True)
 class Step:
-    """What the device does next: chunks of a text, then at most so many iterations of the first
-    rows. drafts: by row, the tokens that further rows read behind the last one of its request, at
-    the places that follow; the iteration is a single one then.
+    """The device's next work: chunks of a text, then at most `iterations` iterations of the rows.
+    drafts: for each row, the tokens that additional rows read at the places after the request's
+    last token. A step with drafts has a single iteration.
     """
 
     chunks: Chunks | None
@@ -113,7 +118,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Tokens that a row made for a request, and why it ended, if it did."""
+    """The tokens that a request has received from a row. finish: why it ended, if it did."""
 
     progress: Progress
     tokens: tuple[int, ...]
@@ -121,8 +126,9 @@ class Outcome:
 
 
 def may_draft(progress: Progress) -> bool:
-    """True where a row samples by what the device has of the request before the step: no counts of
-    its tokens, no log probabilities that are read row by row, no stop tokens held back.
+    """True if the request may use drafts. It may not if its sampling depends on counts of earlier
+    tokens or on a grammar, if it reports log probabilities (they are read from one row), or while
+    min_tokens bars stop tokens.
     """
     how = progress.request.sampling
     counted = any(name in COUNTED for name in how.beyond(()))

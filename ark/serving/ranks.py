@@ -1,7 +1,7 @@
 """An engine's device memory and launches, on one rank or on all ranks of a job.
 
-Rank 0 has the engine. What it writes before a launch it sends to the other ranks with the launch,
-and they repeat both (`follow`). Tokens are rank 0's. Called by ark.serving.rows and ark.cli.serve.
+Rank 0 runs the engine. It sends its writes and its launch to the other ranks, which repeat them
+(`follow`). Tokens are read on rank 0. Called by ark.serving.rows and ark.cli.serve.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FOREVER_S = 1e9
 
 
 class Write(msgspec.Struct, frozen=True):
-    """Bytes for a part of a tensor of the plan, which has so many elements. offset: in bytes."""
+    """Bytes for a part of a tensor of the plan. elements: of the whole tensor. offset: in bytes."""
 
     name: str
     elements: int
@@ -31,8 +31,8 @@ class Write(msgspec.Struct, frozen=True):
 
 
 class Order(msgspec.Struct, frozen=True):
-    """What a rank does next: writes, and a launch of so many iterations of each phase. Without
-    iterations the engine ends.
+    """Rank 0's order to another rank: writes, then a launch with the given iterations of each
+    phase. An order without iterations ends the engine.
     """
 
     writes: list[Write]
@@ -40,8 +40,8 @@ class Order(msgspec.Struct, frozen=True):
 
 
 class Memory:
-    """The tensors of a loaded plan, written before a launch. ranks: all that share the model, of
-    which this is rank 0, or None.
+    """The tensors of a loaded plan, which are written before a launch. ranks: the ranks that share
+    the model, of which this is rank 0; None for one rank.
     """
 
     def __init__(self, executor: Executor, ranks: Bootstrap | None = None) -> None:
@@ -51,7 +51,7 @@ class Memory:
         self._writes: list[Write] = []
 
     def write(self, name: str, elements: int, offset: int, values: np.ndarray) -> None:
-        """Writes values at a byte offset of a tensor that has so many elements."""
+        """Writes values at a byte offset of a tensor. elements: of the whole tensor."""
         if name not in self._addresses:
             tensor = self._executor.find(name, elements)
             self._addresses[name] = self._executor.tensor_address(tensor)
@@ -61,12 +61,12 @@ class Memory:
         self._executor.prepare(self._addresses[name] + offset, data)
 
     def start(self, iterations: Sequence[int]) -> Run:
-        """Launches so many iterations of each phase, on all ranks."""
+        """Launches the given number of iterations of each phase, on all ranks."""
         self._order(iterations)
         return self._executor.start(iterations)
 
     def close(self) -> None:
-        """Ends the other ranks' part, unless the job has failed."""
+        """Tells the other ranks to end, unless the job has failed."""
         with contextlib.suppress(SystemError):
             self._order([])
 

@@ -1,6 +1,5 @@
-"""The rows of an engine on its device: the state of requests that is written before a step, the
-launch, the tokens that it makes while it runs, and the word that makes it leave. Called by
-ark.serving.engine.
+"""The rows of an engine on its device: writes the requests' state before a step, launches it, reads
+its tokens while it runs, and sets the flag that makes it leave early. Called by ark.serving.engine.
 
 The host knows the positions at which a launch leaves its rows, so that it writes only those that
 change.
@@ -30,9 +29,9 @@ NO_TOKEN = -1
 
 
 def settings_of(sampling: SamplingParams, last: int, options: bool = False) -> list[int]:
-    """A row's settings (ark.tasks.tokens), whose limit is set step by step: those by which a
-    Generator draws for one sequence of that seed. last: the place of the last known token. options:
-    top-k is among the row's options (ark.tasks.adjusted) instead.
+    """A row's settings (ark.tasks.tokens), without the limit, which is set for each step. They
+    sample the same tokens as a Generator with this seed. last: the place of the last known token.
+    options: True if top-k is in the row's options (ark.tasks.adjusted) instead.
     """
     assert sampling.seed is not None
     low, high = key_halves(noise_key(sampling.seed))
@@ -50,7 +49,7 @@ IDLE_SETTINGS = [-1 if name == "last" else 0 for name in SETTINGS]
 
 
 def _drafted(step: Step) -> list[tuple[int, int, int]]:
-    """Rows that read drafts, behind those of requests: of which row, place and token of each."""
+    """The step's rows that read drafts: for each the request's row, the place and the token."""
     return [
         (row, step.rows[row].last + number, token)
         for row, draft in enumerate(step.drafts)
@@ -68,24 +67,26 @@ class Launched:
         self._most = [p.end(size) - len(p.tokens) for p in step.rows]
         self._reads = [p.last - p.computed for p in step.rows]
         self._starts = [p.computed for p in step.rows]
-        self._next = [*self._texts]  # of each row the place of its next token to be read
+        self._next = [*self._texts]  # by row: the place of the next token to read
         new = [p.new_tokens(step.iterations, size) for p in step.rows]
         self._ends = [text + count for text, count in zip(self._texts, new, strict=True)]
         self._left = sum(new)
-        self._whole = any(step.drafts)  # tokens are read when the launch has ended
+        self._whole = any(step.drafts)  # tokens are read after the launch only
 
     def running(self) -> bool:
-        """True while the kernel is on the device. Raises GpuError if a wait gave up there."""
+        """True while the kernel runs. Raises GpuError if a wait on the device has timed out."""
         self._run.check()
         return self._run.running()
 
     @property
     def complete(self) -> bool:
-        """True where all tokens of a full launch were read."""
+        """True if all tokens that the launch can sample have been read. False with drafts."""
         return not self._whole and not self._left
 
     def read(self) -> list[tuple[int, list[int]]]:
-        """Rows with the tokens that they have made since the last call; none beside drafts."""
+        """(row, tokens) for each row with new tokens since the last call. Empty for a step with
+        drafts, whose tokens `end` returns.
+        """
         fresh_tokens: list[tuple[int, list[int]]] = []
         if self.complete or self._whole:
             return fresh_tokens
@@ -103,8 +104,8 @@ class Launched:
         return fresh_tokens
 
     def end(self) -> tuple[int, list[tuple[int, list[int]]]]:
-        """Waits for the kernel. How many iterations of the rows it has done, and the tokens that
-        `read` has not given.
+        """Waits for the kernel. Returns the number of iterations that the rows have done, and the
+        tokens that `read` has not returned.
         """
         self._run.wait()
         step, rows = self._step, self._rows
@@ -129,7 +130,9 @@ class Launched:
         self._run.stop()
 
     def _read(self, row: int, of: int, begin: int, end: int) -> list[int]:
-        """The tokens of a row from place `begin` to `end`, for the request of the row `of`."""
+        """The tokens of `row` from place `begin` to `end`, for the request in the row `of`. Raises
+        GpuError if one is missing.
+        """
         first = row * self._rows.shape.context
         tokens = self._rows.words[first + begin : first + end].tolist()
         if NO_TOKEN in tokens:
@@ -145,9 +148,9 @@ class Launched:
 class DeviceRows:
     """The memory of a loaded plan of pages (ark.models.build.Shape.pages) that requests fill.
 
-    The first `batch` pages belong to a row each, which uses its own where it has no request or no
-    page yet. The page behind them belongs to the prompt likewise. So no row reads what another one
-    writes.
+    Each row owns one of the first `batch` pages and uses it where it has no request or no page yet.
+    The page after them belongs to the prompt in the same way. So no row reads memory that another
+    one writes.
     """
 
     def __init__(self, executor: Executor, shape: Shape, ranks: Bootstrap | None = None) -> None:
@@ -161,16 +164,17 @@ class DeviceRows:
         self._adapters = np.zeros((shape.batch, 1), np.int32)
         self._written: dict[str, np.ndarray] = {}
         self._rows: list[tuple[Progress, int] | None] = [None] * shape.batch
-        self._known = [0] * shape.batch  # tokens of the row's text that the device has
+        self._known = [0] * shape.batch  # by row: tokens of its text on the device
         self._drafted = 0  # rows of the last step that read drafts
-        self._used = shape.batch  # rows, from the first on, that may not be idle
+        self._used = shape.batch  # the number of first rows that may be busy
         self.output = executor.host_view("output").reshape(shape.batch, shape.context)
         self.words = (
             memoryview(self.output.data).cast("B").cast("i")
-        )  # reading one takes little time
+        )  # faster to index than the array
         self._leave = executor.host_view("leave")
         self._top = shape.logprobs
-        # Of each row what its bias follows from; the rows whose bias on the device may not be 0.
+        # By row: the values that its bias was computed from. Then the rows whose bias on the device
+        # may not be 0.
         self._bias_of: list[tuple[Request, bool] | None] = [None] * shape.batch
         self._biased = set(range(shape.batch))
         if shape.sampling:
@@ -180,29 +184,31 @@ class DeviceRows:
 
     @property
     def reserved(self) -> int:
-        """Pages from 0 on that belong to rows and to the prompt."""
+        """The number of first pages that belong to rows and to the prompt."""
         return self.shape.batch + 1
 
     def leave(self) -> None:
-        """Makes the running launch leave at the end of an iteration: the one that runs, or the next
-        one if that has passed the point where it looks. Any thread may call it. Several ranks do
-        not leave: each would have to in the same iteration.
+        """Ends the running launch after the current iteration, or after the next one if the current
+        one has already read the flag. Any thread may call it. It has no effect on several ranks,
+        since all would have to end in the same iteration.
         """
         if self.shape.world_size == 1:
             self._leave[0] = 1
 
     def stay(self) -> None:
-        """Takes `leave` back, before the next launch."""
+        """Clears the flag of `leave`, before the next launch."""
         self._leave[0] = 0
 
     def close(self) -> None:
-        """The executor is about to free the word, which other threads may still set."""
+        """Detaches the flag, which other threads may still set, because the executor is about to
+        free it.
+        """
         self._leave = np.zeros(1, np.int32)
         self._memory.close()
 
     @property
     def leaving(self) -> bool:
-        """True where `leave` was called since `stay`."""
+        """True if `leave` was called after the last `stay`."""
         return bool(self._leave[0])
 
     def start(self, step: Step) -> Launched:
@@ -219,8 +225,8 @@ class DeviceRows:
         return Launched(self, step, self._memory.start(iterations))
 
     def left(self, positions: list[int], known: list[int], iterations: int) -> None:
-        """A launch has left its first rows at these positions, with so many known tokens each; rows
-        of drafts have moved on by its iterations.
+        """Records the state after a launch: the position and the number of known tokens of each
+        request's row. Rows of drafts have advanced by `iterations` positions.
         """
         count = len(positions)
         self._known[:count] = known
@@ -228,7 +234,7 @@ class DeviceRows:
         self._written["position"][count : count + self._drafted] += iterations
 
     def _write(self, name: str, values: np.ndarray) -> None:
-        """Writes a tensor of the plan, unless the device holds these values."""
+        """Writes a tensor of the plan, unless the device already holds these values."""
         before = self._written.get(name)
         if before is None or before.tobytes() != values.tobytes():
             self._written[name] = kept = values.copy()
@@ -255,7 +261,7 @@ class DeviceRows:
         rows, drafted = step.rows, _drafted(step)
         positions, settings, limit = self._positions, self._settings, SETTINGS.index("limit")
         used = len(rows) + len(drafted)
-        for row in range(max(used, self._used)):  # those behind them are idle already
+        for row in range(max(used, self._used)):  # later rows are idle already
             progress = rows[row] if row < len(rows) else None
             own = None if progress is None else (progress, progress.admissions)
             if progress is None:
@@ -267,7 +273,7 @@ class DeviceRows:
                     self._write_text(row, progress)
                     if self.shape.sampling:
                         self._write_sampling(row, progress)
-                elif self._known[row] < len(progress.tokens):  # made by rows of its draft
+                elif self._known[row] < len(progress.tokens):  # sampled by rows of its draft
                     self._write_tokens(row, self._known[row], progress.tokens[self._known[row] :])
                 if self.shape.sampling:
                     self._write_bias(row, progress)
@@ -294,7 +300,7 @@ class DeviceRows:
         self._drafted, self._used = len(drafted), used
 
     def _write_tokens(self, row: int, begin: int, tokens: Sequence[int]) -> None:
-        """Tokens of a row's text, from place `begin` on."""
+        """Writes tokens of a row's text from place `begin` on."""
         context, words = self.shape.context, np.array(tokens, np.int32)
         elements, offset = self.shape.batch * context, 4 * (row * context + begin)
         self._memory.write("tokens", elements, offset, words)
@@ -302,17 +308,17 @@ class DeviceRows:
     def logprobs(
         self, row: int, first: int, count: int, asked: int
     ) -> list[tuple[float, dict[int, float]]]:
-        """Of `count` tokens from place `first` on, which the last step made in this row: each one's
-        log probability, and the `asked` highest by id.
+        """For `count` tokens from place `first` on, which the last step sampled in this row: the
+        token's log probability, and the `asked` highest ones by id.
         """
         return [read_logprobs(w, asked) for w in self._logprobs[row, first : first + count]]
 
     def _write_part(self, name: str, row: int, values: np.ndarray) -> None:
-        """Writes a row's part of a tensor, which has such a part for each row."""
+        """Writes a row's part of a tensor that has an equal part for each row."""
         self._memory.write(name, self.shape.batch * values.size, row * values.nbytes, values)
 
     def _write_sampling(self, row: int, progress: Progress) -> None:
-        """A row gets another request: its options, and how often its text has each token."""
+        """Writes a new request's options, and the counts of the tokens in its text, for a row."""
         request = progress.request
         self._write_options(row, progress)
         prompt = len(request.prompt)
@@ -323,13 +329,13 @@ class DeviceRows:
         self._logprobs[row, len(progress.tokens) :] = -1
 
     def _write_options(self, row: int, progress: Progress) -> None:
-        # The host holds back stop tokens, of which the device's rows have no lists of their own.
+        # min_tokens is done by the host's bias: rows have no lists of stop tokens on the device.
         sampling = replace(progress.request.sampling, min_tokens=0)
         options = option_words(sampling, masked=progress.mask is not None)
         self._write_part("options", row, options)
 
     def _write_bias(self, row: int, progress: Progress) -> None:
-        """Writes the row's mask, and its bias where the device holds another one."""
+        """Writes the row's mask, and its bias if it has changed."""
         request, vocabulary = progress.request, self.shape.config.vocab_size
         if progress.mask is not None:
             self._write_part("allowed", row, progress.mask)
@@ -346,6 +352,6 @@ class DeviceRows:
             self._biased.discard(row)
 
     def _write_text(self, row: int, progress: Progress) -> None:
-        """A row gets another request: its tokens, and no output yet."""
+        """Writes a new request's tokens for a row, and clears the row's output."""
         self._write_tokens(row, 0, progress.tokens)
         self.output[row] = NO_TOKEN

@@ -1,22 +1,23 @@
-"""The decisions of an engine: which requests run in its next step, in which rows, on which pages,
-and when the device is to leave a step early. A plain state machine without a device, threads or a
-clock: the same calls in the same order make the same steps. Called by ark.serving.engine.
+"""The scheduler of an engine. It decides which requests run in the next step, in which rows and on
+which pages, and when the device leaves a step early. It is a state machine without a device,
+threads or a clock: the same calls in the same order give the same steps. Called by
+ark.serving.engine.
 
-A step is one launch. While it runs, `take` is given the tokens that rows have made so far; what a
-request holds stays untouched until `end`, because the device writes to its pages until then.
+A step is one launch. While it runs, `take` receives the tokens that rows have sampled so far. The
+pages of a request do not change until `end`, because the device writes to them until then.
 
 A request waits, is admitted when a slot and pages for its text are free, has its prompt computed in
-chunks (or token by token in a row), and decodes in a row. Rows that decode are the first ones, so
-that a form of few rows serves few requests. When pages run out, the request that was admitted last
-gives its pages back and is computed again later: its text stays, so that no token is lost or made
-twice.
+chunks (or token by token in a row), and decodes in a row. Busy rows are always the first ones, so
+that few requests can use a decoding phase of few rows (a form). When pages run out, the request
+that was admitted last gives its pages back and its keys and values are computed again later. It
+keeps its text, so no token is lost or reported twice.
 
-Where rows are free, a request may have more of them: these read a draft of its next tokens, and the
-tokens that they make count as far as the draft was right. A row's noise depends on the seed and the
-position alone, so that the text is the same as without drafts.
+A request may use free rows to verify a draft of its next tokens. The tokens of these rows are
+accepted as far as the draft was right. A row's noise depends only on the seed and the position, so
+the text is the same as without drafts.
 
-A request with a grammar has a mask of the tokens that may come next. While the host makes it, the
-request has no row. Its row makes one token of a step and stays there, while the others go on.
+A request with a grammar needs a mask of the tokens that may come next. It has no row while the host
+computes the mask. In a step its row samples one token and then waits while other rows go on.
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ from ark.serving.types import FinishReason, Request, Stats
 
 
 def forms_of(slots: int) -> tuple[int, ...]:
-    """Numbers of rows with a decoding phase each: powers of two, and all slots."""
+    """The numbers of rows for which a plan has a decoding phase: powers of two, and `slots`."""
     return (*(1 << n for n in range((slots - 1).bit_length())), slots)
 
 
 class Scheduler:
     """The state of all requests of an engine.
 
-    slots: requests that run at once. chunk: tokens of a chunk, 0 where rows read prompts. context:
-    positions of a request; the pool has pages for one of so many. draft: most tokens of a draft,
-    which `propose` makes.
+    slots: requests that run at once. chunk: tokens of a chunk, 0 if rows read prompts. context: the
+    most positions of a request; the pool has pages for at least one such request. draft: the most
+    tokens of a draft. propose: returns drafts.
     """
 
     def __init__(
@@ -65,11 +66,11 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        """True where no request waits or runs."""
+        """True if no request waits or runs."""
         return not self.waiting and not self.running
 
     def stats(self, prompt_tokens: int, generated_tokens: int, iterations: int) -> Stats:
-        """The state between two steps, with the engine's counts."""
+        """The state between two steps. The arguments are the engine's counts."""
         ids = [progress.request.id for progress in self.running if progress.finish is None]
         return Stats(
             slots=self.slots,
@@ -86,8 +87,8 @@ class Scheduler:
         )
 
     def add(self, request: Request, adapter: int = 0) -> Progress:
-        """A request arrives; its prompt is shorter than the context. adapter: the number of its
-        own, 0 for none.
+        """Adds a request to the waiting ones; its prompt must be shorter than the context. adapter:
+        the number of its adapter, 0 for none.
         """
         most = request.sampling.max_tokens
         total = self.context if most is None else min(self.context, len(request.prompt) + most)
@@ -97,12 +98,12 @@ class Scheduler:
         return progress
 
     def form(self, rows: int) -> int:
-        """The rows of the phase that computes so many."""
+        """The number of rows of the smallest decoding phase that can compute `rows` rows."""
         return next(n for n in self.forms if n >= rows)
 
     def cancel(self, request_id: str) -> bool:
-        """Removes a request between two steps, whether it waits or runs; False if there is none of
-        that id.
+        """Removes a request that waits or runs. Returns False if no request has that id. Called
+        between two steps.
         """
         for progress in (*self.waiting, *self.running):
             if progress.request.id == request_id:
@@ -110,7 +111,7 @@ class Scheduler:
         return False
 
     def remove(self, progress: Progress) -> bool:
-        """Removes a request, in whatever state; False if it has ended."""
+        """Removes a request that waits or runs. Returns False if it has ended."""
         if progress in self.waiting:
             self.waiting.remove(progress)
         elif progress in self.running:
@@ -120,8 +121,8 @@ class Scheduler:
         return True
 
     def plan(self, iterations: int = 1) -> Step:
-        """The next step, in which rows decode at most so many iterations, one while prompts are
-        left to compute. `end` must follow.
+        """The next step. Rows decode at most `iterations` iterations, and a single one while
+        prompts are left to compute. `end` must be called after the step.
         """
         self._admit()
         for progress in list(self.running):
@@ -138,8 +139,8 @@ class Scheduler:
         return Step(chunks, tuple(self.rows), count, drafts)
 
     def take(self, step: Step, row: int, tokens: Sequence[int]) -> Outcome | None:
-        """A row has made further tokens; those of the rows that read its draft are behind its own.
-        What they are for its request, or None if it has ended before them.
+        """Takes new tokens of a row; those of the rows that read its draft follow its own. Returns
+        the tokens that its request accepts, or None if the request had ended before.
         """
         progress, draft = step.rows[row], step.drafts[row] if step.drafts else ()
         if progress.finish is not None:
@@ -151,8 +152,8 @@ class Scheduler:
         return Outcome(progress, tuple(accepted), progress.finish)
 
     def leaves(self, step: Step) -> bool:
-        """True where the device should leave the step, because requests have ended in it: others
-        wait, or a smaller form has the rows that are left.
+        """True if the device should leave the step because requests have ended in it. That is so if
+        other requests wait, if no row is left, or if the remaining rows fit a smaller form.
         """
         left = sum(progress.finish is None for progress in step.rows)
         if left == len(step.rows):
@@ -160,9 +161,9 @@ class Scheduler:
         return bool(self.waiting) or not left or self.form(left) < self.form(len(step.rows))
 
     def end(self, step: Step, iterations: int) -> None:
-        """The device has left a step after so many iterations of its rows, and all tokens were
-        taken. Requests that have ended give their slots and pages back, the others the pages that
-        they were given ahead.
+        """Ends a step whose rows have done `iterations` iterations, after all its tokens were
+        taken. Requests that have ended give back slots and pages; the others give back pages that
+        they were given in advance and did not use.
         """
         for progress in step.rows:
             progress.computed = min(progress.computed + iterations, progress.last)
@@ -179,7 +180,9 @@ class Scheduler:
     def _right(
         self, progress: Progress, tokens: Sequence[int], draft: Sequence[int]
     ) -> Sequence[int]:
-        """The tokens behind a right beginning of the draft."""
+        """The tokens that are valid: one for each right token at the draft's beginning, and one
+        more.
+        """
         right = right_tokens(draft, tokens)
         progress.drafts.learn(right)
         self.drafted_tokens += len(draft)
@@ -189,7 +192,7 @@ class Scheduler:
     def _accept(
         self, progress: Progress, tokens: Sequence[int]
     ) -> tuple[list[int], FinishReason | None]:
-        """The tokens up to the request's end, and why it ends, if it does."""
+        """The tokens up to the request's end, and the reason if it ends with them, else None."""
         accepted: list[int] = []
         for token in tokens:
             accepted.append(token)
@@ -200,8 +203,9 @@ class Scheduler:
         return accepted, None
 
     def _admit(self) -> None:
-        """Admits waiting requests in order, as long as there is a slot and pages for all of their
-        text. A page is left for each that runs, so that none is admitted to be preempted at once.
+        """Admits waiting requests in order while there are a slot and pages for all of the next
+        one's text. One page is left free for each running request, so that an admitted request is
+        not preempted at once.
         """
         size = self.pool.size
         while self.waiting and len(self.running) < self.slots:
@@ -221,8 +225,8 @@ class Scheduler:
             self.running.append(progress)
 
     def _share(self, progress: Progress) -> None:
-        """Takes the pages that another request has filled with the same text since the admission,
-        instead of its own.
+        """Replaces pages of a request by those that another request has filled with the same text
+        since this one was admitted.
         """
         if progress.computed != len(progress.names) * self.pool.size:
             return
@@ -243,8 +247,8 @@ class Scheduler:
         return True
 
     def _grow(self, progress: Progress) -> None:
-        """Gives a request the page for its last token. Where there is none, those that were
-        admitted last are preempted, in the end the request itself.
+        """Gives a request the page for its last token. If no page is available, the requests that
+        were admitted last are preempted, if necessary this one too.
         """
         while len(progress.pages) * self.pool.size <= progress.last and not self._take(progress):
             youngest = self.running[-1]
@@ -260,7 +264,9 @@ class Scheduler:
         progress.pages, progress.names, progress.computed = [], [], 0
 
     def _chunks(self) -> Chunks | None:
-        """Chunks of the first text that is not computed: one where others decode, else all."""
+        """Chunks of the first text that is not computed yet: a single chunk if other requests
+        decode, else all. None if all texts are computed or rows read prompts.
+        """
         if not self.chunk:
             return None
         for progress in self.running:
@@ -274,7 +280,7 @@ class Scheduler:
         return Chunks(progress, start, count)
 
     def _place(self, ready: Sequence[Progress]) -> None:
-        """Gives each a row, one of the first; those that have one keep it where they can."""
+        """Assigns the first rows to the requests. A request keeps its row if possible."""
         rows: list[Progress | None] = [p if p in ready else None for p in self.rows]
         fresh = deque(p for p in ready if p not in self.rows)
         for number, progress in enumerate(rows):
@@ -289,8 +295,8 @@ class Scheduler:
         self.rows = [p for p in placed[: len(ready)] if p is not None]
 
     def _draft(self) -> tuple[tuple[int, ...], ...]:
-        """By row, a draft that further rows read: at most so many in all as there are slots. Each
-        place that is read has a page.
+        """For each row the draft that free rows read for it. Rows and drafts together use at most
+        `slots` rows. Each place that is read has a page.
         """
         room = self.slots - len(self.rows) if self.draft else 0
         may = [p for p in self.rows if p.computed == p.last and p.room > 0 and may_draft(p)]
@@ -305,10 +311,10 @@ class Scheduler:
         return tuple(drafts)
 
     def _iterations(self, most: int) -> int:
-        """How many iterations rows decode at most. Each is given the pages for all of them. While
-        requests wait, none beyond the end of the first that is known to end; none beyond the first
-        token from which on a request may stop. A row with a mask stays behind its next token while
-        the others go on.
+        """The number of iterations of the next step, at most `most`. Each row is given the pages
+        for all of them. The step ends where min_tokens ceases to hold for a request and, while
+        requests wait, where the first one reaches its total. A row with a mask stops after one
+        token while the others go on.
         """
         if not self.rows:
             return 0
@@ -323,9 +329,9 @@ class Scheduler:
         return count
 
     def _fits(self, iterations: int) -> bool:
-        """True if there are pages for so many iterations of all rows. Pages that are kept for later
-        requests are given up for a page's iterations alone, since the device may leave before it
-        needs them.
+        """True if there are pages for `iterations` iterations of all rows. Kept pages are counted
+        only if the iterations are at most a page's positions: a longer step may end before it needs
+        them.
         """
         size, need = self.pool.size, 0
         for progress in self.rows:
@@ -334,12 +340,12 @@ class Scheduler:
         return need <= (self.pool.available if iterations <= size else self.pool.free)
 
     def _take_ahead(self, progress: Progress, end: int) -> None:
-        """Pages for the places up to `end`, as far as some are free."""
+        """Gives a request pages for the places up to `end`, as far as pages are available."""
         while len(progress.pages) * self.pool.size < end and self._take(progress):
             pass
 
     def _publish(self, progress: Progress) -> None:
-        """Names the pages that a request has filled."""
+        """Gives names to the pages that a request has filled."""
         size = self.pool.size
         for number in range(len(progress.names), progress.computed // size):
             before = progress.names[-1] if progress.names else progress.root

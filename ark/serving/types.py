@@ -1,4 +1,6 @@
-"""What an engine is asked and what it answers. Used by the engine, `ark.LLM` and the server."""
+"""The types of an engine's interface: requests, events, statistics. Used by the engine, `ark.LLM`
+and the server.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from ark.models.sampling import SamplingParams
 
 
 class FinishReason(enum.Enum):
-    """Why a request ended."""
+    """The reason for which a request ended."""
 
     STOP = "stop"  # a stop token
     LENGTH = "length"  # max_tokens were made, or the context is full
@@ -22,13 +24,13 @@ class FinishReason(enum.Enum):
 
 
 class Guide(Protocol):
-    """The state of one text within a grammar. Used by one thread at a time."""
+    """The state of one text in a grammar. Used by one thread at a time."""
 
     def advance(self, tokens: Sequence[int]) -> np.ndarray | None:
-        """Takes the text's next tokens, which are none at first.
+        """Appends tokens to the text; the first call has none.
 
-        Returns which tokens may follow, bool (vocabulary,), or None where the text is complete.
-        InvalidUsageError where the grammar cannot be followed.
+        Returns which tokens may follow, bool (vocabulary,), or None if the text is complete. Raises
+        InvalidUsageError if the grammar cannot be followed.
         """
 
 
@@ -41,11 +43,12 @@ class Grammar(Protocol):
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt of token ids and how it is continued.
+    """A prompt of token ids, and how to continue it.
 
-    id: unique among those that have not ended. stop_token_ids: end tokens of the checkpoint
-    included, unless the sampling ignores them. grammar: of the sampling's structured outputs.
-    adapter: the name of one that the engine has, or "" for none.
+    id: unique among those that have not ended. stop_token_ids: the tokens that end the text. They
+    include the checkpoint's end tokens unless the sampling ignores them. grammar: that of the
+    sampling's structured outputs. adapter: the name of one of the engine's adapters, or "" for
+    none.
     """
 
     id: str
@@ -58,12 +61,12 @@ class Request:
 
 @dataclass(frozen=True)
 class Event:
-    """What happened to a request since its last event.
+    """The progress of a request since its last event.
 
-    tokens: ids that were made, often one. logprobs: of each of them its natural logarithm of
-    probability, or empty where none was asked for. top_logprobs: of each of them the most probable
-    ids with theirs. finish: set in the last event of a request. error: why the engine failed, or
-    why it cancelled this request by itself.
+    tokens: the new ids, often one. logprobs: the natural logarithm of the probability of each;
+    empty if not asked for. top_logprobs: for each, the most probable ids and their logarithms.
+    finish: set in the last event of a request. error: why the engine failed, or why it cancelled
+    this request.
     """
 
     id: str
@@ -88,15 +91,15 @@ class Stats:
     generated_tokens: int
     iterations: int
     preemptions: int
-    slot_ids: tuple[str, ...] = field(default=())  # of each slot its request's id, or ""
+    slot_ids: tuple[str, ...] = field(default=())  # the request's id by slot, or ""
 
 
 class EngineLike(Protocol):
-    """An engine. Every method may be called from any thread."""
+    """The interface of an engine. Every method may be called from any thread."""
 
     @property
     def context(self) -> int:
-        """Positions that a request may have, its prompt included."""
+        """The most positions of a request, its prompt included."""
 
     def submit(self, request: Request, on_event: Callable[[Event], None]) -> None:
         """Queues a request. on_event is called on the engine's thread and must return quickly.
@@ -108,7 +111,9 @@ class EngineLike(Protocol):
         """Ends a request with CANCELLED at the next iteration; unknown ids are ignored."""
 
     def stats(self) -> Stats:
-        """What the engine does now."""
+        """The engine's current state and counts."""
 
     def close(self, drain: bool = False) -> None:
-        """Ends the engine. drain: first finish what was submitted; else requests are cancelled."""
+        """Closes the engine. drain: True: submitted requests are finished first; False: they are
+        cancelled.
+        """
