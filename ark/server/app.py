@@ -55,8 +55,9 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 @dataclass(frozen=True)
 class Limits:
-    """body_bytes: of a request. body_s: until a body is whole. request_s: until its answer is.
-    queue: choices that wait beside those that have slots.
+    """body_bytes: the most bytes of a request's body. body_s: the most seconds until the body is
+    complete. request_s: the most seconds until the answer is complete. queue: the most choices that
+    wait for a slot.
     """
 
     body_bytes: int = 16 << 20
@@ -66,13 +67,13 @@ class Limits:
 
 
 class Service:
-    """What the routes share. Made on the event loop."""
+    """The state that the routes share. Created on the event loop."""
 
     def __init__(self, engine: EngineLike, model: ServedModel, limits: Limits) -> None:
         self.engine = engine
         self.model = model
         self.limits = limits
-        self.draining = False  # set when no more requests are taken; those that have begun go on
+        self.draining = False  # True: new requests are refused; running ones go on
         self.metrics = Metrics(engine, model.name)
         room = engine.stats().slots + limits.queue
         self.dispatcher = Dispatcher(engine, self.metrics, room)
@@ -81,7 +82,7 @@ class Service:
             self.embedding = Embedding(engine, limits.queue, limits.request_s)
 
     def abort(self) -> None:
-        """Ends everything that still runs, with an error to its client."""
+        """Ends all running requests with an error to their clients."""
         error = ApiError(503, "the server is shutting down", kind=SERVER_ERROR, code="shutdown")
         self.dispatcher.end_all(error)
         if self.embedding:
@@ -150,7 +151,7 @@ class Service:
         return _json({"prompt": await aside(len(asked.tokens), decode)})
 
     async def health(self, request: Request) -> Response:
-        """GET /health: 200 while requests are taken, else 503."""
+        """GET /health: 200 while the server accepts requests, else 503."""
         failure = self.dispatcher.failure or (self.embedding and self.embedding.failure)
         if failure or self.draining:
             raise ApiError(503, failure or "the server is shutting down", kind=SERVER_ERROR)
@@ -161,14 +162,14 @@ class Service:
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def stats(self, request: Request) -> Response:
-        """GET /stats: the engine's state and recent rates, for the page."""
+        """GET /stats: the engine's state and recent rates, as JSON for the page of `GET /`."""
         now = msgspec.to_builtins(self.engine.stats())
         now["slot_ids"] = [bool(name) for name in now["slot_ids"]]
         own = {"model": self.model.name, "chat": bool(self.model.templates.texts)}
         return _json({**own, **now, **self.metrics.recent()})
 
     async def page(self, request: Request) -> Response:
-        """GET /: the page."""
+        """GET /: the server's web page."""
         return Response(PAGE.read_bytes(), 200, PAGE_HEADERS, "text/html; charset=utf-8")
 
     def _card(self, model: ServedModel) -> dict[str, Any]:
@@ -182,7 +183,7 @@ class Service:
         }
 
     async def _body(self, request: Request) -> bytes:
-        """The body of a request, within the limits."""
+        """The body of a request. Raises ApiError if it exceeds the limits."""
         kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
         if kind != "application/json":
             raise ApiError(415, f"the content type is {kind!r:.60}; send JSON as application/json")
@@ -212,7 +213,7 @@ class Service:
 
 
 class EventStream(StreamingResponse):
-    """The chunks of an answer as server-sent events. The slots are free when it has ended."""
+    """Sends the chunks of an answer as server-sent events. Its slots are free when it ends."""
 
     def __init__(self, completion: Completion | Chat) -> None:
         super().__init__(self._events(), media_type="text/event-stream", headers=EVENT_HEADERS)
@@ -237,7 +238,7 @@ class EventStream(StreamingResponse):
 
 
 async def _while_connected(request: Request, response: Coroutine[Any, Any, Response]) -> Response:
-    """The response; it is given up when the client has gone."""
+    """The response of a route. The route is cancelled if the client disconnects."""
     work = asyncio.ensure_future(response)
     disconnected = asyncio.ensure_future(_disconnected(request))
     try:
@@ -250,7 +251,7 @@ async def _while_connected(request: Request, response: Coroutine[Any, Any, Respo
 
 
 async def _response(began: Coroutine[Any, Any, Completion | Chat]) -> Response:
-    """A stream, or the whole answer, of a completion that has been submitted."""
+    """The response to a submitted completion: a stream or the whole answer."""
     completion = await began
     if completion.streamed:
         return EventStream(completion)
@@ -261,7 +262,7 @@ async def _response(began: Coroutine[Any, Any, Completion | Chat]) -> Response:
 
 
 async def _disconnected(request: Request) -> None:
-    """Returns when the client has closed the connection. The body was read before."""
+    """Returns when the client has closed the connection. Called after the body was read."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
@@ -271,13 +272,13 @@ def _json(content: Any) -> Response:
 
 
 def _unexpected(error: Exception) -> ApiError:
-    """The error for a fault of the server, which is written to standard error."""
+    """The error for an unexpected exception, whose traceback is written to standard error."""
     traceback.print_exception(error, file=sys.stderr)
     return ApiError(500, "the server failed; its log has the cause", kind=SERVER_ERROR)
 
 
 def _failed(request: Request, error: Exception) -> Response:
-    """The response to an error of a route."""
+    """The response to an error that a route has raised."""
     if isinstance(error, HTTPException):
         routes = {404: "there is no such route", 405: "the route does not take this method"}
         message = routes.get(error.status_code, str(error.detail))
@@ -294,8 +295,8 @@ def _failed(request: Request, error: Exception) -> Response:
 def application(
     service: Service, *, keys: Sequence[str] = (), origins: Sequence[str] = ()
 ) -> Starlette:
-    """The application. keys: API keys, of which a request must have one. origins: pages of other
-    sites that may use the server.
+    """The ASGI application. keys: API keys; a request must have one of them. origins: the origins
+    of other sites' pages that may use the server.
     """
 
     def route(path: str, method: str, handler: Handler) -> Route:

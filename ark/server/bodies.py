@@ -1,4 +1,6 @@
-"""From the text of a body to its type, with a sentence about the field that does not match."""
+"""Decodes a request's JSON body to its type. If a field does not match, the error names it in a
+sentence.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ VALUES = {
 """The words that a field takes, where these are few."""
 LIMITS = {">=": "at least", "<=": "at most", ">": "more than", "<": "less than"}
 
-# What msgspec says: a place behind a cause.
+# The form of msgspec's messages: a cause, then the place.
 _PLACE = re.compile(r" - at (`key` in )?`\$\.?(.*)`$")
 _FIELD = re.compile(r"Object (contains unknown|missing required) field `(.*?)`")
 _TYPE = re.compile(r"Expected `(.*?)`, got `(.*?)`")
@@ -46,7 +48,9 @@ _VALUE = re.compile(r"Invalid enum value (.*)")
 
 
 def decoded(text: bytes, kind: type[Body]) -> Body:
-    """The body as `kind`; ApiError that names the field where it does not match."""
+    """The body as an object of type `kind`. Raises ApiError, which names the field, if it does not
+    match.
+    """
     if not text:
         raise ApiError(400, "the body is empty; send a JSON object")
     try:
@@ -60,7 +64,7 @@ def decoded(text: bytes, kind: type[Body]) -> Body:
 
 
 def _refused(message: str) -> ApiError:
-    """The error for a body that does not match its type. message: msgspec's."""
+    """The error for a body that does not match its type. message: msgspec's message."""
     place = _PLACE.search(message)
     param = place[2] if place else None
     cause = message[: place.start()] if place else message
@@ -82,7 +86,9 @@ def _refused(message: str) -> ApiError:
 
 
 def _fault(cause: str, param: str | None) -> str:
-    """How a value does not match, behind its name. cause: msgspec's words."""
+    """The part of the error's sentence after the field's name. cause: msgspec's words for the
+    mismatch.
+    """
     kind = _TYPE.match(cause)
     if kind:
         return f"is {_kinds(kind[2])}; it must be {_kinds(kind[1])}"
@@ -99,7 +105,9 @@ def _fault(cause: str, param: str | None) -> str:
 
 
 def _kinds(names: str) -> str:
-    """JSON's kinds of values in plain words; null, which omits a field, only where it is alone."""
+    """Plain words for kinds of JSON values. null, which omits a field, is listed only if it is the
+    only kind.
+    """
     several = names.split(" | ")
     words = [KINDS.get(n, n) for n in several if n != "null" or len(several) == 1]
     return " or ".join(words)

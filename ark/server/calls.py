@@ -1,4 +1,6 @@
-"""Calls of tools in the text of an answer, by the forms in which models write them."""
+"""Finds calls of tools in the text of an answer. Each family of models has its own format for
+them.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +34,9 @@ Part = str | Call
 
 @dataclass(frozen=True)
 class CallFormat:
-    """How a model writes calls: between `begin` and `end`, or from `begin` to the end of the text
-    where `end` is empty. starts: characters of which one begins a text that is calls alone. calls:
-    those in the text between; ValueError where there are none.
+    """The format in which a model writes calls: between `begin` and `end`, or from `begin` to the
+    end of the text if `end` is empty. starts: a text that begins with one of these characters has
+    calls only. calls: parses the text between the marks; raises ValueError if it is not a call.
     """
 
     name: str
@@ -46,12 +48,12 @@ class CallFormat:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """Texts that are special tokens in some vocabularies."""
+        """The marks of the format, which are special tokens in some vocabularies."""
         return tuple(mark for mark in (self.begin, self.end, *self.others) if mark)
 
 
 def _call(value: Any) -> Call:
-    """A call from JSON: the name and the arguments, which Llama names parameters."""
+    """A call from its JSON object, which has a name and arguments (Llama: `parameters`)."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         raise ValueError("no name")
     arguments = value.get("arguments", value.get("parameters", {}))
@@ -63,7 +65,7 @@ def _call(value: Any) -> Call:
 
 
 def _listed(text: str) -> list[Call]:
-    """Calls of a JSON list, or of JSON objects in a row."""
+    """The calls of a JSON list, or of consecutive JSON objects."""
     decoder, calls, rest = json.JSONDecoder(), [], text.strip()
     while rest:
         value, end = decoder.raw_decode(rest)
@@ -78,7 +80,7 @@ NAMED = re.compile(r"([\w.-]+)(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*(\{.*\})", re.D
 
 
 def _mistral(text: str) -> list[Call]:
-    """A list of calls, or a name with its arguments behind each mark."""
+    """Mistral's calls: a JSON list of them, or after each mark a name and its arguments."""
     text = text.strip()
     if text.startswith(("[", "{")):
         return _listed(text)
@@ -92,7 +94,7 @@ def _mistral(text: str) -> list[Call]:
 
 
 def _pythonic(text: str) -> list[Call]:
-    """A Python list of calls whose arguments are literals with names."""
+    """The calls of a Python list of call expressions with keyword arguments that are literals."""
     tree = ast.parse(text.strip(), mode="eval").body
     if not isinstance(tree, ast.List) or not tree.elts:
         raise ValueError("no list")
@@ -119,7 +121,9 @@ FORMATS = {
 
 
 def format_of(templates: ChatTemplates) -> CallFormat | None:
-    """The form that a checkpoint's chat template writes calls in, None for an unknown one."""
+    """The format in which a checkpoint's chat template writes calls; None if ark does not know
+    it.
+    """
     text = "\n".join(templates.texts.values())
     for name in ("hermes", "mistral", "pythonic"):
         if FORMATS[name].begin in text:
@@ -129,8 +133,8 @@ def format_of(templates: ChatTemplates) -> CallFormat | None:
 
 
 class Reader:
-    """Takes an answer's text apart as it comes, into content and calls. A call is given when it is
-    complete. form: of calls, or None where the text is content alone.
+    """Splits an answer's text into content and calls while it arrives. A call is returned when it
+    is complete. form: the format of calls; None if the whole text is content.
     """
 
     def __init__(self, form: CallFormat | None) -> None:
@@ -150,7 +154,9 @@ class Reader:
         return parts
 
     def _advance(self, form: CallFormat, parts: list[Part]) -> bool:
-        """Takes the text up to the next mark; False where there is none yet."""
+        """Processes the text up to the next mark. Returns False if no complete mark has arrived
+        yet.
+        """
         if not self._begun:
             head = self._held.lstrip()
             self._begun, self._whole = bool(head), head[:1] in tuple(form.starts)
@@ -170,7 +176,7 @@ class Reader:
         return True
 
     def _take(self, parts: list[Part], text: str, end: str = "") -> None:
-        """Adds a text between two marks. Spaces between calls are left out."""
+        """Adds the parts of a text between two marks. Spaces between calls are omitted."""
         form = self._form
         if form is not None and (self._inside or self._whole):
             calls = calls_in(form, text)
@@ -180,7 +186,7 @@ class Reader:
             parts.append(text)
 
     def finish(self) -> list[Part]:
-        """The rest at the end of the text."""
+        """The remaining parts, at the end of the text."""
         parts: list[Part] = []
         if self._form is not None and (self._held or self._inside):
             self._take(parts, self._held)
@@ -188,7 +194,7 @@ class Reader:
 
 
 def calls_in(form: CallFormat, text: str) -> list[Call]:
-    """The calls in a text, none where it is anything else."""
+    """The calls in a text; empty if the text is not in the format."""
     try:
         return form.calls(text)
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
@@ -196,20 +202,20 @@ def calls_in(form: CallFormat, text: str) -> list[Call]:
 
 
 class ForcedReader:
-    """Takes apart the text of an answer that a form makes calls of (ark.server.forms.call_form).
-    name: of the tool whose arguments the text is, or None for a list of calls.
+    """Parses an answer that a grammar forces to be calls (ark.server.forms.call_form). name: the
+    tool, if the text is its arguments; None if the text is a list of calls.
     """
 
     def __init__(self, name: str | None) -> None:
         self._name, self._text = name, ""
 
     def push(self, text: str) -> list[Part]:
-        """Nothing: calls are given at the end."""
+        """Returns no parts: the calls are returned at the end."""
         self._text += text
         return []
 
     def finish(self) -> list[Part]:
-        """The calls, or the text itself where it was cut off before its end."""
+        """The calls. A list of calls that was cut off is returned as text."""
         if self._name is not None:
             return [Call(self._name, self._text)]
         calls: Sequence[Part] = calls_in(FORMATS["llama3_json"], self._text)

@@ -40,7 +40,7 @@ class Chat:
     async def begin(
         cls, model: ServedModel, dispatcher: Dispatcher, asked: ChatRequest, timeout_s: float
     ) -> Chat:
-        """Checks a body and submits it; ApiError where it cannot be served."""
+        """Checks a body and submits it. Raises ApiError if it cannot be served."""
         model = model.named(asked.model)
         check_common(asked, model)
         _check(asked)
@@ -123,7 +123,7 @@ class Chat:
 
 
 class _Reply:
-    """The message of a choice as it is made: its text and its calls of tools."""
+    """The message of a choice so far: its text and its calls of tools."""
 
     def __init__(self, reader: Reader | ForcedReader) -> None:
         self.finish = ""
@@ -132,7 +132,7 @@ class _Reply:
         self._calls: list[dict[str, Any]] = []
 
     def take(self, piece: Piece) -> list[dict[str, Any]]:
-        """The changes of the message that a piece makes."""
+        """Appends a piece to the message. Returns the changes as OpenAI's `delta` objects."""
         parts = self._reader.push(piece.text)
         if piece.finish is not None:
             parts += self._reader.finish()
@@ -159,7 +159,7 @@ class _Reply:
 
 
 def _reader(asked: ChatRequest, model: ServedModel) -> Reader | ForcedReader:
-    """Takes the answer's text apart as tool_choice says."""
+    """The reader that splits the answer's text into content and calls, according to tool_choice."""
     choice = asked.tool_choice
     if isinstance(choice, ToolChoice):
         return ForcedReader(choice.function.name)
@@ -169,7 +169,7 @@ def _reader(asked: ChatRequest, model: ServedModel) -> Reader | ForcedReader:
 
 
 def _tools(asked: ChatRequest, model: ServedModel) -> tuple[Sequence[Tool] | None, Form | None]:
-    """The tools that the template is given, and the form of the text."""
+    """The tools for the chat template, and the form that the text must have."""
     form, choice = form_of(asked), asked.tool_choice
     tools = asked.tools or []
     names = [tool.function.name for tool in tools]
@@ -211,7 +211,7 @@ def _tools(asked: ChatRequest, model: ServedModel) -> tuple[Sequence[Tool] | Non
 
 
 def _check(asked: ChatRequest) -> None:
-    """ApiError for fields of chats whose meaning the server does not have."""
+    """Raises ApiError for fields of chats that the server does not support."""
     if asked.top_logprobs is not None and not asked.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs to be true; set it", param="top_logprobs")
     if asked.max_completion_tokens is not None and asked.max_tokens is not None:

@@ -1,4 +1,4 @@
-"""From a checked request to the pieces of its answer: what both kinds of completions share."""
+"""From a checked request to the pieces of its answer. Shared by completions and chats."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ark.server.model import ServedModel
 from ark.server.schema import ChatRequest, CompletionRequest, StreamOptions
 from ark.serving.types import Event, FinishReason, Grammar
 
-CONTEXT_TOKENS = 16  # of the prompt, before which decoders do not look
+CONTEXT_TOKENS = 16  # last tokens of the prompt; the text of new tokens depends on no earlier ones
 
 
 @dataclass(frozen=True)
 class Logprob:
-    """A token with its logarithm of probability, None of a text's first one, and the most probable
-    ones in its place.
+    """A token and the logarithm of its probability (None for a text's first token). top: the most
+    probable tokens at its place.
     """
 
     token: int
@@ -33,8 +33,8 @@ class Logprob:
 
 @dataclass
 class Piece:
-    """The next part of a choice. finish: why it ends, in its last piece. tokens: how many tokens
-    it stands for.
+    """The next part of a choice. finish: the reason why the choice ends; set in its last piece.
+    tokens: the number of tokens of the piece.
     """
 
     index: int
@@ -45,7 +45,9 @@ class Piece:
 
 
 class Choice:
-    """One choice that is being made. shown: special tokens that are part of the text."""
+    """One choice in progress. shown: the texts of special tokens that are part of the answer, by
+    id.
+    """
 
     def __init__(
         self,
@@ -62,7 +64,7 @@ class Choice:
         self._kept = Piece(index, "")
 
     def take(self, events: Sequence[Event]) -> Piece | None:
-        """The piece that these events complete, or None while there is nothing to show."""
+        """The piece that these events complete; None while there is no text to send."""
         kept = self._kept
         for event in events:
             self._add(event, kept)
@@ -82,7 +84,7 @@ class Choice:
             tops = event.top_logprobs or ({},) * len(tokens)
             kept.logprobs += map(Logprob, tokens, event.logprobs, tops)
         if event.finish is FinishReason.STOP and tokens and tokens[-1] in self._stops:
-            tokens = tokens[:-1]  # it ends the text and is not part of it
+            tokens = tokens[:-1]  # the stop token is not part of the text
         for token in tokens:
             kept.text += self._shown.get(token, "") or self._text.push(token)
         if event.finish is not None:
@@ -133,7 +135,9 @@ class Answer:
         return len(self._choices)
 
     async def pieces(self) -> AsyncIterator[Piece]:
-        """The pieces of all choices as they come. ApiError where the answer cannot be finished."""
+        """The pieces of all choices as they come. Raises ApiError if the answer cannot be
+        finished.
+        """
         while not all(choice.ended for choice in self._choices):
             events = await self._job.events()
             arrived: dict[int, list[Event]] = {}
@@ -149,7 +153,7 @@ class Answer:
                     yield piece
 
     def close(self) -> None:
-        """Frees the slots of choices that have not ended. To be called at the end."""
+        """Frees the slots of choices that have not ended. Must be called at the end."""
         self._timer.cancel()
         self._job.cancel()
 
@@ -163,7 +167,7 @@ class Answer:
 
 
 def running_usage(answer: Answer, options: StreamOptions | None) -> dict[str, Any]:
-    """The field `usage` of a chunk before the last one, where the body asks for it."""
+    """The field `usage` of a chunk before the last one; empty unless the body asks for it."""
     asked = options is not None and options.include_usage and options.continuous_usage_stats
     return {"usage": answer.usage()} if asked else {}
 
@@ -178,7 +182,7 @@ def failure(event: Event) -> ApiError:
 
 
 def timeout(limit_s: float) -> ApiError:
-    """The error for a request that took too long."""
+    """The error for a request that exceeded its time limit."""
     return ApiError(
         504,
         f"the request took longer than the server's limit of {limit_s:g} s; ask for less, or "
@@ -196,8 +200,9 @@ def sampling_of(
     form: Form | None,
     names: Mapping[str, str] | None = None,
 ) -> SamplingParams:
-    """The sampling that a body asks for. defaults: of fields that it omits, before those of
-    SamplingParams. form: of the text. names: the body's, where they are others.
+    """The sampling that a body asks for. defaults: values of fields that it omits; they take
+    precedence over the defaults of SamplingParams. form: the form of the text. names: the body's
+    names of fields that differ from SamplingParams' names.
     """
     same = (
         *("n", "temperature", "top_p", "min_p", "typical_p", "repetition_penalty"),
@@ -214,7 +219,9 @@ def sampling_of(
 
 
 def check_common(asked: CompletionRequest | ChatRequest, model: ServedModel) -> None:
-    """ApiError for what neither kind of completions has, and for ids out of the vocabulary."""
+    """Raises ApiError for fields that neither completions nor chats support, and for ids outside
+    the vocabulary.
+    """
     model.check_tokens(list(asked.logit_bias or ()), "logit_bias")
     model.check_tokens(asked.stop_token_ids or (), "stop_token_ids")
     if asked.stream_options is not None and not asked.stream:

@@ -27,14 +27,14 @@ class Completion:
         self._model = model
         self._asked = asked
         self._options = asked.stream_options
-        self._lengths = [0] * len(answer)  # characters sent of each choice
+        self._lengths = [0] * len(answer)  # by choice: characters sent so far
         self._common = {
             "id": request_id("cmpl"),
             "object": "text_completion",
             "created": int(time.time()),
             "model": model.name,
         }
-        # What each choice begins with: the prompt, where the body asks for an echo.
+        # The beginning of each choice: the prompt if the body asks for an echo, else empty.
         self._heads = [""] * len(answer)
         self._scores: list[Sequence[Logprob]] = [()] * len(answer)
 
@@ -42,7 +42,7 @@ class Completion:
     async def begin(
         cls, model: ServedModel, dispatcher: Dispatcher, asked: CompletionRequest, timeout_s: float
     ) -> Completion:
-        """Checks a body and submits it; ApiError where it cannot be served."""
+        """Checks a body and submits it. Raises ApiError if it cannot be served."""
         model = model.named(asked.model)
         check_common(asked, model)
         _check(asked)
@@ -130,7 +130,7 @@ class Completion:
 
 
 def _check(asked: CompletionRequest) -> None:
-    """ApiError for fields of completions whose meaning the server does not have."""
+    """Raises ApiError for fields of completions that the server does not support."""
     if asked.best_of is not None and asked.best_of != (1 if asked.n is None else asked.n):
         raise unsupported("best_of", "best_of other than n is not supported; ask for n choices")
     if asked.suffix:

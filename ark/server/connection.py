@@ -1,6 +1,7 @@
-"""A connection of the server: uvicorn's own, with limits of time and errors as JSON.
+"""A connection of the server: uvicorn's, with time limits, and with errors as JSON.
 
-A client that sends half a request, or that stops reading an answer, is cut off after a while.
+A client that sends only a part of a request, or that stops reading an answer, is disconnected after
+a time.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ark.server.errors import ApiError
 
-HEAD_S = 30.0  # until the line and the headers of a request are whole
-WRITE_S = 60.0  # until a client that has stopped reading goes on
+HEAD_S = 30.0  # until a request's first line and headers are complete
+WRITE_S = 60.0  # until a client that has stopped reading must go on
 
 
 class Connection(H11Protocol):
@@ -46,15 +47,15 @@ class Connection(H11Protocol):
         self._write = self.loop.call_later(WRITE_S, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """The client has read on."""
+        """The client has caught up."""
         super().resume_writing()
         if self._write is not None:
             self._write.cancel()
 
     def send_400_response(self, msg: str) -> None:
-        """Answers bytes that are not a request of HTTP, and closes."""
+        """Answers bytes that are not an HTTP request, and closes the connection."""
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
-            self.transport.close()  # within an answer there is no place for another one
+            self.transport.close()  # an answer has begun: an error cannot be sent in it
             return
         body = ApiError(400, "the request is not valid HTTP/1.1").body()
         headers = [
@@ -68,7 +69,7 @@ class Connection(H11Protocol):
         self.transport.close()
 
     def _watch_head(self) -> None:
-        """Closes the connection unless the head of a request that has begun is whole in time."""
+        """Closes the connection if the head of a request that has begun is not complete in time."""
         waiting = self.conn.their_state is h11.IDLE and not self.transport.is_closing()
         if waiting and self._head is None:
             self._head = self.loop.call_later(HEAD_S, self.transport.close)

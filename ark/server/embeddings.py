@@ -24,7 +24,7 @@ MOST_TEXTS = 2048  # of a request, as in OpenAI's interface
 
 
 class EmbedderLike(Protocol):
-    """What gives embeddings: ark.serving.embedder.Embedder."""
+    """The interface of ark.serving.embedder.Embedder."""
 
     @property
     def context(self) -> int:
@@ -38,12 +38,12 @@ class EmbedderLike(Protocol):
 
 
 class EmbeddingEngine:
-    """An embedder in an engine's place: one text at a time, on a thread of its own. It refuses
-    completions.
+    """An embedder with an engine's interface. It computes one text at a time, on a separate thread,
+    and refuses completions.
     """
 
     def __init__(self, embedder: EmbedderLike) -> None:
-        """embedder: which the engine closes in the end."""
+        """embedder: `close` closes it."""
         self._embedder = embedder
         self._thread = ThreadPoolExecutor(1, "ark-embedder")
         self._tokens = self._texts = self.requests = 0
@@ -54,7 +54,7 @@ class EmbeddingEngine:
         return self._embedder.context
 
     async def embed(self, tokens: Sequence[int]) -> np.ndarray:
-        """The embedding of a text, when those before it are made."""
+        """Returns the embedding of a text, after those of earlier texts."""
         loop = asyncio.get_running_loop()
         values = await loop.run_in_executor(self._thread, self._embedder.embed, tokens)
         self._tokens += len(tokens)
@@ -68,10 +68,10 @@ class EmbeddingEngine:
         )
 
     def cancel(self, request_id: str) -> None:
-        """Nothing: no request was taken."""
+        """Does nothing, because no request was accepted."""
 
     def stats(self) -> Stats:
-        """What the engine does now; its one slot is that of the text being read."""
+        """The current state. The single slot is busy while a text is computed."""
         running = min(self.requests, 1)
         waiting = self.requests - running
         return Stats(1, running, waiting, 0, 0, self._tokens, 0, 0, self._texts, 0)
@@ -83,18 +83,18 @@ class EmbeddingEngine:
 
 
 class Embedding:
-    """What a server of embeddings has beside its model. queue: requests that wait at most.
-    request_s: the time of one.
+    """The route's settings and engine. queue: the most requests that wait. request_s: the most
+    seconds of a request.
     """
 
     def __init__(self, engine: EmbeddingEngine, queue: int, request_s: float) -> None:
         self._engine, self._queue, self._request_s = engine, queue, request_s
         self.failure = ""
         self.error: ApiError | None = None
-        """Why no more texts are read, when the server ends."""
+        """The reason why no more texts are accepted; set when the server ends."""
 
     async def answer(self, model: ServedModel, asked: EmbeddingRequest) -> dict[str, Any]:
-        """The answer to a body; ApiError where it cannot be given."""
+        """The answer to a body. Raises ApiError if the body is faulty or the queue is full."""
         model.named(asked.model)
         if asked.dimensions not in (None, model.embedding_size):
             raise unsupported(

@@ -13,7 +13,7 @@ UNSUPPORTED = "unsupported_parameter"
 
 
 class ApiError(Exception):
-    """A request that ends with an HTTP status and one sentence for a person.
+    """An error that is sent to the client: an HTTP status and one sentence for a person.
 
     kind: `type` of the JSON object. param: the field of the request that is wrong. code: a word for
     programs. retry_after: seconds after which the client may try again.
@@ -52,7 +52,7 @@ class ApiError(Exception):
         return msgspec.json.encode(self.content())
 
     def headers(self) -> dict[str, str]:
-        """Headers of the response beside its length."""
+        """Headers of the response other than its length."""
         headers = {"content-type": "application/json"}
         if self.retry_after is not None:
             headers["retry-after"] = str(self.retry_after)
@@ -62,5 +62,5 @@ class ApiError(Exception):
 
 
 def unsupported(param: str, message: str) -> ApiError:
-    """The error for a field whose meaning this server does not have."""
+    """The error for a field that this server does not support."""
     return ApiError(400, message, param=param, code=UNSUPPORTED)

@@ -18,12 +18,14 @@ GUIDED = {
     "guided_choice": "choice",
     "guided_grammar": "grammar",
 }
-"""By vLLM's older fields, the fields of StructuredOutputsParams."""
+"""vLLM's older fields, and the field of StructuredOutputsParams for each."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """What a text must be like, and the field of the request that says so, for errors."""
+    """The form that a text must have, and the field of the request that asks for it (for
+    errors).
+    """
 
     params: StructuredOutputsParams
     field: str
@@ -34,7 +36,9 @@ class Form:
 
 
 def form_of(asked: CompletionRequest | ChatRequest) -> Form | None:
-    """The form that a body asks for; ApiError where it is faulty, or where there are two."""
+    """The form that a body asks for, or None. Raises ApiError if it is faulty or if there are
+    two.
+    """
     values = {name: getattr(asked, name) for name in GUIDED}
     forms: dict[str, Mapping[str, Any]] = {
         name: {GUIDED[name]: value} for name, value in values.items() if value is not None
@@ -52,7 +56,7 @@ def form_of(asked: CompletionRequest | ChatRequest) -> Form | None:
 
 
 def _refused(field: str, error: Exception) -> ApiError:
-    """The error, with the request's field in place of that of SamplingParams."""
+    """The error, with the request's field name in place of that of SamplingParams."""
     message = re.sub(r"structured_outputs(\.\w+)?", field, str(error), count=1)
     return ApiError(400, message, param=field)
 
@@ -65,7 +69,7 @@ def _form(values: Mapping[str, Any], field: str) -> Form:
 
 
 def _of_format(shape: ResponseFormat) -> Mapping[str, Any]:
-    """The field of StructuredOutputsParams that a response_format other than text sets."""
+    """The field of StructuredOutputsParams for a response_format other than `text`."""
     kind, schema = shape.type, shape.json_schema
     if kind == "json_object":
         return {"json_object": True}
@@ -85,8 +89,8 @@ def _of_format(shape: ResponseFormat) -> Mapping[str, Any]:
 
 
 def call_form(tools: Sequence[Tool], name: str | None, parallel: bool) -> Form:
-    """The form of a text that must call tools: the arguments of that one, or, without a name, a
-    list of calls of any of them.
+    """The form of a text that must call tools. With a name the text is the arguments of that tool;
+    without one it is a list of calls of any of the tools.
     """
     for tool in tools:
         if tool.function.name == name:

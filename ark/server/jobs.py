@@ -1,7 +1,7 @@
-"""Requests between the engine's thread and the server's: events cross in batches, in order.
+"""Passes events from the engine's thread to the server's event loop, in batches and in order.
 
 The engine calls back on its own thread, which must not wait. `Dispatcher` collects the events and
-wakes the event loop once for all that are there; a `Job` is what an HTTP request waits for.
+wakes the event loop once for a batch. An HTTP request waits for the events of its `Job`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ark.serving.types import EngineLike, Event, FinishReason, Grammar, Request
 
 
 class Job:
-    """The choices of one HTTP request. Used on the event loop alone.
+    """The choices of one HTTP request. Used on the event loop only.
 
     error: why the job was ended from outside, or None.
     """
@@ -39,18 +39,20 @@ class Job:
 
     @property
     def open(self) -> int:
-        """How many choices the engine has still to end."""
+        """The number of choices that have not ended."""
         return len(self._open)
 
     def arrive(self, index: int, event: Event) -> None:
-        """Takes an event of a choice."""
+        """Adds an event of a choice."""
         self._events.append((index, event))
         if event.finish is not None:
             self._open.discard(event.id)
         self._arrived.set()
 
     async def events(self) -> list[tuple[int, Event]]:
-        """Everything that has arrived since the last call, at least one event."""
+        """Waits for events and returns all since the last call. Raises the job's error if it has
+        one.
+        """
         while not self._events:
             if self.error is not None:
                 raise self.error
@@ -62,13 +64,13 @@ class Job:
         return events
 
     def cancel(self, *indices: int) -> None:
-        """Frees the slots of these choices, or of all."""
+        """Cancels these choices, or all if none are given."""
         for request in [self.ids[i] for i in indices] or self.ids:
             if request in self._open:
                 self._cancel(request)
 
     def end(self, error: ApiError) -> None:
-        """Ends the job with an error, which its reader receives."""
+        """Ends the job with an error, which `events` raises."""
         if self.error is None:
             self.error = error
             self.cancel()
@@ -76,9 +78,9 @@ class Job:
 
 
 class Dispatcher:
-    """Submits to an engine, and brings its events to jobs.
+    """Submits requests to an engine, and delivers its events to jobs.
 
-    room: how many choices may be open at the same time, running or waiting.
+    room: the most choices that may run or wait at the same time.
     """
 
     def __init__(self, engine: EngineLike, metrics: Metrics, room: int) -> None:
@@ -98,8 +100,8 @@ class Dispatcher:
         prompts: Sequence[tuple[Sequence[int], SamplingParams, frozenset[int], Grammar | None]],
         adapter: str = "",
     ) -> Job:
-        """Queues a choice for each prompt, under an adapter if one is named; ApiError where it
-        cannot be served now.
+        """Queues a choice for each prompt. adapter: a name, or "" for none. Raises ApiError if the
+        choices cannot be served now.
         """
         if self.failure:
             raise ApiError(500, self.failure, kind=SERVER_ERROR)
@@ -122,7 +124,7 @@ class Dispatcher:
         return job
 
     def check_room(self, choices: int) -> None:
-        """ApiError where so many more choices cannot wait."""
+        """Raises ApiError unless there is room for this number of further choices."""
         if choices > self._room:
             raise ApiError(
                 400, f"{choices} choices are too many: the server's limit is {self._room}"
@@ -143,11 +145,11 @@ class Dispatcher:
         self._events.append((job, index, event))
         if not self._woken:
             self._woken = True
-            with contextlib.suppress(RuntimeError):  # the loop has ended; so has every reader
+            with contextlib.suppress(RuntimeError):  # the event loop and all readers have ended
                 self._loop.call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:
-        self._woken = False  # before the last look, so that no event is left behind
+        self._woken = False  # cleared first: an event that comes meanwhile wakes the loop again
         while self._events:
             self._give(*self._events.popleft())
 
@@ -166,18 +168,19 @@ class Dispatcher:
 
 
 def request_id(kind: str) -> str:
-    """A new id of a response, as `cmpl-...`."""
+    """A new id for a response, such as `cmpl-...`."""
     return f"{kind}-{secrets.token_hex(12)}"
 
 
 def refused(error: InvalidUsageError, others: Mapping[str, str] | None = None) -> ApiError:
-    """The error for a request that the engine or the sampling parameters refuse: `param` is the
-    first of the parameters that the message names. others: the request's names of some of them.
+    """The error for a request that the engine or SamplingParams refuses. `param` is the first
+    parameter that the message names. others: the request's names of parameters that have other
+    names there.
     """
     message = str(error)
     words = re.findall(r"\w+", message)
     names = set(SamplingParams.__dataclass_fields__)
-    longer = names - {"n", "stop", "seed"}  # which are English words too
+    longer = names - {"n", "stop", "seed"}  # these are English words too
     named = [word for i, word in enumerate(words) if word in (longer if i else names)]
     param: str | None = named[0] if named else None
     if param and others and param in others:

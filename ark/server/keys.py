@@ -1,4 +1,4 @@
-"""API keys: requests without one of them are refused before anything is read."""
+"""Checks API keys: a request without a valid one is refused before its body is read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OPEN_PATHS = ("/", "/health", "/metrics")
 
 
 class KeyMiddleware:
-    """Asks for `Authorization: Bearer KEY` on every path but the open ones."""
+    """Requires `Authorization: Bearer KEY` on all paths except the open ones."""
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
         self._app = app
@@ -40,4 +40,4 @@ class KeyMiddleware:
         if scheme.lower() != b"bearer":
             return False
         right = [hmac.compare_digest(key.strip(), known) for known in self._keys]
-        return any(right)  # every key was compared, so that the time tells nothing
+        return any(right)  # all keys are compared, so the time reveals nothing

@@ -1,7 +1,7 @@
 """Counters and times of a server for Prometheus, and recent rates for its page.
 
-A metric that means the same as one of vLLM's has its name, so that dashboards made for vLLM work;
-the others begin with `ark`.
+A metric that vLLM has too has vLLM's name, so that dashboards for vLLM work. Names of other metrics
+begin with `ark`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from ark.serving.types import EngineLike, Event, FinishReason
 
-WINDOW_S = 5.0  # of the recent rates
-RECENT_REQUESTS = 64  # of the recent times to the first token
-MAX_TIMELINE_REQUESTS, MAX_TIMELINE_TOKENS = 16, 200  # of the timeline
+WINDOW_S = 5.0  # the span of recent rates
+RECENT_REQUESTS = 64  # for the median time to the first token
+MAX_TIMELINE_REQUESTS, MAX_TIMELINE_TOKENS = 16, 200  # limits of the timeline
 LATENCY_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1)
 SECOND_BUCKETS = (*LATENCY_S, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)
 TOKEN_BUCKETS = tuple(m * 10**e for e in range(6) for m in (1, 2, 5))
@@ -28,7 +28,9 @@ TOKEN_BUCKETS = tuple(m * 10**e for e in range(6) for m in (1, 2, 5))
 
 @dataclass
 class _Open:
-    """A choice that has not ended: when it came, when its last token came, and counts of tokens."""
+    """A choice that has not ended. begin: when it was asked for. last: when its last token came.
+    prompt, tokens: numbers of tokens.
+    """
 
     begin: float
     prompt: int
@@ -37,7 +39,7 @@ class _Open:
 
 
 class Metrics:
-    """Takes the events of all choices. Used on the event loop alone."""
+    """Collects metrics from the events of all choices. Used on the event loop only."""
 
     def __init__(self, engine: EngineLike, model: str) -> None:
         self.registry = CollectorRegistry()
@@ -80,17 +82,17 @@ class Metrics:
         )
 
     def response(self, path: str, status: int) -> None:
-        """A request for this path was answered with this status."""
+        """Counts an HTTP response by its path and status."""
         self._responses.labels(path, status).inc()
 
     def begin(self, ids: Sequence[str], prompts: Sequence[int]) -> None:
-        """Choices of these ids were asked for, with prompts of so many tokens."""
+        """Records new choices. prompts: the number of prompt tokens of each."""
         now = time.monotonic()
         for name, prompt in zip(ids, prompts, strict=True):
             self._open[name] = _Open(now, prompt)
 
     def event(self, event: Event, now: float) -> None:
-        """An event of a choice. now: time.monotonic()."""
+        """Records an event of a choice. now: time.monotonic()."""
         choice = self._open.get(event.id)
         if choice is None:
             return
@@ -114,12 +116,13 @@ class Metrics:
             self._generated.observe(choice.tokens)
 
     def text(self) -> bytes:
-        """Everything, in Prometheus' text format."""
+        """All metrics, in Prometheus' text format."""
         return generate_latest(self.registry)
 
     def recent(self) -> dict[str, Any]:
-        """Tokens a second of the last seconds, the median time to the first token, and a timeline:
-        of each choice how many seconds ago the device made its tokens.
+        """Recent figures for the page: tokens per second in the last WINDOW_S seconds, the median
+        time to the first token, and a timeline. The timeline has for each choice the age of its
+        tokens in seconds.
         """
         now = time.monotonic()
         self._forget(now)
@@ -140,14 +143,14 @@ class Metrics:
 
 
 class _EngineState:
-    """The engine's own counts, read when metrics are asked for."""
+    """A Prometheus collector of the engine's own counts, which are read on each scrape."""
 
     def __init__(self, engine: EngineLike, model: str) -> None:
         self._engine = engine
         self._model = model
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing: the registry need not ask the engine before metrics are read."""
+        """Yields nothing, so that the registry does not query the engine at registration."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:

@@ -1,6 +1,6 @@
 """The model that a server offers: its tokenizer, its chat template and its limits.
 
-Turns the prompts of requests into token ids. Used by the routes.
+Converts the prompts of requests to token ids. Used by the routes.
 """
 
 from __future__ import annotations
@@ -24,19 +24,20 @@ from ark.server.schema import Message, Tool
 from ark.serving.grammar import Grammars
 from ark.serving.types import Grammar
 
-CHARACTERS_A_POSITION = 16  # several times what a token has
-MAX_INLINE_SIZE = 4096  # characters or tokens; work on more is done on another thread
-MOST_IDS = 1 << 20  # of one list
+CHARACTERS_A_POSITION = 16  # several times the characters of a usual token
+MAX_INLINE_SIZE = 4096  # characters or tokens; larger work is moved to another thread
+MOST_IDS = 1 << 20  # in one list
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """name: as clients ask for it. adapters: names that choose an adapter. adapter: the one that
-    requests for this name have. context: positions of a request, its answer included.
-    stop_token_ids: the checkpoint's end tokens. defaults: fields of SamplingParams where a request
-    omits them. call_format: how the model writes calls of tools. embedding_size: elements of an
-    embedding, 0 for a model that makes text.
+    """name: the name by which clients ask for the model. adapters: names of its adapters, which
+    clients may use instead. adapter: the adapter of requests for this name, or "". context: the
+    most positions of a request, its answer included. stop_token_ids: the checkpoint's end tokens.
+    defaults: values of SamplingParams' fields that a request omits. call_format: the format in
+    which the model writes calls of tools, if known. embedding_size: elements of an embedding, 0 for
+    a model that generates text.
     """
 
     name: str
@@ -53,7 +54,9 @@ class ServedModel:
     created: int = field(default_factory=lambda: int(time.time()))
 
     def named(self, asked: str | None) -> ServedModel:
-        """The model of a name, which may be an adapter's; ApiError where there is none."""
+        """The model of that name, which may be an adapter's. Raises ApiError if it does not
+        exist.
+        """
         if not asked or asked == self.name:
             return self
         if asked not in self.variants:
@@ -68,16 +71,16 @@ class ServedModel:
 
     @cached_property
     def variants(self) -> dict[str, ServedModel]:
-        """The model under each of its adapters."""
+        """The model with each of its adapters, by the adapter's name."""
         return {name: replace(self, name=name, adapter=name) for name in self.adapters}
 
     async def encoded(
         self, texts: Sequence[str], params: Sequence[str], *, framed: bool = True
     ) -> list[list[int]]:
-        """The ids of texts. framed: by the tokens that the tokenizer adds.
+        """The token ids of texts. framed: with the tokens that the tokenizer adds around a text.
 
-        Of a text that is far too long only the beginning is encoded. ApiError names the text's
-        entry of `params`.
+        Only the beginning of a text that is far too long is encoded. The ApiError for a text names
+        its entry of `params`.
         """
 
         def encode() -> list[list[int]]:
@@ -102,7 +105,7 @@ class ServedModel:
         return tokens
 
     def check_tokens(self, tokens: Sequence[Any], param: str) -> None:
-        """ApiError for ids that the vocabulary does not have."""
+        """Raises ApiError for ids that the vocabulary does not have."""
         if len(tokens) > MOST_IDS:
             raise ApiError(400, f"more than {MOST_IDS:,} token ids were given", param=param)
         for token in tokens:
@@ -115,7 +118,9 @@ class ServedModel:
                 )
 
     def check_length(self, prompt: int, max_tokens: int | None, param: str) -> None:
-        """ApiError where a prompt of so many tokens and its answer do not fit in the context."""
+        """Raises ApiError if a prompt of `prompt` tokens and its answer do not fit in the
+        context.
+        """
         if prompt == 0:
             raise ApiError(400, "the prompt has no tokens; give at least one", param=param)
         if prompt >= self.context:
@@ -125,7 +130,7 @@ class ServedModel:
             raise self.too_long(lengths, param)
 
     def check_text(self, tokens: int, param: str) -> None:
-        """ApiError where a text of so many tokens has no embedding."""
+        """Raises ApiError unless a text of `tokens` tokens can be embedded."""
         if tokens == 0:
             raise ApiError(400, "the text has no tokens; give at least one", param=param)
         if tokens > self.context:
@@ -138,7 +143,9 @@ class ServedModel:
             )
 
     def too_long(self, lengths: str, param: str) -> ApiError:
-        """The error for more tokens than the context holds. said: how many."""
+        """The error for more tokens than the context holds. lengths: words that say how many there
+        are.
+        """
         return ApiError(
             400,
             f"{lengths}, but the context holds {self.context:,}, the answer included; shorten the "
@@ -154,7 +161,7 @@ class ServedModel:
         generation_prompt: bool = True,
         values: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """The ids of a conversation by the chat template."""
+        """The token ids of a conversation, rendered by the chat template."""
         if not self.templates.texts:
             raise ApiError(
                 400,
@@ -179,11 +186,13 @@ class ServedModel:
 
     @cached_property
     def grammars(self) -> Grammars:
-        """Makes grammars for the tokenizer."""
+        """The maker of grammars for this tokenizer."""
         return Grammars(self.tokenizer, self.vocab_size, sorted(self.stop_token_ids))
 
     async def grammar(self, form: Form | None) -> Grammar | None:
-        """The grammar of a form, made on another thread; ApiError where it is faulty."""
+        """The grammar of a form, created on another thread; None without a form. Raises ApiError if
+        the form is faulty or not supported.
+        """
         if form is None:
             return None
         try:
@@ -195,21 +204,23 @@ class ServedModel:
 
     @cached_property
     def special_marks(self) -> dict[int, str]:
-        """Marks of calls that are special tokens, which a text has where tools are given."""
+        """The marks of tool calls that are special tokens, by id. Answers show them if tools are
+        given.
+        """
         marks = () if self.call_format is None else self.call_format.marks
         ids = {self.tokenizer.backend.token_to_id(mark): mark for mark in marks}
         return {i: mark for i, mark in ids.items() if i in self.tokenizer.special_ids}
 
 
 async def aside(size: int, work: Callable[[], Result]) -> Result:
-    """The result of a function of so many characters or tokens; of many on another thread, so that
-    the event loop goes on.
+    """Calls `work` and returns its result. If `size` (characters or tokens) is large it runs on
+    another thread, so that the event loop goes on.
     """
     return work() if size <= MAX_INLINE_SIZE else await asyncio.to_thread(work)
 
 
 def _size(message: Message) -> int:
-    """About how many characters a message has."""
+    """The approximate number of characters of a message."""
     content = message.content or ""
     calls = sum(len(str(call.function.arguments)) for call in message.tool_calls or ())
     if isinstance(content, str):
@@ -218,7 +229,7 @@ def _size(message: Message) -> int:
 
 
 def _arguments(value: str | dict[str, Any], param: str) -> dict[str, Any]:
-    """The arguments of a call as templates read them: an object."""
+    """The arguments of a call as an object, the form that templates read."""
     try:
         arguments = msgspec.json.decode(value) if isinstance(value, str) else value
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
@@ -229,7 +240,7 @@ def _arguments(value: str | dict[str, Any], param: str) -> dict[str, Any]:
 
 
 def _plain(message: Message, param: str) -> dict[str, Any]:
-    """A message as templates read it: its content is one text."""
+    """A message in the form that templates read: its content is one text."""
     plain: dict[str, Any] = msgspec.to_builtins(message)
     plain.pop("annotations", None)
     for place, call in enumerate(plain.get("tool_calls", ())):

@@ -1,4 +1,4 @@
-"""The texts and token ids of a body as token ids. Used by completions and embeddings."""
+"""Converts the texts and token ids of a body to token ids. Used by completions and embeddings."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ async def prompt_ids(
 ) -> tuple[list[list[int]], list[str]]:
     """The token ids of every prompt of a body, and their texts.
 
-    name: of the body's field. check_count: raises an error for too many prompts, before any is
-    encoded; check_length: for a prompt of so many tokens, whose place in the body it is given.
+    name: the body's field. check_count: called with the number of prompts before any is encoded;
+    raises an error for too many. check_length: called with a prompt's number of tokens and its
+    place in the body; raises an error for a length that does not fit.
     """
     one_only = isinstance(given, str) or (given and isinstance(given[0], int))
     several: list[Any] = [given] if one_only else list(given)

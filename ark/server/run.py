@@ -1,4 +1,6 @@
-"""Runs the server until it is told to end: sockets, signals, and the end of what has begun."""
+"""Runs the server until it is told to end: sockets, signals, and the draining of running
+requests.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,13 @@ from ark.server.model import ServedModel
 from ark.serving.types import EngineLike
 
 KEEP_ALIVE_S = 30
-LAST_WORDS_S = 2.0  # for errors to reach clients when the time to drain is over
+LAST_WORDS_S = 2.0  # for errors to reach clients after the time to drain
 
 
 @dataclass(frozen=True)
 class Options:
-    """keys and origins: as of ark.server.app.application. drain_s: how long answers may go on after
-    SIGTERM.
+    """keys and origins: as of ark.server.app.application. drain_s: the most seconds that answers
+    may go on after SIGTERM.
     """
 
     keys: Sequence[str] = ()
@@ -36,7 +38,9 @@ class Options:
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """A socket at that address, which does not listen yet; SystemError where it is not free."""
+    """A socket bound to that address, which does not listen yet. Raises SystemError if the address
+    cannot be used.
+    """
     try:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
@@ -58,23 +62,23 @@ def bound(host: str, port: int) -> socket.socket:
 
 
 def url_of(listener: socket.socket) -> str:
-    """The address that the server listens on."""
+    """The URL of the address that the server listens on."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 class _Server(uvicorn.Server):
-    """Signals are the caller's."""
+    """A uvicorn server that leaves signals to its caller."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leaves signals as they are."""
+        """Installs no signal handlers."""
         yield
 
 
 def server_of(app: Starlette, options: Options) -> uvicorn.Server:
     """The server that runs an application."""
-    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # clients are told, as JSON
+    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # clients receive errors as JSON
     config = uvicorn.Config(
         app,
         http=Connection,
@@ -93,8 +97,8 @@ def server_of(app: Starlette, options: Options) -> uvicorn.Server:
 def ending(
     server: uvicorn.Server, service: Service, drain_s: float, loop: asyncio.AbstractEventLoop
 ) -> Callable[[], None]:
-    """The function that ends a server: first it takes no more requests; after drain_s, or when it
-    is called again, answers that still run end with an error.
+    """Returns a function that ends a server. From its first call on, new requests are refused.
+    After drain_s, or at its second call, answers that still run end with an error.
     """
 
     def end() -> None:
@@ -115,8 +119,9 @@ async def serve(
     listener: socket.socket,
     ready: Callable[[], None],
 ) -> None:
-    """Serves until SIGTERM or SIGINT, and then until what has begun has ended, at most drain_s. A
-    second signal ends it at once. ready is called when requests are taken. The engine stays open.
+    """Serves until SIGTERM or SIGINT. Then running requests may go on for at most drain_s; a second
+    signal ends them at once. ready is called when the server accepts requests. The engine stays
+    open.
     """
     service = Service(engine, model, options.limits)
     app = application(service, keys=options.keys, origins=options.origins)

@@ -1,8 +1,8 @@
 """The JSON bodies that the routes take, as types that msgspec checks (ark.server.bodies).
 
 Fields are OpenAI's; those that vLLM adds have vLLM's names. Ranges are ark.models.sampling's. A
-field that is not listed is refused, since ignoring it could change the answer. Each field may be
-null, which omits it.
+field that is not listed is refused, because an answer that ignores it could be wrong. Each field
+may be null, which omits it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ Prompts = str | list[str | int | list[Token]]
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """include_usage: a last chunk counts the tokens; with continuous_usage_stats every chunk counts
-    those so far, as vLLM's do.
+    """include_usage: an additional last chunk has the counts of tokens. continuous_usage_stats:
+    every chunk has the counts so far, as in vLLM.
     """
 
     include_usage: bool | None = None
@@ -28,7 +28,7 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class JsonSchema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A JSON schema. Texts are strict whatever `strict` says."""
+    """A JSON schema. Answers always follow it, whatever the value of `strict`."""
 
     name: str | None = None
     description: str | None = None
@@ -37,7 +37,7 @@ class JsonSchema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ResponseFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The form of the text: text, json_object or json_schema."""
+    """The form of the answer's text. type: text, json_object or json_schema."""
 
     type: str
     json_schema: JsonSchema | None = None
@@ -105,7 +105,7 @@ class ContentPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     type: str
     text: str | None = None
-    # What parts of other types hold, which are refused by their type.
+    # Fields of parts of other types. They are accepted here so that the error names the type.
     image_url: Any = None
     input_audio: Any = None
     file: Any = None
@@ -113,7 +113,7 @@ class ContentPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CalledFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """arguments: a JSON object, as text or not."""
+    """arguments: a JSON object, or the text of one."""
 
     name: str
     arguments: str | dict[str, Any]
@@ -138,7 +138,7 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     tool_calls: list[ToolCall] | None = None
     reasoning_content: str | None = None
     refusal: str | None = None
-    # Null or empty in the answers that clients send back.
+    # Fields of answers that clients send back in messages; null or empty.
     annotations: list[None] | None = None
     audio: None = None
     function_call: None = None

@@ -1,4 +1,5 @@
-"""Log probabilities of prompts, which `echo` beside `logprobs` asks for (lm-eval does).
+"""Log probabilities of a prompt's tokens, for requests with `echo` and `logprobs` (lm-eval sends
+them).
 
 The engine reports those of tokens that it makes. So a request begins with the prompt's first token
 and is made to continue with the others: a token an iteration.
@@ -21,7 +22,7 @@ from ark.serving.types import Event, FinishReason
 
 @dataclass(frozen=True)
 class Dictated:
-    """A grammar of one text; see ark.serving.types.Grammar."""
+    """A grammar that allows a single text; see ark.serving.types.Grammar."""
 
     tokens: Sequence[int]
     vocabulary: int
@@ -32,13 +33,13 @@ class Dictated:
 
 
 class Dictation:
-    """The place in that text; see ark.serving.types.Guide."""
+    """The current place in that text; see ark.serving.types.Guide."""
 
     def __init__(self, text: Dictated) -> None:
         self._text, self._place = text, 0
 
     def advance(self, tokens: Sequence[int]) -> np.ndarray | None:
-        """Which token may follow these, or None behind the last one."""
+        """The mask of the one token that follows, or None after the last one."""
         self._place += len(tokens)
         if self._place == len(self._text.tokens):
             return None
@@ -54,8 +55,8 @@ async def scores(
     count: int,
     timeout_s: float,
 ) -> list[list[Logprob]]:
-    """Of each prompt its tokens' log probabilities, and the `count` highest ones in their places.
-    The first token has none.
+    """For each prompt the log probabilities of its tokens, and the `count` highest ones at each
+    place. The first token has none.
     """
     requests = []
     for prompt in prompts:

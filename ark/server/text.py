@@ -1,4 +1,6 @@
-"""The bytes of single tokens, beside their log probabilities. Used by ark.server.chats."""
+"""The bytes of single tokens, which are reported with log probabilities. Used by
+ark.server.chats.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ from ark.models.tokenizer import BYTE_PIECE, UNFINISHED, Tokenizer
 
 
 def _gpt2_alphabet() -> dict[str, int]:
-    """By character of byte-level vocabularies the byte that it stands for (OpenAI's GPT-2)."""
+    """The byte that each character of a byte-level vocabulary stands for (OpenAI's GPT-2)."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     characters = {chr(byte): byte for byte in printable}
@@ -17,7 +19,7 @@ BYTE_OF_CHARACTER = _gpt2_alphabet()
 
 
 def token_bytes(tokenizer: Tokenizer, token: int) -> list[int]:
-    """The bytes of one token, which may be a part of a character."""
+    """The bytes of one token, which may be incomplete UTF-8."""
     text = tokenizer.token_text(token)
     if UNFINISHED not in text:
         return list(text.encode())
