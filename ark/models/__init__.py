@@ -1,4 +1,4 @@
-"""Models from checkpoint directories: their shape (config), weights (checkpoint) and tokenizer.
+"""Models from checkpoint directories: their config, weights and tokenizer.
 
 `register` adds a decoder from outside of ark.
 """

@@ -1,7 +1,9 @@
-"""Low-rank adapters in a decoder's graph (LoRA, Hu et al. 2021): beside a linear layer each row has
-the two thin products of its own adapter. Called by ark.models.build; decoders do not depend on it.
+"""Low-rank adapters in a decoder's graph (LoRA, Hu et al. 2021). The two low-rank products of a
+row's adapter are added to the result of a linear layer. Called by ark.models.build; decoders do not
+depend on it.
 
-An adapter is an expert (ark.expert_linear) and number 0 is one of zeros, for rows without any.
+The products are those of experts (ark.expert_linear), one for each adapter. Adapter 0 is all zeros,
+for rows without an adapter.
 """
 
 from __future__ import annotations
@@ -14,14 +16,15 @@ from ark.models.quantized import QuantizedWeight
 from ark.ops.views import new_tensor, refer
 
 DOWN, UP = ".adapters_down", ".adapters_up"
-"""Behind a weight's name: the adapters' matrices (count, rank, inputs) and (count, outputs,
-rank)."""
+"""Suffixes of a weight's name: the adapters' matrices (count, rank, inputs), (count, outputs,
+rank).
+"""
 
 
 @dataclass(frozen=True)
 class Adapters:
-    """count: of adapters, the one of zeros included. rank: the highest. targets: parameters that
-    they have products beside.
+    """count: the number of adapters, adapter 0 included. rank: the highest of their ranks. targets:
+    the names of the parameters that they adapt.
     """
 
     count: int
@@ -30,8 +33,8 @@ class Adapters:
 
 
 class AdaptedWeight:
-    """The weight of a linear layer with adapters. chosen: of the entry point that is traced, the
-    adapter of each row, (rows, 1) int32.
+    """The weight of a linear layer with adapters. chosen: the adapter of each row, (rows, 1) int32,
+    in the entry point that is being traced.
     """
 
     chosen: ark.Tensor
@@ -47,7 +50,7 @@ class AdaptedWeight:
         self.up.rename(name + UP)
 
     def linear(self, input: Any, output: Any = None, name: str = "") -> ark.Tensor:
-        """As ark.linear."""
+        """As ark.linear, with the adapters' products added."""
         rows = input.shape()[0]
         thin = ark.expert_linear(input, self.down, self.chosen)
         thin = ark.reshape(thin, (rows, self.rank))
@@ -57,8 +60,8 @@ class AdaptedWeight:
 
 
 def adapt(model: ark.Module, adapters: Adapters | None, dtype: ark.DataType) -> list[AdaptedWeight]:
-    """Gives the weights that adapters have products beside these products. The model's tensors have
-    their names already.
+    """Replaces the weights that adapters adapt by AdaptedWeight, and returns these. The model's
+    tensors must already have their names.
     """
     weights = []
     for name in adapters.targets if adapters else ():
@@ -77,7 +80,7 @@ def adapt(model: ark.Module, adapters: Adapters | None, dtype: ark.DataType) -> 
 
 
 def choose(weights: list[AdaptedWeight], chosen: ark.Tensor) -> None:
-    """The rows of the entry point that is traced next have these adapters."""
+    """Sets the adapters of the rows for the entry point that is traced next."""
     for weight in weights:
         weight.chosen = chosen
 
@@ -90,14 +93,14 @@ def chosen_state(rows: int, name: str) -> ark.Tensor:
 
 
 def first(chosen: ark.Tensor, rows: int) -> ark.Tensor:
-    """The adapters of the first so many rows."""
+    """The adapters of the first `rows` rows."""
     if rows == chosen.shape()[0]:
         return chosen
     return refer(chosen, (rows, 1), (0, 0), f"{chosen.ir.name}.first{rows}")
 
 
 def _joined(path: list[str]) -> list[str]:
-    """The names of modules on a path: a layer's is `layers.3`."""
+    """The names of the modules on a path. A layer's number is a part of its name: `layers.3`."""
     joined: list[str] = []
     for part in path:
         if part.isdigit():

@@ -1,5 +1,5 @@
-"""Adapters on disk as PEFT writes them: adapter_config.json and adapter_model.safetensors. Read and
-checked against the checkpoint that they belong to. Called by ark.serving.loading and `ark serve`.
+"""Reads adapters as PEFT stores them (adapter_config.json and adapter_model.safetensors) and checks
+them against their checkpoint. Called by ark.serving.loading and `ark serve`.
 """
 
 from __future__ import annotations
@@ -39,13 +39,15 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "alora_invocation_tokens": ([],),
     "init_lora_weights": (True, False, "gaussian", "eva", "orthogonal"),
 }
-"""Values of fields that leave an adapter a sum of two products; null is one, too."""
+"""The supported values of fields that could change an adapter's computation; null is supported
+too.
+"""
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter's name, rank and scale, and its two matrices by the weight's name: (rank, inputs)
-    and (outputs, rank).
+    """An adapter. tensors: its two matrices, (rank, inputs) and (outputs, rank), by the weight's
+    name. The second one is multiplied by `scale`.
     """
 
     name: str
@@ -56,14 +58,14 @@ class Adapter:
 
 @dataclass(frozen=True)
 class AdapterSet:
-    """The adapters of a loaded model; their numbers begin at 1."""
+    """The adapters of a loaded model. They are numbered from 1."""
 
     adapters: tuple[Adapter, ...]
 
     @classmethod
     def open(cls, directories: Mapping[str, Path | str], checkpoint: Checkpoint) -> AdapterSet:
-        """Reads configs and headers of adapters by their names; ModelError, UnsupportedError or
-        InvalidUsageError for one that cannot be used with the checkpoint.
+        """Reads the configs and headers of adapters. directories: by the adapter's name. Raises
+        ModelError, UnsupportedError or InvalidUsageError if one cannot be used with the checkpoint.
         """
         if len(directories) > MAX_ADAPTERS:
             raise InvalidUsageError(
@@ -74,12 +76,12 @@ class AdapterSet:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Their names, in order."""
+        """The adapters' names, in the order of their numbers."""
         return tuple(adapter.name for adapter in self.adapters)
 
     @property
     def shape(self) -> Adapters | None:
-        """What the graph has of them."""
+        """The description of the adapters that the graph is built from; None without adapters."""
         if not self.adapters:
             return None
         targets = {name for adapter in self.adapters for name in adapter.tensors}
@@ -88,12 +90,14 @@ class AdapterSet:
 
     @property
     def nbytes(self) -> int:
-        """About the bytes that they have in memory."""
+        """The approximate bytes of the adapters in memory."""
         matrices = (m for a in self.adapters for pair in a.tensors.values() for m in pair)
         return sum(matrix.nbytes for matrix in matrices)
 
     def arrays(self, dtype: npt.DTypeLike) -> Mapping[str, Any]:
-        """By a parameter's name, a function that reads all adapters' matrices."""
+        """For each parameter of the adapters a function that reads all adapters' matrices for
+        it.
+        """
         shape = self.shape
         if shape is None:
             return {}
@@ -104,7 +108,9 @@ class AdapterSet:
         return readers
 
     def _read(self, target: str, place: int, shape: Adapters, dtype: npt.DTypeLike) -> np.ndarray:
-        """The matrices of all adapters beside a weight, zeros where one has none."""
+        """The matrices of all adapters for a weight. They are zero for an adapter that does not
+        adapt it.
+        """
         pairs = [a.tensors.get(target) for a in self.adapters]
         known = next(pair for pair in pairs if pair is not None)[place].shape
         each = (shape.rank, known[1]) if place == 0 else (known[0], shape.rank)
@@ -118,7 +124,7 @@ class AdapterSet:
 
 
 def read_adapter(name: str, directory: Path, checkpoint: Checkpoint) -> Adapter:
-    """One adapter of that directory."""
+    """Reads the adapter in that directory."""
     if not directory.is_dir():
         raise ModelError(
             f"the adapter {name!r:.60} should be in {directory}, which is not a directory; give "
@@ -152,7 +158,9 @@ def read_adapter(name: str, directory: Path, checkpoint: Checkpoint) -> Adapter:
 def _pairs(
     stored: Mapping[str, StoredTensor], directory: Path, checkpoint: Checkpoint, rank: int
 ) -> Iterator[tuple[str, tuple[StoredTensor, StoredTensor]]]:
-    """Each weight's name with its matrices, which have the shapes that the checkpoint needs."""
+    """Yields each weight's name with its two matrices. Raises an error if a shape does not fit the
+    checkpoint or the layer is not supported.
+    """
     matches = {name: STORED.fullmatch(name) for name in stored}
     others = [name for name, match in matches.items() if match is None]
     if others or not stored:
@@ -184,5 +192,5 @@ def _pairs(
 
 
 def _order(name: str) -> tuple[int, str]:
-    """The model's order: by layer."""
+    """A sort key: by layer, then by name."""
     return int(name.split(".")[1]), name

@@ -1,5 +1,5 @@
-"""From a decoder's shape to the graph of one rank: builds the model, splits it, traces its entry
-points. Called by ark.models.plans, and by ark.models.load for the parameters' shapes.
+"""Builds the graph of one rank from a decoder's shape: creates the model, splits it and traces its
+entry points. Called by ark.models.plans, and by ark.models.load for the parameters' shapes.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ from ark.ops.tokens import TokenState
 from ark.tasks.adjusted import MAX_TOP
 from ark.tasks.sequences import MAX_BATCH
 
-# Tokens of a chunk from which the last chunk also samples the first token.
+# The fewest tokens of a chunk for which the prompt's last chunk also samples the first token.
 MIN_BEGIN_CHUNK_TOKENS = 128
-FULL = "full"  # of Shape.sampling
+FULL = "full"  # a value of Shape.sampling
 LASTING = ("parameter", "state", "host")  # arenas that survive a launch
 
 
 @dataclass(frozen=True)
 class Pages:
-    """How a model that serves many requests keeps keys and values (ark.serving). pool: pages in
-    all. size: positions of a page. forms: numbers of rows for which there is a decoding phase each,
-    growing; the last one is the batch. apart: no two of these rows are of one text.
+    """The pages of keys and values of a model that serves many requests (ark.serving). pool: the
+    total number of pages. size: positions of a page. forms: the numbers of rows for which there is
+    a decoding phase, ascending; the last one is the batch. apart: no two rows of a phase read the
+    same text.
     """
 
     pool: int
@@ -45,25 +46,27 @@ class Pages:
     apart: bool = True
 
     def most(self, context: int) -> int:
-        """Pages of a sequence of `context` positions."""
+        """The number of pages of a sequence of `context` positions."""
         return -(-context // self.size)
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The work of one rank of a model. context: positions in the cache. chunk: prompt tokens per
-    iteration, 0 for a model that only decodes. batch: sequences that are decoded together; their
-    prompts are read by the decoding phase, one token per iteration, so chunk is 0. split: how the
-    ranks share the model: empty for ark.models.shard, or a name of ark.parallel.plans.PLANS. pages:
-    keys and values are in pages; then a phase `chunk` reads chunks of one prompt, beside phases
-    that decode some of the batch's sequences each. sampling: FULL for a plan that follows all of
-    ark.SamplingParams and reports up to `logprobs` of the highest log probabilities; empty for
-    greedy and top-k sampling alone. embeds: a launch computes the embedding of one text in place of
-    next tokens. scores: an iteration computes the logits of a chunk of a text's tokens instead.
-    adapters: that rows may have, in plans of pages on one rank.
+    """The parameters from which one rank's graph of a model is built. context: positions in the
+    cache. chunk: prompt tokens per iteration, 0 for a model that only decodes. batch: sequences
+    that are decoded together; their prompts are read by the decoding phase, one token per
+    iteration, so chunk is 0. split: how the ranks share the model: empty for ark.models.shard, or a
+    name of ark.parallel.plans.PLANS. pages: if given, keys and values are in pages. A phase `chunk`
+    then reads chunks of one prompt, and further phases each decode a number of sequences. sampling:
+    FULL for a plan that supports all of ark.SamplingParams and reports up to `logprobs` of the
+    highest log probabilities; empty for greedy and top-k sampling only. embeds: a launch computes
+    the embedding of one text instead of next tokens. scores: an iteration computes the logits of
+    all tokens of a chunk instead. adapters: the adapters that rows may use, in paged plans on one
+    rank.
 
-    A chunk of at least MIN_BEGIN_CHUNK_TOKENS takes less time than two tokens one by one: then the
-    prompt's last chunk is a separate entry point, which also samples the first token.
+    If a chunk has at least MIN_BEGIN_CHUNK_TOKENS, computing it takes less time than two single
+    tokens. The prompt's last chunk is then a separate entry point, which also samples the first
+    token.
     """
 
     config: LlamaConfig
@@ -88,7 +91,7 @@ class Shape:
 
     @property
     def vocabulary(self) -> int:
-        """As of TokenState.make: the number of tokens where sampling is FULL, else 0."""
+        """TokenState.make's argument: the size of the vocabulary if sampling is FULL, else 0."""
         return self.config.vocab_size if self.sampling else 0
 
     def iterations(self, prompt: int, new: int) -> list[int]:
@@ -142,9 +145,9 @@ class Shape:
 
 @dataclass(frozen=True)
 class Built:
-    """A traced decoder. lasting: its parameters and state by name. shares: the part of a whole
-    parameter that a rank holds, if not all. constants: parameters that are computed from the
-    config. layouts: of the rank's quantised weights, by parameter.
+    """A traced decoder. lasting: its parameters and state by name. shares: for each parameter of
+    which the rank holds a part only, that part. constants: functions that compute parameters from
+    the config. layouts: the layouts of the rank's quantised weights, by parameter.
     """
 
     graph: Graph
@@ -180,7 +183,7 @@ def build(shape: Shape) -> Built:
 
 
 def _trace(model: Model, decoder: Llama, shape: Shape) -> None:
-    """The entry points of a decoder whose sequences have caches of their own."""
+    """Traces the entry points of a decoder in which each sequence has its own cache."""
     decoder.setup(shape.context, shape.batch)
     decoder.name_tensors()
     state = TokenState.make(
@@ -197,8 +200,8 @@ def _trace(model: Model, decoder: Llama, shape: Shape) -> None:
 
 
 def _trace_embedding(model: Model, decoder: Llama, shape: Shape) -> None:
-    """The entry points of a decoder that gives a text's embedding: all chunks but the last one, and
-    the last one.
+    """Traces the entry points of a decoder that computes a text's embedding: `prompt` for all
+    chunks but the last, `embed` for the last one.
     """
     decoder.setup(shape.context)
     decoder.name_tensors()
@@ -210,7 +213,7 @@ def _trace_embedding(model: Model, decoder: Llama, shape: Shape) -> None:
 
 
 def _trace_scores(model: Model, decoder: Llama, shape: Shape) -> None:
-    """The entry point of a decoder that gives the logits of a text's tokens."""
+    """Traces the entry point of a decoder that computes the logits of a text's tokens."""
     decoder.setup(shape.context)
     decoder.name_tensors()
     state = TokenState.make(shape.context)
@@ -219,8 +222,8 @@ def _trace_scores(model: Model, decoder: Llama, shape: Shape) -> None:
 
 
 def _trace_paged(model: Model, decoder: Llama, shape: Shape, pages: Pages) -> None:
-    """The entry points of a decoder whose sequences share pages: chunks of a prompt, which has a
-    state of its own, and decoding by each number of rows.
+    """Traces the entry points of a decoder whose sequences share pages: one for chunks of a prompt,
+    which has a separate state, and one for decoding each number of rows.
     """
     decoder.setup_pages(shape.context, pages.pool, pages.size, pages.apart)
     decoder.name_tensors()
@@ -249,7 +252,7 @@ def _trace_paged(model: Model, decoder: Llama, shape: Shape, pages: Pages) -> No
 
 
 def _check_split(name: str) -> None:
-    """Raises InvalidUsageError unless ranks can share a model by a plan of that name."""
+    """Raises InvalidUsageError unless ark.parallel has a plan of that name."""
     from ark.parallel.plans import PLANS
 
     if name not in PLANS:
@@ -275,8 +278,8 @@ def _by_plan(shape: Shape) -> Built:
 
 
 def whole_pass(config: LlamaConfig, dtype: DataType, rows: int) -> Graph:
-    """One pass over a sequence of `rows` tokens, with the logits of all: the part of a sequence's
-    training that plans for many ranks start from.
+    """The graph of one pass over a sequence of `rows` tokens, with the logits of all: the forward
+    pass of training, from which plans for many ranks are made.
     """
     model = Model(0, 1)
     with use_model(model):

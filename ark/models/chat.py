@@ -1,9 +1,10 @@
-"""Chat templates of a checkpoint: messages in, the prompt's text out, as transformers'
-`apply_chat_template` renders it. Used by `ark generate --chat`, `ark.LLM.chat` and the server.
+"""The chat templates of a checkpoint, which render messages to the text of a prompt as
+transformers' `apply_chat_template` does. Used by `ark generate --chat`, `ark.LLM.chat` and the
+server.
 
-A template comes from outside: it runs in jinja2's sandbox for immutable values and sees plain JSON
-values only. Its text has the special tokens in it, so `Tokenizer.encode(text, framed=False)` makes
-the tokens of it.
+A template is untrusted: it runs in jinja2's immutable sandbox and receives plain JSON values only.
+The rendered text contains the special tokens, so it is encoded by `Tokenizer.encode(text,
+framed=False)`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 FILE, FOLDER, SETTINGS = "chat_template.jinja", "additional_chat_templates", "tokenizer_config.json"
 DEFAULT, WITH_TOOLS = "default", "tool_use"
 REASONING = ("reasoning_content", "thinking", "reasoning")
-"""Names under which a message may have its reasoning; templates read the first or the second."""
+"""The names of a message's field for its reasoning. Templates read the first or the second one."""
 END_MARK = "ARK_END_OF_THE_FINAL_MESSAGE "
 """Stands where a continued message ends. The space shows whether the template strips messages."""
 Message = Mapping[str, Any]
@@ -34,7 +35,7 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class ChatTemplates:
-    """The templates of a directory by name, and the values of its special tokens by theirs."""
+    """The templates of a directory and the texts of its special tokens, both by name."""
 
     source: str
     texts: Mapping[str, str]
@@ -43,10 +44,10 @@ class ChatTemplates:
     @classmethod
     def open(cls, directory: str | Path, special_tokens: Mapping[str, str]) -> ChatTemplates:
         """Reads chat_template.jinja, additional_chat_templates/NAME.jinja and `chat_template` of
-        tokenizer_config.json, which is a text or a list of named ones; files come first. A GGUF
-        file has one in its metadata.
+        tokenizer_config.json, which is a text or a list of named texts. Files take precedence. A
+        GGUF file has a template in its metadata.
 
-        special_tokens: Tokenizer.special_tokens. ModelError where a file is damaged.
+        special_tokens: Tokenizer.special_tokens. Raises ModelError if a file is damaged.
         """
         folder = Path(directory)
         if is_gguf(folder):
@@ -74,9 +75,9 @@ class ChatTemplates:
         """The text of a conversation.
 
         tools: JSON schemas. add_generation_prompt: the text ends where the answer begins.
-        continue_final_message: it ends with the last message's content instead. template: a name
-        or a text; by default the one for tools or the usual one. variables: what the template
-        reads beside, such as enable_thinking.
+        continue_final_message: the text ends with the last message's content instead. template: a
+        template's name or text; by default the checkpoint's template for tools (if tools are given)
+        or its default one. variables: further values for the template, such as enable_thinking.
 
         InvalidUsageError for messages that the template refuses, ModelError for a faulty template.
         """
@@ -123,7 +124,7 @@ class ChatTemplates:
             raise InvalidUsageError(
                 f"the chat template of {self.source} refuses these messages: {error.message:.500}"
             ) from None
-        except Exception as error:  # the template's own operations on these values
+        except Exception as error:  # whatever the template's operations raise
             raise InvalidUsageError(
                 f"the chat template of {self.source} fails with these messages "
                 f"({type(error).__name__}: {error!s:.300}); check the roles and contents that it "
@@ -143,7 +144,7 @@ class ChatTemplates:
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    """The environment that transformers gives templates."""
+    """A jinja2 environment with the settings and functions that transformers gives templates."""
     from jinja2 import TemplateError
     from jinja2.exceptions import SecurityError
     from jinja2.ext import Extension, loopcontrols
@@ -151,7 +152,9 @@ def _environment() -> ImmutableSandboxedEnvironment:
     from jinja2.utils import Namespace
 
     class Generation(Extension):
-        """{% generation %}: marks what an assistant wrote, which only training reads."""
+        """The tag {% generation %}, which marks an assistant's text for training. It has no effect
+        here.
+        """
 
         tags = {"generation"}  # noqa: RUF012  as jinja2 declares it
 
@@ -160,7 +163,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
             return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
     class PublicNamespace(Namespace):
-        """A namespace without names that Python itself calls."""
+        """jinja2's namespace without attributes whose names begin with an underscore."""
 
         def __setitem__(self, name: str, value: Any) -> None:
             if name.startswith("_"):
@@ -249,7 +252,9 @@ def _listed(messages: Any) -> Sequence[Any]:
 
 
 def _message(number: int, message: Any) -> dict[str, Any]:
-    """A message without its null fields, and its reasoning under the names that templates read."""
+    """A copy of a message without its null fields, and with its reasoning under the names that
+    templates read.
+    """
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise InvalidUsageError(
             f"message {number} is {message!r:.60}; expected an object with a role (a string) and "
@@ -264,7 +269,9 @@ def _message(number: int, message: Any) -> dict[str, Any]:
 
 
 def _plain(name: str, value: Any) -> Any:
-    """A copy of JSON values; InvalidUsageError for others, whose methods a template could call."""
+    """A copy of JSON values. Raises InvalidUsageError for other values, since a template could call
+    their methods.
+    """
     if value is None or type(value) in (str, int, float, bool):
         return value
     if isinstance(value, Mapping) and all(type(key) is str for key in value):
@@ -277,7 +284,7 @@ def _plain(name: str, value: Any) -> Any:
 
 
 def _mark_end(chat: list[dict[str, Any]], template: str) -> str:
-    """Marks where the last message's text ends; gives that text."""
+    """Appends END_MARK to the last message's text, and returns the text."""
     content = chat[-1].get("content")
     if isinstance(content, str) and "content" in template:
         chat[-1]["content"] = content + END_MARK

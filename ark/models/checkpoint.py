@@ -1,4 +1,4 @@
-"""A Llama checkpoint directory on disk: its contents, their validation, and its tensors.
+"""A checkpoint directory on disk: opens and validates it, and reads its tensors.
 
 `ark generate` opens one before it plans; the graph builder reads tensors by ark's own names
 (`layers.3.attention.query`), whole or by slices for a tensor-parallel shard. Bytes are read on
@@ -39,9 +39,10 @@ FLOAT_TYPES = {dtype.name: dtype for dtype in DTYPES.values()}
 
 @dataclass(frozen=True)
 class Weight:
-    """One weight of a model: ark's name, the stored name, and the shape (rows are outputs).
+    """One weight of a model: ark's name, the stored tensor's name, and the shape (rows are
+    outputs).
 
-    stored: how it lies in the stored tensor, if it is not the whole of it.
+    stored: its place in the stored tensor, unless it is the whole tensor.
     """
 
     name: str
@@ -56,17 +57,17 @@ class Weight:
 
     @property
     def whole_shape(self) -> tuple[int, ...]:
-        """The same with outputs before inputs, as formats of quantised weights have them."""
+        """`stored_shape` with outputs before inputs, as formats of quantised weights require."""
         return self.stored.whole(self.shape) if self.stored else self.shape
 
 
 def model_weights(config: LlamaConfig) -> tuple[Weight, ...]:
-    """All tensors of a checkpoint of that shape; a module's own come before those of its
+    """All weights of a checkpoint with this config; a module's own come before those of its
     submodules.
 
-    If the decoder's WEIGHTS gives a parameter's name an additional number, there is a tensor for
-    each index of its first dimension, `layers.0.mlp.gate.3`; else one of its name. With tied
-    embeddings `head.weight` and `embedding` are stored once.
+    If the decoder's WEIGHTS gives a parameter's name an additional number, each index of its first
+    dimension is a weight, as `layers.0.mlp.gate.3`. With tied embeddings `head.weight` and
+    `embedding` have the same stored tensor.
     """
     kind = decoder(config.architecture)
     table, listed = kind.WEIGHTS, []
@@ -84,8 +85,8 @@ def model_weights(config: LlamaConfig) -> tuple[Weight, ...]:
 
 
 class Checkpoint:
-    """An opened checkpoint directory. `config` is its shape, `weights` the weights of a model of
-    it.
+    """An opened checkpoint directory. `config` is the model's shape, `weights` lists its
+    weights.
     """
 
     def __init__(
@@ -117,9 +118,9 @@ class Checkpoint:
         """Reads the config and the safetensors headers, or a GGUF file, and checks both against
         each other.
 
-        quantize: a format of ark.models.formats.on_load into which the weights of linear layers are
-        brought while they are loaded; None: as they are stored. kv_cache_dtype: how
-        keys and values are held, as of ark.models.config.with_cache.
+        quantize: a format of ark.models.formats.on_load to which weights of linear layers are
+        quantised while they are loaded; None: not. kv_cache_dtype: the type of keys and values in
+        the cache, as of ark.models.config.with_cache.
 
         Raises ModelError if a file is missing, damaged or contradictory, and UnsupportedError if
         ark does not support the model or the format.
@@ -145,7 +146,7 @@ class Checkpoint:
         return checkpoint
 
     def hold(self, quantize: str | None) -> None:
-        """Sets the config's layouts: which weights are held as codes."""
+        """Sets the config's layouts, which name the weights that are held as codes."""
         shapes = {name: weight.shape for name, weight in self.weights.items()}
         where = str(self.directory)
         if quantize is not None:
@@ -181,7 +182,7 @@ class Checkpoint:
 
     @property
     def position_nbytes(self) -> int:
-        """Bytes of a position's keys and values in all layers."""
+        """The bytes of one position's keys and values in all layers."""
         rows, width = self.config.cache_rows
         dtype = self.config.cache_type(DataType.from_numpy(self.dtype))
         return dtype.nbytes(width) * rows * self.config.num_hidden_layers
@@ -225,7 +226,7 @@ class Checkpoint:
         for name in needed:
             tensor = self.stored[name]
             if self.config.format is not None and tensor.dtype_code in DTYPES:
-                continue  # norms and biases may have another type beside quantised weights
+                continue  # if weights are quantised, norms and biases may have another type
             if tensor.dtype.name != expected:
                 source = "config.json says" if self.config.dtype else "the embedding is"
                 raise ModelError(
@@ -238,7 +239,7 @@ class Checkpoint:
         """A parameter by ark's name, or a part of it, as a new array.
 
         share: slices of its dimensions; of the first dimension only the slice is read. Raises
-        ModelError if the file has been truncated since it was opened. It is read and not mapped,
+        ModelError if the file has been truncated since it was opened. The file is not mapped,
         because access to a truncated part of a mapped file would end the process.
         """
         if f"{name}.0" in self.weights:
@@ -292,7 +293,7 @@ class Checkpoint:
         return decoded
 
     def experts(self, name: str) -> Iterator[Codes]:
-        """The codes of each expert of a parameter (experts, outputs, inputs) that is held so."""
+        """Each expert's codes, of a parameter (experts, outputs, inputs) that is held as codes."""
         if f"{name}.0" in self.weights:
             count = sum(1 for i in range(len(self.weights)) if f"{name}.{i}" in self.weights)
             yield from (self.codes(f"{name}.{i}") for i in range(count))
@@ -308,7 +309,7 @@ class Checkpoint:
         yield from (decoded.rows(expert * outputs + rows) for expert in range(count))
 
     def _whole(self, name: str) -> Codes | npt.NDArray[np.float32]:
-        """A quantised parameter."""
+        """All of a quantised parameter."""
         decoded, stored = self._decode(name), self.weights[name].stored
         if stored is None:
             return decoded
@@ -316,8 +317,8 @@ class Checkpoint:
         return decoded[rows] if isinstance(decoded, np.ndarray) else decoded.rows(rows)
 
     def _decode(self, name: str) -> Codes | npt.NDArray[np.float32]:
-        """The stored tensor of a quantised parameter. The last one remains decoded: its codes and
-        scales are read one by one, as are parameters that are parts of it.
+        """Decodes the stored tensor of a quantised parameter. The last one is kept, since codes,
+        scales and parameters that share the tensor are read one after another.
         """
         tensor = self.quantized[name]
         if self._decoded is None or self._decoded[0] != tensor.name:
@@ -339,8 +340,8 @@ class Checkpoint:
                 yield name, self.read(name)
 
     def distinct(self) -> Iterator[tuple[str, StoredTensor]]:
-        """Each stored tensor once, with ark's name of it, in model order. A quantised weight's
-        others have names of their own behind that of its codes.
+        """Yields each stored tensor once, with ark's name for it, in model order. A quantised
+        weight's codes have the weight's name; its other tensors have `name:suffix`.
         """
         seen: set[str] = set()
         for name, weight in self.weights.items():
@@ -355,9 +356,9 @@ class Checkpoint:
             yield from ((f"{name}:{end}", tensor) for end, tensor in others)
 
     def _implied(self, stored_name: str) -> bool:
-        """True if a tensor without a parameter repeats what the config and other tensors say: a
-        head equal to the embedding (`untied`), and rotary frequencies, for which those of the
-        config are used, as in transformers.
+        """True if a stored tensor that has no parameter is not needed: one that the decoder does
+        not use, a head equal to the embedding (`untied`), or rotary frequencies (those of the
+        config are used, as in transformers).
         """
         kind = decoder(self.config.architecture)
         if kind.unused(self.config, stored_name):
@@ -386,14 +387,14 @@ class Checkpoint:
 
 
 def with_prefix(stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """The tensors by the names of a model with a head: models of embeddings are stored without it,
-    and their names without `model.`.
+    """The tensors by the names that a model with a head has. Embedding models are stored without a
+    head, and without the prefix `model.` in names.
     """
     bare = "embed_tokens.weight" in stored
     return {f"model.{name}": tensor for name, tensor in stored.items()} if bare else stored
 
 
 def describe(names: list[str]) -> str:
-    """The first few of a list of tensor names, and how many there are."""
+    """A text for messages: the first three names, and the number of the others."""
     shown = ", ".join(names[:3])
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more tensors"

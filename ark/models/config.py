@@ -1,8 +1,8 @@
 """The shape of a decoder, read from the config.json of a Hugging Face directory.
 
-All later code uses `LlamaConfig` and never the JSON: the models for sizes, the planner and the
-benchmarks for shapes without a checkpoint (`builtin_config`). Unsupported configs are refused here,
-by field name; fields of single decoders are read in their files.
+All later code uses `LlamaConfig` and never the JSON. `builtin_config` has shapes for planning and
+benchmarks without a checkpoint. Unsupported configs are refused here, by field name. Fields of a
+single decoder are read in its own file.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ from ark.models.rope import Rope, inverse_frequencies, read_rope
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 KV_CACHE_DTYPES = {"auto": "", "fp8": "fp8_e4m3", "int8": "int8"}
-"""How keys and values are held: the type of their codes; empty: as floats of the weights' type."""
+"""By the option's value: the type of the codes of keys and values; empty: floats of the weights'
+type.
+"""
 DTYPES = ("float32", "float16", "bfloat16")
 
 
@@ -36,11 +38,11 @@ class LlamaConfig:
 
     `architecture` names the decoder (ark.models.registry). `dtype` is the weights' type if the
     config names one: "float32", "float16" or "bfloat16". Any of `eos_token_ids` ends a text; there
-    may be none. windows: for each layer the number of positions that a token attends to, the latest
-    ones with its own; 0: all before it. Empty: all layers attend to all. format: that of the
+    may be none. windows: for each layer the number of latest positions that a token attends to, its
+    own included; 0: all positions up to its own. Empty: no layer has a window. format: of the
     checkpoint's quantised weights. layouts: how ark holds quantised weights, by ark's names of the
-    parameters; ark.models.checkpoint fills it. cache_codes: the type of codes that keys and values
-    are held as; empty: as floats of the weights' type.
+    parameters; set by ark.models.checkpoint. cache_codes: the type of the codes of keys and values;
+    empty: floats of the weights' type.
     """
 
     hidden_size: int
@@ -113,16 +115,16 @@ class LlamaConfig:
 
     @property
     def split_heads(self) -> int:
-        """Heads of which ranks have equal numbers."""
+        """The number of heads that is divided among ranks."""
         return self.num_key_value_heads
 
     @property
     def cache_rows(self) -> tuple[int, int]:
-        """Rows of a position's keys and values in a layer's caches, and elements of a row."""
+        """The shape of one position in a layer's cache: rows, and elements of a row."""
         return 2 * self.num_key_value_heads, self.head_dim
 
     def cache_type(self, dtype: DataType) -> DataType:
-        """The type of the caches of a model whose weights are of a type."""
+        """The type of the caches if the weights have type `dtype`."""
         width = self.cache_rows[1]
         return cache_type(self.cache_codes, width, dtype) if self.cache_codes else dtype
 
@@ -132,7 +134,7 @@ class LlamaConfig:
         return self.intermediate_size
 
     def window(self, layer: int) -> int:
-        """The number of positions that a token of this layer attends to; 0: all before it."""
+        """The number of latest positions that a token of this layer attends to; 0: all."""
         return self.windows[layer] if self.windows else 0
 
     @classmethod
@@ -155,7 +157,7 @@ class LlamaConfig:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> LlamaConfig:
-        """Reads the content of a config.json."""
+        """Reads a config from the parsed content of a config.json."""
         return config_from_fields(Fields("config.json", values))
 
 
@@ -163,15 +165,15 @@ ConfigT = TypeVar("ConfigT", bound=LlamaConfig)
 
 
 def with_cache(config: ConfigT, kv_cache_dtype: str, dtype: DataType) -> ConfigT:
-    """The config of a model whose keys and values are held as KV_CACHE_DTYPES names it. dtype: of
-    the weights.
+    """The config with the type of keys and values that kv_cache_dtype (a key of KV_CACHE_DTYPES)
+    names. dtype: of the weights.
     """
     if kv_cache_dtype not in KV_CACHE_DTYPES:
         raise InvalidUsageError(
             f"kv_cache_dtype is {kv_cache_dtype!r:.40}; give one of {', '.join(KV_CACHE_DTYPES)}"
         )
     config = replace(config, cache_codes=KV_CACHE_DTYPES[kv_cache_dtype])
-    config.cache_type(dtype)  # raises for rows that have no codes
+    config.cache_type(dtype)  # raises an error if the rows cannot be codes
     return config
 
 
@@ -185,11 +187,12 @@ def config_from_fields(fields: Fields) -> LlamaConfig:
 def read_common(
     fields: Fields, *, activation: str = "silu", biased: bool = False, partial: bool = False
 ) -> LlamaConfig:
-    """The fields that all decoders have, after the architecture's defaults were filled in. Checks
-    each field that changes a model's results.
+    """Reads the fields that all decoders have. The architecture's defaults must be filled in.
+    Checks each field that changes a model's results.
 
-    The other arguments are the decoder's: activation, by transformers' name; biased: the meaning of
-    `attention_bias` in its architecture; partial: only a part of each head may be rotated.
+    The decoder gives the other arguments. activation: the only one that it supports, by
+    transformers' name. biased: True if it handles `attention_bias`, which is otherwise refused.
+    partial: True if it supports rotation of a part of each head.
     """
     for name in ("mlp_bias",) if biased else ("attention_bias", "mlp_bias"):
         if fields.flag(name, False):
@@ -261,7 +264,7 @@ def sliding_layers(config: ConfigT, fields: Fields, window: int, usual: Sequence
 
 
 def asked_window(fields: Fields) -> int:
-    """`sliding_window` if `use_sliding_window` is true; 0 for none."""
+    """`sliding_window` if `use_sliding_window` is true; else 0."""
     slides = fields.flag("use_sliding_window") and fields.get("sliding_window") is not None
     return fields.size("sliding_window") if slides else 0
 

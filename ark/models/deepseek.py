@@ -1,8 +1,9 @@
-"""The DeepSeek-V2 and V3 decoders (DeepSeek-AI 2024): keys and values as one latent row for all
-heads, experts beside shared ones, chosen from the best groups, and dense first layers.
+"""The DeepSeek-V2 and V3 decoders (DeepSeek-AI 2024). Keys and values are one latent row for all
+heads; experts are chosen from the best groups and added to shared experts; the first layers are
+dense.
 
-A head's projection of keys is applied to its query, and that of values to what it attends to, so
-that the cache has latent rows alone: the latent values, then the rotated part of keys.
+A head's key projection is applied to its query, and its value projection to the result of
+attention. So the cache has only latent rows: the latent values, then the rotated part of keys.
 """
 
 from __future__ import annotations
@@ -20,16 +21,18 @@ from ark.models.llama import Attention, FeedForward, Layer, Llama
 from ark.models.mixtral import Experts, MixtureConfig, read_mixture
 from ark.models.stored import Stored
 
-LATENT_NORM_EPS = 1e-6  # of latent rows and queries, whatever rms_norm_eps is
+LATENT_NORM_EPS = 1e-6  # for latent rows and queries; rms_norm_eps does not apply
 
 
 @dataclass(frozen=True)
 class DeepseekConfig(MixtureConfig):
-    """query_rank: of the queries' projection, 0 where it is one matrix. latent_rank: elements of a
-    latent row that are not rotated. plain_dim, value_dim: of a head, beside the head_dim elements
-    that are rotated. score_factor: of all scores. interleaved: rotated pairs are neighbours.
-    dense_layers: first ones, without experts. shared_size: rows of the shared experts' gates.
-    groups, best_groups: of experts, of which the best are chosen from. score_scale: of experts.
+    """query_rank: the rank of the queries' projection, 0 if it is a single matrix. latent_rank:
+    elements of a latent row that are not rotated. plain_dim, value_dim: a head's elements of
+    queries and of values that are not rotated; head_dim elements are. score_factor: multiplies all
+    scores. interleaved: rotated pairs are neighbours. dense_layers: the number of first layers
+    without experts. shared_size: rows of the shared experts' gates. groups: of experts.
+    best_groups: the number of groups that experts are chosen from. score_scale: multiplies the
+    experts' scores.
     """
 
     query_rank: int = 0
@@ -129,12 +132,14 @@ class LatentAttention(Attention):
         return ark.rotary_embedding(x, position, frequencies, interleaved=self.interleaved)
 
     def numbers(self, rows: int) -> ark.Tensor:
-        """The heads' numbers for each row: heads multiply by their own matrices as experts do."""
+        """The heads' numbers for each row, as expert_linear needs them: each head is an expert with
+        its own matrix.
+        """
         return ark.iota((rows, self.heads), 1, ark.int32)
 
 
 class DeepseekExperts(Experts):
-    """Experts that are chosen from the best groups, and shared ones, which process each row."""
+    """Experts that are chosen from the best groups, and shared experts, which process all rows."""
 
     SPLIT: ClassVar[dict[str, int]] = {
         **Experts.SPLIT,
@@ -158,7 +163,9 @@ class DeepseekExperts(Experts):
         return values * self.score_scale, experts
 
     def of_groups(self, scores: ark.Tensor, best: int, fill: float) -> ark.Tensor:
-        """The scores of the best groups, by the sum of their `best` highest, and else `fill`."""
+        """The scores, with those outside the best groups replaced by `fill`. A group is rated by
+        the sum of its `best` highest scores.
+        """
         if self.groups == self.best_groups:
             return scores
         rows, experts = scores.shape()
@@ -173,7 +180,9 @@ class DeepseekExperts(Experts):
 
 
 class Deepseek3Experts(DeepseekExperts):
-    """Scores are sigmoids; a correction is added to them for the choice alone."""
+    """Experts whose scores are sigmoids. A correction is added for the choice of experts, but not
+    to their weights.
+    """
 
     def __init__(self, c: DeepseekConfig, dtype: ark.DataType) -> None:
         super().__init__(c, dtype)
@@ -259,7 +268,9 @@ class DeepseekV2(Llama):
 
     @classmethod
     def stored(cls, c: LlamaConfig, parameter: str) -> Stored | None:
-        """The projections of keys and values of a head are neighbours in one matrix."""
+        """As Llama.stored. A head's projections of keys and values are adjacent in one stored
+        matrix.
+        """
         assert isinstance(c, DeepseekConfig)
         rows = c.plain_dim + c.value_dim
         if parameter.endswith(".key_up"):
@@ -270,7 +281,9 @@ class DeepseekV2(Llama):
 
     @classmethod
     def unused(cls, c: LlamaConfig, stored_name: str) -> bool:
-        """Layers beyond the last one predict further tokens (multi-token prediction)."""
+        """As Llama.unused. True for layers beyond the last one, which are for multi-token
+        prediction.
+        """
         layer = re.match(r"model\.layers\.(\d+)\.", stored_name)
         return layer is not None and int(layer[1]) >= c.num_hidden_layers
 
@@ -303,7 +316,9 @@ class DeepseekV2(Llama):
 
     @classmethod
     def groups(cls, fields: Fields, experts: int) -> tuple[int, int]:
-        """The groups of experts, and how many of them experts are chosen from."""
+        """The number of groups of experts, and the number of groups that experts are chosen
+        from.
+        """
         method = fields.text("topk_method")
         if method == "greedy":
             return 1, 1
@@ -356,7 +371,7 @@ def _groups(fields: Fields, experts: int) -> tuple[int, int]:
 
 
 def _score_factor(fields: Fields) -> float:
-    """The factor of scores that goes with yarn's `mscale_all_dim`."""
+    """The factor of attention scores that yarn's `mscale_all_dim` implies."""
     table = fields.table("rope_scaling") or fields.table("rope_parameters")
     if table is None or not table.get("mscale_all_dim"):
         return 1.0

@@ -62,11 +62,13 @@ class Fields:
 
     @classmethod
     def read(cls, path: Path) -> Fields:
-        """Reads a JSON object from `path`; raises ModelError if there is none."""
+        """Reads a JSON object from `path`. Raises ModelError if the file is missing or is not
+        one.
+        """
         check_file(path)
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
-            json.dumps(values, ensure_ascii=False).encode()  # half a surrogate pair is no text
+            json.dumps(values, ensure_ascii=False).encode()  # fails for half a surrogate pair
         except FileNotFoundError:
             raise ModelError(
                 f"{path.parent} has no {path.name}, which an ordinary Hugging Face Llama directory "

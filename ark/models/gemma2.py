@@ -1,5 +1,5 @@
 """The Gemma 2 decoder (Gemma team 2024): norms before and after each half of a layer, scaled
-embeddings, soft caps of scores and logits, and a sliding window in every other layer.
+embeddings, soft caps on scores and logits, and a sliding window in every other layer.
 """
 
 from __future__ import annotations

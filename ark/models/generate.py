@@ -53,7 +53,7 @@ from ark.runtime.runner import load
 
 
 def _short(tokens: Sequence[int]) -> str:
-    """The tokens if they are few, else their number and hash."""
+    """A short form for messages: the tokens if they are few, else their number and hash."""
     if len(tokens) <= 16:
         return str(list(tokens))
     name = hashlib.sha256(np.array(tokens, np.int64).tobytes()).hexdigest()[:16]
@@ -161,8 +161,8 @@ class Generator:
             raise
 
     def _plan(self, machine: Machine, backend: Backend, arch: str) -> Plan:
-        """This rank's plan, on which all ranks agree; it is compiled while it is scheduled and
-        verified.
+        """This rank's plan. All ranks check that they have the same one. Its kernels are compiled
+        while it is scheduled and verified.
         """
         rank = self.shape.rank
 
@@ -223,14 +223,14 @@ class Generator:
         sampling: SamplingParams | None = None,
         stop_tokens: Sequence[int] | None = None,
     ) -> Made[int, None, None]:
-        """Yields new tokens as the device computes them, in one launch, which ends after a stop
+        """Yields new tokens as the device computes them, in one launch that ends after a stop
         token.
 
         Closing the iterator, or leaving the loop that reads it, stops the device. A generator has
         one cache, so it serves one stream at a time; all ranks must request the same. sampling:
-        greedy by default; its n, stop strings and numbers of tokens are not read here. stop_tokens:
-        by default the checkpoint's end tokens. Raises GpuError if the kernel gave up or ended
-        early, InvalidUsageError while another stream is open.
+        greedy by default; its n, its stop strings and its numbers of tokens have no effect.
+        stop_tokens: by default the checkpoint's end tokens. Raises GpuError if the kernel gave up
+        or ended early, InvalidUsageError while another stream is open.
         """
         with closing(self.stream_batch([prompt], max_new_tokens, sampling, stop_tokens)) as stream:
             for _, token in stream:
@@ -333,7 +333,7 @@ class Generator:
                 last[sequence] = token
                 yield sequence, token
             if set(last) & set(stops[MAX_STOPS:]):
-                run.stop()  # the device does not know this stop token
+                run.stop()  # this stop token is not in the device's list
             run.wait()
             if not set(last) & set(stops):
                 run.check_complete()
@@ -341,8 +341,8 @@ class Generator:
             run.stop()
 
     def logprobs(self, place: int, sequence: int = 0) -> tuple[float, dict[int, float]]:
-        """The log probability of the token at a place of the text (its prompt's first token is at
-        0), and the highest ones by id, as many as the last stream's sampling asked for.
+        """The log probability of the token at a place of the text (the prompt's first token is at
+        0), and as many of the highest ones by id as the last stream's sampling asked for.
         """
         if self._reported is None:
             raise InvalidUsageError("the sampling asked for no log probabilities; set its logprobs")

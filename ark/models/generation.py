@@ -1,5 +1,5 @@
-"""How generation_config.json has a checkpoint sampled, as transformers read it. Used by the
-command line, `ark.LLM` and the server, whose own settings come before it.
+"""Reads the default sampling of a checkpoint from generation_config.json, as transformers does.
+Used by the command line, `ark.LLM` and the server, whose own settings take precedence.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ RENAMED = {
     "stop_strings": "stop",
     "suppress_tokens": "suppress_tokens",
 }
-"""Fields of SamplingParams by the names that the file has for them."""
+"""The file's names of fields of SamplingParams that have other names there."""
 SAMPLED_DEFAULTS = {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}
-"""What transformers sample by where `do_sample` is true and the file says nothing else."""
+"""transformers' values of fields that the file omits if `do_sample` is true."""
 READ = ("eos_token_id", "do_sample", *RENAMED, *SAMPLED_DEFAULTS)
 WITHOUT_EFFECT = (
     "_from_model_config",
@@ -41,7 +41,7 @@ WITHOUT_EFFECT = (
     "trust_remote_code",
     "use_cache",
 )
-"""Fields that change no token of a single sequence."""
+"""Fields that do not change the tokens of a single sequence."""
 SAMPLED = (*SAMPLED_DEFAULTS, "top_h", "epsilon_cutoff", "eta_cutoff")
 """Fields that transformers reads only where `do_sample` is true."""
 NEUTRAL: dict[str, Any] = {
@@ -62,7 +62,7 @@ NEUTRAL: dict[str, Any] = {
     "min_length": 0,
     "max_length": 20,
 }
-"""Values that change nothing (max_length: that of a file that says none)."""
+"""Values without an effect (max_length: transformers' default)."""
 BEAMS = ("early_stopping", "length_penalty", "diversity_penalty")
 ASSISTED = ("assistant_", "num_assistant_", "target_lookbehind", "prompt_lookup_")
 
@@ -70,8 +70,8 @@ ASSISTED = ("assistant_", "num_assistant_", "target_lookbehind", "prompt_lookup_
 def sampling_fields(directory: Path, warn: bool = True) -> dict[str, Any]:
     """The fields of SamplingParams that the file sets: greedy unless `do_sample` is true.
 
-    warn: a warning names the fields that would change the text and are not followed. ModelError
-    for a damaged file or a value that is out of its range.
+    warn: log a warning with the fields that would change the text and that ark does not follow.
+    Raises ModelError if the file is damaged or a value is out of range.
     """
     path = directory / FILE
     fields = Fields.read(path) if path.exists() else Fields(str(path), {})
@@ -95,8 +95,8 @@ def sampling_fields(directory: Path, warn: bool = True) -> dict[str, Any]:
 
 
 def default_sampling(directory: Path, warn: bool = True, **given: Any) -> SamplingParams:
-    """The file's sampling, with `given` fields before it; at most USUAL_NEW_TOKENS tokens where
-    neither says how many. warn: as of sampling_fields.
+    """The file's sampling; `given` fields take precedence. max_tokens is USUAL_NEW_TOKENS if
+    neither has it. warn: as of sampling_fields.
     """
     fields = {"max_tokens": USUAL_NEW_TOKENS, **sampling_fields(directory, warn), **given}
     return SamplingParams(**fields)
@@ -124,7 +124,7 @@ def ignored(directory: Path) -> dict[str, Any]:
 
 
 def warn_of_ignored(directory: Path) -> None:
-    """Says in one line what of the file is not followed, if there is something."""
+    """Logs a warning of one line with the fields that ark does not follow, if there are any."""
     fields = ignored(directory)
     if fields:
         listed = ", ".join(f"{name} {json.dumps(value):.60}" for name, value in fields.items())

@@ -1,5 +1,5 @@
-"""A GGUF file as a checkpoint: its config from the metadata, and its tensors by the names that a
-Hugging Face directory has. The gguf package reads the file; called by ark.models.checkpoint,
+"""Reads a GGUF file as a checkpoint: the config from its metadata, and its tensors by the names of
+a Hugging Face directory. The gguf package reads the file; called by ark.models.checkpoint,
 ark.models.tokenizer and ark.models.chat.
 """
 
@@ -60,7 +60,7 @@ EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 @dataclass(frozen=True)
 class GgufFile:
-    """metadata: by key. tensors: by their names in the file."""
+    """The content of a GGUF file. metadata: values by key. tensors: by their names in the file."""
 
     path: Path
     metadata: Mapping[str, Any]
@@ -68,7 +68,7 @@ class GgufFile:
 
 
 def is_gguf(path: str | Path) -> bool:
-    """True for a GGUF file, by its name."""
+    """True if the file's name is that of a GGUF file."""
     return Path(path).suffix == SUFFIX and not Path(path).is_dir()
 
 
@@ -106,7 +106,7 @@ def _read(path: Path, _time: int, _size: int) -> GgufFile:
         }
     except (OSError, MemoryError):
         raise ModelError(f"{path} cannot be read. Make it readable, then try again.") from None
-    except Exception as error:  # the package raises whatever NumPy does
+    except Exception as error:  # the package raises NumPy's exceptions
         raise ModelError(
             f"{path} is not an intact GGUF file ({str(error)[:200]}). The download or copy was cut "
             "short, or the file is damaged: fetch it again."
@@ -156,13 +156,13 @@ def read_config(file: GgufFile) -> LlamaConfig:
 
 
 def _stops(file: GgufFile) -> list[int]:
-    """Tokens that end a text: of the model, of a turn, and of a message."""
+    """The tokens that end a text: the end tokens of the text, of a turn, and of a message."""
     ids = [file.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
     return list(dict.fromkeys(i for i in ids if i is not None))
 
 
 def _scaling(file: GgufFile, given: Any) -> dict[str, Any] | None:
-    """rope_scaling of config.json."""
+    """The metadata's scaling of rotary frequencies as `rope_scaling` of a config.json."""
     factors = file.tensors.get(FACTORS)
     if factors is not None:
         if factors.dtype_code != "F32":
@@ -207,8 +207,8 @@ def _renamed(name: str) -> str:
 
 
 def reordered(file: GgufFile, config: LlamaConfig) -> dict[str, Stored]:
-    """The rows of queries and keys of the architecture llama, by ark's parameters: the file has the
-    two elements that are rotated together side by side.
+    """The order of the rows of queries and keys, by ark's parameters, for the architecture llama.
+    In the file the two elements of a rotated pair are adjacent.
     """
     if file.metadata.get("general.architecture") != "llama":
         return {}

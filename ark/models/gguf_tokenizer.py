@@ -31,7 +31,7 @@ SPLITS = {
     TEKKEN_SPLIT: "tekken",
     "": "default gpt-2",
 }
-"""Patterns of words by the names of tokenizer.ggml.pre that have them; empty: GPT-2's."""
+"""The pattern that splits a text into words, by the value of tokenizer.ggml.pre; empty: GPT-2's."""
 CONTROL, USER_DEFINED = 3, 4
 NAMED = {
     "bos_token": "bos_token_id",
@@ -42,8 +42,8 @@ NAMED = {
 
 
 def read_tokenizer(file: GgufFile) -> tuple[Tokenizer, dict[str, str]]:
-    """The tokenizer, and its special tokens by name. ModelError where the file's tokens do not make
-    one, UnsupportedError for other kinds of tokenizers.
+    """The tokenizer, and its special tokens by name. Raises ModelError if the file's tokens are not
+    valid, and UnsupportedError for other kinds of tokenizers.
     """
 
     def given(key: str, usual: Any = None) -> Any:
@@ -72,7 +72,7 @@ def read_tokenizer(file: GgufFile) -> tuple[Tokenizer, dict[str, str]]:
 
 
 def _bytes(file: GgufFile, tokens: Sequence[str], given: Callable[..., Any]) -> Tokenizer:
-    """Byte-level BPE with the words of its family."""
+    """Byte-level BPE with the model family's pattern of words."""
     spelling = _byte_characters()
     alphabet = set(spelling)
     vocab = {
@@ -96,8 +96,9 @@ def _bytes(file: GgufFile, tokens: Sequence[str], given: Callable[..., Any]) -> 
 
 
 def _pieces(tokens: Sequence[str], given: Callable[..., Any]) -> Tokenizer:
-    """SentencePiece's BPE with byte fallback. Where the file has no merges they follow from the
-    scores: a token can be made of any two others, the best first.
+    """SentencePiece's BPE with byte fallback. If the file has no merges they are computed from the
+    scores: any two tokens whose concatenation is a token can be merged, those with the best score
+    first.
     """
     vocab = {token: i for i, token in enumerate(tokens)}
     if given("merges") is not None:
@@ -126,7 +127,9 @@ def _add(
     bytes_level: bool,
     named: Mapping[str, str],
 ) -> None:
-    """Tokens that are matched in a text before it is split; special ones are not shown."""
+    """Adds the tokens that are matched in a text before it is split. Special ones are omitted from
+    decoded text.
+    """
     alphabet = set(_byte_characters())
     control = [
         token
@@ -143,8 +146,8 @@ def _add(
 def _frame(
     tokenizer: Tokenizer, named: Mapping[str, str], given: Callable[..., Any], pieces: bool
 ) -> None:
-    """The tokens before and after a text: SentencePiece's begin with the begin token unless the
-    file says otherwise, others only if it says so.
+    """Sets the tokens before and after a text. SentencePiece texts begin with the begin token
+    unless the file disables it; for other tokenizers the file must enable it.
     """
     begin = named.get("bos_token") if given("add_bos_token", pieces) else None
     end = named.get("eos_token") if given("add_eos_token", False) else None
@@ -154,8 +157,8 @@ def _frame(
 
 
 def _byte_characters() -> list[str]:
-    """The character that stands for each byte in GPT-2's vocabularies: its own where it is printed,
-    the others follow from U+0100 on.
+    """The character that stands for each byte in GPT-2's vocabularies: the byte's own if it is
+    printable, otherwise one from U+0100 on.
     """
     printed = {*range(33, 127), *range(161, 173), *range(174, 256)}
     characters, other = [], 256

@@ -1,6 +1,6 @@
 """The GLM-4 decoders (GLM team 2024): Llama with biases of queries, keys and values, fused gate and
 up projections, and rotation of the first half of each head, in neighbouring pairs. GLM-4-0414 also
-norms the outputs of attention and the perceptron.
+normalises the outputs of attention and of the feed-forward part.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ark.models.stored import Stored, parts
 
 
 class GlmAttention(BiasedAttention):
-    """Attention whose rotated pairs are neighbours."""
+    """Attention whose rotated pairs are adjacent elements."""
 
     def rotated(self, x: ark.Tensor, position: ark.Tensor, frequencies: ark.Tensor) -> ark.Tensor:
         return ark.rotary_embedding(x, position, frequencies, interleaved=True)
@@ -58,7 +58,7 @@ class Glm(Llama):
 
     @classmethod
     def read_config(cls, fields: Fields) -> LlamaConfig:
-        """As Llama.read_config; without end tokens those of the architecture are used."""
+        """As Llama.read_config; a config without end tokens gets the architecture's."""
         if not fields.flag("attention_bias"):
             raise UnsupportedError(
                 f"{fields.source}: attention_bias is false, but ark supports this architecture "

@@ -25,13 +25,13 @@ YARN = {
     "truncate": False,
     "original_max_position_embeddings": 4096,
 }
-"""The rotary embedding of a config without one."""
+"""The rotary embedding of a config that has none."""
 
 
 @dataclass(frozen=True)
 class GptOssConfig(MixtureConfig):
-    """limit: of gates, and of the magnitude of what they multiply. alpha: the factor within the
-    sigmoid.
+    """limit: the upper bound of gates, and the bound of the magnitude of up projections. alpha: the
+    factor within the sigmoid.
     """
 
     limit: float = 7.0
@@ -39,9 +39,9 @@ class GptOssConfig(MixtureConfig):
 
 
 class GptOssAttention(BiasedAttention):
-    """Attention with a score a head that has no value, and a bias of the results.
+    """Attention with a sink in each head (a score without a value), and a bias of its output.
 
-    bias_part: the part of biases of sums that this rank adds.
+    bias_part: the fraction of the output's bias that this rank adds before the sum over ranks.
     """
 
     SPLIT: ClassVar[dict[str, int]] = {**BiasedAttention.SPLIT, "sinks": -1}
@@ -57,7 +57,7 @@ class GptOssAttention(BiasedAttention):
 
 
 class GptOssExperts(Experts):
-    """Experts with biases, scored by the softmax of the chosen ones' logits."""
+    """Experts with biases. Their weights are the softmax over the chosen experts' logits."""
 
     bias_part = 1.0
 
@@ -87,7 +87,7 @@ class GptOssExperts(Experts):
 
 
 def part(bias: ark.Tensor, of_all: float) -> ark.Tensor:
-    """What a rank adds of the bias of a sum over ranks."""
+    """The part of a bias that one rank adds before a sum over ranks."""
     return bias if of_all == 1 else bias * of_all
 
 
@@ -142,8 +142,8 @@ class GptOss(Llama):
 
     @classmethod
     def stored(cls, c: LlamaConfig, parameter: str) -> Stored | None:
-        """Gates and what they multiply alternate in one tensor; all experts' weights are stored
-        with their inputs first.
+        """As Llama.stored. The rows of gate and up projections alternate in one tensor; experts'
+        weights are stored with the inputs' dimension first.
         """
         assert isinstance(c, GptOssConfig)
         name = parameter.removeprefix("layers.{}.mlp.")

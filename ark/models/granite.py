@@ -1,4 +1,6 @@
-"""The Granite 3 decoder (IBM 2024): Llama with scaled embeddings, scores, layers, logits."""
+"""The Granite 3 decoder (IBM 2024): Llama with scaled embeddings, attention scores, layer outputs
+and logits.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,7 @@ class GraniteLayer(Layer):
 
 
 class GraniteHead(Head):
-    """Logits, divided by a number."""
+    """Logits that are divided by logits_scaling."""
 
     def __init__(self, c: GraniteConfig, dtype: ark.DataType) -> None:
         super().__init__(c, dtype)

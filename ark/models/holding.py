@@ -1,4 +1,4 @@
-"""Which weights of a checkpoint ark holds as codes, and which as floats, with a warning. Called by
+"""Decides which weights of a checkpoint ark holds as codes and which as floats. Called by
 ark.models.checkpoint.
 """
 
@@ -22,9 +22,9 @@ Shapes = Mapping[str, Sequence[int]]
 def held(
     config: LlamaConfig, shapes: Shapes, quantized: Mapping[str, QuantizedTensor], where: str
 ) -> dict[str, Layout]:
-    """The layouts of the parameters of linear layers that a checkpoint has quantised. shapes: of
-    all weights by ark's names; quantized: those of them that are. The others are dequantised when
-    they are loaded, which a warning says.
+    """The layouts of parameters that are held as codes. shapes: of all weights, by ark's names.
+    quantized: the quantised weights. Those that ark cannot compute with are dequantised when they
+    are loaded; a warning names them.
     """
     own = {
         name: None if name == "embedding" or len(shapes[name]) != len(t.shape) else t.layout()
@@ -48,8 +48,8 @@ def layouts_on_load(
     name: str,
     where: str,
 ) -> tuple[OnLoad, dict[str, Layout]]:
-    """The format of that name, and the layouts of the parameters that are brought into it: those of
-    linear layers, without the head and routers.
+    """The format of that name, and the layouts of the parameters that are quantised to it: those of
+    linear layers except the head and routers.
     """
     chosen = on_load(name)
     if quantized:
@@ -74,8 +74,8 @@ def layouts_on_load(
 
 
 def quantised_config(config: LlamaConfig, name: str | None, where: str) -> LlamaConfig:
-    """A shape without a checkpoint, whose weights would be brought into the format of that name;
-    None: as it is.
+    """The config of a model without a checkpoint whose weights are quantised to the format of that
+    name. None: the config unchanged.
     """
     if name is None:
         return config
@@ -84,7 +84,9 @@ def quantised_config(config: LlamaConfig, name: str | None, where: str) -> Llama
 
 
 def stacked_name(weight: str) -> str:
-    """The parameter of a weight: experts' weights, whose names end in numbers, are stacked."""
+    """The name of the parameter that a weight belongs to. An expert's weight has a name that ends
+    in a number; the parameter stacks them.
+    """
     stem, _, number = weight.rpartition(".")
     return stem if number.isdigit() else weight
 
@@ -92,8 +94,9 @@ def stacked_name(weight: str) -> str:
 def _stacked(
     shapes: Shapes, own: Mapping[str, Layout | None]
 ) -> tuple[dict[str, Layout], list[str]]:
-    """The layouts of parameters for those of their weights, and the weights without one: experts
-    are held as codes where all of a parameter have one layout, in the inputs' order.
+    """The layouts of parameters from those of their weights, and the quantised weights that are
+    held as floats. A parameter of several experts is held as codes if all its weights have the same
+    layout and their inputs are not reordered.
     """
     experts: dict[str, list[str]] = {}
     for name in shapes:

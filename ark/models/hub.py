@@ -1,6 +1,5 @@
-"""Checkpoints by their names on the Hugging Face hub, where the package huggingface_hub is
-installed and reaches it; files are kept in its cache. Used by `ark serve`, `ark generate`,
-`ark chat` and `ark.LLM`.
+"""Downloads checkpoints by their names on the Hugging Face hub. Needs the package huggingface_hub,
+which keeps the files in its cache. Used by `ark serve`, `ark generate`, `ark chat` and `ark.LLM`.
 """
 
 from __future__ import annotations
@@ -14,27 +13,27 @@ from ark.errors import ModelError
 
 NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 FILES = ("*.json", "*.safetensors", "*.jinja", "additional_chat_templates/*")
-"""What ark reads of a checkpoint."""
+"""The files of a checkpoint that ark reads."""
 
 
 def hub_name(model: str | os.PathLike[str]) -> str | None:
-    """The name on the hub that `model` may be: it looks like one, and no such path is here."""
+    """`model` if it can be a name on the hub: it has that form, and is not an existing path."""
     name = str(model)
     return name if NAME.fullmatch(name) and not Path(name).exists() else None
 
 
 def local_directory(model: str | os.PathLike[str]) -> Path:
-    """The directory of a checkpoint: the path itself, or where the hub's files of that name are
-    kept, which are downloaded if they are missing. ModelError where that fails.
+    """The directory of a checkpoint: the path itself, or the directory of the hub's files of that
+    name, which are downloaded if they are missing. Raises ModelError if that fails.
     """
     name = hub_name(model)
     if name is None or importlib.util.find_spec("huggingface_hub") is None:
-        return Path(model)  # whose absence Checkpoint.open reports, with the way to download it
+        return Path(model)  # Checkpoint.open reports a missing path and suggests a download
     from huggingface_hub import snapshot_download
 
     try:
         return Path(snapshot_download(name, allow_patterns=list(FILES)))
-    except Exception as error:  # of the package, of HTTP, of the disk
+    except Exception as error:  # errors of the package, of HTTP or of the disk
         cause = " ".join(str(error).split())[:300].rstrip(".") or type(error).__name__
         raise ModelError(
             f"{name} is not a directory here, and the Hugging Face hub gave no checkpoint of that "

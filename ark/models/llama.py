@@ -1,6 +1,6 @@
 """The Llama decoder (Touvron et al. 2023).
 
-Written for one rank and op by op; docs/models.md lists the passes that fuse and split it.
+It is written for one rank, op by op. docs/models.md lists the passes that fuse and split it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Attention(ark.Module):
         self.output = ark.parameter((c.hidden_size, c.query_size), dtype)
 
     def split_heads(self, ranks: int) -> None:
-        """Takes one of `ranks` equal parts of the heads."""
+        """Keeps one of `ranks` equal parts of the heads."""
         self.kv_heads //= ranks
 
     def setup(self, context: int, batch: int = 1) -> None:
@@ -49,12 +49,13 @@ class Attention(ark.Module):
         shape = (batch * self.kv_heads, context, self.head_dim)
         self.keys = ark.tensor(shape, self.cache_type)
         self.values = ark.tensor(shape, self.cache_type)
-        if self.window >= context:  # no position is outside of it
+        if self.window >= context:  # all positions are inside the window
             self.window = 0
 
     def setup_pages(self, context: int, pool: int, page: int, apart: bool) -> None:
-        """Makes the caches as `pool` pages of `page` positions, which sequences of at most
-        `context` positions share. apart: no sequence has several rows of different positions.
+        """Creates the caches as `pool` pages of `page` positions, which sequences of at most
+        `context` positions share. apart: no two rows of a decoding phase belong to the same
+        sequence.
         """
         self.apart = apart
         shape = (pool, self.kv_heads, page, self.head_dim)
@@ -66,8 +67,8 @@ class Attention(ark.Module):
     def forward(self, x: ark.Tensor, state: ark.TokenState, frequencies: ark.Tensor) -> ark.Tensor:
         """x (rows, hidden), frequencies (head_dim / 2,): (rows, hidden).
 
-        The rows follow the state's position; several positions are those of as many sequences, each
-        of which has a row.
+        With one position in the state, the rows are consecutive from it on. With several, each row
+        belongs to a different sequence and has its own position.
         """
         position, pages = state.position, state.pages
         query, key, value = self.projections(x)
@@ -102,8 +103,8 @@ class Attention(ark.Module):
 class FeedForward(ark.Module):
     """The gated multilayer perceptron.
 
-    SPLIT: the dimension of each parameter that ranks share. Where it is the last one of a weight,
-    the module's results are summed over the ranks.
+    SPLIT: by parameter, the dimension along which ranks share it. If it is the last dimension of a
+    weight, the module's results are summed over the ranks.
     """
 
     SPLIT: ClassVar[dict[str, int]] = {"gate": -2, "up": -2, "down": -1}
@@ -161,8 +162,8 @@ class Llama(ark.Module):
     """The decoder. Its entry points are `prompt`, `begin` and `decode`.
 
     DEFAULTS: values of fields that config.json omits, as in transformers' class of the
-    architecture. WEIGHTS: the checkpoint's tensor for each parameter. UNQUANTIZED: matrices that
-    `--quantize` leaves as they are.
+    architecture. WEIGHTS: the name of the checkpoint's tensor for each parameter. UNQUANTIZED:
+    matrices that `--quantize` does not quantise.
     """
 
     UNQUANTIZED: ClassVar[tuple[str, ...]] = ("embedding", "head.weight")
@@ -213,11 +214,13 @@ class Llama(ark.Module):
             self.head.weight = self.embedding
 
     def layer(self, c: LlamaConfig, dtype: ark.DataType, number: int) -> Layer:
-        """One layer; decoders of other layers override it."""
+        """Creates one layer. Decoders with other layers override it."""
         return Layer(c, dtype, Attention(c, dtype, number), FeedForward(c, dtype))
 
     def head_of(self, c: LlamaConfig, dtype: ark.DataType) -> Head:
-        """The module that computes the logits; decoders that scale or cap them override it."""
+        """Creates the module that computes the logits. Decoders that scale or cap logits override
+        it.
+        """
         return Head(c, dtype)
 
     @classmethod
@@ -229,7 +232,7 @@ class Llama(ark.Module):
 
     @classmethod
     def stored_name(cls, c: LlamaConfig, parameter: str) -> str:
-        """The checkpoint's tensor of a parameter, by its name in WEIGHTS."""
+        """The name of the checkpoint's tensor for a parameter of that name in WEIGHTS."""
         if parameter not in cls.WEIGHTS:
             raise ModelError(
                 f"{cls.__name__}.WEIGHTS has no entry for its parameter {parameter!r}; add one "
@@ -239,13 +242,13 @@ class Llama(ark.Module):
 
     @classmethod
     def unused(cls, c: LlamaConfig, stored_name: str) -> bool:
-        """True for a tensor of a checkpoint that the decoder does without."""
+        """True for a tensor of a checkpoint that the decoder does not use."""
         return False
 
     @classmethod
     def stored(cls, c: LlamaConfig, parameter: str) -> Stored | None:
-        """How a parameter, by its name in WEIGHTS, lies in its tensor; None: it is the whole
-        tensor.
+        """The place in its stored tensor of the parameter with that name in WEIGHTS; None: it is
+        the whole tensor.
         """
         return None
 
@@ -274,7 +277,7 @@ class Llama(ark.Module):
         return h
 
     def embedded(self, state: ark.TokenState, rows: int) -> ark.Tensor:
-        """The embeddings (rows, hidden) of the tokens from the position on."""
+        """The embeddings (rows, hidden) of `rows` tokens from the state's position on."""
         return ark.embed(state.tokens, self.embedding, state.position, rows)
 
     def prompt(self, state: ark.TokenState, rows: int) -> None:

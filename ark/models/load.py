@@ -1,4 +1,4 @@
-"""The parameters of a plan from a checkpoint's tensors: a rank's share, in the plan's packing.
+"""Reads the parameters of a plan from a checkpoint: a rank's part of each, in the plan's packing.
 
 Called by ark.models.generate and the benchmarks; the checkpoint is read one parameter at a time.
 """
@@ -24,8 +24,8 @@ def weights(
     plan: Plan,
     adapters: Mapping[str, Callable[[], np.ndarray]] | None = None,
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Each parameter of the plan by name, with this rank's part of the checkpoint. adapters: by
-    name, what reads the parameters of adapters.
+    """Yields each parameter of the plan: its name, and this rank's part of its values. adapters: by
+    name, the functions that read adapters' parameters.
     """
     built, packings = build(shape), from_meta(plan.meta)
 
@@ -46,7 +46,7 @@ def weights(
                 return codes.places()
             return codes.rows_of(dtype, share)
         values = checkpoint.read(name, *built.shares.get(name, ()))
-        # Norms and biases may have another type than other weights.
+        # Norms and biases may have a different type than other weights.
         return values.astype(built.lasting[name].dtype.numpy, copy=False)
 
     for buffer in plan.buffers:

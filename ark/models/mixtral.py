@@ -16,8 +16,9 @@ from ark.models.llama import Attention, FeedForward, Layer, Llama
 
 @dataclass(frozen=True)
 class MixtureConfig(LlamaConfig):
-    """experts: of a layer. experts_per_token: chosen for each row. normalised: the weights of these
-    add up to 1. expert_size: rows of an expert's gate and up projections.
+    """experts: the number of experts of a layer. experts_per_token: the number chosen for each row.
+    normalised: the weights of the chosen experts add up to 1. expert_size: rows of an expert's gate
+    and up projections.
     """
 
     experts: int = 1
@@ -33,7 +34,7 @@ class MixtureConfig(LlamaConfig):
 def read_mixture(
     fields: Fields, common: LlamaConfig, experts: int, expert_size: int, normalised: bool
 ) -> MixtureConfig:
-    """A decoder's config with its fields of experts."""
+    """`common` with the fields of experts added."""
     chosen = fields.size("num_experts_per_tok")
     if chosen > experts:
         raise ModelError(
@@ -50,7 +51,9 @@ def read_mixture(
 
 
 class Experts(ark.Module):
-    """The gated perceptrons of the experts that the router scores highest, weighted by score."""
+    """The gated perceptrons of the experts that the router scores highest, summed with the scores
+    as weights.
+    """
 
     SPLIT: ClassVar[dict[str, int]] = FeedForward.SPLIT
 
@@ -79,7 +82,9 @@ class Experts(ark.Module):
         return scores, experts
 
     def product(self, x: ark.Tensor, name: str, experts: ark.Tensor) -> ark.Tensor:
-        """Rows times the weights `name` of their experts, (rows, chosen, outputs)."""
+        """The products of the rows with the weights `name` of their experts, (rows, chosen,
+        outputs).
+        """
         return ark.expert_linear(x, getattr(self, name), experts)
 
     def gated(self, gate: ark.Tensor, up: ark.Tensor) -> ark.Tensor:

@@ -1,8 +1,8 @@
 """Log probabilities of a prompt's tokens, for requests with `echo` and `logprobs` (lm-eval sends
 them).
 
-The engine reports those of tokens that it makes. So a request begins with the prompt's first token
-and is made to continue with the others: a token an iteration.
+The engine reports log probabilities of sampled tokens only. So a request starts with the prompt's
+first token, and a grammar forces it to continue with the others, one per iteration.
 """
 
 from __future__ import annotations

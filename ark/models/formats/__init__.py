@@ -19,7 +19,9 @@ READERS: dict[str, Callable[[Fields], Format]] = {
     "gptq": gptq.read,
     "mxfp4": mxfp4.read,
 }
-"""By quant_method of quantization_config: what makes the format of its other fields."""
+"""By quant_method of quantization_config: the function that reads the format from its other
+fields.
+"""
 
 
 def read_format(fields: Fields) -> Format | None:

@@ -1,5 +1,5 @@
-"""AWQ's weights of 4 bits (`gemm` kernels): words of eight outputs, a scale and a zero for each
-group of inputs.
+"""AWQ's weights of 4 bits (in the format of its `gemm` kernels): words with the codes of eight
+outputs, and a scale and a zero for each group of inputs.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from ark.models.formats.base import (
 from ark.models.formats.layout import Array, Codes, Layout, group_for
 
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""The output, of eight, that each four bits of a word belong to, lowest bits first."""
+"""The output (of eight) to which each four bits of a word belong, lowest bits first."""
 
 
 @dataclass(frozen=True)
 class Awq:
-    """group: inputs that share a scale, 0 for all."""
+    """group: the number of inputs that share a scale, 0 for all."""
 
     group: int
     name: str = "AWQ"

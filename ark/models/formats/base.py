@@ -1,8 +1,8 @@
-"""The description of a weight format: its tensors, how ark holds them, how codes become numbers.
+"""The interface of a weight format: its tensors, their layout in ark's memory, their decoding.
 
-A format is one file beside this one: a frozen dataclass with what config.json says of it. The
-checkpoint reader asks it which tensors a weight has (`pieces`), checks them, and reads values by
-`decode`; the planner asks for the layout in ark's memory (`layout`).
+Each format has one file in this folder with a frozen dataclass, whose fields are read from
+config.json. The checkpoint reader asks it which tensors a weight has (`pieces`), checks them, and
+reads values by `decode`; the planner asks for the layout in ark's memory (`layout`).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Piece:
-    """A tensor of a quantised weight: the types and shapes that it may have; empty: any, because
-    it is not read. needed: True where the weight cannot be read without it.
+    """A tensor of a quantised weight. types, shapes: those that it may have; empty if it is not
+    read. needed: True if the weight cannot be read without it.
     """
 
     types: tuple[str, ...]
@@ -39,7 +39,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class QuantizedTensor:
-    """A weight of a checkpoint in a format; pieces: its tensors by the ends of their names."""
+    """A quantised weight of a checkpoint. pieces: its tensors by the suffixes of their names."""
 
     name: str
     shape: tuple[int, ...]
@@ -51,11 +51,11 @@ class QuantizedTensor:
         return read_array(self.pieces[end])
 
     def decode(self) -> Codes | Floats:
-        """The weight's codes, or its values if it has no form that ark computes with."""
+        """The weight's codes, or its values if ark cannot compute with its codes."""
         return self.format.decode(self)
 
     def layout(self) -> Layout | None:
-        """How ark holds it; None: as floats."""
+        """Its layout in ark's memory; None if it is held as floats."""
         return self.format.layout(self)
 
     def wrong(self, fault: str) -> ModelError:
@@ -68,30 +68,32 @@ class QuantizedTensor:
 
 
 class Format(Protocol):
-    """One weight format with its parameters. name: as people write it. A format whose class has
-    `stacked = True` has the weights of all experts in one tensor, and is asked for them by a shape
-    (experts, outputs, inputs); what it decodes has the outputs of all, one expert behind the other.
+    """One weight format with its parameters. name: for messages. A format whose class has `stacked
+    = True` stores all experts' weights in one tensor. Its methods are then given the shape
+    (experts, outputs, inputs), and it decodes to (experts * outputs, inputs).
     """
 
     @property
     def name(self) -> str: ...
 
     def pieces(self, name: str, shape: tuple[int, ...]) -> dict[str, Piece]:
-        """The tensors of the weight `name` (its stored name without `weight`) of a shape, by the
-        ends of their names. The first has the codes: a weight without it is not quantised.
+        """The tensors of the weight `name` (its stored name without `weight`), by the suffixes of
+        their names. The first one has the codes: a weight without it is not quantised.
         """
 
     def layout(self, tensor: QuantizedTensor) -> Layout | None:
-        """How ark holds a weight; None if it has no form that ark.quantized_linear reads."""
+        """A weight's layout in ark's memory; None if ark.quantized_linear cannot read its codes."""
 
     def decode(self, tensor: QuantizedTensor) -> Codes | Floats:
-        """The whole weight."""
+        """All of the weight."""
 
 
 def find(
     format: Format, stored_name: str, shape: tuple[int, ...], stored: Mapping[str, StoredTensor]
 ) -> QuantizedTensor | None:
-    """The quantised weight of a stored name, if it is one; ModelError names what it lacks."""
+    """The quantised weight of a stored name; None if it is not quantised. Raises ModelError if a
+    tensor of it is missing or has the wrong type or shape.
+    """
     stem = stored_name.removesuffix("weight")
     stacked = len(shape) == 3 and getattr(format, "stacked", False)
     if not (stacked or (stored_name.endswith("weight") and len(shape) == 2)):
@@ -122,7 +124,7 @@ def find(
 
 
 def _check(format: Format, tensor: StoredTensor, piece: Piece) -> None:
-    """Raises ModelError for a tensor of another type or shape."""
+    """Raises ModelError unless the tensor has a type and a shape of the piece."""
     if tensor.dtype_code not in piece.types:
         kind, expected = tensor.dtype_code, " or ".join(piece.types)
     elif tensor.shape not in piece.shapes:
@@ -145,8 +147,8 @@ def unpacked(words: Array, bits: int) -> npt.NDArray[np.uint8]:
 
 
 def by_blocks(codes: Array, scales: Array, zeros: Array | None, block: tuple[int, int]) -> Codes:
-    """Codes whose scales and zeros are those of blocks of so many rows and columns (0: of all),
-    the last ones of which may be cut off.
+    """Codes with scales and zeros for blocks of `block` rows and columns (0: all). The last blocks
+    may be smaller.
     """
     outputs, inputs = codes.shape
     rows, columns = block[0] or outputs, block[1] or inputs
@@ -159,12 +161,12 @@ def by_blocks(codes: Array, scales: Array, zeros: Array | None, block: tuple[int
 
 
 def read_group(fields: Fields, name: str) -> int:
-    """A number of inputs that share a scale; -1 stands for all, here 0."""
+    """The number of inputs that share a scale. -1 in the file means all and is returned as 0."""
     return 0 if fields.get(name) == -1 else fields.size(name)
 
 
 def choice(fields: Fields, name: str, values: tuple[object, ...], default: object) -> object:
-    """A field that has one of some values; UnsupportedError names others."""
+    """A field that must have one of `values`. Raises UnsupportedError for others."""
     value = fields.get(name)
     value = default if value is None else value
     if value not in values or isinstance(value, bool) != isinstance(values[0], bool):

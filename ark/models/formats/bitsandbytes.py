@@ -1,6 +1,6 @@
 """Weights as bitsandbytes writes them: 4 bits (nf4 or fp4) that index a table of 16 numbers, scaled
-by the largest magnitude of a block, which may be quantised itself; and int8 with a scale a row.
-Tables are not multiples of a scale, so weights of 4 bits are dequantised.
+by the largest magnitude of a block, which may be quantised itself; and int8 with a scale a row. The
+numbers of such a table are not a scale times an integer, so weights of 4 bits are dequantised.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class BitsAndBytes:
         return values.reshape(tensor.shape).astype(np.float32)
 
     def _state(self, tensor: QuantizedTensor) -> dict[str, Any]:
-        """The JSON object that describes the weight."""
+        """The stored JSON object that describes the weight."""
         try:
             state = json.loads(tensor.read(STATE + self.kind).tobytes())
         except (ValueError, KeyError, RecursionError):

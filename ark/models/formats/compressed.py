@@ -1,8 +1,8 @@
 """Weights as the compressed-tensors package writes them: fp8 and int8 by tensor, channel, group or
 block, int4 and int8 in words of 32 bits, NVFP4 and MXFP4.
 
-quantization_config has groups of modules, each with a scheme. Scales of activations are not read:
-ark multiplies by activations of 32 bits.
+quantization_config has groups of modules, each with a scheme. Scales of activations are not read,
+since ark does not quantise activations.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ IGNORED = ("input_scale", "input_zero_point", "input_global_scale", "output_scal
 
 @dataclass(frozen=True)
 class Scheme:
-    """Of one group of modules. targets: names of modules, `re:` patterns, or classes. block: rows
-    and columns that share a scale, 0 for all.
+    """The scheme of one group of modules. targets: names of modules, `re:` patterns, or classes.
+    block: the numbers of rows and columns that share a scale, 0 for all.
     """
 
     targets: tuple[str, ...]
@@ -46,7 +46,7 @@ class Scheme:
     symmetric: bool
 
     def names(self, module: str) -> bool:
-        """True if a target is the module's own name, and not its class."""
+        """True if a target matches the module's name; targets that are classes do not count."""
         return any(
             re.match(target[3:], module) if target.startswith("re:") else target == module
             for target in self.targets
@@ -64,13 +64,15 @@ class Scheme:
 
 @dataclass(frozen=True)
 class CompressedTensors:
-    """The schemes of a checkpoint. A module's is the first that names it, else the first one."""
+    """The schemes of a checkpoint. A module has the first scheme that names it, otherwise the first
+    of all.
+    """
 
     schemes: tuple[Scheme, ...]
     name: str = "compressed-tensors"
 
     def scheme(self, name: str) -> Scheme:
-        """The scheme of a weight, by its stored name."""
+        """The scheme of the weight with this stored name."""
         module = name.removesuffix("weight").removesuffix(".")
         return next((s for s in self.schemes if s.names(module)), self.schemes[0])
 
@@ -137,7 +139,7 @@ class CompressedTensors:
 
 
 def _signed(words: Array, bits: int) -> Array:
-    """Codes of words, which are stored with half their range added."""
+    """The signed codes of words, in which half of the codes' range is added."""
     return (unpacked(words, bits).astype(np.int16) - (1 << (bits - 1))).astype(np.int8)
 
 

@@ -15,12 +15,12 @@ from ark.models.formats.compressed import read_block
 from ark.models.formats.layout import Codes, Layout, group_for
 
 SCALES = ("weight_scale_inv", "weight_scale")
-"""The ends of names of the scales, which are multiplied by in both cases."""
+"""The suffixes of the scales' names. Both are factors, the `_inv` ones too."""
 
 
 @dataclass(frozen=True)
 class Fp8:
-    """block: rows and columns that share a scale, 0 for all."""
+    """block: the numbers of rows and columns that share a scale, 0 for all."""
 
     block: tuple[int, int]
     name: str = "fp8"

@@ -31,7 +31,7 @@ def _half(blocks: Blocks, place: int) -> Array:
 
 
 def _nibbles(packed: Blocks) -> Blocks:
-    """Low halves of all bytes of the last dimension, then high ones."""
+    """The low four bits of all bytes of the last dimension, then the high ones."""
     return np.concatenate([packed & 15, packed >> 4], -1)
 
 
@@ -100,7 +100,9 @@ def _mxfp4(blocks: Blocks) -> Parts:
 
 @dataclass(frozen=True)
 class Block:
-    """inputs, nbytes: of a block. codes, group, scales: as of Layout. parts: reads blocks."""
+    """One of the block formats. inputs, nbytes: of a block. codes, group, scales: as of Layout.
+    parts: reads codes, scales and offsets from blocks.
+    """
 
     inputs: int
     nbytes: int
@@ -130,7 +132,7 @@ OTHERS = (
 
 @dataclass(frozen=True)
 class Gguf:
-    """All types: each tensor names its own."""
+    """The formats of a GGUF file, in which each tensor names its own."""
 
     name: str = "GGUF"
 
@@ -155,8 +157,8 @@ class Gguf:
 
 
 def with_offsets(codes: Array, scales: Array, offsets: Array) -> Codes:
-    """Codes of the values scale * code - offset: zeros are offset / scale. A group whose scale is 0
-    has the codes 0 and the scale 1.
+    """Codes for values scale * code - offset: the zeros are offset / scale. If a group's scale is
+    0, its codes are set to 0 and its scale to 1.
     """
     flat = scales == 0
     if flat.any():
@@ -166,7 +168,7 @@ def with_offsets(codes: Array, scales: Array, offsets: Array) -> Codes:
 
 
 def dequantised(data: Blocks, kind: str) -> Floats:
-    """Values of a type that is not in BLOCKS, by the gguf package."""
+    """The values of a tensor whose type is not in BLOCKS, by the gguf package."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
     from gguf.quants import dequantize
 

@@ -1,6 +1,6 @@
 """GPTQ's weights of 2, 4 and 8 bits: words of consecutive inputs, a scale and a zero for each group
-of inputs. With act-order `g_idx` says which group an input belongs to; ark brings the inputs of a
-group together and reorders activations likewise.
+of inputs. With act-order, `g_idx` has the group of each input. ark makes the inputs of a group
+adjacent and reorders activations in the same way.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from ark.models.formats.layout import Array, Codes, Layout, group_for
 
 @dataclass(frozen=True)
 class Gptq:
-    """group: inputs that share a scale, 0 for all. symmetric: all zeros are half of the codes'
-    range. added: to stored zeros.
+    """group: the number of inputs that share a scale, 0 for all. symmetric: all zeros are half of
+    the codes' range. added: the number that is added to stored zeros.
     """
 
     bits: int
@@ -77,7 +77,9 @@ class Gptq:
         return Codes((codes.astype(np.int16) - half).astype(np.int8), scales, None, order)
 
     def _order(self, tensor: QuantizedTensor) -> Array | None:
-        """The inputs, group by group; None if they lie so, empty if the groups' sizes differ."""
+        """The order of the inputs by group; None if they are in order already, empty if the groups'
+        sizes differ.
+        """
         if "g_idx" not in tensor.pieces:
             return None
         inputs = tensor.shape[1]

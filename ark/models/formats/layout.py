@@ -1,4 +1,4 @@
-"""How a quantised weight lies in ark's memory, and its values in NumPy.
+"""The layout of a quantised weight in ark's memory, and its values in NumPy.
 
 A weight (outputs, inputs) is codes with a scale, and perhaps a zero, for each group of neighbouring
 inputs: value = scale * (code - zero). Formats (ark.models.formats) decode a checkpoint's tensors to
@@ -23,9 +23,9 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Layout:
-    """codes: their type. group: inputs that share a scale. scales: the type of scales and zeros.
-    zeros: True where there are zeros. ordered: True where the inputs are reordered before the
-    product, so that those of a group are neighbours.
+    """codes: the codes' type. group: the number of inputs that share a scale. scales: the type of
+    scales and zeros. zeros: True if there are zeros. ordered: True if the inputs are reordered
+    before the product so that those of a group are adjacent.
     """
 
     codes: DataType
@@ -35,23 +35,25 @@ class Layout:
     ordered: bool = False
 
     def row_type(self, inputs: int, values: DataType) -> RowType:
-        """The type of a weight with so many inputs. values: to which it is dequantised."""
+        """The type of a weight's rows of `inputs` elements. values: the type to which they are
+        dequantised.
+        """
         return row_type(self.codes, inputs, self.group, self.scales, self.zeros, values)
 
     def grouped(self, inputs: int) -> Layout:
-        """The same with groups that divide so many inputs."""
+        """The same layout with groups that divide `inputs`."""
         return replace(self, group=math.gcd(self.group, inputs))
 
     def nbytes(self, shape: Sequence[int]) -> int:
-        """Bytes of a weight."""
+        """The bytes of a weight of that shape."""
         *outputs, inputs = shape
         order = 4 * inputs if self.ordered else 0
         return self.row_type(inputs, fp32).nbytes(math.prod(outputs) * inputs) + order
 
 
 def group_for(group: int, inputs: int) -> int:
-    """The largest group that divides the format's group and a row, as a RowType has
-    it; 0 if there is none.
+    """The largest size of groups that a RowType supports and that divides both the format's group
+    and a row; 0 if none does.
     """
     fits = math.gcd(group, inputs)
     return 0 if fits % CODE_STEP else fits
@@ -60,7 +62,7 @@ def group_for(group: int, inputs: int) -> int:
 @dataclass(frozen=True)
 class Codes:
     """codes (outputs, inputs) of a NumPy or ml_dtypes type; scales and zeros (outputs, groups).
-    order: the input that each column belongs to, if that is not its own number.
+    order: the input of each column; None if columns are in the inputs' order.
     """
 
     codes: Array
@@ -69,7 +71,9 @@ class Codes:
     order: Array | None = None
 
     def floats(self) -> npt.NDArray[np.float32]:
-        """The values, fp32 (outputs, inputs): the definition that all else is tested against."""
+        """The values, fp32 (outputs, inputs). This is the definition; kernels are tested against
+        it.
+        """
         group = self.codes.shape[1] // self.scales.shape[1]
         values = self.codes.astype(np.float32)
         if self.zeros is not None:
@@ -82,13 +86,13 @@ class Codes:
         return result
 
     def rows(self, places: Any) -> Codes:
-        """Some of the outputs."""
+        """The codes of some of the outputs."""
         zeros = None if self.zeros is None else self.zeros[places]
         return Codes(self.codes[places], self.scales[places], zeros, self.order)
 
     def rows_of(self, dtype: RowType, share: Sequence[slice] = ()) -> Array:
-        """The rows of a type, as bytes. share: of outputs and inputs, those that the type has; all
-        by default.
+        """The rows in the memory format of `dtype`, as bytes. share: slices of outputs and inputs;
+        by default all.
         """
         rows, columns = (*share, slice(None), slice(None))[:2]
         codes = self.codes[rows, columns]
@@ -99,6 +103,6 @@ class Codes:
         return row_bytes(dtype, codes, wide[0], wide[1])
 
     def places(self) -> Array:
-        """The input that each column belongs to."""
+        """The input of each column."""
         known = np.arange(self.codes.shape[1]) if self.order is None else self.order
         return known.astype(np.int32)

@@ -1,5 +1,6 @@
 """MXFP4 weights of experts as gpt-oss stores them (quant_method `mxfp4`; OCP Microscaling Formats
-1.0): blocks of 32 inputs, two codes of 4 bits a byte, and an exponent of 2 with 127 added a block.
+1.0): blocks of 32 inputs, with two codes of 4 bits in each byte. A block's scale is a power of 2,
+stored as its exponent plus 127.
 """
 
 from __future__ import annotations
@@ -18,21 +19,21 @@ BLOCK_INPUTS = 32
 
 
 def codes_of(pairs: Array) -> Array:
-    """fp4 codes of bytes along the last dimension, low halves first."""
+    """The fp4 codes of bytes along the last dimension, low four bits first."""
     halves = np.stack([pairs & 15, pairs >> 4], -1).reshape(*pairs.shape[:-1], -1)
     codes: Array = halves.view(ml_dtypes.float4_e2m1fn)
     return codes
 
 
 def powers(exponents: Array) -> Array:
-    """Scales of exponents of 2 with 127 added."""
+    """The scales 2^(e - 127) for stored exponents e."""
     scales: Array = exponents.view(ml_dtypes.float8_e8m0fnu).astype(np.float32)
     return scales
 
 
 @dataclass(frozen=True)
 class Mxfp4:
-    """stacked: as of Format."""
+    """The format. stacked: as of Format."""
 
     name: str = "MXFP4"
     stacked: bool = True
@@ -57,5 +58,5 @@ class Mxfp4:
 
 
 def read(fields: Fields) -> Mxfp4:
-    """The format of a quantization_config. Which weights have it is seen in the files."""
+    """The format of a quantization_config. The files' tensors show which weights have it."""
     return Mxfp4()

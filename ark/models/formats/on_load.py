@@ -1,8 +1,9 @@
-"""Formats that weights of 16 or 32 bits are brought into while they are loaded
-(`--quantize fp8|int8|int4`).
+"""Formats to which weights of 16 or 32 bits are quantised while they are loaded (`--quantize
+fp8|int8|int4`).
 
-fp8 and int8 have one fp32 scale a row: the largest magnitude becomes the type's largest value. int4
-has a bf16 scale for each group of up to 128 inputs. Codes are rounded to nearest even.
+fp8 and int8 have one fp32 scale per row, which maps the row's largest magnitude to the type's
+largest value. int4 has a bf16 scale for each group of up to 128 inputs. Codes are rounded to
+nearest even.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from ark.errors import InvalidUsageError
 from ark.ir.dtype import DataType, bf16, fp8_e4m3, fp32, int4, int8
 from ark.models.formats.layout import Array, Codes, Layout, group_for
 
-SMALLEST_SCALE = 1e-30  # of a group of zeros
+SMALLEST_SCALE = 1e-30  # used for a group of zeros
 
 
 @dataclass(frozen=True)
 class OnLoad:
-    """name: the option's word. codes, scales: types. most: the largest code. group: inputs that
-    share a scale, at most; 0 for a whole row.
+    """name: the option's value. codes, scales: types. most: the largest code. group: the most
+    inputs that share a scale; 0: a whole row.
     """
 
     name: str
@@ -33,7 +34,9 @@ class OnLoad:
     group: int
 
     def layout(self, shape: Sequence[int]) -> Layout | None:
-        """How a weight of that shape is held; None if its rows have no groups of 8 inputs."""
+        """The layout of a weight of that shape; None if its rows cannot be divided into supported
+        groups.
+        """
         group = group_for(self.group or shape[-1], shape[-1])
         return Layout(self.codes, group, self.scales) if len(shape) > 1 and group else None
 
@@ -63,7 +66,7 @@ ON_LOAD = {
 
 
 def on_load(name: str) -> OnLoad:
-    """The format of a name of `--quantize`; InvalidUsageError for others."""
+    """The format that a value of `--quantize` names. Raises InvalidUsageError for other names."""
     if name not in ON_LOAD:
         raise InvalidUsageError(
             f"quantize={name!r} is not a format that weights can be loaded in; give "
