@@ -89,8 +89,8 @@ class Generator:
         chunks. split: how ranks share the model; sampling, max_logprobs: how the plan samples and
         what it reports (`sampling`, `logprobs`); all as in ark.models.build.Shape.
 
-        progress(step, done, total) is called while weights are loaded (bytes) and once per step of
-        unknown length (total 0).
+        progress(step, done, total) is called while weights are loaded (with bytes) and once for
+        each step of unknown length (with total 0).
 
         Raises ark.errors with a message for the user before anything runs.
         """

@@ -19,8 +19,8 @@ LOGITS = "logits_of_text"
 
 
 class Attention(ark.Module):
-    """Causal grouped-query attention of layer `number` over the caches that `setup` reserves; with
-    a window, each token attends to that many latest positions.
+    """Causal grouped-query attention of layer `number` over the caches that `setup` reserves. With
+    a window, each token attends to that number of latest positions.
 
     SPLIT: as of FeedForward.
     """
@@ -267,9 +267,10 @@ class Llama(ark.Module):
             layer.attention.setup_pages(context, pool, page, apart)
 
     def forward(self, state: ark.TokenState, rows: int) -> ark.Tensor:
-        """Hidden values (rows, hidden) of the tokens from the position on; fills the caches.
+        """Hidden values (rows, hidden) of `rows` tokens from the state's position on; fills the
+        caches.
 
-        For several sequences those of one token each, (batch, hidden).
+        With several sequences: of one token of each, (batch, hidden).
         """
         h = self.embedded(state, rows)
         for layer in self.layers:

@@ -56,9 +56,9 @@ def weights(
 
 
 def check_plan(plan: Plan, expected: Plan, shape: Shape) -> None:
-    """Raises InvalidUsageError for a loaded plan that does not compute exactly this model.
+    """Raises InvalidUsageError if a loaded plan does not compute exactly this model.
 
-    expected: the plan that ark makes for it.
+    expected: the plan that ark makes for the model.
     """
     differs = difference(plan, expected)
     if differs:

@@ -12,7 +12,7 @@ from ark.models.llama import Attention, FeedForward, Layer, Llama
 
 
 class Olmo2Attention(Attention):
-    """Attention whose queries and keys are normed row by row."""
+    """Attention whose queries and keys are normalised over whole rows."""
 
     def __init__(self, c: LlamaConfig, dtype: ark.DataType, number: int) -> None:
         super().__init__(c, dtype, number)
@@ -27,7 +27,7 @@ class Olmo2Attention(Attention):
 
 
 class Olmo2Layer(Layer):
-    """A layer that norms the outputs of its halves."""
+    """A layer that normalises the outputs of its halves."""
 
     def forward(self, h: ark.Tensor, state: ark.TokenState, frequencies: ark.Tensor) -> ark.Tensor:
         a = self.attention(h, state, frequencies)

@@ -1,5 +1,5 @@
-"""Arrays that the device reads of a sequence's SamplingParams (ark.tasks.adjusted). Called by
-ark.models.sequences and ark.serving.rows.
+"""Converts a sequence's SamplingParams to the arrays that the device reads (ark.tasks.adjusted).
+Called by ark.models.sequences and ark.serving.rows.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from ark.tasks.adjusted import IN_PROMPT, OPTIONS
 
 
 def check_tokens(sampling: SamplingParams, vocabulary: int, stops: Collection[int] = ()) -> None:
-    """InvalidUsageError for a bias or a suppressed token that the model does not have, or if no
-    token is left. stops: those that min_tokens holds back, beside the sampling's own.
+    """Raises InvalidUsageError if a token of logit_bias or suppress_tokens is not in the
+    vocabulary, or if no token can be sampled. stops: stop tokens other than the sampling's own,
+    which min_tokens bars too.
     """
     for token in (*sampling.logit_bias, *sampling.suppress_tokens):
         if token >= vocabulary:
@@ -36,7 +37,9 @@ def check_tokens(sampling: SamplingParams, vocabulary: int, stops: Collection[in
 
 
 def option_words(sampling: SamplingParams, masked: bool = False) -> np.ndarray:
-    """int32, ark.tasks.adjusted.OPTIONS. masked: a mask bars tokens."""
+    """The values of ark.tasks.adjusted.OPTIONS as int32 words. masked: True if the row has a mask
+    of tokens.
+    """
     values = {name: getattr(sampling, name) for name in OPTIONS if name != "masked"}
     values["masked"] = int(masked)
     values["logprobs"] = 0 if sampling.logprobs is None else sampling.logprobs + 1
@@ -49,7 +52,9 @@ def option_words(sampling: SamplingParams, masked: bool = False) -> np.ndarray:
 def bias_of(
     sampling: SamplingParams, vocabulary: int, never: Collection[int] = ()
 ) -> np.ndarray | None:
-    """fp32 (vocabulary,); None where nothing is added. never: further tokens to suppress."""
+    """The number that is added to each logit, fp32 (vocabulary,); None if all are 0. never: further
+    tokens to suppress.
+    """
     suppressed = (*sampling.suppress_tokens, *(t for t in never if t < vocabulary))
     if not sampling.logit_bias and not suppressed:
         return None
@@ -62,8 +67,8 @@ def bias_of(
 def counts_of(
     sampling: SamplingParams, vocabulary: int, prompt: Sequence[int], text: Sequence[int] = ()
 ) -> np.ndarray | None:
-    """int32 (vocabulary,): of a prompt and what was sampled after it; None where no penalty reads
-    them.
+    """The count of each token in `text`, int32 (vocabulary,), with the flag IN_PROMPT for tokens of
+    the prompt. None if the sampling has no penalty.
     """
     penalties = (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty)
     if penalties == (1.0, 0.0, 0.0):

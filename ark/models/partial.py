@@ -1,8 +1,10 @@
-"""Refuses parts of a decoder whose results ranks cannot add. Called by ark.models.shard.
+"""Refuses modules of a decoder whose results cannot be summed over ranks. Called by
+ark.models.shard.
 
-Attention and the feed-forward part end with a product whose weight the ranks share along its inner
-dimension: the ranks add their results. What a module computes behind that product must be linear,
-and what it adds must be shared too, else it is added once for each rank.
+Attention and the feed-forward part end with a product whose weight is divided along its inner
+dimension, and the ranks' results are summed. So the module's operations after that product must be
+linear, and a tensor that it adds must be divided too; otherwise it would be added once for each
+rank.
 """
 
 from __future__ import annotations
@@ -21,14 +23,16 @@ SUMS = ("add", "sub")
 
 
 def check_sum(module: Any, output: ark.Tensor, shared: Set[int], world_size: int) -> None:
-    """InvalidUsageError unless the module's output is a sum over ranks.
+    """Raises InvalidUsageError unless the sum of the ranks' outputs is the module's output.
 
-    shared: the ids of the buffers of parameters that ranks share.
+    shared: the ids of the buffers of parameters that are divided among ranks.
     """
     nodes = output.model.graph.nodes
 
     def faulty(tensor: Tensor) -> str:
-        """Why ranks cannot add their tensors: an op, or a parameter; empty if they can."""
+        """The op or parameter because of which the ranks' tensors cannot be summed; empty if they
+        can.
+        """
         place = tensor.buffer.id
         writers = (n for n in reversed(nodes) if any(t.buffer.id == place for t in n.outputs))
         node = next(writers, None)
@@ -42,7 +46,7 @@ def check_sum(module: Any, output: ark.Tensor, shared: Set[int], world_size: int
         if node.type == "mul" and len(inputs) == 2:
             return faulty(inputs[0]) and faulty(inputs[1])
         if node.type == "mul" and math.isclose(node.elementwise.scalar or 0.0, 1 / world_size):
-            return ""  # a bias of which each rank adds its share
+            return ""  # a bias scaled by 1 / ranks: the sum has all of it
         if node.type in LINEAR_IN_FIRST:
             return faulty(inputs[0])
         return f"{node.type} {node.name}"

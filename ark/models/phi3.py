@@ -22,8 +22,8 @@ FUSED = {
 
 
 def scales(rope: Rope, head_dim: int) -> np.ndarray:
-    """The factor of a head's scores for each element of a query: only rotated elements have the
-    rotation's factor.
+    """The factor of each element of a query. It includes the rotation's factor for rotated elements
+    only.
     """
     half = np.ones(head_dim // 2, np.float32)
     half[: rope.rotated(head_dim) // 2] = rope.attention_factor**2
@@ -89,7 +89,7 @@ class Phi3(Llama):
 
     @classmethod
     def read_config(cls, fields: Fields) -> LlamaConfig:
-        """As Llama.read_config; all layers slide. Older files call longrope yarn."""
+        """As Llama.read_config; all layers slide. In older files longrope is named yarn."""
         table = fields.table("rope_scaling") or fields.table("rope_parameters")
         if table is not None and "yarn" in (table.text("rope_type"), table.text("type")):
             renamed = {**table.values, "rope_type": "longrope"}

@@ -1,5 +1,4 @@
-"""A decoder's plans: made from its shape, verified, cached on disk; and the properties of the model
-that a plan records.
+"""Makes, verifies and caches the plans of a decoder, and reads the model's properties from a plan.
 
 Called by ark.models.generate, the benchmarks and the commands that plan, export or draw a model.
 """
@@ -43,13 +42,13 @@ def plans(
     options: dict[str, Any] | None = None,
     drafted: Drafted | None = None,
 ) -> Sequence[Plan]:
-    """Verified plans of all ranks of a model; `shape.rank` is ignored. drafted: as for
-    ark.lower.ranks.plan_ranks, if they are not cached. Without the option `engines` the
-    measurements on this machine are used; ranks that run the plans agree on theirs first.
+    """Verified plans of all ranks of a model; `shape.rank` is ignored. drafted: as of
+    ark.lower.ranks.plan_ranks; not called for cached plans. Without the option `engines` this
+    machine's measurements are used; ranks that run the plans must agree on them before.
 
     Verified plans are cached by the hash of the traced graphs, the machine, the options and all
-    planning source (`_key`). Where ARK_DEBUG asks for decisions of planning they are made again,
-    since a cached plan has none to print.
+    planning source (`_key`). If ARK_DEBUG asks for planning decisions, plans are made anew, since a
+    cached plan has no decisions to print.
     """
     if shape.world_size == 1:
         options = {**tuned.options(machine), **(options or {})}
@@ -62,7 +61,7 @@ def plans(
     if data is not None:
         try:
             cached = _from_texts(data.decode().split("\0"))
-            mark_verified(cached)  # before they were stored, and the cache's entries are signed
+            mark_verified(cached)  # verified before they were stored; entries are signed
             log.debug(f"the plans for {machine.name} are in the cache")
             return cached
         except (PlanError, ValueError, TypeError, IndexError):  # not in the format of _texts
@@ -79,8 +78,8 @@ def make_plans(
     drafted: Drafted | None = None,
     graphs: Sequence[Graph] | None = None,
 ) -> Sequence[Plan]:
-    """The result of `plans`, planned and verified again. graphs: those of `traced`, if they
-    exist.
+    """The result of `plans` without the cache: plans and verifies. graphs: the result of `traced`,
+    if available.
     """
     if graphs is None or shape.split:
         graphs = [build(replace(shape, rank=rank)).graph for rank in range(shape.world_size)]
@@ -94,8 +93,8 @@ def make_plans(
 
 
 def traced(shape: Shape) -> list[Graph]:
-    """The graphs that plans are made from: one per rank, or that of a single device if a named plan
-    splits it.
+    """The graphs that plans are made from: one per rank, or the graph of a single device if a named
+    plan splits it.
     """
     if shape.split:
         return [build(replace(shape, rank=0, world_size=1, split="")).graph]
@@ -123,7 +122,7 @@ def _outside() -> list[str]:
 
 
 def _meta(shape: Shape) -> dict[str, Any]:
-    """The properties of its model that a plan records."""
+    """The properties of the model that are recorded in a plan."""
     meta = {"model": shape.config.architecture, "context": shape.context, "chunk": shape.chunk}
     if shape.pages is not None:
         meta |= {"pages": shape.pages.pool, "page": shape.pages.size}
@@ -132,7 +131,9 @@ def _meta(shape: Shape) -> dict[str, Any]:
 
 
 def _texts(rank_plans: Sequence[Plan]) -> list[str]:
-    """The plans as JSON; if one stands for all, that one and the differences between ranks."""
+    """The plans as JSON. Rotated plans are stored as the first one and the steps by which tensors
+    move.
+    """
     if isinstance(rank_plans, Rotated):
         return [to_json(rank_plans.first), json.dumps(sorted(rank_plans.moved.items()))]
     return ["", *(to_json(plan) for plan in rank_plans)]
@@ -166,10 +167,11 @@ def choose_context(checkpoint: Checkpoint, wanted: int | None) -> int:
 
 
 def usual_chunk(machine: Machine, dtype: DataType) -> int:
-    """The default number of prompt tokens per iteration: more if they fill matrix units.
+    """The default number of prompt tokens per iteration. It is larger on machines with matrix
+    units.
 
-    dtype: of the weights. Warpgroups take tiles of 128 rows, and four of these fill a GPU; if k is
-    cut into parts, one tile does, but attention on matrix units benefits from more rows.
+    dtype: of the weights. Warpgroups compute tiles of 128 rows, and four of these fill a GPU. One
+    tile is enough if k is split, but attention on matrix units benefits from more rows.
     """
     if dtype.name in ("bf16", "fp16"):
         if machine.has(Capability.WGMMA):
@@ -198,18 +200,18 @@ def choose_chunk(wanted: int | None, context: int, usual: int) -> int:
 
 
 def plan_context(plan: Plan) -> int:
-    """The positions in a decoder's plan."""
+    """The number of positions in a decoder's plan."""
     tokens = next((t.shape[0] for t in plan.tensors if t.name == "tokens"), 0)
     return tokens // plan_batch(plan)
 
 
 def plan_batch(plan: Plan) -> int:
-    """The sequences that a decoder's plan decodes together."""
+    """The number of sequences that a decoder's plan decodes in one iteration."""
     return next((t.shape[0] for t in plan.tensors if t.name == "position"), 1)
 
 
 def plan_sampling(plan: Plan) -> tuple[str, int]:
-    """A decoder's `sampling` and `logprobs`, as of ark.models.build.Shape."""
+    """`sampling` and `logprobs` of a decoder's plan, as of ark.models.build.Shape."""
     adjusted = (op for op in plan.ops if op.kind == "sample_adjusted")
     tops = [SampleAdjustedParams.from_plan(op.params).top for op in adjusted]
     return (FULL, tops[0]) if tops else ("", 0)

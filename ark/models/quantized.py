@@ -16,8 +16,8 @@ Share = tuple[slice, ...]
 
 
 class QuantizedWeight(ark.Module):
-    """The weight of a linear layer, of `shape` ([experts,] outputs, inputs), as rows of codes with
-    scales. dtype: the type to which it is dequantised where many rows are multiplied.
+    """The weight of a linear layer as rows of codes with scales. shape: ([experts,] outputs,
+    inputs). dtype: the type to which it is dequantised for products of many rows.
     """
 
     def __init__(self, shape: list[int], layout: Layout, dtype: ark.DataType) -> None:
@@ -26,14 +26,14 @@ class QuantizedWeight(ark.Module):
         self.order = ark.parameter((shape[-1],), ark.int32) if layout.ordered else None
 
     def linear(self, input: Any, output: Any = None, name: str = "") -> ark.Tensor:
-        """As ark.linear."""
+        """The same as ark.linear."""
         x = input if self.order is None else ark.gather(input, self.order, axis=1)
         return ark.linear(x, self.rows, output, name or self._name)
 
     def expert_linear(
         self, input: Any, experts: Any, output: Any = None, name: str = ""
     ) -> ark.Tensor:
-        """As ark.expert_linear, of a weight (experts, outputs, inputs)."""
+        """The same as ark.expert_linear, for a weight (experts, outputs, inputs)."""
         return ark.expert_linear(input, self.rows, experts, output, name or self._name)
 
 
@@ -43,8 +43,9 @@ def quantise(
     layouts: Mapping[str, Layout],
     shares: dict[ark.Parameter, Share],
 ) -> dict[str, Layout]:
-    """Replaces the parameters that `layouts` names; returns the layouts of this rank, whose groups
-    are smaller where its inputs are no whole groups. shares: those of the new parameters are added.
+    """Replaces the parameters that `layouts` names. Returns this rank's layouts, which have smaller
+    groups if the rank's inputs are not a multiple of the group. shares: the new parameters' parts
+    are added to it.
     """
     own = {}
     for name, module, attribute in list(_parameters(model)):
@@ -73,7 +74,7 @@ def quantise(
 
 
 def _parameters(module: ark.Module, prefix: str = "") -> Iterator[tuple[str, ark.Module, str]]:
-    """All parameters: the dotted name, and the module and attribute that hold it."""
+    """Yields for each parameter its dotted name, its module and its attribute."""
     for name in module.parameters:
         yield prefix + name, module, name
     for name, inner in module.sub_modules.items():

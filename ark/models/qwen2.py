@@ -30,12 +30,12 @@ BIASES = {
     f"layers.{{}}.attention.{name}_bias": f"model.layers.{{}}.self_attn.{name[0]}_proj.bias"
     for name in ("query", "key", "value")
 }
-"""WEIGHTS of BiasedAttention's biases."""
+"""The entries of WEIGHTS for BiasedAttention's biases."""
 
 
 def late_layers_slide(config: ConfigT, fields: Fields) -> ConfigT:
-    """The config with the window for the layers that `layer_types` names, else for those from
-    `max_window_layers` on.
+    """The config with the window for the layers that `layer_types` marks as sliding; without
+    `layer_types`, for layers from `max_window_layers` on.
     """
     window, first = asked_window(fields), 0
     if window and fields.get("layer_types") is None:

@@ -1,4 +1,4 @@
-"""The Qwen3 decoder (Qwen team 2025): Llama with a norm of each head of queries and keys."""
+"""The Qwen3 decoder (Qwen team 2025): Llama with a norm on each head of queries and keys."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ark.models.qwen2 import late_layers_slide
 
 
 class Qwen3Attention(Attention):
-    """Attention whose queries and keys are normed head by head."""
+    """Attention whose queries and keys are normalised head by head."""
 
     def __init__(self, c: LlamaConfig, dtype: ark.DataType, number: int) -> None:
         super().__init__(c, dtype, number)
@@ -25,7 +25,7 @@ class Qwen3Attention(Attention):
         return self.normed(query, self.query_norm), self.normed(key, self.key_norm), value
 
     def normed(self, x: ark.Tensor, weight: ark.Tensor) -> ark.Tensor:
-        """Each head of each row by itself."""
+        """Normalises each head of each row separately."""
         rows, columns = x.shape()
         heads = ark.reshape(x, (rows, columns // self.head_dim, self.head_dim))
         return ark.reshape(ark.rmsnorm(heads, weight, self.eps), (rows, columns))

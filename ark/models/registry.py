@@ -34,7 +34,7 @@ ARCHITECTURES: dict[str, str | type[Any]] = {
     "DeepseekV2ForCausalLM": "ark.models.deepseek:DeepseekV2",
     "DeepseekV3ForCausalLM": "ark.models.deepseek:DeepseekV3",
 }
-"""Module and class, or the class itself, by architecture."""
+"""By architecture: the decoder's module and class name, or the class itself."""
 
 MODEL_TYPES = {
     "llama": "LlamaForCausalLM",
@@ -55,11 +55,13 @@ MODEL_TYPES = {
     "deepseek_v2": "DeepseekV2ForCausalLM",
     "deepseek_v3": "DeepseekV3ForCausalLM",
 }
-"""The architecture of a config that names only its model_type."""
+"""By model_type: the architecture of a config that does not name one."""
 
 
 GROUP = "ark.models"
-"""Entry points by which packages add decoders: the architecture's name, and module and class."""
+"""The group of entry points by which packages add decoders. An entry point's name is the
+architecture; its value is module and class.
+"""
 
 
 def register(architecture: str, decoder_class: type[Module], model_type: str = "") -> None:

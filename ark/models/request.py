@@ -17,8 +17,8 @@ from ark.plan.types import Plan
 
 
 def no_room(subject: str, context: int, most: int) -> InvalidUsageError:
-    """The error for a prompt that a context has no room for. said: how many tokens what has. most:
-    the longest context of the model.
+    """The error for a prompt that does not fit in the context. subject: words for the prompt and
+    its length. most: the model's longest context.
     """
     more = "or raise --context" if context < most else "(the model has no more)"
     return InvalidUsageError(
@@ -28,7 +28,7 @@ def no_room(subject: str, context: int, most: int) -> InvalidUsageError:
 
 
 def check_prompt_tokens(prompt: Sequence[int], vocabulary: int) -> None:
-    """InvalidUsageError unless there are tokens and the vocabulary has them."""
+    """Raises InvalidUsageError if there are no tokens or one is not in the vocabulary."""
     if not prompt:
         raise InvalidUsageError("the prompt has no tokens; give at least one")
     tokens = [whole("a token of the prompt", t) for t in prompt]
@@ -41,7 +41,7 @@ def check_prompt_tokens(prompt: Sequence[int], vocabulary: int) -> None:
 
 
 def check_stops(stops: Sequence[int]) -> list[int]:
-    """Stop tokens as numbers; InvalidUsageError for values that are no tokens."""
+    """Stop tokens as integers. Raises InvalidUsageError for values that are not token ids."""
     if isinstance(stops, (str, bytes)) or not isinstance(stops, Sequence):
         raise InvalidUsageError(f"the stop tokens are {stops!r:.60}; give a list of tokens")
     tokens = [whole("a stop token", stop) for stop in stops]
@@ -54,10 +54,10 @@ def check_stops(stops: Sequence[int]) -> list[int]:
 def check_arguments(
     batch: Any, rank: Any, world_size: Any, budget_s: Any, trace_records: Any, **others: Any
 ) -> tuple[int, int, int, int]:
-    """The batch, the rank, the number of ranks and of trace records, if a Generator can be given
-    all of these; else InvalidUsageError that names the fault.
+    """Returns the batch, the rank, the number of ranks and the number of trace records as integers.
+    Raises InvalidUsageError, which names the argument, if one is invalid.
 
-    Ranges that depend on the model are not looked at.
+    Ranges that depend on the model are not checked here.
     """
     for name, value in others.items():
         fits, how = _OTHERS[name]
@@ -80,7 +80,7 @@ def check_arguments(
     return numbers
 
 
-# By a Generator's argument: the test, and the expectation.
+# By argument of a Generator: the test, and the expectation for the message.
 _OTHERS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "checkpoint": (lambda v: isinstance(v, Checkpoint), "one that Checkpoint.open(directory) made"),
     "backend": (lambda v: hasattr(v, "probe"), "one that ark.backend.registry.get(name) gives"),

@@ -17,15 +17,15 @@ from ark.models.fields import Fields
 
 @dataclass(frozen=True)
 class Rope:
-    """Rotary position embedding: `theta` is the base, `kind` the kind of scaling.
+    """A rotary position embedding. `theta` is the base, `kind` the kind of scaling.
 
-    `kind` is one of KINDS. `factor`: by which "linear", "llama3" and "yarn" extend positions.
-    `low_freq_factor` and `high_freq_factor` belong to llama3, `original_context` (tokens) to
-    llama3, yarn and longrope. `partial`: the fraction of a head's elements that is rotated, the
-    first ones. `attention_factor`: multiplies cosine and sine (yarn, longrope). `beta_fast`,
-    `beta_slow`, `truncate`: the range of rotations in which yarn blends, rounded to elements or
-    not. `short` and `long`: longrope's factor of each frequency, up to the original context and
-    beyond.
+    `kind` is one of KINDS. `factor`: the factor by which "linear", "llama3" and "yarn" extend
+    positions. `low_freq_factor` and `high_freq_factor` belong to llama3, `original_context`
+    (tokens) to llama3, yarn and longrope. `partial`: the fraction of a head's elements that is
+    rotated, the first ones. `attention_factor`: multiplies cosine and sine (yarn, longrope).
+    `beta_fast`, `beta_slow`, `truncate`: the range of rotations in which yarn blends, and whether
+    it is rounded to whole elements. `short` and `long`: longrope's factors of each frequency, for
+    contexts up to the original one and for longer ones.
     """
 
     theta: float = 10000.0
@@ -43,7 +43,7 @@ class Rope:
     long: tuple[float, ...] = ()
 
     def rotated(self, head_dim: int) -> int:
-        """The elements of a head that are rotated."""
+        """The number of elements of a head that are rotated."""
         return int(head_dim * self.partial)
 
 
@@ -75,7 +75,8 @@ def rope_of(fields: Fields, table: Fields, context: int) -> Rope:
     if partial > 1:
         raise place.wrong("partial_rotary_factor", "at most 1")
     plain = Rope(theta, partial=partial)
-    # Dynamic: no effect up to the model's positions, which a context does not exceed.
+    # Dynamic scaling has no effect here: it begins beyond the model's positions, which a context
+    # does not exceed.
     if kind in ("default", "dynamic"):
         return plain
     if kind == "linear":
@@ -143,7 +144,8 @@ def inverse_frequencies(
     """The rotation per token, in radians, of each pair of a head's elements: float32, [head_dim /
     2]; 0 for pairs that are not rotated, which are the last.
 
-    context: reserved positions; longrope has other factors beyond the original ones.
+    context: the number of reserved positions; longrope's factors differ for contexts longer than
+    the original one.
 
     Su et al., RoFormer (2021), section 3.2; the llama3 kind divides low frequencies by `factor`,
     keeps high ones and blends between (Llama 3.1's reference code). Each step rounds to float32 as
@@ -160,7 +162,7 @@ def inverse_frequencies(
 def _stretched(
     rope: Rope, powers: npt.NDArray[np.float32], context: int | None
 ) -> npt.NDArray[np.float32]:
-    """The frequencies, which are 1 / `powers` without scaling."""
+    """The scaled frequencies. Without scaling they are 1 / `powers`."""
     one = np.float32(1)
     frequencies: npt.NDArray[np.float32] = one / powers
     factor = np.float32(rope.factor)
@@ -187,7 +189,9 @@ def _stretched(
 
 
 def _ramp(rope: Rope, pairs: int) -> npt.NDArray[np.float32]:
-    """How far yarn scales each pair: 0 for those that rotate often, 1 for those that do not."""
+    """The degree to which yarn scales each pair: from 0 for pairs that rotate often to 1 for pairs
+    that rotate rarely.
+    """
 
     def pair(rotations: float) -> float:
         turns = rope.original_context / (rotations * 2 * math.pi)

@@ -1,4 +1,4 @@
-"""How a request is continued, in vLLM's names where they mean the same. Used by the generator, the
+"""Sampling parameters, with vLLM's names for fields that mean the same. Used by the generator, the
 engine, `ark.LLM`, the server and the command line.
 """
 
@@ -16,7 +16,7 @@ from ark.models.structured import StructuredOutputsParams, structured_outputs
 
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-5, 1e5  # logits divided by it stay finite in fp32
 MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 1e-3, 1e3  # likewise
-MAX_ABS_PENALTY = 2.0  # of presence and frequency, as in OpenAI's interface
+MAX_ABS_PENALTY = 2.0  # for presence and frequency, as in OpenAI's interface
 MAX_ABS_BIAS = 100.0  # likewise
 MAX_SAMPLES = 128  # likewise
 MAX_LOGPROBS = 20  # likewise
@@ -26,16 +26,19 @@ END_INT32 = 1 << 31
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How a request is continued. InvalidUsageError names a field that is out of its range.
+    """The parameters by which a request's tokens are sampled. Raises InvalidUsageError, which names
+    the field, for a value that is out of range.
 
-    n: samples of the prompt. temperature: 0 is greedy. top_k: 0 or -1 considers every token. top_p,
-    min_p, typical_p: 1, 0 and 1 switch them off. repetition_penalty: 1 is none; it counts prompt
-    and text, presence_penalty and frequency_penalty the text alone. logit_bias: by token id, added
-    to its logit. seed: 64 bits, -2^63 to 2^64 - 1; None draws one. max_tokens: at most so many new
-    tokens; None up to the context. min_tokens: before so many no stop token is sampled. stop:
-    strings that end the text. logprobs: how many of the most probable tokens are reported beside
-    the chosen one; None reports nothing. suppress_tokens: ids that are never sampled.
-    structured_outputs: the form that the text must have, for `ark.LLM` and the server.
+    n: the number of samples of the prompt. temperature: 0 is greedy. top_k: 0 or -1 for all tokens.
+    top_p, min_p, typical_p: the values 1, 0 and 1 disable them. repetition_penalty: 1 disables it;
+    it applies to tokens of the prompt and of the text. presence_penalty, frequency_penalty: 0
+    disables them; they apply to tokens of the text only. logit_bias: by token id, a number that is
+    added to the token's logit. seed: 64 bits, -2^63 to 2^64 - 1; None: a random one. max_tokens:
+    the most new tokens; None: up to the context's end. min_tokens: the number of new tokens before
+    which no stop token is sampled. stop: strings that end the text. logprobs: the number of most
+    probable tokens that are reported in addition to the sampled one; None: no report.
+    suppress_tokens: ids that are never sampled. structured_outputs: the form that the text must
+    have, for `ark.LLM` and the server.
 
     Examples:
         >>> ark.SamplingParams(temperature=0.7, top_p=0.9, max_tokens=32).max_tokens
@@ -80,11 +83,11 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """True where the most probable token is always chosen, so that the seed does nothing."""
+        """True if the most probable token is always chosen, so that the seed has no effect."""
         return self.temperature == 0
 
     def beyond(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """The fields other than `names` whose values are not the defaults."""
+        """The names of the fields, except `names`, that do not have their default values."""
         return tuple(
             name
             for name in SAMPLING_FIELDS
@@ -92,13 +95,13 @@ class SamplingParams:
         )
 
     def seeded(self, seed: int | None = None) -> SamplingParams:
-        """The same with a seed: its own, else the given one, else a random one."""
+        """A copy with a seed: its own, otherwise the given one, otherwise a random one."""
         if self.seed is not None:
             return self
         return replace(self, seed=secrets.randbits(63) if seed is None else seed)
 
     def sample(self, number: int) -> SamplingParams:
-        """Of sample `number` of n, which has a seed of its own: the next one for each number."""
+        """The parameters of sample `number` of n. A seed is increased by `number`."""
         if self.seed is None:
             return replace(self, n=1)
         seed = (self.seed + number + (1 << 63)) % (1 << 64) - (1 << 63)
@@ -106,8 +109,8 @@ class SamplingParams:
 
 
 BASIC = ("temperature", "top_k")
-"""Fields of SAMPLING_FIELDS that every plan samples by; a plan for the others is made with
-`sampling` of ark.models.build.Shape.
+"""Fields of SAMPLING_FIELDS that every plan supports. The others need a plan with `sampling` of
+ark.models.build.Shape.
 """
 SAMPLING_FIELDS = (
     "temperature",
@@ -124,7 +127,7 @@ SAMPLING_FIELDS = (
     "suppress_tokens",
     "structured_outputs",
 )
-"""Fields that the device reads, beside the seed and the ids of stop tokens."""
+"""Fields that the device reads, in addition to the seed and the ids of stop tokens."""
 
 
 def _integer(name: str, value: Any, low: int, high: int, note: str = "") -> int:
@@ -136,13 +139,17 @@ def _integer(name: str, value: Any, low: int, high: int, note: str = "") -> int:
 
 
 def _written(value: Any) -> str:
-    """A value for a message; whole numbers alike, whether they are floats or not."""
+    """A value for a message; a whole number is written without a fraction, even if it is a
+    float.
+    """
     number = isinstance(value, float) and value.is_integer()
     return f"{int(value) if number else value!r:.60}"
 
 
 def _number(name: str, value: Any, low: float, high: float, also: float | None = None) -> float:
-    """A number from low to high, or the number `also`."""
+    """The value as a float. Raises InvalidUsageError unless it is from low to high, or equals
+    `also`.
+    """
     number = isinstance(value, Real) and not isinstance(value, bool)
     if not number or not (low <= value <= high or (also is not None and value == also)):
         other = "" if also is None else f"{also:g} or "
@@ -204,7 +211,7 @@ def _optional(name: str, value: Any, low: int, high: int) -> int | None:
     return None if value is None else _integer(name, value, low, high, " or None")
 
 
-# By field: the check, which gives the value as it is kept.
+# By field: the check, which returns the value in the type in which it is kept.
 _CHECKS = {
     "n": lambda name, v: _integer(name, v, 1, MAX_SAMPLES),
     "temperature": lambda name, v: _number(name, v, MIN_TEMPERATURE, MAX_TEMPERATURE, 0.0),
@@ -234,7 +241,7 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 def seeded_alike(sampling: SamplingParams, ranks: Any) -> SamplingParams:
-    """The same with a seed that all ranks have: rank 0's where none was given. ranks: of
+    """A copy with the same seed on all ranks: rank 0's if none was given. ranks: an
     ark.runtime.run.Ranks, or None.
     """
     seeded = sampling.seeded(0 if sampling.greedy else None)

@@ -1,5 +1,4 @@
-"""The sequences of a decoder's launch: the state written before it, and the tokens read while it
-runs.
+"""Writes the state of a decoder's sequences before a launch, and reads their tokens while it runs.
 
 Called by ark.models.generate and `ark bench decode`.
 """
@@ -32,10 +31,10 @@ def write_sequences(
 ) -> None:
     """Sets the state of a launch, for at most the shape's batch of sequences.
 
-    totals: the final number of tokens of each, its prompt included. Sequence b samples by the hash
-    of seed and b. stops: the device has room for the first MAX_STOPS of them. position: of the
-    first token that is read; the caches hold earlier ones. Sequences without a prompt are complete
-    at the start: their limit is 0.
+    totals: the final number of tokens of each, its prompt included. The noise of sequence b is
+    seeded by the hash of seed and b. stops: stop tokens; the device receives the first MAX_STOPS of
+    them. position: the position of the first token that is read; the caches hold earlier ones. A
+    sequence without a prompt has the limit 0, so it is complete at the start.
     """
     tokens = np.zeros((shape.batch, shape.context), np.int32)
     settings = np.zeros((shape.batch, len(SETTINGS)), np.int32)
@@ -48,7 +47,7 @@ def write_sequences(
         tokens[b, : len(prompt)] = prompt
         low, high = key_halves(noise_key(sampling.seed or 0, b))
         last = len(prompt) - 1
-        top_k = 0 if shape.sampling else sampling.top_k  # else among the options
+        top_k = 0 if shape.sampling else sampling.top_k  # otherwise it is an option
         settings[b] = [temperature, top_k, low, last, total, len(known), high]
     runner.write("tokens", tokens.ravel())
     runner.write("position", np.full(shape.batch, position, np.int32))
@@ -75,8 +74,8 @@ def write_options(
 
 
 def read_logprobs(words: np.ndarray, asked: int) -> tuple[float, dict[int, float]]:
-    """A sampled token's log probability, and those of the `asked` highest by id, of the words that
-    the device writes (ark.tasks.adjusted) before the token or soon after it.
+    """A sampled token's log probability, and the `asked` highest ones by id. words: written by the
+    device (ark.tasks.adjusted) before the token or soon after it.
     """
     end = time.monotonic() + 10
     while (words[: 1 + 2 * asked] == -1).any():
@@ -120,14 +119,14 @@ def read_tokens(
         run.check()
         if over:
             return
-        over = not run.running()  # tokens written until then are read once more
+        over = not run.running()  # read before the tokens, so that none is missed
         time.sleep(pause)
         pause = min(pause * 1.5, 1e-3)
 
 
 def _token(run: Run, output: np.ndarray, place: int) -> int:
-    """The entry that the device has written; raises an error if the Generator was closed, which
-    frees the memory.
+    """The entry at `place`. Raises an error if the Generator was closed, because that frees the
+    memory.
     """
     if run.detached:
         raise InvalidUsageError(

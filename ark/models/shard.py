@@ -1,6 +1,6 @@
-"""Splits a decoder over ranks: each holds some heads, a part of the inner dimension of the
-feed-forward part, and some of the vocabulary's rows of the head (tensor parallelism, Shoeybi et al.
-2019).
+"""Splits a decoder over ranks (tensor parallelism, Shoeybi et al. 2019). Each rank holds some
+attention heads, a part of the feed-forward part's inner dimension, and some rows of the output
+head.
 
 Called by ark.models.build after a model is created and before its caches are. Models do not depend
 on it.
@@ -34,8 +34,8 @@ def check_ranks(config: LlamaConfig, world_size: int) -> None:
 
 
 def split(model: Llama, rank: int, world_size: int) -> dict[ark.Parameter, Share]:
-    """Shrinks a named model to a rank's share; returns the part that each shrunk parameter
-    holds.
+    """Reduces the parameters of a named model to a rank's parts. Returns the part of each reduced
+    parameter.
     """
     shares: dict[ark.Parameter, Share] = {}
 
@@ -73,7 +73,7 @@ def split(model: Llama, rank: int, world_size: int) -> dict[ark.Parameter, Share
 
 
 def _split_head(model: Llama, rank: int, world_size: int) -> dict[ark.Parameter, Share]:
-    """An equal share of the logits; all of them on every rank if the vocabulary is not
+    """Divides the head's rows equally. Every rank keeps all rows if the vocabulary is not
     divisible.
     """
     head = model.head
@@ -84,7 +84,7 @@ def _split_head(model: Llama, rank: int, world_size: int) -> dict[ark.Parameter,
     rows = slice(rank * own, (rank + 1) * own)
     shares: dict[ark.Parameter, Share] = {}
     if head.weight is model.embedding:
-        head.weight = head.weight[rows]  # which every rank holds whole, to look up tokens
+        head.weight = head.weight[rows]  # the embedding stays whole on every rank
     else:
         head.weight = ark.parameter((own, hidden), head.weight.dtype())
         shares[head.weight] = (rows,)

@@ -1,8 +1,8 @@
 """Reads the headers of safetensors files: names, types, shapes and offsets of tensors.
 
-Called by the checkpoint reader. The `safetensors` package has no NumPy bfloat16 and no slices of
-it, and its errors do not name a remedy, so the header is read here: 8 bytes of length, JSON, then
-the tensors' bytes without gaps (https://huggingface.co/docs/safetensors, "Format").
+Called by the checkpoint reader. The `safetensors` package cannot read bfloat16 or slices of it into
+NumPy, and its errors do not name a remedy. So the header is read here: 8 bytes of length, JSON,
+then the tensors' bytes without gaps (https://huggingface.co/docs/safetensors, "Format").
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from ark.models.llama import Attention, FeedForward, Layer, Llama
 
 @dataclass(frozen=True)
 class SmolLm3Config(LlamaConfig):
-    """rotating: for each layer whether it rotates queries and keys by their positions."""
+    """rotating: for each layer, whether it rotates queries and keys."""
 
     rotating: tuple[bool, ...] = ()
 

@@ -1,5 +1,5 @@
-"""Stop strings: text as it is made, up to the first of them. Used by `ark generate`, `ark.LLM` and
-the server.
+"""Ends a streamed text before its first stop string. Used by `ark generate`, `ark.LLM` and the
+server.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from ark.models.tokenizer import TextStream
 
 
 class StoppedText:
-    """The text of tokens that come one at a time, which ends before the stop string that is
-    complete first, so that it does not depend on how tokens cut the text.
+    """Decodes tokens one at a time, up to a stop string. The text ends before the stop string that
+    is complete first, so it does not depend on how the text is divided into tokens.
 
-    A string may begin in one token and end in another: an end of the text that may be its beginning
-    is held back until it is known. min_tokens: so many tokens are not searched. stopped: the string
-    that ended the text, or None.
+    A stop string may extend over several tokens. An end of the text that may be the beginning of
+    one is held back until that is decided. min_tokens: the number of first tokens that are not
+    searched. stopped: the string that ended the text, or None.
     """
 
     def __init__(self, text: TextStream, stops: Sequence[str] = (), min_tokens: int = 0) -> None:
@@ -28,7 +28,7 @@ class StoppedText:
 
     @classmethod
     def sampled(cls, text: TextStream, sampling: SamplingParams) -> StoppedText:
-        """The text of a request."""
+        """A StoppedText with the stop strings of a request's sampling."""
         return cls(text, sampling.stop, sampling.min_tokens)
 
     def push(self, token: int) -> str:
@@ -42,7 +42,7 @@ class StoppedText:
         return self._advance(piece)
 
     def finish(self) -> str:
-        """What was held back at the end of all tokens."""
+        """The text that was held back. Called after the last token."""
         if self.stopped is not None:
             return ""
         last = self._advance(self._text.finish())
@@ -55,7 +55,7 @@ class StoppedText:
             (at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0
         ]
         if places:
-            # The stop that ends first, so that the text does not depend on the pieces.
+            # The stop string that ends first, so that the text does not depend on the pieces.
             _, end, self.stopped = min(places)
             self._held = ""
             return text[:end]

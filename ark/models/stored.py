@@ -1,5 +1,6 @@
-"""Parameters that differ from a stored tensor: some of its rows, reordered, or with a constant
-added. Decoders describe them (Llama.stored), ark.models.checkpoint reads them.
+"""Describes parameters that are not a whole stored tensor: some of its rows, reordered rows, or
+values with a constant added. Decoders return the descriptions (Llama.stored); ark.models.checkpoint
+reads the parameters.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ import numpy.typing as npt
 
 @dataclass(frozen=True)
 class Stored:
-    """rows: of the stored tensor, in the parameter's order. rows_in_all: of the stored tensor.
-    added: to every element; the parameter is then fp32. axis: the dimension of the rows: 1 where
-    the first one counts experts or heads. transposed: the stored tensor's last two dimensions are
-    swapped. folded: its first two dimensions are one.
+    """rows: the stored tensor's rows that the parameter has, in its order. rows_in_all: the number
+    of all rows of the stored tensor. added: a constant that is added to every element; the
+    parameter is then fp32. axis: the dimension of the rows; 1 if the first dimension is that of
+    experts or heads. transposed: the stored tensor's last two dimensions are swapped. folded: its
+    first two dimensions are merged into one.
     """
 
     rows: Sequence[int]
@@ -28,34 +30,36 @@ class Stored:
     folded: bool = False
 
     def shape(self, own: tuple[int, ...]) -> tuple[int, ...]:
-        """The stored tensor's shape for that of the parameter."""
+        """The stored tensor's shape. own: the parameter's shape."""
         sizes = self.unfolded(own)
         sizes = (*sizes[:-2], sizes[-1], sizes[-2]) if self.transposed else sizes
         return (sizes[0] * sizes[1], *sizes[2:]) if self.folded else sizes
 
     def whole(self, own: tuple[int, ...]) -> tuple[int, ...]:
-        """The same with outputs before inputs, as it is where quantised."""
+        """The stored tensor's shape if it is quantised, with outputs before inputs."""
         return self.shape(own) if self.folded else self.unfolded(own)
 
     def unfolded(self, own: tuple[int, ...]) -> tuple[int, ...]:
-        """The parameter's shape with all rows."""
+        """The parameter's shape with all rows of the stored tensor."""
         return (*own[: self.axis], self.rows_in_all, *own[self.axis + 1 :])
 
     def of_experts(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """The parameter's elements from those of some experts."""
+        """The parameter's elements for some experts, from the stored elements of these experts."""
         if self.folded:
             values = values.reshape(-1, self.rows_in_all, *values.shape[1:])
         turned = values.swapaxes(-1, -2) if self.transposed else values
         return self.adjust(turned.take(np.asarray(self.rows, np.intp), self.axis))
 
     def span(self, share: slice) -> tuple[int, int, npt.NDArray[np.intp]]:
-        """The range of stored rows that contains a share, and the share's indices within it."""
+        """The range of stored rows that contains a slice of the parameter's rows, and the slice's
+        indices in that range.
+        """
         rows = np.asarray(self.rows, np.intp)[share]
         begin = int(rows.min())
         return begin, int(rows.max()) + 1, rows - begin
 
     def adjust(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """The parameter's elements from the stored ones."""
+        """The values with the constant added, if there is one."""
         return values.astype(np.float32) + np.float32(self.added) if self.added else values
 
 
@@ -73,8 +77,9 @@ def plus_one(rows: int) -> Stored:
 
 
 def rotated_first(stored: Stored, width: int, rotated: int) -> Stored:
-    """Queries or keys of heads of `width` elements whose first `rotated` are rotated, reordered so
-    that the pairs of a rotation of whole heads are those of the first elements, then the others.
+    """Reorders queries or keys whose heads have `width` elements, of which the first `rotated` are
+    rotated. In the new order a rotation of whole heads has the rotated elements in its first pairs
+    and the other elements in the last ones.
     """
     half, rest = rotated // 2, (width - rotated) // 2
     order = [*range(half), *range(rotated, rotated + rest)]

@@ -1,5 +1,5 @@
-"""The form that a text must have, in vLLM's names: a field of `ark.SamplingParams`, from which
-ark.serving.grammar makes a grammar of token ids.
+"""The form that a text must have, with vLLM's names. It is a field of `ark.SamplingParams`;
+ark.serving.grammar makes a grammar of token ids from it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from ark.errors import InvalidUsageError
 
 MAX_CHARACTERS = 1 << 18
-"""Of a schema, an expression or a grammar."""
+"""The most characters of a schema, an expression or a grammar."""
 NAMES = "json (a schema), regex, choice (a list of strings), grammar or json_object=True"
 
 
@@ -96,7 +96,9 @@ def _choices(value: Any) -> tuple[str, ...]:
 
 
 def structured_outputs(name: str, value: Any) -> StructuredOutputsParams | None:
-    """The value of that field of SamplingParams, which may be an object of these fields."""
+    """Checks the field `structured_outputs` of SamplingParams. The value may also be a mapping of
+    StructuredOutputsParams' fields.
+    """
     if value is None or isinstance(value, StructuredOutputsParams):
         return value
     known = [f.name for f in fields(StructuredOutputsParams)]

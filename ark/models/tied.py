@@ -11,8 +11,8 @@ from ark.models.shards import StoredTensor, same_bytes
 
 
 def untied(config: LlamaConfig, stored: dict[str, StoredTensor]) -> LlamaConfig:
-    """The config, with tied embeddings off if the files have a head that differs from the
-    embedding: then the head is used, as in transformers.
+    """The config. If the files have a head that differs from the embedding, tied embeddings are
+    switched off, so that the head is used as in transformers.
     """
     table = decoder(config.architecture).WEIGHTS
     head, embedding = (stored.get(table[name]) for name in ("head.weight", "embedding"))

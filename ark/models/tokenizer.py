@@ -1,4 +1,4 @@
-"""Text to token ids and back, by the tokenizer files of a checkpoint directory.
+"""Converts text to token ids and back, by the tokenizer files of a checkpoint directory.
 
 `ark generate` encodes the prompt with it, to the same ids as `transformers`' AutoTokenizer, and
 decodes tokens as they appear: `TextStream` holds back incomplete characters.
@@ -96,7 +96,8 @@ def _of_gguf(
 class Tokenizer:
     """Encodes and decodes; `vocab_size` is the model's, against which prompts are checked.
 
-    special_tokens: contents by name (bos_token, eos_token, ...), which chat templates read.
+    special_tokens: the texts of special tokens by name (bos_token, eos_token, ...), for chat
+    templates.
     """
 
     def __init__(
@@ -113,9 +114,9 @@ class Tokenizer:
 
     @classmethod
     def open(cls, directory: str | Path, vocab_size: int | None = None) -> Tokenizer:
-        """Reads tokenizer.json, whose post-processor alone determines the tokens that frame a text,
-        and the additions of the files beside it (ark.models.tokenizer_classes,
-        ark.models.tokenizer_tokens).
+        """Reads tokenizer.json and the files that extend it (ark.models.tokenizer_classes,
+        ark.models.tokenizer_tokens). Only the post-processor in tokenizer.json determines the
+        tokens before and after a text.
 
         `add_bos_token` in tokenizer_config.json has no effect, as in transformers: it applies to
         tokenizers without tokenizer.json.
@@ -156,8 +157,9 @@ class Tokenizer:
         return cls(backend, vocab_size, special_tokens)
 
     def encode(self, text: str, framed: bool = True) -> list[int]:
-        """The ids of `text`, framed by the tokens that tokenizer.json adds. A text that begins with
-        the begin token itself is framed already; framed=False: any is, as those of chat templates.
+        """The ids of `text`, with the tokens that tokenizer.json adds before and after it (the
+        frame). No frame is added to a text that begins with the begin token, or if framed is False,
+        as for chat templates.
         """
         try:
             text.encode("utf-8")
@@ -186,7 +188,7 @@ class Tokenizer:
             return self.backend.decode(list(ids), skip_special_tokens=True)
 
     def token_text(self, token: int) -> str:
-        """The text of one token; the piece itself of a special one."""
+        """The text of one token. For a special token it is the token's own spelling."""
         if token in self.special_ids:
             return str(self.backend.id_to_token(token))
         with _without_panics("its tokenizer.json"):
@@ -198,10 +200,11 @@ class Tokenizer:
 
 
 class TextStream:
-    """Decodes tokens as they arrive: the concatenated pieces are the text of all tokens.
+    """Decodes tokens as they arrive. The concatenated pieces are the text of all tokens.
 
-    A piece ends at a whole character. A new token needs only the tokens of the last piece to be
-    decoded again, enough for decoders that look one token back, so a step takes constant time.
+    A piece ends with a complete character. With a new token only the tokens of the last piece are
+    decoded again, so a step takes constant time. That is sufficient for decoders that depend on one
+    earlier token.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
@@ -222,7 +225,7 @@ class TextStream:
         return self._advance(text)
 
     def finish(self) -> str:
-        """The rest: incomplete characters, as U+FFFD."""
+        """The remaining text: incomplete characters, as U+FFFD."""
         return self._advance(self._tokenizer.decode(self._ids))
 
     def _advance(self, text: str) -> str:

@@ -1,9 +1,9 @@
 """Selects the tokenizer that transformers builds for a directory with a tokenizer.json.
 
 Most classes use the file unchanged. A few build normaliser, splitting and decoder themselves, and
-use only vocabulary, merges and post-processor of it: `CLASSES` has those of the models in
-ark.models.registry. The rules are those of transformers 5 (AutoTokenizer.from_pretrained and
-TokenizersBackend). Called by ark.models.tokenizer.
+use only the file's vocabulary, merges and post-processor. `CLASSES` has those classes of this kind
+that models in ark.models.registry use. The rules are those of transformers 5
+(AutoTokenizer.from_pretrained and TokenizersBackend). Called by ark.models.tokenizer.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ END = "<|endoftext|>"
 
 @dataclass(frozen=True)
 class TokenizerClass:
-    """A class that builds its tokenizer itself. special: its default special tokens. make: builds
-    the tokenizer, without added tokens, from vocabulary, merges and tokenizer_config. adds_special:
-    all special tokens are added once more. framed: the file determines the tokens that frame a
-    text.
+    """A class that builds its tokenizer's parts itself. special: its default special tokens. make:
+    builds the tokenizer, without added tokens, from vocabulary, merges and tokenizer_config.
+    adds_special: all special tokens are added again. framed: the file determines the tokens before
+    and after a text.
     """
 
     special: Mapping[str, str]
@@ -41,8 +41,8 @@ class TokenizerClass:
 def _llama(
     vocab: dict[str, int], merges: list[tuple[str, str]], settings: Mapping[str, Any]
 ) -> Tokenizer:
-    """Words that begin with U+2581, and byte fallback; legacy: U+2581 after each added token
-    too.
+    """Llama's tokenizer: words begin with U+2581, with byte fallback. With `legacy`, U+2581 also
+    follows each added token.
     """
     prefixed = settings.get("add_prefix_space")
     prefixed = True if prefixed is None else bool(prefixed)
@@ -58,7 +58,7 @@ def _llama(
 def _bytes(
     vocab: dict[str, int], merges: list[tuple[str, str]], settings: Mapping[str, Any]
 ) -> Tokenizer:
-    """GPT-2's: words of bytes."""
+    """GPT-2's tokenizer: words of bytes."""
     tokenizer = Tokenizer(
         BPE(vocab, merges, continuing_subword_prefix="", end_of_word_suffix="", fuse_unk=False)
     )
@@ -70,7 +70,7 @@ def _bytes(
 def _composed_bytes(
     vocab: dict[str, int], merges: list[tuple[str, str]], settings: Mapping[str, Any]
 ) -> Tokenizer:
-    """GPT-NeoX's: GPT-2's after Unicode composition."""
+    """GPT-NeoX's tokenizer: GPT-2's after Unicode composition."""
     tokenizer = _bytes(vocab, merges, settings)
     tokenizer.normalizer = normalizers.NFC()
     return tokenizer
@@ -79,7 +79,7 @@ def _composed_bytes(
 def _qwen2(
     vocab: dict[str, int], merges: list[tuple[str, str]], settings: Mapping[str, Any]
 ) -> Tokenizer:
-    """GPT-NeoX's with digits split one by one."""
+    """Qwen2's tokenizer: GPT-NeoX's with each digit split off."""
     tokenizer = _composed_bytes(vocab, merges, settings)
     split = pre_tokenizers.Split(Regex(QWEN2_SPLIT), behavior="isolated", invert=False)
     level = pre_tokenizers.ByteLevel(_prefixed(settings), use_regex=False)
@@ -111,7 +111,9 @@ OTHERS = """
     MBart50 MPNet MarkupLM Nllb Nougat OpenAIGPT Pegasus Qwen3_5 Reformer RemBert RoFormer Roberta
     SeamlessM4T Siglip2 Splinter T5 Udop VideoPrism Whisper XGLM XLMRoberta XLNet
 """
-"""Names, without "Tokenizer", of further classes of transformers that build their tokenizer."""
+"""Other classes of transformers that build their tokenizers themselves; names without
+"Tokenizer".
+"""
 REGISTERED = {
     "mistral": "TokenizersBackend",
     "mixtral": "TokenizersBackend",
@@ -126,18 +128,18 @@ REGISTERED = {
     "glm": "TokenizersBackend",
     "glm4": "TokenizersBackend",
 }
-"""The default class of a model_type if no file names one; specific classes take precedence."""
+"""The default class of each model_type, used if no file names a specific class."""
 CORRECTED = ("qwen2",)
-"""Model types whose registered class is used whatever the files name."""
+"""Model types whose registered class is always used, even if the files name another."""
 
 
 def class_of(
     settings: Mapping[str, Any], config: Mapping[str, Any], bytes_level: Callable[[], bool]
 ) -> TokenizerClass | None:
-    """The class that builds the directory's tokenizer; None: tokenizer.json is used unchanged.
+    """The class that builds the directory's tokenizer; None if tokenizer.json is used unchanged.
 
-    settings: tokenizer_config.json. config: config.json. bytes_level: tokenizer.json splits into
-    bytes, which a LlamaTokenizer does not.
+    settings: tokenizer_config.json. config: config.json. bytes_level: True if tokenizer.json splits
+    into bytes; a LlamaTokenizer does not.
     """
     named = settings.get("tokenizer_class") or config.get("tokenizer_class") or ""
     name = str(named).removesuffix("Fast")
@@ -159,9 +161,9 @@ def class_of(
 def built(
     kind: TokenizerClass, file: Mapping[str, Any], whole: Tokenizer, settings: Mapping[str, Any]
 ) -> Tokenizer:
-    """The tokenizer of such a class, without added tokens. file: tokenizer.json, whole: the
-    tokenizers package's reading of it. Raises KeyError, TypeError or ValueError for an invalid
-    file.
+    """The tokenizer of the class `kind`, without added tokens. file: tokenizer.json. whole: the
+    tokenizer that the tokenizers package reads from it. Raises KeyError, TypeError or ValueError
+    for an invalid file.
     """
     model = file["model"]
     vocab = model["vocab"]

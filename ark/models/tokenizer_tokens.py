@@ -1,5 +1,5 @@
-"""Tokens that the files beside tokenizer.json declare: tokenizer_config.json, added_tokens.json and
-special_tokens_map.json, as transformers add them. Called by ark.models.tokenizer.
+"""Adds the tokens that tokenizer_config.json, added_tokens.json and special_tokens_map.json
+declare, as transformers does. Called by ark.models.tokenizer.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Token = str | AddedToken
 
 @dataclass
 class Declared:
-    """numbered: tokens with their ids. named: special tokens by purpose, in the order in which they
-    are added; extra: further special ones.
+    """The declared tokens. numbered: tokens with their ids. named: special tokens by purpose, in
+    the order in which they are added. extra: further special tokens.
     """
 
     numbered: dict[int, AddedToken] = field(default_factory=dict)
@@ -32,7 +32,7 @@ class Declared:
 
     @property
     def special(self) -> list[str]:
-        """The contents of all special tokens, each once."""
+        """The texts of all special tokens, each once."""
         return list(dict.fromkeys(map(_content, (*self.named.values(), *self.extra))))
 
 
@@ -40,7 +40,7 @@ def declared(
     folder: Path, settings: Fields, added: Mapping[int, AddedToken], special: Mapping[str, str]
 ) -> Declared:
     """The tokens that the files of a directory declare. settings: tokenizer_config.json. added: the
-    tokens of tokenizer.json. special: the defaults of named tokens.
+    added tokens of tokenizer.json. special: the default texts of named tokens.
     """
     result = Declared()
     values = dict(settings.values)
@@ -122,7 +122,8 @@ def _older(
     if path.exists():
         fields = Fields.read(path)
         listed = extra if isinstance(extra, list) else []
-        # Except those that tokenizer_config.json writes as objects, as in transformers.
+        # As in transformers, tokens that tokenizer_config.json writes as objects do not count as
+        # special.
         named = [*listed, *(values.get(name) for name in NAMED)]
         special = {_content(token) for token in named if isinstance(token, Token)}
         for content, number in fields.values.items():
@@ -138,7 +139,7 @@ def _given(settings: Fields, name: str, value: Any) -> Token:
 
 
 def _token(settings: Fields, name: str, entry: Any) -> AddedToken:
-    """A token that is written as an object."""
+    """A token from an entry that is an object."""
     if not isinstance(entry, dict) or not isinstance(entry.get("content"), str):
         raise settings.wrong(name, "a token, or an object with its content")
     flags = {flag: entry[flag] for flag in FLAGS if flag in entry}
