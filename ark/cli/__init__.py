@@ -1,8 +1,8 @@
 """The `ark` command: finds the subcommand modules, runs one, and turns errors into one paragraph.
 
 Each module named in COMMANDS has `register(subparsers)`, which adds its parser and sets `func`, a
-function from the parsed arguments to the exit code. Modules load only when their command runs, so
-that `ark info` needs none of the packages that `ark topo` does.
+function from the parsed arguments to the exit code. A module is imported only when its command
+runs, so that `ark info` does not need the packages of `ark topo`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def build_parser(argv: Sequence[str]) -> argparse.ArgumentParser:
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
-    """Adds the options that may stand anywhere on the command line."""
+    """Adds the options that are allowed at any place of the command line."""
     parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
     parser.add_argument(
         "--log-level",
@@ -76,7 +76,9 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 
 
 def _common(words: list[str]) -> tuple[bool, list[str]]:
-    """Applies the options that may stand anywhere; True for tracebacks, and the other words."""
+    """Applies the options that are allowed at any place. Returns True if tracebacks are wanted, and
+    the other words.
+    """
     parser = Parser(prog="ark", add_help=False, allow_abbrev=False)
     _add_common(parser)
     common, rest = parser.parse_known_args(words)
@@ -92,12 +94,14 @@ def _common(words: list[str]) -> tuple[bool, list[str]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns the exit code: 0 success, 1 failed run, 2 a named error."""
+    """Runs the command line. Returns the exit code: 0 for success, 1 for a failed run, 2 for an
+    error of ark.
+    """
     _end_on_sigterm()
     _reopen_standard_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # A terminal that cannot say a character is shown its code.
+            # A character that the terminal's encoding lacks is printed as its code.
             stream.reconfigure(errors="backslashreplace")
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words
@@ -119,7 +123,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         from ark.cli.common import visible
 
-        text = visible(f"ark: {error}")  # it may quote a file
+        text = visible(f"ark: {error}")  # the message may quote a file
         terminal = sys.stderr is not None and sys.stderr.isatty()
         _complain(textwrap.fill(text, 100, break_on_hyphens=False) if terminal else text)
         return 2
@@ -132,11 +136,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _interrupt.INTERRUPTED_EXIT_CODE
     except SystemExit as end:
-        if isinstance(end.__context__, BrokenPipeError):  # rich ends so where nobody reads on
+        if isinstance(end.__context__, BrokenPipeError):  # rich's reaction to a closed pipe
             return 141
         raise
     except OSError as error:
-        # Whatever is still to be written goes nowhere: the end of the process must not fail too.
+        # Remaining output is discarded, because the end of the process must not fail too.
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
@@ -148,7 +152,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _check_given(args: argparse.Namespace, words: Sequence[str]) -> None:
-    """InvalidUsageError for values that no command can mean; an empty prompt is one."""
+    """Raises InvalidUsageError for values that no command accepts. An empty prompt is allowed."""
     for name, value in vars(args).items():
         if value == "" and name != "prompt":
             raise InvalidUsageError(f"the value of {name!r} is empty; give one, or leave it out")
@@ -157,9 +161,10 @@ def _check_given(args: argparse.Namespace, words: Sequence[str]) -> None:
 
 
 def _complain(text: str) -> None:
-    """A paragraph on standard error; where that cannot be written, the exit code says enough.
+    """Prints a paragraph on standard error. A failure to write is ignored, since the exit code
+    reports the error.
 
-    A launcher that has asked for it says it in this process's place.
+    If a launcher has opened a pipe for errors, the paragraph is sent to the launcher instead.
     """
     from ark.runtime.watchdog import LAST_WORDS
 
@@ -171,13 +176,15 @@ def _complain(text: str) -> None:
     try:
         print(text, file=sys.stderr, flush=True)
     except (OSError, ValueError):
-        # The rest of the output is dropped; otherwise the end of the process would fail too.
+        # Remaining output is discarded; otherwise the end of the process would fail too.
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 def _reopen_standard_streams() -> None:
-    """Standard streams that the parent closed become /dev/null, before a file takes their place."""
+    """Opens /dev/null for standard streams that the parent has closed, so that no other file gets
+    their numbers.
+    """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             with contextlib.suppress(OSError):
@@ -190,7 +197,7 @@ def _reopen_standard_streams() -> None:
 
 
 def _end_on_sigterm() -> None:
-    """SIGTERM ends the command as an exception does: kernels are stopped, memory is given back."""
+    """Makes SIGTERM raise SystemExit, so that kernels are stopped and memory is freed."""
 
     def end(number: int, frame: object) -> None:
         raise SystemExit(128 + number)

@@ -142,9 +142,10 @@ def register(subparsers: Subparsers) -> None:
 
 
 def cut(shape: Shape, layers: list[int] | None, args: argparse.Namespace) -> list[Shape]:
-    """The shape with each of two numbers of layers, or as it is where none are named.
+    """Two copies of the shape, one with each of two numbers of layers; without `layers`, the shape
+    itself.
 
-    InvalidUsageError where they are not two of this model, or are not for a prediction.
+    Raises InvalidUsageError unless they are two valid numbers of layers for a prediction.
     """
     if layers is None:
         return [shape]
@@ -220,7 +221,7 @@ def run(args: argparse.Namespace) -> int:
                     machine=machine,
                     ranks=ranks,
                     peers=peers,
-                    # Each launch of a prediction begins with empty caches.
+                    # In a prediction each launch begins with empty caches.
                     warm_up=0 if args.model else 1,
                     beside_one=bool(args.model),
                 )
@@ -263,7 +264,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def figures_of(figures: Figures, config: str, ranks: int = 1) -> list[Figure]:
-    """A figure for each context and prompt of a plan, beside each peer."""
+    """Figures for each context and prompt of a plan, one for each peer."""
     shape = f"decode/{Path(config).name}"
     shape += f"-batch-{figures.batch}" if figures.batch > 1 else ""
     shape += f"-{ranks}-ranks" if ranks > 1 else ""
@@ -281,9 +282,9 @@ def figures_of(figures: Figures, config: str, ranks: int = 1) -> list[Figure]:
 
 
 def predict(name: str | None, model: str) -> None:
-    """Puts a product's timing model in the place of devices.
+    """Makes the backend use a product's timing model instead of devices.
 
-    InvalidUsageError if the backend has none.
+    Raises InvalidUsageError if the backend has no timing models.
     """
     backend = registry.get(name or registry.FALLBACK)
     if not isinstance(backend, PredictingBackend):
@@ -295,12 +296,12 @@ def predict(name: str | None, model: str) -> None:
 
 
 def listed(text: str) -> list[int]:
-    """An argparse type: whole numbers of at least 1 with commas between."""
+    """An argparse type: integers of at least 1, separated by commas."""
     return [positive(part) for part in text.split(",")]
 
 
 def places(args: argparse.Namespace, limit: int) -> tuple[list[int], int]:
-    """The contexts to decode from, and how many tokens; InvalidUsageError if they do not fit."""
+    """The contexts at which decoding starts, and the tokens. Raises InvalidUsageError."""
     tokens = min(args.tokens, max(1, limit - 2))
     room = limit - 1 - max(tokens, GREEDY_STEPS if args.vs else 0)
     contexts = args.context or [min(512, room)]
@@ -318,7 +319,7 @@ def places(args: argparse.Namespace, limit: int) -> tuple[list[int], int]:
 
 
 def check_peer(config: LlamaConfig, world: int) -> None:
-    """InvalidUsageError where torch's side of the comparison does not compute the same."""
+    """Raises InvalidUsageError if torch cannot compute the same model for the comparison."""
     if world > 1:
         raise InvalidUsageError("--vs measures a peer on one device; omit --vs or --ranks")
     if config.architecture not in PEERS:

@@ -91,7 +91,7 @@ def register(kinds: Subparsers) -> None:
 
 
 def size(text: str) -> int:
-    """Bytes of a size such as 4K; InvalidUsageError if it is not a size."""
+    """The bytes of a size such as 4K. Raises InvalidUsageError if it is not a size."""
     unit = text[-1:].upper() if text[-1:].upper() in "KMG" else ""
     digits = text[: len(text) - len(unit)]
     if not digits.isdigit() or not 1 <= int(digits) * _UNITS[unit] <= 1 << 33:
@@ -100,7 +100,7 @@ def size(text: str) -> int:
 
 
 def sizes(text: str, factor: int) -> list[int]:
-    """All sizes of a range FROM:TO, or the one that is named."""
+    """All sizes of a range FROM:TO, or a single size."""
     first, _, last = text.partition(":")
     begin, end = size(first), size(last or first)
     if begin > end or (factor < 2 and begin != end):
@@ -188,7 +188,7 @@ def _figure(row: CommFigures, peer: str) -> Figure:
 
 
 def _fused_figure(row: OverlapFigures | NormFigures) -> Figure:
-    """Both ops as one, compared with one after the other."""
+    """The time of the fused op, compared with that of the two ops in sequence."""
     label = (
         f"{row.collective}-of-{row.shape}-{row.engine}"
         if isinstance(row, OverlapFigures)
@@ -200,7 +200,7 @@ def _fused_figure(row: OverlapFigures | NormFigures) -> Figure:
 
 
 def _fused(args: argparse.Namespace, backend: Backend, probe: Probe, ranks: RankInfo) -> int:
-    """Collectives fused with the op before or after them."""
+    """Measures collectives that are fused with the op before or after them."""
     names = args.names or OVERLAPS
     if not set(names) <= set(OVERLAPS):
         raise InvalidUsageError(f"products meet {', '.join(OVERLAPS)}; name some of these")

@@ -66,7 +66,7 @@ def _measure(name: str, place: str, repeats: int, peer: str) -> ModuleFigures:
 
 
 def table(title: str, peer: str, rows: Sequence[Figure]) -> Table:
-    """A line for each model that was measured; it fits 80 columns."""
+    """A table of at most 80 columns with a line for each measured model."""
     lines = Table(title=title, box=box.SIMPLE_HEAD, padding=0)
     lines.add_column("model", overflow="fold", min_width=20)
     heads = ["ark", "kernel", "built", "MB", "error"]
@@ -93,7 +93,9 @@ def _cells(row: Figure) -> list[str]:
 
 
 def notes(row: Figure) -> list[str]:
-    """Why there is no figure of ark or of the peer, and which operators torch computed."""
+    """Notes to the table: why a figure of ark or of the peer is missing, and which operators torch
+    computed.
+    """
     if row.us is None:
         return [row.error]
     left = [f"left to torch: {why}" for why in row.detail["left"]]

@@ -1,4 +1,4 @@
-"""`ark bench ops`: single ops beside torch, as a table, JSON and a chart."""
+"""`ark bench ops`: single ops compared with torch, as a table, JSON and a chart."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ def register(kinds: Subparsers) -> None:
 
 
 def chosen(names: list[str], cpu: bool) -> list[OpCase]:
-    """The named cases; with no name all that suit the backend, but those of the sweep."""
+    """The named cases. Without names: all cases that suit the backend, except those of the
+    sweep.
+    """
     known = cases()
     if not names:
         suited = [c for c in known if c.on_cpu or not cpu]
@@ -109,7 +111,7 @@ def _figures(rows: list[OpFigures], peer: str | None, most: float | None = None)
 
 
 def figures_of(row: OpFigures, peer: str, most: float | None) -> list[Figure]:
-    """The row as figures, one beside each peer. most: a large copy's bytes a second."""
+    """The row as figures, one for each peer. most: the bytes per second of a large copy."""
     detail = {
         "flops": row.flops,
         "bytes": row.nbytes,
@@ -131,7 +133,9 @@ def figures_of(row: OpFigures, peer: str, most: float | None) -> list[Figure]:
 
 
 def _inspect(args: argparse.Namespace) -> int:
-    """Prints what compilers made of the loops of the chosen products and attention."""
+    """Prints statistics of the machine code that compilers generate for the loops of the chosen
+    products and attention.
+    """
     backend = _inspecting(args.backend, args.isa)
     wanted = chosen(args.names or ["matmul-*"], False)
     rows = {case.name: inspected(case, backend, args.isa) for case in wanted}
@@ -163,7 +167,7 @@ def _inspect(args: argparse.Namespace) -> int:
 
 
 def _inspecting(name: str | None, arch: str) -> InspectedBackend:
-    """The named backend, or the one that compiles for the architecture."""
+    """The named backend; without a name, the one that compiles for the architecture."""
     broken = ""
     for known in [name] if name else registry.names():
         try:
@@ -199,14 +203,14 @@ def _cannot(error: str) -> str:
 
 
 def _copy_cells(row: OpFigures, most: float | None) -> Iterator[str]:
-    """The op's speed in that of a copy of as many bytes, and of a large one."""
+    """The op's speed as fractions of the speed of a copy of the same size, and of a large copy."""
     if row.copy_seconds and most:
         yield f"{row.copy_seconds / row.seconds:.2f}"
         yield f"{row.nbytes / row.seconds / most:.2f}"
 
 
 def _show(name: str, machine: Machine, rows: list[OpFigures], most: float | None) -> None:
-    """Prints each case's name on a line of its own and its figures below, within 80 columns."""
+    """Prints each case's name on a separate line and its figures below, within 80 columns."""
     beside = f"; a large copy: {most / 1e9:.0f} GB/s" if most else ""
     print(f"ops on {name}{beside}")
     heads = ["time", "rate", "limit"]
@@ -232,7 +236,7 @@ def _show(name: str, machine: Machine, rows: list[OpFigures], most: float | None
 
 
 def _columns(cells: Sequence[str]) -> str:
-    """Cells in columns that all lines share."""
+    """A line whose cells are aligned with those of all other lines."""
     widths = (12, 14, 6, 12, 6, 8, 5, 10)
     line = "".join(f"{cell:<{width}} " for cell, width in zip(cells, widths, strict=False))
     return f"  {line.rstrip()}"

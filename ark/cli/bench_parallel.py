@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _figure(row: ParallelFigures, config: str) -> Figure:
-    """A step, beside what was predicted of it."""
+    """A figure of a measured step, with its prediction as the peer's."""
     name = f"parallel/{Path(config).name}-{row.plan}-{row.ranks}-ranks"
     shape = f"{row.batch}x{row.sequence}"
     return figure(

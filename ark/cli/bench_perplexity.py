@@ -1,4 +1,6 @@
-"""`ark bench perplexity`: the perplexity of a checkpoint on a text, by weight format and cache."""
+"""`ark bench perplexity`: the perplexity of a checkpoint on a text, for each weight format and type
+of cache.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ark bench serve`: what requests wait for at a server with OpenAI's routes, at given rates."""
+"""`ark bench serve`: latencies of requests to a server with OpenAI's routes, at given rates."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def register(kinds: Subparsers) -> None:
 
 
 def rates(text: str) -> list[float]:
-    """An argparse type: requests a second, with commas between."""
+    """An argparse type: rates in requests per second, separated by commas."""
     try:
         values = [float(part) for part in text.split(",")]
     except ValueError:
@@ -156,7 +156,9 @@ def _measure(args: argparse.Namespace, url: str) -> int:
 
 
 def figures_of(one: Summary, model: str) -> Iterable[Figure]:
-    """A figure for each percentile of each time; where all requests failed, one that says so."""
+    """A figure for each percentile of each time. If all requests failed, a single figure that says
+    so.
+    """
     name = f"serve/{''.join(c if c.isalnum() or c in '._-' else '-' for c in model)[:80]}"
     name += f"-rate-{one.rate:g}"
     detail = dataclasses.asdict(one)

@@ -1,4 +1,4 @@
-"""`ark bench torch`: torch.compile's backend "ark" beside "inductor", as a table or JSON."""
+"""`ark bench torch`: torch.compile's backend "ark" compared with "inductor", as a table or JSON."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def register(kinds: Subparsers) -> None:
 def add_networks(
     p: argparse.ArgumentParser, kind: str, names: Iterable[str], peers: Sequence[str]
 ) -> None:
-    """The arguments of a command that measures networks beside a peer."""
+    """Adds the arguments of a command that compares networks with a peer."""
     p.add_argument(
         "names", nargs="*", metavar="NAME", help=f"{kind}: {', '.join(names)} (default: all)"
     )
@@ -69,7 +69,9 @@ def run(args: argparse.Namespace) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """The device's name, figures, and rows of those that were measured now."""
+    """The device's name, all figures, and the rows of the networks that were measured in this
+    run.
+    """
 
     device: str
     figures: list[Figure]
@@ -77,7 +79,7 @@ class Measured:
 
 
 def check_names(names: Sequence[str], known: Iterable[str]) -> None:
-    """InvalidUsageError for a name that there is not."""
+    """Raises InvalidUsageError for a name that is not known."""
     unknown = [n for n in names if n not in known]
     if unknown:
         raise InvalidUsageError(
@@ -91,8 +93,9 @@ def measure_each(
     measure: Callable[[str, str], ModuleFigures],
     resume: bool = False,
 ) -> Measured:
-    """The networks asked for (default: names), each measured on a device of torch, and written to
-    args.json. resume: figures of that file are kept if ark, torch and the machine are the same.
+    """Measures the networks that `args` names (default: `names`) on a device of torch, and writes
+    the figures to args.json. resume: figures in that file are kept if ark, torch and the machine
+    are the same.
     """
     ark.init(backend=args.backend)
     session.device(args.device)
@@ -114,8 +117,8 @@ def measure_each(
 
 
 def _kept(path: str | None, now: Results, peer: str) -> list[Figure]:
-    """Figures of an earlier run with the same source, versions and machine: those with a time, and
-    the peer's if it is asked for.
+    """The usable figures of an earlier run with the same source, versions and machine: those with a
+    time, and with the peer's time if a peer is asked for.
     """
     if not path or not Path(path).is_file():
         return []
@@ -131,7 +134,7 @@ def _kept(path: str | None, now: Results, peer: str) -> list[Figure]:
 
 
 def figures_of(row: ModuleFigures, peer: str = "inductor") -> Figure:
-    """A network's call as a figure, beside the peer's where that was measured."""
+    """The time of a network's call as a figure, with the peer's if it was measured."""
     detail = dataclasses.asdict(row)
     for name in ("name", "call", "peer", "error"):
         del detail[name]

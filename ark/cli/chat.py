@@ -1,7 +1,7 @@
 """`ark chat DIR`: a conversation with a checkpoint in the terminal.
 
-The engine keeps keys and values of the conversation so far in its prefix cache, so that each answer
-begins after the new message alone was read.
+The engine keeps keys and values of the conversation in its prefix cache, so only the new message is
+computed before an answer begins.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ A line that ends with a backslash goes on in the next line.
 Ctrl-C stops an answer."""
 CONTINUED = "\\"
 FULL = "context"
-"""Why an answer ended that the end of the context has cut."""
+"""The reason of an answer that ended because the context is full."""
 
 
 def register(subparsers: Subparsers) -> None:
@@ -78,7 +78,7 @@ def register(subparsers: Subparsers) -> None:
 
 @dataclass
 class Talk:
-    """A conversation with an engine. say: prints text as it comes."""
+    """A conversation with an engine. say: a function that prints text as it comes."""
 
     engine: EngineLike
     tokenizer: Tokenizer
@@ -91,16 +91,15 @@ class Talk:
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     def reset(self, system: str | None = None) -> None:
-        """Forgets the conversation."""
+        """Clears the conversation and sets the system message."""
         self.messages.clear()
         self.system = system
 
     def answer(self, text: str) -> str:
-        """The answer to a message; both are part of the conversation from now on. An interrupt
-        stops the answer, of which the part that was made stays. Returns why it ended, as
-        FinishReason says it, or FULL.
+        """Answers a message and adds both to the conversation. An interrupt stops the answer; its
+        text so far is kept. Returns the reason why it ended: a value of FinishReason, or FULL.
 
-        Raises InvalidUsageError, and forgets the message, where it cannot be answered.
+        Raises InvalidUsageError if the message cannot be answered; the message is not added then.
         """
         begin = [] if self.system is None else [{"role": "system", "content": self.system}]
         asked = {"role": "user", "content": text}
@@ -146,7 +145,9 @@ class Talk:
 
 @contextlib.contextmanager
 def _interrupts(then: Callable[[], None]) -> Iterator[None]:
-    """Within the block an interrupt calls a function, so that no event is lost by an exception."""
+    """In this context an interrupt calls `then` instead of raising an exception, so that no event
+    is lost.
+    """
     before = signal.signal(signal.SIGINT, lambda number, frame: then())
     try:
         yield
@@ -159,7 +160,7 @@ def run(args: argparse.Namespace) -> int:
     checkpoint = open_checkpoint(args)
     tokenizer = Tokenizer.open(checkpoint.directory, vocab_size=checkpoint.config.vocab_size)
     templates = chat_templates(checkpoint.directory, tokenizer, args.chat_template)
-    templates.render([{"role": "user", "content": "Hello"}])  # refused before anything is loaded
+    templates.render([{"role": "user", "content": "Hello"}])  # a faulty template fails early
     sampling = SamplingParams(
         **{"max_tokens": None, **sampling_fields(checkpoint.directory), **given}
     )
@@ -170,8 +171,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def ask_of(terminal: bool) -> Callable[[str], str]:
-    """The function that reads a line, or raises EOFError. On a terminal it shows what it is given
-    and has the lines before at hand.
+    """Returns a function that reads a line, and raises EOFError at the end of input. On a terminal
+    it shows its argument as the prompt and has a history of lines.
     """
     if not terminal:
 
@@ -214,7 +215,9 @@ def converse(talk: Talk, ask: Callable[[str], str]) -> int:
 
 
 def message(ask: Callable[[str], str]) -> str:
-    """The next message: a line, and those after it while a backslash ends them."""
+    """Reads the next message: a line, and further lines as long as the last one ends with a
+    backslash.
+    """
     lines = [ask("> ")]
     while lines[-1].endswith(CONTINUED):
         lines[-1] = lines[-1][: -len(CONTINUED)]

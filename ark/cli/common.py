@@ -1,4 +1,4 @@
-"""What several commands share: backend choice, progress display, writing files whole."""
+"""Functions of several commands: backend choice, progress display, reading and writing files."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from ark.plan.types import Plan
 from ark.runtime.admission import memory_shortage
 from ark.runtime.rank_info import RankInfo
 
-MAX_TEXT_BYTES = 1 << 28  # of a file that is read at once; a device such as /dev/zero never ends
+MAX_TEXT_BYTES = 1 << 28  # of a file that is read; a device such as /dev/zero never ends
 
-# Lines are broken for people at a terminal alone; a program that reads them gets them whole.
+# Lines are wrapped on a terminal only, so that programs read whole lines.
 errors = Console(stderr=True, markup=False, soft_wrap=not sys.stderr.isatty())
 
-WHOLE_COLUMNS = 1000  # of standard output that is no terminal, where rows are as wide as they are
+WHOLE_COLUMNS = 1000  # width of standard output if it is not a terminal: rows are not wrapped
 
 
 def output(highlight: bool = True) -> Console:
-    """Standard output, for tables."""
+    """The console of standard output, for tables."""
     console = Console(markup=False, highlight=highlight)
     if not console.is_terminal:
         console.width = WHOLE_COLUMNS
@@ -45,7 +45,9 @@ Result = TypeVar("Result")
 
 
 def from_script(build: Callable[[str, Machine], Result], path: str, machine: Machine) -> Result:
-    """What `build` makes of a Python script; an error of the script is printed with its frames."""
+    """The result of `build` for a Python script. An error of the script is printed with its
+    traceback.
+    """
     from ark.runtime.planner import ScriptError
 
     try:
@@ -57,8 +59,8 @@ def from_script(build: Callable[[str, Machine], Result], path: str, machine: Mac
 
 
 def tell_backend(given: str | None, backend: Backend, probe: Probe) -> None:
-    """Says where a command runs if no accelerator was found, and the probe's notes. given: the name
-    that the user gave.
+    """Prints the device on which a command runs if no accelerator was found, and the probe's notes.
+    given: the backend's name from the command line, or None.
     """
     if given is None and backend.name == registry.FALLBACK:
         errors.print(f"no accelerator found; running on {probe.devices[0].name}", style="dim")
@@ -67,14 +69,18 @@ def tell_backend(given: str | None, backend: Backend, probe: Probe) -> None:
 
 
 def visible(text: str) -> str:
-    """The text with control characters shown, not run: a terminal obeys what a model says."""
+    """The text with control characters escaped, since a terminal would execute those of a model's
+    text.
+    """
     return "".join(
         c if c.isprintable() or c in "\n\t" or ord(c) > 0xA0 else ascii(c)[1:-1] for c in text
     )
 
 
 def to_be_started(ranks: int, rank_info: RankInfo) -> bool:
-    """True if `--ranks N` asks this process to start N ranks; false in one of them."""
+    """True if this process must start the N ranks of `--ranks N`; False in one of these ranks.
+    Raises InvalidUsageError if N contradicts the launcher.
+    """
     if ranks not in (1, rank_info.world_size) and rank_info.world_size > 1:
         raise InvalidUsageError(
             f"--ranks {ranks} contradicts the launcher, which started {rank_info.world_size}; "
@@ -84,13 +90,15 @@ def to_be_started(ranks: int, rank_info: RankInfo) -> bool:
 
 
 def device_index(asked: int | None, rank_info: RankInfo, devices: int) -> int:
-    """The device to open: the one asked for, or by the rank's number on this machine."""
+    """The index of the device to open: the one asked for, otherwise by the rank's number on this
+    host.
+    """
     return rank_info.local_rank % devices if asked is None else asked
 
 
 def share(machine: Machine, backend: str, ranks: int, devices: int) -> Machine:
-    """What each rank gets of a device: all of it, or its part of the host where there are fewer
-    devices than ranks; accelerators are not shared.
+    """The machine model for each rank. If there are fewer devices than ranks, each rank gets a part
+    of the host's processors; raises SystemError for accelerators, which ranks cannot share.
     """
     if ranks <= devices:
         return machine
@@ -104,7 +112,9 @@ def share(machine: Machine, backend: str, ranks: int, devices: int) -> Machine:
 
 @contextmanager
 def progress(quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
-    """A progress bar on standard error that disappears when done; nothing if it is no terminal."""
+    """A progress bar on standard error that disappears at the end. Nothing is shown if it is not a
+    terminal.
+    """
     if quiet or not errors.is_terminal:
         yield lambda stage, done, total: None
         return
@@ -116,7 +126,7 @@ def progress(quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
             if stage not in shown:
                 for other in shown.values():
                     bars.update(other, visible=False)  # type: ignore[arg-type]
-                # Where the total is unknown (0), the bar moves back and forth.
+                # If the total is unknown (0), the bar moves back and forth.
                 shown[stage] = bars.add_task(stage, total=total or None)
             bars.update(shown[stage], completed=done, total=total or None)  # type: ignore[arg-type]
 
@@ -124,7 +134,7 @@ def progress(quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
 
 
 def write_file(path: str, data: str | bytes) -> None:
-    """Writes a file whole or not at all; SystemError if it cannot be written.
+    """Writes a file completely or not at all. Raises SystemError if it cannot be written.
 
     An existing device, or a pipe with a reader, is written to and never replaced.
     """
@@ -149,8 +159,8 @@ def write_file(path: str, data: str | bytes) -> None:
 
 
 def write_results(path: str | None, results: Results, done: bool = True) -> None:
-    """Writes what a bench measured in the one form of ark.bench.results. path: a file, - for
-    standard output, or None. done: False while more is to come, which only a file shows.
+    """Writes a bench's results in the format of ark.bench.results. path: a file, - for standard
+    output, or None. done: False while more results are to come; they are written to a file only.
     """
     if path == "-" and done:
         sys.stdout.write(encode(results))
@@ -160,7 +170,7 @@ def write_results(path: str | None, results: Results, done: bool = True) -> None
 
 def _write_to_device(target: Path, content: bytes) -> None:
     try:
-        handle = os.open(target, os.O_WRONLY | os.O_NONBLOCK)  # opening a pipe waits for its reader
+        handle = os.open(target, os.O_WRONLY | os.O_NONBLOCK)  # else it waits for a pipe's reader
     except OSError as error:
         if error.errno == errno.ENXIO and target.is_fifo():
             raise OSError("it is a pipe without a reader") from None
@@ -171,8 +181,8 @@ def _write_to_device(target: Path, content: bytes) -> None:
 
 
 def memory_verdict(plans: Sequence[Plan]) -> int:
-    """A command's exit status: 1 where a plan needs more memory than its machine has, which is said
-    on standard error, else 0.
+    """A command's exit status: 1 if a plan needs more memory than its machine has, else 0. The
+    shortage is printed on standard error.
     """
     for plan in plans:
         machine = machine_of(plan)
@@ -184,7 +194,9 @@ def memory_verdict(plans: Sequence[Plan]) -> int:
 
 
 def read_plan(path: str) -> Plan:
-    """Reads a plan's file; the error names it. The plan is not verified here."""
+    """Reads a plan from a file. Raises PlanError, which names the file. The plan is not verified
+    here.
+    """
     text = read_file(path, "a plan")
     try:
         return from_json(text)
@@ -193,8 +205,9 @@ def read_plan(path: str) -> Plan:
 
 
 def read_file(path: str, role: str) -> str:
-    """Reads a text file; InvalidUsageError names the expected file if it cannot be read
-    or is a named pipe, which may never get a writer; a shell's pipes in /dev and /proc are read.
+    """Reads a text file. Raises InvalidUsageError if it cannot be read or is a named pipe, which
+    might never have a writer. A shell's pipes in /dev and /proc are read. role: words for the
+    file's purpose.
     """
     try:
         if Path(path).is_fifo() and not path.startswith(("/dev/", "/proc/")):

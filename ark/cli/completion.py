@@ -1,4 +1,6 @@
-"""`ark completion`: a script by which a shell completes ark's commands, options and choices."""
+"""`ark completion`: prints a script with which a shell completes ark's commands, options and
+choices.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def parsers() -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    """Every command with its parser; of a command with parts the parts behind it."""
+    """Every command with its parser. Subcommands follow their command."""
     from ark.cli import COMMANDS
     from ark.cli.parser import Parser
 
@@ -69,7 +71,7 @@ def _parts(
 
 
 def script(shell: str) -> str:
-    """The script for a shell."""
+    """The completion script for a shell."""
     known = dict(parsers())
     return _fish(known) if shell == "fish" else _bash(known, zsh=shell == "zsh")
 

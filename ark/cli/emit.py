@@ -64,7 +64,7 @@ def _emit(
     folder: Path,
     stem: str,
 ) -> None:
-    """Writes the kernel of these phases."""
+    """Writes the source of the kernel that runs these phases."""
     made_for = machine_of(plan, phases[0])
     arch = args.arch or made_for.arch
     machine = dataclasses.replace(made_for, arch=arch)

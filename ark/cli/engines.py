@@ -1,4 +1,6 @@
-"""What the commands that open an engine share: its device, a verdict on memory, chat templates."""
+"""Functions of the commands that open an engine: its device, the check of memory, chat
+templates.
+"""
 
 from __future__ import annotations
 
@@ -35,12 +37,14 @@ from ark.serving.ranks import follow
 
 
 def open_checkpoint(args: argparse.Namespace) -> Checkpoint:
-    """The checkpoint of `directory`, held as `--quantize` and `--kv-cache-dtype` say."""
+    """Opens the checkpoint in `directory`, with the types that `--quantize` and `--kv-cache-dtype`
+    name.
+    """
     return Checkpoint.open(local_directory(args.directory), args.quantize, args.kv_cache_dtype)
 
 
 def chat_templates(directory: Path, tokenizer: Tokenizer, file: str | None) -> ChatTemplates:
-    """The templates of a checkpoint, or the one of `--chat-template FILE`."""
+    """The chat templates of a checkpoint, or the template of `--chat-template FILE`."""
     templates = ChatTemplates.open(directory, tokenizer.special_tokens)
     if not file:
         return templates
@@ -62,7 +66,7 @@ def add_memory(parser: argparse.ArgumentParser, help_context: str) -> None:
 
 
 def share(text: str) -> float:
-    """An argparse type: above 0 and at most 1."""
+    """An argparse type: a number above 0 and at most 1."""
     try:
         return checked_share(float(text))
     except (ValueError, InvalidUsageError):
@@ -82,8 +86,8 @@ def _engine_options(
     draft: Checkpoint | None = None,
     adapters: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[Backend, Device, dict[str, Any]]]:
-    """The device that the options name, and the arguments of Engine.open and load_model, after a
-    verdict on memory.
+    """Opens the device that the options name and checks its memory. Returns the device and the
+    arguments of Engine.open and load_model.
     """
     world, leads = (1, True) if ranks is None else (ranks.world_size, ranks.rank == 0)
     backend, probe = registry.choose(args.backend)
@@ -133,8 +137,9 @@ def open_engine(
     draft: Checkpoint | None = None,
     adapters: Mapping[str, str] | None = None,
 ) -> Iterator[Engine]:
-    """An engine on the device that the options name. ranks: those that share the model, of which
-    this is rank 0. draft_tokens, draft: as draft and draft_model of Engine.open.
+    """Opens an engine on the device that the options name. ranks: the ranks that share the model,
+    of which this is rank 0. draft_tokens, draft: the arguments draft and draft_model of
+    Engine.open.
     """
     asked = _engine_options(args, checkpoint, slots, pages, ranks, draft_tokens, draft, adapters)
     with (
@@ -152,7 +157,7 @@ def follow_engine(
     ranks: Bootstrap,
     draft_tokens: int,
 ) -> None:
-    """This rank's part of rank 0's engine, until that ends."""
+    """Runs this rank's part of rank 0's engine until the engine ends."""
     asked = _engine_options(args, checkpoint, slots, pages, ranks, draft_tokens)
     with asked as (backend, device, options):
         model = load_model(checkpoint, backend, device, **options)
@@ -164,7 +169,7 @@ def follow_engine(
 
 @contextmanager
 def open_embedder(args: argparse.Namespace, checkpoint: Checkpoint) -> Iterator[Embedder]:
-    """An embedder on the device that the options name, after a verdict on memory."""
+    """Opens an embedder on the device that the options name, after a check of memory."""
     backend, probe = registry.choose(args.backend)
     tell_backend(args.backend, backend, probe)
     with closing(backend.open(args.device or 0)) as device:

@@ -1,4 +1,4 @@
-"""`ark generate DIR --prompt TEXT`: a checkpoint goes in, text comes out as it is made."""
+"""`ark generate DIR --prompt TEXT`: continues a prompt by a checkpoint and streams the text."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ from ark.runtime.executor import BUDGET_S, MOST_BUDGET_S
 from ark.runtime.launch import launch_command
 from ark.runtime.rank_info import rank_from_environment
 
-# Characters for each place of the context: several times what a token has.
+# Characters per position of the context: several times the length of a usual token.
 HEAD_CHARACTERS_PER_POSITION = 16
 FEWEST_OF_A_RATE = 16
-"""Fewer tokens are not called a rate."""
+"""The fewest tokens for which a rate is printed."""
 
 
 def register(subparsers: Subparsers) -> None:
@@ -190,7 +190,7 @@ def run(args: argparse.Namespace) -> int:
 def rendered(
     directory: str, tokenizer: Tokenizer, texts: list[str], system: str | None
 ) -> list[str]:
-    """Each text as a user's message in the checkpoint's chat template."""
+    """Renders each text as a user's message with the checkpoint's chat template."""
     templates = ChatTemplates.open(directory, tokenizer.special_tokens)
     before = [] if system is None else [{"role": "system", "content": system}]
     return [templates.render([*before, {"role": "user", "content": text}]) for text in texts]
@@ -199,9 +199,10 @@ def rendered(
 def encoded(
     tokenizer: Tokenizer, text: str, context: int, most: int, framed: bool = True
 ) -> list[int]:
-    """The prompt's tokens; refuses more than a context holds before anything is planned.
+    """The prompt's tokens. Raises InvalidUsageError for more than the context holds, before
+    planning.
 
-    Of a text that is far too long only the beginning is made tokens. most: the longest context.
+    Only the beginning of a text that is far too long is encoded. most: the model's longest context.
     framed: as of Tokenizer.encode.
     """
     head = text[: HEAD_CHARACTERS_PER_POSITION * context]
@@ -215,11 +216,11 @@ def encoded(
 
 
 def prompt_text(asked: str, ranks: Bootstrap) -> str:
-    """The prompt as given, or rank 0's standard input; launchers give it to no other rank."""
+    """The given prompt, or for `-` rank 0's standard input, which launchers pass to rank 0 only."""
     if asked != "-":
         try:
             asked.encode()
-        except UnicodeEncodeError:  # a locale that is not UTF-8's took its bytes for no text
+        except UnicodeEncodeError:  # bytes that a locale other than UTF-8 could not decode
             return os.fsencode(asked).decode("utf-8", "surrogateescape")
         return asked
     text, reason = b"", b""
@@ -237,7 +238,7 @@ def prompt_text(asked: str, ranks: Bootstrap) -> str:
 
 
 def check_ranks(checkpoint: Checkpoint, ranks: int, batch: int, split: str) -> None:
-    """Refuses a number of ranks that cannot share the work, before any of them starts."""
+    """Raises an error for a number of ranks that cannot share the model, before any rank starts."""
     Shape(checkpoint.config, DataType.from_numpy(checkpoint.dtype), 1, 0, 0, ranks, batch, split)
 
 
@@ -251,7 +252,7 @@ def answer(
 ) -> int:
     """Streams the text, or prints it with its tokens as one JSON line; only the leader prints.
 
-    What was made before an interrupt or an error is printed as well.
+    After an interrupt or an error the text so far is printed too.
     """
     tokens: list[int] = []
     text = StoppedText.sampled(tokenizer.stream(prompt), sampling)
@@ -261,7 +262,7 @@ def answer(
     finish = "error"
     begin = first = time.monotonic()
     try:
-        # Whatever leaves this block stops the device first.
+        # The device is stopped before any exception leaves this block.
         with closing(generator.stream(prompt, most, sampling)) as stream:
             for token in stream:
                 first = first if tokens else time.monotonic()
@@ -311,8 +312,8 @@ def answer_batch(
     prompts: list[list[int]],
     sampling: SamplingParams,
 ) -> int:
-    """Prints the texts, or their JSON lines, in the order of the prompts when all have ended; what
-    was made before an interrupt or an error as well.
+    """Prints the texts, or their JSON lines, in the order of the prompts when all have ended. After
+    an interrupt or an error the texts so far are printed.
     """
     answers: list[list[int]] = [[] for _ in prompts]
     texts = [StoppedText.sampled(tokenizer.stream(prompt), sampling) for prompt in prompts]
@@ -346,13 +347,13 @@ def answer_batch(
 
 
 def _rate(after: int, seconds: float) -> str:
-    """How fast tokens came after the first; nothing where there were none."""
+    """Words for the rate of tokens after the first one; empty if there were none."""
     if after < 1:
         return ""
     return f"; {after} more in {seconds:.2f} s{_per_second(after, seconds)}"
 
 
 def _per_second(tokens: int, seconds: float) -> str:
-    """The rate of tokens; nothing for so few that the first and the last decide it."""
+    """Words for the rate of tokens; empty if there are too few for a meaningful rate."""
     few = tokens < FEWEST_OF_A_RATE
     return "" if few else f", {tokens / max(seconds, 1e-9):.1f} tokens/s"

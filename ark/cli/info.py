@@ -1,4 +1,6 @@
-"""`ark info`: what this machine offers; `--require NAME:N` fails where it offers less."""
+"""`ark info`: lists this machine's backends and devices; `--require NAME:N` fails if there are
+fewer.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def register(subparsers: Subparsers) -> None:
 
 
 def requirement(text: str) -> tuple[str, int]:
-    """(backend, devices) of NAME:N; InvalidUsageError if it is not of that form."""
+    """(backend, devices) of NAME:N. Raises InvalidUsageError if the text does not have that
+    form.
+    """
     name, _, count = text.partition(":")
     if not name or not re.fullmatch(r"[0-9]{0,9}", count):
         raise InvalidUsageError(f"{text!r} is not a requirement; write it as BACKEND:DEVICES")
@@ -69,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def as_json(probes: Mapping[str, Probe]) -> dict[str, Any]:
-    """The whole of what `ark info` knows."""
+    """The full output of `ark info --json`."""
     return {
         "ark": __version__,
         "python": platform.python_version(),
@@ -104,7 +108,7 @@ def show(probes: Mapping[str, Probe]) -> None:
         if not probe.devices:
             table.add_row(name, "none", "", "")
     console.print(table)
-    # Whole lines: commands to type must not be cut by a column.
+    # Printed without wrapping, because the lines contain commands to copy.
     for name, probe in probes.items():
         versions = ", ".join(f"{k} {v}" for k, v in sorted(probe.versions.items()))
         for remark in (probe.reason, *probe.notes, versions):

@@ -1,4 +1,6 @@
-"""`ark layout`: which collectives change a tensor's layout over devices, and what they move."""
+"""`ark layout`: lists the collectives that change a tensor's layout over devices, and their
+traffic.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from ark.ir.dtype import by_name
 from ark.parallel.layout import Layout, Step, change
 from ark.parallel.layout.moves import D
 
-MAX_DIMENSION_ELEMENTS = 1 << 40  # of a dimension
+MAX_DIMENSION_ELEMENTS = 1 << 40  # limit of a dimension
 
 
 def register(subparsers: Subparsers) -> None:
@@ -45,7 +47,7 @@ def register(subparsers: Subparsers) -> None:
 
 
 def parse_shape(text: str) -> tuple[int, ...]:
-    """A shape such as "64x64"; InvalidUsageError for anything else."""
+    """A shape such as "64x64". Raises InvalidUsageError for other texts."""
     if not re.fullmatch(r"[0-9]{1,13}(x[0-9]{1,13})*", text):
         raise InvalidUsageError(f"{text[:60]!r} is not a shape; write sizes as in 64x64")
     shape = tuple(int(n) for n in text.split("x"))
@@ -88,7 +90,7 @@ def _layout(args: argparse.Namespace) -> int:
 
 
 def _entry(step: Step) -> dict[str, Any]:
-    """A step as JSON: dimensions by number where one is cut or joined."""
+    """A step as JSON. A dimension that is split or joined is given by its number."""
     entry: dict[str, Any] = {"op": step.op, "ranks": step.ranks}
     if step.source >= D:
         entry["from_dim"] = step.source - D
@@ -101,5 +103,7 @@ def _entry(step: Step) -> dict[str, Any]:
 
 
 def _number(value: float) -> int | float:
-    """Whole numbers without a fraction; a ring's share of few elements may have one."""
+    """A number as JSON: an integer if it is whole. Per-rank amounts of few elements may have a
+    fraction.
+    """
     return int(value) if value == int(value) else value

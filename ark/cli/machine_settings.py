@@ -1,4 +1,4 @@
-"""Numbers of a machine model that an experiment changes: `ark bench decode --set FIELD=NUMBER`."""
+"""Changes numbers of a machine model for experiments: `ark bench decode --set FIELD=NUMBER`."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def register(subparsers: Subparsers) -> None:
 
 
 def parse_mesh(text: str) -> tuple[int, ...]:
-    """A mesh such as "2x4"; InvalidUsageError for anything else."""
+    """A mesh such as "2x4". Raises InvalidUsageError for other texts."""
     known = re.fullmatch(r"\d{1,5}(x\d{1,5}){0,3}", text)
     sizes = tuple(int(n) for n in text.split("x")) if known else ()
     if not sizes or not 1 <= math.prod(sizes) <= MOST_RANKS:
@@ -112,7 +112,7 @@ def parse_mesh(text: str) -> tuple[int, ...]:
 
 
 def parse_bytes(text: str) -> int:
-    """A number of bytes such as 80G; InvalidUsageError for anything else."""
+    """A number of bytes such as 80G. Raises InvalidUsageError for other texts."""
     match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?)([KMGT]?)B?", text)
     if not match or not float(match[1]):
         raise InvalidUsageError(f"{text[:40]!r} is not a number of bytes; write as in 80G")
@@ -150,7 +150,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _graph(args: argparse.Namespace, machine: Machine) -> Graph:
-    """One pass over a sequence of the model that the command line names, or a script's graph."""
+    """The graph of one pass over a sequence by the model that the command line names, or a script's
+    graph.
+    """
     source = str(args.source)
     if source.endswith(".py"):
         from ark.runtime.planner import graph_of_script
@@ -171,7 +173,9 @@ def _graph(args: argparse.Namespace, machine: Machine) -> Graph:
 
 
 def _work(prediction: Prediction) -> tuple[float, tuple[Whole, ...]]:
-    """A rank's part of its stage's work, and the ops that all ranks of the stage compute."""
+    """The fraction of its stage's work that a rank computes, and the ops that all ranks of the
+    stage compute.
+    """
     nodes = [node for cost in prediction.blocks for node in cost.block.nodes]
     return whole_in(nodes, prediction.options, [prediction.mesh[axis] for axis in prediction.axes])
 

@@ -1,8 +1,8 @@
-"""The argument parser of the command line: its help names defaults, needs and examples.
+"""The argument parser of the command line. Its help lists defaults, needed packages and examples.
 
-Called by ark.cli for every command. An option whose value has a default, or that must be given,
-says so at the end of its help; examples and the extras of the package that a command needs are
-looked up in ark.cli.examples by the command's name.
+Called by ark.cli for every command. The help of an option ends with its default, or says that the
+option is required. Examples and the extras that a command needs are looked up in ark.cli.examples
+by the command's name.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ OTHER_NAMES = {
     "--gpu-memory-utilization": "--memory-share",
     "--tensor-parallel-size": "--ranks",
 }
-"""Of options by the names that other programs have for them, ark's."""
+"""Names of options in other programs, and ark's option for each."""
 
 
 class Formatter(argparse.HelpFormatter):
-    """Names defaults; keeps the lines of texts that have several."""
+    """Formats help with defaults, and keeps the line breaks of texts of several lines."""
 
     def _get_help_string(self, action: argparse.Action) -> str:
         text = action.help or ""
@@ -54,7 +54,7 @@ class Formatter(argparse.HelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """Its errors show the control characters of the words that they quote."""
+    """A parser whose error messages escape control characters in the words that they quote."""
 
     def __init__(self, **settings: Any) -> None:
         settings.setdefault("formatter_class", Formatter)
@@ -67,8 +67,8 @@ class Parser(argparse.ArgumentParser):
         self.epilog = "\n\n".join(parts) + "\n" if parts else None
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse's; an unknown option whose name others use for one of ark's is an error with
-        that one.
+        """As argparse's. For an unknown option that is another program's name for one of ark's
+        options, the error names ark's option.
         """
         parsed, rest = super().parse_known_args(args, namespace)
         for word in rest:
@@ -85,7 +85,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_directory(parser: argparse.ArgumentParser) -> None:
-    """Adds the checkpoint."""
+    """Adds the positional argument for the checkpoint."""
     parser.add_argument(
         "directory",
         help="a folder with config.json, safetensors files and tokenizer.json, or the name of one "
@@ -100,7 +100,7 @@ def add_backend(parser: argparse.ArgumentParser, required: bool = False) -> None
 
 
 def add_quantize(parser: argparse.ArgumentParser) -> None:
-    """The option that quantises weights while they are loaded."""
+    """Adds `--quantize`, which quantises weights while they are loaded."""
     parser.add_argument(
         "--quantize",
         choices=("fp8", "int8", "int4"),
@@ -110,7 +110,7 @@ def add_quantize(parser: argparse.ArgumentParser) -> None:
 
 
 def add_kv_cache(parser: argparse.ArgumentParser) -> None:
-    """The option that says how keys and values are held."""
+    """Adds `--kv-cache-dtype`, the type of keys and values in the cache."""
     parser.add_argument(
         "--kv-cache-dtype",
         choices=("auto", "fp8", "int8"),
@@ -121,7 +121,7 @@ def add_kv_cache(parser: argparse.ArgumentParser) -> None:
 
 
 def add_device(parser: argparse.ArgumentParser, of_rank: bool = False) -> None:
-    """Adds `--device`. of_rank: the default is by the rank's number on its host."""
+    """Adds `--device`. of_rank: True if the default depends on the rank's number on its host."""
     default = " (default: by the rank's number on its host)" if of_rank else ""
     parser.add_argument(
         "--device", type=int, default=None if of_rank else 0, metavar="I", help=f"{DEVICE}{default}"
@@ -129,7 +129,7 @@ def add_device(parser: argparse.ArgumentParser, of_rank: bool = False) -> None:
 
 
 def add_figures(parser: argparse.ArgumentParser) -> None:
-    """Adds `--json`, which writes what a bench measured."""
+    """Adds `--json`, which writes a bench's results."""
     parser.add_argument("--json", metavar="FILE", help=FIGURES)
 
 

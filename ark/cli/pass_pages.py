@@ -1,5 +1,5 @@
-"""What `ark plan --passes DIR` writes: the graph after each pass that changed it, as text files,
-and one self-contained HTML page with the differences and what each pass saved.
+"""Writes the output of `ark plan --passes DIR`: text files with the graph after each pass that
+changed it, and a self-contained HTML page with the differences and the savings of each pass.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ pre { overflow-x: auto; font-size: 13px; line-height: 1.35; }
 
 @dataclass(frozen=True)
 class Totals:
-    """Of a graph. ops: nodes that make tasks. moved: bytes that they read and write. held: bytes of
-    the activations that they touch. least_us: microseconds that `moved` takes at memory's rate.
+    """Totals of a graph. ops: the number of nodes that become tasks. moved: bytes that they read
+    and write. held: bytes of the activations that they use. least_us: microseconds for `moved` at
+    memory's bandwidth.
     """
 
     ops: int
@@ -54,7 +55,7 @@ class Totals:
 
 @dataclass(frozen=True)
 class Change:
-    """A pass that changed a graph: texts and totals before and after it."""
+    """A pass that changed a graph: the graph's texts and totals before and after it."""
 
     name: str
     before: str
@@ -64,21 +65,21 @@ class Change:
 
     @property
     def types(self) -> str:
-        """How the numbers of ops of each type changed."""
+        """The change of the number of ops of each type."""
         counts = Counter(re.findall(r" = (\w+)\(", self.after))
         counts.subtract(Counter(re.findall(r" = (\w+)\(", self.before)))
         changed = (f"{kind} {number:+d}" for kind, number in sorted(counts.items()) if number)
         return ", ".join(changed) or "operands or order"
 
     def difference(self) -> Iterator[str]:
-        """The lines of a unified difference, without its head."""
+        """The lines of a unified diff, without its header."""
         old, new = self.before.splitlines(), self.after.splitlines()
         return (x for i, x in enumerate(difflib.unified_diff(old, new, n=1, lineterm="")) if i > 1)
 
 
 @dataclass
 class PassPages:
-    """Watches the passes (ark.lower.observe) and writes what they did."""
+    """Observes the passes (ark.lower.observe) and writes their changes."""
 
     changes: list[Change] = field(default_factory=list)
 

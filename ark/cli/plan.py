@@ -1,4 +1,4 @@
-"""`ark plan`: makes a plan without any device, or reads one; checks it, shows it, writes it."""
+"""`ark plan`: makes a plan without a device, or reads one. Checks, prints and writes it."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ def read_plans(paths: list[str]) -> list[Plan]:
 
 
 def make(args: argparse.Namespace, machine: Machine | None = None) -> list[Plan]:
-    """The verified plans of all ranks that the command line asks for. machine: with one variant, in
-    place of the one that it names.
+    """The verified plans of all ranks that the command line asks for. machine: used instead of the
+    machine that the command line names.
     """
     under = "" if machine is None else f", variant {machine.variant.name}"
     source = str(args.source)
@@ -120,7 +120,7 @@ def make(args: argparse.Namespace, machine: Machine | None = None) -> list[Plan]
 
 
 def _watched(args: argparse.Namespace) -> list[Plan]:
-    """The plans, and the folder that `--passes` asks for."""
+    """Makes the plans, and writes the folder of `--passes`."""
     if str(args.source).endswith(".json"):
         raise InvalidUsageError("--passes shows how a model is planned; a plan file has no passes")
     pages = PassPages()
@@ -160,7 +160,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _shown(planned: Sequence[Plan], ops: bool, tasks: bool) -> str:
-    """The plans as text; of ranks whose summaries are equal the first one's."""
+    """The plans as text. If ranks have equal summaries, only the first one's is shown."""
     if ops or tasks:
         return "".join(dump(plan, tasks) for plan in planned)
     alike: dict[str, list[int]] = {}

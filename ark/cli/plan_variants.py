@@ -11,7 +11,7 @@ from ark.plan.types import Plan
 
 
 def predicted_us(plan: Plan) -> dict[str, float]:
-    """By phase, when its last task is predicted to end, in microseconds."""
+    """For each phase the predicted time at which its last task ends, in microseconds."""
     return {
         phase.name: max((span.end for span in predict(plan, number)), default=0.0)
         for number, phase in enumerate(plan.phases)
@@ -21,8 +21,8 @@ def predicted_us(plan: Plan) -> dict[str, float]:
 def variant_table(
     planned: Plan, machine: Machine, plan_for: Callable[[Machine], Sequence[Plan]]
 ) -> str:
-    """The table as text. Plans again for the machine with each of several variants alone; a dash
-    stands for one under which the model cannot be planned.
+    """The table as text. If the machine has several variants, plans are made for each variant
+    separately. A dash stands for a variant with which the model cannot be planned.
     """
     names = tuple(dict.fromkeys(variant.name for variant in machine.variants))
     columns: dict[str, Mapping[str, float]] = {}

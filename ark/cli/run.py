@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def dimension(text: str) -> tuple[str, int]:
-    """An open size and its number, of --dim NAME=N."""
+    """The symbolic dimension and its size, of --dim NAME=N."""
     name, _, size = text.rpartition("=")
     if not name or not size.isascii() or not size.isdigit() or len(size) > 9:
         raise InvalidUsageError(f"--dim {text!r} is none; write it as NAME=N, for example batch=1")
@@ -72,7 +72,9 @@ def dimension(text: str) -> tuple[str, int]:
 
 
 def dimensions(texts: list[str]) -> dict[str, int]:
-    """Open sizes by name, each named once."""
+    """The sizes of symbolic dimensions by name. Raises InvalidUsageError if a name is given
+    twice.
+    """
     sizes: dict[str, int] = {}
     for name, size in map(dimension, texts):
         if name in sizes:
@@ -82,7 +84,9 @@ def dimensions(texts: list[str]) -> dict[str, int]:
 
 
 def _named(texts: list[str], names: list[str], role: str) -> dict[str, str]:
-    """Files by name: those without a name take the names that are left, in order."""
+    """Files by the name of the input or output. Files without a name get the remaining names, in
+    order.
+    """
     files: dict[str, str] = {}
     plain = []
     for text in texts:

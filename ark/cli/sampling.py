@@ -19,7 +19,7 @@ OPTIONS = (
     "frequency_penalty",
     "stop",
 )
-"""Options that are fields of SamplingParams."""
+"""Options that have the names of fields of SamplingParams."""
 NUMBERS = (
     ("--temperature", "X", "divides the logits before sampling; 0 takes the likeliest token"),
     ("--top-k", "K", "sample of the K likeliest tokens; 0 of all"),
@@ -33,7 +33,7 @@ NUMBERS = (
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
-    """Options that come before generation_config.json."""
+    """Adds the sampling options, which take precedence over generation_config.json."""
     parser.add_argument(
         "--max-new-tokens",
         type=positive,
@@ -53,7 +53,9 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
 
 
 def given_sampling(args: argparse.Namespace) -> dict[str, Any]:
-    """The fields of SamplingParams that options set, checked."""
+    """The fields of SamplingParams that options set. Raises InvalidUsageError for invalid
+    values.
+    """
     fields = {name: getattr(args, name) for name in OPTIONS}
     fields |= {"max_tokens": args.max_new_tokens, "seed": args.seed}
     given = {name: value for name, value in fields.items() if value is not None}

@@ -1,4 +1,4 @@
-"""`ark tessel`: the schedule of a pipeline, from a file that places its blocks or from a shape."""
+"""`ark tessel`: finds the schedule of a pipeline, whose placement is a file or a named shape."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _object(schedule: Schedule) -> dict[str, Any]:
 
 
 def _timeline(placement: Placement, schedule: Schedule) -> list[str]:
-    """A row a device: the micro-batch's last digit at each time."""
+    """A row for each device, with the last digit of the micro-batch at each time."""
     width = min(MAX_TIMELINE_COLUMNS, schedule.makespan)
     rows = [["."] * width for _ in range(placement.devices)]
     backward = {b.name for b in placement.blocks if b.memory < 0}

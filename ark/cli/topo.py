@@ -1,4 +1,6 @@
-"""`ark topo`: what a network is, how fast collectives can be on it, and programs that get there."""
+"""`ark topo`: describes a network, bounds the time of collectives on it, and finds programs for
+them.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +39,9 @@ from ark.collective.topology import GRAMMAR, Topology
 from ark.collective.topology import to_json as topology_json
 from ark.errors import REFUSALS, InvalidUsageError, SystemError, UnsupportedError
 
-_MOST_OPERATIONS = 1 << 16  # of a program in the pieces that are tried
-_MOST_COMPARED = 1 << 18  # operations of all programs that `compare` makes together
-_MOST_IN_WINDOWS = 1 << 16  # a program with more is compared with all its puts under way only
+_MOST_OPERATIONS = 1 << 16  # operations of a program, for each number of pieces that is tried
+_MOST_COMPARED = 1 << 18  # operations of all programs of `compare`
+_MOST_IN_WINDOWS = 1 << 16  # a larger program is only compared with all its puts in flight
 _WINDOWS = (0, 2)
 _WRITERS: dict[str, Callable[[CollectiveProgram], str]] = dict(
     zip(topo_arguments.FORMATS, (dump, to_json, to_xml), strict=True)
@@ -146,7 +148,7 @@ def _synthesize(args: argparse.Namespace) -> int:
 
 
 def _written(program: CollectiveProgram, form: str | None, target: str | None) -> str:
-    """Returns the program in the form that was asked for, or that its runtime reads."""
+    """Returns the program in the format that was asked for, or that its target runtime reads."""
     if target is None:
         return _WRITERS[form or "text"](program)
     reads = "json" if target == topo_arguments.MSCCLPP else "xml"
@@ -234,7 +236,9 @@ def _compare(args: argparse.Namespace) -> int:
 
 
 def _candidates(args: argparse.Namespace, topology: Topology) -> Iterator[tuple[str, int | None]]:
-    """Yields (algorithm, k) of all that do the collective; forestcoll also with one tree a root."""
+    """Yields (algorithm, k) for all algorithms of the collective; forestcoll also with one tree per
+    root.
+    """
     for name in algorithms(topology, args.collective, args.reduction):
         yield name, None
         if name == FORESTCOLL and optimal(topology).k > 1:
@@ -249,7 +253,9 @@ def _best(
     size: int,
     most_operations: int,
 ) -> tuple[tuple[CollectiveProgram, SimulationResult], int]:
-    """Returns the fastest variant of an algorithm, by the simulator's word, and all operations."""
+    """Returns the fastest variant of an algorithm according to the simulator, and the number of
+    operations of all variants.
+    """
     variants: list[tuple[CollectiveProgram, SimulationResult]] = []
     operation_count = 0
     for window in _WINDOWS if name == FORESTCOLL else _WINDOWS[:1]:
@@ -276,7 +282,7 @@ def _best(
 def _tuned(
     program: CollectiveProgram, topology: Topology, size: int
 ) -> tuple[CollectiveProgram, SimulationResult]:
-    """Returns the program with the best number of pieces, where it may be cut, and its times."""
+    """Returns the program with the best number of pieces, if it can be divided, and its times."""
     if program.reduction is not None and not REDUCTIONS[program.reduction].elementwise:
         return program, simulate(program, topology, size)
     return tune_pieces(program, topology, size, most_operations=_MOST_OPERATIONS)
@@ -289,7 +295,7 @@ def _bound(
     size: int,
     counts: Counts | None,
 ) -> float | None:
-    """Returns the least time, us, that any schedule needs; None where it is too much to solve."""
+    """Returns the least time of any schedule, in us; None if the problem is too large to solve."""
     try:
         return least_us(topology, collective, size, args.root, counts)
     except UnsupportedError:

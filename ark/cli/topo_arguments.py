@@ -41,7 +41,7 @@ def add_arguments(command: argparse.ArgumentParser, name: str) -> None:
             help="trees a root, of forestcoll (default: the optimum's)",
         )
     if name in ("synthesize", "simulate", "compare"):
-        # A program's file says both: `simulate` must see whether they are given.
+        # A program's file has both, so `simulate` must know whether the options are given.
         usual = name != "simulate"
         default = "all_gather" if usual else None
         command.add_argument(

@@ -1,4 +1,6 @@
-"""What the arguments of `ark topo` name: the network, the program, the counts of its ranks."""
+"""Reads the inputs that the arguments of `ark topo` name: the network, the program, the counts of
+its ranks.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from ark.ir.json_reader import read as read_json
 
 
 def named_network(args: argparse.Namespace) -> Topology:
-    """Returns the topology, or that of the group of its ranks that was named."""
+    """Returns the topology, or the part of it for the group of ranks that the arguments name."""
     topology = load(args.topology)
     if args.group is None:
         return topology
@@ -30,14 +32,14 @@ def named_network(args: argparse.Namespace) -> Topology:
 
 
 def with_costs(args: argparse.Namespace, topology: Topology) -> Topology:
-    """Returns the topology with the costs that times are predicted with."""
+    """Returns the topology with the costs by which times are predicted."""
     if args.costs is None:
         return replace(topology, costs=topology.costs or TYPICAL)
     return replace(topology, costs=TYPICAL if args.costs == "typical" else None)
 
 
 def _agrees(args: argparse.Namespace, program: CollectiveProgram) -> None:
-    """Raises InvalidUsageError for an option that says something else than the program's file."""
+    """Raises InvalidUsageError for an option that contradicts the program's file."""
     for option, given, has_value in (
         ("--collective", args.collective, program.collective.value),
         ("--reduction", args.reduction, program.reduction),
@@ -65,7 +67,7 @@ def _agrees(args: argparse.Namespace, program: CollectiveProgram) -> None:
 
 
 def named_program(args: argparse.Namespace, topology: Topology) -> CollectiveProgram:
-    """Returns the program of the file that was named, or one that is made as was asked."""
+    """Returns the program of the named file, or makes one for the arguments."""
     if getattr(args, "program", None):
         program = read_program(read_file(args.program, "a program"))
         _agrees(args, program)
@@ -90,7 +92,7 @@ def named_program(args: argparse.Namespace, topology: Topology) -> CollectivePro
 
 
 def named_counts(args: argparse.Namespace) -> Counts | None:
-    """Returns the counts of the file that was named."""
+    """Returns the counts in the named file."""
     if args.counts is None:
         return None
     return read_json(read_file(args.counts, "counts"), Counts, "the table of counts")

@@ -1,4 +1,6 @@
-"""`ark topo measure`: latency, bandwidth and costs between ranks here, into a topology."""
+"""`ark topo measure`: measures latency, bandwidth and costs between ranks, and writes a
+topology.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measures all pairs in one job of all ranks, of which this is one, or starts them."""
+    """Measures all pairs as one of the ranks, or starts all ranks."""
     topology = load(args.topology) if args.topology else None
     info = rank_from_environment()
     named = args.ranks or (info.world_size if info.world_size > 1 else None)

@@ -1,4 +1,6 @@
-"""`ark trace`: a Chrome/Perfetto JSON with a track per processor, planned beside measured."""
+"""`ark trace`: writes a Chrome/Perfetto JSON with the planned and the measured track of each
+processor.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
             for _ in generator.stream(prompt, args.max_new_tokens):
                 pass
             events = planned_events(generator.executor.plan)
-            assert isinstance(generator.executor, Executor)  # who traces has one
+            assert isinstance(generator.executor, Executor)  # tracing needs one
             events += measured_events(generator.executor)
     finally:
         device.close()
@@ -107,7 +109,7 @@ def planned_events(plan: Plan) -> list[dict[str, Any]]:
 
 
 def measured_events(executor: Executor) -> list[dict[str, Any]]:
-    """What the last run recorded, in microseconds from its first record."""
+    """The records of the last run, in microseconds from the first one."""
     plan = executor.plan
     rows = executor.trace()
     first = min((int(r["begin"].min()) for r in rows if len(r)), default=0)

@@ -1,4 +1,4 @@
-"""`ark tune --collectives`: measures how ranks best do each collective, and keeps that."""
+"""`ark tune --collectives`: measures the fastest way of each collective, and stores it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ark doctor`: asks a device for everything that the loop kernel relies on, one verdict each."""
+"""`ark doctor`: tests each property of a device that the loop kernel relies on."""
 
 from __future__ import annotations
 

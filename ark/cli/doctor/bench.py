@@ -1,4 +1,6 @@
-"""A device opened for the doctor: its kernel, words, data, results, and one launch at a time."""
+"""A device that is opened for the doctor, with its kernel and memory. It runs one launch at a
+time.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,8 @@ BUDGET_S = 20.0
 
 
 def source(machine: Machine, backend: KernelBackend) -> Source:
-    """The doctor's kernel for a machine without a ring: prelude, structures, the code for waits and
-    reports, checks, entry.
+    """The source of the doctor's kernel, for a machine without a ring: prelude, structures, the
+    code for waits and reports, checks, entry.
     """
     dialect = backend.dialect(machine.arch)
     checks = resources.files("ark.cli.doctor").joinpath("checks.h").read_text()
@@ -42,7 +44,7 @@ def source(machine: Machine, backend: KernelBackend) -> Source:
 
 
 class Bench:
-    """One device and the doctor's kernel on it. words: memory of the kind that counters use."""
+    """A device with the doctor's kernel. words: memory of the kind that counters use."""
 
     def __init__(self, chosen: Backend, index: int) -> None:
         self.backend = backend = registry.with_kernels(chosen)
@@ -72,7 +74,7 @@ class Bench:
         return memory
 
     def words(self, count: int, kind: MemoryKind = "device") -> Memory:
-        """Words that are polled or added to, each on its own cache line."""
+        """Allocates words that are polled or added to, each on its own cache line."""
         return self.alloc(count * WORD_STRIDE_BYTES, kind)
 
     def start(
@@ -86,8 +88,8 @@ class Bench:
         lasts_s: float = 0.0,
         processors: int = 0,
     ) -> Launch:
-        """Launches a check. data, words: addresses; count: 4-byte words of data; system: with the
-        scope of peers and host.
+        """Launches a check. data, words: addresses. count: the number of 4-byte words of data.
+        system: use the memory scope of peers and host.
         """
         self.device.zero(self.results.address, self.results.nbytes)
         assert self.host.host is not None
@@ -105,13 +107,17 @@ class Bench:
         return self.launched
 
     def finish(self, launch: Launch) -> np.ndarray:
-        """The results, 16 words; raises GpuError if the kernel does not leave."""
+        """Waits for a launch. Returns its results, 16 words. Raises GpuError if the kernel does not
+        end.
+        """
         if not launch.wait(2 * BUDGET_S):
             raise GpuError(f"the kernel did not leave within {2 * BUDGET_S:.0f} s")
         return self.device.read(self.results.address, self.results.nbytes).view(np.uint32)
 
     def tell(self, number: int) -> bool:
-        """Releases round `number` of a running `host` check; True when the kernel has answered."""
+        """Releases round `number` of a running `host` check. Returns True when the kernel has
+        answered.
+        """
         self.host_words["target"] = number
         deadline = time.monotonic() + BUDGET_S
         while self.host_words["done"] != number:
@@ -128,8 +134,8 @@ class Bench:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Frees everything except memory that a kernel still uses: a failed check may have left one
-        running, which its budget ends.
+        """Frees everything except memory that a kernel still uses. After a failed check a kernel
+        may run until its time budget ends.
         """
         if self.launched and not self.launched.wait(2 * BUDGET_S):
             return

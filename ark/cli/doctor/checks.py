@@ -1,4 +1,4 @@
-"""The checks; each relies only on properties that earlier ones check."""
+"""The doctor's checks. Each relies only on properties that earlier ones have checked."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ MESSAGE_WORDS = 4096  # words of data per message
 
 @dataclass(frozen=True)
 class Finding:
-    """One verdict. `note` is a property of the device that does not affect whether ark works."""
+    """The result of one check. The verdict `note` reports a property that does not affect whether
+    ark works.
+    """
 
     check: str
     verdict: Verdict
@@ -36,7 +38,7 @@ def expected(number: int, count: int) -> np.ndarray:
 
 
 def residency(bench: Bench) -> Finding:
-    """All processors run at the same time: each waits for all others, repeatedly."""
+    """Checks that all processors run at the same time: each waits for all others, repeatedly."""
     words = bench.words(1)
     results = bench.finish(bench.start("meet", words=words.address, rounds=ROUND_COUNT))
     wanted = ROUND_COUNT * bench.processors
@@ -82,13 +84,13 @@ def messages(bench: Bench) -> Finding:
 
 
 def peer_messages(bench: Bench) -> Finding:
-    """The same in the memory and the scope that peers use."""
+    """`messages` in the memory and the scope that peers use."""
     return _message(bench, system=True)
 
 
 def packets(bench: Bench) -> Finding:
-    """8 bytes that are read while they are overwritten: never torn, and never older than a value
-    read before.
+    """Checks 8-byte words that are read while they are overwritten: a value is never torn, and
+    never older than one that was read before.
     """
     pairs = bench.processors // 2
     if not pairs:
@@ -168,7 +170,9 @@ def copies(bench: Bench) -> Finding:
 
 
 def clock(bench: Bench) -> Finding:
-    """One clock for all processors, at the same rate as the host's."""
+    """Checks that all processors have the same clock, and that it runs at the rate of the
+    host's.
+    """
     rounds, lasts = 8, 0.05
     words, data = bench.words(2), bench.alloc(8 * rounds * bench.processors)
     launch = bench.start("clock", data.address, words.address, rounds=rounds, lasts_s=lasts)
@@ -190,7 +194,9 @@ def clock(bench: Bench) -> Finding:
 
 
 def bandwidth(bench: Bench) -> Finding:
-    """Reads by all processors, 8 bytes per thread at a time, of more memory than a cache holds."""
+    """Measures reads by all processors, 8 bytes per thread at a time, of more memory than a cache
+    holds.
+    """
     noise = np.random.default_rng(0).integers(0, 256, 1 << 20, np.uint8)
     nbytes, most = len(noise), 1 << 30
     while True:
@@ -238,7 +244,9 @@ def peers(bench: Bench) -> Finding:
 
 
 def freeing(bench: Bench) -> Finding:
-    """Freeing memory under a running kernel does not block the host until the kernel has ended."""
+    """Checks that freeing memory while a kernel runs does not block the host until the kernel
+    ends.
+    """
     words, data = bench.words(2), bench.alloc(8 * bench.processors)
     memory = bench.device.alloc(1 << 20, "device")
     lasts = 0.5
@@ -288,7 +296,9 @@ ALL: tuple[Callable[[Bench], Finding], ...] = (
 
 
 def examine(bench: Bench, shown: Callable[[Finding], None]) -> list[Finding]:
-    """All checks; one that ends in an error of ark counts as a failure, and the others continue."""
+    """Runs all checks. One that raises an error of ark counts as failed, and the others still
+    run.
+    """
     findings = []
     for check in ALL:
         try:

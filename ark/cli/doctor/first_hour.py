@@ -1,7 +1,7 @@
-"""`ark doctor --first-hour`: the first steps on a device of a kind on which ark has not run yet.
+"""`ark doctor --first-hour`: the first steps on a kind of device that ark has not run on yet.
 
-Each step is a command of its own, in a process of its own with a limit of time, so that one that
-crashes or hangs ends none of the others. All outputs go into one archive. Called by ark.cli.doctor.
+Each step is a command in a separate process with a time limit, so that a crash or a hang does not
+affect the other steps. All outputs are written to one archive. Called by ark.cli.doctor.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from ark.errors import SystemError
 LIMIT_S = 600.0  # of a step
 PROMPT = ("--prompt", "The king said to his servants,", "--max-new-tokens", "24")
 GREEDY = ("--temperature", "0", "--context", "64")
-MODEL = Path("examples/noah")  # of ark's repository
+MODEL = Path("examples/noah")  # in ark's repository
 
 Outcome = Literal["pass", "fail", "left out"]
 
 
 @dataclass(frozen=True)
 class Step:
-    """One command and its outcome. text: what it showed, or the reason why it was left out."""
+    """One command and its outcome. text: its output, or the reason why it was omitted."""
 
     name: str
     command: str
@@ -43,9 +43,9 @@ class Step:
 
 @dataclass(frozen=True)
 class Hour:
-    """What the steps are asked for. model: a directory with a checkpoint, None where there is none.
+    """The parameters of the steps. model: a directory with a checkpoint, None where there is none.
 
-    emulated: no figure says anything about hardware.
+    emulated: True if times say nothing about hardware.
     """
 
     backend: str
@@ -56,14 +56,16 @@ class Hour:
 
 
 def find_model(given: str | None) -> Path | None:
-    """The checkpoint to decode with: the one given, else the example where it lies here."""
+    """The checkpoint to decode with: the given one, otherwise the repository's example if it exists
+    here.
+    """
     if given is not None:
         return Path(given)
     return MODEL if (MODEL / "config.json").is_file() else None
 
 
 def run_ark(words: Sequence[str], limit_s: float = LIMIT_S) -> Step:
-    """Runs `ark` with these words; a step named by the first one."""
+    """Runs `ark` with these words. The step is named after the first one."""
     command = "ark " + " ".join(f'"{w}"' if " " in w else w for w in words)
     begin = time.monotonic()
     try:
@@ -97,7 +99,7 @@ def _named(step: Step, name: str, text: str | None = None, outcome: Outcome | No
 
 
 def _doctor(hour: Hour) -> Step:
-    """All checks of `ark doctor`; the text names those that failed."""
+    """Runs all checks of `ark doctor`. The text names those that failed."""
     device = ("--device", str(hour.device))
     step = run_ark(("doctor", "--backend", hour.backend, *device, "--json"))
     try:
@@ -120,7 +122,9 @@ def _tokens(step: Step) -> list[int] | None:
 
 
 def _decode(hour: Hour) -> Iterator[Step]:
-    """The CPU's tokens, then the device's, then those of two ranks."""
+    """Yields steps that decode on the CPU, on the device and on two ranks, and compare the
+    tokens.
+    """
     if hour.model is None:
         missing = f"there is no checkpoint at {MODEL}; give one with --model DIR"
         yield Step("decode", "", "left out", missing)
@@ -145,7 +149,7 @@ def _decode(hour: Hour) -> Iterator[Step]:
 
 
 def _figures(hour: Hour) -> Step:
-    """Microseconds of a token, in the archive; left out on emulated devices."""
+    """Measures the microseconds per token. Omitted on emulated devices."""
     if hour.model is None or hour.emulated:
         reason = "no checkpoint" if hour.model is None else "an emulated device has no speed"
         return Step("bench decode", "", "left out", reason)
@@ -157,7 +161,7 @@ def _figures(hour: Hour) -> Step:
 
 
 def steps(hour: Hour) -> Iterator[Step]:
-    """All steps in order, each when it has ended."""
+    """Runs all steps in order, and yields each when it has ended."""
     yield _named(run_ark(("info", "--json", "--require", f"{hour.backend}:1")), "info")
     yield _doctor(hour)
     yield from _decode(hour)
@@ -190,7 +194,7 @@ def verdict(done: Sequence[Step], hour: Hour) -> tuple[bool, str, str]:
 
 
 def write_archive(path: Path, done: Sequence[Step], hour: Hour, probe: Probe, words: str) -> None:
-    """All outputs and one report as a zip file. SystemError if it cannot be written."""
+    """Writes all outputs and a report as a zip file. Raises SystemError if it cannot be written."""
     report = {
         "ark": __version__,
         "backend": hour.backend,
@@ -218,8 +222,8 @@ def write_archive(path: Path, done: Sequence[Step], hour: Hour, probe: Probe, wo
 
 
 def run(hour: Hour, probe: Probe, archive: Path, show: Callable[[str], None]) -> int:
-    """Runs all steps, shows one line for each, writes the archive; the command's exit code. The
-    archive is written after each step, so that a machine that stops leaves one.
+    """Runs all steps, shows one line for each and writes the archive. Returns the command's exit
+    code. The archive is written after each step, so that it exists even if the machine stops.
     """
     done: list[Step] = []
     write_archive(archive, done, hour, probe, "no step has ended")

@@ -18,7 +18,7 @@ from ark.models.build import Shape
 from ark.models.checkpoint import Checkpoint
 from ark.models.plans import choose_chunk, choose_context, plans, usual_chunk
 
-DEFAULT_CHUNK_TOKENS = 16  # prompt tokens an iteration, where nobody says
+DEFAULT_CHUNK_TOKENS = 16  # prompt tokens per iteration, by default
 
 
 def register(subparsers: Subparsers) -> None:
@@ -92,7 +92,8 @@ def run(args: argparse.Namespace) -> int:
         machine = machine_files.machine(args.machine or _machine(backend, args.arch))
         context = choose_context(checkpoint, args.context)
         dtype = DataType.from_numpy(checkpoint.dtype)
-        # An exported program has one kernel, and long chunks may want another one than tokens.
+        # An exported program has one kernel, but long prompt chunks may need another variant than
+        # single tokens.
         chunk = choose_chunk(
             args.chunk, context, min(usual_chunk(machine, dtype), DEFAULT_CHUNK_TOKENS)
         )
@@ -106,7 +107,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _machine(backend: Backend, arch: str) -> str:
-    """The name of a machine model of an architecture; a backend's own name is this machine's."""
+    """The name of a machine model for an architecture. For `native` it is the backend's own name,
+    which stands for this machine.
+    """
     if not isinstance(backend, SourceBackend):
         for name in backend.machine_names():
             model = backend.machine(name)

@@ -8,8 +8,8 @@ _PARTS = "ark.c device.c safetensors.c decoder.c"
 
 
 def of_source(name: str, arch: str, flags: Sequence[str], suffix: str, program: str) -> str:
-    """For a loop kernel that is compiled by the C++ compiler. arch: its -march; suffix: file suffix
-    of the library compiled at export. program: "generate", "run" or empty.
+    """The file for a loop kernel that is C++ source. arch: the compiler's -march. suffix: file
+    suffix of the library compiled at export. program: "generate", "run" or empty.
     """
     lines = [
         "cmake_minimum_required(VERSION 3.16)",
@@ -37,7 +37,7 @@ def of_source(name: str, arch: str, flags: Sequence[str], suffix: str, program: 
 
 
 def of_image(name: str, program: str) -> str:
-    """For a loop kernel that is data; needs only a C compiler."""
+    """The file for a loop kernel that is machine code in a C array; needs only a C compiler."""
     lines = [
         "cmake_minimum_required(VERSION 3.16)",
         f"project({name} C)",

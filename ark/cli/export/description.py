@@ -1,5 +1,5 @@
-"""A plan as constant data in C: the tables that the loop kernel reads, whose addresses are a
-segment and an offset, and the tensors that a caller can access by name. `c/model.h` has the types.
+"""Writes a plan as constant data in C: the tables that the loop kernel reads, and the tensors that
+a caller can access by name. An address is a segment and an offset. `c/model.h` has the types.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ark.runtime import tables
 from ark.runtime.executor import BUDGET_S
 
 SEGMENT_SHIFT = 48
-# Types in safetensors' spelling; all others are stored as bytes.
+# Types with a name in safetensors; tensors of other types are stored as bytes.
 CODES = {
     "fp32": "F32",
     "fp16": "F16",
@@ -51,7 +51,7 @@ def text(value: str) -> str:
 
 
 def stored(tensor: PlanTensor) -> tuple[str, tuple[int, ...], int]:
-    """A tensor in a file: the type's code, the shape, the bytes."""
+    """A tensor's type code, shape and number of bytes in a safetensors file."""
     nbytes = int(np.prod(tensor.items.shape, dtype=np.int64)) * tensor.itemsize
     code = CODES.get(tensor.dtype)
     if code is None or by_name(tensor.dtype).packed:
@@ -60,8 +60,8 @@ def stored(tensor: PlanTensor) -> tuple[str, tuple[int, ...], int]:
 
 
 def named(plan: Plan) -> list[PlanTensor]:
-    """The tensors that cover a whole buffer and survive from one launch to the next, each name
-    once.
+    """The tensors that cover a whole buffer and keep their contents between launches, without
+    duplicate names.
     """
     by_name: dict[str, PlanTensor] = {}
     for tensor in plan.tensors:
@@ -73,7 +73,7 @@ def named(plan: Plan) -> list[PlanTensor]:
 
 
 class _Segments:
-    """The segments of memory by number: the arenas, then each external buffer."""
+    """Numbers the segments of memory: the arenas, then each external buffer."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -90,14 +90,14 @@ class _Segments:
                 self.rows.append((buffer.name, buffer.nbytes, 0, 1))
 
     def of(self, number: int) -> tuple[int, int]:
-        """A buffer's segment and its offset there."""
+        """A buffer's segment, and its offset in the segment."""
         buffer = self._plan.buffers[number]
         if buffer.arena == "external":
             return self._external[number], 0
         return self._arenas[buffer.arena], buffer.offset
 
     def address(self, number: int) -> int:
-        """A buffer's address as it stands in the tables."""
+        """A buffer's address as it is encoded in the tables."""
         segment, offset = self.of(number)
         return (segment + 1 << SEGMENT_SHIFT) + offset
 
@@ -157,7 +157,7 @@ class Image:
 
 
 def numbered(name: str, number: int) -> str:
-    """The name of a model's kernel: the first one has no number."""
+    """The name of the model's kernel with this number. The first kernel's name has no number."""
     return f"{name}_{number}" if number else name
 
 
@@ -181,9 +181,9 @@ def describe(
     maps: Sequence[Sequence[BoxMap]] = (),
     made_for: str = "",
 ) -> str:
-    """The C source that defines `NAME_model`. opcode and maps: for each op the number of its body
-    and its box maps. images: the loop kernels, unless they are code of the host. made_for: the
-    message if one of them cannot be loaded.
+    """The C source that defines `NAME_model`. opcode, maps: for each op, the number of its body and
+    its box maps. images: the loop kernels, unless they are host code. made_for: the message if an
+    image cannot be loaded.
     """
     segments, stride = _Segments(plan), machine_of(plan).line_bytes
     counters, lists, mapped = (len(segments.rows) + n << SEGMENT_SHIFT for n in (1, 2, 3))

@@ -33,8 +33,8 @@ class Network:
 def network(path: Path, dims: Mapping[str, int], machine: Machine) -> Network:
     """The network with the sizes in the file, and those in `dims` for symbolic dimensions.
 
-    Raises InvalidUsageError if a size stays open, UnsupportedError if an input's values determine
-    shapes or an output is constant.
+    Raises InvalidUsageError if a symbolic dimension has no size, and UnsupportedError if an input's
+    values determine shapes or an output is constant.
     """
     model = from_onnx(path, dict(dims))
     arrays = {}

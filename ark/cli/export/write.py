@@ -50,7 +50,9 @@ _TAKEN = frozenset(
 
 
 def identifier(name: str, wanted: str | None) -> str:
-    """A model's name in C: the requested one, or one derived from a file or folder name."""
+    """A model's name in C: the requested one, or one that is derived from a file's or folder's
+    name.
+    """
     if wanted is None:
         derived = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")[:50]
         free = _IDENTIFIER.fullmatch(derived) and derived not in _TAKEN
@@ -144,7 +146,9 @@ def _with_source(
     decoder: Decoder | None,
     program: str,
 ) -> Files:
-    """The loop kernel as C++ source for the target's compiler, and as compiled here."""
+    """The files of a loop kernel as C++ source for the target's compiler, with the library that is
+    compiled here.
+    """
     emitted = emit(plan, machine, backend.dialect(machine.arch))
     # Distinct names allow several models in one program.
     source = replace(emitted.source, text=f"#define ark_loop {name}_loop\n{emitted.source.text}")
@@ -168,7 +172,7 @@ def _with_image(
     decoder: Decoder | None,
     program: str,
 ) -> Files:
-    """The loop kernel as machine code of the device, in a C array."""
+    """The files of a loop kernel as the device's machine code in a C array."""
     if arch not in ("native", machine.arch):
         raise UnsupportedError(
             f"the plan was made for {machine.name}, which is {machine.arch}, not {arch}; name a "
@@ -219,7 +223,7 @@ def _header(name: str) -> str:
 
 
 def save(contents: Mapping[str, str | bytes], folder: Path) -> None:
-    """Writes the files. Raises SystemError on failure, after which none of them is left."""
+    """Writes the files. On failure all of them are removed, and SystemError is raised."""
     begun: list[Path] = []
     new = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
