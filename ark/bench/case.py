@@ -13,12 +13,13 @@ from ark.ir.dtype import DataType, int32
 
 @dataclass(frozen=True)
 class OpCase:
-    """build, peer: the same computation over ark's and over torch's tensors, of `shapes`.
+    """build, peer: the same computation on ark's and on torch's tensors of `shapes`.
 
-    flops, nbytes: the minimum of arithmetic and of memory traffic. on_cpu: short enough for a CPU.
-    scale: the random inputs lie between -scale and scale. indices: for each input of indices, by
-    number, their upper bound (exclusive); they have `index_type`. calls: of the peer in a graph.
-    others: further peers by name. fuse: whether ark may fuse its ops.
+    flops, nbytes: the minimum of arithmetic and of memory traffic. on_cpu: True if it is short
+    enough for a CPU. scale: the random inputs lie between -scale and scale. indices: for each input
+    of indices, by number, their upper bound (exclusive); they have `index_type`. calls: the number
+    of the peer's calls in a graph. others: further peers by name. fuse: True if ark may fuse the
+    case's ops.
     """
 
     name: str

@@ -71,7 +71,7 @@ def _fewer_bits(m: int, n: int, k: int, dtype: DataType) -> OpCase:
 
 @functools.cache
 def _one(device: str) -> Any:
-    """A scale, created once, not in each replay of a graph."""
+    """A scale that is created once instead of in each replay of a graph."""
     return import_torch().ones((), device=device)
 
 
@@ -90,7 +90,7 @@ def _linear_gelu(m: int, n: int, k: int) -> OpCase:
 
 
 def attention(heads: int, width: int, rows: int) -> OpCase:
-    """Causal attention with as many rows as keys, forward; half of the square is counted."""
+    """Forward causal attention with as many rows as keys. Half of the score matrix is counted."""
     shape = (heads, rows, width)
 
     def peer(q: Any, k: Any, v: Any) -> Any:

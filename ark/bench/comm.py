@@ -176,8 +176,8 @@ def wrong_elements(
 
 
 def case_plans(case: CommCase, world: int, device: Device) -> list[Plan]:
-    """All ranks' verified plans of a case: a chain of collectives if the result can be the next
-    one's input, else a single one.
+    """All ranks' verified plans of a case: a chain of collectives if a result can be the next one's
+    input, otherwise a single collective.
     """
     key = case_key(case, world)
     machine = machine_for(device.machine, world, key)
@@ -212,7 +212,7 @@ def _in_graph(
     many = _chain(key, _program(case, key, job.world_size))
     with Executor(plan, backend, device, ranks=job) as executor:
         places = {b.name: b for b in plan.buffers if b.rank == plan.rank}
-        if "x" in places:  # a broadcast reads the root's only
+        if "x" in places:  # a broadcast has an input on the root only
             device.write(executor.buffer_address(places["x"].id), values.view(np.uint8))
         executor.start(1).wait(60.0)
         data = device.read(executor.buffer_address(places["y"].id), places["y"].nbytes)
@@ -222,12 +222,14 @@ def _in_graph(
 
 
 def _chain(key: Key, program: CollectiveProgram) -> int:
-    """Collectives of an iteration: many, if the result can be the next one's input."""
+    """The number of collectives of an iteration: several if a result can be the next one's
+    input.
+    """
     if key.collective not in ("all_reduce", "all_to_all", "broadcast"):
         return 1
     if key.nbytes >= HUGE:
         return 2
-    cut = program.chunks > 8 * program.ranks  # into many small puts, which take long to plan
+    cut = program.chunks > 8 * program.ranks  # many small puts take long to plan
     return FEW if key.nbytes >= LARGE or cut else CHAIN
 
 

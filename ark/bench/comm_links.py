@@ -2,7 +2,7 @@
 
 Both ranks exchange data in one launch, each transfer waiting for the previous one, so a time is a
 put's latency and its bytes, in both directions at once. All pairs of a job are measured one after
-another while the other ranks wait; they run the same plans, of which every rank makes some and
+another while the other ranks wait. All pairs run the same plans; each rank makes some of them and
 sends them to the others. Called by ark.cli.topo_measure.
 """
 
@@ -31,11 +31,11 @@ from ark.plan.types import Plan
 from ark.runtime.bootstrap import Bootstrap
 
 SIZES_BYTES = (64, 4 << 10, 64 << 10, 1 << 20, 4 << 20)  # bytes of a put
-_SPLIT_PUTS = 8  # puts in place of one
+_SPLIT_PUTS = 8  # the number of puts that replace one
 _SMALL, _LARGE = 4 << 10, 1 << 20
 _ENGINES = (PACKET, THREADS)
 _SWAP, _SUM = Collective.ALL_TO_ALL.value, Collective.ALL_REDUCE.value
-# A rank keeps half of what it exchanges.
+# A rank keeps half of the exchanged data.
 _PUTS = {(e, n): (_SWAP, 2 * n, e, 1) for e in _ENGINES for n in SIZES_BYTES}
 _MANY_PUTS = {e: (_SWAP, 2 * _SMALL, e, _SPLIT_PUTS) for e in _ENGINES}
 _SUMS = {e: (_SUM, _LARGE, e, 1) for e in _ENGINES}
@@ -73,7 +73,7 @@ def _links_plans(job: Bootstrap, device: Device, repeats: int) -> Mapping[Asked,
         try:
             pair_plans = case_plans(_case(every[number], repeats), 2, device)
         except (PlanError, UnsupportedError):
-            continue  # not with this engine, or not this many bytes at once
+            continue  # the machine does not support this engine or size
         own[number] = [to_json(p) for p in pair_plans]
     plans_of: dict[Asked, list[Plan]] = {}
     for part in job.all_gather(json.dumps(own).encode(), "the plans of pairs"):

@@ -57,7 +57,9 @@ def norm_shapes(text: str) -> list[tuple[int, int]]:
 
 
 def _graph(form: str, shape: tuple[int, int], dtype: DataType, rank: int, world: int) -> Graph:
-    """y = norm(sum(x) + stream), each y is the next one's x; the first is kept."""
+    """A chain of y = norm(sum(x) + stream) in which each y is the next x. The first y is kept for
+    the check.
+    """
     graph = Graph(rank, world)
     x = graph.tensor(shape, dtype, arena="state", name="x")
     stream = graph.tensor(shape, dtype, arena="state", name="stream")

@@ -1,5 +1,6 @@
-"""How much of a collective's time is hidden behind an adjacent matmul: each alone, one after the
-other, and as one op (ark.lower.ops.communication.overlapped), in one launch of a plan each.
+"""Measures how much of a collective's time is hidden behind an adjacent matmul. Times are taken of
+each alone, of both in sequence, and of the fused op (ark.lower.ops.communication.overlapped), in
+one launch of a plan each.
 
 The hidden fraction of the collective is 1 - (as one - matmul) / collective: 100% if the matmul
 takes no longer with its collective than alone, 0% if the two run one after the other, negative if

@@ -30,11 +30,11 @@ GRAPH, ALONE = "graph", "alone"
 
 @dataclass(frozen=True)
 class CommCase:
-    """nbytes: as nccl-tests counts them, of a rank's larger side, input or result.
+    """nbytes: the bytes of a rank's input or result, whichever is larger, as in nccl-tests.
 
     algorithm: a name, or a program for these ranks. topology: of these ranks, for which named
     algorithms are synthesized and times predicted; None for a full mesh without predictions. least:
-    the quickest repeat counts, which shows a link's capability, instead of the median.
+    report the fastest repeat, which shows a link's capability, instead of the median.
     """
 
     collective: str
@@ -57,8 +57,8 @@ def seconds_each(
     executor: Executor, job: Bootstrap | Members, repeats: int, most: int, least: bool = False
 ) -> float:
     """The median (least: the minimum) over `repeats` launches of an iteration's seconds on this
-    rank. A launch takes about 20 ms, with at least 3 and at most the given number of iterations, as
-    many on every rank.
+    rank. A launch takes about 20 ms. It has the same number of iterations on every rank, from 3 to
+    `most`.
     """
     run = executor.start(3)
     run.wait(60.0)
@@ -74,7 +74,7 @@ def seconds_each(
 
 
 class Peer:
-    """torch.distributed beside ark, in the same processes."""
+    """torch.distributed, in the same processes as ark."""
 
     def __init__(self, name: str, job: Bootstrap, device: Device) -> None:
         torch = import_torch()
@@ -98,7 +98,7 @@ class Peer:
         )
 
     def seconds(self, case: CommCase, elements: int) -> float | None:
-        """Seconds of one call, the median; None for collectives that the peer does not have."""
+        """The median seconds of one call; None for collectives that the peer does not support."""
         torch = import_torch()
         dist = torch.distributed
         world = self._job.world_size

@@ -43,11 +43,12 @@ POOL_ELEMENTS = 1 << 22
 
 @dataclass
 class ContextFigures:
-    """Decoding from position `context` on. per_token: seconds for one token of each sequence, the
-    median of `runs`. tokens: of the first sequence. read_bytes: bytes of weights and, at the middle
-    of the run, of cached keys and values that these tokens read. further: seconds that each token
-    after a launch's first one adds, if a launch of one token was run too. peer_s: the peers'
-    seconds per token. fidelity: for each source of logits, "ark" or a peer.
+    """Figures of decoding from position `context` on. per_token: seconds for one token of each
+    sequence, the median of `runs`. tokens: the tokens of the first sequence. read_bytes: bytes of
+    weights and, at the middle of the run, of cached keys and values that these tokens read.
+    further: seconds that each token after a launch's first one adds, if a launch of one token was
+    run too. peer_s: the peers' seconds per token. fidelity: for each source of logits, "ark" or a
+    peer.
     """
 
     context: int
@@ -91,7 +92,7 @@ def _random_rows(dtype: RowType, rows: int, pool: np.ndarray) -> np.ndarray:
     """The rows of a quantised matrix, whose products preserve the signal's size."""
     some = min(rows, POOL_ELEMENTS // dtype.columns)
     codes = np.clip(np.rint(2.5 * pool[: some * dtype.columns]), -7, 7).reshape(some, -1)
-    # Types without a sign take negative codes as large ones.
+    # Unsigned types read negative codes as large ones.
     codes = codes % 16 if dtype.codes.name in ("uint4", "uint8") else codes
     factor = 0.4 * dtype.columns**-0.5 * (1.0 + 0.1 * pool[: some * dtype.groups])
     scales = factor.reshape(some, -1)

@@ -1,5 +1,5 @@
-"""Fidelity: checks the results that were timed. Every row of logits of some greedy steps is
-compared with the same row computed in fp32 by torch, which is given the tokens that ark chose.
+"""Checks the results of timed runs. Every row of logits of some greedy steps is compared with the
+same row computed in fp32 by torch, which is given the tokens that ark chose.
 
 Timings are reported only with this check, since a kernel that omits work is fast. Called by
 ark.bench.decode.
@@ -43,7 +43,7 @@ def compare(rows: np.ndarray, reference: np.ndarray) -> Fidelity:
     off = np.abs(ours - right)
     distances = np.linalg.norm(ours - right, axis=1) / np.linalg.norm(right, axis=1)
     same = ours.argmax(1) == right.argmax(1)
-    # A row with NaN counts as infinitely far away.
+    # A row with NaN has an infinite distance.
     distance = float(np.nan_to_num(distances, nan=np.inf).max())
     return Fidelity(len(ours), float(off.mean()), float(off.max()), distance, int(same.sum()))
 
@@ -51,8 +51,9 @@ def compare(rows: np.ndarray, reference: np.ndarray) -> Fidelity:
 def greedy(
     step: Callable[[list[int], int], np.ndarray], first: list[int], position: int
 ) -> tuple[list[list[int]], np.ndarray]:
-    """The tokens read and the logits, (GREEDY_STEPS * texts, vocabulary), of GREEDY_STEPS steps of
-    step(tokens, position), a token of each text, each taking the best tokens of the one before.
+    """Runs GREEDY_STEPS times step(tokens, position) with one token of each text; each step reads
+    the best tokens of the one before. Returns the tokens that were read, and the logits
+    (GREEDY_STEPS * texts, vocabulary).
     """
     read, rows = [first], []
     for i in range(GREEDY_STEPS):

@@ -53,7 +53,7 @@ def _chain_peer(a: Any, b: Any) -> Any:
 
 
 def _adds(a: Any) -> Any:
-    """Dependent additions, each of a result to itself."""
+    """Dependent additions; each adds the previous result to itself."""
     for _ in range(64):
         a = ark.add(a, a)
     return a

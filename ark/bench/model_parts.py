@@ -1,5 +1,5 @@
-"""Modules of whole models that are written here or wrap a package's: what ark.bench.whole_models
-builds. Imported when a model is built, because it imports torch.
+"""Modules from which ark.bench.whole_models builds models: wrappers of packages' modules, and own
+ones. It is imported when a model is built, because it imports torch.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def _layers(sizes: Sequence[int]) -> nn.Sequential:
 
 
 class Recommender(nn.Module):
-    """DLRM (Naumov et al. 2019): embeddings of categories and a dense part, their products by
-    pairs, and two perceptrons.
+    """DLRM (Naumov et al. 2019): embeddings of categories and a dense part, the products of all
+    pairs of them, and two perceptrons.
     """
 
     def __init__(self, tables: int = 26, rows: int = 10000, width: int = 64) -> None:

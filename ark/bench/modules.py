@@ -2,9 +2,9 @@
 mode "reduce-overhead" (a captured graph of kernels), with torch itself, or with onnxruntime on the
 exported module, in the same process.
 
-A call is timed as a user sees it: the mean of many in a row, until the device has finished. The
-host's time for a call and the kernel's time are measured separately. Called by `ark bench torch`
-and `ark bench models`.
+A call's time is the mean of many consecutive calls, until the device has finished. The host's time
+for a call and the kernel's time are measured separately. Called by `ark bench torch` and `ark bench
+models`.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ class ModuleFigures:
     """Seconds. call: one call among many. latency: a call that is waited for. host: until a call
     returns. kernel: one iteration among many of one launch, of all kernels. distance: the largest
     relative difference from torch. build, peer_build: the first call's. memory: bytes of the
-    kernels' own memory, without parameters. left: why operators stayed in torch. peer, eager: the
-    peer's and torch's own calls. error, peer_error: the reason if there are none.
+    kernels' own memory, without parameters. left: the reasons why operators stayed in torch. peer,
+    eager: times of the peer's and of torch's own calls. error, peer_error: the reason if there are
+    none.
     """
 
     name: str
@@ -62,7 +63,7 @@ def measure(name: str, place: str, repeats: int = 5, peer: str = "") -> ModuleFi
         module, examples = network(name)
     except ImportError as error:
         return ModuleFigures(name, error=f"{line_of(error)}; install what it names")
-    except Exception as error:  # of a package of another version, of many kinds
+    except Exception as error:  # packages of other versions raise many kinds
         return ModuleFigures(
             name, error=f"{line_of(error)}; the installed package builds no {name}"
         )
@@ -85,7 +86,7 @@ def measure(name: str, place: str, repeats: int = 5, peer: str = "") -> ModuleFi
         figures["distance"] = float(((got - want).abs() / (1 + want.abs())).max())
         call = times(lambda: compiled(*examples), place, repeats)
         figures["call"], figures["latency"], figures["host"] = call
-        kept = compiled(*examples)  # the kernels' results go there again
+        kept = compiled(*examples)  # the kernels reuse these results' memory
         programs = set(PROGRAMS) - before
         figures["kernels"] = len(programs)
         figures["kernel"] = sum(p.iteration_seconds() for p in programs)
@@ -99,7 +100,9 @@ def measure(name: str, place: str, repeats: int = 5, peer: str = "") -> ModuleFi
 
 
 def _exported(module: Any, examples: Any, place: str, repeats: int) -> dict[str, Any]:
-    """onnxruntime's call of the module, exported by torch.onnx; on a GPU copies are part of it."""
+    """Times onnxruntime's call of the module, exported by torch.onnx. On a GPU the time includes
+    copies.
+    """
     try:
         import onnxruntime
 
@@ -107,7 +110,7 @@ def _exported(module: Any, examples: Any, place: str, repeats: int) -> dict[str,
         accelerated = ["CUDAExecutionProvider"] if place != "cpu" else []
         providers = [*accelerated, "CPUExecutionProvider"]
         with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(sys.stderr):
-            file = Path(folder, "model.onnx")  # large weights lie beside it
+            file = Path(folder, "model.onnx")  # large weights are in files beside it
             torch.onnx.export(module, examples, file, dynamo=True, verbose=False)
             session = onnxruntime.InferenceSession(str(file), providers=providers)
         names = [p.name for p in session.get_inputs()]
@@ -121,7 +124,7 @@ def _exported(module: Any, examples: Any, place: str, repeats: int) -> dict[str,
 
 
 def _inductor(module: Any, examples: Any, place: str, repeats: int) -> dict[str, Any]:
-    """Inductor's call, the faster of the two modes in which Dynamo treats recurrent layers."""
+    """Times inductor's call, with the faster one of Dynamo's two modes for recurrent layers."""
     figures: dict[str, Any] = {}
     recurrent = any(isinstance(m, torch.nn.RNNBase) for m in module.modules())
     for traced in (False, True) if recurrent else (False,):
@@ -157,7 +160,9 @@ def line_of(error: Exception) -> str:
 
 
 def times(call: Callable[[], Any], place: str, repeats: int) -> tuple[float, float, float]:
-    """(a call among many, a call that is waited for, until a call returns), medians of seconds."""
+    """Median seconds of (a call among many, a call that is waited for, the time until a call
+    returns).
+    """
     done = waiting(place != "cpu")
     for _ in range(3):
         call()

@@ -1,6 +1,5 @@
-"""Five small networks of kinds that are often compiled, in plain torch: ResNet-18's shape,
-MobileNet's, an LSTM, BERT-tiny's and GPT-2's; and whole models by name. Called by
-ark.bench.modules, and by tests.
+"""Five small networks in plain torch with the shapes of ResNet-18, MobileNet, an LSTM, BERT-tiny
+and GPT-2; and whole models by name. Called by ark.bench.modules, and by tests.
 """
 
 from __future__ import annotations
@@ -175,7 +174,9 @@ def seasoned(module: nn.Module) -> nn.Module:
 
 
 def network(name: str) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
-    """One of NETWORKS and its input of batch 1, or of MODELS and its inputs, from one seed."""
+    """A network of NETWORKS with an input of batch 1, or a model of MODELS with its inputs; random
+    values have a fixed seed.
+    """
     torch.manual_seed(3)
     if name in MODELS:
         module, examples = MODELS[name]()

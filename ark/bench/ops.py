@@ -71,8 +71,8 @@ class OpFigures:
 
 
 def planned(case: OpCase, machine: Machine) -> tuple[Plan, str]:
-    """The case's verified plan and the name of its result, the whole of it if ops write parts;
-    inputs are named in0, in1, ...
+    """The case's verified plan, and the name of its result (the whole tensor if ops write parts of
+    it). Inputs are named in0, in1, ...
     """
     model = Model()
     with use_model(model):
@@ -94,7 +94,7 @@ def planned(case: OpCase, machine: Machine) -> tuple[Plan, str]:
 
 
 def inspected(case: OpCase, backend: InspectedBackend, arch: str) -> LoopFigures:
-    """The matrix loop of the case's kernel for an architecture, whose device need not be present.
+    """Statistics of the matrix loop of the case's kernel for an architecture. No device is needed.
 
     Raises InvalidUsageError if no product of the backend has the architecture, or there is no such
     loop.
@@ -111,7 +111,7 @@ def inspected(case: OpCase, backend: InspectedBackend, arch: str) -> LoopFigures
     return dataclasses.replace(figures, bank_conflicts=_bank_conflicts(plan, backend, arch))
 
 
-DEPTHS_ELEMENTS = (128, 256)  # of a tile that is run twice; their difference is the loop's
+DEPTHS_ELEMENTS = (128, 256)  # two depths of a tile; the difference is the loop's
 
 
 def _bank_conflicts(plan: Plan, backend: InspectedBackend, arch: str) -> float | None:
@@ -172,7 +172,7 @@ def _run_tile(sig: kinds.Signature, depth: int, backend: Backend, device: Device
 def _run_once(
     graph: Graph, machine: Machine, given: Sequence[ir.Tensor], backend: Backend, device: Device
 ) -> None:
-    """Runs a graph, its inputs all ones."""
+    """Runs a graph on inputs that are all ones."""
     plan = make_plan(graph, machine, {"fuse": False})
     verify([plan])
     with Executor(plan, backend, device) as executor:
@@ -190,7 +190,7 @@ def measure(
     repeats: int = 5,
     peer: bool = False,
 ) -> OpFigures:
-    """Runs one case; an error of ark becomes the row's error."""
+    """Measures one case. An error of ark is stored in the row."""
     try:
         return _measure(case, backend, device, machine, repeats, peer)
     except BaseError as error:
@@ -288,7 +288,7 @@ def _torch(
     repeats: int,
     accelerated: bool,
 ) -> tuple[float, np.ndarray]:
-    """Seconds per call of a peer, and the result."""
+    """A peer's seconds per call, and its result."""
     torch = import_torch()
     place = torch_device(accelerated)
     if not accelerated:

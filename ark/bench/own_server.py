@@ -1,4 +1,4 @@
-"""A server of a checkpoint for as long as a bench runs. Used by `ark bench serve DIR`."""
+"""Runs a server of a checkpoint during a bench. Used by `ark bench serve DIR`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ END_S = 60.0
 
 @contextmanager
 def own_server(directory: str, options: Sequence[str]) -> Iterator[str]:
-    """The URL of `ark serve DIR` on a free port, which ends with the block. SystemError where it
-    does not start; standard error has its reason.
+    """A context in which `ark serve DIR` runs on a free port; its value is the URL. Raises
+    SystemError if the server does not start; the reason is on standard error.
     """
     words = [sys.executable, "-m", "ark", "serve", directory, "--port", "0", *options]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:

@@ -40,8 +40,9 @@ from ark.runtime.executor import Executor
 
 @dataclass(frozen=True)
 class ParallelCase:
-    """A measured case. plan: a name, or a pipeline's and another (`1f1b+megatron`), whose stages
-    have `width` ranks each. sequence: tokens of a micro-batch. batch: micro-batches of one step.
+    """A measured case. plan: a plan's name, or a pipeline's and another plan's name
+    (`1f1b+megatron`) for stages of `width` ranks each. sequence: tokens of a micro-batch. batch:
+    micro-batches of one step.
     """
 
     config: LlamaConfig
@@ -133,8 +134,9 @@ def graphs(case: ParallelCase, ranks: int, machine: Machine, prediction: Predict
 
 
 def micro_batches(case: ParallelCase, stage_of: Sequence[int], last: int) -> Graph:
-    """A pass over each sequence, each stage in its own scope, up to a sum of the logits, so that
-    split logits need not be gathered. stage_of: by layer. last: the head's.
+    """A pass over each sequence, with each stage in a separate scope. It ends with a sum of the
+    logits, so that split logits need not be gathered. stage_of: the stage of each layer. last: the
+    head's stage.
     """
     c, model = case.config, Model(0, 1)
     with use_model(model):
@@ -168,7 +170,7 @@ def measure(
         for name, array in random_weights(plan, case.config):
             executor.write(name, array)
         own = []
-        for _ in range(case.repeats + 1):  # the first does not count
+        for _ in range(case.repeats + 1):  # the first run is not counted
             job.barrier("a repeat")
             run = executor.start(1)
             run.wait(600.0)

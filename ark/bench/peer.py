@@ -19,7 +19,7 @@ from ark.models.config import LlamaConfig, rope_inverse_frequencies
 
 
 def import_torch() -> Any:
-    """torch; raises a SystemError with the remedy if it is not installed."""
+    """Imports and returns torch. Raises SystemError with the remedy if it is not installed."""
     try:
         import torch
     except ImportError as error:
@@ -129,9 +129,9 @@ class TorchDecoder:
                 cache.copy_(texts[:, :, : cache.shape[2]])
 
     def step(self, tokens: Any, position: Any) -> Any:
-        """tokens: int64 (batch * rows,), text after text; position: int64 (1,), of each text's
-        first token. Returns the tokens after the last ones, shape (batch,), whose logits, (batch,
-        vocabulary), are in `logits`.
+        """Computes one step. tokens: int64 (batch * rows,), text after text. position: int64 (1,),
+        the position of each text's first token. Returns the next token of each text, (batch,), and
+        sets `logits` (batch, vocabulary).
         """
         torch = import_torch()
         c, batch = self.config, self.batch

@@ -23,12 +23,12 @@ from ark.serving.loading import loaded
 from ark.tasks.tokens import SETTINGS
 
 USUAL_CHUNK = 32
-"""Tokens of an iteration, whose logits are in memory at once."""
+"""The default number of tokens of an iteration. Their logits are in memory at the same time."""
 
 
 @dataclass(frozen=True)
 class Perplexity:
-    """tokens: that were predicted. context: tokens of a window."""
+    """tokens: the number of predicted tokens. context: the number of tokens of a window."""
 
     value: float
     tokens: int
@@ -48,8 +48,8 @@ def perplexity(
     """The perplexity of a checkpoint on a text's tokens.
 
     The text is cut into windows of `context` tokens, by default as many as the model allows up to
-    4,096; nothing is predicted of a window's first token. chunk: tokens that go through the model
-    together; 1 is the way of decoding. InvalidUsageError for fewer than two tokens.
+    4,096; a window's first token is not predicted. chunk: the number of tokens per iteration; 1
+    computes as decoding does. Raises InvalidUsageError for fewer than two tokens.
     """
     if len(tokens) < 2:
         raise InvalidUsageError(
@@ -81,7 +81,7 @@ def perplexity(
 def _negative_log_likelihood(
     executor: Executor, window: Sequence[int], rows: int, context: int
 ) -> float:
-    """The sum over a window's tokens but the first."""
+    """The sum over a window's tokens except the first."""
     text = np.zeros(context, np.int32)
     text[: len(window)] = window
     settings = np.zeros(len(SETTINGS), np.int32)

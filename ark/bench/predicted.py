@@ -14,7 +14,7 @@ from ark.bench.cases import cases
 from ark.bench.ops import measure, planned
 from ark.plan.cost import iteration_us
 
-MEAN_GOAL, WORST_GOAL = 0.15, 0.35  # of the errors of all programs
+MEAN_GOAL, WORST_GOAL = 0.15, 0.35  # goals of the mean and the worst error
 PROGRAMS = (
     *("add-64m-fp32", "add-64m-bf16", "bias-16384x4096-bf16", "chain-64m-bf16"),
     *("softmax-8192x4096-fp32", "softmax-8192x4096-bf16", "layernorm-8192x4096-bf16"),
@@ -34,7 +34,7 @@ PROGRAMS = (
     *("sweep-exp-32x32-fp32", "sweep-turn-tiny-32x32-fp32"),
 )
 
-# The programs by which the costs and forms of the model were fitted; all others check it.
+# The programs to which the cost model was fitted. All other programs test it.
 FITTED = (
     *("transpose-8192x8192-fp32", "transpose-8192x8192-bf16"),
     *("adds-64x4096-apart-fp32", "adds-64x4096-apart-bf16", "sweep-linear-10-512x512-fp32"),
@@ -58,7 +58,7 @@ class Fidelity:
 
 
 def chosen(names: Sequence[str], cpu: bool) -> list[OpCase]:
-    """The cases of the programs; on a CPU those that are small enough for it."""
+    """The cases of the programs; on a CPU only those that are small enough."""
     known = {case.name: case for case in cases()}
     listed = [known[name] for name in names]
     return [c for c in listed if c.on_cpu or not cpu]
@@ -67,7 +67,7 @@ def chosen(names: Sequence[str], cpu: bool) -> list[OpCase]:
 def compare(
     listed: Sequence[OpCase], backend: Backend, device: Device, repeats: int
 ) -> Iterator[Fidelity]:
-    """Each program planned, predicted and measured."""
+    """Plans, predicts and measures each program."""
     machine = device.machine
     for case in listed:
         figures = measure(case, backend, device, machine, repeats=repeats)

@@ -1,7 +1,7 @@
-"""Load for a server with OpenAI's routes: requests that arrive at random, and what each has waited.
+"""Load for a server with OpenAI's routes: sends requests at random times and measures latencies.
 
-Every request has a thread and a connection of its own, so that the client needs no package and
-measures any such server alike. Used by `ark bench serve`.
+Every request has its own thread and connection, so the client needs no package and works with any
+such server. Used by `ark bench serve`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from ark.errors import InvalidUsageError, SystemError
 
 SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
-LENGTH_SPREAD = 0.7  # of the logarithms of lengths, about that of published conversations
+LENGTH_SPREAD = 0.7  # standard deviation of log lengths, about that of published conversations
 PROMPT_TEXT = (
     "the king said to his servants that they shall go up from city and take bread water gold with "
     "them for a journey of seven days through hills where people live"
@@ -61,7 +61,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Ask:
-    """A request: when it comes, in seconds from the begin, its prompt, and tokens at most."""
+    """A request. Its time is in seconds from the start of the run."""
 
     at_s: float
     prompt: str
@@ -70,8 +70,8 @@ class Ask:
 
 @dataclass
 class Outcome:
-    """A request's fate. Times are in seconds; first_s and whole_s from when it was due to arrive.
-    gaps_s: between pieces of text. error: why it has failed, or empty.
+    """The outcome of a request. Times are in seconds; first_s and whole_s are counted from the time
+    at which it was due. gaps_s: between pieces of text. error: the reason of a failure, or empty.
     """
 
     first_s: float = 0.0
@@ -107,7 +107,7 @@ def _length(draw: random.Random, mean: int) -> int:
 
 
 def first_model(target: Target) -> str:
-    """The name of the server's first model; SystemError where it does not answer."""
+    """The name of the server's first model. Raises SystemError if the server does not answer."""
     connection = target.connect()
     try:
         connection.request("GET", target.path("/models"), headers=target.headers())
@@ -232,8 +232,8 @@ def summary(
     first_goal_s: float | None = None,
     token_goal_s: float | None = None,
 ) -> Summary:
-    """Percentiles and rates of the outcomes. Goals: the time to the first token, and the mean time
-    of a further one, that a request must keep to count as good.
+    """Percentiles and rates of the outcomes. A request is good if its time to the first token and
+    its mean time of a further token are within the goals.
     """
     good = [outcome for outcome in outcomes if not outcome.error]
     ends = [ask.at_s + one.whole_s for ask, one in zip(listed, outcomes, strict=True)]
@@ -264,8 +264,8 @@ def summary(
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float]:
-    """p50, p90 and p99: the smallest value that at least such a share of the values do not exceed.
-    Empty without values.
+    """p50, p90 and p99. The p-th percentile is the smallest value that at least p% of the values do
+    not exceed. Empty without values.
     """
     ordered = sorted(values)
     if not ordered:

@@ -64,7 +64,7 @@ class Product:
 
     @property
     def key(self) -> str:
-        """The key under which its choice is kept."""
+        """The key under which the chosen cut is stored."""
         return cuts.key(self.shape, self.depth, self.itemsize)
 
     def __str__(self) -> str:
@@ -124,7 +124,7 @@ def candidates(product: Product, machine: Machine) -> list[Cut]:
 
 
 def planned(product: Product, cut: Cut, machine: Machine) -> Plan:
-    """The verified plan of the matmul alone, with this cut."""
+    """The verified plan of a graph with only this matmul, with this cut."""
     graph = Graph()
     types = [by_name(name) for name in product.dtypes]
     a, b, c = (

@@ -44,7 +44,7 @@ def tune(
         case = CommCase(collective, nbytes, dtype, "graph", algorithm, engine, repeats)
         try:
             figures = measure(case, job, backend, device, None)
-        except (PlanError, UnsupportedError):  # of the plans, which all ranks make alike
+        except (PlanError, UnsupportedError):  # raised on all ranks alike
             tell(algorithm, engine, None)
             return None
         measured = None if figures.wrong else figures.seconds

@@ -1,6 +1,7 @@
 """Whole models by name, from torchvision, timm, transformers and diffusers where they are
-installed, with random weights, and inputs of one shape: what `ark bench models` measures. Importing
-it imports no package. Called by ark.bench.networks, ark.cli.bench_models and ci/figure_pieces.py.
+installed, with random weights, and inputs of one shape: `ark bench models` measures them. Importing
+this module imports none of these packages. Called by ark.bench.networks, ark.cli.bench_models and
+ci/figure_pieces.py.
 """
 
 from __future__ import annotations
@@ -170,7 +171,7 @@ STANDARD: dict[str, Callable[[], Example]] = {
     "llama-8-layers-2x512": _llama,
     "convnext-tiny-8x224": partial(_images, "convnext_tiny", 8),
 }
-"""Those of the standard figures."""
+"""The models of the standard figures."""
 
 MODELS: dict[str, Callable[[], Example]] = {
     **STANDARD,

@@ -1,5 +1,5 @@
-"""Builds the sweep's cases of `ark bench ops`: each is a function of torch's, and ark's side is the
-result of the torch front end for the same function. Called by ark.bench.cases.
+"""Builds the sweep's cases of `ark bench ops`: each is a function of torch, and ark's version is
+made from it by the torch front end. Called by ark.bench.cases.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ark.ir.dtype import DataType, bf16, fp32, int64
 
 SWEEP = "sweep-"  # prefix of the cases' names
 Shape = tuple[int, ...]
-Function = Callable[..., Any]  # of torch's module and tensors
+Function = Callable[..., Any]  # (torch, tensors...) -> tensor
 
 
 def case(
@@ -24,8 +24,8 @@ def case(
     dtype: DataType = fp32,
     indices: Mapping[int, int] | None = None,
 ) -> OpCase:
-    """A case whose bytes are those of its inputs. indices: for each input of int64 indices, by
-    number, their upper bound (exclusive).
+    """A case that is made from a function of torch. Its bytes are those of its inputs. indices: for
+    each input of int64 indices, by number, their upper bound (exclusive).
     """
     bounds = dict(indices or {})
     widths = [(int64 if i in bounds else dtype).itemsize for i in range(len(shapes))]
