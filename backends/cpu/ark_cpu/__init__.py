@@ -1,7 +1,4 @@
-"""The CPU backend: a full backend whose processors are threads. It is the default where there is no
-GPU, and runs the same plans and task bodies as every other vendor under real concurrency. See
-ark.backend.protocol; all backends have the same files.
-"""
+"""The CPU backend: a full backend whose processors are threads."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from ark_cpu.probe import probe
 
 
 class CpuBackend:
-    """The entry point's object; holds no state."""
+    """The object of the entry point; it has no state."""
 
     name = "cpu"
 

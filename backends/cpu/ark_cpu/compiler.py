@@ -1,7 +1,7 @@
 """Compiles the loop kernel with the host's C++ compiler (ark.backend.native).
 
 $ARK_CPU_FLAGS holds further words for it, as in "-O1", which compiles in a third of the time, or
-"-g -fsanitize=address". They come behind ark's own, so they win over those.
+"-g -fsanitize=address". They follow ark's own flags and take precedence over them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FLAGS = (
 
 @cache
 def _features() -> str:
-    """What -march=native depends on."""
+    """A text that identifies the processor features on which -march=native depends."""
     try:
         with open("/proc/cpuinfo") as lines:
             flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
@@ -44,7 +44,9 @@ def _features() -> str:
 
 
 def flags() -> tuple[str, ...]:
-    """Ark's flags, and the user's behind them; InvalidUsageError if those cannot be told apart."""
+    """ark's flags, followed by the user's. Raises InvalidUsageError if the user's text cannot be
+    split into flags.
+    """
     words = os.environ.get("ARK_CPU_FLAGS", "")
     try:
         return (*FLAGS, *shlex.split(words))
@@ -55,7 +57,7 @@ def flags() -> tuple[str, ...]:
 
 
 class CpuCompiler:
-    """C++ source to a shared library."""
+    """Compiles C++ source to a shared library."""
 
     def _command(self) -> tuple[str, ...]:
         command = find_compiler()

@@ -25,7 +25,7 @@ from ark_cpu import machines, workers
 from ark_cpu.memory import available_bytes, memory_bytes
 
 _LOOK = ctypes.CFUNCTYPE(None)
-_NO_LOOK = _LOOK()  # looks around while a kernel waits
+_NO_LOOK = _LOOK()  # no callback for a kernel that waits
 
 
 def _check_started(result: int) -> None:
@@ -37,13 +37,13 @@ def _check_started(result: int) -> None:
 
 
 class CpuLaunch:
-    """A loop kernel on its own threads."""
+    """A launch of a loop kernel on separate threads."""
 
     def __init__(self, library: ctypes.CDLL, params: bytes, processors: int) -> None:
         self._params = ctypes.create_string_buffer(params, len(params))
         self._result = 0
         self._elapsed = 0.0
-        # Not Thread.join: interrupted by a signal, it takes a running thread for an ended one.
+        # Thread.join is not used: after a signal it can take a running thread for an ended one.
         self._ended = threading.Event()
         workers.run(partial(self._run, library, processors), self._ended.set)
 
@@ -159,7 +159,7 @@ class CpuDevice:
         return self._memory(mapping, handle, nbytes, kind, owned=True)
 
     def _shared_file(self, size: int) -> int:
-        """A file without a name, so that nothing is left behind."""
+        """An unnamed file, so that nothing is left behind when the process ends."""
         if hasattr(os, "memfd_create"):
             handle = os.memfd_create("ark-symmetric")
         else:
@@ -207,7 +207,8 @@ class CpuDevice:
         return library
 
     def _open(self, binary: Binary) -> tuple[ctypes.CDLL, int | None]:
-        """Loads from memory where the system can, which no full disk stops; else from a file.
+        """Loads a library from memory if the system supports it, so that a full disk does not
+        matter; otherwise from a file.
 
         The file stays open as long as the library is loaded, which is known by the file's name.
         """
@@ -277,22 +278,22 @@ class CpuDevice:
 
 
 def _private(size: int) -> mmap.mmap:
-    """Memory of this process alone, in huge pages where the system has them: ops that go from row
-    to row of a large matrix touch more small pages than the processor remembers the places of.
+    """Private memory of this process, in huge pages if the system has them. Ops that go from row to
+    row of a large matrix would touch more small pages than the TLB holds.
     """
     mapping = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     advice = getattr(mmap, "MADV_HUGEPAGE", None)
     if advice is not None:
-        with contextlib.suppress(OSError):  # a kernel without them
+        with contextlib.suppress(OSError):  # a system without huge pages
             mapping.madvise(advice)
     return mapping
 
 
 def _fresh_name(handle: int) -> str:
-    """A name of an open file under which no library is loaded.
+    """A name of an open file under which no library has been loaded.
 
-    The loader gives a library that it knows by that name, whatever the file holds now; and it keeps
-    some libraries after they were closed.
+    For a known name the loader returns the known library, whatever the file contains now, and it
+    keeps some libraries after they were closed.
     """
     system = ctypes.CDLL(None)
     system.dlopen.restype = ctypes.c_void_p

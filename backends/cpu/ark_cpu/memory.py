@@ -1,4 +1,6 @@
-"""How much memory a process on this machine has and may still take. Called by probe and device."""
+"""The memory of this machine, and how much of it a process may still allocate. Called by probe and
+device.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 CGROUPS = Path("/sys/fs/cgroup")
-# (limit, in use) of a control group, by the version of the interface
+# (limit, use) files of a control group, by the interface's version
 _FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
 
 
 def memory_bytes() -> int:
-    """Physical memory, 0 if the system does not tell."""
+    """Physical memory in bytes; 0 if unknown."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):
@@ -20,7 +22,7 @@ def memory_bytes() -> int:
 
 
 def available_bytes() -> int:
-    """Memory that may be allocated now without swapping or being killed, as far as is known."""
+    """The bytes that can be allocated now without swapping or being killed, as far as is known."""
     return min(_machine(), *(_left(group) for group in groups()))
 
 
@@ -47,12 +49,14 @@ def groups(root: Path = CGROUPS, of: Path = Path("/proc/self/cgroup")) -> Iterat
             continue
         base = root / "memory" if controllers else root
         own = base / path.strip("/")
-        # In a container the path may be the host's, of which only the root is to be seen.
+        # In a container the path may be the host's, of which only the root is visible.
         yield from (g for g in (own, *own.parents) if g == base or base in g.parents)
 
 
 def _left(group: Path) -> int:
-    """What a group may still take; its page cache can be given back. No limit: a large number."""
+    """The bytes that a group may still allocate. Its page cache counts as free, since it can be
+    reclaimed. A large number if there is no limit.
+    """
     for limit, used in _FILES:
         try:
             most, now = ((group / name).read_text().strip() for name in (limit, used))

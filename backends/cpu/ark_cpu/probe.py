@@ -1,4 +1,4 @@
-"""Looks at the CPU; there always is one."""
+"""Probes the CPU, which every machine has."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _name() -> str:
 
 
 def probe() -> Probe:
-    """One device per call: the host's cores, with what compiles for them."""
+    """One device: the host's cores, with the compiler for them."""
     device = DeviceInfo(
         0, f"{_name()} ({machines.cores()} cores)", machines.host_arch(), memory_bytes()
     )

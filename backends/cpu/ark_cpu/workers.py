@@ -1,5 +1,5 @@
-"""Threads that run launches. One that has ended a launch is kept for the next for a while: to start
-a thread takes longer than a small collective. Called by ark_cpu.device.
+"""Threads that run launches. After a launch a thread is kept for the next one for some time,
+because starting a thread takes longer than a small collective. Called by ark_cpu.device.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from ark.backend import threads
 
-IDLE_S = 5.0  # how long a thread is kept that has nothing to do
+IDLE_S = 5.0  # how long an idle thread is kept
 
 Work = tuple[Callable[[], None], Callable[[], None]]
 
@@ -30,9 +30,9 @@ class _Worker:
                     if self in _idle:
                         _idle.remove(self)
                         return
-                continue  # it was chosen at this moment
+                continue  # it was chosen in the meantime
             work()
-            # A caller that learns of the end may launch again at once and reuse this thread.
+            # After `ended` a caller may launch again at once and reuse this thread.
             _idle.append(self)
             ended()
             del work, ended  # they hold memory of the launch
@@ -43,8 +43,8 @@ _idle: list[_Worker] = []
 
 
 def run(work: Callable[[], None], ended: Callable[[], None]) -> None:
-    """Calls both, one after the other, on a thread of its own. Neither may
-    raise. SystemError where the system refuses a thread.
+    """Calls `work`, then `ended`, on another thread. Neither may raise. Raises SystemError if the
+    system refuses a thread.
     """
     with _lock:
         worker = _idle.pop() if _idle else None
@@ -52,7 +52,7 @@ def run(work: Callable[[], None], ended: Callable[[], None]) -> None:
 
 
 def _forget() -> None:
-    """A forked process has none of the threads."""
+    """Forgets all threads in a forked process, which does not have them."""
     global _lock
     _lock = threading.Lock()
     _idle.clear()

@@ -1,7 +1,7 @@
 """The cuda backend of ark: NVIDIA GPUs through the driver API and NVRTC.
 
-`backend` is what ark.backend loads from the entry point; nothing here needs a GPU, a driver or
-cuda-python until a device is opened or a source compiled.
+`backend` is what ark.backend loads from the entry point; importing it needs no GPU, driver or
+cuda-python; these are needed to open a device or compile.
 """
 
 from __future__ import annotations

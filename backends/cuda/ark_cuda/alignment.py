@@ -1,8 +1,8 @@
 """Checks in a linked kernel's ELF file that the toolchain kept the alignment of shared memory.
 
-Addresses of dynamic shared memory begin behind the kernel's static section. Bodies XOR them and
-give them to copy engines and matrix units, so a section that is shorter or less aligned than asked
-gives wrong numbers without an error. Called by ark_cuda.compiler on everything that it compiles.
+Dynamic shared memory begins after the kernel's static section. Bodies XOR its addresses and pass
+them to copy engines and matrix units. So a section that is shorter or less aligned than requested
+would give wrong results without an error. Called by ark_cuda.compiler for every binary.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ _MAGIC = b"\x7fELF\x02\x01"  # 64 bits, little-endian
 
 
 def check_alignment(elf: bytes, entry: str) -> str:
-    """The reason why bodies cannot rely on where dynamic shared memory begins; empty if they can.
+    """The reason why the start of dynamic shared memory is not as bodies require; empty if it is.
 
-    A kernel without a static section has dynamic shared memory from the window's begin on.
+    Without a static section dynamic shared memory begins at the start of the shared memory window.
     """
     try:
         shared = _sections(elf).get(f".nv.shared.{entry}")

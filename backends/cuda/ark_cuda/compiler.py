@@ -24,14 +24,14 @@ from ark.codegen.dialect import Source
 from ark.errors import SystemError
 from ark_cuda.alignment import check_alignment
 
-_MULTIPROCESSOR_REGISTERS = 65536  # of a multiprocessor
-# No plan uses every helper of the device ABI.
+_MULTIPROCESSOR_REGISTERS = 65536  # registers of a multiprocessor
+# A plan uses only some of the device ABI's helpers.
 _UNUSED_FUNCTION_DIAGNOSTIC = 177
-# The kernels of a plan are compiled side by side, and cuda.core is no package that two threads can
-# import at once: one of them gets half of it.
+# Kernels are compiled by several threads. cuda.core cannot be imported by two threads at once: one
+# of them would get an incomplete module.
 _IMPORTING = threading.Lock()
-# Names for people, and the packages, of what makes a cubin.
-LOOP = "ark_static_at<ArkParams"  # in the text of every loop kernel: entry.h
+# The display names and the packages of the tools that make a cubin.
+LOOP = "ark_static_at<ArkParams"  # every loop kernel's source has this: entry.h
 LIBRARIES = {
     "libnvrtc.so": ("NVRTC", "nvidia-cuda-nvrtc"),
     "libnvJitLink.so": ("nvJitLink", "nvidia-nvjitlink"),
@@ -68,8 +68,8 @@ class NvrtcCompiler:
             arch=target.arch,
             ptxas_options="-v",
             diag_suppress=_UNUSED_FUNCTION_DIAGNOSTIC,
-            device_as_default_execution_space=True,  # NVRTC 13.0 takes lambdas for host code
-            no_cache=True,  # ark keeps binaries itself; NVRTC's own come without the log
+            device_as_default_execution_space=True,  # NVRTC 13.0 treats lambdas as host code
+            no_cache=True,  # ark caches binaries itself; NVRTC's cache omits the log
             relocatable_device_code=separate,
             max_register_count=_registers(target.threads) if separate else None,
         )
@@ -78,7 +78,7 @@ class NvrtcCompiler:
             log = io.StringIO()
             try:
                 return core.Program(text, "c++", options).compile("cubin", logs=log), log.getvalue()
-            except Exception as error:  # cuda.core raises its own types, the log in the message
+            except Exception as error:  # cuda.core has its own types, with the log in the message
                 raise SystemError(
                     f"NVRTC cannot compile the loop kernel for {target.arch}: {error}\n"
                     f"{log.getvalue()}"
@@ -114,9 +114,10 @@ def toolchain(arch: str) -> Toolchain:
 
 
 def _libraries() -> list[Path]:
-    """The files of NVRTC and nvJitLink in this process: the bindings tell versions without builds.
+    """The files of NVRTC and nvJitLink in this process. The bindings report versions without
+    builds.
 
-    Empty where the system does not tell.
+    Empty if the system does not list them.
     """
     _version(), _linker()
     try:
@@ -142,8 +143,8 @@ def _exact(library: Path) -> str:
 
 
 def _checked(binary: Binary, source: Source) -> Binary:
-    """The binary, if shared memory is aligned in it as a loop kernel asks; else SystemError. Other
-    kernels (ark.cli.doctor's) have static shared memory of their own.
+    """Returns the binary. Raises SystemError if it is a loop kernel whose shared memory is not
+    aligned as required. Other kernels (ark.cli.doctor's) have their own static shared memory.
     """
     reason = check_alignment(binary.data, source.entry) if LOOP in source.text else ""
     if reason:
@@ -158,7 +159,9 @@ def _checked(binary: Binary, source: Source) -> Binary:
 
 
 def _registers(threads: int) -> int:
-    """The most that each thread of a block of so many can have; they are given out by eights."""
+    """The most registers per thread for a block of `threads` threads. Registers are allocated in
+    multiples of eight.
+    """
     return min(255, _MULTIPROCESSOR_REGISTERS // threads // 8 * 8)
 
 
@@ -183,7 +186,7 @@ def _version() -> tuple[int, int]:
 
 @cache
 def _linker() -> tuple[int, int] | None:
-    """The version of nvJitLink; None where it is missing or does not know this NVRTC's objects."""
+    """The version of nvJitLink; None if it is missing or too old for this NVRTC's objects."""
     try:
         from cuda.bindings import nvjitlink
 

@@ -1,8 +1,8 @@
 """An opened NVIDIA GPU: memory, programs, launches. It uses the primary context, PyTorch's own.
 
 Copies run on a stream of their own, so that they pass a running loop kernel. The driver's free
-waits for all work on the device, so memory is given back when no launch of ark's runs. Called by
-ark.runtime through the backend object.
+waits for all work on the device, so memory is freed only when no launch of ark is running. Called
+by ark.runtime through the backend object.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class CudaDevice:
         self._returned.settle()
         if kind == "host":
             return self._alloc_host(nbytes)
-        # An IPC handle exposes whole 2 MiB pages: symmetric memory gets its own.
+        # An IPC handle exposes whole 2 MiB pages, so symmetric memory gets separate pages.
         size = max(nbytes, 256)
         if kind == "symmetric":
             size = -(-size // peer.PAGE) * peer.PAGE
@@ -109,7 +109,9 @@ class CudaDevice:
         return Memory(int(address), nbytes, kind)
 
     def box_map(self, box: BoxMap, address: int) -> bytes:
-        """A tensor map: rows of 128 bytes, swizzled; what lies outside reads as zero."""
+        """A tensor map with swizzled rows of 128 bytes; elements outside of the matrix are read as
+        zero.
+        """
         with current(self.context):
             return boxes.tensor_map(box, address)
 
@@ -260,7 +262,9 @@ class CudaDevice:
         stream: int,
         cleared: Sequence[tuple[int, int]],
     ) -> None:
-        """See GraphDevice.record. Events around a captured launch could not be asked."""
+        """See GraphDevice.record. A captured launch has no events, since they could not be
+        queried.
+        """
         if not isinstance(program, Program):
             raise TypeError("record needs what load returned")
         queue = cu.CUstream(stream)
@@ -271,8 +275,8 @@ class CudaDevice:
             enqueue(program, params, grid, queue, doing)
 
     def _admit(self, program: Program, grid: Grid) -> str:
-        """What errors of such a launch begin with. The first time it is seen to that all its blocks
-        can be resident.
+        """The beginning of error messages of such a launch. At the first call it is checked that
+        all blocks can be resident at the same time.
         """
         key = (int(program.module), grid)
         if key in self._admitted:
@@ -330,7 +334,9 @@ class CudaDevice:
         return False
 
     def close(self) -> None:
-        """Lets the context go. It stays alive while something else in the process uses it."""
+        """Releases the primary context, which exists as long as another user in the process holds
+        it.
+        """
         if self.context is None or self._busy():
             return
         self._returned.settle()

@@ -1,7 +1,7 @@
 """The source dialect of NVIDIA GPUs: prelude, ring, entry point and vendor-owned bodies.
 
-Called by the writer through the backend object. The text is the same for every architecture; what
-an architecture can do is said by the machine's capabilities.
+Called by the writer through the backend object. The text is the same for every architecture; the
+machine's capabilities describe an architecture's features.
 """
 
 from __future__ import annotations

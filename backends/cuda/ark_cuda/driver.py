@@ -1,4 +1,4 @@
-"""The driver API with its errors as ark's: one call, checked, in the words of a person.
+"""Checks calls of the driver API and raises its errors as ark's.
 
 Called by device.py and peer.py only.
 """
@@ -20,7 +20,7 @@ except ImportError as error:
 
 __all__ = ["check", "cu", "current", "fill_struct", "struct_bytes", "words"]
 
-# A kernel's faults: after one of these the process's context on that device is lost.
+# Faults of a kernel. After one of them the process's context on the device is unusable.
 _FAULTS = (
     cu.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS,
     cu.CUresult.CUDA_ERROR_LAUNCH_TIMEOUT,
@@ -62,8 +62,9 @@ def check(result: tuple[Any, ...], doing: str) -> Any:
 
 
 def struct_bytes(struct: Any, nbytes: int) -> bytes:
-    """What one of the driver's structs holds. Its memory is read and not its members: which of them
-    the bindings show differs between their minor versions (CUipcMemHandle.reserved to 13.3 only).
+    """The bytes of one of the driver's structs. Its memory is read instead of its members, because
+    the members that the bindings expose differ between minor versions (CUipcMemHandle.reserved
+    exists up to 13.3 only).
     """
     return ctypes.string_at(int(struct.getPtr()), nbytes)
 
@@ -74,8 +75,9 @@ def fill_struct(struct: Any, data: bytes) -> None:
 
 
 class current:
-    """Makes a context current for the calling thread, and the one before current again after; does
-    nothing where it is current, as it is in threads that use PyTorch.
+    """A context manager that makes a CUDA context current in the calling thread and restores the
+    previous one at the end. It does nothing if the context is current already, as in threads that
+    use PyTorch.
     """
 
     def __init__(self, context: Any) -> None:

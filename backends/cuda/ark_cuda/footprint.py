@@ -1,6 +1,6 @@
-"""Reads what the loop kernel of a cubin asks for: registers, spills and shared memory.
+"""Reads the resources of a cubin's loop kernel: registers, spills and shared memory.
 
-ptxas says so in its log, which the compiler keeps beside the cubin. Called by ark_cuda.__init__ for
+They are in ptxas' log, which the compiler stores with the cubin. Called by ark_cuda.__init__ for
 `ark emit --binary`.
 """
 
@@ -32,7 +32,9 @@ BLOCK_SHARED_BYTES = 1024  # bytes of shared memory that the driver takes for ea
 
 
 def limits(arch: str) -> ProcessorLimits:
-    """Of a multiprocessor; SystemError if its figures are not known here."""
+    """The limits of a multiprocessor of the architecture. Raises SystemError if they are not known
+    here.
+    """
     capability = arch.removeprefix("sm_").rstrip("af")
     if capability not in MULTIPROCESSORS:
         raise SystemError(f"the shared memory of a multiprocessor of {arch} is not known here")
@@ -41,7 +43,9 @@ def limits(arch: str) -> ProcessorLimits:
 
 
 def used(log: str, kernel: str = KERNEL) -> Used:
-    """What a kernel asks for by the log of ptxas; SystemError if the log does not say so."""
+    """The resources of a kernel according to ptxas' log. Raises SystemError if the log does not
+    have them.
+    """
     registers = re.search(
         rf"Function properties for {kernel}\n[^\n]*?(\d+) bytes stack frame, (\d+) bytes spill "
         r"stores[^\n]*\n[^\n]*Used (\d+) registers([^\n]*)",

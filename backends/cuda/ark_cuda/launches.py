@@ -25,16 +25,16 @@ class Program:
 
 
 class Events:
-    """The events of a device's launches, which are used again. label: the device, for errors."""
+    """The reusable events of a device's launches. label: the device's name, for errors."""
 
     def __init__(self, context: Any, label: str) -> None:
         self.context = context
         self.label = label
         self._made: dict[int, Any] = {}
-        self._free: list[Any] = []  # of launches that nobody asks about any more
+        self._free: list[Any] = []  # events of launches that were dropped
 
     def take(self, doing: str) -> Any:
-        """An event for a launch, which gives it back by `release`."""
+        """An event for a launch. The launch returns it by `release`."""
         if self._free:
             return self._free.pop()
         with current(self.context):
@@ -43,14 +43,14 @@ class Events:
         return event
 
     def release(self, *events: Any) -> None:
-        """Takes a launch's events back, for launches to come. They may be recorded anew while the
+        """Takes back a launch's events for later launches. They may be recorded again while the
         launch is still running.
         """
         if self.context is not None:
             self._free += events
 
     def close(self) -> None:
-        """Destroys all of them; a launch that is dropped afterwards does nothing."""
+        """Destroys all events. A launch that is dropped later has no effect."""
         for event in self._made.values():
             cu.cuEventDestroy(event)
         self._made.clear()
@@ -75,7 +75,7 @@ class CudaLaunch:
         return True
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Polls, first often, then every half millisecond; see Launch.wait."""
+        """Polls frequently at first, then every half millisecond; see Launch.wait."""
         begin = time.monotonic()
         while not self.done():
             waited = time.monotonic() - begin
@@ -93,12 +93,14 @@ class CudaLaunch:
 
 
 def dimensions(grid: Grid) -> tuple[int, ...]:
-    """Of the grid and of its blocks, x, y and z, and the dynamic shared memory."""
+    """The dimensions (x, y, z) of the grid and of its blocks, and the bytes of dynamic shared
+    memory.
+    """
     return grid.processors, 1, 1, grid.threads, 1, 1, grid.shared_bytes
 
 
 def enqueue(program: Program, params: bytes, grid: Grid, queue: Any, doing: str) -> None:
-    """Puts one launch into a queue. The context is current; doing: what errors begin with."""
+    """Enqueues a launch. The context must be current. doing: the beginning of error messages."""
     values = np.frombuffer(params, np.uint8)
     pointers = np.array([values.ctypes.data], np.uint64)
     address = pointers.ctypes.data

@@ -20,7 +20,7 @@ LANE_RATE = {1: Fraction(1, 4), 2: Fraction(1, 2), 3: 1, 4: 2, 5: 4, 6: 8}
 
 
 def read_links() -> MachineLinks:
-    """Returns the links of all GPUs; raises SystemError with the reason where there are none."""
+    """Returns the links of all GPUs. Raises SystemError with the reason if they cannot be read."""
     try:
         nvml = importlib.import_module("cuda.bindings.nvml")
         nvml.init_v2()

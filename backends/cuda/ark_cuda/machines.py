@@ -21,16 +21,16 @@ from ark.machine.variant import COMMUNICATE, COMPUTE, LOAD, MOVE, Role, Variant,
 GIB = 1 << 30
 STAGE_BYTES = 16384
 BLOCK_WARPS = 16
-ROLE_WARPS = 12  # computing warps of the variant `roles`; one more where a row leaves the room
-SEVERAL_WARPS = (12, 11, 10, 9, 8, 7, 6, 5)  # where several rows leave less room
-# More rows want more registers a thread than a block of more warps leaves them.
+ROLE_WARPS = 12  # computing warps of the variant `roles`; one more if shared memory has room
+SEVERAL_WARPS = (12, 11, 10, 9, 8, 7, 6, 5)  # fewer for several rows, which need more room
+# With more rows a thread needs more registers than a block of more warps has for it.
 FEW_ROWS, ROOMY_WARPS = 4, 12
 # Of quantised rows: slots that hold as many rows of codes as one of 16 bits, with their scales, or
 # half as many, which one warp multiplies sooner. Ten warps have 168 registers a thread.
 ROW_STAGES = ((10, 20, 9216, 5), (10, 10, 18432, 3))
-ROW_SLICE = 32  # of the 96 registers that a thread of 17 warps has
-# What the planner may not use: the loop's records, and the static variables before `ark_shared`,
-# which begins at a multiple of 1024.
+ROW_SLICE = 32  # registers for a row's slice, of the 96 of a thread in 17 warps
+# Shared memory that the planner may not use: the loop's records, and the static variables before
+# `ark_shared`, which begins at a multiple of 1024.
 RESERVED = 1024 + LOOP_BYTES
 
 # Tiles of fp32 products (tasks/exact.h), and their speeds beside each other.
@@ -139,7 +139,9 @@ CACHE_BYTES = {"a100": 40e6, "b200": 126e6, "rtx5090": 96e6}  # published
 
 
 def _costs(name: str, processors: int, gbps: float) -> Costs:
-    """Measured where a machine was at hand; of others the H100's, by processors and bandwidth."""
+    """The costs of a machine: measured ones if there are any, otherwise the H100's scaled by
+    processors and bandwidth.
+    """
     if name not in CACHE_BYTES:
         return HOPPER
     return dataclasses.replace(
@@ -261,13 +263,15 @@ def names() -> tuple[str, ...]:
 
 
 def by_name(name: str) -> Machine | None:
-    """The model of that name; None if it is not one of ours."""
+    """The model of that name; None if there is none."""
     return MODELS.get(name)
 
 
 @dataclass(frozen=True)
 class Reported:
-    """What an opened device says of itself. shared_bytes: the most a block can opt in to."""
+    """Properties that an opened device reports. shared_bytes: the most shared memory that a block
+    can opt in to.
+    """
 
     name: str
     major: int
@@ -286,8 +290,8 @@ def arch_name(major: int, minor: int) -> str:
 def of_device(reported: Reported) -> Machine:
     """The model of an actual device: the nearest named one, filled in with what it reports.
 
-    Of the models of its architecture the one nearest in bandwidth lends what a device does not
-    report (ring shape, copies in flight, rates).
+    Properties that a device does not report (ring shape, copies in flight, rates) are those of the
+    model of its architecture with the nearest bandwidth.
     """
     arch = arch_name(reported.major, reported.minor)
     family = [m for m in MODELS.values() if m.arch == arch]

@@ -1,6 +1,6 @@
 """Copies and clears before a launch on the same stream, which the host does not wait for. They are
-kept until the launch, and given to the driver with it by a function that is compiled once
-(ordered.cpp): one after the other the bindings take 90 us for four of them and a launch. Called by
+collected until the launch and passed to the driver with it by a function that is compiled once
+(ordered.cpp). With separate calls of the bindings, four of them and a launch take 90 us. Called by
 device.py.
 """
 
@@ -31,17 +31,19 @@ FUNCTIONS = (
 
 
 class Ordered:
-    """What comes before the next launch on a stream. label: the device, for errors."""
+    """The copies and clears before the next launch on a stream. label: the device's name, for
+    errors.
+    """
 
     def __init__(self, context: Any, stream: Any, label: str) -> None:
         self._context, self._stream, self._label = context, stream, label
-        self._steps: list[int] = []  # of each to, from (0: clear) and bytes
+        self._steps: list[int] = []  # for each: target, source (0: clear) and bytes
         self._kept: list[np.ndarray] = []
         self._quick: Callable[[int], int] | None = None
         self._known = False
 
     def write(self, address: int, data: np.ndarray) -> None:
-        """Copies an array, which may change after the return."""
+        """Adds a copy of an array, which may change after the return."""
         if data.nbytes:
             kept = data.copy()
             self._kept.append(kept)
@@ -61,7 +63,7 @@ class Ordered:
         events: tuple[Any, Any],
         doing: str,
     ) -> None:
-        """Gives the driver all of it, then a launch between two events."""
+        """Enqueues all copies and clears, then a launch between two events."""
         steps, self._steps = self._steps, []
         kept, self._kept = self._kept, []
         if not self._known:
@@ -84,7 +86,7 @@ class Ordered:
             code = self._quick(words.buffer_info()[0])
             if code:
                 check((cu.CUresult(code),), doing)
-        kept.clear()  # the driver has copied what is pageable
+        kept.clear()  # the driver has copied pageable memory already
 
     def _enqueue(self, steps: list[int]) -> None:
         for to, source, nbytes in zip(*[iter(steps)] * 3, strict=True):

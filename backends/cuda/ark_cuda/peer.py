@@ -1,7 +1,7 @@
 """Memory of one rank made visible to another: CUDA IPC between processes, peer access within one.
 
-A handle says which device the memory is on, so that a peer that cannot be reached is refused with a
-reason and not with a fault in the kernel. Called by device.py with the device's context current.
+A handle names the device of the memory, so that a peer that cannot be reached gives an error with a
+reason instead of a fault in the kernel. Called by device.py with the device's context current.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ PAGE = 2 << 20
 _LAYOUT = struct.Struct("<8s16sI16sQQ64s")
 _UUID_BYTES, _IPC_BYTES = 16, 64
 _MAGIC = b"arkcuda1"
-# Names this process in a handle; ids alone repeat between containers.
+# Identifies this process in a handle; process ids are not unique across containers.
 _PROCESS = struct.pack("<QQ", os.getpid(), time.time_ns())
 
 
 @dataclass(frozen=True)
 class Mapped:
-    """A peer's memory here; `imported` if closing it is ours to do."""
+    """A peer's memory, mapped here. imported: True if this process must close the mapping."""
 
     address: int
     nbytes: int

@@ -1,4 +1,4 @@
-"""Looks for NVIDIA GPUs without touching them: no context is made and nothing is raised.
+"""Looks for NVIDIA GPUs without creating a context. It never raises an error.
 
 Every reason for a missing device is reported with its fix.
 Called by the backend object, for `ark info`, `ark.init` and before a device is opened.
@@ -23,7 +23,7 @@ _NO_DRIVER = (
 
 
 def probe() -> Probe:
-    """What this machine has; see ark.backend.protocol.Probe."""
+    """The GPUs of this machine; see ark.backend.protocol.Probe."""
     try:
         from cuda.bindings import driver, nvrtc
     except ImportError:

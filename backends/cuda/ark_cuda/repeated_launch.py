@@ -1,8 +1,7 @@
-"""Launches of one kernel that follow each other on a caller's streams, many a second. What a
-launch needs is looked up once, and the driver is called by a compiled function
-(repeated_launch.cpp). Where there is no compiler, the Python bindings do the same and take 2.6 us
-more for the three calls, twice that where other work has emptied the caches in between. Called by
-device.py.
+"""Frequent launches of the same kernel on a caller's streams. The parameters are prepared once, and
+a compiled function (repeated_launch.cpp) calls the driver. Without a compiler the Python bindings
+are used. They take 2.6 us more for the three calls, and twice that if other work has displaced the
+caches. Called by device.py.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ class CudaRepeatedLaunch(CudaLaunch):
         self._launch(stream)
 
     def _launch(self, stream: int) -> None:
-        """By the bindings: on another stream, or where another context is current."""
+        """Launches by the bindings: on another stream, or if another context is current."""
         with current(self._events.context):
             if stream != self._stream:
                 self._queue = cu.CUstream(stream)
@@ -75,7 +74,7 @@ class CudaRepeatedLaunch(CudaLaunch):
             check(cu.cuEventRecord(self._end, self._queue), self._doing)
 
     def elapsed_ms(self) -> float:
-        """Launches that follow each other are not timed."""
+        """Raises InvalidUsageError, because repeated launches are not timed."""
         raise InvalidUsageError("these launches are not timed; time them on the stream")
 
 

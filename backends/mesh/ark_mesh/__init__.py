@@ -1,6 +1,6 @@
 """A simulated mesh of processor cores with private memory, which exchange messages between
-supersteps. It has no memory that two cores see, so no loop kernel: it builds and runs plans itself
-(ark.runtime.runner.PlanBackend). What it proves, and what it is not: docs/mesh.md.
+supersteps. It has no memory that two cores share and therefore no loop kernel: it builds and runs
+plans itself (ark.runtime.runner.PlanBackend). docs/mesh.md describes its purpose and limits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ark_mesh.executor import MeshExecutor
 
 
 class MeshBackend:
-    """The entry point's object; holds no state."""
+    """The object of the entry point; it has no state."""
 
     name = "mesh"
 

@@ -18,7 +18,7 @@ DEFAULT_CORES = 16
 
 
 def wanted_cores() -> int:
-    """Cores of the mesh: ARK_MESH_CORES, or 16."""
+    """The number of cores of the mesh: ARK_MESH_CORES, or 16."""
     text = os.environ.get("ARK_MESH_CORES", str(DEFAULT_CORES))
     if not re.fullmatch(r"[1-9]\d?", text) or int(text) > machines.MOST_CORES:
         raise InvalidUsageError(
@@ -29,7 +29,9 @@ def wanted_cores() -> int:
 
 
 class MeshDevice:
-    """The mesh. Memory that is allocated here is the host's; a launch copies it in and out."""
+    """The mesh. Memory that is allocated here is host memory; a launch copies it to the cores and
+    back.
+    """
 
     def __init__(self, index: int) -> None:
         if index != 0:

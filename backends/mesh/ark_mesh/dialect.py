@@ -1,4 +1,6 @@
-"""A core runs one task at a time, as a CPU's thread does: the CPU's dialect with another entry."""
+"""The mesh's dialect: the CPU's with another entry point, since a core runs one task at a time like
+a thread.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
 """From a plan to supersteps: in each, cores compute on private memory; between them, they exchange.
 
-The tasks of a phase are walked in program order. For every item of
-memory that a task writes, the exchange records the last writer, the cores that hold a copy, and
-the supersteps; a read of an
-item that its core does not hold becomes a message, and the task goes to the superstep behind it. A
-plan's counters are not looked at: program order and what tasks touch say everything. Called by
+The tasks of a phase are walked in program order. For every item of memory that a task writes, the
+exchange records the last writer, the cores that hold a copy, and the supersteps; a read of an item
+that its core does not hold becomes a message, and the task goes to the superstep behind it. A
+plan's counters are not used: program order and the tasks' accesses determine everything. Called by
 ark_mesh.executor.
 """
 
@@ -19,12 +18,12 @@ from ark.plan import kind as kinds
 from ark.plan.boxes import Boxes, Templates
 from ark.plan.types import INITIAL, Plan, PlanTensor, Task
 
-HOST = -1  # the last writer of what an iteration has not written yet
+HOST = -1  # the last writer of items not written in this iteration
 
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """Bytes of a buffer on a core: ranges from begin[i] to end[i]."""
+    """Byte ranges, begin[i] to end[i], of a buffer on a core."""
 
     core: int
     buffer: int
@@ -38,8 +37,8 @@ class Piece:
 
 @dataclass(frozen=True, eq=False)
 class Message:
-    """A piece that its core sends to another one. changed: only those bytes are delivered that the
-    source has changed since the iteration began, because others append to the same box.
+    """A piece that its core sends to another one. changed: True if only bytes are delivered that
+    the source has changed in this iteration, because other cores append to the same box.
     """
 
     piece: Piece
@@ -109,7 +108,7 @@ class Exchange:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.windows: list[dict[int, tuple[int, int]]] = [{} for _ in range(plan.processors)]
-        self.shared: list[Piece] = []  # what cores append to
+        self.shared: list[Piece] = []  # pieces that cores append to
         self._items: dict[int, _Items] = {}
         self._lasting = {b.id for b in plan.buffers if b.initial or b.arena in INITIAL}
         self._signatures = [kinds.signature(plan, op) for op in plan.ops]
@@ -133,7 +132,7 @@ class Exchange:
             self._finish(steps, end)
 
     def _item_sizes(self) -> dict[int, int]:
-        """By buffer, the largest item that all its tensors consist of."""
+        """By buffer, the bytes of the largest item of which all its tensors consist."""
         sizes: dict[int, int] = {}
         for tensor in self.plan.tensors:
             size = np.gcd(tensor.itemsize, tensor.first_byte)
@@ -156,7 +155,7 @@ class Exchange:
                 self._items[buffer] = _Items.of(nbytes, self._sizes[buffer])
 
     def _walk(self, number: int, coords: dict[int, tuple[tuple[int, ...], ...]]) -> Supersteps:
-        """Deals the tasks of a phase to supersteps."""
+        """Assigns the tasks of a phase to supersteps."""
         for items in self._items.values():
             items.begin()
         lists = self.plan.phases[number].processors
@@ -231,7 +230,7 @@ class Exchange:
     def _note(
         self, core: int, step: int, buffer: int, at: np.ndarray, write: bool, append_only: bool
     ) -> None:
-        """Writes down that the core touches the items in that superstep."""
+        """Records that the core accesses the items in that superstep."""
         items, size = self._items.get(buffer), self._sizes[buffer]
         low, high = self.windows[core].get(buffer, (1 << 62, 0))
         low, high = min(low, int(at[0]) * size), max(high, int(at[-1] + 1) * size)
@@ -255,7 +254,7 @@ class Exchange:
     def _finish(
         self, steps: Supersteps, end: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]]
     ) -> None:
-        """The last exchange of an iteration, and where what it wrote lies then."""
+        """The last exchange of an iteration, and the places of the iteration's results after it."""
         last: list[Message] = []
         for buffer, (source, holders, appended) in end.items():
             items = self._items[buffer]
@@ -284,7 +283,7 @@ class Exchange:
         steps.exchanges[-1] += last
 
     def _piece(self, core: int, buffer: int, at: np.ndarray) -> Piece:
-        """Items that rise, at least one, as consecutive bytes."""
+        """The piece of ascending items (at least one), with consecutive ones joined."""
         size = self._sizes[buffer]
         breaks = np.flatnonzero(np.diff(at) != 1)
         begin = at[np.concatenate(([0], breaks + 1))] * size

@@ -1,6 +1,6 @@
 """Runs a plan on the mesh: fills the cores from the host's memory, runs supersteps, and takes out
-what was written. It offers what ark.runtime.executor.Executor does, without counters and tables of
-a loop kernel.
+what was written. It has the interface of ark.runtime.executor.Executor, without counters and tables
+of a loop kernel.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class MeshExecutor(PlanMemory):
         trace_records: int = 0,
         budget_s: float = BUDGET_S,
     ) -> None:
-        """As ark.runtime.executor.Executor. Raises UnsupportedError for what needs memory that
-        cores share, and for several ranks.
+        """As ark.runtime.executor.Executor. Raises UnsupportedError for plans that need shared
+        memory, and for several ranks.
         """
         _check(plan, trace_records)
         super().__init__(plan, device, externals)
@@ -107,7 +107,7 @@ class MeshExecutor(PlanMemory):
         self._bind()
 
     def _lay_out(self) -> None:
-        """What does not depend on where the host's memory is."""
+        """Prepares everything that does not depend on addresses of the host's memory."""
         phases = self.exchange.phases
         every = [messages for steps in phases for messages in steps.exchanges]
         records = [self.cores.messages(messages) for messages in every]
@@ -129,7 +129,7 @@ class MeshExecutor(PlanMemory):
         params["copy_count"], params["idle_ns"] = len(copies), int(IDLE_S * 1e9)
 
     def _bind(self) -> None:
-        """Messages from and to the host, at the present addresses of its memory."""
+        """Prepares messages from and to the host, for the present addresses of its memory."""
         own = {b.id: self.buffer_address(b.id) for b in self.plan.buffers}
         inputs = self.cores.transfers(self.cores.initial(), own, out=False)
         self._set("inputs", inputs)
@@ -152,14 +152,18 @@ class MeshExecutor(PlanMemory):
         self._bind()
 
     def start(self, iterations: int | Sequence[int], persistent: bool = False) -> Run:
-        """Runs so many iterations of each phase, in the plan's order; see Executor.start."""
+        """Runs the given number of iterations of each phase, in the plan's order; see
+        Executor.start.
+        """
         self._check_idle()
         ends = list(itertools.accumulate(self.phase_iterations(iterations)))
         self._resumed = None
         return self._launch(0, ends, persistent)
 
     def resume(self, iterations: int = 1, stream: int | None = None) -> Run:
-        """Runs so many iterations more, counted on from the launch before; see Executor.resume."""
+        """Runs further iterations, which continue the count of the launch before; see
+        Executor.resume.
+        """
         if len(self.plan.phases) != 1:
             raise InvalidUsageError(
                 "a launch of several phases cannot continue from the previous one"
@@ -201,22 +205,24 @@ class MeshExecutor(PlanMemory):
         return explain(self.plan, tables, record, [], self._phase_ends, {})
 
     def end(self) -> int:
-        """How many iterations the last launch was to run; see Executor.end."""
+        """The number of iterations of the last launch; see Executor.end."""
         head = layout.dtype("ArkControl")
         return int(self._control[: head.itemsize // 4].view(head)["limit"][0])
 
     @property
     def supersteps(self) -> int:
-        """Supersteps that have run since the plan was loaded."""
+        """The number of supersteps since the plan was loaded."""
         return int(self._counts[0])
 
     @property
     def exchanged(self) -> int:
-        """Bytes that cores have sent each other since the plan was loaded."""
+        """The bytes that cores have exchanged since the plan was loaded."""
         return int(self._counts[1])
 
     def close(self, collective: bool = True) -> bool:
-        """Stops what runs and frees everything; safe to call twice. False if it does not stop."""
+        """Stops a running launch and frees everything; safe to call twice. Returns False if the
+        launch does not stop.
+        """
         if self.latest is not None:
             if not self.latest.stop():
                 return False
@@ -242,7 +248,7 @@ def _ends(parts: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _check(plan: Plan, trace_records: int) -> None:
-    """UnsupportedError for what a mesh of private memories does not have."""
+    """Raises UnsupportedError for features that a mesh of private memories lacks."""
     if plan.world_size > 1:
         raise UnsupportedError(
             f"the plan is for {plan.world_size} ranks; the backend 'mesh' runs one. Use another "

@@ -1,4 +1,6 @@
-"""How the cores' code is made: the CPU's compiler and a dialect with the mesh's entry point."""
+"""Compiles the cores' code with the CPU's compiler and a dialect that has the mesh's entry
+point.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from ark_mesh.dialect import dialect
 
 
 class MeshKernels(CpuBackend):
-    """The backend that ark.runtime.program compiles with; no user sees it."""
+    """The internal backend with which ark.runtime.program compiles."""
 
     name = "mesh"
 

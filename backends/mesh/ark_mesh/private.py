@@ -1,4 +1,4 @@
-"""Private memories: what each core holds of which buffer, and the tables that it walks.
+"""The cores' private memories: the parts of buffers in each, and each core's table of tasks.
 
 Called by ark_mesh.executor, for one plan and its supersteps.
 """
@@ -20,20 +20,20 @@ from ark_mesh.machines import CORE_BYTES
 
 BUFFER_ALIGNMENT_BYTES = 64
 MESSAGE = np.dtype([("from", "<u8"), ("to", "<u8"), ("bytes", "<u4"), ("changed", "<u4")])
-POISON_BYTE = 0xFF  # private memory before anything was delivered: NaN, or -1
+POISON_BYTE = 0xFF  # initial bytes of private memory: NaN as floats, -1 as integers
 
 
 class Cores:
-    """The memories of a mesh's cores. A core's lies behind the other's, and behind all of them as
-    much again for what they remember of an iteration's beginning.
+    """The memories of a mesh's cores, one after another. They are followed by as much memory again
+    for copies of the state at an iteration's beginning.
     """
 
     def __init__(self, plan: Plan, exchange: Exchange, device: MeshDevice) -> None:
         self.plan = plan
         self.exchange = exchange
-        self._lists: list[np.ndarray] = []  # that tables point to
+        self._lists: list[np.ndarray] = []  # kept alive, since tables point to them
         self._places: list[dict[int, int]] = []  # by core and buffer, from the memory's start
-        self.bytes: list[int] = []  # that each core uses
+        self.bytes: list[int] = []  # bytes used, by core
         at = 0
         for core, windows in enumerate(exchange.windows):
             begin, places = at, {}
@@ -64,7 +64,9 @@ class Cores:
         self._memory.host[:] = POISON_BYTE
 
     def address(self, core: int, buffer: int) -> int:
-        """Where a core sees the buffer's first byte; 0 for one that it does not touch."""
+        """The address of the buffer's first byte in the core's memory; 0 if the core does not use
+        the buffer.
+        """
         place = self._places[core].get(buffer)
         return 0 if place is None else self._memory.address + place
 
@@ -113,8 +115,8 @@ class Cores:
     def transfers(
         self, pieces: Sequence[Piece], host: Mapping[int, int] | None, out: bool
     ) -> np.ndarray:
-        """Messages between cores and the host's memory, whose addresses by buffer are given; with
-        none, from a core to what it remembers.
+        """Messages between cores and the host's memory. host: addresses by buffer; without it,
+        messages from a core to its copy of the iteration's beginning.
         """
         records = [np.zeros(0, MESSAGE)]
         for piece in pieces:
@@ -124,7 +126,7 @@ class Cores:
         return np.concatenate(records)
 
     def _moves(self, piece: Piece, other: int, out: bool) -> np.ndarray:
-        """Between a core and a buffer that begins at an address."""
+        """The moves between a core and a buffer at an address."""
         records = np.zeros(len(piece.begin), MESSAGE)
         records["from" if out else "to"] = self.address(piece.core, piece.buffer) + piece.begin
         records["to" if out else "from"] = other + piece.begin
@@ -132,7 +134,7 @@ class Cores:
         return records
 
     def initial(self) -> list[Piece]:
-        """What cores hold before the first iteration."""
+        """The pieces that cores hold before the first iteration."""
         return [
             Piece(core, buffer, np.array([low]), np.array([high]))
             for core, windows in enumerate(self.exchange.windows)

@@ -81,7 +81,7 @@ class RocmBackend:
 
 
 def _emulator(name: str) -> ModuleType:
-    """A module of the emulator, which a user may not have."""
+    """A module of the emulator. Raises an error if the emulator is not installed."""
     try:
         return importlib.import_module(f"ark_rocm_emulator.{name}")
     except ImportError:
@@ -91,7 +91,9 @@ def _emulator(name: str) -> ModuleType:
 
 
 def _backend() -> KernelBackend:
-    """AMD GPUs; or what the environment puts in their place: a shim for `ark doctor` on others."""
+    """The backend of AMD GPUs, or the shim for `ark doctor` on other GPUs if the environment asks
+    for it.
+    """
     if os.environ.get(probe.VARIABLE) != "shim":
         return RocmBackend()
     shim: KernelBackend = importlib.import_module("ark_rocm_emulator.shim.backend").backend

@@ -1,6 +1,6 @@
-"""Reads what the loop kernel of a code object asks for: registers, spills, scratch and LDS.
+"""Reads the resources of a code object's loop kernel: registers, spills, scratch and LDS.
 
-They stand in the metadata note (LLVM's "User Guide for AMDGPU Backend", Code Object Metadata): a
+They are in the metadata note (LLVM's "User Guide for AMDGPU Backend", Code Object Metadata): a
 MessagePack map that the runtime reads, too. Called by ark_rocm.__init__ for `ark emit --binary`.
 """
 
@@ -22,7 +22,7 @@ KERNEL = "ark_loop"
 
 
 class _Kernel(msgspec.Struct, frozen=True):
-    """A kernel's entry of the metadata, the members that are read here."""
+    """A kernel's entry in the metadata, with the members that are used here."""
 
     name: str = msgspec.field(name=".name")
     vgprs: int = msgspec.field(name=".vgpr_count")
@@ -39,7 +39,7 @@ class _Metadata(msgspec.Struct, frozen=True):
 
 
 def _metadata(elf: bytes) -> bytes:
-    """The description of the metadata note. ValueError if there is none."""
+    """The description of the metadata note. Raises ValueError if there is none."""
     if not elf.startswith(_MAGIC):
         raise ValueError("it is not an ELF file of 64 bits")
     (table,) = struct.unpack_from("<Q", elf, 40)
@@ -57,7 +57,7 @@ def _metadata(elf: bytes) -> bytes:
 
 
 def used(elf: bytes, kernel: str = KERNEL) -> Used:
-    """What a kernel asks for; SystemError if the code object does not say so."""
+    """The resources of a kernel. Raises SystemError if the code object does not have them."""
     try:
         metadata = msgspec.msgpack.decode(_metadata(elf), type=_Metadata)
     except (ValueError, OverflowError, struct.error, msgspec.MsgspecError) as error:

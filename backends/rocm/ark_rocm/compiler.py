@@ -1,4 +1,5 @@
-"""From HIP source to a code object, with hiprtc where ROCm is installed, else with plain clang.
+"""Compiles HIP source to a code object, with hiprtc if ROCm is installed, otherwise with plain
+clang.
 
 Clang also takes what hiprtc, which may be older than the source asks for, refuses.
 The prelude includes nothing, so the clang of the `ziglang` wheel suffices: it knows the AMD targets
@@ -40,7 +41,7 @@ _CLANG = (
     "-fms-extensions",
     "-fuse-cuid=none",
 )
-# To stop before the linker, which this clang cannot start, and yet write an object.
+# Options that write an object without the linker, which this clang cannot start.
 _TO_OBJECT = ("-Xclang", "-emit-obj")
 _LOG_LINES = 30
 
@@ -66,7 +67,7 @@ class Compiler:
 
 
 def assembly(source: Source, target: Target) -> str:
-    """The kernel as assembly text, for checks of what the compiler made of it."""
+    """The kernel as assembly text, for checks of the generated code."""
     with tempfile.TemporaryDirectory(prefix="ark-") as folder:
         return _generated(source, target, Path(folder), ()).read_text()
 
@@ -89,7 +90,7 @@ def _tool() -> str:
 
 @functools.cache
 def _hiprtc_version() -> str:
-    """The version of ROCm's own runtime compiler; empty where there is none."""
+    """The version of ROCm's runtime compiler; empty if there is none."""
     try:
         rtc = driver.rtc()
         major, minor = driver.call("hiprtcVersion", rtc.hiprtcVersion)
@@ -129,7 +130,9 @@ def _generated(source: Source, target: Target, folder: Path, words: tuple[str, .
 
 @functools.cache
 def _zig_program() -> str:
-    """The program itself, before which `python -m ziglang` starts Python: three times a kernel."""
+    """The path of the zig program. Calling it directly saves the start of Python by `python -m
+    ziglang`, three times per kernel.
+    """
     _ziglang()
     import ziglang
 

@@ -58,7 +58,7 @@ class Device:
         self._copy_stream = self._stream()
         self._programs: list[Program] = []
         self._launches: WeakSet[Launch] = WeakSet()
-        self._opened: set[int] = set()  # addresses of other processes' memory
+        self._opened: set[int] = set()  # mapped addresses of other processes' memory
         self._returned = Returned(self._free, self._busy)
         self._closed = False
 
@@ -67,7 +67,7 @@ class Device:
         return call("hipStreamCreateWithFlags", make, driver.STREAM_NON_BLOCKING)
 
     def _select(self) -> None:
-        """HIP's current device belongs to the calling thread."""
+        """Selects the device in the calling thread; HIP's current device is per thread."""
         driver.select(self._hip, self.index)
 
     def alloc(self, nbytes: int, kind: MemoryKind) -> Memory:
@@ -174,7 +174,9 @@ class Device:
     def launch(
         self, program: object, params: bytes, grid: Grid, stream: int | None = None
     ) -> Launch:
-        """See Device.launch. stream: not taken yet; InvalidUsageError where one is given."""
+        """See Device.launch. stream: not supported yet; raises InvalidUsageError if one is
+        given.
+        """
         if stream is not None:
             raise InvalidUsageError("a loop kernel on AMD devices runs on its own stream only")
         assert isinstance(program, Program)
@@ -242,7 +244,7 @@ class Device:
         if self._closed or self._busy():
             return
         self._closed = True
-        # After a kernel's fault every call answers with it, and each still gives back what it can.
+        # After a kernel's fault every call returns the fault's error, but still frees what it can.
         with contextlib.suppress(GpuError):
             self._select()
             self._returned.settle()

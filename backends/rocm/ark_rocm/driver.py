@@ -1,7 +1,7 @@
 """The HIP runtime through hip-python, with its errors as ark's. Called by probe, device, compiler.
 
-hip-python opens the driver's libraries at the first call, so importing it proves nothing; 6.x, 7.x
-and 10.x differ in the modules behind the names, which is why all imports stand here.
+hip-python opens the driver's libraries at the first call, so a successful import does not show that
+they exist. Its module names differ between 6.x, 7.x and 10.x, so all imports are here.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from ark.errors import BaseError, GpuError, SystemError
 
 INSTALL = "pip install 'ark-gpu[rocm]'"
 
-# What the bindings lack in some versions; the values are HIP's own.
+# Constants that some versions of the bindings lack, with HIP's values.
 MALLOC_UNCACHED = 0x3
 HOST_MAPPED = 0x2
 HOST_COHERENT = 0x40000000
 STREAM_NON_BLOCKING = 0x1
 IPC_LAZY_PEER_ACCESS = 0x1
 
-# Faults that a kernel caused, as opposed to what the machine lacks.
+# Errors that a kernel causes, in contrast to missing parts of the machine.
 _FAULTS = ("LaunchFailure", "LaunchTimeOut", "IllegalAddress", "Assert", "ECCNotCorrectable")
 
 
@@ -54,7 +54,7 @@ def _import(name: str) -> Any:
 
 
 def library() -> str:
-    """The HIP library that hip-python has opened, by path; else the name that it goes by."""
+    """The path of the HIP library that hip-python has opened; its name if the path is unknown."""
     with contextlib.suppress(OSError), open("/proc/self/maps") as maps:
         for line in maps:
             path = line.split(maxsplit=5)[-1].strip()

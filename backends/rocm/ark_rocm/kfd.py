@@ -112,7 +112,9 @@ Ioctl = Callable[[int, ctypes.Structure], object]
 
 @dataclass
 class KfdQueue:
-    """One queue and what it stands on. ioctl: asks the driver; OSError if it refuses."""
+    """One queue with its memory. ioctl: a function that calls the driver and raises OSError if it
+    refuses.
+    """
 
     ioctl: Ioctl
     gpu: int
@@ -181,7 +183,7 @@ class KfdQueue:
         raise refused
 
     def destroy(self) -> None:
-        """Gives all back; safe to call twice."""
+        """Frees everything; safe to call twice."""
         number, self._number = self._number, None
         if number is not None:
             with contextlib.suppress(OSError):
@@ -196,7 +198,7 @@ class KfdQueue:
 
 
 def _reserve(nbytes: int) -> int:
-    """Addresses that nothing uses, without memory behind them."""
+    """Reserves unused addresses without memory."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000)
     _LIBC.mmap.restype = ctypes.c_void_p
     _LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
@@ -211,7 +213,7 @@ def _release(address: int, nbytes: int) -> None:
 
 
 def open_driver() -> int:
-    """A descriptor of the driver; SystemError if it cannot be had."""
+    """An open descriptor of the driver. Raises SystemError if it cannot be opened."""
     try:
         return os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
@@ -219,7 +221,7 @@ def open_driver() -> int:
 
 
 def driver_ioctl(descriptor: int) -> Ioctl:
-    """Asks the driver by `descriptor`."""
+    """The function that calls the driver by `descriptor`."""
 
     def ask(number: int, data: ctypes.Structure) -> object:
         return fcntl.ioctl(descriptor, number, data)

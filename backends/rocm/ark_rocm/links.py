@@ -1,8 +1,8 @@
 """Reads how this machine's GPUs are linked, from HIP, for `ark.collective.topology.detect`.
 
-HIP tells the kind of link and the hops between two GPUs, not the rate; rates are the nominal ones
-of one Infinity Fabric link of the architecture. How many links join two dies of one package it does
-not tell either, so such pairs count as one link.
+HIP reports the kind of link and the hops between two GPUs, but not the rate. Rates are the nominal
+ones of one Infinity Fabric link of the architecture. HIP does not report the number of links
+between two dies of a package either, so such pairs count as one link.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HOST_RATE = Fraction(32)
 
 
 def read_links() -> MachineLinks:
-    """Returns the links of all GPUs; raises SystemError with the reason where there are none."""
+    """Returns the links of all GPUs. Raises SystemError with the reason if they cannot be read."""
     from ark.collective.topology.detect import MachineLinks  # a device asks `modifying` without it
 
     try:
@@ -56,9 +56,9 @@ def read_links() -> MachineLinks:
 
 
 def modifying(hip: Any, index: int, arch: str, count: int) -> bool:
-    """True where the device's links to all `count` visible devices support read-modify-write. Links
-    over PCIe may not. Alone, or where HIP does not say, Infinity Fabric does, and nothing else
-    counts as a link that does.
+    """True if the device's links to all `count` visible devices support read-modify-write. Links
+    over PCIe may not. For a single device, or if HIP does not report it, the result is True for
+    architectures with Infinity Fabric.
     """
     fabric = arch in LINK_RATE
     ask = getattr(hip, "hipDeviceGetP2PAttribute", None)

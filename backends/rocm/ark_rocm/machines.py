@@ -1,4 +1,4 @@
-"""What AMD GPUs look like to the planner: named models, and one filled in by an opened device.
+"""Machine models of AMD GPUs for the planner: named models, and the model of an opened device.
 
 Widths, shared memory and special units belong to the architecture (ARCHS); counts and speeds to a
 product (MODELS, from its data sheet). Called by ark_rocm.__init__ and ark_rocm.device.
@@ -54,7 +54,7 @@ class Arch:
 
     @property
     def capabilities(self) -> tuple[Capability, ...]:
-        """What bodies and forms are chosen by."""
+        """The capabilities by which bodies and kernel variants are chosen."""
         asks = self.unit == Capability.MFMA  # tasks/ask.h, linear_several.h: layers on such units
         return (
             self.unit,
@@ -186,7 +186,7 @@ def opened(
 ) -> Machine:
     """The model of an opened device; speeds come from the nearest product of its architecture.
 
-    peer_stores: its links to other devices carry no read-modify-write.
+    peer_stores: True if its links to other devices do not support read-modify-write.
     """
     plain = arch.split(":", 1)[0]
     describe(plain)

@@ -21,7 +21,7 @@ _IPC_BYTES = 64
 
 @dataclass(frozen=True)
 class Mapped:
-    """A peer's memory here; `imported` if closing it is ours to do."""
+    """A peer's memory, mapped here. imported: True if this process must close the mapping."""
 
     address: int
     nbytes: int

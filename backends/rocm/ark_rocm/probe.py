@@ -1,4 +1,4 @@
-"""Which AMD GPUs there are, or why there are none, in a sentence and with a remedy.
+"""Looks for AMD GPUs; if there are none, reports the reason and a remedy.
 
 Creates no context and never raises. `ARK_ROCM_DEVICE=emulated:gfx942` asks the optional package
 ark_rocm_emulator to put its own HIP library in place first. Called by ark_rocm.__init__.

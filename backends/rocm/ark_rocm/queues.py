@@ -1,5 +1,5 @@
 """Queues of SDMA engines that kernels write: the driver's, or the emulator's where it stands in for
-HIP. Called by ark_rocm.device; docs/channels.md says what flows through them.
+HIP. Called by ark_rocm.device; docs/channels.md describes their use.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from ark_rocm import kfd
 from ark_rocm.driver import device_properties
 
 REQUEST_BYTES = 64  # ARK_REQUEST_BYTES of queue.h
-_descriptors: list[int] = []  # of the driver; it ends a process's queues when the last is closed
+_descriptors: list[int] = []  # kept open: the driver ends a process's queues with the last one
 
 
 def create(hip: Any, index: int, slots: int) -> Queue:
-    """A queue of device `index` with room for so many requests. SystemError with the reason."""
+    """Creates a queue of device `index` with room for `slots` requests. Raises SystemError with the
+    reason if that fails.
+    """
     ring_bytes = max(slots * REQUEST_BYTES, kfd.PAGE_BYTES)
     emulator = sys.modules.get("ark_rocm_emulator")
     queue: Any
@@ -43,6 +45,6 @@ def create(hip: Any, index: int, slots: int) -> Queue:
 
 
 def destroy(queue: Queue) -> None:
-    """Gives a queue of `create` back."""
+    """Destroys a queue of `create`."""
     handle: Any = queue.handle
     handle.destroy()

@@ -57,7 +57,7 @@ _WORTH_PRECOMPILING = 8
 
 
 def _level(source: Path) -> tuple[str, ...]:
-    """How far `source` is optimised, as flags."""
+    """The optimisation flags of `source`."""
     if source.parent.name != "core" or _ONCE.match(source.stem):
         return ("-O1",)
     if _LANES.fullmatch(source.stem):
@@ -105,7 +105,9 @@ def _compiler_identity() -> str:
 
 
 def _processor() -> str:
-    """What `-march=native` depends on, so that a cache shared by machines serves each."""
+    """A text of the processor features on which `-march=native` depends, so that different machines
+    can share a cache.
+    """
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -166,7 +168,7 @@ _TEXT = re.compile(
 
 
 def _code_of(file: Path) -> bytes:
-    """What the compiler sees of a source: without comments, and the room that they take."""
+    """The source without comments and the space around them."""
     text = _TEXT.sub(lambda match: match[1] or " ", file.read_text())
     return "\n".join(line.rstrip() for line in text.splitlines() if line.strip()).encode()
 

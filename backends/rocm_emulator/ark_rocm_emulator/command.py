@@ -45,7 +45,7 @@ class Given:
 
 
 def parse(text: str) -> Given:
-    """An argument from its text; InvalidUsageError if it is none."""
+    """An argument from its text. Raises InvalidUsageError if the text is not valid."""
     name, equals, value = text.partition("=")
     if name in TYPES and equals:
         dtype = np.dtype(name)
@@ -96,7 +96,7 @@ def _kernel(code: Any, name: str | None) -> Any:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Runs the kernel; the exit code: 0, or 1 if it was stopped."""
+    """Runs the kernel. Returns the exit code: 0, or 1 if the kernel was stopped."""
     try:
         code = core().CodeObject(options.file.read_bytes())
     except (OSError, ValueError) as error:

@@ -65,7 +65,7 @@ class Activation:
 
 
 class ErrorKind(enum.IntEnum):
-    """What a kernel, a DMA queue, or a call under a running kernel was stopped for."""
+    """The reason for which a kernel, a DMA queue, or a call during a running kernel was stopped."""
 
     BAD_LAUNCH = 1
     UNKNOWN_OPCODE = 2
@@ -87,7 +87,9 @@ class ErrorKind(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Failure:
-    """What the emulator stopped (a kernel, a DMA queue, a call): why, and the whole message."""
+    """A kernel, a DMA queue or a call that the emulator stopped: the reason and the full
+    message.
+    """
 
     kind: ErrorKind
     message: str
@@ -316,7 +318,7 @@ def describe() -> str:
 
 
 def failures() -> list[Failure]:
-    """What the emulator stopped since the devices were made, oldest first."""
+    """The failures since the devices were created, oldest first."""
     library, _ = _library()
     result: list[Failure] = []
     text = ctypes.create_string_buffer(1 << 16)

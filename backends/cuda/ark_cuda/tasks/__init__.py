@@ -1,5 +1,5 @@
-"""Task bodies that live on NVIDIA's own units: one object for each task kind and form, those to try
-first in front. Called through the dialect.
+"""Task bodies for NVIDIA's special units: one object for each task kind and form, in the order in
+which they are tried. Called through the dialect.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Attention over the cache with keys and values on their way before the queries are there.
+"""Attention over the cache that loads keys and values before the queries are ready.
 
 Serves the common kind's signature where a head's row is a whole number of 16-byte pieces, a power
 of two of them. A row of the cache is read by a group of lanes, 16 bytes a lane; the first rows of
@@ -24,8 +24,8 @@ from ark.tasks.attention import (
 from ark.tasks.paged import PAGED_FRESH
 from ark_cuda.tasks import inline
 
-MAX_STAGED = 64  # positions of a stage whose scores a warp holds
-MAX_GROUP = 8  # query heads of a key/value head; their sums are held in registers
+MAX_STAGED = 64  # the most positions of a stage; a warp holds their scores
+MAX_GROUP = 8  # the most query heads of a key/value head; registers hold their sums
 
 
 def _shape(sig: Signature) -> tuple[int, int]:
@@ -40,7 +40,9 @@ def _bytes(sig: Signature, warps: int) -> int:
 
 
 def _warps(sig: Signature, machine: Machine) -> int:
-    """Warps whose parts fit in shared memory; 0 if this body does not serve the signature."""
+    """The number of warps whose parts fit in shared memory; 0 if this body does not support the
+    signature.
+    """
     group, width = _shape(sig)
     if sig.operands[1].dtype not in ("fp32", "fp16", "bf16"):
         return 0
@@ -55,7 +57,7 @@ def _warps(sig: Signature, machine: Machine) -> int:
 
 
 def _staged(sig: Signature, machine: Machine) -> int:
-    """Positions in a stage of the ring; 0 where the caches are read in place."""
+    """Positions in a stage of the ring; 0 if the caches are read in place."""
     rows = sig.read(AttentionParams).streamed if machine.ring_bytes else 0
     group, width = _shape(sig)
     taken = (
@@ -77,7 +79,7 @@ def _staged(sig: Signature, machine: Machine) -> int:
 
 
 class _Cached(Body):
-    """What the bodies over a cache share."""
+    """The base of the bodies that read a cache."""
 
     def headers(self, machine: Machine) -> tuple[str, ...]:
         names = (
@@ -116,7 +118,7 @@ class FromRing(_Cached):
 
 
 class InPlace(_Cached):
-    """The caches are read in place, the first rows ahead of the queries."""
+    """The caches are read in place. The first rows are read before the queries."""
 
     kind = "attention"
 
@@ -134,7 +136,7 @@ class InPlace(_Cached):
         operands = [text.given(sig, i, const=i != 4) for i in range(NEW_ROWS_OPERAND + 1)]
         arguments = (text.literal(p.scale), *operands)
         call = text.called("ark_attention_warps", constants, arguments)
-        # Where a prompt is read, a token more or less does not matter; where one is made, it does.
+        # The time of one token matters for decoding, but not for a prompt.
         return inline.inlined(name, call, machine, often=sig.operands[0].shape[0] == 1)
 
 
@@ -165,7 +167,7 @@ class PagesFromRing(_Cached):
 
 
 class Paged(_Cached):
-    """The same over pages that are read in place."""
+    """Attention over pages that are read in place."""
 
     kind = "paged_attention"
 
@@ -190,7 +192,7 @@ class Paged(_Cached):
 
 
 class Merge(_Cached):
-    """The common body, as part of the loop; its packets are loaded by whole warps."""
+    """The common body, inlined into the loop; whole warps load its packets."""
 
     kind = "attention_merge"
 

@@ -1,6 +1,6 @@
 """Attention of many rows on warpgroups (wgmma), in the variant `matrix`: bf16 and fp16, heads of up
-to 256 elements, multiples of 8. attention_tiles.h has the device side. What these do not take goes
-to mma.sync (attention_units.py). Called by the writer through the dialect.
+to 256 elements, multiples of 8. attention_tiles.h has the device side. Other signatures are
+computed by mma.sync (attention_units.py). Called by the writer through the dialect.
 """
 
 from __future__ import annotations

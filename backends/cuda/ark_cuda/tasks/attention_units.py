@@ -47,7 +47,7 @@ class Layout:
 
     @property
     def warps(self) -> int:
-        """Those that have something to do."""
+        """The number of warps that have work."""
         return self.slabs * self.team * self.groups
 
     @property
@@ -63,14 +63,14 @@ class Layout:
         return max(main, max(1, self.groups // 2) * self.slabs * self.team * part) + STRIP_BYTES
 
     def registers(self) -> int:
-        """About how many a thread needs."""
+        """The approximate number of registers of a thread."""
         steps = -(-self.width // SLAB_ROWS)
         sums, scores = 8 * -(-steps // self.team), self.keys // (2 * self.team)
         return sums + scores + (4 * steps if self.held else 0) + OTHER_REGISTERS
 
 
 def layout_of(sig: Signature, machine: Machine) -> Layout | None:
-    """The layout with most warps at work; None where the common body serves."""
+    """The layout with most busy warps; None if only the common body supports the signature."""
     params = sig.read(AttentionTilesParams)
     width, kinds = params.head_dim, {o.dtype for o in sig.operands[:4]}
     able = (
@@ -95,7 +95,7 @@ def layout_of(sig: Signature, machine: Machine) -> Layout | None:
 
 
 def _layouts(width: int, most: int, warps: int) -> Iterator[Layout]:
-    """All layouts of at most so many slabs and warps."""
+    """All layouts of at most `most` slabs and `warps` warps."""
     for team, slabs in itertools.product(TEAMS, range(1, most + 1)):
         for groups in range(1, warps // (team * slabs) + 1):
             if groups * (1 + slabs if team > 1 else 1) > _MAX_NAMED_BARRIERS:
@@ -123,12 +123,14 @@ def _worth(layout: Layout, rows: int) -> tuple[float, ...]:
 
 
 def _registers(machine: Machine) -> int:
-    """The most that a called function's threads may have: warps have theirs by fours."""
+    """The most registers of a thread in a called function. Registers are allocated to groups of
+    four warps.
+    """
     return min(255, _MULTIPROCESSOR_REGISTERS // (32 * -(-machine.variant.warps // 4) * 4) // 8 * 8)
 
 
 class TileBody(Body):
-    """What the bodies of tiles of queries share."""
+    """The base of the bodies that compute tiles of queries."""
 
     kind = "attention_tiles"
 
@@ -156,7 +158,7 @@ class Units(TileBody):
         return layout.nbytes
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        """Unaligned operands are the common body's when it runs."""
+        """The source calls the common body at run time if operands are not aligned."""
         layout = layout_of(sig, machine)
         assert layout is not None
         sizes = (layout.slabs, layout.team, layout.groups, layout.keys, layout.slots)

@@ -16,7 +16,7 @@ BARRIER_BYTES = 384  # bytes: barriers, and room to begin at a multiple of 128
 
 
 def _slot(machine: Machine) -> int:
-    """Bytes of a slot; 0 where they would be too few to gain anything."""
+    """Bytes of a slot; 0 if slots would be too small for a gain."""
     if not machine.has(Capability.PEER_BULK):
         return 0
     room = (machine.shared_bytes - machine.ring_bytes - BARRIER_BYTES) // SLOTS // 1024 * 1024

@@ -20,7 +20,7 @@ from ark.tasks.matmul_text import finish, outputs
 from ark.tasks.matmul_thin import served
 from ark_cuda.tasks.matmul_body import MatmulBody
 
-LEAST_WORK = 1 << 24  # multiplications that are worth filling stages
+LEAST_WORK = 1 << 24  # the fewest multiplications for which stages are faster
 LEAST_ROWS, LEAST_COLUMNS, LEAST_DEPTH = 9, 32, 16
 MOST_THREADS = 512  # of whom each may have 128 registers
 VECTOR_ELEMENTS = 4  # neighbouring results of a thread
@@ -65,7 +65,9 @@ class _Units:
 
 
 def _form(sig: Signature, machine: Machine) -> _Form | _Units | None:
-    """How the block computes the signature's tiles; None where these bodies do not serve them."""
+    """The form in which a block computes the signature's tiles; None if these bodies do not support
+    them.
+    """
     params = sig.read(MatmulParams)
     if any(o.dtype != "fp32" or o.packet for o in sig.operands[:2]) or sig.operands[2].packet:
         return None
@@ -94,7 +96,7 @@ def _form(sig: Signature, machine: Machine) -> _Form | _Units | None:
 
 
 def _ordinary(tile: tuple[int, int], threads: int, room: int) -> _Form | None:
-    """By ordinary instructions, with as many stages as there is room for."""
+    """The form for ordinary instructions, with as many stages as fit."""
     high, wide = tile
     thread_rows = 8 if high > 32 else 4
     units = high // thread_rows * (wide // 8)
@@ -112,7 +114,7 @@ def _ordinary(tile: tuple[int, int], threads: int, room: int) -> _Form | None:
 def _units(
     sig: Signature, tile: tuple[int, int], terms: int, warps: int, room: int
 ) -> _Units | None:
-    """On matrix units: warps stand over the tile so that their parts are as square as can be."""
+    """The form for matrix units. The warps' parts of the tile are as square as possible."""
     high, wide = tile
     parts = [
         (high // down, wide // (warps // down))

@@ -17,11 +17,13 @@ from ark.tasks.linear_params import LinearParams
 from ark_cuda.tasks import inline
 from ark_cuda.tasks.linear_roles import LinearBody
 
-MAX_ROWS = 256  # rows whose sums wait in shared memory for an epilogue
+MAX_ROWS = 256  # the most rows whose sums are in shared memory before an epilogue
 
 
 def _vector(sig: Signature, machine: Machine) -> int:
-    """Elements of the input that a thread loads at once; 0 if this body does not serve."""
+    """Elements of the input that a thread loads at once; 0 if this body does not support the
+    signature.
+    """
     params = sig.read(LinearParams)
     rows, k = sig.operands[0].shape
     share, rest = divmod(k, machine.lanes * machine.warps)

@@ -1,7 +1,7 @@
 """Linear layers of one input row, or few, in the variant `roles`: a stage of weights is one warp's.
 
-Serves what ark.tasks.linear.narrows says; linear_roles.h and, for several rows, linear_batch.h have
-the device side. Called through the dialect.
+It supports the signatures that ark.tasks.linear.narrows accepts; linear_roles.h and, for several
+rows, linear_batch.h have the device side. Called through the dialect.
 """
 
 from __future__ import annotations
@@ -27,28 +27,26 @@ def _input_bytes(sig: Signature) -> int:
 
 
 def _rows(sig: Signature) -> int:
-    """Of the input, and of the output."""
+    """The number of rows of the input and of the output."""
     return sig.operands[2].shape[0]
 
 
 def _task_rows(sig: Signature, machine: Machine) -> int:
-    """Most rows that a task has."""
+    """The most rows of a task."""
     rows = sig.read(LinearParams).rows
     stages = -(-sig.operands[1].shape[0] // rows)
     return -(-stages // machine.processors) * rows
 
 
 def boxed(sig: Signature) -> bool:
-    """True where its stages are boxes of the weights: whole lines of the rows of a matrix
-    instruction.
-    """
+    """True if stages are boxes of the weights: whole lines of the rows of a matrix instruction."""
     params, weight = sig.read(LinearParams), sig.operands[1]
     rest = weight.shape[1] * weight.itemsize % (params.split_k * BOX_ROW_BYTES)
     return _rows(sig) > 1 and params.split_k > 1 and params.rows in (8, 16) and not rest
 
 
 class LinearBody(Body):
-    """What the bodies of linear layers share."""
+    """The base of the bodies of linear layers."""
 
     kind = "linear"
 
@@ -107,7 +105,8 @@ class Roles(LinearBody):
         operands = (text.given(sig, 0), prologue(sig), epilogue(sig))
         if rows == 1:
             given = sig.operands[0].shape[0]
-            # Two shares give the same bits either way round, and both ranks the same kernel.
+            # With two ranks the order of the sum does not change the result, and both ranks have
+            # the same kernel.
             shares = (given, params.first if given > 2 else 0)
             constants = (*sizes, _task_rows(sig, machine), _input_bytes(sig), *shares)
             return inline.inlined(

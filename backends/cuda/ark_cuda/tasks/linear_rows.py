@@ -53,7 +53,8 @@ class Rows(linear_roles.Roles):
         """The computing warps' part."""
         params, values = sig.read(LinearParams), _row_type(sig).values.storage
         given = sig.operands[0].shape[0]
-        # Two shares give the same bits either way round, and both ranks the same kernel.
+        # With two ranks the order of the sum does not change the result, and both ranks have the
+        # same kernel.
         shares = (given, params.first if given > 2 else 0)
         constants = (sig.operands[1].ctype, values, params.rows, _input_bytes(sig), *shares)
         operands = (text.given(sig, 0), prologue(sig), epilogue(sig))

@@ -45,7 +45,9 @@ class _Shape:
 
 
 def _shape(sig: Signature, machine: Machine) -> _Shape | None:
-    """The largest chunk that fits; None where the common body serves."""
+    """The shape with the largest chunk that fits; None if only the common body supports the
+    signature.
+    """
     params = sig.read(MatmulParams)
     a, b, out = sig.operands[:3]
     if params.expr is not None or paired(sig):

@@ -1,4 +1,4 @@
-"""What CUDA's bodies of products share: their task kind and the device code of all of them."""
+"""The base of CUDA's bodies of products: their task kind and their common device code."""
 
 from __future__ import annotations
 

@@ -42,13 +42,13 @@ SCRATCH = ROOM + SLABS + 1024  # and room to begin at a multiple of 1024
 
 
 def serves_machine(machine: Machine) -> bool:
-    """True where the machine has such instructions and the kernel runs under their variant."""
+    """True if the machine has these instructions and the kernel's variant uses them."""
     able = machine.has(Capability.WGMMA) or machine.has(Capability.TCGEN05)
     return able and machine.variant.name == "matrix"
 
 
 def serves(sig: Signature, machine: Machine) -> bool:
-    """True where this body computes the signature's tiles."""
+    """True if this body can compute the signature's tiles."""
     params = sig.read(MatmulParams)
     rows, columns = params.tile
     left, _, out = sig.operands[:3]
@@ -186,7 +186,9 @@ def _depth(sig: Signature) -> int:
 
 
 def _mappable(sig: Signature, index: int) -> bool:
-    """A tensor map wants at most four dimensions, and rows that begin at multiples of 16 bytes."""
+    """True if a tensor map can describe the operand: at most four dimensions, and rows that begin
+    at multiples of 16 bytes.
+    """
     operand, convolution = sig.operands[index], _windows(sig, index)
     if convolution is not None:
         return windows.serves(operand, convolution)
@@ -311,7 +313,7 @@ def _k_range(sig: Signature) -> tuple[str, str]:
 
 
 def _steps(sig: Signature) -> str:
-    """Stages that a tile takes."""
+    """The number of stages of a tile."""
     k0, k1 = _k_range(sig)
     deep = STAGE_K_BYTES // sig.operands[0].itemsize * _lines(sig)
     if k0 == "0":
@@ -320,7 +322,7 @@ def _steps(sig: Signature) -> str:
 
 
 def _store(sig: Signature) -> str:
-    """Stores a tile's sums, or what the expression makes of them."""
+    """The source that stores a tile's sums, or the results of the expression on them."""
     params = sig.read(MatmulParams)
     m, n, _ = dims(sig)
     if params.gated:
@@ -358,7 +360,7 @@ def _store(sig: Signature) -> str:
 
 
 def _store_gated(sig: Signature) -> str:
-    """Stores what neighbouring columns, gates and what they let pass, make."""
+    """The source that stores the gated results of adjacent columns (gate and up)."""
     m, n, _ = dims(sig)
     pitch = sig.operands[2].strides[-2]
     return (

@@ -1,9 +1,9 @@
 """Softmax and norms whose rows arrive by asynchronous copies ahead of use.
 
-Where a processor takes many rows of 4-byte elements, memory is never idle: rows arrive while
-earlier ones are summed. Rows of any type that are too long for the registers of row_norm.h come the
-same way: the next one arrives while this one, in twice as many registers, is computed and stored.
-Elsewhere the common body serves (ark/tasks/row_norm.py): rows of smaller elements and those in
+If a processor has many rows of 4-byte elements, memory is never idle: rows arrive while earlier
+ones are summed. Rows of any type that are too long for the registers of row_norm.h come the same
+way: the next one arrives while this one, in twice as many registers, is computed and stored.
+Otherwise the common body is used (ark/tasks/row_norm.py): rows of smaller elements and those in
 flight fit into registers, which is as fast without the copies.
 """
 

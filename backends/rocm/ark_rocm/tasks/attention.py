@@ -31,7 +31,9 @@ def _group(sig: Signature) -> int:
 
 
 def _teams(sig: Signature, machine: Machine) -> int:
-    """How many waves share the positions; others have other heads of the same positions."""
+    """The number of waves that share the positions. Other waves compute other heads of the same
+    positions.
+    """
     return machine.warps // gcd(_group(sig), machine.warps)
 
 
@@ -88,7 +90,7 @@ class OneRow(Body):
 
 
 class Merge(Body):
-    """The common body, with a wait of its own for its parts."""
+    """The common body with a specialised wait for its parts."""
 
     kind = "attention_merge"
 

@@ -50,7 +50,7 @@ class Layout:
 
     @property
     def least(self) -> bool:
-        """Does nothing that registers may be too few for."""
+        """True if the layout uses no option that needs more registers."""
         return self.keys == KEYS[-1] and not (self.held or self.ahead or self.groups > 1)
 
     @property
@@ -63,7 +63,7 @@ class Layout:
 
     @property
     def registers(self) -> int:
-        """About how many a lane needs."""
+        """The approximate number of registers of a lane."""
         threads, every = self.lanes * self.warps, self.groups * self.keys
         steps = -(-self.width // 16)
         sums = -(-self.width // self.unit) * self.unit**2 // self.lanes
@@ -81,7 +81,7 @@ class Layout:
 
 
 def layout_of(sig: Signature, machine: Machine) -> Layout | None:
-    """The layout with most waves at work; None where the common body serves."""
+    """The layout with most busy waves; None if only the common body supports the signature."""
     params = sig.read(AttentionTilesParams)
     width, rows = params.head_dim, params.rows
     query, key, value, out = (o.dtype for o in sig.operands[:4])
@@ -141,7 +141,7 @@ class Units(Body):
         return (*map(text.header, ("tiles.h", "pages.h", "attention_tiles.h")), *own)
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        """Unaligned operands are the common body's when it runs."""
+        """The source calls the common body at run time if operands are not aligned."""
         layout = layout_of(sig, machine)
         assert layout is not None
         flags = (str(flag).lower() for flag in (layout.held, layout.ahead))

@@ -17,7 +17,7 @@ MOST_SLOTS = 8  # pieces of a wave
 
 
 def _slots(machine: Machine) -> int:
-    """Pieces that each wave has room for; 0 where a load cannot go to LDS."""
+    """The number of pieces that each wave has room for; 0 if loads cannot go to LDS."""
     if not machine.has(Capability.PEER_BULK):
         return 0
     room = machine.shared_bytes // (machine.warps * _piece(machine))

@@ -1,7 +1,7 @@
 """The choice of a token where the candidates are packets: before its task's waits (Body.enters).
 
-Settings, position and stop tokens are older than the iteration, and reading a packet is waiting
-for it (ark/tasks/tokens.h). Called by the writer through the dialect.
+Settings, position and stop tokens were written before the iteration, and reading a packet includes
+waiting for it (ark/tasks/tokens.h). Called by the writer through the dialect.
 """
 
 from __future__ import annotations

@@ -28,13 +28,13 @@ _TYPES = ("fp32", "fp16", "bf16")
 
 
 def _parts(sig: Signature, machine: Machine) -> int:
-    """Loads of a wave that a row takes."""
+    """The number of a wave's loads for a row."""
     weight = sig.operands[1]
     return -(-sig.operands[0].shape[1] * weight.itemsize // (16 * machine.lanes))
 
 
 def _rows(sig: Signature, machine: Machine) -> int:
-    """Most rows that a task has."""
+    """The most rows of a task."""
     rows, weight = sig.read(LinearParams).rows, sig.operands[1]
     stages = -(-weight.shape[0] // rows)
     row_bytes = weight.shape[1] * weight.itemsize

@@ -23,7 +23,7 @@ LOAD_BYTES = 16
 
 
 def read(*names: str) -> tuple[str, ...]:
-    """The texts of headers of this folder."""
+    """The texts of headers in this folder."""
     return tuple((resources.files("ark_rocm") / "tasks" / name).read_text() for name in names)
 
 
@@ -39,13 +39,13 @@ def _load_codes(dtype: RowType) -> int:
 
 
 def _parts(sig: Signature, machine: Machine) -> int:
-    """Loads of a wave that a row takes."""
+    """The number of a wave's loads for a row."""
     dtype = _row_type(sig)
     return -(-dtype.columns // (_load_codes(dtype) * machine.lanes))
 
 
 def _rows(sig: Signature, machine: Machine) -> int:
-    """Most rows that a task has."""
+    """The most rows of a task."""
     rows, count = sig.read(LinearParams).rows, sig.operands[1].shape[0]
     stages = -(-count // rows)
     return -(-stages // dealt(1, count, _row_type(sig).itemsize, machine)) * rows

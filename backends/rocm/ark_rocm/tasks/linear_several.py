@@ -25,7 +25,7 @@ ROW_FLOATS = 20  # from one row of a block to the next in shared memory
 
 
 def _group(sig: Signature, machine: Machine) -> int:
-    """Blocks of rows of weights that a wave multiplies at once."""
+    """The number of blocks of rows of weights that a wave multiplies at once."""
     rows, weight = sig.read(LinearParams).rows, sig.operands[1]
     stages = -(-weight.shape[0] // rows)
     shares = dealt(sig.operands[2].shape[0], weight.shape[0], row_nbytes(weight), machine)
@@ -38,7 +38,7 @@ def slab_bytes(group: int, machine: Machine) -> int:
 
 
 def _aligned(sig: Signature) -> bool:
-    """True where rows of the input begin at multiples of 16 bytes and are dense."""
+    """True if rows of the input are dense and begin at multiples of 16 bytes."""
     x = sig.operands[0]
     wide = x.strides[0] * x.itemsize % 16 == 0 and x.strides[1] == 1
     return wide and x.aligned and x.shape[0] == sig.operands[2].shape[0] and not x.packet
@@ -78,7 +78,7 @@ class SeveralRows(Body):
 
 
 class SeveralRowsOfCodes(SeveralRows):
-    """The same with quantised weights."""
+    """SeveralRows with quantised weights."""
 
     kind = "linear_rows"
 

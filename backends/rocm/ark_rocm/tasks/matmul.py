@@ -50,14 +50,14 @@ _LARGE_PIECES = 4  # of 16 bytes along k in a step
 
 
 def _follows(sig: Signature) -> bool:
-    """True where something follows the product, so that sums leave in packs."""
+    """True if an expression follows the product, so that sums are stored in packs."""
     return sig.read(MatmulParams).expr is not None or paired(sig)
 
 
 def _large(sig: Signature, machine: Machine) -> tuple[int, int] | None:
-    """Rows and columns of the large tile whose loop takes it; None if none does."""
+    """Rows and columns of the large tile whose loop supports the signature; None if none does."""
     sixteen = all(sig.operands[i].itemsize == 2 for i in (0, 1))
-    # Where denormals of fp16 would be zeros, matrix.h splits them into bf16.
+    # If the matrix unit reads fp16 denormals as zero, matrix.h splits them into bf16.
     exact = not ARCHS[machine.arch].flushes or sig.operands[0].dtype == "bf16"
     if not (sixteen and exact and machine.has(Capability.MFMA) and machine.warps == 8):
         return None
@@ -97,7 +97,7 @@ def _slab_bytes(sig: Signature, machine: Machine) -> int:
 
 
 def _buffers(sig: Signature, machine: Machine) -> int:
-    """Two if shared memory has room, else one."""
+    """The number of buffers: two if shared memory has room, else one."""
     return 2 if 2 * _step_bytes(sig, machine) <= machine.shared_bytes else 1
 
 
