@@ -25,7 +25,7 @@ from examples.pose import algebra
 from examples.pose import pose as poses
 from examples.word2vec import corpus, word2vec
 
-PROBLEMS_PER_BLOCK = 2000  # problems that NumPy takes at once where its arrays are to stay in cache
+PROBLEMS_PER_BLOCK = 2000  # problems per NumPy call, so that its arrays stay in cache
 LAUNCHES_PER_READING = 50  # products that follow each other before a clock is read
 WEIGHTS_PER_SCALE = 128  # weights that share a scale
 
@@ -82,7 +82,7 @@ def by_linalg(problems: poses.Problems, start: np.ndarray) -> np.ndarray:
 def in_torch(
     problems: poses.Problems, start: np.ndarray, device: str, compiled: bool
 ) -> Callable[[], Any]:
-    """What runs the iterations with torch's tensors, the same algebra op by op or compiled."""
+    """A function that runs the iterations on torch's tensors, op by op or compiled."""
     import torch
 
     fields = (problems.first, problems.second, problems.covariance, start[:, None])

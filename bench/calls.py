@@ -48,18 +48,18 @@ CLOCK_READINGS = 100
 
 
 class _Clock:
-    """Keeps the times, in microseconds, of calls of functions that it went around."""
+    """Records the times, in microseconds, of calls of wrapped functions."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
 
     @property
     def tenth(self) -> float:
-        """What every tenth call took less than: others share the machine."""
+        """The 10% quantile of the times, since other programs share the machine."""
         return sorted(self.times)[len(self.times) // 10] if self.times else 0.0
 
     def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, timed."""
+        """The function with its calls timed."""
 
         def timed(*given: Any, **named: Any) -> Any:
             start = time.perf_counter()
@@ -71,7 +71,7 @@ class _Clock:
 
 
 class _Ended:
-    """A launch of nothing."""
+    """An empty launch that has ended."""
 
     def done(self) -> bool:
         return True
@@ -82,7 +82,7 @@ class _Ended:
 
 @contextlib.contextmanager
 def _alone(lock: Path | None) -> Iterator[None]:
-    """While no other run that names this file takes readings."""
+    """A context that no two runs with the same lock file are in at the same time."""
     if lock is None:
         yield
         return
@@ -162,7 +162,7 @@ def _measured(call: Callable[[], Any], place: str, lock: Path | None) -> float:
 
 
 def main() -> None:
-    """Prints a line a network."""
+    """Prints a line for each network."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

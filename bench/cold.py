@@ -37,7 +37,7 @@ def main() -> None:
             measure(args.config, args.machine, args.chunk)
 
 
-SQUARE = re.compile(r"matmul-(\d+)x\1x\1-(.*)")  # how a case of square matrices is called
+SQUARE = re.compile(r"matmul-(\d+)x\1x\1-(.*)")  # name of a case of square matrices
 
 
 def distinct(cases: Sequence[OpCase]) -> list[OpCase]:
@@ -55,7 +55,7 @@ def distinct(cases: Sequence[OpCase]) -> list[OpCase]:
 
 
 def measure_ops(machine_name: str) -> None:
-    """The same for one kernel of all ops."""
+    """`measure` for one kernel of all ops."""
     from ark.backend import registry
     from ark.backend.protocol import Target
     from ark.bench.cases import cases

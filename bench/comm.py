@@ -97,7 +97,9 @@ def _measure(case: str) -> None:
 
 
 def _flows() -> None:
-    """Prints microseconds a maximum flow, source to one rank, for solvers that Python reaches."""
+    """Prints the microseconds of a maximum flow from the source to one rank, for the solvers that
+    Python can call.
+    """
     for name, scale, arc in (("a100x2", 3, 5 * 13), ("a100x16", 3, 5)):
         net = network(named(name))
         source = len(net.topology.nodes)
@@ -142,7 +144,7 @@ def _solvers(source: int, tails: Ints, heads: Ints, units: Ints) -> dict[str, Ca
 
 
 def main() -> None:
-    """Runs all cases whose name holds one of the words given, or all."""
+    """Runs the cases whose names contain one of the given words, or all cases."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--flows", action="store_true", help="compare maximum-flow solvers")
     parser.add_argument("--case", help=argparse.SUPPRESS)

@@ -41,7 +41,7 @@ from ark.serving.types import Event, Request
 
 PLAIN_TOKENS = 64
 CHECKED = (7,)  # a prompt after which the engine's text is compared with plain decoding's
-SKIPPED_TOKENS = 16  # of a request, while others still join
+SKIPPED_TOKENS = 16  # first tokens of a request, while others still join
 
 
 def median(values: Sequence[float]) -> float:
@@ -116,7 +116,7 @@ class Watched:
         return sum(count for _, count in self.times.get(request_id, ()))
 
     def wait(self, request_id: str, tokens: int | None = None) -> None:
-        """Until a request has ended, or has made so many tokens."""
+        """Waits until a request has ended or has `tokens` tokens."""
         with self.news:
             self.news.wait_for(
                 lambda: (
@@ -126,7 +126,7 @@ class Watched:
             )
 
     def us_per_token(self, request_id: str, skipped: int) -> float:
-        """Wall time of a token behind the first ones."""
+        """Wall time of a token after the first ones."""
         seen, points = 0, []
         for at, count in self.times[request_id]:
             seen += count
@@ -205,7 +205,7 @@ class Bench:
         self.number = 0
 
     def request(self, prompt: int, tokens: int) -> Request:
-        """A request of a text of its own."""
+        """A request with its own text."""
         self.number += 1
         rng = np.random.default_rng(self.number)
         text = tuple(map(int, rng.integers(1, 90, prompt)))
@@ -243,7 +243,7 @@ class Bench:
         return us
 
     def steps(self, tokens: int) -> None:
-        """What the host does between launches of one iteration, step by step."""
+        """Prints the host's steps between launches of one iteration."""
         with watched_steps() as times:
             self.rows(1, 1, tokens)
         medians = {name: median(each[SKIPPED_TOKENS:]) for name, each in times.items()}

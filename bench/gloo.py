@@ -24,9 +24,9 @@ SIZES = "4,1024,16384,65536,262144,1048576"
 
 
 def call(collective: str, elements: int, group: Any) -> Callable[[], Any]:
-    """One call on a tensor of so many elements a rank."""
+    """A call on a tensor of `elements` elements per rank."""
     x = torch.ones(elements)
-    if collective == "all_reduce":  # of ones the maximum stays what it is
+    if collective == "all_reduce":  # the maximum of ones stays the same
         return lambda: dist.all_reduce(x, dist.ReduceOp.MAX, group=group)
     if collective == "broadcast":
         return lambda: dist.broadcast(x, 0, group=group)

@@ -29,7 +29,7 @@ SIZES: dict[str, tuple[tuple[int, ...], ...]] = {
     "llama-1b": ((1,), (2,), (4,), (8,)),
     "llama-8b": ((1,), (2,), (4,), (8,)),
 }
-# What the planner is told, beside that ranks begin iterations together, as ark.models.plans has it.
+# The planner's options. Ranks begin iterations together in addition, as in ark.models.plans.
 OPTIONS: dict[str, dict[str, Any]] = {"lstm-unfused": {"fuse": False}}
 HEADS = ("workload", "size", "ops", "tasks", "plan s", "verify s", "us a task", "MB")
 

@@ -39,7 +39,7 @@ KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"
 
 
 def kernels(plans: Sequence[Plan], compiled: bool) -> str:
-    """How many kernels the ranks have between them, and what each is compiled to."""
+    """Words for the number of distinct kernels of the ranks and, if compiled, their total size."""
     sizes: dict[str, int] = {}
     for plan in plans:
         for phases in plan.kernels:

@@ -43,7 +43,7 @@ class PacedEngine:
         self._open: dict[str, Callable[[Event], None]] = {}
         self.begin = threading.Event()
         self.steps = 0
-        self.telling_s = 0.0  # CPU time in which tokens were given to the server
+        self.telling_s = 0.0  # CPU time of passing tokens to the server
         threading.Thread(target=self._run, daemon=True).start()
 
     def submit(self, request: Request, on_event: Callable[[Event], None]) -> None:
@@ -74,7 +74,7 @@ class PacedEngine:
 
 
 def read(port: int, streams: int, ready: multiprocessing.Event) -> None:
-    """The client: so many streams, read and not looked at."""
+    """The client: reads `streams` streams and discards them."""
     body = json.dumps({"prompt": "The king", "max_tokens": CONTEXT // 2, "stream": True}).encode()
     head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode()
 
@@ -99,7 +99,7 @@ def read(port: int, streams: int, ready: multiprocessing.Event) -> None:
 async def measure(
     listener: socket.socket, streams: int, rate: float, seconds: float, profile: bool
 ) -> None:
-    """Serves, and prints what the server's thread has taken."""
+    """Serves, and prints the CPU time of the server's thread."""
     tokenizer = Tokenizer.open(NOAH, vocab_size=2048)
     text = "The king said to his servants, go out and bring me what you have found. " * 20
     engine = PacedEngine(streams, streams / rate, tokenizer.encode(text, framed=False))

@@ -28,7 +28,7 @@ def cpu_s(pid: int) -> float:
 
 
 def start(directory: str, options: list[str]) -> str:
-    """Starts a server, asks for a token, ends it, and says what that took."""
+    """Starts a server, requests a token and ends the server. Returns the times."""
     begin = time.monotonic()
     words = [sys.executable, "-m", "ark", "serve", directory, "--port", "0", *options]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, stderr=subprocess.DEVNULL)

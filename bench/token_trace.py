@@ -32,7 +32,7 @@ from ark.runtime.executor import Executor
 
 TRACE_RECORDS = 1 << 12  # a processor
 TRACED_TOKENS = 12
-SHOWN_PROCESSORS = 4  # that the picture shows, of all
+SHOWN_PROCESSORS = 4  # processors in the picture
 
 
 def loop_kernel(executor: Executor, shape: Any, context: int) -> list[list[Any]]:

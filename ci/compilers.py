@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-ARCH = "sm_90a"  # where there is no GPU
+ARCH = "sm_90a"  # if there is no GPU
 
 
 def forced(folder: Path) -> dict[str, str]:
@@ -80,7 +80,7 @@ def tested(paths: list[str], environment: dict[str, str]) -> str:
 
 
 def run(folder: Path, paths: list[str]) -> tuple[str, bool]:
-    """A version's line, and whether all requested checks passed."""
+    """The line of a version, and True if all requested checks passed."""
     environment, begin = forced(folder), time.perf_counter()
     words = [sys.executable, str(Path(__file__).resolve()), "--one"]
     done = subprocess.run(words, env=environment, capture_output=True, text=True)

@@ -1,7 +1,7 @@
 """The table of architectures, formats and backends in docs/reference/decoders.md, from tests.
 
 `python ci/decoders.py BACKEND [ARGUMENTS]` runs the tests that compare decoders with transformers
-on a backend, with pytest's own arguments, and writes what passed to
+on a backend, with pytest's own arguments, and writes the cells that passed to
 ci/results/decoders/BACKEND.json; ci/generate.py makes the page of these files. `--keep` adds to an
 earlier file's cells.
 """
@@ -48,7 +48,7 @@ class Cells(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read(backend: str) -> Cells | None:
-    """A backend's file, if there is one."""
+    """A backend's file, or None."""
     path = RESULTS / f"{backend}.json"
     return msgspec.json.decode(path.read_bytes(), type=Cells) if path.exists() else None
 

@@ -41,7 +41,7 @@ def command(run: dict[str, Any]) -> list[str]:
 
 
 def environment(run: dict[str, Any]) -> dict[str, str]:
-    """The device that its tests see."""
+    """The environment of a run: the emulated device of its tests."""
     return {
         **os.environ,
         "ARK_ROCM_DEVICE": f"emulated:{run['arch']}",

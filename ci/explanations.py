@@ -21,7 +21,7 @@ STYLE = (
     '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
     'orient="auto"><path d="M0,0 L8,4 L0,8 z" style="fill:#444;stroke:none"/></marker></defs>'
 )
-# Ops of a layer of a decoder in the order of their tasks, as plans name them, and what each does.
+# Ops of a decoder's layer in the order of their tasks: the name in plans and the function of each.
 LAYER = (
     ("attention.query+key+value", "norm, products, rotation; the new key and value"),
     ("attention.attention", "scores over the cache, which is streamed in"),
@@ -33,7 +33,7 @@ LAYER = (
 
 @dataclass
 class Picture:
-    """A picture in the making. title: one sentence that says what the picture shows."""
+    """A picture that is being drawn. title: one sentence that describes it."""
 
     title: str
     height: int
@@ -67,7 +67,7 @@ class Picture:
 
 
 def token() -> Picture:
-    """The way of a token through an iteration."""
+    """The path of a token through an iteration."""
     p = Picture("The way of a token: one iteration reads it from memory and writes the next", 520)
     p.box(40, 16, 400, "tokens[position], in the device's memory", DATA)
     p.arrow((240, 46), (240, 64))

@@ -51,8 +51,8 @@ def write_figures(path: Path, figures: Figures) -> None:
 
 
 def merged(before: Figures, runs: Sequence[Results], noisy: bool, commit: str = "") -> Figures:
-    """The earlier figures, replaced by those of new runs where these have them. commit: of runs
-    that name none.
+    """The earlier figures, replaced by those of new runs where these have them. commit: the commit
+    of runs that do not name one.
     """
     now = {f.figure for run in runs for f in run.figures}
     runs_kept = []

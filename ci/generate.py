@@ -40,7 +40,9 @@ TESTS = {
 
 
 def rows(folder: Path = RESULTS) -> list[dict[str, Any]]:
-    """The matrix with each row's `proof` and `evidence`; ValueError if a result does not fit."""
+    """The matrix with each row's `proof` and `evidence`. Raises ValueError for a result without a
+    row.
+    """
     data = tomllib.loads((ROOT / "ci/matrix.toml").read_text())
     results = {path.stem: read(path) for path in sorted(folder.glob("*.json"))}
     for row in data["row"]:

@@ -46,7 +46,7 @@ def kind(page: Path) -> str:
 
 
 def _fenced(lines: list[str]) -> Iterator[tuple[str, bool]]:
-    """Each line, and whether it is of a block of code."""
+    """Each line, and True if it is in a block of code."""
     inside = False
     for line in lines:
         fence = line.lstrip().startswith("```")
@@ -61,7 +61,7 @@ def words(text: str) -> int:
 
 
 def slug(title: str) -> str:
-    """The anchor of a heading, as mkdocs makes it."""
+    """The anchor that mkdocs gives a heading."""
     plain = re.sub(r"\[([^\]]*)\]\([^)]*\)|[`*]", r"\1", title)
     return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", plain).strip().lower())
 
@@ -73,7 +73,7 @@ def _anchors(page: Path) -> set[str]:
 
 
 def _opening(text: str) -> str:
-    """The first paragraph behind the title."""
+    """The first paragraph after the title."""
     parts = text.split("\n\n")
     return next((part for part in parts[1:] if part.strip()), "")
 
@@ -118,7 +118,8 @@ def _wrapped(block: list[str]) -> list[str]:
     broken, line = [], first
     parts = " ".join([block[0][len(first) :], *block[1:]]).split()
     for at, part in enumerate(parts):
-        # A word that would be markup at a line's head stays behind the word before it.
+        # A word that would be markup at the beginning of a line stays on the line of the word
+        # before it.
         following = parts[at + 1] if at + 1 < len(parts) else ""
         tail = len(following) + 1 if MARKUP.match(following) else 0
         empty = line in (first, rest) and not line.strip(" -+*0123456789.)")

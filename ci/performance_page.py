@@ -39,7 +39,7 @@ KINDS = {
     "parallel": "Steps of plans for several ranks, beside the prediction (`ark bench parallel`)",
 }
 REASONS = "reasons.toml"  # beside the folder of figures
-MIN_RATIO = 0.9  # a lower one needs a reason
+MIN_RATIO = 0.9  # a lower ratio needs a reason
 NOISY = (
     "**Other programs used this machine at the same time. Its rows show that the benches run; "
     "neither times nor ratios are figures to quote.**"
@@ -99,7 +99,9 @@ def _read_reasons(path: Path) -> dict[str, dict[str, str]]:
 
 
 def _slow(figures: Figures) -> set[str]:
-    """Names of the figures below MIN_RATIO, as the page rounds it, but on a noisy machine."""
+    """Names of the figures whose ratio, rounded as on the page, is below MIN_RATIO. Empty for a
+    noisy machine.
+    """
     rows = (f for run in figures.runs for f in run.figures if not figures.noisy)
     return {f.figure for f in rows if f.ratio is not None and round(f.ratio, 2) < MIN_RATIO}
 

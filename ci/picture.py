@@ -22,7 +22,7 @@ COLOURS = {
     "embedding": "#228833",
     "others": "#999999",
 }
-# Of each colour, what the names of task kinds and kernels hold.
+# By colour: parts of the names of task kinds and kernels that have it.
 NAMES = {
     "products": ("linear", "nvjet", "splitkreduce", "gemm", "gemv"),
     "attention": ("attention", "sdpa", "lean_reduction", "flash", "fmha"),
@@ -41,7 +41,9 @@ class Span:
 
 
 def colour_of(name: str) -> str:
-    """The group of a task kind or a kernel. Kernels that Triton made of several ops are others."""
+    """The group of a task kind or a kernel. Triton's kernels of several ops are in the group of
+    others.
+    """
     text = name.lower()
     if text.startswith("triton"):
         return "others"

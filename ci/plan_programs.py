@@ -203,7 +203,7 @@ def _encoder(
 
 
 def _unet(images: int) -> Tensor:
-    """A step down and one up, joined (Ronneberger et al. 2015), with group norms."""
+    """A U-Net (Ronneberger et al. 2015) with one step down and one up, and group norms."""
 
     def block(x: Tensor, out: int) -> Tensor:
         output = ark.conv(x, _weight(out, x.shape()[1], 3, 3), None, 1, 1)

@@ -24,7 +24,7 @@ def version() -> str:
 
 
 def notes(changelog: str, wanted: str) -> str:
-    """The entries of a version; ValueError where the changelog has none."""
+    """The entries of a version. Raises ValueError if the changelog has none."""
     parts = re.split(SECTION, changelog, flags=re.M)
     sections = {parts[i]: parts[i + 2] for i in range(1, len(parts), 3)}
     text = re.split(r"^## ", sections.get(wanted, ""), flags=re.M)[0].strip()

@@ -35,7 +35,7 @@ def constants(text: str) -> dict[str, dict[str, str]]:
 
 
 def table(models: str, sources: str) -> str:
-    """The page; ValueError where a constant has no source, or a source no constant."""
+    """The page. Raises ValueError if a constant has no source, or a source no constant."""
     products, known = constants(models), tomllib.loads(sources)
     names = list(next(iter(products.values())))
     for product, fields in products.items():

@@ -30,7 +30,7 @@ NAME_PARTS = "what|whoever|nobody|somebody|everybody|anybody|anywhere|midst"
 
 @dataclass(frozen=True)
 class Pattern:
-    """Words that are to disappear. scopes: the kinds of text in which they count: `comment`,
+    """Words that must not be used. scopes: the kinds of text in which they count: `comment`,
     `docstring`, `error` (a message), `name` (that is assigned or defined), `constant` (a module's
     name for a number). hint: the replacement.
     """

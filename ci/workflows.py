@@ -27,7 +27,7 @@ def _row(row: dict[str, Any], more: str = "") -> str:
 
 
 def hosted(row: dict[str, Any]) -> bool:
-    """True where a runner of the host's own runs this row."""
+    """True if a runner of the hosting service runs this row."""
     return bool(row["runner"][0] != "self-hosted")
 
 
