@@ -26,8 +26,7 @@ END_INT32 = 1 << 31
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """The parameters by which a request's tokens are sampled. Raises InvalidUsageError, which names
-    the field, for a value that is out of range.
+    """Sampling parameters of a request. An InvalidUsageError names a field that is out of range.
 
     n: the number of samples of the prompt. temperature: 0 is greedy. top_k: 0 or -1 for all tokens.
     top_p, min_p, typical_p: the values 1, 0 and 1 disable them. repetition_penalty: 1 disables it;
