@@ -13,7 +13,8 @@ from ark.plan.types import Plan
 from ark.tasks.adjusted import OPTIONS
 from tests.touch import READ, WRITTEN, Bench, Touched
 
-# Kinds whose tasks may touch less than they declare; all others touch exactly that.
+# Kinds whose tasks may touch less than they declare, each with the reason. Tasks of all other kinds
+# touch exactly the declared bytes.
 LARGER = {
     "adjust_logits": "a sequence within its prompt, or one that has ended, draws nothing",
     "advance": "it reads two of the settings",
@@ -44,12 +45,12 @@ PLAIN = ("elementwise", "argmax", "gather", "scatter")  # kinds without a positi
 def may_be_larger(sig: kinds.Signature) -> bool:
     ends = {"linear": sig.params.get("epilogue"), "matmul": "rope_kv" * ("head_dim" in sig.params)}
     if sig.params.get("windows"):
-        return True  # as a convolution's
+        return True  # windows may skip elements, as in a convolution
     return (ends.get(sig.kind) or sig.kind) in LARGER
 
 
 def masks(plan: Plan, op: int, accesses: list[kinds.Access]) -> dict[tuple[int, bool], np.ndarray]:
-    """Declared bytes, as booleans, by (buffer, write)."""
+    """Returns, by (buffer, write), a boolean array that is True at each declared byte."""
     results: dict[tuple[int, bool], np.ndarray] = {}
     for access in accesses:
         tensor = plan.tensors[plan.ops[op].operands[access.operand]]
@@ -67,7 +68,9 @@ def masks(plan: Plan, op: int, accesses: list[kinds.Access]) -> dict[tuple[int, 
 
 
 def compare(plan: Plan, touched: Touched, position: int | None) -> tuple[int, int]:
-    """Asserts that a task stayed within its declaration; (declared, touched) bytes of reads."""
+    """Asserts that a task touched only declared bytes, and all of them unless its kind is in
+    LARGER. Returns the declared and the touched number of bytes read.
+    """
     op = plan.ops[touched.task.op]
     kind, sig = kinds.get(op.kind), kinds.signature(plan, op)
     accesses = kind.accesses(sig, touched.task.coord)
@@ -104,7 +107,9 @@ def compare(plan: Plan, touched: Touched, position: int | None) -> tuple[int, in
 def _check_past(
     plan: Plan, touched: Touched, accesses: list[kinds.Access], position: int, task_name: str
 ) -> None:
-    """A past read takes rows before the position, a past write fills its own from there on."""
+    """Asserts that an append-only operand is read only at rows before the position, and written
+    only at the appended rows.
+    """
     for access in accesses:
         if not access.append_only:
             continue
@@ -122,7 +127,7 @@ def _check_past(
 
 
 def _prepare(bench: Bench, op: int, rng: np.random.Generator) -> int | None:
-    """Puts sense into an op's integers: returns the position if it has one."""
+    """Fills an op's integer operands with valid values. Returns the position if the op has one."""
     entry = bench.plan.ops[op]
     shapes = [bench.plan.tensors[t].shape for t in entry.operands]
     kinds_of = [bench.plan.tensors[t].dtype for t in entry.operands]
@@ -130,7 +135,7 @@ def _prepare(bench: Bench, op: int, rng: np.random.Generator) -> int | None:
         ids, data = (1, 0) if entry.kind == "gather" else (0, 2)
         bench.operand(op, ids)[...] %= shapes[data][entry.params["axis"]]
     if entry.kind in ("sample", "choose"):
-        chosen = bench.operand(op, 1).reshape(-1, 7).T  # of each sequence
+        chosen = bench.operand(op, 1).reshape(-1, 7).T  # settings by sequence
         chosen[0] = np.float32(rng.choice([0.0, 0.7])).view(np.int32)
         chosen[1] = rng.choice([0, 3])
         chosen[4] = rng.integers(1, 300)
@@ -147,7 +152,7 @@ def _prepare(bench: Bench, op: int, rng: np.random.Generator) -> int | None:
     if entry.kind in ("adjust_logits", "sample_adjusted"):
         context = shapes[4][0]
         bench.operand(op, 1).reshape(-1, len(OPTIONS))[...] = _options(rng)
-        settings = bench.operand(op, 2).reshape(-1, 7).T  # of each sequence
+        settings = bench.operand(op, 2).reshape(-1, 7).T  # settings by sequence
         settings[0] = np.float32(rng.choice([0.0, 0.7])).view(np.int32)
         settings[3] = rng.integers(-1, context)
         settings[4] = rng.integers(-1, context)
@@ -167,12 +172,12 @@ def _prepare(bench: Bench, op: int, rng: np.random.Generator) -> int | None:
         if dtype == "int32" and shape == (1,) and entry.kind not in PLAIN:
             actual = int(rng.choice([0, 1, limit // 2, limit - 2, limit - 1]))
             actual = max(0, actual)
-            bench.operand(op, i)[...] = actual  # of all sequences
+            bench.operand(op, i)[...] = actual  # the same position for all sequences
     return actual
 
 
 def _options(rng: np.random.Generator) -> np.ndarray:
-    """Any of the options of sampling, some of them off."""
+    """Returns random sampling options; some of them are off."""
     values = {
         "top_k": int(rng.choice([0, 3])),
         "top_p": float(rng.choice([1.0, 0.7])),
@@ -195,7 +200,9 @@ def _options(rng: np.random.Generator) -> np.ndarray:
 
 
 def check(plan: Plan, seed: int = 0, runs: int = 1) -> dict[str, list[int]]:
-    """Runs every task of a plan `runs` times; read bytes (declared, touched) by kind."""
+    """Runs every task of a plan, `runs` times if it may touch less than it declares. Returns, by
+    kind, the declared and the touched number of bytes read.
+    """
     bench = Bench(plan, seed)
     rng = np.random.default_rng(seed)
     sums: dict[str, list[int]] = defaultdict(lambda: [0, 0])

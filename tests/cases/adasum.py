@@ -18,8 +18,8 @@ def torch_weights(
     batch: int,
     nudge: float = 0.0,
 ) -> list[np.ndarray]:
-    """What the weights are after so many steps of `world` ranks, in one process, in float64. nudge:
-    how far, relatively, the weights begin from where they should.
+    """Returns the weights after the given steps of `world` ranks, computed in float64 in this
+    process. nudge: the relative perturbation of the initial weights.
     """
     import torch
 

@@ -17,21 +17,23 @@ BATCH, HEADS, ROWS, WIDTH = 2, 3, 130, 24
 
 @dataclass(frozen=True)
 class Form:
-    """The layouts of queries, keys and values in the input, how scores are computed, and the layout
-    of results. shape: of the input tensor or tensors. split: to three of (batch, heads, rows,
-    width).
+    """One way to write attention: the layouts of queries, keys and values in the input, the
+    computation of scores, and the layout of results. shape: of the input tensor or tensors. split:
+    returns queries, keys and values, each (batch, heads, rows, width).
     """
 
     shape: tuple[int, ...]
     split: Callable[[Any], list[Any]]
     scores: str = "plain"
-    mask: str = ""  # causal in one of several forms, or one that the input decides, of INPUT_MASKS
+    mask: str = ""  # a form of the causal mask, or a mask that depends on the input (INPUT_MASKS)
     back: tuple[int, ...] | None = (0, 2, 1, 3)
-    copies: int = 0  # transposes that are left
+    copies: int = 0  # transposes that remain after the rewrite
 
 
 def by_columns(x: Any) -> list[Any]:
-    """Of (batch, rows, 3 heads width): parts side by side, as one projection makes them."""
+    """Splits (batch, rows, 3 * heads * width), the output of one projection: queries, keys and
+    values are side by side in each row.
+    """
     size = HEADS * WIDTH
     parts = [x[:, :, i * size : (i + 1) * size] for i in range(3)]
     split = [ark.reshape(p, [BATCH, ROWS, HEADS, WIDTH]) for p in parts]
@@ -39,13 +41,13 @@ def by_columns(x: Any) -> list[Any]:
 
 
 def by_permutation(x: Any) -> list[Any]:
-    """The same by one permutation of five dimensions."""
+    """Splits the same layout as `by_columns`, by one permutation of five dimensions."""
     split = ark.transpose(ark.reshape(x, [BATCH, ROWS, 3, HEADS, WIDTH]), [2, 0, 3, 1, 4])
     return [ark.reshape(split[i : i + 1], [BATCH, HEADS, ROWS, WIDTH]) for i in range(3)]
 
 
 def rows_first(x: Any) -> list[Any]:
-    """Of (rows, batch, 3 heads width), as nn.MultiheadAttention has it."""
+    """Splits (rows, batch, 3 * heads * width), the layout of nn.MultiheadAttention."""
     split = ark.reshape(x, [1, ROWS, BATCH, 3, HEADS * WIDTH])
     whole = ark.transpose(split, [3, 1, 2, 0, 4])
     parts = [ark.reshape(whole[i : i + 1], [ROWS, BATCH * HEADS, WIDTH]) for i in range(3)]
@@ -54,8 +56,8 @@ def rows_first(x: Any) -> list[Any]:
 
 
 def grouped(x: Any) -> list[Any]:
-    """Of (batch, rows, 10 width): six heads of queries, two of keys, two of values, each of which
-    is repeated for three heads of queries.
+    """Splits (batch, rows, 10 * width): six query heads, two key heads and two value heads. Each
+    key and value head is repeated for three query heads.
     """
     turned = []
     for first, count in ((0, 6), (6, 2), (8, 2)):
@@ -71,12 +73,12 @@ def grouped(x: Any) -> list[Any]:
 
 
 def apart(x: Any) -> list[Any]:
-    """Of (3, batch, heads, rows, width): dense by heads."""
+    """Splits (3, batch, heads, rows, width), where each head is dense."""
     return [ark.reshape(x[i : i + 1], [BATCH, HEADS, ROWS, WIDTH]) for i in range(3)]
 
 
 def lower_left(kind: str, dtype: Any = bf16) -> Any:
-    """A causal mask, computed."""
+    """Returns a causal mask that the program computes, in the form `kind`."""
     rows, columns = (ark.iota((ROWS, ROWS), d, ark.int32) for d in (0, 1))
     if kind == "where":
         return ark.less_equal(columns, rows)
@@ -92,8 +94,9 @@ INPUT_MASKS = ("keys", "no keys", "low", "bias")
 
 
 def under_input(kind: str, scores: Any, x: Any) -> Any:
-    """Scores under a mask that the input (batch, rows, columns) decides: of keys, of all keys of
-    some rows, with a low score for them, or added.
+    """Returns scores under a mask computed from the input (batch, rows, columns). kind: `keys`
+    hides some keys, `no keys` hides all keys of some rows, `low` gives them the score -1e30 instead
+    of -inf, `bias` adds to the scores.
     """
     if kind == "bias":
         return ark.add(scores, ark.reshape(x[:, :, :ROWS], [BATCH, 1, ROWS, ROWS]))
@@ -105,7 +108,7 @@ def under_input(kind: str, scores: Any, x: Any) -> Any:
 
 
 def attention(form: Form, x: Any) -> Any:
-    """As a user writes it."""
+    """Returns attention written with plain ops, as user code writes it."""
     q, k, v = form.split(x)
     scale = WIDTH**-0.5
     if form.scores == "scaled queries":
@@ -149,7 +152,7 @@ FORMS = {
 
 
 def by_torch(form: Form, x: np.ndarray) -> np.ndarray:
-    """In float64, from where the form's parts lie."""
+    """Returns the expected result, by torch in float64, from an input in the form's layout."""
     given = torch.tensor(x.astype(np.float64))
     if form.split is apart:
         q, k, v = given

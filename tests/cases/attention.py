@@ -15,8 +15,9 @@ from tests.opcheck import Case
 
 @dataclass(frozen=True)
 class Shape:
-    """A call. position: None for none. batch: 0 for none. mask: its shape, of which the first row
-    sees no key; of bool, or of numbers that are added.
+    """The arguments of a call of attention. position: None if there is no position operand. batch:
+    0 if there is no batch dimension. mask: its shape; the first of several rows hides all keys.
+    added: the mask holds numbers that are added to scores, otherwise bool.
     """
 
     rows: int
@@ -42,7 +43,7 @@ SHAPES = (
     Shape(20, 20, 6, 3, 8, batch=2, sinks=True),
     Shape(17, 50, 2, 1, 32, causal=False, softcap=3.0),
     Shape(1, 30, 2, 1, 16, position=29, window=12, sinks=True, scale=0.3),
-    Shape(12, 16, 2, 1, 16, position=9),  # rows past the end of the cache
+    Shape(12, 16, 2, 1, 16, position=9),  # the last rows are past the end of the cache
     Shape(33, 70, 4, 2, 16, batch=3, causal=False, mask=(3, 1, 1, 70)),
     Shape(20, 45, 2, 2, 24, batch=2, causal=False, mask=(1, 2, 20, 45), added=True),
     Shape(18, 40, 2, 1, 32, position=15, softcap=4.0, mask=(18, 40)),
@@ -60,7 +61,9 @@ TOLERANCE = {"fp32": 2e-5, "fp16": 4e-3, "bf16": 3e-2}
 
 
 def by_torch(s: Shape, q: np.ndarray, k: np.ndarray, v: np.ndarray, *rest: Any) -> np.ndarray:
-    """(batch, rows, heads * width), with what a row sees as a mask."""
+    """Returns the expected (batch, rows, heads * width), by torch; visibility is an added mask of 0
+    and -inf.
+    """
     extra = list(rest)
     mask = torch.tensor(extra.pop()) if s.mask else None
     position = int(extra.pop(0)[0]) if s.position is not None else 0
@@ -75,7 +78,7 @@ def by_torch(s: Shape, q: np.ndarray, k: np.ndarray, v: np.ndarray, *rest: Any) 
     seen = (columns <= rows) | torch.tensor(not s.causal)
     if s.window:
         seen = seen & (columns > rows - s.window)
-    seen = seen.double().log()  # 0 or -inf
+    seen = seen.double().log()  # log of True and False: 0 and -inf
     if mask is not None:
         seen = seen + (mask if s.added else mask.double().log())
     if s.softcap or s.sinks:
@@ -96,7 +99,9 @@ def by_torch(s: Shape, q: np.ndarray, k: np.ndarray, v: np.ndarray, *rest: Any) 
 
 
 def case(s: Shape, dtype: DataType, seed: int, cached: DataType | None = None) -> Case:
-    """cached: the type of keys and values, if not the queries'."""
+    """Returns the test case of a shape. cached: the type of keys and values, if it differs from the
+    queries' type.
+    """
     rng = np.random.default_rng(seed)
     lead = (s.batch,) if s.batch else ()
     cache = (*lead, s.kv_heads, s.context, s.width)
@@ -110,7 +115,7 @@ def case(s: Shape, dtype: DataType, seed: int, cached: DataType | None = None) -
         inputs.append((rng.standard_normal(s.heads), ark.fp32))
     if s.mask:
         hidden = rng.random(s.mask) < 0.4
-        hidden[..., 0, :] |= s.mask[-2] > 1  # a row that sees nothing
+        hidden[..., 0, :] |= s.mask[-2] > 1  # all keys of the first row are hidden
         added = np.where(hidden, -np.inf, rng.standard_normal(s.mask))
         inputs.append((added, dtype) if s.added else (~hidden, ark.bool))
 

@@ -1,4 +1,6 @@
-"""transformers' cache with keys and values rounded to codes, as `--kv-cache-dtype` holds them."""
+"""transformers' KV cache with keys and values rounded to 8-bit codes, as `--kv-cache-dtype` stores
+them.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ LARGEST = {"fp8": 448.0, "int8": 127.0}
 
 
 class CacheOfCodes(DynamicCache):
-    """Keys and values rounded to codes with a scale for each head and position."""
+    """A cache whose keys and values are rounded to codes, with a scale for each head and
+    position.
+    """
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -28,6 +32,8 @@ class CacheOfCodes(DynamicCache):
         return super().update(self.rounded(key_states), self.rounded(value_states), *more, **named)
 
     def argument(self) -> dict[str, Any]:
-        """The cache as a model takes it, by the name that this version has for it."""
+        """Returns the keyword argument that passes the cache to a model in this version of
+        transformers.
+        """
         newer = "cache" in inspect.signature(LlamaForCausalLM.forward).parameters
         return {"cache" if newer else "past_key_values": self}

@@ -13,25 +13,29 @@ from ark.plan.types import Plan
 from ark.runtime.executor import Executor
 from tests.ranks import ThreadRanks, run_ranks
 
-INBOX_ELEMENTS = 30_000  # elements: several tiles on several processors
+INBOX_ELEMENTS = 30_000  # several tiles, on several processors
 SUITE_ITERATIONS = 20
 Body = Callable[[int], None]
 
 
 def counting(n: int = INBOX_ELEMENTS) -> ark.Tensor:
-    """0, 1, 2, ... plus how many iterations there were; another number in each."""
+    """Returns 0, 1, 2, ... plus the number of the iteration, so that each iteration has other
+    values.
+    """
     x = ark.tensor([n], int32, name="x")
     return ark.add(x, 1, output=x)
 
 
 def add_up(arrived: ark.Tensor) -> None:
-    """Adds what has arrived to `total`: something old or unfinished in any iteration would show."""
+    """Adds the arrived tensor to `total`. A stale or incomplete value in any iteration makes the
+    sum wrong.
+    """
     total = ark.tensor([arrived.shape()[0]], arrived.dtype(), name="total")
     ark.add(total, arrived, output=total)
 
 
 def put_then_signal(rank: int) -> None:
-    """The message-passing litmus test."""
+    """The message-passing litmus test: a put, then a signal; the receiver reads after its wait."""
     x, inbox = counting(), ark.comm.symmetric([INBOX_ELEMENTS], int32, name="inbox")
     channel = ark.comm.channel(1 - rank)
     if rank == 0:
@@ -52,7 +56,7 @@ def signal_with_put(rank: int) -> None:
 
 
 def flush_then_relaxed(rank: int) -> None:
-    """A flush completes what was put, so that a signal without order may follow."""
+    """A put, a flush that completes it, and then a signal without memory ordering."""
     x, inbox = counting(), ark.comm.symmetric([INBOX_ELEMENTS], int32)
     channel = ark.comm.channel(1 - rank)
     if rank == 0:
@@ -64,7 +68,7 @@ def flush_then_relaxed(rank: int) -> None:
 
 
 def parts(rank: int) -> None:
-    """Two puts into parts of one memory, one of them strided, and one signal."""
+    """Two puts into parts of one memory, the parts strided, and one signal for both."""
     x = ark.reshape(counting(600), [20, 30])
     inbox = ark.comm.symmetric([20, 40], int32)
     channel = ark.comm.channel(1 - rank)
@@ -78,7 +82,7 @@ def parts(rank: int) -> None:
 
 
 def get(rank: int) -> None:
-    """The peer says that it is there; then it is fetched."""
+    """Rank 0 signals that its memory is ready. Rank 1 waits for the signal and gets the memory."""
     x, shared = counting(), ark.comm.symmetric([INBOX_ELEMENTS], int32)
     channel = ark.comm.channel(1 - rank)
     if rank == 0:
@@ -90,7 +94,9 @@ def get(rank: int) -> None:
 
 
 def reduce(rank: int) -> None:
-    """Added to what the peer has there; it looks at the sum when it is told."""
+    """Rank 0 adds to rank 1's memory by `reduce`, then signals. Rank 1 reads the sum after its
+    wait.
+    """
     x, sums = counting(), ark.comm.symmetric([INBOX_ELEMENTS], int32)
     channel = ark.comm.channel(1 - rank)
     if rank == 1:
@@ -104,7 +110,9 @@ def reduce(rank: int) -> None:
 
 
 def twice(rank: int) -> None:
-    """One memory used twice in an iteration: the second put waits until the first was read."""
+    """One memory is put into twice in an iteration. The second put waits until the first
+    was read.
+    """
     x, inbox = counting(), ark.comm.symmetric([INBOX_ELEMENTS], int32)
     channel = ark.comm.channel(1 - rank)
     if rank == 0:
@@ -120,7 +128,9 @@ def twice(rank: int) -> None:
 
 
 def messages(rank: int) -> None:
-    """There and back, small and large, by packets and by plain memory."""
+    """Messages in both directions, small ones (sent as packets) and large ones (sent by plain
+    memory).
+    """
     channel = ark.comm.channel(1 - rank, tag=8)
     x = counting()
     if rank == 0:
@@ -144,8 +154,9 @@ PROGRAMS = (
     twice,
     messages,
 )
-# Which the default run leaves to emulated links that support stores only (test_stored_signals): a
-# signal behind a put, before a get, both ways in turn, and behind packets.
+# On emulated AMD devices the default run executes these only with links that support stores only
+# (test_stored_signals): a signal after a put, a signal before a get, signals in both directions,
+# and packets.
 BY_STORES = (put_then_signal, get, twice, messages)
 
 
@@ -156,7 +167,7 @@ def run(
     iterations: int = SUITE_ITERATIONS,
     budget_s: float = 30.0,
 ) -> np.ndarray:
-    """What rank 1 has added up; backend: of all ranks, or each one's."""
+    """Returns the `total` of rank 1. backend: one name for all ranks, or a name for each rank."""
     names = [backend] * len(plans) if isinstance(backend, str) else backend
 
     def work(ranks: ThreadRanks) -> np.ndarray:

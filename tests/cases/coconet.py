@@ -15,7 +15,9 @@ ROWS, WIDTH, RANKS = 8, 12, 4
 
 
 def update(kind: str) -> Graph:
-    """Gradients of rows, summed over the ranks' shares of them, and a state that follows."""
+    """Returns an optimizer step on one device: the gradient is a product that sums over rows, and
+    the state and the weights are updated by it. kind: momentum, adam or LAMB.
+    """
     model = Model(0, 1)
     with use_model(model):
         x, y = ark.tensor((ROWS, WIDTH), name="x"), ark.tensor((ROWS, 16), name="y")
@@ -31,7 +33,7 @@ def update(kind: str) -> Graph:
             second = ark.add(ark.mul(square, 0.99), wide, output=square)
             moved = ark.div(mean, ark.add(ark.sqrt(second), 1.0))
             ark.copy(ark.sub(weight, moved), output=weight)
-        else:  # LAMB: the step of a tensor follows the norms of weight and update
+        else:  # LAMB: the step is scaled by the ratio of the norms of weight and update
             moved = ark.add(ark.mul(state, 0.9), gradient, output=state)
 
             def norm(t: Any) -> Any:
@@ -55,16 +57,18 @@ def started(kind: str) -> ParallelGraph:
 
 
 def nothing(plan: ParallelGraph) -> None:
-    """AR, then all ranks compute alike."""
+    """No transformation: an all-reduce, then every rank computes the whole update."""
 
 
 def scattered(plan: ParallelGraph) -> None:
-    """RS, AG, then all ranks compute alike."""
+    """A reduce-scatter and an all-gather, then every rank computes the whole update."""
     coconet.split(plan, named(plan, "gradient"))
 
 
 def reordered(plan: ParallelGraph) -> None:
-    """RS, each rank computes its slice and keeps its slice of the moments, AG."""
+    """A reduce-scatter, the update of each rank's slice (with its slice of the moments), an
+    all-gather.
+    """
     parts = coconet.split(plan, named(plan, "gradient"))
     reads, chosen = {parts.outputs[0].buffer.id}, []
     for node in plan.nodes:
@@ -84,7 +88,7 @@ WAYS: dict[str, Callable[[ParallelGraph], None]] = {
 
 
 def product() -> ParallelGraph:
-    """x weight^T over shares of k, and what follows."""
+    """Returns x weight^T with k split over the ranks, followed by a relu on all ranks."""
     model = Model(0, 1)
     with use_model(model):
         result = ark.linear(

@@ -1,4 +1,4 @@
-"""Codes of quantised matrices for tests: as numbers of their type."""
+"""Random codes of quantised matrices for tests, as numbers of their type."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ark.ir.dtype import RowType
 
 
 def every_code(dtype: RowType, rows: int, rng: np.random.Generator) -> np.ndarray:
-    """Rows of random codes, among them each one that is a number, and -0."""
+    """Returns rows of random codes as numbers. They include -0 and exclude NaN and infinities."""
     codes = dtype.codes
     raw = rng.integers(0, 1 << codes.bits, (rows, dtype.columns), dtype=np.uint8)
     if codes.name == "fp8_e4m3":

@@ -7,7 +7,9 @@ from ark.collective.programs import Collective
 
 
 def boxes_for(ranks):
-    """Two boxes where the ranks are even, else one box a rank."""
+    """Returns the ranks as two boxes if their number is even and above 2, otherwise one box for
+    each rank.
+    """
     if ranks % 2 == 0 and ranks > 2:
         return [list(range(ranks // 2)), list(range(ranks // 2, ranks))]
     return [[rank] for rank in range(ranks)]
@@ -15,7 +17,9 @@ def boxes_for(ranks):
 
 @st.composite
 def any_program(draw, most_ranks=9):
-    """A classic program of any collective with an elementwise reduction, whole or in pieces."""
+    """Draws a classic program of any collective, with one of the reductions if the collective
+    reduces.
+    """
     ranks = draw(st.integers(1, most_ranks))
     collective = draw(st.sampled_from(list(Collective)))
     boxes = boxes_for(ranks)

@@ -21,13 +21,15 @@ from ark.plan.verify import verify
 from ark.runtime.executor import Executor
 from tests.ranks import ThreadRanks, run_ranks
 
-ROWS, WIDTH = 3, 239  # 717 elements: no number of ranks, trees or rings divides them
+ROWS, WIDTH = 3, 239  # 717 elements: not divisible by the numbers of ranks, trees or rings
 FORESTS = {2: ("full2", "h200:gpus=2"), 4: ("ring4", "star4"), 8: ("dgx1v",)}
 SUITE_ITERATIONS = 3
 
 
 def names(world: int, collective: str) -> list[str]:
-    """The algorithms without a search (taccl is a search); on 8 ranks some of them, to be short."""
+    """Returns the names of the algorithms except taccl, which needs a search. On 8 ranks only
+    three, to save time.
+    """
     actual = algorithms(topology.full_mesh(world), collective)
     some = ("forestcoll", "ring", "double_binary_tree")
     return [a for a in actual if (a in some if world == 8 else a != "taccl")]
@@ -49,12 +51,14 @@ def build(
 
 
 def keep(tensor: ark.Tensor, name: str) -> None:
-    """Copies a result to where the test reads it."""
+    """Copies a result to a tensor that the test reads by its name."""
     ark.copy(tensor, ark.tensor(tensor.shape(), tensor.dtype(), name=name))
 
 
 def suite(world: int) -> Callable[[int], None]:
-    """One graph with every collective; what goes in grows by one in every iteration."""
+    """Returns the body of a graph with every collective. Its inputs grow by one in every
+    iteration.
+    """
 
     def body(rank: int) -> None:
         place = (rank, world)
@@ -97,7 +101,7 @@ def suite(world: int) -> Callable[[int], None]:
 
 
 def expected(xs: list[np.ndarray], ws: list[np.ndarray], rank: int, name: str) -> np.ndarray:
-    """What NumPy says, for the integers that the ranks put in; sums of ws wrap."""
+    """Returns NumPy's result for the integers that the ranks contribute. Sums of ws wrap around."""
     kind = name.split(".")[0]
     total = sum(xs)
     world = len(xs)
@@ -118,7 +122,9 @@ def expected(xs: list[np.ndarray], ws: list[np.ndarray], rank: int, name: str) -
 
 @contextmanager
 def devices(name: str, world: int, arch: str = "gfx942") -> Iterator[tuple[list[Device], Machine]]:
-    """A device for each rank, and what to plan for; AMD devices are emulated, with all checks."""
+    """Opens a device for each rank. Yields the devices and the machine to plan for. AMD devices are
+    emulated, with all checks.
+    """
     with ExitStack() as stack:
         if name == "rocm":
             emulator = pytest.importorskip("ark_rocm_emulator")
@@ -135,7 +141,7 @@ def devices(name: str, world: int, arch: str = "gfx942") -> Iterator[tuple[list[
 
 
 def short_suite(world: int) -> Callable[[int], None]:
-    """One graph with every collective once, by the default algorithms."""
+    """Returns the body of a graph with every collective once, by the default algorithms."""
 
     def body(rank: int) -> None:
         place = (rank, world)
@@ -196,6 +202,6 @@ def check_collectives(
 
 
 def is_output(plan: Plan, tensor: int) -> bool:
-    """True if `keep` made it."""
+    """True if the tensor was written by `keep`."""
     kept = {op.operands[-1] for op in plan.ops if op.name == "copy"}
     return tensor in kept and plan.buffers[plan.tensors[tensor].buffer].initial

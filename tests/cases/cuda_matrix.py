@@ -21,12 +21,12 @@ CASES = [
     ((3,), (3,), 256, 512, 1024, (False, True), bf16),
     ((2, 1), (1, 3), 200, 328, 1032, (False, False), bf16),
     ((), (), 16, 4096, 1096, (False, True), bf16),  # few rows, tiles of 32 columns
-    ((), (), 16, 4096, 4096, (False, True), bf16),  # and stages of several lines of k
+    ((), (), 16, 4096, 4096, (False, True), bf16),  # stages of several 128-byte lines
     ((), (), 16, 4096, 1096, (False, False), fp16),  # few rows, tiles of 64
     ((), (), 40, 1096, 4096, (True, False), fp16),
     ((), (), 100, 1000, 2056, (False, False), bf16),
     ((), (), 128, 1024, 4096, (True, True), bf16),
-    ((), (), 1000, 777, 333, (False, False), bf16),  # rows that begin anywhere
+    ((), (), 1000, 777, 333, (False, False), bf16),  # rows whose addresses are not aligned
     ((), (), 1001, 1003, 517, (True, True), fp16),
     ((3,), (3,), 200, 327, 1001, (False, True), fp16),
     ((), (), 128, 5025, 768, (False, True), bf16),
@@ -43,7 +43,7 @@ def product(
     transposes: tuple[bool, bool],
     dtype: DataType,
 ) -> Plan:
-    """A plan of c = a b and of e = relu(c), which waits for c's tiles."""
+    """Returns a plan of c = a b and e = relu(c), where relu waits for c's tiles."""
     ta, tb = transposes
     graph = Graph()
     a = graph.tensor((*left, *((k, m) if ta else (m, k))), dtype, arena="state", name="a")
@@ -61,7 +61,9 @@ def product(
 def few_bits(
     machine: Machine, m: int, n: int, k: int, types: tuple[DataType, DataType], scaled: bool
 ) -> Plan:
-    """A plan of c = a b^T of types of 8 bits, or of fp32 as tf32, or of half that in fp32."""
+    """Returns a plan of c = a b^T for operands of 8 bits, or of fp32 computed as tf32. scaled: c is
+    half the product, in fp32.
+    """
     graph = Graph()
     a = graph.tensor((m, k), types[0], arena="state", name="a")
     b = graph.tensor((n, k), types[1], arena="state", name="b")
@@ -81,7 +83,7 @@ def few_bits(
     return actual
 
 
-# (m, n, k, types, is it scaled?, the instruction)
+# (m, n, k, types, scaled, the end of the instruction's name)
 FEW_BITS = [
     (512, 512, 1024, (fp8_e4m3, fp8_e4m3), False, "k32.f32.e4m3.e4m3"),
     (520, 1096, 528, (fp8_e4m3, fp8_e5m2), True, "k32.f32.e4m3.e5m2"),

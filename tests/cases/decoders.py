@@ -149,12 +149,12 @@ def check_tokens_and_logits_are_those_of_transformers(
 ) -> None:
     directory = make_checkpoint(tmp_path / case, **CASES[case])
     ours = check_logits(directory, backend)
-    assert len(set(ours)) > NEW_TOKENS // 3  # a model that repeats itself would prove little
+    assert len(set(ours)) > NEW_TOKENS // 3  # not the same few tokens repeated
 
 
 def check_logits(directory: Path, backend: str, room: float = 1e-4, best: bool = True) -> list[int]:
-    """The tokens after a prompt; if `best`, they are transformers', and the logits of the last one
-    are within `room`.
+    """Returns the tokens that follow a prompt. Asserts that the logits of the last token are within
+    `room` of transformers' and, if `best`, that the tokens equal transformers'.
     """
     prompt = [int(t) for t in np.random.default_rng(5).integers(0, 258, 21)]
     chosen, _ = registry.choose(backend)
@@ -176,7 +176,7 @@ def check_logits(directory: Path, backend: str, room: float = 1e-4, best: bool =
 
 
 def best(directory: Path, prompt: list[int], ours: list[int]) -> list[int]:
-    """transformers' best token at each place of ours, with our own as history."""
+    """Returns transformers' most likely token at each position, given our tokens as the history."""
     model = reference(directory)
     with torch.inference_mode():
         logits = model(torch.tensor([prompt + ours[:-1]])).logits[0].numpy()

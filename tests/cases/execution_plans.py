@@ -1,4 +1,4 @@
-"""MSCCL++ execution plans as its language of 2026 writes them, by the fields that it publishes."""
+"""MSCCL++ execution plans with the fields that its plan language of 2026 publishes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def move(name: str, src: list[Op], dst: list[Op], **more: Any) -> Op:
 
 
 def meet(count: int) -> list[Op]:
-    """All peers signal each other."""
+    """Returns the ops by which a GPU signals all peers and waits for their signals."""
     channels = {"channel_type": "memory", "channel_ids": list(range(count))}
     return [
         {"name": "nop"},
@@ -44,8 +44,9 @@ def plan(
     place: str = "s",
     switch: str = "",
 ) -> str:
-    """A plan whose GPU r has a thread block for each list of ops(r, peers): remote buffer i and
-    channel i are the i-th peer's, in `place`; switch: the buffer of a switch channel of all GPUs.
+    """Returns a plan as JSON. GPU r has one thread block for each list in ops(r, peers). Remote
+    buffer i and channel i belong to the i-th peer and refer to its buffer `place`. switch: the
+    buffer of a switch channel of all GPUs, or empty.
     """
     gpus = []
     for rank in range(world):
@@ -86,7 +87,9 @@ def plan(
 
 
 def reduced_by_packets(world: int, reduction: str = "sum") -> str:
-    """Shares go to their ranks as packets, sums back as packets."""
+    """An all-reduce: each chunk is sent as packets to the rank that reduces it, and sums return as
+    packets.
+    """
 
     def ops(rank: int, peers: list[int]) -> list[list[Op]]:
         sent = [move("ppkt", [local("i", p)], [remote(i, rank)]) for i, p in enumerate(peers)]
@@ -101,7 +104,9 @@ def reduced_by_packets(world: int, reduction: str = "sum") -> str:
 
 
 def copied_and_reduced_by_packets(world: int) -> str:
-    """The sum is kept as packets too, from which a second operation sends it on."""
+    """The same, where the reduction also stores the sum as packets, which a second
+    operation sends.
+    """
 
     def ops(rank: int, peers: list[int]) -> list[list[Op]]:
         sent = [move("ppkt", [local("i", p)], [remote(i, rank)]) for i, p in enumerate(peers)]
@@ -117,7 +122,9 @@ def copied_and_reduced_by_packets(world: int) -> str:
 
 
 def gathered_by_packets(world: int) -> str:
-    """Packets of the own chunk, read and sent on."""
+    """An all-gather: a rank copies its chunk into packets, then reads the packets and sends
+    them.
+    """
 
     def ops(rank: int, peers: list[int]) -> list[list[Op]]:
         first = move("cpkt", [local("o", rank)], [local("s", rank)])
@@ -130,7 +137,7 @@ def gathered_by_packets(world: int) -> str:
 
 
 def gathered_in_slices(world: int) -> str:
-    """Two thread blocks put halves of each chunk."""
+    """An all-gather by two thread blocks, each of which puts one half of every chunk."""
 
     def ops(rank: int, peers: list[int]) -> list[list[Op]]:
         return [
@@ -151,7 +158,9 @@ def gathered_in_slices(world: int) -> str:
 
 
 def reduced_by_the_switch(world: int, reduction: str = "sum") -> str:
-    """A load of all GPUs' chunks that adds them up, and a store to all."""
+    """An all-reduce by one operation: a reducing load through the switch and a store to all
+    GPUs.
+    """
 
     def ops(rank: int, peers: list[int]) -> list[list[Op]]:
         chunk = {"switch_channel_id": 0, "index": rank, "size": 1}
@@ -163,7 +172,7 @@ def reduced_by_the_switch(world: int, reduction: str = "sum") -> str:
 
 
 def loaded_then_stored(world: int) -> str:
-    """The same by two operations, through scratch."""
+    """The same all-reduce by two operations, with the sum in scratch between them."""
 
     def ops(rank: int, peers: list[int]) -> list[list[Op]]:
         load = {"name": "glre", "buffer_type": "i", "buffer_offset": rank, "size": 1,
@@ -178,7 +187,7 @@ def loaded_then_stored(world: int) -> str:
 
 
 def exchanged_in_place(world: int) -> str:
-    """Parts go through scratch, because the input is the output."""
+    """An in-place all-to-all. Parts go through scratch, because the input is also the output."""
 
     def ops(rank: int, peers: list[int]) -> list[list[Op]]:
         sent = [move("put", [local("i", p)], [remote(i, rank)]) for i, p in enumerate(peers)]
@@ -189,7 +198,7 @@ def exchanged_in_place(world: int) -> str:
 
 
 def shifted(world: int, by: int = 1) -> str:
-    """Each GPU puts its input into the output of the one `by` places after it."""
+    """Each GPU puts its input into the output of the GPU `by` ranks after it."""
 
     def ops(rank: int, peers: list[int]) -> list[list[Op]]:
         to = peers.index((rank + by) % world)

@@ -17,10 +17,10 @@ ADDRESSES = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 
 def compile_c(folder: Path, name: str, out: str, *options: str) -> Path:
-    """Compiles a folder's C files, linked with the loop kernel that was compiled at export."""
+    """Compiles a folder's C files and links them with the loop kernel compiled at export."""
     system = shutil.which("gcc")
     command = [system] if system else [sys.executable, "-m", "ziglang", "cc"]
-    if not system:  # its wheel has no runtime of the address sanitizer
+    if not system:  # ziglang's wheel has no runtime of the address sanitizer
         options = tuple("-fsanitize=undefined" if o == ADDRESSES[0] else o for o in options)
     library = str(folder / f"lib{name}_loop.so")
     words = [*command, *STRICT, *options, *PARTS, f"{name}.c", library, "-pthread", "-o", out]
@@ -30,7 +30,7 @@ def compile_c(folder: Path, name: str, out: str, *options: str) -> Path:
 
 
 class Library:
-    """The functions of a compiled export, on one instance."""
+    """The functions of a compiled export, called on one instance."""
 
     def __init__(self, path: Path, name: str) -> None:
         self.c = ctypes.CDLL(str(path))

@@ -16,7 +16,9 @@ from tests.unit.plan.shapes import CONFIG, replace_task
 
 
 def small_machine(machine: Machine, *capabilities: Capability) -> Machine:
-    """The device with few processors, and packets only if asked for."""
+    """Returns the device with at most 3 processors, and without packets unless they are passed in
+    `capabilities`.
+    """
     few = machine.with_processors(min(3, machine.processors + 1))
     return few.without_capabilities(Capability.PACKETS).with_capabilities(*capabilities)
 
@@ -38,7 +40,9 @@ def prepare(executor: Executor) -> None:
 
 
 def without_a_signal(plan: Plan) -> tuple[Plan, int]:
-    """The plan with one signal of a linear task taken away, and the counter that misses it."""
+    """Returns the plan with one signal of a linear task removed, and the counter that then lacks
+    it.
+    """
     for place, task in tasks(plan).items():
         if plan.ops[task.op].kind == "linear" and task.signals and task.signals[0] != 0:
             return replace_task(plan, place, signals=task.signals[1:]), task.signals[0]

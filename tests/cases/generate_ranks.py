@@ -38,7 +38,7 @@ def answer(directory: Path, *extra: str) -> dict:
 
 
 def alone(directory: Path, count: int, prompt: str = PROMPT, backend: str = "cpu") -> list[int]:
-    """The tokens of one rank, in this process."""
+    """Returns the tokens that one rank generates in this process."""
     chosen = registry.get(backend)
     device = chosen.open(0)
     with Generator(Checkpoint.open(directory), chosen, device) as generator:

@@ -1,5 +1,5 @@
-"""GGUF files of small random decoders, written by the gguf package: weights in any of its types,
-those that it cannot quantise to as random blocks.
+"""GGUF files of small random decoders, written by the gguf package. Weights are of any GGUF type;
+types that the package cannot quantise to are filled with random blocks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from ark.models.gguf_file import OF_LAYERS, TENSORS
 from tests.checkpoints import make_checkpoint
 
-# Rows of whole blocks of 256, but for those of attention's output (96).
+# Rows are whole blocks of 256, except those of attention's output (96).
 SIZES: dict[str, Any] = {
     "hidden": 256, "heads": 4, "kv_heads": 2, "head_dim": 24, "intermediate": 256, "layers": 2,
 }  # fmt: skip
@@ -28,7 +28,9 @@ FP16_PLACES = {
 
 
 def blocks(shape: tuple[int, int], kind: str, seed: int) -> np.ndarray:
-    """Random blocks of a type, with small scales, one of which is 0."""
+    """Returns random blocks of a type. Their scales are small; the first scale is 0 if it is at
+    byte 0.
+    """
     inputs, nbytes = gguf.GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
     rng = np.random.default_rng(seed)
     data = rng.integers(0, 256, (shape[0] * shape[1] // inputs, nbytes), dtype=np.uint8)
@@ -40,7 +42,7 @@ def blocks(shape: tuple[int, int], kind: str, seed: int) -> np.ndarray:
 
 
 def encoded(values: np.ndarray, kind: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """A tensor's bytes in a type, and their values by the package."""
+    """Returns a tensor's bytes in a type, and its values as the package dequantises them."""
     quantised = GGMLQuantizationType[kind]
     if kind in FP16_PLACES:
         data = blocks(values.shape, kind, seed)  # type: ignore[arg-type]
@@ -50,7 +52,7 @@ def encoded(values: np.ndarray, kind: str, seed: int) -> tuple[np.ndarray, np.nd
 
 
 def permuted(weight: np.ndarray, head_dim: int) -> np.ndarray:
-    """Rows of queries or keys as llama.cpp stores them."""
+    """Returns the rows of queries or keys in llama.cpp's order."""
     wide = weight.reshape(-1, 2, head_dim // 2, weight.shape[-1])
     return wide.swapaxes(1, 2).reshape(weight.shape)
 
@@ -70,8 +72,8 @@ def gguf_checkpoint(
     model: str = "llama",
     **fields: Any,
 ) -> tuple[Path, Path, dict[str, torch.Tensor]]:
-    """A directory as make_checkpoint writes it, a GGUF file of the same shape whose matrices are of
-    type `kind`, and their values by name. metadata, more: further texts and tensors.
+    """Returns a checkpoint directory, a GGUF file of the same shape whose matrices are of type
+    `kind`, and their values by name. metadata, more: further metadata strings and tensors.
     """
     plain = make_checkpoint(folder / "plain", **{**SIZES, **fields}, kind=model)
     config = json.loads((plain / "config.json").read_text())
@@ -104,7 +106,7 @@ def gguf_checkpoint(
 def add_tensors(
     writer: GGUFWriter, plain: Path, kind: str, name: str, head_dim: int
 ) -> dict[str, torch.Tensor]:
-    """Adds the tensors; matrices whose rows are no whole blocks are fp16."""
+    """Adds the tensors. A matrix whose rows are not whole blocks is stored as fp16."""
     names = {own: short for short, own in {**TENSORS, **OF_LAYERS}.items()}
     values = {}
     for seed, (stored, tensor) in enumerate(sorted(load_file(plain / "model.safetensors").items())):
@@ -127,7 +129,7 @@ def add_tensors(
 
 
 def add_tokenizer(writer: GGUFWriter, plain: Path, pre: str = "default") -> None:
-    """The byte-level tokenizer of a directory."""
+    """Adds the byte-level tokenizer of a checkpoint directory."""
     tokenizer = json.loads((plain / "tokenizer.json").read_text())
     vocab, added = tokenizer["model"]["vocab"], tokenizer["added_tokens"]
     ids = {i: token for token, i in vocab.items()} | {t["id"]: t["content"] for t in added}

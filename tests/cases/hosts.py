@@ -60,7 +60,7 @@ def reason() -> str:
 
 
 def start(hosts: Hosts, code: str, ranks: int = 2, **more: str) -> list[subprocess.Popen[str]]:
-    """Ranks dealt to the hosts in halves."""
+    """Starts the ranks; the first half runs on the first host, the second half on the second."""
     common = {
         "WORLD_SIZE": str(ranks),
         "MASTER_ADDR": hosts.addresses[0],
@@ -79,6 +79,8 @@ def start(hosts: Hosts, code: str, ranks: int = 2, **more: str) -> list[subproce
 
 
 def sums(rank: int) -> None:
-    """Both put in the same, so that the sum less its own is what rank 1 adds up."""
+    """Adds up an all-reduce less the rank's own input. Both ranks have the same input, so the
+    difference is that input.
+    """
     x = channels.counting()
     channels.add_up(ark.sub(ark.all_reduce(x, rank, 2, algorithm="ring"), x))

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 
 def same(function: Any, inputs: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
-    """Whole in ark, and torch's values."""
+    """Asserts that torch.compile by ark gives torch's values and leaves no op in torch."""
     ark.init(backend="cpu")
     torch._dynamo.reset()
     want = function(*[x.clone() for x in inputs])

@@ -27,7 +27,7 @@ def network(
     opset: int = 17,
     **weights: Any,
 ) -> onnx.ModelProto:
-    """inputs and outputs: element type and shape by name."""
+    """Returns a model of these nodes. inputs and outputs: element type and shape by name."""
     graph = helper.make_graph(
         nodes,
         "graph",

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-THEMES = {"dark": 0, "light": 1}  # as Blink numbers preferred colour schemes
+THEMES = {"dark": 0, "light": 1}  # Blink's numbers of the preferred colour schemes
 
 
 def browse(page: Path, theme: str, *extra: str) -> subprocess.CompletedProcess[str]:
@@ -23,7 +23,9 @@ def browse(page: Path, theme: str, *extra: str) -> subprocess.CompletedProcess[s
 
 
 def width_on_a_phone(page: Path) -> int:
-    """The pixels that a page is wide in a frame of 390; more than 390 is scrolled to the side."""
+    """Returns the scroll width of a page in a frame 390 pixels wide. Above 390, a phone scrolls
+    sideways.
+    """
     frame = page.parent / "frame.html"
     frame.write_text(
         f"<iframe id=page width=390 height=844 src='{page.name}'></iframe><title>none</title>"
@@ -35,7 +37,9 @@ def width_on_a_phone(page: Path) -> int:
 
 
 def read_png(data: bytes) -> np.ndarray:
-    """The pixels (height, width, channels) of a PNG of 8 bits without interlacing (RFC 2083)."""
+    """Returns the pixels (height, width, channels) of a PNG of 8 bits without interlacing (RFC
+    2083).
+    """
     width, height, depth, kind = struct.unpack(">IIBB", data[16:26])
     assert data[:4] == b"\x89PNG" and depth == 8 and data[28] == 0
     channels, at, packed = {2: 3, 6: 4}[kind], 8, b""
@@ -44,7 +48,7 @@ def read_png(data: bytes) -> np.ndarray:
         packed += data[at + 8 : at + 8 + size] if data[at + 4 : at + 8] == b"IDAT" else b""
         at += size + 12
     rows = np.frombuffer(zlib.decompress(packed), np.uint8).reshape(height, -1)
-    result = np.zeros((height + 1, width + 1, channels), np.uint8)  # a border of zeros before
+    result = np.zeros((height + 1, width + 1, channels), np.uint8)  # with zeros above and left
     pairs = zip(rows[:, 0], rows[:, 1:].reshape(height, -1, channels), strict=True)
     for y, (how, row) in enumerate(pairs, 1):
         if how in (0, 2):

@@ -15,7 +15,9 @@ from tests.opcheck import TOLERANCE, Case
 
 @dataclass(frozen=True)
 class Shape:
-    """positions: of sequences, with a row each; of the only one, with `rows` rows."""
+    """The arguments of a call of paged attention. positions: one for each sequence, of one row
+    each; a single sequence has `rows` rows from its position. pool: the number of pages in all.
+    """
 
     positions: tuple[int, ...]
     rows: int
@@ -23,7 +25,7 @@ class Shape:
     kv_heads: int
     width: int
     page: int
-    most: int  # pages of a sequence
+    most: int  # the page table's entries for a sequence
     pool: int
     window: int = 0
     softcap: float = 0.0
@@ -31,8 +33,8 @@ class Shape:
 
 
 def table(s: Shape, seed: int) -> np.ndarray:
-    """No page twice; what lies behind the last position, or before all windows, has numbers that no
-    page has.
+    """Returns a page table in which no page occurs twice. Entries after the last position, or
+    before all windows, are page numbers that do not exist.
     """
     rng = np.random.default_rng(seed)
     numbers = rng.permutation(s.pool)
@@ -48,7 +50,7 @@ def table(s: Shape, seed: int) -> np.ndarray:
 
 
 def side_by_side(cache: np.ndarray, row: np.ndarray) -> torch.Tensor:
-    """A sequence's (heads, positions, width), pages of which it has none as zeros."""
+    """Returns a sequence's (heads, positions, width). Pages that do not exist are zeros."""
     pages = [cache[n] if 0 <= n < len(cache) else np.zeros_like(cache[0]) for n in row]
     return torch.tensor(np.concatenate(pages, axis=1))
 
@@ -90,7 +92,9 @@ def by_torch(
 
 
 def case(s: Shape, dtype: DataType, seed: int, cached: DataType | None = None) -> Case:
-    """cached: the type of keys and values, if not the queries'."""
+    """Returns the test case of a shape. cached: the type of keys and values, if it differs from the
+    queries' type.
+    """
     rng = np.random.default_rng(seed)
     cache = (s.pool, s.kv_heads, s.page, s.width)
     inputs = [

@@ -10,12 +10,13 @@ from ark.plan.types import Plan
 from tests.cases.pipeline import planned
 
 WIDTH, EACH = 3000, (4, 7)
-SLOW_PRODUCT_SIZE = 1000  # of a slow rank's product: far longer than a thread waits for a core
+SLOW_PRODUCT_SIZE = 1000  # width of a slow rank's product: takes far longer than a thread spins for
 
 
 def messages(model: Model, rank: int, world: int, slow: int) -> None:
-    """Rank 0 counts, in the first phase by 1 and in the second by 1000, and sends what it has; each
-    rank adds up what comes and passes it on. Rank `slow` has more to do.
+    """Rank 0 counts, by 1 in the first phase and by 1000 in the second, and sends the count. Each
+    other rank receives it; all ranks add it to their total, and all but the last pass it on. Rank
+    `slow` computes a large product first.
     """
     batch, total = ark.tensor([WIDTH], name="batch"), ark.tensor([WIDTH], name="total")
     for number, step in enumerate((1.0, 1000.0)):
@@ -31,7 +32,7 @@ def messages(model: Model, rank: int, world: int, slow: int) -> None:
 
 
 def sums(model: Model, rank: int, world: int, slow: int) -> None:
-    """Every rank counts alike and adds up the mean of what all have."""
+    """Every rank counts alike and adds the mean of all counts to its total."""
     batch, total = ark.tensor([WIDTH], name="batch"), ark.tensor([WIDTH], name="total")
     for number, step in enumerate((1.0, 1000.0)):
         with model.graph.entry(f"phase{number}"):

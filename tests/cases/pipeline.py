@@ -31,7 +31,7 @@ def run(
     name: str = "cpu",
     opened: Sequence[Device] = (),
 ) -> list[tuple[np.ndarray, list]]:
-    """The sums on each rank, and its trace. opened: a device for each rank."""
+    """Returns the totals of each rank and its trace. opened: a device for each rank."""
     backend, _ = registry.choose(name)
 
     def work(ranks: ThreadRanks) -> tuple[np.ndarray, list]:

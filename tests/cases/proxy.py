@@ -8,7 +8,7 @@ from tests.cases import channels
 
 
 def put_and_send(rank: int) -> None:
-    """A part of a symmetric memory, a get, and a message, all by the proxy."""
+    """A put into a part of a symmetric memory, and a message, both through the proxy."""
     x, inbox = channels.counting(), ark.comm.symmetric([channels.INBOX_ELEMENTS + 5], int32)
     channel = ark.comm.channel(1 - rank, engine="dma")
     if rank == 0:

@@ -1,5 +1,5 @@
-"""Quantised checkpoints of small random decoders, and the check of their logits: those of
-transformers with weights that the format's own library dequantised.
+"""Quantised checkpoints of small random decoders, and a check of their logits: transformers
+computes the expected ones, with weights dequantised by the format's own library.
 """
 
 from __future__ import annotations
@@ -24,20 +24,22 @@ from tests.cells import compared
 from tests.checkpoints import make_checkpoint, reference
 
 PROMPT = [int(t) for t in np.random.default_rng(5).integers(0, 258, 21)]
-# Widths 96 and 160: whole groups of 32, but no multiples of 128.
+# Widths 96 and 160 are multiples of 32, the group size, but not of 128.
 ODD: dict[str, Any] = {"hidden": 96, "head_dim": 24, "intermediate": 160, "layers": 2}
 GPT_OSS: dict[str, Any] = {**CASES["gpt-oss"], **ODD}
 Tensors = dict[str, torch.Tensor]
 Quantise = Callable[[torch.Tensor], tuple[Tensors, torch.Tensor]]
-"""From a weight to its tensors by the ends of their names, and its dequantised values."""
+"""A function of a weight. Returns its quantised tensors by name suffix, and its dequantised
+values.
+"""
 
 
 def quantised_checkpoint(
     folder: Path, quantise: Quantise, config: Mapping[str, Any], *, skip: str = "", **fields: Any
 ) -> tuple[Path, Path, Tensors]:
-    """A checkpoint as `make_checkpoint` writes it, the same with all linear layers but the head
-    quantised, and their dequantised weights by name. config: quantization_config. skip: a part of
-    the names of weights that stay.
+    """Returns a plain checkpoint, the same checkpoint with all linear layers except the head
+    quantised, and the dequantised weights by name. config: quantization_config. skip: weights whose
+    names contain it are not quantised.
     """
     plain = make_checkpoint(folder / "plain", **{**ODD, **fields})
     there = make_checkpoint(folder / "quantised", **{**ODD, **fields})
@@ -47,7 +49,9 @@ def quantised_checkpoint(
 def quantise_files(
     there: Path, quantise: Quantise, config: Mapping[str, Any], skip: str = ""
 ) -> Tensors:
-    """Quantises all linear layers but the head of a checkpoint, as of `quantised_checkpoint`."""
+    """Quantises all linear layers of a checkpoint except the head, as
+    `quantised_checkpoint` does.
+    """
     stored, values = load_file(there / "model.safetensors"), {}
     for name in [n for n in stored if n.endswith("_proj.weight") and (not skip or skip not in n)]:
         pieces, values[name] = quantise(stored.pop(name).float())
@@ -60,7 +64,9 @@ def quantise_files(
 
 
 def mxfp4_checkpoint(folder: Path, seed: int = 0) -> tuple[Path, Path, Tensors]:
-    """A gpt-oss checkpoint, the same with MXFP4 experts, and the values of these by name."""
+    """Returns a gpt-oss checkpoint, the same with MXFP4 experts, and the experts' values by
+    name.
+    """
     plain = make_checkpoint(folder / "plain", **GPT_OSS)
     there = make_checkpoint(folder / "quantised", **GPT_OSS)
     stored, values = load_file(plain / "model.safetensors"), {}
@@ -87,8 +93,8 @@ def check_logits(
     room: float = 1e-4,
     chunk: int = 16,
 ) -> list[int]:
-    """The tokens after a prompt; the logits of the last are within `room` of transformers' with
-    `values` for the weights of these names.
+    """Returns the tokens after a prompt. Asserts that the last logits are within `room` of those
+    that transformers computes with `values` as the weights of these names.
     """
     chosen, _ = registry.choose(backend)
     with (
@@ -109,7 +115,7 @@ def check_logits(
 
 
 def check_values(checkpoint: Checkpoint, values: Mapping[str, torch.Tensor]) -> None:
-    """The values of all codes, which the tests of logits use in part only."""
+    """Compares every weight's values; the tests of logits exercise only some of the codes."""
     names = {weight.stored_name: name for name, weight in checkpoint.weights.items()}
     layouts = dict(checkpoint.config.layouts)
     for stored, value in values.items():

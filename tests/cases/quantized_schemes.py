@@ -1,4 +1,4 @@
-"""Schemes of compressed-tensors by name, and weights that the package compresses by them."""
+"""Schemes of compressed-tensors by name, and weights that the package compresses with them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ COMPRESSED: dict[str, tuple[str, dict[str, Any]]] = {
 def scales_of(
     weight: torch.Tensor, scheme: dict[str, Any]
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Scales and zero points of a weight, by the largest and the smallest value that share one."""
+    """Returns a weight's scales and zero points, from the largest and the smallest value of each
+    group.
+    """
     outputs, inputs = weight.shape
     strategy = scheme["strategy"]
     rows, columns = {"tensor": weight.shape, "channel": (1, inputs), "block": (128, 128)}.get(
@@ -61,7 +63,9 @@ def scales_of(
 
 
 def compressed(name: str) -> tuple[Quantise, dict[str, Any]]:
-    """The package's own compression and decompression, and the quantization_config."""
+    """Returns a function that compresses and decompresses by the package, and the
+    quantization_config.
+    """
     pytest.importorskip("compressed_tensors")
     from compressed_tensors.compressors import BaseCompressor
     from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
@@ -86,7 +90,7 @@ def compressed(name: str) -> tuple[Quantise, dict[str, Any]]:
         pieces = compressor.compress(dict(state), scheme)
         if name != "nvfp4":
             return pieces, compressor.decompress(dict(pieces), scheme)["weight"].float()
-        # decompress rounds to bf16; the package unpacks the codes to fp32 too.
+        # decompress rounds to bf16, so the values are computed from the unpacked codes in fp32.
         codes = unpack_fp4_from_uint8(pieces["weight_packed"], *weight.shape, dtype=torch.float32)
         wide = (scale / state["weight_global_scale"]).repeat_interleave(16, 1)
         return pieces, codes * wide

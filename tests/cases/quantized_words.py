@@ -1,5 +1,5 @@
-"""AWQ's and GPTQ's packing into words of 32 bits, as their papers' code has it, written with loops
-over bits.
+"""AWQ's and GPTQ's packing of codes into 32-bit words, as in the code of their papers, written with
+loops over bits.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 def words(codes: np.ndarray, bits: int, order: Sequence[int]) -> torch.Tensor:
-    """Codes (n, m) as words (n, m * bits / 32): `order` is the code at each place of a word."""
+    """Packs codes (n, m) into words (n, m * bits / 32). order: the code at each position of
+    a word.
+    """
     parts = codes.astype(np.uint32).reshape(len(codes), -1, len(order))
     packed = np.zeros(parts.shape[:2], np.uint32)
     for place, code in enumerate(order):
@@ -27,7 +29,9 @@ def words(codes: np.ndarray, bits: int, order: Sequence[int]) -> torch.Tensor:
 def coded(
     weight: np.ndarray, bits: int, symmetric: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Codes (outputs, inputs), zeros and fp16 scales (outputs, groups) of consecutive groups."""
+    """Quantises a weight by groups of consecutive inputs. Returns codes (outputs, inputs), zero
+    points and fp16 scales (both (outputs, groups)).
+    """
     wide = weight.reshape(len(weight), -1, GROUP_INPUTS)
     steps = 2**bits - 1
     if symmetric:
@@ -43,13 +47,13 @@ def coded(
 
 
 def valued(codes: np.ndarray, zeros: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """scale * (code - zero), in fp32."""
+    """Returns scale * (code - zero) in fp32."""
     wide = codes.reshape(len(codes), -1, GROUP_INPUTS) - zeros[..., None]
     return (wide * scales.astype(np.float32)[..., None]).reshape(codes.shape).astype(np.float32)
 
 
 def awq(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
-    """AWQ's tensors of 4 bits: words along the outputs."""
+    """Returns AWQ's 4-bit tensors, packed into words along the outputs, and their values."""
     codes, zeros, scales = coded(weight.numpy(), 4, False)
     pieces = {
         "qweight": words(codes.T, 4, AWQ_ORDER),
@@ -60,7 +64,9 @@ def awq(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
 
 
 def gptq(bits: int, symmetric: bool, ordered: bool) -> Quantise:
-    """GPTQ's tensors: words along the inputs; zeros are stored with 1 subtracted."""
+    """Returns a function to GPTQ's tensors, packed into words along the inputs. Stored zero points
+    are 1 less than the actual ones.
+    """
 
     def quantise(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
         inputs = weight.shape[1]

@@ -15,7 +15,7 @@ from tests.ranks import ThreadRanks, run_ranks
 
 
 def build(world: int, body: Callable[[int], None], machine: str = "cpu-2") -> list[Plan]:
-    """The plans of all ranks of a model that `body` builds for a rank."""
+    """Returns the plans of all ranks of a model. body: builds the graph of a rank."""
     results = []
     for rank in range(world):
         model = Model(rank, world)
@@ -31,7 +31,7 @@ def execute(
     outputs: list[list[str]],
     iterations: int = 2,
 ) -> list[dict[str, np.ndarray]]:
-    """Runs iterations on all ranks at once; what each read of its outputs."""
+    """Runs the iterations on all ranks concurrently. Returns each rank's outputs by name."""
     backend, _ = registry.choose("cpu")
 
     def work(ranks: ThreadRanks) -> dict[str, np.ndarray]:

@@ -26,7 +26,7 @@ def target(arch: str) -> Target:
 
 
 def assembly(source: Source, arch: str) -> str:
-    """The source as assembly; what was compiled before comes from the cache."""
+    """Returns the source's assembly; an earlier compilation is taken from the cache."""
     key = repr((backend.compiler().key(target(arch)), source.text))
     return kept.text(lambda: compiler.assembly(source, target(arch)), key)
 

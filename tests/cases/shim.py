@@ -6,5 +6,5 @@ import re
 
 
 def fences(wanted: str) -> set[str]:
-    """The fence, and the stronger ones that older compilers write in its place."""
+    """Returns the fence and the stronger fences that older compilers emit in its place."""
     return {re.sub("acquire|release", name, wanted) for name in (r"\g<0>", "acq_rel", "sc")}

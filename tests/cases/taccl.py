@@ -6,7 +6,9 @@ from ark.collective.programs import Kind, check, execute, reference_result
 
 
 def prove(program, topology, seed=0):
-    """The checker accepts it and integers come out as NumPy says."""
+    """Asserts that the checker accepts the program and that its results on integers equal
+    NumPy's.
+    """
     check(program)
     rng = np.random.default_rng(seed)
     inputs = [rng.integers(-99, 99, 6 * program.ranks) for _ in range(program.ranks)]

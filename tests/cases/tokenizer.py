@@ -9,7 +9,9 @@ from tests.checkpoints import BOS, EOS
 
 
 def byte_fallback_tokenizer() -> Backend:
-    """A vocabulary as Llama 2 has it: words that begin with U+2581, and bytes for the rest."""
+    """Returns a tokenizer in the form of Llama 2: words begin with U+2581, other text is byte
+    tokens.
+    """
     pieces = ["<unk>", BOS, EOS, *(f"<0x{i:02X}>" for i in range(256))]
     pieces += ["▁", "a", "b", "é", "▁a", "ab", "▁ab", "日"]
     merges = [("▁", "a"), ("a", "b"), ("▁a", "b")]

@@ -1,4 +1,4 @@
-"""Plans that torch.compile makes for a machine which is not here."""
+"""Plans that torch.compile makes for a machine that is not present."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from ark.interop.torch.planning import planned
 
 
 def planned_as(module: Any, example: Any, machine: str, monkeypatch: Any) -> list[Any]:
-    """The plans of torch.compile for a named machine; the kernels run on the CPU."""
+    """Returns the plans of torch.compile for a named machine. The kernels that run are planned for
+    the CPU.
+    """
     from ark.interop.torch import program
 
     plans: list[Any] = []

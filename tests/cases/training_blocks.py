@@ -1,5 +1,5 @@
-"""The models of tests/cases/training_models.py: each a function of a form, inputs and parameters,
-that gives a matrix of a row for each example.
+"""The models of tests/cases/training_models.py. Each is a function of a form (ark or torch), inputs
+and parameters and returns a matrix with one row for each example.
 
 Convolutions with pooling and concatenation (Swin: Liu et al. 2021; Evoformer: Jumper et al. 2021;
 experts: Shazeer et al. 2017; encoder-decoder: Vaswani et al. 2017; Llama: Touvron et al. 2023).
@@ -24,7 +24,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 class InArk:
-    """What the models are written with, in ark."""
+    """The ops that the models are written with, in ark."""
 
     reshape = staticmethod(ark.reshape)
     permute = staticmethod(ark.transpose)
@@ -66,18 +66,18 @@ class InArk:
 
     @staticmethod
     def causal(scores: Any) -> Any:
-        """-1e9 above the diagonal."""
+        """Returns the scores with -1e9 added above the diagonal."""
         return scores + ark.mul(ark.triu(ark.ones(list(scores.shape())[-2:]), 1), -1e9)
 
     @staticmethod
     def largest(x: Any, count: int) -> Any:
-        """1 where an element is among the `count` largest of its row, else 0."""
+        """Returns 1 where an element is among the `count` largest of its row, else 0."""
         smallest = ark.detach(ark.topk(x, count)[0])[:, count - 1 : count]
         return ark.cast(ark.greater_equal(ark.detach(x), smallest), ark.fp32)
 
 
 class InTorch:
-    """The same in torch."""
+    """The same ops in torch."""
 
     reshape = staticmethod(torch.reshape)
     concat = staticmethod(torch.cat)
@@ -136,17 +136,18 @@ Model = Callable[[Any, Mapping[str, Any], Mapping[str, Any], int, int, Any], Any
 
 
 def _from(state: list[Any], before: list[Any] | None) -> list[Any]:
-    """A model's first values, with those that an earlier pass ended with added (recycling)."""
+    """Returns a model's initial values, plus the final values of an earlier pass if there is one
+    (recycling).
+    """
     return state if before is None else [a + b for a, b in zip(state, before, strict=True)]
 
 
 @dataclass(frozen=True)
 class Block:
-    """model: of a form, inputs, parameters, the number of layers and of examples, and the values
-    that an earlier pass ended with, or None; gives a row for each example, and the values that it
-    ends with. inputs: for each
-    name what makes its contents. parameters: their shapes, by the number of layers. tables: inputs
-    that are the same for all examples.
+    """A model and its data. model: a function of a form, inputs, parameters, the numbers of layers
+    and of examples, and the final values of an earlier pass or None; returns a row for each example
+    and its own final values. inputs: by name, a function that draws the contents. parameters:
+    shapes for a number of layers. tables: inputs that are the same for all examples.
     """
 
     model: Model
@@ -156,7 +157,9 @@ class Block:
 
 
 def _of_layers(own: Shapes, others: Shapes | None = None) -> Callable[[int], Shapes]:
-    """Parameters of each layer by its number, and others."""
+    """Returns a function of the number of layers to the shapes of all parameters: each layer's,
+    named with its number, and the others.
+    """
 
     def shapes(layers: int) -> Shapes:
         numbered = {f"{i}.{name}": size for i in range(layers) for name, size in own.items()}
@@ -179,7 +182,7 @@ def _tokens(random: np.random.Generator, batch: int) -> np.ndarray:
 
 
 def _conv(form: Any, given: Any, weights: Any, layers: int, batch: int, before: Any) -> Any:
-    """Convolutions with strides and biases, pooling, concatenation and a residual."""
+    """A network of convolutions with strides and biases, pooling, concatenation and a residual."""
     h = form.max_pool(form.relu(form.conv(given["x"], weights["stem"], weights["bias"], 1)))
     (h,) = _from([h], before)
     for layer in range(layers):
@@ -192,14 +195,14 @@ def _conv(form: Any, given: Any, weights: Any, layers: int, batch: int, before: 
 
 
 def _rolled(form: Any, x: Any, shift: int) -> Any:
-    """Rows and columns moved round by `shift`."""
+    """Returns x with rows and columns rotated by `shift`."""
     shift %= SIDE
     x = form.concat([x[:, shift:], x[:, :shift]], 1)
     return form.concat([x[:, :, shift:], x[:, :, :shift]], 2)
 
 
 def _swin(form: Any, given: Any, weights: Any, layers: int, batch: int, before: Any) -> Any:
-    """Every second block has shifted windows."""
+    """Swin blocks; every second one has shifted windows."""
     (x,), along, rows = _from([given["x"]], before), SIDE // WINDOW, batch * SIDE * SIDE
     image, windows = (batch, SIDE, SIDE, WIDTH), batch * along * along
     for layer in range(layers):
@@ -224,12 +227,14 @@ def _swin(form: Any, given: Any, weights: Any, layers: int, batch: int, before: 
 
 
 def _evoformer(form: Any, given: Any, weights: Any, layers: int, batch: int, before: Any) -> Any:
-    """Rows with a bias of pairs, columns, transition, outer product mean, triangles, transition."""
+    """Evoformer blocks: row attention with a pair bias, column attention, transition, outer product
+    mean, triangle updates, transition.
+    """
     msa, pair = _from([given["msa"], given["pair"]], before)
     s, r, c = SEQUENCES, RESIDUES, WIDTH
 
     def attended(x: Any, w: Any, name: str, bias: Any = None) -> Any:
-        """Gated attention along the third dimension of (batch, m, n, c)."""
+        """Returns gated attention along the third dimension of (batch, m, n, c)."""
         m, n = (s, r) if bias is not None else (r, s)
         q, k, v = (
             form.permute(
@@ -273,7 +278,9 @@ def _evoformer(form: Any, given: Any, weights: Any, layers: int, batch: int, bef
 
 
 def _attention(form: Any, x: Any, y: Any, w: Any, name: str, batch: int, causal: bool) -> Any:
-    """Of rows x to rows y, both (batch * TEXT, WIDTH)."""
+    """Returns attention with queries of rows x and keys and values of rows y, both (batch * TEXT,
+    WIDTH).
+    """
     q, k, v = (
         form.permute(
             form.reshape(form.linear(rows, w[f"{name}{kind}"]), (batch, TEXT, HEADS, HEAD)),
@@ -288,7 +295,7 @@ def _attention(form: Any, x: Any, y: Any, w: Any, name: str, batch: int, causal:
 
 
 def _experts(form: Any, given: Any, weights: Any, layers: int, batch: int, before: Any) -> Any:
-    """Attention, and two of the experts for each row by its router."""
+    """A mixture of experts: attention, then two experts for each row, chosen by its router."""
     rows = batch * TEXT
     (x,) = _from([form.reshape(given["x"], (rows, WIDTH))], before)
     for layer in range(layers):
@@ -308,7 +315,9 @@ def _experts(form: Any, given: Any, weights: Any, layers: int, batch: int, befor
 def _encoder_decoder(
     form: Any, given: Any, weights: Any, layers: int, batch: int, before: Any
 ) -> Any:
-    """Post-norm layers: an encoder, and a decoder that reads its result in every layer."""
+    """An encoder and a decoder with post-norm layers. Every decoder layer reads the encoder's
+    result.
+    """
     rows = (batch * TEXT, WIDTH)
     y = form.reshape(form.embedding(given["source"], weights["table"]), rows)
     x = form.reshape(form.embedding(given["target"], weights["table"]), rows)
@@ -331,7 +340,9 @@ def _encoder_decoder(
 
 
 def _llama(form: Any, given: Any, weights: Any, layers: int, batch: int, before: Any) -> Any:
-    """Rotations, heads that share keys in pairs, gated perceptrons, tied embeddings."""
+    """A Llama: rotary embeddings, two query heads for each key head, gated perceptrons, tied
+    embeddings.
+    """
     rows, shared = batch * TEXT, HEADS // 2
     h = form.reshape(form.embedding(given["x"], weights["embedding"]), (rows, WIDTH))
     (h,) = _from([h], before)

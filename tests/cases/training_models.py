@@ -2,8 +2,9 @@
 net, Swin blocks, Evoformer blocks, a mixture of experts, an encoder-decoder and a Llama.
 
 Models are functions of a form (`InArk`, `InTorch`), inputs and parameters. Sizes are small and
-divisible by 2, 3 and 4. The first moment after one step is a tenth of the gradient, so moments show
-gradients. Used by tests/unit/parallel/test_plans_of_models.py and tests/plans_of_models.py.
+divisible by 2, 3 and 4. The first moment after one step is a tenth of the gradient, so a comparison
+of moments compares gradients. Used by tests/unit/parallel/test_plans_of_models.py and
+tests/plans_of_models.py.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ TRAINED_STEPS = 2
 
 @dataclass(frozen=True)
 class Step:
-    """A training step on one device. names: what a tensor is called here, by its buffer's name.
+    """A training step on one device. names: from a buffer's name to the tensor's name in the tests.
 
     results: parameters, and their moments as `mean.NAME` and `square.NAME`. cuts: the dimension of
-    examples, by buffer. loss: the name of the buffer that the step writes its loss to.
+    examples, by buffer. loss: the name of the buffer that receives the loss.
     """
 
     graph: Graph
@@ -42,7 +43,7 @@ class Step:
 
 @functools.cache
 def values(kind: str, layers: int, batch: int = BATCH) -> dict[str, np.ndarray]:
-    """Inputs and first parameters, by name."""
+    """Returns inputs and initial parameters by name."""
     block = BLOCKS[kind]
     random = np.random.default_rng(len(kind))
     given = {name: make(random, batch) for name, make in block.inputs.items()}
@@ -56,8 +57,8 @@ def values(kind: str, layers: int, batch: int = BATCH) -> dict[str, np.ndarray]:
 def step_of(
     kind: str, layers: int, batch: int = BATCH, gathered: bool = False, passes: int = 1
 ) -> Step:
-    """The step in ark. gathered: parameters are read through a copy, as ZeRO 3 does. passes: of the
-    model, each from the values that the one before ended with.
+    """Returns the step in ark. gathered: parameters are read through a copy, as in ZeRO 3. passes:
+    how often the model is applied, each time from the final values of the pass before.
     """
     block, given = BLOCKS[kind], values(kind, layers, batch)
     model = Model(0, 1)
@@ -92,7 +93,9 @@ def _loss(
     batch: int,
     passes: int,
 ) -> Any:
-    """The mean square of what the last pass computes, over the batch."""
+    """Returns the loss: the squares of the last pass's result, summed and divided by the batch
+    size.
+    """
     before = None
     for _ in range(passes):
         y, state = model(form, inputs, weights, layers, batch, before)
@@ -105,7 +108,9 @@ def _loss(
 def in_torch(
     kind: str, layers: int, batch: int = BATCH, steps: int = TRAINED_STEPS, passes: int = 1
 ) -> dict[str, Any]:
-    """Parameters and moments after `steps` steps, in float64, and the last loss as `loss`."""
+    """Returns parameters and moments after `steps` steps in float64, and the last loss as
+    `loss`.
+    """
     block, given = BLOCKS[kind], values(kind, layers, batch)
     tensors = {
         n: torch.from_numpy(a if a.dtype == np.int32 else a.astype(np.float64))

@@ -30,7 +30,7 @@ from tests.unit.parallel.ranks_in_numpy import Ranks
 
 
 def traced(build: Callable[[], Any]) -> Graph:
-    """The one-device graph that `build` makes; its last tensor is copied to "result"."""
+    """Returns the one-device graph that `build` builds; its result is copied to "result"."""
     model = Model(0, 1)
     with use_model(model):
         result = build()
@@ -40,7 +40,9 @@ def traced(build: Callable[[], Any]) -> Graph:
 
 
 def inputs_of(graph: Graph, seed: int) -> dict[str, np.ndarray]:
-    """Random contents of tensors that the graph reads and does not write, by buffer name."""
+    """Returns random contents, by buffer name, of the tensors that the graph reads and does not
+    write.
+    """
     random = np.random.default_rng(seed)
     written = {n.outputs[0].buffer.id for n in graph.nodes}
     results = {}
@@ -81,7 +83,9 @@ def on_ranks_in_numpy(plan: ParallelGraph, inputs: dict[str, np.ndarray]) -> np.
 def on_cpu_ranks(
     rank_graphs: RankGraphs, inputs: dict[str, np.ndarray], results: set[int]
 ) -> list[tuple[View, np.ndarray]]:
-    """Plans and verifies the ranks' graphs and runs them twice at once; parts of the results."""
+    """Plans and verifies the ranks' graphs and runs them concurrently. Returns the parts of the
+    results that the ranks hold.
+    """
     plans = [make_plan(g, backends.machine("cpu-1")) for g in rank_graphs.graphs]
     verify(plans)
     backend, _ = backends.choose("cpu")
@@ -148,7 +152,7 @@ def random_plan(data: st.DataObject, graph: Graph, ranks: int) -> ParallelGraph:
 
 
 def perceptron() -> Any:
-    """h + down(relu(up(h))), with a bias."""
+    """Returns x + down(relu(up(x))) + bias."""
     x, up = ark.tensor((6, 16), name="x"), ark.parameter((24, 16), name="up")
     down, bias = ark.parameter((16, 24), name="down"), ark.tensor((16,), name="bias")
     hidden = ark.relu(ark.linear(x, up))

@@ -18,7 +18,7 @@ PACKED = (ark.int4, ark.uint4, ark.fp4)
 
 
 def shapes(least: int, most: int) -> st.SearchStrategy[list[int]]:
-    """From `least` to `most` dimensions; the simplest example has five."""
+    """Draws a shape of `least` to `most` dimensions; hypothesis shrinks towards five."""
     size = st.sampled_from([2, 1, 3, 1, 1, 4, 1, 7, 1, 33, 1, 5, 18])
     ranks = sorted(range(least, most + 1), key=lambda n: abs(n - 5))
     drawn = st.sampled_from(ranks).flatmap(lambda n: st.lists(size, min_size=n, max_size=n))
@@ -26,7 +26,7 @@ def shapes(least: int, most: int) -> st.SearchStrategy[list[int]]:
 
 
 def values(rng: np.random.Generator, shape: Any, dtype: DataType) -> np.ndarray:
-    """Random values that the type has."""
+    """Returns random values that the type can represent."""
     if dtype.name == "bool":
         return rng.integers(0, 2, shape).astype(bool)
     if dtype.name == "int64":
@@ -42,7 +42,9 @@ def values(rng: np.random.Generator, shape: Any, dtype: DataType) -> np.ndarray:
 
 
 def box(draw: Any, shape: list[int], even: bool = False) -> tuple[slice, ...]:
-    """A box in a shape; `even`: the last dimension begins at a whole byte of two elements."""
+    """Draws a box within a shape. even: the last dimension begins at an even element, hence at a
+    whole byte of packed elements.
+    """
     results = []
     for d, n in enumerate(shape):
         begin = draw(st.integers(0, n - 1))
@@ -52,7 +54,7 @@ def box(draw: Any, shape: list[int], even: bool = False) -> tuple[slice, ...]:
 
 
 def thinned(draw: Any, full: list[int]) -> list[int]:
-    """A shape that broadcasts to `full`."""
+    """Draws a shape that broadcasts to `full`."""
     kept = [n if draw(st.booleans()) else 1 for n in full]
     return kept[draw(st.integers(0, len(full) - 1)) :]
 
@@ -69,7 +71,9 @@ COMPARISONS: tuple[tuple[str, Callable[..., np.ndarray]], ...] = (
 
 @st.composite
 def movements(draw: Any) -> list[Case]:
-    """Views, copies, transpositions, reshapes of every type and of up to eight dimensions."""
+    """Draws views, copies, transpositions and reshapes of every type and of up to eight
+    dimensions.
+    """
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     results = []
     for dtype in (*PLAIN, *PACKED):
@@ -101,7 +105,7 @@ def movements(draw: Any) -> list[Case]:
 
 @st.composite
 def elementwise(draw: Any) -> list[Case]:
-    """Comparisons, selection, arithmetic, casts; every operand broadcasts."""
+    """Draws comparisons, selection, arithmetic and casts; every operand broadcasts."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     results = []
     for number, dtype in enumerate((*INTEGERS, ark.fp32, ark.bf16)):
@@ -141,7 +145,7 @@ def elementwise(draw: Any) -> list[Case]:
         results.append(Case(f"{name} {shape}", bools, getattr(ark, name), getattr(np, name)))
     results.append(Case("not", bools[:1], ark.logical_not, np.logical_not))
     results.append(Case("number", bools[:1], lambda t: ark.where(t, 2**40, t64(t)), select))
-    # One op of more operands than a task's record holds.
+    # One op with more operands than a task's record can hold.
     many, dtype = (
         draw(st.integers(13, 24)),
         draw(st.sampled_from([ark.int64, ark.int32, ark.uint8])),
@@ -151,7 +155,7 @@ def elementwise(draw: Any) -> list[Case]:
 
 
 def total(*parts: Any) -> Any:
-    """((a + b) - c) + d ..., whose order integers show."""
+    """Returns ((a + b) - c) + d ...; integers that wrap show a wrong order of operations."""
     result = parts[0]
     for number, part in enumerate(parts[1:]):
         result = result - part if number % 2 else result + part
@@ -168,7 +172,9 @@ def select(p: np.ndarray) -> np.ndarray:
 
 @st.composite
 def reductions(draw: Any) -> list[Case]:
-    """Any axis of up to eight dimensions, and products of matrices with batches."""
+    """Draws reductions over any axis of up to eight dimensions, and batched products of
+    matrices.
+    """
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     results = []
     for dtype in (ark.fp32, ark.fp16, *INTEGERS):
@@ -233,7 +239,7 @@ def reductions(draw: Any) -> list[Case]:
 
 
 def many(t: Any) -> Any:
-    """A chain of fourteen inputs, which becomes one op."""
+    """Returns a chain of fourteen inputs, which is fused to one op."""
     total = ark.mul(ark.copy(t), 1.0)
     for factor in range(2, 15):
         other = ark.mul(t, float(factor))

@@ -53,7 +53,9 @@ def _alive(plan: Plan) -> dict[int, tuple[int, int]]:
 
 
 def overlap_buffers(plan: Plan, rng: random.Random) -> Plan:
-    """Moves a buffer onto one of the same arena that is alive at the same time and is written."""
+    """Moves a buffer onto another of the same arena that is live at the same time and is
+    written.
+    """
     alive = _alive(plan)
     pairs = [
         (a, b)
@@ -72,7 +74,7 @@ def overlap_buffers(plan: Plan, rng: random.Random) -> Plan:
 
 
 def swap_tasks(plan: Plan, rng: random.Random) -> Plan:
-    """Swaps two tasks of a processor of which the later one needs the earlier one directly."""
+    """Swaps two tasks of a processor where the later one directly depends on the earlier one."""
     listed = tasks(plan)
     while True:
         number = rng.randrange(len(plan.phases))
@@ -95,7 +97,9 @@ def drop_task(plan: Plan, rng: random.Random) -> Plan:
 
 
 def move_tile(plan: Plan, rng: random.Random) -> Plan:
-    """Lets a task do the tile of another task of its op: one tile twice, one never."""
+    """Gives a task the tile of another task of its op, so that one tile is computed twice and one
+    never.
+    """
     listed = tasks(plan)
     groups: dict[int, list] = {}
     for place, task in listed.items():
@@ -125,7 +129,9 @@ def shift_fetch(plan: Plan, rng: random.Random) -> Plan:
 
 
 def needed_shared_bytes(plan: Plan) -> int:
-    """Shared memory that the plan's neediest op takes, beside the stream's ring."""
+    """Returns the shared memory that the plan needs: the largest scratch of an op plus the stream's
+    ring.
+    """
     machine = machine_of(plan)
     scratch = (kinds.get(op.kind).scratch(kinds.signature(plan, op), machine) for op in plan.ops)
     return max(scratch) + machine.ring_bytes
@@ -136,7 +142,7 @@ def with_shared_bytes(plan: Plan, size: int) -> Plan:
 
 
 def grow_scratch(plan: Plan, rng: random.Random) -> Plan:
-    """A processor that is short of shared memory for the neediest op, by as little as a byte."""
+    """Makes the machine's shared memory too small for the plan by 1 to 100 bytes."""
     return with_shared_bytes(plan, needed_shared_bytes(plan) - rng.choice([1, 4, 16, 100]))
 
 

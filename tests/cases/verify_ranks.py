@@ -18,26 +18,28 @@ def remote(plan: Plan, tensor: int) -> bool:
 
 
 def puts(plan: Plan) -> list[tuple[Place, Task]]:
-    """The tasks that write to a peer."""
+    """Returns the tasks that write to a peer."""
     return [(k, t) for k, t in tasks(plan).items() if remote(plan, plan.ops[t.op].operands[-1])]
 
 
 def signalled(plan: Plan) -> list[tuple[Place, Task]]:
-    """The puts that a counter tells of; packets need none."""
+    """Returns the puts whose completion is signalled by a counter on a peer; packets need no
+    signal.
+    """
     return [
         (k, t) for k, t in puts(plan) if any(plan.counters[c].rank != plan.rank for c in t.signals)
     ]
 
 
 def with_target(plan: Plan, op: int, tensor: int) -> Plan:
-    """The plan with an op's output replaced."""
+    """Returns the plan with an op's output replaced."""
     ops = list(plan.ops)
     ops[op] = dataclasses.replace(ops[op], operands=(*ops[op].operands[:-1], tensor))
     return dataclasses.replace(plan, ops=tuple(ops))
 
 
 def put_to_a_wrong_rank(plan: Plan, rng: random.Random) -> Plan:
-    """The put's receive buffer keeps its name, but is looked for on the rank that puts."""
+    """Changes a put's receive buffer to the buffer of the same name on the putting rank."""
     _, task = rng.choice(puts(plan))
     tensor = plan.tensors[plan.ops[task.op].operands[-1]]
     buffers = list(plan.buffers)
@@ -46,8 +48,9 @@ def put_to_a_wrong_rank(plan: Plan, rng: random.Random) -> Plan:
 
 
 def put_into_its_own_buffer(plan: Plan, rng: random.Random) -> Plan:
-    """The put writes a receive buffer of as many elements on its own rank: memory that exists. One
-    of the same name only if there is no other: where all ranks do so, it is theirs alone, and safe.
+    """Changes a put to write a receive buffer of the same shape and type on its own rank, which is
+    memory that exists. A buffer of the same name is chosen only if there is no other: if all ranks
+    do the same, only the rank itself uses that buffer, and the plan is safe.
     """
     _, task = rng.choice(puts(plan))
     wanted = plan.tensors[plan.ops[task.op].operands[-1]]
@@ -63,7 +66,7 @@ def put_into_its_own_buffer(plan: Plan, rng: random.Random) -> Plan:
 
 
 def put_into_another_buffer(plan: Plan, rng: random.Random) -> Plan:
-    """The put writes the peer's receive buffer of another put."""
+    """Changes a put to write another put's receive buffer on the peer."""
     received = {(k[0], plan.ops[t.op].operands[-1]) for k, t in puts(plan)}
     choices = []
     for place, task in puts(plan):
@@ -75,7 +78,7 @@ def put_into_another_buffer(plan: Plan, rng: random.Random) -> Plan:
 
 
 def signal_own_rank(plan: Plan, rng: random.Random) -> Plan:
-    """A put's signal stays on the rank that puts."""
+    """Changes a put's signal to a counter on the putting rank."""
     place, task = rng.choice(signalled(plan))
     own = next(
         c.id

@@ -1,5 +1,5 @@
-"""Hostile input for everything that ark reads: `python -m tests.fuzz`, `nox -s fuzz`."""
+"""Hostile input for every format that ark reads: `python -m tests.fuzz`, `nox -s fuzz`."""
 
 
 class WrongResult(Exception):
-    """An accepted input that gives something else than its definition."""
+    """Raised if an accepted input gives another result than its definition."""

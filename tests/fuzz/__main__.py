@@ -1,8 +1,8 @@
-"""`python -m tests.fuzz`: runs targets in processes of their own, for so long or so many cases.
+"""`python -m tests.fuzz`: runs targets, each in its own process, for a time or a number of cases.
 
-A process that dies by a signal, raises, hangs for a minute or computes something wrong is a
-finding: its input is written beside the report, and it goes on behind that case. Plans run under
-AddressSanitizer where the C++ compiler has it.
+A case is a finding if its process dies by a signal, raises, hangs or computes a wrong result. The
+input is then written beside the report and the run continues with the next case. Plans run under
+AddressSanitizer if the C++ compiler has it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from collections import Counter
 from pathlib import Path
 
 HANG_S = 120.0
-EXECUTED = ("plan", "task_plan")  # under the sanitizer
-_HARMLESS = ("accepted", "refused", "executed", "ended alike")  # the last two are of the accepted
+EXECUTED = ("plan", "task_plan")  # targets that run under the sanitizer
+_HARMLESS = ("accepted", "refused", "executed", "ended alike")  # the last two: accepted and run
 
 
 def work(target: str, seed: int, first: int, cases: int, until: float, folder: Path) -> None:
-    """Runs cases first, first + 1, ... of a target; tells how it goes in `folder`."""
+    """Runs the cases from number `first` on and writes the current number, input and counts to
+    files in `folder`.
+    """
     from tests.fuzz import WrongResult
     from tests.fuzz.execute import sanitize, sanitized
     from tests.fuzz.targets import TARGETS
@@ -64,7 +66,7 @@ def _finding(folder: Path, target: str, number: int, kind: str, text: str) -> No
 
 
 def fuzz(target: str, seed: int, cases: int, seconds: float, folder: Path) -> Counter[str]:
-    """Runs one target; returns how many cases ended how."""
+    """Runs one target. Returns the number of cases by outcome."""
     folder.mkdir(parents=True, exist_ok=True)
     total: Counter[str] = Counter()
     first, until = 0, time.time() + seconds
@@ -93,10 +95,11 @@ def fuzz(target: str, seed: int, cases: int, seconds: float, folder: Path) -> Co
 
 
 def _watch(child: subprocess.Popen[bytes], folder: Path) -> str:
-    """How the child ends: "ended", "signal" or "hang" (no case done for HANG_S seconds;
-    the first of a process also imports, and may take longer on a busy machine).
+    """Waits for the child. Returns "ended", "signal" or "hang". It hangs if no case ends within
+    HANG_S seconds; the first case may take five times as long, because it also imports and
+    prepares.
     """
-    last, since, most = "", time.monotonic(), 5 * HANG_S  # the first makes what all begin with
+    last, since, most = "", time.monotonic(), 5 * HANG_S  # the first case also imports and prepares
     while child.poll() is None:
         time.sleep(0.2)
         now = _read(folder / "number")
@@ -115,7 +118,7 @@ def _read(path: Path) -> str:
 
 
 def _sanitizer() -> str:
-    """The sanitizer's library of the C++ compiler; empty if it has none."""
+    """Returns the path of the C++ compiler's AddressSanitizer library, or "" if it has none."""
     try:
         done = subprocess.run(
             ["g++", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True

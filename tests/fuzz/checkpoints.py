@@ -1,4 +1,4 @@
-"""Checkpoints with one file mutated: the shipped model's."""
+"""Checkpoints for fuzzing: the shipped model's files, one of which is mutated."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NOAH = Path(__file__).parent.parent.parent / "examples" / "noah"
 
 
 def mutated(rng: random.Random, keep: Callable[[str], None], folder: str) -> None:
-    """Puts one into a folder."""
+    """Writes a mutated checkpoint into a folder."""
     names = [n for n in sorted(os.listdir(NOAH)) if (NOAH / n).is_file()]
     name = rng.choice(names)
     data = (NOAH / name).read_bytes()
@@ -38,7 +38,7 @@ def mutated(rng: random.Random, keep: Callable[[str], None], folder: str) -> Non
 
 
 def checkpoint(rng: random.Random, keep: Callable[[str], None]) -> bool:
-    """Opens one."""
+    """The target: opens a mutated checkpoint."""
     with tempfile.TemporaryDirectory(prefix="ark-fuzz-") as folder:
         mutated(rng, keep, folder)
         return _open(folder)

@@ -1,6 +1,6 @@
-"""Mutated collective programs, in the three forms that are read: ark's own JSON, MSCCL XML and
-MSCCL++ execution plans. One that is accepted must do what its collective says, in NumPy, in several
-of the orders that it allows, and what it is written as must be read again.
+"""Mutated collective programs in the three formats that ark reads: its own JSON, MSCCL XML and
+MSCCL++ execution plans. An accepted program must do what its collective defines, executed in NumPy
+in several of the orders that it permits. The formats it is then written to must be readable again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ark.errors import BaseError
 from tests.fuzz import WrongResult, mutate
 
 Keep = Callable[[str], None]
-MOST_OPERATIONS = 2000  # of programs that are executed
+MOST_OPERATIONS = 2000  # only programs of at most so many operations are executed
 
 
 @cache
@@ -42,7 +42,7 @@ def _programs() -> tuple[CollectiveProgram, ...]:
 
 
 def program(rng: random.Random, keep: Keep) -> bool:
-    """A program in ark's own form."""
+    """The target: a mutated program in ark's own JSON."""
     base = json.loads(to_json(rng.choice(_programs())))
     text = mutate.text_of(mutate.of_json(base, rng))
     keep(text)
@@ -61,7 +61,7 @@ def run_program(text: str) -> bool:
 
 
 def xml(rng: random.Random, keep: Keep) -> bool:
-    """MSCCL XML."""
+    """The target: a mutated program as MSCCL XML."""
     text = to_xml(rng.choice(_programs()))
     if rng.random() < 0.85:
         root = ElementTree.fromstring(text)
@@ -75,7 +75,9 @@ def xml(rng: random.Random, keep: Keep) -> bool:
 
 
 def _change(root: ElementTree.Element, rng: random.Random) -> None:
-    """An attribute near, odd or dropped; an element dropped, doubled or moved."""
+    """Makes one random change: an attribute gets a near or an odd value or is dropped, or an
+    element is dropped, doubled or moved.
+    """
     parent = rng.choice([e for e in root.iter() if len(e)] or [root])
     element = rng.choice([*parent, root])
     move = rng.random()
@@ -113,7 +115,7 @@ def run_xml(text: str) -> bool:
 
 
 def execution_plan(rng: random.Random, keep: Keep) -> bool:
-    """An MSCCL++ execution plan."""
+    """The target: a mutated MSCCL++ execution plan."""
     base = json.loads(to_execution_plan(rng.choice(_programs()[:2])))
     text = mutate.text_of(mutate.of_json(base, rng))
     keep(text)
@@ -131,7 +133,9 @@ def run_execution_plan(text: str) -> bool:
 
 
 def _try(program: CollectiveProgram) -> None:
-    """Executes it in three orders, where it is small enough for that."""
+    """Executes a program in three orders if it is small enough. Raises WrongResult if a result
+    differs from its collective's.
+    """
     if program.ranks > 8 or sum(len(own) for own in program.operations) > MOST_OPERATIONS:
         return
     size = program.ranks * 6

@@ -12,7 +12,9 @@ from tests.fuzz import WrongResult
 
 
 def command(words: list[str]) -> tuple[int, str]:
-    """The exit code of ark's command in an empty folder, and what it says on standard error."""
+    """Runs ark's command in an empty folder. Returns its exit code and its standard error. Raises
+    WrongResult for a traceback.
+    """
     from ark.cli import main
 
     before = os.getcwd()
@@ -23,7 +25,7 @@ def command(words: list[str]) -> tuple[int, str]:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             try:
                 code = main(words)
-            except SystemExit as end:  # argparse, or --help
+            except SystemExit as end:  # raised by argparse for wrong arguments and by --help
                 code = int(end.code or 0)
     finally:
         os.chdir(before)

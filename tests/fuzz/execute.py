@@ -1,8 +1,8 @@
-"""Runs an accepted plan on the CPU and compares what it leaves in memory with the oracle's.
+"""Runs an accepted plan on the CPU and compares its final memory with the oracle's.
 
-The oracle is the definition of what a plan means: its ops in program order, one task after the
-other, on one processor, without counters. Under AddressSanitizer (see tests.fuzz.__main__) memory
-between buffers is poisoned, so that a task that leaves its operands ends the process.
+The oracle defines the meaning of a plan: its ops run in program order, one task after the other, on
+one processor, without counters. Under AddressSanitizer (see tests.fuzz.__main__) memory between
+buffers is poisoned, so that a task that accesses memory outside of its operands ends the process.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _LASTING = ("state", "host", "external")
 
 
 def sanitize() -> None:
-    """Compiles loop kernels with AddressSanitizer from now on, in this process."""
+    """Makes this process compile loop kernels with AddressSanitizer from now on."""
     os.environ["ARK_CPU_FLAGS"] = "-O1 -fsanitize=address -fno-omit-frame-pointer"
 
 
 def sanitized() -> bool:
-    """True where this process was started with the sanitizer's library."""
+    """True if this process was started with the sanitizer's library preloaded."""
     return "libasan" in os.environ.get("LD_PRELOAD", "")
 
 
 def serial(plan: Plan) -> Plan:
-    """The plan as one processor would do it: every phase's tasks in program order, no waits."""
+    """Returns the plan for one processor: every phase's tasks in program order, without waits."""
     phases = []
     for phase in plan.phases:
         tasks = sorted((t for own in phase.processors for t in own), key=lambda t: (t.op, t.coord))
@@ -44,7 +44,7 @@ def serial(plan: Plan) -> Plan:
         if alone:
             alone[-1] = dataclasses.replace(alone[-1], signals=(ITERATION_BARRIER,))
         phases.append(Phase(phase.name, (tuple(alone),)))
-    # One task ends an iteration here, however many do in the plan.
+    # In this plan one task ends an iteration, whatever the number of such tasks in the original.
     once = (
         dataclasses.replace(c, step=1) if c.id == ITERATION_BARRIER else c for c in plan.counters
     )
@@ -57,7 +57,9 @@ def serial(plan: Plan) -> Plan:
 
 
 def _contents(plan: Plan, buffer: int) -> np.ndarray:
-    """What a buffer holds at first: a prompt's state, else small numbers by its name alone."""
+    """Returns a buffer's initial contents: a valid state for the inputs of a decoder, otherwise
+    small numbers that depend on the buffer's name alone.
+    """
     entry = plan.buffers[buffer]
     held = next((t for t in plan.tensors if t.buffer == buffer), None)
     values = np.zeros(entry.nbytes, np.uint8)
@@ -78,7 +80,9 @@ def _contents(plan: Plan, buffer: int) -> np.ndarray:
 
 
 def run(plan: Plan) -> dict[str, bytes] | str:
-    """What the plan leaves in lasting memory, by buffer; or the error that it ends with."""
+    """Runs a plan. Returns the final contents of its lasting memory by buffer, or the error's text
+    if it ends with one.
+    """
     device = backend.open(0)
     externals = {
         b.id: device.alloc(b.nbytes, "device") for b in plan.buffers if b.arena == "external"
@@ -112,10 +116,12 @@ def _sanitizer() -> Any:
 
 
 def _poison(executor: Executor) -> list[tuple[int, int]]:
-    """Poisons what lies between buffers, where a sanitizer is there; returns the arenas."""
+    """Poisons the memory between buffers if the sanitizer is loaded. Returns the poisoned
+    arenas.
+    """
     if not sanitized():
         return []
-    # Packets are zeroed as a whole before a launch.
+    # The packet arena is left out, because it is zeroed as a whole before a launch.
     arenas = [(m.address, m.nbytes) for name, m in executor._arenas.items() if name != "packet"]
     plan = executor.plan
     for address, nbytes in arenas:
@@ -130,14 +136,18 @@ def _poison(executor: Executor) -> list[tuple[int, int]]:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """ran: the plan and its oracle ran to their end. wrong: where they differ; empty if nowhere."""
+    """ran: both the plan and its oracle ran to their end. wrong: the first difference, or "" if
+    there is none.
+    """
 
     ran: bool
     wrong: str
 
 
 def compare(plan: Plan) -> Outcome:
-    """Runs the plan and its oracle. Both may end with the same error."""
+    """Runs the plan and its oracle and compares them. It is no difference if both end with the same
+    error.
+    """
     mine, oracle = run(plan), run(serial(plan))
     if isinstance(mine, str) or isinstance(oracle, str):
         alike = mine == oracle

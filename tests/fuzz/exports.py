@@ -1,5 +1,5 @@
-"""What `ark export` is given: mutated plans, checkpoints and ONNX files. It is refused in one
-paragraph, or makes a folder whose C a compiler takes: no name of a file becomes code.
+"""`ark export` of mutated plans, checkpoints and ONNX files. The command must refuse the file in
+one paragraph, or write C files that a compiler accepts. No name from the file may become code.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SOURCES = (_plan, _plan, _checkpoint, _network)
 
 
 def export(rng: random.Random, keep: Keep) -> bool:
-    """Exports one for the CPU."""
+    """The target: exports a mutated file for the CPU."""
     with tempfile.TemporaryDirectory(prefix="ark-fuzz-") as folder:
         source = rng.choice(SOURCES)(rng, keep, folder)
         folder_out = Path(folder, "made")
@@ -64,7 +64,9 @@ def export(rng: random.Random, keep: Keep) -> bool:
 
 
 def _check(folder: Path) -> None:
-    """WrongResult unless the C compiler takes all of it, where there is one."""
+    """Raises WrongResult unless the folder is complete and the C compiler, if there is one, accepts
+    its C files.
+    """
     sources = sorted(p.name for p in folder.glob("*.c"))
     if not sources or not list(folder.glob("lib*_loop.*")):
         raise WrongResult(f"exit code 0, and the folder has {sorted(folder.iterdir())}")

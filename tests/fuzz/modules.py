@@ -1,6 +1,6 @@
-"""Random torch modules (random_modules.py): what ark takes must compute what torch computes,
-on the CPU; what it refuses is refused in one line. torch computes them in float64 too, which says
-how much of a difference is rounding.
+"""Random torch modules (random_modules.py). A module that ark accepts must compute torch's results
+on the CPU; another must be refused in one line. The module is also run in float64, which shows how
+much of a difference is rounding.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from tests.fuzz.random_modules import random_module
 
 
 def module(rng: random.Random, keep: Callable[[str], None]) -> bool | str:
-    """A random module: refused, or "executed" and right."""
+    """The target: a random module. Returns "executed" if ark's results are right, False if it was
+    refused.
+    """
     with torch.no_grad():
         graph_module, maker = random_module(rng)
         inputs = maker.inputs
@@ -52,7 +54,9 @@ def module(rng: random.Random, keep: Callable[[str], None]) -> bool | str:
 def _kernel(
     graph_module: fx.GraphModule, inputs: list[torch.Tensor], exported: bool
 ) -> tuple[Callable[..., Any], Program]:
-    """The module by ark.from_torch, or the same without torch.export, which takes most of it."""
+    """Returns the module compiled by ark.from_torch, or, if not `exported`, without torch.export,
+    whose tracing takes most of the time.
+    """
     if exported:
         whole = ark.from_torch(graph_module, tuple(inputs))
         assert whole._program is not None
@@ -68,7 +72,9 @@ def _kernel(
 
 
 def _in_float64(graph_module: fx.GraphModule, inputs: list[torch.Tensor], want: Any) -> Any:
-    """The results computed in float64; as they are where the module says float32 itself."""
+    """Returns the module's results in float64, or `want` if the module contains float32 explicitly
+    and cannot run in float64.
+    """
     try:
         return graph_module(*(t.double() if t.is_floating_point() else t for t in inputs))
     except RuntimeError:
@@ -76,7 +82,7 @@ def _in_float64(graph_module: fx.GraphModule, inputs: list[torch.Tensor], want: 
 
 
 def _compare(number: int, got: Any, want: Any, precise: Any, largest: float) -> None:
-    """WrongResult unless a result is torch's."""
+    """Raises WrongResult if a result is not torch's."""
     if got.shape != want.shape or got.dtype != want.dtype:
         raise WrongResult(
             f"result {number} is {got.dtype} {list(got.shape)}, torch's is {want.dtype} "

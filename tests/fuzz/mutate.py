@@ -1,4 +1,4 @@
-"""Mutations: of JSON values where they hurt (numbers, types, places), and of bytes."""
+"""Mutations of JSON values (in numbers, types and positions) and of bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ODD: tuple[Any, ...] = (
 
 
 def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The paths of everything within a JSON value."""
+    """Returns the paths of all values within a JSON value."""
     paths = [at] if at else []
     items = (
         value.items()
@@ -39,7 +39,7 @@ def _at(value: Any, path: tuple[Any, ...]) -> Any:
 
 
 def _near(old: Any, rng: random.Random) -> Any:
-    """A value like the old one."""
+    """Returns a value near the old one."""
     if isinstance(old, bool):
         return not old
     if isinstance(old, int):
@@ -53,7 +53,9 @@ def _near(old: Any, rng: random.Random) -> Any:
 
 
 def of_json(value: Any, rng: random.Random, paths: list[tuple[Any, ...]] | None = None) -> Any:
-    """One to three changes: a value near or odd, something dropped, doubled, or swapped."""
+    """Returns a copy with one to three changes: a value is replaced by a near or an odd one,
+    dropped, doubled or swapped.
+    """
     mutated = copy.deepcopy(value)
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         candidates = paths or places(mutated)
@@ -83,12 +85,14 @@ def of_json(value: Any, rng: random.Random, paths: list[tuple[Any, ...]] | None 
 
 
 def text_of(value: Any) -> str:
-    """The value as JSON text; what JSON cannot say, as Python's writer says it."""
+    """Returns the value as JSON text. NaN and infinities are written as Python's json module writes
+    them.
+    """
     return json.dumps(value)
 
 
 def of_bytes(data: bytes, rng: random.Random) -> bytes:
-    """Bits flipped, bytes dropped, repeated or replaced."""
+    """Returns the bytes with bits flipped, and bytes dropped, repeated or replaced."""
     mutated = bytearray(data or b"\0")
     for _ in range(rng.choice((1, 1, 2, 4, 16))):
         at = rng.randrange(len(mutated) + 1)

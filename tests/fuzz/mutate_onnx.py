@@ -1,4 +1,6 @@
-"""Hostile ONNX files: truncated, cyclic, of wrong types, with any field of any message changed."""
+"""Hostile ONNX files: truncated, cyclic, with wrong types, or with any field of any message
+changed.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from onnx import parser
 
 from tests.fuzz import mutate
 
-# All take a float tensor x of 2 by 4.
+# Each model takes a float tensor x of shape (2, 4).
 MODELS = (
     """<ir_version: 8, opset_import: ["": 17]>
     rows (float[2,4] x) => (float[4,2] y)
@@ -81,7 +83,7 @@ def _models() -> tuple[onnx.ModelProto, ...]:
 
 
 def of_model(rng: random.Random) -> bytes:
-    """A file made from one of MODELS."""
+    """Returns the bytes of a mutated model of MODELS."""
     model = onnx.ModelProto()
     model.CopyFrom(rng.choice(_models()))
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
@@ -96,7 +98,7 @@ def of_model(rng: random.Random) -> bytes:
 
 
 def _circle(model: onnx.ModelProto, rng: random.Random) -> None:
-    """A node reads what it or a later one makes."""
+    """Makes a node read its own result or a later node's."""
     nodes = model.graph.node
     if nodes:
         place = rng.randrange(len(nodes))
@@ -106,7 +108,7 @@ def _circle(model: onnx.ModelProto, rng: random.Random) -> None:
 
 
 def _another_type(model: onnx.ModelProto, rng: random.Random) -> None:
-    """An input, an output or a weight is of another type."""
+    """Changes the type of an input, an output or a weight."""
     graph = model.graph
     ports = [v.type.tensor_type for v in (*graph.input, *graph.output)]
     if graph.initializer and rng.random() < 0.5:
@@ -116,7 +118,7 @@ def _another_type(model: onnx.ModelProto, rng: random.Random) -> None:
 
 
 def _outside(model: onnx.ModelProto, rng: random.Random) -> None:
-    """A weight is said to lie beside the file, or anywhere."""
+    """Makes a weight external data, stored at a hostile path."""
     if model.graph.initializer:
         weight = rng.choice(model.graph.initializer)
         for name in ("raw_data", "float_data", "int64_data"):
@@ -126,7 +128,7 @@ def _outside(model: onnx.ModelProto, rng: random.Random) -> None:
 
 
 def _recursion(model: onnx.ModelProto, rng: random.Random) -> None:
-    """A function calls itself."""
+    """Makes a function call itself."""
     for function in model.functions:
         if not function.node:
             continue
@@ -134,7 +136,9 @@ def _recursion(model: onnx.ModelProto, rng: random.Random) -> None:
 
 
 def _field(model: onnx.ModelProto, rng: random.Random) -> None:
-    """Any field of any message: another value, or entries dropped, doubled or exchanged."""
+    """Changes any field of any message: it gets another value, or entries are dropped, doubled or
+    exchanged.
+    """
     message, field = rng.choice(list(_places(model)))
     if field.is_repeated:
         entries = getattr(message, field.name)
@@ -157,7 +161,9 @@ def _field(model: onnx.ModelProto, rng: random.Random) -> None:
 
 
 def _places(message: Any) -> Iterator[tuple[Any, FieldDescriptor]]:
-    """All fields that are set, of a message and those in it."""
+    """Yields all fields that are set in a message and in the messages within it, each with its
+    message.
+    """
     for field, value in message.ListFields():
         yield message, field
         if field.type == FieldDescriptor.TYPE_MESSAGE:
@@ -166,7 +172,7 @@ def _places(message: Any) -> Iterator[tuple[Any, FieldDescriptor]]:
 
 
 def _value(field: FieldDescriptor, rng: random.Random) -> Any:
-    """A hostile value of a field's type."""
+    """Returns a hostile value of a field's type."""
     if field.type == FieldDescriptor.TYPE_STRING:
         return rng.choice(TEXTS)
     if field.type == FieldDescriptor.TYPE_BYTES:

@@ -1,5 +1,5 @@
-"""The plans from which mutations start: small, and together of every task kind of a single rank.
-Decoders, a training step, and ops that move, reduce, fuse or pack.
+"""The plans that are mutated. They are small, and between them have every kind of task of a single
+rank: decoders, a training step, and ops that move, reduce, fuse or pack.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ MACHINE = "cpu-2"
 
 
 def decoder(batch: int = 1, fuse: bool = True, sampling: str = "") -> Plan:
-    """Two layers; a prompt of chunks of two tokens, where there is one sequence."""
+    """Returns a plan of a decoder of two layers. With one sequence it also has a prompt phase in
+    chunks of two tokens.
+    """
     config = LlamaConfig(
         hidden_size=16,
         intermediate_size=16,
@@ -46,7 +48,7 @@ def decoder(batch: int = 1, fuse: bool = True, sampling: str = "") -> Plan:
 
 
 def _training(optimizer: Callable[[list[Any]], Any]) -> None:
-    """A step: forwards, backwards with a scattered gradient, and the optimizer."""
+    """Builds a training step: forward, backward with a scattered gradient, and the optimizer."""
 
     class Small(ark.Module):
         def __init__(self) -> None:
@@ -69,7 +71,9 @@ def _training(optimizer: Callable[[list[Any]], Any]) -> None:
 
 
 def _regions() -> None:
-    """Several results of one op, with sums between them, the last in place."""
+    """Builds an op with several results that contains reductions and writes the last result in
+    place.
+    """
     x, y = ark.tensor([3, 5, 70]), ark.tensor([3, 1, 70])
     first, second = ark.mul(x, 0.5), ark.add(x, y)
     for _ in range(12):
@@ -79,7 +83,7 @@ def _regions() -> None:
 
 
 def _epilogues() -> None:
-    """Products with what follows them in one op, views among it."""
+    """Builds matrix products that are fused with the ops after them, among them views."""
     a, b = ark.tensor([6, 8]), ark.tensor([8, 12])
     activated = ark.silu(ark.add(ark.matmul(a, b), ark.tensor([12])))
     ark.mul(ark.reshape(activated, [2, 3, 12]), 0.5)
@@ -123,7 +127,7 @@ def _windows() -> None:
 
 
 def _quantised() -> None:
-    """Weights of quantised rows, by one row of an input and by many."""
+    """Builds products with quantised weights, with one input row and with many."""
     rows = row_type(ark.int4, 64, 32, ark.fp32, False, ark.bf16)
     weight = ark.parameter([8, 64], rows)
     for number in (1, 12):
@@ -131,7 +135,9 @@ def _quantised() -> None:
 
 
 def _attending() -> None:
-    """What decoders have apart: caches, rotations, sequences of their own, random choices."""
+    """Builds the ops that only decoders have: caches, rotary embeddings, attention by sequence,
+    random sampling.
+    """
     position = ark.tensor([1], ark.int32)
     rows = ark.tensor([2, 16])
     keys, values = (ark.kv_append(ark.tensor([1, 12, 16]), rows, position) for _ in range(2))
@@ -145,7 +151,7 @@ def _attending() -> None:
 
 
 def _custom() -> None:
-    """Ops whose text this process has registered."""
+    """Builds custom ops that this process has registered."""
     x = ark.tensor([6, 9])
     custom.scale()(custom.blur()(x), ark.tensor([9]))
     custom.shares()(x)
@@ -153,7 +159,7 @@ def _custom() -> None:
 
 
 def _paged() -> None:
-    """Two sequences whose caches are pages of one pool."""
+    """Builds two sequences whose caches are pages of one pool."""
     caches = [ark.tensor([6, 2, 8, 16]) for _ in range(2)]
     rows, at = ark.tensor([2, 64]), ark.tensor([2], ark.int32)
     pages = ark.tensor([2, 3], ark.int32)
@@ -196,7 +202,7 @@ NAMES = (*_DECODERS, *_BUILT)
 
 @cache
 def base(name: str) -> tuple[Any, list[tuple[Any, ...]]]:
-    """A plan as JSON, and the places in it."""
+    """Returns a plan as JSON, and the paths of all values in it."""
     if name in _DECODERS:
         base_plan = _DECODERS[name]()
     else:
@@ -209,7 +215,9 @@ def base(name: str) -> tuple[Any, list[tuple[Any, ...]]]:
 
 
 def mutated(rng: random.Random) -> str:
-    """The text of a plan with up to three changes; every second one is in no task."""
+    """Returns a plan's text with up to three changes. In half of the cases no change is within a
+    task.
+    """
     data, paths = base(rng.choice(("decoder", *NAMES)))
     if rng.random() < 0.5:
         paths = [p for p in paths if p[0] != "phases"]
@@ -220,6 +228,6 @@ def mutated(rng: random.Random) -> str:
 
 
 def is_base(candidate: Plan) -> bool:
-    """True for a plan from which mutations start."""
+    """True if the plan is one of the unmutated plans."""
     data = json.loads(serialize.to_json(candidate))
     return any(data == base(name)[0] for name in NAMES)

@@ -1,5 +1,5 @@
-"""The ops of random programs (programs.py): how arguments are drawn, how ark is called, and what
-the result is by NumPy or torch in float64 and int64.
+"""The ops of random programs (programs.py): for each op, a function that draws arguments, a
+function that calls ark, and the reference result by NumPy or torch in float64 and int64.
 """
 
 from __future__ import annotations
@@ -25,15 +25,18 @@ Drawn = tuple[list[int], dict[str, Any], list[Value]]
 
 
 class Undefined(Exception):
-    """The values have no meaning, as those of a cast to a type that has not the number."""
+    """Raised if a result is not defined, for example a cast to a type that cannot represent the
+    number.
+    """
 
 
 @dataclass(frozen=True)
 class Op:
-    """draw: (values taken, parameters, results) or None. build: tensors and parameters to results.
-    reference: the same of arrays, with the operands' types. smooth: small changes of operands
-    change results little. terms: of an operand how large the terms are whose sum the result is,
-    where they may cancel; each is rounded.
+    """An op of random programs. draw: returns (indices of the values taken, parameters, shapes and
+    types of the results), or None if no values fit. build: maps ark tensors and parameters to
+    results. reference: the same for arrays, given the operands' types. smooth: small changes of
+    operands change the results little. terms: for a sum whose terms may cancel, maps an operand to
+    the sizes of the terms, each of which is rounded.
     """
 
     draw: Callable[[random.Random, Sequence[Value]], Drawn | None]
@@ -46,14 +49,18 @@ class Op:
 def pick(
     rng: random.Random, values: Sequence[Value], types: Sequence[str], rank: int = 0
 ) -> int | None:
-    """A value of one of the types with `rank` dimensions or more, the newest more often."""
+    """Picks a value of one of the types with at least `rank` dimensions; recent values are
+    preferred. Returns its index, or None if none fits.
+    """
     fitting = [i for i, (s, d) in enumerate(values) if d in types and len(s) >= rank]
     newest = fitting[-3:] if rng.random() < 0.6 else fitting
     return rng.choice(newest) if newest else None
 
 
 def beside(rng: random.Random, values: Sequence[Value], first: int) -> int:
-    """A value that broadcasts with another one and is of its type."""
+    """Picks a value that has the type of value `first` and broadcasts with it. Returns its
+    index.
+    """
     shape, dtype = values[first]
 
     def fits(other: Sequence[int]) -> bool:
@@ -80,7 +87,7 @@ def unary(name: str, apply: Any, types: Sequence[str], out: str = "", smooth: bo
 
 
 def binary(name: str, apply: Any, types: Sequence[str], out: str = "", smooth: bool = True) -> Op:
-    """Of two tensors, or of one and a number on either side."""
+    """Returns an op of two tensors, or of a tensor and a number on either side."""
 
     def draw(rng: random.Random, values: Sequence[Value]) -> Drawn | None:
         i = pick(rng, values, types)
@@ -103,14 +110,14 @@ def binary(name: str, apply: Any, types: Sequence[str], out: str = "", smooth: b
 
     def reference(a: list[np.ndarray], p: dict[str, Any], types: list[str]) -> list[Any]:
         kind = a[0].dtype
-        narrow = np.float32 if kind.kind == "f" else kind  # as numbers are kept
+        narrow = np.float32 if kind.kind == "f" else kind  # the type in which ark keeps a number
         return [apply(*(np.asarray(v, narrow if np.isscalar(v) else kind) for v in sides(a, p)))]
 
     return Op(draw, lambda t, p: [getattr(ark, name)(*sides(t, p))], reference, smooth)
 
 
 def along(name: str, apply: Any, types: Sequence[str], out: str = "", smooth: bool = True) -> Op:
-    """A reduction over one axis, which stays as 1."""
+    """Returns an op that reduces one axis and keeps it with size 1."""
 
     def draw(rng: random.Random, values: Sequence[Value]) -> Drawn | None:
         i = pick(rng, values, types, 1)
@@ -136,7 +143,7 @@ def same(
     rank: int = 1,
     smooth: bool = False,
 ) -> Op:
-    """An op of one tensor, with parameters, whose result is of its type."""
+    """Returns an op of one tensor, with parameters, whose result has the same type."""
 
     def draw(rng: random.Random, values: Sequence[Value]) -> Drawn | None:
         i = pick(rng, values, types, rank)
@@ -209,7 +216,7 @@ def _gather() -> Op:
         return [i], {"axis": axis, "depth": depth}, [(out, values[i][1])]
 
     def build(t: list[Any], p: dict[str, Any]) -> list[Any]:
-        ids = ark.sub(ark.iota([p["depth"]], 0, ark.int64), 1)  # the last, then from the first on
+        ids = ark.sub(ark.iota([p["depth"]], 0, ark.int64), 1)  # indices -1, 0, 1, ...
         return [ark.gather(t[0], ids, p["axis"])]
 
     def reference(a: list[np.ndarray], p: dict[str, Any], types: list[str]) -> list[Any]:
@@ -260,7 +267,7 @@ def _iota() -> Op:
 
 
 def _quotient(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Towards zero; by 0 it is 0."""
+    """Division. For integers it rounds towards zero, and division by 0 gives 0."""
     if a.dtype.kind == "f":
         return a / b
     safe = np.where(b == 0, 1, b)
@@ -270,7 +277,7 @@ def _quotient(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _of_integers(apply: Any) -> Callable[..., np.ndarray]:
-    """A remainder, which is 0 by 0 where both are integers."""
+    """Returns a remainder op. For integers, the remainder of a division by 0 is 0."""
 
     def run(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         if a.dtype.kind == "f":
@@ -281,8 +288,8 @@ def _of_integers(apply: Any) -> Callable[..., np.ndarray]:
 
 
 def _counted(sums: np.ndarray, total: np.ndarray) -> Any:
-    """A result, which is not defined where its finite terms may overflow in fp32, beside infinite
-    ones too: `total` is the sum of their sizes.
+    """Returns sums, masked as undefined where their finite terms may overflow in fp32, even beside
+    infinite terms. total: the sum of the terms' absolute values.
     """
     return np.ma.array(sums, mask=total > 1e38)
 
@@ -299,7 +306,9 @@ def _sum(a: np.ndarray, axis: int) -> Any:
 
 
 def _prod(a: np.ndarray, axis: int) -> Any:
-    """Of factors that may overflow or vanish between, in some order, nothing is defined."""
+    """Returns products. Floats are masked as undefined where some order of the factors may overflow
+    or underflow.
+    """
     products = a.prod(axis, keepdims=True)
     if a.dtype.kind != "f":
         return products
@@ -314,17 +323,19 @@ def _running(a: np.ndarray, axis: int) -> Any:
 
 
 def _remainder(name: str, apply: Any) -> Op:
-    """The divisor's rounding counts once for each time that it goes into the dividend."""
+    """Returns a remainder op. The rounding error of the divisor is multiplied by the quotient, so
+    the operand's size counts in the tolerance.
+    """
     return dataclasses.replace(binary(name, _of_integers(apply), ALL, smooth=False), terms=np.abs)
 
 
 def _tan(a: np.ndarray) -> np.ma.MaskedArray:
-    """Not compared where the rounding of an angle may pass a pole."""
+    """Returns the tangent, masked as undefined where an angle's rounding may cross a pole."""
     return np.ma.array(np.tan(a), mask=np.isfinite(a) & (np.abs(a) > 100.0))
 
 
 def _gelu_erf(a: np.ndarray) -> np.ma.MaskedArray:
-    """Not compared at infinities: ark has the limits there, torch NaN by its formula."""
+    """Returns GELU, masked at infinities: ark returns the limits there, torch's formula NaN."""
     return np.ma.array(from_torch(F.gelu)(a), mask=np.isinf(a))
 
 
@@ -339,7 +350,9 @@ def _normalised(a: np.ndarray) -> np.ndarray:
 
 
 def _range(rng: random.Random, size: int) -> list[int]:
-    """Begin and end of some of the indices, which are none of a dimension of size 0 alone."""
+    """Returns the begin and end of a range of indices. It is empty only if the dimension has size
+    0.
+    """
     begin = rng.randrange(max(size, 1))
     return [begin, rng.randint(min(begin + 1, size), size)]
 
@@ -401,7 +414,7 @@ OPS: dict[str, Op] = {
     "reduce_prod": along("reduce_prod", _prod, ALL),
     "reduce_max": along("reduce_max", lambda a, d: a.max(d, keepdims=True), ALL, smooth=False),
     "reduce_min": along("reduce_min", lambda a, d: a.min(d, keepdims=True), ALL, smooth=False),
-    "logsumexp": dataclasses.replace(  # the logarithm of a sum of 1 and more
+    "logsumexp": dataclasses.replace(  # its rounding error is at least that of a number of size 1
         along(
             "logsumexp", lambda a, d: from_torch(lambda t: torch.logsumexp(t, d, True))(a), FLOATS
         ),

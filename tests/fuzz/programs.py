@@ -1,11 +1,12 @@
-"""Random programs over the public ops: types mixed, NaN, infinities and values over the whole
-range, sizes that are empty or huge. What ark takes must compute what NumPy and torch compute.
+"""Random programs over the public ops, with mixed types, NaN, infinities, values over the whole
+range, and empty or huge sizes. A program that ark accepts must compute what NumPy and torch
+compute.
 
-A program is data (inputs and steps), so that a finding is replayed by its text. Its reference runs
-several times in float64: with and without rounding to the tensors' types between ops, and with
-operands moved by the rounding of what computes them. Elements on which these disagree (an
-overflow, the border of a comparison) are not compared; how far the others lie apart is what
-rounding may do. Sizes above MOST elements are planned for a machine model and verified, not run.
+A program is data (inputs and steps), so that a finding can be replayed from its text. The reference
+runs several times in float64: with and without rounding to the tensors' types between ops, and with
+operands changed by rounding errors. Elements on which these runs disagree in kind (an overflow, the
+border of a comparison) are not compared. The spread of the others is the tolerance. Programs with
+tensors above MOST elements are planned for a machine model and verified, not run.
 """
 
 from __future__ import annotations
@@ -28,32 +29,34 @@ from tests.fuzz import WrongResult
 from tests.fuzz.program_ops import FLOATS, INTEGERS, OPS, Undefined
 
 DTYPES = (*FLOATS, *FLOATS, *INTEGERS, "bool")
-MOST = 1 << 16  # elements of a tensor that is computed
+MOST = 1 << 16  # limit of elements of a tensor in programs that are run
 EPSILON = {"fp32": 2.0**-21, "fp16": 2.0**-9, "bf16": 2.0**-6}
 TINY = {"fp32": 1e-36, "fp16": 3e-7, "bf16": 1e-36}
 REFERENCE_VARIANTS = 12  # runs of the reference
-# Values of undefined elements, by variant: no class of floats and no comparison holds for all.
-# None: the result in float64.
+# Values of undefined elements, by variant, chosen so that no class of floats and no comparison is
+# the same for all. None: the result in float64.
 UNDEFINED = (None, 0.0, np.inf, -np.inf, np.nan, 1e30, -1e30)
 KINDS = ("small", "small", "plain", "special", "wide", "ones")
 HUGE = ("cpu-2", "h100", "mi300x")
 
 
 class Unknown(Exception):
-    """A cast made integers of floats that have none: anything may follow."""
+    """Raised if a cast to integers has a float that no integer represents; later results are
+    undefined.
+    """
 
 
 def program(rng: random.Random, keep: Callable[[str], None]) -> bool | str:
-    """A random program: refused, planned, or "executed" and right."""
+    """The target: a random program. Returns what `run_program` returns."""
     text = json.dumps(random_program(rng))
     keep(text)
     return run_program(text)
 
 
 def random_program(rng: random.Random) -> dict[str, Any]:
-    """A program as data. inputs: (shape, type, kind of values, seed). steps: (op, values that it
-    takes, parameters); a value is an input or the result of a step. machine: for programs that
-    are only planned.
+    """Returns a random program as data. inputs: (shape, type, kind of values, seed). steps: (op,
+    indices of the values taken, parameters); a value is an input or the result of a step. machine:
+    the machine model of programs that are only planned, otherwise empty.
     """
     huge = rng.random() < 0.1
     shape = _shape(rng, huge)
@@ -90,7 +93,9 @@ def _shape(rng: random.Random, huge: bool) -> list[int]:
 
 
 def run_program(text: str) -> bool | str:
-    """False if ark refuses it, "executed" if it ran and is right, true if it was planned."""
+    """Returns False if ark refuses the program, "executed" if it ran with the right results, True
+    if it was planned only. Raises WrongResult for a wrong result.
+    """
     given = json.loads(text)
     ark.init(backend="cpu")
     try:
@@ -101,7 +106,7 @@ def run_program(text: str) -> bool | str:
         if given["machine"]:
             graph = ark.Model.get_model().graph
             if all(node.virtual for node in graph.nodes):
-                return False  # views alone are no program for a device
+                return False  # a program of views alone has nothing to run
             verify([make_plan(graph, registry.machine(given["machine"]))])
             return True
     except BaseError as error:
@@ -111,7 +116,9 @@ def run_program(text: str) -> bool | str:
 
 
 def _said(text: str, given: dict[str, Any]) -> None:
-    """WrongResult for a refusal of what has a meaning: all that is drawn has, but empty sizes."""
+    """Raises WrongResult for a refusal that is not due to empty sizes or, on a machine model, to
+    memory.
+    """
     empty = any(0 in shape for shape, *_ in given["inputs"])
     memory = given["machine"] and any(w in text for w in ("memory", "GiB", "all of them from 1"))
     if not empty and not memory:
@@ -119,7 +126,7 @@ def _said(text: str, given: dict[str, Any]) -> None:
 
 
 def _executed(given: dict[str, Any], inputs: list[Any], tensors: list[Any]) -> str:
-    """Runs the program and compares its last value and two others."""
+    """Runs the program and compares its last value and two others with the reference."""
     chooser = random.Random(len(tensors))
     last = len(tensors) - 1
     ends = sorted({last, chooser.randrange(len(tensors)), chooser.randrange(len(tensors))})
@@ -144,7 +151,7 @@ def _executed(given: dict[str, Any], inputs: list[Any], tensors: list[Any]) -> s
 
 
 def values(shape: list[int], dtype: str, kind: str, seed: int) -> np.ndarray:
-    """An input's elements."""
+    """Returns an input's elements."""
     rng, numpy = np.random.default_rng(seed), by_name(dtype).numpy
     if dtype == "bool":
         return rng.integers(0, 2, shape).astype(bool)
@@ -171,14 +178,14 @@ def values(shape: list[int], dtype: str, kind: str, seed: int) -> np.ndarray:
 
 
 def wide(array: np.ndarray, dtype: str) -> np.ndarray:
-    """Elements of a type as float64, int64 or bool."""
+    """Returns elements of a type as float64, int64 or bool."""
     if dtype == "bool":
         return array.astype(bool)
     return array.astype(np.int64 if dtype in INTEGERS else np.float64)
 
 
 def rounded(array: np.ndarray, dtype: str) -> np.ndarray:
-    """What a tensor of the type keeps of values."""
+    """Returns the values rounded to the type of a tensor."""
     if dtype in FLOATS:
         return array.astype(np.float32).astype(by_name(dtype).numpy).astype(np.float64)
     return wide(np.asarray(array).astype(by_name(dtype).numpy), dtype)
@@ -187,8 +194,9 @@ def rounded(array: np.ndarray, dtype: str) -> np.ndarray:
 def reference(
     given: dict[str, Any], arrays: list[np.ndarray], names: list[Any], variant: int
 ) -> list[np.ndarray]:
-    """All values in float64, int64 and bool. variant: 0 rounds each to its type, 1 rounds floats
-    to fp32 alone, others also move operands; what has no defined value differs between variants.
+    """Returns all values in float64, int64 and bool. variant: 0 rounds each to its type, 1 rounds
+    floats to fp32 only, others also perturb operands. Undefined elements have another value in each
+    variant.
     """
     noise = np.random.default_rng(variant)
     values = [wide(a, d) for a, (_, d, _, _) in zip(arrays, given["inputs"], strict=True)]
@@ -224,8 +232,8 @@ def reference(
 
 
 def _other_zeros(array: np.ndarray, variant: int, noise: np.random.Generator) -> np.ndarray:
-    """The array with zeros of other signs, which are not defined (docs/ops.md): all positive, all
-    negative or each of any sign.
+    """Returns the array with other signs of its zeros, which are not defined (docs/ops.md): all
+    positive, all negative, or random.
     """
     if variant in (3, 5):
         zeros = 0.0 if variant == 3 else -0.0
@@ -235,14 +243,16 @@ def _other_zeros(array: np.ndarray, variant: int, noise: np.random.Generator) ->
 
 
 def _moved(array: np.ndarray, dtype: str, noise: np.random.Generator) -> np.ndarray:
-    """Elements moved by some of what rounding may do to what computes them."""
+    """Returns floats perturbed by up to one rounding error of fp32."""
     if dtype not in FLOATS:
         return array
     return array * (1.0 + EPSILON["fp32"] * noise.choice([-1.0, 1.0], array.shape))
 
 
 def compare(got: np.ndarray, wanted: list[np.ndarray], dtype: str, label: str) -> None:
-    """WrongResult where an element differs by more than the variants do."""
+    """Raises WrongResult if an element differs from the reference by more than the variants
+    differ.
+    """
     first, *others = wanted
     if got.shape != first.shape:
         raise WrongResult(f"{label} has shape {got.shape}, not {first.shape}")

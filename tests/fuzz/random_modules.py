@@ -1,6 +1,6 @@
-"""Graphs of torch.fx of random operators, shapes and types, for tests.fuzz.modules. Operators that
-jump (a comparison, a floor, the place of a maximum) are given values that are exact in float32
-alone, so that roundings cannot decide.
+"""Random torch.fx graphs (operators, shapes, types) for tests.fuzz.modules. Operators that are not
+continuous (a comparison, a floor, an argmax) get only values that are exact in float32, so that
+rounding cannot change their results.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
-MAX_ELEMENTS = 4096  # elements of a tensor
-MAX_VALUE = 1e4  # of a value
+MAX_ELEMENTS = 4096  # of a tensor
+MAX_VALUE = 1e4  # largest absolute value of an element
 SIZES = (1, 1, 2, 3, 4, 5, 7, 8, 16, 33)
 
 
 @dataclass
 class TracedValue:
-    """A node and torch's value of it. exact: True where float32 has not rounded it."""
+    """A node and torch's value for it. exact: no rounding in float32 has changed the value."""
 
     node: fx.Node
     value: torch.Tensor
@@ -30,16 +30,16 @@ class TracedValue:
 
 
 class Unfit(Exception):
-    """The operator does not go with these values."""
+    """Raised if an operator cannot be applied to the values at hand."""
 
 
 class Maker:
-    """A graph in the making."""
+    """A graph that is being built, with its inputs and values."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         self.dtype = rng.choices((torch.float32, torch.bfloat16, torch.float16), (8, 1, 1))[0]
-        self.odd = rng.random() < 0.2  # infinities, what is no number, and zeros of both signs
+        self.odd = rng.random() < 0.2  # with NaN, infinities and zeros of both signs
         self.graph = fx.Graph()
         self.inputs: list[torch.Tensor] = []
         self.values: list[TracedValue] = []
@@ -47,7 +47,7 @@ class Maker:
         self.last: fx.Node | None = None
 
     def shape(self, least: int = 0, most: int = 4) -> list[int]:
-        """Of a new tensor."""
+        """Returns the random shape of a new tensor."""
         while True:
             sizes = [self.rng.choice(SIZES) for _ in range(self.rng.randint(least, most))]
             if torch.Size(sizes).numel() <= MAX_ELEMENTS:
@@ -56,7 +56,9 @@ class Maker:
     def tensor(
         self, shape: Sequence[int], dtype: torch.dtype | None = None, top: int = 5
     ) -> TracedValue:
-        """A new input: eighths for floats, from 0 below `top` for integers."""
+        """Adds a new input. Floats are multiples of 1/8; integers are below `top` and not
+        negative.
+        """
         dtype = dtype or self.dtype
         source = torch.Generator().manual_seed(self.rng.randrange(1 << 30))
         if dtype.is_floating_point:
@@ -77,26 +79,26 @@ class Maker:
         return created
 
     def pick(self, fits: Callable[[torch.Tensor], bool], exact: bool = False) -> TracedValue:
-        """A value that fits; Unfit if there is none."""
+        """Picks a value for which `fits` holds. Raises Unfit if there is none."""
         candidates = [m for m in self.values if fits(m.value) and (m.exact or not exact)]
         if not candidates:
             raise Unfit
         return self.rng.choice(candidates[-4:] if self.rng.random() < 0.7 else candidates)
 
     def real(self, least: int = 0, exact: bool = False) -> TracedValue:
-        """A value of floats of so many dimensions at least."""
+        """Picks a float value with at least `least` dimensions."""
         return self.pick(lambda v: v.is_floating_point() and v.dim() >= least, exact)
 
     def axis(self, value: TracedValue) -> int:
-        """One of a value's dimensions, counted from either end."""
+        """Returns one of a value's dimensions, counted from the front or the back (negative)."""
         rank = value.value.dim()
         if not rank:
             raise Unfit
         return self.rng.randrange(-rank, rank)
 
     def call(self, function: Any, *given: Any, exact: bool = False, **named: Any) -> TracedValue:
-        """A node for a function's tensor, which may have views, numbers and tensors among what it
-        is given. exact: it rounds nothing where its operands are exact.
+        """Adds a call whose result is a tensor. Arguments may be values, numbers, and lists of
+        these. exact: the function does not round if its operands are exact.
         """
         tensors: list[TracedValue] = []
 
@@ -149,7 +151,9 @@ REDUCE_EXACT = [torch.sum, torch.amax, torch.amin, torch.cumsum]
 
 
 def partner(m: Maker, of: TracedValue) -> TracedValue:
-    """A value that broadcasts with another: of its shape, or with ones, or fewer dimensions."""
+    """Returns a value that broadcasts with another: of the same shape, or with sizes of 1 or fewer
+    dimensions.
+    """
     if m.rng.random() < 0.3:
         same = [v for v in m.values if v.value.shape == of.value.shape]
         return m.rng.choice([v for v in same if v.value.dtype == of.value.dtype] or [of])
@@ -182,7 +186,7 @@ def elementwise(m: Maker) -> None:
 
 
 def chosen(m: Maker) -> None:
-    """What a mask decides."""
+    """Adds an operator that selects by a mask."""
     mask = m.pick(lambda v: v.dtype == torch.bool)
     x = m.tensor(mask.value.shape) if m.rng.random() < 0.5 else m.real()
     kind = m.rng.randrange(4)
@@ -197,7 +201,7 @@ def chosen(m: Maker) -> None:
 
 
 def moved(m: Maker) -> None:
-    """What only moves elements."""
+    """Adds an operator that only moves elements."""
     x, rng = m.pick(lambda v: v.dim() > 0), m.rng
     rank, sizes = x.value.dim(), list(x.value.shape)
     at = m.axis(x)
@@ -262,7 +266,7 @@ def reduced(m: Maker) -> None:
 
 
 def multiplied(m: Maker) -> None:
-    """Products, and what contains them."""
+    """Adds a matrix product or an operator that contains one."""
     x, rng = m.real(1), m.rng
     sizes, last = list(x.value.shape), x.value.shape[-1]
     wide = rng.choice((1, 3, 8, 17))
@@ -282,7 +286,7 @@ def multiplied(m: Maker) -> None:
         m.call(
             torch.einsum, f"{letters},{letters[-1]}x->{letters[:-1]}x", x, m.tensor([last, wide])
         )
-    elif kind == 5 and not m.odd:  # of what is no number torch's own kernels make several things
+    elif kind == 5 and not m.odd:  # without NaN, for which torch's own kernels differ
         heads = m.tensor([rng.choice((1, 2)), rng.choice((1, 2)), rng.choice((3, 8)), 8])
         causal = rng.random() < 0.5
         m.call(F.scaled_dot_product_attention, heads, heads, heads, is_causal=causal)
@@ -291,7 +295,9 @@ def multiplied(m: Maker) -> None:
 
 
 def windows(m: Maker) -> None:
-    """Convolutions and pools. Zeros around or between values meet a weight that is infinite."""
+    """Adds a convolution or a pool. If odd values are in use, convolutions are left out, because
+    padding multiplies zeros by infinite weights.
+    """
     rng, plane = m.rng, rng_shape(m)
     x = m.tensor([rng.choice((1, 2)), *plane])
     channels, rank = plane[0], len(plane) - 1
@@ -313,7 +319,7 @@ def windows(m: Maker) -> None:
 
 
 def rng_shape(m: Maker) -> list[int]:
-    """Channels and one or two places."""
+    """Returns a number of channels and one or two spatial sizes."""
     return [m.rng.choice((1, 2, 4)), *(m.rng.choice((4, 5, 8)) for _ in range(m.rng.randint(1, 2)))]
 
 
@@ -334,7 +340,7 @@ def normed(m: Maker) -> None:
 
 
 def indexed(m: Maker) -> None:
-    """Integers, as numbers and as places."""
+    """Adds an operator with integer operands, as numbers or as indices."""
     rng = m.rng
     kind = rng.randrange(7)
     x = m.real(1)
@@ -368,7 +374,7 @@ def indexed(m: Maker) -> None:
 
 
 def typed(m: Maker) -> None:
-    """Another type."""
+    """Adds a cast to another type."""
     x = m.real(exact=True) if m.rng.random() < 0.5 else m.pick(lambda v: not v.is_complex())
     wanted = [torch.float32, m.dtype, torch.bool]
     if x.exact:
@@ -390,7 +396,7 @@ STEPS = {
 
 
 def random_module(rng: random.Random) -> tuple[fx.GraphModule, Maker]:
-    """A module and its maker, which holds its inputs and all values."""
+    """Returns a random module, and its maker with the inputs and all values."""
     m = Maker(rng)
     m.tensor(m.shape(), rng.choice((None, None, None, torch.int64, torch.bool)), 2)
     m.tensor(m.shape(1))

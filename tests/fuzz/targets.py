@@ -48,21 +48,23 @@ Keep = Callable[[str], None]
 
 
 def seeds(name: str) -> list[str]:
-    """Texts of the corpus for a target."""
+    """Returns the texts of a target's corpus."""
     folder = CORPUS / name
     return [p.read_text() for p in sorted(folder.iterdir())] if folder.is_dir() else []
 
 
 def plan(rng: random.Random, keep: Keep) -> bool | str:
-    """A mutated plan: refused, or run under the sanitizer with the oracle's result."""
+    """The target: a mutated plan is refused, or runs under the sanitizer with the oracle's
+    result.
+    """
     text = plans.mutated(rng)
     keep(text)
     return run_plan(text)
 
 
 def run_plan(text: str) -> bool | str:
-    """False if the plan is refused, "executed" if it was run and is right, "ended alike" if it and
-    its oracle end with one error, true if it is a plan that mutations begin with.
+    """Returns False if the plan is refused, "executed" if its result is right, "ended alike" if it
+    and its oracle end with the same error, True if it is an unmutated plan, which is not run.
     """
     try:
         mutated = serialize.from_json(text)
@@ -142,7 +144,9 @@ PLACEMENT: dict[str, Any] = {
 
 
 def placement(rng: random.Random, keep: Keep) -> bool:
-    """A pipeline's placement; a schedule of one that is accepted is checked by its maker."""
+    """The target: a pipeline's placement. The schedule of an accepted placement is checked by the
+    code that constructs it.
+    """
     text = mutate.text_of(mutate.of_json(PLACEMENT, rng))
     keep(text)
     return run_placement(text)
@@ -194,7 +198,7 @@ COMMANDS = (
     *("plan", "emit", "cache", "topo", "info", "generate", "bench", "trace"),
     *("parallelize", "export", "layout", "tessel", "run"),
 )
-# What would run for long is given what it refuses.
+# Commands that may run for long; they are called with arguments that they refuse.
 UNSAFE = {"generate", "bench", "trace"}
 
 
@@ -222,7 +226,9 @@ def command_line(rng: random.Random, keep: Keep) -> bool:
 
 
 def run_command_line(words: list[str]) -> bool:
-    """True for exit code 0; 1 and 2 are refusals in a paragraph."""
+    """Returns True for exit code 0, False for the refusals 1 and 2. Raises WrongResult for
+    others.
+    """
     code, _ = command([w for w in words if w != "--debug"])
     if code not in (0, 1, 2):
         raise WrongResult(f"exit code {code}")
@@ -230,7 +236,7 @@ def run_command_line(words: list[str]) -> bool:
 
 
 def onnx_file(rng: random.Random, keep: Keep) -> bool:
-    """A mutated ONNX file: run, or refused by exit code 2 and one paragraph."""
+    """The target: a mutated ONNX file runs, or is refused by exit code 2 and one paragraph."""
     data = mutate_onnx.of_model(rng)
     keep(repr(data))
     with tempfile.TemporaryDirectory(prefix="ark-fuzz-") as folder:
@@ -240,7 +246,7 @@ def onnx_file(rng: random.Random, keep: Keep) -> bool:
         code, output = command(words)
     if code == 0:
         return True
-    if "UserWarning: float64" in output:  # it may be told before the file is refused
+    if "UserWarning: float64" in output:  # this warning may come before the refusal
         output = output[output.find("ark: ") :]
     if code != 2 or not output.startswith("ark: ") or "\n\n" in output or len(output) > 3000:
         raise WrongResult(f"exit code {code}: {output[-2000:]}")
@@ -248,7 +254,7 @@ def onnx_file(rng: random.Random, keep: Keep) -> bool:
 
 
 def ops(rng: random.Random, keep: Keep) -> bool | str:
-    """A random program over the public ops; see tests.fuzz.programs, which imports torch."""
+    """The target: a random program over the public ops. tests.fuzz.programs imports torch."""
     from tests.fuzz import programs
 
     return programs.program(rng, keep)
@@ -261,14 +267,16 @@ def run_ops(text: str) -> bool | str:
 
 
 def module(rng: random.Random, keep: Keep) -> bool | str:
-    """A random torch module by ark.from_torch; see tests.fuzz.modules, which imports torch."""
+    """The target: a random torch module by ark.from_torch. tests.fuzz.modules imports torch."""
     from tests.fuzz import modules
 
     return modules.module(rng, keep)
 
 
 class _Served:
-    """A rendezvous server that hostile clients talk to; what its threads raise is kept."""
+    """A rendezvous server that hostile clients connect to. It keeps the exceptions of its
+    threads.
+    """
 
     def __init__(self) -> None:
         self.raised: list[str] = []
@@ -284,7 +292,9 @@ def _served() -> _Served:
 
 
 def bootstrap(rng: random.Random, keep: Keep) -> bool:
-    """Bytes of a client that does not know the protocol: the server goes on waiting."""
+    """The target: bytes from a client that violates the protocol. The server must continue
+    to wait.
+    """
     hello = json.dumps({"rank": 1, "world_size": 2, "pid": 3, "host": "x"}).encode()
     frame = bytes([rendezvous.HELLO]) + (len(hello) + 48).to_bytes(4, "little") + hello + b"\0" * 48
     data = mutate.of_bytes(frame, rng)
@@ -323,7 +333,7 @@ TARGETS: dict[str, Target] = {
     "export": exports.export,
     "bootstrap": bootstrap,
 }
-# How a corpus text is handed in again.
+# From a target to the function that runs a text of its corpus.
 REPLAY: dict[str, Callable[[str], bool | str]] = {
     "plan": run_plan,
     "task_plan": run_task_plan,

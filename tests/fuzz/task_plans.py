@@ -1,6 +1,6 @@
-"""Mutated plans in ARK's layout: of one rank, for the model that the plan was made from, and of one
-of two ranks, whose peer has the plan that it was made with. Where the sanitizer is there, accepted
-plans of one rank are run, too.
+"""Mutated plans in ARK's layout. Some are of one rank, for the model of the unmutated plan. Others
+are of one of two ranks, whose peer has an unmutated plan. If the sanitizer is loaded, accepted
+plans of one rank are also run.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _T = TypeVar("_T")
 
 
 def task_plan(rng: random.Random, keep: Callable[[str], None]) -> bool | str:
-    """The target: a mutated plan."""
+    """The target: a mutated plan in ARK's layout."""
     form = rng.choice((None, None, ring, packet_ring, packet_sum, fused_sum))
     base = form(rng.randrange(2), 2) if form else norm_and_product()
     text = mutate.text_of(mutate.of_json(base, rng))
@@ -43,8 +43,9 @@ def task_plan(rng: random.Random, keep: Callable[[str], None]) -> bool | str:
 
 
 def run_task_plan(text: str) -> bool | str:
-    """The verdict on a plan, together with its peer's if it has one: "executed" if it was run,
-    with the oracle's result, "ended alike" if both ended with one error.
+    """Checks a plan, together with its peer's if it has one. Returns False if it is refused, True
+    if it is accepted and not run, "executed" if it ran with the oracle's result, "ended alike" if
+    both ended with the same error.
     """
     machine = registry.machine("cpu-2")
     rank = _rank_of_pair(text)
@@ -81,7 +82,7 @@ def _rank_of_pair(text: str) -> int | None:
 
 
 def _form(text: str) -> Callable[[int, int], Any]:
-    """What the plan began as."""
+    """Returns the unmutated form of a plan, recognised by its task types."""
     if "RecvReduceSend" in text:
         return packet_sum
     if "Fused" in text:
@@ -90,18 +91,18 @@ def _form(text: str) -> Callable[[int, int], Any]:
 
 
 class _Heard(Exception):
-    """The other rank has sent its messages and is gone: no rank answers."""
+    """Raised after the other rank has sent its messages: no rank answers it."""
 
 
 class _Pair:
-    """One of two ranks, as it meets the other, whose plan is whole."""
+    """One of two ranks. It exchanges messages with a peer whose plan is not mutated."""
 
     def __init__(self, rank: int, form: Callable[[int, int], Any]) -> None:
         self._rank = rank
         self._said: bytes | None = None
         if form is packet_sum:
             ark.sharding(ark.tensor([2 * 96]), 0, 96)
-        for _ in range(8):  # tensors of the plan's numbers
+        for _ in range(8):  # enough tensors for all numbers in the plan
             _ = ark.tensor([96], ark.fp16) if form is fused_sum else ark.tensor([3, 700])
         machine, plan = registry.machine("cpu-2"), ark.Plan(form(1 - rank, 2))
         with contextlib.suppress(_Heard):
