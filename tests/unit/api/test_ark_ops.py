@@ -21,7 +21,7 @@ def nodes() -> list[dict[str, Any]]:
 @pytest.mark.parametrize("dtype", [ark.fp32, ark.fp16, ark.bf16])
 def test_a_token_is_written_where_the_position_says(dtype: ark.DataType) -> None:
     memory = torch.zeros(5, 2, 3, dtype=dtype.to_torch())
-    wide = ark.tensor([2, 6], dtype)  # the token is a part of each row
+    wide = ark.tensor([2, 6], dtype)  # the slice read below is a part of each row
     position = ark.tensor([1], ark.int32)
     written = ark.kv_cache_slot(memory, wide[:, 3:6], position, name="slot")
     doubled = ark.mul(written, 2.0)
@@ -73,7 +73,7 @@ def test_a_part_of_a_cache_is_a_cache() -> None:
     with ark.Runtime() as runtime:
         runtime.launch()
         token.from_numpy(np.ones((2, 2)))
-        for at in (1, 3):  # 3 is past the part's end
+        for at in (1, 3):  # 3 is past the end of the part
             position.from_numpy(np.array([at]))
             runtime.run()
         assert whole.to_numpy().sum((1, 2)).tolist() == [0, 0, 0, 4, 0, 0]
@@ -105,7 +105,7 @@ def test_mismatched_cache_shapes_are_model_errors(call: Callable[[Any], Any]) ->
 
 
 def reduced(op: str, shape: list[int], rank: int = 0, world: int = 2, **more: Any) -> Any:
-    """The nodes of a model with one all-reduce."""
+    """Returns the nodes of a serialised model with one all-reduce."""
     ark.Model.reset()
     ark.set_rank(rank)
     ark.set_world_size(world)
@@ -142,7 +142,7 @@ def test_all_reduce_prefill_refuses_other_sizes(shape: Any, world: int, dtype: A
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_other_all_reduces_are_rings_that_sum_all_shares(world: int, in_place: bool) -> None:
-    """The serialised nodes of all ranks, interpreted: every rank ends with the sum."""
+    """The serialised nodes of all ranks are interpreted. Every rank must end with the sum."""
     programs = [reduced("all_reduce", [4097], r, world, in_place=in_place) for r in range(world)]
     mail: dict[tuple[int, int, int], int] = {}
     memory: list[dict[int, int]] = [{} for _ in range(world)]

@@ -1,4 +1,4 @@
-"""Tensors beside NumPy's arrays: nothing is made element by element behind the user's back."""
+"""Tensors in expressions with NumPy arrays: no result is silently built element by element."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a planner context's or a config rule's configuration does to the plan."""
+"""The effect of a planner context's or a config rule's configuration on the plan."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def coords(plan: Plan, op: int = 0) -> list[tuple[int, ...]]:
 
 
 def ops(plan: Plan) -> list[PlanOp]:
-    """The ops but the iteration's end."""
+    """Returns the plan's ops except the iteration's end."""
     return [op for op in plan.ops if op.kind != "iteration_end"]
 
 
@@ -40,7 +40,7 @@ def tensor(*shape: int, dtype: ark.DataType = ark.fp32) -> ark.Tensor:
     return ark.tensor(list(shape), dtype)
 
 
-# By op: its call, the tile asked for, and the first indices that the tasks must have.
+# By op: a function that calls it, the tile requested, and the expected first indices of its tasks.
 OPS: dict[str, tuple[Callable[[], Any], list[int], list[range]]] = {
     "add": (lambda: ark.add(tensor(64, 96), 1.0), [16, 32], [range(0, 64, 16), range(0, 96, 32)]),
     "broadcast": (

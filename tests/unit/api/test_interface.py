@@ -1,4 +1,6 @@
-"""ARK's interface where no device is needed: shapes, views, models, modules, errors, plans."""
+"""The parts of ARK's interface that need no device: shapes, views, models, modules, errors,
+plans.
+"""
 
 from __future__ import annotations
 
@@ -280,7 +282,9 @@ def test_load_runs_no_code(tmp_path: Path) -> None:
 
 
 def test_load_builds_nothing_but_arrays(tmp_path: Path) -> None:
-    """A pickled dtype whose state claims objects made NumPy follow a number as an address."""
+    """A file with an object dtype or a wrong size is refused. Before, NumPy used a number from the
+    file as an address.
+    """
     import struct
 
     path = tmp_path / "state.safetensors"
@@ -320,12 +324,12 @@ def test_a_saved_state_comes_back_as_it_was(tmp_path: Path) -> None:
     for name in ("bf16", "torch"):
         assert loaded[name].dtype == ml_dtypes.bfloat16
         np.testing.assert_array_equal(loaded[name].astype(np.float32), [0, 1, 2])
-    loaded["z"][0, 0] = 7  # it is the caller's
+    loaded["z"][0, 0] = 7  # the array is writable and independent of the file
     np.testing.assert_array_equal(load_file(path)["z"], state["z"])
 
 
 def test_eval_runs_the_tensors_own_model() -> None:
-    """Not the current one: after a reset it gave what was left in memory."""
+    """Evaluates the model that the tensor belongs to, although the current model was reset."""
     x = ark.tensor([4], ark.fp32)
     y = ark.add(x, 1.0)
     first = y.eval()
@@ -365,7 +369,9 @@ def test_models_are_models() -> None:
 
 
 def test_threads_build_models_of_their_own() -> None:
-    """A with block is its thread's; what no thread has said is the process's."""
+    """A model selected by a `with` block holds in that thread only; other threads use the
+    process's.
+    """
     ark.init()
     outer = ark.current_model()
     everyone, records = threading.Barrier(4), []

@@ -1,4 +1,6 @@
-"""Ranks of processes that name them as ARK's scripts do, with and without a launcher."""
+"""Processes that set their rank with ark.set_rank, as ARK's scripts do, with and without a
+launcher.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ LAUNCHERS = ("RANK", "WORLD_SIZE", "OMPI_", "PMI_", "PMIX_", "SLURM_", "MASTER_"
 
 
 def processes(*settings: str, launched: bool = False) -> list[str]:
-    """What the script prints in one process for each setting, one rank each if `launched`."""
+    """Returns the output of the script for each setting, each in its own process. launched: the
+    processes are ranks of one job.
+    """
     base = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCHERS)}
     started = []
     for rank, text in enumerate(settings):

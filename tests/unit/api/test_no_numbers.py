@@ -1,4 +1,6 @@
-"""Values that are no numbers, or no whole ones, where numbers belong: said, and never rounded."""
+"""Arguments that should be numbers but are not, or should be integers but have a fraction, are
+refused and never rounded.
+"""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def test_processor_ranges() -> None:
         with pytest.raises(ark.PlanError, match="inside"):
             ark.PlannerContext(processor_range=[8, 13]).__enter__()
     plan = ark.Planner(machine=machine).plan()
-    (group,) = plan.processor_groups  # as ARK shows ranges within a range
+    (group,) = plan.processor_groups  # nested ranges, as in ARK
     assert [g["ProcessorRange"] for g in group["ResourceGroups"]] == [[0, 3], [3, 8]]
     assert plan.inner is not None
     used = {
@@ -127,7 +127,9 @@ def test_a_script_that_ends_by_sys_exit_is_planned_where_that_means_success(
 def test_a_scripts_own_error_has_the_scripts_frames_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Without the frames of ark; a file that the script lacks is not taken for the script."""
+    """The error of a user's script is shown with the script's frames and without ark's. An error
+    about a file that the script opens is not taken for a missing script.
+    """
     monkeypatch.chdir(tmp_path)
     text = "import ark\n\n\ndef read(x):\n    return {}\n\n\nread(ark.ones([4]))\n"
     for wrong, error in ("open('weights.bin')", "FileNotFoundError"), ("{}[0]", "KeyError"):

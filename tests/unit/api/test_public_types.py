@@ -1,4 +1,6 @@
-"""Public signatures and class members say types: `Any` stands only where a reason is listed."""
+"""Public signatures and class members have types. `Any` is permitted only where a reason is
+listed.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def _says_any(annotation: object) -> bool:
 
 
 def untyped(name: str, function: Any) -> Iterator[str]:
-    """The parameters of a function whose annotation is missing or says Any; its result as `->`."""
+    """Yields the parameters of a function without an annotation or with Any. The result is written
+    as `->`.
+    """
     signature = inspect.signature(inspect.unwrap(function))
     for parameter in signature.parameters.values():
         if parameter.name not in ("self", "cls") and _says_any(parameter.annotation):
@@ -57,7 +61,9 @@ def untyped(name: str, function: Any) -> Iterator[str]:
 
 
 def untyped_members(name: str, owner: type) -> Iterator[str]:
-    """Those of a class's own public methods, properties and fields, and of its bases in ark."""
+    """Yields the same for a class's public methods, properties and fields, including inherited ones
+    from ark.
+    """
     for base in (b for b in owner.__mro__ if b.__module__.partition(".")[0] == "ark"):
         fields = inspect.get_annotations(base)
         yield from (f"{name}.{n}" for n, a in fields.items() if n[0] != "_" and _says_any(a))

@@ -1,4 +1,6 @@
-"""Inputs that were once taken without a word: each is an error for people, or does what it says."""
+"""Inputs that were once accepted silently: each is now refused with a clear error or works as its
+name says.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def fresh() -> Iterator[None]:
 
 
 def launched(shape: list[int], dtype: Any = ark.fp32) -> tuple[ark.Runtime, ark.Tensor, ark.Tensor]:
-    """A runtime whose model adds a tensor to itself."""
+    """Returns a launched runtime of a model that adds a tensor to itself, with its input and
+    output.
+    """
     x = ark.tensor(shape, dtype)
     y = ark.add(x, x)
     runtime = ark.Runtime()
@@ -132,7 +136,7 @@ def test_shapes_are_the_tensors(shape: list[int], given: tuple[int, ...], fits: 
 
 @pytest.mark.parametrize("loop_mode", [True, False])
 def test_reading_and_writing_wait_for_iterations_under_way(loop_mode: bool) -> None:
-    """Sums of ones in place: each read sees every iteration that was asked for before it."""
+    """Adds ones in place. Each read must include all iterations that were requested before it."""
     total, one = ark.tensor([1 << 16]), ark.tensor([1 << 16])
     ark.add(total, one, output=total)
     with ark.Runtime() as runtime:

@@ -1,4 +1,4 @@
-"""ARK's view of a runtime: the one that was made last, what it is doing, and how it is reset."""
+"""`Runtime.get_runtime`, the states of a runtime, and its reset."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def fresh() -> Iterator[None]:
 def test_the_latest_runtime_is_shared() -> None:
     x = ark.tensor([4])
     y = ark.add(x, 1.0)
-    ark.Runtime.get_runtime().launch()  # nobody else holds it
+    ark.Runtime.get_runtime().launch()  # only ark holds a reference to this runtime
     x.from_numpy(np.arange(4, dtype=np.float32))
     ark.Runtime.get_runtime().run()
     np.testing.assert_array_equal(y.to_numpy(), np.arange(4) + 1)
@@ -47,7 +47,7 @@ def test_a_runtime_reports_its_state(loop_mode: bool) -> None:
     ark.add(total, 1.0, output=total)
     runtime = ark.Runtime()
     assert runtime.state is State.Init
-    runtime.reset()  # nothing to end
+    runtime.reset()  # no launch to end yet
     runtime.launch(loop_mode=loop_mode)
     assert runtime.state is State.LaunchedNotRunning
     runtime.run(2000, non_blocking=True)

@@ -1,5 +1,5 @@
-"""Every public op with a wrong argument in each position: an error of ark for every op and
-position. Arguments that are accepted must be supported.
+"""Every public op is called with a wrong argument in each position. Each call must raise an error
+of ark, and a position that accepts the argument must support it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OPS = sorted(
 
 
 def plausible(parameter: inspect.Parameter) -> Any:
-    """Something that an op may take there."""
+    """Returns a valid argument for a parameter of an op."""
     if parameter.name in ("index", "indices"):
         return ark.tensor([4], ark.int32)
     by_name = {"shape": [4, 8], "axis": 1, "dtype": ark.fp32, "perm": [1, 0], "kernel": [2, 2]}
@@ -50,11 +50,11 @@ def test_it_is_taken_or_refused_in_words(op: str) -> None:
                 assert str(error), (op, place, wrong)
 
 
-# Names of types, or what stands for them.
+# Names of types, or phrases that refer to another operand's type.
 TYPES = re.compile(r"fp32|any type|[Tt]ypes?\b|int\d|bool|integers|[Aa]s (for )?`?\w+")
 
 
-@pytest.mark.parametrize("op", sorted({*OPS} - {"advance"}))  # which takes no tensor
+@pytest.mark.parametrize("op", sorted({*OPS} - {"advance"}))  # advance takes no tensor
 def test_its_docstring_names_types(op: str) -> None:
     assert TYPES.search(inspect.getdoc(getattr(ark, op)) or "")
 

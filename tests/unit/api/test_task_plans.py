@@ -1,4 +1,4 @@
-"""Plans in ARK's own layout: what of them is refused, and with which words."""
+"""Plans in ARK's own layout: the faults that are refused, and the messages."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ CHANGES: dict[str, tuple[Callable[[Data], object], str]] = {
 def test_a_wrong_plan_is_refused(name: str, model: Any) -> None:
     change, words = CHANGES[name]
     data = norm_and_product()
-    if name == "an input of nobody":  # with another model's ops, only numbers tell
+    if name == "an input of nobody":  # without the model, names cannot be compared
         ark.init()
     change(data)
     with pytest.raises(ark.BaseError, match=words) as caught:
@@ -123,7 +123,7 @@ def test_a_wrong_plan_is_refused(name: str, model: Any) -> None:
 
 
 def of(data: Data, number: int, which: str) -> Data:
-    """The tensor that the op of that number reads or writes."""
+    """Returns the tensor that task `number`'s op reads or writes."""
     operand: Data = data["TaskInfos"][number]["Ops"][0][which][0]
     return operand
 
@@ -258,7 +258,7 @@ def op_of(data: Data, number: int) -> Data:
     return entry
 
 
-PACKET_RECV, REDUCE = 2, 1  # of packet_ring, of packet_sum
+PACKET_RECV, REDUCE = 2, 1  # the task numbers in packet_ring and packet_sum
 PACKETS: dict[str, tuple[Callable[[int, int], Data], Callable[[Data], object], str]] = {
     "too little room": (
         packet_ring,
@@ -352,7 +352,7 @@ def test_a_task_shared_out_over_groups_runs_whole(model: Any) -> None:
 
 
 def test_exported_model_files_can_be_planned_by_hand() -> None:
-    """Ops as ark's own model file writes them, scalars among them."""
+    """A plan is written by hand from the ops in ark's serialised model, scalars among them."""
     ark.init()
     x = ark.tensor([8, 8])
     y = ark.softmax(ark.transpose(ark.sub(ark.layernorm(x), 2.0), [1, 0]))

@@ -87,7 +87,9 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_plan_names_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A plan from outside says its machine itself; its name opens nothing."""
+    """A plan contains its machine's description. The machine's name in it is looked up among the
+    installed machine models only and is never opened as a file.
+    """
     path = _write(tmp_path, _entry("cpu-2", capsys))
     with pytest.raises(InvalidUsageError, match="does not exist"):
         registry.machine(path)

@@ -1,4 +1,4 @@
-"""Memory that waits until no kernel runs before its driver gets it back."""
+"""Memory whose release is deferred until no kernel runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A thread that the system refuses is said."""
+"""The error when the system cannot start a thread."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ark.runtime import rendezvous
 
 @pytest.fixture
 def no_room() -> Iterator[None]:
-    """Stacks that no address space has room for: no thread can be started."""
+    """Sets a thread stack size that no address space can hold, so that no thread can be started."""
     before = threading.stack_size(1 << 46)
     yield
     threading.stack_size(before)
@@ -27,7 +27,9 @@ def test_a_thread_that_the_system_refuses(no_room: None) -> None:
 
 
 def test_a_server_without_threads_goes_on() -> None:
-    """A client that connects while no thread can be started is rejected, and may connect again."""
+    """A client that connects while no thread can be started is rejected. It may connect again
+    later.
+    """
     listener = socket.create_server(("127.0.0.1", 0))
     server = rendezvous.Server(listener, 1, "a job", 5.0)
     before = threading.stack_size(1 << 46)
@@ -37,7 +39,7 @@ def test_a_server_without_threads_goes_on() -> None:
     finally:
         threading.stack_size(before)
     with socket.create_connection(listener.getsockname(), 10) as later:
-        assert later.recv(1) != b""  # its nonce
+        assert later.recv(1) != b""  # the server's nonce
     server.close(0.0)
 
 

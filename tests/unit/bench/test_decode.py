@@ -1,4 +1,6 @@
-"""`ark bench decode`: its figures belong to what they say, and a wrong result does not pass."""
+"""`ark bench decode`: its figures match the requested contexts and prompts, and a wrong result is
+reported.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ BENCH = ["bench", "decode", "--backend", "cpu", "--config", NOAH, "--repeats", "
 
 
 def figures(capsys: pytest.CaptureFixture[str], *words: str) -> dict:
-    """The plan's figures with its contexts and prompts, read through the schema."""
+    """Returns the plan's figures, read through the schema."""
     (output,) = by_batch(capsys, *words)
     return output
 
@@ -47,7 +49,7 @@ def test_contexts_and_prompts_of_one_plan(capsys: pytest.CaptureFixture[str]) ->
     near, far = output["contexts"]
     assert [near["context"], far["context"]] == [16, 200]
     assert len(near["tokens"]) == len(far["tokens"]) == 8
-    # Noah caches 6 layers of 2 heads of 32 keys and values in bf16.
+    # Noah's cache has 6 layers of 2 heads, with keys and values of width 32 in bf16.
     assert far["read_bytes"] - near["read_bytes"] == (200 - 16) * 6 * 2 * 32 * 2 * 2
     assert near["read_bytes"] > output["weight_bytes"] > 0
     assert output["prompts"][0]["length"] == 40 and output["prompts"][0]["seconds"] > 0
@@ -59,8 +61,8 @@ def test_a_prediction_needs_no_warm_up(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Two runs that count; a measurement is preceded by one that does not, and a prediction
-    followed by a launch of one token, without which the second one is given.
+    """With `--repeats 2`, two runs count. A measurement has one more run before them. A prediction
+    has a launch of one token after them; the time of the further tokens is the difference to it.
     """
     whole, result = decode._run, []
     monkeypatch.setattr(decode, "_run", lambda *a: result.append(whole(*a)) or result[-1])

@@ -1,4 +1,4 @@
-"""Results of benches are data of one form, and what does not have it is refused."""
+"""Results of benches have one schema, and data that do not fit it are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Figures of a model scaled from plans of few of its layers, and what `--layers` refuses."""
+"""Figures of a whole model, extrapolated from plans with few of its layers, and the values that
+`--layers` refuses.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from ark.cli import main
 
 
 def figures(layers: int) -> Figures:
-    """A head of 20 us and 100 bytes, layers of 3 us and 7 bytes; a launch's own 4 us."""
+    """Returns figures of a model with a head of 20 us and 100 bytes, layers of 3 us and 7 bytes
+    each, and 4 us for the launch itself.
+    """
     seconds, size = 20e-6 + layers * 3e-6, 100 + 7 * layers
     row = ContextFigures(512, seconds, [seconds], [layers], size, seconds - 4e-6)
     return Figures("block", 1, 0.5, 0.5, False, size, size, size, contexts=[row])

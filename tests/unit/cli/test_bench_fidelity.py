@@ -1,4 +1,4 @@
-"""`ark bench fidelity`: forty programs that exist, predicted and measured."""
+"""`ark bench fidelity`: forty programs, predicted and measured."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_it_prints_each_program_and_the_errors(
     assert all(row["peer"] == "cost model" and row["peer_us"] > 0 for row in figures)
 
 
-# Microseconds that were measured on an H200, of programs whose tasks follow each other on one
+# Microseconds measured on an H200. The programs have tasks that depend on each other on one
 # processor, wait for their loads in turn, or are loaded by box copies.
 ON_H200 = {
     "adds-64x4096-apart-fp32": 19.75,
@@ -54,7 +54,7 @@ def test_predictions_are_within_a_third_of_the_h200(name: str) -> None:
     assert iteration_us(plan) == pytest.approx(ON_H200[name], rel=0.35)
 
 
-# Microseconds that were measured on an H100 (docs/performance.md), of which predictions are near.
+# Microseconds measured on an H100 (docs/performance.md). Predictions are close to them.
 MEASURED = {
     "add-64m-bf16": 134.0,
     "softmax-8192x4096-bf16": 51.0,

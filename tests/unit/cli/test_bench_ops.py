@@ -1,4 +1,6 @@
-"""`ark bench ops`: figures as JSON, a chart beside torch, and errors that say what there is."""
+"""`ark bench ops`: figures as JSON, a chart of ark and torch, and errors that list the available
+cases.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def test_figures_and_chart_beside_torch(tmp_path: Path) -> None:
 
 
 def test_memory_bound_ops_are_compared_with_an_equal_copy() -> None:
-    """A result that two ops write is compared as a whole, and is no copy's if it is small."""
+    """A result that two ops write is compared as a whole. A small result is not compared with a
+    copy.
+    """
     pytest.importorskip("torch")
     case = next(c for c in moves() if c.name.startswith("concat"))
     backend = registry.get("cpu")
@@ -52,7 +56,9 @@ def test_memory_bound_ops_are_compared_with_an_equal_copy() -> None:
 
 
 def test_a_result_with_operands_behind_it_is_the_one_compared() -> None:
-    """A joined product's output is not its last operand."""
+    """The output of a product with a fused epilogue is compared, although it is not the last
+    operand.
+    """
     from ark_cuda import machines
 
     from ark.bench.ops import planned
@@ -95,7 +101,9 @@ amdhsa.kernels:
 
 
 def test_slots_of_a_loop_are_counted_by_passes() -> None:
-    """Counted by hand: products of four and eight passes beside six other instructions."""
+    """The loop has matrix instructions of four and eight passes and six other instructions, so the
+    expected share is computed by hand.
+    """
     lint = pytest.importorskip("ark_rocm_emulator.lint.matrix_loop")
     loop = lint.matrix_loop(LOOP, "gfx942", "kernel")
     assert loop.matrix_share == (4 + 8) / (4 + 8 + 6)
@@ -103,12 +111,12 @@ def test_slots_of_a_loop_are_counted_by_passes() -> None:
         **{"memory": 1, "shared memory": 1, "wait": 1, "matrix": 2, "scalar": 2, "branch": 1}
     }
     assert (loop.registers, loop.spills, loop.scratch_bytes) == (36, 0, 0)
-    older = lint.matrix_loop(LOOP, "gfx90a", "kernel")  # where these take eight and sixteen
+    older = lint.matrix_loop(LOOP, "gfx90a", "kernel")  # on which they take 8 and 16 passes
     assert older.matrix_share == (8 + 16) / (8 + 16 + 6)
 
 
 @pytest.mark.parametrize(
-    # The default run has gfx942's in the test behind this one.
+    # The default run covers gfx942 in the test below.
     "arch",
     ["gfx1100", *(pytest.param(a, marks=slow) for a in ("gfx942", "gfx90a", "gfx950"))],
 )
@@ -121,14 +129,16 @@ def test_products_on_amd_are_matrix_instructions_for_the_most_part(
     report = json.loads(capsys.readouterr().out)[case]
     assert report["matrix_share"] > 0.4
     assert report["spills"] == report["scratch_bytes"] == 0
-    if arch in ("gfx942", "gfx950"):  # whose banks the timing model knows
+    if arch in ("gfx942", "gfx950"):  # the timing model has the memory banks of these
         assert 0.0 <= report["bank_conflicts"] < 0.05
     else:
         assert report["bank_conflicts"] is None
 
 
 def test_products_of_turned_operands_meet_no_banks(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of both sides rows lie side by side in memory: shared memory has them along k."""
+    """Both operands have their rows contiguous in memory. Shared memory holds them along k without
+    bank conflicts.
+    """
     pytest.importorskip("ark_rocm_emulator")
     case = "matmul-4096x4096x4096-tn-bf16"
     assert main(["bench", "ops", case, "--isa", "gfx942", "--json", "-"]) == 0
@@ -138,7 +148,7 @@ def test_products_of_turned_operands_meet_no_banks(capsys: pytest.CaptureFixture
 
 
 def test_attention_on_amd_meets_no_banks(capsys: pytest.CaptureFixture[str]) -> None:
-    """Neither the writes of keys and values, which are transposed, nor the reads."""
+    """Neither the transposed writes of keys and values nor the reads have bank conflicts."""
     pytest.importorskip("ark_rocm_emulator")
     case = "attention-16x128-8192-causal-bf16"
     assert main(["bench", "ops", case, "--isa", "gfx942", "--json", "-"]) == 0
@@ -153,7 +163,7 @@ def test_an_unsupported_architecture_is_named(capsys: pytest.CaptureFixture[str]
 
 
 def test_the_sweep_is_asked_for_by_name(capsys: pytest.CaptureFixture[str]) -> None:
-    """Its cases are listed, and are none of those that run where nothing is named."""
+    """The sweep's cases are listed, but run only if they are named."""
     assert main(["bench", "ops", "--list"]) == 0
     assert "sweep-roll-4096x4096-fp32" in capsys.readouterr().out.split()
     assert len(chosen(["sweep-*"], cpu=False)) > 300
@@ -162,7 +172,7 @@ def test_the_sweep_is_asked_for_by_name(capsys: pytest.CaptureFixture[str]) -> N
 
 @pytest.mark.parametrize("name", ["roll", "layer-norm", "index-select-1", "nearest", "turn"])
 def test_functions_of_torch_are_measured_beside_torch(name: str) -> None:
-    """What the front end makes of them reads the same inputs, also where it reads only parts."""
+    """ark's translation of a torch function reads the same inputs, even if only parts of them."""
     pytest.importorskip("torch")
     backend = registry.get("cpu")
     case = next(c for c in cases() if c.name.startswith(f"sweep-{name}-"))
@@ -176,7 +186,9 @@ def test_functions_of_torch_are_measured_beside_torch(name: str) -> None:
 def test_a_peer_that_cannot_is_a_cell_and_the_next_cases_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """torch has no products of some types; what it raises is none of ark's errors."""
+    """torch lacks products of some types. An exception of the peer becomes an entry in the table,
+    and the next cases run.
+    """
     (case,) = chosen([CASE], True)
 
     def cannot(*_: object) -> None:

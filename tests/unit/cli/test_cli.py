@@ -1,4 +1,4 @@
-"""The command line: what it prints, and how it refuses."""
+"""The command line: its output and its refusals."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_generate_says_how_fast_it_was_and_that_the_context_is_full(
 
 
 def test_a_prompt_in_a_locale_that_is_not_utf8s() -> None:
-    """The bytes are UTF-8 whatever Python took them for."""
+    """A prompt is read as UTF-8 although Python's locale is not UTF-8."""
     words = ["generate", NOAH, "--backend", "cpu", "--max-new-tokens", "2", "--json"]
     command = [sys.executable, "-m", "ark", *words, "--prompt", "Noé"]
     outputs = [
@@ -265,7 +265,7 @@ def test_emit_refuses_a_plan_of_another_vendor(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Its warps have one lane; a compiler would say so in static assertions."""
+    """A plan for a CPU has warps of one lane, which device code of a GPU cannot use."""
     extra = ["--arch", arch] if arch else []
     argv = ["emit", str(plan_file), "--backend", backend, *extra, "-o", str(tmp_path / "out")]
     assert main([*argv, "--binary"]) == 2
@@ -315,7 +315,7 @@ def test_plan_shows_ranks_that_do_the_same_once(capsys: pytest.CaptureFixture[st
 def test_offline_commands_say_that_a_plan_does_not_fit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A context whose cache is larger than the machine's memory."""
+    """The memory needed for the context's cache exceeds the machine's memory."""
     model = registry.machine("mi300x")
     small = dataclasses.replace(model, memory_bytes=1 << 20)
     monkeypatch.setattr(registry, "machine", lambda name: small)
@@ -350,7 +350,7 @@ def test_cache_clear(
     argv = ["generate", NOAH, "--backend", "cpu", "--prompt", "A", "--max-new-tokens", "1"]
     assert main(argv) == 0
     (entry,) = (tmp_path / "cache/programs").iterdir()
-    entry.write_bytes(entry.read_bytes()[:100])  # a damaged entry is made again
+    entry.write_bytes(entry.read_bytes()[:100])  # a damaged entry is replaced
     assert main(argv) == 0
     assert len(list((tmp_path / "cache/programs").iterdir())) == 1
     assert main(["cache", "clear"]) == 0

@@ -1,5 +1,6 @@
-"""Models as C libraries: the tokens of `ark generate` without Python, under sanitizers; weights
-that are not the model's are refused; the functions' error codes; a plan of an own graph.
+"""Models as C libraries: the tokens equal those of `ark generate`, computed without Python and
+under sanitizers. Weights of another model are refused. Also the functions' error codes and the
+export of a plan of a user's graph.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from tests.cases.export import ADDRESSES, Library, compile_c
 from tests.slow import slow
 
 NOAH = Path(__file__).resolve().parents[3] / "examples/noah"
-# As c/ark.h numbers them.
+# The numbers of c/ark.h.
 BAD_ARGUMENT, BAD_FILE, NO_TENSOR, BAD_SIZE, NOT_LOADED, NOT_BOUND = 1, 3, 4, 5, 6, 7
 
 
@@ -49,7 +50,9 @@ def run(program: Path, weights: Path, *numbers: int) -> subprocess.CompletedProc
 
 
 def test_the_program_makes_the_tokens_of_generate(exported: Path, program: Path) -> None:
-    """One token, some, more than a chunk, and a text that runs into the context's end."""
+    """Prompts of one token, of some, of more than a chunk, and one that reaches the end of the
+    context.
+    """
     prompts = [[0], [0, 48, 79, 361, 1083, 260, 754], [0, *range(100, 137)], [5] * 500]
     backend = registry.get("cpu")
     device = backend.open(0)
@@ -63,11 +66,13 @@ def test_the_program_makes_the_tokens_of_generate(exported: Path, program: Path)
 
 
 def test_the_program_stops_at_a_stop_token(exported: Path, tmp_path: Path) -> None:
-    """The checkpoint's end token is there; with another one the text ends at its third token."""
+    """The source holds the checkpoint's end token. With another one in its place the text ends at
+    its third token.
+    """
     folder = tmp_path / "ends"
     shutil.copytree(exported, folder)
     source = (folder / "noah.c").read_text()
-    assert "stops[] = {1, -1, " in source  # config.json's
+    assert "stops[] = {1, -1, " in source  # from config.json
     (folder / "noah.c").write_text(source.replace("stops[] = {1, ", "stops[] = {298, "))
     program = compile_c(folder, "noah", "ends", *ADDRESSES, "generate.c")
     prompt = (0, 48, 79, 361, 1083, 260, 754)
@@ -214,7 +219,7 @@ def test_wrong_calls_get_codes_and_texts(exported: Path) -> None:
     assert library("ark_size", b"norm", None) == BAD_ARGUMENT
     assert b"a pointer is null" in library.c.ark_error(library.instance)
     assert library("ark_size", b"norm", ctypes.byref(size)) == 0 < size.value
-    assert library.c.ark_error(library.instance) == b""  # of an earlier call nothing is left
+    assert library.c.ark_error(library.instance) == b""  # a successful call clears an earlier error
     texts = {library.c.ark_status_text(status) for status in range(12)}
     assert len(texts) == 12
     library("ark_destroy")
@@ -234,7 +239,7 @@ def test_a_plan_of_external_tensors_equals_numpy(tmp_path: Path) -> None:
     rng = np.random.default_rng(3)
     w, y = rng.normal(size=(16, 32)).astype(np.float32), np.zeros((4, 16), np.float32)
     assert library.execute([1]) == NOT_BOUND
-    for _ in range(2):  # the second time from other memory
+    for _ in range(2):  # the second time with other arrays
         x = rng.normal(size=(4, 32)).astype(np.float32)
         bound = [library.array("ark_bind", n, a) for n, a in (("x", x), ("w", w), ("y", y))]
         assert bound == [0, 0, 0]
@@ -263,7 +268,7 @@ def test_exports_that_cannot_be_are_refused(
 @slow
 @pytest.mark.skipif(shutil.which("cmake") is None, reason="cmake is not there")
 def test_the_pages_commands(exported: Path, tmp_path: Path) -> None:
-    """docs/export.md's three lines: the tokens of the folder that the other tests compile."""
+    """The three commands of docs/export.md produce the tokens of the folder used above."""
     text = (NOAH.parents[1] / "docs/export.md").read_text()
     export, build, run_it = re.findall(r"^    (\S.*)$", text, re.M)
     assert (

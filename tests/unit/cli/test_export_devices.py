@@ -1,7 +1,7 @@
-"""`ark export` for devices with drivers of their own: C11 without extensions that gcc and zig take
-under -Werror, the words where there is no driver, and the shipped model's tokens on an emulated AMD
-device. For NVIDIA GPUs it is compiled only. The default run exports a network, whose kernel is
-small; what a decoder's program has besides is compiled for the CPU too (test_export.py).
+"""`ark export` for GPUs: the program is C11 without extensions that gcc and zig compile under
+-Werror. Tested are the message if there is no driver and the shipped model's tokens on an emulated
+AMD device; for NVIDIA GPUs the program is only compiled. The default run exports a network with a
+small kernel; test_export.py covers the other parts of a decoder's program on the CPU.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from tests.slow import slow
 
 NOAH = Path(__file__).resolve().parents[3] / "examples/noah"
 PARTS = ("ark.c", "device.c", "safetensors.c")
-PROGRAMS = {"noah": ("decoder.c", "generate.c"), "net": ("run.c",)}  # and what they take more
+PROGRAMS = {"noah": ("decoder.c", "generate.c"), "net": ("run.c",)}  # further C files of each
 STRICT = ("-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-O1")
 COMPILERS = {"gcc": ["gcc"], "zig": [sys.executable, "-m", "ziglang", "cc"]}
 TARGETS = {"cuda": ("sm_90a", "h100"), "rocm": ("gfx942", "mi300x")}
-EMULATED_PROCESSORS = 8  # an emulated device has so many compute units
+EMULATED_PROCESSORS = 8  # compute units of the emulated device
 
-# Gives the program an emulated device before it looks for one.
+# Provides an emulated device before the program looks for one.
 PRELOAD = r"""
 #include <dlfcn.h>
 #include <stdio.h>
@@ -53,7 +53,7 @@ __attribute__((constructor)) static void begin(void) {
 
 
 def compiled(folder: Path, compiler: str, name: str = "noah") -> Path:
-    """The program, made by the compiler from a folder's C files."""
+    """Returns the program that the compiler builds from a folder's C files."""
     if compiler == "gcc" and not shutil.which("gcc"):
         pytest.skip("there is no gcc")
     if compiler == "zig" and not importlib.util.find_spec("ziglang"):
@@ -67,7 +67,7 @@ def compiled(folder: Path, compiler: str, name: str = "noah") -> Path:
 
 
 def run(program: Path, *words: object, **variables: str) -> subprocess.CompletedProcess[str]:
-    """What it says with the weights of its folder and these words."""
+    """Runs the program with the weights of its folder and these arguments."""
     (weights,) = program.parent.glob("*.safetensors")
     environment = {**os.environ, **variables}
     return subprocess.run(
@@ -84,7 +84,7 @@ def run(program: Path, *words: object, **variables: str) -> subprocess.Completed
 class Exported:
     folder: Path
     backend: str
-    name: str  # of PROGRAMS
+    name: str  # a key of PROGRAMS
 
 
 @pytest.fixture(
@@ -100,7 +100,8 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     folder = tmp_path_factory.mktemp(f"{backend}-{name}")
     words = ["--backend", backend, "--arch", TARGETS[backend][0], "--name", name, "-o", str(folder)]
     if name == "noah":
-        # Prompts a token at a time need no kernels of their own, which take half of the time.
+        # With prompts of one token at a time there is no prompt kernel, which saves half of the
+        # time.
         source = [str(NOAH), "--chunk", "1"]
     else:
         pytest.importorskip("onnx")
@@ -125,7 +126,7 @@ def test_without_a_driver_the_program_names_the_fix(exported: Exported, compiler
 
 
 def test_the_archive_of_a_device_needs_no_cxx(exported: Exported) -> None:
-    """One archive, from C alone, with the machine code in it."""
+    """The archive is built from C alone and contains the machine code."""
     folder, name = exported.folder, exported.name
     text = (folder / "CMakeLists.txt").read_text()
     assert "CXX" not in text and f"add_library({name} STATIC" in text and f"{name}_image.c" in text

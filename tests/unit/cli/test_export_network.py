@@ -47,7 +47,9 @@ def test_the_program_of_a_network_runs_it(name: str, tmp_path: Path) -> None:
 
 
 def test_tensors_are_called_as_in_the_file(tmp_path: Path) -> None:
-    """Also where ark itself gives such names, and where an output is an input."""
+    """Tensors keep the file's names, even if ark gives such names itself or an output is an
+    input.
+    """
     helper, float32 = onnx.helper, onnx.TensorProto.FLOAT
     ports = [helper.make_tensor_value_info(n, float32, [4]) for n in ("matmul", "add/0:1", "sum")]
     nodes = [
@@ -74,7 +76,7 @@ def test_tensors_are_called_as_in_the_file(tmp_path: Path) -> None:
 def test_types_that_ark_lacks_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A program in C would be asked for other bytes than the file says."""
+    """Otherwise the C program would expect another number of bytes than the file states."""
     helper, short = onnx.helper, onnx.TensorProto.INT16
     ports = [helper.make_tensor_value_info(n, short, [4]) for n in ("x", "y")]
     node = helper.make_node("Add", ["x", "x"], ["y"])

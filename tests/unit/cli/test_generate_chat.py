@@ -1,4 +1,4 @@
-"""`ark generate --chat` and --system: the prompt that the model reads."""
+"""`ark generate --chat` and `--system`: the prompt that the model receives."""
 
 from __future__ import annotations
 
@@ -60,7 +60,9 @@ def test_a_checkpoint_without_a_template(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_stop_strings_end_the_text(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of one prompt and of each of several: the text before it, streamed or as JSON."""
+    """The text before the stop string is returned, for one prompt and for several, streamed or as
+    JSON.
+    """
     noah = str(Path(__file__).parents[3] / "examples" / "noah")
     argv = ["generate", noah, "--backend", "cpu", "--prompt", "David", "--max-new-tokens", "24"]
     assert main([*argv, "--json"]) == 0

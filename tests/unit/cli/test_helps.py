@@ -1,5 +1,5 @@
-"""Every command has examples; every option has a text, a unit where it is a number, and a default
-or says that it is required; shells complete them; levels of messages.
+"""Every command has examples. Every option has a help text, a unit if it is a number, and a default
+or the word `required`. Also shell completion and the levels of messages.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LEAVES = {
     for name, parser in PARSERS.items()
     if not any(isinstance(a, argparse._SubParsersAction) for a in parser._actions)
 }
-# What a number counts or measures.
+# The units that numeric options may name.
 UNITS = re.compile(
     r"\b(tokens?|positions?|ranks?|devices?|processors?|layers?|sequences?|micro-batches|seconds|"
     r"GB/s|bytes|memory|span|index|seed|launches|repeat|measurements|trees|pieces|puts|ratio|"
@@ -49,7 +49,7 @@ def _options() -> list[tuple[str, argparse.ArgumentParser, argparse.Action]]:
 
 
 def fault(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
-    """What the help of an option leaves out; empty where it is whole."""
+    """Returns the missing part of an option's help, or "" if it is complete."""
     text = _shown(parser, action)
     if not re.sub(r"\(.*\)", "", text).strip() and action.choices is None:
         return "no text"
@@ -101,10 +101,10 @@ def test_rows_are_whole_where_there_is_no_terminal(
     monkeypatch.setenv("COLUMNS", "40")
     assert main(["info"]) == 0
     assert "0: simulated mesh of 16 cores with private memory" in capsys.readouterr().out
-    console = re.compile(r"\bConsole\((?!stderr)")  # one's own would wrap
+    console = re.compile(r"\bConsole\((?!stderr)")  # others would wrap lines
     files = (ROOT / "ark/cli").rglob("*.py")
     own = [path.name for path in files if console.search(path.read_text())]
-    assert sorted(own) == ["__init__.py", "common.py"]  # doctor's has no tables
+    assert sorted(own) == ["__init__.py", "common.py"]  # doctor prints no tables
 
 
 def test_helps_fit_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +133,7 @@ def test_examples_are_commands_that_parse(name: str, line: str) -> None:
     LEAVES[name].parse_args(words[len(name.split()) :])
 
 
-# The first example of these ends within seconds, and needs no device but the CPU.
+# Commands whose first example ends within seconds on the CPU.
 RUN = (
     *("info", "generate", "plan", "completion", "cache", "layout", "parallelize", "tessel"),
     *("topo show", "topo optimal", "topo synthesize", "topo compare", "bench ops", "trace"),

@@ -1,4 +1,4 @@
-"""Command lines and surroundings that once ended in a traceback: each is a paragraph now."""
+"""Command lines and environments that once caused a traceback: each now gives one paragraph."""
 
 from __future__ import annotations
 
@@ -79,7 +79,9 @@ def test_bad_words_are_refused(
 def test_a_pipe_without_a_writer_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Not waited for; what a shell passes as a pipe is read."""
+    """A named pipe is refused without waiting for a writer. A pipe that the shell passes is
+    read.
+    """
     os.mkfifo(tmp_path / "pipe")
     assert main(["tessel", str(tmp_path / "pipe"), "--memory", "4"]) == 2
     assert "it is a pipe" in " ".join(capsys.readouterr().err.split())
@@ -114,7 +116,7 @@ def test_a_failed_out_leaves_the_file_as_it_was(tmp_path: Path) -> None:
     path.write_text("precious")
     path.parent.chmod(0o500)
     try:
-        if os.access(tmp_path, os.W_OK):  # root may write anywhere
+        if os.access(tmp_path, os.W_OK):  # root may write to every folder
             assert main(["topo", "synthesize", "full3", "--out", str(path / "below")]) == 2
         else:
             assert main(["topo", "synthesize", "full3", "--out", str(path)]) == 2
@@ -149,7 +151,9 @@ def test_surroundings(
 
 @pytest.mark.parametrize("words", [["info"], ["doctor", "--backend", "cpu"]])
 def test_a_reader_that_has_gone(words: list[str]) -> None:
-    """The code of a process that a shell saw end by SIGPIPE, tables by rich among them."""
+    """If the reader of its output closes the pipe, a command ends with the exit code of SIGPIPE.
+    This includes tables printed by rich.
+    """
     read, write = os.pipe()
     os.close(read)
     done = subprocess.run(
@@ -220,7 +224,9 @@ def test_cxx_may_be_several_words(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_device_is_written_to_and_not_replaced(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As root, `-o /dev/full` made a file of the device."""
+    """Writes into a FIFO or a device. Before, `-o /dev/full` as root replaced the device by
+    a file.
+    """
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)

@@ -1,4 +1,4 @@
-"""`ark generate` names a rate only where there are tokens enough for one."""
+"""`ark generate` prints a rate only if there are enough tokens to measure one."""
 
 from __future__ import annotations
 

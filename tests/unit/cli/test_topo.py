@@ -1,4 +1,4 @@
-"""`ark topo` as a person runs it: what it prints, its exit codes, and its one-sentence errors."""
+"""`ark topo` from the command line: its output, exit codes and one-sentence errors."""
 
 import json
 import os
@@ -83,7 +83,7 @@ def test_options_that_contradict_a_programs_file_are_refused(capsys, tmp_path):
         ("--reduction", "sum", "--reduction says 'sum', but the program"),
         ("--root", "1", "has 2; leave --root out"),
         ("--collective", "broadcast", "has 'reduce'"),
-        ("--collective", "all_gather", "has 'reduce'"),  # the usual one, where nothing is said
+        ("--collective", "all_gather", "has 'reduce'"),  # the default value, given explicitly
         ("--algorithm", "forestcoll", "--algorithm says how"),
         ("--pieces", "3", "has 1"),
         ("--k", "1", "--k says how a program is made"),
@@ -132,11 +132,11 @@ def test_compare_lists_every_algorithm(capsys, tmp_path, monkeypatch):
 
 def test_compare_reports_too_large_networks(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("ark.cli.topo._MOST_COMPARED", 100)  # operations of all programs together
+    monkeypatch.setattr("ark.cli.topo._MOST_COMPARED", 100)  # operations of all programs in sum
     code, out, _ = run(capsys, "compare", "ring8", "--size", "1M", "--time-limit", "5")
     out = " ".join(out.split())
     assert code == 0
-    assert "forestcoll k=1 " in out and "recursive_doubling " in out  # 64 and 32 operations
+    assert "forestcoll k=1 " in out and "recursive_doubling " in out  # of 64 and 32 operations
     assert "taccl is left out: taccl puts at least 56 chunks" in out
     assert "one_shot is left out: one_shot needs more operations for all_gather over 8" in out
     monkeypatch.setattr("ark.cli.topo._MOST_COMPARED", 0)

@@ -1,4 +1,4 @@
-"""Networks and checks that the tests of ForestColl share: made and judged from the definitions."""
+"""Networks for the tests of ForestColl, and checks that follow its definitions."""
 
 import itertools
 import random
@@ -10,8 +10,8 @@ from ark.collective.topology import Link, Topology
 def random_eulerian(seed):
     """Returns a topology of 2 to 8 nodes, up to 3 of them switches, made of random cycles.
 
-    Most of them have two parts with thin cycles between, so that the worst cut is not always one
-    that leaves out a single rank.
+    Most have two parts that are joined by thin cycles, so that the worst cut does not always
+    separate a single rank.
     """
     rng = random.Random(seed)
     count = rng.randint(2, 8)
@@ -37,7 +37,9 @@ def random_eulerian(seed):
 
 
 def planes(boxes, gpus, nvswitches, fabrics, seed):
-    """Returns boxes whose ranks are on several switches each, alike but listed in random order."""
+    """Returns boxes whose ranks are each on several switches. The boxes are alike, but their links
+    are listed in random order.
+    """
     ranks = [f"g{rank}" for rank in range(boxes * gpus)]
     switches = [f"net{index}" for index in range(fabrics)]
     ends = [(rank, switch, Fraction(25)) for rank in ranks for switch in switches]
@@ -52,7 +54,7 @@ def planes(boxes, gpus, nvswitches, fabrics, seed):
 
 
 def brute_force(topology, weight=None):
-    """Returns 1/x* as the largest ratio over all cuts."""
+    """Returns 1/x*, the largest ratio over all cuts."""
     capacity = topology.capacities()
     best = Fraction(0)
     for size in range(1, len(topology.nodes)):
@@ -69,7 +71,7 @@ def brute_force(topology, weight=None):
 
 
 def verify(topology, trees):
-    """Checks a gathering forest from its definition, apart from the checks that it makes itself."""
+    """Checks a gathering forest by its definition, independently of the checks in ark."""
     ranks = topology.ranks
     capacity = topology.capacities()
     load = dict.fromkeys(capacity, 0)

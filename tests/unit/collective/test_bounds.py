@@ -1,4 +1,5 @@
-"""No algorithm beats the bound: random networks, some degraded, some with able switches.
+"""No algorithm beats the bound, on random networks. Some have weak links, some have switches that
+multicast and reduce.
 
 12 networks by default, 5,000 with `nox -s slow`.
 """
@@ -21,7 +22,9 @@ SIZE = 1 << 24
 
 
 def network(seed):
-    """A random network without latency: every third with weak links, every fourth able switches."""
+    """Returns a random network without latency. Every third has weak links, every fourth has
+    switches that multicast and reduce.
+    """
     topology = random_eulerian(seed)
     rng = random.Random(seed)
     weak = Fraction(1, rng.randint(1, 4)) if seed % 3 == 0 else Fraction(1)
@@ -47,7 +50,7 @@ def test_no_algorithm_beats_the_bound(block):
         bound = least_us(topology, collective, SIZE, root)
         for name in algorithms(topology, collective.value):
             if name == "taccl" and seed % 25:
-                continue  # seconds of search; its programs run like the others'
+                continue  # its search takes seconds; few seeds suffice
             pieces = random.Random(seed).choice([1, 4, 32])
             program = synthesize(
                 topology, collective.value, name, root=root, pieces=pieces, time_limit_s=2

@@ -1,4 +1,4 @@
-"""Classic collectives: right for every rank count, with the steps and bytes of the textbooks."""
+"""Classic collectives: right for every number of ranks, with the steps and bytes of textbooks."""
 
 import math
 
@@ -21,7 +21,7 @@ def puts_of(program):
 
 
 def sent_chunks(program):
-    """The most chunks that one rank sends, as a share of all chunks."""
+    """Returns the largest number of chunks that a rank sends, divided by the number of chunks."""
     sent = [sum(op.dst.count for op in ops if op.kind is Kind.PUT) for ops in program.operations]
     return max(sent) / program.chunks
 
@@ -131,7 +131,7 @@ def test_trees_over_boxes_are_chains_behind_trees():
     for number, tree in enumerate(forest):
         assert sorted(tree) == list(range(32)) and list(tree.values()).count(None) == 1
         across = [(r, p) for r, p in tree.items() if p is not None and r // 8 != p // 8]
-        assert len(across) == 3  # one edge into every other box, all at one place
+        assert len(across) == 3  # one edge into every other box, all of them at one local rank
         assert {r % 8 for edge in across for r in edge} == {number // 2}
         trees.top_down(tree)
     program = classics.build("double_binary_tree", "all_reduce", 32, boxes=boxes)
@@ -139,11 +139,13 @@ def test_trees_over_boxes_are_chains_behind_trees():
     network = named("h100x4")
     plain = classics.build("double_binary_tree", "all_reduce", 32)
     times = [tune_pieces(p, network, 1 << 28)[1].time_us for p in (program, plain)]
-    assert times[0] < times[1] / 3  # eight NICs a box in place of one at a time
+    assert times[0] < times[1] / 3  # eight NICs of a box at once instead of one
 
 
 def test_lists_are_issued_so_that_a_rank_in_order_does_not_wait_to_send_its_own():
-    """In a ring of in-order ranks the first put of every rank waits for nothing."""
+    """With operations issued in the order of each list, the first put of every rank waits for
+    nothing.
+    """
     for name in ("ring", "bidirectional_ring", "two_shot", "recursive_halving"):
         program = classics.build(name, "all_reduce", 8)
         for ops in program.operations:

@@ -1,5 +1,5 @@
-"""docs/collectives.md and docs/collective-programs.md: their blocks run, their commands print what
-they show.
+"""docs/collectives.md and docs/collective-programs.md: their blocks run, and their commands print
+the output shown.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def test_commands_print_the_output_on_the_pages(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.chdir(tmp_path)  # a page is drawn
+    monkeypatch.chdir(tmp_path)  # the command writes a page here
     space: dict[str, Any] = {}
     exec(python_blocks("collective-programs.md")[0], space)
     (tmp_path / "two_shot.json").write_text(to_json(space["two_shot"]))

@@ -1,4 +1,6 @@
-"""All-to-all by flows: known times, bounds by hand and brute force, programs that attain them."""
+"""All-to-all by flows: known times, bounds by hand and brute force, and programs that
+attain them.
+"""
 
 from fractions import Fraction
 
@@ -15,8 +17,9 @@ from ark.errors import InvalidUsageError, UnsupportedError
 from tests.slow import slow
 from tests.unit.collective.networks import random_eulerian
 
-# Seconds for one GB a pair. Rings: sum of distances over links; mesh4x4: 8 * 8 pairs cross the 4
-# middle links; hypercube: 8 * 12 / 24; DGX boxes: what leaves a box over its NICs.
+# Seconds for 1 GB between each pair. Rings: the sum of distances over the number of links. mesh4x4:
+# 8 * 8 pairs cross the 4 middle links. hypercube: 8 * 12 / 24. DGX boxes: the bytes that leave a
+# box over its NICs.
 KNOWN = {
     "ring5": 3,
     "ring8": 8,
@@ -38,7 +41,9 @@ def test_known_times_are_proven_and_attained(name):
 
 
 def cut_bound(topology):
-    """The largest of (pairs that must cross) / (capacity that crosses) over all node sets."""
+    """Returns the largest ratio, over all sets of nodes, of the pairs that cross a cut to its
+    capacity.
+    """
     nodes, capacity = topology.nodes, topology.capacities()
     best = Fraction(0)
     for bits in range(1, 2 ** len(nodes) - 1):

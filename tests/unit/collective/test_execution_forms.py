@@ -1,5 +1,5 @@
 """MSCCL++ execution plans with packets, slices, switch channels and reductions, in place or not:
-each gives NumPy's result, and unsupported forms are named.
+each gives NumPy's result, and unsupported forms are refused by name.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ark.collective.programs import execute, from_execution_plan, to_execution_p
 from ark.errors import ModelError, PlanError, UnsupportedError
 from tests.cases import execution_plans as plans
 
-CHUNK_ELEMENTS = 6  # of a chunk
+CHUNK_ELEMENTS = 6  # elements of a chunk
 
 
 def gathered(inputs: list[np.ndarray], rank: int) -> np.ndarray:
@@ -58,7 +58,7 @@ def test_plans_give_numpys_result(form: str, world: int) -> None:
 
 
 def changed(text: str, which: str, **fields: Any) -> str:
-    """The plan with other fields in the first operation of that name of GPU 0."""
+    """Returns the plan with other fields in GPU 0's first operation of that name."""
     plan = json.loads(text)
     ops = [op for block in plan["gpus"][0]["threadblocks"] for op in block["ops"]]
     next(op for op in ops if op["name"] == which).update(fields)
@@ -86,7 +86,7 @@ def test_unsupported_plans_name_the_reason() -> None:
 
 
 def test_a_share_that_no_block_moves_is_missed() -> None:
-    """The checker sees the half that is not put."""
+    """The checker notices the half that is not put."""
     text = changed(plans.gathered_in_slices(2), "put", tbg_info={"tb_id": 1, "tbg_size": 2})
     with pytest.raises(PlanError):
         from_execution_plan(text)

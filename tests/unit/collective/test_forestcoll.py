@@ -1,4 +1,6 @@
-"""ForestColl against the published optima, brute force over all cuts, and the program checker."""
+"""ForestColl compared with published optima and brute force over all cuts; its programs are
+checked.
+"""
 
 from fractions import Fraction
 
@@ -26,7 +28,7 @@ KNOWN = [
 ]
 
 
-LARGE = ("mi300xx2", "mi250x2")  # in trees
+LARGE = ("mi300xx2", "mi250x2")  # by their number of trees
 
 
 @pytest.mark.parametrize("name, inv_x, k", KNOWN)

@@ -1,4 +1,6 @@
-"""Groups of permutations against their definition: closed, nothing twice, orbits part points."""
+"""Groups of permutations checked by their definition: closed, without duplicates, and the orbits
+partition the points.
+"""
 
 import numpy as np
 import pytest

@@ -1,4 +1,6 @@
-"""The page: one self-contained file with the data of its runs, safe, deterministic, drawn apart."""
+"""The page of simulated runs: one self-contained file with their data, safe and deterministic, with
+links drawn apart.
+"""
 
 import base64
 import json
@@ -209,4 +211,4 @@ def test_every_picture_of_the_page_has_a_description() -> None:
     pictures = re.findall(r"<(?:canvas|svg) [^>]*>", html)
     assert len(pictures) == 5
     unnamed = [tag for tag in pictures if 'id="links"' not in tag and "aria-label=" not in tag]
-    assert not unnamed  # the links' own names stand at the nodes and in the tip
+    assert not unnamed  # each link has its label at its nodes and in the tooltip

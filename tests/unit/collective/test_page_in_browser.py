@@ -1,5 +1,5 @@
-"""The page of 128 ranks in headless Chromium: small, drawn whole, no complaints, in both themes.
-It is drawn in the slow session; the default run draws pages of less (tests/unit/parallel).
+"""The page of 128 ranks in headless Chromium, in both themes: small, drawn completely, without
+errors. The slow session draws it; the default run draws smaller pages (tests/unit/parallel).
 """
 
 import re

@@ -61,7 +61,7 @@ def test_one_put_is_alpha_plus_bytes_over_bandwidth():
 
 @pytest.mark.parametrize("chunks", [1, 2, 8, 64])
 def test_chunks_pipeline_over_a_chain(chunks):
-    """(hops + chunks - 1) chunk times and one latency a hop."""
+    """The time is (hops + chunks - 1) times a chunk's time, plus one latency for each hop."""
     topology = line(*[(f"g{i}", f"g{i + 1}", 10, 2.0) for i in range(4)], ranks=5)
     program = broadcast(5, [(i, i + 1) for i in range(4)], chunks)
     chunk = MB / chunks / 10e3
@@ -83,7 +83,7 @@ def test_ring_times_are_the_textbooks(ranks):
 
 
 def test_puts_share_a_link_fairly_and_speed_up_when_one_ends():
-    """Two flows of 1 and 2 units over one link: 2 units of time together, then one alone."""
+    """Flows of 1 and 2 units share a link: both for 2 units of time, then the longer one alone."""
     topology = line(
         *[("g0", "s", 1, 0), ("s", "g1", 9, 0), ("s", "g2", 9, 0)], ranks=3, switches=("s",)
     )
@@ -117,7 +117,7 @@ def test_port_limits_overheads_and_local_work_cost_time():
 @settings(max_examples=100, deadline=None)
 @given(st.integers(1, 12), st.integers(1, 8), st.integers(0, 10**6))
 def test_rates_are_max_min_fair(flows, links, seed):
-    """Every flow has a bottleneck: a full link on which no flow is faster than it."""
+    """Every flow has a bottleneck: a full link on which no other flow is faster."""
     rng = np.random.default_rng(seed)
     capacity = rng.integers(1, 20, links).astype(float)
     uses = rng.random((flows, links)) < 0.4
@@ -241,7 +241,7 @@ def test_protocols_trade_latency_for_bandwidth():
     model = CostModel(protocols=(slow, fast))
     topology = star(2, 10, 0.5)
     program = classics.build("one_shot", "broadcast", 2)
-    for size, expected in ((1000, 0.2 + 1), (10**6, 100 + 1 + 3)):  # 10 GB/s is 10,000 bytes a us
+    for size, expected in ((1000, 0.2 + 1), (10**6, 100 + 1 + 3)):  # 10 GB/s is 10,000 bytes per us
         assert simulate(program, topology, size, model).time_us == pytest.approx(expected)
     measured = dataclasses.replace(topology, costs=model)
     assert simulate(program, measured, 1000).time_us == pytest.approx(1.2)
@@ -249,7 +249,9 @@ def test_protocols_trade_latency_for_bandwidth():
 
 
 def test_switches_that_multicast_and_sum():
-    """Eight ranks of 8 GB/s on a switch: the textbook's 2(N-1)/N halves where the switch sums."""
+    """Eight ranks of 8 GB/s on a switch: if the switch reduces, the textbook factor 2(N-1)/N
+    becomes 1.
+    """
     size = 8 * 10**6
     for ability, all_reduce, broadcast in (
         ("plain", 1.75e3, 7e3),
@@ -275,7 +277,7 @@ def test_switches_that_multicast_and_sum():
 
 
 def test_switches_in_a_tree_sum_on_the_way():
-    """A sum of four ranks below two leaves crosses the spine once for each leaf."""
+    """A sum of four ranks below two leaf switches crosses the spine once for each leaf."""
     links = [(f"g{i}", f"l{i // 2}") for i in range(4)] + [("l0", "t"), ("l1", "t")]
     two_way = tuple(Link(*ends, 1) for a, b in links for ends in ((a, b), (b, a)))
     plain = Topology("tree", ("g0", "g1", "g2", "g3"), ("l0", "l1", "t"), two_way)

@@ -1,4 +1,4 @@
-"""TACCL: routing against brute force, sketches, symmetry, ordering, time limits, programs."""
+"""TACCL: routing compared with brute force, sketches, symmetry, ordering, time limits, programs."""
 
 import dataclasses
 import itertools
@@ -57,7 +57,7 @@ NDV2X2 = {
 
 
 def random_topology(seed):
-    """A strongly connected digraph of 3 or 4 ranks with two bandwidths."""
+    """Returns a strongly connected digraph of 3 or 4 ranks with two bandwidths."""
     rng = random.Random(seed)
     n = rng.choice([3, 4])
     pairs = {(i, (i + 1) % n) for i in range(n)}
@@ -70,7 +70,9 @@ def random_topology(seed):
 
 
 def every_tree(graph, owner):
-    """All spanning trees from the owner, as tuples of links, none leading back towards it."""
+    """Returns all spanning trees from the owner as tuples of links. No link leads towards the
+    owner.
+    """
     n = graph.ranks
     away = {owner: 0}
     queue = [owner]
@@ -139,7 +141,9 @@ def test_default_sketches_on_known_networks(name, collective):
 
 
 def test_known_optima_are_reached():
-    """A full mesh needs one chunk time, a ring of 8 with two chunks a rank seven."""
+    """A full mesh needs the time of one chunk, a ring of 8 with two chunks for each rank that of
+    seven.
+    """
     mesh = synthesize_taccl(load("mi300x"), None, "all_gather", size_bytes=8 * MB)
     assert mesh.time_us == pytest.approx(MB / 64e3 + 1.4, rel=0.1)
     ring = load("ring8:bandwidth=10,latency=0")
@@ -238,7 +242,9 @@ def test_schedule_respects_links_and_arrivals():
 
 
 def test_all_stages_share_one_deadline(monkeypatch):
-    """Two phases: the first may take half of the time, and no stage goes beyond the end."""
+    """An all-reduce has two phases: the first may use half of the time, and no stage passes the
+    deadline.
+    """
     deadlines = []
     real = taccl.order
     monkeypatch.setattr(taccl, "order", lambda *args: deadlines.append(args[3]) or real(*args))
@@ -252,7 +258,9 @@ def test_all_stages_share_one_deadline(monkeypatch):
 
 
 def test_contiguity_merges_small_chunks_between_boxes():
-    """Where latency rules, chunks that cross together save alphas; where bytes rule, none merge."""
+    """Small chunks are sent together between boxes, which saves latency; large ones are not
+    merged.
+    """
     topology = load("ndv2x2")
     sketch = Sketch.from_json(NDV2X2)
     graph = logical(topology, sketch)

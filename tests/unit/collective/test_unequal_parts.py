@@ -1,4 +1,4 @@
-"""All-to-all of unequal parts: right in all orders, as fast as a flow, or refused."""
+"""All-to-all of unequal parts: right in every order and as fast as a flow, or refused."""
 
 import dataclasses
 import random
@@ -37,7 +37,7 @@ def counts_of(seed, ranks):
 
 
 def split_and_joined(inputs, counts, unit):
-    """The expected result in NumPy: every rank's parts, concatenated."""
+    """Returns the expected result by NumPy: every rank's parts, concatenated."""
     result = []
     for rank in range(len(counts)):
         parts = [
@@ -76,10 +76,12 @@ def test_it_is_right_in_every_order(seed, algorithm):
 
 
 def test_known_times():
-    """Rank 0 of a star sends 3, 1, 2 chunks to the others: its port bounds, 6 GB at 1 GB/s."""
+    """Rank 0 of a star sends 3, 1 and 2 chunks to the others. Its port is the bottleneck: 6 GB at 1
+    GB/s.
+    """
     counts = ((9, 3, 1, 2), (0, 0, 1, 0), (0, 1, 0, 0), (1, 0, 0, 0))
     assert exchange(named("star4"), counts).lower_bound == 6
-    # Of 8 chunks from 0 to 2 of a ring of 4 half go either way: 4 GB on a link.
+    # Of 8 chunks from rank 0 to rank 2 of a ring of 4, half go either way: 4 GB on a link.
     counts = ((0, 0, 8, 0), (0,) * 4, (0,) * 4, (0,) * 4)
     actual = exchange(named("ring4"), counts)
     assert actual.lower_bound == actual.inv_rate == 4

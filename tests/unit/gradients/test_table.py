@@ -1,4 +1,4 @@
-"""No op and no function is without a word on its gradient."""
+"""Every op and every function states its gradient or the absence of one."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from ark.tasks.functions import FUNCTIONS
 
 
 def test_every_op_has_a_rule_or_is_a_constant() -> None:
-    """Every op declares its gradient; a function has a derivative or is a step function."""
+    """Every op has a gradient rule or is listed without one. Every function has a derivative or is
+    a step function.
+    """
     assert set(FUNCTIONS) == {*DERIVATIVES, *STEPS, "where"}
     elementwise = registry.get("add").lower
     left = {n for n, d in registry._OPS.items() if d.lower is not elementwise} - set(RULES)
     assert {name for name in left if not name.startswith("channel_")} == NO_RULE
 
 
-# Ops that only the compiler makes, messages between ranks, and ops without a gradient.
+# Ops that only the compiler creates, messages between ranks, and ops without a gradient.
 NO_RULE = {
     "add_parts",
     "add_parts_norm",

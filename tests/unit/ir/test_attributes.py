@@ -13,7 +13,7 @@ from ark.lower import registry
 
 
 def _nodes() -> list[Node]:
-    """A node of each op that has a struct of attributes and is made by a public function."""
+    """Returns a node of each op that has an attribute struct and a public function."""
     model = Model()
     with use_model(model):
         x = ark.tensor([8, 64], ark.fp32)

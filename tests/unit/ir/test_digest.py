@@ -1,4 +1,6 @@
-"""Plans are kept by what was traced: an edited model, op or lowering is planned again."""
+"""The plan cache's key is a digest of the traced graph: an edited model, op or lowering is planned
+again.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ SHAPE = Shape(CONFIG, by_name("fp32"), 32, 4)
 
 @pytest.fixture
 def planned_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """One entry for each time that plans are made anew, with a cache of this test's own."""
+    """Returns a list with one entry for each planning that the cache did not save. The cache is
+    empty at first.
+    """
     monkeypatch.setenv("ARK_CACHE_DIR", str(tmp_path / "cache"))
     calls: list[int] = []
     make = plans.make_plans

@@ -1,4 +1,6 @@
-"""Tables of makers and readers: against counts by hand, and made again when nodes change."""
+"""Tables of the nodes that write and read tensors: compared with counts by hand, and rebuilt when
+nodes change.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,14 @@ from ark.ir.graph import Graph
 from ark.ir.graph_view import GraphView, WritesSoFar
 
 REWRITES = Path(__file__).parents[3] / "ark/lower/rewrite"
-# A comprehension over all nodes of a graph that keys tensors or buffers.
+# A comprehension over all nodes of a graph whose keys are tensors or buffers.
 BY_HAND = re.compile(r"(Counter\(|\{)[^\n]*for n(ode)? in (graph\.|self\.graph\.)?nodes for t in")
 
 
 def _graph() -> Graph:
-    """x + 1, read by a product with itself and by an exponential that is written into x."""
+    """Returns a graph of x + 1, which is read by a product with itself and by an exponential that
+    is written into x.
+    """
     model = Model()
     with use_model(model):
         x = ark.tensor([4, 4], ark.fp32)

@@ -1,5 +1,5 @@
-"""The result of a graph in fp32 by the references of its nodes, so that a rewrite is compared with
-NumPy without a kernel.
+"""The result of a graph in fp32 by the references of its nodes, so that a rewrite can be compared
+with NumPy without a kernel.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ark.lower import registry as ops
 
 
 def computed(graph: Graph, inputs: Mapping[int, np.ndarray], result: Tensor) -> np.ndarray:
-    """A result, from the values of input buffers."""
+    """Returns a result tensor's values, given the contents of the input buffers."""
     memory = {number: value.reshape(-1) for number, value in inputs.items()}
     for node in graph.nodes:
         reference = ops.get(node.type).reference
@@ -26,7 +26,7 @@ def computed(graph: Graph, inputs: Mapping[int, np.ndarray], result: Tensor) -> 
 
 
 def _seen(tensor: Tensor, memory: dict[int, np.ndarray]) -> np.ndarray:
-    """The tensor's elements, a view of its buffer's."""
+    """Returns the tensor's elements as a view of its buffer."""
     flat = memory.setdefault(tensor.buffer.id, np.zeros(tensor.buffer.nbytes // 4, np.float32))
     start = sum(o * s for o, s in zip(tensor.offsets, tensor.strides, strict=True))
     steps = [4 * s for s in tensor.strides]

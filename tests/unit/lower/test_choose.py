@@ -1,4 +1,4 @@
-"""Kernel variants: which one a plan gets, and that the plan carries it."""
+"""Kernel variants: which one a plan gets, and that the plan records it."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def test_a_variant_can_be_asked_for_and_must_exist() -> None:
 
 
 def with_a_computed(operand: str) -> Graph:
-    """A linear layer of one row behind a norm whose weight is made in the iteration, or attention
-    at a position that is.
+    """Returns a graph in which an operand is computed in the iteration: the norm's weight before a
+    linear layer of one row, or attention's position.
     """
     fp32, int32 = by_name("fp32"), by_name("int32")
     graph = Graph(0, 1)
@@ -109,7 +109,9 @@ def test_early_reads_of_the_iterations_results_are_refused() -> None:
 
 
 def test_a_prompt_takes_no_more_shared_memory_than_the_ring_leaves() -> None:
-    """Heads of 128 and a decode phase of one row on two ranks: both phases run beside the ring."""
+    """Heads of width 128 and a decode phase of one row on two ranks. The scratch of both phases
+    fits beside the ring.
+    """
     config = dataclasses.replace(builtin_config("llama-3.1-8b"), num_hidden_layers=1)
     planned = make_plans(Shape(config, by_name("bf16"), 64, 16, 0, 2), registry.machine("h100"))
     target = machine_of(planned[0], 0)
@@ -120,7 +122,7 @@ def test_a_prompt_takes_no_more_shared_memory_than_the_ring_leaves() -> None:
 
 
 def test_a_prompts_products_take_no_residual_under_roles() -> None:
-    """Nor the first token's: products of fp32, which the common body multiplies there."""
+    """The products in fp32 run by the common body under `roles`, which does not add a residual."""
     taken = {}
     for name in ("roles", "block"):
         shape = Shape(CONFIG, by_name("fp32"), 300, 128)

@@ -1,4 +1,4 @@
-"""The cut that is predicted to be fastest is one of the fastest that were measured on an H100."""
+"""The cut that is predicted to be fastest is one of the fastest measured on an H100."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ark.backend import registry
 from ark.errors import PlanError
 from ark.lower.cuts import candidates, choose_cut
 
-SUM_US = 11.0  # what adding up two to four parts takes where all of the model runs
+SUM_US = 11.0  # time to add two to four parts, measured within a whole model
 
-# (rows, columns, depth): microseconds by (rows and columns of a tile, parts), weights from memory
-# (docs/matmul.md); of the last three alone, in a loop.
+# (rows, columns, depth): microseconds by (rows and columns of a tile, parts), with weights read
+# from memory (docs/matmul.md). The last three were measured alone, in a loop.
 MEASURED = {
     (512, 3072, 2048): {
         (64, 64, 1): 28.1,
@@ -58,12 +58,12 @@ MEASURED = {
 def test_the_cut_chosen_is_near_the_fastest_measured(shape: tuple[int, int, int]) -> None:
     rows, columns, depth = shape
     times, machine = MEASURED[shape], registry.machine("h100")
-    several = shape != (512, 16384, 2048)  # whose gates are stored by its own tiles
+    several = shape != (512, 16384, 2048)  # its gated result is stored directly by its tiles
     cut = choose_cut((1, 1, rows, columns), depth, 2, machine, several, {}, narrow=True)
     assert times[cut.rows, cut.columns, cut.parts] <= 1.02 * min(times.values())
 
 
-# The same on an H200, 2026-11-29, each sum stored by itself.
+# The same measured on an H200 on 2026-11-29, where each result is stored by its product.
 BETWEEN = {
     (1024, 768, 768): {(128, 64, 1): 5.4, (64, 96, 1): 5.2},
     (1024, 3072, 768): {(128, 256, 1): 13.9, (128, 192, 1): 11.0},
@@ -96,7 +96,9 @@ def test_few_rows_keep_the_widths_of_boxes() -> None:
 
 
 def test_parts_are_taken_where_a_norm_follows() -> None:
-    """512x2048x2048 in two parts takes 13.6 us; the op that adds the parts norms the rows."""
+    """512x2048x2048 in two parts takes 13.6 us. The op that adds the parts also normalises the
+    rows.
+    """
     cut = choose_cut((1, 1, 512, 2048), 2048, 2, registry.machine("h100"), True, {}, True, True)
     assert (cut.rows, cut.columns, cut.parts) == (128, 128, 2)
 
@@ -111,7 +113,7 @@ def test_parts_are_taken_where_a_norm_follows() -> None:
     ],
 )
 def test_products_of_windows_take_the_tiles_that_were_measured(shape, depth, measured) -> None:
-    """docs/history/performance.md has the times."""
+    """The times are in docs/history/performance.md."""
     cut = choose_cut(
         shape, depth, 2, registry.machine("h100"), False, {}, narrow=True, windows=True
     )

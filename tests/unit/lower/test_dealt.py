@@ -1,5 +1,6 @@
-"""To how many processors a linear layer goes: to all, or where blocks that wait ask for later
-weights to as few as have the whole of a layer of one row under way.
+"""The number of processors that share a linear layer. Usually all do. If waiting processors
+prefetch the weights of later layers, only so many do as can hold a whole layer of one row in
+flight.
 """
 
 from __future__ import annotations
@@ -12,15 +13,15 @@ from ark.ir.graph import Graph
 from ark.lower.pipeline import plan
 from ark.plan.verify import verify
 
-# (rows of the input, k, rows of weights): tasks on an MI300X, of 304 compute units; 128 KB of a
-# task's weights are under way at once.
+# (rows of the input, k, rows of weights): tasks on an MI300X with 304 compute units. 128 KB of a
+# task's weights are in flight at once.
 CASES = {
-    (1, 2048, 2048): 101,  # 8 MB: 64 would do, and a third of all is the least
+    (1, 2048, 2048): 101,  # 8 MB: 64 would suffice, but the minimum is a third of all
     (1, 2048, 3072): 101,
     (1, 8192, 2048): 256,  # 32 MB
-    (1, 2048, 16384): 304,  # 64 MB are more than all have under way
+    (1, 2048, 16384): 304,  # 64 MB are more than all hold in flight
     (1, 4096, 4096): 256,
-    (1, 2056, 2048): 304,  # rows that are no whole loads of eight waves: nobody asks for them
+    (1, 2056, 2048): 304,  # rows are not whole loads of eight waves, so they are not prefetched
     (2, 2048, 2048): 304,  # several rows
 }
 

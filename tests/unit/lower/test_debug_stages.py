@@ -1,4 +1,4 @@
-"""ARK_DEBUG=passes,lower,plan,codegen: each stage prints its own decisions, and no other's."""
+"""ARK_DEBUG=passes,lower,plan,codegen: each stage prints its own decisions only."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Printed = Callable[..., tuple[Plan, str, str]]
 
 
 def compiled(machine: str) -> tuple[Plan, str]:
-    """The plan and source of relu(x @ w) and a softmax."""
+    """Returns the plan and the source of relu(x @ w) and a softmax."""
     model = Model()
     with use_model(model):
         x, w = ark.tensor([512, 1024], ark.bf16), ark.parameter([1024, 1024], ark.bf16)

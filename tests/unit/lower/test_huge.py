@@ -1,5 +1,6 @@
-"""Sizes that no test computes: ops over 2^23 rows and over more than 2^31 elements are planned and
-verified for machine models; what cannot be counted is refused by name when the tensor is made.
+"""Sizes too large to execute: ops over 2^23 rows and more than 2^31 elements are planned and
+verified for machine models. Sizes that overflow a count are refused, with the tensor's name, when
+the tensor is created.
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ def test_huge_tensors_are_planned(name: str, shape: tuple[int, ...], machine: st
 
 
 def test_rows_of_four_dimensions_are_few_tasks() -> None:
-    """They are dealt as one matrix: a task for each leading index would be four million."""
+    """The rows are dealt as one matrix. A task for each leading index would be four million
+    tasks.
+    """
     planned(OPS["softmax"], (1 << 12, 1 << 10, 4, 2), "cpu-2")
 
 
@@ -89,7 +92,7 @@ def test_more_lines_than_a_coordinate_counts_are_cut(name: str) -> None:
 def test_dimensions_that_merge_stay_countable(
     build: Callable[[Any], Any], shape: tuple[int, ...], machine: str
 ) -> None:
-    """A task's coordinates count 2^30 places of a dimension, and a tile's elements as many."""
+    """Both a task's coordinate and a tile's number of elements are at most 2^30."""
     planned(build, shape, machine)
 
 

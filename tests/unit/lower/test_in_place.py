@@ -1,5 +1,5 @@
-"""What a GPU's plan reads where it lies: a matrix the other way round, a convolution's windows; and
-small ops that become one, or stay where their inputs are.
+"""Operands that a GPU's plan reads in place instead of copying them: a transposed matrix, a
+convolution's windows. Small ops are fused, or run where their inputs are.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def test_a_pointwise_convolution_is_a_product() -> None:
 
 
 def test_patches_of_an_image_are_rows_of_a_product() -> None:
-    """As a vision transformer embeds them: no matrix of windows is laid out."""
+    """The patch embedding of a vision transformer needs no matrix of windows."""
 
     def build() -> None:
         x, weight = ark.tensor((2, 3, 32, 32), ark.bf16), ark.tensor((64, 3, 8, 8), ark.bf16)
@@ -98,7 +98,7 @@ def test_patches_of_an_image_are_rows_of_a_product() -> None:
 
 
 def test_small_ops_with_two_results_are_one() -> None:
-    """An LSTM's cell: the state and what it shows."""
+    """An LSTM cell, whose results are the state and the output."""
 
     def build() -> None:
         gates = [ark.tensor((1, 16)) for _ in range(4)]
@@ -112,7 +112,9 @@ def test_small_ops_with_two_results_are_one() -> None:
 
 
 def test_a_chain_of_small_ops_stays_on_one_processor() -> None:
-    """Rows that are normalised, multiplied and normalised again; a residual from before them."""
+    """Rows that are normalised, multiplied and normalised again, with a residual from
+    before them.
+    """
 
     def build() -> None:
         x = ark.tensor((12, 32))

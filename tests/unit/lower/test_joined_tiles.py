@@ -1,5 +1,5 @@
-"""Tiles of large products on machines with warpgroups: a processor's are one task, except where a
-peer waits for them, so that each leaves when it is done.
+"""Tiles of large products on machines with warpgroups: all tiles of a processor are one task,
+unless a peer waits for them. Then each is a task, so that it is sent as soon as it is done.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ROWS, WIDTH, INNER = 512, 512, 32768  # 512 tiles of 128 by 256
 
 
 def planned(work: Callable[[Any, int], Any]) -> tuple[int, int]:
-    """The tasks of the product, and the processors."""
+    """Returns the numbers of the product's tasks and of processors."""
     graphs = []
     for rank in range(2):
         model = Model(rank, 2)

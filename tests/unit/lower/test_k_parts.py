@@ -1,5 +1,6 @@
-"""Parts of k where matrix units take products in any variant: the cut chosen is one of the fastest
-by the timing model of docs/rocm-timing.md, and what may not be cut is not.
+"""Products whose sum over k is split into parts, on machines where every variant uses matrix units.
+The chosen cut is among the fastest by the timing model of docs/rocm-timing.md, and k is not split
+where that is not permitted.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ark.plan.types import Plan, PlanOp
 from ark.plan.verify import verify
 
 PAIR = ("bf16", "bf16")
-# (rows, columns, depth): predicted microseconds of a launch by (tile, parts), nt, mi300x.
+# (rows, columns, depth): the predicted microseconds of a launch by (tile, parts), on an MI300X.
 PREDICTED = {
     (128, 2048, 2048): {
         (128, 32, 1): 40.2,
@@ -112,7 +113,7 @@ def test_few_tiles_are_cut_along_k(machine: str) -> None:
     tasks = [t for listed in task_plan.phases[0].processors for t in listed]
     tiles = sum(t.op == first.id for t in tasks)
     assert tiles > parts(task_plan) and tiles % parts(task_plan) == 0
-    # The sum of a tile's parts waits for that tile's parts only.
+    # The op that sums a tile's parts waits for the parts of that tile only.
     assert min(threshold for t in tasks if t.op == second.id for _, threshold in t.waits) == parts(
         task_plan
     )
@@ -121,14 +122,16 @@ def test_few_tiles_are_cut_along_k(machine: str) -> None:
 def test_enough_tiles_or_a_hint_keep_k_whole() -> None:
     assert parts(planned("mi300x", (128, 2048), 2048)) == 8
     assert parts(planned("mi300x", (4096, 4096), 2048)) == 1  # as many tiles as processors
-    assert parts(planned("mi300x", (2, 128, 2048), 2048)) == 1  # parts are one product's
+    assert parts(planned("mi300x", (2, 128, 2048), 2048)) == 1  # only a single product may be split
     assert parts(planned("mi300x", (128, 2048), 64)) == 1  # one line of k
     assert parts(planned("mi300x", (128, 2048), 2048, Hints(tile=(128, 128)))) == 1
     assert parts(planned("a100", (128, 2048), 2048)) == 1
 
 
 def prompt_layer(rows: int) -> list[PlanOp]:
-    """The ops of a layer of a prompt's chunk, as planned for an MI300X, by their tasks' order."""
+    """Returns the ops of one layer for a prompt chunk planned for an MI300X, in the order of their
+    tasks.
+    """
     config = dataclasses.replace(
         builtin_config("llama-3.2-1b"),
         num_hidden_layers=1,
@@ -146,12 +149,12 @@ def test_a_prompts_layer_takes_few_passes(rows: int, turned: bool) -> None:
     ops = {op.name.removeprefix("prompt.layers.0."): op for op in prompt_layer(rows)}
     products = {name: op.params for name, op in ops.items() if op.kind == "matmul"}
     qkv, gates = products["attention.query+key+value"], products["mlp.gate+up"]
-    # Rotated where its sums are, unless it is done sooner in parts.
+    # The product applies the rotation itself, unless splitting k is faster.
     assert bool(qkv.get("head_dim")) == turned and (qkv.get("splits", 1) == 1) == turned
     assert gates["gated"] and gates["tile"][1] == 128
     kinds = [op.kind for op in ops.values()]
     assert "swiglu_pairs" not in kinds and ("rope_kv" in kinds) == (not turned)
-    # The residual is added by the sum of the parts, or by the product.
+    # The residual is added by the op that sums the parts, or by the product.
     assert not any(name.endswith(".add") for name in ops)
 
 

@@ -1,4 +1,4 @@
-"""docs/new-pass.md followed to the letter: its pass rewrites a graph, whose results stay."""
+"""docs/new-pass.md followed literally: its pass rewrites a graph without changing the results."""
 
 from __future__ import annotations
 

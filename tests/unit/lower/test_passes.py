@@ -1,5 +1,5 @@
-"""The list of passes: their order, what they give, that running one twice changes nothing more, and
-the folder that `ark plan --passes` writes.
+"""The list of passes: their order, their results, that a second run changes nothing, and the folder
+that `ark plan --passes` writes.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def test_plan_writes_the_graph_after_each_pass(
     assert "= linear(" in (folder / texts[2]).read_text()
     page = (folder / "index.html").read_text()
     assert "<script" not in page and "http" not in page and "fuse_linear" in page
-    assert "<table tabindex=0>" in page  # so that keys scroll it where it is wider than the page
+    assert "<table tabindex=0>" in page  # so that the keyboard can scroll a wide table
 
 
 @slow

@@ -1,5 +1,5 @@
-"""Linear layers with quantised weights in plans: they are joined as those of 16-bit weights are,
-and what does not stream reads codes or values.
+"""Linear layers with quantised weights: they are fused as those with 16-bit weights are. A layer
+that does not stream its weights reads codes or dequantised values.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ def decoder(machine: str, name: str | None, **fields: Any) -> list[Plan]:
 
 
 def layers(plan: Plan) -> list[tuple[str, str, bool]]:
-    """The linear layers of the last phase: their prologues, epilogues, and True for codes."""
+    """Returns the linear layers of the last phase as (prologue, epilogue, True if the weights are
+    codes).
+    """
     last = {t.op for tasks in plan.phases[-1].processors for t in tasks}
     return [
         (op.params["prologue"], op.params["epilogue"], op.kind == "linear_rows")

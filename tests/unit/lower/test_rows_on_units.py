@@ -1,5 +1,5 @@
-"""Linear layers of few rows where matrix units read the input from memory: they are joined as those
-of one row are, whatever room shared memory has, and no further rows are.
+"""Linear layers of few rows on machines whose matrix units read the input from memory. They are
+fused like layers of one row, whatever the size of shared memory; layers of more rows are not.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TURNED = {"transpose_a": False, "transpose_b": True}
 
 
 def gated(machine: str, rows: int, dtype: DataType) -> Plan:
-    """y = x + down(swiglu(up(rmsnorm(x))))."""
+    """Returns a plan of y = x + down(swiglu(up(rmsnorm(x))))."""
     graph = Graph()
     x = graph.tensor((rows, WIDTH), fp32, arena="state", name="x")
     factors = graph.tensor((WIDTH,), fp32, arena="parameter", name="norm")
@@ -38,7 +38,7 @@ def gated(machine: str, rows: int, dtype: DataType) -> Plan:
 
 
 def joined(result: Plan) -> bool:
-    """True where the plan is two linear layers that take in all other ops."""
+    """True if the plan is two linear layers into which all other ops are fused."""
     kinds = [(op.kind, op.params.get("prologue"), op.params.get("epilogue")) for op in result.ops]
     return kinds == [("linear", "rmsnorm", "swiglu"), ("linear", "none", "add")]
 

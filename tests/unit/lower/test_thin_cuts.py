@@ -1,5 +1,5 @@
-"""How products of few rows or columns are cut: finely where one is alone, coarsely where many of
-them run at the same time and wait for each other.
+"""The tiles of products with few rows or columns: small if the product runs alone, large if many
+such products run concurrently and wait for each other.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def tasks(task_plan: Plan, op: int) -> int:
 
 
 def products(count: int, machine: Machine, m: int, n: int, k: int, dtype: DataType) -> Plan:
-    """So many products of (m, k) and (n, k) that depend on nothing."""
+    """Returns a plan of `count` independent products of (m, k) and (n, k)."""
     graph = Graph()
     for i in range(count):
         a = graph.tensor((m, k), dtype, arena="state", name=f"a{i}")
@@ -36,7 +36,7 @@ def products(count: int, machine: Machine, m: int, n: int, k: int, dtype: DataTy
     return plan(graph, machine)
 
 
-# Rows, columns and depth of one product alone, and its tasks.
+# (rows, columns, depth, type) of a single product, and its number of tasks.
 ALONE = {
     (4096, 1, 4096, fp32): 128,
     (1, 4096, 4096, bf16): 128,
@@ -60,19 +60,18 @@ def test_many_at_the_same_time_share_the_processors() -> None:
 
 
 def test_products_of_an_lstm_are_few_tasks_each() -> None:
-    """10 layers run side by side, two products each: 8 tasks of 128 columns were 660 us on
-    an H200, 32
-    of four tiles of 8 columns 1,800 (docs/history/performance.md).
+    """10 layers run concurrently, with two products each. On an H200, 8 tasks of 128 columns took
+    660 us, 32 tasks of four tiles of 8 columns 1,800 us (docs/history/performance.md).
     """
     task_plan, _ = planned(lstm(10, 20, 256), H200)
     matmuls = [op for op in task_plan.ops if op.kind == "matmul"]
     assert len(matmuls) == 10 * (2 * 20 - 1)
     assert max(tasks(task_plan, op.id) for op in matmuls) <= 8
-    assert all("tasks" not in op.params for op in matmuls)  # no tiles one behind the other
+    assert all("tasks" not in op.params for op in matmuls)  # no tasks of several tiles in sequence
 
 
 def test_the_cost_of_a_hand_over_bounds_the_tasks() -> None:
-    """A machine on which every further task costs more has fewer of them."""
+    """A machine with a higher cost for each signal gets fewer tasks."""
     slow = dataclasses.replace(H200.costs, each_signal_us=1.0)
     counts = [
         tasks(products(1, dataclasses.replace(H200, costs=c), 1, 1024, 256, bf16), 0)
@@ -82,9 +81,9 @@ def test_the_cost_of_a_hand_over_bounds_the_tasks() -> None:
 
 
 def test_few_rows_of_fp32_beside_warpgroups_are_cut_for_all_processors() -> None:
-    """A classifier of 16 images, whose 32 tasks of 16 by 32 took 178 us on an H200."""
+    """The classifier of 16 images took 178 us on an H200 in 32 tasks of 16 by 32."""
     plan = products(1, H200.using("matrix"), 16, 1000, 2048, fp32)
     assert plan.ops[0].params["tile"] == [16, 8]
     assert tasks(plan, 0) == 125
     us = max(span.end for span in predict(plan, 0))
-    assert 8 < us < 11  # at few_rate, not at the rate of tiles of fp32 that only `block` has
+    assert 8 < us < 11  # at few_rate, not at the rate of fp32 tiles, which only `block` has

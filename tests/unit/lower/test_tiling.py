@@ -1,4 +1,4 @@
-"""Tiles of a result are so many that the last round of tasks does not leave processors idle."""
+"""Tiles of a result are chosen so that the last round of tasks leaves few processors idle."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ark.ir.fold import fold
 from ark.lower.tiling import box_tile
 
 H200 = registry.get("cuda").machine("h200")
-# Shape and what an element costs: sums of 64x257x1000 by two dimensions, a batch norm.
+# (shape, cost of an element): sums of 64x257x1000 over two dimensions, and a batch norm.
 CASES = [((64, 257, 1), 1000), ((64, 1, 1000), 257), ((16, 64, 56, 56), 1), ((16, 64, 57, 57), 1)]
 
 

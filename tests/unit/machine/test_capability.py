@@ -1,4 +1,4 @@
-"""Capabilities are members of one enum: a word that is none is refused where it stands."""
+"""Capabilities are members of one enum. A string is refused where it is passed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_members_have_a_meaning_and_keep_their_word() -> None:
 
 
 def test_a_word_is_no_question() -> None:
-    """It would be quietly false where it is misspelt."""
+    """A misspelt string would otherwise test as False without an error."""
     model = registry.machine("h200")
     assert model.has(Capability.WGMMA)
     assert not model.has(Capability.MFMA)
@@ -69,8 +69,8 @@ def test_more_and_fewer() -> None:
 
 
 def test_no_module_asks_for_a_single_thread() -> None:
-    """Bodies ask whether threads share a task (`Machine.cooperative`); all else that differs is a
-    cost or a capability of its own.
+    """Bodies query whether threads share a task (`Machine.cooperative`). Every other difference is
+    a cost or a capability of its own.
     """
     root = Path(ark.__file__).parent
     asking = [

@@ -1,4 +1,4 @@
-"""Conversations through chat templates, against transformers' apply_chat_template."""
+"""Conversations through chat templates, compared with transformers' apply_chat_template."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A directory for each template, as transformers write it."""
+    """Returns a directory for each template, as transformers saves it."""
     base = tmp_path_factory.mktemp("chat")
     for name, text in EVERY.items():
         tokenizer = PreTrainedTokenizerFast(
@@ -75,7 +75,7 @@ def open_both(folder: Path) -> tuple[Any, Tokenizer, ChatTemplates]:
 
 
 def compare(theirs: Any, own: tuple[Tokenizer, ChatTemplates], messages: Any, **how: Any) -> str:
-    """Text and ids, or that both refuse; gives the text."""
+    """Asserts that text and ids are equal or that both refuse. Returns the text."""
     tokenizer, templates = own
     how = {"add_generation_prompt": True, **how}
     try:
@@ -99,7 +99,7 @@ def test_texts_and_ids_are_transformers(template: str, folders: dict[str, Path])
         for messages in CONVERSATIONS.values()
         for how in OPTIONS
     ]
-    assert len(set(texts)) > 5  # most are rendered, and differ
+    assert len(set(texts)) > 5  # most templates are rendered, and texts differ
 
 
 def test_a_begin_token_comes_once(folders: dict[str, Path]) -> None:
@@ -132,7 +132,7 @@ def test_any_conversation(
 
 
 def test_named_templates_in_each_place(folders: dict[str, Path], tmp_path: Path) -> None:
-    """A list in tokenizer_config.json, and files, which come first."""
+    """Templates in a list of tokenizer_config.json and in files; files take precedence."""
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_text((folders["turns"] / name).read_text())
     path = tmp_path / "tokenizer_config.json"

@@ -1,4 +1,6 @@
-"""Checkpoint against transformers' reading of the same directory, and each way one can be wrong."""
+"""Checkpoint compared with transformers' reading of the same directory, and every kind of
+damage.
+"""
 
 from __future__ import annotations
 
@@ -41,20 +43,20 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A directory per variant; tests that damage one copy it first."""
+    """Returns a directory for each variant. Tests that damage one copy it first."""
     root = tmp_path_factory.mktemp("checkpoints")
     return {name: make_checkpoint(root / name, **how) for name, how in VARIANTS.items()}
 
 
 @pytest.fixture
 def directory(originals: dict[str, Path], tmp_path: Path) -> Path:
-    """A copy of the single-file float32 checkpoint."""
+    """Returns a copy of the single-file float32 checkpoint."""
     return Path(shutil.copytree(originals["float32"], tmp_path / "single"))
 
 
 @pytest.fixture
 def sharded(originals: dict[str, Path], tmp_path: Path) -> Path:
-    """A copy of the sharded float16 checkpoint."""
+    """Returns a copy of the sharded float16 checkpoint."""
     return Path(shutil.copytree(originals["float16-sharded"], tmp_path / "sharded"))
 
 
@@ -264,7 +266,7 @@ def test_a_truncated_file_is_reported_with_its_expected_size(
 
 
 def test_a_file_that_shrinks_after_it_was_opened(directory: Path) -> None:
-    """A mapped one would end the process with SIGBUS."""
+    """Reading it through a memory map would end the process with SIGBUS."""
     checkpoint = Checkpoint.open(directory)
     path = directory / "model.safetensors"
     last = max(checkpoint.stored.values(), key=lambda t: t.offset)
@@ -364,7 +366,9 @@ def rewrite(directory: Path, **changes: torch.Tensor) -> None:
 def test_a_head_that_a_tied_config_denies_is_used(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As transformers do, which read the same directory; one equal to the embedding is tied."""
+    """An output head that differs from the embedding is used although the config ties them, as in
+    transformers. An equal one is tied.
+    """
     directory = make_checkpoint(tmp_path / "model", tie=True, layers=1)
     embedding = load_file(directory / SINGLE)["model.embed_tokens.weight"]
     rewrite(directory, **{"lm_head.weight": embedding.clone()})
@@ -386,7 +390,9 @@ def test_a_head_that_a_tied_config_denies_is_used(
 def test_rotary_frequencies_in_the_files_are_compared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """transformers use those of the config, whatever the files hold; ark says where they differ."""
+    """transformers uses the frequencies computed from the config, whatever the files hold. ark
+    warns if the files differ.
+    """
     directory = make_checkpoint(tmp_path / "model", layers=1, rope=LLAMA3_ROPE)
     name = "model.layers.0.self_attn.rotary_emb.inv_freq"
     plain = 1.0 / 500000.0 ** (torch.arange(0, 16, 2) / 16)

@@ -1,4 +1,6 @@
-"""LlamaConfig against transformers' reading of the same config.json, and what it refuses."""
+"""LlamaConfig compared with transformers' reading of the same config.json, and the configs that it
+refuses.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,9 @@ def test_frequencies_are_those_of_transformers_bit_for_bit(
 
 @pytest.mark.parametrize("rope", ROPES, ids=lambda rope: f"{rope['rope_type']}")
 def test_frequencies_of_an_unusual_head_are_within_two_last_bits(rope: dict[str, Any]) -> None:
-    """PyTorch's power is not the nearest float32 for one of them on processors without AVX-512."""
+    """On processors without AVX-512, PyTorch's power is not the nearest float32 for one of the
+    frequencies.
+    """
     ours, theirs = ark_frequencies(rope, 48), transformers_frequencies(rope, 48)
     np.testing.assert_array_max_ulp(ours, theirs, maxulp=2)
 

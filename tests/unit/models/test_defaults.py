@@ -1,5 +1,5 @@
-"""Fields that config.json does not have mean what transformers' class of the architecture says, and
-layers slide where its layers do.
+"""Fields missing in config.json have the defaults of transformers' class of the architecture, and
+the same layers have sliding windows.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ FIELDS["gpt_oss"] = {
     "swiglu_limit": 6.5,
     "layer_types": ["full_attention", "sliding_attention", "full_attention"],
 }
-# Fields that transformers leave empty where they are absent, and cannot run without.
+# Fields that transformers leaves empty if they are missing, and that the model needs.
 NEEDED = {"deepseek_v2": ("num_experts_per_tok", "n_group", "topk_group")}
 SIZES = (
     "hidden_size",
@@ -154,7 +154,7 @@ def theirs(kind: str, values: dict[str, Any]) -> PreTrainedConfig:
 
 
 def windows(kind: str, config: PreTrainedConfig) -> list[int]:
-    """As the architecture's layers slide in transformers; 0 where they do not."""
+    """Returns the sliding window of each layer in transformers, 0 for layers without one."""
     layers = range(config.num_hidden_layers)
     if kind in ("llama", "olmo2", "granite", "glm", "glm4", "deepseek_v2", "deepseek_v3"):
         return [0 for _ in layers]
@@ -165,10 +165,10 @@ def windows(kind: str, config: PreTrainedConfig) -> list[int]:
 
 
 def check(kind: str, values: dict[str, Any]) -> None:
-    """Everything that ark reads is what transformers make of the same fields."""
+    """Asserts that every field that ark reads equals transformers' for the same values."""
     ours = LlamaConfig.from_dict({**values, "architectures": [architecture(kind)]})
     right = theirs(kind, values)
-    latent = kind.startswith("deepseek")  # one head of latent rows
+    latent = kind.startswith("deepseek")  # one key head of latent rows
     for name in SIZES:
         if not (latent and name == "num_key_value_heads"):
             assert getattr(ours, name) == getattr(right, name), name
@@ -219,7 +219,7 @@ def test_all_fields_are_read(kind: str) -> None:
     ("kind", "field"), [(kind, field) for kind, fields in FIELDS.items() for field in fields]
 )
 def test_an_absent_field_has_the_architectures_own_value(kind: str, field: str) -> None:
-    """The others stay, but for those that the default would contradict."""
+    """The other fields are kept, except those that the default would contradict."""
     values = {name: value for name, value in FIELDS[kind].items() if name != field}
     if field in ("num_hidden_layers", "use_sliding_window", "sliding_window"):
         values.pop("layer_types", None)

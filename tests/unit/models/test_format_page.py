@@ -1,4 +1,4 @@
-"""docs/new-quantised-format.md followed to the letter: its format has torch's values."""
+"""docs/new-quantised-format.md followed literally: its format gives torch's values."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Quantised checkpoints that are damaged, contradictory or not supported are refused in a sentence;
-weights that are not quantised may lie beside others.
+"""Quantised checkpoints that are damaged, contradictory or not supported are refused in one
+sentence. They may also contain weights that are not quantised.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FIRST = "model.layers.0.self_attn.q_proj."
 
 @pytest.fixture(scope="module")
 def intact(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A checkpoint of GPTQ and one of AWQ, of a layer."""
+    """Returns checkpoints of one layer, one in GPTQ's and one in AWQ's format."""
     folder = tmp_path_factory.mktemp("quantised")
     _, first, _ = quantised_checkpoint(folder / "gptq", gptq(4, True, False), GPTQ, layers=1)
     _, second, _ = quantised_checkpoint(folder / "awq", awq, AWQ, layers=1)
@@ -47,7 +47,7 @@ def intact(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture
 def copy(intact: dict[str, Path], tmp_path: Path) -> Callable[..., Path]:
-    """Makes a copy with another config and other tensors."""
+    """Returns a function that copies a checkpoint with another config and changed tensors."""
 
     def copied(kind: str, config: dict[str, Any], change: Callable[[Tensors], object]) -> Path:
         folder = Path(shutil.copytree(intact[kind], tmp_path / "copy"))
@@ -64,7 +64,7 @@ def copy(intact: dict[str, Path], tmp_path: Path) -> Callable[..., Path]:
 
 
 def same(tensors: Tensors) -> None:
-    """No change."""
+    """A change that does nothing."""
 
 
 def setting(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Tensors], None]:
@@ -185,7 +185,7 @@ def test_the_command_reports_damage_in_one_line(
 
 
 def test_weights_that_are_not_quantised_lie_beside_others(copy: Callable[..., Path]) -> None:
-    """One linear layer in 32 bits: it is read as it is, the others from their codes."""
+    """One linear layer in 32 bits is read as it is; the others are read from their codes."""
 
     def plain(tensors: Tensors) -> None:
         for name in ("qweight", "qzeros", "scales", "g_idx"):
@@ -236,7 +236,7 @@ def test_formats_of_loading(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -
         assert parser.parse_args(["--quantize", name]).quantize == name
     folder = make_checkpoint(tmp_path, **{**ODD, "intermediate": 100, "layers": 1})
     checkpoint = Checkpoint.open(folder, "int4")
-    assert "layers.0.mlp.down" in capfd.readouterr().err  # its rows have 100 elements
+    assert "layers.0.mlp.down" in capfd.readouterr().err  # no group divides its 100 elements
     assert len(checkpoint.config.layouts) == 6
     assert checkpoint.nbytes < Checkpoint.open(folder).nbytes
 
@@ -248,7 +248,7 @@ def test_groups_divide_rows_and_hold_whole_steps() -> None:
 @settings(deadline=None)
 @given(st.data(), st.sampled_from([2, 4, 8]), st.integers(1, 3), st.integers(1, 3))
 def test_words_hold_codes(data: st.DataObject, bits: int, rows: int, words_of_a_row: int) -> None:
-    """Reading words gives the codes that a loop over bits packed."""
+    """Unpacking words gives the codes that a loop over bits packed."""
     size = (rows, words_of_a_row * 32 // bits)
     values = st.lists(st.integers(0, 2**bits - 1), min_size=size[1], max_size=size[1])
     codes = np.array([data.draw(values) for _ in range(rows)])
@@ -261,7 +261,7 @@ def test_words_hold_codes(data: st.DataObject, bits: int, rows: int, words_of_a_
 def test_blocks_give_each_element_its_scale(
     outputs: int, inputs: int, rows: int, columns: int
 ) -> None:
-    """Blocks of any size, those at the edges cut off; 0: one for all."""
+    """Blocks of any size, those at the edges cut off. 0: one block for the whole dimension."""
     size = (rows or outputs, columns or inputs)
     shape = (-(-outputs // size[0]), -(-inputs // size[1]))
     scales = 1.0 + np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
@@ -272,7 +272,7 @@ def test_blocks_give_each_element_its_scale(
 
 
 def test_codes_of_few_values() -> None:
-    """Zeros, scales and an order, by hand."""
+    """Zeros, scales and an order of groups, compared with values by hand."""
     codes = Codes(
         np.array([[1, 2, 3, 4]], np.uint8),
         np.array([[0.5, 2.0]], np.float32),

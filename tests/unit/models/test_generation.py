@@ -1,4 +1,6 @@
-"""generation_config.json as transformers read it; what ark does not follow is named."""
+"""generation_config.json is read as transformers reads it; fields that ark does not support are
+named.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ def test_a_file_that_transformers_write_by_default_is_silent(tmp_path: Path) -> 
 
 
 def test_each_field_that_changes_a_text_is_named(tmp_path: Path) -> None:
-    """All fields of transformers' class, each with a value that is not its default."""
+    """Covers all fields of transformers' class, each with another value than its default."""
     defaults = GenerationConfig._get_default_generation_params()
     others = {bool: lambda v: not v, int: lambda v: v + 3, float: lambda v: v + 0.5}
     for name, value in defaults.items():
@@ -57,7 +59,7 @@ def test_each_field_that_changes_a_text_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "names"),
     [
-        ({"temperature": 0.6, "top_p": 0.9}, []),  # without do_sample
+        ({"temperature": 0.6, "top_p": 0.9}, []),  # ignored without do_sample
         ({"do_sample": True, "temperature": 0.6, "top_p": 1}, []),
         ({"do_sample": True, "temperature": 1.0, "top_h": 0.4}, ["top_h"]),
         ({"suppress_tokens": [1], "bad_words_ids": [[1]]}, ["bad_words_ids"]),
@@ -83,7 +85,7 @@ def test_which_are_named(tmp_path: Path, fields: dict[str, Any], names: list[str
     ],
 )
 def test_fields_are_read_as_transformers_reads_them(fields: dict[str, Any], tmp_path: Path) -> None:
-    """What transformers' generate makes of the file, field by field."""
+    """The values equal, field by field, those that transformers' generate would use."""
     theirs = GenerationConfig.from_pretrained(write(tmp_path, fields))
     theirs.update(**GenerationConfig._get_default_generation_params(), defaults_only=True)
     ours = SamplingParams(**{"max_tokens": None, **sampling_fields(tmp_path)})
@@ -133,7 +135,7 @@ def test_options_come_before_the_file(
     assert calls == [
         (3, 0.6, 50, 0.9, "full"),
         (2, 0.5, 4, 0.9, "full"),
-        (3, 0.6, 50, 1.0, ""),  # greedy and top-k sampling alone has the shorter plan
+        (3, 0.6, 50, 1.0, ""),  # the plan for greedy and top-k sampling only is shorter
     ]
 
 

@@ -1,5 +1,5 @@
 """GGUF files: their tokenizers give the ids of transformers' AutoTokenizer(gguf_file=), their
-configs are those of the model, and damaged ones are refused in a sentence.
+configs equal the model's, and damaged ones are refused in one sentence.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def test_words_of_bytes(directory: Path, pre: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("begin", [None, False])
 def test_pieces(begin: bool | None, tmp_path: Path) -> None:
-    """SentencePiece's, whose merges follow from the scores."""
+    """SentencePiece tokenizers, whose merges follow from the scores."""
     words = ["▁the", "▁qu", "ick", "▁b", "row", "n", "fox", "▁jump", "s", "▁over", "la", "zy", "in"]
     words += ["do", "g", "id", "e", "▁t", "ex", "t", "▁", "a"]
     letters = sorted({c for word in words for c in word})
@@ -105,7 +105,7 @@ def test_the_chat_template_is_in_the_file(intact: Path) -> None:
 
 
 def test_factors_of_frequencies_divide_them(tmp_path: Path) -> None:
-    """As Llama 3's files have them, instead of a kind of scaling."""
+    """Llama 3's GGUF files hold such factors instead of a kind of RoPE scaling."""
     factors = np.linspace(1, 8, 12, dtype=np.float32)
     _, path, _ = gguf_checkpoint(tmp_path, "F16", more={"rope_freqs.weight": factors})
     rope = Checkpoint.open(path).config.rope
@@ -186,7 +186,7 @@ def test_absent_files_and_directories_are_told(intact: Path, tmp_path: Path) -> 
 
 
 def test_all_types_of_the_package_are_known() -> None:
-    """Or are refused, because they are not weights' types."""
+    """All types of the gguf package are supported or refused because weights do not have them."""
     from ark.models.formats.gguf import BLOCKS
 
     for kind in (*BLOCKS, *OTHERS):

@@ -1,4 +1,4 @@
-"""Draws of the sequences of a batch: each has noise of its own, whatever the seeds are."""
+"""Random draws of the sequences of a batch: each sequence has independent noise, for any seeds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ def draw(seed: int, sequence: int, at: int = 5) -> int:
 
 
 def test_mix_is_splitmix64s_first_numbers() -> None:
-    """Of the reference code's generator that begins at 1234567 (Vigna, prng.di.unimi.it)."""
+    """Compares with the first numbers of the reference generator with seed 1234567 (Vigna,
+    prng.di.unimi.it).
+    """
     step = 0x9E3779B97F4A7C15
     expected = [6457827717110365317, 3203168211198807973, 9817491932198370423]
     assert [mix(1234567 + n * step & (1 << 64) - 1) for n in range(3)] == expected
@@ -49,8 +51,8 @@ def test_no_two_sequences_of_any_seeds_have_one_key() -> None:
     ],
 )
 def test_draws_of_two_sequences_are_independent(first: object, second: object) -> None:
-    """Pearson's statistic of a table of pairs, which has 15 degrees of freedom: 37.7 is reached by
-    one in a thousand. The draws are fixed by their seeds, so that this cannot flicker.
+    """Pearson's chi-squared statistic of a table of pairs, with 15 degrees of freedom. It exceeds
+    37.7 with a probability of 0.001. The seeds are fixed, so the test is deterministic.
     """
     table = np.zeros((4, 4))
     for seed in range(SEED_COUNT):
@@ -65,7 +67,7 @@ def test_draws_over_the_sequences_of_one_seed_follow_the_softmax() -> None:
     for seed, sequence in itertools.product(range(50), range(MAX_BATCH)):
         counts[draw(seed, sequence)] += 1
     expected = np.exp(LOGITS) * counts.sum()
-    assert ((counts - expected) ** 2 / expected).sum() < 16.3  # 3 degrees of freedom, 0.001
+    assert ((counts - expected) ** 2 / expected).sum() < 16.3  # 3 degrees of freedom, p = 0.001
 
 
 @pytest.mark.parametrize("seed", [1 << 64, -(1 << 63) - 1, 0.5])

@@ -1,4 +1,6 @@
-"""Results of attention and feed-forward parts that ranks add: others are refused."""
+"""Partial results of attention and feed-forward parts that the ranks add. Other ops on them are
+refused.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,13 @@ Change = Callable[[Any, ark.Tensor], ark.Tensor]
 CHANGES: dict[str, Change] = {
     "a parameter that every rank holds whole": lambda m, y: ark.add(y, m.bias),
     "relu ": lambda m, y: ark.relu(y),
-    "": lambda m, y: ark.add(y, ark.mul(m.bias, 0.5)),  # each rank's half
+    "": lambda m, y: ark.add(y, ark.mul(m.bias, 0.5)),  # each of two ranks adds half
     "mul ": lambda m, y: ark.add(y, ark.mul(m.bias, 0.25)),
 }
 
 
 def decoder(change: Change) -> type[Llama]:
-    """A Llama whose attention ends with a change of its result."""
+    """Returns a Llama whose attention applies `change` to its result."""
 
     class Changed(Attention):
         def __init__(self, *arguments: Any) -> None:
@@ -37,7 +39,7 @@ def decoder(change: Change) -> type[Llama]:
             return change(self, super().forward(*arguments))
 
     class OwnDecoder(Llama):
-        # The stored norm has the bias's shape.
+        # The bias is read from a stored norm, which has the same shape.
         WEIGHTS: ClassVar[dict[str, str]] = {
             **Llama.WEIGHTS,
             BIAS: Llama.WEIGHTS["layers.{}.attention_norm"],

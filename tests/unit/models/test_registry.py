@@ -1,4 +1,4 @@
-"""Decoders from outside: registered in a process, and by a package's entry point."""
+"""Decoders defined outside of ark: registered in a process, or by a package's entry point."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ OtherForCausalLM = mine:NoDecoder
 
 
 class Own(Llama):
-    """A decoder of this test."""
+    """A decoder that this test registers."""
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +55,7 @@ def restored() -> Iterator[None]:
 
 
 def renamed(directory: Path, **fields: Any) -> Path:
-    """A Llama whose config.json has other fields."""
+    """Returns a Llama checkpoint with other fields in config.json."""
     result = make_checkpoint(directory)
     path = result / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
@@ -68,7 +68,7 @@ def test_a_registered_decoder_opens_its_checkpoints(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="OwnForCausalLM"):
         Checkpoint.open(named)
     ark.models.register("OwnForCausalLM", Own, "own")
-    ark.models.register("OwnForCausalLM", Own)  # once more changes nothing
+    ark.models.register("OwnForCausalLM", Own)  # repeating it changes nothing
     for directory in (named, typed):
         assert registry.decoder(Checkpoint.open(directory).config.architecture) is Own
 
@@ -88,7 +88,7 @@ def test_invalid_registrations_are_refused(name: str, module: Any, words: str) -
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package with entry points, on the path."""
+    """Puts a package with entry points on the path."""
     site = tmp_path / "site"
     info = site / "mine-1.dist-info"
     info.mkdir(parents=True)
@@ -112,7 +112,7 @@ def generated(directory: Path, *extra: str) -> list[int]:
 
 @pytest.mark.usefixtures("installed")
 def test_a_package_adds_a_decoder_to_the_command_line(tmp_path: Path) -> None:
-    """On one rank and on two: the class of the entry point computes, and not Llama."""
+    """On one rank and on two, the class of the entry point computes the tokens, not Llama."""
     mine = renamed(tmp_path / "mine", architectures=["MineForCausalLM"])
     plain = renamed(tmp_path / "plain")
     tokens = generated(mine)

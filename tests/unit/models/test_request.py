@@ -1,5 +1,5 @@
-"""Every argument of a Generator, and of its streams, given what it is not: refused in
-words before anything is planned, or taken as what it is.
+"""Every argument of a Generator and of its streams with a wrong value: it is refused with a clear
+error before anything is planned.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def test_streams(given: dict[str, Any]) -> None:
         good: dict[str, Any] = {"prompt": [1, 2], "max_new_tokens": 2}
         for name in inspect.signature(generator.stream).parameters:
             for wrong in WRONG:
-                if (name, wrong) != ("max_new_tokens", 2**70):  # as many as there is room for
+                if (name, wrong) != ("max_new_tokens", 2**70):  # accepted: the context limits it
                     with pytest.raises(ark.InvalidUsageError):
                         list(generator.stream(**{**good, name: wrong}))
                         pytest.fail(f"{name} = {wrong!r} was taken")

@@ -1,4 +1,4 @@
-"""Rotary frequencies and their scale are transformers' own, of every kind of stretching."""
+"""Rotary frequencies and their scale equal transformers', for every kind of RoPE scaling."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STRETCH = st.integers(1, 64).map(float) | st.floats(1.0, 100.0)
 
 @st.composite
 def ropes(draw: st.DrawFn) -> tuple[int, int, dict[str, Any]]:
-    """The width of heads, the model's positions and rope_parameters."""
+    """Draws a head width, the model's number of positions, and rope_parameters."""
     width, kind = 4 * draw(st.integers(2, 64)), draw(st.sampled_from(KINDS))
     context, original = draw(st.integers(64, 131072)), draw(st.integers(64, 131072))
     part = draw(st.sampled_from([1.0, 1.0, 0.5, 0.75]))

@@ -1,5 +1,5 @@
-"""Ranks that opened other weights are told so, whichever byte differs; the same files are not read
-twice.
+"""Ranks that opened different weights report it, whichever byte differs. Files that are the same
+are not read twice.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.slow import examples
 
 
 class Pair:
-    """Two ranks in two threads, as check_same_model needs them."""
+    """Two ranks in two threads, with the methods that check_same_model needs."""
 
     def __init__(self) -> None:
         self.barrier = threading.Barrier(2, timeout=60)
@@ -50,7 +50,7 @@ class Pair:
 
 
 def disagreement(directories: Sequence[Path]) -> list[str]:
-    """What each of two ranks says, empty where it finds nothing."""
+    """Returns each rank's error message, or "" if it finds no difference."""
     pair, errors = Pair(), ["", ""]
 
     def run(number: int) -> None:
@@ -69,7 +69,7 @@ def disagreement(directories: Sequence[Path]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The embedding has more than a megabyte."""
+    """Returns a checkpoint whose embedding is larger than a megabyte."""
     root = tmp_path_factory.mktemp("same")
     return make_checkpoint(root / "original", layers=1, vocab=400, hidden=700, intermediate=48)
 
@@ -100,7 +100,7 @@ def test_copies_are_the_same_and_files_themselves_are_not_read(
 
 
 def test_one_byte_between_the_pages_that_were_sampled_before(original: Path, copy: Path) -> None:
-    """Two ranks with other rows of the embedding gave a third text."""
+    """The byte is one that the earlier check, which sampled pages, did not read."""
     tensor = read_header(copy / "model.safetensors")["model.embed_tokens.weight"]
     flip(copy, tensor.offset + 4096 + 7)
     assert disagreement([original, copy]) == ["the ranks disagree on the weights"] * 2
@@ -116,7 +116,7 @@ def test_another_constant_of_the_config(original: Path, copy: Path) -> None:
 @settings(max_examples=examples(50), deadline=None)
 @given(data=st.data())
 def test_every_byte_is_in_the_hash(original: Path, data: st.DataObject) -> None:
-    """Pieces smaller than tensors, so that their borders are among the bytes."""
+    """Pieces are smaller than tensors, so that bytes at their borders are tested."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(same, "PIECE_BYTES", 100_000)
         tensors = sorted(read_header(original / "model.safetensors").values(), key=lambda t: t.name)

@@ -1,6 +1,6 @@
-"""Ranks that share a decoder's logits: each rank finds the best token of its share and sends it to
-every rank, if a task's record has room for the indices of all ranks; else logits are gathered
-first.
+"""Ranks that each compute a share of a decoder's logits: each rank finds the best token of its
+share and sends it to every rank. If a task's record cannot hold the indices of all ranks, the
+logits are gathered first.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.unit.plan.shapes import CONFIG
 
 
 def tail(world: int) -> tuple[Plan, list[str]]:
-    """A rank's plan, and the kinds of its ops from the one on that makes logits."""
+    """Returns a rank's plan, and the kinds of its ops from the layer that computes logits on."""
     config = dataclasses.replace(CONFIG, num_attention_heads=8, num_key_value_heads=8)
     machine = dataclasses.replace(registry.machine("cpu-2"), processors=2)
     result = make_plans(Shape(config, bf16, 64, 0, 0, world), machine)[1]
@@ -32,7 +32,7 @@ def test_a_share_is_given_by_who_makes_it() -> None:
     peer_counters = [result.counters[c] for c, _ in task.waits if result.counters[c].system]
     assert [(c.rank, c.step) for c in peer_counters] == [
         (1, 2)
-    ]  # the peer's tasks, by a counter here
+    ]  # the peer's tasks signal a counter of this rank
 
 
 def test_a_record_has_room_for_few_peers() -> None:

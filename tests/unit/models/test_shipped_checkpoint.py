@@ -1,4 +1,6 @@
-"""The checkpoint in examples/: small, whole, loadable by transformers, and a model of its text."""
+"""The checkpoint in examples/: small, complete, loadable by transformers, and trained on
+its text.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ VERSES = (
 
 
 def script(name: str) -> ModuleType:
-    """A module of examples/train, which is no package."""
+    """Loads a module of examples/train, which is not a package."""
     spec = importlib.util.spec_from_file_location(name, EXAMPLES / "train" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -1,4 +1,4 @@
-"""Stop strings in text that comes token by token, against a search of the whole text."""
+"""Stop strings in text that arrives token by token, compared with a search of the whole text."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_text_ends_before_the_first_stop_string(tokens: list[int], stops: li
 
 @given(st.lists(st.integers(0, len(PIECES) - 1), max_size=30))
 def test_no_part_of_a_stop_string_is_shown(tokens: list[int]) -> None:
-    """What may become one is held back, and no more than that."""
+    """Text that may become a stop string is held back, and no more than that."""
     stops = ("end", "abba")
     text = StoppedText(TOKENIZER.stream(), stops)
     shown, whole = "", ""

@@ -1,4 +1,6 @@
-"""Tokenizer against transformers' AutoTokenizer, and streamed text against decoding all at once."""
+"""Tokenizer compared with transformers' AutoTokenizer, and streamed text compared with decoding at
+once.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,7 @@ def test_ids_are_those_of_transformers(tmp_path: Path, kind: str, config: dict[s
     write(tmp_path, BACKENDS[kind], config)
     ours, theirs = Tokenizer.open(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
     for text in TEXTS:
-        framed = text.startswith(BOS)  # as a chat template's, of which transformers say so
+        framed = text.startswith(BOS)  # as a chat template's text is
         assert ours.encode(text) == theirs(text, add_special_tokens=not framed).input_ids
         assert ours.decode(ours.encode(text)) == theirs.decode(
             theirs(text).input_ids, skip_special_tokens=True
@@ -152,7 +154,9 @@ def test_missing_and_broken_files_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("where", ["reading", "encoding"])
 def test_a_tokenizer_that_panics_is_named(where: str, tmp_path: Path) -> None:
-    """Files that fuzzing found; what the package raises then is no Exception."""
+    """The files were found by fuzzing. The package raises a BaseException that is not an
+    Exception.
+    """
     make_tokenizer(VOCABULARY_SIZE).save(str(tmp_path / "tokenizer.json"))
     path = tmp_path / "tokenizer.json"
     data = json.loads(path.read_text())

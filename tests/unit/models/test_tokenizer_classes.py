@@ -1,5 +1,6 @@
-"""Ids and text of every kind of tokenizer directory against transformers' AutoTokenizer: classes,
-tokens that only one of the files declares, and the streamed text of what a model may draw.
+"""Ids and text of every kind of tokenizer directory compared with transformers' AutoTokenizer:
+classes, tokens that only one of the files declares, and the streamed text of any ids that a model
+may draw.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ LLAMA3_SPLIT = (
 
 
 def prepending() -> Backend:
-    """As Llama 2's older files: a normaliser that begins each text with U+2581, no splitting."""
+    """Returns a tokenizer like Llama 2's older files: a normaliser puts U+2581 before each text,
+    and text is not split.
+    """
     backend = byte_fallback_tokenizer()
     steps = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
     backend.normalizer = normalizers.Sequence(steps)
@@ -49,7 +52,7 @@ def prepending() -> Backend:
 
 
 def scored() -> Backend:
-    """A unigram model."""
+    """Returns a unigram tokenizer."""
     pieces = [("<unk>", 0.0), (BOS, 0.0), (EOS, 0.0)]
     pieces += [(f"<0x{i:02X}>", -9.0) for i in range(256)]
     pieces += [("▁", -2.0), ("a", -3.0), ("b", -3.0), ("▁a", -2.5), ("ab", -2.9), ("é", -4.0)]
@@ -63,7 +66,7 @@ def scored() -> Backend:
 
 
 def split_by(pattern: str, composed: bool) -> Backend:
-    """Bytes of words by a pattern, as Llama 3 and Qwen have them."""
+    """Returns a byte-level tokenizer that splits words by a pattern, as Llama 3 and Qwen do."""
     backend = make_tokenizer(320)
     if composed:
         backend.normalizer = normalizers.NFC()
@@ -107,7 +110,7 @@ numbered = st.lists(
     unique_by=(lambda t: t[0], lambda t: t[1]),  # type: ignore[arg-type]
     max_size=4,
 ).map(lambda rows: {number: {"content": c, **f} for number, c, f in rows})
-# Gemma's class builds its tokenizer, which ark reads as the file says, with a warning.
+# transformers' Gemma class builds its own tokenizer; ark reads the file instead, with a warning.
 READ = [name for name in MODEL_TYPES if REGISTERED.get(name) != "GemmaTokenizer"]
 directory = st.fixed_dictionaries(
     {"kind": st.sampled_from(sorted(KINDS)), "model_type": st.sampled_from([None, *READ])},
@@ -160,11 +163,13 @@ def write(folder: Path, where: dict[str, Any], config: dict[str, Any]) -> Path:
 
 
 def check(folder: Path, texts: list[str], drawn: list[int]) -> None:
-    """Ids, and the text of ids, whole and streamed, are transformers' where these load it."""
+    """Asserts that ids and their text, whole and streamed, equal transformers', if transformers
+    loads the folder.
+    """
     try:
         theirs = AutoTokenizer.from_pretrained(folder)
         expected = [theirs(text).input_ids for text in texts]
-    except Exception:  # of any kind: what they cannot load has no right answer
+    except Exception:  # no expected result if transformers cannot load it
         with contextlib.suppress(BaseError):
             Tokenizer.open(folder)
         return
@@ -241,13 +246,13 @@ def test_a_token_that_one_file_alone_declares_is_one_id(
     tmp_path: Path, where: dict[str, Any], config: dict[str, Any]
 ) -> None:
     folder = write(tmp_path / "made", {"kind": "bytes", "model_type": None, **where}, config)
-    assert len(Tokenizer.open(folder).encode("<|im_start|>")) == 2  # and the begin token
+    assert len(Tokenizer.open(folder).encode("<|im_start|>")) == 2  # with the begin token
     check(folder, ALL, [320])
 
 
 @pytest.mark.parametrize("kind", ["bytes", "llama3", "fallback"])
 def test_the_text_of_a_chat_template_has_one_begin_token(tmp_path: Path, kind: str) -> None:
-    """The ids equal those that apply_chat_template makes of its text."""
+    """The ids equal those of apply_chat_template."""
     template = "{{ bos_token }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
     config = {"bos_token": BOS, "chat_template": template}
     folder = write(tmp_path / "made", {"kind": kind, "model_type": None}, config)
@@ -261,7 +266,7 @@ def test_the_text_of_a_chat_template_has_one_begin_token(tmp_path: Path, kind: s
 
 
 def test_classes_are_those_of_transformers() -> None:
-    """All that build their tokenizer are known, either here or by name."""
+    """ark knows all of transformers' classes that build their own tokenizer."""
     known = {*TOKENIZER_MAPPING_NAMES.values(), "CodeLlamaTokenizer", "GPT2Tokenizer"}
     classes = (tokenizer_class_from_name(name) for name in known if name)
     building = {

@@ -1,5 +1,5 @@
-"""Custom ops: declarations, refusals and their messages, and the op's text in every key that must
-depend on it.
+"""Custom ops: declarations, refusals and their messages, and the op's text in every cache key that
+must depend on it.
 """
 
 from __future__ import annotations
@@ -149,13 +149,13 @@ def test_comments_and_strings_are_no_code() -> None:
     ],
 )
 def test_a_text_is_code_that_its_author_trusts(text: str) -> None:
-    """No word is refused: a filter of words would promise what it cannot keep."""
+    """No text is refused: a filter of words could not make foreign code safe."""
     op = copied(COPY + text + "\n")
     plan(lambda: op(ark.tensor([4])))
 
 
 def test_an_error_within_arks_templates_is_passed_on() -> None:
-    """With what the compiler has against it, not only where it was called."""
+    """The message includes the compiler's reason, not only the place of the call."""
     wrong = copied(COPY.replace("ark_load(c, x, m)", 'ark_load(c, x, m, "column")'))
     with use_model(Model()) as model:
         wrong(ark.tensor([8]))
@@ -168,7 +168,7 @@ def test_an_error_within_arks_templates_is_passed_on() -> None:
 @pytest.mark.parametrize(
     "log",
     [
-        # as three compilers write it
+        # in the formats of three compilers
         "/tmp/x/loop.cpp: In instantiation of 'f':\ncopied.h:4:50:   required from 'g'\n"
         "/tmp/x/loop.cpp:19:24: error: no match\n 19 | f(x);",
         "loop.cpp:19:24: error: no match\n 19 | f(x);\ncopied.h:4:50: note: requested here",
@@ -219,7 +219,9 @@ def _with_params(custom_plan: Plan, **params: Any) -> str:
 
 
 def test_a_plan_with_unregistered_ops_is_refused() -> None:
-    """A plan is data; it runs nothing that the process has not registered, to the letter."""
+    """A plan is data. It can run only ops that the process has registered with exactly the same
+    text.
+    """
     custom_plan = plan(lambda: copied(constants={"by": 1.0})(ark.tensor([8])))
     text = to_json(custom_plan)
     assert "ark_store" not in text
@@ -300,7 +302,7 @@ def test_two_texts_may_use_one_name() -> None:
     "backend, machine", [("cpu", "cpu-2"), ("cuda", "h100"), ("rocm", "mi300x")]
 )
 def test_compiler_messages_are_passed_on(backend: str, machine: str) -> None:
-    """File, line and the compiler's words; none of ark's own text."""
+    """The message has the file, the line and the compiler's text, and no source of ark's."""
     pytest.importorskip({"cuda": "cuda.bindings.nvrtc", "rocm": "ziglang"}.get(backend, "ark"))
     wrong = copied(COPY.replace("ark_load(c, x, m)", "ark_load(c, x, m) * nowhere"))
     with use_model(Model()) as model:
@@ -316,7 +318,7 @@ def test_compiler_messages_are_passed_on(backend: str, machine: str) -> None:
 
 
 def test_a_function_of_other_operands_is_said_at_its_call() -> None:
-    """With the operands that it is called with."""
+    """The message lists the operands of the call."""
     wrong = copied(COPY.replace("class Y>", "class Y, class Z>").replace("Y y)", "Y y, Z z)"))
     with use_model(Model()) as model:
         wrong(ark.tensor([8]))

@@ -1,4 +1,4 @@
-"""docs/new-elementwise-op.md followed to the letter: its one entry is a whole op."""
+"""docs/new-elementwise-op.md followed literally: its one entry defines a complete op."""
 
 from __future__ import annotations
 

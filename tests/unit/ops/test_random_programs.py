@@ -1,5 +1,5 @@
-"""Random programs over overlapping views: the plan, in any order of tasks that it allows, computes
-what program order says, and the verifier accepts it.
+"""Random programs over overlapping views: the plan computes the result of program order in any
+order of tasks that it permits, and the verifier accepts it.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def test_any_order_that_a_plan_allows_is_program_order(
         np.testing.assert_allclose(got[name] / scale, want / scale, rtol=1e-4, atol=1e-5)
 
 
-# (input rows, columns of fp32 weights, rows of a stage, stages of a row; 0: not streamed)
+# (input rows, columns of fp32 weights, rows of a stage, stages of a row); 0 rows: not streamed
 STREAMED = [
     (1, 1024, 4, 1),
     (1, 4096, 1, 1),
@@ -80,7 +80,9 @@ STREAMED = [
 def test_weights_are_streamed_only_in_stages_that_the_ring_holds(
     rows: int, columns: int, stage_rows: int, split_k: int
 ) -> None:
-    """Rows, or equal parts of a row; what no stage holds is read by a plain product instead."""
+    """A stage holds rows or an equal part of a row. If no stage can hold either, a plain product
+    reads the weights.
+    """
     machine = registry.machine("h100")
     assert machine.ring_bytes and machine.stage_bytes < 70000 * 4
     model = Model(0, 1)

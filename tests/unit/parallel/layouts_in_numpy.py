@@ -1,5 +1,5 @@
-"""Executes conversions of layouts on NumPy arrays, device by device: the reference for tasks of the
-steps, and for the search.
+"""Executes layout conversions on NumPy arrays, device by device. It is the reference for the tasks
+of the steps and for the search.
 """
 
 from __future__ import annotations
@@ -15,13 +15,17 @@ Shards = list[np.ndarray]
 
 
 def scatter(parts: Sequence[np.ndarray], layout: Layout) -> Shards:
-    """What each device holds of a tensor that is the sum of `parts`, one a value split."""
+    """Returns each device's shard of a tensor that is the sum of `parts`, one part for each value
+    split.
+    """
     coordinates = layout.coordinates()
     return [parts[row[1]][_box(row, layout, parts[0].shape)].copy() for row in coordinates]
 
 
 def places(layout: Layout, steps: Sequence[Step]) -> np.ndarray:
-    """Which block each device holds after the steps: rows of (replica, value, *dims)."""
+    """Returns the block that each device holds after the steps, as rows of (replica, value,
+    *dims).
+    """
     coordinates = layout.coordinates()
     for step in steps:
         coordinates = moved(coordinates, step.source, step.target, step.ranks)
@@ -31,7 +35,7 @@ def places(layout: Layout, steps: Sequence[Step]) -> np.ndarray:
 def gather(
     shards: Shards, layout: Layout, coordinates: np.ndarray, shape: Sequence[int]
 ) -> list[np.ndarray]:
-    """The whole tensor as each of the replicas has it, its value splits added up."""
+    """Returns the whole tensor as each replica holds it, with value splits added up."""
     result = [np.zeros(shape, shards[0].dtype) for _ in range(layout.replicas)]
     for shard, row in zip(shards, coordinates, strict=True):
         result[row[0]][_box(row, layout, shape)] += shard
@@ -44,7 +48,9 @@ def _box(row: np.ndarray, layout: Layout, shape: Sequence[int]) -> tuple[slice, 
 
 
 def run(shards: Shards, steps: Sequence[Step]) -> tuple[Shards, float]:
-    """The shards after the steps, and the most elements that a device sent, by ring volumes."""
+    """Returns the shards after the steps, and the largest number of elements that a device sent, by
+    the volumes of ring algorithms.
+    """
     sent = 0.0
     for step in steps:
         result: Shards = list(shards)
@@ -58,7 +64,7 @@ def run(shards: Shards, steps: Sequence[Step]) -> tuple[Shards, float]:
 
 
 def _together(step: Step, blocks: Shards) -> Shards:
-    """What a group holds after a step, by position in the group."""
+    """Returns the shards of a group after a step, by position in the group."""
     count, source, target = step.ranks, step.source - D, step.target - D
     if step.op == "all_reduce":
         return [sum(blocks[1:], blocks[0])] * count

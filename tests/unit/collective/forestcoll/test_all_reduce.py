@@ -1,4 +1,6 @@
-"""The all-reduce optimum: known rates, the linear programme against all trees, never beaten."""
+"""The optimal all-reduce rate: known values, a linear program over all trees, and no program beats
+it.
+"""
 
 import itertools
 from fractions import Fraction
@@ -15,8 +17,8 @@ from ark.collective.topology import Link, Topology, named
 from tests.slow import examples, slow
 from tests.unit.collective.networks import random_eulerian
 
-# The rate in GB/s and how much of it two phases of equal roots reach. Totals by hand: every piece
-# crosses at least 2 (N - 1) links, so mesh4x4 (48 links of 1 GB/s) is at most 48 / 30.
+# The rate in GB/s, and the fraction of it that two phases with equal roots reach. By hand: every
+# piece crosses at least 2 (N - 1) links, so mesh4x4 (48 links of 1 GB/s) has at most 48 / 30.
 KNOWN = {
     "mesh4x4": (Fraction(8, 5), Fraction(2, 3)),
     "mesh3x3": (Fraction(24, 16), Fraction(3, 4)),
@@ -43,7 +45,7 @@ def test_known_rates_are_exact(name):
 
 
 def all_trees(topology):
-    """Yields (root, links) of every tree of links that leads from a root to all ranks."""
+    """Yields (root, links) of every tree of links from a root to all ranks."""
     pairs = list(topology.capacities())
     count = len(topology.ranks)
     for chosen in itertools.combinations(pairs, count - 1):
@@ -59,7 +61,7 @@ def all_trees(topology):
 
 
 def rate_by_trees(topology):
-    """The best rate as a linear programme over explicit trees of both directions."""
+    """Returns the best rate, by a linear program over the explicit trees of both directions."""
     solver = require("ortools.linear_solver.pywraplp").Solver.CreateSolver("GLOP")
     capacities = topology.capacities()
     rows = {pair: solver.Constraint(0, float(rate)) for pair, rate in capacities.items()}
@@ -78,7 +80,9 @@ def rate_by_trees(topology):
 
 
 def direct_network(seed):
-    """A connected network of 3 to 5 ranks without switches, as much leaving each as enters it."""
+    """Returns a connected network of 3 to 5 ranks without switches. Each rank's outgoing bandwidth
+    equals its incoming bandwidth.
+    """
     rng = np.random.default_rng(seed)
     count = int(rng.integers(3, 6))
     total = {}

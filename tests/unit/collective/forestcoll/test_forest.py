@@ -105,7 +105,7 @@ def test_fixed_k_is_the_least_that_floors_allow(name, k):
     result = forest(topology, k=k)
     verify(topology, result)
     assert result.optimum == best
-    # Just below U some link carries one tree less, and then a cut is short.
+    # Just below U some link carries one tree fewer, so that a cut has too little capacity.
     below = max(
         Fraction(math.ceil(best.scale * each) - 1) / each
         for each in bandwidth
@@ -222,7 +222,7 @@ def test_bandwidths_too_fine_for_64_bits_are_refused():
 
 
 def degraded(seed):
-    """Returns a random network of which one or two links lost a part of their bandwidth."""
+    """Returns a random network in which one or two links have lost a part of their bandwidth."""
     topology = random_eulerian(seed)
     rng = random.Random(seed)
     links = list(topology.links)
@@ -257,10 +257,10 @@ def test_networks_with_degraded_links_have_an_optimum_that_trees_attain(seed):
 
 
 def test_a_switch_that_hears_more_than_it_says_by_hand():
-    """Three ranks on a switch; g0 sends at 1 GB/s, everything else runs at 3.
+    """Three ranks on a switch; g0 sends at 1 GB/s, all other links run at 3.
 
-    What g0 has leaves it at 1 GB/s, so x* is 1 at most. Twice three units then pass the switch, 6
-    of the 7 GB/s that enter it, where 9 could leave: the cuts alone would take it for balanced.
+    g0's data leaves it at 1 GB/s, so x* is at most 1. Then 2 * 3 GB/s pass the switch, of 7 GB/s
+    that enter and 9 that could leave it. The cuts alone do not show that the switch is unbalanced.
     """
     links = [Link(f"g{i}", "s", Fraction(3 if i else 1)) for i in range(3)]
     links += [Link("s", f"g{i}", Fraction(3)) for i in range(3)]
@@ -271,7 +271,7 @@ def test_a_switch_that_hears_more_than_it_says_by_hand():
 
 
 def test_fixed_k_on_a_directed_network_rounds_no_more_than_it_must():
-    """A cycle of three with one fast link: with one tree a rank 1/x is 2, its optimum."""
+    """A cycle of three with one fast link. With one tree for each rank, 1/x is 2, the optimum."""
     links = [Link("a", "b", Fraction(5)), Link("b", "c", Fraction(1)), Link("c", "a", Fraction(1))]
     topology = Topology("cycle", ("a", "b", "c"), (), tuple(links))
     best = optimal(topology, 1)

@@ -1,4 +1,4 @@
-"""Switches that multicast and sum, as synthesis and bounds use them: rates by hand and by trees."""
+"""Switches that multicast and reduce: rates of synthesis and bounds, by hand and by trees."""
 
 import dataclasses
 import itertools
@@ -18,9 +18,10 @@ from ark.collective.synthesis import synthesize
 from ark.collective.topology import Link, Topology, named
 from tests.slow import examples
 
-# The bound and the trees' rate, GB/s. By hand, of M bytes: a rank on one switch of 450 GB/s sends
-# and receives M where it sums, and 7/4 M where it only multicasts, since sums are then made on
-# ranks. Of two boxes with NICs of 50, M crosses the eight NICs of a box each way.
+# The bound and the trees' rate in GB/s. By hand, for M bytes: on one switch of 450 GB/s a rank
+# sends and receives M if the switch reduces. It sends and receives 7/4 M if the switch only
+# multicasts, because ranks then reduce. Between two boxes with NICs of 50 GB/s, M crosses the eight
+# NICs of a box in each direction.
 KNOWN = {
     "h100": (Fraction(1800, 7), Fraction(1800, 7)),
     "h100:inside=multicast": (Fraction(1800, 7), Fraction(1800, 7)),
@@ -73,7 +74,9 @@ def test_one_tree_of_height_one_does_a_rooted_collective(collective):
 
 
 def test_a_switch_that_sends_more_than_it_gets_is_of_use_where_it_multicasts():
-    """Thin links up, wide ones down: a gather is bound by what each rank hears."""
+    """Uplinks are thin and downlinks wide, so an all-gather is bound by the bytes that each rank
+    receives.
+    """
     links = [Link(f"g{i}", "s", 1) for i in range(4)] + [Link("s", f"g{i}", 3) for i in range(4)]
     plain = Topology("uneven", tuple(f"g{i}" for i in range(4)), ("s",), tuple(links))
     able = dataclasses.replace(plain, multicast=("s",))
@@ -86,7 +89,9 @@ def test_a_switch_that_sends_more_than_it_gets_is_of_use_where_it_multicasts():
 
 
 def small(seed):
-    """Three or four ranks and a switch of random abilities, links in equal pairs."""
+    """Returns three or four ranks and a switch with random abilities. Links are in pairs of equal
+    bandwidth.
+    """
     rng = random.Random(seed)
     ranks = tuple(f"g{i}" for i in range(rng.randint(3, 4)))
     ends = [(rank, "s") for rank in ranks]
@@ -103,8 +108,8 @@ def small(seed):
 def steiner_trees(topology, able):
     """Yields (root, links, times) of every way to reach all ranks from a root.
 
-    Links are those of a tree over the ranks, and over the switch where it copies; one that does not
-    copy is passed on ways from rank to rank, and its links may be used several times.
+    The links form a tree over the ranks, and over the switch if it multicasts. A switch that does
+    not multicast lies on paths between two ranks, and its links may be used several times.
     """
     ranks = topology.ranks
     pairs = list(topology.capacities())
@@ -133,7 +138,7 @@ def steiner_trees(topology, able):
 
 
 def rate_by_trees(topology):
-    """The best rate of an all-reduce over explicit trees, as a linear programme."""
+    """Returns the best rate of an all-reduce, by a linear program over explicit trees."""
     solver = require("ortools.linear_solver.pywraplp").Solver.CreateSolver("GLOP")
     rows = {k: solver.Constraint(0, float(rate)) for k, rate in topology.capacities().items()}
     balance = {root: solver.Constraint(0, 0) for root in topology.nodes}

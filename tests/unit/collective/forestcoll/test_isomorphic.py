@@ -1,4 +1,4 @@
-"""Large networks: trees as images under symmetries, and refused networks."""
+"""Large networks, whose trees are images of one tree under symmetries, and refused networks."""
 
 import importlib
 from dataclasses import replace
@@ -17,12 +17,12 @@ from tests.unit.collective.networks import verify
 
 @slow
 def test_more_than_512_ranks():
-    result = forest(named("h100x66"))  # which checks the trees
+    result = forest(named("h100x66"))  # forest() checks the trees
     assert result.height == 2 and len({tree.root for tree in result.gathering}) == 528
 
 
 def _without(topology, src, dst):
-    """Returns the network with a dead link, both ways."""
+    """Returns the network without a link, in both directions."""
     alive = tuple(link for link in topology.links if {link.src, link.dst} != {src, dst})
     assert len(alive) == len(topology.links) - 2
     return replace(topology, links=alive)
@@ -56,4 +56,4 @@ def test_too_large_networks_are_refused(monkeypatch):
     monkeypatch.setattr(module, "_MOST_PACKED", 200)
     with pytest.raises(UnsupportedError, match="8 ranks and 32 links; its trees are not symmetric"):
         forest(named("dgx1v"))
-    assert forest(named("mi300x")).height == 1  # drawn, so that nothing is packed
+    assert forest(named("mi300x")).height == 1  # height 1 is constructed directly, without packing

@@ -1,4 +1,6 @@
-"""Forests as programs: the checker accepts them, and running them gives the reference's bits."""
+"""Forests as programs: the checker accepts them, and their results equal the reference bit
+for bit.
+"""
 
 import numpy as np
 import pytest

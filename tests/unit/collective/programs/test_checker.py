@@ -1,4 +1,4 @@
-"""The checker: every kind of fault is refused by name, and what it accepts runs right."""
+"""The checker refuses every kind of fault with its name; programs that it accepts run correctly."""
 
 import dataclasses
 import random
@@ -24,7 +24,7 @@ from tests.cases.collective_programs import any_program
 
 
 def with_ops(program, change):
-    """The program after `change` had its way with the lists of operations."""
+    """Returns the program after `change` has edited its lists of operations."""
     ops = [list(row) for row in program.operations]
     change(ops)
     return dataclasses.replace(program, operations=tuple(tuple(row) for row in ops))
@@ -42,7 +42,7 @@ def ring():
 
 
 def place(program, kind, nth=0):
-    """The nth operation of a kind on rank 0."""
+    """Returns the index of the nth operation of a kind on rank 0."""
     actual = [i for i, op in enumerate(program.operations[0]) if op.kind is kind]
     return actual[nth]
 
@@ -75,7 +75,7 @@ def test_refuses_a_deadlock():
 
     refuse(with_ops(program, change), "deadlocks.*rank 0 operation 0.*waits for rank 1")
     refuse(with_ops(program, edit(0, 1, deps=(OpRef(0, 1),))), "deadlocks")
-    # In order, operation 0 would wait for a later one of its own list.
+    # Operation 0 would wait for a later operation of its own list, which runs in order.
     refuse(with_ops(program, edit(0, 0, deps=(OpRef(0, 1),))), "deadlocks")
 
 
@@ -181,7 +181,7 @@ def test_whole_tensor_reductions_need_all_dot_products():
 @settings(max_examples=150, deadline=None)
 @given(any_program(most_ranks=5), st.integers(0, 10**6))
 def test_damaged_programs_are_refused_or_correct(program, seed):
-    """Soundness: a damaged program is refused, or right in every order tried."""
+    """Soundness: a damaged program is refused, or gives the right result in every order tried."""
     rng = random.Random(seed)
 
     def damage(ops):

@@ -1,4 +1,4 @@
-"""MSCCL++ execution plans: interpreted as the executor's parser and kernel do, and read back."""
+"""MSCCL++ execution plans, interpreted as MSCCL++'s executor does, and read back."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ MOST_OPS, MOST_CHANNELS, MOST_PER_OP, MOST_SEMAPHORES = 64, 16, 8, 16
 
 
 def needed_fields(plan: dict[str, Any]) -> None:
-    """Asserts that all fields are there that the executor reads without a default."""
+    """Asserts that all fields are present for which the executor has no default."""
     assert {"name", "collective", "protocol", "inplace", "gpus"} <= plan.keys()
     for gpu in plan["gpus"]:
         parts = {"threadblocks", "channels", "remote_buffers"}
         assert {"id", "input_chunks", "output_chunks", "scratch_chunks", *parts} <= gpu.keys()
-        assert gpu["input_chunks"] and gpu["output_chunks"]  # sizes are divided by them
+        assert gpu["input_chunks"] and gpu["output_chunks"]  # the executor divides sizes by these
         for channels in gpu["channels"]:
             assert {"channel_type", "connected_to"} <= channels.keys()
         for buffer in gpu["remote_buffers"]:
@@ -52,8 +52,8 @@ def needed_fields(plan: dict[str, Any]) -> None:
 
 
 class Machine:
-    """What the executor does with a plan: blocks run beside each other in a random order, a thread
-    block's operations may end late until its threads meet (nop), offsets are counted in bytes.
+    """A model of MSCCL++'s executor: blocks run concurrently in a random order, a thread block's
+    operations may complete late until its threads synchronise (nop), and offsets are in bytes.
     """
 
     def __init__(self, text: str, inputs: list[np.ndarray], seed: int) -> None:
@@ -72,7 +72,7 @@ class Machine:
         self.other = self.channels()
         self.signals: Counter[tuple[int, int]] = Counter()
         self.semaphores: Counter[tuple[int, int]] = Counter()
-        self.behind: set[tuple[int, int]] = set()  # blocks some of whose threads have waited
+        self.behind: set[tuple[int, int]] = set()  # blocks in which some threads have waited
 
     def channels(self) -> dict[tuple[int, int], tuple[int, int]]:
         ends: dict[tuple[int, int], list[int]] = {}
@@ -235,7 +235,7 @@ def test_many_sources_are_added_in_parts() -> None:
 
 
 def damaged(text: str, name: str) -> str:
-    """The plan without its last operation of this name on gpu 1."""
+    """Returns the plan without its last operation of this name on GPU 1."""
     plan = json.loads(text)
     for block in reversed(plan["gpus"][1]["threadblocks"]):
         for i in reversed(range(len(block["ops"]))):
@@ -290,8 +290,8 @@ def test_invalid_plans_are_refused(case: str) -> None:
 
 
 def all_pairs(world: int, place: str) -> str:
-    """An all-reduce in place, as MSCCL++'s own tools would say it: every rank reads a share of all
-    others, adds it up, and writes the sum to all others.
+    """Returns an in-place all-reduce as MSCCL++'s own tools write it: every rank reads one share
+    from all others, reduces it, and writes the sum to all others.
     """
     gpus = []
     for r in range(world):

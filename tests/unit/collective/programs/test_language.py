@@ -1,5 +1,5 @@
-"""The language for programs: classic algorithms written in it are correct in every order, in plans
-too, and faulty programs are refused with a reason.
+"""The language for collective programs. Classic algorithms written in it are correct in every
+order, also as plans, and faulty programs are refused with a reason.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def test_other_numbers_of_ranks() -> None:
     ],
 )
 def test_steps_and_bytes_are_the_published_ones(name: str, steps_taken: int, sent: int) -> None:
-    """On 8 ranks: puts one after another, and chunks that each rank sends."""
+    """Compares, on 8 ranks, the length of the chain of puts and the chunks that each rank sends."""
     program = {a.__name__: a for a in EXAMPLES}[name](8)
     before = steps(program)
     puts = [ref for ref in program.refs() if program.op(ref).kind is Kind.PUT]
@@ -172,7 +172,7 @@ def test_a_mean_is_divided_once() -> None:
 
 
 def elsewhere() -> object:
-    """A chunk of a program of its own."""
+    """Returns a chunk that belongs to another program."""
     kept = []
     with pytest.raises(PlanError):
         ark.comm.program("all_reduce", 2)(lambda p: kept.append(p.output(1)))

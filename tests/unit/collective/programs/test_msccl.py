@@ -39,8 +39,8 @@ def test_written_programs_are_read_with_equal_results(
 
 
 def ring(world: int, attributes: str = 'inplace="1" outofplace="0"') -> str:
-    """An all-reduce by a ring as MSCCL's own tools write it: one thread block a rank, in place, all
-    of whose ranks send before they receive.
+    """Returns a ring all-reduce as MSCCL's own tools write it: in place, one thread block for each
+    rank, and every rank sends before it receives.
     """
     lines = [
         f'<algo name="ring" nchunksperloop="{world}" nchannels="1" proto="Simple" '

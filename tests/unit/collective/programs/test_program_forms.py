@@ -174,7 +174,9 @@ def test_steps_and_final_writers():
 
 
 def _run_xml(text, inputs):
-    """Interprets MSCCL XML: thread blocks in order, one message in flight a connection."""
+    """Interprets MSCCL XML: thread blocks in order, with at most one message in flight on a
+    connection.
+    """
     root = ElementTree.fromstring(text)
     memory, blocks = {}, []
     for gpu in root:
@@ -243,7 +245,7 @@ def test_xml_runs_to_the_same_result(collective, ranks):
 
 
 def _check_limits(text, steps, blocks, collectives):
-    """What the runtimes' parsers refuse, from their sources; names and numbers, not code."""
+    """Asserts the limits of the runtimes' parsers, taken from their sources."""
     root = ElementTree.fromstring(text)
     assert root.tag == "algo" and root.get("coll") in collectives
     for name in ("nchunksperloop", "nchannels", "ngpus", "minBytes", "maxBytes", "inplace"):
@@ -336,4 +338,4 @@ def test_uncut_spans_become_one_slot(collective):
     assert all(op.dst.count in (1, 4) for ops in whole.operations for op in ops)
     assert len(flow(whole).values) * 6 == len(flow(program).values)
     ring = classics.build("bidirectional_ring", "all_gather", 4)
-    assert coarsened(ring) is ring  # which sends one half each way
+    assert coarsened(ring) is ring  # it sends one half in each direction

@@ -1,4 +1,6 @@
-"""Reductions that are not sums: known answers, the forms of Adasum agree, means of any program."""
+"""Reductions other than sums: known values, equality of the forms of Adasum, means of any
+program.
+"""
 
 import ml_dtypes
 import numpy as np
@@ -18,10 +20,12 @@ def vectors(*rows):
 
 def test_known_answers_of_adasum():
     assert reference("adasum", vectors([1, 0], [1, 1])).tolist() == [1.25, 0.75]
-    assert reference("adasum", vectors([3, 0], [0, 5])).tolist() == [3, 5]  # orthogonal: sum
-    np.testing.assert_allclose(reference("adasum", vectors([2, 4], [2, 4])), [2, 4])  # mean
-    np.testing.assert_allclose(reference("adasum", vectors([1, 2], [3, 6])), [2, 4])  # mean
-    assert reference("adasum", vectors([0, 0], [4, 2])).tolist() == [4, 2]  # no norm
+    assert reference("adasum", vectors([3, 0], [0, 5])).tolist() == [3, 5]  # orthogonal: the sum
+    np.testing.assert_allclose(reference("adasum", vectors([2, 4], [2, 4])), [2, 4])  # equal: mean
+    np.testing.assert_allclose(
+        reference("adasum", vectors([1, 2], [3, 6])), [2, 4]
+    )  # parallel: mean
+    assert reference("adasum", vectors([0, 0], [4, 2])).tolist() == [4, 2]  # one is zero: the other
 
 
 def test_known_answers_of_the_combiner():
@@ -38,7 +42,7 @@ def test_the_combiner_is_not_symmetric_so_order_matters():
 
 
 def by_hand(rows):
-    """Adasum of a power of two of vectors, straight from the paper's formula."""
+    """Returns Adasum of a power of two of vectors, by the paper's formula."""
     if len(rows) == 1:
         return rows[0]
     half = len(rows) // 2
@@ -86,7 +90,7 @@ def test_programs_refuse_products_that_overflow():
 
 
 def test_dot_products_are_in_fp64():
-    """In fp16 the dot products below overflow; the coefficients must not."""
+    """The dot products would overflow in fp16; the coefficients must not."""
     rows = [np.full(64, 300, np.float16), np.full(64, 300, np.float16)]
     for name in ("adasum_tree", "adasum_halving"):
         for out in execute(classics.build(name, "all_reduce", 2), rows):

@@ -1,4 +1,6 @@
-"""Routes that pass ranks become puts from rank to rank: right in all orders, over equal links."""
+"""Puts with routes over other ranks become puts from rank to rank. They are right in every order
+and use the same links.
+"""
 
 import dataclasses
 
@@ -28,7 +30,7 @@ from ark.plan.verify import verify
 
 
 def with_routes(program, topology):
-    """The program with the default route named in every put."""
+    """Returns the program with the default route written in every put."""
     routes = Routes(topology)
     lists = [
         [
@@ -74,7 +76,9 @@ def test_operations_without_a_route_are_unchanged():
 
 
 def line():
-    """Rank 0's data to ranks 1 and 2, the latter by way of rank 1."""
+    """Returns a broadcast of rank 0's data to ranks 1 and 2. The data for rank 2 pass through rank
+    1.
+    """
     b = ProgramBuilder("line", "broadcast", 3, 1, root=0)
     b.copy(0, Span(IN, 0), Span(OUT, 0))
     b.put(0, 1, Span(OUT, 0), Span(OUT, 0), ("g0", "g1"))

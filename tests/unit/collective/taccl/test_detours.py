@@ -1,4 +1,4 @@
-"""TACCL: the default sketch on networks of all forms, detours, and what optimal is relative to."""
+"""TACCL: the default sketch on many kinds of network, detours, and the objective of its optimum."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def test_the_default_sketch_joins_all_ranks_of_mixed_networks(seed):
 
 @pytest.mark.parametrize("inside", ["switch", pytest.param("none", marks=slow)])
 def test_detours_where_shortest_paths_share_a_thin_link(inside):
-    topology = named("ndv2x4")  # whose eight ranks a box share one NIC
+    topology = named("ndv2x4")  # eight ranks of a box share one NIC
     every = {"strategy": "switch", "switches": [list(range(8))]}
     raw = {
         "nnodes": 4,
@@ -36,7 +36,7 @@ def test_detours_where_shortest_paths_share_a_thin_link(inside):
     }
     program = synthesize_taccl(topology, Sketch.from_json(raw), "all_gather", 60, 1 << 30)
     assert "detours" in program.paths
-    assert program.routing_us < 1.1 * least_us(topology, "all_gather", 1 << 30)  # 8 without detours
+    assert program.routing_us < 1.1 * least_us(topology, "all_gather", 1 << 30)  # else 8 times
     prove(program.program, topology)
 
 

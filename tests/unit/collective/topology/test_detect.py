@@ -1,4 +1,4 @@
-"""Detection of a machine's links, read through stand-ins of the vendors' libraries."""
+"""Detection of a machine's links, with stand-ins for the vendors' libraries."""
 
 import sys
 from fractions import Fraction
@@ -66,7 +66,7 @@ class NotSupportedError(NvmlError):
 
 
 def nvml(links):
-    """Returns a stand-in for NVML: links[device] lists (version, "switch" or the other device)."""
+    """Returns a stand-in for NVML. links[device] lists (version, "switch" or the other device)."""
     module = ModuleType("cuda.bindings.nvml")
     bus = lambda index: SimpleNamespace(domain=0, bus=16 + index, device_=0)  # noqa: E731
 
@@ -130,7 +130,7 @@ def test_nvml_without_devices(monkeypatch):
 
 
 def hip(count, hops, arch="gfx942:sramecc+"):
-    """Returns a stand-in for hip.hip with `count` devices; hops(a, b) is (kind, hops)."""
+    """Returns a stand-in for hip.hip with `count` devices. hops(a, b) is (kind, hops)."""
     package, module = ModuleType("hip"), ModuleType("hip.hip")
     package.hip = module
     module.hipGetDeviceCount = lambda: (0, count)

@@ -1,4 +1,6 @@
-"""Measured topologies: lines through times, links from pairs, costs, and what the file keeps."""
+"""Measured topologies: lines fitted to times, links computed from pairs, costs, and the file's
+contents.
+"""
 
 import itertools
 
@@ -20,15 +22,17 @@ def test_a_line_is_found_again():
     sizes = (64, 4096, 1 << 20)
     line = fit(sizes, times(3.5, 12.5, sizes))
     assert (line.alpha_us, line.gbps) == pytest.approx((3.5, 12.5))
-    flat = fit(sizes, [2.0, 2.0, 2.0])  # nothing but latency: as fast as was seen, twice at most
+    flat = fit(sizes, [2.0, 2.0, 2.0])  # all latency: at most twice the largest bandwidth seen
     assert flat.alpha_us == pytest.approx(2, rel=1e-6)
     assert flat.gbps == pytest.approx(2 * (1 << 20) / 2.0 / 1e3)
-    steep = fit(sizes, [0.001, 1.0, 300.0])  # less than no latency is none
+    steep = fit(sizes, [0.001, 1.0, 300.0])  # a negative latency is set to 0
     assert steep.alpha_us == 0 and 3 < steep.gbps < 70
 
 
 def test_pairs_become_links_and_costs():
-    """On a star of three, g2's port is half as fast; the others' are not blamed for it."""
+    """In a star of three, g2's port is half as fast. The ports of the others keep their
+    bandwidth.
+    """
     topology = named("star3")
     routes = Routes(topology)
     ways = {
@@ -52,16 +56,18 @@ def test_pairs_become_links_and_costs():
         ("threads", 1.0, 3.0),
     ]
     assert from_json(to_json(result)) == result
-    # A small put takes the packets' time, a large one the threads', as they were measured.
+    # A small put takes the time measured for packets, a large one that for threads.
     program = classics.build("one_shot", "broadcast", 3)
     small, large = (simulate(program, result, size).time_us for size in (100, 1 << 24))
     assert small == pytest.approx(2.0 + 0.25 + 100 * 2 / 10 / 1e3, rel=0.02)
-    copy = 2 * (1 << 24) / 300 / 1e3  # of the root, into its own output
+    copy = 2 * (1 << 24) / 300 / 1e3  # the root's copy into its own output
     assert large == pytest.approx(copy + 5.0 + 0.25 + (1 << 24) / 10 / 1e3, rel=1e-3)
 
 
 def test_links_that_differ_by_less_than_repeats_do_are_equal():
-    """Six pairs of a mesh of four: five alike within 15%, one at a third. Trees are few then."""
+    """Six pairs of a mesh of four: five within 15% of each other, one at a third. The five get one
+    bandwidth, so that few trees suffice.
+    """
     rates = (338.2, 361.9, 350.0, 345.1, 359.7, 112.4)
     lines = [{"threads": Line(4.3 + 0.01 * i, rate)} for i, rate in enumerate(rates)]
     every = itertools.combinations(range(4), 2)
@@ -77,7 +83,9 @@ def test_links_that_differ_by_less_than_repeats_do_are_equal():
 
 
 def test_small_sizes_rank_by_latency(capsys, tmp_path):
-    """Typical costs: the tree wins by steps, the ring by bytes, and small puts carry flags."""
+    """With typical costs one_shot is faster for small sizes and the ring for large ones; small puts
+    carry flags.
+    """
     h100 = load("h100")
     ring, direct = (classics.build(name, "all_reduce", 8) for name in ("ring", "one_shot"))
     ratio = {

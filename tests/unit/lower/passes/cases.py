@@ -1,6 +1,6 @@
 """Small programs, each of which one pass changes, and the pass's graph before and after as text.
 
-`python -m tests.unit.lower.passes.cases` writes the texts beside this file; read the diff.
+`python -m tests.unit.lower.passes.cases` writes the texts beside this file; review the diff.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ RUNS = {step.name: step.run for step in PASSES}
 
 @dataclass(frozen=True)
 class Case:
-    """A pass, the program that it changes, and what that is planned for. options: the planner's.
-    label: of the second program of a pass.
+    """A pass and a program that it changes. machine, ranks, options: those that it is planned for.
+    label: distinguishes a second program of the same pass.
     """
 
     name: str
@@ -264,7 +264,7 @@ CASES = (
 
 
 def graph_of(case: Case) -> Graph:
-    """The program's graph."""
+    """Returns the program's graph."""
     model = Model(rank=0, world_size=case.ranks)
     with use_model(model):
         case.build()
@@ -272,7 +272,9 @@ def graph_of(case: Case) -> Graph:
 
 
 def step_of(case: Case) -> tuple[Graph, Context]:
-    """The graph that the case's pass gets while the program is prepared, and its context."""
+    """Returns the graph that the case's pass receives while the program is prepared, and its
+    context.
+    """
     steps: dict[str, tuple[Graph, Context]] = {}
 
     def keep(name: str, before: Graph, after: Graph, context: Context) -> None:
@@ -284,7 +286,7 @@ def step_of(case: Case) -> tuple[Graph, Context]:
 
 
 def text_of(case: Case) -> str:
-    """The graph before and after the pass alone."""
+    """Returns the text of the graph before and after this pass alone."""
     before, context = step_of(case)
     after = RUNS[case.name](before, context)
     return f"before\n{to_text(before)}after\n{to_text(after)}"

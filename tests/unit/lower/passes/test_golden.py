@@ -1,6 +1,6 @@
-"""Each pass alone on a small printed graph: its texts before and after are those that are kept.
+"""Each pass alone on a small printed graph: its texts before and after equal the stored ones.
 
-A second run changes nothing.
+A second run of the pass changes nothing.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Rows that are transposed before a linear layer and back behind it stay where they are, and only
-where each row is computed by itself.
+"""A linear layer between two transposes of its rows: the transposes are removed if they cancel and
+every row is computed independently.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from tests.unit.lower.computed import computed
 
 
 class Turned:
-    """A linear layer, a bias and relu between two transposes of the rows: the graph, its inputs'
-    values by buffer, the result and what NumPy says that it is. row: the bias differs by rows.
+    """A linear layer, a bias and a relu between two transposes of the rows. Holds the graph, the
+    inputs' values by buffer, the result and the expected values. row: the bias differs by row.
     """
 
     def __init__(

@@ -1,4 +1,6 @@
-"""Convolutions whose channels are turned to be last: which, and into what."""
+"""Convolutions that are rewritten to have their channels last: which ones, and the
+resulting ops.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def test_weights_multiply_rows_of_windows(machine: str) -> None:
 
 
 def test_images_of_any_size_are_loaded_by_boxes() -> None:
-    """14 x 14 places of 16 bits are 392 bytes, no multiple of 16: results are turned back."""
+    """A 14 x 14 image in 16 bits is 392 bytes, not a multiple of 16, so the result is transposed
+    back.
+    """
     window_plan = planned("h100", (2, 128, 14, 14), (128, 128, 3, 3))
     assert kinds(window_plan) == [*BOXED, "transpose"]
     assert window_plan.variant_of(0) == "matrix"
@@ -69,7 +73,9 @@ def test_images_of_any_size_are_loaded_by_boxes() -> None:
 
 
 def test_windows_are_boxes_of_the_input() -> None:
-    """28 x 28 places of 16 bits are whole packs, so results leave as they are wanted."""
+    """A 28 x 28 result in 16 bits is a whole number of packs, so it is written in the original
+    order.
+    """
     task_plan = planned("h100", (4, 64, 56, 56), (64, 64, 3, 3), stride=2)
     assert kinds(task_plan) == BOXED
     product = task_plan.ops[-1]

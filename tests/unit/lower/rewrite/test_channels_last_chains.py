@@ -1,5 +1,5 @@
 """Chains of convolutions: an image is transposed once, elementwise ops work on rows of channels,
-and results without a reader of the original order are not transposed back.
+and results that no op reads in the original order are not transposed back.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ def bias() -> Any:
 
 
 def types(model: ark.Model, kept: frozenset[int] = NO_OTHER_READERS) -> list[str]:
-    """The nodes' types; transposes of weights, of which there are 64, are called that."""
+    """Returns the nodes' types after the pass. Transposes of weights (64 channels) are named
+    `weights`.
+    """
     return [
         "weights" if n.type == "transpose" and n.outputs[0].shape[0] == WEIGHTS[0] else n.type
         for n in channels_last(model.graph, Context(H100, kept=kept)).nodes
@@ -94,7 +96,9 @@ def test_channels_with_another_reader_are_transposed_back() -> None:
 
 
 def test_windows_of_one_place_between_two_convolutions_are_rows() -> None:
-    """And are left as they are where nothing turned them."""
+    """Convolutions of 1 x 1 windows become products of rows; without a transposed neighbour they
+    are unchanged.
+    """
     model = ark.Model(0, 1)
     with ark.use_model(model):
         x = ark.conv(ark.tensor(SHAPE, ark.bf16), weights(64, 64, 1, 1))

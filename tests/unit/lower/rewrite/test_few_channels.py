@@ -1,4 +1,6 @@
-"""Convolutions of few channels: the padded image that box copies load instead of windows."""
+"""Convolutions with few channels: the image is padded and loaded by box copies, instead of a matrix
+of windows.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def planned(x: Shape, w: Shape, dtype: Any, **conv: Any) -> Plan:
 
 @pytest.mark.parametrize(("dtype", "channels"), [(ark.fp32, 4), (ark.bf16, 8)], ids=str)
 def test_the_first_convolution_of_a_network_makes_no_matrix(dtype: Any, channels: int) -> None:
-    """Its image grows by its padding and by the channels of a pack, not by 49 taps."""
+    """The image grows by its padding and to the channels of a pack, not by the 49 window
+    elements.
+    """
     plan = planned((16, 3, 224, 224), (64, 3, 7, 7), dtype, stride=2, padding=3)
     assert [op.kind for op in plan.ops] == ["remap", "remap", "matmul"]
     image, kernel, product = plan.ops
@@ -36,7 +40,7 @@ def test_the_first_convolution_of_a_network_makes_no_matrix(dtype: Any, channels
     assert plan.tensors[kernel.operands[1]].shape == (64, 7, 7, channels)
     windows = product.params["windows"]
     assert (windows["size"], windows["before"], windows["stride"]) == ([7, 7], [3, 0], [2, 2])
-    assert plan.arenas["activation"] < 70e6  # 118 MB of windows in fp32 before
+    assert plan.arenas["activation"] < 70e6  # the matrix of windows in fp32 took 118 MB
 
 
 def test_taps_that_lie_apart_are_laid_out_as_before() -> None:
@@ -45,7 +49,7 @@ def test_taps_that_lie_apart_are_laid_out_as_before() -> None:
 
 
 def test_images_are_not_padded_under_a_variant_that_loads_no_boxes() -> None:
-    """The matrix of windows of the padded image would have all of its zeros."""
+    """There the matrix of windows would also contain the padded image's zeros."""
     plan = planned((2, 3, 224, 224), (32, 3, 3, 3), ark.bf16, stride=2, padding=1)
     assert plan.variant == "block"
     assert [op.kind for op in plan.ops] == ["remap", "matmul"]
@@ -61,7 +65,7 @@ CONVOLUTIONS: list[tuple[Shape, Shape, dict[str, Any]]] = [
 
 
 def test_windows_of_the_padded_image_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An infinite element makes those results infinite whose windows have it, and no others."""
+    """An infinite element makes only those results infinite whose window contains it."""
     torch = pytest.importorskip("torch")
     in_place(monkeypatch)
     ark.init(backend="cpu")

@@ -23,7 +23,9 @@ def kinds(build: Callable[[Any], Any]) -> list[str]:
 
 
 def soft(x: Any) -> Any:
-    """A scaled value that a comparison and a function read, which `where` joins."""
+    """Returns an expression in which a comparison and a function read one value and `where` joins
+    them.
+    """
     scaled = ark.mul(x, 2.0)
     return ark.where(ark.greater(scaled, 20.0), x, ark.mul(ark.log_sigmoid(scaled), -0.5))
 
@@ -38,7 +40,7 @@ def test_values_read_by_parts_of_one_op_are_not_written(build: Callable[[Any], A
 
 
 def test_values_read_by_two_ops_are_written_once() -> None:
-    """Two results, neither of which is the other's."""
+    """The shared value has two readers, neither of which reads the other."""
 
     def two(x: Any) -> Any:
         shared = ark.exp(ark.mul(x, 2.0))

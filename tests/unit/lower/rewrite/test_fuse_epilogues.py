@@ -1,4 +1,6 @@
-"""What follows a product element by element becomes part of it, and only where nothing is lost."""
+"""Elementwise ops after a product are fused into it, but only if no other op needs the intermediate
+result.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ SHAPES = {"a": (M, K), "b": (N, K), "bias": (N,), "column": (M, 1), "rest": (M, 
 
 
 def planned(build: Callable[..., Any], machine: Machine, scale: int = 1) -> Plan:
-    """The plan of build(a, b, bias, column, rest), whose result is called out."""
+    """Returns the plan of build(a, b, bias, column, rest). The result's name is `out`."""
     model = Model()
     with use_model(model):
         kind = bf16 if scale > 1 else fp32
@@ -120,13 +122,15 @@ def test_a_product_is_not_moved_past_a_write_of_its_operands() -> None:
 
 
 def normed(x: Any, *norm: Any) -> Any:
-    """A batch norm of columns."""
+    """Returns a batch norm of columns."""
     mean, variance, weight, shift = norm
     return (x - mean) * ark.rsqrt(variance + 1e-5) * weight + shift
 
 
 def test_two_products_take_in_their_norms_and_one_the_sum() -> None:
-    """A residual block whose shortcut is a product too: ten operands are more than one takes."""
+    """A residual block whose shortcut is also a product. Its ten operands exceed the limit of one
+    op.
+    """
     torch = pytest.importorskip("torch")
     names = ("x", "w", "y", "v", *(f"{side}{i}" for side in "ab" for i in range(4)))
     shapes = [(M, K), (K, K)] * 2 + [(K,)] * 8
@@ -158,7 +162,9 @@ def test_two_products_take_in_their_norms_and_one_the_sum() -> None:
 
 
 def test_products_cast_to_integers_are_added_as_integers() -> None:
-    """Each is exact in fp32; their sum is odd and above 2^24, which fp32 does not hold."""
+    """Each product is exact in fp32. Their sum is odd and above 2^24, so fp32 cannot
+    represent it.
+    """
     torch = pytest.importorskip("torch")
     x, w = torch.full((4, 64), 511.0), torch.full((4, 64), 511.0)
     y, v = x.clone(), w.clone()

@@ -1,5 +1,5 @@
-"""An rmsnorm that is written op by op becomes one, which rounds where the ops round: beside torch
-on the CPU, bit by bit.
+"""An rmsnorm that is written with plain ops becomes one op that rounds where the plain ops round:
+compared with torch on the CPU, bit for bit.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SIZES = [4, 16, 64]
 
 
 def rows(x: Tensor, scale: float | None = None) -> Tensor:
-    """The rows, normed in fp32."""
+    """Returns the rows, normalised in fp32."""
     c = ark.cast(x, ark.fp32)
     squares = ark.mul(c, c)
     mean = ark.reduce_mean(squares, 2 if scale is None else 1)
@@ -58,14 +58,14 @@ def read_twice(x: Tensor, w: Tensor) -> Tensor:
 
 
 def twin(build: Callable[..., Tensor], x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """The same in torch."""
+    """Returns the same norm in torch."""
     c = x.float()
     y = c * torch.rsqrt(c.pow(2).mean(-1, keepdim=True) + 1e-5)
     return (y * (w.float() + 1.0)).to(x.dtype) if build is as_gemma else w * y.to(x.dtype)
 
 
 def kinds(build: Callable[..., Tensor], dtype: ark.DataType) -> list[str]:
-    """Types of the nodes that the program becomes."""
+    """Returns the types of the nodes that the program is rewritten to."""
     model = ark.Model()
     with ark.use_model(model):
         ark.copy(build(ark.tensor(SIZES, dtype), ark.parameter([SIZES[-1]], dtype)))
@@ -76,7 +76,7 @@ def kinds(build: Callable[..., Tensor], dtype: ark.DataType) -> list[str]:
 @pytest.mark.parametrize("build", [as_llama, as_gemma])
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_the_norm_is_one_and_equals_torchs(build: Callable[..., Tensor], dtype: str) -> None:
-    """Rows of whole numbers, whose squares have exact sums in any order."""
+    """Rows contain integers whose sums of squares are exact in any order."""
     ark.init(backend="cpu")
     kind = getattr(ark, dtype)
     wanted = "rounded_rmsnorm" if build is as_llama else "rmsnorm"

@@ -1,4 +1,6 @@
-"""Rotary embeddings that are written op by op read both halves of a head in place."""
+"""Rotary embeddings that are written with plain ops become one op that reads both halves of a head
+in place.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,9 @@ def half_turned(x: np.ndarray) -> np.ndarray:
 
 
 class Rotated:
-    """A rotary embedding of heads, which are transposed before or not. factors: the shape of
-    cosines and sines. swapped: operands of sums and products the other way round. wrong: the first
-    half is negated.
+    """A rotary embedding of heads, after a transpose or not. factors: the shape of cosines and
+    sines. swapped: operands of sums and products are in the other order. wrong: the first half is
+    negated.
     """
 
     def __init__(
@@ -96,7 +98,7 @@ def test_results_are_those_of_the_ops(data: Any) -> None:
 def test_a_llama_of_transformers_is_products_norms_rotations_and_attention(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Planned for matrix units; run on the CPU beside torch."""
+    """The model is planned for matrix units and run on the CPU, and compared with torch."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     from ark.bench.model_parts import FirstTensor

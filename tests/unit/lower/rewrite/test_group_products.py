@@ -1,5 +1,5 @@
-"""Products that read the same left side stand side by side, unless something between them must
-come first.
+"""Products with the same left operand are placed next to each other, unless an op between them must
+run first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""What an op computes from small tensors that nothing in the iteration makes is computed once."""
+"""An expression of small tensors that no op in the iteration writes is computed once, before it is
+broadcast.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ def planned(build: Callable[[], Any], machine: str = "h100") -> Plan:
 
 
 def expressions(plan: Plan) -> list[tuple[str, str]]:
-    """By op: its kind, and the functions of its expression as text."""
+    """Returns, by op, its kind and the text of its expression."""
     return [(op.kind, str(op.params.get("expr", ""))) for op in plan.ops]
 
 
@@ -57,7 +59,9 @@ def test_they_come_before_the_product_and_stay_in_fp32() -> None:
 
 
 def alone(shape: tuple[int, ...], variance: Callable[[], Any] | None = None) -> Callable[[], Any]:
-    """A batch norm by itself; variance: of the iteration, if it is not given from outside."""
+    """Returns a batch norm alone. variance: computed in the iteration, or None if it is an
+    input.
+    """
 
     def build() -> Any:
         weight, bias, mean, given = (ark.tensor((shape[1],), ark.fp32) for _ in range(4))
@@ -73,13 +77,15 @@ def measured() -> Any:
 
 
 def rooted(plan: Plan) -> list[int]:
-    """Elements of the results of what takes roots."""
+    """Returns the result sizes of the ops that take square roots."""
     ops = (op for op in plan.ops if "rsqrt" in str(op.params))
     return [math.prod(plan.tensors[op.operands[-1]].shape) for op in ops]
 
 
 def test_small_factors_are_not_hoisted() -> None:
-    """Few elements; few for each channel; a variance that the iteration makes."""
+    """Results with few elements in all, few for each channel, or a variance computed in the
+    iteration.
+    """
     assert rooted(planned(alone((8, 64, 32, 32)))) == [64, 64]
     assert rooted(planned(alone((8, 64, 16, 16)))) == [8 * 64 * 256]
     assert rooted(planned(alone((32, 1 << 14)))) == [32 << 14]
@@ -87,7 +93,7 @@ def test_small_factors_are_not_hoisted() -> None:
 
 
 def test_results_are_numpys() -> None:
-    """On the CPU, of statistics that change between launches."""
+    """On the CPU, with statistics that change between launches."""
     rng = np.random.default_rng(0)
     ark.init(backend="cpu")
     x = ark.tensor((4, 16, 64, 64), ark.fp32)

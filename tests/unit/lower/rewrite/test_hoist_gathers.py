@@ -1,4 +1,4 @@
-"""Rows that are not gathered are not computed; gathered rows stay the same."""
+"""Rows that a later gather drops are not computed; the gathered rows stay the same."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KINDS = ("product", "product", "product", "norm", "add", "bias", "gate", "own", 
 
 
 def values(graph: Graph, given: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
-    """By buffer, what lies there in the end, by each op's own definition."""
+    """Returns the final contents of all buffers, by each op's reference."""
     memory = {buffer: array.copy() for buffer, array in given.items()}
     for node in graph.nodes:
         inputs = [memory[t.buffer.id].reshape(t.shape) for t in node.inputs]
@@ -41,7 +41,7 @@ def values(graph: Graph, given: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
 
 
 class Draw:
-    """A random graph of ops by rows and others, with gathers of some results."""
+    """A random graph of ops that work by rows and of other ops, with gathers of some results."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -90,7 +90,7 @@ class Draw:
         if kind == "gate":
             wide = self.add("matmul", [x, self.state((2 * WIDE, WIDE))], (ROWS, 2 * WIDE), **plain)
             return self.add("swiglu_pairs", [wide], rows)
-        if kind == "own":  # a product whose right side is of rows, too
+        if kind == "own":  # the right operand of this product also has rows
             scores = self.add("matmul", [x, self.one()], (ROWS, ROWS), **plain)
             return self.add("matmul", [scores, self.state((WIDE, ROWS))], rows, **plain)
         turned = {"transpose_a": True, "transpose_b": True}
@@ -121,7 +121,7 @@ def test_random_graphs_give_the_same(seed: int) -> None:
 
 
 def test_many_of_them_have_fewer_rows() -> None:
-    """The test above is of something."""
+    """At least 20 of the 80 graphs above are really changed."""
     moved = 0
     for seed in range(80):
         draw = Draw(seed)
@@ -131,7 +131,7 @@ def test_many_of_them_have_fewer_rows() -> None:
 
 
 def chained() -> tuple[Graph, Tensor, Tensor]:
-    """A product of the last of a product's rows."""
+    """Returns a product of the last row of another product."""
     graph = Graph()
     x, first, second = (
         graph.tensor(s, fp32, arena="state") for s in ((ROWS, WIDE), (WIDE, WIDE), (WIDE, WIDE))
@@ -178,7 +178,7 @@ def test_the_first_token_of_a_prompt_takes_one_row_behind_the_last_attention() -
     last = ("layers.1.attention.output", "layers.1.mlp.gate+up", "layers.1.mlp.down", "head.logits")
     assert {name for name, n in rows.items() if n == 1} == {f"begin.{name}" for name in last}
     assert set(rows.values()) == {1, 128}
-    # The residual's row is there before attention's.
+    # The gather of the residual comes before the gather of attention's output.
     taken = [op.name for op in begin if op.kind == "gather"]
     names = ("add.rows", "attention.output.rows")
     assert taken == [f"begin.layers.1.{name}" for name in names]

@@ -1,4 +1,4 @@
-"""Packing and fusion keep the results of a graph, and tensors with other readers."""
+"""Packing and fusion keep a graph's results, and do not change tensors that have other readers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PROMPT, CHUNK, NEW = 11, 4, 3
 
 
 def lowered(built: Built, form: str) -> tuple[Graph, list[Packing]]:
-    """The graph as built, with packed weights, or fused as well."""
+    """Returns the graph and its packings. form: as built, with packed weights, or also fused."""
     if form == "as built":
         return built.graph, []
     context = Context(backends.machine("cpu-2"))
@@ -73,13 +73,13 @@ def test_every_form_computes_transformers_logits(kind: str, form: str, tmp_path:
     model = reference(directory, torch.float64)
     with torch.inference_mode():
         theirs = model(torch.tensor(tokens[None, :-1])).logits[0, PROMPT - 1 :].numpy()
-    # transformers' rotary angles and norms are fp32 whatever the model's type.
+    # transformers' rotary angles and norms are in fp32 for every type of the model.
     np.testing.assert_allclose(np.array(rows), theirs, rtol=2e-5, atol=2e-5)
     assert tokens[PROMPT:].tolist() == theirs.argmax(-1).tolist()
 
 
 def test_a_llama_layer_becomes_five_ops(tmp_path: Path) -> None:
-    """What fusion must find: one product more would be a tenth of a token's time."""
+    """One product more would cost a tenth of a token's time."""
     directory = make_checkpoint(tmp_path / "llama")
     shape = Shape(Checkpoint.open(directory).config, fp32, 32, CHUNK)
     graph, packings = lowered(build(shape), "fused")
@@ -106,8 +106,8 @@ def test_a_llama_layer_becomes_five_ops(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("apart", [True, False])
 def test_decoding_over_pages_is_packed_too(apart: bool, tmp_path: Path) -> None:
-    """The projection stores to pages; attention has the newest key and value at hand where no row
-    reads what another one appends.
+    """The projection stores to pages. Attention takes the newest key and value directly if no row
+    reads a position that another row appends.
     """
     config = Checkpoint.open(make_checkpoint(tmp_path / "llama")).config
     pages = Pages(7, 16, (1, 2), apart=apart)
@@ -129,7 +129,7 @@ def test_decoding_over_pages_is_packed_too(apart: bool, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", ["as built", "packed", "fused"])
 def test_every_form_over_pages_computes_transformers_logits(form: str, tmp_path: Path) -> None:
-    """Two texts of one form, which read their prompts token by token."""
+    """Two sequences, which read their prompts token by token."""
     directory = make_checkpoint(tmp_path / "llama")
     checkpoint = Checkpoint.open(directory)
     pages = Pages(16, 4, (2,))
@@ -169,7 +169,7 @@ HEADS, KV_HEADS, WIDTH, HIDDEN = 4, 2, 8, 24
 
 
 class Parts:
-    """What a model of one layer is made of, so that a case can disturb it."""
+    """A model of one layer, built of parts that a case can change."""
 
     def __init__(self) -> None:
         sizes = {"query": HEADS * WIDTH, "key": KV_HEADS * WIDTH, "value": KV_HEADS * WIDTH}

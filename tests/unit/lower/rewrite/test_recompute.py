@@ -1,4 +1,4 @@
-"""Activations that are computed again: the same results in less memory, beside torch."""
+"""Recomputed activations: the same results in less memory, compared with torch."""
 
 from __future__ import annotations
 
@@ -30,17 +30,21 @@ from tests.unit.parallel.ranks_in_numpy import Ranks
 MACHINE = registry.machine("cpu-1")
 MODEL_LAYERS = 4
 SHARES = {"Swin": 0.5, "convolution": 0.6, "Llama": 0.85, "experts": 0.6, "encoder-decoder": 0.92}
-"""Of the bytes that a step of two layers has alive at once."""
+"""By kind of model: the limit as a fraction of the bytes of activations live at once in a step of
+two layers.
+"""
 KINDS = ("Swin", "convolution", "Llama")
 
 
 @pytest.fixture(autouse=True)
 def _shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "MAX_UNSHARED_BYTES", 0)  # few bytes are shared too
+    monkeypatch.setattr(memory, "MAX_UNSHARED_BYTES", 0)  # so that small buffers also share memory
 
 
 def _least(nodes: Any) -> int:
-    """Bytes of activations that a list of nodes has alive at once."""
+    """Returns the largest number of bytes of activations that are live at once in a list of
+    nodes.
+    """
     alive: dict[int, tuple[int, int, int]] = {}
     for place, node in enumerate(n for n in nodes if not n.virtual):
         for tensor in (*node.inputs, *node.outputs):
@@ -57,7 +61,7 @@ def _least(nodes: Any) -> int:
     "kind", [pytest.param(k, marks=() if k == "Swin" else slow) for k in SHARES]
 )
 def test_a_step_in_less_memory_trains_as_torch_does(kind: str) -> None:
-    """In float64, each op interpreted in NumPy."""
+    """Each op is interpreted by NumPy in float64."""
     step = step_of(kind, 2)
     ranks = parallelize(step.graph, 1, "replicated").ranks
     (graph,), (held,) = ranks.graphs, ranks.held
@@ -92,7 +96,9 @@ def _run(step: Step, plan: Plan, kind: str) -> dict[str, np.ndarray]:
 @slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_kernel_that_recomputes_gives_the_same_bits(kind: str) -> None:
-    """Parameters and moments after two steps on a CPU, in at most 60% of the arena."""
+    """Parameters and moments after two steps on a CPU are equal, with at most 60% of the memory for
+    activations.
+    """
     step = step_of(kind, MODEL_LAYERS)
     whole = plan(step.graph, MACHINE)
     limit = int(0.6 * whole.arenas["activation"])
@@ -106,7 +112,9 @@ def test_a_kernel_that_recomputes_gives_the_same_bits(kind: str) -> None:
 
 
 def test_the_cheapest_bytes_are_computed_again() -> None:
-    """Of two values of equal size the sum is dropped, not the product of many more operations."""
+    """Of two values of equal size, the sum is recomputed and not the product, which takes more
+    operations.
+    """
     with use_model(Model(0, 1)) as model:
         x, w = ark.tensor([512, 512]), ark.parameter([512, 512])
         total, product = ark.add(x, 1.0), ark.matmul(x, w)

@@ -1,4 +1,4 @@
-"""Small ops in waves: the same results, side by side where the program has them one by one."""
+"""Independent small ops are reordered so that they run concurrently; results stay the same."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_random_programs_change_their_order(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_cells_of_a_diagonal_run_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
-    """10 layers of 8 steps are 17 waves; the lists of program order hold cells up."""
+    """10 layers of 8 steps take 17 waves. In program order, cells wait that could run."""
     case = lstm(10, 8, 256)
     plan, _ = planned(case, H100)
     monkeypatch.setattr(reorder_small_ops, "MIN_MEAN_CONCURRENT_OPS", 1 << 20)

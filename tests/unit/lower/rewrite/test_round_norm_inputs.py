@@ -1,4 +1,6 @@
-"""Rows that layers after a norm gather in 16 bits: the ops that write both types, and when."""
+"""Rows that the layers after a norm read in 16 bits: the ops that write both types, and when they
+do.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ H100 = backend.machine("h100")
 
 
 def layers(rows: int, dtype: DataType, norm: DataType) -> Plan:
-    """A residual and the layer behind its norm."""
+    """Returns a plan of a residual and of the layer after its norm."""
     model = Model(0, 1)
     with use_model(model):
         x = ark.tensor([rows, 2048], name="x")
@@ -36,7 +38,7 @@ def layers(rows: int, dtype: DataType, norm: DataType) -> Plan:
 
 
 def types(planned: Plan) -> list[list[tuple[str, bool]]]:
-    """Of each linear layer's operands type and whether they are packets."""
+    """Returns, for each linear layer, the type of each operand and whether it is a packet."""
     return [
         [(planned.tensors[t].dtype, planned.tensors[t].packet) for t in op.operands]
         for op in planned.ops

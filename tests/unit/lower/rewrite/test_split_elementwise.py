@@ -1,4 +1,6 @@
-"""Results that are read box by box are computed in these boxes, with the same values."""
+"""Elementwise results that are read in boxes are computed in the same boxes, with the same
+values.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ CPU = registry.machine("cpu-2")
 
 @pytest.mark.parametrize("seed", range(40))
 def test_random_programs_and_gates_compute_the_same(seed: int) -> None:
-    """Random programs, between whose ops rows are made that are read in random cuts."""
+    """Random programs. Between their ops, rows are computed that are read in random boxes."""
     rng = np.random.default_rng(seed)
     model = Model()
     with use_model(model):

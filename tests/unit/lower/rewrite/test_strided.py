@@ -1,5 +1,5 @@
-"""Where elements came from through transposes and copies, against NumPy: an array of numbers that
-says of each element where it lies.
+"""The offsets of elements behind transposes and copies, compared with NumPy on an array that holds
+each element's own offset.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.slow import examples
 
 
 def factored(draw: st.DrawFn, total: int) -> list[int]:
-    """Sizes of a shape of so many elements."""
+    """Draws a shape with `total` elements."""
     sizes = []
     while total > 1 and len(sizes) < 5:
         size = draw(st.sampled_from([n for n in range(1, total + 1) if total % n == 0]))
@@ -28,7 +28,7 @@ def factored(draw: st.DrawFn, total: int) -> list[int]:
 
 
 def listed(place: Place) -> np.ndarray:
-    """The offsets of a place's elements, in order."""
+    """Returns the offsets of a place's elements in order."""
     offsets = np.array([place.start])
     for runs in place.axes:
         for count, step in runs:
@@ -45,7 +45,7 @@ def test_every_origin_holds_the_same_elements(data: st.DataObject) -> None:
     buffers: dict[int, np.ndarray] = {}
     with ark.use_model(model):
         x = ark.tensor(shape, fp32)
-        if data.draw(st.booleans()):  # a part of it
+        if data.draw(st.booleans()):  # of half of the rows
             half = shape[0] // 2
             x = x[half:]
         whole = np.arange(total)
@@ -76,7 +76,7 @@ def test_every_origin_holds_the_same_elements(data: st.DataObject) -> None:
 
 
 def test_rows_are_boxes_of_their_buffer() -> None:
-    """Of (batch 2, rows 5, 3 parts of 4 heads of 8): the second part."""
+    """Reads the second part of (batch 2, rows 5, 3 parts of 4 heads of 8)."""
     model = ark.Model(0, 1)
     with ark.use_model(model):
         x = ark.tensor((2, 5, 96), fp32)

@@ -1,4 +1,4 @@
-"""Changes of layout by the simulator's times: what a network changes about the best steps."""
+"""Changes of layout by simulated times: the best steps depend on the network."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHAPE = (64, 64)
 
 
 def test_on_a_ring_it_is_the_ring() -> None:
-    """Its time is that of the ring that the classics write."""
+    """On a ring, the change is one all-reduce with the time of the classic ring algorithm."""
     steps, times = change_on(load("ring8"), SHAPE, SUMS, WHOLE, 4)
     assert [s.op for s in steps] == ["all_reduce"]
     ring = synthesize("ring8", "all_reduce", "ring")
@@ -29,7 +29,9 @@ def test_on_a_ring_it_is_the_ring() -> None:
 
 
 def test_where_all_are_near_few_bytes_take_few_steps() -> None:
-    """Behind one switch halving and doubling pass on as much as the ring, with fewer latencies."""
+    """Behind one switch, recursive halving and doubling send as much as the ring with fewer
+    latencies.
+    """
     network = load("h100")
     steps, times = change_on(network, (8, 8), SUMS, WHOLE, 4)
     ring = StepTimes(network).us("all_reduce", (tuple(range(8)),), 8 * 8 * 4)
