@@ -1,5 +1,5 @@
-"""Rules of the architecture that would otherwise erode, beside those about imports that
-import-linter checks (the contracts are in pyproject.toml).
+"""Rules of the architecture, beside those about imports that import-linter checks (the contracts
+are in pyproject.toml).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from ark.plan import kind as kinds
 ROOT = Path(__file__).resolve().parents[2]
 ARK = sorted((ROOT / "ark").rglob("*.py")) + sorted((ROOT / "ark").rglob("*.h"))
 VENDOR_WORDS = re.compile(r"\b(nvidia|amd|cuda|rocm|hip|nvrtc|hiprtc|cubin|hsaco)\b", re.IGNORECASE)
-# The peers of benches and the probing of links must name their vendor; code that takes torch's
-# tensors or is its backend uses torch's terms, which name one vendor for all.
+# The peers of benches and the probing of links must name their vendor. Code for torch uses torch's
+# terms, in which `cuda` also means other vendors.
 MAY_NAME = {
     "ark/interop/torch/products.py",  # torch's own switches have such names
     "ark/bench/peer.py",
@@ -55,7 +55,9 @@ def test_ark_names_no_vendor() -> None:
 
 
 def test_attributes_of_nodes_are_read_by_name() -> None:
-    """A node's `read` gives them as the op's struct; a misspelt key would be a silent default."""
+    """They are read by a node's `read` as the op's struct. A misspelt key would silently give a
+    default.
+    """
     by_key = re.compile(r"""attrs(\["\w+"\]|\.get\("\w+")""")
     sources = [p for p in ARK if p.suffix == ".py"]
     by_key_in = {str(p.relative_to(ROOT)) for p in sources if by_key.search(p.read_text())}
@@ -63,7 +65,7 @@ def test_attributes_of_nodes_are_read_by_name() -> None:
 
 
 def test_the_spine_imports_neither_synthesis_nor_emulator() -> None:
-    """Planning and running import these packages only on use."""
+    """Planning and running import these packages only when they are used."""
     program = (
         "import sys, ark.models.generate, ark.bench.decode, ark.cli.plan, ark.cli.generate\n"
         "from ark.backend import registry\n"
@@ -99,7 +101,7 @@ def test_backends_have_the_same_rooms(vendor: str) -> None:
 
 
 def test_device_code_stores_control_words_as_others_read_them() -> None:
-    """Other processors read these words meanwhile: a plain store would be a race."""
+    """Other processors read these words concurrently, so a plain store would be a race."""
     words = "|".join(name for name, *_ in layout.STRUCTS["ArkControl"])
     stored = re.compile(rf"control\w*\(?[\w().]*\)*->(?:{words})\b(?:\[[^]]*\])?\s*[-+|&]?=[^=]")
     folders = ("ark", "backends/cuda", "backends/rocm")
@@ -140,20 +142,20 @@ def _test_modules_imported_by(path: Path) -> set[str]:
 
 
 def _is_test_file(importer: Path, words: list[str]) -> bool:
-    """True if the dotted name is a test file, from the root or beside the importer."""
+    """True if the dotted name is a test file, relative to the root or to the importer."""
     return any(
         (root.joinpath(*words)).with_suffix(".py").exists() for root in (ROOT, importer.parent)
     )
 
 
 def test_no_file_imports_from_a_test_file() -> None:
-    """Shared cases are in tests/cases, so that a test file can be changed for itself."""
+    """Shared cases are in tests/cases, so that a test file can be changed independently."""
     imported = {str(path.relative_to(ROOT)): _test_modules_imported_by(path) for path in TESTS}
     assert not {name: modules for name, modules in imported.items() if modules}
 
 
 def test_a_unit_test_lies_in_the_room_of_the_module_that_it_is_named_after() -> None:
-    """tests/unit/x/test_y.py is the test of ark/x/y.py, or has the name of no module."""
+    """tests/unit/x/test_y.py tests ark/x/y.py, or has a name that is no module's."""
     rooms: dict[str, set[Path]] = {}
     for path in (ROOT / "ark").rglob("*.py"):
         module = path.parent if path.stem == "__init__" else path
@@ -172,24 +174,28 @@ def test_a_unit_test_lies_in_the_room_of_the_module_that_it_is_named_after() -> 
     assert not elsewhere
 
 
-# Numbers from 1024 on that the planner may hold: no bytes, works or sizes of a machine.
+# Numbers from 1024 on that the planner may contain, because they are not bytes, work or sizes of a
+# machine.
 PLANNER_NUMBERS = {
     "ark/lower/choose.py": {1024},  # bytes of shared memory of a linear layer's body
     "ark/lower/ops/norms.py": {1024},  # elements of rows that one task takes
     "ark/lower/ops/reductions.py": {16384},  # elements of a row that several tasks share
-    # A machine's number still: the work that is worth a hand-over.
+    # A machine's number that has not moved yet: the work that justifies a hand-over.
     "ark/lower/ops/windows.py": {1 << 13},
     "ark/lower/rewrite/fuse_attention.py": {1 << 12},  # heads that are counted in a graph
     "ark/lower/rewrite/fuse_regions.py": {1024, 2048},  # elements that a body's thread holds
-    "ark/lower/rewrite/masks.py": {1 << 24, -6e4},  # of a mask that is looked at; its value
+    "ark/lower/rewrite/masks.py": {
+        1 << 24,
+        -6e4,
+    },  # elements examined; a masked value
     "ark/lower/tiling.py": {1 << 28, 1 << 30},  # source counts in 32 bits
 }
-UNITS = {1e3, 1e6}  # GB and T operations to those of a microsecond
+UNITS = {1e3, 1e6}  # from GB and T operations per second to those per microsecond
 PLANNER = sorted((ROOT / "ark/lower").rglob("*.py"))
 
 
 def _numbers(tree: ast.AST) -> Iterator[float]:
-    """Literals, and shifts of literals by literals."""
+    """Yields the literal numbers, and shifts of literals by literals."""
     for node in ast.walk(tree):
         match node:
             case ast.BinOp(ast.Constant(int(base)), ast.LShift(), ast.Constant(int(by))):
@@ -200,7 +206,7 @@ def _numbers(tree: ast.AST) -> Iterator[float]:
 
 @pytest.mark.parametrize("path", PLANNER, ids=lambda p: str(p.relative_to(ROOT)))
 def test_the_planner_holds_no_machines_numbers(path: Path) -> None:
-    """Sizes in bytes, work and times are Machine.costs; pairs of rows and columns, its tiles."""
+    """Bytes, work and times are in Machine.costs; pairs of rows and columns are its tiles."""
     name, tree = str(path.relative_to(ROOT)), ast.parse(path.read_text())
     large = {n for n in _numbers(tree) if abs(n) >= 1024} - UNITS
     assert large <= {abs(n) for n in PLANNER_NUMBERS.get(name, set())}, f"{name} holds {large}"

@@ -1,4 +1,4 @@
-"""The generated CI files say what the matrix and the result files say, and nothing else."""
+"""The generated CI files contain exactly what the matrix and the result files define."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_counts_are_those_of_pytests_report(tmp_path: Path) -> None:
 
 
 def test_a_run_writes_a_file_that_is_read_back(tmp_path: Path) -> None:
-    """For the row that any machine has; a run of nothing writes nothing."""
+    """For the row that any machine can run. A run without tests writes no file."""
     assert evidence.main(["cpu", "--output", str(tmp_path), "--no-such-option"]) != 0
     assert not list(tmp_path.iterdir())
     row = next(r for r in generate.rows() if r["name"] == "cpu")
@@ -147,7 +147,7 @@ def test_a_run_writes_a_file_that_is_read_back(tmp_path: Path) -> None:
 
 
 def test_a_row_may_run_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reports of the same source count together; a part that fails or is cut off is run again."""
+    """Reports of the same source are combined. A part that fails or is cut off is run again."""
     first = REPORT.format("")
     second = """<testsuites><testsuite>
 <testcase classname="tests.backend.test_ops" name="test_add[cpu-1]"/>

@@ -1,4 +1,4 @@
-"""ci/decoders.py: the table of architectures and formats comes from recorded runs alone."""
+"""ci/decoders.py builds the table of architectures and formats from recorded runs only."""
 
 from __future__ import annotations
 

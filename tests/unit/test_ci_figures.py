@@ -1,5 +1,5 @@
-"""ci/figures.py measures a row's standard set: interrupted runs continue, slower figures are
-reported.
+"""ci/figures.py measures a row's standard set of figures. Interrupted runs continue, and slower
+figures are reported.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ def test_figures_worse_by_three_percent_are_reported() -> None:
     old = figure_file.Figures("cuda-h100", False, [results(row("a"), row("b"), row("c"))])
     now = [results(row("a", 10.2), row("b", 10.4, 30.0), row("d", 99.0))]
     assert [f.figure for f, _ in figures.worse(old, now, noisy=False)] == ["b"]
-    # Where others use the machine the ratio counts: b's is better, and a's within 3%.
+    # On a machine that others use, only the ratio to the peer counts: b's is better, a's is within
+    # 3%.
     assert figures.worse(old, now, noisy=True) == []
     slow_ratio = [results(row("a", 5.0, 9.0))]
     assert [f.figure for f, _ in figures.worse(old, slow_ratio, noisy=True)] == ["a"]
@@ -92,7 +93,7 @@ def test_a_peer_s_time_is_kept_by_versions() -> None:
     assert (kept.peer_us, kept.ratio) == (20.0, 4.0) and kept.detail["peer_of"] == "2026-01-31"
     (other,) = figures.beside(results(row("torch/bert", 5.0, None), torch="2.12.0"), peers).figures
     assert other.peer_us is None
-    # What was kept is no measurement that another run may keep.
+    # A peer's time that was itself carried over may not be carried over by another run.
     assert not figures.known_peers(figure_file.Figures("x", False, [results(kept)]), [])
 
 
@@ -108,7 +109,9 @@ def test_the_set_of_every_row_names_figures_once() -> None:
 def test_a_figure_that_ends_its_process_does_not_keep_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The bench dies at `b`, then has no more to do; what it wrote before stays."""
+    """The bench dies at `b` and then has nothing left to do. The figures written before are
+    kept.
+    """
     run, asked = a_run(tmp_path), []
     piece = figure_pieces.Piece("ops", ("ops",), ("ops/a", "ops/b", "ops/c"), "", 90, tuple("abc"))
 
@@ -129,7 +132,7 @@ def test_a_figure_that_ends_its_process_does_not_keep_others(
 def test_a_piece_whose_time_is_over_has_missing_figures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The figure that was being measured did not fail."""
+    """The figure that was being measured when the time ran out is missing, not failed."""
     run = a_run(tmp_path)
     piece = figure_pieces.Piece("ops", ("ops",), ("ops/a", "ops/b"), "", 20, ("a", "b"))
 
@@ -166,7 +169,9 @@ def test_a_command_and_its_children_end_in_time(tmp_path: Path) -> None:
 
 @slow
 def test_a_cpu_s_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """As on a device: a file that is read back, a table, and nothing more to do the second time."""
+    """A file that can be read back, a table, and nothing left to do in a second run, as on a
+    device.
+    """
     pytest.importorskip("torch")
     words = ["cpu", "--tiny", "--noisy", "--only", "ops", "decode", "all_reduce"]
     words += ["--output", str(tmp_path), "--work", str(tmp_path / "work")]
@@ -189,7 +194,7 @@ def test_the_page_has_a_row_for_each_figure_and_no_other(tmp_path: Path) -> None
     assert "| add | 10 | torch | 20 | 2.00 |\n| sub | 5 | | | |\n" in text
     assert "| bert | failed: a / b | | | |" in text and "abcdef0" in text
     assert page.NOISY in text and text.count("\n## ") == 1
-    # A file of another machine, or of no row, makes no page.
+    # A file of another machine, or without a row, is refused.
     elsewhere = results(row("ops/add"), place=Place("NVIDIA H200", "sm_90a", "cuda", 132))
     figure_file.write_figures(
         tmp_path / "cuda-h100.json", figure_file.Figures("cuda-h100", False, [elsewhere])

@@ -1,4 +1,6 @@
-"""ci/pages.py: pages of docs/ are short, narrow, name their readers and lead somewhere."""
+"""ci/pages.py: pages of docs/ are short and narrow, name their readers and link to further
+pages.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,7 @@ def test_wrapping_keeps_words_and_is_done_once(paragraphs: list[str]) -> None:
     once = pages.wrapped(text)
     assert once.split() == text.split()
     assert pages.wrapped(once) == once
-    # No line began anything that its paragraph did not.
+    # Wrapping has not moved a list marker or heading sign to the start of a line.
     starts = [line for line in once.splitlines() if re.match(r"\s*([-+*|#]|\d+\.)(\s|$)", line)]
     assert len(starts) == len(paragraphs) // 2
 

@@ -1,4 +1,4 @@
-"""ci/plans keeps what the planner makes of named programs, and lint sees when it changes."""
+"""ci/plans.py stores summaries of the plans of named programs, and lint reports changes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def slower(text: str, old: str, new: str) -> str:
 
 
 def test_every_machine_has_a_file_of_the_same_programs() -> None:
-    """Of CPUs, those that few processors can do."""
+    """A CPU's file has only the programs that a few processors can run."""
     for machine in plans.LINT:
         registry.machine(machine)
         text = (plans.FOLDER / f"{machine}.txt").read_text()
@@ -57,8 +57,8 @@ def test_the_kept_text_is_the_plan_s(name: str, machine: str) -> None:
 def test_products_that_are_cut_too_finely_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An LSTM whose products of one row are cut as if each were alone in its graph: more tasks wait
-    for each other, and the predicted time, which grows, needs a reason.
+    """In an LSTM, products of one row are cut as if each ran alone. More tasks then wait for each
+    other, and the longer predicted time needs a reason.
     """
     program, machine = PROGRAMS["lstm-2x4-h64-bf16"], registry.machine("h200")
     texts = ["#\n\n" + plans.describe(program, machine)]
@@ -89,7 +89,7 @@ def test_a_change_fails_the_check_and_is_shown(
     assert plans.check({"h200": moved}, tmp_path) == 1
     errors = capsys.readouterr().out
     assert "-  claimed 1/132" in errors and "+  fused 1/264" in errors
-    assert plans.check({"mi300x": TEXT}, tmp_path) == 1  # a file that is not there
+    assert plans.check({"mi300x": TEXT}, tmp_path) == 1  # a missing file
 
 
 def test_a_time_that_grows_needs_a_reason(
@@ -103,7 +103,7 @@ def test_a_time_that_grows_needs_a_reason(
     assert (tmp_path / "h200.txt").read_text() == TEXT
     assert plans.write({"h200": little}, tmp_path) == 0
     assert plans.write({"h200": TEXT}, tmp_path) == 0
-    # Another time, or another machine, is not what the reason is about.
+    # A reason applies only to the time and machine that it names.
     reasons = tmp_path / "reasons.toml"
     for row in ('"h200 decoder-1b-prompts decode" = [699.6, 722.0]', '"mi300x add" = [1.0, 2.0]'):
         reasons.write_text(f'[[reason]]\nwhy = "norms are separate"\n[reason.us]\n{row}\n')
@@ -150,7 +150,7 @@ def test_a_file_of_reasons_is_checked(tmp_path: Path, text: str, message: str) -
 def test_texts_of_the_same_source_are_made_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run that was refused is followed by one with a reason."""
+    """A run that was refused is followed by one with a reason, which reuses its texts."""
     results = []
     monkeypatch.setattr(plans, "UNWRITTEN", tmp_path / "made")
     monkeypatch.setattr(plans, "tree_digest", lambda folder: "one")
@@ -159,7 +159,7 @@ def test_texts_of_the_same_source_are_made_once(
     words = ["h200", "--folder", str(tmp_path)]
     assert plans.main(words) == 0
     texts = {"h200": slower(TEXT, "187.6", "250.0")}
-    assert plans.main(words) == 0 and len(results) == 1  # the source says that it is the same
+    assert plans.main(words) == 0 and len(results) == 1  # the source is unchanged
     monkeypatch.setattr(plans, "tree_digest", lambda folder: "two")
     assert plans.main(words) == 1 and plans.main([*words, "--why", "claims are off"]) == 0
     assert len(results) == 2

@@ -1,4 +1,4 @@
-"""ci/words.py finds the words that messages, docstrings, comments and names may not use."""
+"""ci/words.py reports words that messages, docstrings, comments and names may not contain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ark.comm's names, and that those of the collectives on arrays are deprecated there."""
+"""The names in ark.comm. Those of the collectives on arrays are deprecated there."""
 
 import warnings
 

@@ -1,4 +1,4 @@
-"""What pages name exists: files and folders, links between pages, commands and their options."""
+"""Files, folders, links, commands and options that pages name must exist."""
 
 from __future__ import annotations
 
@@ -38,20 +38,22 @@ def _tracked() -> list[str]:
 
 @cache
 def _paths() -> frozenset[str]:
-    """Every file of the repository, and every folder that has one."""
+    """Returns all files of the repository, and all folders that contain one."""
     files = _tracked()
     folders = {str(above) for file in files for above in Path(file).parents}
     return frozenset({*files, *folders})
 
 
 def _pages(history: bool = False) -> list[Path]:
-    """All pages. history: those of docs/history too, which speak of the files of their time."""
+    """Returns all pages. history: includes docs/history, which may name files that no
+    longer exist.
+    """
     pages = (file for file in _tracked() if file.endswith(".md"))
     return [ROOT / file for file in pages if history or not file.startswith("docs/history")]
 
 
 def _found(page: Path, pattern: re.Pattern[str]) -> Iterator[tuple[str, str]]:
-    """Where on a page the pattern is, as PAGE:LINE, and what it has found there."""
+    """Yields the matches of a pattern on a page, each with its place as PAGE:LINE."""
     text = page.read_text()
     for match in pattern.finditer(text):
         line = text.count("\n", 0, match.start()) + 1
@@ -64,7 +66,7 @@ def _exists(name: str) -> bool:
 
 def test_files_and_folders_that_pages_name_exist() -> None:
     named = [(at, name) for page in _pages() for at, name in _found(page, NAMED)]
-    # What stands for any file; and what a page tells its reader to write, in a block of its name.
+    # Excluded are placeholders for any file, and files that a page asks its reader to write.
     new = {name for page in _pages() for _, name in _found(page, NEW)}
     asked = [(at, n) for at, n in named if "..." not in n and n not in (*WRITTEN, *new)]
     assert len(asked) > 400
@@ -95,7 +97,7 @@ def _parser(name: str) -> argparse.ArgumentParser:
 
 
 def _wrong(command: str) -> str:
-    """What the command line does not have of what a page writes, which may be a part of a call."""
+    """Returns the fault of a command on a page, which may be part of a command line, or ""."""
     words = re.sub(r'"[^"]*"', "TEXT", command).replace("\\|", " ").split()
     if words[0] not in COMMANDS:
         return f"there is no command {words[0]!r}"
@@ -106,7 +108,7 @@ def _wrong(command: str) -> str:
             return f"`ark {words[0]}` has no {words[1]!r}"
         parsers = [parts[word] for word in words if word in parts]
     known = {option for parser in parsers for option in parser._option_string_actions}
-    known |= {"--debug", "--log-level"}  # which may stand anywhere
+    known |= {"--debug", "--log-level"}  # accepted at any position
     for option in re.findall(r"(?:^|[ \[])(--?[a-z][\w-]*)", " ".join(words[1:])):
         if option not in known:
             return f"no option {option}"
@@ -121,7 +123,7 @@ def test_commands_that_pages_name_have_these_options() -> None:
 
 
 def _block_lines(page: Path) -> Iterator[tuple[str, str]]:
-    """Commands of ark in a page's blocks for a shell, without `$`, variables and what follows."""
+    """Yields the ark commands in a page's shell blocks, without `$`, variables and comments."""
     for kind, block in re.findall(r"```(bash|console)\n(.*?)```", page.read_text(), re.S):
         for line in block.replace("\\\n", " ").splitlines():
             if kind == "console" and not line.startswith("$ "):
@@ -165,7 +167,9 @@ def test_the_layers_of_the_page_are_those_that_lint_checks() -> None:
 
 
 def _text(module: str) -> str:
-    """The source of a module of ark, or of all modules of a package; empty if there is none."""
+    """Returns the source of a module of ark, or of all modules of a package; "" if there is
+    none.
+    """
     path = ROOT / module.replace(".", "/")
     files = [path.with_suffix(".py")] if path.with_suffix(".py").exists() else path.rglob("*.py")
     return "".join(file.read_text() for file in files)

@@ -1,4 +1,4 @@
-"""Marks select tests for emulated devices, by documented words."""
+"""Markers that select tests for emulated devices have the documented names."""
 
 from __future__ import annotations
 

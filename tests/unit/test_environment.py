@@ -12,13 +12,15 @@ OPTION = re.compile(r"^_OPTIONS = \((.*)\)$", re.M)
 
 
 def _called(call: ast.Attribute) -> str:
-    """What a method is called of; os.getenv as it is."""
+    """Returns the object of a method call, or `os.getenv`."""
     whole = ast.unparse(call)
     return whole if whole == "os.getenv" else ast.unparse(call.value)
 
 
 def read_by(text: str) -> set[str]:
-    """Variables that a module reads: keys of the environment, and names written as such."""
+    """Returns the variables that a module reads: keys of the environment, and constants with such a
+    name.
+    """
     tree = ast.parse(text)
     values = {
         target.id: node.value.value
@@ -27,7 +29,7 @@ def read_by(text: str) -> set[str]:
         for target in node.targets
         if isinstance(target, ast.Name)
     }
-    # Other modules read a variable by such a constant.
+    # Other modules read a variable by this constant.
     names = {v for v in values.values() if re.fullmatch(r"ARK_[A-Z_]*[A-Z]", str(v))}
     for node in ast.walk(tree):
         keys: list[ast.expr] = []
@@ -47,7 +49,7 @@ def read_by(text: str) -> set[str]:
                 names.add(value)
             if isinstance(key, ast.JoinedStr) and isinstance(key.values[0], ast.Constant):
                 start = str(key.values[0].value)
-                for options in OPTION.findall(text):  # a name for each of them
+                for options in OPTION.findall(text):  # one name for each option
                     names |= {start + name.upper() for name in ast.literal_eval(f"({options})")}
     return names
 

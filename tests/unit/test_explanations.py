@@ -1,4 +1,6 @@
-"""The pictures of the pages that explain: they are shown, and say what code and traces say."""
+"""Pictures of the explanatory pages: they are shown on their pages, and agree with code and
+traces.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The fuzz targets on a few inputs each, and every input that once did harm. `nox -s fuzz` runs
-them for minutes or hours.
+"""The fuzz targets on a few inputs each, and every input that once caused a fault. `nox -s fuzz`
+runs them for minutes or hours.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def test_hostile_input_is_accepted_or_refused(name: str, seed: int) -> None:
     TARGETS[name](random.Random(seed), lambda text: None)
 
 
-# What tasks of several ranks do for each other: no plan of one rank has it.
+# Kinds of tasks between ranks, which do not occur in a plan of one rank.
 BETWEEN_RANKS = {
     "arrival",
     "bulk",
@@ -56,7 +56,7 @@ BETWEEN_RANKS = {
 
 
 def test_mutations_begin_with_every_kind_of_task() -> None:
-    """All of which are read as they were written, and admitted."""
+    """All unmutated plans are read back as written, and admitted."""
     seen: set[str] = set()
     for name in plans.NAMES:
         data, _ = plans.base(name)
@@ -64,20 +64,20 @@ def test_mutations_begin_with_every_kind_of_task() -> None:
         assert json.loads(serialize.to_json(result)) == data
         admit([result], registry.machine(plans.MACHINE))
         seen |= {op.kind for op in result.ops}
-    # No machine of the CPU claims tiles; tests/unit/plan/verify/test_claims.py damages such plans.
+    # Claimed tiles do not occur on a CPU; tests/unit/plan/verify/test_claims.py damages such plans.
     assert set(kind.names()) - seen == BETWEEN_RANKS | {"claimed"}
 
 
 @pytest.mark.parametrize("name", plans.NAMES)
 def test_ops_with_operands_too_few_or_too_many(name: str) -> None:
-    """Each op of a plan with every smaller number of operands, and two larger ones."""
+    """Each op of a plan gets every smaller number of operands, and one or two more."""
     result = serialize.from_json(json.dumps(plans.base(name)[0]))
     for op in {(o.kind, len(o.operands)): o for o in result.ops}.values():
         numbers = (*range(len(op.operands)), *(len(op.operands) + extra for extra in (1, 2)))
         for number in numbers:
             other = dataclasses.replace(op, operands=(op.operands * 3)[:number])
             ops = tuple(other if o.id == op.id else o for o in result.ops)
-            with contextlib.suppress(PlanError):  # a few kinds do with one more or less
+            with contextlib.suppress(PlanError):  # a few kinds accept one more or one fewer
                 verify([dataclasses.replace(result, ops=ops)])
 
 
@@ -98,7 +98,7 @@ def test_compiled_programs_are_refused_or_correct(name: str, seed: int) -> None:
 def test_a_module_that_computes_something_else_is_a_finding(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """This one multiplies; it is one of the first forty."""
+    """ark's table is changed to add instead of multiply. One of the first forty modules multiplies."""
     pytest.importorskip("torch")
     from ark.interop.torch import values
     from tests.fuzz.modules import module

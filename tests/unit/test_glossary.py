@@ -1,4 +1,4 @@
-"""docs/glossary.md: each term once, in order, and names of code that exist."""
+"""docs/glossary.md: each term occurs once, in order, and names of code exist."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SYMBOL = re.compile(r"`((?:ark|backends)/[\w./]+):(\w+)`")
 
 @cache
 def _tables() -> dict[str, list[list[str]]]:
-    """The rows of each section's table, without its head."""
+    """Returns the rows of each section's table, without its header."""
     sections = re.split(r"^## ", TEXT, flags=re.MULTILINE)[1:]
     tables = {}
     for section in sections:
@@ -68,7 +68,7 @@ def test_glossary_lists_all_capabilities() -> None:
 
 def test_glossary_gives_every_task_kind_a_name() -> None:
     kinds = {word for row in _tables()["Names of ops"] for word in re.findall(r"`(\w+)`", row[2])}
-    # `claimed` runs tiles of other kinds; custom ops register kinds of their own.
+    # `claimed` runs tiles of other kinds. Custom ops register further kinds.
     assert set(kind.names()) - kinds <= {"claimed"}
 
 
@@ -93,7 +93,7 @@ def test_glossary_names_lowerings_and_device_files_of_ops_that_exist() -> None:
 def test_ops_are_lowered_by_functions_of_their_name_or_family() -> None:
     rows = _tables()["Names of ops"]
     families = {n.lstrip("_") for row in rows for n in _quoted(row[1], r"_?lower_\w+")}
-    assert registry.get("softmax").lower is not None  # loads the table
+    assert registry.get("softmax").lower is not None  # this loads the table
     other = {
         name: op.lower.__name__
         for name, op in registry._OPS.items()

@@ -12,7 +12,7 @@ import pytest
 import ark
 
 STUB = ast.parse((Path(ark.__file__).with_suffix(".pyi")).read_text())
-MOST_MODULES = 20  # the package, its errors and log, and eleven names of ARK's paths
+MOST_MODULES = 20  # the package, its errors and log, and eleven modules for ARK's names
 
 
 def run(code: str) -> str:
@@ -64,7 +64,7 @@ def test_the_stub_has_the_names_that_the_package_has() -> None:
         for node in STUB.body
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
-        if alias.asname is not None  # a stub gives no other names on
+        if alias.asname is not None  # in a stub only these names are exported
     }
     for name, (module, attribute) in imported.items():
         there = getattr(ark, name)

@@ -1,4 +1,6 @@
-"""What tests keep of a compiler (tests/kept.py): whole, and made again where a part differs."""
+"""The compiler outputs that tests cache (tests/kept.py): stored completely, and replaced if a part
+of the key differs.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from tests import kept
 
 
 class Compiler:
-    """Makes a binary with zero bytes in it and counts its calls."""
+    """A compiler whose binary contains zero bytes. It counts its calls."""
 
     def __init__(self) -> None:
         self.calls = 0

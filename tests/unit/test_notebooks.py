@@ -1,4 +1,4 @@
-"""The notebooks run from the first cell to the last, keep no outputs and name their readers."""
+"""The notebooks run from the first cell to the last, store no outputs and name their readers."""
 
 from __future__ import annotations
 

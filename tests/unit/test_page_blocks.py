@@ -1,4 +1,4 @@
-"""Blocks of pages that no page's own test runs: on one CPU, with what the text around them has."""
+"""Code blocks that no page's own test runs: each on one CPU, with the context of its page."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def block(page: str, part: str) -> str:
 
 
 def perceptron() -> ark.Model:
-    """A model whose ops the plans of docs/parallel.md split: relu(x up^T) down^T."""
+    """Returns the model that the plans of docs/parallel.md split: relu(x up^T) down^T."""
     with ark.use_model(ark.Model(0, 1)) as model:
         x, up, down = ark.tensor([8, 16]), ark.tensor([32, 16]), ark.tensor([16, 32])
         ark.linear(ark.relu(ark.linear(x, up)), down)
@@ -73,7 +73,7 @@ def test_the_modules_of_the_page_of_models() -> None:
 def test_why_a_plan_chose_its_variant(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Decisions are printed for a plan that the cache has too."""
+    """Decisions are also printed for a plan from the cache."""
     page = (ROOT / "docs/plan-decisions.md").read_text()
     blocks = re.findall(r"```console\n(.*?)```", page, re.S)
     calls = [line for block in blocks for line in block.splitlines() if line.startswith("$ ")]
@@ -89,7 +89,7 @@ def test_why_a_plan_chose_its_variant(
         assert shown(block.splitlines()[1:], output), output
 
 
-# The tests that run the blocks of a page. Commands of blocks are also held against the parsers
+# The tests that run the blocks of a page. Commands in blocks are also checked against the parsers
 # (tests/unit/test_docs.py).
 RUN_BY = {
     "architecture.md": "unit/test_docs.py",

@@ -1,4 +1,6 @@
-"""What a project has beside its code: types, forms, hooks and workflows that fit the rest."""
+"""The files of the project beside its code: types, templates, hooks and workflows agree with the
+rest.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,7 @@ def test_forms_have_labels_and_distinct_fields() -> None:
 
 
 def _lint() -> list[list[str]]:
-    """The words of each command of the lint session, its literal ones."""
+    """Returns the literal words of each command of the lint session."""
     tree = ast.parse((ROOT / "noxfile.py").read_text())
     lint = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == "lint")
     calls = [n for n in ast.walk(lint) if isinstance(n, ast.Call)]
@@ -159,6 +161,6 @@ def test_versions_in_the_changelog_have_three_headings_at_most() -> None:
 def test_each_distribution_has_a_description_for_the_index() -> None:
     emulator = tomllib.loads((ROOT / "backends/rocm_emulator/pyproject.toml").read_text())
     assert len(emulator["project"]["readme"]["text"]) > 40
-    assert "readme" in PROJECT["project"]["dynamic"]  # hatch_build.py makes it of README.md
+    assert "readme" in PROJECT["project"]["dynamic"]  # hatch_build.py derives it from README.md
     package = ast.unparse(ast.parse((ROOT / "noxfile.py").read_text()))
     assert "session.run('twine', 'check', '--strict', *built, emulator)" in package

@@ -1,4 +1,4 @@
-"""The README: its commands and programs run, its tables say what files of results say."""
+"""The README: its commands and programs run, and its tables agree with the result files."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ BLOCKS = {kind: re.findall(rf"```{kind}\n(.*?)```", PAGE, re.S) for kind in ("ba
 
 
 def section(title: str, page: str = PAGE) -> str:
-    """The text under a heading, up to the next one of its level or above."""
+    """Returns the text under a heading, up to the next heading of its level or above."""
     level = re.search(rf"^(#+) {re.escape(title)}$", page, re.M)
     assert level is not None, title
     return re.split(rf"^#{{1,{len(level[1])}}} ", page[level.end() :], flags=re.M)[0]
 
 
 def rows(text: str) -> list[list[str]]:
-    """The cells of the lines of tables, without their heads."""
+    """Returns the cells of the tables' lines, without headers."""
     lines = [line for line in text.splitlines() if line.startswith("| ")]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return [row for line, row in zip(lines, cells, strict=True) if f"{line}\n|---" not in text]
@@ -120,7 +120,7 @@ def test_the_picture_is_of_two_traces_of_a_token() -> None:
     data = json.loads(picture.DATA.read_text())
     spans, kernels = data["spans"], data["kernels"]
     lanes = [sorted(row[3:] for row in spans if row[2] == p) for p in range(4)]
-    for lane in [*lanes, sorted(row[1:] for row in kernels)]:  # one task or kernel after the other
+    for lane in [*lanes, sorted(row[1:] for row in kernels)]:  # one task or kernel after another
         assert len(lane) > 40
         assert all(a[1] <= b[0] + 0.01 for a, b in itertools.pairwise(lane))
     text = picture.PICTURE.read_text()

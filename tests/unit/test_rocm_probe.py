@@ -1,4 +1,4 @@
-"""Looking for AMD GPUs on machines that have none, or not quite."""
+"""Probing for AMD GPUs on machines without one, or with an incomplete installation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The site's navigation has every page, and its hook takes out links that leave docs/."""
+"""The site's navigation contains every page, and its hook removes links that lead out of docs/."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ def test_the_page_of_the_interface_has_every_public_name() -> None:
     ops = {n for n in ark.ops.__all__ if not inspect.isclass(getattr(ark, n))}
     packages = (ark, ark.comm, ark.distributed, ark.interop, ark.interop.torch, ark.models)
     packages += (ark.optim, ark.parallel)
-    # What a page shows of ark.LLM, ark.comm.channel and so on by the name of what defines them.
+    # Names that a page documents under the name of their class, such as ark.LLM and
+    # ark.comm.channel.
     shown |= {"channel"} if "Channel" in shown else set()
     public = {n for p in packages for n in p.__all__ if callable(getattr(p, n))}
     assert public | {"LLM", "SamplingParams", "StructuredOutputsParams"} <= shown | ops

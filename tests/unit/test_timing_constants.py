@@ -1,4 +1,6 @@
-"""The table of the AMD timing model's constants: each has a source, or the page is not made."""
+"""The table of the AMD timing model's constants: each has a source, otherwise the page is not
+built.
+"""
 
 from __future__ import annotations
 

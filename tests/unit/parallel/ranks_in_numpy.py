@@ -1,4 +1,6 @@
-"""Runs graphs of several ranks in NumPy: each rank's nodes in order, as far as data are there."""
+"""Runs the graphs of several ranks in NumPy. Each rank executes its nodes in order, as soon as
+their data have arrived.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from tests.interpreter import Interpreter
 
 
 class Ranks:
-    """The memories of the ranks, and messages in flight."""
+    """The memories of the ranks, and the messages in flight."""
 
     def __init__(self, graphs: list[Graph]) -> None:
         self.graphs = graphs
@@ -32,7 +34,7 @@ class Ranks:
         return next(t for t in self.graphs[rank].tensors if t.buffer.name == name == t.name)
 
     def run(self) -> None:
-        """One iteration; AssertionError if all ranks wait."""
+        """Runs one iteration. Raises AssertionError if all ranks wait."""
         at = [0] * len(self.graphs)
         reduced = [0] * len(self.graphs)
         self.shares.clear()
@@ -46,7 +48,7 @@ class Ranks:
             assert before != at, "all ranks wait for each other"
 
     def _step(self, rank: int, node: Node, reduced: list[int]) -> bool:
-        """False if it has to wait."""
+        """Executes a node. Returns False if its data have not arrived."""
         view = self.memory[rank].view
         if node.type == "send":
             self.mail[rank, node.attrs["remote_rank"]].append(view(node.inputs[0]).copy())

@@ -1,4 +1,4 @@
-"""Plans of a convolution net: each rank does its share of the work, and results are torch's."""
+"""Plans of a convolution net: each rank does its share of the work, and results equal torch's."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ GIVEN = {
 
 
 def in_ark() -> Any:
-    """Windows, pooling, concatenation and padding."""
+    """Builds a net with convolutions, pooling, concatenation and padding."""
     x, *others = (
         ark.tensor(s, name=n) if n == "x" else ark.parameter(s, name=n) for n, s in SHAPES.items()
     )
@@ -55,7 +55,7 @@ NET: Graph = traced(in_ark)
 
 
 def by_buffer(graph: Graph, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The arrays by the names of the graph's buffers."""
+    """Returns the arrays by the names of the graph's buffers."""
     first = {t.buffer.name: t.name for t in reversed(graph.tensors)}
     return {buffer: arrays[name] for buffer, name in first.items() if name in arrays}
 
@@ -83,7 +83,7 @@ def test_each_rank_does_half_of_the_work(plan: str) -> None:
 
 
 def test_replicated_work_is_said() -> None:
-    """All of it by name, with the share that every rank repeats."""
+    """Work that every rank repeats is listed by name, with its share of the total."""
     split = parallelize(NET, 2, "replicated")
     assert split.work == (1.0, 1.0)
     assert abs(sum(op.share for op in split.whole) - 1) < 1e-9
@@ -99,7 +99,7 @@ def test_plans_run_on_cpu_ranks(plan: str) -> None:
 
 
 def test_a_batch_that_is_first_read_in_another_shape_is_cut() -> None:
-    """The cut counts the tensor's own dimensions, not those of its first view."""
+    """The cut refers to the dimensions of the tensor itself, not to those of its first view."""
 
     def net() -> Any:
         x = ark.tensor((2, 4, 6), name="x")

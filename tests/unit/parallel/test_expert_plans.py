@@ -1,4 +1,6 @@
-"""Routed experts under an expert plan: each rank has some experts, one sum ends a mixture."""
+"""Routed experts under an expert plan: each rank holds some of the experts, and one sum ends each
+mixture.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ ROWS, HIDDEN, INNER, EXPERTS, CHOSEN = 6, 8, 12, 4, 2
 
 
 def mixture() -> Any:
-    """Like ark.models.mixtral's, with additions."""
+    """Returns a mixture like ark.models.mixtral's, with further ops."""
     x = ark.tensor((ROWS, HIDDEN), name="x")
     router = ark.parameter((EXPERTS, HIDDEN), name="router")
     gate, up = (ark.parameter((EXPERTS, INNER, HIDDEN), name=name) for name in ("gate", "up"))
@@ -68,7 +70,7 @@ def test_on_cpu_ranks() -> None:
 
 
 def test_shares_pass_only_where_they_may() -> None:
-    """An op that is not linear in the shares, and does not map zeros to zeros, reads the sum."""
+    """An op reads the sum of the shares, unless it is linear in them or maps zeros to zeros."""
     plan = ParallelGraph(GRAPH, 2)
     by_type: dict[str, list[dict]] = {}
     for node in plan.nodes:
@@ -111,7 +113,9 @@ def test_a_share_of_a_whole_tensor_is_refused() -> None:
 
 
 def test_a_part_of_the_experts_gives_zeros_for_others() -> None:
-    """Compared with NumPy; and a wrong part is refused."""
+    """Rows of other experts are zero, as in the NumPy reference. A part that does not exist is
+    refused.
+    """
     product = next(n for n in GRAPH.nodes if n.type == "expert_linear")
     assert str(annotate(product)) == "r k+, e+ n k+, r s -> r s n"
     random = np.random.default_rng(0)

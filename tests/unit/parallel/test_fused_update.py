@@ -1,6 +1,6 @@
-"""AllReduce and an optimizer's update as one kernel, chosen by `autotune`, with moments of 2 N / n.
+"""All-reduce and optimizer update as one kernel, chosen by `autotune`, with moments of 2 N / n.
 
-Executed on CPU ranks and compared with the one-device graph; overlap is counters between chunks.
+Executed on CPU ranks and compared with the one-device graph. Overlap is by counters between chunks.
 """
 
 from __future__ import annotations
@@ -23,17 +23,19 @@ from tests.cases.transform import on_cpu_ranks
 from tests.interpreter import Interpreter
 
 SLOW_MEMORY = Rates(1e6, 1.0, 1e9, 0.0)
-WHOLE = 16 * coco.WIDTH * 4  # bytes of a moment
+WHOLE = 16 * coco.WIDTH * 4  # bytes of one moment
 
 
 def lamb_reordered(plan: ParallelGraph) -> None:
-    """RS, the update and the sums of its norm on slices, each rank its slice of the moment, AG."""
+    """A reduce-scatter, then the update and the partial sums of its norm on slices, then an
+    all-gather. Each rank keeps its slice of the moment.
+    """
     parts = coconet.split(plan, coco.named(plan, "gradient"))
     sliced, chosen = {parts.outputs[0].buffer.id}, []
     for node in plan.nodes:
         read = {t.buffer.id for t in node.inputs}
         if node.outputs[0].shape == (1, 1) and not read & sliced:
-            continue  # of the norms, which all ranks have
+            continue  # an op on norms, which all ranks compute
         if read & sliced:
             chosen.append(node)
             if node.outputs[0].shape != (1, 1):
@@ -63,7 +65,9 @@ WAYS = {
 
 
 def one_device(kind: str, steps: int) -> dict[str, np.ndarray]:
-    """What lasts after some steps of the graph as it was written, and what it began with."""
+    """Returns the final contents of lasting memory after some steps of the untransformed graph, and
+    the initial ones.
+    """
     graph, memory = coco.update(kind), Interpreter()
     given = contents(coco.started(kind))
     by_name = {
@@ -105,7 +109,7 @@ def test_autotune_takes_slices_where_memory_is_slow(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", WAYS)
 def test_the_chosen_update_is_one_kernel_with_sliced_moments(kind: str) -> None:
-    """By the plan's figures: a kernel a rank, and of each moment N / n bytes."""
+    """Checks the plan's figures: one kernel for each rank, and N / n bytes of each moment."""
     tuned = autotune(lambda: coco.started(kind), WAYS[kind], SLOW_MEMORY)
     moments = {"adam": 2, "lamb": 1}[kind]
     for graph in tuned.ranks.graphs:
@@ -115,14 +119,14 @@ def test_the_chosen_update_is_one_kernel_with_sliced_moments(kind: str) -> None:
             b.nbytes for b in plans[0].buffers if b.name.partition(".")[0] in ("state", "square")
         ]
         assert sizes == [WHOLE // coco.RANKS] * moments
-    for plan in planned(coco.started(kind)):  # AR-compute: all of them on every rank
+    for plan in planned(coco.started(kind)):  # AR-compute keeps all moments on every rank
         sizes = [b.nbytes for b in plan.buffers if b.name.partition(".")[0] in ("state", "square")]
         assert sizes == [WHOLE] * moments
 
 
 @pytest.mark.parametrize("kind", WAYS)
 def test_on_cpu_ranks_it_is_the_one_device_update(kind: str) -> None:
-    """Two iterations on four ranks, beside the graph as it was written."""
+    """Two iterations on four ranks, compared with the untransformed graph."""
     tuned = autotune(lambda: coco.started(kind), WAYS[kind], SLOW_MEMORY)
     start = coco.started(kind)
     names = {t.buffer.id: t.buffer.name for t in start.graph.tensors}
@@ -148,8 +152,8 @@ def test_fusing_leaves_the_update_in_one_run() -> None:
 
 
 def test_overlap_is_counters_between_chunks() -> None:
-    """The first chunk's all-reduce waits for the first product's tiles and not for the second's;
-    there is one kernel as before.
+    """The all-reduce of the first chunk waits for the tiles of the first product and not for those
+    of the second. The number of kernels stays one.
     """
     plain = planned(coco.product())
     plan = coco.product()

@@ -1,5 +1,5 @@
 """Parameters that a graph reads in another shape: every plan trains them as one device does, and
-what lasts is found by its name alone.
+lasting memory is identified by its name.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ PLANS = [
 
 
 def middle_in(front: Any, kind: str, h: Any, b: Any, conv: Any) -> Any:
-    """The layer that reads b, in ark or torch."""
+    """Returns the result of the layer that reads b, in ark or torch."""
     if kind == "conv":
         return front.reshape(conv(front.reshape(h, (1, 1, 4, 6)), b, padding=1), (8, 6))
     square = front.reshape(b, (6, 6))
@@ -57,7 +57,7 @@ def middle_in(front: Any, kind: str, h: Any, b: Any, conv: Any) -> Any:
 
 
 def net(kind: str) -> tuple[Graph, dict[str, str]]:
-    """A training step, and its tensors' names by those of the buffers."""
+    """Returns a training step, and from the names of its buffers to those of the tensors."""
     model = Model(0, 1)
     with use_model(model):
         x = ark.tensor(SHAPES["x"])
@@ -79,7 +79,7 @@ def given(kind: str) -> dict[str, np.ndarray]:
 
 
 def in_torch(kind: str) -> dict[str, np.ndarray]:
-    """The parameters after STEPS."""
+    """Returns the parameters after STEPS steps of torch."""
     at = {n: torch.tensor(v, dtype=torch.float64) for n, v in given(kind).items()}
     a, b, c = (at[n].requires_grad_() for n in "abc")
     optimizer = torch.optim.SGD([a, b, c], RATE)
@@ -103,7 +103,7 @@ def split(kind: str, plan: str, cut: bool) -> tuple[Parallelized, dict[str, str]
 def test_every_plan_trains_a_parameter_that_is_read_in_another_shape(
     kind: str, plan: str, cut: bool
 ) -> None:
-    """In NumPy, against torch; each plan passes the verifier."""
+    """Run in NumPy and compared with torch. The verifier accepts each plan."""
     result, names = split(kind, plan, cut)
     values, want = given(kind), in_torch(kind)
     ranks, held = Ranks(result.ranks.graphs), result.ranks.held
@@ -154,7 +154,7 @@ def test_pipelines_train_it_on_cpu_ranks(kind: str, plan: str) -> None:
 
 
 def test_persistent_memory_keeps_the_callers_shape() -> None:
-    """A parameter without an update, for a stage that reads it in two shapes."""
+    """A parameter without an update, in a stage that reads it in two shapes."""
     model = Model(0, 1)
     with use_model(model):
         x, b = ark.tensor((4, 6)), ark.parameter((2, 3, 6))
@@ -173,7 +173,9 @@ def plans_of(kind: str = "reshape") -> list[Plan]:
 
 @pytest.mark.parametrize("shared", ["buffer", "tensor"])
 def test_a_plan_whose_lasting_memory_shares_its_name_is_refused(shared: str) -> None:
-    """One of the two is never filled then, and its tasks read uninitialised memory."""
+    """Only one of two buffers of the same name would be filled, so tasks would read uninitialised
+    memory of the other.
+    """
     plans = plans_of()
     verify(plans)
     refused = 0
@@ -193,7 +195,7 @@ def test_a_plan_whose_lasting_memory_shares_its_name_is_refused(shared: str) -> 
 
 def test_a_value_named_like_persistent_memory_is_separate() -> None:
     graph = Graph()
-    value = graph.tensor((4,), fp32, name="x")  # the first one in the plan, of as many elements
+    value = graph.tensor((4,), fp32, name="x")  # precedes the state tensor `x`
     x, y, w = (graph.tensor((4,), fp32, arena="state", name=name) for name in "xyw")
     graph.add("add", [w, w], [value], {})
     graph.add("add", [value, x], [y], {})

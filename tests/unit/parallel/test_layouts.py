@@ -1,4 +1,6 @@
-"""Layouts: the papers' counts, a shortest path by networkx, each step carried out on arrays."""
+"""Layouts: the counts published in papers, shortest paths by networkx, and each step executed on
+arrays.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def test_traffic_of_single_steps_equals_the_papers(
 
 
 def reference(shape: tuple[int, ...], devices: int) -> networkx.DiGraph:
-    """The edges as the facts list them, in exact numbers of device-elements."""
+    """Returns the graph of layouts with the edges of the papers, in exact numbers of elements of
+    all devices.
+    """
     graph = networkx.DiGraph()
     nodes = [
         c
@@ -114,7 +118,7 @@ def test_values_after_the_steps_are_the_logical_tensor(data: st.DataObject) -> N
 
 
 def test_a_forgotten_step_is_seen() -> None:
-    """The check above can fail: without its last step the sums are not there."""
+    """The comparison above can fail: without the last step the array is not the sum."""
     before, after = counts(1, 4, 1, 1), counts(4, 1, 1, 1)
     parts = [np.full((4, 4), i) for i in range(4)]
     held, _ = layouts_in_numpy.run(layouts_in_numpy.scatter(parts, before), [])

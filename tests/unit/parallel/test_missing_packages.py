@@ -1,4 +1,4 @@
-"""A package that is missing is reported as such, never as a plan or an algorithm that cannot be."""
+"""A missing package is reported as missing, and not as a plan or algorithm that is impossible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of a plan in headless Chromium: it draws all, complains of nothing, in both themes."""
+"""The page of a plan in headless Chromium, in both themes: it draws everything without errors."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_it_draws(prediction: Prediction, theme: str, tmp_path: Path) -> None:
 
 
 def ask(page: Path, text: str, script: str, *extra: str) -> str:
-    """What a script finds out on a page, once that has been drawn."""
+    """Returns the result of a script that runs on a page after it was drawn."""
     element = (
         f"<script>document.body.dataset.told = String((() => {{ {script} }})());</script></body>"
     )

@@ -1,5 +1,5 @@
-"""docs/parallel.md, pipelines.md and predictions.md: blocks that need no model of their own run,
-commands print what they show.
+"""docs/parallel.md, pipelines.md and predictions.md: blocks that need no model run, and commands
+print the output shown.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def test_forward_only_takes_the_load_of_a_device(name: str) -> None:
 def test_eight_devices_and_micro_batches_with_proof(
     name: str, memory: int, period: int, makespan: int | None
 ) -> None:
-    """The proofs are the solver's; that it proves nothing false is brute force's to say, below."""
+    """The solver proves the periods optimal. The brute-force test below checks such proofs."""
     placement = shape(name, 8)
     schedule = tessel(placement, memory, 8)
     assert (schedule.period, schedule.optimal) == (period, True)
@@ -93,7 +93,9 @@ def test_eight_devices_and_micro_batches_with_proof(
 
 
 def holds(placement: Placement, memory: int, starts: dict[tuple[str, int], int]) -> bool:
-    """The rules of a schedule, stated unlike ark states them: time by time."""
+    """Returns whether a schedule is valid, by a check of each time step that is independent of
+    ark's.
+    """
     by_name = {b.name: b for b in placement.blocks}
     for (name, m), start in starts.items():
         if any(start < starts[a, m] + by_name[a].span for a in by_name[name].after):
@@ -116,7 +118,9 @@ def holds(placement: Placement, memory: int, starts: dict[tuple[str, int], int])
 
 
 def brute_force(placement: Placement, memory: int) -> int:
-    """The least period, by trying all starts of a micro-batch and repeating them."""
+    """Returns the smallest period, by trying all start times of a micro-batch and repeating
+    them.
+    """
     blocks = placement.blocks
     latest = sum(b.span for b in blocks)
     for period in itertools.count(max(placement.load(d) for d in range(placement.devices))):

@@ -1,7 +1,8 @@
-"""Every named plan trains six kinds of model as torch does: parameters and moments after two steps.
+"""Every named plan trains six kinds of model as torch does: parameters and moments are equal after
+two steps.
 
-In float64, where the ranks' graphs are interpreted in NumPy; the slow session also runs them in
-fp32 on CPU ranks. `python -m tests.plans_of_models` does the same and writes the table.
+The ranks' graphs are interpreted by NumPy in float64. The slow session also runs them in fp32 on
+CPU ranks. `python -m tests.plans_of_models` does the same and writes the table.
 """
 
 from __future__ import annotations

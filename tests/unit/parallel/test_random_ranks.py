@@ -1,4 +1,6 @@
-"""Random graphs, plans and layouts executed on 2 to 8 CPU ranks equal one device, bit for bit."""
+"""Random graphs, plans and layouts on 2 to 8 CPU ranks give the result of one device, bit
+for bit.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ def product_and_relu() -> Any:
 
 
 def lay_out(plan: ParallelGraph, node: Node, layout: Layout) -> None:
-    """Splits a node as a layout of its result says; ranks count over (replicas, values, *dims)."""
+    """Splits a node by a layout of its result. Ranks are numbered over (replicas, values,
+    *dims).
+    """
     (piece,) = plan.pieces(node)
     letters = piece.annotation.operands[-1] if piece.annotation else ()
     summed = sorted(piece.annotation.summed)[0] if piece.annotation and layout.values > 1 else ""
@@ -85,7 +89,9 @@ def all_layouts(devices: int) -> list[Layout]:
 @FEW
 @given(st.data(), st.sampled_from([2, 4, 8]))
 def test_random_layouts(data: st.DataObject, devices: int) -> None:
-    """Partial sums, replicas and parts of a product become another layout on the way to a relu."""
+    """A product in one layout (partial sums, replicas or parts) is converted to another layout,
+    which a relu reads.
+    """
     actual = all_layouts(devices)
     before = data.draw(st.sampled_from(actual))
     after = data.draw(st.sampled_from([x for x in actual if x.values == 1]))
@@ -95,7 +101,7 @@ def test_random_layouts(data: st.DataObject, devices: int) -> None:
 
 
 def test_every_pair_of_layouts_of_four_ranks() -> None:
-    """All of them, rank by rank in NumPy."""
+    """All pairs, rank by rank in NumPy."""
     actual = all_layouts(4)
     pairs = list(itertools.product(actual, (x for x in actual if x.values == 1)))
     assert len(pairs) == 60

@@ -1,5 +1,5 @@
-"""A training step of Swin blocks with shifted windows over ranks: data parallelism, co-shard and
-ZeRO train as torch does, and no rank repeats work.
+"""A training step of Swin blocks with shifted windows on several ranks: data parallelism, co-shard
+and ZeRO train as torch does, and no rank repeats work.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.unit.parallel.ranks_in_numpy import Ranks
 torch = pytest.importorskip("torch")
 
 IMAGES, SIDE, WINDOW, WIDTH, HEADS, RATE = 4, 8, 4, 8, 2, 0.05
-ALONG = SIDE // WINDOW  # windows in a row
+ALONG = SIDE // WINDOW  # windows in a row of the image
 SHIFT = WINDOW // 2
 SHAPES = {
     f"{block}.{name}": (out, into)
@@ -39,7 +39,7 @@ IMAGE = RANDOM.standard_normal((IMAGES, SIDE, SIDE, WIDTH)).astype(np.float32)
 
 
 class InArk:
-    """The functions that the block is written with, in ark."""
+    """The ops that the block is written with, in ark."""
 
     permute = staticmethod(ark.transpose)
 
@@ -57,7 +57,7 @@ class InArk:
 
 
 class InTorch:
-    """The same in torch."""
+    """The same ops in torch."""
 
     @staticmethod
     def permute(x: Any, order: list[int]) -> Any:
@@ -77,14 +77,14 @@ class InTorch:
 
 
 def rolled(form: Any, x: Any, shift: int) -> Any:
-    """Rows and columns moved round by `shift`."""
+    """Returns x with rows and columns rotated by `shift`."""
     shift %= SIDE
     x = form.joined([x[:, shift:], x[:, :shift]], 1)
     return form.joined([x[:, :, shift:], x[:, :, :shift]], 2)
 
 
 def swin(form: Any, reshape: Any, relu: Any, x: Any, weights: dict[str, Any]) -> Any:
-    """Two blocks (Liu et al. 2021), the second with shifted windows."""
+    """Returns two Swin blocks (Liu et al. 2021), the second with shifted windows."""
     windows, rows = IMAGES * ALONG * ALONG, IMAGES * SIDE * SIDE
     for block in range(2):
         w = {name: weights[f"{block}.{name}"] for name in ("q", "k", "v", "o", "up", "down")}
@@ -117,7 +117,7 @@ def in_torch() -> dict[str, np.ndarray]:
 
 
 def in_ark() -> tuple[Graph, dict[str, str]]:
-    """The step, and names of tensors by those of their buffers."""
+    """Returns the step, and from the names of its buffers to those of the tensors."""
     model = Model(0, 1)
     with use_model(model):
         x = ark.tensor(IMAGE.shape)
@@ -155,7 +155,7 @@ def test_plans_train_as_torch_does(plan: str) -> None:
 
 
 def test_parts_of_a_layer_follow_each_other() -> None:
-    """On a rank the second half of a layer begins when the first has ended."""
+    """On a rank the second half of a layer starts after the first half has ended."""
     graph, names = in_ark()
     (image,) = (buffer for buffer, name in names.items() if name == "x")
     split = parallelize(graph, 2, "co-shard", cuts={image: 0})

@@ -1,7 +1,7 @@
-"""Training over ranks: every plan of the example gives torch's loss curve.
+"""Training on several ranks: every plan of the example gives torch's loss curve.
 
-In NumPy, rank by rank, for all plans; on CPU ranks for one that sends. `nox -s training_ranks` runs
-100 steps of all on processes.
+All plans run rank by rank in NumPy; one that sends also runs on CPU ranks. `nox -s training_ranks`
+runs 100 steps of all plans in processes.
 """
 
 from __future__ import annotations
@@ -52,13 +52,15 @@ CONFIG = example.SMALL
 
 
 def config_of(plan: str) -> Any:
-    """Interleaved pipelines have two stages a rank."""
+    """Returns the model's config for a plan. Interleaved pipelines have two stages for each rank
+    and need 4 layers.
+    """
     return dataclasses.replace(CONFIG, layers=4) if plan == "interleaved" else CONFIG
 
 
 @functools.cache
 def split(plan: str, ranks: int) -> tuple[Any, Any]:
-    """The step and its graphs on ranks, which are not changed here."""
+    """Returns the step and its ranks' graphs. They are cached; tests must not change them."""
     result: tuple[Any, Any] = example.make(config_of(plan), plan, ranks, TRAINING_STEPS)
     return result
 
@@ -71,7 +73,7 @@ def want_of(layers: int, passes: int) -> np.ndarray:
 
 
 def want(plan: str) -> np.ndarray:
-    """torch's losses."""
+    """Returns torch's losses."""
     return want_of(config_of(plan).layers, example.shape_of(plan, 2).passes)
 
 
@@ -113,8 +115,8 @@ def test_every_plan_learns_as_torch_does(plan: str, ranks: int) -> None:
 
 @slow
 def test_recycled_passes_spread_in_torch_itself() -> None:
-    """Why 3f1b is held against torch for 50 steps: with the same inner features in another order,
-    so that sums are added in another order, torch differs from itself by more than 1e-4 later.
+    """3f1b is compared with torch for 50 steps only. If the inner features are permuted, so that
+    sums are added in another order, torch itself differs by more than 1e-4 later on.
     """
     config = example.Config()
     given, tokens = example.arrays(config, 1, 4)
@@ -132,7 +134,9 @@ def test_recycled_passes_spread_in_torch_itself() -> None:
 
 
 def test_memory_and_traffic_of_ranks_equal_the_plan() -> None:
-    """By the plan: whole or parts of parameters and of the optimizer's moments."""
+    """The bytes of parameters and of the optimizer's moments are whole or divided, as the plan
+    defines.
+    """
 
     def share(result: Any, buffer: str) -> float:
         view = result.held[0][buffer]
@@ -175,14 +179,15 @@ def test_on_cpu_ranks(plan: str) -> None:
 
 
 def blocks_on(graph: Any) -> list[str]:
-    """Blocks and their micro-batches in the order in which a rank computes them."""
+    """Returns blocks with their micro-batches in the order in which a rank computes them."""
     scopes = [n.name.partition(".")[0] for n in graph.nodes if "-" in n.name.partition(".")[0]]
     return list(dict.fromkeys(scopes))
 
 
 def test_ranks_compute_in_the_order_of_the_schedule() -> None:
-    """Interleaved: stage 2 of the first micro-batch runs before stage 0 of the last on their rank.
-    In 1F1B backward has begun when the last micro-batch starts; in GPipe it begins later.
+    """In an interleaved pipeline, a rank runs stage 2 of the first micro-batch before stage 0 of
+    the last. In 1F1B a backward pass has begun when the last micro-batch starts; in GPipe it begins
+    later.
     """
     _, result = split("interleaved", 2)
     first = blocks_on(result.graphs[0])
@@ -195,8 +200,8 @@ def test_ranks_compute_in_the_order_of_the_schedule() -> None:
 
 
 def test_zero_bubble_hands_gradients_on_first() -> None:
-    """Of a stage's way back what the stage before waits for comes before weights' gradients: after
-    the first sending back of a rank there are still products of that micro-batch.
+    """In a stage's backward pass, the gradients that the previous stage waits for come before the
+    gradients of weights. After a rank's first send, products of that micro-batch remain.
     """
     _, result = split("zero-bubble", 2)
     nodes = result.graphs[1].nodes
@@ -211,7 +216,7 @@ def test_zero_bubble_hands_gradients_on_first() -> None:
 
 def test_memory_of_newer_pipelines_equals_the_plan() -> None:
     step, result = split("chimera", 2)
-    for held in result.held:  # a stage of either direction
+    for held in result.held:  # the stages of both directions
         assert all(step.names[f"layers.{i}.query"] in held for i in range(2))
     step, result = split("interlaced", 2)
     table = [held[step.names["embedding"]].shape for held in result.held]
@@ -223,10 +228,10 @@ def test_memory_of_newer_pipelines_equals_the_plan() -> None:
 
 @slow
 def test_co_shard_keeps_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank's first half of the batch is through a layer before its second half begins, and what a
-    layer makes is made again for its gradients, so less is kept at once.
+    """The first half of a rank's batch passes a layer before the second half starts, and each
+    layer's activations are recomputed for its gradients. So fewer bytes are live at once.
     """
-    monkeypatch.setattr(memory, "MAX_UNSHARED_BYTES", 0)  # a few bytes are not shared at all
+    monkeypatch.setattr(memory, "MAX_UNSHARED_BYTES", 0)  # so that small buffers also share memory
     config, sizes, orders = dataclasses.replace(CONFIG, rows=24, layers=4), {}, {}
     for plan in ("data", "co-shard"):
         _, result = example.make(config, plan, 2, 1)
@@ -251,7 +256,7 @@ def test_cuts_that_are_none_are_refused() -> None:
 
 
 def test_views_of_another_shape_split_by_their_first_dimensions() -> None:
-    """Beside NumPy: parts of the reshaped are the reshaped parts."""
+    """Compared with NumPy: a part of the reshaped tensor is the reshape of a part."""
     random = np.random.default_rng(0)
     for before, after, says in (
         ((4, 8, 12), (4, 8, 3, 4), "a b c -> a b c d^"),

@@ -51,7 +51,9 @@ OPS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("name", OPS)
 def test_annotations_say_how_ops_split(name: str) -> None:
-    """Along every letter that may be cut, parts by the op's reference make up the whole."""
+    """Along every letter that may be cut, the results of the parts, by the op's reference, combine
+    to the whole result.
+    """
     node = traced(OPS[name]).nodes[0]
     annotation = annotate(node)
     define = registry.get(node.type).reference
@@ -87,7 +89,7 @@ def test_random_plans_give_the_one_device_result(data: st.DataObject) -> None:
 
 
 def megatron(plan: ParallelGraph) -> None:
-    """The first product by columns, the second by rows, the rest on every rank."""
+    """Splits the first product by columns and the second by rows; every rank computes the rest."""
     up, relu, down, *rest = plan.nodes
     for node, letter in ((up, "y"), (relu, "b"), (down, "z")):
         (piece,) = plan.pieces(node)
@@ -98,7 +100,7 @@ def megatron(plan: ParallelGraph) -> None:
 
 
 def stages(plan: ParallelGraph) -> None:
-    """A pipeline: node after node from rank to rank."""
+    """Assigns consecutive nodes to consecutive ranks, as a pipeline."""
     for i, node in enumerate(plan.nodes):
         plan.op_assign(plan.pieces(node)[0], i * plan.ranks // len(plan.nodes))
 
@@ -120,7 +122,7 @@ def test_plans_on_cpu_ranks(split: Callable[[ParallelGraph], None], ranks: int, 
 
 
 def test_a_missing_share_is_seen() -> None:
-    """The comparison can fail: with one share of two the sum is another."""
+    """The comparison can fail: without one of two shares the sum is different."""
     graph = traced(lambda: ark.linear(ark.tensor((4, 8), name="x"), ark.tensor((4, 8), name="w")))
     plan = ParallelGraph(graph, 2)
     product, copy = plan.nodes

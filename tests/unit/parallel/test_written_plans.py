@@ -1,4 +1,4 @@
-"""A plan that a user writes in twenty lines: the one of docs/parallel.md, run from there."""
+"""A plan of twenty lines written by a user: the example of docs/parallel.md is run."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_plan_of_the_page() -> None:
 
 
 def test_views_meet_where_boxes_and_shares_of_values_do() -> None:
-    """Fourths and halves of a value, left and right halves of a tensor, by hand."""
+    """Shares of a value (halves, quarters) and boxes (left and right halves), checked by hand."""
     whole = View(1, ((0, 4), (0, 8)))
     left, right = whole.cut(1, 0, 2), whole.cut(1, 1, 2)
     assert left.box == ((0, 4), (0, 4)) and not left.meets(right) and left.meets(whole)

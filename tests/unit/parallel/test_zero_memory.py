@@ -1,4 +1,6 @@
-"""Bytes a rank of ZeRO 1, 2 and 3: parameters, moments and gradients, beside torch on CPU ranks."""
+"""Bytes on a rank under ZeRO 1, 2 and 3: parameters, moments and gradients, compared with torch on
+CPU ranks.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ FP32_BYTES = 4
 
 
 def _by_plan(name: str) -> dict[str, int]:
-    """Bytes of rank 0 that hold parameters and moments, the sum of its gradients, and arenas."""
+    """Returns rank 0's bytes of parameters and moments, of the sum of its gradients, and of its
+    arenas.
+    """
     step = step_of("Llama", 1, gathered=name == "zero3")
     ranks = parallelize(step.graph, RANKS_OF_A_JOB, name, cuts=step.cuts).ranks
     held: dict[str, int] = {"parameters": 0, "moments": 0}
@@ -39,7 +43,7 @@ def _by_plan(name: str) -> dict[str, int]:
 
 
 def _in_torch(rank: int, meeting: str, name: str) -> dict[str, int]:
-    """Bytes of a rank after a step of torch's AdamW."""
+    """Returns a rank's bytes after a step of torch's AdamW."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     import torch
     import torch.distributed as dist
@@ -88,7 +92,7 @@ def _ranks_of_torch(folder: Path, name: str) -> list[dict[str, int]]:
 
 
 def test_bytes_of_parameters_and_moments() -> None:
-    """ZeRO 1 and 2 halve the moments, ZeRO 3 the parameters too, on two ranks."""
+    """On two ranks ZeRO 1 and 2 halve the moments; ZeRO 3 also halves the parameters."""
     plans = {name: _by_plan(name) for name in COPIES}
     whole = plans["data"]
     assert whole["moments"] == 2 * whole["parameters"]
@@ -102,8 +106,8 @@ def test_bytes_of_parameters_and_moments() -> None:
 @slow
 @pytest.mark.parametrize("name", ["data", "zero1", "zero3"])
 def test_as_many_bytes_as_torch(name: str, tmp_path: Path) -> None:
-    """DDP's AdamW, ZeroRedundancyOptimizer, which deals whole parameters to ranks, and
-    fully_shard.
+    """Compared with DDP and AdamW, with ZeroRedundancyOptimizer (which deals whole parameters to
+    ranks), and with fully_shard.
     """
     want, actual = _ranks_of_torch(tmp_path, name), _by_plan(name)
     assert actual["parameters"] == want[0]["parameters"]

@@ -1,4 +1,4 @@
-"""Small decoders whose caches are streamed, and the tasks that stream them."""
+"""Small decoders that stream their caches, and the tasks that do so."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ def offers_roles() -> Machine:
 
 
 def growing(plan: Plan) -> list[tuple[tuple[int, int, int], Task]]:
-    """(phase, processor, position) of tasks whose fetch grows."""
+    """Returns (phase, processor, position) of the tasks with a fetch that grows with the
+    position.
+    """
     return [
         ((number, processor, i), task)
         for number, phase in enumerate(plan.phases)

@@ -1,7 +1,7 @@
-"""A second opinion on plans, independent of the verifier: brute force over bytes and graph paths.
+"""A check of plans that is independent of the verifier: brute force over bytes and graph paths.
 
-Byte sets of every access are listed outright, the order is reachability in a networkx graph. Slow
-and simple; for small plans only.
+The bytes of every access are listed as sets, and the order is reachability in a networkx graph. It
+is slow and simple, for small plans only.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ def tasks(plan: Plan) -> dict[Node, Task]:
 
 
 def touched(plan: Plan, task: Task) -> list[tuple[str, frozenset[int], bool, bool]]:
-    """(space, bytes, write, append_only) of every access of a task. What its op merely comes after
-    counts as read whole; external buffers and peers' are spaces of their own.
+    """Returns (space, bytes, write, append_only) of every access of a task. An operand that the op
+    only has to follow counts as read in whole. External buffers and peers' buffers are spaces of
+    their own.
     """
     op = plan.ops[task.op]
     sig = kinds.signature(plan, op)
@@ -64,13 +65,13 @@ def touched(plan: Plan, task: Task) -> list[tuple[str, frozenset[int], bool, boo
 
 
 def conflict(a: list, b: list) -> bool:
-    """True where two tasks touch a byte in common and one of them writes it."""
+    """True if two tasks access a common byte and one of them writes it."""
     return bool(conflicts(a, b))
 
 
 def conflicts(a: list, b: list) -> set[str]:
-    """How they do: in "plain" memory, where the first must be complete and seen, or in "packets",
-    whose load is a wait.
+    """Returns the kinds of memory in which two tasks conflict. In "plain" memory the first task
+    must have completed and be visible. In "packets" a load is itself a wait.
     """
     return {
         "packets" if x[0] == "packet" else "plain"
@@ -80,9 +81,10 @@ def conflicts(a: list, b: list) -> set[str]:
 
 
 def order(plan: Plan, number: int) -> nx.DiGraph:
-    """Happens-before of one phase: program order, full waits, packet reads.
+    """Returns happens-before of one phase: program order, full waits, and packet reads.
 
-    Edges of packets have `packet`: they publish no other memory. `touched`: accesses of a node.
+    An edge with `packet` publishes only the packet and no other memory. `touched`: the accesses of
+    a node.
     """
     graph = nx.DiGraph()
     listed = {k: t for k, t in tasks(plan).items() if k[0] == number}
@@ -110,7 +112,7 @@ def order(plan: Plan, number: int) -> nx.DiGraph:
 
 
 def reachable(graph: nx.DiGraph) -> dict[Any, frozenset[Any]]:
-    """What comes after each node of a graph without circles, from the last node to the first."""
+    """Returns, for each node of an acyclic graph, all nodes after it."""
     after: dict[Any, frozenset[Any]] = {}
     for node in reversed(list(nx.topological_sort(graph))):
         behind = list(graph.successors(node))
@@ -119,8 +121,8 @@ def reachable(graph: nx.DiGraph) -> dict[Any, frozenset[Any]]:
 
 
 def faults(plan: Plan, number: int) -> list[tuple[Node, Node]]:
-    """Pairs of conflicting tasks of one phase that are not in the order of their ops, and tasks
-    that are not ordered before the opening of the barrier.
+    """Returns pairs of conflicting tasks of one phase that are not ordered as their ops are, and
+    tasks that are not ordered before the opening of the barrier.
     """
     graph = order(plan, number)
     if not nx.is_directed_acyclic_graph(graph):
@@ -146,10 +148,10 @@ def faults(plan: Plan, number: int) -> list[tuple[Node, Node]]:
 
 
 def meetings(plans: Sequence[Plan], number: int) -> list[tuple[RankNode, RankNode]]:
-    """Pairs of different ranks' tasks of a phase of which nothing orders the first in one iteration
-    before the second in the next, where they touch the same memory that peers see, one of them
-    writing, or signal the same counter. For ranks that begin iterations by themselves, without
-    packets.
+    """Returns pairs of tasks of different ranks in a phase, where nothing orders the first, in one
+    iteration, before the second in the next, although they access memory visible to peers and one
+    writes it, or they signal the same counter. It applies to ranks that begin iterations
+    independently, and to plans without packets.
     """
     listed = {(p.rank, k): t for p in plans for k, t in tasks(p).items() if k[0] == number}
     signals: dict[tuple[int, str], list[RankNode]] = {}
@@ -188,7 +190,9 @@ def _two_iterations(
     listed: Mapping[RankNode, Task],
     signals: Mapping[tuple[int, str], Sequence[RankNode]],
 ) -> nx.DiGraph:
-    """Happens-before of two iterations of all ranks, in nodes (iteration, (rank, node))."""
+    """Returns happens-before of two iterations of all ranks, with nodes (iteration, (rank,
+    node)).
+    """
     graph = nx.DiGraph()
     for at, ((rank, (n, p, i)), task) in itertools.product((0, 1), listed.items()):
         here = at, (rank, (n, p, i))

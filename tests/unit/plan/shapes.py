@@ -1,4 +1,4 @@
-"""Small plans for planner and verifier tests: a decoder on several machines."""
+"""Small plans for tests of planner and verifier: a decoder on several machines."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ COOPERATIVE_COSTS = Costs(packet_bytes=512 << 10, stream_rows=8, hand_over_work=
 
 
 def machine(processors: int, *capabilities: Capability, warps: int = 1) -> Machine:
-    """A machine model for tests; warps > 1 makes it look like a GPU."""
+    """Returns a machine model for tests. warps > 1 gives it cooperative threads, as a GPU has."""
     cooperative = warps > 1
     return Machine(
         name="test",
@@ -56,7 +56,7 @@ def machine(processors: int, *capabilities: Capability, warps: int = 1) -> Machi
 
 
 def decoder_plans(target: Machine, chunk: int = 4, ranks: int = 1, **options: object) -> list[Plan]:
-    """Verified plans of the small decoder, made once in a process."""
+    """Returns verified plans of the small decoder, cached for the process."""
     return list(_made(target, chunk, ranks, *sorted(options.items())))
 
 
@@ -66,13 +66,13 @@ def _made(target: Machine, chunk: int, ranks: int, *options: tuple[str, object])
 
 
 def new_plans(target: Machine, chunk: int = 4, ranks: int = 1, **options: object) -> list[Plan]:
-    """The same, made again."""
+    """Returns the same plans, planned anew."""
     shape = Shape(CONFIG, by_name("fp32"), 64, chunk, 0, ranks)
     return list(make_plans(shape, target, dict(options)))
 
 
 def decoder_graphs(ranks: int, tied: bool = False, chunk: int = 4) -> list[Graph]:
-    """The small decoder's graphs by rank, with a head of its own unless it is tied."""
+    """Returns the small decoder's graphs by rank. tied: the embedding is also the output head."""
     heads = CONFIG.num_key_value_heads * (2 if ranks > 2 else 1)
     config = dataclasses.replace(CONFIG, tie_word_embeddings=tied, num_key_value_heads=heads)
     shapes = [Shape(config, by_name("fp32"), 64, chunk, rank, ranks) for rank in range(ranks)]
@@ -80,7 +80,7 @@ def decoder_graphs(ranks: int, tied: bool = False, chunk: int = 4) -> list[Graph
 
 
 def replace_task(plan: Plan, place: tuple[int, int, int], **changes: object) -> Plan:
-    """The plan with another task at (phase, processor, position)."""
+    """Returns the plan with the task at (phase, processor, position) changed."""
     number, processor, position = place
     phase = plan.phases[number]
     tasks = list(phase.processors[processor])
@@ -89,7 +89,7 @@ def replace_task(plan: Plan, place: tuple[int, int, int], **changes: object) -> 
 
 
 def with_tasks(plan: Plan, number: int, processor: int, tasks: list) -> Plan:
-    """The plan with another task list for one processor."""
+    """Returns the plan with another task list for one processor."""
     phase = plan.phases[number]
     lists = list(phase.processors)
     lists[processor] = tuple(tasks)

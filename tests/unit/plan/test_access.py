@@ -1,4 +1,4 @@
-"""Which boxes share bytes, against sets of bytes."""
+"""Which boxes share bytes, compared with sets of bytes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ BUFFER_BYTES = 480
 
 @st.composite
 def touched(draw: Any) -> tuple[PlanTensor, int, list[Access]]:
-    """A tensor on a small buffer, bytes per element, and boxes of tasks 0, 1, ..."""
+    """Draws a tensor in a small buffer, the bytes of an element, and the boxes of tasks 0,
+    1, ...
+    """
     itemsize = draw(st.sampled_from([1, 2, 4]))
     room = BUFFER_BYTES // itemsize
     extents: list[int] = []
@@ -49,7 +51,7 @@ def bytes_of(tensor: PlanTensor, itemsize: int, box: Access, start: int) -> set[
 @given(left=touched(), right=touched(), shift=st.integers(0, 40))
 @settings(max_examples=examples(1000), deadline=None, derandomize=True)
 def test_overlaps_are_exact(left: Any, right: Any, shift: int) -> None:
-    """In one buffer, or in two that lie `shift` bytes apart in one arena."""
+    """In one buffer, or in two buffers of an arena at a distance of `shift` bytes."""
     regions = []
     for start, (tensor, itemsize, boxes) in ((0, left), (shift, right)):
         buffer = PlanBuffer(0, "b", "activation", BUFFER_BYTES, start)
@@ -57,7 +59,7 @@ def test_overlaps_are_exact(left: Any, right: Any, shift: int) -> None:
         packed = pack(boxes[0], rows, [(b.lo, b.hi) for b in boxes], tensor.strides, itemsize)
         regions.append(region(0, packed, tensor, buffer))
     if regions[0].same_frame(regions[1]) and shift:
-        return  # one buffer does not lie in two places
+        return  # one buffer has one address
     hits = set(zip(*(v.tolist() for v in regions[0].overlaps(regions[1])), strict=True))
     for i, a in enumerate(left[2]):
         for j, b in enumerate(right[2]):

@@ -1,4 +1,6 @@
-"""Tasks of one op that append to one cache: different rows, or the verifier refuses the plan."""
+"""Tasks of one op that append to one cache must write different rows, or the verifier refuses the
+plan.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Waits for the iteration before, of ranks that begin iterations by themselves: the verifier
-refuses a plan that lacks one exactly if brute force finds tasks that may meet.
+"""Waits for the previous iteration, in plans whose ranks begin iterations independently. The
+verifier refuses a plan that lacks such a wait exactly if brute force finds tasks that can conflict.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ PLANS = {
 
 
 def without_lags(plan: Plan) -> list[Plan]:
-    """The plan without the waits for the iteration before of one task, for each that has some."""
+    """Returns a plan for each task with waits for the previous iteration; in it, that task lacks
+    them.
+    """
     lagging = [(k, t) for k, t in tasks(plan).items() if any(n == 0 for _, n in t.waits)]
     return [
         replace_task(plan, place, waits=tuple(w for w in task.waits if w[1]))
@@ -53,8 +55,9 @@ def accepted(plans: list[Plan], symmetry: Symmetry | None = None) -> bool:
     ("name", "needed"), [("messages", True), ("sums", True), ("decoder", False)]
 )
 def test_a_wait_is_missed_if_brute_force_misses_it(name: str, needed: bool) -> None:
-    """Only the wait proves that a message, or a share of an iteration's only sum, was read. Ranks
-    that join a later sum, as in a decoder, have proof without it: each wait may go.
+    """In some plans only such a wait proves that a message, or a share of the iteration's only sum,
+    was read. Ranks that join a later sum, as in a decoder, have another proof, and each wait may be
+    removed.
     """
     plans = PLANS[name]()
     assert plans[0].counters[ITERATION_BARRIER].step == 1
@@ -69,7 +72,9 @@ def test_a_wait_is_missed_if_brute_force_misses_it(name: str, needed: bool) -> N
 
 
 def test_one_rank_stands_for_all_that_lack_the_same_wait() -> None:
-    """Two iterations are executed for one rank of those that do the same, as one iteration is."""
+    """Of ranks that do the same, two iterations are executed for one rank only, as for one
+    iteration.
+    """
     plans = build(sums, 3, slow=-1)
     assert symmetry_of(plans).checked == (0,)
     verdicts = []

@@ -1,6 +1,8 @@
-"""Any classic program as tasks: accepted by the verifier, and right in every order that it allows.
+"""Classic programs as tasks: the verifier accepts the plans, and results are right in every order
+that they permit.
 
-The plans are interpreted with NumPy, task by task, in random orders: no compiler, so many programs.
+NumPy interprets the plans task by task in random orders. Without a compiler, many programs can be
+tested.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ CALLS: dict[Collective, Any] = {
 
 
 class Interpreter:
-    """One iteration of the plans of all ranks; buffers begin as NaN, inputs as given."""
+    """Executes one iteration of the plans of all ranks. Buffers start as NaN, inputs as given."""
 
     def __init__(self, plans: list[Plan], inputs: list[np.ndarray]) -> None:
         self.rank_set = RankSet(plans, alone(len(plans)))
@@ -47,11 +49,13 @@ class Interpreter:
             if b.rank == p.rank
         }
         for rank, array in enumerate(inputs):
-            for held in self.named(rank, "x"):  # a broadcast's root alone has one
+            for held in self.named(rank, "x"):  # in a broadcast only the root has an input
                 held[:] = array
 
     def named(self, rank: int, name: str) -> list[np.ndarray]:
-        """The memory of the model's tensors of that name; a buffer's name has a number behind."""
+        """Returns the memory of the model's tensors of that name. Buffer names have a number
+        appended.
+        """
         buffers = self.rank_set.plans[rank].buffers
         return [self.memory[rank, b.id] for b in buffers if b.name.split(".")[0] == name]
 
@@ -62,7 +66,7 @@ class Interpreter:
         return flat.reshape(entry.extents)[tuple(slice(o + a, o + b) for o, a, b in places)]
 
     def run(self, rng: random.Random) -> None:
-        """Runs some task that may run, until none is left; the barriers end the iteration."""
+        """Runs a random task that may run, until none is left."""
         task_lists = [
             (plan.rank, list(tasks))
             for plan in self.rank_set.plans

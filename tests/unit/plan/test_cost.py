@@ -1,4 +1,4 @@
-"""The cost model against the order that a plan's waits and packets enforce."""
+"""The cost model compared with the order that a plan's waits and packets enforce."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.unit.plan.shapes import decoder_plans, machine
 def test_no_task_is_predicted_before_its_dependencies(
     processors: int, capabilities: tuple[Capability, ...]
 ) -> None:
-    """An edge of the brute-force order that joins two processors costs a hand-over as well."""
+    """An edge of the brute-force order between two processors must also cost a hand-over."""
     (plan,) = decoder_plans(machine(processors, *capabilities, warps=2 if capabilities else 1))
     assert any(t.packet for t in plan.tensors) == bool(capabilities)
     crossing = 0

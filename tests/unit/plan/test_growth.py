@@ -1,4 +1,6 @@
-"""Fetches of rows that iterations append: what plans say of them, and what the verifier refuses."""
+"""Fetches of cache rows that iterations append: their form in plans, and what the verifier
+refuses.
+"""
 
 from __future__ import annotations
 
@@ -42,9 +44,9 @@ def test_a_decoder_streams_its_caches_and_the_file_says_so(chunk: int) -> None:
         planned = decoder(target, chunk)
         tasks = growing(planned)
         splits = {planned.ops[t.op].params["splits"] for _, t in tasks}
-        assert len(splits) == 1 and len(tasks) == 2 * 2 * splits.pop()  # layers, heads
+        assert len(splits) == 1 and len(tasks) == 2 * 2 * splits.pop()  # layers and heads
         for (phase, _, _), task in tasks:
-            assert phase == len(planned.phases) - 1  # a prompt's own rows are not older than it
+            assert phase == len(planned.phases) - 1  # a prompt writes its rows itself
             (fetch,) = task.fetches
             assert (fetch.nbytes, fetch.growth.row, fetch.stage % 64) == (
                 ROOM_POSITIONS * 64,
@@ -59,13 +61,15 @@ def test_a_decoder_streams_its_caches_and_the_file_says_so(chunk: int) -> None:
 
 @pytest.mark.parametrize("dtype", [fp32, bf16])
 def test_who_reads_in_place_streams_nothing(dtype: ark.DataType) -> None:
-    """The variant without a lead does not count stages; matrix units do not take fp32."""
+    """The `block` variant streams no growing fetches; in fp32 there are no matrix units for it."""
     options = {"variant": "block"} if dtype is bf16 else {}
     assert not growing(decoder(offers_roles(), dtype=dtype, **options))
 
 
 def test_a_part_has_a_stage_at_least() -> None:
-    """Of 64 positions of a head of 64, though there are processors for parts of fewer."""
+    """With 64 positions of a head of width 64 in a stage, parts are not smaller, although more
+    processors are available.
+    """
     config = dataclasses.replace(WIDE, head_dim=64)
     target = registry.machine("h100")
     (planned,) = make_plans(Shape(config, bf16, 640, 0), target, {"variant": "roles"})
@@ -77,7 +81,9 @@ def test_a_part_has_a_stage_at_least() -> None:
     [(2, 576, 4), (2, 2048, 8), (3, 576, 4), (4, 576, 4), (8, 576, 1), (8, 640, 1), (8, 704, 2)],
 )
 def test_several_sequences_have_fewer_parts(batch: int, room: int, parts: int) -> None:
-    """Two stages each at least, and one part where a head's positions fit a ring of ten slots."""
+    """Each part has at least two stages. There is one part if a head's positions fit into a ring of
+    ten slots.
+    """
     config = dataclasses.replace(builtin_config("llama-3.2-1b"), num_hidden_layers=1)
     (planned,) = make_plans(Shape(config, bf16, room, 0, batch=batch), registry.machine("h100"))
     assert planned.variant == "roles"
@@ -86,7 +92,9 @@ def test_several_sequences_have_fewer_parts(batch: int, room: int, parts: int) -
 
 
 def test_a_head_has_no_more_parts_than_can_be_merged() -> None:
-    """Many processors for few heads, beside a ring that leaves little: 24 parts of 34 floats."""
+    """Many processors for few heads, and little shared memory beside the ring: 24 parts of 34
+    floats.
+    """
     target = dataclasses.replace(offers_roles().with_processors(64), shared_bytes=6 * 4096 + 3264)
     (planned,) = make_plans(Shape(WIDE, bf16, 2048, 0), target, {"variant": "roles"})
     assert {op.params["splits"] for op in planned.ops if op.kind == "attention"} == {24}
@@ -115,7 +123,7 @@ def test_a_changed_growth_is_refused(change: str) -> None:
 
 
 def _graph(before: Callable[[Llama, TokenState], None]) -> Graph:
-    """A decoder whose iteration does something else first."""
+    """Returns a decoder's graph whose iteration does something else first."""
     model = Model(0, 1)
     with use_model(model):
         llama = Llama(WIDE, bf16)
@@ -148,7 +156,9 @@ FIRST = {
 def test_caches_changed_in_the_iteration_are_read_in_place(
     message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lowering sees it; and a plan that streams it nevertheless does not pass."""
+    """The lowering detects the change. The verifier refuses a plan that streams the cache
+    nevertheless.
+    """
     target = machine(4, Capability.PACKETS)
     planned = plan_graph(_graph(FIRST[message]), target)
     verify([planned])
@@ -163,7 +173,9 @@ def test_caches_changed_in_the_iteration_are_read_in_place(
 def test_a_decoder_whose_iteration_changes_something_first_gets_another_variant(
     message: str,
 ) -> None:
-    """Bodies of roles would read it too early; the planner then avoids that variant."""
+    """The bodies of the `roles` variant would read the cache too early, so the planner chooses
+    another.
+    """
     target = registry.machine("h100")
     usual, other = (
         plan_graph(_graph(lambda *_: None), target),
@@ -184,7 +196,9 @@ def test_stages_that_a_ring_cannot_hold_are_refused() -> None:
 
 
 def test_a_growing_fetch_is_one_record_with_its_growth() -> None:
-    """Against the plan: where rows begin, how many there may be, whose share they are."""
+    """Compares the record with the plan: the address of the rows, their largest number, and the
+    part they belong to.
+    """
     planned = decoder(machine(4, Capability.PACKETS), chunk=4)
     built = tables.build(planned, [0] * len(planned.ops), lambda b: b << 32, lambda c: 64 * c)
     tasks = [t for p in planned.phases for own in p.processors for t in own]

@@ -1,4 +1,4 @@
-"""Growing fetches of rows in pages: the plans of an engine, and forged ones that are refused."""
+"""Growing fetches of rows in pages: the plans of an engine, and forged plans that are refused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.unit.plan.shapes import replace_task
 
 
 def served(page: int = 16, apart: bool = True, stage: int = 4096) -> Plan:
-    """A plan of pages for one and for two rows. stage: bytes, of rows of 64 and as many beside."""
+    """Returns a plan with a paged cache for one row and for two rows. stage: bytes of a stage."""
     pages = Pages(ROOM_POSITIONS // page * 2 + 3, page, (1, 2), apart)
     shape = Shape(WIDE, bf16, ROOM_POSITIONS, 0, batch=2, pages=pages)
     *others, roles = offers_roles().variants
@@ -31,7 +31,9 @@ def served(page: int = 16, apart: bool = True, stage: int = 4096) -> Plan:
 
 
 def test_an_engine_streams_its_pages_and_the_file_says_so() -> None:
-    """Against the plan: where the first page's rows lie, and of which table, row and part."""
+    """Compares with the plan: the address of the first page's rows, and their page table, row and
+    part.
+    """
     plan = served()
     verify([from_json(to_json(plan))])
     assert from_json(to_json(plan)) == plan
@@ -63,12 +65,12 @@ def test_an_engine_streams_its_pages_and_the_file_says_so() -> None:
 
 
 def test_stages_of_many_pages_are_read_in_place() -> None:
-    """A lane of the loader has one page: 32 of them for 32 rows, but none for 64."""
+    """A lane of the loader holds one page: a stage of 32 pages is streamed, one of 64 is not."""
     assert growing(served(page=1)) and not growing(served(page=1, stage=8192))
 
 
 def test_rows_that_another_row_appends_are_read_in_place() -> None:
-    """Two rows may be of one text where drafts are verified."""
+    """With `apart=False` two rows may be of one sequence, as in the verification of drafts."""
     assert not growing(served(apart=False))
 
 

@@ -23,12 +23,12 @@ from ark.tasks.experts import TopKParams
 from tests.signatures import plans
 
 ROOT = Path(__file__).parents[3]
-BY_KEY = re.compile(r"\bparams(\[[\"']|\.get\()")  # of a dictionary
+BY_KEY = re.compile(r"\bparams(\[[\"']|\.get\()")  # access by a dictionary's key
 OTHERS = (
     "ark/runtime/",
     "ark/cli/doctor/",
     "backends/mesh/",
-)  # whose params are a kernel's arguments
+)  # where params are a kernel's arguments
 
 
 def test_a_plan_holds_parameters_without_defaults() -> None:
@@ -52,7 +52,7 @@ def test_a_kind_reads_them_back() -> None:
 
 @pytest.fixture(scope="module")
 def ops() -> list[tuple[Plan, PlanOp]]:
-    """Ops that together are of every kind, and their plans."""
+    """Returns ops of every kind, each with its plan."""
     every = [p for _, p in plans(registry.machine("cpu-2"), (ark.fp32,))]
     return [(p, op) for p in every for op in p.ops]
 
@@ -94,7 +94,7 @@ def _subclasses(of: type[Params]) -> Iterator[type[Params]]:
 
 
 def test_partial_structs_match_a_kind() -> None:
-    """A field of a partial struct is one of some kind's, and its default is that kind's."""
+    """Each field of a partial struct is a field of some kind's struct and has the same default."""
     schemas = [kind.get(name).params for name in kind.names()]
     assert tasks and len(schemas) > 30
     for partial in _subclasses(PartialParams):

@@ -1,5 +1,5 @@
-"""Random graphs on random machines: what the planner makes is accepted by the verifier and by brute
-force, and of a plan with a wait less both think the same.
+"""Random graphs on random machines: the verifier and brute force accept the planner's result, and
+agree on the same plan without one of its waits.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ def accepted(plan: Plan) -> bool:
 
 
 def check(plan: Plan, rng: random.Random, deletions: int) -> None:
-    """The plan is verified, and the verdict without one of its waits equals the oracle's."""
+    """Verifies the plan. Asserts that, without one of its waits, the verifier and the
+    oracle agree.
+    """
     assert faults(plan, 0) == []
     verify([plan])
     places = [(k, i) for k, t in tasks(plan).items() if k[0] == 0 for i in range(len(t.waits))]
@@ -97,8 +99,8 @@ def test_a_write_hides_only_the_bytes_that_it_covers(
 
 @pytest.mark.parametrize("processors", [2, 3])
 def test_they_agree_on_packets(processors: int) -> None:
-    """Decoders have packets and counters side by side: knowing that a task ran is not seeing what
-    it wrote.
+    """Decoders have both packets and counters. Knowing that a task ran does not make its writes
+    visible.
     """
     (plan,) = decoder_plans(machine(processors, Capability.PACKETS, warps=2), chunk=0)
     assert any(t.packet for t in plan.tensors)

@@ -1,4 +1,6 @@
-"""The verifier against mutated plans: whatever changes what a plan may do must be refused."""
+"""The verifier applied to mutated plans: it must refuse every mutation that can change the
+result.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,8 @@ def plan(request: pytest.FixtureRequest) -> Plan:
 
 @pytest.mark.parametrize("mutate", MUTATIONS, ids=lambda f: f.__name__)
 def test_every_mutation_is_refused(plan: Plan, mutate: Callable) -> None:
-    """Every mutation on every machine with 4 seeds, with 20 in `nox -s slow`, and with 12 times as
-    many in `nox -s plan_fuzz`.
+    """Every mutation on every machine: 4 seeds, 20 in `nox -s slow`, 12 times as many in `nox -s
+    plan_fuzz`.
     """
     accepted = []
     for seed in range(examples(20) * MORE):
@@ -48,8 +50,8 @@ def test_every_mutation_is_refused(plan: Plan, mutate: Callable) -> None:
         except PlanError as error:
             assert str(error).startswith("the plan is refused: ")
         else:
-            # The task that opens the barrier waits for the last of every processor: what it waited
-            # for before that is then for nothing.
+            # The task that opens the barrier waits for the last task of every processor. So its
+            # earlier waits are redundant, and a plan without them may be accepted.
             waits = mutate in (drop_wait, lower_threshold)
             if not waits or any(faults(changed, n) for n in range(len(plan.phases))):
                 accepted.append(seed)
@@ -57,8 +59,9 @@ def test_every_mutation_is_refused(plan: Plan, mutate: Callable) -> None:
 
 
 def test_memory_is_used_again_behind_counters_alone() -> None:
-    """Places each buffer at the address of every other one whose lifetime has ended: a reader of a
-    task's packet may run concurrently with the other reads of that task.
+    """Memory may be reused only after a counter, not after a packet. Places each buffer at the
+    address of every other whose lifetime has ended: the reader of a task's packet may run
+    concurrently with that task's other readers.
     """
     (plan,) = decoder_plans(MACHINES["gpu"], chunk=8)
     assert any(t.packet for t in plan.tensors)
@@ -96,7 +99,7 @@ def test_the_oracle_sees_a_dropped_wait() -> None:
     assert any(faults(changed, n) for n in range(len(plan.phases)))
 
 
-# The default run has each pair of processors and a chunk once, with packets or without.
+# The default run has each pair of a number of processors and a chunk once, with or without packets.
 @pytest.mark.parametrize(
     ("processors", "chunk", "packets"),
     [
@@ -108,12 +111,14 @@ def test_the_oracle_sees_a_dropped_wait() -> None:
 )
 def test_no_valid_plan_is_refused(processors: int, chunk: int, packets: bool) -> None:
     target = machine(processors, *([Capability.PACKETS] if packets else []))
-    plans = decoder_plans(target, chunk)  # verifies
+    plans = decoder_plans(target, chunk)  # this verifies the plans
     verify([from_json(to_json(p)) for p in plans])
 
 
 def test_harmless_swaps_are_accepted_and_no_others(plan: Plan) -> None:
-    """Neighbours of a processor that share no bytes: the verifier against brute force."""
+    """Swaps neighbouring tasks of a processor that share no bytes, and compares the verifier with
+    brute force.
+    """
     places = [
         (number, processor, i)
         for number, phase in enumerate(plan.phases)
@@ -146,7 +151,7 @@ def test_harmless_swaps_are_accepted_and_no_others(plan: Plan) -> None:
 
 
 def test_waiting_twice_is_accepted(plan: Plan) -> None:
-    """For the same, and for less than is waited for anyhow."""
+    """A second wait for the same value, or for less than another wait requires."""
     rng = random.Random(2)
     places = sorted((k, t) for k, t in tasks(plan).items() if t.waits)
     for place, task in rng.sample(places, 5):
@@ -173,7 +178,7 @@ def test_plans_are_deterministic_to_the_byte() -> None:
 
 
 def test_there_is_no_barrier_between_ops() -> None:
-    """Some task starts while another processor is still busy with the op before its own."""
+    """Some task starts while another processor still works on the previous op."""
     plan = decoder_plans(machine(4), chunk=16)[0]
     ops: dict[int, PlanOp] = {op.id: op for op in plan.ops}
     few = [

@@ -1,4 +1,4 @@
-"""The verifier against mutated plans of several ranks: a put, wait or signal that goes wrong."""
+"""The verifier applied to mutated plans of several ranks: a wrong put, wait or signal."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def plans(request: pytest.FixtureRequest) -> list[Plan]:
 
 @pytest.mark.parametrize("mutate", MUTATIONS, ids=lambda f: f.__name__)
 def test_every_mutation_of_a_rank_is_refused(plans: list[Plan], mutate: Callable) -> None:
-    """Every mutation on every machine, on either rank, with 2 seeds; with 10 in `nox -s slow`, and
-    with 12 times as many in `nox -s plan_fuzz`.
+    """Every mutation on every machine, on either rank: 2 seeds, 10 in `nox -s slow`, 12 times as
+    many in `nox -s plan_fuzz`.
     """
     verify(plans)
     accepted = []

@@ -1,4 +1,4 @@
-"""Plans from elsewhere are data: invalid plans and plans for other devices are refused."""
+"""Plans from outside are data: invalid plans and plans for other devices are refused."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ Data = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def data() -> Data:
-    """The small decoder for two processors of a CPU, as it stands in a file."""
+    """Returns the small decoder's plan for two processors of a CPU, in the form of a plan file."""
     shape = Shape(CONFIG, by_name("fp32"), 64, 4, 0, 1)
     return json.loads(to_json(make_plans(shape, registry.machine("cpu-2"))[0]))
 
 
 def op(data: Data, kind: str) -> list[Any]:
-    """The first op of a kind, as it stands in the file: name, kind, parameters, operands, after."""
+    """Returns the first op of a kind as in the file: name, kind, parameters, operands, after."""
     return next(o for o in data["ops"] if o[1] == kind)
 
 
 def tasks(data: Data, kind: str) -> list[list[Any]]:
-    """All tasks of a kind."""
+    """Returns all tasks of a kind."""
     return [
         task
         for phase in data["phases"]
@@ -93,7 +93,7 @@ def buffers(arena: str, field: int, value: object) -> Callable[[Data], None]:
 
 
 def drop_tile(kind: str) -> Callable[[Data], None]:
-    """Leaves one tile of an op out, on whichever processor it is."""
+    """Returns a change that drops one tile of an op, on whichever processor it is."""
 
     def change(data: Data) -> None:
         victim = tasks(data, kind)[-1]
@@ -196,11 +196,11 @@ def test_a_plan_for_another_device_is_refused_before_anything_is_compiled(name: 
     plan = make_plans(shape, registry.machine(name))[0]
     with pytest.raises(PlanError, match=rf"made for {name} .* runs on cpu-1 .*plan again"):
         admit([plan], registry.machine("cpu-1"))
-    admit([plan])  # without a device it is a good plan
+    admit([plan])  # valid if no device is given
 
 
 def test_another_program_is_not_this_one(data: Data) -> None:
-    """A changed parameter gives a plan that is in order, but computes something else."""
+    """With a changed parameter the plan is valid but computes something else."""
     plan = from_dict(data)
     assert difference(plan, plan) is None
     changed = copy.deepcopy(data)
@@ -224,8 +224,8 @@ def product(m: int, k: int, n: int, made_for: Machine) -> Graph:
 @pytest.mark.parametrize("name", ["mi300x", "mi355x", "rx7900xtx", "h100", "a100", "rtx5090"])
 @pytest.mark.parametrize("shape", [(4, 4000, 64), (4, 3984, 64), (1, 16000, 64), (64, 4096, 4096)])
 def test_plans_fit_the_memory_of_a_processor(name: str, shape: tuple[int, int, int]) -> None:
-    """The loop's shared memory and a vendor body's scratch count: (4, 4000) by (64, 4000) asked
-    for 65,568 of a gfx942's 65,536 bytes.
+    """The shared memory of the loop and a vendor body's scratch are added: (4, 4000) by (64, 4000)
+    needed 65,568 of a gfx942's 65,536 bytes.
     """
     made_for = registry.machine(name)
     plan = make_plan(product(*shape, made_for), made_for)

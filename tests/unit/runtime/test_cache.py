@@ -1,5 +1,5 @@
-"""The cache holds code that is executed: write permissions, damaged entries, and entries that do
-not match.
+"""The cache stores code that will be executed: write permissions, damaged entries, and entries that
+do not match.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NAME, OTHER = cache.key("one"), cache.key("two")
 
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache of this test's own."""
+    """Returns the path of an empty cache for this test."""
     path = tmp_path / "cache"
     monkeypatch.setenv("ARK_CACHE_DIR", str(path))
     cache._without.cache_clear()
@@ -118,7 +118,7 @@ def test_a_folder_of_another_user(place: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_special_files_are_not_read(place: Path, tmp_path: Path) -> None:
-    """A FIFO would be waited for, a link could lead anywhere."""
+    """Opening a FIFO would wait, and a link could lead to any file."""
     cache.store(cache.PLANS, NAME, b"content")
     real = (place / "plans" / NAME).rename(tmp_path / "moved")
     os.mkfifo(place / "plans" / NAME)
@@ -140,7 +140,10 @@ def test_clearing_keeps_files_of_others(place: Path) -> None:
 def test_leftovers_of_killed_processes_are_removed(place: Path) -> None:
     cache.store(cache.PLANS, NAME, b"content")
     old, new = (place / "plans" / f".partial-{n}" for n in ("old", "new"))
-    for path, age in ((old, 7200), (new, -7200)):  # the clock may have been set back since
+    for path, age in (
+        (old, 7200),
+        (new, -7200),
+    ):  # in the future after a clock change
         path.write_bytes(b"half")
         os.utime(path, (time.time() - age,) * 2)
     cache.store(cache.PLANS, OTHER, b"more")
@@ -198,13 +201,15 @@ def test_no_disk_for_the_cache() -> None:
 
 
 def full_disk(folder: Path, size: str) -> list[str]:
-    """A command's prefix that lays a disk of `size` over a folder, for that command alone."""
+    """Returns a prefix that runs a command with a disk of `size` mounted over a folder."""
     folder.mkdir()
     return mounted(f"mount -t tmpfs -o size={size} none {folder}")
 
 
 def mounted(mounting: str) -> list[str]:
-    """A command's prefix that mounts something, for that command alone; else skips the test."""
+    """Returns a prefix that runs a command with a mount that only this command sees. Skips the test
+    if mounting is not possible.
+    """
     words = f'{mounting} && exec "$@"'
     wrapper = ["unshare", "-rm", "sh", "-c", words, "sh"]
     if (
@@ -216,7 +221,7 @@ def mounted(mounting: str) -> list[str]:
 
 
 def test_a_full_disk_under_the_cache(tmp_path: Path) -> None:
-    """What does not fit is not kept; the text is as ever."""
+    """An entry that does not fit is not stored. The generated text is the same."""
     disk = tmp_path / "disk"
     wrapper = full_disk(disk, "16k")
     wrapper[4] = wrapper[4].replace('exec "$@"', f'"$@"; c=$?; ls -RA {disk} >&2; exit $c')
@@ -296,7 +301,7 @@ def test_one_that_makes_for_too_long_is_not_waited_for(
     monkeypatch.setattr(cache, "_PATIENCE_S", 0.1)
     order = []
     with cache.making("programs", "b" * 64):
-        with cache.making("programs", "b" * 64):  # a second opening of the file: another's lock
+        with cache.making("programs", "b" * 64):  # a second, independent lock
             order.append("second")
         order.append("first")
     assert order == ["second", "first"]

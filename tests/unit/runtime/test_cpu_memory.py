@@ -12,7 +12,7 @@ HUGE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def _flags(address: int) -> list[str]:
-    """What the system knows of the mapping that an address lies in."""
+    """Returns the kernel's flags of the mapping that contains an address."""
     inside = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         if bounds := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):

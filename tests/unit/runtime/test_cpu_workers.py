@@ -1,5 +1,5 @@
-"""Threads on which a CPU's launches run: kept for a while, one a launch, none in a forked child; or
-the caller's own.
+"""Threads that run a CPU's launches: kept for a while, one for each launch, not inherited by a
+forked child. A launch may also run on the caller's thread.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def none_idle(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def run() -> int:
-    """The thread on which something ran."""
+    """Runs a function on a worker. Returns the thread's id."""
     thread_ids: queue.SimpleQueue[int] = queue.SimpleQueue()
     ended = threading.Event()
     workers.run(lambda: thread_ids.put(threading.get_native_id()), ended.set)
@@ -38,7 +38,7 @@ def run() -> int:
 
 
 def test_the_next_launch_has_the_same_thread() -> None:
-    """Also at once: the thread is free when the end is reported."""
+    """Even if the next launch follows at once: the thread is free when the end is reported."""
     free: queue.SimpleQueue[int] = queue.SimpleQueue()
     workers.run(lambda: None, lambda: free.put(len(workers._idle)))
     assert free.get(timeout=10) == 1
@@ -48,7 +48,7 @@ def test_the_next_launch_has_the_same_thread() -> None:
 def test_launches_at_one_time_have_threads_of_their_own() -> None:
     barrier, ended = threading.Barrier(2, timeout=10), queue.SimpleQueue[bool]()
     for _ in range(2):
-        workers.run(lambda: barrier.wait(), lambda: ended.put(True))  # meets the other one
+        workers.run(lambda: barrier.wait(), lambda: ended.put(True))  # waits for the other one
     assert ended.get(timeout=10) and ended.get(timeout=10)
     assert not barrier.broken
 
@@ -81,7 +81,7 @@ def test_a_forked_child_has_threads_of_its_own() -> None:
     assert status == 0
 
 
-# Two processors, of which the caller's own has no work; the other waits to be told to leave.
+# Two processors. The caller's own has no work; the other waits for the parameters to change.
 WAITING = """
 #define ARK_LANES 1
 #define ARK_WARPS 1
@@ -110,13 +110,13 @@ def test_a_caller_looks_around_while_other_processors_wait() -> None:
     looked: list[bool] = []
 
     def check() -> None:
-        looked.append(here.done() or here.wait(None))  # his own thread is not waited for
+        looked.append(here.done() or here.wait(None))  # does not wait for its own thread
         if len(looked) == 3:
             raise KeyError("seen enough")
 
     with pytest.raises(KeyError, match="seen enough"):
         here(check, lambda: params.fill(1))
     assert looked == [False] * 3 and here.done()
-    here(check, lambda: None)  # the word is still there: it ends by itself
+    here(check, lambda: None)  # the parameter is still set, so it ends by itself
     assert here.done()
     device.unload(program)

@@ -1,6 +1,6 @@
-"""Every way to run a plan has the same admission: a damaged plan is refused by name, or computes
-what its ops say, and never ends the process. Damaged plans that are admitted run in a process of
-their own.
+"""Every way to run a plan checks it in the same way: a damaged plan is refused with a reason, or
+computes what its ops define, and never ends the process. Damaged plans that are admitted run in a
+process of their own.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ DAMAGES = {
 
 
 def _grow(data: dict, nbytes: int) -> None:
-    """Enlarges the last buffer of activations, and its arena with it."""
+    """Enlarges the last activation buffer, and its arena accordingly."""
     buffer = [b for b in data["buffers"] if b[1] == "activation"][-1]
     buffer[2] += nbytes
     data["arenas"]["activation"] = max(
@@ -54,7 +54,7 @@ def _grow(data: dict, nbytes: int) -> None:
 
 
 def small() -> Plan:
-    """A product, a region and a softmax for two processors of a CPU, and what was not verified."""
+    """Returns an unverified plan of a product, a relu and a softmax for two processors of a CPU."""
     model = Model()
     with use_model(model):
         x, w = ark.tensor([6, 8]), ark.tensor([8, 12])
@@ -79,7 +79,7 @@ def test_loading_refuses_a_damaged_plan(damage: str) -> None:
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_runtime_refuses_a_damaged_plan_also_with_a_model(damage: str) -> None:
-    """A plan that names its model is not trusted more than one without."""
+    """A plan with a model is checked like one without."""
     model = Model()
     ark.init(backend="cpu")
     with use_model(model), ark.Runtime() as runtime, pytest.raises(PlanError):
@@ -144,7 +144,7 @@ def test_a_machine_without_a_model_of_its_name_keeps_to_its_architecture() -> No
 
 
 def test_every_damaged_field_is_refused_or_harmless() -> None:
-    """Each field of a plan's JSON in turn gets values near and far from its own."""
+    """Each field of a plan's JSON is given values near its own and far from it."""
     command = [sys.executable, "-m", "tests.unit.runtime.test_damaged_plans", "40" if SLOW else "1"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -153,7 +153,9 @@ def test_every_damaged_field_is_refused_or_harmless() -> None:
 
 
 def damage_fields(rounds: int) -> dict[str, int]:
-    """Damages each field of a plan several times; admitted plans equal their serial oracle."""
+    """Damages each field of a plan several times. Asserts that admitted plans equal their serial
+    oracle. Returns the number of plans by outcome.
+    """
     backend = registry.get("cpu")
     device = backend.open(0)
     data = json.loads(to_json(small()))

@@ -1,4 +1,4 @@
-"""Which tasks of a list warps go through without meeting."""
+"""Runs of tasks in a processor's list that warps execute without synchronising in between."""
 
 from __future__ import annotations
 

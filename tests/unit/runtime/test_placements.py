@@ -1,4 +1,6 @@
-"""Moving a kernel's external buffers: addresses in tables are moved as if they were built again."""
+"""Moving a kernel's external buffers: the moved tables equal tables that are built for the new
+addresses.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from ark.runtime.session import backend, device
 
 
 def test_moved_tables_are_those_that_would_be_built() -> None:
-    """A product, whose weight is fetched, and elementwise ops, at three places of memory."""
+    """A product with fetched weights and elementwise ops, at three addresses."""
     ark.init(backend="cpu")
     x, w = ark.placeholder([4, 8]), ark.placeholder([16, 8])
     y = ark.placeholder([4, 16])
@@ -46,7 +48,9 @@ def test_moved_tables_are_those_that_would_be_built() -> None:
 
 
 def _adding() -> tuple[Plan, list[int], list[np.ndarray]]:
-    """A plan that adds 1 to an external buffer, the ids of its two, and memory for 25 of them."""
+    """Returns a plan that adds 1 to an external buffer, the ids of its two buffers, and 25
+    arrays.
+    """
     ark.init(backend="cpu")
     x, y = ark.placeholder([64]), ark.placeholder([64])
     ark.add(x, 1.0, output=y)
@@ -58,7 +62,7 @@ def _adding() -> tuple[Plan, list[int], list[np.ndarray]]:
 
 
 def test_a_launch_in_flight_keeps_its_memory() -> None:
-    """What runs writes where it was told to, and none of it to the new place."""
+    """A launch in flight writes to the memory that it was started with, and not to the new one."""
     plan, ids, (source, first, second, *_) = _adding()
     places = dict(zip(ids, (source.ctypes.data, first.ctypes.data), strict=True))
     with Executor(plan, backend(), device(), externals=places) as executor:
@@ -72,7 +76,9 @@ def test_a_launch_in_flight_keeps_its_memory() -> None:
 
 
 def test_tables_of_the_last_addresses_are_kept() -> None:
-    """Memory that comes back needs no new table; more memory than is kept replaces the oldest."""
+    """An address that was used recently needs no new table. Beyond the limit, the oldest table is
+    replaced.
+    """
     plan, ids, (source, *targets) = _adding()
     places = dict(zip(ids, (source.ctypes.data, targets[0].ctypes.data), strict=True))
     written: list[int] = []

@@ -1,5 +1,5 @@
-"""The first use of a compiler on a device: planted miscompilers are refused by name, right ones are
-examined once.
+"""The first use of a compiler on a device: compilers that generate wrong code are refused by name,
+correct ones are examined once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ark.runtime.executor import Executor
 
 @dataclasses.dataclass
 class Miscompiler:
-    """The CPU's compiler, after a change of the text. texts: how many were compiled."""
+    """The CPU's compiler applied to a changed text. texts: the number of texts compiled."""
 
     change: Any
     texts: int = 0
@@ -42,7 +42,7 @@ class Miscompiler:
 
 
 class StandIn:
-    """The CPU backend with a compiler that is installed apart from ark."""
+    """The CPU backend with a compiler that is not part of ark."""
 
     def __init__(self, change: Any = None, version: str = "1.2") -> None:
         self.made, self.version = Miscompiler(change), version
@@ -60,7 +60,7 @@ class StandIn:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A model of two ops, in its own folder; the time of its run is recorded."""
+    """Replaces the models of the examination by one of two ops."""
 
     def build(target_graph: Any) -> None:
         target_graph.product(4, 6, 8, fp32)
@@ -108,11 +108,11 @@ def test_a_compiler_is_examined_once(small: None, monkeypatch: pytest.MonkeyPatc
     assert (ones(backend) == 1.0).all() and backend.made.texts == 2
     ones(backend)
     assert backend.made.texts == 2
-    # Another process: the verdict is on disk.
+    # In another process the verdict is read from disk.
     monkeypatch.setattr(toolchain, "_admitted", set())
     monkeypatch.setattr(toolchain, "examine", lambda *_: pytest.fail("examined again"))
     ones(backend)
-    # Another version, or another state of ark's own text, is examined by itself.
+    # Another version of the compiler or of ark's text is examined anew.
     with pytest.raises(pytest.fail.Exception, match="examined again"):
         ones(StandIn(version="1.3"))
     monkeypatch.setattr(toolchain, "_texts", lambda root: "other text")
@@ -136,7 +136,7 @@ def test_a_miscompiler_is_refused_by_name(small: None, monkeypatch: pytest.Monke
     message = str(raised.value)
     assert "compiler 1.2 generates wrong code" in message and "attention" in message
     assert "install-another" in message and "ark doctor" in message
-    # The verdict is kept, and so is the refusal.
+    # The verdict is stored, so the compiler is refused again without an examination.
     monkeypatch.setattr(toolchain, "examine", lambda *_: pytest.fail("examined again"))
     with pytest.raises(SystemError, match=r"compiler 1\.2 generates wrong code"):
         ones(backend)

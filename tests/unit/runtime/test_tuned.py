@@ -1,4 +1,4 @@
-"""What `ark tune` measures, keeps and gives to the planner."""
+"""The measurements of `ark tune`, their storage, and their use by the planner."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def product_plan(cut: tuple[int, int, int] | None = None) -> Plan:
-    """The plan of a product of 96 x 80 x 64 for this CPU."""
+    """Returns the plan of a product of 96 x 80 x 64 for this CPU."""
     ark.init(backend="cpu")
     a, b = ark.tensor([96, 64], name="a"), ark.tensor([64, 80], name="b")
     ark.matmul(a, b)

@@ -32,7 +32,7 @@ def target(processors: int, packets: bool = False) -> Machine:
 
 
 class Draw:
-    """Random operands: tensors, some of them boxes of larger ones."""
+    """Draws random operands: tensors, some of which are boxes of larger ones."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -81,7 +81,7 @@ def _matmul(d: Draw, dtype: DataType) -> None:
 
 
 def long_products(d: Draw, dtype: DataType) -> None:
-    """Few rows and a long sum: on a device with many threads both sides go through its memory."""
+    """Few rows and a long sum: with many threads, both operands pass through shared memory."""
     for rows in (1, 2, 3, 5):
         for ta, tb in ((False, True), (True, True), (False, False)):
             n, k = d.int(1, 4), d.int(1030, 1100)
@@ -180,7 +180,9 @@ def _indexing(d: Draw, dtype: DataType) -> None:
 
 
 def _regions(d: Draw, dtype: DataType) -> None:
-    """Results that many ops share, summed over one dimension or not; the last may be in place."""
+    """Results that many ops share, some of them summed over a dimension. The last may be in
+    place.
+    """
     count, wide = d.int(2, 5), d.int(64, 90)
     few = d.tensor([d.int(1, 3), 1, wide], fp32)
     many = d.tensor([few.shape()[0], d.one((count, 1)), d.one((wide, 1))], fp32)
@@ -211,7 +213,7 @@ def _windows(d: Draw, dtype: DataType) -> None:
 def _quantised(d: Draw, dtype: DataType) -> None:
     if dtype is int32:
         return
-    codes, k = d.one((int4, ark.int8)), 256  # rows without padding, which nothing reads
+    codes, k = d.one((int4, ark.int8)), 256  # 256 columns need no padding, which no task would read
     rows = row_type(codes, k, 32, d.one((fp16, fp32)), False, fp16 if dtype is fp16 else bf16)
     weight = ark.parameter([d.int(1, 20), k], rows)
     for number in (1, d.int(9, 16)):
@@ -246,14 +248,14 @@ FAMILIES: tuple[Family, ...] = (
     _regions,
     _custom,
 )
-TIMES = 4 if SLOW else 2  # each family's calls of a type
+TIMES = 4 if SLOW else 2  # calls of each family with each type
 SEEDS = int(os.environ.get("ARK_ACCESS_SEEDS", "1"))
 
 
 def family_plan(
     family: Family, seed: int, dtypes: Sequence[DataType] = (*FLOATS, int32), times: int = TIMES
 ) -> Plan:
-    """A model of many random calls: compiling is what costs."""
+    """Returns a plan of many random calls in one model, to compile once."""
     model, draw = Model(), Draw(seed)
     with use_model(model):
         for dtype in dtypes:
@@ -265,7 +267,7 @@ def family_plan(
 
 
 def custom_packets() -> Plan:
-    """Custom ops in a chain, on a machine that has packets."""
+    """Returns a plan of a chain of custom ops, on a machine with packets."""
     model = Model()
     with use_model(model):
         x = ark.exp(ark.tensor([13, 20]))
@@ -276,8 +278,8 @@ def custom_packets() -> Plan:
 
 
 def sum_plan(seed: int) -> Plan:
-    """The last rank's plan of sums over two or three ranks, one of a product, one normed, and a
-    product of gathered rows.
+    """Returns the last rank's plan of sums over two or three ranks: some plain, one of a product,
+    one with a norm, and a product of gathered rows.
     """
     draw = Draw(seed)
     world, packets = draw.int(2, 3), draw.one((False, True))
@@ -301,7 +303,7 @@ def sum_plan(seed: int) -> Plan:
 
 
 def channel_plan(seed: int) -> Plan:
-    """The last rank's end of a channel."""
+    """Returns the plan of the last rank, at one end of a channel."""
     draw = Draw(seed)
     shape, dtype = draw.shape(1, 3), draw.one((*FLOATS, int32))
     plans = []
@@ -331,7 +333,7 @@ def channel_plan(seed: int) -> Plan:
 
 
 def decoder_plan(seed: int) -> Plan:
-    """The last rank's plan of a small random decoder; odd seeds are not fused."""
+    """Returns the last rank's plan of a small random decoder. Odd seeds are not fused."""
     draw = Draw(seed)
     world, kv_heads, group = draw.int(1, 2), draw.int(1, 2), draw.int(1, 3)
     config = LlamaConfig(
@@ -351,8 +353,8 @@ def decoder_plan(seed: int) -> Plan:
 
 
 def batch_plan(seed: int) -> Plan:
-    """A small random decoder's plan for several sequences; odd seeds are not fused, even ones
-    follow all of SamplingParams.
+    """Returns a small random decoder's plan for several sequences. Odd seeds are not fused; even
+    ones have all options of SamplingParams.
     """
     draw = Draw(seed)
     heads = draw.int(1, 3)

@@ -1,8 +1,9 @@
-"""What a kind declares (`accesses`, `scratch`) against what its compiled body touches, on the CPU.
+"""The bytes that a kind declares (`accesses`, `scratch`) compared with those that its compiled body
+touches, on the CPU.
 
-Planner, verifier and the brute-force oracle all believe the declaration, so none of them can find
-it wrong. Here random ops of every kind are planned, compiled with a recorder in front of every
-access to memory, and run task by task.
+Planner, verifier and the brute-force oracle all rely on the declaration, so they cannot detect an
+error in it. Here random ops of every kind are planned, compiled with a recorder before every memory
+access, and run task by task.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def test_accesses_of_batches_equal_declarations(seed: int) -> None:
 def test_packets_of_custom_ops_are_touched_as_declared() -> None:
     planned = custom_packets()
     packed = {t.name for t in planned.tensors if t.packet}
-    assert packed == {"blur"}  # what shares reads may not come as packets
+    assert packed == {"blur"}  # `shares` must read plain memory
     check(planned)
 
 
@@ -94,9 +95,9 @@ def _of_every_kind() -> list[Plan]:
 
 
 def test_every_kind_is_among_them() -> None:
-    """A new kind needs a call above that makes tasks of it. Transfers touch nothing themselves: the
-    host's proxy does; an iteration's end touches nothing at all. Claimed tiles are of kinds that
-    are among them, and no machine of the CPU has any: tests/backend/test_claims.py runs them.
+    """A new kind needs a call above that creates its tasks. Transfers access no memory themselves
+    (the host's proxy does), nor does an iteration's end. Claimed tiles are of other kinds and do
+    not occur on a CPU; tests/backend/test_claims.py runs them.
     """
     used = {op.kind for planned in _of_every_kind() for op in planned.ops}
     nothing = {"transfer", "iteration_end", "claimed"}
@@ -104,7 +105,7 @@ def test_every_kind_is_among_them() -> None:
 
 
 def _half(access: kinds.Access) -> kinds.Access:
-    """Half of it along its longest dimension."""
+    """Returns the access halved along its longest dimension."""
     sizes = [hi - lo for lo, hi in zip(access.lo, access.hi, strict=True)]
     d = sizes.index(max(sizes))
     hi = list(access.hi)
@@ -115,7 +116,9 @@ def _half(access: kinds.Access) -> kinds.Access:
 @slow
 @pytest.mark.parametrize("write", [False, True], ids=["reads", "writes"])
 def test_half_of_any_declaration_is_found(write: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every kind whose tasks touch more than one element so; what arrives, peers have written."""
+    """Halving the declaration of any kind whose tasks touch more than one element is detected.
+    Arrivals are exempt, because peers write their memory.
+    """
     plans, missed = _of_every_kind(), set()
     names = {op.kind for planned in plans for op in planned.ops} - {"transfer", "iteration_end"}
     for name in names:
@@ -179,7 +182,7 @@ def test_declarations_that_are_too_large_or_in_the_future_are_found(
         AssertionError, match=r"declared bytes of .* it never (reads|writes): kv_append"
     ):
         check(cache_plan)
-    # Only the comparison believes in 8 bytes; the body has all that it needs.
+    # Only the comparison uses the limit of 8 bytes; the body gets the scratch that it needs.
     needed = kind.scratch
     monkeypatch.setattr(accesses, "machine_of", lambda plan: None)
     monkeypatch.setattr(

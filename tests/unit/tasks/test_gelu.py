@@ -1,5 +1,5 @@
-"""GELU by its definition is one function of the device, in whatever order its factors are written;
-its values are torch's.
+"""GELU written out by its definition becomes one device function, in whatever order its factors are
+written. Its values equal torch's.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def test_other_factors_are_computed_as_they_are(tree) -> None:
 
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
 def test_values_are_torchs(approximate) -> None:
-    """Small results of negative values too, of which fp32 by the definition has few digits."""
+    """Includes small results for negative inputs, for which the definition in fp32 loses digits."""
     torch = pytest.importorskip("torch")
     x = torch.cat([torch.linspace(-6, 8, 4001), torch.tensor([0.0, 50.0, torch.inf, torch.nan])])
     call = ark.gelu_erf if approximate == "none" else ark.gelu

@@ -1,5 +1,5 @@
-"""Products with the matrix of an input's windows as one side: the generic body on a CPU against
-torch, accesses of its tasks against their declarations, and refusals.
+"""Products with an operand that is the matrix of an input's windows: the generic body on a CPU
+compared with torch, the accesses of its tasks compared with their declarations, and refusals.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.cases.accesses import check
 from tests.windows import in_place
 
 Shape = tuple[int, ...]
-# Input, weights, options, and the side that the windows are on.
+# (input, weights, options, the operand that has the windows)
 CASES: list[tuple[Shape, Shape, dict[str, Any], int]] = [
     ((2, 64, 6, 8), (24, 64, 3, 3), {"padding": 1}, 1),
     ((3, 64, 6, 7), (16, 64, 3, 3), {"padding": 1}, 0),
@@ -86,7 +86,7 @@ def test_accesses_equal_declarations(
 
 
 def test_their_cuts_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`ark tune` runs products of matrices that lie in memory."""
+    """`ark tune` measures only products of matrices that are in memory."""
     assert products([planned(*CASES[0][:3], monkeypatch)]) == []
 
 
@@ -104,7 +104,8 @@ def test_the_reference_is_a_product_with_the_matrix() -> None:
     assert reference is not None
     attrs = {"transpose_a": False, "transpose_b": True, "windows": windows}
     (product,) = reference([np.array([[[[1.0, 0.0, 0.0, 1.0]]]]), source], attrs)
-    # The first channel under the first tap, and the second under the second; a margin in front.
+    # The first channel is read at the first window element, the second at the second; the margin is
+    # zero.
     assert product.tolist() == [[[[0.0 + 10.0, 2.0 + 30.0, 4.0 + 0.0]]]]
 
 

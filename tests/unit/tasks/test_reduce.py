@@ -1,4 +1,4 @@
-"""Which terms a reduction refuses, by what it says of them."""
+"""The terms that a reduction refuses, and the messages."""
 
 from __future__ import annotations
 

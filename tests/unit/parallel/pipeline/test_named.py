@@ -1,4 +1,4 @@
-"""Pipelines that have names: their published makespans, and schedules that the checker accepts."""
+"""Named pipeline schedules: their published makespans, and that the checker accepts them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ def test_every_schedule_is_one(name: str, inference: bool) -> None:
 @pytest.mark.parametrize("spans", SPANS)
 @pytest.mark.parametrize("count", [8, 16])
 def test_makespans_are_the_published_ones(devices: int, spans: Spans, count: int) -> None:
-    """1F1B and GPipe: p - 1 micro-batches idle; interleaved: by chunks; ZB-H1: (p-1)(F + B - W)."""
+    """Idle times as published. 1F1B and GPipe: p - 1 micro-batches; interleaved: p - 1 chunks;
+    ZB-H1: (p-1)(F + B - W).
+    """
     forward_and_backward, weights = spans.forward + spans.backward, spans.weights
     idle = {
         "gpipe": (devices - 1) * forward_and_backward,

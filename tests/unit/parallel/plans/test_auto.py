@@ -1,4 +1,4 @@
-"""The plan that `auto` finds beside all that have names, over several models and meshes."""
+"""The plan that `auto` chooses compared with all named plans, over several models and meshes."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def splits(model: str) -> Splits:
 
 
 def every_mesh(ranks: int) -> list[tuple[int, int, int]]:
-    """All (pipeline, copies, split)."""
+    """Returns all (pipeline, copies, split) whose product is `ranks`."""
     sizes = [n for n in range(1, ranks + 1) if ranks % n == 0]
     return [m for m in itertools.product(sizes, repeat=3) if m[0] * m[1] * m[2] == ranks]
 
 
 def test_pipelines_co_shard_and_splits_are_tried_together() -> None:
-    """Once each: co-shard recomputes whether or not it is asked to."""
+    """No candidate occurs twice, although co-shard recomputes with and without the option."""
     tried = list(candidates(8, Work(True, 8)))
     assert len(set(tried)) == len(tried)
     for names, mesh in (
@@ -60,7 +60,9 @@ def test_pipelines_co_shard_and_splits_are_tried_together() -> None:
 def test_auto_is_within_a_twentieth_of_every_name(
     model: str, ranks: int, machine: str, link: float, memory: float, work: Work
 ) -> None:
-    """Over many ranks those are passed by whose lower bound is above what was found."""
+    """Over many ranks, a named plan is skipped if its lower bound is above the chosen
+    plan's time.
+    """
     target = Target(registry.machine(machine), link, min(link, 50.0), 8)
     actual, _ = best(splits(model), ranks, target, work, int(memory))
     tried: list[float] = []
@@ -68,7 +70,7 @@ def test_auto_is_within_a_twentieth_of_every_name(
         for names in itertools.product(PIPELINES, COPIES, INNER):
             axes = zip(mesh, names, FIRST, strict=True)
             if any(n == 1 and name != first for n, name, first in axes):
-                continue  # an axis of one rank is the same under every name
+                continue  # on an axis of one rank all names are the same
             for recompute in {work.recompute, work.training}:
                 how = Work(work.training, work.batch, recompute)
                 try:

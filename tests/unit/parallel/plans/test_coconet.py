@@ -1,4 +1,6 @@
-"""CoCoNet's transforms: results equal on integers bit for bit, conditions, preserved state."""
+"""CoCoNet's transformations: on integers results are equal bit for bit; also their conditions and
+the state that is preserved.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from tests.unit.parallel.ranks_in_numpy import Ranks
 
 
 def result(plan: ParallelGraph, steps: int = 2) -> dict[str, np.ndarray]:
-    """What lasts, after some iterations in NumPy, by name."""
+    """Returns the final contents of lasting memory by name, after some iterations in NumPy."""
     result = materialise(plan)
     ranks, random = Ranks(result.graphs), np.random.default_rng(1)
     whole: dict[str, np.ndarray] = {}
@@ -62,7 +64,7 @@ def test_every_way_gives_the_same(kind: str, way: str) -> None:
 
 
 def moved(plan: ParallelGraph, algorithm: str = "one_shot") -> list[list[str]]:
-    """The names of what moves data between ranks, of each rank in order."""
+    """Returns, for each rank in order, the names of the ops that move data between ranks."""
     kinds = ("all_reduce", "collective", "send", "recv")
     graphs = materialise(plan, algorithm).graphs
     return [[n.name for n in graph.nodes if n.type in kinds] for graph in graphs]
@@ -83,7 +85,7 @@ def test_split_gives_collectives() -> None:
 
 
 def test_a_split_value_is_split_again() -> None:
-    """The second one's parts lie along another dimension, and go by sends."""
+    """The parts of the second split are along another dimension, so data move by sends."""
     plan, want = started("adam"), result(started("adam"))
     for dimension in (0, 1):
         coconet.split(plan, named(plan, "gradient"), dimension)
@@ -106,7 +108,7 @@ def test_lamb_sums_its_norms_in_parts() -> None:
 
 
 def test_optimizer_memory_is_divided() -> None:
-    """2N elements of moments become 2N / n, each rank's all that it keeps of them."""
+    """2N elements of moments become 2N / n, which is all that a rank keeps of them."""
     plan = started("adam")
     reordered(plan)
     names = {t.name: t.buffer.name for t in plan.graph.tensors}
@@ -135,7 +137,9 @@ def test_a_product_and_its_all_reduce_in_chunks() -> None:
 
 
 def test_slices_are_sent_down_a_pipeline() -> None:
-    """Two stages on two ranks each: what a stage has alike on both, each sends half of."""
+    """Two stages on two ranks each. Both ranks of a stage hold the same value, and each sends half
+    of it.
+    """
     model = Model(0, 1)
     with use_model(model):
         first = ark.relu(ark.tensor((ROWS, WIDTH), name="x"), name="first")
@@ -157,7 +161,9 @@ def test_slices_are_sent_down_a_pipeline() -> None:
 
 
 def test_a_stage_of_two_ranks_is_transformed_by_itself() -> None:
-    """CoCoNet's third program: the sum of a stage in slices, which the stage's ranks send on."""
+    """CoCoNet's third program: a stage's sum is computed in slices, which the stage's ranks send
+    on.
+    """
 
     def staged() -> ParallelGraph:
         model = Model(0, 1)
@@ -185,11 +191,11 @@ def test_a_stage_of_two_ranks_is_transformed_by_itself() -> None:
     np.testing.assert_array_equal(result(plan)["result"], want)
     for graph in materialise(plan).graphs[:2]:
         sent = [n.inputs[0].shape for n in graph.nodes if n.type == "send"]
-        assert sent == [(ROWS // 2, 16)] * 3  # a half of the sum to the other, its own to both
+        assert sent == [(ROWS // 2, 16)] * 3  # 1 within the stage, 2 to the next
 
 
 def test_a_dropout_is_computed_in_slices() -> None:
-    """CoCoNet's Dropout(AR(x)) + r: each rank draws the mask of its rows only."""
+    """CoCoNet's Dropout(AR(x)) + r: each rank draws the mask for its rows only."""
 
     def dropped() -> ParallelGraph:
         model = Model(0, 1)
@@ -255,7 +261,7 @@ def test_side_conditions() -> None:
 
 
 def _summed(plan: ParallelGraph) -> Node:
-    """A reader that sums over the columns."""
+    """Adds an op that reads the product and sums over its columns."""
     tensor = named(plan, "product").outputs[0]
     out = plan.graph.tensor((ROWS, 1), tensor.dtype)
     attrs = {"function": "sum", "axis": 1, "keepdims": True}
@@ -278,7 +284,9 @@ def test_a_local_operand_is_refused() -> None:
 
 
 def test_autotune_chooses_the_least_traffic() -> None:
-    """Slices update a quarter each; without them one all-reduce has fewer steps than two halves."""
+    """With slow memory, slices win, since each rank updates a quarter. With expensive steps and no
+    slices, one all-reduce wins, since it has fewer steps than its two halves.
+    """
     slow_memory = autotune(lambda: started("adam"), WAYS, Rates(1e6, 1.0, 1e9, 0.0))
     assert slow_memory.name == "RS-compute-AG" and len(slow_memory.us) == 3
     two = {name: WAYS[name] for name in ("AR-compute", "RS-AG-compute")}

@@ -1,4 +1,6 @@
-"""`parallelize`: named plans and the search, executed on ranks and beside all choices there are."""
+"""`parallelize`: named plans and the search, executed on ranks and compared with all possible
+choices.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ ROWS, WIDTH, INNER = 8, 16, 32
 
 
 def block(x: Any, name: str) -> Any:
-    """x + down(relu(up(x)))."""
+    """Returns x + down(relu(up(x)))."""
     up = ark.parameter((INNER, WIDTH), name=f"{name}.up")
     down = ark.parameter((WIDTH, INNER), name=f"{name}.down")
     return ark.add(ark.linear(ark.relu(ark.linear(x, up)), down), x)
@@ -45,7 +47,7 @@ def two_blocks() -> Any:
 
 
 def mixing() -> Any:
-    """Products between activations, transposed and summed, in the way of attention."""
+    """Returns a program of products between activations, transposed and summed, as in attention."""
     x = ark.tensor((ROWS, WIDTH), name="x")
     query, key, value = (
         ark.linear(x, ark.parameter((WIDTH, WIDTH), name=name)) for name in ("q", "k", "v")
@@ -96,13 +98,15 @@ def test_sequence_leaves_no_op_to_all_ranks() -> None:
 
 @pytest.mark.parametrize("plan", [p for p in PIPELINES if p != "chimera"])
 def test_pipelines_deal_out_a_model_without_scopes(plan: str) -> None:
-    """One micro-batch through stages of consecutive ops."""
+    """One micro-batch passes through stages of consecutive ops."""
     graph = MODELS["two blocks"]
     inputs, want = inputs_of(graph, 3), one_device(graph, inputs_of(graph, 3))
     split = parallelize(graph, 2, plan)
     np.testing.assert_array_equal(on_ranks_in_numpy(split.plan, inputs), want)
     assert all(any(n.type == "matmul" for n in own.nodes) for own in split.ranks.graphs)
-    assert sum(len(own.nodes) for own in split.ranks.graphs) > len(graph.nodes)  # sent, not doubled
+    assert sum(len(own.nodes) for own in split.ranks.graphs) > len(
+        graph.nodes
+    )  # sends, not repeated ops
 
 
 EXECUTED = [*PLANS, *(p for p in PIPELINES if p != "chimera")]
@@ -111,7 +115,7 @@ EXECUTED = [*PLANS, *(p for p in PIPELINES if p != "chimera")]
 @slow
 @pytest.mark.parametrize("plan", EXECUTED)
 def test_named_plans_run_on_cpu_ranks(plan: str) -> None:
-    """Training under chimera, ZeRO and co-shard: test_training.py."""
+    """test_training.py covers training under chimera, ZeRO and co-shard."""
     graph = MODELS["two blocks"]
     inputs = inputs_of(graph, 5)
     split = parallelize(graph, 2, plan)
@@ -120,7 +124,9 @@ def test_named_plans_run_on_cpu_ranks(plan: str) -> None:
 
 
 def staged(stages: int, micro_batches: int = 4) -> Graph:
-    """Micro-batches through a block a stage, and the sum of what they have become."""
+    """Returns a graph in which micro-batches pass a block for each stage, and the results are
+    summed.
+    """
     model = Model(0, 1)
     with use_model(model):
         sizes = ((INNER, WIDTH), (WIDTH, INNER))
@@ -147,7 +153,7 @@ STAGED = [((2, 2), "1f1b"), ((4, 2), "gpipe"), ((2, 4), "zero-bubble"), ((2, 2),
 @pytest.mark.parametrize(("mesh", "pipeline"), STAGED)
 @pytest.mark.parametrize("split", ["megatron", "column"])
 def test_stages_whose_ops_are_split(mesh: tuple[int, int], pipeline: str, split: str) -> None:
-    """A rank holds its part of its stage's parameters, and meets ranks of its stage in sums."""
+    """A rank holds its part of its stage's parameters, and sums only with ranks of its stage."""
     stages = mesh[0] * (2 if pipeline == "interleaved" else 1)
     graph = staged(stages)
     inputs = inputs_of(graph, 7)
@@ -172,7 +178,7 @@ def test_split_stages_run_on_cpu_ranks(mesh: tuple[int, int]) -> None:
 
 
 def scoped(first: str, second: str) -> Graph:
-    """A product in each of two scopes."""
+    """Returns a graph with a product in each of two scopes."""
     model = Model(0, 1)
     with use_model(model):
         h = ark.tensor((ROWS, WIDTH), name="x")

@@ -1,4 +1,4 @@
-"""Schedules of pipelines carried out: several micro-batches in flight inside one launch."""
+"""Pipeline schedules, executed with several micro-batches in flight in one launch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ ROWS, WIDTH, MICRO_BATCHES = 4, 12, 4
 
 
 def there_and_back(stages: int) -> Graph:
-    """Micro-batches through all stages and back, each way back reading what the stage had made."""
+    """Returns a graph in which micro-batches pass forward through all stages and back. Each
+    backward stage reads the result of its forward stage.
+    """
     model = Model(0, 1)
     with use_model(model):
         names = [f"{way}{stage}" for way in "fb" for stage in range(stages)]
@@ -41,7 +43,7 @@ def there_and_back(stages: int) -> Graph:
 
 
 def block_of(node: Node) -> tuple[str, int]:
-    """Scopes are called after blocks and micro-batches."""
+    """Returns a node's block and micro-batch, parsed from the name of its scope."""
     block, _, number = node.name.partition(".")[0].partition("-")
     return block, int(number)
 
@@ -56,7 +58,8 @@ def test_1f1b_runs_on_cpu_ranks() -> None:
         assert blocks == [
             (e.block, e.micro_batch) for e in schedule.entries if e.devices == (rank,)
         ]
-    # The last stage goes back with the first micro-batch before it has seen the last one.
+    # The last stage starts the backward pass of the first micro-batch before it receives the last
+    # one.
     order = [(e.block, e.micro_batch) for e in schedule.entries]
     assert order.index(("b1", 0)) < order.index(("f1", MICRO_BATCHES - 1))
     results = {n.outputs[0].buffer.id: n for n in graph.nodes if n.type == "copy"}

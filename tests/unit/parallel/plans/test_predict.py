@@ -1,4 +1,6 @@
-"""`ark parallelize`: predictions beside counts by hand, the search for the best, and the page."""
+"""`ark parallelize`: predictions compared with counts by hand, the search for the best plan, and
+the page.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,7 @@ def test_megatron_is_two_all_reduces_a_layer_and_two_for_its_gradients(
     hidden = 2048
     whole = BATCH_ROWS * hidden * 4
     volume = 2 * 3 / 4 * whole
-    # By rings at 450 GB/s; each rank reads the shares of its fourth at 3,079 GB/s, and writes it.
+    # Rings at 450 GB/s; each rank reads the shares of its quarter at 3,079 GB/s and writes the sum.
     us = 5 + volume / 450e3 + 5 * whole / 4 / 3079e3 + 4
     for cost in prediction.blocks:
         if cost.block.numbered:
@@ -59,8 +61,10 @@ def test_megatron_is_two_all_reduces_a_layer_and_two_for_its_gradients(
 
 
 def test_parameters_and_states_are_adams(splits: Splits, target: Target) -> None:
-    """A bf16 parameter takes 16 bytes: itself, its gradient, an fp32 copy, two moments."""
-    count = 1_235_814_400 + 32 * 2  # the model's, and its frequencies in fp32
+    """With Adam, a bf16 parameter takes 16 bytes: itself, its gradient, an fp32 copy and two
+    moments.
+    """
+    count = 1_235_814_400 + 32 * 2  # the model's parameters, and its frequencies in fp32
     for name, parts in (("data", (1, 1, 1)), ("zero1", (1, 1, 4)), ("zero2", (1, 4, 4)),
                         ("zero3", (4, 4, 4))):  # fmt: skip
         prediction = predict(splits, (4,), (name,), target, Work(True, 4))
@@ -118,7 +122,7 @@ def test_auto_is_as_good_as_every_name(splits: Splits, target: Target) -> None:
 
 
 def test_products_narrower_than_any_tile_are_predicted() -> None:
-    """A checkpoint of a small model, over so many ranks that its key heads have few columns."""
+    """A small model over so many ranks that its key heads have fewer columns than a tile."""
     small = Splits(whole_pass(Checkpoint.open(NOAH).config, by_name("bf16"), 32))
     target = Target(registry.machine("h100"), 450.0, 50.0, 8)
     for plan in ("data", "column", "megatron", "auto"):
@@ -168,7 +172,7 @@ def test_too_little_memory_is_refused(splits: Splits, target: Target) -> None:
 def test_a_script_in_place_of_a_checkpoint(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A perceptron of 131,072 parameters, half of them on each rank."""
+    """A perceptron with 131,072 parameters, of which each rank holds half."""
     script, none = tmp_path / "model.py", tmp_path / "none.py"
     script.write_text(
         "import ark\n"
@@ -249,7 +253,9 @@ made.data = { textContent: require("fs").readFileSync(process.argv[2], "utf8") }
 @pytest.mark.skipif(shutil.which("node") is None, reason="node runs the page's script")
 @pytest.mark.parametrize("names", [("1f1b", "megatron"), ("interlaced", "auto"), ("zero3", "row")])
 def test_the_script_draws(splits: Splits, target: Target, names: Any, tmp_path: Path) -> None:
-    """On a document that only records: every figure is a number, nothing is thrown."""
+    """Runs the page's script with a stub document that records calls: every figure is a number, and
+    no exception is thrown.
+    """
     prediction = predict(splits, (2, 2), names, target, Work(True, 4))
     html = render_page(prediction, "model")
     script = re.findall(r"<script>(.*?)</script>", html, re.DOTALL)[-1]

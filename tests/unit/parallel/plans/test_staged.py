@@ -18,7 +18,7 @@ ROWS, WIDTH, LAYERS = 8, 64, 4
 
 
 def perceptron(normalised: bool = False, layers: int = LAYERS) -> tuple[Graph, str]:
-    """A training step of a perceptron without scopes, and the name of the batch's buffer.
+    """Returns a training step of a perceptron without scopes, and the name of the batch's buffer.
 
     normalised: every activation is divided by its sum over the batch.
     """
@@ -36,7 +36,9 @@ def perceptron(normalised: bool = False, layers: int = LAYERS) -> tuple[Graph, s
 
 
 def rows_of(graph: Graph, split: Any, rank: int, type: str) -> list[int]:
-    """The first rows of a rank's pieces of the ops of a type, in its order."""
+    """Returns the first row of each of a rank's pieces of the ops of a type, in the rank's
+    order.
+    """
     order = [p for p in split.plan.in_order() if split.plan.ranks_of(p) == [rank]]
     return [p.output.box[0][0] for p in order if p.node.type == type]
 
@@ -53,8 +55,8 @@ def test_stages_are_equal_and_hold_their_own_parameters() -> None:
 
 @pytest.mark.parametrize(("plan", "between"), [("1f1b", True), ("gpipe", False)])
 def test_micro_batches_run_in_the_order_of_the_schedule(plan: str, between: bool) -> None:
-    """On the last rank of 1F1B the first micro-batch's backward pass is before the second's
-    forward pass; in GPipe it is behind all.
+    """On the last rank, 1F1B runs the first micro-batch's backward pass before the second's forward
+    pass. GPipe runs it after all forward passes.
     """
     graph, x = perceptron()
     split = parallelize(graph, 2, plan, cuts={x: 0}, micro_batches=4)
@@ -84,7 +86,7 @@ def test_interlaced_shares_the_embedding() -> None:
         [n.outputs[0].shape for n in graph.nodes if n.type == "embedding"]
         for graph in split.ranks.graphs
     ]
-    assert lookups == [[(6, 4, 6)] * 4] * 2  # of 24 texts a quarter, of 12 columns a half
+    assert lookups == [[(6, 4, 6)] * 4] * 2  # a quarter of 24 texts, a half of 12 columns
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Every op has a rule that says how it splits, or a reason why it does not, and parts along every
+"""Every op has a rule for splitting it, or a reason why it cannot be split. Parts along every
 letter of a rule give the one-device result.
 """
 
@@ -21,8 +21,8 @@ from tests.cases.transform import on_ranks_in_numpy, one_device, traced
 
 
 def test_every_op_has_a_rule_or_a_reason() -> None:
-    """Elementwise ops share a lowering, and a rule; ops between ranks are not in a graph that is
-    split.
+    """Elementwise ops share a lowering and a rule. Ops between ranks do not occur in graphs that
+    are split.
     """
     elementwise = registry.get("add").lower
     for name in registry.names():
@@ -121,7 +121,7 @@ CASES: dict[str, Callable[[], Any]] = {
 
 
 def filled(graph: Graph) -> dict[str, np.ndarray]:
-    """Random contents of the graph's inputs: 0 or 1 for indices."""
+    """Returns random contents of the graph's inputs; indices are 0 or 1."""
     random = np.random.default_rng(5)
     written = {t.buffer.id for n in graph.nodes for t in n.outputs}
     inputs: dict[str, np.ndarray] = {}
@@ -135,7 +135,7 @@ def filled(graph: Graph) -> dict[str, np.ndarray]:
 
 
 def cuts(graph: Graph) -> list[tuple[int, str]]:
-    """The number of a node and a letter along which it can be cut in two."""
+    """Returns pairs of a node's number and a letter along which the node can be halved."""
     able = []
     for number, node in enumerate(ParallelGraph(graph, 2).nodes):
         annotation = annotate(node)

@@ -1,5 +1,5 @@
-"""Plans whose ops have their tiles claimed while they run: which they are, and what the verifier
-refuses of them.
+"""Plans with ops whose tiles are claimed at run time: which ops these are, and what the verifier
+refuses.
 """
 
 from __future__ import annotations
@@ -29,13 +29,15 @@ GPU = machine(4, Capability.CLAIMS, warps=2)
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lowers the size from which ops have claimed tiles."""
+    """Lowers the size from which tiles are claimed."""
     monkeypatch.setattr(claims, "is_large", lambda nbytes, machine: nbytes >= 1 << 16)
     monkeypatch.setattr(elementwise, "CLAIM_BYTES", 1 << 10)
 
 
 def _chain(rows: int = 256, target: Machine = GPU) -> Plan:
-    """A sum, its softmax, and that doubled: three ops of whole tensors, one after another."""
+    """Returns a plan of three dependent ops on whole tensors: a sum, its softmax, and twice
+    that.
+    """
     model = Model()
     with use_model(model):
         x = ark.tensor([rows, 64], bf16, name="x")

@@ -1,5 +1,5 @@
-"""Ranks that do the same are planned and verified once: that gives what every rank by itself would,
-and no rank that does something else passes for them.
+"""Ranks that do the same are planned and verified once, with the result that each rank would give.
+A rank that differs is not taken for one of them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ MUTATIONS = [*damaged.MUTATIONS, *damaged_ranks.MUTATIONS]
 
 @pytest.fixture(scope="module", params=sorted(MACHINES))
 def isomorphic(request: pytest.FixtureRequest) -> Rotated:
-    """Plans as decoders have them, whose ranks begin iterations together: every wait counts."""
+    """Returns plans of a decoder whose ranks begin iterations in lockstep. Every wait is necessary
+    in them.
+    """
     rank_plans = plan_ranks(decoder_graphs(4), MACHINES[request.param], {"lockstep": True})
     assert isinstance(rank_plans, Rotated)
     return rank_plans
@@ -67,7 +69,9 @@ def test_one_plan_equals_the_plan_of_each_rank(ranks: int, name: str) -> None:
 @pytest.mark.parametrize("ranks", [pytest.param(2, marks=slow), 4])
 @pytest.mark.parametrize("name", sorted(MACHINES))
 def test_a_tied_head_is_the_same_view_further_on(ranks: int, name: str) -> None:
-    """Each rank's share of the logits is of its own rows of the embedding, which it holds whole."""
+    """Each rank's share of the logits reads its own rows of the embedding, of which it holds the
+    whole.
+    """
     graphs = decoder_graphs(ranks, tied=True)
     rank_plans = plan_ranks(graphs, MACHINES[name])
     assert isinstance(rank_plans, Rotated) and len(rank_plans.moved) == 1
@@ -92,7 +96,7 @@ def tied() -> Rotated:
 def test_a_view_that_leaves_its_memory_on_some_rank_is_refused(
     steps: tuple[int, int], words: str
 ) -> None:
-    """The first rank's own plan is right in all of these."""
+    """In all cases the plan of the first rank alone is right."""
     plans = tied()
     (tensor,) = plans.moved
     with pytest.raises(PlanError, match=words):
@@ -107,7 +111,7 @@ def test_written_tensors_do_not_move_between_ranks() -> None:
         steps = (0,) * len(plans.first.tensors[other].shape)
         with pytest.raises(PlanError, match="expected local parameters that no task writes"):
             verify(Rotated(plans.first, {**plans.moved, other: steps}))
-    # The same memory under another name, which a task writes.
+    # The same memory as another buffer, which a task writes.
     (tensor,) = plans.moved
     head = plans.first.tensors[tensor]
     at = plans.first.buffers[head.buffer].offset
@@ -123,7 +127,9 @@ def test_written_tensors_do_not_move_between_ranks() -> None:
 
 
 def test_a_view_of_half_a_wide_read_is_refused() -> None:
-    """Bodies read 16 bytes at once; what begins there on one rank must on all."""
+    """Bodies read 16 bytes at once, so the alignment of an operand must be the same on all
+    ranks.
+    """
     plans = tied()
     (tensor,) = plans.moved
     shorter = dataclasses.replace(plans.first.tensors[tensor], shape=(160, 62))
@@ -166,8 +172,8 @@ def accepted(rank_set: RankSet) -> bool:
 def test_a_mutation_of_all_ranks_alike_is_refused_by_one_rank_as_by_all(
     isomorphic: Rotated, mutate: Callable[[Plan, random.Random], Plan]
 ) -> None:
-    """Every mutation on every machine with one seed, with 2 in `nox -s slow`, and with 12 times as
-    many in `nox -s plan_fuzz`.
+    """Every mutation on every machine: one seed, 2 in `nox -s slow`, 12 times as many in `nox -s
+    plan_fuzz`.
     """
     for seed in range(examples(2) * damaged.MORE):
         changed = Rotated(mutate(isomorphic.first, random.Random(seed)))
@@ -178,7 +184,9 @@ def test_a_mutation_of_all_ranks_alike_is_refused_by_one_rank_as_by_all(
 
 @pytest.fixture(scope="module")
 def by_themselves() -> Rotated:
-    """Plans whose ranks begin iterations by themselves: some waits are more than is needed."""
+    """Returns plans whose ranks begin iterations independently. Some of their waits are
+    redundant.
+    """
     rank_plans = plan_ranks(decoder_graphs(2), MACHINES["five"])
     assert isinstance(rank_plans, Rotated)
     return rank_plans
@@ -188,7 +196,7 @@ def by_themselves() -> Rotated:
 def test_so_it_is_where_ranks_begin_iterations_by_themselves(
     by_themselves: Rotated, mutate: Callable[[Plan, random.Random], Plan]
 ) -> None:
-    """So that a mutation may be accepted."""
+    """Some mutations are accepted here; both ways of verifying must agree."""
     plans = by_themselves
     for seed in range(examples(2) * damaged.MORE):
         changed = Rotated(mutate(plans.first, random.Random(seed)))
@@ -219,7 +227,7 @@ def test_a_rank_that_differs_harmlessly_is_accepted_beside_the_others(isomorphic
 
 
 def test_names_that_meet_another_ranks_are_no_symmetry(isomorphic: Rotated) -> None:
-    """Two receive buffers of one rank with their names exchanged: puts meet the wrong ones."""
+    """Exchanges the names of two receive buffers of one rank, so that puts reach the wrong ones."""
     plans = list(isomorphic)
     own = [b for b in plans[1].buffers if b.arena == "symmetric" and b.rank == 1][:2]
     names = {own[0].id: own[1].name, own[1].id: own[0].name}
@@ -232,7 +240,9 @@ def test_names_that_meet_another_ranks_are_no_symmetry(isomorphic: Rotated) -> N
 def test_logits_that_lie_own_share_first_give_the_token_of_the_whole_row(
     temperature: float, top_k: int
 ) -> None:
-    """Against the op's NumPy reference, which knows of no ranks; most logits have equals."""
+    """Compared with the op's NumPy reference, which has no ranks. Most logits occur more
+    than once.
+    """
     world, own = 3, 700
     graphs, random_ = [], np.random.default_rng(top_k)
     for rank in range(world):
