@@ -1,9 +1,9 @@
-"""One fixture that gives a backend with a device: the same test bodies run on each.
+"""The `backend` fixture: the same test bodies run on a device of each backend.
 
-A backend without a device is skipped, with the probe's reason, unless ARK_REQUIRE promises it:
+A backend without a device is skipped with the probe's reason, unless ARK_REQUIRE promises one:
 ARK_REQUIRE=cuda:1 (several separated by commas) turns the skip into a failure. Simulated backends
-take part only where it names them; test_mesh.py has what a default run sees of one. What they
-refuse by their name is skipped, with their words.
+run these tests only if ARK_REQUIRE names them; test_mesh.py covers one in the default run. A test
+whose program such a backend refuses, naming itself, is skipped with the message.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ OPTIMISED = (
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselects tests that are marked for another emulated device than the default run uses."""
+    """Deselects tests that are marked for another part of the emulated devices than
+    ARK_EMULATED_PART.
+    """
     part = os.environ.get("ARK_EMULATED_PART")
     here = Path(__file__).parent
     marked = {item: places(item) for item in items if here in item.path.parents}
@@ -43,7 +45,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def required(name: str) -> int:
-    """How many devices of a backend the machine promises to have."""
+    """Returns how many devices of a backend ARK_REQUIRE promises."""
     for word in os.environ.get("ARK_REQUIRE", "").split(","):
         backend, _, count = word.partition(":")
         if backend == name:
@@ -53,7 +55,9 @@ def required(name: str) -> int:
 
 @pytest.fixture(scope="module")
 def arch(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The architecture of an emulated device that runs with all checks; given by the tests."""
+    """Yields the architecture of an emulated device with all checks. Tests choose it by indirect
+    parameters.
+    """
     emulator = pytest.importorskip("ark_rocm_emulator")
     with emulator.emulated(request.param, checks=1):
         yield request.param
@@ -61,7 +65,7 @@ def arch(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture(params=(*NAMES, *(name for name in SIMULATED if required(name))))
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The name of a backend that ark was initialised with."""
+    """Yields the name of a backend for which ark is initialised."""
     name = str(request.param)
     device_count, reason = 0, "it is not installed"
     if name in registry.names():
@@ -79,7 +83,9 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def optimised(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some run what ark's own flags make also where all others are compiled quickly."""
+    """Some tests compile with ark's own flags, even if ARK_CPU_FLAGS selects a quick build for the
+    others.
+    """
     if request.node.originalname in OPTIMISED:
         monkeypatch.delenv("ARK_CPU_FLAGS", raising=False)
 

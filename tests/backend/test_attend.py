@@ -1,6 +1,6 @@
-"""Attention written as product, softmax and product, in the forms in which front ends write it:
-plans for matrix units have one op in its place, and a CPU that executes such a plan by generic
-bodies gives torch's results.
+"""Attention written as product, softmax and product, in the forms that front ends emit. Plans for
+matrix units replace it by one op. A CPU that executes such a plan by generic bodies gives torch's
+results.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ from tests.slow import slow
 
 
 def planned(forms: list[Form], machine: Machine, dtype: Any) -> Plan:
-    """The plan for matrix units of forms on tensors x0, x1, ... to out0, out1, ..., verified."""
+    """Returns a verified plan for matrix units, of forms on tensors x0, x1, ... with results out0,
+    out1, ...
+    """
     model = ark.Model(0, 1)
     with ark.use_model(model):
         for i, form in enumerate(forms):
@@ -82,7 +84,7 @@ def test_all_forms_give_torchs_results(dtype: Any) -> None:
 
 
 def upper(x: Any) -> Any:
-    """A mask that is not causal."""
+    """Returns a mask that is not causal: keys from the row on are visible."""
     rows, columns = (ark.iota((ROWS, ROWS), d, ark.int32) for d in (0, 1))
     return ark.less_equal(rows, columns)
 
@@ -115,7 +117,7 @@ def weights_read(x: Any) -> Any:
 
 
 def queries_change(x: Any) -> Any:
-    """Between the scores and the values."""
+    """The queries are overwritten between the scores and the product with the values."""
     q, k, v = apart(ark.tensor((3, BATCH, HEADS, ROWS, WIDTH), bf16, name="y"))
     weights = ark.softmax(ark.matmul(q, k, transpose_other=True))
     changed = ark.copy(ark.mul(q, 0.5), q)
@@ -123,7 +125,7 @@ def queries_change(x: Any) -> Any:
 
 
 def weakly_masked(x: Any) -> Any:
-    """A masked score is -65 at the end, not as good as none."""
+    """A masked score is about -65 after the scaling, which is not low enough to vanish."""
     scores, v = scored(x)
     masked = ark.where(lower_left("where"), scores, -6.5e4)
     return ark.matmul(ark.softmax(ark.mul(masked, 1e-3)), v)
@@ -136,20 +138,20 @@ def scaled_after(x: Any) -> Any:
 
 
 def negated_twice(x: Any) -> Any:
-    """Values masked by -inf become inf in between."""
+    """The mask's -inf becomes inf, because the scores are negated afterwards."""
     scores, v = scored(x)
     masked = ark.where(lower_left("where"), ark.mul(scores, -1.0), float("-inf"))
     return ark.matmul(ark.softmax(ark.mul(masked, -1.0)), v)
 
 
 def scaled_sum(x: Any) -> Any:
-    """The mask is scaled, too."""
+    """The scale applies to the mask, too."""
     scores, v = scored(x)
     return ark.matmul(ark.softmax(ark.mul(ark.add(scores, ark.tensor((ROWS, ROWS), bf16)), 0.5)), v)
 
 
 def mask_changes(x: Any) -> Any:
-    """Between the scores and the values."""
+    """The mask is overwritten between the scores and the product with the values."""
     scores, v = scored(x)
     mask = ark.tensor((ROWS, ROWS), bf16)
     weights = ark.softmax(ark.add(scores, mask))

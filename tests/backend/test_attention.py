@@ -1,5 +1,5 @@
-"""Attention of many rows against torch's scaled_dot_product_attention in float64, and against the
-definitions of soft caps and sinks.
+"""Attention of many rows compared with torch's scaled_dot_product_attention in float64, and with
+the definitions of soft caps and sinks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Several sequences in one plan: each gives the tokens that it gives alone."""
+"""Several sequences in one plan: each gives the same tokens as alone."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def generator(backend: str, small: Path) -> Iterator[Generator]:
-    """With room for three sequences."""
+    """Yields a generator for three sequences."""
     chosen, _ = registry.choose(backend)
     with ExitStack() as stack:
         device = stack.enter_context(closing(chosen.open(0)))
@@ -69,14 +69,14 @@ def test_each_sequence_equals_transformers(generator: Generator, small: Path) ->
     assert batched(generator, PROMPTS, 12) == right
     assert batched(generator, PROMPTS[1:], 12) == right[1:]
     assert list(generator.stream(PROMPTS[1], 12, stop_tokens=())) == right[1]
-    # The first stop of one ends only that one; all that end early end the launch.
+    # A stop token ends only its own sequence. When all sequences have ended, the launch ends.
     stop = right[2][3]
     ends = [row[: row.index(stop) + 1] if stop in row else row for row in right]
     assert batched(generator, PROMPTS, 12, [stop]) == ends
     assert len(ends[2]) <= 4 < max(map(len, ends))
     firsts = [row[0] for row in right]
     assert batched(generator, PROMPTS, 12, firsts) == [[token] for token in firsts]
-    # On the device as well, which moved no sequence past its stop.
+    # On the device, too, no position has moved past a stop token.
     assert generator.executor.read("position").tolist() == list(LENGTHS)
 
 
@@ -84,7 +84,7 @@ def test_each_sequence_equals_transformers(generator: Generator, small: Path) ->
 def test_each_sequence_draws_as_it_does_alone(
     backend: str, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With its own key, and up to its own end of the context."""
+    """Each has its own random key and its own end of the context."""
     chosen, _ = registry.choose(backend)
     how = SamplingParams(temperature=1.0, top_k=40, seed=5)
     with closing(chosen.open(0)) as device:
@@ -102,7 +102,7 @@ def test_each_sequence_draws_as_it_does_alone(
 
 @pytest.mark.emulated("slow")
 def test_16_bit_sequences_equal_single_runs(backend: str, tmp_path: Path) -> None:
-    """Where matrix units multiply the rows of a batch, and one row is multiplied without them."""
+    """Matrix units multiply the rows of a batch, but not a single row."""
     wide = {"hidden": 64, "intermediate": 128, "head_dim": 32, "dtype": "bfloat16"}
     checkpoint = Checkpoint.open(make_checkpoint(tmp_path / "bf16", **wide))  # type: ignore[arg-type]
     chosen, _ = registry.choose(backend)

@@ -1,5 +1,5 @@
-"""Caches of keys and values as codes: the codes and scales are torch's, and attention over them is
-torch's over what they stand for.
+"""KV caches of 8-bit codes: codes and scales equal torch's, and attention over them equals torch's
+over the dequantised values.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TORCH_CODES = {"int8": torch.int8, "fp8_e4m3": torch.float8_e4m3fn}
 
 
 def quantised(rows: np.ndarray, codes: str) -> tuple[np.ndarray, np.ndarray]:
-    """The codes of rows (..., width), as numbers, and their scales (..., 1), by torch."""
+    """Returns the codes of rows (..., width) as numbers, and their scales (..., 1), by torch."""
     x = torch.from_numpy(rows)
     most = x.abs().amax(-1, keepdim=True).clamp(min=1e-30)
     scaled = x * (LARGEST[codes] / most)
@@ -40,15 +40,15 @@ def quantised(rows: np.ndarray, codes: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def stored(cache: np.ndarray, codes: str) -> tuple[np.ndarray, np.ndarray]:
-    """The codes of a cache's bytes (..., bytes of a row), as numbers, and its scales."""
+    """Returns the codes in a cache's bytes (..., bytes of a row) as numbers, and its scales."""
     numbers = np.ascontiguousarray(cache[..., :WIDTH]).view(by_name(codes).numpy)
     scales = np.ascontiguousarray(cache[..., WIDTH : WIDTH + 4]).view(np.float32)
     return numbers.astype(np.float32), scales
 
 
 def attended(query: np.ndarray, keys: np.ndarray, values: np.ndarray, first: int) -> np.ndarray:
-    """Causal attention of rows (n, heads * width) from position `first` on, by torch; keys and
-    values (kv_heads, positions, width).
+    """Returns causal attention by torch, of rows (n, heads * width) from position `first` on, over
+    keys and values (kv_heads, positions, width).
     """
     n = len(query)
     q = torch.from_numpy(query).reshape(n, HEADS, WIDTH).transpose(0, 1)
@@ -59,13 +59,13 @@ def attended(query: np.ndarray, keys: np.ndarray, values: np.ndarray, first: int
 
 
 def heads_of(rows: np.ndarray) -> np.ndarray:
-    """Rows (n, kv_heads * width) as (kv_heads, n, width)."""
+    """Returns rows (n, kv_heads * width) as (kv_heads, n, width)."""
     return rows.reshape(len(rows), KV_HEADS, WIDTH).swapaxes(0, 1)
 
 
 @pytest.mark.parametrize("codes", ["int8", "fp8_e4m3"])
 def test_codes_and_attention_over_them_are_torchs(backend: str, codes: str) -> None:
-    """A prompt's rows, which are tiles, then one row; contiguous and in pages."""
+    """A prompt's rows as tiles, then one row; with contiguous and paged caches."""
     rng, dtype = np.random.default_rng(0), cache_type(codes, WIDTH, ark.fp32)
     many, context, numbers = 11, 40, np.array([[2, 0, 1, 4, 3]], np.int32)
     inputs = {
@@ -112,7 +112,7 @@ def test_codes_and_attention_over_them_are_torchs(backend: str, codes: str) -> N
         for cache in (held[n - 1], pages):
             got, got_scales = stored(cache[:, : many + 1], codes)
             np.testing.assert_allclose(got_scales, scales, rtol=3e-7)
-            # Beside a tie the last bit of the factor decides.
+            # For a value near a tie, the last bit of the factor decides the code.
             near = np.abs(got - want) > 0
             assert near.mean() < 1e-3
             assert (np.abs(got - want) <= np.maximum(1.0, np.abs(want) / 8)).all()
@@ -162,14 +162,16 @@ def test_the_registered_reference_rounds_to_codes(codes: str) -> None:
 
 @pytest.mark.parametrize("kind", ["fp8", "int8"])
 def test_memory_is_counted_in_codes(kind: str) -> None:
-    """What the verdict on memory and the number of pages come from is what the plan reserves."""
+    """The bytes of a position, from which the memory check and the number of pages are computed,
+    equal the plan's.
+    """
     checkpoint = Checkpoint.open("examples/noah", kv_cache_dtype=kind)
     shape = Shape(checkpoint.config, ark.bf16, 64, 0)
     tensors = build(shape).lasting
     caches = [t for name, t in tensors.items() if name.endswith((".keys", ".values"))]
     assert len(caches) == 2 * 6
     assert sum(t.buffer.nbytes for t in caches) == 64 * checkpoint.position_nbytes
-    assert checkpoint.position_nbytes == 6 * 4 * 48  # 32 codes, a scale, padding
+    assert checkpoint.position_nbytes == 6 * 4 * 48  # 32 codes, a scale and padding
     assert Checkpoint.open("examples/noah").position_nbytes == 6 * 4 * 64
 
 
@@ -182,8 +184,8 @@ DECODERS = ("gemma2", "gemma3", "gpt-oss", "qwen3", "phi4-mini", "glm4")
     "case", [c if c == "gemma2" else pytest.param(c, marks=slow) for c in DECODERS]
 )
 def test_decoders_over_codes(backend: str, case: str, kind: str, tmp_path: Path) -> None:
-    """Windows, soft caps, sinks, norms of heads, partial rotation: transformers', over such a
-    cache.
+    """Decoders with windows, soft caps, sinks, head norms or partial rotation, compared with
+    transformers with the same kind of cache.
     """
     fields = {"head_dim": 24, **CASES[case]}
     directory = make_checkpoint(tmp_path, **fields)
@@ -202,7 +204,7 @@ def test_decoders_over_codes(backend: str, case: str, kind: str, tmp_path: Path)
         rounded = model(tokens, **CacheOfCodes(kind).argument()).logits[0, -1].numpy()
         plain = model(tokens).logits[0, -1].numpy()
     off = np.abs(last - rounded).max()
-    assert off < 0.25 * np.abs(plain - rounded).max()  # nearer to the codes than to the floats
+    assert off < 0.25 * np.abs(plain - rounded).max()  # nearer to the model with codes
     assert off < 0.02 * np.abs(rounded).max()
     compared(checkpoint, backend)
 
@@ -211,7 +213,9 @@ def test_decoders_over_codes(backend: str, case: str, kind: str, tmp_path: Path)
 @pytest.mark.emulated("slow")
 @pytest.mark.parametrize("kind", ["fp8", "int8"])
 def test_latent_rows_over_codes(backend: str, kind: str, tmp_path: Path) -> None:
-    """DeepSeek's cache of one latent row for all heads; transformers' holds other values."""
+    """DeepSeek's cache has one latent row for all heads. transformers' cache holds other values, so
+    it is compared with ark's own in floats.
+    """
     directory = make_checkpoint(tmp_path, **CASES["deepseek-v2-lite"])
     chosen, _ = registry.choose(backend)
     last = []

@@ -1,5 +1,5 @@
-"""Convolutions whose channels are turned to be last, against torch; processors of one thread never
-turn them.
+"""Convolutions that are rewritten to channels last, compared with torch. On processors with one
+thread they are not rewritten.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ def test_convolutions_of_turned_channels(backend: str, monkeypatch: pytest.Monke
 
 
 def test_pools_of_neighbouring_channels(backend: str) -> None:
-    """Channels as a last dimension with windows of one element, whole packs of them and not."""
+    """Windows of one element in the last dimension, which may or may not be a whole number of
+    packs.
+    """
     torch = pytest.importorskip("torch")
     ark.init(backend=backend)
     rng = np.random.default_rng(4)

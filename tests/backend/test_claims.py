@@ -1,4 +1,4 @@
-"""Tiles that processors claim while they run (ark.tasks.claimed)."""
+"""Tiles that processors claim at run time (ark.tasks.claimed)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Build = Callable[[ark.Tensor], ark.Tensor]
 
 
 def _gathered(x: ark.Tensor) -> ark.Tensor:
-    """Rows in reverse."""
+    """Returns the rows in reverse order."""
     last = x.shape()[0] - 1
     return ark.gather(x, ark.sub(last, ark.iota([last + 1], 0, int32)), 0)
 
@@ -60,7 +60,7 @@ CASES: dict[str, tuple[str, Build, Callable[[np.ndarray], np.ndarray], int, Data
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lowers the size from which ops have claimed tiles."""
+    """Lowers the size from which tiles are claimed."""
     monkeypatch.setattr(claims, "is_large", lambda nbytes, machine: nbytes >= 1 << 10)
     monkeypatch.setattr(elementwise, "CLAIM_BYTES", 1 << 10)
 
@@ -73,7 +73,7 @@ def _planned(model: Model, device: Device, claim: bool) -> Plan:
 
 
 def _run(planned: Plan, backend: Backend, device: Device, values: np.ndarray) -> np.ndarray:
-    """What it makes after several launches of several iterations."""
+    """Returns the output after several launches of several iterations."""
     with Executor(planned, backend, device) as executor:
         executor.write("x", values)
         for iterations in (1, 3, 8):
@@ -110,7 +110,9 @@ def test_claimed_tiles_are_numpys(backend: str, case: str) -> None:
 
 @pytest.mark.usefixtures("small")
 def test_every_tile_is_done_once_in_an_iteration(backend: str) -> None:
-    """In place, on the sums that the iterations before have left."""
+    """An in-place sum continues from the previous iteration's, so a tile done twice or
+    never shows.
+    """
     model = Model()
     with use_model(model):
         x = ark.tensor([MATRIX_ROWS, 64], fp32, name="x")

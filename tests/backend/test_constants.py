@@ -1,4 +1,4 @@
-"""Expressions over constants alone: they are of the types of their tensors."""
+"""Expressions whose operands are all constants are computed in the types of their tensors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import ark
 
 
 def test_functions_of_constants(backend: str) -> None:
-    """Nothing of an expression over constants alone is an operand that says their type."""
+    """In such an expression no operand is a tensor from which the type could be taken."""
     ark.init(backend=backend)
 
     def constant(value: float, dtype: ark.DataType = ark.fp32) -> ark.Tensor:

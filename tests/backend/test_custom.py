@@ -1,4 +1,4 @@
-"""Custom ops run on every backend, in every type, and are what NumPy says."""
+"""Custom ops run on every backend, in every type, with NumPy's results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/custom-ops.md followed to the letter: its op runs, and is what its reference says."""
+"""docs/custom-ops.md followed literally: its op runs, and its result equals its reference."""
 
 from __future__ import annotations
 

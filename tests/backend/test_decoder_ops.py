@@ -1,4 +1,4 @@
-"""The ops of a decoder against torch, transformers and their own NumPy references."""
+"""The ops of a decoder compared with torch, transformers and their own NumPy references."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ FREQUENCIES = 10000.0 ** -np.linspace(0.0, 0.9, 8)
 
 
 def rotated(x: np.ndarray, position: int, interleaved: bool) -> np.ndarray:
-    """As transformers turns (rows, heads * 16) from a position on."""
+    """Returns x (rows, heads * 16) rotated as in transformers, from a position on."""
     rows = len(x)
     heads = torch.tensor(x).view(1, rows, -1, 16).transpose(1, 2)
-    if interleaved:  # to halves and back
+    if interleaved:  # reorders interleaved pairs as halves, and back
         heads = torch.cat((heads[..., 0::2], heads[..., 1::2]), -1)
     angles = torch.outer(
         torch.arange(position, position + rows).double(), torch.tensor(FREQUENCIES)
@@ -59,7 +59,7 @@ def test_rotary_embedding_turns_as_transformers_do(backend: str) -> None:
             limit = max(TOLERANCE[dtype.name], 1e-5)
             cases.append(Case(f"{dtype} {interleaved}", inputs, build, expected, limit))
     for case in cases:
-        # The frequencies are rounded to fp32; so the reference is torch's within that.
+        # ark's frequencies are rounded to fp32, so the reference equals torch's only within that.
         tensors = [rounded(a, d) for a, d in case.inputs]
         attrs = {"head_dim": 16, "interleaved": case.name.endswith("True")}
         (got,) = registry.get("rotary_embedding").reference(tensors, attrs)  # type: ignore[misc]
@@ -68,7 +68,7 @@ def test_rotary_embedding_turns_as_transformers_do(backend: str) -> None:
 
 
 def run(cases: list[Case]) -> None:
-    """As tests.opcheck, for ops whose references were compared already."""
+    """Like tests.opcheck, for ops whose references were already compared."""
     for case in cases:
         case.tensors = [ark.tensor(list(a.shape), dtype) for a, dtype in case.inputs]
         case.result = case.build(*case.tensors)
@@ -99,7 +99,7 @@ def test_swiglu_and_linear_are_torchs(backend: str) -> None:
 @pytest.mark.parametrize("dtype", few_emulated(FLOATS, ark.fp32), ids=str)
 def test_topk_and_expert_linear_are_torchs(backend: str, dtype: ark.DataType) -> None:
     scores = values(4, 70)
-    scores[1, 3] = scores[1, 60]  # the first of equals comes first
+    scores[1, 3] = scores[1, 60]  # of equal scores the first wins
     scores[2] = scores[2].round(0)
     x, hidden = values(4, 24, seed=1), values(4, 3, 40, seed=2)
     weight = values(70, 40, 24, seed=3) / 5
@@ -149,8 +149,8 @@ def test_topk_orders_nan_first_and_equals_by_index(backend: str) -> None:
 
 @pytest.mark.parametrize("position", [4, 7])
 def test_rope_kv_is_rotation_and_two_appends(backend: str, position: int) -> None:
-    """In one op what transformers' rotation and slices of the caches are apart; rows behind the
-    caches' end are dropped.
+    """One op equals transformers' rotation followed by writes to both caches. Rows past the end of
+    the caches are dropped.
     """
     rows, context = 3, 9
     inside = min(rows, context - position)
@@ -184,7 +184,7 @@ def test_rope_kv_is_rotation_and_two_appends(backend: str, position: int) -> Non
 
 @pytest.mark.parametrize("position", [0, 4, 7, 9])
 def test_kv_append_is_torchs_index_copy(backend: str, position: int) -> None:
-    """Three rows into caches of nine; what lies behind their end is dropped."""
+    """Appends three rows to caches of nine. Rows past the end are dropped."""
     rows, cache = values(3, 2 * 16, seed=1), values(2, 9, 16)
     inside = min(3, 9 - position)
     fresh = torch.tensor(rows).view(3, 2, 16).transpose(0, 1)[:, :inside]
@@ -207,7 +207,7 @@ def test_kv_append_is_torchs_index_copy(backend: str, position: int) -> None:
 def loop(
     logits: np.ndarray, steps: int, *, temperature: float = 0.0, top_k: int = 0, seed: int = 0
 ) -> SimpleNamespace:
-    """Draws `steps` tokens from the same logits, one an iteration, from position 2 on."""
+    """Draws `steps` tokens from the same logits, one in each iteration, from position 2 on."""
     state = ark.TokenState.make(steps + 4)
     table = ark.tensor((logits.size, 4))
     given = ark.tensor((1, logits.size))
@@ -240,7 +240,7 @@ def loop(
 
 
 def referenced(logits: np.ndarray, after: SimpleNamespace, steps: int) -> np.ndarray:
-    """The tokens that the reference draws, step by step."""
+    """Returns the tokens that the reference draws, step by step."""
     position, tokens = np.array([2]), after.before.astype(np.int64)
     define = registry.get("sample").reference
     assert define is not None
@@ -254,24 +254,24 @@ def referenced(logits: np.ndarray, after: SimpleNamespace, steps: int) -> np.nda
 
 def test_sample_takes_the_best_and_embed_reads_at_the_position(backend: str) -> None:
     logits = values(600).astype(np.float32)
-    logits[[17, 400]] = 9.0  # the first of equals
+    logits[[17, 400]] = 9.0  # the first of two equal logits wins
     after = loop(logits, 3)
     assert after.position == 5
     assert after.tokens[3:6].tolist() == [17] * 3 == referenced(logits, after, 3)[3:6].tolist()
-    # The last iteration stood at position 4 and read the token made for it, and the one behind.
+    # The last iteration, at position 4, read the token drawn for it and the token after that.
     table = torch.tensor(after.embedding)
     ids = torch.tensor([17, int(after.before[5])])
     np.testing.assert_array_equal(after.rows, torch.nn.functional.embedding(ids, table).numpy())
     define = registry.get("embed").reference
     assert define is not None
     (rows,) = define([after.tokens, after.embedding, np.array([6])], {"rows": 2})
-    beyond = torch.tensor([int(after.tokens[6]), 0])  # past the text: token 0
+    beyond = torch.tensor([int(after.tokens[6]), 0])  # past the end of the text: token 0
     np.testing.assert_array_equal(rows, torch.nn.functional.embedding(beyond, table).numpy())
 
 
 @pytest.mark.parametrize(("temperature", "top_k"), [(0.7, 0), (1.3, 0), (0.9, 3)])
 def test_samples_are_those_of_the_softmax(backend: str, temperature: float, top_k: int) -> None:
-    """The same tokens as the reference's, and as often as torch's softmax says."""
+    """The tokens equal the reference's, and their frequencies match torch's softmax."""
     steps = 2000 if backend == "cpu" else 200
     logits = values(8, seed=3).astype(np.float32)
     after = loop(logits, steps, temperature=temperature, top_k=top_k, seed=7)
@@ -282,7 +282,7 @@ def test_samples_are_those_of_the_softmax(backend: str, temperature: float, top_
         kept[kept < torch.topk(kept, top_k).values[-1]] = -torch.inf
     want = torch.softmax(kept, 0).numpy()
     counts = np.bincount(ours, minlength=8) / steps
-    # Five standard deviations of a binomial share; a token of share 0 must never come.
+    # Five standard deviations of a binomial share. A token of probability 0 must not occur.
     assert (np.abs(counts - want) <= 5 * np.sqrt(want * (1 - want) / steps)).all(), (counts, want)
 
 
@@ -305,7 +305,7 @@ def test_advance_stops_at_the_last_token(backend: str) -> None:
 
 
 def test_every_op_of_one_rank_has_a_reference() -> None:
-    """What several ranks compute together has its meaning in the collectives' tests."""
+    """Ops of several ranks have none; the tests of collectives define their results."""
     ops = [registry.get(name) for name in registry.names()]
     without = [op for op in ops if op.reference is None]
     assert without and all(op.names_ranks or op.all_ranks for op in without)

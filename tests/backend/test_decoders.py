@@ -1,4 +1,6 @@
-"""Decoders beside Llama, each on a tiny random checkpoint: tokens and logits are transformers'."""
+"""Decoders other than Llama, each with a tiny random checkpoint: tokens and logits equal
+transformers'.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,7 @@ def test_tokens_and_logits_are_those_of_transformers(
     "case", [c if c in ("glm4", "gemma2") else pytest.param(c, marks=slow) for c in sorted(CASES)]
 )
 def test_weights_of_16_bits(backend: str, case: str, tmp_path: Path) -> None:
-    """Norms and biases may be fp32 beside them."""
+    """Norms and biases may be fp32 in them."""
     directory = make_checkpoint(tmp_path, **CASES[case], dtype="bfloat16")
     check_logits(directory, backend, room=0.05, best=False)
 
@@ -81,7 +83,7 @@ def test_weights_of_16_bits(backend: str, case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("case", sorted(CASES))
 def test_random_shapes(backend: str, case: str, seed: int, tmp_path: Path) -> None:
-    """Few and many heads, sizes that no vector divides, one layer to three."""
+    """Random numbers of heads, sizes not divisible by a vector's width, one to three layers."""
     rng = np.random.default_rng(seed)
     fields: dict[str, Any] = dict(CASES[case])
     kv_heads = int(rng.integers(1, 4))
@@ -99,7 +101,7 @@ def test_random_shapes(backend: str, case: str, seed: int, tmp_path: Path) -> No
     if "kv_lora_rank" in fields:  # all heads share the latent rows
         kv_heads = heads
         sizes = ("kv_lora_rank", "qk_nope_head_dim", "v_head_dim", "moe_intermediate_size")
-        fields |= {name: 2 * int(rng.integers(2, 25)) for name in sizes}  # for transformers
+        fields |= {name: 2 * int(rng.integers(2, 25)) for name in sizes}  # even for transformers
         fields |= {
             "qk_rope_head_dim": 2 * int(rng.integers(1, 9)),
             "first_k_dense_replace": seed % 3,
@@ -118,7 +120,7 @@ def test_random_shapes(backend: str, case: str, seed: int, tmp_path: Path) -> No
 def test_layers_that_slide_attend_to_their_window(
     device: tuple[Backend, Device], case: str, tmp_path: Path
 ) -> None:
-    """In chunks of a prompt, token by token, and beside other sequences."""
+    """In prompt chunks, token by token, and beside other sequences."""
     directory = make_checkpoint(tmp_path / case, **WINDOWS[case])
     checkpoint = Checkpoint.open(directory)
     assert checkpoint.config.max_position_embeddings == 128
@@ -138,7 +140,7 @@ def test_layers_that_slide_attend_to_their_window(
 def test_a_prompt_longer_than_the_window_in_large_chunks(
     device: tuple[Backend, Device], tmp_path: Path
 ) -> None:
-    """The chunk that draws the first token itself, beyond the window and the model's 128 rows."""
+    """The last chunk, which draws the first token, starts past the window and past 128 rows."""
     directory = make_checkpoint(
         tmp_path, kind="mistral", sliding_window=50, context=400, layers=1, hidden=32,
         intermediate=48,

@@ -1,4 +1,6 @@
-"""Convolutions of each channel, or of few, by itself, on every backend, against torch in fp64."""
+"""Convolutions of each channel alone, or of groups of few channels, on every backend, compared with
+torch in fp64.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ def depthwise(
     then: bool = False,
     **form: Any,
 ) -> Case:
-    """groups: as many as channels, if it is not said."""
+    """Returns a case. groups: 0 for as many as channels."""
     many = groups or x[1]
     rng = np.random.default_rng(outputs + kernel[0])
     image = rng.uniform(-1, 1, x)
@@ -42,7 +44,9 @@ def depthwise(
 
 
 def test_each_channel_by_itself(backend: str) -> None:
-    """Steps, distances and margins of any size; rows that no thread's share divides."""
+    """Strides, dilations and padding of many sizes, and rows that the threads do not divide
+    evenly.
+    """
     check(
         [
             depthwise((2, 70, 13, 37), 70, (3, 3), padding=1, then=True),
@@ -62,6 +66,6 @@ def test_groups_of_channels_with_one_result(backend: str) -> None:
     check(
         [
             depthwise((2, 64, 17, 33), 16, (3, 3), groups=16, padding=1),
-            depthwise((2, 32, 17, 33), 64, (3, 3), groups=32, padding=1),  # with two
+            depthwise((2, 32, 17, 33), 64, (3, 3), groups=32, padding=1),  # 2 results each
         ]
     )

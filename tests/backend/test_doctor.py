@@ -1,4 +1,4 @@
-"""`ark doctor`: a sound device passes, planted faults fail, and the command says so."""
+"""`ark doctor`: a working device passes, planted faults fail, and the command reports them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ark.cli.doctor.bench import Bench
 from ark.codegen.dialect import Source
 
 FAULTS = {
-    # check: the text to replace in the kernel, and its replacement
+    # check: (the text in the kernel, the faulty text that replaces it)
     "messages": ("data[i] = ark_expected(round, i)", "data[i] = ark_expected(round - 1u, i)"),
     "packets": ("high | ark_expected(epoch, 0u)", "high | ark_expected(epoch - 1u, 0u)"),
     "additions": (

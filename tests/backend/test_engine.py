@@ -1,5 +1,5 @@
-"""The engine on each backend: requests that share rows, pages and a beginning give the tokens that
-transformers give for each alone.
+"""The engine on each backend: requests that share rows, pages and prefixes give the tokens that
+transformers generates for each alone.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAX_NEW_TOKENS, VOCABULARY_TOKENS = 8, 320
 
 
 class EveryThird:
-    """A grammar in which place n of a text has a token of remainder n by 3."""
+    """A grammar that permits, at position n of a text, only tokens with remainder n modulo 3."""
 
     def __init__(self) -> None:
         self.place = 0
@@ -48,7 +48,9 @@ class EveryThird:
 
 
 def by_transformers(directory: Path, formed: Sequence[int] = ()) -> list[list[int]]:
-    """The texts; those of the prompts of these numbers in the form of EveryThird."""
+    """Returns transformers' texts. formed: the numbers of the prompts with the grammar
+    EveryThird.
+    """
     model = LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     texts = []
     for number, prompt in enumerate(PROMPTS):
@@ -74,7 +76,7 @@ def by_transformers(directory: Path, formed: Sequence[int] = ()) -> list[list[in
 def test_requests_give_the_ids_of_transformers(
     backend: str, tmp_path: Path, formed: Sequence[int]
 ) -> None:
-    """Three slots, and pages for two of the requests. formed: requests with a grammar."""
+    """Three slots, and pages for two of the requests. formed: the requests with a grammar."""
     directory = make_checkpoint(tmp_path / "small", layers=2, hidden=32, intermediate=48)
     wanted = by_transformers(directory, formed)
     texts: list[list[int]] = [[] for _ in PROMPTS]
@@ -89,7 +91,7 @@ def test_requests_give_the_ids_of_transformers(
 
     asked = {"slots": 3, "context": 24, "chunk": 4, "page": 4, "pages": 8}
     asked |= {"sampling": FULL} if formed else {}
-    form = StructuredOutputsParams(regex=".")  # of which the engine reads the grammar alone
+    form = StructuredOutputsParams(regex=".")  # the engine reads only the grammar
     with Engine.open(directory, backend, **asked) as engine:  # type: ignore[arg-type]
         for number, prompt in enumerate(PROMPTS):
             how = SamplingParams(temperature=0.0, max_tokens=MAX_NEW_TOKENS)
@@ -106,8 +108,9 @@ def test_requests_give_the_ids_of_transformers(
 
 
 def test_a_word_of_the_host_ends_a_launch(backend: str, tmp_path: Path) -> None:
-    """Set before a launch, it lets one iteration be done; set during one, those that have begun and
-    perhaps one more. The tokens are those of one launch, in which it is not set.
+    """The host sets a word to end a launch. If it is set before the launch, one iteration runs. If
+    it is set during one, the iterations that have begun are finished, and perhaps one more. The
+    tokens equal those of a launch without it.
     """
     directory = make_checkpoint(tmp_path / "small", layers=1, hidden=32, intermediate=48)
     model = load_model(directory, backend, slots=2, context=24, chunk=4, page=4)
@@ -145,7 +148,7 @@ def test_a_word_of_the_host_ends_a_launch(backend: str, tmp_path: Path) -> None:
 
 
 def _take(scheduler: Scheduler, step: Step, given: list[tuple[int, list[int]]]) -> list[int]:
-    """Gives tokens to the scheduler; how many the first row has."""
+    """Passes tokens to the scheduler. Returns the numbers of tokens that row 0 received."""
     for row, tokens in given:
         scheduler.take(step, row, tokens)
     return [len(tokens) for row, tokens in given if row == 0]
@@ -156,7 +159,9 @@ def _take(scheduler: Scheduler, step: Step, given: list[tuple[int, list[int]]]) 
 def test_each_number_of_rows_has_a_form(
     backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 64 slots, groups of 1 to 64 requests; each runs in the smallest form that has them all."""
+    """1 to 64 of 64 slots are in use. Each number of requests runs in the smallest form with enough
+    rows.
+    """
     directory = make_checkpoint(tmp_path / "small", layers=1, hidden=32, intermediate=48)
     model = LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     prompts = torch.arange(64)[:, None] + torch.tensor([[20, 90, 200]])
@@ -189,7 +194,7 @@ def test_each_number_of_rows_has_a_form(
 @slow
 @pytest.mark.timeout(1800)
 def test_rows_have_adapters_of_their_own(backend: str, tmp_path: Path) -> None:
-    """Two adapters and none, in chunks and in rows, beside peft's."""
+    """Two adapters and none, in chunks and in rows, compared with peft."""
     peft = pytest.importorskip("peft")
     directory = make_checkpoint(tmp_path / "small", layers=1, hidden=32, intermediate=48)
     adapters: dict[str, Path] = {}

@@ -1,5 +1,5 @@
-"""The examples on every backend: one rank of word2vec and of adasum does what its tests on ranks
-expect (test_pose.py and test_msgemm.py have the other two).
+"""The examples on every backend: word2vec and adasum on one rank give the results that their
+multi-rank tests expect (test_pose.py and test_msgemm.py test the other two).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def test_word2vec(backend: str) -> None:
 
 @pytest.mark.parametrize("optimizer", ["momentum", pytest.param("LAMB", marks=slow)])
 def test_adasum(backend: str, optimizer: str) -> None:
-    """Both forms of one rank are its own optimizer."""
+    """On one rank, both forms of Adasum equal the plain optimizer."""
     torch, lamb = pytest.importorskip("torch"), pytest.importorskip("tests.lamb")
     data, steps, batch = ranks_of_adasum.small_data(), 3, 8
     methods = ("tree", "halving") if optimizer == "momentum" else ("tree",)

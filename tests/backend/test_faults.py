@@ -1,4 +1,6 @@
-"""Plans that hang on purpose: every wait times out and names the waiting task and the counter."""
+"""Plans that hang on purpose: every wait times out, and the error names the waiting task and the
+counter.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def device(backend: str) -> Any:
 
 
 def decoders(machine: Machine) -> list[Plan]:
-    """The decoder under every kernel variant that the device offers, and one of three sequences."""
+    """Returns the decoder in every kernel variant that the device offers, and one for three
+    sequences.
+    """
     names = dict.fromkeys(variant.name for variant in machine.variants)
     batch = plans(Shape(CONFIG, by_name("bf16"), 64, 0, batch=3), machine)
     return [*(decoder(machine, variant=name) for name in names), *batch]
@@ -66,7 +70,7 @@ def missing_signal(plan: Plan, backend: str, device: Any) -> None:
 
 @pytest.mark.emulated("gfx942")
 def test_a_missing_packet_ends_in_an_error(backend: str, device: Any) -> None:
-    """The embedding is taken out of the plan: its readers wait for packets that never come."""
+    """Without the embedding op, its readers wait for packets that are never sent."""
     for plan in decoders(small_machine(device.machine, Capability.PACKETS)):
         missing_packet(plan, backend, device)
 
@@ -103,7 +107,7 @@ def host_abort(plan: Plan, backend: str, device: Any) -> None:
 
 
 def test_launches_that_outlive_their_device_are_dropped(backend: str) -> None:
-    """Errors keep launches alive in their tracebacks until some later garbage collection."""
+    """The traceback of an error keeps its launch alive until some later garbage collection."""
     device = registry.get(backend).open(0)
     plan = decoder(small_machine(device.machine))
     with Executor(plan, registry.get(backend), device) as executor:

@@ -1,4 +1,4 @@
-"""Weights of few bits, dequantised and multiplied, and values quantised, against NumPy."""
+"""Weights of few bits, dequantised and multiplied, and quantised values, compared with NumPy."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from tests.slow import slow
     ids=str,
 )
 def test_weights_of_few_bits(backend: str, dtype: Any) -> None:
-    """Dequantised, and multiplied by few rows (from the bits) and by many."""
+    """Dequantised; multiplied by few rows directly from the codes; and multiplied by many rows."""
     rng = np.random.default_rng(6)
     if dtype is ark.fp4:
         weight = rng.integers(0, 16, (40, 96)).astype(np.uint8).view(dtype.numpy).astype(float)
     else:
         weight = rng.integers(*((0, 16) if dtype is ark.uint4 else (-8, 8)), (40, 96))
-    # Zeros with fractions, as GGUF's and others' offsets give them.
+    # Zero points with fractions, as the offsets of GGUF and other formats give.
     scales, zeros = rng.uniform(0.1, 1, (40, 6)), rng.uniform(0, 5, (40, 6))
 
     def full(w: np.ndarray, s: np.ndarray, z: Any = 0) -> np.ndarray:
@@ -65,7 +65,7 @@ def test_weights_of_few_bits(backend: str, dtype: Any) -> None:
 
 
 def encoded(rng: np.random.Generator, dtype: RowType, rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of random codes as bytes, and their values."""
+    """Returns rows of random codes as bytes, and their values."""
     if dtype.codes.name.startswith("fp"):
         codes = rng.standard_normal((rows, dtype.columns)) * 2
     else:
@@ -77,7 +77,7 @@ def encoded(rng: np.random.Generator, dtype: RowType, rows: int) -> tuple[np.nda
     return stored, row_values(dtype, stored).astype(np.float64)
 
 
-# Codes, columns, group, type of scales, zeros: groups that matrix units take, and others.
+# (codes, columns, group, type of scales, zeros). Some groups suit matrix units and others do not.
 ROWS: list[tuple[Any, int, int, Any, bool]] = [
     (ark.int4, 1024, 128, ark.bf16, False),
     (ark.int8, 1024, 1024, ark.fp32, False),
@@ -98,8 +98,8 @@ FEW_ROWS = [c if n in (0, 4) else pytest.param(c, marks=slow) for n, c in enumer
 def test_linear_layers_read_codes_and_scales(
     backend: str, case: Any, numbers: tuple[int, ...]
 ) -> None:
-    """One row, several and many, which dequantise; after a norm, and before a sum. Three rows are
-    multiplied once more by a weight that is a state, which is not streamed.
+    """One row, several, and many (which dequantise first), after a norm and before a sum. Three
+    rows are also multiplied by a weight in state memory, which is not streamed.
     """
     codes, columns, group, scales, zeros = case
     rng = np.random.default_rng(columns + group)
@@ -137,7 +137,8 @@ def test_linear_layers_read_codes_and_scales(
             most = np.abs(normed) @ np.abs(values).T
             got = results[number][2].to_numpy()
             room = np.abs(got - (normed @ values.T + added)) / most
-            # bf16 is in the input, or in the values: the errors of many terms are random.
+            # The rounding to bf16 is in the input or in the values; the errors of many terms are
+            # random.
             assert room.max() < 4e-3 / np.sqrt(columns / 64), (number, room.max())
 
 

@@ -21,7 +21,7 @@ CHECKS = {"checks": [{"check": "packets", "verdict": "pass", "text": "none torn"
 
 
 class Commands:
-    """Stands in for the processes: what each command prints, by its first words."""
+    """A stand-in for processes. outputs: what a command prints, by its first word."""
 
     def __init__(self, **outputs: object) -> None:
         self.outputs = {"doctor": CHECKS, "tokens": [1, 2], "ranks": [1, 2], **outputs}
@@ -105,7 +105,7 @@ def test_the_command_writes_an_archive(
 
 
 def test_the_pages_commands_are_understood() -> None:
-    """Code spans that are commands of ark, whole or as far as they go."""
+    """Every code span that is an ark command, complete or shortened, is parsed."""
     spans = re.findall(r"`(ark [^`]+)`", PAGE.read_text().replace("\n", " "))
     assert len(spans) >= 4
     for span in spans:

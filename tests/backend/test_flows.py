@@ -1,4 +1,4 @@
-"""Tasks behind which the warps of a block go on without meeting (ark.runtime.flows)."""
+"""Tasks after which the warps of a block continue without synchronising (ark.runtime.flows)."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def _adds(x: ark.Tensor) -> ark.Tensor:
 
 
 def _shifted(x: ark.Tensor) -> ark.Tensor:
-    """In the middle each thread reads what another one has written."""
+    """In the middle each thread reads an element that another thread has written."""
     return _adds(ark.add(_adds(x)[8:], 1.0))
 
 
 def _rows(x: ark.Tensor) -> ark.Tensor:
-    """A chain, and behind it a task whose threads share what they add up."""
+    """A chain, followed by a task whose threads add up partial sums of each other."""
     return _adds(ark.softmax(ark.reshape(_adds(x), [2, VECTOR_SIZE // 2])))
 
 

@@ -1,4 +1,6 @@
-"""A process that was forked while a kernel ran: nothing waits for threads that it does not have."""
+"""A process forked while a kernel ran: the child does not wait for threads that it does not
+have.
+"""
 
 from __future__ import annotations
 

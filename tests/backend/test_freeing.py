@@ -1,5 +1,5 @@
-"""hipFree waits until no kernel runs, and a loop's kernel runs until the host ends it: so ark gives
-no memory back under a kernel. The emulated devices here refuse it there, and remember that.
+"""hipFree waits until no kernel runs, and a loop kernel runs until the host ends it. So ark must
+not free memory while a kernel runs. The emulated devices here refuse such a free and record it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ pytest.importorskip("hip")
 
 @pytest.fixture(params=["gfx942", "gfx1100"])
 def refusing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Devices of this test's own: a process opens each of them once."""
+    """Gives this test its own devices; otherwise a process opens each device once."""
     monkeypatch.setattr(session._state, "devices", {})
     with emulator.emulated(str(request.param), 2, implicit_sync=0):
         ark.init(backend="rocm")
@@ -36,7 +36,7 @@ def refused() -> list[str]:
 
 
 def ran(n: int) -> ark.Tensor:
-    """A tensor with memory on the device, of a model that has ended."""
+    """Returns a tensor with device memory, of a model whose runtime has ended."""
     x = ark.tensor([n])
     y = ark.add(x, 1.0)
     with ark.Runtime() as runtime:

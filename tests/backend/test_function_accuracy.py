@@ -1,5 +1,5 @@
-"""Functions of elements against float64: how many units in the last place they are off. And sums
-and products of an expression, which round and overflow in the order in which they are written.
+"""Errors of elementwise functions in units in the last place, compared with float64. Sums and
+products of an expression round and overflow in the order in which they are written.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import pytest
 import ark
 from tests.fuzz.program_ops import TORCHS
 
-SIZE = 1 << 10  # of each range; loops over them are vectorised
-MAX_UNITS = 8.0  # of 2**-24; the largest seen is 5.2
-# Their results near 0 are differences whose digits cancel: of 1 + tanh, of a fraction.
+SIZE = 1 << 10  # elements of each range, enough for vectorised loops
+MAX_UNITS = 8.0  # in units of 2**-24; the largest observed is 5.2
+# Near 0 these are differences that cancel digits: of 1 + tanh, or of a fraction.
 CANCELLING = ("gelu", "gelu_erf", "mish")
 POWERS = (1.5, -1.5, 0.3, 3.0, -2.0, 0.5, 7.0, -0.01, 20.0)
 
@@ -25,7 +25,9 @@ def _arguments() -> np.ndarray:
 
 
 def _units(result: np.ndarray, expected: np.ndarray) -> float:
-    """The largest error, where the expected result is a normal number of fp32."""
+    """Returns the largest error in units of 2**-24, where the expected result is a normal fp32
+    number.
+    """
     normal = (np.abs(expected) > 1.2e-38) & (np.abs(expected) < 3.3e38)
     errors = np.abs(result[normal] - expected[normal]) / np.abs(expected[normal])
     return float(errors.max()) * 2.0**24
@@ -64,7 +66,7 @@ def test_sums_and_products_of_an_expression_keep_their_order(backend: str, size:
     values = np.random.default_rng(0).uniform(-100, 100, size).astype(np.float32)
     values[3] = 1e20
     tensor = ark.tensor([size], ark.fp32)
-    rounded = ark.sub(ark.add(tensor, 12582912.0), 12582912.0)  # 3 * 2**22: to a whole number
+    rounded = ark.sub(ark.add(tensor, 12582912.0), 12582912.0)  # 3 * 2**22: rounds to an integer
     large = ark.mul(ark.mul(tensor, 1e30), 1e-30)
     with ark.Runtime() as runtime:
         runtime.launch(loop_mode=False)

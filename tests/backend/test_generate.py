@@ -1,4 +1,4 @@
-"""Checkpoints through the loop kernel against transformers on the same directory."""
+"""Checkpoints run by the loop kernel, compared with transformers on the same directory."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def tokens_of(directory: Path, backend: str, prompt: list[int], count: int, **kw: Any) -> list[int]:
-    """Greedy tokens from ark, without stop tokens."""
+    """Returns ark's greedy tokens, without stop tokens."""
     chosen, _ = registry.choose(backend)
     device = chosen.open(0)
     try:
@@ -58,7 +58,9 @@ def tokens_of(directory: Path, backend: str, prompt: list[int], count: int, **kw
 
 
 def same_up_to_ties(model: Any, prompt: list[int], ours: list[int], room: float) -> None:
-    """Each token's logit is within `room` of the best, with our own tokens as history."""
+    """Asserts that each token's logit is within `room` of the best, given our own tokens as the
+    history.
+    """
     with torch.inference_mode():
         logits = model(torch.tensor([prompt + ours])).logits[0].float()
     for i, token in enumerate(ours):
@@ -112,7 +114,9 @@ def generator(backend: str, small: Path) -> Any:
 
 
 def test_chunks_and_prompt_lengths_do_not_change_the_tokens(generator: Generator) -> None:
-    """A prompt of one token has no prompt phase; 4 fits a chunk less one; others straddle."""
+    """A prompt of one token has no prompt phase. 4 is a chunk plus one token; others cross a
+    chunk's end.
+    """
     prompt = list(range(5, 25))
     with_history = {n: list(generator.stream(prompt[:n], 6, stop_tokens=())) for n in (1, 4, 5, 6)}
     for n, drawn in with_history.items():
@@ -122,7 +126,9 @@ def test_chunks_and_prompt_lengths_do_not_change_the_tokens(generator: Generator
 
 @pytest.mark.emulated("slow")
 def test_a_large_chunk_draws_the_first_token_itself(backend: str, tmp_path: Path) -> None:
-    """The prompt's last chunk is an entry point of its own: its row may be any of the chunk."""
+    """The prompt's last chunk has its own entry point. The row that draws the token may be any of
+    the chunk.
+    """
     directory = make_checkpoint(
         tmp_path / "long", layers=1, hidden=32, intermediate=48, context=300
     )
@@ -140,7 +146,7 @@ def test_a_large_chunk_draws_the_first_token_itself(backend: str, tmp_path: Path
             same_up_to_ties(model, prompt[:length], drawn, 0.01)
         first = next(iter(generator.stream(prompt[:130], 1, stop_tokens=())))
         ended = list(generator.stream(prompt[:130], 9, stop_tokens=[first]))
-        assert ended == [first]  # by the chunk that drew it: no kernel behind it does anything
+        assert ended == [first]  # ended by the chunk that drew it; no later kernel does work
 
 
 def test_a_stop_token_ends_the_loop_on_the_device(generator: Generator) -> None:
@@ -148,7 +154,7 @@ def test_a_stop_token_ends_the_loop_on_the_device(generator: Generator) -> None:
     stop = free[4]
     first = free.index(stop)
     assert list(generator.stream([7, 8, 9], 12, stop_tokens=[stop])) == free[: first + 1]
-    # Behind more tokens than the device has room for, which never come.
+    # With more stop tokens than the device has room for; only the last one occurs.
     others = [t for t in range(320) if t not in free]
     assert list(generator.stream([7, 8, 9], 12, stop_tokens=[*others, stop])) == free[: first + 1]
 
@@ -172,15 +178,15 @@ def test_sampling_is_seeded_and_follows_the_softmax(generator: Generator) -> Non
     for seed in range(400):
         counts[draw(seed)[0]] += 1
     expected = torch.softmax(logits, 0).numpy() * 400
-    # Pearson's statistic over the likely tokens; its mean is the number of cells, its deviation
-    # sqrt(2 cells). The draws are fixed by their seeds, so this cannot flicker.
+    # Pearson's statistic over the likely tokens: its mean is the number of cells, its deviation
+    # sqrt(2 cells). The seeds are fixed, so the test is deterministic.
     cells = expected > 4
     statistic = float(((counts - expected)[cells] ** 2 / expected[cells]).sum())
     assert statistic < cells.sum() + 4 * np.sqrt(2 * cells.sum())
 
 
 def mixed(z: np.ndarray) -> np.ndarray:
-    """splitmix64 (Steele, Lea and Flood 2014), by which the kernel draws."""
+    """splitmix64 (Steele, Lea and Flood 2014), the kernel's generator."""
     z = z + np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -189,7 +195,7 @@ def mixed(z: np.ndarray) -> np.ndarray:
 
 @pytest.mark.emulated("slow")
 def test_no_draw_is_infinite(generator: Generator) -> None:
-    """A uniform number that rounds to 1 would make its token win over any logit."""
+    """If a uniform number rounded to 1, its token would win over any logit."""
     greedy = list(generator.stream([3], 1, stop_tokens=()))
     tokens = np.arange(320, dtype=np.uint64)
     seeds = np.arange(100_000, dtype=np.uint64)
@@ -261,7 +267,7 @@ def test_bad_requests_are_refused_before_anything_runs(
 def test_a_bad_token_on_the_device_is_reported_and_the_process_goes_on(
     generator: Generator,
 ) -> None:
-    """An id that slips past the host's check must not read out of bounds."""
+    """An id written past the host's check must not cause a read out of bounds."""
     before = list(generator.stream([7, 8, 9], 4, stop_tokens=()))
     generator.executor.write("tokens", np.array([7, 9999, 9], np.int32))
     generator.executor.write("position", np.array([1], np.int32))
@@ -286,7 +292,9 @@ def test_a_temperature_that_logits_cannot_be_divided_by(temperature: float) -> N
 
 @pytest.mark.parametrize("temperature", [MIN_TEMPERATURE, MAX_TEMPERATURE])
 def test_extreme_temperatures_are_served(generator: Generator, temperature: float) -> None:
-    """The coldest is greedy; the hottest draws from all tokens alike."""
+    """The lowest temperature is greedy; the highest draws from all tokens with equal
+    probability.
+    """
     greedy = list(generator.stream([7, 8, 9], 8, stop_tokens=()))
     drawn = list(
         generator.stream(
@@ -299,7 +307,9 @@ def test_extreme_temperatures_are_served(generator: Generator, temperature: floa
 def test_a_kernel_that_ends_early_is_an_error(
     generator: Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not a shorter text: the device's own limit is lowered behind the host's back."""
+    """The kernel's limit on the device is lowered. The host must raise an error and not return a
+    shorter text.
+    """
 
     def lower(runner: Any, shape: Any, prompts: Any, totals: list[int], *how: Any) -> None:
         write_sequences(runner, shape, prompts, [total - 4 for total in totals], *how)
@@ -316,7 +326,7 @@ def test_a_kernel_that_ends_early_is_an_error(
 def test_weights_that_are_no_numbers_are_an_error(
     backend: str, small: Path, tmp_path: Path
 ) -> None:
-    """Otherwise token 0 would be chosen again and again."""
+    """With NaN weights, token 0 would otherwise be chosen repeatedly."""
     from safetensors.numpy import load_file, save_file
 
     directory = tmp_path / "nan"
@@ -331,7 +341,7 @@ def test_weights_that_are_no_numbers_are_an_error(
 @pytest.mark.parametrize("chunk", [1, 8, 32])
 @pytest.mark.emulated("slow")
 def test_a_plan_brings_its_own_chunk_and_context(backend: str, small: Path, chunk: int) -> None:
-    """The prompt is cut as the plan says, whatever the caller's chunk is."""
+    """The prompt is cut by the plan's chunk size, whatever the caller's is."""
     prompt = [int(t) for t in np.random.default_rng(0).integers(0, 300, 27)]
     expected = tokens_of(small, backend, prompt, 6, chunk=4)
     chosen, _ = registry.choose(backend)

@@ -1,4 +1,6 @@
-"""A Generator that follows all of SamplingParams, against transformers on the same checkpoint."""
+"""A Generator with all options of SamplingParams, compared with transformers on the same
+checkpoint.
+"""
 
 from __future__ import annotations
 

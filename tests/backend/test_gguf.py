@@ -1,4 +1,4 @@
-"""GGUF files: logits are those of transformers with weights that the gguf package dequantises."""
+"""GGUF files: logits equal those of transformers with weights that the gguf package dequantises."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ DEFAULT = ("F16", "Q4_0", "Q4_K", "Q6_K", "MXFP4")
     "kind", [k if k in DEFAULT else pytest.param(k, marks=slow) for k in (*KINDS, "Q2_K")]
 )
 def test_types_of_blocks(backend: str, kind: str, tmp_path: Path) -> None:
-    """Held in fp32 where they are held as floats, for more digits. Q2_K has no product of its own
-    and is dequantised while it is loaded.
+    """Weights that are kept as floats are in fp32 here, for more digits. Q2_K has no product of its
+    own and is dequantised at load time.
     """
     plain, path, values = gguf_checkpoint(tmp_path, kind)
     checkpoint = Checkpoint.open(path)
@@ -51,7 +51,7 @@ def test_types_of_blocks(backend: str, kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["qwen2", pytest.param("qwen3", marks=slow)])
 def test_architectures(backend: str, kind: str, tmp_path: Path) -> None:
-    """Biases, norms of heads, and an embedding that is the head too."""
+    """Biases, head norms, and an embedding that is also the output head."""
     fields = {"attention_bias": False} if kind == "qwen3" else {}
     plain, path, values = gguf_checkpoint(tmp_path, "Q8_0", model=kind, tie=True, **fields)
     checkpoint = Checkpoint.open(path)

@@ -1,4 +1,4 @@
-"""Configurations cut ops in other ways; results stay NumPy's."""
+"""Configurations cut ops into other tiles; results stay equal to NumPy's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.emulated("slow")
 
 SEED = np.random.default_rng(5)
 TILES = [[1, 1], [1, 7], [3, 40], [5, 64], [16, 96], [40, 96]]
-FEW = [[3, 40], [16, 96]]  # by default
+FEW = [[3, 40], [16, 96]]  # the default run's tiles
 
 
 def random_input(*shape: int) -> tuple[ark.Tensor, np.ndarray]:

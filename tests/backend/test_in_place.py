@@ -1,4 +1,4 @@
-"""Ops that write where others read, and chains that become one op, beside NumPy."""
+"""Ops that write memory that others read, and chains fused into one op, compared with NumPy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from tests.opcheck import TOLERANCE, Case, check
 
 @pytest.mark.emulated("gfx1100")
 def test_in_place(backend: str) -> None:
-    """Outputs on an input's memory give what program order gives, whatever tasks run first."""
+    """An output in an input's memory gives the result of program order, whichever tasks run
+    first.
+    """
     shift = ark.tensor([4096])
     moved = ark.add(shift[:-1], 1.0, output=shift[1:])
     square = ark.tensor([96, 96])
@@ -40,7 +42,7 @@ def test_in_place(backend: str) -> None:
 
 @pytest.mark.emulated("gfx942")
 def test_chains_become_one_op(backend: str) -> None:
-    """What lies between is not written: one task kind, one read of each input, one write."""
+    """Intermediate results are not written: one task kind reads each input once and writes once."""
 
     def gate(a: ark.Tensor, b: ark.Tensor, row: ark.Tensor) -> ark.Tensor:
         return ark.cast(ark.mul(ark.gelu(ark.add(a, row)), ark.sub(1.0, b)), ark.fp32)

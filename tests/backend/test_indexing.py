@@ -1,6 +1,6 @@
-"""Ops that move elements by index, and windows, against NumPy and torch.
+"""Ops that move elements by index, and windows, compared with NumPy and torch.
 
-Shapes, axes, paddings, strides are drawn by hypothesis; one model holds all that an example draws.
+Hypothesis draws shapes, axes, padding and strides. One model contains all cases of an example.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ark.runtime.executor import Executor
 from tests.emulated import few_emulated
 from tests.opcheck import Case, check
 
-# An example costs seconds of compiling, so a failing one is shown as it is, not made smaller.
+# An example takes seconds to compile, so a failing one is shown without shrinking.
 PROPERTY = settings(
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
     max_examples=2,
@@ -41,7 +41,7 @@ def values(rng: np.random.Generator, shape: Any, dtype: Any) -> np.ndarray:
 
 @st.composite
 def moved(draw: Any) -> list[Case]:
-    """Index arithmetic and index tensors over one to six dimensions."""
+    """Draws gathers, scatters and other index ops over one to six dimensions."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     cases = []
     for _ in range(3):
@@ -158,7 +158,7 @@ def test_moved(backend: str, drawn: list[Case]) -> None:
 
 @pytest.mark.parametrize("reduction", few_emulated(("set", "add", "maximum"), "add"))
 def test_many_updates_of_few_lines(backend: str, reduction: str) -> None:
-    """Where a block's threads look for updates together, and tasks share the places."""
+    """The threads of a block search for updates together, or tasks share the positions."""
     rng = np.random.default_rng(4)
     cases = []
     for shape, wide in (([300], 1), ([70, 5], 1), ([2, 9, 40], 1), ([40, 3], 3)):
@@ -182,8 +182,8 @@ def test_many_updates_of_few_lines(backend: str, reduction: str) -> None:
     check(cases)
 
 
-# Few lines are a block's each, many a warp's, and neighbours a lane's each with all warps along
-# them.
+# Of few lines, a block processes each. Of many, a warp does. Adjacent ones go to adjacent lanes,
+# and all warps share their length.
 FEW = (([1025], 0), ([3, 700], 1), ([600, 2], 0))
 MANY = (([40, 90], 1), ([300, 40], 0), ([2, 260, 33], 1))
 LONG_LINES = (*FEW, *MANY)
@@ -300,7 +300,7 @@ def _tensor(array: np.ndarray) -> Any:
 
 @st.composite
 def windows(draw: Any) -> list[Case]:
-    """Convolutions and pools over one to three spatial dimensions."""
+    """Draws convolutions and pools over one to three spatial dimensions."""
     torch = pytest.importorskip("torch")
     functional = torch.nn.functional
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))

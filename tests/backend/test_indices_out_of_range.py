@@ -1,5 +1,5 @@
-"""Indices that a dimension has not end the run with an error, wherever a tuple of them is made one
-index; those that it has are NumPy's.
+"""An index out of its dimension's range ends the run with an error, also where several indices are
+combined to one offset. For valid indices results equal NumPy's.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import ark
 def run(
     ids: list[list[int]], batch: int = 0, scatter: bool = False, shape: tuple[int, ...] = (3, 4)
 ) -> np.ndarray:
-    """gather_nd at the tuples, or what scatter_nd makes there of ones."""
+    """Returns gather_nd's result at the tuples, or that of scatter_nd into a tensor of ones."""
     x, at = ark.tensor(list(shape)), ark.tensor(list(np.shape(ids)), ark.int64)
     if scatter:
         output = ark.scatter_nd(x, at, ark.constant(-1.0, [len(ids)]))
@@ -36,7 +36,7 @@ def test_tuples_within_the_range_are_numpys(backend: str) -> None:
 @pytest.mark.parametrize("ids", [[0, 4], [0, -5], [3, 0], [-4, 0], [1, 2**40]])
 @pytest.mark.parametrize("scatter", [False, True])
 def test_a_tuple_out_of_range_ends_the_run(backend: str, ids: list[int], scatter: bool) -> None:
-    """Though its index in all dimensions together, or the next row's, is there."""
+    """The index is refused although the combined offset is within the tensor."""
     with pytest.raises(ark.GpuError, match="out of range"):
         run([[1, 1], ids], scatter=scatter)
 

@@ -1,5 +1,5 @@
-"""What Python writes between runs of a loop is what its running kernel reads, on devices whose
-caches hold old values for as long as they may (the emulator's stale mode).
+"""A running loop kernel reads what Python writes between runs, also on devices whose caches keep
+old values as long as they may (the emulator's stale mode).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ N, STEPS = 4096, 6
 
 @pytest.fixture(params=["gfx942", pytest.param("gfx90a", marks=slow), "gfx1100"])
 def old_values(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Devices of this test's own: a process opens each of them once."""
+    """Gives this test its own devices; otherwise a process opens each device once."""
     monkeypatch.setattr(session._state, "devices", {})
     with emulator.emulated(str(request.param), stale=1):
         ark.init(backend="rocm")
@@ -34,10 +34,10 @@ def old_values(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 def wrong_sums(
     make: Callable[[ark.Tensor], ark.Tensor] = lambda t: t, seen: list[bool] | None = None
 ) -> int:
-    """Sums of two tensors that were wrong, of which the first is written anew before each run.
+    """Returns how many sums of two tensors were wrong. The first tensor is written before each run.
 
-    make: computes the second from the first. seen: receives, after each write, True where the
-    kernel still ran.
+    make: computes the second tensor from the first. seen: receives, after each write, True if the
+    kernel was still running.
     """
     changing, other = make(ark.tensor([N])), ark.tensor([N])
     total = ark.add(changing, other)
@@ -70,6 +70,6 @@ def test_new_weights_end_the_loop_and_begin_it_anew() -> None:
 
 @pytest.mark.usefixtures("old_values")
 def test_in_plain_memory_old_inputs_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the two above are for: where nothing is done about it, the emulator shows it."""
+    """A control for the tests above: without ark's measure, the emulator shows old values."""
     monkeypatch.delattr(Device, "fed")
     assert wrong_sums() > 0

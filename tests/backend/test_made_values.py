@@ -1,5 +1,5 @@
-"""Ops over values that no memory holds (indices, one-hot rows, constants, comparisons, casts): each
-computes in its tensor's type, as NumPy does with an array of that type.
+"""Ops on values that are not stored in memory (indices, one-hot rows, constants, comparisons,
+casts): each computes in its tensor's type, as NumPy does with an array of that type.
 """
 
 from __future__ import annotations
@@ -39,8 +39,7 @@ def _quotient(x: np.ndarray) -> np.ndarray:
     return x / 3 if x.dtype.kind == "f" else x // 3
 
 
-# Of a value x and the same computed twice: what ops make of it, in float64 or in int64, which the
-# check wraps to the type.
+# Ops on a value x, and the expected results in float64 or int64, which the check wraps to the type.
 USES: dict[str, tuple[Callable[[Any], Any], Callable[[np.ndarray], np.ndarray]]] = {
     "itself": (lambda x: x, lambda x: x),
     "quotient": (lambda x: ark.div(x, 3), _quotient),
@@ -83,7 +82,7 @@ def test_values_are_of_their_tensors_type(backend: str, dtype: DataType) -> None
         known = values.astype(np.float64 if dtype in FLOATS else np.int64)
         for use, (build, expected) in uses.items():
             name = f"{use} of {source} {dtype.name}"
-            # Negative numbers of an unsigned type are large ones.
+            # In an unsigned type negative numbers are large numbers.
             if dtype.name.startswith("u") and use == "least":
                 expected = _least_unsigned(dtype)
 

@@ -1,6 +1,6 @@
-"""A backend whose cores share no memory runs the plans of the others: results against NumPy and
-torch, the tokens of the CPU, and what the exchange does, message by message. tests/backend as a
-whole runs on it where ARK_REQUIRE names it.
+"""A backend whose cores share no memory runs the other backends' plans: results are compared with
+NumPy and torch, tokens with the CPU's, and the exchange is checked message by message. With
+ARK_REQUIRE=mesh all of tests/backend runs on it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ MACHINE = ark_mesh.machines.by_name("mesh-4")
 
 
 def _chain() -> tuple[ark.Tensor, list[ark.Tensor]]:
-    """Softmax of a product and a sum, and a sum of its rows: every kind that the issue names."""
+    """Builds a softmax of a product plus a sum, and a sum over its rows: all kinds that the backend
+    needs.
+    """
     a, b, x = ark.tensor((70, 48)), ark.tensor((48, 40)), ark.tensor((70, 40))
     rows = ark.softmax(ark.matmul(a, b) + ark.gelu(x))
     return ark.reduce_sum(rows * x, axis=0), [a, b, x]
@@ -43,7 +45,7 @@ def test_it_is_a_backend_of_plans_and_not_of_kernels() -> None:
     with pytest.raises(UnsupportedError, match="'mesh' has no loop kernels"):
         registry.with_kernels(ark_mesh.backend)
     seen = ark_mesh.backend.probe()
-    assert seen.devices and seen.simulated  # so that nobody gets it unasked
+    assert seen.devices and seen.simulated  # so that it is never chosen by default
 
 
 def test_a_simulated_backend_is_never_chosen_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +63,7 @@ def test_products_softmax_and_sums_equal_those_of_torch(monkeypatch: pytest.Monk
     random = np.random.default_rng(0)
     with ark.Runtime() as runtime:
         runtime.launch()
-        for scale in (1.0, 3.0):  # cores are filled anew for what the host wrote in between
+        for scale in (1.0, 3.0):  # the host's writes in between must reach the cores
             given = [random.standard_normal(t.shape(), np.float32) * scale for t in inputs]
             for tensor, values in zip(inputs, given, strict=True):
                 tensor.from_numpy(values)
@@ -77,7 +79,7 @@ def test_products_softmax_and_sums_equal_those_of_torch(monkeypatch: pytest.Monk
 
 
 def test_a_plan_made_for_the_cpu_gives_the_same_bits_on_the_mesh() -> None:
-    """One plan for both: counters are for cores that share memory, messages for the others."""
+    """One plan for both: cores that share memory use the counters, the others use messages."""
     ark.init()
     result, inputs = _chain()
     cpu = registry.get("cpu")
@@ -118,7 +120,9 @@ def test_noah_gives_the_tokens_of_the_cpu() -> None:
 
 
 def _scaled(rows: int) -> tuple[Exchange, ark.Tensor]:
-    """Two elementwise ops that cannot be fused: the second one reads the first one's transpose."""
+    """Returns a plan of two elementwise ops that cannot be fused, because the second reads the
+    transpose of the first.
+    """
     ark.init()
     x = ark.tensor((rows, rows))
     y = ark.transpose(x * 2.0, [1, 0]) + 1.0

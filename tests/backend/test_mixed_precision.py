@@ -1,6 +1,7 @@
-"""Training in bf16 with fp32 masters: the model reads rounded copies, AdamW updates the masters.
+"""Training in bf16 with fp32 masters: the model reads rounded copies, and AdamW updates the
+masters.
 
-Beside torch, with the same masters in fp32 and their rounded copies in bf16.
+Compared with torch, also with fp32 masters and bf16 copies.
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ import ark
 torch = pytest.importorskip("torch")
 
 TRAINED_STEPS, RATE = 12, 2e-4
-"""A step moves a parameter by 2e-4, less than bf16 can add to most weights."""
+"""A step changes a parameter by 2e-4, which is below bf16's resolution for most weights."""
 SHAPES = {"up": (32, 16), "down": (8, 32)}
 MAX_MEAN_DIFFERENCE = 0.05
-"""As a share of the largest movement: sums of bf16 are rounded in another order."""
+"""As a fraction of the largest change; sums in bf16 are rounded in another order."""
 
 
 def _in_torch(given: dict[str, np.ndarray], masters: bool) -> dict[str, np.ndarray]:
-    """Parameters after training. masters: fp32 copies are updated, else bf16 parameters are."""
+    """Returns parameters after training. masters: fp32 copies are updated, otherwise bf16
+    parameters.
+    """
     kept = torch.float32 if masters else torch.bfloat16
     weights = {n: torch.tensor(given[n], dtype=kept).requires_grad_() for n in SHAPES}
     adam = torch.optim.AdamW(weights.values(), RATE, weight_decay=0.0)
@@ -37,7 +40,7 @@ def _in_torch(given: dict[str, np.ndarray], masters: bool) -> dict[str, np.ndarr
 
 
 def test_masters_move_as_torchs_do(backend: str) -> None:
-    """Parameters of bf16 alone, as a control, lose a good part of the movement in rounding."""
+    """Control: parameters in bf16 alone lose a large part of the change in rounding."""
     random = np.random.default_rng(3)
     sizes = {**SHAPES, "x": (24, 16), "y": (24, 8)}
     given = {n: random.normal(size=s).astype(np.float32) for n, s in sizes.items()}

@@ -1,4 +1,4 @@
-"""docs/models.md followed to the letter: its new decoder computes what transformers do."""
+"""docs/models.md followed literally: its new decoder gives transformers' results."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_page_has_every_architecture_with_its_file() -> None:
     assert dict(table) == files and len(table) == len(files)
     kinds = {case["kind"] for case in decoders.CASES.values()}
     tested = {registry.MODEL_TYPES[kind] for kind in kinds} | {"MistralForCausalLM"}
-    assert tested | {"LlamaForCausalLM"} == set(files)  # tests/backend/test_generate.py has Llama
+    assert tested | {"LlamaForCausalLM"} == set(files)  # test_generate.py tests Llama
 
 
 def test_the_decoder_of_the_page_is_the_one_that_ark_has() -> None:
@@ -81,7 +81,7 @@ def test_the_checkpoint_of_the_page_answers(
 
 @slow
 def test_the_package_of_the_page_is_found_by_commands(tmp_path: Path) -> None:
-    """Its classes are those of the program before, and its entry point names one of them."""
+    """The package has the classes of the page's program, and its entry point names one of them."""
     page = PAGE.read_text()
     (program,) = re.findall(r"## A decoder of your own.*?```python\n(.*?)```", page, re.S)
     classes, _, rest = program.partition("ark.models.register(")
@@ -106,7 +106,7 @@ def test_the_package_of_the_page_is_found_by_commands(tmp_path: Path) -> None:
 
 @pytest.fixture
 def case(monkeypatch: pytest.MonkeyPatch) -> tuple[str, dict[str, Any]]:
-    """Does what the page's steps say; the name and the fields of its test case."""
+    """Follows the page's steps. Returns the name and the fields of the new test case."""
     section = PAGE.read_text().split("## Adding a decoder")[1]
     file, architecture, line = re.findall(r"```python\n(.*?)```", section, re.S)
     name = re.match(r"# ark/models/(\w+)\.py\n", file)

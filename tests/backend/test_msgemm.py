@@ -1,4 +1,6 @@
-"""examples/msgemm: bit for bit NumPy's products of integers, by tables and by multiplying."""
+"""examples/msgemm: products of integers, by tables and by multiplication, equal NumPy's bit for
+bit.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ def test_unsigned_weights_and_any_numbers(backend: str) -> None:
 
 
 def test_codes_are_the_bytes_of_the_type() -> None:
-    """Two weights a code: what a packed int4 tensor has in memory, the first in the low half."""
+    """A code holds two weights like a packed int4 tensor, the first in the low half."""
     weight = np.array([[1, -1, 7, -8]], np.int8)
     assert example.packed(weight, 2).tolist() == [[0xF1, 0x87]]
     with pytest.raises(ValueError, match="not divisible into groups of 3"):
@@ -53,7 +55,7 @@ def test_operations_are_those_of_the_paper() -> None:
 
 
 def test_instructions_of_a_loop_are_counted() -> None:
-    """Two loops, one in the other: the inner one's three products in five instructions."""
+    """Of two nested loops the inner one has three products in five instructions."""
     from bench.msgemm_instructions import elements, loops
 
     listing = """

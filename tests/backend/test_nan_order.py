@@ -1,5 +1,5 @@
-"""Order among numbers where some are NaN, which is the largest, as in torch: argmax, argmin, max,
-min, topk, over rows that each way of computing serves.
+"""Ordering with NaN, which counts as the largest number, as in torch: argmax, argmin, max, min,
+topk, with row lengths for each way of computing them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ KINDS = few_emulated((ark.fp32, ark.fp16, ark.bf16), ark.fp16)
 
 
 def rows(count: int, columns: int, dtype: Any) -> np.ndarray:
-    """Random rows: without NaN, with some, with infinities beside them, of nothing else."""
+    """Returns random rows: some without NaN, some with NaN, some with infinities, some of
+    NaN only.
+    """
     rng = np.random.default_rng(columns)
     values = rng.integers(-30, 30, (count, columns)).astype(np.float64)
     values[rng.random(values.shape) < 0.05] = np.inf
@@ -58,7 +60,7 @@ def test_extremes_with_nan_are_torchs(backend: str, dtype: Any) -> None:
 
 @pytest.mark.parametrize("dtype", KINDS, ids=lambda d: d.name)
 def test_topk_with_nan_is_torchs(backend: str, dtype: Any) -> None:
-    """Of equals the first comes first, which torch.sort keeps where it is asked to."""
+    """Of equal elements the first comes first, as in a stable torch.sort."""
     shapes = ((6, 3, 3), (40, 130, 8), (5, 70, 70), (5, 4999, 4), (5, 4999, 80))
     given = [(rows(c, n, dtype), k) for c, n, k in shapes]
     inputs = [ark.tensor(list(v.shape), dtype) for v, _ in given]

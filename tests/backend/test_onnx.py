@@ -1,4 +1,4 @@
-"""Three of onnx's backend node tests on every backend, in one kernel; `nox -s onnx` has more."""
+"""Three of onnx's backend node tests on every backend, in one kernel; `nox -s onnx` runs more."""
 
 from __future__ import annotations
 

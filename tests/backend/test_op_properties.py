@@ -1,5 +1,5 @@
-"""Ops of random shapes, types, views and axes against NumPy, many in one launch, run twice: within
-what the type's rounding allows, and the same bits both times.
+"""Ops with random shapes, types, views and axes compared with NumPy, many in one launch, run twice:
+within the rounding of the type, and with the same bits both times.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ark.ir.dtype import DataType, bf16, fp16, fp32
 from tests.slow import SLOW
 
 EPSILON = {"fp32": 2.0**-23, "fp16": 2.0**-10, "bf16": 2.0**-7}  # of one rounding
-FLOAT = 2.0**-20  # of fp32 inside of a body: sums of some hundred elements, exponentials
+FLOAT = 2.0**-20  # of fp32 in a body, for sums of some hundred elements and exponentials
 SIZES = st.sampled_from([1, 2, 3, 7, 8, 16, 31, 33, 64, 100, 129, 257])
 DTYPES = st.sampled_from([fp32, fp16, bf16])
 
@@ -60,7 +60,7 @@ def doubled(x: Any, times: int) -> Any:
 
 
 def parts(row: Any, first: Callable[..., Any], last: Callable[..., Any]) -> Any:
-    """Functions of a row's halves; of one column the first of all of it."""
+    """Returns the sum of a function of a row's left half and one of its right half."""
     half = row.shape[1] // 2 if isinstance(row, np.ndarray) else row.shape()[1] // 2
     return first(row[:, :half]) + last(row[:, half : 2 * half]) if half else first(row)
 
@@ -77,7 +77,7 @@ def one(x: np.ndarray, w: np.ndarray) -> float:
     return 1.0
 
 
-# name: (ark's, NumPy's, the number of terms of a sum) over a view x and a row w of its columns.
+# name: (ark's function, NumPy's, the size of the terms of a sum), of a view x and a row w.
 OPS: dict[str, tuple[Callable[..., Any], ...]] = {
     "add": (lambda x, w: x + w, lambda x, w: x + w, lambda x, w: abs(x) + abs(w)),
     "chain": (
@@ -293,7 +293,9 @@ OPS: dict[str, tuple[Callable[..., Any], ...]] = {
 
 @st.composite
 def calls(draw: Callable[..., Any]) -> tuple[str, DataType, tuple[int, int], tuple[int, int]]:
-    """An op, its type, the shape of what it reads, and what of a larger tensor lies before that."""
+    """Draws an op, its type, the shape of its input, and the margin before it in a larger
+    tensor.
+    """
     name = draw(st.sampled_from(sorted(OPS)))
     shape = draw(SIZES), draw(SIZES)
     before = draw(st.sampled_from([(0, 0), (1, 0), (0, 8), (3, 5)]))
@@ -308,7 +310,7 @@ def calls(draw: Callable[..., Any]) -> tuple[str, DataType, tuple[int, int], tup
 )
 @given(st.lists(calls(), min_size=6, max_size=6), st.integers(0, 2**31))
 def test_any_shapes_views_and_types(fresh_model, plan: list[Any], seed: int) -> None:
-    """What every call gives is NumPy's, and the same bits again."""
+    """Every result equals NumPy's, and a second run gives the same bits."""
     fresh_model()
     rng = np.random.default_rng(seed)
     calls = []

@@ -1,5 +1,5 @@
-"""Attention over caches in pages, against torch's scaled_dot_product_attention in float64 over the
-same positions in contiguous memory, and appends to such caches.
+"""Attention over paged caches, compared with torch's scaled_dot_product_attention in float64 over
+the same positions in contiguous memory, and appends to such caches.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ def test_paged_attention_is_torchs(backend: str) -> None:
 
 @pytest.mark.parametrize("positions", few_emulated([(5, 0, 23), (6,), (22,)], (5, 0, 23), (22,)))
 def test_rows_are_written_where_the_table_says(backend: str, positions: tuple[int, ...]) -> None:
-    """Of one sequence two rows behind the table's end are dropped, and a page with no number."""
+    """For one sequence, rows past the table's end, or on a page whose number is invalid, are
+    dropped.
+    """
     rng = np.random.default_rng(1)
     cache, rows = (rng.standard_normal(s).astype(np.float32) for s in ((9, 2, 8, 4), (3, 8)))
     pages = np.array([[3, 0, 7], [8, -1, -1], [5, 9, 1]], np.int32)[: len(positions)]
@@ -59,7 +61,9 @@ def test_rows_are_written_where_the_table_says(backend: str, positions: tuple[in
 
 
 def test_a_loop_appends_and_reads(backend: str) -> None:
-    """Two sequences grow by a row an iteration; after the last, torch sees the same."""
+    """Two sequences grow by a row in each iteration. After the last one, attention equals
+    torch's.
+    """
     s = Shape((11, 3), 2, 4, 2, 16, 4, 4, 8)
     pages = table(s, 3)
     rng = np.random.default_rng(2)
@@ -89,7 +93,7 @@ def test_a_loop_appends_and_reads(backend: str) -> None:
 
 @pytest.mark.parametrize("window", few_emulated([0, 20], 0))
 def test_a_page_that_is_not_there_ends_the_run(backend: str, window: int) -> None:
-    """By splits, and by tiles."""
+    """With attention in splits, and in tiles."""
     pool = ark.tensor([5, 1, 8, 16])
     pages, at = ark.tensor([2, 3], ark.int32), ark.tensor([2], ark.int32)
     ark.paged_attention(ark.tensor([2, 32]), pool, pool, pages, at, window=window)
@@ -127,7 +131,7 @@ def test_mismatched_shapes_are_refused() -> None:
 @pytest.mark.parametrize("position", few_emulated([24, -1, 2**31 - 1, -(2**31)], 24, -1))
 @pytest.mark.parametrize("way", ["splits", "tiles", "many rows", "append"])
 def test_a_position_that_is_not_there_ends_the_run(backend: str, way: str, position: int) -> None:
-    """The error names it and the table's positions; nothing outside of the table is read."""
+    """The error names the position and the table's range. Nothing outside of the table is read."""
     pool, many = ark.tensor([5, 1, 8, 16]), way == "many rows"
     pages = ark.tensor([1 if many else 2, 3], ark.int32)
     at, rows = ark.tensor([1 if many else 2], ark.int32), 40 if many else 2

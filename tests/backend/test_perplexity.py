@@ -1,5 +1,5 @@
-"""Perplexity of the trained checkpoint in the repository, whose widths are no multiples of 128: by
-weight format and type of the cache, beside transformers with the format's own values.
+"""Perplexity of the trained checkpoint in the repository, whose widths are not multiples of 128:
+for each weight format and cache type, compared with transformers with the format's own values.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TEXT = (
     "land appear, and it was so. God called the dry land Earth, and the gathering together of the "
     "waters he called Seas. God saw that it was good. And the king said to the people of the city."
 )
-# Of the perplexity: ark dequantises to bf16 where transformers has fp32, and fp8 rounds the
+# Of the perplexity. ark dequantises to bf16 and transformers to fp32. An fp8 cache rounds that
 # difference to steps of a sixteenth.
 MAX_RELATIVE_DIFFERENCE = {"auto": 0.01, "int8": 0.01, "fp8": 0.02}
 ON_LOAD = {"fp8": 448.0, "int8": 127.0, "int4": 7.0}
@@ -58,7 +58,9 @@ def tokens() -> list[int]:
 def transformers_perplexity(
     ids: list[int], values: Mapping[str, torch.Tensor], cache: str = "", context: int = 512
 ) -> float:
-    """That of the checkpoint with `values` for the weights of these names."""
+    """Returns the checkpoint's perplexity by transformers, with `values` as the weights of these
+    names.
+    """
     model, total = reference(NOAH), 0.0
     with torch.inference_mode():
         parameters = dict(model.named_parameters())
@@ -75,12 +77,12 @@ def transformers_perplexity(
 
 
 def values_on_load(name: str) -> dict[str, torch.Tensor]:
-    """What `--quantize NAME` makes of the checkpoint's linear layers, by torch."""
+    """Returns the values that `--quantize NAME` gives the checkpoint's linear layers, by torch."""
     values = {}
     for key, weight in reference(NOAH).named_parameters():
         if not key.endswith("_proj.weight"):
             continue
-        # The most inputs that divide 128 and a row, for int4.
+        # For int4: the largest group that divides 128 and the row.
         group = math.gcd(128, weight.shape[1]) if name == "int4" else weight.shape[1]
         wide = weight.detach().reshape(len(weight), -1, group)
         scale = wide.abs().amax(-1, keepdim=True) / ON_LOAD[name]
@@ -103,7 +105,9 @@ def values_on_load(name: str) -> dict[str, torch.Tensor]:
     ],
 )
 def test_caches(backend: str, cache: str, chunk: int) -> None:
-    """Beside transformers with a cache of the same codes; the loss against its floats is small."""
+    """Compared with transformers with a cache of the same codes; the loss against a cache of floats
+    is small.
+    """
     ids, codes = tokens(), "" if cache == "auto" else cache
     checkpoint = Checkpoint.open(NOAH, kv_cache_dtype=cache)
     ours = ark_perplexity(backend, checkpoint, ids, chunk=chunk, context=64)
@@ -132,7 +136,7 @@ FORMATS = (*COMPRESSED, "awq", "gptq", "gptq-act-order")
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("cache", ["auto", "fp8", "int8"])
 def test_formats_of_other_packages(backend: str, name: str, cache: str, tmp_path: Path) -> None:
-    """The package compresses the checkpoint and says what its codes stand for."""
+    """The package compresses the checkpoint and dequantises it for the expected values."""
     if name in COMPRESSED:
         quantise, config = compressed(name)
     elif name == "awq":

@@ -1,4 +1,4 @@
-"""examples/pose: scipy finds the same poses, and their errors are those of the Cramer-Rao bound."""
+"""examples/pose: scipy finds the same poses, and their errors agree with the Cramer-Rao bound."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ pytestmark = pytest.mark.emulated("slow")
 def scipy_pose(
     problems: Any, which: int, start: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, float]:
-    """(A, p, J) by scipy.optimize.least_squares in float64: whitened residuals of b - A r - p."""
+    """Returns (A, p, J) by scipy.optimize.least_squares in float64, of the whitened residuals b - A
+    r - p.
+    """
     optimize = pytest.importorskip("scipy.optimize")
     Rotation = pytest.importorskip("scipy.spatial.transform").Rotation
     r, b = (a[:, :, which].T.astype(np.float64) for a in (problems.first, problems.second))
@@ -43,7 +45,7 @@ def test_scipy_finds_the_same_poses(backend: str, points: int) -> None:
     problems, *_ = example.draw(points, batch, seed=2, sigma=0.05)
     poses, _ = example.solve(problems)
     start = example.kabsch(problems.first, problems.second)
-    assert 2 < poses.iterations < example.MAX_STEPS  # the device has seen that all have converged
+    assert 2 < poses.iterations < example.MAX_STEPS  # the device stops once all have converged
     assert poses.iterations == example.in_numpy(problems, start)[1]
     for which in range(batch):
         a, p, cost = scipy_pose(problems, which, start[:, which].astype(np.float64))
@@ -53,7 +55,7 @@ def test_scipy_finds_the_same_poses(backend: str, points: int) -> None:
 
 
 def unusual() -> tuple[Any, list[Any]]:
-    """A batch of problems that have no answer between some that have, and their statuses."""
+    """Returns a batch of problems, some of which have no solution, and the expected statuses."""
     status = example.Status
     expected = [status.SOLVED] * 9
     problems, *_ = example.draw(8, len(expected), seed=3)
@@ -62,13 +64,13 @@ def unusual() -> tuple[Any, list[Any]]:
     )
     random = np.random.default_rng(4)
     line = random.normal(size=(3, 1)) * np.linspace(-1, 1, 8)
-    for which, noise in ((1, 0.0), (2, 0.01)):  # the points lie on a line, up to noise
+    for which, noise in ((1, 0.0), (2, 0.01)):  # points on a line, up to noise
         for side in (first, second):
             side[:, :, which] = line + noise * random.normal(size=(3, 8))
         expected[which] = status.UNOBSERVABLE
-    first[:, :, 3] = second[:, :, 3] = 0.5  # and in one place
+    first[:, :, 3] = second[:, :, 3] = 0.5  # all points at one place
     expected[3] = status.UNOBSERVABLE
-    covariance[1, 5, 4] *= 40  # a correlation of more than 1
+    covariance[1, 5, 4] *= 40  # a correlation above 1
     covariance[0, 2, 5] *= -1  # a negative variance
     covariance[:, 0, 6] = 0  # a point without noise
     expected[4:7] = [status.INDEFINITE_COVARIANCE] * 3
@@ -104,7 +106,9 @@ def test_two_points_are_too_few() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_covariances_are_those_that_numpy_takes(seed: int) -> None:
-    """Semidefinite as NumPy's eigenvalues say, of random matrices of every rank."""
+    """The accepted covariances are those that NumPy's eigenvalues show to be semidefinite, for
+    random matrices of every rank.
+    """
     from examples.pose import status
 
     random = np.random.default_rng(seed)
@@ -128,13 +132,14 @@ def test_errors_are_those_of_the_bound() -> None:
     ratio = errors.std(0) / np.sqrt(np.diagonal(bound))
     assert (np.abs(ratio - 1) < 0.01).all(), ratio
     assert np.abs(2 * poses.cost.mean() - (3 * points - 6)) < 5 * (36 / batch) ** 0.5
-    # The bound's correlations too: an error as long as it says, in all six at once.
+    # Tests the bound's correlations, too: the mean squared error in all six parameters, weighted by
+    # the bound.
     squares = np.einsum("bi,ij,bj->b", errors, np.linalg.inv(bound), errors)
     assert abs(squares.mean() - 6) < 5 * (12 / batch) ** 0.5
 
 
 def test_kabsch_takes_no_reflection() -> None:
-    """Points of a plane, whose best orthogonal matrix may be a reflection."""
+    """For points in a plane, the best orthogonal matrix may be a reflection."""
     random = np.random.default_rng(0)
     scene = np.concatenate([random.normal(size=(2, 6)), np.zeros((1, 6))])
     angle = 2.5

@@ -1,4 +1,4 @@
-"""Random programs on a device: what the kernel computes is what program order says."""
+"""Random programs on a device: the kernel's results equal those of program order."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.programs import build, contents, reference
     ],
 )
 def test_random_programs(backend: str, processors: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several programs in one model, twice over; dropped tensors share memory."""
+    """Several programs in one model, run twice. Tensors that are dropped share memory."""
     monkeypatch.setattr(tiling, "least_elements", lambda _: 40)
     first: dict[int, np.ndarray] = {}
     kept = []
@@ -62,7 +62,9 @@ def expected(x: np.ndarray, norm: np.ndarray, weight: np.ndarray, residual: Any)
 
 
 def test_fused_linear_layers(backend: str) -> None:
-    """Layers that fuse, and ones that must not: held intermediates, writes in between, in place."""
+    """Linear layers that fuse, and some that must not: held intermediates, writes in between, in
+    place.
+    """
     rng = np.random.default_rng(0)
     arrays = {
         "x": rng.standard_normal((3, 40)).astype(np.float32),
@@ -78,12 +80,12 @@ def test_fused_linear_layers(backend: str) -> None:
     x, norm, square, wide, residual = tensors.values()
     plain = layer(x, norm, wide, residual)
 
-    normed = ark.rmsnorm(x, norm, eps=1e-5)  # held: it must be written
+    normed = ark.rmsnorm(x, norm, eps=1e-5)  # held by the test, so it must be written
     held = ark.matmul(normed, wide, transpose_other=True)
 
     moved = ark.copy(x)
     stale = ark.matmul(ark.rmsnorm(moved, norm, eps=1e-5), wide, transpose_other=True)
-    ark.mul(moved, 0.0, output=moved)  # after the product was taken, before the sum
+    ark.mul(moved, 0.0, output=moved)  # written between the product and the sum
     late = ark.add(stale, residual)
     del stale
 

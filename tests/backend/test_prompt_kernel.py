@@ -1,7 +1,7 @@
-"""What the planner makes of a prompt for matrix units that take one 16-bit type.
+"""The plan of a prompt for matrix units that need both operands in one 16-bit type.
 
-Products of rounded activations, gates in their epilogues, tiles of queries dealt to processors, the
-first token from the last chunk. A CPU executes such a plan by the common bodies.
+Its products have rounded activations, gates are in their epilogues, tiles of queries are dealt to
+processors, and the last chunk draws the first token. A CPU executes the plan by the common bodies.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LENGTHS = (2, 127, 128, 129, 250)
 
 @pytest.fixture(scope="module")
 def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """By columns of a head."""
+    """Returns a checkpoint for each width of a head."""
     sizes: dict[str, Any] = {"layers": 2, "hidden": 64, "intermediate": 96, "context": 300}
     return {
         width: make_checkpoint(
@@ -45,7 +45,7 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
 
 
 def planned(shape: Shape, device: Device, cuts: dict[str, list[int]]) -> Plan:
-    """The plan that a machine with the variant `matrix` gets, for this CPU. cuts: of products."""
+    """Returns the plan for this CPU with the variant `matrix`. cuts: the tiles of products."""
     (plan,) = make_plans(shape, with_matrix(device.machine), {"variant": "matrix", "cuts": cuts})
     return plan
 
@@ -54,8 +54,8 @@ def planned(shape: Shape, device: Device, cuts: dict[str, list[int]]) -> Plan:
 def test_a_prompt_for_matrix_units_gives_the_models_tokens(
     directories: dict[int, Path], parts: int, width: int
 ) -> None:
-    """parts: of k, of the products that end a layer; the op that adds them up norms the rows.
-    width: of a head; the projection rotates heads of 64 columns itself.
+    """parts: of k, in the products that end a layer; the op that adds them also normalises the
+    rows. width: of a head; for 64 columns the projection rotates heads itself.
     """
     backend, _ = registry.choose("cpu")
     directory = directories[width]
@@ -88,7 +88,9 @@ def test_a_prompt_for_matrix_units_gives_the_models_tokens(
 
 @pytest.mark.parametrize("position", [0, 7, 100])
 def test_a_projection_rotates_and_appends_its_rows(position: int) -> None:
-    """In tiles of some rows each; rows beyond the cache are dropped, others stay as they were."""
+    """The projection works in tiles of rows. Rows past the cache's end are dropped; other rows of
+    the cache are unchanged.
+    """
     backend, _ = registry.choose("cpu")
     projection = Projection(rows=200, k=72, heads=3, kv_heads=1, width=64, context=230)
     given = projection.random(np.random.default_rng(position))
@@ -107,7 +109,7 @@ def test_a_projection_rotates_and_appends_its_rows(position: int) -> None:
 
 
 def _near(model: LlamaForCausalLM, prompt: list[int], drawn: list[int]) -> None:
-    """Each token's logit is as good as the best one's within the rounding of bf16."""
+    """Asserts that each token's logit equals the best one's within the rounding of bf16."""
     with torch.inference_mode():
         logits = model(torch.tensor([prompt + drawn])).logits[0].float()
     for i, token in enumerate(drawn):

@@ -1,5 +1,5 @@
-"""Decoders with quantised weights: logits are those of the weights that torch's arithmetic, or the
-format's own library, dequantises.
+"""Decoders with quantised weights: logits equal those with weights dequantised by torch or by the
+format's own library.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.emulated import few_emulated
 from tests.slow import slow
 
 ON_LOAD: dict[str, tuple[int, float, Any, Any]] = {
-    # group, largest code, type of codes (None: whole numbers), type of scales
+    # (group, largest code, type of codes or None for integers, type of scales)
     "fp8": (0, 448.0, torch.float8_e4m3fn, torch.float32),
     "int8": (0, 127.0, None, torch.float32),
     "int4": (32, 7.0, None, torch.bfloat16),
@@ -25,7 +25,7 @@ ON_LOAD: dict[str, tuple[int, float, Any, Any]] = {
 
 
 def rounded(weight: torch.Tensor, name: str) -> torch.Tensor:
-    """A weight as `--quantize` of a name leaves it."""
+    """Returns a weight after quantisation by `--quantize` NAME and dequantisation."""
     group, most, codes, scales = ON_LOAD[name]
     wide = weight.float().reshape(len(weight), -1, group or weight.shape[1])
     scale = (wide.abs().amax(-1, keepdim=True) / most).to(scales).float()
@@ -36,7 +36,7 @@ def rounded(weight: torch.Tensor, name: str) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", few_emulated(ON_LOAD, "int4"))
 def test_weights_quantised_on_load(backend: str, name: str, tmp_path: Path) -> None:
-    """In the prompt (16 rows, dequantised) and in decoding (from the codes)."""
+    """In the prompt (16 rows, dequantised first) and in decoding (directly from the codes)."""
     plain = make_checkpoint(tmp_path, **ODD)
     values = {
         weight: rounded(value, name)
@@ -65,7 +65,7 @@ def test_weights_quantised_on_load(backend: str, name: str, tmp_path: Path) -> N
 def test_decoders_quantised_on_load(
     backend: str, case: dict[str, Any], name: str, tmp_path: Path
 ) -> None:
-    """Biases, fused weights, whose parts are quantised row by row, and experts."""
+    """Biases, fused weights (whose parts are quantised row by row) and experts."""
     plain = make_checkpoint(tmp_path, **{**ODD, **case}, dtype="bfloat16")
     weights = {
         weight: rounded(value.reshape(-1, value.shape[-1]), name).reshape(value.shape)

@@ -1,5 +1,5 @@
-"""Experts whose weights are held as codes: logits are those of transformers with the weights that
-the format's own library, or torch's arithmetic, dequantises.
+"""Experts with weights stored as codes: logits equal those of transformers with weights dequantised
+by the format's own library or by torch.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ def test_mxfp4_experts_of_gpt_oss(backend: str, tmp_path: Path) -> None:
     checkpoint = Checkpoint.open(there)
     kinds = {name: layout.codes.name for name, layout in checkpoint.config.layouts}
     assert len(kinds) == 3 * 2 and set(kinds.values()) == {"fp4"}
-    # Scales take 16 bits in memory for the 8 that are stored.
+    # Scales are stored in 8 bits and take 16 bits in memory.
     assert checkpoint.nbytes < sum(f.stat().st_size for f in plain.glob("*.safetensors")) / 2
     check_logits(backend, checkpoint, plain, values)
 
 
 def blocks_of_32(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
-    """The codes and scales of a weight, and its values."""
+    """Returns the codes and scales of a weight in blocks of 32, and its dequantised values."""
     blocks = weight.unfold(0, 32, 32).unfold(1, 32, 32)
     scales = blocks.abs().amax((-1, -2)) / 448
     wide = scales.repeat_interleave(32, 0).repeat_interleave(32, 1)
@@ -37,7 +37,7 @@ def blocks_of_32(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
 
 
 def test_fp8_blocks_of_each_expert(backend: str, tmp_path: Path) -> None:
-    """As Qwen3-FP8 stores them, with a router that is not quantised."""
+    """In Qwen3-FP8's format, with a router that is not quantised."""
     shape = {"num_experts": 4, "moe_intermediate_size": 64, "head_dim": 32, **EXPERTS}
     plain, there, values = quantised_checkpoint(
         tmp_path, blocks_of_32, BLOCKS, kind="qwen3_moe", norm_topk_prob=True, **shape
@@ -49,7 +49,7 @@ def test_fp8_blocks_of_each_expert(backend: str, tmp_path: Path) -> None:
 
 @pytest.mark.emulated("slow")
 def test_fp8_blocks_of_deepseek(backend: str, tmp_path: Path) -> None:
-    """Heads' projections of keys and values, which are one quantised matrix, become floats."""
+    """The heads' key and value projections are one quantised matrix, which is dequantised."""
     heads = {"kv_lora_rank": 32, "q_lora_rank": 32, "qk_rope_head_dim": 32, "v_head_dim": 32}
     shape = {**LATENT, **heads, "qk_nope_head_dim": 32, "moe_intermediate_size": 64}
     plain, there, values = quantised_checkpoint(
@@ -57,12 +57,12 @@ def test_fp8_blocks_of_deepseek(backend: str, tmp_path: Path) -> None:
     )
     checkpoint = Checkpoint.open(there)
     own = [name for name, _ in checkpoint.config.layouts]
-    assert len(own) == 2 * 3 + 3 + 3 + 3  # of attention, the dense layer, experts, shared ones
+    assert len(own) == 2 * 3 + 3 + 3 + 3  # attention, the dense layer, experts, shared experts
     check_logits(backend, checkpoint, plain, _stacked(values))
 
 
 def _stacked(values: Tensors) -> Tensors:
-    """Experts' weights by the names of transformers' parameters."""
+    """Returns the experts' weights by the names of transformers' parameters."""
     own = {name: value for name, value in values.items() if ".experts." not in name}
     for layer in range(ODD["layers"]):
         stem = f"model.layers.{layer}.mlp.experts."

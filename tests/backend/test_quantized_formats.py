@@ -1,4 +1,4 @@
-"""Checkpoints in the formats of other packages: logits are those of the weights that the package
+"""Checkpoints in the formats of other packages: logits equal those with weights that the package
 itself dequantises.
 """
 
@@ -37,7 +37,7 @@ def test_compressed_tensors(backend: str, name: str, tmp_path: Path) -> None:
 
 
 def test_codes_of_compressed_tensors_are_the_packages(tmp_path: Path) -> None:
-    """Every scheme, value by value, in widths that no group of 128 divides."""
+    """Every scheme, value by value, in widths that groups of 128 do not divide."""
     pytest.importorskip("compressed_tensors")
     for name in COMPRESSED:
         quantise, config = compressed(name)
@@ -48,7 +48,9 @@ def test_codes_of_compressed_tensors_are_the_packages(tmp_path: Path) -> None:
 @pytest.mark.emulated("slow")
 @pytest.mark.parametrize("block", [True, pytest.param(False, marks=slow)])
 def test_fp8_of_transformers(backend: str, block: bool, tmp_path: Path) -> None:
-    """Blocks of 128x128 as DeepSeek-V3 has them, the last ones cut off; one scale in all."""
+    """Blocks of 128x128 as in DeepSeek-V3, with the last ones cut off, or one scale for the
+    tensor.
+    """
     fields = {"num_bits": 8, "type": "float", "strategy": "block" if block else "tensor"}
 
     def quantise(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
@@ -106,13 +108,14 @@ def test_gptq(backend: str, bits: int, symmetric: bool, ordered: bool, tmp_path:
 def test_bitsandbytes_nf4(
     backend: str, nested: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Dequantised while it is loaded, with a warning."""
+    """The weights are dequantised at load time, with a warning."""
     functional = pytest.importorskip("bitsandbytes.functional")
 
     def quantise(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
         kind = {"quant_type": "nf4", "compress_statistics": nested}
         codes, state = functional.quantize_4bit(weight, **kind)
-        # On the CPU the package dequantises rows of whole blocks only; blocks ignore rows.
+        # On the CPU the package dequantises rows of whole blocks only; block boundaries ignore
+        # rows.
         values = functional.dequantize_4bit(*functional.quantize_4bit(weight.view(-1, 64), **kind))
         pieces = {f"weight.{end}": t for end, t in state.as_dict(packed=True).items()}
         return {"weight": codes, **pieces}, values.view(weight.shape)
@@ -126,7 +129,7 @@ def test_bitsandbytes_nf4(
 
 
 def test_bitsandbytes_int8(tmp_path: Path) -> None:
-    """LLM.int8's weights: the largest magnitude of a row is 127."""
+    """LLM.int8's weights: the largest magnitude in a row has code 127."""
 
     def quantise(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
         most = weight.abs().amax(1)

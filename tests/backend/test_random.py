@@ -1,5 +1,5 @@
-"""Random numbers of the device: the published generator's words, alike on every backend, with the
-moments that they should have.
+"""The device's random numbers: the words of the published generator, the same on every backend, and
+the expected moments.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import pytest
 import ark
 from ark.tasks.functions import FUNCTIONS
 
-# Counter, key and words: the first of Random123's known answers, and the second to fourth block
-# that the Python package randomgen's Philox(number=4, width=32) makes of such a counter and key.
+# Expected words for a counter and key: Random123's first known answer, and blocks 2 to 4 of the
+# Python package randomgen's Philox(number=4, width=32).
 ZEROS = (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)
 COUNTER, STREAM, KEY = 0x05A308D30243F6A8, 0x0370734413198A2E, 0x299F31D0A4093822
 # fmt: off
@@ -33,7 +33,7 @@ def test_the_reference_gives_published_words() -> None:
 
 
 def test_words_and_numbers_of_every_step(backend: str) -> None:
-    """What a launch of five iterations leaves is what the last step gives."""
+    """After a launch of five iterations, the outputs are those of the last step."""
     shape, seed = [3, 7, 40], -(2**62) + 12345
     step = ark.tensor([1], ark.int64)
     ark.add(step, 1, output=step)
@@ -58,7 +58,7 @@ def test_words_and_numbers_of_every_step(backend: str) -> None:
 
 
 def test_they_are_distributed_as_they_should_be() -> None:
-    from scipy import stats  # 2 CPU s, in all processes that only look for tests too
+    from scipy import stats  # takes 2 s of CPU time, so it is not imported at collection
 
     ark.init(backend="cpu")
     uniform = ark.random_uniform([200, 500], 1)
@@ -75,7 +75,7 @@ def test_they_are_distributed_as_they_should_be() -> None:
 
 
 def test_dropout_and_its_gradient(backend: str) -> None:
-    """The gradient passes where the value did."""
+    """The gradient is zero exactly where the value was dropped."""
     x = ark.parameter([64, 33])
     kept = ark.dropout(x, 0.25, seed=9)
     (gradient,) = ark.grad(ark.reduce_sum(ark.reshape(kept, [64 * 33]), 0), [x])

@@ -1,4 +1,6 @@
-"""Regions of elementwise ops that become one op: NumPy's numbers, and what must stay apart does."""
+"""Regions of elementwise ops that are fused into one op: results equal NumPy's, and ops that must
+stay separate do.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,14 @@ from tests.emulated import few_emulated
 
 
 def kinds(build: Callable[[], Any]) -> list[str]:
-    """Kinds of the ops of a model's plan."""
+    """Returns the kinds of the ops in a model's plan."""
     ark.Model.reset()
     build()
     return [op.kind for op in plan(Model.get_model().graph, machine("cpu-2")).ops]
 
 
 def steps(x: Any, y: Any, sum_over: Callable[[Any], Any], width: int = 12) -> list[Any]:
-    """Numbers that all depend on each other, of arrays or tensors."""
+    """Returns two results of values that depend on each other, for arrays or tensors."""
     values = [x * 0.5, x + y]
     for _ in range(width):
         values.append(values[-1] * 0.25 + values[-2] * y)
@@ -44,7 +46,7 @@ def test_sums_between_functions(backend: str, shape: list[int]) -> None:
     arrays = [random.uniform(-1, 1, s).astype(np.float32) for s in (shape, small)]
     x, y = (ark.tensor(s) for s in (shape, small))
     outputs = steps(x, y, lambda t: ark.reduce_sum(t, axis))
-    ark.copy(outputs[1], output=y)  # in place, of what all elements have read
+    ark.copy(outputs[1], output=y)  # in place: all elements have read y before
     with ark.Runtime() as runtime:
         runtime.launch(loop_mode=False)
         x.from_numpy(arrays[0])
@@ -65,7 +67,7 @@ def test_one_op_computes_them() -> None:
         )
 
     assert kinds(build(12)) == ["fusion"]
-    assert "fusion" not in kinds(build(2))  # few results are shared: chains do as well
+    assert "fusion" not in kinds(build(2))  # few results are shared, so chains suffice
 
 
 def test_unread_intermediates_are_not_written() -> None:
@@ -82,7 +84,9 @@ def test_unread_intermediates_are_not_written() -> None:
 
 
 def test_overwritten_memory_ends_a_region() -> None:
-    """A region ends where an op reads memory, by its old name, that an op before it has written."""
+    """A region ends at an op that reads memory under its old name after an earlier op has written
+    it.
+    """
     ark.init(backend="cpu")
     random = np.random.default_rng(2)
     given = random.uniform(-1, 1, (2, 128)).astype(np.float32)
@@ -91,7 +95,7 @@ def test_overwritten_memory_ends_a_region() -> None:
     for _ in range(12):
         values.append(values[-1] * 0.25 + values[-2])
     ark.copy(values[-1], output=x)
-    late = x * 2.0  # what is in x now
+    late = x * 2.0  # reads the overwritten x
     with ark.Runtime() as runtime:
         runtime.launch(loop_mode=False)
         x.from_numpy(given)
@@ -105,7 +109,7 @@ def test_overwritten_memory_ends_a_region() -> None:
 
 
 def test_the_reference_of_a_joined_node_equals_numpy() -> None:
-    """NumPy's meaning of a joined node, which tests of whole graphs use."""
+    """The reference of a fused node, which tests of whole graphs use."""
     ark.init(backend="cpu")
     shapes = [3, 5, 70], [3, 1, 70]
     outputs = steps(*(ark.tensor(s) for s in shapes), lambda t: ark.reduce_sum(t, 1))

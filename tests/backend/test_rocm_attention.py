@@ -1,6 +1,6 @@
-"""AMD's attention of one row, executed on the emulator and compared with NumPy in double precision:
-heads that waves have one each of, several of, or share; parts that packets carry and parts that
-are too many for them; positions that fill a wave's loads and positions that do not.
+"""AMD's attention of one row, executed on the emulator and compared with NumPy in double precision.
+Waves have one head, several, or a part of one. Parts travel as packets, or, if there are too many,
+as plain memory. Positions fill a wave's loads or do not.
 """
 
 from __future__ import annotations
@@ -28,21 +28,23 @@ emulator = pytest.importorskip("ark_rocm_emulator")
 
 pytestmark = pytest.mark.emulated("slow")
 
-# (heads, of keys, elements of a head, room, position)
+# (heads, key heads, width of a head, room, position)
 CASES = [
-    (4, 1, 64, 512, 511),  # one head a wave, two waves a head
+    (4, 1, 64, 512, 511),  # one head for two waves
     (8, 2, 64, 320, 130),
     (8, 1, 128, 200, 77),  # as many heads as waves
-    (3, 1, 64, 130, 128),  # three heads in every wave
-    (12, 2, 32, 130, 64),  # six heads: two teams of waves' heads
-    (2, 2, 32, 64, 0),  # the newest alone
+    (3, 1, 64, 130, 128),  # three heads for every wave
+    (12, 2, 32, 130, 64),  # six query heads for each key head: two groups
+    (2, 2, 32, 64, 0),  # only the newest position
 ]
 
 
 def attend(
     heads: int, kv_heads: int, width: int, room: int, position: int
 ) -> tuple[Plan, dict[str, np.ndarray]]:
-    """Runs it, compares it; the plan, and the plain numbers that its merges have read."""
+    """Runs attention and compares it. Returns the plan, and the plain memory that its merges have
+    read.
+    """
     random = np.random.default_rng(heads + position)
     shapes = {"q": (1, heads * width), "fresh": (1, 2 * kv_heads * width)}
     given = {n: random.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
@@ -99,13 +101,15 @@ def test_attention_of_a_row(
 
 
 def test_parts_that_are_too_many_for_packets() -> None:
-    """A task that joins a head would read 4,160 elements: plain numbers, behind a counter."""
+    """The task that merges a head would read 4,160 elements, so parts are in plain memory and a
+    counter signals them.
+    """
     with emulator.emulated("gfx942", checks=1, compute_units=32):
         planned, parts = attend(8, 1, 128, 32768, 1500)
     (merge,) = (op for op in planned.ops if op.kind == "attention_merge")
     assert merge.params["splits"] == 32
     assert not planned.tensors[merge.operands[0]].packet
-    # As many as there would be with room for 1,501 positions have any: their cube root.
+    # As many parts have weight as a context of 1,501 positions would have.
     (weights,) = (array.reshape(8, 32, 130)[:, :, 129] for array in parts.values())
     assert ((weights > 0).sum(1) == 11).all() and (weights[:, :11] > 0).all()
 
@@ -115,7 +119,9 @@ def test_parts_that_are_too_many_for_packets() -> None:
     [(32, 64, 520, 8), (32, 64, 16384, 25), (32, 128, 4096, 15)],
 )
 def test_parts_travel_as_packets(heads: int, width: int, room: int, splits: int) -> None:
-    """However long the context: 256 KB of them at most, of 304 processors' 38 a head."""
+    """For any context, packets take at most 256 KB, with 38 parts for each head on 304
+    processors.
+    """
     machine = dataclasses.replace(machine_for("gfx942"), processors=304)
     graph = Graph()
     shapes = {"q": (1, heads * width), "fresh": (1, 16 * width)}

@@ -1,5 +1,5 @@
-"""Attention of many rows on AMD's matrix units, executed on the emulator with all its checks and
-compared with torch; and what the compiler makes of it for every architecture.
+"""Attention of many rows on AMD's matrix units, executed on the emulator with all checks and
+compared with torch, and compiled for every architecture.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ emulator = pytest.importorskip("ark_rocm_emulator")
 pytestmark = pytest.mark.emulated("slow")
 
 SERVED = ("gfx942", "gfx1100", "gfx950")
-# Tiles of all rows that a block has queries for.
+# Shapes in which a block's queries fill whole tiles.
 WHOLE = (
     Shape(600, 300, 8, 2, 32, position=0),
     Shape(300, 200, 16, 16, 64, causal=False),
@@ -71,7 +71,9 @@ def arch(request: pytest.FixtureRequest) -> Iterator[str]:
     indirect=["arch"],
 )
 def test_all_masks_give_torchs_results(arch: str, shapes: Sequence[Any], dtype: DataType) -> None:
-    """Twice: the second iteration finds shared memory used. fp32 is over keys of bf16."""
+    """Runs twice, so that the second iteration starts with used shared memory. fp32 queries have
+    keys in bf16.
+    """
     cached = bf16 if dtype is fp32 else dtype
     with contextlib.closing(backend.open(0)) as device:
         plan, cases = planned(shapes, device.machine, dtype, cached=cached)
@@ -89,7 +91,7 @@ def test_all_masks_give_torchs_results(arch: str, shapes: Sequence[Any], dtype: 
 
 @pytest.mark.parametrize("arch", ["gfx942", pytest.param("gfx1100", marks=slow)], indirect=True)
 def test_masked_rows_of_the_cache_are_not_multiplied(arch: str) -> None:
-    """Rows of a cache that are not written yet may be anything."""
+    """Rows of a cache that are not written yet may hold any bits."""
     shape = Shape(40, 300, 2, 1, 64, position=77)
     with contextlib.closing(backend.open(0)) as device:
         plan, ((case, named, _),) = planned([shape], device.machine, bf16)
@@ -108,7 +110,7 @@ def test_masked_rows_of_the_cache_are_not_multiplied(arch: str) -> None:
 @pytest.mark.parametrize("arch", ["gfx1100", pytest.param("gfx942", marks=slow)], indirect=True)
 @pytest.mark.parametrize("name", ["columns, causal", pytest.param("grouped", marks=slow)])
 def test_product_softmax_and_product_become_one_op(arch: str, name: str) -> None:
-    """Of rows of all heads, which are read where they lie."""
+    """The op reads the rows of all heads in place."""
     form, model = FORMS[name], ark.Model(0, 1)
     with contextlib.closing(backend.open(0)) as device, ark.use_model(model):
         ark.copy(
@@ -129,7 +131,7 @@ def test_product_softmax_and_product_become_one_op(arch: str, name: str) -> None
             compare(arch, executor.read("out").reshape(want.shape), want, bf16)
 
 
-WIDTHS, ROWS = range(8, 257, 8), (8192, 2048)  # whole tiles of rows; tiles whose keys waves share
+WIDTHS, ROWS = range(8, 257, 8), (8192, 2048)  # tiles of all rows; tiles in which waves share keys
 SOME = (
     *(("gfx942", 128, 8192), ("gfx942", 256, 8192), ("gfx942", 160, 2048)),
     *(("gfx1100", 64, 8192), ("gfx1100", 248, 8192), ("gfx950", 192, 8192)),
@@ -140,7 +142,7 @@ SOME_PARTS = (("gfx942", 128, 8192), ("gfx1100", 128, 8192), ("gfx950", 128, 819
 def compiled(
     arch: str, width: int, rows: int, dtype: DataType, patch: pytest.MonkeyPatch
 ) -> tuple[attention_units.Layout, str]:
-    """Of attention with all masks: how it is computed, and the assembly."""
+    """Compiles attention with all masks. Returns its layout and the assembly."""
     patch.setattr(compiler, "_hiprtc_version", lambda: "")
     shape = Shape(rows, rows, 16, 8, width, position=0, window=1000, softcap=20.0, sinks=True)
     plan, ((*_, op),) = planned([shape], machine_for(arch), dtype, cached=bf16)
@@ -200,7 +202,9 @@ def test_keys_further_apart_than_a_word_says_are_left_alone() -> None:
 
 
 def test_unaligned_rows_use_the_generic_body() -> None:
-    """External memory is checked at run time, unaligned rows of the plan at compile time."""
+    """Alignment of external memory is checked at run time, that of rows in the plan at compile
+    time.
+    """
     machine = machine_for("gfx942")
     plan, _ = planned([Shape(128, 128, 2, 1, 64)], machine, bf16)
     outside = dataclasses.replace(

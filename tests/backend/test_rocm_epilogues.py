@@ -1,6 +1,6 @@
-"""What follows a product on AMD's matrix units, executed on the emulator with its checks and
-compared with NumPy in double precision: expressions, gates and rotations in the loops for large
-and for other tiles, whole and at ragged edges, and behind parts of k.
+"""Ops fused after a product on AMD's matrix units, executed on the emulator with its checks and
+compared with NumPy in double precision: expressions, gates and rotations, in the loop for large
+tiles and in the other one, in whole and ragged tiles, and after parts of k.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ ENDS: dict[str, tuple[Callable[..., Any], Callable[..., np.ndarray]]] = {
     "residual": (lambda p, bias, column, rest: rest + p, lambda p, b, c, rest: rest + p),
     "gates": (lambda *_: None, lambda p, *_: silu(p[:, ::2]) * p[:, 1::2]),
 }
-# (end, rows, columns, k, transposes, types of both sides and of the rest, tile and parts)
+# (epilogue, rows, columns, k, transposes, types of a and b and of the others, tile and parts)
 CASES = [
     ("all", 64, 128, 96, (False, True), (bf16, bf16, bf16), (64, 128, 1)),
     ("all", 37, 45, 51, (False, False), (fp16, fp16, fp32), (37, 32, 1)),
@@ -112,7 +112,7 @@ def follow(
     dtypes: tuple[DataType, DataType, DataType],
     cut: tuple[int, int, int],
 ) -> str:
-    """Runs a product cut so with what follows it, and compares. Its source."""
+    """Runs a product with this cut and epilogue and compares the result. Returns its source."""
     build, wanted = ENDS[end]
     ta, tb = transposes
     wide = n // 2 if end == "gates" else n
@@ -146,9 +146,10 @@ def follow(
     x, y, *others = (given.get(name, np.zeros(1)).astype(np.float64) for name in shapes)
     x, y = x.T if ta else x, y.T if tb else y
     exact = wanted(x @ y, *others)
-    # What follows has slopes of little more than one, but for the gates, which are multiplied.
+    # The derivatives of the epilogues are little above 1, except those of gates, which are
+    # multiplied.
     scale = np.sqrt((x**2 @ y**2).max()) * (np.abs(x @ y).max() if end == "gates" else 4.0)
-    # A product that something is done to is rounded to its own type nowhere.
+    # A product with an epilogue is not rounded to its own type in between.
     bound = ROUNDING[dtypes[2].name] * np.abs(exact) + 2.0**-20 * np.sqrt(k) * scale
     assert (np.abs(result.astype(np.float64) - exact) <= bound).all()
     return source
@@ -157,7 +158,7 @@ def follow(
 def run(
     planned: Plan, device: Any, rng: np.random.Generator
 ) -> tuple[str, np.ndarray, dict[str, np.ndarray]]:
-    """Source and result of a plan, and what it was given."""
+    """Runs a plan. Returns its source, its result and its inputs."""
     read = {planned.tensors[t].name for op in planned.ops for t in op.operands}
     with Executor(planned, backend, device) as executor:
         given = {}

@@ -23,7 +23,7 @@ from tests.slow import in_turns
 pytestmark = pytest.mark.emulated("slow")
 
 EXPERTS, FIRST, OF = 3, 1, 5
-# (codes, group, rows, slots, an input a slot, columns, outputs, type of the input)
+# (codes, group, rows, slots, one input for each slot, columns, outputs, type of the input)
 CASES: list[tuple[DataType, int, int, int, bool, int, int, DataType]] = [
     (types.fp4, 32, 1, 4, False, 288, 640, fp32),
     (types.fp8_e4m3, 128, 3, 2, True, 384, 70, bf16),
@@ -47,7 +47,7 @@ def test_chosen_experts(
     n: int,
     given: DataType,
 ) -> None:
-    """Experts of other ranks give zeros."""
+    """Experts that belong to other ranks give zeros."""
     del arch
     rng = np.random.default_rng(k + n)
     dtype = row_type(codes, k, group, bf16, False, bf16)

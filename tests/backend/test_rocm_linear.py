@@ -1,6 +1,6 @@
 """AMD's linear layers of one row and of several, executed on the emulator and compared with NumPy
-in double precision: parts that fill a wave's loads and parts that do not, rows that do not divide
-evenly.
+in double precision. Parts of rows fill a wave's loads or do not, and rows may be distributed
+unevenly.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.slow import in_turns, slow
 
 pytestmark = pytest.mark.emulated("slow")
 
-# (columns of the input, hidden columns, result's columns, type of the weights)
+# (input columns, hidden columns, output columns, type of the weights)
 CASES = [
     (1024, 520, 37, bf16),
     (2048, 3072, 21, bf16),
@@ -29,9 +29,9 @@ CASES = [
     (72, 1024, 9, bf16),
 ]
 ARCHS = ("gfx942", "gfx1100")
-LONG = (72, 14336, 9, bf16)  # 14 loads of a row's part
-# (input rows, columns of the input, hidden columns, result's columns): a wave has no chunk of 128
-# columns, one, two and parts of one; tasks have one group of rows of weights and several.
+LONG = (72, 14336, 9, bf16)  # 14 loads for a part of a row
+# (input rows, input columns, hidden columns, output columns). A wave has no chunk of 128 columns,
+# one, two, or parts of one. Tasks have one or several groups of rows of weights.
 SEVERAL = [(2, 1024, 544, 37), (5, 160, 1184, 21), (8, 2048, 96, 130), (16, 96, 2048, 9)]
 UNIT_ARCHS = ("gfx942", "gfx950", "gfx90a")
 
@@ -47,8 +47,8 @@ def values(shape: tuple[int, ...], dtype: DataType, seed: int) -> np.ndarray:
     indirect=["arch"],
 )
 def test_a_gated_block(arch: str, k: int, hidden: int, n: int, dtype: DataType) -> None:
-    """y = x + down(silu(gate) * up), with gate and up of the normed x: two layers, of which the
-    second reads what the first one has just made.
+    """y = x + down(silu(gate) * up), with gate and up of the normalised x: two layers, where the
+    second reads the result of the first.
     """
     del arch
     got, want, bodies = gated_block(1, k, hidden, n, dtype)
@@ -63,7 +63,9 @@ def test_a_gated_block(arch: str, k: int, hidden: int, n: int, dtype: DataType) 
 def test_a_gated_block_of_several_rows(
     arch: str, rows: int, k: int, hidden: int, n: int, given: DataType
 ) -> None:
-    """The rows are the columns of products on matrix units; an infinity stays in its row."""
+    """The rows are the columns of the products on matrix units. An infinity stays in its
+    own row.
+    """
     del arch
     got, want, bodies = gated_block(rows, k, hidden, n, bf16, given, infinite=True)
     assert bodies == [linear_several.SeveralRows] * 2
@@ -82,7 +84,9 @@ def gated_block(
     given_type: DataType = fp32,
     infinite: bool = False,
 ) -> tuple[np.ndarray, np.ndarray, list[type]]:
-    """(the device's result, NumPy's, the bodies of the two layers). given_type: of both inputs."""
+    """Returns the device's result, NumPy's, and the bodies of the two layers. given_type: of both
+    inputs.
+    """
     shapes = {"x": (rows, k), "norm": (k,), "first": (2 * hidden, k), "second": (n, hidden)}
     shapes["residual"] = (rows, n)
     types = {"first": dtype, "second": dtype, "x": given_type}

@@ -1,6 +1,6 @@
 """AMD's linear layers of one row and of several with quantised weights, executed on the emulator
 and compared with NumPy in double precision: every type of codes, groups as wide as a wave's chunk
-and narrower, scales of one row, zeros, rows that end inside a chunk.
+and narrower, one scale for a row, zeros, and rows that end within a chunk.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ ARCHS = ("gfx942", "gfx950", "gfx90a")
 def test_rows_read_codes(
     arch: str, codes: DataType, group: int, scales: DataType, zeros: bool, rows: int, k: int, n: int
 ) -> None:
-    """y = x + rmsnorm(x) w^T, whose error is that of sums in fp32."""
+    """y = x + rmsnorm(x) w^T; its error is that of sums in fp32."""
     del arch
     rng = np.random.default_rng(k + n)
     dtype = row_type(codes, k, group, scales, zeros, bf16)

@@ -29,18 +29,18 @@ CASES = [
     ((), 37, 45, 51, (False, False), (fp16, fp16, fp16)),
     ((), 64, 200, 96, (False, False), (bf16, bf16, fp32)),
     ((), 9, 33, 40, (True, True), (bf16, bf16, fp16)),
-    # Blocks that waves share unevenly: with tests in the loop clang left out a wait state.
+    # Waves share these blocks unevenly. In the loop with bounds checks clang omitted a wait state.
     ((), 65, 35, 43, (False, False), (bf16, bf16, bf16)),
     ((3,), 130, 70, 33, (False, True), (fp16, fp16, bf16)),
     ((), 16, 96, 256, (False, True), (fp32, bf16, fp32)),
     ((2,), 130, 70, 45, (True, False), (fp32, bf16, fp32)),
-    # 8-bit floats, in pairs along k or as bf16.
+    # 8-bit floats, multiplied in pairs along k or converted to bf16.
     ((), 20, 24, 64, (False, True), (fp8_e4m3, fp8_e5m2, fp32)),
     ((), 70, 45, 130, (False, True), (fp8_e4m3, fp8_e4m3, fp32)),
     ((), 128, 128, 256, (False, True), (fp8_e4m3, fp8_e4m3, bf16)),
     ((2,), 33, 40, 51, (False, True), (fp8_e4m3, fp8_e4m3, fp32)),
     ((), 24, 40, 96, (True, False), (fp8_e5m2, fp8_e5m2, fp16)),
-    # Bodies without matrix units: packs along k, whole numbers.
+    # Bodies without matrix units: packs along k, and integers.
     ((), 1, 128, 256, (False, True), (bf16, bf16, bf16)),
     ((), 2, 24, 64, (False, True), (int8, int8, int32)),
 ]
@@ -59,10 +59,10 @@ def values(shape: tuple[int, ...], dtype: DataType, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape).astype(dtype.to_numpy())
 
 
-# (rows of a, columns of b, k, transposes, types, tile): rows and columns beyond the last whole
-# tile; odd ones, parts of a step of k and rows that do not begin at multiples of 16 bytes, all of
-# which take the loop with tests; one step of k, two and more, even and odd, behind which none is
-# fetched.
+# (rows of a, columns of b, k, transposes, types, tile). Some have rows and columns past the last
+# whole tile. Odd sizes, parts of a step of k and rows not aligned to 16 bytes take the loop with
+# bounds checks. Some have one step of k, others several, an even or odd number; no step past the
+# last is fetched.
 LARGE = [
     (512, 256, 128, (False, True), (bf16, bf16, bf16), (256, 256)),
     (260, 300, 96, (False, False), (fp16, fp16, fp32), (256, 256)),
@@ -82,7 +82,7 @@ LARGE = [
 
 @pytest.mark.parametrize("arch", ARCHS, indirect=True)
 def test_fp16_keeps_denormals_and_infinities(arch: str) -> None:
-    x = values((32, 64), fp16, 3) * np.float16(2.0**-16)  # most of them below 2^-14
+    x = values((32, 64), fp16, 3) * np.float16(2.0**-16)  # most are below 2^-14
     y = values((32, 64), fp16, 4) * np.float16(2.0**6)
     exact = x.astype(np.float64) @ y.astype(np.float64).T
     result = product(x, y)
@@ -107,7 +107,7 @@ def test_fp16_keeps_denormals_and_infinities(arch: str) -> None:
     indirect=["arch"],
 )
 def test_floats_of_8_bits_keep_every_value(arch: str, left: DataType, right: DataType) -> None:
-    """All 256 of either side: subnormals, both zeros, infinities and NaNs among them."""
+    """All 256 codes of either operand, among them subnormals, both zeros, infinities and NaN."""
     for side in (0, 1):
         types = (left, right) if side == 0 else (right, left)
         x = np.zeros((256, 128), types[0].to_numpy())
@@ -121,7 +121,7 @@ def test_floats_of_8_bits_keep_every_value(arch: str, left: DataType, right: Dat
 def product(
     x: np.ndarray, y: np.ndarray, types: tuple[DataType, DataType] = (fp16, fp16)
 ) -> np.ndarray:
-    """x y^T of these types, in fp32."""
+    """Returns x y^T of these types, in fp32, from the device."""
     graph = Graph()
     a = graph.tensor(x.shape, types[0], arena="state", name="a")
     b = graph.tensor(y.shape, types[1], arena="state", name="b")
@@ -138,7 +138,7 @@ def product(
 
 @pytest.mark.parametrize(
     ("arch", "m", "n", "k", "transposes", "dtypes", "tile"),
-    in_turns(("gfx950", "gfx942", "gfx90a"), LARGE, count=7),  # the loop for large tiles is MFMA's
+    in_turns(("gfx950", "gfx942", "gfx90a"), LARGE, count=7),  # large tiles need MFMA
     indirect=["arch"],
 )
 def test_large_tiles(
@@ -189,7 +189,7 @@ def multiply(
     dtypes: tuple[DataType, DataType, DataType],
     tile: tuple[int, int] | None = None,
 ) -> str:
-    """Runs a product, in tiles of that size if one is given, and compares. Its source."""
+    """Runs a product, with the given tile if there is one, and compares it. Returns its source."""
     ta, tb = transposes
     graph = Graph()
     a = graph.tensor((*batch, *((k, m) if ta else (m, k))), dtypes[0], arena="state", name="a")
@@ -215,7 +215,7 @@ def multiply(
     left = left.swapaxes(-1, -2) if ta else left
     right = right.swapaxes(-1, -2) if tb else right
     exact, scale = left @ right, np.sqrt(left**2 @ right**2)
-    # The result's own rounding, and fp32 sums whose every step rounds once.
+    # The rounding of the result, and of the steps of fp32 sums.
     bound = ROUNDING[dtypes[2].name] * np.abs(exact) + 2.0**-22 * np.sqrt(k) * scale
     assert (np.abs(results - exact) <= bound).all()
     return source

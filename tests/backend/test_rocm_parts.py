@@ -1,6 +1,6 @@
-"""Products in parts of k on AMD's matrix units, executed on the emulator with its checks and
-compared with NumPy in double precision: every tile's loop, the last part shorter, the same bits in
-every run.
+"""Products with k split into parts on AMD's matrix units, executed on the emulator with its checks
+and compared with NumPy in double precision: the loops of all tiles, a shorter last part, and the
+same bits in every run.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ CASES = [
     (64, 70, 328, (True, False), (bf16, bf16, fp32), (64, 48, 3)),
     (48, 128, 260, (False, True), (fp32, bf16, fp32), (48, 32, 3)),
 ]
-# Of these the large tiles' loop is the one: rows and columns that are not there, a last part that
-# is no multiple of a step, k in rows.
+# These take the loop for large tiles, with rows and columns past the end, a last part that is not a
+# multiple of a step, and k along rows.
 LARGE = [
     (100, 256, 512, (False, True), (bf16, bf16, fp32), (100, 128, 3)),
     (200, 130, 328, (False, False), (bf16, bf16, bf16), (200, 128, 3)),
@@ -85,7 +85,7 @@ def multiply(
     dtypes: tuple[DataType, DataType, DataType],
     cut: tuple[int, int, int],
 ) -> str:
-    """Runs a product cut so, twice, and compares. Its source."""
+    """Runs a product with this cut twice and compares it. Returns its source."""
     ta, tb = transposes
     graph, rng = Graph(), np.random.default_rng(m)
     a = graph.tensor((k, m) if ta else (m, k), dtypes[0], arena="state", name="a")
@@ -111,7 +111,7 @@ def multiply(
     left, right = x.astype(np.float64), y.astype(np.float64)
     left, right = left.T if ta else left, right.T if tb else right
     exact, scale = left @ right, np.sqrt(left**2 @ right**2)
-    # The result's own rounding, and fp32 sums whose every step rounds once.
+    # The rounding of the result, and of the steps of fp32 sums.
     bound = ROUNDING[dtypes[2].name] * np.abs(exact) + 2.0**-22 * np.sqrt(k) * scale
     assert (np.abs(got[0].astype(np.float64) - exact) <= bound).all()
     return source

@@ -1,5 +1,5 @@
-"""What the first hour on AMD hardware relies on, shown on an emulated device: plain launches behind
-the occupancy check, and counters that share no line of a cache (docs/first-hour-rocm.md).
+"""Requirements of the first hour on AMD hardware, tested on an emulated device: plain launches
+after the occupancy check, and counters on separate cache lines (docs/first-hour-rocm.md).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from ark.runtime.executor import Executor
 emulator = pytest.importorskip("ark_rocm_emulator")
 hip = pytest.importorskip("hip").hip
 
-CACHE_LINE_BYTES = 128  # bytes of AMD's second caches
+CACHE_LINE_BYTES = 128  # a line of AMD's L2 cache
 
 
 @pytest.fixture
 def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Devices of this test's own: a process opens each of them once."""
+    """Gives this test its own devices; otherwise a process opens each device once."""
     monkeypatch.setattr(session._state, "devices", {})
     with emulator.emulated("gfx942"):
         ark.init(backend="rocm")

@@ -1,5 +1,5 @@
-"""Rows of which a warp has several, and rows whose largest are put in order, on every backend
-against NumPy.
+"""Rows of which a warp processes several, and rows whose largest elements are sorted, on every
+backend, compared with NumPy.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from tests.opcheck import TOLERANCE, Case, check
 
 
 def test_rows_of_which_a_warp_has_several(backend: str) -> None:
-    """Some of its lanes have a row, in the last round none."""
+    """Some lanes of the warp share a row; in the last round some lanes have none."""
 
     def softmax(x: np.ndarray) -> np.ndarray:
         e = np.exp(x - x.max(1, keepdims=True))
@@ -44,7 +44,7 @@ def test_rows_of_which_a_warp_has_several(backend: str) -> None:
 
 
 def test_the_largest_of_rows_in_order(backend: str) -> None:
-    """As a stable sort has them: of equals the first comes first."""
+    """As in a stable sort, the first of equal elements comes first."""
     some = [(integers(3, 300, seed=1), ark.fp32)]
     all_of = [(integers(2, 65, seed=2), ark.fp32)]
 

@@ -1,5 +1,5 @@
-"""Ops along rows where a processor has many rows, one per warp: updates at indices, the largest
-elements and lookups, against NumPy, on one processor so that few rows suffice.
+"""Ops along rows where a processor has many rows, one for each warp: updates at indices, largest
+elements and lookups, compared with NumPy, on one processor so that few rows suffice.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ Built = tuple[str, Inputs, Callable[..., Tensor], np.ndarray]
 
 
 def check(backend: str, cases: Sequence[Built]) -> set[str]:
-    """Runs the cases as one plan, twice in a launch, and compares bits; the plan's task kinds."""
+    """Runs the cases as one plan, twice in a launch, and compares bits. Returns the plan's task
+    kinds.
+    """
     chosen, model = registry.get(backend), Model()
 
     def kept(name: str, shape: Sequence[int], dtype: ark.DataType) -> Tensor:
@@ -53,7 +55,7 @@ def check(backend: str, cases: Sequence[Built]) -> set[str]:
 
 
 def scattered(a: np.ndarray, ids: np.ndarray, new: np.ndarray, reduction: str) -> np.ndarray:
-    """Update by update, in order."""
+    """Returns the array after the updates, applied one by one in order."""
     updated = a.copy()
     for place in np.ndindex(*new.shape):
         at = (*place[:-1], ids[place])
@@ -65,8 +67,8 @@ def scattered(a: np.ndarray, ids: np.ndarray, new: np.ndarray, reduction: str) -
 
 @pytest.mark.parametrize("reduction", few_emulated(("set", "add", "maximum"), "add"))
 def test_updates_of_rows(backend: str, reduction: str) -> None:
-    """Rows that packs divide and that they do not, with indices that a warp meets again and again;
-    numbers are such that sums in another order are other numbers.
+    """Row lengths that are multiples of a pack and others, with indices that a warp meets
+    repeatedly. The numbers are such that sums in another order differ.
     """
     rng = np.random.default_rng(1)
     cases: list[Built] = []
@@ -91,7 +93,7 @@ def test_updates_of_rows(backend: str, reduction: str) -> None:
                 scattered(a, ids, new, reduction),
             )
         )
-    assert not any(".copy" in op for op in check(backend, cases))  # rows come with their updates
+    assert not any(".copy" in op for op in check(backend, cases))  # no separate copy of the rows
 
 
 def test_updates_in_place_and_of_a_part(backend: str) -> None:
@@ -125,7 +127,7 @@ def test_updates_in_place_and_of_a_part(backend: str) -> None:
 
 @pytest.mark.emulated("slow")
 def test_the_largest_of_rows(backend: str) -> None:
-    """Equals, rising rows, rows of minus infinity, packs and odd lengths."""
+    """Equal elements, rising rows, rows of -inf, whole packs and odd lengths."""
     rng = np.random.default_rng(3)
     cases: list[Built] = []
     for columns, k, dtype, kind in (
@@ -157,8 +159,8 @@ def test_the_largest_of_rows(backend: str) -> None:
 
 @pytest.mark.emulated("slow")
 def test_rows_that_are_dealt(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of a large matrix go round the processors; each comes out as NumPy says, and as it does
-    among its neighbours but for what a compiler rounds otherwise in another kernel.
+    """Rows of a large matrix are dealt to the processors in turn. Each equals NumPy's, and equals
+    that of the small matrix except for roundings that another kernel's code may change.
     """
     rng = np.random.default_rng(6)
     chosen, results = registry.get(backend), []
@@ -180,7 +182,7 @@ def test_rows_that_are_dealt(backend: str, monkeypatch: pytest.MonkeyPatch) -> N
                 kept = model.graph.tensor(x.shape, ark.bf16, arena="state", name=f"out{n}")
                 ark.copy(result, Tensor(kept, model))
         with contextlib.closing(chosen.open(0)) as device:
-            # Where rows are claimed (test_claims.py), none are dealt.
+            # Dealing applies only to rows that are not claimed (test_claims.py).
             machine = device.machine.with_processors(4).without_capabilities(Capability.CLAIMS)
             ready = plan(model.graph, machine, {"fuse": False})
             verify([ready])

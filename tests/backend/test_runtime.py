@@ -1,4 +1,4 @@
-"""ARK's Runtime, tensors and conversions on a device, as its users and tests call them."""
+"""ARK's Runtime, tensors and conversions on a device, called as ARK's users and tests do."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_quickstart(backend: str) -> None:
     assert not runtime.launched() and not runtime.running()
     np.testing.assert_array_equal(output_tensor.to_numpy(), a + b)
 
-    ark.Model.reset()  # a later model reads what an earlier one left
+    ark.Model.reset()  # a later model reads the result of an earlier one
     new_tensor = ark.tensor([rows, columns], ark.fp16)
     final = ark.add(output_tensor, new_tensor)
     runtime.launch()
@@ -112,7 +112,7 @@ def test_chain_of_evals(backend: str) -> None:
 
 
 def torch_device(backend: str) -> Any:
-    """torch and its name for the backend's device; skips where torch was built without it."""
+    """Returns torch and its device for the backend. Skips if torch was built without it."""
     torch = pytest.importorskip("torch")
     if backend != "cpu" and not torch.cuda.is_available():
         pytest.skip(f"this torch was built without devices of {backend!r}")
@@ -120,7 +120,7 @@ def torch_device(backend: str) -> Any:
 
 
 def _launched() -> ark.Tensor:
-    """A tensor with memory."""
+    """Returns a tensor with memory."""
     output = ark.tensor([1])
     with ark.Runtime() as runtime:
         runtime.launch()
@@ -153,7 +153,7 @@ def test_placeholders(backend: str) -> None:
 
 
 def test_dlpack_copies_and_devices(backend: str) -> None:
-    """By the array API's protocol; NumPy asks for the host, on every device."""
+    """By the array API's protocol; NumPy requests host memory on every device."""
     x = ark.tensor([4, 6])
     part = ark.copy(x[1:3, 2:5])
     values = np.arange(24, dtype=np.float32).reshape(4, 6)
@@ -201,7 +201,7 @@ def test_torch_memory_is_shared_both_ways(backend: str) -> None:
     ark.mul(data, 3.0, output=data)
     out = ark.copy(ark.Tensor.from_dlpack(data)[2:4, 1:5])
     with ark.Runtime() as runtime:
-        runtime.launch(loop_mode=False)  # a persistent kernel would keep torch's from starting
+        runtime.launch(loop_mode=False)  # a persistent kernel would block torch's kernels
         assert torch.equal(out.to_torch(), torch.zeros(2, 4, device=device))
         runtime.run()
         view = out.to_torch()
@@ -221,7 +221,7 @@ def test_torch_memory_is_shared_both_ways(backend: str) -> None:
         runtime.launch()
         half.copy(torch.tensor([1.0, 2.0, 3.0, 0.5], dtype=torch.bfloat16))
         assert half.to_torch().dtype == torch.bfloat16
-        assert half.from_torch(torch.tensor([4.0, 3.0, 2.0, 1.0]).flip(0)) is half  # casts, writes
+        assert half.from_torch(torch.tensor([4.0, 3.0, 2.0, 1.0]).flip(0)) is half  # a cast
         assert half.to_numpy().astype(np.float32).tolist() == [1.0, 2.0, 3.0, 4.0]
         with pytest.raises(ark.InvalidUsageError, match="expected a torch tensor, got ndarray"):
             half.from_torch(np.zeros(4))
@@ -315,7 +315,7 @@ def test_plans_run_from_text_and_files(backend: str, tmp_path: Path) -> None:
 def test_more_iterations_than_a_launch_counts(
     backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The persistent kernel is started again before its count of iterations is full."""
+    """The persistent kernel is restarted before it reaches its limit of iterations."""
     monkeypatch.setattr("ark.runtime.runtime.FOREVER", 8)
     x = ark.tensor([4])
     y = ark.add(x, 1.0, output=x)
@@ -327,7 +327,7 @@ def test_more_iterations_than_a_launch_counts(
 
 
 def test_launches_leave_no_library_behind(backend: str) -> None:
-    """Each eval is a launch of its own; a process has some 65,000 maps."""
+    """Each eval is a launch of its own; a process may have about 65,000 memory maps."""
     maps = Path("/proc/self/maps")
     if not maps.exists():
         pytest.skip("needs Linux's /proc")
@@ -379,7 +379,7 @@ def test_a_fault_leaves_the_process_usable(backend: str) -> None:
 
 
 def test_a_stop_token_ends_the_run(backend: str) -> None:
-    """The device decides how many iterations there are; the next run starts anew."""
+    """The device decides the number of iterations. The next run starts from the beginning."""
     counter = ark.tensor([1, 1])
     ark.add(counter, 1.0, output=counter)
     state = ark.TokenState.make(12)
@@ -395,7 +395,7 @@ def test_a_stop_token_ends_the_run(backend: str) -> None:
 
 
 def test_stopping_needs_no_second_thread(backend: str) -> None:
-    """init, or leaving the block, ends a persistent kernel within moments."""
+    """init, or the end of the block, ends a persistent kernel at once."""
     x = ark.tensor([4])
     y = ark.add(x, 1.0)
     runtime = ark.Runtime()
@@ -413,7 +413,9 @@ def test_stopping_needs_no_second_thread(backend: str) -> None:
 def test_an_idle_kernel_leaves_the_device_and_comes_back(
     backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Other work on the device runs in between; iterations requested later still run."""
+    """A kernel without work leaves the device, so that other work can run. Later iterations still
+    run.
+    """
     monkeypatch.setattr("ark.runtime.executor.IDLE_S", 0.2)
     x = ark.tensor([4])
     y = ark.add(x, 1.0, output=x)
@@ -426,7 +428,7 @@ def test_an_idle_kernel_leaves_the_device_and_comes_back(
         assert not runtime.running(), "the kernel never leaves"
         runtime.run(2)
         assert y.to_numpy().tolist() == [5, 5, 5, 5]
-        for _ in range(20):  # around the moment of leaving
+        for _ in range(20):  # times near the moment at which it leaves
             time.sleep(0.19)
             runtime.run()
         assert y.to_numpy().tolist() == [25, 25, 25, 25]

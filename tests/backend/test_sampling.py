@@ -1,4 +1,4 @@
-"""Sampling that follows all of SamplingParams, against transformers' processors and torch."""
+"""Sampling with all options of SamplingParams, compared with transformers' processors and torch."""
 
 from __future__ import annotations
 
@@ -30,12 +30,14 @@ DEFAULTS = {
     "logprobs": 0,
     "masked": 0,
 }
-LAST_PLACE = 1  # place of the prompt's last token
+LAST_PLACE = 1  # position of the prompt's last token
 
 
 @dataclass
 class Drawn:
-    """tokens: of each sequence what was drawn. logprobs: (batch, context, 1 + 2 * top) words."""
+    """Results of `draw`. tokens: of each sequence. logprobs: (batch, context, 1 + 2 * top) words.
+    given: the op's inputs.
+    """
 
     tokens: np.ndarray
     logprobs: np.ndarray
@@ -65,7 +67,7 @@ def draw(
     allowed: np.ndarray | None = None,
     **options: Any,
 ) -> Drawn:
-    """Draws `steps` tokens of each row of logits, which stay the same."""
+    """Draws `steps` tokens from each row of logits, which do not change."""
     batch, vocabulary = logits.shape
     context = LAST_PLACE + steps + 2
     state = TokenState.make(context, batch, vocabulary=vocabulary, logprobs=top)
@@ -117,7 +119,7 @@ def draw(
 
 
 def referenced(drawn: Drawn, steps: int) -> np.ndarray:
-    """The tokens that the op's reference draws."""
+    """Returns the tokens that the op's reference draws."""
     define = registry.get("sample_adjusted").reference
     assert define is not None
     own = drawn.given
@@ -131,7 +133,7 @@ def referenced(drawn: Drawn, steps: int) -> np.ndarray:
 
 
 def warped(scores: np.ndarray, temperature: float, **options: Any) -> np.ndarray:
-    """Probabilities as transformers' warpers make them of a row."""
+    """Returns the probabilities of a row after transformers' warpers."""
     values = {**DEFAULTS, **options}
     chain: list[Any] = [processors.TemperatureLogitsWarper(temperature)]
     if values["top_k"]:
@@ -149,8 +151,8 @@ def warped(scores: np.ndarray, temperature: float, **options: Any) -> np.ndarray
 
 
 def assert_drawn_from(tokens: np.ndarray, probabilities: np.ndarray) -> None:
-    """Pearson's chi-square at 1e-4 over tokens expected at least five times, the rest in one cell;
-    a token of probability 0 never comes. Draws are fixed by their seeds.
+    """Asserts Pearson's chi-square test at 1e-4, over tokens expected at least five times, with the
+    others in one cell. A token of probability 0 must not occur. The seeds are fixed.
     """
     counts = np.bincount(tokens, minlength=len(probabilities)).astype(np.float64)
     assert counts[probabilities == 0].sum() == 0, np.flatnonzero(counts * (probabilities == 0))
@@ -165,7 +167,9 @@ def assert_drawn_from(tokens: np.ndarray, probabilities: np.ndarray) -> None:
 
 
 def chi_square_limit(degrees: int) -> float:
-    """What one of 10^4 exceeds (Wilson and Hilferty 1931)."""
+    """Returns the chi-square value that is exceeded with probability 1e-4 (Wilson and Hilferty
+    1931).
+    """
     spread = 2 / (9 * degrees)
     return float(degrees * (1 - spread + 3.719 * np.sqrt(spread)) ** 3)
 
@@ -184,7 +188,7 @@ SPREAD = np.random.default_rng(4).standard_normal(61).astype(np.float32) * 2
 
 @pytest.mark.parametrize("name", few_emulated(FILTERS, "every"))
 def test_draws_follow_transformers_warpers(backend: str, name: str) -> None:
-    """10^5 draws on the CPU: 25 sequences of 4,000 tokens."""
+    """On the CPU 10^5 draws: 25 sequences of 4,000 tokens."""
     batch, steps = (25, 4000) if backend == "cpu" else (4, 60)
     logits = np.tile(SPREAD, (batch, 1))
     drawn = draw(logits, steps, 0.8, seed=3, **FILTERS[name])
@@ -194,7 +198,7 @@ def test_draws_follow_transformers_warpers(backend: str, name: str) -> None:
 
 
 def test_penalties_and_biases_are_transformers(backend: str) -> None:
-    """Greedy tokens, each of which changes what follows."""
+    """Greedy tokens, each of which changes the logits of the next ones."""
     steps, prompt, penalty = 12, (3, 7, 20), 2.5
     logits = np.stack([SPREAD[:40], -np.abs(SPREAD[:40])])
     bias = {8: 0.1, 9: -100.0, int(SPREAD[:40].argmax()): -2.0}
@@ -214,7 +218,7 @@ def test_penalties_and_biases_are_transformers(backend: str) -> None:
 
 
 def test_tokens_without_a_bit_in_the_mask_never_come(backend: str) -> None:
-    """Masks of 61 tokens, whose last word is not full: greedy tokens, and draws."""
+    """Masks of 61 tokens, whose last word is partly used: greedy tokens, and random draws."""
     allowed = np.random.default_rng(2).random((2, len(SPREAD))) < 0.3
     allowed[1] = False
     allowed[1, [0, 33, 60]] = True
@@ -243,10 +247,12 @@ def test_presence_and_frequency_count_the_text_alone(backend: str) -> None:
 
 
 def test_log_probabilities_are_torchs(backend: str) -> None:
-    """Of the logits themselves, whatever was done to them to sample; equal ones by their ids."""
+    """They are of the original logits, whatever sampling did to them. Equal ones are
+    ordered by id.
+    """
     logits = np.stack([SPREAD, SPREAD[::-1] * 3])
     logits[1, [10, 20]] = 30.0
-    drawn = draw(logits, 4, 1.3, top=5, logprobs=5, bias={4: 5.0}, top_p=0.9)  # four of them
+    drawn = draw(logits, 4, 1.3, top=5, logprobs=5, bias={4: 5.0}, top_p=0.9)  # 4 of the 5
     log = torch.log_softmax(torch.tensor(logits, dtype=torch.float64), -1)
     for b in range(2):
         best = torch.sort(log[b], descending=True, stable=True)
@@ -257,7 +263,7 @@ def test_log_probabilities_are_torchs(backend: str) -> None:
             assert values[0] == pytest.approx(float(log[b, token]), abs=1e-5)
             assert place[1:9:2].tolist() == best.indices[:4].tolist()
             np.testing.assert_allclose(values[2:10:2], best.values[:4], atol=1e-5)
-            assert place[9:].tolist() == [-1, -1]  # the fifth was not asked for
+            assert place[9:].tolist() == [-1, -1]  # the fifth was not requested
     assert (drawn.logprobs[:, : LAST_PLACE + 1] == -1).all()
 
 

@@ -1,8 +1,9 @@
-"""Tasks do not read stale shared memory: NaNs fill it before each task, and results are the same.
+"""Tasks do not read stale shared memory: it is filled with NaN before each task, and results stay
+the same.
 
-The contents that an earlier kernel left there differ from run to run, so a body that reads a word
-before it writes it fails only sometimes. Matrix products whose loading warpgroup runs ahead are
-excluded: their shared memory is used by two tasks at a time.
+The contents that an earlier kernel left differ from run to run, so a body that reads a word before
+writing it fails only sometimes. Matrix products whose loading warpgroup runs ahead are excluded,
+because two tasks use their shared memory at a time.
 """
 
 from __future__ import annotations

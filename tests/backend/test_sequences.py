@@ -1,4 +1,6 @@
-"""Ops with a position for each row: the rows are of as many sequences, each as if it were alone."""
+"""Ops with a position for each row: each row belongs to another sequence and is computed as if
+alone.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ GIVEN = {
 }
 SHARED = ("table", "frequencies")
 SIZES = {"heads": HEADS, "kv_heads": KV_HEADS, "head_dim": WIDTH}
-# By op: its inputs, and what its reference is told.
+# By op: its inputs, and the attributes for its reference.
 OPS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "embed": (("tokens", "table", "position"), {"rows": 1}),
     "rotary_embedding": (
@@ -47,7 +49,7 @@ OPS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
 
 
 def alone(op: str) -> list[np.ndarray]:
-    """The op's reference for each sequence by itself, concatenated."""
+    """Returns the op's reference for each sequence alone, concatenated."""
     names, attrs = OPS[op]
     results = []
     for b in range(BATCH):
@@ -92,7 +94,7 @@ def test_each_sequence_is_computed_as_if_alone(backend: str) -> None:
         runtime.run()
         for op, tensors in results.items():
             wanted = alone(op)
-            if op == "rope_kv":  # beside them the newest keys and values, which nobody asked for
+            if op == "rope_kv":  # the second result is not compared
                 del wanted[1]
             for got, want in zip(tensors, wanted, strict=True):
                 np.testing.assert_allclose(got.to_numpy(), want, 2e-5, 2e-5, err_msg=op)

@@ -1,4 +1,4 @@
-"""Ops over random shapes, broadcasts, views and types, drawn by hypothesis; a few models each."""
+"""Ops on random shapes, broadcasts, views and types, drawn by hypothesis, in a few models each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHAPE = st.lists(SIZE, min_size=1, max_size=4).filter(lambda s: np.prod(s) <= 40
 
 @st.composite
 def broadcastable(draw: Any) -> tuple[list[int], list[int]]:
-    """Two shapes that broadcast."""
+    """Draws two shapes that broadcast."""
     full = draw(SHAPE)
 
     def thinned() -> list[int]:
@@ -31,7 +31,7 @@ def broadcastable(draw: Any) -> tuple[list[int], list[int]]:
 
 @st.composite
 def boxes(draw: Any) -> tuple[list[int], tuple[slice, ...]]:
-    """A shape and a box in it."""
+    """Draws a shape and a box in it."""
     shape = draw(SHAPE)
     index = []
     for n in shape:
@@ -42,7 +42,7 @@ def boxes(draw: Any) -> tuple[list[int], tuple[slice, ...]]:
 
 @st.composite
 def cases(draw: Any) -> list[Case]:
-    """A dozen calls."""
+    """Draws a dozen calls."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     listed = []
     for name, reference in (("add", np.add), ("mul", np.multiply), ("sub", np.subtract)):
@@ -117,14 +117,14 @@ def test_any_shape(backend: str, drawn: list[Case]) -> None:
 
 
 def _windows(a: np.ndarray) -> np.ndarray:
-    """Windows of 3 x 3 that lie side by side, in the last dimension."""
+    """Returns adjacent windows of 3 x 3 in the last dimension."""
     n, c, h, w = a.shape
     parts = a.reshape(n, c, h // 3, 3, w // 3, 3).swapaxes(3, 4)
     return parts.reshape(n, c, h // 3, w // 3, 9)
 
 
 def test_nan_is_propagated(backend: str) -> None:
-    """As in NumPy and torch: by relu, maxima and minima, and maxima of windows."""
+    """As in NumPy and torch: by relu, maxima, minima, and maxima of windows."""
     ark.init(backend=backend)
     rng = np.random.default_rng(7)
     listed = []

@@ -1,6 +1,6 @@
-"""What a linear layer of one row would round travels as packets of 16 bits, where a machine takes
-them: rows that change in every iteration against NumPy, which rounds at the same place, also when
-epochs begin again.
+"""The results that a linear layer of one row would round travel as 16-bit packets, on machines that
+have them. Rows that change in every iteration are compared with NumPy, which rounds at the same
+place, also after epochs have wrapped.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from ark.runtime.executor import Executor
 
 
 def gated(columns: int, inner: int, dtype: DataType) -> Model:
-    """One row through a gated block, half of it and half of the row being the next one."""
+    """Builds a gated block on one row; the next row is the mean of the row and the block's
+    result.
+    """
     model = Model(0, 1)
     with use_model(model):
         x = ark.tensor([1, columns], name="x")
@@ -37,7 +39,7 @@ def gated(columns: int, inner: int, dtype: DataType) -> Model:
 
 
 def short(machine: Machine) -> Machine:
-    """The machine, which takes short packets."""
+    """Returns the machine with short packets."""
     return machine.with_capabilities(Capability.PACKETS, Capability.SHORT_PACKETS)
 
 
@@ -70,7 +72,7 @@ def test_a_gated_block_agrees_with_numpy(backend: str, dtype: DataType, iteratio
         assert [result.buffers[t.buffer].nbytes for t in packets] == [4 * inner]
         with Executor(result, registry.get(backend), device) as executor:
             assert "ArkShort<" in executor.program.emitted.source.text
-            # The two halves of the gate lie together in memory, row by row.
+            # The rows of gate and up alternate in memory.
             names = {t.name.split(".")[0].split("+")[0]: t.name for t in result.tensors}
             gate_and_up = np.stack([arrays.pop("gate"), arrays.pop("up")], 1).reshape(-1, columns)
             for name, array in {**arrays, "gate": gate_and_up}.items():
@@ -78,7 +80,7 @@ def test_a_gated_block_agrees_with_numpy(backend: str, dtype: DataType, iteratio
             for run in (5, iterations if backend == "cpu" else 5):
                 executor.write("x", arrays["x"])
                 executor.start(run).wait(120)
-                # A value between two may be rounded the other way.
+                # A value near a tie may be rounded the other way.
                 step = 2.0 ** (-8 if dtype is bf16 else -11) * np.abs(want[-1]).max()
                 got = executor.read("x")
                 np.testing.assert_allclose(got, want[min(run, 200)], rtol=1e-3, atol=4 * step)

@@ -1,4 +1,4 @@
-"""Functions outside of their domain, at its ends, and of NaN, against NumPy."""
+"""Functions outside of their domain, at its ends, and of NaN, compared with NumPy."""
 
 from __future__ import annotations
 
@@ -72,7 +72,9 @@ def test_functions_at_special_values(backend: str) -> None:
 
 
 def test_functions_keep_the_digits_of_small_values(backend: str) -> None:
-    """Where e^x - 1 and log(1 + y) would lose them: beside torch in fp64, relative to the value."""
+    """For arguments where e^x - 1 and log(1 + y) would lose digits: compared with torch in fp64,
+    relative to the value.
+    """
     ark.init(backend=backend)
     sizes = np.geomspace(1e-30, 30.0, 200)
     values = np.concatenate([sizes, -sizes]).astype(np.float32)
@@ -96,7 +98,7 @@ def test_functions_keep_the_digits_of_small_values(backend: str) -> None:
 
 
 def ends(dtype: Any) -> np.ndarray:
-    """Values of a type over its whole range, of both signs: the least that there are, infinities,
+    """Returns values over the whole range of a type, of both signs: the smallest, infinities, those
     where exponentials overflow, angles of many turns, and NaN.
     """
     near = [0.0, 1e-45, 1.1754944e-38, 1e-6, 0.3, 1.0, 3.0, 8.5, 11.0, 88.3, 88.7, 88.8, 89.4, 89.5]
@@ -107,8 +109,8 @@ def ends(dtype: Any) -> np.ndarray:
 
 
 def agree(name: str, got: np.ndarray, want: np.ndarray) -> None:
-    """Within the rounding of the type, and of 1e-36 for smaller results in fp32; a result may
-    overflow where it is within the rounding of the largest number.
+    """Asserts equality within the type's rounding, and within 1e-36 for smaller results in fp32. A
+    result may overflow if it is within rounding of the largest number.
     """
     tolerance = {np.dtype(np.float32): 6e-6, np.dtype(np.float16): 1.1e-3}.get(got.dtype, 9e-3)
     with np.errstate(all="ignore"):
@@ -142,7 +144,7 @@ TORCHS_OF_TWO: dict[str, Any] = {
     "dtype", few_emulated((ark.fp32, ark.fp16, ark.bf16), ark.fp32), ids=lambda d: d.name
 )
 def test_functions_over_the_whole_range_are_torchs(backend: str, dtype: Any) -> None:
-    """Beside torch in fp64, at the ends of the range and at angles of many turns too."""
+    """Compared with torch in fp64, including the ends of the range and angles of many turns."""
     values = ends(dtype)
     some = values[:: 3 if backend == "cpu" else 7]
     left, right = (np.ascontiguousarray(v.ravel()) for v in np.meshgrid(some, some))
@@ -162,7 +164,7 @@ def test_functions_over_the_whole_range_are_torchs(backend: str, dtype: Any) -> 
 
 
 def test_an_expression_is_computed_in_its_order(backend: str) -> None:
-    """Joined ops overflow, and lose digits, where they do one by one."""
+    """Fused ops overflow and lose digits exactly where separate ops do."""
     given = np.array([1e30, 3e38, 1.4, -2.6, 1e-30, 123456.7], np.float32)
     x = ark.tensor([6])
     outputs = {
@@ -211,7 +213,7 @@ def test_logsumexp_of_infinities_is_torchs(backend: str, dtype: Any) -> None:
     "dtype", few_emulated((ark.fp32, ark.fp16, ark.bf16), ark.fp32), ids=lambda d: d.name
 )
 def test_a_softmax_of_nothing_is_zero(backend: str, dtype: Any) -> None:
-    """Rows of -inf alone: zeros of safe_softmax, NaN of softmax, both as torch has them."""
+    """For rows of -inf only, safe_softmax gives zeros and softmax gives NaN, as in torch."""
     inf, rng = np.inf, np.random.default_rng(3)
     outputs, inputs, given = [], [], []
     for columns in (5, 96, 700):
@@ -233,7 +235,7 @@ def test_a_softmax_of_nothing_is_zero(backend: str, dtype: Any) -> None:
 
 
 def test_attention_of_nan_is_nan(backend: str) -> None:
-    """A query that is NaN makes its row NaN and no other; masked keys do nothing."""
+    """A query with NaN makes only its own row NaN. Masked keys have no effect."""
     rows, context, width = 9, 12, 16
     rng = np.random.default_rng(0)
     q, k, v = (rng.uniform(-1, 1, s).astype(np.float32) for s in

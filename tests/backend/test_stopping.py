@@ -1,7 +1,7 @@
-"""A healthy kernel ends when it is told to stop; no memory is freed while it still runs.
+"""A working kernel ends when it is stopped, and no memory is freed while it still runs.
 
-A failure is a crash (a signal), a wait for all requested iterations (the time limit of the test),
-or text that is lost.
+A failure is a crash (a signal), a wait for all requested iterations (the test's time limit), or
+lost text.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(autouse=True, scope="module")
 def _interrupts_arrive() -> Iterator[None]:
-    """A shell starts what runs in the background with interrupts ignored, and children inherit."""
+    """Restores SIGINT's handler: a shell starts background processes with interrupts ignored, and
+    children inherit that.
+    """
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -41,7 +43,7 @@ def _interrupts_arrive() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small model with a long context and no end token."""
+    """Returns a small model with a long context and no end token."""
     return make_endless(tmp_path_factory.mktemp("endless"), LONG_CONTEXT)
 
 
@@ -52,7 +54,7 @@ def command(backend: str, directory: Path, *extra: str) -> list[str]:
 
 
 def begin(argv: list[str], **extra: Any) -> subprocess.Popen[str]:
-    """A process that does not outlive this one: left on a GPU it would disturb all others."""
+    """Starts a process that ends with this one; left on a GPU, it would disturb later tests."""
     tied = [sys.executable, "-S", "-E", watchdog.__file__, str(os.getpid()), *argv]
     return subprocess.Popen(
         tied, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, **extra
@@ -85,7 +87,7 @@ MOMENTS = ("importlib.resources", "numpy", "ark.plan", "ark.cli", "argparse", "a
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("way", ["module", "script"])
 def test_an_interrupt_while_the_command_still_loads(tmp_path: Path, way: str, moment: str) -> None:
-    """The process gets SIGINT as it begins to import a module."""
+    """The process receives SIGINT when it begins to import a module."""
     (tmp_path / "sitecustomize.py").write_text(
         "import os, signal, sys\n"
         "class Finder:\n"
@@ -119,7 +121,7 @@ def test_an_interrupt_keeps_the_tokens_of_json(backend: str, endless: Path) -> N
 
 
 def interrupting(expression: str, module: str, argv: list[str]) -> list[str]:
-    """The command, which gets SIGINT half a second after it first calls this."""
+    """Returns a command that receives SIGINT half a second after its first call of `expression`."""
     text = (
         "import os, signal, sys, threading\n"
         f"from {module} import {expression.split(',')[0]}\n"
@@ -147,7 +149,7 @@ def test_a_reader_that_has_enough(backend: str, endless: Path) -> None:
 
 
 def test_an_interrupt_ends_the_benchmark(backend: str, endless: Path) -> None:
-    registry.with_kernels(registry.get(backend))  # which the benchmark times
+    registry.with_kernels(registry.get(backend))  # the benchmark times these kernels
     argv = [sys.executable, "-m", "ark", "bench", "decode", "--config", str(endless)]
     argv += ["--backend", backend, "--context", "16", "--tokens", "40000", "--repeats", "100"]
     process = begin(interrupting("Run, 'wait'", "ark.runtime.run", argv))

@@ -1,4 +1,4 @@
-"""Plans in ARK's own layout run, on the memory of the model that they were made from."""
+"""Plans in ARK's own layout run on the memory of the model for which they were made."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def expected() -> np.ndarray:
 
 
 def model() -> tuple[ark.Tensor, ark.Tensor, ark.Tensor]:
-    """What the plan was made from."""
+    """Builds the model of the plan."""
     x, w = ark.tensor([1, ROWS, COLUMNS], ark.fp16), ark.tensor([COLUMNS, OUT])
     wide = ark.cast(x, ark.fp32)
     mean = ark.reduce_mean(ark.mul(wide, wide), axis=2)
@@ -56,7 +56,7 @@ def test_a_plan_of_arks_runs(backend: str, tmp_path: Path) -> None:
 
 
 def test_a_plan_runs_on_tensors_of_its_numbers(backend: str) -> None:
-    """Where the current model has other ops, tensors are those of the plan's numbers."""
+    """If the current model has other ops, the plan uses the tensors with its numbers."""
     data = norm_and_product()
     x, w = ark.tensor([1, ROWS, COLUMNS], ark.fp16), ark.tensor([COLUMNS, OUT])
     y = ark.tensor([1, ROWS, OUT])

@@ -1,5 +1,5 @@
-"""Products and convolutions of fp32 as tf32 on every backend: exact where no matrix unit has tf32,
-or as near as its factors of 10 bits of mantissa allow; gradients likewise.
+"""Products and convolutions of fp32 as tf32 on every backend: exact if no matrix unit has tf32,
+otherwise within the precision of factors with 10 bits of mantissa. Gradients likewise.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import ark
 from ark.errors import ModelError
 from tests.opcheck import Case, check
 
-FACTORS = 2.0**-9  # two factors, each cut off after 10 bits
+FACTORS = 2.0**-9  # two factors, each truncated to 10 bits
 
 
 def test_transposes_batches_and_layers(backend: str) -> None:

@@ -1,5 +1,5 @@
-"""Products of which one side has few rows or columns, and many products of small matrices, on every
-backend, against NumPy.
+"""Products where one operand has few rows or columns, and many products of small matrices, on every
+backend, compared with NumPy.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def product(
 
 
 def test_k_side_by_side(backend: str) -> None:
-    """Vectors, some rows and some columns; rows that no pack divides, fewer than warps, batches."""
+    """Vectors, and few rows or columns. Row lengths are not multiples of a pack, rows are fewer
+    than warps, or there are batches.
+    """
     turned = (False, True)
     check(
         [
@@ -62,7 +64,7 @@ def test_k_side_by_side(backend: str) -> None:
 
 
 def test_rows_side_by_side(backend: str) -> None:
-    """Where threads stand across the other side; sizes that no pack divides."""
+    """Threads are spread over the long operand; sizes are not multiples of a pack."""
     check(
         [
             product((), 1, 300, 512),
@@ -78,7 +80,7 @@ def test_rows_side_by_side(backend: str) -> None:
 
 
 def test_k_in_parts(backend: str) -> None:
-    """Where the other side alone has too little for all processors."""
+    """The long operand alone has too few tiles for all processors."""
     check(
         [
             product((), 3, 1, 1 << 17, then=True),
@@ -89,7 +91,9 @@ def test_k_in_parts(backend: str) -> None:
 
 
 def test_many_small_matrices(backend: str) -> None:
-    """A warp each; sizes that no pack divides, k that four does not, broadcast matrices."""
+    """One warp for each product: sizes not multiples of a pack, k not of four, and broadcast
+    matrices.
+    """
     many = 700
     turned = (False, True)
     check(

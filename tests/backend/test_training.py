@@ -41,11 +41,11 @@ OPTIMIZERS: dict[str, tuple[Any, Any]] = {
 
 
 def test_optimizers(backend: str) -> None:
-    """Six perceptrons learn side by side in one kernel, 30 steps, each as torch's does."""
+    """Six perceptrons train in one kernel for 30 steps, each as in torch."""
     steps = 30
     random = np.random.default_rng(5)
     data = [random.normal(size=(12, 8)), random.integers(0, 4, 12)]
-    data[1][3] = -100  # a row that does not count
+    data[1][3] = -100  # a row that the loss ignores
     trained = {name: perceptron(ours, steps) for name, (ours, _) in OPTIMIZERS.items()}
     starts = {}
     with ark.Runtime() as runtime:
@@ -65,8 +65,8 @@ def test_optimizers(backend: str) -> None:
 
 
 def test_the_shipped_model_learns(backend: str) -> None:
-    """Two steps of its first layer under AdamW with clipped gradients; `nox -s training` has 200
-    of all layers.
+    """Two steps of its first layer with AdamW and clipped gradients; `nox -s training` runs 200
+    steps of all layers.
     """
     ours, theirs = learn(2, 8, layers=1)
     np.testing.assert_allclose(ours, theirs, rtol=CURVE_TOLERANCE)

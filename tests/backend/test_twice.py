@@ -1,6 +1,6 @@
-"""Rows that are embedded in two types at once: both hold the table's.
+"""An embedding that writes its rows in two types at once: both equal the table's rows.
 
-ark.lower.rewrite.round_norm_inputs makes such embeddings.
+ark.lower.rewrite.round_norm_inputs creates such embeddings.
 """
 
 from __future__ import annotations

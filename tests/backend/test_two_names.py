@@ -1,5 +1,5 @@
-"""One memory under two placeholders: a cache and the row of it that a token writes, ordered by
-ark.identity(deps=) and bound anew for each token. Compared with NumPy.
+"""One memory under two placeholders: a cache, and the row in it that a token writes. They are
+ordered by ark.identity(deps=) and bound anew for each token. Results are compared with NumPy.
 """
 
 from __future__ import annotations
@@ -19,18 +19,20 @@ HEADS, GROUP, LENGTH, WIDTH = 2, 2, 12, 16
 
 @pytest.fixture(autouse=True)
 def _(backend: str) -> None:
-    """Runs on each backend whose memory torch's tensors lie in."""
+    """Runs only on backends in whose memory torch can have tensors."""
     if backend not in ("cpu", "cuda"):
         pytest.skip("torch has no tensors in this device's memory here")
 
 
 def on_device(values: np.ndarray) -> Any:
-    """A torch tensor where ark's device finds it."""
+    """Returns a torch tensor in the memory of ark's device."""
     return torch.from_numpy(values).to(session.backend().name)
 
 
 def attend(ordered: bool = True) -> dict[str, list[ark.Tensor]]:
-    """For each head: writes a token's key and value to their rows, then attends to the caches."""
+    """Builds, for each head, writes of a token's key and value to their rows, and attention over
+    the caches.
+    """
     held: dict[str, list[ark.Tensor]] = {}
 
     def placeholder(name: str, shape: list[int]) -> ark.Tensor:
@@ -87,7 +89,9 @@ def test_a_cache_and_its_row_are_bound_anew_for_each_token() -> None:
 
 
 def bound_to_one_memory(held: dict[str, list[ark.Tensor]]) -> dict[ark.Tensor, Any]:
-    """All of an `attend` on memory of its own, but each slot in its cache."""
+    """Maps each placeholder of `attend` to its own memory, except slots, which are mapped into
+    their caches.
+    """
     mapping: dict[ark.Tensor, Any] = {}
     for name, tensors in held.items():
         for h, tensor in enumerate(tensors):

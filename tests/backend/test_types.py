@@ -1,7 +1,7 @@
-"""Types and ranks over random shapes, broadcasts, views and values, drawn by hypothesis.
+"""Types and ranks with random shapes, broadcasts, views and values, drawn by hypothesis.
 
-bool, integers of 8 to 64 bits, types of 4 bits; none to eight dimensions; against NumPy. One model
-holds all that an example draws, because compiling is what costs.
+bool, integers of 8 to 64 bits, 4-bit types, up to eight dimensions, compared with NumPy. One model
+contains all cases of an example, because compiling takes most of the time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.opcheck import Case, check
 
 pytestmark = pytest.mark.emulated("slow")
 
-# An example costs seconds of compiling, so a failing one is shown as it is, not made smaller.
+# An example takes seconds to compile, so a failing one is shown without shrinking.
 PROPERTY = settings(
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
     max_examples=2,
@@ -91,7 +91,7 @@ UNARY |= {
 
 
 def test_functions(backend: str) -> None:
-    """Every function of one tensor, at random values and at its edges."""
+    """Every function of one tensor, at random values and at the ends of its range."""
     rng = np.random.default_rng(7)
     cases = []
     for name, (reference, low, high) in UNARY.items():
@@ -181,7 +181,9 @@ def iota() -> np.ndarray:
 
 @pytest.mark.parametrize("dtype", PACKED, ids=str)
 def test_four_bits(backend: str, dtype: DataType) -> None:
-    """To memory and back, to every type and from it; odd rows; views at whole bytes."""
+    """Written to memory and read back, cast to every type and from it; odd rows, and views at whole
+    bytes.
+    """
     rng = np.random.default_rng(9)
     array = values(rng, (3, 5, 7), dtype)
     floats = np.append(rng.uniform(-9, 9, 200), [0.25, 0.75, -1.25, 2.5, 5.0, 3.5, -0.0])
@@ -222,7 +224,9 @@ def test_unsupported_types_are_refused() -> None:
 
 
 def test_four_bits_are_saved(backend: str, tmp_path: Path) -> None:
-    """A module's parameters to a file and back, two elements to a byte; damage is refused."""
+    """A module's parameters are saved, two elements to a byte, and loaded. Damaged files are
+    refused.
+    """
     rng = np.random.default_rng(10)
 
     class Weights(ark.Module):
@@ -253,7 +257,7 @@ def test_four_bits_are_saved(backend: str, tmp_path: Path) -> None:
 
 
 def test_many_operands_are_one_op() -> None:
-    """A chain of fifteen inputs is one op, and twenty ranks' shares are one sum."""
+    """A chain of fifteen inputs is one op, and so is the sum of twenty ranks' shares."""
     from ark_cpu import machines
 
     from ark.lower.pipeline import plan

@@ -1,4 +1,6 @@
-"""docs/vendors.md and docs/kernel-variants.md followed to the letter: what they make runs."""
+"""docs/vendors.md and docs/kernel-variants.md followed literally: the backend and the
+variant run.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ FILE = re.compile(r"^`([\w/.]+)`:\n\n```\w+\n(.*?)^```", re.M | re.S)
 
 
 def write(section: str, folder: Path) -> None:
-    """The files of a section, and what pip would write about the package."""
+    """Writes the files of a section, and the package metadata that pip would write."""
     for name, text in FILE.findall(section):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -62,7 +64,7 @@ def test_the_vendor_of_the_page_runs(vendor: Path) -> None:
 
 
 def test_its_own_body_is_the_one_that_serves(vendor: Path) -> None:
-    """A body that computes something else is noticed."""
+    """A body with a wrong result is detected."""
     refused(vendor, "ark_toy/tasks/matmul.h", "ark_row_dot(right, left, K)", "try_vendor.py")
 
 
@@ -75,7 +77,7 @@ def test_the_variant_of_the_page_runs(tmp_path: Path) -> None:
 
 
 def refused(folder: Path, file: str, part: str, script: str) -> None:
-    """With 0 in the place of a part of the device code the script's assertion fails."""
+    """Asserts that the script fails if a part of the device code is replaced by 0."""
     path = folder / file
     text = path.read_text()
     assert part in text
@@ -88,7 +90,7 @@ def refused(folder: Path, file: str, part: str, script: str) -> None:
 
 
 def write_variant(folder: Path) -> None:
-    """The section's files, and its change of machines.py."""
+    """Writes the section's files and applies its change to machines.py."""
     (changed,) = re.findall(r"`model` becomes:\n\n```python\n(.*?)^```", VARIANT, re.M | re.S)
     imports, definitions = changed.split("\n\n", 1)
     machines = folder / "ark_toy/machines.py"

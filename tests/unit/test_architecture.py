@@ -184,10 +184,7 @@ PLANNER_NUMBERS = {
     "ark/lower/ops/windows.py": {1 << 13},
     "ark/lower/rewrite/fuse_attention.py": {1 << 12},  # heads that are counted in a graph
     "ark/lower/rewrite/fuse_regions.py": {1024, 2048},  # elements that a body's thread holds
-    "ark/lower/rewrite/masks.py": {
-        1 << 24,
-        -6e4,
-    },  # elements examined; a masked value
+    "ark/lower/rewrite/masks.py": {1 << 24, -6e4},  # elements to examine; a masked value
     "ark/lower/tiling.py": {1 << 28, 1 << 30},  # source counts in 32 bits
 }
 UNITS = {1e3, 1e6}  # from GB and T operations per second to those per microsecond

@@ -140,10 +140,7 @@ def test_clearing_keeps_files_of_others(place: Path) -> None:
 def test_leftovers_of_killed_processes_are_removed(place: Path) -> None:
     cache.store(cache.PLANS, NAME, b"content")
     old, new = (place / "plans" / f".partial-{n}" for n in ("old", "new"))
-    for path, age in (
-        (old, 7200),
-        (new, -7200),
-    ):  # in the future after a clock change
+    for path, age in ((old, 7200), (new, -7200)):  # the clock may have been set back since
         path.write_bytes(b"half")
         os.utime(path, (time.time() - age,) * 2)
     cache.store(cache.PLANS, OTHER, b"more")

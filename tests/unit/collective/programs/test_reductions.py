@@ -22,9 +22,7 @@ def test_known_answers_of_adasum():
     assert reference("adasum", vectors([1, 0], [1, 1])).tolist() == [1.25, 0.75]
     assert reference("adasum", vectors([3, 0], [0, 5])).tolist() == [3, 5]  # orthogonal: the sum
     np.testing.assert_allclose(reference("adasum", vectors([2, 4], [2, 4])), [2, 4])  # equal: mean
-    np.testing.assert_allclose(
-        reference("adasum", vectors([1, 2], [3, 6])), [2, 4]
-    )  # parallel: mean
+    np.testing.assert_allclose(reference("adasum", vectors([1, 2], [3, 6])), [2, 4])  # mean
     assert reference("adasum", vectors([0, 0], [4, 2])).tolist() == [4, 2]  # one is zero: the other
 
 
