@@ -1,8 +1,8 @@
-"""Two hosts on one machine: network namespaces joined by a virtual cable, as tests need them.
+"""Two hosts on one machine for tests: network namespaces joined by a virtual cable.
 
-Each host is a namespace with one end of the cable; processes in different ones do not share memory
-as far as ark is concerned (ark.runtime.hosts), and reach each other by TCP alone. The cable is the
-kernel's own, or one that tests/multi/relay.py makes late and lossy.
+Each host is a namespace with one end of the cable. ark treats processes in different namespaces as
+having no shared memory (ark.runtime.hosts), and they reach each other by TCP only. The cable is the
+kernel's own, or a relay's (tests/multi/relay.py), which delays and drops frames.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _ip(*words: str) -> None:
 
 
 class Hosts:
-    """names: the namespaces; addresses: theirs."""
+    """Two hosts. names: the namespaces. addresses: their addresses."""
 
     def __init__(self, count: int, relayed: bool = False) -> None:
         tag = os.getpid() % 100000
@@ -67,7 +67,9 @@ class Hosts:
             raise OSError(f"TAP devices cannot be made: {self._relay.stderr.read()[-300:]}")
 
     def _wait(self) -> None:
-        """Until both ends have a carrier: before, UCX finds no device that reaches the other."""
+        """Waits until both ends have a carrier. Before that, UCX finds no device that reaches the
+        other end.
+        """
         end = time.monotonic() + 20.0
         for name, own in zip(self.names, self.ends, strict=True):
             words = ["ip", "-n", name, "-o", "link", "show", own]
@@ -79,7 +81,7 @@ class Hosts:
     def start(
         self, host: int, argv: Sequence[str], environment: Mapping[str, str]
     ) -> subprocess.Popen[str]:
-        """A Python process on a host."""
+        """Starts a Python process on a host."""
         return subprocess.Popen(
             ["ip", "netns", "exec", self.names[host], sys.executable, *argv],
             cwd=ROOT,
@@ -102,12 +104,12 @@ class Hosts:
         return int(count), int(lost)
 
     def cut(self) -> None:
-        """Pulls the cable."""
+        """Disconnects the cable."""
         _ip("-n", self.names[0], "link", "set", self.ends[0], "down")
 
     def close(self) -> None:
         if self._relay is not None:
-            self._relay.communicate(timeout=20)  # it ends when its input does
+            self._relay.communicate(timeout=20)  # it ends when its input is closed
         for name in self.names:
             with contextlib.suppress(subprocess.CalledProcessError):
                 _ip("netns", "del", name)
@@ -115,7 +117,7 @@ class Hosts:
 
 @contextlib.contextmanager
 def two_hosts(relayed: bool = False) -> Iterator[Hosts]:
-    """relayed: the cable is a relay's, see Hosts.change."""
+    """Yields two hosts. relayed: the cable is a relay's, see Hosts.change."""
     result = Hosts(2, relayed)
     try:
         result.open()
@@ -125,7 +127,7 @@ def two_hosts(relayed: bool = False) -> Iterator[Hosts]:
 
 
 def why_not(relayed: bool = False) -> str:
-    """What keeps this machine from having such hosts; empty if nothing does."""
+    """Returns why this machine cannot have such hosts, or ""."""
     if not shutil.which("ip"):
         return "needs the command ip"
     if os.geteuid() != 0:

@@ -1,10 +1,10 @@
-"""A cable between two network namespaces whose frames this process passes on late, or not at all:
+"""A cable between two network namespaces, whose frames this process delays or drops:
 
-    python tests/multi/relay.py NAMESPACE DEVICE NAMESPACE DEVICE
+python tests/multi/relay.py NAMESPACE DEVICE NAMESPACE DEVICE
 
-Each end is a TAP device, so whatever is lost the kernel's own TCP sends again. A line of JSON on
-standard input says how the cable is from then on (the fields of Cable); each is answered by how
-many frames have come so far and how many of these were lost. The devices end with this process.
+Each end is a TAP device, so the kernel's own TCP resends lost frames. Each line of JSON on standard
+input sets the cable's properties (the fields of Cable). It is answered by the numbers of frames
+received and lost so far. The devices end with this process.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from dataclasses import dataclass
 TUNSETIFF, IFF_TAP, IFF_NO_PI = 0x400454CA, 0x0002, 0x1000
 CLONE_NEWNET = 0x40000000
 FRAME_BYTES = 65536
-QUEUE_FRAMES = 1000  # that wait for their turn in one direction; what comes then is lost
+QUEUE_FRAMES = 1000  # that wait in one direction; further ones are dropped
 
 
 @dataclass(frozen=True)
 class Cable:
-    """delay_ms: in each direction, plus or minus at most jitter_ms, so that frames may be
-    reordered. lost: the fraction of frames that are dropped, 1 for a cut cable. mbit: per second, 0
-    for no limit. seed: of losses and jitter.
+    """delay_ms: in each direction, plus or minus up to jitter_ms, so that frames may be reordered.
+    lost: the fraction of frames that are dropped, 1 for a cut cable. mbit: per second, 0 for no
+    limit. seed: of losses and jitter.
     """
 
     delay_ms: float = 0.0
@@ -44,7 +44,7 @@ class Cable:
 
 
 def tap(namespace: str, name: str) -> int:
-    """A TAP device in a namespace; reading gives the frames that are sent there."""
+    """Returns a TAP device in a namespace. Reading it gives the frames sent there."""
     own = os.open("/proc/self/ns/net", os.O_RDONLY)
     there = os.open(f"/run/netns/{namespace}", os.O_RDONLY)
     enter = ctypes.CDLL(None, use_errno=True).setns
@@ -62,7 +62,7 @@ def tap(namespace: str, name: str) -> int:
 
 
 class Direction:
-    """Frames from one end to the other, by the time at which they arrive."""
+    """The frames in flight from one end to the other, ordered by their time of arrival."""
 
     def __init__(self, source: int, target: int) -> None:
         self.source, self.target = source, target
@@ -71,11 +71,11 @@ class Direction:
         self.free = 0.0  # when the last frame has left
 
     def take(self, cable: Cable, chance: random.Random) -> None:
-        """Takes what has come."""
+        """Reads the frames that were sent."""
         for _ in range(64):
             try:
                 frame = os.read(self.source, FRAME_BYTES)
-            except OSError:  # nothing more, or a device that is down
+            except OSError:  # no more frames, or a device that is down
                 return
             self.count += 1
             lost = chance.random() < cable.lost
@@ -90,11 +90,11 @@ class Direction:
             heapq.heappush(self.waiting, (arrival, self.count, frame))
 
     def give(self, cable: Cable) -> None:
-        """Passes on what has arrived; what was under way when a cable is cut does not."""
+        """Passes on the frames that are due. Frames in flight when the cable is cut are dropped."""
         while self.waiting and self.waiting[0][0] <= time.monotonic():
             _, _, frame = heapq.heappop(self.waiting)
             if cable.lost < 1.0:
-                # A device that is down, or whose queue is full, loses it.
+                # A device that is down or has a full queue loses the frame.
                 with contextlib.suppress(OSError):
                     os.write(self.target, frame)
 

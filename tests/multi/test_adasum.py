@@ -1,4 +1,4 @@
-"""examples/adasum: the weights are those of torch in one process, combined in float64."""
+"""examples/adasum: the weights equal torch's in one process, combined in float64."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def test_weights_are_those_of_torch(world: int, tmp_path: Path) -> None:
 
 @slow
 def test_lamb_parts_by_its_own_rounding() -> None:
-    """In float64 both forms are the same after 100 steps; weights that begin a rounding of float32
-    apart end as far apart as the two forms do in float32.
+    """In float64 both forms of LAMB agree after 100 steps. If the initial weights differ by one
+    rounding of float32, the results differ as much as those of the two forms in float32.
     """
     pytest.importorskip("torch")
     lamb = pytest.importorskip("tests.lamb")
@@ -76,9 +76,9 @@ def adasum_of(a: list[float], b: list[float]) -> list[float]:
 
 def test_pairs_have_the_properties_of_the_paper() -> None:
     assert adasum_of([1, 0], [1, 1]) == [1.25, 0.75]
-    assert adasum_of([2, 0], [0, 3]) == [2, 3]  # orthogonal: the sum
-    assert adasum_of([1, 2], [1, 2]) == [1, 2]  # parallel: the mean
-    assert adasum_of([0, 0], [1, 2]) == [1, 2]  # nothing from one
+    assert adasum_of([2, 0], [0, 3]) == [2, 3]  # orthogonal: sum
+    assert adasum_of([1, 2], [1, 2]) == [1, 2]  # equal: mean
+    assert adasum_of([0, 0], [1, 2]) == [1, 2]  # one is zero: the other
 
 
 def test_the_figure_is_an_svg() -> None:

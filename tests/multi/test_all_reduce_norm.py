@@ -1,5 +1,5 @@
-"""A sum over ranks, its residual and its rmsnorm in one task: the sum's bits are those of the ops
-one by one on all ranks, the normed rows are NumPy's.
+"""A sum over ranks, its residual and its rmsnorm in one task: the sum has the same bits as with
+separate ops, on all ranks, and the normalised rows equal NumPy's.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SHAPES = {"row": (1, 64), "rows": (5, 96), "many": (70, 4096)}  # `many`: no pac
 
 
 def body(world: int, shape: tuple[int, int], dtype: str, residual: bool) -> Callable[[int], object]:
-    """What goes in grows by one in every iteration."""
+    """Returns a rank's model. Its inputs grow by one in every iteration."""
 
     def make(rank: int) -> None:
         x = ark.tensor(list(shape), ark.fp32, name="x")
@@ -108,7 +108,7 @@ def check(
     for rank in range(world):
         np.testing.assert_array_equal(got[rank]["sum"], got[0]["sum"])
         np.testing.assert_array_equal(got[rank]["normed"], got[0]["normed"])
-        if not residual:  # in one task it is added before the sum is rounded
+        if not residual:  # the fused task adds it before the sum is rounded
             np.testing.assert_array_equal(got[rank]["sum"], ones[rank]["sum"])
         np.testing.assert_allclose(got[rank]["normed"], wanted.reshape(-1), rtol=loose, atol=loose)
 

@@ -1,4 +1,4 @@
-"""`ark bench comm`: sizes and refusals, and collectives measured for real between CPU ranks."""
+"""`ark bench comm`: sizes and refusals, and real measurements of collectives between CPU ranks."""
 
 from __future__ import annotations
 

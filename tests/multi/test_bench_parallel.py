@@ -1,4 +1,4 @@
-"""`ark bench parallel`: predicted beside measured, on processes of this machine."""
+"""`ark bench parallel`: predicted and measured times, on processes of this machine."""
 
 from __future__ import annotations
 

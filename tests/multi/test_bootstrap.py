@@ -1,4 +1,4 @@
-"""The bootstrap between real processes: meeting, comparing, failing, leaving."""
+"""The bootstrap between real processes: joining, comparing, failing, leaving."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ except BaseError as error:
 
 @dataclass
 class Job:
-    """Rank processes that print JSON lines."""
+    """Rank processes that print lines of JSON."""
 
     port: int
     processes: list[subprocess.Popen[str]] = field(default_factory=list)
@@ -218,7 +218,7 @@ def test_a_rank_that_leaves_early_is_missed(job: Job) -> None:
 
 
 def knock(port: int, address: str = "127.0.0.1") -> socket.socket:
-    """A connection to a server that starts to listen there."""
+    """Returns a connection to a server that is about to listen at an address."""
     deadline = time.monotonic() + 60
     while True:
         try:
@@ -229,7 +229,7 @@ def knock(port: int, address: str = "127.0.0.1") -> socket.socket:
 
 
 def test_a_peer_that_never_comes() -> None:
-    """Two ranks as threads of this process, which are ready at once; the third rank is missing."""
+    """Two ranks are threads of this process and ready at once; the third rank is missing."""
     port, message_of = free_port(), {}
 
     def work(rank: int, timeout_s: float) -> None:
@@ -330,7 +330,7 @@ def test_a_rank_must_be_below_the_world_size() -> None:
 
 
 def test_a_server_that_does_not_know_the_job() -> None:
-    """A rank rejects a server that cannot answer its nonce, whatever it sends."""
+    """A rank rejects a server that cannot answer its nonce, whatever else it sends."""
 
     def pretend(peer: socket.socket) -> None:
         peer.sendall(rdv.MAGIC + bytes(rdv.NONCE_BYTES))
@@ -345,7 +345,7 @@ def test_a_server_that_does_not_know_the_job() -> None:
 
 
 def test_a_rank_that_sends_the_servers_proof_back(job: Job) -> None:
-    """A client without the secret receives no proof that it could use elsewhere."""
+    """A client without the secret receives no proof that it could use with another process."""
     job.start('join(timeout_s=5.0, job="secret")', 0, 2)
     sock = knock(job.port)
     link = rdv.Link(sock)

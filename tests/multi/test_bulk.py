@@ -1,5 +1,5 @@
-"""The engine `bulk`: copies to a peer in whole pieces. On a CPU its tasks have the common body; on
-NVIDIA's GPUs the copy unit's, on AMD's loads that go straight to LDS.
+"""The engine `bulk`: copies to a peer in whole pieces. Its tasks use the common body on a CPU, the
+copy unit on NVIDIA GPUs, and loads directly into LDS on AMD GPUs.
 """
 
 from __future__ import annotations
@@ -96,7 +96,9 @@ def test_on_cuda() -> None:
     "arch", ["gfx942", *(pytest.param(a, marks=slow) for a in ("gfx950", "gfx90a"))]
 )
 def test_on_emulated_amd_by_loads_to_lds(arch: str) -> None:
-    """With all checks: nothing is read from LDS before its load has come, nor written too early."""
+    """With all checks: LDS is not read before a load into it has completed, nor overwritten too
+    early.
+    """
     check("rocm", lambda machine: machine, arch, FEW)
 
 

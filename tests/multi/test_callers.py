@@ -1,5 +1,5 @@
-"""Collectives on CPU ranks run on their caller's thread: what he may be told there while he waits
-for a rank that does not come.
+"""Collectives on CPU ranks run on the caller's thread: interrupts and errors that reach it while it
+waits for a rank that is late.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ark.runtime.executor import Executor
 from ark.runtime.inline import InlineRuns
 from tests.ranks import ThreadRanks, run_ranks
 
-KEY = Key("all_reduce", "fp32", 4, 300_000, "sum")  # so many that there are two processors
+KEY = Key("all_reduce", "fp32", 4, 300_000, "sum")  # enough elements for two processors
 
 
 def call_of(ranks: ThreadRanks) -> Call:
@@ -34,7 +34,7 @@ def call_of(ranks: ThreadRanks) -> Call:
 
 
 def interrupted(elements: int) -> None:
-    """Rank 0 gets SIGINT while it waits for rank 1, which comes later and learns of it."""
+    """Rank 0 gets SIGINT while it waits for rank 1, which comes later and gets the error."""
     import os
     import signal
 
@@ -48,7 +48,7 @@ def interrupted(elements: int) -> None:
         with pytest.raises(KeyboardInterrupt):
             ark.distributed.all_reduce(x)
         (call,) = functions.group()._calls[functions.group()._all_ranks].values()
-        assert int(call.executor._told["error"][0]) == 0  # it did not end because its time was up
+        assert int(call.executor._told["error"][0]) == 0  # it did not end by the time limit
     else:
         time.sleep(0.6)
         with pytest.raises(ark.SystemError, match="did not end: rank 0 reports: KeyboardInterrupt"):
@@ -61,7 +61,9 @@ def test_ctrl_c_while_a_peer_is_waited_for() -> None:
 
 
 def one_comes(ranks: ThreadRanks, ending: Any) -> tuple[int, str]:
-    """Rank 0 calls alone after both have; what processors it has, and what ended its call."""
+    """Rank 0 calls alone after both ranks have called together. Returns its number of processors
+    and the error that ended its call.
+    """
     call = call_of(ranks)
     call.run()
     message = ""
@@ -72,14 +74,14 @@ def one_comes(ranks: ThreadRanks, ending: Any) -> tuple[int, str]:
             call.run()
         message = str(caught.value)
         waiting.join()
-    call.executor.ranks = None  # the ranks do not meet any more
+    call.executor.ranks = None  # the ranks no longer synchronise
     ranks.barrier()
     call.close(collective=False)
     return call.executor.plan.processors, message
 
 
 def test_a_failed_rank_while_it_is_waited_for() -> None:
-    """Both processors leave, the caller's own and the one beside it."""
+    """Both processors leave: the caller's own thread and the other one."""
 
     def fails(ranks: ThreadRanks, call: Call) -> None:
         ranks.abort("rank 1 is gone")
@@ -97,7 +99,9 @@ def test_closing_ends_the_call_of_another_thread() -> None:
 
 
 def test_launches_of_both_kinds_by_turns() -> None:
-    """A launch on a thread of its own, one on the caller's: counters go on from one another."""
+    """Alternates a launch on a thread of its own and one on the caller's. Counters continue from
+    one to the next.
+    """
 
     def body(ranks: ThreadRanks) -> None:
         call = call_of(ranks)
@@ -116,7 +120,9 @@ def test_launches_of_both_kinds_by_turns() -> None:
 
 
 def test_a_lone_process_goes_on_after_an_interrupted_call() -> None:
-    """Counters begin anew; of several ranks they would no longer agree."""
+    """After an error a single process starts its counters anew. With several ranks they would no
+    longer agree.
+    """
     machine = registry.machine("cpu-1")
     graph = Graph()
     x, y = (graph.tensor((4,), fp32, arena="state", name=name) for name in "xy")
@@ -151,7 +157,7 @@ def test_a_caller_may_have_begun_a_launch_that_still_runs() -> None:
         if ranks.rank == 0:
             first = call.executor.resume(1)
             assert first.running()
-            threading.Timer(0.2, ranks.barrier).start()  # only then rank 1 comes
+            threading.Timer(0.2, ranks.barrier).start()  # rank 1 comes only then
         else:
             ranks.barrier()
         call.run()

@@ -1,5 +1,5 @@
-"""Channels that a model names: what arrives is what was sent, in every iteration, on every backend;
-and a plan in which an order is missing is refused before it runs.
+"""Channels in models: the received data equal the sent data, in every iteration, on every backend.
+A plan in which a necessary order is missing is refused before it runs.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ def test_received_data_equals_sent_data(name: str) -> None:
 
 @pytest.mark.parametrize("world", [3, pytest.param(8, marks=slow)])
 def test_a_ring_of_channels(world: int) -> None:
-    """Each rank puts to the next one what the one before it has put: x comes round to rank 1."""
+    """Each rank puts to the next rank what it received from the previous one, so that x comes back
+    to rank 1.
+    """
 
     def body(rank: int) -> None:
         x, inbox = counting(), ark.comm.symmetric([INBOX_ELEMENTS], int32)
@@ -112,7 +114,7 @@ def relaxed_too_early(rank: int) -> None:
     if rank == 0:
         channel.put(x, inbox)
         channel.signal(relaxed=True)
-        counting(8)  # the last task of an iteration comes after all others
+        counting(8)  # adds an op after all others
     else:
         add_up(*channel.wait(inbox))
 
@@ -218,7 +220,9 @@ REFUSED = {
 
 @pytest.mark.parametrize("body", REFUSED, ids=lambda b: b.__name__)
 def test_a_missing_order_is_refused(body: Body) -> None:
-    """On processors of more than one; where a rank has one, its list orders what it does."""
+    """On machines with several processors. With one, the processor's list orders the tasks
+    anyway.
+    """
     world = 3 if body is two_reduce_at_once else 2
     with pytest.raises(PlanError, match=REFUSED[body]):
         verify(build(world, body))

@@ -1,4 +1,6 @@
-"""docs/channels.md followed to the letter: its script is one, in a folder of its own."""
+"""docs/channels.md followed literally: its blocks form one script, which runs in a folder of its
+own.
+"""
 
 from __future__ import annotations
 

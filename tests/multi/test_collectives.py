@@ -1,5 +1,5 @@
-"""Collectives by ForestColl's trees and the classics: lowered to tasks, verified together, run on
-ranks as threads and as processes, and broken.
+"""Collectives by ForestColl's trees and by classic algorithms: lowered to tasks, verified together,
+run on ranks as threads and as processes, and with faults.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def test_every_collective_on_four_emulated_devices() -> None:
 
 
 def loop_in_processes() -> None:
-    """What each of two processes does: one launch, several runs, other data in each."""
+    """The body of each of two processes: one launch with several runs, each on other data."""
     ark.init(backend="cpu")
     rank = ark.Model.get_rank()
     x = ark.tensor([5, 41])
@@ -78,8 +78,8 @@ def test_ranks_as_processes() -> None:
 
 @cache
 def forest_plans(world: int, network: str, engine: str) -> list[Plan]:
-    """All-reduce and all-gather by trees, with a processor for many of the tasks. Iterations begin
-    together: waits that keep them apart are the business of test_pipeline.
+    """Returns plans of an all-reduce and an all-gather by trees, with many tasks for each
+    processor. Iterations begin in lockstep; test_pipeline covers the waits between iterations.
     """
 
     def body(rank: int) -> None:
@@ -102,7 +102,9 @@ def refused(plans: list[Plan], rank: int, changed: Plan) -> bool:
 
 
 def breaks(plan: Plan) -> Iterator[Plan]:
-    """The plan with one put at a wrong rank, one wait or one signal of a peer dropped, all ways."""
+    """Yields the plan with one fault each: a put to a wrong rank, or one wait or signal of a peer
+    dropped.
+    """
     for buffer in plan.buffers:
         for wrong in range(plan.world_size):
             if buffer.rank not in (plan.rank, wrong):
@@ -132,7 +134,9 @@ def breaks(plan: Plan) -> Iterator[Plan]:
 def test_every_broken_put_wait_and_signal_is_refused(
     world: int, network: str, every: int, engine: str
 ) -> None:
-    """On rank 1, which the others are like; on 8 ranks a sample. Packets have no waits to drop."""
+    """Faults on rank 1, whose plan is like the others'; on 8 ranks a sample. Packets have
+    no waits.
+    """
     plans = forest_plans(world, network, engine)
     broken = list(breaks(plans[1]))[::every]
     assert len(broken) >= 4

@@ -1,6 +1,6 @@
-"""The engine `dma` with a device that writes its copy engine's queue itself: AMD's SDMA, emulated.
-The bytes arrive for odd sizes and past the end of the ring, the host's proxy is used if there is no
-queue, and a fault ends the launch with an error message.
+"""The engine `dma` on a device that writes its copy engine's queue itself: AMD's SDMA, emulated.
+The bytes arrive for odd sizes and past the end of the ring. Without a queue the host's proxy is
+used. A fault ends the launch with an error message.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tests.slow import few  # noqa: E402
 
 
 class CreatedQueues:
-    """The queues that were created, and the packets that their engines have executed."""
+    """The queues created, and the number of packets that their engines have executed."""
 
     def __init__(self) -> None:
         self.queues: list[Queue] = []
@@ -44,7 +44,7 @@ class CreatedQueues:
 
 @pytest.fixture
 def created(monkeypatch: pytest.MonkeyPatch) -> CreatedQueues:
-    """Without the proxy: what arrives has come through queues."""
+    """Disables the proxy, so that all data must come through queues."""
     seen, create, destroy = CreatedQueues(), queues.create, queues.destroy
 
     def creating(hip: Any, index: int, slots: int) -> Queue:
@@ -66,7 +66,7 @@ def created(monkeypatch: pytest.MonkeyPatch) -> CreatedQueues:
 
 @pytest.fixture
 def short_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests of 256 bytes, and as few of them in the ring as a page holds."""
+    """Limits requests to 256 bytes and the ring to as few requests as a page holds."""
     plain = dialect._text
 
     def shortened(name: str) -> str:
@@ -96,8 +96,8 @@ def test_copies_go_through_the_queue(
 
 @pytest.mark.parametrize("seed", few(1, range(2)))
 def test_the_copy_engine_reads_written_back_values(created: CreatedQueues, seed: int) -> None:
-    """Caches hold old values wherever the memory model leaves it open: the source is written back
-    first, and what a get brings does not land where a cache may have something older.
+    """Caches hold old values wherever the memory model permits it. The source is written back
+    first, and a get's data do not land where a cache may hold older ones.
     """
     with emulator.emulated("gfx942", 2, stale=1, seed=seed, compute_units=3):
         backend = registry.get("rocm")
@@ -113,7 +113,7 @@ def test_the_copy_engine_reads_written_back_values(created: CreatedQueues, seed:
 
 
 def odd_sizes(rank: int) -> None:
-    """1, 3 and 4099 elements, contiguous in one memory."""
+    """Sends 1, 3 and 4099 elements that are contiguous in one memory."""
     x, inbox = channels.counting(4103), ark.comm.symmetric([4103], int32)
     channel = ark.comm.channel(1 - rank, engine="dma")
     if rank == 0:
@@ -128,7 +128,7 @@ def odd_sizes(rank: int) -> None:
 def test_requests_fill_the_ring_and_go_round_it(
     created: CreatedQueues, short_requests: None, two: tuple
 ) -> None:
-    """67 requests an iteration through a ring of 64, of sizes down to 4 bytes."""
+    """67 requests in each iteration through a ring of 64, of sizes down to 4 bytes."""
     opened, machine = two
     plans = build(2, odd_sizes, machine)
     verify(plans)
@@ -140,7 +140,7 @@ def test_requests_fill_the_ring_and_go_round_it(
 def test_a_full_ring_is_waited_for_no_longer_than_the_budget(
     monkeypatch: pytest.MonkeyPatch, short_requests: None, two: tuple
 ) -> None:
-    """The engine never hears of a request: 64 are written, and the next finds no room."""
+    """The engine is not notified of any request: 64 are written, and the next finds no room."""
 
     def unanswered(rank: int) -> None:
         x, inbox = channels.counting(4103), ark.comm.symmetric([4103], int32)
@@ -193,7 +193,7 @@ def test_a_packet_that_is_none_stops_the_engine(
     [
         # Copied data are not written back before the engine is notified.
         ("queue.h", "  ark_release_to_system();\n", "", "the engine reads what workgroup"),
-        # The task ends when the engine has been told, and the bytes are under way.
+        # The task ends when the engine has been notified, while the bytes are in flight.
         (
             "transfer.h",
             "return ark_wait(c, &queue->done, behind, true",
@@ -205,8 +205,8 @@ def test_a_packet_that_is_none_stops_the_engine(
 def test_a_missing_order_is_found(
     monkeypatch: pytest.MonkeyPatch, two: tuple, file: str, old: str, new: str, expected_words: str
 ) -> None:
-    """The engine has a clock of its own: it sees what was released before the doorbell, and others
-    see what it wrote when they have its fence.
+    """The engine has its own order: it sees writes released before the doorbell, and others see its
+    writes after its fence.
     """
     opened, machine = two
     texts = {"queue.h": dialect._text, "transfer.h": transfer.device_text}

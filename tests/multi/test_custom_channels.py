@@ -1,5 +1,5 @@
-"""Channels in custom ops: tasks of the user's that put their tile to a peer, tell it, and wait for
-what peers put, on every backend; and plans in which an order is missing are refused.
+"""Channels in custom ops: a user's tasks put their tile to a peer, signal it, and wait for tiles
+from peers, on every backend. Plans in which a necessary order is missing are refused.
 """
 
 from __future__ import annotations
@@ -75,7 +75,9 @@ forward = ark.custom_op(
 
 
 def put_tiles(rank: int) -> None:
-    """Each tile leaves when it is made, and is added when it has come: no task for a signal."""
+    """Each tile is put when it is computed and added when it has arrived, without a separate signal
+    task.
+    """
     x, inbox = counting(), ark.comm.symmetric([INBOX_ELEMENTS], int32)
     channel = ark.comm.channel(1 - rank)
     if rank == 0:
@@ -85,7 +87,7 @@ def put_tiles(rank: int) -> None:
 
 
 def put_then_signal(rank: int) -> None:
-    """One signal behind all tiles; parts of the memory in two ops."""
+    """One signal after all tiles; two ops write parts of the memory."""
     x, inbox = counting(), ark.comm.symmetric([INBOX_ELEMENTS], int32)
     channel = ark.comm.channel(1 - rank)
     if rank == 0:
@@ -108,7 +110,7 @@ def flush_then_relaxed(rank: int) -> None:
 
 
 def get_tiles(rank: int) -> None:
-    """A tile is fetched from the peer when the peer has made it."""
+    """A tile is fetched from the peer when the peer has computed it."""
     x, shared = counting(), ark.comm.symmetric([INBOX_ELEMENTS], int32)
     channel = ark.comm.channel(1 - rank)
     if rank == 0:
@@ -119,7 +121,7 @@ def get_tiles(rank: int) -> None:
 
 
 def reduce_there(rank: int) -> None:
-    """Added to the peer's memory in place, tile by tile, there and back."""
+    """Adds to the peer's memory in place, tile by tile, in both directions."""
     x, sums = counting(), ark.comm.symmetric([INBOX_ELEMENTS], int32)
     channel = ark.comm.channel(1 - rank)
     if rank == 1:
@@ -130,7 +132,9 @@ def reduce_there(rank: int) -> None:
 
 
 def twice(rank: int) -> None:
-    """One memory used twice in an iteration: a tile is put again when the first was read."""
+    """One memory is put into twice in an iteration: a tile is put again after the first one was
+    read.
+    """
     x, inbox = counting(), ark.comm.symmetric([INBOX_ELEMENTS], int32)
     channel = ark.comm.channel(1 - rank)
     if rank == 0:
@@ -144,12 +148,12 @@ def twice(rank: int) -> None:
 
 
 PROGRAMS = (put_tiles, put_then_signal, flush_then_relaxed, get_tiles, reduce_there, twice)
-BY_DEFAULT = (put_tiles, reduce_there)  # on the emulator
+BY_DEFAULT = (put_tiles, reduce_there)  # also on the emulator by default
 
 
 @pytest.mark.parametrize("name", ["cpu", "cuda", "rocm"])
 def test_received_data_equals_sent_data(name: str) -> None:
-    """In every iteration; as JSON and back, as any plan."""
+    """In every iteration, also after writing the plan as JSON and reading it."""
     with devices(name, 2) as (opened, machine):
         for body in BY_DEFAULT if name == "rocm" and not SLOW else PROGRAMS:
             plans = [from_json(to_json(p)) for p in build(2, body, machine)]
@@ -161,8 +165,8 @@ def test_received_data_equals_sent_data(name: str) -> None:
 
 @pytest.mark.parametrize("world", few(1, [3, 2, 5]))
 def test_a_ring_all_reduce_of_the_users(world: int) -> None:
-    """All ranks' tiles go around the ring and are added on the way; each tile waits only for
-    itself.
+    """The tiles of all ranks travel around the ring and are added on the way. Each tile waits for
+    itself only.
     """
 
     def body(rank: int) -> None:
@@ -200,7 +204,9 @@ SENT = MOVE.replace(
     ("name", "world"), [pytest.param("cpu", 2, marks=slow), ("cpu", 3), ("cuda", 2), ("rocm", 2)]
 )
 def test_packets_need_no_edge(name: str, world: int) -> None:
-    """A ring whose intermediate memory holds packets: a load of a packet is its wait."""
+    """A ring with packets as intermediate memory needs no signals, because a load of a packet is
+    its wait.
+    """
     send = ark.custom_op("move", SENT, "x[m] -> y[m]", {"m": TILE_ELEMENTS}, packets=["x", "y"])
     pass_on = ark.custom_op(
         "forward",
@@ -264,7 +270,7 @@ def test_the_ring_of_the_page(world: int) -> None:
 
 
 def scripts() -> None:
-    """What each rank does: the example; and an op whose text on rank 1 is another."""
+    """Returns each rank's script: the example, and an op whose text differs on rank 1."""
     ring.work("cpu", 2500, 2)
     ark.init(backend="cpu")
     text = MOVE + " " * ark.Model.get_rank()

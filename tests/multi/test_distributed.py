@@ -1,5 +1,5 @@
-"""Collectives on arrays, outside of a model: against NumPy, and as torch.distributed's backend
-against Gloo, between processes; and what happens when one of these is killed.
+"""Collectives on arrays, outside of a model: compared with NumPy, and as torch.distributed's
+backend with Gloo, between processes. One of the processes is also killed.
 """
 
 from __future__ import annotations
@@ -120,7 +120,9 @@ def test_sums_of_fp8_are_rounded_as_ml_dtypes_does() -> None:
 
 
 def with_tags(rank: int) -> None:
-    """Received in another order than sent, with those without a tag between them."""
+    """Receives messages in another order than they were sent, with messages without a tag between
+    them.
+    """
     import torch
     import torch.distributed as dist
 
@@ -160,7 +162,7 @@ def beside_gloo() -> None:
     torch.manual_seed(rank)
 
     def compared(call: Any, *shapes: int, dtype: Any = torch.float32) -> None:
-        """The call on equal inputs in both groups; what it leaves in all tensors is compared."""
+        """Runs a call on equal inputs in both groups and compares all tensors afterwards."""
         ours = [torch.randint(-9, 10, (n,)).to(dtype) for n in shapes]
         theirs = [t.clone() for t in ours]
         call(None, *ours)
@@ -229,7 +231,7 @@ def beside_gloo() -> None:
 
 
 def test_a_receive_takes_the_first_message_that_fits() -> None:
-    """And all that wait learn that no more will come."""
+    """When the job ends, all waiting receives are told that no more messages will come."""
     sent: queue.Queue[Message] = queue.Queue()
 
     def next_message() -> Message:
@@ -262,7 +264,7 @@ def test_a_receive_takes_the_first_message_that_fits() -> None:
 
 
 class ScriptedJob:
-    """A job of three ranks, told by the test what the others say."""
+    """A job of three ranks, in which the test plays the other ranks."""
 
     rank, world_size = 0, 3
 
@@ -289,9 +291,9 @@ def test_a_receive_from_any_rank_keeps_the_order_of_receives() -> None:
         arrivals.receive(source, lambda message: taken.append((name, message)))
 
     receive("a", 1)
-    assert taken == [("a", 1)] and not job.posted  # a named one is told nothing
+    assert taken == [("a", 1)] and not job.posted  # a receive from a named rank posts nothing
     receive("b", None)
-    receive("c", 1)  # may not overtake b
+    receive("c", 1)  # must not overtake b
     receive("d", 2)
     assert job.posted == [(1, ASK), (2, ASK)]
     job.begun(1, 1)  # the message of a
@@ -299,8 +301,8 @@ def test_a_receive_from_any_rank_keeps_the_order_of_receives() -> None:
     job.begun(1, 2)
     assert taken[1:] == [("b", 1), ("c", 1), ("d", 2)]
     receive("e", None)
-    job.begun(1, 3)  # that of c
-    job.begun(2, 1)  # and that of d
+    job.begun(1, 3)  # the message of c
+    job.begun(2, 1)  # the message of d
     assert len(taken) == 4
     job.begun(2, 3)
     receive("f", None)
@@ -317,8 +319,8 @@ def test_a_receive_from_any_rank_keeps_the_order_of_receives() -> None:
 
 
 def from_any_rank(folder: str) -> None:
-    """Messages of all other ranks, with and without a tag, sent before and after the receive is
-    called; then two receives from any rank wait and one ends.
+    """Messages of all other ranks, with and without a tag, are sent before and after the receive is
+    called. Then two receives from any rank wait, and one ends.
     """
     import torch
     import torch.distributed as dist
@@ -350,7 +352,7 @@ def from_any_rank(folder: str) -> None:
         assert dist.recv(got, group=pair) == 2 and got[0] == 7
     dist.barrier()
     if rank == 1:
-        time.sleep(1.0)  # the others are past the barrier
+        time.sleep(1.0)  # the others have passed the barrier
         os.kill(os.getpid(), signal.SIGKILL)
     with pytest.raises(ark.SystemError, match="rank 1"):
         dist.recv(got)
@@ -358,7 +360,7 @@ def from_any_rank(folder: str) -> None:
 
 
 def test_receives_from_any_rank_between_three_processes(tmp_path: Path) -> None:
-    assert ark.launch(3, from_any_rank, str(tmp_path)) != 0  # one was killed
+    assert ark.launch(3, from_any_rank, str(tmp_path)) != 0  # because one rank was killed
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "2"]
 
 
@@ -368,7 +370,9 @@ def test_the_torch_backend_equals_gloo() -> None:
 
 
 def sharded_training() -> None:
-    """torch's own sharding (FSDP) on the backend, beside the whole model on both ranks' data."""
+    """torch's sharded training (FSDP) on the backend, compared with the whole model on both ranks'
+    data.
+    """
     import torch
     import torch.distributed as dist
     from torch.distributed.fsdp import fully_shard

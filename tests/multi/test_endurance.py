@@ -1,5 +1,6 @@
-"""Collectives for long, and ranks killed at any moment: nothing leaks, and the remaining ranks end
-with the reason. The default run does a part; ARK_ENDURANCE=1 does 100,000 collectives and 50 kills.
+"""Long runs of collectives, and ranks killed at any moment: nothing leaks, and the remaining ranks
+end with the reason. The default run does a part; ARK_ENDURANCE=1 does 100,000 collectives and 50
+kills.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def start(code: str, ranks: int) -> list[subprocess.Popen[str]]:
 @pytest.mark.timeout(3600 if LONG else 300)
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
 def test_many_collectives_leave_nothing_behind() -> None:
-    """Memory, files and threads of a rank after them all are those of before, or nearly."""
+    """Memory, files and threads of a rank are the same afterwards, within a small tolerance."""
     for process in (started := start(COUNTING, 2)):
         out, err = process.communicate(timeout=3000)
         assert process.returncode == 0, err

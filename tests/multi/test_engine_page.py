@@ -1,4 +1,4 @@
-"""docs/new-engine.md followed to the letter: its engine moves arrays between two ranks."""
+"""docs/new-engine.md followed literally: its engine moves arrays between two ranks."""
 
 from __future__ import annotations
 

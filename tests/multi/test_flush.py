@@ -1,6 +1,6 @@
-"""The litmus test of a local flush: behind it what was put from is written again, and the peer has
-what was there before, by every engine; and a plan in which the flush does not wait for the copies
-is refused.
+"""The litmus test of a local flush. After the flush, the source of a put is overwritten, and the
+peer must have the old contents, with every engine. A plan in which the flush does not wait for the
+copies is refused.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ ALIKE = [("rocm", "threads"), ("rocm", "bulk")]
 
 
 def body_of(engine: str) -> channels.Body:
-    """Rank 0 puts, flushes, and writes what it has put from again, all of it on one processor,
-    while tasks on all of them read it; rank 1 is told behind the flush.
+    """Rank 0 puts, flushes, and overwrites the source of the put, all on one processor, while tasks
+    on all processors read it. Rank 1 is signalled after the flush.
     """
 
     def body(rank: int) -> None:
@@ -48,7 +48,7 @@ def body_of(engine: str) -> channels.Body:
 
 
 def able(machine: Machine, engine: str) -> Machine:
-    """A CPU whose tasks of `bulk` have the common body."""
+    """Returns a CPU machine with `bulk`, whose tasks have the common body."""
     if engine != "bulk" or machine.backend != "cpu":
         return machine
     return machine.with_capabilities(Capability.PEER_BULK)
@@ -69,7 +69,7 @@ def test_the_source_of_a_put_may_be_overwritten_after_a_flush(name: str, engine:
 
 
 def test_a_flush_that_does_not_wait_is_refused() -> None:
-    """Nothing else makes the second write come after the copies on the other processor."""
+    """Without it, nothing orders the second write after the copies on the other processor."""
     plans = build(2, body_of("threads"))
     (flush,) = [o.id for o in plans[0].ops if o.name.startswith("flush")]
     ((place, task),) = [actual for actual in tasks(plans[0]).items() if actual[1].op == flush]

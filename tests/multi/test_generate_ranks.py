@@ -1,4 +1,6 @@
-"""`ark generate --ranks N`: real processes, shared memory, the same tokens; and what goes wrong."""
+"""`ark generate --ranks N`: real processes and shared memory give the tokens of one rank; also
+faults.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,7 @@ def test_two_ranks_give_the_tokens_of_one(backend: str) -> None:
     ["mixtral", "qwen2", *(pytest.param(c, marks=slow) for c in SHARED)],
 )
 def test_ranks_share_other_decoders(case: str, tmp_path: Path) -> None:
-    """Each holds half of the heads, of every expert and of the head's rows."""
+    """Each rank holds half of the heads, of every expert and of the output head's rows."""
     directory = make_checkpoint(tmp_path / case, **DECODERS[case])
     answered = answer(directory, "--backend", "cpu", "--max-new-tokens", "20", "--ranks", "2")
     assert answered["tokens"] == alone(directory, 20)
@@ -59,7 +61,9 @@ def test_ranks_share_other_decoders(case: str, tmp_path: Path) -> None:
     "filters", [("--top-k", "3"), ("--top-p", "0.8", "--repetition-penalty", "1.3")]
 )
 def test_two_ranks_draw_the_tokens_of_one(filters: tuple[str, ...]) -> None:
-    """Each finds the best of its own logits, and all need all for filters of the distribution."""
+    """Greedy: each rank finds the best token of its own logits. Filters of the distribution need
+    the logits of all ranks.
+    """
     drawn = ("--temperature", "1.5", *filters, "--seed", "11", "--max-new-tokens", "16")
     common = (*drawn, "--backend", "cpu")
     one, two = (answer(NOAH, *common, "--ranks", str(n))["tokens"] for n in (1, 2))
@@ -82,7 +86,7 @@ def test_the_benchmark_measures_ranks_together(backend: str) -> None:
 @slow
 @pytest.mark.parametrize("ranks", ["1", "2"])
 def test_emulated_devices_give_the_tokens_of_the_cpu(ranks: str) -> None:
-    """One and two emulated gfx942 devices and processes; put, signal and wait between them."""
+    """One and two emulated gfx942 devices and processes, with put, signal and wait between them."""
     pytest.importorskip("ark_rocm_emulator")
     pytest.importorskip("hip")
     tokens = 12 if SLOW else 6
@@ -137,11 +141,11 @@ def start_emulated(
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("ranks", ["2", "4"])
 def test_checked_emulated_devices_give_the_tokens_of_one(ranks: str, tmp_path: Path) -> None:
-    """With all checks. In the prompt's phase memory is reused that another processor has read, and
-    what orders the two goes through packets.
+    """With all checks. In the prompt's phase, memory is reused that another processor has read, and
+    the order of the two accesses is enforced through packets.
     """
     directory = make_checkpoint(tmp_path / "m", heads=4, kv_heads=4, layers=1)
-    # Two chunks of a prompt and two tokens; three chunks and three tokens in the slow session.
+    # Two chunks of a prompt and two tokens; three of each in the slow session.
     text, count = (PROMPT, 3) if SLOW else ("The fox", 2)
     words = ("--json", "--context", "64", "--prompt", text, "--ranks", ranks)
     environment = {**CHECKED, "ARK_ROCM_DEVICE": f"emulated:gfx942,{ranks}"}
@@ -174,14 +178,14 @@ CHANGES = {
     "the chunk": ("--chunk", "8"),
     "the weights": (),
 }
-FEW = ("the prompt's tokens", "the weights")  # each by another way
+FEW = ("the prompt's tokens", "the weights")  # each is detected in another way
 
 
 @pytest.mark.parametrize(
     "difference", [pytest.param(c, marks=[slow] * (c not in FEW)) for c in CHANGES]
 )
 def test_ranks_that_disagree_both_end_with_an_error(difference: str, tmp_path: Path) -> None:
-    """Each would otherwise give text that no rank was asked for."""
+    """Otherwise each rank would print text that neither input asks for."""
     port = str(20000 + (os.getpid() + 7) % 20000)
     shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     directory = NOAH
@@ -217,7 +221,7 @@ def test_ranks_that_disagree_both_end_with_an_error(difference: str, tmp_path: P
     "prompt", [pytest.param("--no option " + PROMPT, marks=slow), PROMPT + "\0 and\n so on"]
 )
 def test_a_prompt_from_standard_input_reaches_every_rank(ranks: str, prompt: str) -> None:
-    """Also one that no command line can hold."""
+    """Also a prompt that is too long for a command line."""
     argv = [sys.executable, "-m", "ark", "generate", str(NOAH), "--prompt", "-", "--json"]
     argv += ["--backend", "cpu", "--max-new-tokens", "6", "--ranks", ranks]
     done = subprocess.run(argv, input=prompt, capture_output=True, text=True, timeout=120)
@@ -227,7 +231,7 @@ def test_a_prompt_from_standard_input_reaches_every_rank(ranks: str, prompt: str
 
 @slow
 def test_a_prompt_from_standard_input_under_a_launcher() -> None:
-    """mpirun and torchrun give it to rank 0 alone."""
+    """mpirun and torchrun pass standard input to rank 0 only."""
     port = str(20000 + (os.getpid() + 17) % 20000)
     shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     argv = [sys.executable, "-m", "ark", "generate", str(NOAH), "--prompt", "-", "--json"]
@@ -268,7 +272,7 @@ def children(pid: int) -> list[int]:
 
 
 def check_that_the_others_name(rank: int, process: subprocess.Popen[str]) -> None:
-    """Kills that rank while its kernel runs; all end soon, and say which one it was."""
+    """Kills a rank while its kernel runs. Asserts that all others end soon and name it."""
     assert process.stdout is not None
     assert process.stdout.read(1), process.communicate()  # the kernels are running
     everyone = children(process.pid)
@@ -279,7 +283,7 @@ def check_that_the_others_name(rank: int, process: subprocess.Popen[str]) -> Non
     assert process.returncode != 0
     assert f"rank {rank}" in err
     assert "Traceback" not in err
-    for pid in everyone:  # or it is a process of another name by now
+    for pid in everyone:  # unless the id belongs to another process by now
         command = Path(f"/proc/{pid}/cmdline")
         assert not command.exists() or b"generate" not in command.read_bytes()
 

@@ -1,5 +1,6 @@
-"""Ranks on two hosts: collectives and channels over UCX on TCP, between network namespaces; killed
-peers, a broken link, strangers. tests/multi/test_late_links.py has late links.
+"""Ranks on two hosts: collectives and channels over UCX on TCP, between network namespaces, also
+with killed peers, a broken link and foreign processes. tests/multi/test_late_links.py covers late
+links.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def hosts() -> Iterator[Hosts]:
 @slow
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_every_collective_between_hosts(hosts: Hosts, ranks: int) -> None:
-    """Four ranks: two on each host, which share memory, and reach the others by TCP."""
+    """Four ranks, two on each host: those of a host share memory and reach the others by TCP."""
     started = start(hosts, WORK, ranks)
     outputs = [p.communicate(timeout=300) for p in started]
     assert [p.returncode for p in started] == [0] * ranks, outputs
@@ -57,7 +58,7 @@ def test_every_collective_between_hosts(hosts: Hosts, ranks: int) -> None:
 
 
 def rank_process(started: subprocess.Popen[str]) -> int:
-    """`ip netns exec` becomes the process that it starts."""
+    """Returns the id of the process that `ip netns exec` becomes."""
     return started.pid
 
 
@@ -79,7 +80,9 @@ def test_a_killed_rank_ends_the_others_who_name_it(hosts: Hosts, victim: int) ->
 
 @slow
 def test_a_put_alone_is_a_message_there_and_one_back(hosts: Hosts) -> None:
-    """Not also a flush and its answer: the segments that TCP sends, acknowledgements among them."""
+    """A put causes no separate flush and answer: the TCP segments are counted, acknowledgements
+    included.
+    """
     from bench.ucx import ONES, WARM, both_ends
 
     with both_ends(hosts, 1024) as (ask, segments):
@@ -105,7 +108,7 @@ def test_a_cable_that_is_pulled_ends_both(hosts: Hosts) -> None:
 
 @slow
 def test_a_stranger_is_turned_away(hosts: Hosts) -> None:
-    """A process on the other host that does not know the job's secret."""
+    """A process on the other host without the job's secret is rejected."""
     place = {"MASTER_ADDR": hosts.addresses[0], "MASTER_PORT": "23456", "ARK_JOIN_TIMEOUT": "8"}
     job = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "ARK_JOB_SECRET": "another"}
     stranger = hosts.start(1, ["-c", WORK], {**place, **job})
@@ -159,8 +162,8 @@ def test_channels_between_hosts(monkeypatch: pytest.MonkeyPatch, body: channels.
 def test_a_cpu_and_an_emulated_device(
     monkeypatch: pytest.MonkeyPatch, kinds: tuple[str, str]
 ) -> None:
-    """Hosts whose ranks are of two kinds; each plans for its own, and plans are verified together.
-    The emulated device has all checks.
+    """The ranks of the hosts are of two kinds. Each plans for its own device, and the plans are
+    verified together. The emulated device has all checks.
     """
     command = native.find_compiler()
     if command is None or not has_ucx(command):
@@ -247,7 +250,7 @@ print("closed")
 
 
 def test_hosts_that_have_no_transport_in_common() -> None:
-    """Said; and the proxy of a connection that failed can be closed."""
+    """The error says so, and the proxy of a connection that failed can be closed."""
     command = native.find_compiler()
     if command is None or not has_ucx(command):
         pytest.skip("needs UCX")
@@ -304,7 +307,7 @@ def test_a_transfer_without_an_answer_names_the_rank() -> None:
 
 
 def test_a_plan_that_stores_to_another_host_is_refused() -> None:
-    """A plan for one host, said to be for two."""
+    """A plan for one host is run as if for two."""
     results = []
     for rank in range(2):
         model = Model(rank, 2)

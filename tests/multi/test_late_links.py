@@ -1,5 +1,5 @@
-"""Ranks on two hosts whose cable is late, loses frames, or is cut for a while or for good: the
-kernel's own TCP sends again what tests/multi/relay.py does not pass on.
+"""Ranks on two hosts whose cable is late, loses frames, or is cut for a while or for good. The
+kernel's own TCP resends what tests/multi/relay.py drops.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def test_a_link_that_comes_back_after_three_seconds(hosts: Hosts) -> None:
     time.sleep(3.0)
     assert [p.poll() for p in started] == [None, None]
     after = hosts.change(Cable(delay_ms=1.0))
-    assert after[0] - before[0] == after[1] - before[1] > 0  # all that were sent again, too
+    assert after[0] - before[0] == after[1] - before[1] > 0  # all of them resent
     assert started[0].stdin is not None
     started[0].stdin.write("stop\n")
     started[0].stdin.flush()
@@ -119,7 +119,7 @@ def test_a_link_that_comes_back_after_three_seconds(hosts: Hosts) -> None:
 
 @slow
 def test_a_link_that_is_dead_ends_both(hosts: Hosts) -> None:
-    """In a collective: no frame passes any more, and no device is told so."""
+    """Cut during a collective: no frame passes any more, and no device reports it."""
     hosts.change(FAR)
     started = running(hosts, jobs.ENDLESS)
     hosts.change(Cable(lost=1.0))

@@ -1,4 +1,4 @@
-"""Starting ranks on one machine, and finding one's place under other launchers."""
+"""Starting ranks on one machine, and detecting a process's rank under other launchers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.slow import slow
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# One write a rank: lines of several ranks must not run into each other.
+# Each rank writes once, so that lines of several ranks do not mix.
 MEET = """
 import os
 from ark.runtime.bootstrap import Bootstrap
@@ -37,7 +37,7 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def process_ends(pid: int) -> bool:
-    """True if the process ends (or is only waiting to be reaped) within moments."""
+    """True if the process ends within moments, or is a zombie."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         try:
@@ -107,7 +107,7 @@ def test_equal_messages_of_ranks_are_printed_once(
     words: str,
     message: str,
 ) -> None:
-    """Each ends by a named error as the command line does."""
+    """Each rank ends with an error by name, as on the command line."""
     monkeypatch.setattr(launching, "_GRACE_S", 1.0 if "runs" in words else 20.0)
     command = [sys.executable, "-c", SAYS, words, str(tmp_path / "first")]
     assert launch_command(words.count(",") + 1, command) == 2
@@ -195,7 +195,7 @@ def speak(failing: int) -> None:
 
 @pytest.mark.parametrize("failing", [-1, 1])
 def test_the_output_of_every_rank_is_shown(capfd: pytest.CaptureFixture[str], failing: int) -> None:
-    """Also of a rank that fails after it, which the others may not live to see."""
+    """Also of a rank that fails afterwards, and whose failure ends the others."""
     assert launch(3, speak, failing) == (2 if failing == 1 else 0)
     shown = set(capfd.readouterr().out.splitlines())
     assert shown >= {f"rank {rank} was here" for rank in range(3) if failing in (-1, rank)}
@@ -212,7 +212,7 @@ def print_by_halves(folder: str) -> None:
 def test_launch_unbuffered_prints_whole_lines(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """An unbuffered interpreter writes a text and its line's end apart."""
+    """An unbuffered interpreter writes a text and its newline separately."""
     monkeypatch.setenv("PYTHONUNBUFFERED", "1")
     assert launch(2, print_by_halves, str(tmp_path)) == 0
     assert sorted(capfd.readouterr().out.splitlines()) == ["of rank 0", "of rank 1"]
@@ -228,7 +228,7 @@ def stumble() -> None:
 
 
 def test_a_functions_traceback_is_its_own(capfd: pytest.CaptureFixture[str]) -> None:
-    """Said once for both ranks, from the function on."""
+    """It is printed once for both ranks, starting at the function."""
     assert launch(2, stumble) == 1
     errors = capfd.readouterr().err
     assert errors.startswith("ark: ranks 0 and 1: Traceback") or errors.startswith("ark: rank ")
@@ -302,7 +302,7 @@ def test_under_torchrun(tmp_path: Path) -> None:
             },
             RankInfo(5, 8, 1, "gpu04", 6000, job="77"),
         ),
-        # A batch script outside of a step does not count as a rank.
+        # A batch script outside of a step is not a rank.
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "77"}, RankInfo()),
     ],
 )
@@ -343,7 +343,9 @@ def member(name: str, patience: float = 60.0, **environment: str) -> subprocess.
 
 
 def test_jobs_on_one_host_do_not_meet() -> None:
-    """Neighbouring ports, which both search, and torchrun's id for no id."""
+    """Both jobs search for a free port from neighbouring numbers, with torchrun's default
+    job id.
+    """
     port = 30000 + os.getpid() % 20000
     jobs = []
     for rank in ("1", "0"):
@@ -357,7 +359,9 @@ def test_jobs_on_one_host_do_not_meet() -> None:
 
 
 def test_another_users_ranks_are_turned_away(tmp_path: Path) -> None:
-    """All that the launcher says can be guessed; the key in the user's cache folder cannot."""
+    """Everything that the launcher passes can be guessed, but not the key in the user's cache
+    folder.
+    """
     place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "run7"}
     place["MASTER_PORT"] = str(30000 + (os.getpid() + 11) % 20000)
     mine = member("mine", 3.0, RANK="0", **place)

@@ -1,4 +1,4 @@
-"""What a user sees when the machine misbehaves: stopped, killed, starved processes, wrong clocks.
+"""Faults of the machine as a user sees them: stopped, killed and starved processes, wrong clocks.
 
 Full and missing disks are in tests/unit/runtime/test_cache.py, killed ranks in test_generate_ranks.
 """
@@ -63,7 +63,7 @@ def children(pid: int) -> list[int]:
 
 @slow
 def test_a_process_that_was_stopped_goes_on(endless: Path) -> None:
-    """Time for which it did not run is no time in which a wait failed."""
+    """Time in which the process was stopped does not count towards a timeout."""
     long = ("--context", str(LONG_CONTEXT), "--max-new-tokens", "6000", "--budget", "3")
     process = begin(endless, *long)
     assert process.stdout is not None
@@ -120,7 +120,9 @@ def test_a_rank_that_the_system_kills(endless: Path) -> None:
 
 @slow
 def test_too_little_address_space(endless: Path) -> None:
-    """Half of what the command needs, then a little more: never a traceback, never a signal."""
+    """Half of the address space that the command needs, then a little more: no traceback and no
+    signal.
+    """
     for limit in (0.45, 0.7, 1.0, 1.4):
         done = subprocess.run(
             argv(endless, "--max-new-tokens", "4"),
@@ -140,7 +142,9 @@ def test_too_little_address_space(endless: Path) -> None:
 
 @slow
 def test_a_small_stack() -> None:
-    """Threads that run processors have stacks of their own; with much less gcc itself ends."""
+    """Threads that run processors set their own stack size. With a much smaller limit gcc itself
+    fails.
+    """
     done = subprocess.run(
         argv(NOAH, "--max-new-tokens", "2"),
         capture_output=True,
@@ -154,7 +158,7 @@ def test_a_small_stack() -> None:
 
 @pytest.fixture
 def group() -> Iterator[Path]:
-    """A control group of this test's own whose memory is limited to 200 MB."""
+    """Returns a control group for this test whose memory is limited to 200 MB."""
     base = Path("/sys/fs/cgroup/memory")
     limit, root = ("memory.limit_in_bytes", base) if base.is_dir() else ("memory.max", base.parent)
     own = root / f"ark-test-{os.getpid()}"
@@ -170,7 +174,7 @@ def group() -> Iterator[Path]:
 
 @slow
 def test_a_memory_limit_is_seen_before_it_kills(group: Path, tmp_path: Path) -> None:
-    """A model that fits the machine, but not the container."""
+    """The model fits the machine but not the container."""
     directory = make_endless(tmp_path / "model", 4_000_000)
     text = (
         "import os, sys\n"
@@ -186,7 +190,7 @@ def test_a_memory_limit_is_seen_before_it_kills(group: Path, tmp_path: Path) -> 
 
 
 def test_free_memory_of_a_control_group_is_computed(tmp_path: Path) -> None:
-    """Version 1, version 2, nested limits, no limit; the page cache counts as free."""
+    """Version 1, version 2, nested limits and no limit. The page cache counts as free."""
     v1, v2 = tmp_path / "memory/a", tmp_path / "b/c"
     for folder, names, values in (
         (v1, ("limit_in_bytes", "usage_in_bytes"), (1000, 400)),
@@ -237,7 +241,7 @@ time_t time(time_t *at) {
 
 @slow
 def test_a_clock_that_jumps(tmp_path: Path) -> None:
-    """By more than a year to and fro at every look; nothing waits by the wall clock."""
+    """The wall clock jumps by more than a year at every reading. No wait depends on it."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("needs a C compiler")

@@ -1,5 +1,5 @@
-"""Models take the engines that `ark tune --collectives` measured: by size and algorithm, the same
-on all ranks, and in what plans are kept under.
+"""Models use the engines that `ark tune --collectives` measured, by size and algorithm, the same on
+all ranks. The table is part of the plan cache's key.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ark.runtime.tuned_collectives import Entry
 from tests.ranks import run_ranks
 
 CPU, GPU = registry.machine("cpu-2"), registry.machine("h100")
-SMALL, LARGE = 64 << 10, 4 << 20  # bytes, which unmeasured are packets and are none on a GPU
+SMALL, LARGE = 64 << 10, 4 << 20  # in bytes; without measurements, packets, and no packets on a GPU
 CALLS: dict[str, tuple[Any, int]] = {  # and how much larger a rank's larger side is than its input
     "all_reduce": (ark.all_reduce, 1),
     "all_gather": (ark.all_gather, 2),
@@ -52,7 +52,7 @@ def table(collective: str, nbytes: int, **engines: str) -> dict[str, Any]:
 def plans_of(
     collective: str, nbytes: int, engines: Mapping[str, Any] | None, **words: Any
 ) -> Sequence[Plan]:
-    """Two ranks' plans of a collective of so many bytes on a rank's larger side."""
+    """Returns two ranks' plans of a collective whose larger side has `nbytes` on a rank."""
     call, larger = CALLS[collective]
     graphs = []
     for rank in range(2):
@@ -83,7 +83,8 @@ def test_the_engine_is_the_measured_one_of_the_nearest_size(collective: str) -> 
             plans_of(collective, size, table(collective, SMALL, one_shot="threads"))
         )
     assert in_packets(plans_of(collective, LARGE, table(collective, LARGE, one_shot="packet")))
-    # Far from it, of another collective, of another algorithm, or an engine that the machine lacks.
+    # A size far from it, another collective, another algorithm, or an engine that the machine
+    # lacks.
     assert in_packets(
         plans_of(collective, SMALL // 4, table(collective, SMALL, one_shot="threads"))
     )
@@ -117,7 +118,7 @@ def test_plans_of_different_tables_are_refused_in_a_sentence() -> None:
 
 
 def keep(engine: str, nbytes: int = SMALL) -> None:
-    """What `ark tune --collectives` would have left in this cache for two ranks of CPU."""
+    """Stores a table as `ark tune --collectives` would for two CPU ranks."""
     entry = Entry(nbytes, "ring", "packet", 1.0, 2.0, {"one_shot": engine})
     tuned.KEPT.store(CPU, {"all_reduce.2": [entry], "all_reduce.3": [entry], "all_gather.2": []})
 
@@ -131,7 +132,7 @@ def test_all_ranks_plan_with_the_table_of_rank_0(tmp_path: Path) -> None:
     expected_data = tuned.KEPT.encoded(CPU, tuned.KEPT.load(CPU))
 
     class Ranks:
-        """Rank 1, whose own table is another."""
+        """Rank 1 with a table of its own."""
 
         def all_gather(self, data: bytes) -> list[bytes]:
             assert data != expected_data
@@ -172,8 +173,8 @@ def test_a_decoders_plans_are_kept_under_their_table() -> None:
 
 
 def _sum_by_tables(root: str) -> None:
-    """A rank of the test below, with a table of its own: a launch plans all ranks by rank 0's;
-    plans that ranks made by themselves do not go together.
+    """One rank of the test below, with its own table. In a launch all ranks are planned by rank 0's
+    table; plans that ranks made by themselves do not fit together.
     """
     rank = rank_from_environment().rank
     os.environ["ARK_CACHE_DIR"] = str(Path(root) / str(rank))

@@ -1,4 +1,4 @@
-"""The launchers' environments on the page about several hosts, read as a rank would read them."""
+"""The launchers' environments on the page about several hosts, interpreted as a rank would do."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_its_environment_says_where_the_rank_stands(name: str, line: str) -> Non
 
 @pytest.mark.parametrize(("name", "line"), ROWS, ids=[name for name, _ in ROWS])
 def test_two_jobs_do_not_meet(name: str, line: str) -> None:
-    """Another number, secret or port of the job is another job."""
+    """A different number, secret or port makes a different job."""
     environment = dict(word.split("=", 1) for word in line.split())
     other = dict(environment)
     variables = ("ARK_JOB_SECRET", "PMIX_NAMESPACE", "SLURM_JOB_ID", "MASTER_PORT")

@@ -1,4 +1,4 @@
-"""Processes that a script starts by itself and tells their ranks, as ARK's tutorials do, without a
+"""Processes that a script starts itself and gives their ranks, as in ARK's tutorials, without a
 launcher that says how they meet.
 """
 
@@ -107,7 +107,7 @@ if __name__ == "__main__":
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Of no launcher."""
+    """Returns an environment without a launcher's variables."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCHERS)}
     return {**kept, "PYTHONPATH": str(ROOT), **more}
 

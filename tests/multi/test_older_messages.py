@@ -1,5 +1,5 @@
-"""send and recv as ARK 0.5 has them: by id, rank and bytes. Processes started by ark.launch, on the
-CPU.
+"""send and recv in the form of ARK 0.5: by id, rank and bytes. Processes are started by ark.launch,
+on the CPU.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ VECTOR_LENGTH = 300
 
 
 def ping_pong() -> None:
-    """A tensor goes to rank 1 as bytes, which sends it back as it came."""
+    """A tensor goes to rank 1 as bytes, and rank 1 sends it back unchanged."""
     ark.init(backend="cpu")
     rank = ark.Model.get_rank()
     nbytes = VECTOR_LENGTH * ark.fp16.element_size()
@@ -38,7 +38,9 @@ def ping_pong() -> None:
 
 
 def into_a_share() -> None:
-    """By names, into and out of rows of a larger tensor; the receiver's next op waits for them."""
+    """Sends and receives by name, from and into rows of a larger tensor. The receiver's next op
+    waits for them.
+    """
     ark.init(backend="cpu")
     rank = ark.Model.get_rank()
     whole = ark.tensor([8, 24])

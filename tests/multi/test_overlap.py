@@ -1,6 +1,6 @@
-"""Products that share an op with the collective that they meet: the bits of the two ops one by one,
-on all ranks and in every iteration, NumPy's numbers, and plans that the verifier refuses when a
-signal is missing.
+"""Products fused with the collective next to them: the bits equal those of two separate ops, on all
+ranks and in every iteration, and NumPy's numbers. The verifier refuses plans in which a signal is
+missing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.unit.plan.shapes import machine, replace_task
 LAUNCH_ITERATIONS = 3
 ROUNDS = "rounds"  # in which a GPU multiplies it
 SHAPES = {
-    # rows, columns, depth, type, transposes
+    # (rows, columns, depth, type, transposes)
     "ragged": (203, 133, 24, ark.fp32, False, True),
     "half": (192, 96, 40, ark.fp16, True, False),
     "bfloat": (264, 160, 32, ark.bf16, False, False),
@@ -44,7 +44,7 @@ Body = Callable[[int], object]
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small shapes overlap too."""
+    """Lowers the limit, so that small shapes overlap, too."""
     monkeypatch.setattr("ark.lower.rewrite.overlap_collectives.in_packets", lambda *_: False)
 
 
@@ -53,8 +53,8 @@ def rounded(world: int, rows: int) -> int:
 
 
 def body(world: int, shape_name: str, symmetric: bool = False) -> Body:
-    """Both matrices have small integers; one grows with the iteration. Addends of a sum differ from
-    rank to rank.
+    """Returns a rank's model. Both matrices hold small integers, one grows with the iteration, and
+    the addends of a sum differ between ranks.
     """
     rows, columns, depth, dtype, turn_a, turn_b = (SHAPES | LARGE)[shape_name]
     place = {"world_size": world}
@@ -127,8 +127,8 @@ def expected(world: int, shape_name: str, rank: int) -> dict[str, np.ndarray]:
 
 
 def moving(target: Machine) -> Machine:
-    """The machine, some of whose warps can move what others multiply; in small tiles, so that it
-    multiplies for some rounds.
+    """Returns the machine with warps that move data while others multiply, and with small tiles, so
+    that products take several rounds.
     """
     first = target.variants[0]
     with_lists = dataclasses.replace(first, roles=(*first.roles, Role(MOVE, 1)))
@@ -136,14 +136,16 @@ def moving(target: Machine) -> Machine:
 
 
 def moved(plan: Plan) -> list[Task]:
-    """The tasks of the lists behind the processors'."""
+    """Returns the tasks of the moving warps' lists, which follow those of the processors."""
     return [t for listed in plan.phases[0].processors[plan.processors :] for t in listed]
 
 
 def results(
     name: str, world: int, shape_name: str, moves: bool = False, **options: object
 ) -> list[dict[str, np.ndarray]]:
-    """By rank what was kept, after some iterations. moves: on machines whose warps can."""
+    """Returns the kept results by rank after some iterations. moves: on machines with
+    moving warps.
+    """
     with devices(name, world) as (opened, target):
         target = moving(target) if moves and name == "cpu" else target
         plans = build(world, body(world, shape_name), target, **{"overlap": True, **options})
@@ -175,7 +177,7 @@ def names(plans: list[Plan]) -> set[str]:
 
 
 def check(name: str, world: int, shape_name: str, **options: object) -> None:
-    """Sums of few whole numbers are exact in fp32: there the ops one by one have NumPy's bits."""
+    """Compares with separate ops and with NumPy. Sums of few integers are exact in fp32."""
     fused = results(name, world, shape_name, **options)
     wanted = [expected(world, shape_name, rank) for rank in range(world)]
     exact = (SHAPES | LARGE)[shape_name][3] is ark.fp32
@@ -204,7 +206,7 @@ def test_on_cpu_ranks(shape_name: str) -> None:
 )
 @pytest.mark.parametrize("world", [2, pytest.param(3, marks=slow), pytest.param(4, marks=slow)])
 def test_task_lists_of_moving_warps_give_equal_results(shape_name: str, world: int) -> None:
-    """On a CPU they are processors more."""
+    """On a CPU these lists are run by additional processors."""
     check("cpu", world, shape_name, moves=True)
 
 
@@ -270,7 +272,7 @@ def overlapped(target: object, **options: object) -> list[Plan]:
 
 
 def test_processors_that_multiply_nothing_add_and_send() -> None:
-    """Of 7 processors, 16 tiles in 3 rounds leave one idle."""
+    """16 tiles in 3 rounds leave one of 7 processors without a product."""
     plans = overlapped(machine(7, warps=4))
     plan = plans[0]
     adders = {
@@ -287,7 +289,7 @@ def test_processors_that_multiply_nothing_add_and_send() -> None:
 
 
 def test_products_keep_their_tiles_beside_a_collective() -> None:
-    """Those of fp32 have tiles of their own, with a loop for them (Machine.exact_tiles)."""
+    """Products in fp32 have their own tiles and loop (Machine.exact_tiles)."""
     target = dataclasses.replace(registry.machine("h200"), processors=8)
     case = overlap_case("all_reduce", "1024x1024x512", fp32, "auto", 1, 2)
     tiles = [
@@ -304,7 +306,9 @@ def test_products_keep_their_tiles_beside_a_collective() -> None:
 
 
 def damaged(plan: Plan) -> Iterator[Plan]:
-    """The plan with one far signal or wait of an overlapped op left out, one of each op."""
+    """Yields plans in which one signal to a peer or one wait for a peer of an overlapped op is
+    dropped.
+    """
     seen: set[tuple[int, bool]] = set()
     far = {c.id for c in plan.counters if c.rank != plan.rank}
     awaited = {c.id for c in plan.counters if c.system and c.rank == plan.rank}

@@ -1,4 +1,4 @@
-"""Plans of several phases whose ranks begin their iterations by themselves."""
+"""Plans with several phases whose ranks begin iterations independently."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_phase_begins_while_a_peer_is_in_the_one_before() -> None:
 
 
 def shared_receive_buffers(plan: Plan) -> Plan:
-    """The second phase's messages arrive where the first one's did."""
+    """Places the second phase's receive buffers on those of the first."""
     received = [b for b in plan.buffers if b.arena == "symmetric" and b.rank == plan.rank]
     first, second = received
     moved = dataclasses.replace(second, offset=first.offset)
@@ -56,7 +56,7 @@ def shared_receive_buffers(plan: Plan) -> Plan:
 
 
 def shared_counters(plan: Plan) -> Plan:
-    """A counter of the second phase becomes one of the first."""
+    """Replaces a counter of the second phase by one of the first."""
     signals = [
         [c for tasks in phase.processors for t in tasks for c in t.signals if c]
         for phase in plan.phases

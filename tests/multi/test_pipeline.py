@@ -1,5 +1,5 @@
-"""Ranks begin their iterations by themselves: a pipeline has several micro-batches in flight, and
-what a stage has not yet read is not overwritten, be it a message or a share of a collective.
+"""Ranks begin iterations independently: a pipeline has several micro-batches in flight. Messages
+and shares of collectives that a stage has not read yet are not overwritten.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from tests.slow import in_turns, slow
 from tests.unit.plan.oracle import tasks
 from tests.unit.plan.shapes import replace_task
 
-SLOW_PRODUCT_SIZE = 1000  # of a slow rank's product: far longer than a thread waits for a core
+SLOW_PRODUCT_SIZE = 1000  # a slow rank's product takes far longer than a thread spins for
 Place = tuple[int, int, int]
 
 
 def stage(rank: int, slow: int, world: int, work: int = 300) -> None:
-    """Rank 0 counts micro-batches and sends their number in every element; each rank adds up what
-    comes and passes it on. A stage of number `slow` has more to do.
+    """Returns a stage. Rank 0 counts micro-batches and sends the number in every element. Each rank
+    adds up what it receives and passes it on. Stage `slow` computes more.
     """
     begun = ark.tensor([8], name="begun")
     ark.add(begun, 1.0, output=begun)
@@ -64,7 +64,7 @@ def build(world: int, slow: int, machine: Machine | str = "cpu-1", work: int = 3
 
 @pytest.mark.parametrize(("machine", "slow"), in_turns(["cpu-1", "cpu-2"], [(0,), (1,), (2,)]))
 def test_no_stage_sees_a_micro_batch_twice_or_misses_one(machine: str, slow: int) -> None:
-    """Each element of each stage adds up 1 to 40, with any rank slow."""
+    """Each element of each stage adds up 1 to 40, with any rank as the slow one."""
     plans = build(3, slow, machine)
     verify(plans)
     assert {p.counters[ITERATION_BARRIER].step for p in plans} == {1}
@@ -74,8 +74,8 @@ def test_no_stage_sees_a_micro_batch_twice_or_misses_one(machine: str, slow: int
 
 
 def test_two_stages_work_on_different_iterations_at_the_same_time() -> None:
-    """While the second stage is in one iteration, the first one has begun the next: with a barrier
-    over all ranks that cannot be.
+    """While the second stage is in one iteration, the first has begun the next. With a barrier over
+    all ranks this would be impossible.
     """
     plans = build(2, 1, work=SLOW_PRODUCT_SIZE)
     verify(plans)
@@ -88,7 +88,9 @@ def test_two_stages_work_on_different_iterations_at_the_same_time() -> None:
 
 @pytest.mark.parametrize("name", ["cuda", pytest.param("rocm", marks=slow)])
 def test_neither_runs_ahead_on_a_gpu(name: str) -> None:
-    """A stage behind another one that is faster, and ranks that are only told, AMD's emulated."""
+    """Covers a stage behind a faster one, and ranks that only receive; AMD's devices are
+    emulated.
+    """
     with devices(name, 2) as (opened, machine):
         for plans, width in (
             (build(2, 1, machine, 40), WIDTH),
@@ -102,7 +104,7 @@ def test_neither_runs_ahead_on_a_gpu(name: str) -> None:
 
 
 def waiting(plan: Plan) -> list[tuple[Place, Task]]:
-    """The tasks that wait for the iteration before."""
+    """Returns the tasks that wait for the previous iteration."""
     return [(k, t) for k, t in tasks(plan).items() if any(n == 0 for _, n in t.waits)]
 
 
@@ -117,7 +119,7 @@ def wait_for_the_reader_of_this_iteration(plan: Plan, rng: random.Random) -> Pla
 
 
 def tell_before_the_read(plan: Plan, rng: random.Random) -> Plan:
-    """A reader's signal goes to a task that its rank runs earlier."""
+    """Moves a reader's signal to a task that its rank runs earlier."""
     read_counters = [
         c.id for c in plan.counters if c.name.endswith(".read") and c.rank != plan.rank
     ]
@@ -174,7 +176,7 @@ def test_every_mutation_is_refused(
 
 
 def reduce_stage(rank: int, world: int, width: int, algorithm: str, work: int = 300) -> None:
-    """Every rank counts iterations, adds up what all ranks have, and then rank 1 works for long."""
+    """Every rank counts iterations and adds up all ranks' counts. Rank 1 then computes for long."""
     place = (rank, world)
     batch = ark.tensor([width], name="batch")
     ark.add(batch, 1.0, output=batch)
@@ -209,7 +211,7 @@ def build_reduce(
     return planned(graphs, machine, lockstep)
 
 
-# The first travels as packets, the second with counters.
+# The first sum travels as packets, the second is signalled by counters.
 @pytest.mark.parametrize(
     ("width", "algorithm"),
     [
@@ -232,7 +234,7 @@ def test_sums_are_right_though_ranks_begin_by_themselves(width: int, algorithm: 
 
 
 def test_a_rank_begins_while_a_peer_is_in_the_iteration_before() -> None:
-    """Rank 0 has added up, and begins the next iteration while rank 1 still works."""
+    """Rank 0 has added up and begins the next iteration while rank 1 still computes."""
     plans = build_reduce(2, WIDTH, work=SLOW_PRODUCT_SIZE)
     (_, first), (_, second) = run(plans, 12, trace=4000)
     ahead, behind = np.concatenate(first), np.concatenate(second)
@@ -250,7 +252,7 @@ def test_ranks_begin_together_where_that_is_asked_for(width: int) -> None:
 
 
 def end_before_the_end(plan: Plan, rng: random.Random) -> Plan:
-    """Rank 0 hears of an iteration's end before what it told is read."""
+    """Rank 0 is told that an iteration has ended before its data are read."""
     return never_end(plan, rng, moved=True)
 
 
@@ -267,7 +269,7 @@ def never_end(plan: Plan, rng: random.Random, moved: bool = False) -> Plan:
 def build_broadcast(
     world: int, width: int, algorithm: str, machine: Machine | str = "cpu-2", work: int = 300
 ) -> list[Plan]:
-    """Rank 0 tells the others what iteration it is, and hears nothing of them."""
+    """Rank 0 sends the iteration's number to the others and receives nothing from them."""
     graphs = []
     for rank in range(world):
         model = Model(rank, world)
@@ -292,7 +294,7 @@ def build_broadcast(
     ],
 )
 def test_who_only_tells_does_not_run_ahead(width: int, algorithm: str) -> None:
-    """Each rank adds up 1 to 40, though nothing ever comes back to rank 0."""
+    """Each rank adds up 1 to 40, although rank 0 never receives anything."""
     plans = build_broadcast(3, width, algorithm)
     verify(plans)
     for total, _ in run(plans, ITERATIONS, width=width):
@@ -327,7 +329,7 @@ def test_the_source_is_the_same_text_for_both_forms() -> None:
 
 
 def test_memory_that_peers_see_keeps_the_barrier() -> None:
-    """A sender does not know when a peer has read the data of one-sided puts."""
+    """The sender of a one-sided put does not learn when the peer has read it."""
     graphs = []
     for rank in range(2):
         model = Model(rank, 2)

@@ -1,4 +1,4 @@
-"""docs/collective-programs.md followed to the letter: its program runs, and is simulated."""
+"""docs/collective-programs.md followed literally: its program runs and is simulated."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The host's proxy: its copies arrive in order; it sleeps when idle, stops, refuses memory outside
-of the plan, and only the engine `dma` needs it where it cannot be built.
+"""The host's proxy: its copies arrive in order. It sleeps when idle, stops, and refuses memory
+outside of the plan. If it cannot be built, only the engine `dma` fails.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.cases.proxy import fetch, put_and_send
 from tests.ranks import ThreadRanks, run_ranks
 from tests.slow import few
 
-MANY = 3 * layout.FIFO_SLOTS // 2  # triggers: the slots are used a second time
+MANY = 3 * layout.FIFO_SLOTS // 2  # triggers: slots are used a second time
 
 
 @pytest.mark.parametrize("name", ["cpu", "cuda", "rocm"])
@@ -43,7 +43,9 @@ def test_copies_of_the_proxy_arrive(name: str) -> None:
 
 
 def test_a_plan_that_forgets_the_proxys_copy_is_refused() -> None:
-    """A transfer is verified like any copy: without the wait, the reader is not ordered."""
+    """A transfer is verified like any copy: without the wait, the reader is not ordered
+    after it.
+    """
 
     def body(rank: int) -> None:
         x, inbox = channels.counting(), ark.comm.symmetric([channels.INBOX_ELEMENTS], int32)
@@ -88,7 +90,9 @@ def test_collectives_by_the_proxy(algorithm: str) -> None:
 
 
 def test_each_vendor_copies_by_its_own_driver() -> None:
-    """Both in one process: a module of one name would be loaded once, and serve the other too."""
+    """Both are loaded in one process. If the modules had the same name, one would serve both
+    vendors.
+    """
     rocm = pytest.importorskip("ark_rocm")
     header = resources.files(rocm).joinpath("copies.h").read_text()
     own = registry.get("cpu").open(0)
@@ -98,8 +102,8 @@ def test_each_vendor_copies_by_its_own_driver() -> None:
 
 @pytest.fixture
 def alone() -> Iterator[tuple[Proxy, np.ndarray, np.ndarray]]:
-    """A proxy without a kernel: the test writes triggers itself. And the memory that it may copy,
-    and the word by which a kernel would be told to leave.
+    """Returns a proxy without a kernel (the test writes the triggers), the memory that it may copy,
+    and the word that would tell a kernel to leave.
     """
     device = registry.get("cpu").open(0)
     abort = device.alloc(4, "host")
@@ -136,7 +140,7 @@ def test_slots_are_used_again_without_being_cleared(alone: tuple) -> None:
     memory[:4] = 7
     base = memory.ctypes.data
     for at in range(MANY):
-        push(proxy, at, base + at, base + at + 4, 4)  # each copies what the one before has copied
+        push(proxy, at, base + at, base + at + 4, 4)  # each copies the result of the previous one
         assert served(proxy, at + 1)
     assert (memory[: MANY + 4] == 7).all() and not memory[MANY + 7 : MANY + 100].any()
 
@@ -145,7 +149,7 @@ def test_idle_it_sleeps_and_then_serves_at_once(alone: tuple) -> None:
     proxy, memory, _ = alone
     end = time.monotonic() + 60.0
     while proxy.rests() < 100 and time.monotonic() < end:
-        time.sleep(0.01)  # it looks, sleeps longer the longer nothing comes, and looks again
+        time.sleep(0.01)  # it polls, and sleeps longer the longer it is idle
     assert proxy.rests() >= 100
     memory[:8] = 9
     push(proxy, 0, memory.ctypes.data, memory.ctypes.data + 8, 8)
@@ -155,8 +159,8 @@ def test_idle_it_sleeps_and_then_serves_at_once(alone: tuple) -> None:
 
 @contextlib.contextmanager
 def joined(nbytes: int) -> Iterator[tuple[list[Proxy], np.ndarray, np.ndarray, int]]:
-    """Two proxies over UCX, the first begun: its memory, the other's, and the address that stands
-    for that.
+    """Returns two proxies joined by UCX, the first one running: its memory, the other's, and the
+    address that stands for the other's.
     """
     command = native.find_compiler()
     if command is None or not proxies.has_ucx(command):
@@ -181,8 +185,8 @@ def joined(nbytes: int) -> Iterator[tuple[list[Proxy], np.ndarray, np.ndarray, i
 
 @pytest.mark.parametrize("size", [4, 40_000])
 def test_served_requests_have_arrived(size: int) -> None:
-    """Over UCX, with as many puts at once as the FIFO holds: small ones are taken several in a row,
-    and one flush tells of them all.
+    """Over UCX, with as many puts at once as the FIFO holds. Small puts are taken several at a
+    time, with one flush for all of them.
     """
     words = size // 4
     count = min(layout.FIFO_SLOTS, (8 << 20) // size)
@@ -202,8 +206,8 @@ def test_served_requests_have_arrived(size: int) -> None:
 
 @pytest.mark.parametrize("answered", ["late", "never"])
 def test_puts_one_by_one_to_a_peer_that_is_late(answered: str) -> None:
-    """Each would have a flush of its own, and UCX ends the process at the 255th that waits, and
-    where it is closed while one does.
+    """With a flush for each put, UCX ends the process at the 255th pending flush, and also if it is
+    closed while one is pending.
     """
     count = 600
     with joined(4 * count) as (result, source, target, there):
@@ -219,7 +223,9 @@ def test_puts_one_by_one_to_a_peer_that_is_late(answered: str) -> None:
 
 
 def test_a_put_alone_after_many() -> None:
-    """What was under way together ends, and so does each that follows the end of the one before."""
+    """The puts in flight complete, and so does each put that follows the completion of the previous
+    one.
+    """
     many, count = 40, 80
     with joined(4 * count) as (result, source, target, there):
         result[1].restart()
@@ -243,7 +249,9 @@ def test_other_memory_is_refused_and_the_kernel_told_to_leave(alone: tuple, offs
 
 
 def test_an_error_in_the_proxy_ends_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The executor forgets to tell which memory may be copied: an error in words, on all ranks."""
+    """The executor does not register the memory that may be copied: all ranks get an error
+    message.
+    """
     monkeypatch.setattr(Proxy, "allow", lambda *_: None)
     plans = build(2, put_and_send)
     verify(plans)

@@ -1,4 +1,4 @@
-"""Ranks share quantised weights by whole groups: the tokens are those of one rank."""
+"""Ranks split quantised weights at group boundaries: the tokens equal those of one rank."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_noah_of_4_bits() -> None:
 
 
 def test_awq_with_groups_that_ranks_divide(tmp_path: Path) -> None:
-    """A rank's 48 inputs of attention's output are a group and a half: groups become 16."""
+    """A rank's 48 inputs of attention's output are one and a half groups, so groups become 16."""
     config = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True}
     check(quantised_checkpoint(tmp_path, awq, config)[1])
 
@@ -38,5 +38,7 @@ def test_act_order_is_refused(tmp_path: Path) -> None:
 
 
 def test_mxfp4_experts_whose_biases_ranks_add_in_parts(tmp_path: Path) -> None:
-    """gpt-oss: sinks and biases of a rank's heads, and half of the biases of sums."""
+    """gpt-oss: each rank has the sinks and biases of its heads, and half of the biases that are
+    summed.
+    """
     check(mxfp4_checkpoint(tmp_path)[1])

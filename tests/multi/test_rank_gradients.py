@@ -1,4 +1,6 @@
-"""Gradients through collectives: those of the sum of both ranks' outputs, computed by hand."""
+"""Gradients through collectives: those of the sum of both ranks' outputs, compared with values by
+hand.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ WORLD_SIZE = 2
 
 
 def differentiate() -> None:
-    """Each collective's result is weighted by numbers that differ from rank to rank."""
+    """Weights each collective's result by numbers that differ between ranks."""
     ark.init(backend="cpu")
     rank = ark.Model.get_rank()
     shares = np.arange(WORLD_SIZE * 4, dtype=np.float32).reshape(WORLD_SIZE, 4)

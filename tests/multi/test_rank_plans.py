@@ -1,4 +1,6 @@
-"""Communication between ranks: plans that are verified together, run as threads, and broken."""
+"""Communication between ranks: plans that are verified together, run as threads, and with
+faults.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +85,7 @@ def test_neighbouring_tiles_go_to_a_peer_as_one_put() -> None:
     ("case", "ops"), [("plain", 1), ("strided", 2), ("broadcast", 2), ("used twice", 3)]
 )
 def test_a_residual_is_added_where_the_shares_are(case: str, ops: int) -> None:
-    """ops: of those that sum the shares and what comes after them."""
+    """ops: the expected ops that sum the shares, and those after them."""
 
     def body(rank: int) -> None:
         x = ark.mul(ark.tensor(SHAPE, name="x"), 1.0)
@@ -118,7 +120,7 @@ def test_a_residual_is_added_where_the_shares_are(case: str, ops: int) -> None:
 
 
 def ring(rank: int) -> None:
-    """Each of three ranks sends twice under one tag to the next, and once under another."""
+    """Each of three ranks sends twice with one tag to the next rank, and once with another."""
     x = ark.tensor(SHAPE, name="x")
     ark.send_done(ark.send(x, (rank + 1) % 3, tag=5))
     ark.send(ark.mul(x, 3.0), (rank + 1) % 3, tag=5)
@@ -162,7 +164,7 @@ def test_llama_on_several_ranks_is_accepted(world: int, fuse: bool, machine: str
 
 
 def changed(plan: Plan, edit: Callable[[Plan, Task], Task]) -> Plan:
-    """The plan with every task edited."""
+    """Returns the plan with every task edited."""
     phases = tuple(
         dataclasses.replace(
             phase,
@@ -193,7 +195,7 @@ def drop_mail_signals(plan: Plan, task: Task) -> Task:
 
 
 def other_receive_buffer(plan: Plan) -> Plan:
-    """Points the first put at another rank's receive buffer than the one that awaits it."""
+    """Points the first put at a receive buffer of another rank than the one that waits for it."""
     buffers = list(plan.buffers)
     at = next(b.id for b in buffers if b.rank != plan.rank)
     wrong = (buffers[at].rank + 1) % plan.world_size
@@ -203,7 +205,7 @@ def other_receive_buffer(plan: Plan) -> Plan:
 
 
 def shared_receive_buffer(plan: Plan) -> Plan:
-    """Lays two receive buffers on the same bytes."""
+    """Places two receive buffers on the same bytes."""
     buffers = list(plan.buffers)
     mine = [b.id for b in buffers if b.arena == "symmetric" and b.rank == plan.rank]
     first, second = mine[:2]

@@ -1,5 +1,5 @@
-"""All-reduces in a plan by reductions other than sums: elementwise ones compared with NumPy; Adasum
-and the model combiner with the papers' formulas in fp64, and small vectors by hand.
+"""All-reduces in a plan with reductions other than sums: elementwise ones compared with NumPy;
+Adasum and the model combiner with the papers' formulas in fp64, and small vectors by hand.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NUMPY = {"fp32": np.float32, "bf16": ml_dtypes.bfloat16}
 
 
 def shares(world: int, count: int, kind: str) -> np.ndarray:
-    """What the ranks put in; the first of one element is 0, whose norm vanishes."""
+    """Returns the ranks' inputs. The first one has one element, which is 0, so its norm is 0."""
     result = np.random.default_rng(count).standard_normal((world, count)).astype(NUMPY[kind])
     if count == 1:
         result[0] = 0
@@ -104,8 +104,8 @@ SMALL = {
     ("name", "world"), [("cpu", 3), ("cuda", 2), pytest.param("rocm", 2, marks=slow)]
 )
 def test_sums_of_small_types_and_integers(name: str, world: int) -> None:
-    """For arbitrary bytes, NaNs included: fp8 is added in fp32, in rank order, and rounded once, as
-    in ml_dtypes; integers wrap. All ranks' sums, and a rank's share of them.
+    """For arbitrary bytes, NaN included: fp8 is added in fp32 in rank order and rounded once, as in
+    ml_dtypes; integers wrap. Covers the sums on all ranks, and each rank's share of them.
     """
     count = 345 * world
 
@@ -156,7 +156,7 @@ def test_sums_of_small_types_and_integers(name: str, world: int) -> None:
 
 
 def _same(got: np.ndarray, want: np.ndarray, kind: str) -> None:
-    """Compared byte by byte, except that all encodings of NaN are equal."""
+    """Compares byte by byte, except that all encodings of NaN are equal."""
     numbers = np.ones(want.shape, bool)
     if kind.startswith("fp8"):
         numbers = ~np.isnan(want.astype(np.float32))
@@ -182,8 +182,8 @@ HUGE, TINY = 2.0**126, 2.0**-100
 
 
 def by_hand() -> None:
-    """[1, 0] and [1, 1], the papers' own example; orthogonal ones; equal ones; whole matrices;
-    numbers whose squares overflow or vanish.
+    """[1, 0] and [1, 1] (the papers' example), orthogonal vectors, equal vectors, whole matrices,
+    and numbers whose squares overflow or underflow.
     """
     ark.init(backend="cpu")
     rank = ark.Model.get_rank()

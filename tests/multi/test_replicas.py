@@ -1,4 +1,6 @@
-"""Replicas of ark.training_model on several ranks: k steps in one launch a rank, beside torch."""
+"""Replicas of ark.training_model on several ranks: k steps in one launch of each rank, compared
+with torch.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ class Learner(torch.nn.Module):
 
 
 def counted() -> list[int]:
-    """One entry a launch of this process from here on."""
+    """Returns a list that gets one entry for each later launch in this process."""
     results: list[int] = []
     launch: Callable[..., CpuLaunch] = CpuDevice.launch
 
@@ -43,7 +45,7 @@ def counted() -> list[int]:
 
 
 def train() -> None:
-    """A rank is given its replicas' rows; torch, in every rank, those of all."""
+    """Each rank trains on its replicas' rows. torch, in every rank, trains on all rows."""
     ark.init(backend="cpu")
     torch.manual_seed(0)
     rank, launches = ark.Model.get_rank(), counted()
@@ -86,7 +88,7 @@ def refuse() -> None:
     with pytest.raises(ark.InvalidUsageError, match="3 is not divisible by the 2 ranks of the job"):
         ark.inference_model(torch.nn.Linear(2, 2), three)(torch.ones(6, 2))
     two = ark.torch.Options(replication=2)
-    result = ark.inference_model(torch.nn.Linear(2, 2), two)  # a replica on each, which are alone
+    result = ark.inference_model(torch.nn.Linear(2, 2), two)  # one replica on each rank
     assert result(torch.ones(1, 2)).shape == (1, 2)
     torch.manual_seed(ark.Model.get_rank())
     net = Learner()
@@ -96,7 +98,7 @@ def refuse() -> None:
 
 
 def train_and_refuse() -> None:
-    """In one launch: importing torch takes longer than either."""
+    """Both in one launch, because importing torch takes longer than either."""
     train()
     refuse()
 

@@ -1,4 +1,4 @@
-"""`ark.distributed.run_program`: plan files on memory that the caller holds."""
+"""`ark.distributed.run_program`: plan files on memory that the caller owns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RANK_COUNT = 2
 
 
 def plans_on_arrays(folder: str) -> None:
-    """Each file is run on arrays of two sizes, the second time into the input itself."""
+    """Runs each file on arrays of two sizes, the second time into the input itself."""
     ark.init(backend="cpu")
     rank, random = ark.Model.get_rank(), np.random.default_rng(3)
     run = ark.distributed.run_program
@@ -61,7 +61,7 @@ def test_plan_files_run_on_arrays(tmp_path: Path) -> None:
 
 
 def in_place(folder: str) -> None:
-    """Registered memory is read and written without a copy; parts and overlaps of it too."""
+    """Registered memory is read and written without a copy, also parts of it that overlap."""
     ark.init(backend="cpu")
     rank, group = ark.Model.get_rank(), ark.distributed.group()
     memory = group.register(np.zeros(4 * 1024, np.float32))

@@ -1,4 +1,4 @@
-"""ARK scripts of several ranks: processes started by ark.launch, on the CPU."""
+"""ARK scripts with several ranks: processes started by ark.launch, on the CPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ WORLD_SIZE = 2
 
 
 def reduce_and_pass_on() -> None:
-    """What each rank does: an all-reduce in a loop, and a message to the other rank."""
+    """The body of each rank: an all-reduce in a loop, and a message to the other rank."""
     ark.init(backend="cpu")
     rank = ark.Model.get_rank()
     x = ark.tensor([2, 900])
@@ -29,7 +29,7 @@ def reduce_and_pass_on() -> None:
 
 
 def reduce_a_prompt_in_place() -> None:
-    """What each rank does: all_reduce_prefill into its own input."""
+    """The body of each rank: all_reduce_prefill into its own input."""
     ark.init(backend="cpu")
     rank = ark.Model.get_rank()
     x = ark.tensor([2048, 4096], ark.fp16)
@@ -46,7 +46,7 @@ def reduce_a_prompt_in_place() -> None:
 
 
 def disagree() -> None:
-    """Rank 1 reduces another shape: every rank must refuse."""
+    """Rank 1 reduces another shape, which every rank must refuse."""
     ark.init(backend="cpu")
     rank = ark.Model.get_rank()
     x = ark.tensor([8 + rank])
@@ -60,7 +60,7 @@ def disagree() -> None:
 
 
 def one_after_the_other() -> None:
-    """In one launch: to start a rank takes longer than most of these."""
+    """Runs all of them in one launch, because starting a rank takes longer than most of them."""
     for body in (reduce_and_pass_on, reduce_a_prompt_in_place, disagree):
         body()
 

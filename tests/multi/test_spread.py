@@ -1,6 +1,6 @@
-"""Sums over ranks that a layer's packets carry directly to all ranks (ark.lower.rewrite.
-inline_all_reduce): the participating ranks, missing packets that the verifier finds, and equal
-tokens on one, two and three ranks.
+"""Sums over ranks that a layer's packets carry directly to all ranks
+(ark.lower.rewrite.inline_all_reduce): the participating ranks, missing packets that the verifier
+finds, and equal tokens on one, two and three ranks.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NOAH = Path(__file__).resolve().parents[2] / "examples/noah"
 
 
 def kinds(plan: Plan, phase: int) -> set[str]:
-    """Kinds of a phase's ops; a `combine` that adds is called a sum."""
+    """Returns the kinds of a phase's ops. A `combine` that adds is named sum."""
     ops = {t.op for tasks in plan.phases[phase].processors for t in tasks}
     return {"sum" if "order" in plan.ops[i].params else plan.ops[i].kind for i in ops}
 
@@ -50,15 +50,15 @@ def plans() -> list[Plan]:
 
 def test_a_decoded_row_needs_no_sum_and_no_put(plans: list[Plan]) -> None:
     for plan in plans:
-        assert "sum" in kinds(plan, 0)  # the prompt's rows are many
+        assert "sum" in kinds(plan, 0)  # the prompt has many rows
         assert "sum" not in kinds(plan, 1)
     names = [b.name for b in plans[0].buffers if b.name.startswith("shares")]
-    # Of two layers with two sums each: this rank's buffer and the peer's.
+    # Two layers with two sums each; this rank's buffer and the peer's.
     assert len(names) == 8 and len(set(names)) == 4
 
 
 def test_only_the_first_rank_adds_the_residual(plans: list[Plan]) -> None:
-    """All ranks wait for it, so that their plans are alike."""
+    """The other ranks also wait for the residual, so that the plans are alike."""
     for plan, wanted in zip(plans, (0, 1), strict=True):
         layers = [
             op
@@ -76,7 +76,7 @@ def test_only_the_first_rank_adds_the_residual(plans: list[Plan]) -> None:
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("backend", ["cpu", "rocm"])
 def test_ranks_that_do_the_same_share_a_kernel(backend: str, ranks: int) -> None:
-    """Tasks' records determine which share is added first, which rank adds the residual, and the
+    """The records of tasks say which share is added first, which rank adds the residual, and the
     first row of the logits. Two ranks also read prompts, whose rows are summed by tasks.
     """
     model = registry.machine("cpu-2" if backend == "cpu" else "mi300x")
@@ -120,7 +120,7 @@ def test_plain_memory_where_a_peer_writes_packets_is_refused(plans: list[Plan]) 
 
 
 def test_a_missing_share_is_detected(plans: list[Plan]) -> None:
-    """The layer's second output lies on its own rank once more, not on the peer."""
+    """The layer's second output is written to its own rank instead of the peer."""
     first = plans[0]
     number, op = next(
         (i, op)
@@ -138,7 +138,7 @@ def test_a_missing_share_is_detected(plans: list[Plan]) -> None:
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_ranks_give_the_tokens_of_one(world: int) -> None:
-    """On the CPU, whose machine model has no packets by itself."""
+    """On the CPU, whose machine model has no packets by default."""
     backend, _ = registry.choose("cpu")
     model = registry.machine("cpu-1")
     packed = model.with_capabilities(Capability.PACKETS)
@@ -156,7 +156,7 @@ def test_ranks_give_the_tokens_of_one(world: int) -> None:
         with Executor(plan, backend, backend.open(0), ranks=ranks, budget_s=30.0) as executor:
             for name, array in loaded[ranks.rank]:
                 executor.write(name, array)
-            for _ in range(2):  # of the first launch nothing may be left
+            for _ in range(2):  # nothing of the first launch may remain
                 executor.write("tokens", np.array([5], np.int32))
                 executor.write("position", np.zeros(1, np.int32))
                 executor.write("settings", np.array([0, 0, 0, 0, 26, 0, 0], np.int32))

@@ -1,5 +1,5 @@
-"""Ranks that do not make the same calls: every rank gets an error that names both calls, within the
-group's timeout, and the next right call works.
+"""Ranks that make different calls: every rank gets an error that names both calls within the
+group's timeout, and the next matching call works.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TYPES = ((np.float32, "fp32"), (np.int32, "int32"), (np.float64, "fp64"))
 
 
 def collectives() -> list[Call]:
-    """Calls that differ in one thing or in several, by what errors call them."""
+    """Returns calls that differ in one or several properties, by their names in errors."""
     comm = ark.distributed
     calls: list[Call] = [("barrier()", comm.barrier)]
     for (dtype, name), count in itertools.product(TYPES, COUNTS):
@@ -79,7 +79,7 @@ def test_both_calls_of_ten_thousand_mismatched_pairs_are_named() -> None:
 
 
 def one_of_three() -> None:
-    """One rank of three calls something else; then two ranks swap two calls."""
+    """One rank of three makes another call; then two ranks swap two calls."""
     import ark.distributed
 
     ark.init(backend="cpu")
@@ -121,7 +121,7 @@ def test_lengths_that_two_ranks_do_not_share_are_an_error_on_both() -> None:
 
 
 def failing_alone() -> None:
-    """A call that fails on one rank fails on the other, and both go on."""
+    """A call that fails on one rank fails on the other, and both continue."""
     import ark.distributed
     from ark.distributed import calls
 
@@ -146,11 +146,13 @@ def test_a_call_that_fails_on_one_rank_fails_on_all() -> None:
 
 
 TIMEOUT_S = 1.5
-LIMIT_S = 20.0  # for a machine with other work; without a bound it is 100 s and more
+LIMIT_S = 20.0  # for a busy machine; without a bound it is 100 s and more
 
 
 def unanswered() -> None:
-    """Each kind of call that the other rank does not make, loaded before and not."""
+    """Makes each kind of call that the other rank does not make, in use for the first time and
+    later.
+    """
     import ark.distributed
 
     ark.init(backend="cpu")
@@ -190,7 +192,7 @@ def unanswered() -> None:
             while comm.group()._all_ranks.failure() is None and time.monotonic() < began + LIMIT_S:
                 time.sleep(0.01)
             with pytest.raises(ark.SystemError, match="rank 0 called"):
-                comm.all_reduce(x)  # the late one learns of it
+                comm.all_reduce(x)  # the late rank gets the error
         assert time.monotonic() - began < LIMIT_S
         assert list(comm.all_reduce(x)) == [2.0] * len(x)
 
@@ -200,7 +202,9 @@ def test_no_call_waits_longer_than_the_timeout() -> None:
 
 
 def test_a_board_tells_calls_apart_by_all_that_were_made() -> None:
-    """Words of two ranks of this host, before, at and after a call, and a lap of slots later."""
+    """Checks the words of two ranks of this host before, at and after a call, and after all slots
+    were used once.
+    """
     one, other = Board(), Board()
     one.map(other.handle)
     other.map(one.handle)
@@ -262,7 +266,9 @@ def test_statements_describe_mismatched_calls() -> None:
 
 
 def statement_while_inside(last: str) -> str | None:
-    """What a rank of two that is in its second call, "b", hears when the other states its calls."""
+    """Returns the error that a rank of two gets in its second call, "b", when the other states its
+    calls.
+    """
     job = types.SimpleNamespace(
         rank=1, failure=lambda: None, count=lambda _: 0, hear=lambda *_: None, post=lambda *_: None
     )
@@ -285,13 +291,15 @@ def statement_while_inside(last: str) -> str | None:
 
 def test_a_call_that_the_others_have_ended_ends_well_though_their_next_differ() -> None:
     assert statement_while_inside("a b c") is None
-    assert statement_while_inside("a b") is not None  # it gave up there
+    assert statement_while_inside("a b") is not None  # it gave up in that call
     assert statement_while_inside("a c d") is not None
     assert statement_while_inside("a") is not None
 
 
 def fifty_kinds() -> None:
-    """More kinds of calls than are kept, with a mismatch in between: ranks drop the same ones."""
+    """Makes more kinds of calls than are kept, with a mismatch in between. All ranks must drop the
+    same ones.
+    """
     import ark.distributed
 
     ark.init(backend="cpu")

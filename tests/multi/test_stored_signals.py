@@ -1,6 +1,6 @@
-"""Ranks over links that carry loads and stores but no read-modify-write: signals are stores then.
+"""Ranks over links with loads and stores but without read-modify-write, where signals are stores.
 
-The emulated devices stop a kernel that asks such a link for more.
+The emulated devices stop a kernel that uses more on such a link.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ emulator = pytest.importorskip("ark_rocm_emulator")
 pytest.importorskip("hip")
 
 LAUNCH_ITERATIONS = 4
-SEEDS = {"gfx942": 8, "gfx1100": 40}  # RDNA waits for loads and stores apart
+SEEDS = {"gfx942": 8, "gfx1100": 40}  # RDNA waits for loads and stores separately
 
 
 def opened(arch: str, stack: ExitStack, **options: int) -> tuple[list[Device], Machine]:
-    """Two devices whose link carries stores alone."""
+    """Opens two devices whose link has only loads and stores."""
     stack.enter_context(emulator.emulated(arch, 2, stores_only=1, compute_units=3, **options))
     result = [registry.get("rocm").open(rank) for rank in range(2)]
     for device in result:
@@ -47,7 +47,7 @@ def opened(arch: str, stack: ExitStack, **options: int) -> tuple[list[Device], M
 
 
 def adding(machine: Machine) -> Machine:
-    """The machine with links that carry everything."""
+    """Returns the machine with links that have all operations."""
     return machine.without_capabilities(Capability.PEER_STORES)
 
 
@@ -80,7 +80,7 @@ def test_additions_are_stopped_there() -> None:
 
 
 def test_a_plan_whose_ranks_add_is_refused() -> None:
-    """It may have been made elsewhere, for the product by its name."""
+    """Such a plan may come from elsewhere, made for the product by its name."""
     product = registry.machine("rx7900xtx")
     plans = build(2, put_then_signal, product.with_processors(4))
     admit(plans, product)
@@ -100,7 +100,7 @@ ARK_DEVICE void ark_run(const ArkParams* p, ark_u32, char*) {
 
 
 def storing(machine: Machine, backend: KernelBackend) -> Source:
-    """A kernel whose processors all signal one counter."""
+    """Returns a kernel in which all processors signal one counter."""
     dialect = backend.dialect(machine.arch)
     device = resources.files("ark.codegen").joinpath("device")
     loop = [device.joinpath(name).read_text() for name in ("wait.h", "task_slots.h")]
@@ -110,7 +110,7 @@ def storing(machine: Machine, backend: KernelBackend) -> Source:
 
 
 def stored(bench: Bench, rounds: int) -> int:
-    """What the peer's word holds in the end."""
+    """Returns the final value of the peer's word."""
     word, count = bench.words(1, "symmetric"), bench.words(1)
     bench.finish(bench.start("add", data=word.address, words=count.address, rounds=rounds))
     return int(bench.device.read(word.address, 4).view(np.uint32)[0])
@@ -118,7 +118,7 @@ def stored(bench: Bench, rounds: int) -> int:
 
 @pytest.mark.parametrize("arch", ["gfx1100", "gfx942"])
 def test_the_last_store_is_of_all_signals(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processors overtake each other between counting and storing; one kernel for all seeds."""
+    """Processors overtake each other between counting and storing. One kernel serves all seeds."""
     monkeypatch.setattr(benches, "source", storing)
     compiled = functools.cache(registry.with_kernels(registry.get("rocm")).compiler().compile)
     monkeypatch.setattr("ark_rocm.compiler.Compiler.compile", lambda _, *of: compiled(*of))
@@ -130,7 +130,7 @@ def test_the_last_store_is_of_all_signals(arch: str, monkeypatch: pytest.MonkeyP
 
 @slow
 def test_a_decoder_in_two_processes() -> None:
-    """Memory mapped from another process is a peer's too."""
+    """Memory mapped from another process is also a peer's memory."""
     words = ("--json", "--backend", "rocm", "--ranks", "2", "--max-new-tokens", "3")
     link = {"ARK_ROCM_DEVICE": "emulated:gfx1100,2", "ARK_ROCM_EMULATOR_STORES_ONLY": "1"}
     process = start(NOAH, *words, "--budget", "120", **link)

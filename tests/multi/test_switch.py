@@ -1,5 +1,5 @@
-"""The engine `switch`: planned and verified, its sums computed by the common body on CPU ranks, its
-own instructions compiled for sm_90a but never run; and used only if it is named.
+"""The engine `switch`: planned and verified. The common body computes its sums on CPU ranks. Its
+own instructions are compiled for sm_90a but not run. It is used only if it is named.
 """
 
 from __future__ import annotations

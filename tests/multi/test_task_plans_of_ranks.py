@@ -1,6 +1,6 @@
-"""Plans in ARK's own layout of several ranks: each process reads its own file. The messages between
-them run, or are refused on every rank with the same words. A launch runs many plans, since to
-start a rank takes longer than most of them.
+"""Plans in ARK's own layout for several ranks: each process reads its own file. The messages
+between them run, or are refused on every rank with the same message. A launch runs many plans,
+since starting a rank takes longer than most of them.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def write(folder: Path, plans: Plans) -> str:
 
 
 def run_own_file(folder: str, world: int, backend: str, of_model: bool) -> None:
-    """What each rank does. of_model: the current model is what the plan was made from, else it has
-    tensors of the plan's numbers only.
+    """The body of each rank. of_model: the current model is the plan's; otherwise the rank has only
+    tensors with the plan's numbers.
     """
     ark.init(backend=backend)
     rank = ark.Model.get_rank()
@@ -62,13 +62,13 @@ def run_own_file(folder: str, world: int, backend: str, of_model: bool) -> None:
 
 
 def refuse_all(folders: list[str]) -> None:
-    """A rank's process: `refuse` in one folder after the other."""
+    """A rank's process: calls `refuse` for one folder after another."""
     for folder in folders:
         refuse(folder)
 
 
 def refuse(folder: str) -> None:
-    """What each rank does with plans that do not fit: every rank says so, none waits."""
+    """The body of each rank for plans that do not fit: every rank refuses and none waits."""
     ark.init(backend="cpu")
     rank = ark.Model.get_rank()
     plan = ark.Plan.from_file(Path(folder) / f"plan.{rank}.json")
@@ -85,7 +85,7 @@ def refuse(folder: str) -> None:
 
 
 def run_sum(folder: str, world: int, backend: str, size: int) -> None:
-    """What each rank does with `packet_sum`: three times, on other values."""
+    """The body of each rank for `packet_sum`: three runs on different values."""
     ark.init(backend=backend)
     rank = ark.Model.get_rank()
     x = ark.tensor([world * size])
@@ -106,7 +106,7 @@ def run_sum(folder: str, world: int, backend: str, size: int) -> None:
 
 
 def run_fused(folder: str, world: int, backend: str, of_model: bool) -> None:
-    """What each rank does with `fused_sum`; of_model: as in run_own_file."""
+    """The body of each rank for `fused_sum`. of_model: as in run_own_file."""
     ark.init(backend=backend)
     rank = ark.Model.get_rank()
     x = ark.tensor([96], ark.fp16)
@@ -131,20 +131,20 @@ def run_fused(folder: str, world: int, backend: str, of_model: bool) -> None:
 
 
 def run_all(cases: list[tuple[Callable[..., None], tuple[Any, ...]]]) -> None:
-    """A rank's process: one plan after the other."""
+    """A rank's process: runs one plan after another."""
     for function, args in cases:
         function(*args)
 
 
-# Whose tensors, and how many ranks there are, are apart.
+# The owner of the tensors and the number of ranks vary.
 PLACES = few(1, [(3, True), (2, False), (2, True), (3, False)])
 
 
 @pytest.mark.parametrize(("world", "of_model"), PLACES)
 def test_ranks_run_their_own_plan_files(world: int, of_model: bool, tmp_path: Path) -> None:
-    """Messages by puts and by packets; and ARK's all-reduces: of two steps by packets, whose
-    RecvReduceSendPacket stands between what each sends to all and gets from all, and in one op of
-    its 2026 plans, of which every rank has the same bits.
+    """Messages by puts and by packets, and ARK's all-reduces: in two steps by packets, with
+    RecvReduceSendPacket between what each rank sends and receives, and in one op of its 2026 plans.
+    Every rank has the same bits.
     """
 
     def written(name: str, form: Callable[..., dict[str, Any]], *more: Any) -> str:
@@ -186,7 +186,7 @@ def op(plans: Plans, rank: int, name: str) -> dict[str, Any]:
 
 
 def tags(plans: Plans, rank: int, tag: int) -> None:
-    """The rank receives under that tag."""
+    """Changes the tag of the rank's receive."""
     received = op(plans, rank, "recv")
     received["ReadTensors"][0]["Buffer"]["SendTags"] = [[-1, tag]]
     received["WriteTensors"][0]["Buffer"]["RecvTags"] = [[1 - rank, tag]]
@@ -213,7 +213,7 @@ def twice(plans: Plans) -> None:
 
 
 def late(plans: Plans) -> None:
-    """Both ranks receive before they send: each waits for the other."""
+    """Both ranks receive before they send, so that each waits for the other."""
     for plan in plans:
         infos = plan["TaskInfos"]
         infos[0]["Ops"][0]["ReadTensors"] = op(plans, plan["Rank"], "recv")["ResultTensors"]
@@ -253,7 +253,7 @@ WRONG: dict[str, tuple[Callable[[Plans], object], str]] = {
 
 
 def unlike(plans: Plans) -> None:
-    """An op of the second rank's plan is none of ark's."""
+    """Puts an op that ark does not have into the second rank's plan."""
     op(plans, 1, "add")["Type"] = "Conv"
 
 

@@ -1,4 +1,6 @@
-"""`ark topo measure` between real ranks on the CPU: a topology that is read and simulated."""
+"""`ark topo measure` between real ranks on the CPU: the resulting topology is read and
+simulated.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +33,13 @@ def test_two_ranks_are_measured(tmp_path: Path, capfd: pytest.CaptureFixture) ->
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("ranks", [4, 8])
 def test_every_pair_of_more_ranks_is_measured(ranks: int, tmp_path: Path) -> None:
-    """In one job; programs for the links that were found are run in turn, and give right sums."""
+    """In one job. Programs for the measured links then run and give right sums."""
     file, figures = tmp_path / "here.json", tmp_path / "figures.json"
     words = ["--ranks", str(ranks), "--backend", "cpu", "--repeats", "1"]
     assert main(["topo", "measure", *words, "--out", str(file)]) == 0
     topology = load(str(file))
     assert len(topology.links) == ranks * (ranks - 1)
-    # Trees for the noise of 56 links are so many that planning them takes minutes.
+    # With the noise of 56 links there are so many trees that planning takes minutes.
     for algorithm in ("forestcoll", "ring") if ranks == 4 else ("ring",):
         how = ["--algorithm", algorithm, "--topology", str(file), "--json", str(figures)]
         assert main(["bench", "comm", "all_reduce", *words, "--sizes", "64K", *how]) == 0

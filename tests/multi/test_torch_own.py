@@ -1,7 +1,7 @@
-"""torch's own tests of a distributed backend, on the backend "ark" (torch_own.py runs them).
+"""torch's own tests of a distributed backend, run on the backend "ark" (torch_own.py runs them).
 
-Left out are those that torch keeps for GPUs (reduce_scatter's among them: test_distributed.py has
-it beside Gloo), and what the backend refuses in words: sparse tensors.
+Left out are the tests that torch runs on GPUs only (reduce_scatter's among them:
+test_distributed.py compares it with Gloo), and sparse tensors, which the backend refuses.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`ark tune --collectives`: what was measured is kept, and checked when it is read."""
+"""`ark tune --collectives`: measurements are stored, and checked when they are read."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_damaged_file_is_named_and_left(data: bytes, capsys: pytest.CaptureFix
 
 
 def _sums_by_tables(root: str) -> None:
-    """A rank of the test below: with files of its own it sums as rank 0's say."""
+    """One rank of the test below. Although it has files of its own, it uses rank 0's."""
     ranks = rank_from_environment()
     os.environ["ARK_CACHE_DIR"] = str(Path(root) / str(ranks.rank))
     ark.init(backend="cpu")

@@ -1,5 +1,5 @@
-"""examples/word2vec: a chunk's steps are those of word2vec's pairs, one by one in float64; ranks
-combine them as asked; topics are found.
+"""examples/word2vec: a chunk's steps equal word2vec's, computed pair by pair in float64. Ranks
+combine them as requested, and topics are found.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def test_one_rank_equals_plain_word2vec() -> None:
     assert 0.2 < given.keep.min() < 0.95
     (actual,) = word2vec.train(given, SMALL).vectors
     want = wanted(given, SMALL, 1, "sum")
-    assert np.abs(want).max() > 2 / SMALL.size  # far from where it began
+    assert np.abs(want).max() > 2 / SMALL.size  # far from the initial values
     np.testing.assert_allclose(actual, want, rtol=1e-3, atol=1e-4)
 
 

@@ -1,10 +1,10 @@
-"""torch's own tests of a distributed backend, run on the backend "ark": a program of its own.
+"""A program that runs torch's own tests of a distributed backend on the backend "ark".
 
-    python -m tests.multi.torch_own mpi test_all_reduce_sum test_all_to_all
+python -m tests.multi.torch_own mpi test_all_reduce_sum test_all_to_all
 
-torch decides at import, from the environment, which tests a backend has, and knows its own backends
-only. So they are imported as for one of those (mpi, gloo), and then run on ark. Three ranks, forked
-once, call the named tests one after another.
+torch decides at import, from the environment, which tests a backend has, and accepts its own
+backends only. So the tests are imported as for one of those (mpi, gloo) and then run on ark. Three
+ranks, forked once, run the named tests one after another.
 """
 
 from __future__ import annotations
@@ -22,18 +22,20 @@ from torch.testing._internal.distributed import distributed_test  # noqa: E402
 import ark.distributed.torch  # noqa: E402
 
 distributed_test.BACKEND = ark.distributed.torch.NAME
-os.environ["BACKEND"] = "mpi"  # of which torch tests groups of two among three ranks
+os.environ["BACKEND"] = "mpi"  # torch tests groups of two of three ranks for it
 
 
 class OnArk(distributed_test.TestDistBackend, distributed_test.DistributedTest._DistTestBase):
-    """Its methods are torch's; `test_in_turn` calls the named ones."""
+    """A test case with torch's methods. `test_in_turn` calls the named ones."""
 
     def setUp(self) -> None:
         super().setUp()
         self._start_processes(torch.multiprocessing.get_context("fork").Process)
 
     def _barrier(self, *args: object, **more: object) -> None:
-        """torch's waits 10 s for files of the others, which is little on a busy machine."""
+        """A barrier with a longer timeout: torch's waits 10 s for files of the others, too short on
+        a busy machine.
+        """
         torch.distributed.barrier()
 
     def test_in_turn(self) -> None:
