@@ -1,4 +1,4 @@
-"""Servers for the tests. Without the packages of the extra `serve` the tests are left out."""
+"""Servers for the tests. Without the packages of the extra `serve` the tests are not collected."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ collect_ignore_glob = ["test_*.py"] if MISSING else []
 
 @pytest.fixture
 def engine() -> Iterator[CountingEngine]:
-    """An engine without a model, a millisecond an iteration."""
+    """Yields an engine without a model that takes a millisecond for each iteration."""
     from tests.server.stand_in import CountingEngine
 
     counting = CountingEngine(step_s=0.001)
@@ -29,7 +29,7 @@ def engine() -> Iterator[CountingEngine]:
 
 @pytest.fixture
 def server(engine: CountingEngine) -> Iterator[Running]:
-    """A server on that engine."""
+    """Yields a server on that engine."""
     from tests.server.running import noah_model, running
 
     with running(engine, noah_model(engine.context)) as started:

@@ -1,4 +1,6 @@
-"""`ark serve` as a process of its own, and what the machine says of it."""
+"""`ark serve` as a process of its own, and its memory, files and sockets as the system reports
+them.
+"""
 
 from __future__ import annotations
 
@@ -41,19 +43,19 @@ class Process:
         self.process.communicate()
 
     def resident_bytes(self) -> int:
-        """Its memory."""
+        """Returns the process's resident memory."""
         pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
 
     def open_files(self) -> int:
-        """How many files and sockets it has open."""
+        """Returns the number of its open files and sockets."""
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))
 
     def listening(self) -> list[str]:
-        """The local addresses on which it listens, as /proc/net has them."""
+        """Returns the local addresses on which it listens, from /proc/net."""
         pid, inodes = self.process.pid, set()
         for entry in Path(f"/proc/{pid}/fd").iterdir():
-            with contextlib.suppress(FileNotFoundError):  # closed since
+            with contextlib.suppress(FileNotFoundError):  # closed in the meantime
                 match = re.fullmatch(r"socket:\[(\d+)\]", str(entry.readlink()))
                 inodes |= {match.group(1)} if match else set()
         rows = [
@@ -64,5 +66,5 @@ class Process:
         return [row[1] for row in rows if row[9] in inodes and row[3] in ("0A", "07")]
 
     def listens_where_asked(self) -> bool:
-        """True where its one listening socket is the port on 127.0.0.1."""
+        """True if its only listening socket is the port on 127.0.0.1."""
         return self.listening() == [f"0100007F:{self.port:04X}"]

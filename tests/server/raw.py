@@ -1,4 +1,4 @@
-"""A client without a library: bytes on a socket, as a test wants them."""
+"""A client without a library, which sends arbitrary bytes on a socket."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PATIENCE_S = 20.0
 
 
 def request(body: bytes, path: str = "/v1/completions", **headers: str) -> bytes:
-    """The bytes of a POST."""
+    """Returns the bytes of a POST."""
     fields = {
         "host": "ark",
         "content-type": "application/json",
@@ -34,7 +34,7 @@ class Raw:
         self.socket.sendall(data)
 
     def line(self) -> bytes:
-        """The next line, or what came before the end."""
+        """Returns the next line, or the bytes received before the connection ended."""
         while b"\n" not in self._rest:
             data = self.socket.recv(1 << 16)
             if not data:
@@ -45,7 +45,7 @@ class Raw:
         return line + b"\n"
 
     def response(self) -> tuple[int, Any]:
-        """The next response with a content length: its status and its JSON."""
+        """Returns the status and the JSON of the next response with a content length."""
         status = int(self.line().split()[1])
         length = 0
         while line := self.line().strip():
@@ -59,7 +59,7 @@ class Raw:
         return status, json.loads(body)
 
     def ended(self) -> bool:
-        """True when the server closes the connection; waits for it."""
+        """Waits until the server closes the connection. Returns True if it does."""
         try:
             while self.socket.recv(1 << 16):
                 pass

@@ -1,4 +1,4 @@
-"""A server in the tests' own process, on a thread with an event loop of its own."""
+"""A server in the tests' own process, on a thread with its own event loop."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TEMPLATE = (
 
 
 def noah_model(context: int, template: str | None = TEMPLATE) -> ServedModel:
-    """The shipped checkpoint's tokenizer with a chat template, which it does not have."""
+    """Returns the shipped checkpoint's tokenizer with a chat template added."""
     tokenizer = Tokenizer.open(NOAH, vocab_size=2048)
     chat = ChatTemplates("the test", {"default": template} if template else {}, {})
     ends, calls = frozenset([1]), format_of(chat)
@@ -41,7 +41,7 @@ def noah_model(context: int, template: str | None = TEMPLATE) -> ServedModel:
 
 @dataclass
 class Running:
-    """A server that takes requests at `url`."""
+    """A server that accepts requests at `url`."""
 
     url: str
     port: int

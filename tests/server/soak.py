@@ -1,10 +1,12 @@
-"""A soak of `ark serve` on the CPU: good requests among bad clients, for as long as asked for.
+"""A soak of `ark serve` on the CPU: valid requests among faulty clients, for a given number of
+requests.
 
-    python -m tests.server.soak --requests 100000 --connections 1000
+python -m tests.server.soak --requests 100000 --connections 1000
 
-Good texts stay those that the same requests had alone; bad requests are refused with a sentence.
-Memory, slots, pages, files and sockets of the server return to what they were. Then SIGTERM comes
-under load, and kill -9 under load before a start on the same port.
+Texts of valid requests must equal those that the same requests had alone. Invalid requests are
+refused with a sentence. The server's memory, slots, pages, files and sockets return to their
+initial state. Then SIGTERM is sent under load, and finally SIGKILL under load before a start on the
+same port.
 """
 
 from __future__ import annotations
@@ -34,15 +36,15 @@ from tests.server.running import until
 HAS_GRAMMARS = importlib.util.find_spec("llguidance") is not None
 PROMPT_COUNT = 40
 MAX_CLIENTS = 32  # at the same time
-MEMORY_READINGS = 10  # of a soak
-MAX_GROWTH_BYTES = 64 << 20  # from the end of the second part on
+MEMORY_READINGS = 10  # in a soak
+MAX_GROWTH_BYTES = 64 << 20  # after the second part
 CLIENT_S = 600.0
 PATIENCE_S = 120.0
 OPTIONS = ("--slots", "8", "--queue", "1000", "--max-model-len", "128")
 
 
 def body(number: int, **fields: Any) -> bytes:
-    """A request whose answer depends on its number alone."""
+    """Returns the body of a request whose answer depends on its number only."""
     asked = {"prompt": f"fox {number}", "max_tokens": 12, "temperature": 1.0, "seed": number}
     if number % 4 == 0 and HAS_GRAMMARS:
         asked["structured_outputs"] = {"regex": "[a-z]{3}( [a-z]{2,5}){2}"}
@@ -50,7 +52,9 @@ def body(number: int, **fields: Any) -> bytes:
 
 
 def mutated(draw: random.Random) -> bytes:
-    """A body with some bytes changed, removed, added or doubled; few of them are still valid."""
+    """Returns a body with some bytes changed, removed, added or doubled. Few such bodies
+    are valid.
+    """
     fields = {"n": 2, "stop": ["a", "b"], "stream": False, "logit_bias": {"5": 1}, "seed": 7}
     text = bytearray(json.dumps({"prompt": "fox", "max_tokens": 4, **fields}).encode())
     for _ in range(draw.randint(1, 4)):
@@ -70,7 +74,7 @@ def mutated(draw: random.Random) -> bytes:
 
 @dataclass
 class Client:
-    """A connection, the number of its request, the texts that are known, and a source of faults."""
+    """A connection, the number of its request, the known texts, and a random source of faults."""
 
     number: int
     expected: dict[int, str]
@@ -79,7 +83,9 @@ class Client:
     writer: asyncio.StreamWriter
 
     async def text(self, slowly: bool = False) -> str:
-        """The text of a stream of events, read whole. slowly: a few lines, then a pause."""
+        """Reads a whole stream of events. Returns its text. slowly: pauses after every few
+        lines.
+        """
         text = ""
         while line := await self.reader.readline():
             if line.startswith(b"data: {"):
@@ -92,13 +98,15 @@ class Client:
         raise AssertionError(f"the stream ends early, after {text!r}")
 
     async def check(self, *numbers: int, slowly: bool = False) -> None:
-        """The texts of requests of these numbers, this client's by default, are as ever."""
+        """Asserts that the texts of requests with these numbers (default: this client's) equal the
+        known ones.
+        """
         for number in numbers or (self.number,):
             text = await self.text(slowly)
             assert self.expected.setdefault(number, text) == text, (number, text)
 
     async def answer(self) -> tuple[int, Any]:
-        """The status and the JSON of an answer that is not a stream."""
+        """Returns the status and the JSON of an answer that is not a stream."""
         head = await self.reader.readuntil(b"\r\n\r\n")
         length = next(
             int(line.split(b":")[1])
@@ -108,13 +116,13 @@ class Client:
         return int(head.split()[1]), json.loads(await self.reader.readexactly(length))
 
     async def refused(self) -> None:
-        """The answer is a 400 with a sentence."""
+        """Asserts that the answer is a 400 with a sentence."""
         status, answer = await self.answer()
         assert status == 400 and is_error(answer), (status, answer)
 
 
 def is_error(answer: Any) -> bool:
-    """True for OpenAI's error object with a sentence in it."""
+    """True if it is OpenAI's error object with a sentence."""
     error = answer.get("error") if isinstance(answer, dict) else None
     if not isinstance(error, dict) or set(error) != {"message", "type", "param", "code"}:
         return False
@@ -135,7 +143,7 @@ async def long(client: Client) -> None:
 
 
 async def cancels(client: Client) -> None:
-    """Leaves within the answer."""
+    """Disconnects during the answer."""
     client.writer.write(request(body(client.number, max_tokens=100)))
     await client.reader.readuntil(b"data: ")
 
@@ -147,13 +155,13 @@ async def slow_reader(client: Client) -> None:
 
 
 async def half(client: Client) -> None:
-    """Leaves within the request."""
+    """Disconnects during the request."""
     client.writer.write(request(body(client.number))[: 20 + client.number])
     await client.writer.drain()
 
 
 async def half_closed(client: Client) -> None:
-    """Closes its own direction; whether it is answered is the server's to say."""
+    """Closes its own direction. The server may answer or not."""
     client.writer.write(request(body(client.number)))
     client.writer.write_eof()
     with contextlib.suppress(ConnectionError):
@@ -232,12 +240,12 @@ SHARES: dict[Kind, int] = {
     half_open: 4,
     ten_megabytes: 1,
 }
-"""How often each kind of client comes."""
+"""The weight of each kind of client."""
 
 
 @dataclass
 class Load:
-    """Clients of a server. expected: by number the text of its request."""
+    """The clients of a server. expected: from a request's number to its text."""
 
     port: int
     expected: dict[int, str] = field(default_factory=dict)
@@ -245,7 +253,7 @@ class Load:
     draw: random.Random = field(default_factory=lambda: random.Random(0))
 
     async def one(self, kind: Kind, number: int) -> None:
-        """One client."""
+        """Runs one client."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         try:
             client = Client(number, self.expected, self.draw, reader, writer)
@@ -255,13 +263,13 @@ class Load:
             writer.close()
 
     async def alone(self) -> None:
-        """Each good request by itself, whose text is then known."""
+        """Sends each valid request alone and stores its text."""
         for number in range(PROMPT_COUNT):
             await self.one(good, number)
         assert len(set(self.expected.values())) > PROMPT_COUNT / 2
 
     async def many(self, kinds: Sequence[Kind]) -> None:
-        """Clients of these kinds, so many at the same time."""
+        """Runs clients of these kinds, `count` in all, concurrently."""
         gate = asyncio.Semaphore(MAX_CLIENTS)
 
         async def gated(kind: Kind) -> None:
@@ -272,7 +280,7 @@ class Load:
 
     @contextlib.asynccontextmanager
     async def beside_idle(self, count: int) -> AsyncIterator[None]:
-        """Keeps so many connections open that say nothing; a closed one is opened again."""
+        """Keeps idle connections open, and reopens those that are closed."""
 
         async def idle() -> None:
             while True:
@@ -294,7 +302,7 @@ class Load:
 
 
 def soak(server: Process, requests: int, connections: int) -> Load:
-    """The load, and what it leaves behind: nothing."""
+    """Runs the load and asserts that nothing remains of it."""
     load, files = Load(server.port), server.open_files()
     kinds = load.draw.choices(list(SHARES), list(SHARES.values()), k=requests)
 
@@ -337,7 +345,7 @@ def soak(server: Process, requests: int, connections: int) -> Load:
 
 
 def terminate(server: Process, expected: dict[int, str]) -> None:
-    """SIGTERM under load: answers that have begun end whole, and the process ends with code 0."""
+    """Sends SIGTERM under load: answers that have begun are completed, and the exit code is 0."""
     load = Load(server.port, expected)
 
     async def run() -> None:
@@ -358,7 +366,7 @@ def terminate(server: Process, expected: dict[int, str]) -> None:
 
 
 def kill(server: Process) -> None:
-    """kill -9 under load."""
+    """Sends SIGKILL under load."""
     load = Load(server.port)
 
     async def run() -> None:
@@ -372,7 +380,7 @@ def kill(server: Process) -> None:
 
 
 def whole(directory: Path, requests: int, connections: int) -> None:
-    """The soak, the two ends under load, and the start after each."""
+    """Runs the soak, both ends under load, and the start after each."""
     begin = time.monotonic()
     with Process(directory, "--port", "0", *OPTIONS) as server:
         load = soak(server, requests, connections)

@@ -1,4 +1,4 @@
-"""An engine without a model, for tests of HTTP alone: it goes round a range of tokens."""
+"""An engine without a model, for tests of HTTP alone. It generates a range of tokens cyclically."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _Running:
 
 class CountingEngine:
     """Every token is followed by the next one of FIRST to FIRST + COUNT - 1, which are printable
-    characters of noah's vocabulary. step_s: what an iteration takes.
+    characters in noah's vocabulary. step_s: the duration of an iteration.
     """
 
     def __init__(self, slots: int = 4, context: int = 128, step_s: float = 0.0) -> None:
@@ -109,7 +109,7 @@ class CountingEngine:
 
 
 class ScriptedEngine(CountingEngine):
-    """Answers every request with the tokens of `script`, and the end token 1 behind them."""
+    """Answers every request with the tokens of `script`, followed by the end token 1."""
 
     def __init__(self, context: int = 2048) -> None:
         super().__init__(context=context)

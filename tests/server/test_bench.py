@@ -1,4 +1,4 @@
-"""`ark bench serve` against a server whose engine makes a token each 5 ms."""
+"""`ark bench serve` against a server whose engine generates a token every 5 ms."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_load(server: Running, engine: CountingEngine, chat: bool) -> None:
     assert [one.tokens for one in outcomes] == [1, 8, 30, 40, 0]
     assert "5,000 more were asked for" in outcomes[4].error
     for ask, one in zip(listed[:4], outcomes, strict=False):
-        # The engine takes 5 ms a token at least, and pieces may be joined.
+        # The engine takes at least 5 ms for a token, and pieces of text may be merged.
         assert one.first_s > 0 and len(one.gaps_s) < ask.max_tokens
         assert one.whole_s >= one.first_s + sum(one.gaps_s) - 1e-6
         assert one.whole_s >= 0.005 * (ask.max_tokens - 1)

@@ -1,5 +1,5 @@
-"""Calls of tools: the prompt as transformers renders it, answers as the `openai` package reads
-them, whole and as a stream, in every form that models write.
+"""Tool calls: the prompt as transformers renders it, and answers as the `openai` package reads
+them, whole and streamed, in every form that models write.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def client_of(server: Running) -> openai.OpenAI:
 
 
 def written(form: str, *calls: tuple[str, dict[str, Any]]) -> str:
-    """Calls as the models of that form write them, by hand."""
+    """Returns calls as models of that form write them, written by hand."""
     values = [json.dumps({"name": name, "arguments": given}) for name, given in calls]
     if form == "hermes":
         return "\n".join(f"<tool_call>\n{value}\n</tool_call>" for value in values)
@@ -73,7 +73,7 @@ def written(form: str, *calls: tuple[str, dict[str, Any]]) -> str:
 
 
 def streamed(client: openai.OpenAI, **asked: Any) -> tuple[str, list[tuple[str, Any]], str]:
-    """Content, calls and the reason of the end, put together from a stream's changes."""
+    """Returns content, calls and the finish reason, assembled from a stream's deltas."""
     content, calls, finish = "", {}, ""
     for chunk in client.chat.completions.create(stream=True, **asked):
         (choice,) = chunk.choices
@@ -87,7 +87,7 @@ def streamed(client: openai.OpenAI, **asked: Any) -> tuple[str, list[tuple[str, 
 
 
 def answered(client: openai.OpenAI, **asked: Any) -> tuple[str, list[tuple[str, Any]], str]:
-    """The same of the whole answer."""
+    """Returns the same from a whole answer."""
     (choice,) = client.chat.completions.create(**asked).choices
     calls = choice.message.tool_calls or []
     assert len({call.id for call in calls}) == len(calls)
@@ -98,7 +98,7 @@ def answered(client: openai.OpenAI, **asked: Any) -> tuple[str, list[tuple[str, 
 @pytest.mark.parametrize("special", [False, True], ids=["plain marks", "special marks"])
 @pytest.mark.parametrize("form", ["hermes", "llama3_json", "mistral", "mistral names", "pythonic"])
 def test_calls_in_every_form(scripted: ScriptedEngine, form: str, special: bool) -> None:
-    """Their marks may be special tokens, which are no part of other texts."""
+    """Their markers may be special tokens, which are left out of other texts."""
     calls = FORMATS[form.split()[0]]
     tokenizer = Tokenizer.open(NOAH, vocab_size=2048 + 8)
     if special:

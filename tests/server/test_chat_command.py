@@ -1,4 +1,4 @@
-"""`ark chat`: conversations on an engine without a model and on the shipped checkpoint."""
+"""`ark chat`: conversations with an engine without a model and with the shipped checkpoint."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def talk_with(engine: CountingEngine, say: Callable[[str], None], **sampling: An
 
 
 def ask(*lines: str) -> Callable[[str], str]:
-    """A terminal at which these lines are typed."""
+    """Runs the chat as on a terminal where these lines are typed."""
     rest = iter(lines)
 
     def read(prompt: str) -> str:
@@ -71,7 +71,7 @@ def test_an_interrupt_stops_the_answer_and_keeps_its_part(engine: CountingEngine
 
     engine.step_s = 0.02
     talk = talk_with(engine, say, max_tokens=100)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     assert talk.answer("One") == "cancelled"
     assert talk.messages[1]["content"] == "".join(pieces) and 3 <= len("".join(pieces)) < 60
     assert engine.cancelled == ["chat-0"]
@@ -145,10 +145,10 @@ def test_without_a_template(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_verdict_on_memory() -> None:
     checkpoint = Checkpoint.open(NOAH)
-    # 3,771,648 parameters of 2 bytes; 6 layers of 2 heads of 32, keys and values, of 2 bytes; 16
-    # positions a page. 3 pages belong to the rows and the prompt.
+    # 3,771,648 parameters of 2 bytes. A position takes keys and values of 6 layers with 2 heads of
+    # 32, of 2 bytes each; a page has 16. The rows and the prompt need 3 pages.
     weights, page = 2 * 3_771_648, 16 * 6 * 2 * 32 * 2 * 2
-    room = 2 * (weights + (3 + 8) * page)  # of which a half is used
+    room = 2 * (weights + (3 + 8) * page)  # half of it is used
     pages, verdict = choose_pages(checkpoint, room, 64, 2, 0.5, None)
     assert pages == 8 and "2 such requests fit at once" in verdict  # all slots
     assert choose_pages(checkpoint, room, 100, 2, 0.5, None)[0] == 8  # as many as fit, of 14

@@ -51,13 +51,13 @@ def client(server: Running) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture(scope="module")
 def peer(directory: Path) -> tuple[PreTrainedModel, Any]:
-    """transformers' model and tokenizer of the same directory."""
+    """Returns transformers' model and tokenizer of the same directory."""
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     return model, AutoTokenizer.from_pretrained(directory)
 
 
 def greedy(peer: tuple[PreTrainedModel, Any], ids: list[int], count: int = NEW_TOKENS) -> list[int]:
-    """transformers' next tokens."""
+    """Returns transformers' greedy tokens."""
     generated = peer[0].generate(
         torch.tensor([ids]), max_new_tokens=count, do_sample=False, pad_token_id=1
     )
@@ -82,7 +82,7 @@ def test_greedy_texts_are_those_of_transformers(client: openai.OpenAI, peer: Any
 
 
 def test_many_streams_at_once(server: Running, peer: Any) -> None:
-    """More requests than slots, each with its own text; pieces are whole characters."""
+    """More requests than slots. Each has its own text, in pieces of whole characters."""
     expected = [text_of(peer, greedy(peer, peer[1](prompt).input_ids)) for prompt in PROMPTS]
 
     async def one(client: openai.AsyncOpenAI, prompt: str) -> str:
@@ -156,16 +156,16 @@ def test_log_probabilities_are_those_of_transformers(client: openai.OpenAI, peer
     best = torch.log_softmax(logits.float(), -1).topk(3)
     for i in range(len(expected)):
         assert logprobs.token_logprobs[i] == pytest.approx(float(best.values[i][0]), abs=1e-3)
-        assert len(logprobs.top_logprobs[i]) <= 3  # texts of tokens may be the same
+        assert len(logprobs.top_logprobs[i]) <= 3  # tokens may have equal texts
         named = [peer[1].decode([int(token)]) for token in best.indices[i]]
         assert set(logprobs.top_logprobs[i]) == set(named)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_log_probabilities_of_prompts(client: openai.OpenAI, peer: Any, stream: bool) -> None:
-    """An echo begins with those of the prompt, whose first token has none."""
+    """With `echo`, the prompt's log probabilities come first. Its first token has none."""
     prompts = [peer[1](prompt).input_ids for prompt in (PROMPTS[0], PROMPTS[1])]
-    prompts = [*prompts, [5], [7, 1, 9]]  # the end token is one of a prompt like others
+    prompts = [*prompts, [5], [7, 1, 9]]  # an end token in a prompt is a token like others
     answer: Any = client.completions.create(
         model="small",
         prompt=prompts,

@@ -1,4 +1,4 @@
-"""Bytes that clients should not send, connections left open, and answers that are not read."""
+"""Malformed requests, idle connections, and answers that the client does not read."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_pipelined_requests_are_answered_in_order(server: Running) -> None:
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl on this machine")
 def test_curl(server: Running) -> None:
-    """The command of docs/serve.md, whole and as a stream."""
+    """The command of docs/serve.md, for a whole answer and for a stream."""
     page = Path(__file__).resolve().parents[2] / "docs/serve.md"
     pattern = r"^curl http://\S+:8000/v1/completions .*\\\n.*$"
     command = re.findall(pattern, page.read_text(), re.M)[0]
@@ -99,7 +99,7 @@ def test_a_prompt_of_ten_megabytes(server: Running) -> None:
 
 
 def test_more_prompts_than_may_wait(server: Running) -> None:
-    """They are counted before any is encoded."""
+    """They are counted before any of them is tokenised."""
     status, answer = _whole(server, body(prompt=["king"] * 1_000_000))
     assert status == 400 and "1000000 choices" in answer["error"]["message"]
 
@@ -115,7 +115,7 @@ def test_a_body_beyond_the_limit(engine: CountingEngine) -> None:
 
 
 def test_malformed_bodies(server: Running) -> None:
-    """Each is answered, most with an error of the client, and none ends the server."""
+    """Each gets an answer, mostly a client error, and none ends the server."""
     draw = random.Random(0)
     statuses, count = [], examples(500)
     with httpx.Client(base_url=server.url, timeout=20) as client:

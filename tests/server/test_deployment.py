@@ -1,4 +1,4 @@
-"""The unit of systemd and the manifest of Kubernetes ask `ark serve` for options that it has."""
+"""The systemd unit and the Kubernetes manifest use only options that `ark serve` has."""
 
 from __future__ import annotations
 

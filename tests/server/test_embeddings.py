@@ -1,4 +1,6 @@
-"""/v1/embeddings: the `openai` package against transformers, and what the route refuses."""
+"""/v1/embeddings: the `openai` package compared with transformers, and the requests that the route
+refuses.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ TEXTS = ["The quick brown fox", "a tile of a matmul leaves for its peer" * 2, "Ã
 
 
 class StandIn:
-    """A text's embedding is its length."""
+    """An embedder that returns the text's length."""
 
     context = 16
     delay_s = 0.0
@@ -80,7 +82,7 @@ def test_embeddings_are_those_of_transformers(tmp_path: Path) -> None:
         running(engine, model) as server,
         openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
     ):
-        for given in (TEXTS, ids):  # the package asks for base64
+        for given in (TEXTS, ids):  # the package requests base64
             answer = client.embeddings.create(model="small", input=given)
             vectors = [entry.embedding for entry in answer.data]
             assert np.allclose(vectors, expected, atol=1e-5)

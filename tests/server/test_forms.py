@@ -1,5 +1,5 @@
-"""Texts of a required form over HTTP, from a checkpoint of random weights: the `openai` package,
-and jsonschema on what it gives. And what a body may hold, in the words of the Python interface.
+"""Structured outputs over HTTP, with a checkpoint of random weights: sent by the `openai` package
+and checked by jsonschema. Also the fields of a body, with the messages of the Python interface.
 """
 
 from __future__ import annotations

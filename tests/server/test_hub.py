@@ -1,4 +1,4 @@
-"""Checkpoints by their names on a hub, which is a stand-in on this machine."""
+"""Checkpoints by their names on a hub. The hub is a stand-in on this machine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ IN_PYTHON = (
 def ark(
     home: Path, address: str, *words: str, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """The command `ark`, or Python with `-c`, for which that address is the hub."""
+    """Runs the command `ark`, or Python with `-c`, with that address as the hub."""
     variables = {"HF_ENDPOINT": address, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
     return subprocess.run(
         [sys.executable, *(() if words[0] == "-c" else ("-m", "ark")), *words],

@@ -1,5 +1,5 @@
-"""lm-eval's local-completions on tasks of local files against its own transformers model, where it
-is installed.
+"""lm-eval's local-completions on local tasks, compared with lm-eval's own transformers model. It
+runs only where lm-eval is installed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def server(directory: Path) -> Iterator[Running]:
 
 
 def numbers(values: dict[str, Any]) -> dict[str, float]:
-    """The results that are numbers; others are names."""
+    """Returns the results that are numbers; others are names."""
     return {name: value for name, value in values.items() if isinstance(value, int | float)}
 
 

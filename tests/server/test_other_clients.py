@@ -1,4 +1,4 @@
-"""LangChain, LiteLLM and guidellm against a server, where they are installed."""
+"""LangChain, LiteLLM and guidellm as clients of a server, if they are installed."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 @pytest.fixture(scope="module")
 def wanted(server: Running) -> str:
-    """What the `openai` package is answered."""
+    """Returns the answer that the `openai` package gets."""
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
         answer = client.chat.completions.create(
             model="small",

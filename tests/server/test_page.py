@@ -1,4 +1,4 @@
-"""The page at /: its text, and its use in headless Chromium where the machine has one."""
+"""The page at /: its text, and its use in headless Chromium if the machine has one."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_the_page_needs_nothing_else(server: Running) -> None:
 
 
 class Browser:
-    """Chromium by its debugging pipe: messages of JSON with a zero byte behind each."""
+    """Chromium controlled by its debugging pipe: JSON messages, each followed by a zero byte."""
 
     def __init__(self, send: int, receive: int) -> None:
         self._send, self._receive = send, receive
@@ -72,7 +72,7 @@ class Browser:
         self.call("Page.navigate", url=url)
 
     def value(self, expression: str) -> Any:
-        """What a JavaScript expression gives."""
+        """Returns the value of a JavaScript expression."""
         result = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
@@ -94,7 +94,7 @@ def chromium(folder: str) -> Iterator[Browser]:
     read_commands, send = os.pipe()
     receive, write_answers = os.pipe()
 
-    def take_places() -> None:  # the browser reads 3 and writes 4
+    def take_places() -> None:  # the browser reads descriptor 3 and writes 4
         first, second = os.dup(read_commands), os.dup(write_answers)
         os.dup2(first, 3)
         os.dup2(second, 4)
@@ -142,7 +142,7 @@ def test_a_chat_by_keyboard_on_a_phone(
         strokes = "document.querySelectorAll('#timeline path').length"
         until(lambda: browser.value(strokes) > 0, "the timeline shows the answer's tokens")
 
-        # Escape stops an answer, and its slot is free.
+        # Escape stops an answer and frees its slot.
         engine.step_s = 0.1
         browser.call("Input.insertText", text="More")
         browser.press("Enter", "\r")

@@ -1,4 +1,4 @@
-"""`ark serve` as a process: its start line, SIGTERM while it works, and its sockets."""
+"""`ark serve` as a process: its start line, SIGTERM during work, and its sockets."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def served(directory: Path) -> Iterator[Process]:
 
 
 def test_sigterm_while_it_works(served: Process) -> None:
-    """What has begun ends whole, new requests are refused, and the exit code is 0. Until then it
-    listens on the one address that was asked for.
+    """Requests that have begun are completed, new ones are refused, and the exit code is 0. Until
+    then the process listens only on the requested address.
     """
     assert served.listens_where_asked()
     running = threading.Barrier(5)
@@ -46,7 +46,7 @@ def test_sigterm_while_it_works(served: Process) -> None:
             return text + "".join(lines)
 
     with ThreadPoolExecutor(4) as pool:
-        # Two have slots; the other two wait for one.
+        # Two requests have slots; the other two wait for one.
         streams = [pool.submit(stream) for _ in range(2)]
         more = [pool.submit(stream) for _ in range(2)]
         running.wait(PATIENCE_S)

@@ -1,4 +1,4 @@
-"""`ark serve --ranks 2` on the CPU against transformers, and its end."""
+"""`ark serve --ranks 2` on the CPU, compared with transformers, and its shutdown."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def stream(url: str, prompt: str, tokens: int, begun: Callable[[], object] = int) -> str:
-    """The text of an answer, or its error. begun is called after the first piece."""
+    """Returns the text of an answer, or its error. begun: called after the first piece."""
     asked = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "stream": True}
     text = ""
     with httpx.stream("POST", f"{url}/v1/completions", json=asked, timeout=PATIENCE_S) as answer:
@@ -52,7 +52,7 @@ def stream(url: str, prompt: str, tokens: int, begun: Callable[[], object] = int
 @slow
 @pytest.mark.timeout(600)
 def test_two_ranks_share_a_model(directory: Path) -> None:
-    """Many requests at once have transformers' texts, and SIGTERM lets them end."""
+    """Many concurrent requests have transformers' texts, and SIGTERM lets them complete."""
     model, tokenizer = reference(directory), AutoTokenizer.from_pretrained(directory)
     expected = []
     for prompt in PROMPTS:
@@ -64,7 +64,7 @@ def test_two_ranks_share_a_model(directory: Path) -> None:
         def leave() -> None:
             raise KeyboardInterrupt
 
-        with pytest.raises(KeyboardInterrupt):  # a client that leaves within its answer
+        with pytest.raises(KeyboardInterrupt):  # a client that disconnects during its answer
             stream(served.url, "leaves", 200, leave)
         with ThreadPoolExecutor(9) as pool:
             texts = pool.map(lambda p: stream(served.url, p, NEW_TOKENS), PROMPTS * 3)
@@ -90,5 +90,5 @@ def test_a_rank_that_dies_ends_the_server(directory: Path) -> None:
 
 
 def environment(pid: int) -> list[bytes]:
-    """The variables of a process."""
+    """Returns the environment variables of a process."""
     return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")

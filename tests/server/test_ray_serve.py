@@ -1,4 +1,6 @@
-"""Two replicas of examples/ray_serve, one of which is killed under load, where Ray is installed."""
+"""Two replicas of examples/ray_serve, one of which is killed under load. It runs only where Ray is
+installed.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ sys.stdin.read()
 
 
 class Cluster:
-    """Ray with the example's application, ended with its standard input."""
+    """Ray with the example's application. It ends when its standard input is closed."""
 
     def __init__(self, directory: Path, log: Path) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -57,13 +59,13 @@ class Cluster:
         )
 
     def serves(self) -> bool:
-        """True when requests are taken; the process must not have ended."""
+        """Returns True when requests are accepted. Asserts that the process has not ended."""
         output = self.log.read_text()
         assert self.process.poll() is None, output
         return "\nready" in output
 
     def replicas(self) -> list[int]:
-        """The processes of this cluster's replicas."""
+        """Returns the processes of this cluster's replicas."""
         parents, names = {}, {}
         for entry in Path("/proc").glob("[0-9]*"):
             try:
@@ -93,7 +95,9 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 def ask(cluster: Cluster, number: int, stream: bool) -> tuple[str, bool, int]:
-    """The text of an answer, whether it is whole, and how many replicas had died before it."""
+    """Returns the text of an answer, whether it is complete, and how many replicas had died before
+    it.
+    """
     asked = {
         "prompt": PROMPTS[number % len(PROMPTS)],
         "max_tokens": 40,
@@ -122,7 +126,7 @@ def ask(cluster: Cluster, number: int, stream: bool) -> tuple[str, bool, int]:
 
 
 def replica_of(cluster: Cluster, prompt: str) -> int:
-    """The process that answers."""
+    """Returns the process that answers."""
     asked = {"prompt": prompt, "max_tokens": 1}
     answer = httpx.post(f"{cluster.url}/v1/completions", json=asked, timeout=PATIENCE_S)
     return int(answer.headers["x-replica"].rpartition(".")[2])
@@ -135,7 +139,7 @@ def test_a_killed_replica_loses_no_request_that_had_not_begun(cluster: Cluster) 
     assert httpx.get(f"{cluster.url}/v1/models").json()["data"][0]["id"] == "small"
     refused = httpx.post(f"{cluster.url}/v1/completions", json={"prompt": "a", "n": 0})
     assert refused.status_code == 400 and refused.json()["error"]["param"] == "n"
-    # Requests of one prefix go to one replica, those of another prefix to another.
+    # Requests with one prefix go to one replica, those with another prefix to another.
     by_prefix = [{replica_of(cluster, letter * 40 + str(i)) for i in range(4)} for letter in "ab"]
     assert [len(names) for names in by_prefix] == [1, 1] and by_prefix[0] != by_prefix[1]
 
@@ -143,7 +147,7 @@ def test_a_killed_replica_loses_no_request_that_had_not_begun(cluster: Cluster) 
     begun = threading.Semaphore(0)
 
     def one(number: int) -> tuple[bool, int]:
-        streams = number // len(PROMPTS) % 2 == 0  # of every prompt, half of the requests
+        streams = number // len(PROMPTS) % 2 == 0  # half of each prompt's requests
         text, whole, attempt = ask(cluster, number, streams)
         begun.release()
         right = expected[number % len(PROMPTS)]

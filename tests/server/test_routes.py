@@ -145,7 +145,7 @@ def test_tokens_and_back(server: Running) -> None:
 
 
 def test_stop_strings_seeds_and_choices(server: Running, engine: CountingEngine) -> None:
-    # The stand-in says characters in the order of their codes.
+    # The stand-in generates characters in the order of their codes.
     asked = {"prompt": [2], "max_tokens": 50, "stop": ["+,", "())"], "n": 3, "seed": 5}
     answer = post(server, "/v1/completions", asked).json()
     assert [c["text"] for c in answer["choices"]] == ["$%&'()*"] * 3
@@ -164,7 +164,9 @@ def test_a_stop_token_ends_the_text_before_it(server: Running) -> None:
 
 @pytest.mark.parametrize("route", ["completions", "chat/completions"])
 def test_usage_in_every_chunk(server: Running, route: str) -> None:
-    """Counts grow to those of the last chunk; without the option only that one has them."""
+    """Counts increase up to those of the last chunk. Without the option only the last chunk has
+    them.
+    """
     content = (
         {"prompt": "The"}
         if route == "completions"

@@ -1,4 +1,6 @@
-"""What a start of `ark serve` imports, which is most of its time (bench/start_to_token.py)."""
+"""The modules that a start of `ark serve` imports, which take most of its time
+(bench/start_to_token.py).
+"""
 
 from __future__ import annotations
 

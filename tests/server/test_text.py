@@ -1,4 +1,4 @@
-"""The text of a choice against what Python's own find and the tokenizers package say."""
+"""The text of a choice compared with Python's str.find and the tokenizers package."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LETTERS = st.text("abc", max_size=40)
 
 
 class Pieces:
-    """Stands for a TextStream: token i is the i-th piece."""
+    """A stand-in for a TextStream, in which token i is the i-th piece."""
 
     def __init__(self, pieces: Sequence[str], rest: str) -> None:
         self._pieces, self._rest = pieces, rest
@@ -37,14 +37,16 @@ class Pieces:
     stops=st.lists(st.text("abc", min_size=1, max_size=4), max_size=4),
 )
 def test_stop_strings(pieces: list[str], rest: str, stops: list[str]) -> None:
-    """The text ends before the stop string that is complete first, however it is cut in pieces."""
+    """The text ends before the stop string that is completed first, whatever pieces it
+    arrives in.
+    """
     text = StoppedText(Pieces(pieces, rest), stops)  # type: ignore[arg-type]
     sent = [text.push(i) for i in range(len(pieces))]
     whole = "".join(pieces) + rest
     ends = [(whole.find(s) + len(s), whole.find(s)) for s in stops if s in whole]
     assert "".join(sent) + text.finish() == (whole[: min(ends)[1]] if ends else whole)
     assert (text.stopped is not None) == bool(ends)
-    # Nothing is held back that cannot begin a stop string.
+    # Only text that may begin a stop string is held back.
     seen = 0
     for i, piece in enumerate(pieces):
         seen += len(piece)
@@ -57,7 +59,7 @@ def test_stop_strings(pieces: list[str], rest: str, stops: list[str]) -> None:
 @settings(max_examples=examples(600), deadline=None)
 @given(ids=st.lists(st.integers(2, 2047), max_size=30))
 def test_pieces_make_up_the_text_of_all_tokens(ids: list[int]) -> None:
-    """Random tokens hold parts of characters; every piece is whole characters all the same."""
+    """Random tokens may hold parts of characters, but every piece has whole characters."""
     text = StoppedText(TOKENIZER.stream())
     parts = list(map(text.push, ids))
     rest = text.finish()

@@ -1,6 +1,6 @@
-"""A device in plain Python on which a scheduler's steps run: pages hold, for each position, a hash
+"""A device in plain Python that runs a scheduler's steps. A page holds, for each position, a hash
 of the text up to it, and the next token is a function of that hash. A page that another request has
-overwritten, or that was shared wrongly, shows as a hash of another text.
+overwritten, or that was shared wrongly, shows as the hash of another text.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ VOCABULARY_TOKENS = 5
 
 
 def chained(tokens: Sequence[int], adapter: int = 0) -> list[int]:
-    """By place, a hash of the text up to it and of its adapter."""
+    """Returns, for each position, a hash of the text up to it and of its adapter."""
     chain, before = [], adapter
     for token in tokens:
         before = hash((before, token))
@@ -28,7 +28,7 @@ def next_token(chain: int) -> int:
 
 
 def solo(request: Request, context: int) -> tuple[list[int], FinishReason]:
-    """The new tokens of a request that is served alone, and why it ends."""
+    """Returns the new tokens of a request that is served alone, and the reason why it ends."""
     tokens = list(request.prompt)
     most = request.sampling.max_tokens
     total = context if most is None else min(context, len(tokens) + most)
@@ -47,7 +47,9 @@ class ModelDevice:
         self._cells: dict[tuple[int, int], int] = {}
 
     def run(self, step: Step, iterations: int | None = None) -> list[list[int]]:
-        """By row, the tokens that the step makes; iterations: after which it is left."""
+        """Returns, by row, the tokens that the step generates. iterations: the number after which
+        the step is left.
+        """
         done = step.iterations if iterations is None else iterations
         if step.chunks is not None:
             progress, start = step.chunks.progress, step.chunks.start
@@ -66,7 +68,7 @@ class ModelDevice:
         return tokens
 
     def _compute(self, progress: Progress, tokens: Sequence[int], place: int) -> int:
-        """Computes a position, which sees all before it; its hash."""
+        """Computes a position, which reads all positions before it. Returns its hash."""
         chain, pages = chained(tokens[: place + 1], progress.adapter), progress.pages
         self._cells[pages[place // self.size], place % self.size] = chain[place]
         for before in range(place):
@@ -75,7 +77,9 @@ class ModelDevice:
         return chain[place]
 
     def _decode(self, progress: Progress, iterations: int) -> list[int]:
-        """As ark_choose_each: a row within its text moves on, one at its limit stays."""
+        """Decodes like ark_choose_each: a row within its text advances, a row at its limit
+        stays.
+        """
         tokens, at = list(progress.tokens), progress.computed
         limit = progress.end(self.size)
         for _ in range(iterations):
@@ -91,7 +95,7 @@ class ModelDevice:
 
 
 def finish(scheduler: Scheduler, step: Step, device: ModelDevice) -> list[Outcome]:
-    """Runs a step to its end; what it gives each request."""
+    """Runs a step to its end. Returns the tokens of each request."""
     outcomes = [
         scheduler.take(step, row, tokens) for row, tokens in enumerate(device.run(step)) if tokens
     ]

@@ -1,4 +1,6 @@
-"""Requests of engine tests, what they give when each is served alone, and a listener of events."""
+"""Requests for tests of the engine, their texts when each is served alone, and a listener for
+events.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ class Listener:
             self.news.notify_all()
 
     def wait(self, *ids: str, tokens: int | None = None) -> None:
-        """Until these requests have ended, or have made so many tokens."""
+        """Waits until these requests have ended or have generated the given number of tokens."""
 
         def there(request: str) -> bool:
             enough = tokens is not None and len(self.tokens.get(request, ())) >= tokens
@@ -49,7 +51,9 @@ class Listener:
 
 
 def settled(engine: EngineLike) -> Stats:
-    """The state when the step of the last event has ended: nothing runs, and all pages are free."""
+    """Waits until the last step has ended. Returns the engine's state: nothing runs, and all pages
+    are free.
+    """
     end = time.monotonic() + WAIT_S
     while True:
         stats = engine.stats()
@@ -60,7 +64,7 @@ def settled(engine: EngineLike) -> Stats:
 
 
 def random_requests(count: int, seed: int = 0, most: int = 50) -> list[Request]:
-    """Prompts of all lengths, half of them sampled, some of which stop early."""
+    """Returns requests with prompts of all lengths. Half are sampled, and some stop early."""
     rng = np.random.default_rng(seed)
     given = []
     for number in range(count):
@@ -77,7 +81,7 @@ def random_requests(count: int, seed: int = 0, most: int = 50) -> list[Request]:
 
 
 def solo_texts(checkpoint: Checkpoint, given: Sequence[Request]) -> dict[str, list[int]]:
-    """By request, what a Generator makes of it."""
+    """Returns, by request, the text that a Generator produces."""
     chosen, _ = registry.choose("cpu")
     texts = {}
     with (

@@ -1,10 +1,10 @@
 """A soak of the engine on the CPU, without HTTP: requests arrive at random over 24 slots and few
 pages, and a tenth of them is cancelled in any state.
 
-    python -m tests.serving.soak --requests 100000
+python -m tests.serving.soak --requests 100000
 
-Every text equals that of the same request alone, a cancelled one its beginning. Every request ends
-once. Memory, slots and pages return to what they were.
+Every text must equal that of the same request served alone; a cancelled one must be a prefix of it.
+Every request ends exactly once. Memory, slots and pages return to their initial state.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ ENGINE_SLOTS = 24
 MAX_OUTSTANDING = 3 * ENGINE_SLOTS  # requests that wait or run
 PAGE, PAGES = 8, 44
 REQUEST_KINDS = 200  # different requests
-MEMORY_READINGS = 10  # of memory, in a soak
-MAX_GROWTH_BYTES = 16 << 20  # from the end of the second part on
+MEMORY_READINGS = 10  # in a soak
+MAX_GROWTH_BYTES = 16 << 20  # after the second part
 MAX_OWN_TOKENS, MAX_NEW_TOKENS = 20, 28
 MEAN_PAUSE_S = 0.002
 
 
 def kinds(count: int, vocabulary: int, draw: random.Random) -> list[Request]:
-    """Requests, half of them sampled; every second prompt has one beginning."""
+    """Returns requests, half of them sampled. Every second prompt has a common beginning."""
     beginning = [draw.randrange(vocabulary) for _ in range(20)]
     requests = []
     for number in range(count):
@@ -55,7 +55,7 @@ def kinds(count: int, vocabulary: int, draw: random.Random) -> list[Request]:
 
 @dataclass
 class Load(Listener):
-    """Requests that have not ended; each is checked when it does. expected: texts by kind."""
+    """The requests that have not ended. Each is checked when it ends. expected: texts by kind."""
 
     expected: dict[str, list[int]] = field(default_factory=dict)
     outstanding: set[str] = field(default_factory=set)
@@ -79,14 +79,16 @@ class Load(Listener):
             self.counts["tokens"] += len(tokens)
 
     def until_fewer(self, count: int) -> None:
-        """Waits until fewer requests than `count` are left."""
+        """Waits until fewer than `count` requests are left."""
         with self.news:
             fewer = self.news.wait_for(lambda: len(self.outstanding) < count, WAIT_S)
             assert fewer, f"these do not end: {sorted(self.outstanding)}"
 
 
 def serve(engine: Engine, load: Load, given: Sequence[Request], numbers: range) -> None:
-    """Submits requests of these numbers in bursts at random times, and cancels some of any age."""
+    """Submits the requests with these numbers in bursts at random times, and cancels some at random
+    ages.
+    """
     draw, left = random.Random(numbers.start), list(reversed(numbers))
     while left:
         for _ in range(min(draw.randint(1, 6), len(left))):
@@ -105,12 +107,12 @@ def serve(engine: Engine, load: Load, given: Sequence[Request], numbers: range) 
 
 
 def resident_bytes() -> int:
-    """Memory of this process now."""
+    """Returns the current memory of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def soak(checkpoint: Checkpoint, requests: int) -> tuple[Load, Stats]:
-    """The load, and what it leaves behind: nothing."""
+    """Runs the load and asserts that nothing remains of it."""
     given = kinds(REQUEST_KINDS, checkpoint.config.vocab_size, random.Random(0))
     load = Load(expected=solo_texts(checkpoint, given))
     memory, part = [], -(-requests // MEMORY_READINGS)

@@ -1,4 +1,4 @@
-"""Adapters by request, beside peft's on the same checkpoint in transformers."""
+"""Adapters by request, compared with peft's on the same checkpoint in transformers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
 
 @pytest.fixture(scope="module")
 def adapters(small: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Of each kind one with random matrices, as peft saves it."""
+    """Returns an adapter of each kind with random matrices, as saved by peft."""
     where = {}
     for seed, (name, fields) in enumerate(KINDS.items()):
         torch.manual_seed(seed)
@@ -65,7 +65,7 @@ def engine(small: Checkpoint, adapters: dict[str, Path]) -> Iterator[Engine]:
 
 
 def theirs(small: Checkpoint, where: Path | None, prompt: tuple[int, ...], count: int) -> list[int]:
-    """The greedy text of transformers' model under peft's adapter."""
+    """Returns the greedy text of transformers' model with peft's adapter."""
     model = reference(small.directory)
     if where is not None:
         model = peft.PeftModel.from_pretrained(model, where).eval()
@@ -79,8 +79,8 @@ def theirs(small: Checkpoint, where: Path | None, prompt: tuple[int, ...], count
 def test_rows_have_adapters_of_their_own(
     engine: Engine, small: Checkpoint, adapters: dict[str, Path]
 ) -> None:
-    """All adapters and none run side by side on one prompt, and on the same one again, whose pages
-    are kept then. Free rows verify drafts under the adapter of their text.
+    """All adapters and none run concurrently on one prompt, and then again on the same prompt,
+    whose pages are cached then. Free rows verify drafts with the adapter of their text.
     """
     how = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS)
     expected = {

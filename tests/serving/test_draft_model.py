@@ -1,4 +1,6 @@
-"""Drafts by a smaller model: texts stay those of solo runs, and of torch's distribution."""
+"""Drafts by a smaller model: texts equal those of solo runs, and sampled tokens have torch's
+distribution.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    """A model that seldom agrees."""
+    """Returns a model that seldom agrees."""
     directory = tmp_path_factory.mktemp("other")
     return Checkpoint.open(make_checkpoint(directory, seed=5, layers=1, hidden=32))
 
@@ -58,7 +60,9 @@ def served(engine: Engine, given: Sequence[Request]) -> dict[str, list[int]]:
 
 @pytest.mark.parametrize("sampling", few(1, ["full", ""]))
 def test_a_model_that_agrees_saves_iterations(small: Checkpoint, sampling: str) -> None:
-    """The model itself makes drafts for one greedy and one sampled text, which are all right."""
+    """The model drafts for itself, for one greedy and one sampled text, so that all drafts are
+    right.
+    """
     sampled = SamplingParams(temperature=0.9, top_k=30, seed=3, max_tokens=40)
     greedy = SamplingParams(temperature=0.0, max_tokens=40)
     prompt = tuple(range(3, 23))
@@ -72,9 +76,7 @@ def test_a_model_that_agrees_saves_iterations(small: Checkpoint, sampling: str) 
 
 
 def test_texts_are_those_of_solo_runs(small: Checkpoint, other: Checkpoint) -> None:
-    """Beside a model that is mostly wrong, over pages that run out, with requests that are
-    cancelled.
-    """
+    """With a draft model that is mostly wrong, too few pages, and requests that are cancelled."""
     given, listener = random_requests(24), Listener()
     texts = solo_texts(small, given)
     asked = {**ASKED, "pages": 12}
@@ -95,7 +97,9 @@ def test_texts_are_those_of_solo_runs(small: Checkpoint, other: Checkpoint) -> N
 
 @slow
 def test_sampled_tokens_have_the_models_distribution(small: Checkpoint, other: Checkpoint) -> None:
-    """Second tokens of 600 seeds, most of which follow a draft, beside torch's probabilities."""
+    """The second tokens of 600 seeds, most of which follow a draft, are compared with torch's
+    probabilities.
+    """
     prompt, count = (5, 9, 2), 600
     how = SamplingParams(temperature=0.7, max_tokens=3)
     given = [Request(str(n), prompt, replace(how, seed=n)) for n in range(count)]
@@ -134,7 +138,7 @@ def test_draft_models_that_do_not_fit_are_refused(
 
 @slow
 def test_llm_takes_a_draft_model(small: Checkpoint, other: Checkpoint) -> None:
-    """Its texts are those without one; pages are reserved for both models."""
+    """The texts equal those without a draft model. Pages are reserved for both models."""
     prompts = [[3, 4, 5], [9] * 20]
     how = SamplingParams(temperature=0, max_tokens=12)
     asked: dict[str, Any] = {"backend": "cpu", "max_model_len": 64, "sampling": ""}
@@ -147,7 +151,7 @@ def test_llm_takes_a_draft_model(small: Checkpoint, other: Checkpoint) -> None:
 
 @slow
 def test_a_server_takes_a_draft_model() -> None:
-    """noah makes drafts for itself, all of which are right."""
+    """noah drafts for itself, so that all drafts are right."""
     body = {"prompt": "The king said", "max_tokens": 32, "temperature": 0}
     texts = []
     for words in ([], ["--draft", str(NOAH), "--draft-tokens", "5"]):

@@ -1,4 +1,4 @@
-"""Embeddings of small random decoders against transformers' hidden values."""
+"""Embeddings of small random decoders compared with transformers' hidden values."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def ids_of(count: int) -> list[int]:
 
 
 def hidden(directory: Path, ids: list[int]) -> np.ndarray:
-    """transformers' hidden value of the last token."""
+    """Returns transformers' hidden value of the last token."""
     model = AutoModel.from_pretrained(directory, dtype=torch.float32)
     with torch.no_grad():
         return model(torch.tensor([ids])).last_hidden_state[0, -1].numpy()
@@ -50,7 +50,7 @@ def embeddings(directory: Path, texts: list[list[int]]) -> list[np.ndarray]:
     ["llama", *(pytest.param(kind, marks=slow) for kind in ("qwen3", "gemma2", "granite", "phi3"))],
 )
 def test_embeddings_are_transformers_last_hidden_values(tmp_path: Path, kind: str) -> None:
-    """Whatever part of a chunk the text ends in, and after longer texts too."""
+    """Wherever in a chunk the text ends, and also after longer texts."""
     directory = make_checkpoint(tmp_path / kind, context=CONTEXT_TOKENS, kind=kind)
     texts = [ids_of(count) for count in (CONTEXT_TOKENS, 1, 16, 17, 31)]
     for ids, vector in zip(texts, embeddings(directory, texts), strict=True):

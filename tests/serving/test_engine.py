@@ -1,4 +1,4 @@
-"""The engine on a device: requests give the ids that they give alone."""
+"""The engine on a device: requests give the ids that they give when served alone."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def engine(request: pytest.FixtureRequest, small: Checkpoint) -> Iterator[Engine
 def test_requests_give_the_ids_of_their_solo_runs(
     engine: Engine, wanted: dict[str, list[int]]
 ) -> None:
-    """Requests arrive one after the other while others run; slots and pages are free at the end."""
+    """Requests arrive one by one while others run. At the end all slots and pages are free."""
     listener = Listener()
     given = random_requests(24)
     for number, request in enumerate(given):
@@ -82,7 +82,7 @@ def test_requests_give_the_ids_of_their_solo_runs(
 
 @pytest.fixture(scope="module")
 def shared(small: Checkpoint) -> Iterator[Engine]:
-    """One engine of two slots for tests that leave it idle."""
+    """Yields one engine with two slots, for tests that leave it idle."""
     asked = {"slots": 2, "context": MAX_POSITIONS, "page": 8, "chunk": 8, "iterations": 1}
     with Engine.open(small, "cpu", **asked) as opened:  # type: ignore[arg-type]
         yield opened
@@ -93,12 +93,12 @@ def greedy(most: int | None) -> SamplingParams:
 
 
 def long(request_id: str, first: int = 3) -> Request:
-    """A request that fills the context."""
+    """Returns a request that fills the context."""
     return Request(request_id, (first, 4, 5), greedy(None))
 
 
 def test_requests_are_cancelled_in_each_state(shared: Engine, small: Checkpoint) -> None:
-    """While decoding, while waiting, and on arrival; those that stay are served as ever."""
+    """While decoding, while waiting, and on arrival. The other requests are served as usual."""
     wanted = solo_texts(small, [replace(long("b"), sampling=greedy(64))])["b"]
     for _ in range(5):
         listener = Listener()
@@ -161,7 +161,7 @@ def test_a_listener_that_raises_ends_its_request_alone(
 def test_drafts_of_a_text_that_repeats_itself_save_iterations(
     small: Checkpoint, sampling: str
 ) -> None:
-    """Greedy texts, parts of which repeat themselves, and a sampled one."""
+    """Greedy texts that repeat parts of themselves, and a sampled one."""
     sampled = SamplingParams(temperature=0.5, seed=3, max_tokens=50)
     given = [Request(f"greedy {n}", (3, 4, 5 + n), greedy(60)) for n in range(3)]
     given.append(Request("sampled", (3, 4, 5), sampled))
@@ -206,7 +206,7 @@ def test_an_id_is_served_once_at_a_time(shared: Engine) -> None:
 
 
 def test_a_listener_may_submit_and_cancel(shared: Engine) -> None:
-    """On the engine's own thread."""
+    """From the engine's own thread."""
     listener = Listener()
 
     def goes_on(event: Event) -> None:
@@ -237,7 +237,7 @@ def test_close_ends_requests(small: Checkpoint, drain: bool) -> None:
 
 
 def test_a_listener_may_close_the_engine(small: Checkpoint) -> None:
-    """Its thread, which calls the listener, ends with the step."""
+    """The engine's thread, which calls the listener, ends after the step."""
     listener = Listener()
     asked: dict[str, Any] = {"slots": 2, "context": MAX_POSITIONS, "chunk": 0}
     engine = Engine.open(small, "cpu", **asked)
@@ -248,7 +248,7 @@ def test_a_listener_may_close_the_engine(small: Checkpoint) -> None:
 
     engine.submit(long("goes on"), listener)
     engine.submit(Request("closes", (3, 4), greedy(3)), closes)
-    listener.wait("goes on")  # which the device may have finished before the host looked
+    listener.wait("goes on")  # the device may finish before the host checks
     assert set(listener.finish.values()) <= {FinishReason.CANCELLED, FinishReason.LENGTH}
     engine.close()
 
@@ -256,7 +256,9 @@ def test_a_listener_may_close_the_engine(small: Checkpoint) -> None:
 def test_a_failing_device_ends_every_request(
     small: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernel meets a page beyond the pool; every request ends with its sentence."""
+    """The kernel reads a page number outside of the pool. Every request ends with the error's
+    message.
+    """
     listener = Listener()
     asked = {"slots": 2, "context": MAX_POSITIONS, "page": 8, "chunk": 8, "iterations": 1}
     with Engine.open(small, "cpu", **asked) as engine:  # type: ignore[arg-type]

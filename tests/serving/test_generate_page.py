@@ -1,4 +1,4 @@
-"""The blocks of docs/generate.md run as they stand, on a small checkpoint."""
+"""The code blocks of docs/generate.md run unchanged on a small checkpoint."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Long launches of the engine: the device leaves them at an iteration when the host has news. These
-tests count iterations: after the word is set, the one that runs and perhaps one more are done.
+"""Long launches of the engine: when the host sets a word, the device ends the launch. These tests
+count iterations: after the word is set, the running one ends and perhaps one more.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.checkpoints import make_checkpoint
 from tests.serving.requests import Listener, random_requests, solo_texts
 
 MAX_POSITIONS = 1024
-LATE_ITERATIONS = 2  # iterations that end after the word was set, at most
+LATE_ITERATIONS = 2  # at most so many end after the word was set
 MAX_ATTEMPTS = 20
 
 
@@ -49,7 +49,7 @@ def long(request_id: str, tokens: int | None = None) -> Request:
 
 @contextmanager
 def launches() -> Iterator[list[tuple[Step, int]]]:
-    """The launches in this block: their steps, and the iterations that they did."""
+    """Records the launches in this block: their steps and the number of iterations."""
     records: list[tuple[Step, int]] = []
     end = Launched.end
 
@@ -66,7 +66,7 @@ def launches() -> Iterator[list[tuple[Step, int]]]:
 
 
 def visible(engine: Engine) -> int:
-    """New tokens of the first row that the device has made."""
+    """Returns the first row's new tokens that the device has written."""
     output = engine._rows.output[0, 3:]
     return int(np.argmax(output == NO_TOKEN)) if (output == NO_TOKEN).any() else len(output)
 
@@ -79,8 +79,8 @@ NEWS: dict[str, Callable[[Engine, Listener], None]] = {
 
 
 def ends_early(small: Checkpoint, news: str) -> bool:
-    """Tells the news when the first token of a long launch is told; False if the device had done it
-    by then.
+    """Sets the word after the first token of a long launch. Returns False if the device had
+    finished by then.
     """
     heard, seen = Listener(), [0]
     with opened(small) as engine, launches() as records:
@@ -112,7 +112,7 @@ def test_news_end_a_launch_at_an_iteration(small: Checkpoint, news: str) -> None
 
 
 def test_a_free_row_ends_a_launch_for_those_that_wait(small: Checkpoint) -> None:
-    """A stop token, of which the device knows nothing, frees the only slot."""
+    """A stop token that only the host checks, frees the only slot."""
     text = solo(small, long("a", 64))
     stop = next(token for token in text[8:] if token not in text[:8])
     how = SamplingParams(temperature=0.0, max_tokens=None)
@@ -131,7 +131,7 @@ def test_a_free_row_ends_a_launch_for_those_that_wait(small: Checkpoint) -> None
 
 
 def solo(small: Checkpoint, request: Request) -> list[int]:
-    """The text of a request by launches of one iteration."""
+    """Returns the text of a request served by launches of one iteration."""
     heard = Listener()
     with opened(small, iterations=1) as engine:
         engine.submit(request, heard)
@@ -140,7 +140,9 @@ def solo(small: Checkpoint, request: Request) -> list[int]:
 
 
 def test_fewer_rows_take_a_smaller_form(small: Checkpoint) -> None:
-    """Of two requests one ends: the launch of two rows ends with it, one of one row follows."""
+    """When one of two requests ends, the launch of two rows ends, and a launch of one row
+    follows.
+    """
 
     def leaves() -> bool:
         heard = Listener()
@@ -155,7 +157,7 @@ def test_fewer_rows_take_a_smaller_form(small: Checkpoint) -> None:
 
 
 def test_a_stalled_host_does_not_stop_the_device(small: Checkpoint) -> None:
-    """It stalls for longer than any wait on the device may take."""
+    """The host stalls for longer than any timeout on the device."""
     given = random_requests(6, most=40)
     wanted, heard = solo_texts(small, given), Listener()
     with opened(small, budget_s=0.5, slots=3) as engine:
@@ -172,7 +174,7 @@ def test_a_stalled_host_does_not_stop_the_device(small: Checkpoint) -> None:
 
 
 def test_tokens_are_told_while_the_launch_runs(small: Checkpoint) -> None:
-    """One launch makes them all, and its events are many."""
+    """One launch generates all tokens, and its events arrive one by one."""
     heard, portions = Listener(), []
     with opened(small) as engine, launches() as records:
 
@@ -187,7 +189,7 @@ def test_tokens_are_told_while_the_launch_runs(small: Checkpoint) -> None:
 
 
 def test_an_engine_that_was_closed_takes_no_news(small: Checkpoint) -> None:
-    """Its memory is free, the word with it."""
+    """Its memory, including the word, has been freed."""
     engine = opened(small)
     word = engine._rows._leave
     engine.close()

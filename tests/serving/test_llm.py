@@ -1,4 +1,4 @@
-"""ark.LLM against transformers on the same checkpoint."""
+"""ark.LLM compared with transformers on the same checkpoint."""
 
 from __future__ import annotations
 

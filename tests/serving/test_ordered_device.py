@@ -1,5 +1,5 @@
-"""An engine on a device whose launches and copies are in one order (OrderedDevice): all that a
-launch needs is enqueued before it, and the host waits for no copy.
+"""An engine on a device that orders launches and copies (OrderedDevice): everything that a launch
+needs is enqueued before it, and the host waits for no copy.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.serving.requests import MAX_POSITIONS, Listener, random_requests, sol
 
 
 class Ordered(CpuDevice):
-    """Does what was enqueued when the next launch begins, as a queue may."""
+    """A device that executes enqueued work only when the next launch begins, as a queue may."""
 
     def __init__(self) -> None:
         super().__init__(0)

@@ -1,4 +1,4 @@
-"""An engine that follows all of SamplingParams: each request's ids are those of its solo run."""
+"""An engine with all options of SamplingParams: each request's ids equal those of its solo run."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ def requests() -> list[Request]:
 
 
 def test_requests_are_their_solo_runs(small: Checkpoint) -> None:
-    """Slots are fewer than requests, and pages run out, so that rows change hands."""
+    """There are fewer slots than requests, and pages run out, so that rows change their
+    requests.
+    """
     given, listener = requests(), Listener()
     events: dict[str, list[Event]] = {request.id: [] for request in given}
 

@@ -1,5 +1,5 @@
-"""The engine's decisions without a device: for random schedules each request's text is that of its
-solo run, no page is lost or shared wrongly, and all requests end.
+"""The scheduler's decisions without a device. For random schedules each request's text equals that
+of its solo run, no page is lost or shared wrongly, and all requests end.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MASK = np.ones(VOCABULARY_TOKENS, bool)
 
 
 class AnyText:
-    """A grammar of all texts."""
+    """A grammar that accepts all texts."""
 
     def begin(self) -> AnyText:
         return self
@@ -50,7 +50,7 @@ class AnyText:
 
 
 def mostly_right(texts: Sequence[Progress], most: int) -> list[tuple[int, ...]]:
-    """As a draft model of the device in ModelDevice, which is wrong at every fourth place."""
+    """Returns drafts like a draft model's for ModelDevice. Every fourth position is wrong."""
     drafts = []
     for text in texts:
         tokens = list(text.tokens)
@@ -62,7 +62,9 @@ def mostly_right(texts: Sequence[Progress], most: int) -> list[tuple[int, ...]]:
 
 
 class Schedules(RuleBasedStateMachine):
-    """Requests arrive, are cancelled, get their masks, and steps are done, in any order."""
+    """A state machine: requests arrive, are cancelled, get their masks, and steps run, in any
+    order.
+    """
 
     @initialize(
         slots=st.integers(1, 5),
@@ -124,7 +126,9 @@ class Schedules(RuleBasedStateMachine):
     @precondition(lambda self: not self.scheduler.idle)
     @rule(iterations=st.integers(1, 40), data=st.data())
     def step(self, iterations: int, data: st.DataObject) -> None:
-        """A launch that is left after any of its iterations. Its tokens come in any portions."""
+        """Runs a launch that ends after any of its iterations. Its tokens are reported in portions
+        of any size.
+        """
         scheduler = self.scheduler
         step = scheduler.plan(iterations)
         if not step.rows and not step.chunks:
@@ -151,11 +155,13 @@ class Schedules(RuleBasedStateMachine):
                 outcome.progress.mask = None
             self.pages_are_held(step)
         scheduler.end(step, done)
-        for progress in scheduler.running:  # none has pages ahead between two steps
+        for progress in scheduler.running:  # none has pages in advance between two steps
             assert len(progress.pages) <= -(-len(progress.tokens) // self.pool.size)
 
     def pages_are_held(self, step: Step) -> None:
-        """Until a step has ended, the device writes to the pages of its rows, ended ones too."""
+        """Until a step has ended, the device writes to the pages of all its rows, including ended
+        ones.
+        """
         assert set(step.rows) <= set(self.scheduler.running)
         assert all(progress.pages for progress in step.rows)
 
@@ -184,7 +190,7 @@ class Schedules(RuleBasedStateMachine):
 
     @invariant()
     def requests_are_served_in_order(self) -> None:
-        """Those that wait arrived after those that run."""
+        """Waiting requests arrived after the running ones."""
         if not hasattr(self, "scheduler"):
             return
         scheduler = self.scheduler
@@ -201,7 +207,7 @@ class Schedules(RuleBasedStateMachine):
             assert end in (None, FinishReason.CANCELLED) or (text, end) == (wanted, reason)
 
     def teardown(self) -> None:
-        """Everything that is left ends within as many steps as tokens could need."""
+        """All remaining requests end within as many steps as their tokens could need."""
         if not hasattr(self, "scheduler"):
             return
         steps = 0
@@ -226,7 +232,7 @@ TestSchedules.settings = settings(
 
 
 def test_a_cached_prompt_computes_its_last_token_again() -> None:
-    """All pages of the prompt are known, but a row needs its last token to make a new one."""
+    """All pages of the prompt are cached, but a row needs the last token to compute a new one."""
     pool = PagePool(0, 8, 4)
     scheduler, device = Scheduler(2, 4, MAX_POSITIONS, pool), ModelDevice(4, 4)
     for number in ("0", "1"):
@@ -242,7 +248,7 @@ def test_a_cached_prompt_computes_its_last_token_again() -> None:
 
 
 def test_a_step_ends_where_a_request_may_stop_first() -> None:
-    """Stop tokens are held back, and drafts too, until min_tokens are made."""
+    """A step ends no later than the first token that may be a stop, here the fifth (min_tokens)."""
     pool = PagePool(0, 8, 4)
     scheduler, device = Scheduler(2, 4, MAX_POSITIONS, pool, draft=1), ModelDevice(4, 4)
     scheduler.add(Request("0", (1, 1, 1, 1), SamplingParams(min_tokens=5, max_tokens=12)))
@@ -265,7 +271,7 @@ def test_requests_that_arrive_together_compute_their_beginning_once() -> None:
 
 
 def test_a_launch_has_pages_for_all_of_its_iterations() -> None:
-    """Of two rows, each could take all pages: the launch is as long as both have some."""
+    """Either of two rows could take all pages. The launch is as long as both have pages."""
     scheduler = Scheduler(2, 0, MAX_POSITIONS, PagePool(0, MAX_POSITIONS, 1))
     for number in range(2):
         scheduler.add(Request(str(number), (1, 2, 3), SamplingParams(max_tokens=None)))
@@ -275,7 +281,7 @@ def test_a_launch_has_pages_for_all_of_its_iterations() -> None:
 
 
 def test_a_step_is_left_where_it_makes_a_difference() -> None:
-    """Of four rows one ends: their form stays, unless a request waits for the slot."""
+    """When one of four rows ends, a launch continues, unless a request waits for the slot."""
     for waits in (False, True):
         pool = PagePool(0, 200, 4)
         scheduler = Scheduler(4, 0, MAX_POSITIONS, pool)
@@ -292,7 +298,7 @@ def test_a_step_is_left_where_it_makes_a_difference() -> None:
 
 
 def test_a_row_with_a_mask_stops_alone() -> None:
-    """It makes one token, for which its mask is; the row beside it decodes on."""
+    """It generates the one token for which it has a mask. The row beside it continues."""
     pool = PagePool(0, 8, 8)
     scheduler, device = Scheduler(2, 0, MAX_POSITIONS, pool), ModelDevice(0, 8)
     free = scheduler.add(Request("0", (1, 2), SamplingParams(max_tokens=20)))

@@ -1,5 +1,5 @@
-"""Structured outputs: texts against jsonschema, Python's re and transformers; other requests and a
-late mask beside them.
+"""Structured outputs: texts checked by jsonschema, Python's re and transformers, with other
+requests and a late mask beside them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ jsonschema = pytest.importorskip("jsonschema")
 
 MAX_POSITIONS = 256
 RANDOM = {"temperature": 1e5, "max_tokens": None}
-"""Every allowed token is as probable as any other: random weights could not be worse."""
+"""All allowed tokens have equal probability; random weights cannot be worse."""
 PLAIN = ark.SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 PROMPT = "The quick brown"
 
@@ -110,7 +110,7 @@ SCHEMAS = st.recursive(
 )
 @given(schema=SCHEMAS, seed=st.integers(0, 1 << 31))
 def test_texts_match_random_schemas(llm: LLM, plain_text: str, schema: Any, seed: int) -> None:
-    """And the requests beside them, one of them in an earlier row, have the texts of before."""
+    """Other requests beside them, one of them in an earlier row, have the same texts as before."""
     form = ark.SamplingParams(seed=seed, n=2, structured_outputs={"json": schema}, **RANDOM)
     before, given, after = llm.generate([PROMPT] * 3, [PLAIN, form, PLAIN])
     assert before.outputs[0].text == after.outputs[0].text == plain_text
@@ -142,7 +142,9 @@ def test_grammars_and_any_object(llm: LLM) -> None:
 
 @pytest.mark.parametrize("prompt", [PROMPT, "A tile of a matmul", "lazy dog"])
 def test_a_greedy_text_is_transformers(llm: LLM, folder: Path, prompt: str) -> None:
-    """transformers' generate with the tokens that the rest of the form has room for."""
+    """Compared with transformers' generate, restricted to tokens after which the form can still be
+    completed.
+    """
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     ids = tokenizer(prompt).input_ids
@@ -240,7 +242,7 @@ def test_a_late_mask_delays_its_own_request_alone(folder: Path, chunk: int) -> N
         engine.submit(Request("failing", (5, 6), formed, grammar=failing), listener)
         engine.submit(Request("cancelled", (5, 6), formed, grammar=late), listener)
         engine.submit(Request("beside", (5, 6, 7), plain), listener)
-        listener.wait("beside")  # which ends although no mask was made
+        listener.wait("beside")  # it ends although no mask is ready
         assert not listener.tokens.get("late")
         engine.cancel("cancelled")
         listener.wait("cancelled")  # while all others wait for masks
