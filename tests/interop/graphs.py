@@ -1,4 +1,4 @@
-"""Small networks, exported to ONNX by torch, and what torch says of them."""
+"""Small networks, exported to ONNX by torch, and torch's results for them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 
 class Attention(nn.Module):
-    """A transformer's block: attention, norms and a feed-forward part, as BERT has them."""
+    """A transformer block as in BERT: attention, norms and a feed-forward part."""
 
     def __init__(self, width: int = 32, heads: int = 4) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Attention(nn.Module):
 
 
 def networks() -> dict[str, tuple[nn.Module, torch.Tensor]]:
-    """Networks with weights of a seed, and an input for each."""
+    """Returns networks with weights from a seed, and an input for each."""
     torch.manual_seed(1)
     convolutions = nn.Sequential(
         nn.Conv2d(3, 8, 3, stride=2, padding=1),
@@ -54,7 +54,7 @@ def networks() -> dict[str, tuple[nn.Module, torch.Tensor]]:
 
 
 def export(module: nn.Module, example: torch.Tensor, path: Path) -> None:
-    """Writes the module in eval mode as ONNX, by the exporter that needs no further package."""
+    """Writes the module in eval mode as ONNX, by the exporter that needs no other package."""
     result = io.BytesIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -1,9 +1,10 @@
-"""Five models of the kinds that people export, small: ResNet-18's shape, MobileNet's, an LSTM, and
-transformers' BERT and GPT-2. Weights are of a seed.
+"""Five small models of common kinds: ResNet-18's shape, MobileNet's, an LSTM, and transformers'
+BERT and GPT-2. Weights are from a seed.
 
-    python -m tests.interop.models
+python -m tests.interop.models
 
-runs each through torch.compile(backend="ark"), ark.from_torch and ONNX on the CPU, beside torch.
+runs each by torch.compile(backend="ark"), ark.from_torch and ONNX on the CPU and compares it with
+torch.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ RELATIVE_TOLERANCE = 2e-5
 
 
 class First(nn.Module):
-    """A transformers model's first result."""
+    """A module that returns a transformers model's first result."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -39,7 +40,7 @@ class First(nn.Module):
 
 
 def bert() -> tuple[nn.Module, torch.Tensor]:
-    """BERT-tiny's shape."""
+    """Returns a model of BERT-tiny's shape."""
     from transformers import BertConfig, BertModel
 
     config = BertConfig(
@@ -54,7 +55,7 @@ def bert() -> tuple[nn.Module, torch.Tensor]:
 
 
 def gpt2() -> tuple[nn.Module, torch.Tensor]:
-    """GPT-2's shape, tiny."""
+    """Returns a tiny model of GPT-2's shape."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(vocab_size=100, n_embd=32, n_layer=2, n_head=2, n_positions=32)
@@ -71,26 +72,28 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = {
 
 
 def seasoned_model(name: str) -> tuple[nn.Module, torch.Tensor]:
-    """A model in eval mode whose batch norms have seen something, and its input."""
+    """Returns a model in eval mode whose batch norms have statistics of some input, and its
+    input.
+    """
     torch.manual_seed(3)
     module, example = MODELS[name]()
     return seasoned(module), example
 
 
 def compiled(module: nn.Module, example: torch.Tensor) -> torch.Tensor:
-    """Through torch.compile."""
+    """Returns the result by torch.compile."""
     torch._dynamo.reset()
     with torch.no_grad(), torch._dynamo.config.patch(allow_rnn=True):
         return torch.compile(module, backend=backend)(example)
 
 
 def exported(module: nn.Module, example: torch.Tensor) -> torch.Tensor:
-    """Through torch.export."""
+    """Returns the result by torch.export."""
     return ark.from_torch(module, (example,))(example)
 
 
 def onnx(module: nn.Module, example: torch.Tensor) -> Any:
-    """Through an ONNX file."""
+    """Returns the result by an ONNX file."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "model.onnx")
         with warnings.catch_warnings():
@@ -107,7 +110,7 @@ WAYS = {"compile": compiled, "export": exported, "onnx": onnx}
 
 
 def difference(name: str, way: str) -> float:
-    """The largest relative difference to torch."""
+    """Returns the largest relative difference from torch."""
     module, example = seasoned_model(name)
     with torch.no_grad():
         want = module(example)

@@ -35,7 +35,7 @@ from ark.interop.onnx.model import OnnxModel, fill, from_proto
 from ark.interop.onnx.stages import InStages
 from ci import evidence
 
-# One test of each of 40 operators, for backends on which the whole suite takes long.
+# One test for each of 40 operators, for backends on which the whole suite takes long.
 SAMPLE = tuple(
     f"test_{name}"
     for name in [
@@ -85,17 +85,17 @@ SAMPLE = tuple(
 
 @cache
 def every() -> tuple[TestCase, ...]:
-    """All node tests."""
+    """Returns all node tests."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return tuple(load_model_tests(kind="node"))
 
 
 def selected(names: Sequence[str]) -> list[TestCase]:
-    """The tests of these names; KeyError for one that the suite lacks.
+    """Returns the tests of these names. Raises KeyError for one that the suite lacks.
 
-    Importing one of onnx's modules computes all of its tests, so only those are imported after
-    which a test is called; all of them where that does not find every test.
+    Importing one of onnx's modules computes all of its tests. So only modules with which a test's
+    name begins are imported, or all of them if that does not find every test.
     """
     called = [name.removeprefix("test_").replace("_", "").lower() for name in names]
     with warnings.catch_warnings():
@@ -110,7 +110,9 @@ def selected(names: Sequence[str]) -> list[TestCase]:
 
 
 def run_case(case: TestCase) -> None:
-    """Runs a test's model on its data; AssertionError where a result is not the expected one."""
+    """Runs a test's model on its data. Raises AssertionError if a result is not the
+    expected one.
+    """
     model = from_proto(case.model, case.name)
     try:
         for arrays, wanted in case.data_sets:
@@ -120,18 +122,18 @@ def run_case(case: TestCase) -> None:
 
 
 def by_name(model: OnnxModel, arrays: Sequence[Any]) -> dict[str, Any]:
-    """The arrays of a data set by input; omitted optional inputs are skipped."""
+    """Returns the arrays of a data set by input, without omitted optional inputs."""
     names = [port.name for port in model.inputs]
     return dict(zip(names, map(plain, arrays), strict=True))
 
 
 def plain(data: Any) -> Any:
-    """A data set's entry as an array; some tests give it as ONNX's message."""
+    """Returns an entry of a data set as an array; some tests give it as ONNX's message."""
     return onnx.numpy_helper.to_array(data) if isinstance(data, onnx.TensorProto) else data
 
 
 def compare(case: TestCase, results: Sequence[Any], wanted: Sequence[Any]) -> None:
-    """Shapes, types, and values within the test's own tolerance."""
+    """Compares shapes, types, and values within the test's own tolerance."""
     for got, want in zip(results, map(plain, wanted), strict=True):
         assert got.shape == want.shape, f"shape {got.shape}, expected {want.shape}"
         assert got.dtype == want.dtype, f"{got.dtype}, expected {want.dtype}"
@@ -141,7 +143,7 @@ def compare(case: TestCase, results: Sequence[Any], wanted: Sequence[Any]) -> No
 
 
 def in_float64(case: TestCase, arrays: Sequence[Any]) -> list[np.ndarray]:
-    """What onnx's reference evaluator makes of the model of a test in float64 throughout: every
+    """Returns the results of onnx's reference evaluator for the test's model in float64: every
     float type of its inputs, weights and casts is replaced.
     """
     floats = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16}
@@ -176,8 +178,8 @@ SHORT = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16
 
 
 def nearer(case: TestCase, results: Sequence[Any], number: int = 0) -> bool:
-    """True where every result is at least as near to the one in float64 as the expected one, by
-    the largest and the mean distance: expected results are rounded too, step by step.
+    """True if every result is at least as near to the float64 result as the expected one is, by the
+    largest and the mean distance. The expected results are themselves rounded step by step.
     """
     arrays, wanted = case.data_sets[number]
     try:
@@ -194,7 +196,7 @@ def nearer(case: TestCase, results: Sequence[Any], number: int = 0) -> bool:
 
 
 class Suite:
-    """Runs tests in groups and counts what comes of them."""
+    """Runs tests in groups and counts the outcomes."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -202,7 +204,7 @@ class Suite:
         self.nearer: list[str] = []  # not within the tolerance, but nearer to float64's results
 
     def run(self, cases: Sequence[TestCase]) -> None:
-        """One kernel for the first data set of all cases that ark takes."""
+        """Runs the first data set of all cases that ark accepts in one kernel."""
         taken, staged = list[TestCase](), list[TestCase]()
 
         def graph(case: TestCase) -> None:
@@ -235,7 +237,7 @@ class Suite:
             self.counts["passed"] += checked
 
     def _judged(self, case: TestCase, results: Sequence[Any]) -> None:
-        """AssertionError if the results are not the expected ones, nor nearer to those in
+        """Raises AssertionError if the results are neither the expected ones nor nearer to those in
         float64.
         """
         try:
@@ -271,7 +273,7 @@ class Suite:
 
 
 def _reason(error: BaseError) -> str:
-    """A refusal without what differs from test to test."""
+    """Returns a refusal's message without the parts that differ between tests."""
     return re.sub(r"^test_\w+|\(node [^)]*\)|number \d+|\[[^\]]*\]|'[^']*'", "", str(error))[:110]
 
 

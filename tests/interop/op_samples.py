@@ -1,9 +1,10 @@
-"""torch's own samples of its operators (OpInfo), forward in fp32, through ark on the CPU.
+"""torch's own samples of its operators (OpInfo), forward in fp32, run by ark on the CPU.
 
-    python -m tests.interop.op_samples [NAMES] [--most 4]
+python -m tests.interop.op_samples [NAMES] [--most 4]
 
-Every sample is traced into ATen operators as torch.compile would; those of which ark has all
-run, many in one kernel, and are compared with what torch computes. Exit code 1 where one differs.
+Every sample is traced into ATen operators as torch.compile would do. Samples whose operators ark
+supports run, many in one kernel, and are compared with torch's results. The exit code is 1 if one
+differs.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from ark.interop.torch.program import own
 
 SAMPLE_TOLERANCE = 1e-4
 SAMPLES_PER_KERNEL = 40  # run in one launch
-UNDEFINED = ("empty", "new_empty")  # how names begin of what torch gives with any contents
+UNDEFINED = ("empty", "new_empty")  # prefixes of functions with undefined results
 SAMPLE = ("add", "nn.functional.gelu", "sum", "nn.functional.conv2d", "cat", "where", "clamp")
 
 
 @dataclass
 class Sample:
-    """A call of an operator: the graph, the tensors that go in, and what torch gives."""
+    """A call of an operator: the graph, its input tensors, and torch's result."""
 
     name: str
     graph: Any
@@ -44,7 +45,7 @@ class Sample:
 
 
 def samples(name: str, call: Any, given: Any, place: int) -> Sample | str:
-    """A sample as a graph, or why ark does not run it."""
+    """Yields each sample as a graph, or the reason why ark does not run it."""
     whole = (given.input, given.args, given.kwargs)
     flat, spec = pytree.tree_flatten(whole)
     tensors = [t.detach() for t in flat if isinstance(t, torch.Tensor)]
@@ -78,7 +79,9 @@ def samples(name: str, call: Any, given: Any, place: int) -> Sample | str:
 
 
 def outcomes(names: Sequence[str], most: int) -> Iterator[tuple[str, Sample | str]]:
-    """By operator: samples that ark runs, at most so many of one, and reasons for the others."""
+    """Returns, by operator, the samples that ark runs (at most `most` of each), and the reasons for
+    the others.
+    """
     from torch.testing._internal.common_methods_invocations import op_db
 
     for info in op_db:
@@ -99,7 +102,7 @@ def outcomes(names: Sequence[str], most: int) -> Iterator[tuple[str, Sample | st
 
 
 def check(batch: Sequence[Sample]) -> dict[str, str]:
-    """Runs samples in one kernel; returns, by name, the differences."""
+    """Runs samples in one kernel. Returns the differences by name."""
     wrong: dict[str, str] = {}
     with ark.use_model(ark.Model(0, 1)) as model:
         ready = []
@@ -130,7 +133,7 @@ def check(batch: Sequence[Sample]) -> dict[str, str]:
 
 
 def differs(value: Any, want: Any) -> str:
-    """The fault of a result; empty if there is none."""
+    """Returns the fault of a result, or ""."""
     got = value.tensor.to_numpy().reshape(value.shape)
     named = str(want.dtype).removeprefix("torch.")
     if got.shape != want.shape or got.dtype.name != named:

@@ -1,4 +1,4 @@
-"""torch.compile goes on in torch where ark fails, with one line that says why."""
+"""torch.compile falls back to torch where ark fails, with one line that states the reason."""
 
 from __future__ import annotations
 
@@ -73,7 +73,9 @@ def test_a_device_that_fails_is_not_hidden(monkeypatch: Any) -> None:
 
 
 class Indexed(torch.nn.Module):
-    """Its index is a constant that tracing makes on the CPU, like swin transformers' positions."""
+    """A module whose index is a constant created on the CPU during tracing, like swin transformers'
+    positions.
+    """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         index = torch.tensor([2, 0, 1]).to(x.device)
@@ -81,8 +83,8 @@ class Indexed(torch.nn.Module):
 
 
 def test_which_nodes_stay_in_torch_by_their_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU: what lies elsewhere stays in torch, but for constants of the graph and tensors
-    of no dimension. The graph is written down, since there is no such device here.
+    """As on a GPU: tensors on other devices stay in torch, except constants of the graph and
+    tensors without dimensions. The graph is written by hand, because no such device is present.
     """
     monkeypatch.setattr(compile, "torch_device", lambda: torch.device("meta"))
     graph, there = fx.Graph(), torch.device("meta")
@@ -131,7 +133,7 @@ def test_constants_of_the_cpu_in_graphs_of_a_gpu(capsys: pytest.CaptureFixture[s
 
 
 def test_a_graph_is_left_as_it_is_by_the_partitioner() -> None:
-    """It is what runs where ark fails later."""
+    """The unchanged graph is what runs if ark fails later."""
     traced = make_fx(lambda x: torch.sort(x * 2.0)[0] + 1.0, tracing_mode="fake")(torch.ones(2, 3))
     before = str(traced.graph)
     compiled = compile.compile_graph(traced, [torch.ones(2, 3)])

@@ -1,5 +1,5 @@
 """Tensors and arrays whose bytes are not their values, or that have no memory: each way into ark
-gives what torch and NumPy compute of them, or an error by name.
+gives the results of torch and NumPy, or an error by name.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ def _plain(x: Any) -> Any:
 
 
 def _imaginary(x: Any) -> Any:
-    """The imaginary part of a conjugate: strided, with the negative bit."""
+    """Returns the imaginary part of a conjugate: strided, with the negative bit."""
     return torch.complex(x, x + 1).conj().imag
 
 
-# Each gives a tensor of the shape of its argument, most of them by a flag or by strides.
+# Each returns a tensor of its argument's shape, mostly with a flag or unusual strides.
 VIEWS: tuple[Callable[[Any], Any], ...] = (
     _plain,
     _imaginary,
@@ -66,7 +66,7 @@ def _base(seed: int = 0) -> Any:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", ["native", "without a compiler"])
 def test_views_of_any_flags_and_strides(kind: str) -> None:
-    """Sequences of views through both fronts, a kernel called with one after the other."""
+    """Sequences of views through both front ends, and a kernel called with several of them."""
     with pytest.MonkeyPatch.context() as patch:
         if kind != "native":
             patch.setattr(look, "_module", lambda: None)
@@ -88,7 +88,9 @@ def test_views_of_any_flags_and_strides(kind: str) -> None:
 
 
 def test_a_parameter_that_becomes_a_negative_view() -> None:
-    """Its address is as before; also one that is such a view from the beginning, and constants."""
+    """The parameter's address does not change. Also a parameter that is such a view from the
+    beginning, and constants.
+    """
     module = torch.nn.Linear(4, 3).requires_grad_(False)
     module.bias = torch.nn.Parameter(torch.randn(3)._neg_view(), requires_grad=False)
     compiled, x = torch.compile(module, backend=backend), torch.randn(2, 4)
@@ -104,7 +106,7 @@ def test_a_parameter_that_becomes_a_negative_view() -> None:
 
 
 def _resized() -> Any:
-    """A tensor whose storage gave its memory back, as sharded training does."""
+    """Returns a tensor whose storage has released its memory, as in sharded training."""
     x = torch.ones(ROWS, COLUMNS)
     x.untyped_storage().resize_(0)
     return x
@@ -122,7 +124,7 @@ def _fake() -> Any:
 
 
 class Own(torch.Tensor):
-    """Computes for itself what its values are."""
+    """A tensor subclass that computes its values itself."""
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -142,7 +144,7 @@ NO_MEMORY: dict[str, tuple[Callable[[], Any], str]] = {
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", ["native", "without a compiler"])
 def test_tensors_without_memory_of_their_own(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Through every way in, a kernel's after a call that was as it should be."""
+    """Through every way in. A kernel is called with a valid tensor first."""
     if kind != "native":
         monkeypatch.setattr(look, "_module", lambda: None)
     kernel = ark.from_torch(Affine(), (_base(),))
@@ -164,7 +166,7 @@ def test_tensors_without_memory_of_their_own(kind: str, monkeypatch: pytest.Monk
 
 
 def test_memory_that_is_shared_holds_the_values() -> None:
-    """Where ark works on torch's memory in place; values that are copied are right."""
+    """ark works on torch's memory in place; copied values are right, too."""
     x = _base()
     first = ark.Tensor.from_torch(x)
     for view, message in ((x._neg_view(), "negative"), (x.t(), "contiguous")):

@@ -1,5 +1,5 @@
-"""Functions of 16-bit values whose intermediates overflow fp16: finite where torch's are, and as
-near to float64 as torch is.
+"""Functions of 16-bit values whose intermediates overflow fp16: results are finite where torch's
+are, and as near to float64 as torch's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Bad input to the torch front ends: said in words, and never computed with."""
+"""Invalid input to the torch front ends is refused with a message and not computed with."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ CALLS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("make", [lambda m: ark.from_torch(m, (X,)), ark.inference_model])
 def test_calls_with_other_types_and_layouts_are_refused(make: Callable[[Any], Any]) -> None:
-    """The shape alone was looked at, so doubles were read as floats, twice as far."""
+    """If only the shape were checked, doubles would be read as floats."""
     ark.init(backend="cpu")
     inner = module()
     outer = make(inner)

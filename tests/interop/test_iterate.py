@@ -1,4 +1,4 @@
-"""ark.inference_model and ark.training_model beside torch: k iterations are one launch."""
+"""ark.inference_model and ark.training_model compared with torch: k iterations are one launch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def on_the_cpu() -> None:
 
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """One entry a launch."""
+    """Returns a list that gets one entry for each launch."""
     results: list[int] = []
     launch: Callable[..., CpuLaunch] = CpuDevice.launch
 
@@ -76,13 +76,13 @@ def test_device_iterations_are_one_launch(mode: str, launches: list[int]) -> Non
             close(got, expected([net(rows) for rows in x.split(2)]))
             assert len(launches) == call + 1
     runner = model._program._executor
-    assert runner.latest.iterations_done == 18  # counted on from launch to launch
+    assert runner.latest.iterations_done == 18  # counted across launches
     assert runner.counters.values()[0] == 18 * runner.plan.counters[0].step
     model.close()
 
 
 def test_replicas_take_rows_of_their_own(launches: list[int]) -> None:
-    """A softmax over the batch depends on the batch's other rows."""
+    """A softmax over the batch depends on the other rows of the replica."""
 
     class Share(torch.nn.Module):
         def forward(self, x: Any) -> Any:
@@ -107,7 +107,9 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("name", few(1, reversed(OPTIMIZERS)))
 def test_training_steps_are_those_of_torch(name: str, launches: list[int]) -> None:
-    """Two calls of 3 steps, each of 2 accumulated batches of 2 replicas, at other rates."""
+    """Two calls of 3 steps with different learning rates; each step has 2 accumulated batches on 2
+    replicas.
+    """
     ours = Learner()
     theirs = copy.deepcopy(ours)
     mine, other = (OPTIMIZERS[name](list(m.parameters())) for m in (ours, theirs))
@@ -145,7 +147,7 @@ def test_the_last_loss_equals_plain_training() -> None:
 
 
 def test_pipeline_stages_have_processors_of_their_own() -> None:
-    """Two stages on two processors; results do not change."""
+    """With two stages on two processors, results do not change."""
     net = Net()
     plain = net(x := torch.randn(8, 6)).detach()
     ark.torch.block(net.first, 0)
@@ -162,7 +164,7 @@ def test_pipeline_stages_have_processors_of_their_own() -> None:
 
 
 def processors_by_stage(model: Any) -> tuple[dict[str, set[int]], Any]:
-    """The processors that work on tensors of each layer's weight shape; the plan."""
+    """Returns the processors that work on tensors with each layer's weight shape, and the plan."""
     plan = model._program._plan
     where: dict[str, set[int]] = {}
     for processor, tasks in enumerate(plan.phases[0].processors):
@@ -177,8 +179,8 @@ def processors_by_stage(model: Any) -> tuple[dict[str, set[int]], Any]:
 
 @pytest.mark.parametrize("name", few(1, OPTIMIZERS))
 def test_gradients_and_updates_stay_on_their_stages(name: str, launches: list[int]) -> None:
-    """Steps of two stages are torch's; whatever touches a weight, its gradient or its moments is
-    done by the stage's processors.
+    """Steps of two stages equal torch's. Every task on a weight, its gradient or its moments runs
+    on the stage's processors.
     """
     if ark.runtime.session.device().machine.processors < 2:
         pytest.skip("two stages need two processors")

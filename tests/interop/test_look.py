@@ -1,6 +1,6 @@
-"""What a compiled module sees of tensors that have changed since the call before, with the native
-look at them and without a compiler for it. What lay there before is NaN: a kernel that still reads
-it is found.
+"""How a compiled module detects tensors that have changed since the previous call, with the native
+check and without a compiler for it. The old memory is filled with NaN, so that a kernel which still
+reads it is noticed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _set(module: Any) -> None:
 
 
 def _set_into_a_storage(module: Any) -> None:
-    """The same storage, elsewhere in it."""
+    """Sets the tensor to another offset in the same storage."""
     weight = module[2].weight
     wide = torch.randn(2, 3, 3)
     weight.set_(wide.untyped_storage(), 0, (3, 3), (3, 1))
@@ -61,7 +61,7 @@ def _another(module: Any) -> None:
 
 
 def _storage(module: Any) -> None:
-    """What sharded training does: the storage gives its memory back and takes other memory."""
+    """Replaces the memory of the tensor's storage, as sharded training does."""
     weight = module[0].weight
     values, memory = torch.randn_like(weight), weight.untyped_storage()
     size, kept = memory.size(), []
@@ -86,13 +86,13 @@ def _swapped(module: Any) -> None:
 CHANGES = (
     _data, _set, _set_into_a_storage, _assign, _another, _storage, _strided, _written, _swapped
 )  # fmt: skip
-# Of those, what leaves the parameters themselves, and contiguous.
+# Those that keep the parameters themselves, and keep them contiguous.
 HELD = (_data, _set, _set_into_a_storage, _storage, _written)
 
 
 @pytest.mark.parametrize("way", ["torch.compile", "from_torch"])
 def test_changed_parameters_are_seen(way: str) -> None:
-    """Each change several times between calls."""
+    """Each change is made several times between calls."""
     module, x = network(), torch.randn(2, 4)
     if way == "torch.compile":
         compiled, changes = torch.compile(module, backend=backend), CHANGES
@@ -115,7 +115,7 @@ def test_changed_parameters_are_seen(way: str) -> None:
 
 
 def test_inputs_of_other_memory_and_strides() -> None:
-    """The kernel of a module that is held, called with strided inputs and others in turn."""
+    """A module's kernel is called alternately with strided inputs and others."""
     module = network()
     result = ark.from_torch(module, (torch.randn(2, 4),))
     compiled = torch.compile(module, backend=backend)
@@ -142,7 +142,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
 
 
 def test_changed_inputs_are_refused_after_valid_calls(capfd: pytest.CaptureFixture[str]) -> None:
-    """After calls that were as they should be; torch has nothing to complain of."""
+    """After valid calls; torch accepts these inputs."""
     module, x = network(), torch.randn(2, 4)
     result = ark.from_torch(module, (x,))
     for change, message in REFUSED.values():
@@ -163,7 +163,7 @@ def test_a_subclass_may_answer_otherwise() -> None:
 
 
 def test_calls_that_are_alike_take_one_look(looking: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Inputs of other memory, parameters where they lay."""
+    """Inputs are in other memory, parameters in the same."""
     module, before = network(), set(PROGRAMS)
     compiled, x = torch.compile(module, backend=backend), torch.randn(2, 4)
     taken = []

@@ -1,5 +1,5 @@
-"""torch functions that move elements, of angles and of bits, through torch.compile on the CPU,
-beside torch itself.
+"""torch functions that move elements, and those of angles and of bits, by torch.compile on the CPU,
+compared with torch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 
 def test_elements_come_from_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
-    """Turned round in one and several dimensions, windows, and other sizes."""
+    """Flips and rotations in one and several dimensions, windows, and other sizes."""
 
     def function(x: torch.Tensor, image: torch.Tensor) -> Any:
         turned = x.roll((2, -3), (0, 2)), x.roll(2, 1), x.roll(5), x.roll((1, 2), (1, 1))

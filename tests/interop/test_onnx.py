@@ -1,4 +1,4 @@
-"""ONNX files against onnx's own node tests, its reference evaluator and torch, on the CPU."""
+"""ONNX files compared with onnx's node tests, its reference evaluator and torch, on the CPU."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_from_onnx_of_a_model_in_memory_says_to_save_it() -> None:
 
 
 def network(*nodes: onnx.NodeProto, shape=("batch", 4), external: str = "") -> onnx.ModelProto:
-    """A model of input x and output y, with a weight w (4, 4)."""
+    """Returns a model with input x, output y and a weight w (4, 4)."""
     weights = onnx.numpy_helper.from_array(np.eye(4, dtype=np.float32) * 2, "w")
     graph = helper.make_graph(
         nodes or [helper.make_node("MatMul", ["x", "w"], ["y"], name="product")],
@@ -93,7 +93,7 @@ def test_the_command_runs_a_model_with_weights_beside_it(tmp_path: Path, capsys)
 
 
 def refused(tmp_path: Path, capsys, content: bytes) -> str:
-    """What the command says of a file that it must refuse."""
+    """Returns the command's message for a file that it must refuse."""
     (tmp_path / "bad.onnx").write_bytes(content)
     assert main(["run", str(tmp_path / "bad.onnx"), "--backend", "cpu"]) == 2
     errors = capsys.readouterr().err
@@ -171,7 +171,7 @@ for seed in range(100):
 
 
 def test_mutated_files_end_in_one_paragraph(tmp_path: Path) -> None:
-    """100 files, in a process of their own so that a crash of it would be seen."""
+    """100 files in a process of their own, so that a crash would be noticed."""
     whole = tmp_path / "whole.onnx"
     whole.write_bytes(network(shape=(2, 4)).SerializeToString())
     words = [sys.executable, "-c", MUTATIONS, str(whole), str(tmp_path / "mutated.onnx")]

@@ -1,4 +1,4 @@
-"""Loops, scans, sequences and the standard's functions in ONNX files, against onnx's reference
+"""Loops, scans, sequences and ONNX's standard functions, compared with onnx's reference
 evaluator.
 """
 
@@ -42,7 +42,9 @@ def info(name: str, kind: int, shape: Any) -> Any:
 
 
 def doubling(limit: float | None) -> Any:
-    """A loop's body: s becomes 2 s + w, and each turn gives s; it ends once the turn is `limit`."""
+    """Returns a loop's body: s becomes 2 s + w, and each iteration outputs s. It ends at iteration
+    `limit`.
+    """
     nodes = [
         n("Add", ["s", "s"], ["d"]),
         n("Add", ["d", "w"], ["t"]),
@@ -63,7 +65,7 @@ def doubling(limit: float | None) -> Any:
     ("turns", "limit"), [(3, None), (None, 2), (5, 1)], ids=["count", "end", "both"]
 )
 def test_loops(turns: int | None, limit: int | None) -> None:
-    """w is of the graph around the loop."""
+    """w belongs to the graph around the loop."""
     names = ["m" if turns is not None else "", "yes", "x"]
     loop = n("Loop", names, ["y", "all"], body=doubling(limit))
     weights = {} if turns is None else {"m": np.array(turns, np.int64)}
@@ -96,7 +98,7 @@ def test_a_count_of_turns_may_be_an_input() -> None:
 
 @pytest.mark.parametrize("backwards", [0, 1])
 def test_scans(backwards: int) -> None:
-    """A running sum along the second axis, its results along the last one."""
+    """A running sum along the second axis, with its results along the last one."""
     nodes = [n("Add", ["s", "e"], ["t"]), n("Mul", ["t", "e"], ["o"])]
     body = helper.make_graph(
         nodes,
@@ -151,7 +153,7 @@ def test_sequences() -> None:
 
 
 def branches(then: list[Any], other: list[Any]) -> Any:
-    """An If whose condition is computed of x."""
+    """Returns an If whose condition is computed from x."""
     out = info("o", FLOAT, (2, 2))
     graphs = {
         name: helper.make_graph(nodes, name, [], [out])
@@ -168,7 +170,9 @@ def branches(then: list[Any], other: list[Any]) -> Any:
 
 
 def test_a_condition_that_a_run_computes_chooses_between_results() -> None:
-    """One kernel for both; where an index might be wrong, one for each content."""
+    """One kernel serves both branches. If an index might be out of range, each content has its own
+    kernel.
+    """
     x = np.arange(4, dtype=np.float32).reshape(2, 2)
     safe = branches([n("Exp", ["x"], ["o"])], [n("Neg", ["x"], ["o"])])
     model = from_proto(safe)

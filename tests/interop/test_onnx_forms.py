@@ -1,5 +1,5 @@
-"""Forms of ONNX files beside the common one, against onnx's reference evaluator and NumPy: old
-opsets, branches, defaults, unknown sizes, empty tensors, float64, Resize and Einsum.
+"""Less common forms of ONNX files, compared with onnx's reference evaluator and NumPy: old opsets,
+branches, defaults, unknown sizes, empty tensors, float64, Resize and Einsum.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ PLACES = ["half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "asymmetri
 @pytest.mark.parametrize("places", PLACES)
 @pytest.mark.parametrize("sizes", [(7, 3), (2, 9), (1, 4)])
 def test_resize_to_nearest(places: str, sizes: tuple[int, int]) -> None:
-    """All roundings in one graph."""
+    """All rounding modes in one graph."""
     nodes = [
         n(
             "Resize",
@@ -113,7 +113,9 @@ def test_older_opsets_are_converted() -> None:
 
 
 def choice(condition: list[Any], inputs: dict[str, Any], **weights: Any) -> onnx.ModelProto:
-    """y = x + 1 if the condition c holds, else a product with a weight of the branch's own."""
+    """Returns a model of y = x + 1 if the condition c holds, otherwise a product with the branch's
+    own weight.
+    """
     out = helper.make_tensor_value_info("o", FLOAT, (2, 2))
     one = numpy_helper.from_array(np.ones(1, np.float32), "one")
     weight = numpy_helper.from_array(np.full((2, 2), 2, np.float32), "w")
@@ -137,7 +139,7 @@ def test_branches() -> None:
     for most in (2, 3):
         same(choice(sized, {}, zero=np.array(0), t=np.array(most)), x=x)
     computed = [n("ReduceSum", ["x"], ["s"], keepdims=0), n("Less", ["s", "t"], ["c"])]
-    for sign in (1, -1):  # the condition's inputs belong to what a kernel is made for
+    for sign in (1, -1):  # the condition's inputs are part of the kernel's key
         same(choice(computed, {}, t=np.array(0, np.float32)), x=sign * x)
 
 
@@ -244,7 +246,7 @@ def test_einsum(equation: str, left: tuple[int, ...], right: tuple[int, ...]) ->
 
 
 def test_a_number_cast_like_an_input_is_known() -> None:
-    """The input's contents are not asked for: one kernel for all of them."""
+    """The input's contents are not needed: one kernel serves all of them."""
     nodes = [n("CastLike", ["low", "x"], ["v"]), n("Pad", ["x", "pads", "v"], ["y"])]
     proto = network(
         nodes,

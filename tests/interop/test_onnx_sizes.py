@@ -1,5 +1,5 @@
-"""ONNX models at sizes that vary: rounded up where the operators permit it, and results as with
-exact sizes (onnx's reference evaluator).
+"""ONNX models with variable sizes: they are rounded up where the operators permit it, and results
+equal those with exact sizes (onnx's reference evaluator).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 
 
 def model(nodes: Sequence[Any], sizes: dict[str, Sequence[Any]], kind: int = FLOAT) -> Any:
-    """Inputs of these sizes; the result is y."""
+    """Returns a model with inputs of these sizes and result y."""
     used = {name for node in nodes for name in node.input}
     graph = helper.make_graph(
         list(nodes),
@@ -50,7 +50,7 @@ def model(nodes: Sequence[Any], sizes: dict[str, Sequence[Any]], kind: int = FLO
     graph.output[0].type.tensor_type.elem_type = FLOAT
     opset = [helper.make_opsetid("", 18)]
     result = helper.make_model(graph, opset_imports=opset, ir_version=9)
-    return shape_inference.infer_shapes(result, data_prop=True)  # of the result
+    return shape_inference.infer_shapes(result, data_prop=True)  # infers the result's shape
 
 
 ROWS = {"x": ["rows", 4]}
@@ -171,7 +171,9 @@ def test_other_operators_have_exact_sizes(name: str) -> None:
 
 
 def test_padded_indices_are_in_range() -> None:
-    """Zeros are indices of every table; indices that are computed from them need not be."""
+    """Padding with zeros is valid for every table, but not for indices computed from the
+    padding.
+    """
     for extra, kernels in (([], 1), ([n("Sub", ["x", "one"], ["i"])], 3)):
         name = "i" if extra else "x"
         proto = model([*extra, n("Gather", ["table", name], ["y"])], {"x": ["rows"]}, INT64)
@@ -185,7 +187,7 @@ def test_padded_indices_are_in_range() -> None:
 
 
 def test_how_sizes_are_rounded_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A size that was seen before builds no graph again."""
+    """A size that was used before builds no graph again."""
     from ark.interop.onnx import model as module
 
     built = []
@@ -194,6 +196,6 @@ def test_how_sizes_are_rounded_is_remembered(monkeypatch: pytest.MonkeyPatch) ->
     dense = from_proto(PADDED["layer"], "layer")
     for rows in (5, 6, 5, 6):
         dense(np.ones((rows, 4), np.float32))
-    # Two graphs for each size, and one for the kernel that both have.
+    # Two graphs for each size, and one for the kernel that they share.
     assert len(built) == 5
     dense.close()

@@ -1,5 +1,6 @@
-"""ONNX files whose sizes a run decides: kernels with what the host computes between them, against
-onnx's reference evaluator. And recurrent layers in the forms beside the default one.
+"""ONNX files with sizes that are computed in a run: several kernels, between which the host
+computes, compared with onnx's reference evaluator. Also recurrent layers in forms other than the
+default.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def test_cases_of_the_node_suite(name: str) -> None:
 
 
 def equal(proto: onnx.ModelProto, *inputs: dict[str, Any]) -> Any:
-    """Runs one model on several inputs; returns it."""
+    """Runs one model on several inputs and compares it. Returns the model."""
     model = from_proto(proto)
     for arrays in inputs:
         wanted = ReferenceEvaluator(proto).run(None, arrays)
@@ -44,9 +45,7 @@ def equal(proto: onnx.ModelProto, *inputs: dict[str, Any]) -> Any:
 
 
 def test_a_size_that_is_computed_is_a_stage_of_its_own() -> None:
-    """Rows are chosen by their sums; the choice is made of a value that was computed before it, and
-    both sides have outputs.
-    """
+    """Rows are selected by their sums, which are computed before. Both stages have outputs."""
     nodes = [
         n("Exp", ["x"], ["e"]),
         n("ReduceSum", ["e", "axis"], ["s"], keepdims=0),
@@ -72,7 +71,7 @@ def test_a_size_that_is_computed_is_a_stage_of_its_own() -> None:
 
 
 def test_a_shape_that_is_computed_decides_about_the_rest() -> None:
-    """The number of elements that are repeated is a sum of floats."""
+    """The number of repeated elements is a sum of floats."""
     nodes = [
         n("ReduceSum", ["x"], ["s"], keepdims=0),
         n("Cast", ["s"], ["c"], to=INT64),
@@ -99,7 +98,7 @@ def info(name: str, kind: int, shape: Any) -> Any:
 
 
 def test_loop_ends_by_a_computed_condition() -> None:
-    """s doubles and gains v until its sum is large; v is computed before the loop."""
+    """s doubles and grows by v until its sum is large. v is computed before the loop."""
     body = helper.make_graph(
         [
             n("Add", ["s", "s"], ["d"]),
@@ -130,7 +129,7 @@ def test_loop_ends_by_a_computed_condition() -> None:
 
 
 def test_a_branch_whose_results_have_sizes_of_their_own() -> None:
-    """The condition is computed; in one branch a size is too."""
+    """The condition is computed, and so is a size in one branch."""
     shape = info("o", INT64, (1, "n"))
     then = helper.make_graph([n("NonZero", ["e"], ["o"])], "then", [], [shape])
     other = helper.make_graph([n("Identity", ["k"], ["o"])], "else", [], [shape])
@@ -153,7 +152,7 @@ def test_a_branch_whose_results_have_sizes_of_their_own() -> None:
 
 
 def test_suppression_equals_the_reference() -> None:
-    """Boxes in any order of their corners, ties of scores, boxes without area."""
+    """Boxes with corners in any order, ties of scores, boxes without area."""
     rng = np.random.default_rng(3)
     for centred in (0, 1):
         boxes = rng.uniform(0, 1, (2, 40, 4)).astype(np.float32)
@@ -188,7 +187,7 @@ def test_lengths_by_sequence_equal_torch(op: str) -> None:
     with torch.no_grad():
         out, state = layer(packed)
         want, _ = torch.nn.utils.rnn.pad_packed_sequence(out, total_length=6)
-    order = {"GRU": [1, 0, 2], "LSTM": [0, 3, 1, 2], "RNN": [0]}[op]  # ONNX's gates of torch's
+    order = {"GRU": [1, 0, 2], "LSTM": [0, 3, 1, 2], "RNN": [0]}[op]  # from torch's gates to ONNX's
 
     def gates(name: str) -> np.ndarray:
         parts = [

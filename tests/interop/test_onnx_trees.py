@@ -1,4 +1,6 @@
-"""Ensembles of decision trees in ONNX files, against onnx's reference evaluator and its tests."""
+"""Ensembles of decision trees in ONNX files, compared with onnx's reference evaluator and its
+tests.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +28,15 @@ def on_the_cpu() -> None:
 
 @slow
 def test_a_case_of_the_node_suite() -> None:
-    """In float64, which the host computes."""
+    """In float64, computed by the host."""
     (case,) = selected(("test_ai_onnx_ml_tree_ensemble_single_tree",))
     run_case(case)
 
 
 def regressor(modes: tuple[str, ...], **words: Any) -> onnx.ModelProto:
-    """Three trees of three levels over four features, two targets; a tree of one leaf."""
+    """Returns three trees of three levels over four features, with two targets, and a tree of one
+    leaf.
+    """
     rng = np.random.default_rng(1)
     rows: dict[str, list[Any]] = {k: [] for k in ("tree", "node", "feature", "mode", "value")}
     rows |= {k: [] for k in ("true", "false", "tracks", "t_tree", "t_node", "t_id", "t_weight")}
@@ -93,7 +97,7 @@ def regressor(modes: tuple[str, ...], **words: Any) -> onnx.ModelProto:
     ids=["sums", "means", "base"],
 )
 def test_regressors_equal_the_reference(modes: tuple[str, ...], words: Any) -> None:
-    """Values on the splits are among those of the rows, so that < and <= differ; NaN too."""
+    """Some rows have exactly a split's value, so that < and <= differ. NaN, too."""
     proto = regressor(modes, **words)
     model = from_proto(proto)
     rng = np.random.default_rng(2)

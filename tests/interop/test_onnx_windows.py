@@ -1,4 +1,6 @@
-"""Sampling, Fourier transforms and pools of ONNX files, against torch, NumPy and onnx's tests."""
+"""Sampling, Fourier transforms and pools in ONNX files, compared with torch, NumPy and onnx's
+tests.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +43,8 @@ def test_cases_of_the_node_suite(name: str) -> None:
 
 @pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
 def test_grid_sample_equals_torch(padding: str) -> None:
-    """All modes with and without aligned corners, places far outside of the image among them. Where
-    ONNX's definition is another one (cubic beyond a border), its reference evaluator.
+    """All modes, with and without aligned corners, including places far outside of the image. Where
+    ONNX's definition differs (cubic beyond a border), compared with its reference evaluator.
     """
     rng = np.random.default_rng(11)
     x = rng.standard_normal((2, 3, 5, 4)).astype(np.float32)

@@ -94,7 +94,7 @@ def test_an_onnx_file(
     launched, _ = model._launched(model.checked({"input": x, "mask": mask}))
     there, inline = launched.runtime.executor, launched.inline
     assert there is not None and there.plan.processors == 1
-    assert inline is not None and inline.short()  # later runs are on this thread
+    assert inline is not None and inline.short()  # later runs use this thread
     for times in (2.0, 3.0):
         (got,) = model.run({"input": x * np.float32(times), "mask": mask})
         np.testing.assert_array_equal(got, want * np.float32(times))

@@ -1,5 +1,5 @@
-"""The five networks planned as torch programs for machines that are not here: what a device of such
-a model would be given must be a kernel whose launches go on from one another.
+"""The five networks planned as torch programs for machines that are not present. For a device of
+such a model the kernel's launches must continue from one another.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LARGE = ("bert", "gpt2")
 
 @cache
 def built(name: str) -> Built:
-    """The network as ark.from_torch builds it."""
+    """Returns the network as ark.from_torch builds it."""
     module, example = models.seasoned_model(name)
     graph = export(module, (example,), False).graph_module
     drop_checks(graph)
@@ -43,7 +43,7 @@ def built(name: str) -> Built:
     return result
 
 
-# The default run plans each of the smaller networks for one machine, by turns.
+# The default run plans each of the smaller networks for one machine, in turn.
 @pytest.mark.parametrize(("machine", "name"), [
     *in_turns(MACHINES, [(m,) for m in models.MODELS if m not in LARGE]),
     *(pytest.param(machine, m, marks=slow) for m in LARGE for machine in MACHINES),
@@ -59,7 +59,7 @@ def test_launches_of_a_program_go_on_from_one_another(machine: str, name: str) -
 
 
 def large() -> ark.Model:
-    """Two linear layers of 256 rows, in bf16."""
+    """Returns two linear layers of 256 rows, in bf16."""
     model = ark.Model(0, 1)
     with ark.use_model(model):
         x = ark.tensor((256, 512), ark.bf16)
@@ -76,7 +76,9 @@ def large() -> ark.Model:
 def test_large_products_are_warpgroups_and_count_on(
     machine: str, boxes: bool, variant: str
 ) -> None:
-    """Where all memory lies as box copies want it; elsewhere the loop of ordinary loads."""
+    """If all memory has the alignment for box copies; otherwise the loop of ordinary loads
+    is used.
+    """
     plan = planned(large(), [], registry.machine(machine), boxes=boxes)
     assert plan.variant == variant
     assert counts_on(plan)
@@ -95,8 +97,8 @@ def test_large_products_are_warpgroups_and_count_on(
 def test_a_small_graph_is_planned_for_as_few_threads_as_it_busies(
     width: int, machine: str, processors: int
 ) -> None:
-    """By the machine model (0.05 TFLOP/s a thread): 32 wide 10 us, 256 wide 0.7 ms, 1,024 wide
-    11 ms. Where processors are no threads of a CPU, all are taken.
+    """By the machine model (0.05 TFLOP/s for each thread), width 32 takes 10 us, 256 takes 0.7 ms,
+    1,024 takes 11 ms. Where processors are not threads of a CPU, all are used.
     """
     model = ark.Model(0, 1)
     with ark.use_model(model):
@@ -116,7 +118,7 @@ def test_ops_keep_the_processors_of_their_context() -> None:
 
 
 def test_a_plan_with_a_ring_does_not_count_on() -> None:
-    """One row by weights that the ring brings, under the machine's first variant."""
+    """One row with weights that the ring loads, under the machine's first variant."""
     graph = Graph()
     row = graph.tensor((1, 256), fp32, arena="state", name="row")
     weights = graph.tensor((512, 256), bf16, arena="parameter", name="weights")

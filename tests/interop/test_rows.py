@@ -1,5 +1,5 @@
-"""Torch modules on rows, lookups and vectors: results compared with torch's, and the number of
-ops.
+"""Torch modules on rows, lookups and vectors: results compared with torch's, and the number
+of ops.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def on_the_cpu() -> None:
 
 
 def same(function: Any, *given: Any, rtol: float = 2e-5) -> list[str]:
-    """Compares a function's result with torch's; the kinds of ark's tasks."""
+    """Compares a function's result with torch's. Returns the kinds of ark's tasks."""
     module = function if isinstance(function, nn.Module) else Whole(function)
     with torch.no_grad():
         result, want = ark.from_torch(module, given), module(*given)
@@ -55,7 +55,9 @@ def test_a_layer_norm_is_one_pass(columns: int, bias: bool) -> None:
 
 
 def test_a_layer_norm_with_another_reader_is_written() -> None:
-    """Its rows without weight are a result too, and a weight as long as the rows are is none."""
+    """The normalised rows without the weight are a result, too. A weight as long as the number of
+    rows is not the norm's weight.
+    """
     x, w, table = rows(5, 16), rows(16), rows(5, 16)
 
     def normed_and_plain(t: Any, u: Any) -> Any:
@@ -91,7 +93,7 @@ def test_norms_over_the_batch_and_over_places() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_sums_over_dimensions_that_are_no_neighbours(dtype: Any) -> None:
-    """In fp32 between the two, which are all there is."""
+    """In fp32 between the two sums, which are the only ops."""
     x = rows(9, 5, 40, dtype=dtype)
     tolerance = 2e-5 if dtype == torch.float32 else 1e-2
     for reduce in (torch.sum, torch.mean, torch.amax):
@@ -102,7 +104,7 @@ def test_sums_over_dimensions_that_are_no_neighbours(dtype: Any) -> None:
 def test_many_rows_of_a_table() -> None:
     table, at = rows(70, 24), torch.randint(0, 70, (5, 61))
     assert same(lambda i, t: functional.embedding(i, t), at, table) == ["gather"]
-    for bad in (70, -1):  # an embedding does not count from the end
+    for bad in (70, -1):  # embeddings do not count from the end
         result = ark.from_torch(Whole(lambda i, t: functional.embedding(i, t)), (at, table))
         with pytest.raises(ark.GpuError, match=f"index {bad}, which is out of range"):
             result(torch.full_like(at, bad), table)
@@ -134,7 +136,7 @@ def _counted(t: Any) -> Any:
 
 
 def test_logsumexp_reduces_twice() -> None:
-    """An op between the two makes the largest value finite, which is subtracted."""
+    """An op between the two reductions makes the largest value, which is subtracted, finite."""
     kinds = same(lambda t: t.logsumexp(0), rows(7, 1030))
     assert kinds.count("reduce") == 2 and len(kinds) == 4
 
@@ -164,7 +166,7 @@ def test_terms_of_reductions_are_not_written(function: Any, kinds: list[str], dt
 
 
 def test_terms_of_reductions_with_other_readers_are_written() -> None:
-    """Because another op reads it, or because no body supports it."""
+    """Terms are written if another op reads them or no body supports their fusion."""
     x, row = rows(6, 70), rows(70)
 
     def sums_and_squares(t: Any) -> Any:
@@ -183,7 +185,7 @@ def test_terms_of_reductions_with_other_readers_are_written() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("function", [torch.softmax, torch.log_softmax])
 def test_softmax_over_any_dimension(function: Any, dtype: Any) -> None:
-    """Where the dimension's elements are no neighbours nothing is turned."""
+    """If the dimension's elements are not contiguous, nothing is transposed."""
     tolerance = 2e-5 if dtype == torch.float32 else 1e-2
     x = rows(3, 7, 5, 6, dtype=dtype) * 8
     for dim in (0, 2):
@@ -211,7 +213,7 @@ def test_few_long_rows_are_shared() -> None:
 
 
 def test_the_places_of_equal_elements() -> None:
-    """The first of equals, in whatever parts a line is looked through."""
+    """The first of equal elements is returned, however a row is divided."""
     line = torch.zeros(1 << 19)
     line[[5, 70, 1 << 18, (1 << 19) - 1]] = 3.0
     assert same(lambda t: t.argmax(), line) == ["reduce", "reduce"]
@@ -224,7 +226,7 @@ def test_the_places_of_equal_elements() -> None:
 
 
 def test_sums_of_transposed_matrices_read_the_originals() -> None:
-    """Where the rest keeps its order; else the transpose stays."""
+    """If the remaining dimensions keep their order; otherwise the transpose remains."""
     x = torch.randn(3, 40, 50)
     assert same(lambda t: t.transpose(1, 2).sum(1), x) == ["reduce"]
     assert same(lambda t: t.transpose(1, 2).amax(2, keepdim=True), x) == ["reduce"]

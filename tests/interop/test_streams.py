@@ -1,5 +1,5 @@
-"""Launches on a caller's streams, on a device of which one may be held: the CPU, whose launches are
-waited for in the order in which they are asked for.
+"""Launches on a caller's streams, on a device that is not asynchronous: the CPU waits for launches
+in the order of the calls.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ark.interop.torch.program import Program  # noqa: E402
 
 
 class InOrder:
-    """Each launch ends before the next one begins."""
+    """A device whose launches end before the next one begins."""
 
     def __init__(self, device: Any, given: tuple[Any, ...]) -> None:
         self.device, self.given, self.streams = device, given, []
@@ -70,7 +70,7 @@ def test_launches_count_on_and_tables_come_back(program: Program) -> None:
             streamed(turn)
             executor.wait_idle()
             assert torch.equal(result, pair[0] + pair[1])
-        if turn == 2:  # a launch of another kind between them
+        if turn == 2:  # a launch of another kind in between
             executor.resume(3).wait()
     assert executor.resumed == 4 * 6 + 3
     assert len(program._tables) == 5 or len(program._tables) == 6
@@ -79,7 +79,7 @@ def test_launches_count_on_and_tables_come_back(program: Program) -> None:
 
 
 def test_more_addresses_than_tables_are_kept_for(program: Program) -> None:
-    """The oldest table is overwritten; what knew of it forgets it."""
+    """The oldest table is overwritten, and its users discard it."""
     executor, streamed = None, None
     kept = [torch.full((4, 5), float(i)) for i in range(25)]
     result = torch.empty(4, 5)

@@ -1,6 +1,5 @@
-"""Results have the strides that eager torch gives them, so that what reads memory behind a graph
-break reads the elements that it reads without ark; and sizes are padded only where that leaves
-every element in its place.
+"""Results have the strides of eager torch, so that code after a graph break which reads memory
+reads the same elements. Sizes are padded only if that leaves every element in its place.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ def on_the_cpu() -> None:
 
 
 def _same(got: Any, want: Any) -> None:
-    """Values and strides."""
+    """Compares values and strides."""
     for mine, theirs in zip(got, want, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=2e-5, atol=2e-5)
         assert mine.stride() == theirs.stride()
@@ -80,7 +79,7 @@ def test_strides_are_eagers(name: str, dynamic: bool) -> None:
 
 @pytest.mark.parametrize("grad", [False, True])
 def test_memory_formats_go_through_a_network(grad: bool) -> None:
-    """Channels last in, channels last out; gradients too."""
+    """Channels last in, channels last out; gradients, too."""
     module = torch.nn.Sequential(
         torch.nn.Conv2d(3, 6, 3), torch.nn.ReLU(), torch.nn.Conv2d(6, 2, 1)
     )
@@ -120,7 +119,7 @@ def test_strides_after_a_graph_break_equal_torch(name: str) -> None:
 
 
 def test_results_do_not_share_memory_that_eagers_do_not() -> None:
-    """Equal computations are found to be one where gradients are asked for."""
+    """Where gradients are requested, equal computations are merged."""
 
     def function(x: Any) -> Any:
         return torch.exp(x).t(), torch.exp(x)[0], torch.exp(x), torch.exp(x)
@@ -155,7 +154,7 @@ class Halves(torch.nn.Module):
 
 
 def test_sizes_that_lie_within_a_dimension_are_not_padded() -> None:
-    """Rows that are added behind each of two parts would lie between the results'."""
+    """Padding rows after each of two parts would place them between the parts of the result."""
 
     def joined(x: Any) -> Any:
         return (x * 2).reshape(-1, 4)
@@ -172,7 +171,7 @@ def test_sizes_that_lie_within_a_dimension_are_not_padded() -> None:
 
 
 def test_rows_that_are_joined_and_divided_again_are_padded() -> None:
-    """A layer of rows of several batches works on (batches * rows, columns)."""
+    """A layer works on (batches * rows, columns), the rows of several batches."""
     layer = torch.nn.Linear(4, 3).requires_grad_(False)
     compiled = torch.compile(layer, backend=backend)
     before = set(PROGRAMS)

@@ -1,4 +1,4 @@
-"""Objects that four threads call at once, and objects that were closed; kernels for many sizes."""
+"""Objects that four threads call concurrently, closed objects, and kernels for many sizes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def on_the_cpu() -> None:
 
 
 def _by_four(call: Callable[[int], None]) -> None:
-    """Calls it with 0 to 3 in a thread each; the first error of any is raised."""
+    """Calls a function with 0 to 3, each in its own thread. Raises the first error of any."""
     errors: list[BaseException] = []
     start = threading.Barrier(4)
 
@@ -58,7 +58,7 @@ def _network(op: str = "Neg") -> OnnxModel:
 
 
 def test_an_onnx_model_that_four_threads_call() -> None:
-    """Of two sizes, from the first call on."""
+    """With two sizes, from the first call on."""
     model = _network()
 
     def call(number: int) -> None:
@@ -140,7 +140,9 @@ class Flipped(torch.nn.Module):
 
 
 def test_sizes_that_four_threads_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a module whose size varies, more than are kept; kernels that made room go on."""
+    """A module with a variable size, for more sizes than are cached. Kernels that were evicted
+    finish their calls.
+    """
     monkeypatch.setattr(kernels, "MAX_KERNELS", 2)
     size = torch.export.Dim("size", min=2, max=64)
     kernel = ark.from_torch(Flipped(), (torch.ones(9),), dynamic_shapes=({0: size},))
@@ -153,11 +155,11 @@ def test_sizes_that_four_threads_call(monkeypatch: pytest.MonkeyPatch) -> None:
 
     _by_four(call)
     loaded = [p for p in set(PROGRAMS) - before if p._executor is not None]
-    assert 0 < len(loaded) <= 2 + 4  # one that a thread had taken is loaded again
+    assert 0 < len(loaded) <= 2 + 4  # an evicted kernel in use is loaded again
 
 
 def test_the_last_kernels_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one that was longest not used makes room, and its memory is given back."""
+    """The least recently used kernel is evicted, and its memory is freed."""
     monkeypatch.setattr(kernels, "MAX_KERNELS", 2)
     ended: list[str] = []
     kept: Kernels[str] = Kernels(ended.append)

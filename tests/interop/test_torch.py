@@ -1,4 +1,4 @@
-"""torch modules through torch.compile and torch.export, on the CPU, beside torch itself."""
+"""torch modules by torch.compile and torch.export, on the CPU, compared with torch."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def close(got: Any, want: Any) -> None:
 
 
 def test_torch_finds_the_backend_by_its_name() -> None:
-    """By the entry point, also where ark's own names were used before."""
+    """By the entry point, also if ark's own names were used before."""
     assert callable(ark.torch.Module)
     double = torch.compile(lambda x: x * 2.0, backend="ark")
     close(double(torch.ones(3)), torch.full((3,), 2.0))
 
 
 def test_calls_with_other_memory_and_other_sizes() -> None:
-    """Every call has tensors of its own; two batch sizes become a graph of a size that varies."""
+    """Every call has new tensors. Two batch sizes make a graph with a variable size."""
     module, _ = graphs.networks()["mlp"]
     compiled = torch.compile(module.eval(), backend=backend)
     kept = []
@@ -53,7 +53,7 @@ def test_calls_with_other_memory_and_other_sizes() -> None:
 
 
 def test_unsupported_operators_stay_in_torch(capsys: pytest.CaptureFixture[str]) -> None:
-    """Results go to and fro; one line names the operator and says why."""
+    """Results pass between ark and torch; one line names the operator and the reason."""
 
     def function(x: torch.Tensor) -> torch.Tensor:
         return torch.tanh(torch.sort(x * 2.0, -1)[0] + 1.0)
@@ -68,7 +68,7 @@ def test_unsupported_operators_stay_in_torch(capsys: pytest.CaptureFixture[str])
 
 
 def test_gradients_through_torch_compile() -> None:
-    """Forward and backward graphs are ark's; torch's optimizers see the gradients."""
+    """ark computes the forward and backward graphs; torch's optimizers receive the gradients."""
     module, x = graphs.networks()["mlp"]
     module.train()
     torch.compile(module, backend=backend)(x).square().sum().backward()
@@ -107,7 +107,7 @@ def test_sizes_within_bounds() -> None:
 
 
 class Causal(torch.nn.Module):
-    """Causal attention."""
+    """A module of causal attention."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         heads = x.unflatten(-1, (2, 8)).transpose(1, 2)
@@ -118,7 +118,7 @@ class Causal(torch.nn.Module):
 
 
 class Batched(torch.nn.Module):
-    """Something of everything that permits padded batches."""
+    """A module with ops of every kind that permits padded batches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class Batched(torch.nn.Module):
 
 
 SIZED: dict[str, tuple[Any, tuple[int, ...], int]] = {
-    # module, shape of one row, the dimension that varies
+    # (module, shape of one row, the dimension that varies)
     "batch": (Batched, (2, 4, 4), 0),
     "sequence": (Causal, (2, 16), 1),
 }
@@ -146,8 +146,8 @@ SIZED: dict[str, tuple[Any, tuple[int, ...], int]] = {
 
 @pytest.mark.parametrize("name", SIZED)
 def test_twenty_sizes_have_few_kernels(name: str) -> None:
-    """Sizes are rounded up to powers of two if the padding does not change visible results; a bound
-    that torch finds adds one.
+    """Sizes are rounded up to powers of two if the padding does not change visible results. A bound
+    that torch derives adds one kernel.
     """
     result, row, dim = SIZED[name]
     module = result().eval()
@@ -165,7 +165,7 @@ def test_twenty_sizes_have_few_kernels(name: str) -> None:
 
 
 def test_sizes_that_may_not_be_padded() -> None:
-    """Each of these sees what a padded dimension holds."""
+    """The result of each of these depends on the padding."""
     cases: dict[str, Any] = {
         "mean": lambda x: x.mean(0),
         "product": lambda x: x.T @ x,
@@ -192,7 +192,7 @@ def test_all_that_a_module_lacks_is_said_at_once() -> None:
 
 
 def test_numpy_sees_the_results_of_the_kernel() -> None:
-    """Results are torch's own memory; ark wrote there, and nothing was copied."""
+    """ark writes into torch's own memory; nothing is copied."""
     result = ark.from_torch(torch.nn.Softmax(-1), (torch.zeros(2, 4),))
     x = torch.randn(2, 4)
     first = result(x)
@@ -203,7 +203,7 @@ def test_numpy_sees_the_results_of_the_kernel() -> None:
 
 
 def test_some_of_torchs_own_samples() -> None:
-    """One sample each of a few operators; `nox -s torch_operators` has the rest."""
+    """One sample each of a few operators; `nox -s torch_operators` runs the rest."""
     ready = [m for _, m in op_samples.outcomes(op_samples.SAMPLE, 1) if not isinstance(m, str)]
     assert len(ready) == len(op_samples.SAMPLE)
     assert op_samples.check(ready) == {}
@@ -223,7 +223,7 @@ def test_results_of_16_bits_and_undefined_ones_among_the_samples() -> None:
 
 @pytest.mark.parametrize("dim", [0, 1])
 def test_a_softmax_of_nothing_is_nothing(dim: int) -> None:
-    """Rows that are all -inf give 0 by _safe_softmax, and nan by softmax; nan stays nan."""
+    """Rows of -inf only give 0 by _safe_softmax and NaN by softmax; NaN stays NaN."""
 
     class Softmaxes(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -250,7 +250,7 @@ def test_the_sign_of_nan_is_kept() -> None:
 
 
 class Counting(torch.nn.Module):
-    """Writes a buffer and what it is called with, and takes a number."""
+    """A module that writes a buffer and its input, and takes a number."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -265,7 +265,9 @@ class Counting(torch.nn.Module):
 
 
 def test_calls_of_any_form() -> None:
-    """What a module writes is written; names, numbers and structures are as the module's."""
+    """The module's writes reach its buffers. Names, numbers and structures of results are the
+    module's.
+    """
     ours, theirs = Counting(), Counting()
     x, y = torch.randn(4, 3), torch.randn(2)
     result = ark.from_torch(Wrapped(ours), (x.clone(), 2, y))
@@ -288,7 +290,7 @@ class Wrapped(torch.nn.Module):
 
 
 def test_a_module_that_is_moved_is_found() -> None:
-    """A strided parameter is copied in every call, so writes to it are visible too."""
+    """A strided parameter is copied in every call, so writes to it are visible, too."""
     module = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 3))
     module[1].weight = torch.nn.Parameter(torch.randn(3, 3).T)
     result = ark.from_torch(module, (x := torch.randn(2, 4),))
@@ -305,7 +307,7 @@ def test_a_module_that_is_moved_is_found() -> None:
 
 
 def test_parameters_that_move_under_torch_compile_are_found() -> None:
-    """Shapes and types are what Dynamo's guards look at; where a parameter lies is ark's part."""
+    """Dynamo's guards check shapes and types. ark itself checks the addresses of parameters."""
     module = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 3))
     compiled, x = torch.compile(module, backend=backend), torch.randn(2, 4)
     with torch.no_grad():
@@ -315,12 +317,12 @@ def test_parameters_that_move_under_torch_compile_are_found() -> None:
             part.weight.data, part.bias.data = part.weight * 2.0, part.bias + 1.0
         close(compiled(x), module(x))
         module.double()
-        close(compiled(x.double()), module(x.double()))  # other guards, another graph
+        close(compiled(x.double()), module(x.double()))  # other guards, so another graph
     assert sum(p._guarded for p in PROGRAMS) >= 1
 
 
 class Parts(torch.nn.Module):
-    """Of a split only some parts are read; rows are made of length 1."""
+    """A module that reads only some parts of a split and normalises rows to length 1."""
 
     def forward(self, x: torch.Tensor) -> Any:
         _, second, _ = x.split((2, 5, 1), -1)
@@ -346,8 +348,8 @@ def test_unread_parts_and_norms_of_vectors_equal_torch() -> None:
     ids=["layer", "group", "rms", "batch"],
 )
 def test_gradients_of_norms_under_autocast(norm: Callable[[], torch.nn.Module]) -> None:
-    """Statistics of norms of 16 bits are fp32 on a CPU, where torch's shape propagation has 16
-    bits; their parameters are fp32. Beside torch within some steps of bfloat16.
+    """Statistics of 16-bit norms are fp32 on a CPU, although torch's shape propagation gives 16
+    bits; their parameters are fp32. Results agree with torch within some bfloat16 steps.
     """
     torch.manual_seed(3)
     first = torch.nn.Conv2d(3, 4, 1, bias=False)  # a norm's input has no use for one
@@ -368,7 +370,7 @@ def test_gradients_of_norms_under_autocast(norm: Callable[[], torch.nn.Module]) 
 
 
 def test_a_kernel_that_several_threads_call() -> None:
-    """Each has its own results: a kernel has one launch at a time, on one table of addresses."""
+    """Each thread gets its own results: a kernel has one launch at a time and one address table."""
     module = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()).requires_grad_(False)
     kernel = ark.from_torch(module, (torch.randn(4, 8),))
     given = [torch.randn(4, 8) for _ in range(6)]
@@ -407,13 +409,13 @@ def test_copying_a_kernel_is_refused_with_the_alternative() -> None:
     ids=["whole", "part", "part transposed", "scatter"],
 )
 def test_strides_of_results_equal_torch(function: Any) -> None:
-    """Results of kernels are contiguous; `x.t() + 1` is not."""
+    """Results of kernels are contiguous; that of `x.t() + 1` is not."""
     x = torch.randn(3, 5)
     close(torch.compile(function, backend=backend)(x), function(x))
 
 
 class ConvolutionAndLayer(torch.nn.Module):
-    """A convolution, and a layer and a product behind it."""
+    """A convolution, followed by a layer and a product."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -425,12 +427,12 @@ class ConvolutionAndLayer(torch.nn.Module):
 
 
 def test_precisions_of_fp32_are_those_that_torch_is_set_to() -> None:
-    """Convolutions as tf32 by torch's default, products as tf32 where they are told so; in a type
-    of 16 bits there is no such thing.
+    """Convolutions use tf32 by torch's default, products only if it is enabled. For 16-bit types
+    the switches have no effect.
     """
 
     def kinds(dtype: torch.dtype) -> list[bool]:
-        """For the convolution, the layer and the matmul: True if computed as tf32."""
+        """Returns, for the convolution, the layer and the matmul, True if computed as tf32."""
         module, x = ConvolutionAndLayer().to(dtype), torch.randn(2, 3, 8, 8, dtype=dtype)
         exported = export(module, (x,), False)
         actual = graph.build(exported.graph_module, [*exported.state_dict.values(), x])
@@ -443,7 +445,7 @@ def test_precisions_of_fp32_are_those_that_torch_is_set_to() -> None:
     try:
         torch.set_float32_matmul_precision("high")
         assert kinds(torch.float32) == [True, True, True]
-        # Torch's own test helpers freeze these switches, except in this manager.
+        # Torch's own test helpers freeze these switches, except within this context manager.
         with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
             assert kinds(torch.float32) == [False, True, True]
     finally:

@@ -1,4 +1,4 @@
-"""Layers with attention that torch has as one operator, compiled, beside torch itself."""
+"""Layers with attention that are one operator in torch, compiled, and compared with torch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def on_the_cpu() -> None:
 
 @pytest.mark.parametrize("first", [False, True])
 def test_an_encoder_is_one_kernel(first: bool, capfd: pytest.CaptureFixture[str]) -> None:
-    """In eval mode, where torch has its own operator for a layer."""
+    """In eval mode, in which torch has one operator for the layer."""
     layer = nn.TransformerEncoderLayer(
         32, 4, 64, batch_first=True, norm_first=first, activation="gelu" if first else "relu"
     )
@@ -45,7 +45,7 @@ def test_an_encoder_is_one_kernel(first: bool, capfd: pytest.CaptureFixture[str]
 
 
 def layer_graph(mask: Any, kind: int | None, dtype: Any = torch.float32, sizes: Any = (2, 9, 32)):
-    """torch's own operator as a graph, what it is called with, and its results."""
+    """Returns torch's own operator as a graph, its arguments, and its results."""
     width = sizes[-1]
     net = nn.TransformerEncoderLayer(width, 4, 2 * width, batch_first=True).eval().to(dtype)
     a = net.self_attn
@@ -90,7 +90,7 @@ def test_masks_of_an_encoder_layer(kind: int | None) -> None:
 
 @pytest.mark.parametrize("other", [False, True])
 def test_attention_of_several_heads(other: bool) -> None:
-    """_native_multi_head_attention: of one tensor or of two, with and without weights."""
+    """_native_multi_head_attention of one tensor or of two, with and without weights."""
     mha = nn.MultiheadAttention(32, 4, batch_first=True).eval()
     x = torch.randn(2, 9, 32)
     y = torch.randn(2, 9, 32) if other else x
@@ -116,7 +116,7 @@ def test_attention_of_several_heads(other: bool) -> None:
 
 
 def test_an_encoder_layer_on_matrix_units_reads_its_heads_in_place() -> None:
-    """No transposes, no scores in memory."""
+    """The plan has no transposes, and no scores in memory."""
     module, arguments, _ = layer_graph(None, None, torch.bfloat16, (2, 256, 256))
     result = build(module, arguments)
     plan = planned(result.model, [*result.inputs, *result.outputs], registry.machine("h100"))
@@ -130,7 +130,7 @@ def test_an_encoder_layer_on_matrix_units_reads_its_heads_in_place() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["bool", "numbers", "padded causal"])
 def test_a_row_whose_keys_are_all_masked_is_zero(dtype: Any, kind: str) -> None:
-    """As of a batch of prompts that are padded on the left: torch gives zeros, not NaN."""
+    """This occurs in batches of prompts padded on the left. torch gives zeros, not NaN."""
     q, k, v = (torch.randn(2, 3, 6, 8).to(dtype) for _ in "qkv")
     seen = torch.ones(2, 1, 6, 6, dtype=torch.bool)
     seen[0, :, :4], seen[1, :, 2] = False, False
@@ -172,7 +172,7 @@ FORMS = {
 
 @pytest.mark.parametrize("form", list(FORMS))
 def test_torch_does_not_take_attention_apart(form: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch's form without a fused kernel multiplies in fp32; warpgroups would not serve it."""
+    """torch's form without a fused kernel multiplies in fp32, which warpgroups do not support."""
 
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -197,7 +197,9 @@ def test_torch_does_not_take_attention_apart(form: Any, monkeypatch: pytest.Monk
 def test_groups_of_query_heads_read_their_keys_once(
     heads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """enable_gqa: keys and values of fewer heads than queries, which are not repeated in memory."""
+    """With enable_gqa, keys and values have fewer heads than queries and are not repeated in
+    memory.
+    """
 
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -220,7 +222,7 @@ def test_groups_of_query_heads_read_their_keys_once(
 
 
 def test_sequences_before_batches_are_not_transposed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in torchvision's vision transformers: nn.MultiheadAttention of batches of sequences."""
+    """nn.MultiheadAttention on batches of sequences, as in torchvision's vision transformers."""
 
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -245,7 +247,7 @@ def test_sequences_before_batches_are_not_transposed(monkeypatch: pytest.MonkeyP
 
 
 def test_attention_that_ark_lacks_stays_in_torch(capfd: pytest.CaptureFixture[str]) -> None:
-    """As torch's own call, of a type that ark does not have, in its memory."""
+    """It remains torch's own call, in a type that ark does not have, on torch's memory."""
     x = torch.randn(2, 3, 5, 8, dtype=torch.float64)
 
     def function(x: Any) -> Any:

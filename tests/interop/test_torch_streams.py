@@ -1,4 +1,6 @@
-"""Kernels among torch's own work on a GPU: order on streams, memory that moves, captured graphs."""
+"""Kernels among torch's own work on a GPU: order on streams, memory that changes, captured
+graphs.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ def network() -> Any:
 
 
 def test_a_kernel_is_ordered_with_the_work_on_its_stream(network: Any) -> None:
-    """Work that takes long makes the input, on streams of the caller's, and reads the result."""
+    """A long computation writes the input on the caller's streams, and another reads the result."""
     compiled = torch.compile(network, backend=backend)
     big = torch.randn(4096, 4096, device="cuda") / 64
     x = torch.randn(8, 16, device="cuda")
@@ -52,7 +54,9 @@ def test_a_kernel_is_ordered_with_the_work_on_its_stream(network: Any) -> None:
 
 
 def test_calls_that_are_not_waited_for(network: Any) -> None:
-    """Many calls in a row, whose results lie elsewhere each time, more than tables are kept for."""
+    """Many calls in a row without waiting, each with another result address, more than there are
+    tables.
+    """
     compiled = torch.compile(network, backend=backend)
     inputs = [torch.randn(8, 16, device="cuda") for _ in range(40)]
     with torch.no_grad():
@@ -62,7 +66,9 @@ def test_calls_that_are_not_waited_for(network: Any) -> None:
 
 
 def test_captured_in_a_graph(network: Any) -> None:
-    """Two calls and torch's own work in one graph, replayed with other inputs; calls between."""
+    """Two calls and torch's own work in one graph, replayed with other inputs, with calls in
+    between.
+    """
     compiled = torch.compile(network, backend=backend)
     x = torch.randn(8, 16, device="cuda")
     with torch.no_grad():
@@ -89,8 +95,8 @@ def test_captured_in_a_graph(network: Any) -> None:
 def test_streams_in_turn_and_other_threads(
     network: Any, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two streams in turn, each twice, then a thread whose driver has no context yet; parameters
-    that lie elsewhere each time.
+    """Two streams in turn, each twice, then a thread whose driver has no context yet. Parameters
+    are at another address each time.
     """
     from ark_cuda import again
 

@@ -1,5 +1,5 @@
-"""Which kernel variant whole networks are planned for, and through which tasks, without a GPU: by
-the model of a machine whose warpgroups multiply.
+"""The kernel variant and tasks that whole networks are planned for, without a GPU: by the model of
+a machine whose warpgroups multiply.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def plan_of(module: Any, x: Any) -> Plan:
 
 
 class Block(nn.Module):
-    """As ConvNeXt's: each channel by itself, then products over channels."""
+    """A ConvNeXt block: a convolution of each channel alone, then products over channels."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Block(nn.Module):
 
 
 def test_channels_by_themselves_read_their_windows_in_place_beside_warpgroups() -> None:
-    """A matrix of their windows has 49 times the elements of the image."""
+    """A matrix of their windows would have 49 times the elements of the image."""
     for width, size in ((128, 28), (96, 56)):
         plan = plan_of(Block(width).bfloat16(), torch.randn(2, width, size, size).bfloat16())
         kinds = Counter(op.kind for op in plan.ops)
@@ -63,8 +63,8 @@ def test_channels_by_themselves_read_their_windows_in_place_beside_warpgroups() 
 
 
 def test_one_layer_that_must_be_turned_does_not_keep_a_network_off_warpgroups() -> None:
-    """Windows of three channels whose taps lie apart are turned; as a ResNet's first convolution
-    has them, they are read out of the image as all others.
+    """Windows of three channels with dilation need a matrix in memory. A ResNet's first convolution
+    and all others read the windows from the image.
     """
     for dilation in (2, 1):
         first = nn.Conv2d(3, 64, 7, 2, 3 * dilation, dilation, bias=False)
@@ -78,13 +78,13 @@ def test_one_layer_that_must_be_turned_does_not_keep_a_network_off_warpgroups() 
 
 
 def test_a_layer_that_is_most_of_a_network_decides() -> None:
-    """Turning its windows takes longer than all that warpgroups gain."""
+    """Building the matrix of its windows takes longer than warpgroups save."""
     layer = nn.Conv2d(3, 64, 7, 2, 6, dilation=2, bias=False)
     assert plan_of(layer, torch.randn(16, 3, 112, 112)).variant == "block"
 
 
 def test_a_mean_over_images_is_no_break(capfd: pytest.CaptureFixture[str]) -> None:
-    """torch views a mean over images whose channels are last by strides that it has anyway."""
+    """torch views the mean of channels-last images with strides that it already has."""
     net = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(1), nn.Linear(8, 4)).eval()
     x = torch.randn(2, 8, 5, 5).to(memory_format=torch.channels_last)
     with torch.no_grad():
