@@ -1,4 +1,4 @@
-"""A harness for test_cuda_device: tasks made by hand on a GPU, and what NumPy expects of them."""
+"""A harness for test_cuda_device: tasks written by hand for a GPU, and NumPy's expected results."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ BODIES = {
 
 
 class Probe(kinds.TaskKind):
-    """A task kind of this harness only: a body, and nothing that a planner would ask for."""
+    """A task kind of this harness only: it has a body, and no planner uses it."""
 
     def __init__(self, name):
         self.name = name
@@ -126,7 +126,7 @@ class Probe(kinds.TaskKind):
 
 @contextlib.contextmanager
 def probes_known():
-    """Registers the kinds of this harness only while it emits."""
+    """Registers the kinds of this harness while it emits code."""
     with pytest.MonkeyPatch.context() as patch:
         for kind in BODIES:
             patch.setitem(kinds._KINDS, kind, Probe(kind))
@@ -134,7 +134,7 @@ def probes_known():
 
 
 class Job:
-    """Tasks by hand on a device: tables, counters, control words, one launch."""
+    """Tasks written by hand on a device: tables, counters, control words, one launch."""
 
     def __init__(self, device, ops, phases, machine=None, **control):
         self.device = device
@@ -255,10 +255,10 @@ def download(device, address, shape):
 
 
 class Streams:
-    """A job in which every processor streams its own weights, in two phases of different types.
+    """A job in which every processor streams its own weights, in two phases with different types.
 
-    Phase 0: fp32 rows of 1023 elements, three a stage, so that a stage is no multiple of 16 bytes.
-    Phase 1: bf16 rows of 2048, then fp16 rows of 520.
+    Phase 0: fp32 rows of 1023 elements, three in a stage, so that a stage is not a multiple of 16
+    bytes. Phase 1: bf16 rows of 2048, then fp16 rows of 520.
     """
 
     CASES = (("float", 1023, 3, 9), ("ark_bf16", 2048, 4, 41), ("ark_f16", 520, 8, 30))
@@ -331,7 +331,7 @@ class Streams:
             phases[0].append([stream(0, p) | {"signals": [(1, 0)]}, *tail(0, p)])
             second = stream(2, p) | {"signals": [(3, 0)]}
             phases[1].append([stream(1, p), second, *tail(2, p)])
-        if skip:  # stages that nobody takes
+        if skip:  # stages that no task takes
             phases[0][3][1]["fetches"] = phases[0][3][0]["fetches"] * 3
         self.job = Job(device, ops, phases, machine, **control)
         self.device = device

@@ -1,4 +1,4 @@
-"""What tests read of the machine code that a compiler made."""
+"""Parts of a compiler's machine code that tests read."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import struct
 
 
 def section(elf: bytes, name: str) -> bytes:
-    """The bytes of a section of an ELF file of 64 bits."""
+    """Returns the bytes of a section of a 64-bit ELF file."""
     (table,) = struct.unpack_from("<Q", elf, 40)
     size, count, names = struct.unpack_from("<HHH", elf, 58)
     headers = [struct.unpack_from("<IIQQQQ", elf, table + size * i) for i in range(count)]

@@ -23,7 +23,7 @@ ARENAS = {"d": "activation", "e": "activation", "f": "state"}
 
 
 def kernel(dtype: DataType) -> str:
-    """Compiles a product, a softmax and a elementwise op; the variant's name."""
+    """Compiles a product, a softmax and an elementwise op. Returns the variant's name."""
     graph = Graph()
     shapes = {"a": (256, 1024), "b": (1024, 1024)}
     a, b = (graph.tensor(s, dtype, arena="state", name=n) for n, s in shapes.items())
@@ -38,9 +38,9 @@ def kernel(dtype: DataType) -> str:
 
 
 def keeps_negations() -> bool:
-    """True where the code of min(a, -b, c) differs from that of min(a, b, c), and so for maxima.
+    """True if the code of min(a, -b, c) differs from that of min(a, b, c), and likewise for maxima.
 
-    NVRTC 13.0 to 13.3 gave both the same on sm_90a.
+    NVRTC 13.0 to 13.3 gave both the same code on sm_90a.
     """
 
     def code(function: str, negated: bool) -> bytes:

@@ -1,4 +1,4 @@
-"""Which of a vendor's bodies an op has: the first of its kind that serves the signature."""
+"""The choice of a vendor's body for an op: the first of its kind that supports the signature."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BULK = Signature("bulk", {}, OPERANDS)
 
 
 class Named(Body):
-    """Serves operands of so many elements at most."""
+    """A body that supports operands up to a number of elements."""
 
     kind = "bulk"
 

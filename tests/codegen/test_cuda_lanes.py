@@ -1,5 +1,5 @@
-"""Gathers of packets under `roles`, on the host: a lane that has all of its packets goes on with
-its warp, and no earlier; it does not read again what it has.
+"""Gathers of packets under `roles`, run on the host: a lane that has all of its packets continues
+with its warp and not before, and does not read packets again.
 """
 
 from __future__ import annotations

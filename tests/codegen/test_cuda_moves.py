@@ -1,5 +1,5 @@
-"""Warps of the variant `matrix` with a task list of their own: what lies in their lists, that
-products wait for none of it, and that the kernel compiles.
+"""The task lists of warps of the variant `matrix` that move data: their contents, that products
+wait for none of their tasks, and that the kernel compiles.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def test_moving_warps_send_and_add_all_rounds_but_the_last(collective: str) -> N
 
 
 def test_products_do_not_wait_for_peers() -> None:
-    """Neither for data of peers nor for the memory of a send in progress."""
+    """Products wait neither for data from peers nor for the memory of a send in progress."""
     planned = plans_of("all_reduce")[0]
     products = [t for _, t in tasks(planned, "") if planned.ops[t.op].kind == "matmul"]
     assert len(products) == TILES

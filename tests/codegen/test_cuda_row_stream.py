@@ -1,4 +1,4 @@
-"""Rows that bulk copies bring to shared memory: which, and on a GPU against NumPy."""
+"""Rows that bulk copies load into shared memory: which rows, and on a GPU compared with NumPy."""
 
 from __future__ import annotations
 

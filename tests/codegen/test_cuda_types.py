@@ -54,7 +54,7 @@ def test_movements_compile(drawn: list[Case]) -> None:
 
 
 def test_squares_of_wide_elements_fit_into_shared_memory() -> None:
-    """A transpose's, whose rows are an element further apart than they are long."""
+    """In a transpose's tile, rows are one element further apart than they are long."""
     array = np.zeros((130, 130), np.int64)
 
     def build(t: ark.Tensor) -> ark.Tensor:

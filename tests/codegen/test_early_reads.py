@@ -1,7 +1,8 @@
-"""What bodies read before their task's waits are met: what their kinds declare, and nothing else.
+"""The operands that bodies read before their task's waits are met must be those that their kinds
+declare.
 
-The verifier believes `TaskKind.early`; here the bodies that begin early are run as far as they come
-without waiting (tests/cuda_on_host.py), with a recorder in front of every access to memory.
+The verifier relies on `TaskKind.early`. Here the bodies that begin early are run as far as they get
+without waiting (tests/cuda_on_host.py), with a recorder before every memory access.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def decoders(
 
 
 def early_reads(plan: Plan) -> dict[int, set[int]]:
-    """Operands by op that some thread of some task reads before it waits."""
+    """Returns, by op, the operands that some thread of some task reads before it waits."""
     bench = Bench(plan, 0, cuda_on_host.dialect(plan), cuda_on_host.on_host)
     for op in plan.ops:
         for index, tensor in enumerate(op.operands):

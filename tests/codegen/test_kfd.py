@@ -1,5 +1,5 @@
-"""AMD's queues through the Linux driver's interface, against the kernel's own header and against a
-driver that says no. What the driver then does has not been seen: no AMD GPU.
+"""AMD's queues through the Linux driver's interface, compared with the kernel's own header, and
+with a driver that refuses calls. The driver's reaction was not observed, for want of an AMD GPU.
 """
 
 from __future__ import annotations

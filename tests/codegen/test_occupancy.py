@@ -1,5 +1,5 @@
-"""What a binary occupies: read from machine code, against the compilers' own words and published
-tables.
+"""The resources that a binary occupies: read from machine code, and compared with the compilers'
+own reports and with published tables.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The kernel is compiled beside the scheduler and the verifier: what a draft gives to the compiler
-is what the finished plan asks for.
+"""The kernel is compiled while scheduler and verifier run: the draft plan must give the compiler
+the same source as the finished plan.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ def test_a_draft_has_the_source_of_the_plan(name: str, ranks: int) -> None:
 
 
 def test_the_limit_is_asked_for_late_where_a_task_may_lower_it() -> None:
-    """Early elsewhere: while a processor waits for the barrier. A stop token must be seen."""
+    """Elsewhere it is read early, while a processor waits for the barrier. A stop token must take
+    effect.
+    """
     target = registry.machine("h100")
     dialect = registry.get(target.backend).dialect(target.arch)
     (decoder,) = plan_ranks(decoder_graphs(1), target)

@@ -1,4 +1,6 @@
-"""The choice of a token among packets, where bodies wait for these before their task's counters."""
+"""The choice of a token from packets, in bodies that wait for packets before their task's
+counters.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loop kernel as AMD machine code: compiled for every architecture, and looked at."""
+"""The loop kernel as AMD machine code: compiled for every architecture, and inspected."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _plain_clang(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def listing() -> dict[str, str]:
-    """Assembly of an empty plan's loop, by architecture."""
+    """Returns the assembly of an empty plan's loop, by architecture."""
     return {arch: assembly(emit(arch).source, arch) for arch in ARCHS}
 
 

@@ -91,7 +91,7 @@ def test_signals_by_stores_are_clean(arch: str) -> None:
 
 
 def test_the_lint_sees_a_product_without_matrix_instructions() -> None:
-    """Of what works on rows none multiplies matrices."""
+    """Ops on rows contain no matrix multiplication."""
     machine = machine_for("gfx942")
     plan = dict(signatures.plans(machine, (bf16,)))["rows-bf16"]
     emitted = write(plan, machine, backend.dialect("gfx942"))

@@ -1,5 +1,5 @@
-"""Transposes of or to short rows, which threads hold whole: the device's code run on the host,
-thread by thread, against NumPy; and where the writer takes it.
+"""Transposes from or to short rows, which a thread holds completely: the device's code run on the
+host, thread by thread, compared with NumPy, and the condition for its use.
 """
 
 from __future__ import annotations
