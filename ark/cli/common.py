@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import sys
@@ -45,13 +46,15 @@ Result = TypeVar("Result")
 
 
 def from_script(build: Callable[[str, Machine], Result], path: str, machine: Machine) -> Result:
-    """The result of `build` for a Python script. An error of the script is printed with its
+    """The result of `build` for a Python script. The script prints to standard error, so that
+    standard output holds the command's own result. An error of the script is printed with its
     traceback.
     """
     from ark.runtime.planner import ScriptError
 
     try:
-        return build(path, machine)
+        with contextlib.redirect_stdout(sys.stderr):
+            return build(path, machine)
     except ScriptError as error:
         assert error.__cause__ is not None
         traceback.print_exception(error.__cause__)

@@ -177,7 +177,9 @@ def _work(prediction: Prediction) -> tuple[float, tuple[Whole, ...]]:
     stage compute.
     """
     nodes = [node for cost in prediction.blocks for node in cost.block.nodes]
-    return whole_in(nodes, prediction.options, [prediction.mesh[axis] for axis in prediction.axes])
+    return whole_in(
+        nodes, prediction.options, [prediction.mesh[axis] for axis in prediction.axes] or [1]
+    )
 
 
 def _object(prediction: Prediction) -> dict[str, Any]:

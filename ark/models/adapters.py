@@ -5,8 +5,9 @@ them against their checkpoint. Called by ark.serving.loading and `ark serve`.
 from __future__ import annotations
 
 import math
+import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,14 @@ class AdapterSet:
         """Reads the configs and headers of adapters. directories: by the adapter's name. Raises
         ModelError, UnsupportedError or InvalidUsageError if one cannot be used with the checkpoint.
         """
+        if not isinstance(directories, Mapping) or not all(
+            isinstance(name, str) and name and isinstance(where, str | os.PathLike)
+            for name, where in directories.items()
+        ):
+            raise InvalidUsageError(
+                f"the adapters are {directories!r:.100}; give a mapping from names that are not "
+                "empty to directories"
+            )
         if len(directories) > MAX_ADAPTERS:
             raise InvalidUsageError(
                 f"{len(directories)} adapters are too many; give at most {MAX_ADAPTERS}"
@@ -114,13 +123,19 @@ class AdapterSet:
         pairs = [a.tensors.get(target) for a in self.adapters]
         known = next(pair for pair in pairs if pair is not None)[place].shape
         each = (shape.rank, known[1]) if place == 0 else (known[0], shape.rank)
-        values = np.zeros((shape.count, *each), np.float32)
+        values = np.zeros((shape.count, *each), dtype)
         for number, (adapter, pair) in enumerate(zip(self.adapters, pairs, strict=True), 1):
             if pair is not None:
-                matrix = read_array(pair[place]).astype(np.float32)
-                scaled = matrix * np.float32(adapter.scale) if place else matrix
+                matrix = read_array(pair[place]).astype(np.float64)
+                scaled = (matrix * adapter.scale if place else matrix).astype(dtype)
+                if not np.isfinite(scaled.astype(np.float32)).all():
+                    raise ModelError(
+                        f"the adapter {adapter.name!r:.60} has values for {target} that are not "
+                        f"finite in {np.dtype(dtype)}, its scale {adapter.scale:.3g} included; "
+                        "train or save it again"
+                    )
                 values[number, : matrix.shape[0], : matrix.shape[1]] = scaled
-        return values.astype(dtype)
+        return values
 
 
 def read_adapter(name: str, directory: Path, checkpoint: Checkpoint) -> Adapter:
@@ -151,12 +166,46 @@ def read_adapter(name: str, directory: Path, checkpoint: Checkpoint) -> Adapter:
         raise ModelError(
             f"{directory} has no {WEIGHTS}; download it, or save the adapter with safetensors"
         )
-    pairs = dict(_pairs(read_header(directory / WEIGHTS), directory, checkpoint, rank))
+    pairs = dict(_pairs(read_header(directory / WEIGHTS), directory, checkpoint, rank, fields))
     return Adapter(name, rank, scale, pairs)
 
 
+def _check_modules(fields: Fields, modules: Sequence[str]) -> None:
+    """Raises ModelError for matrices of a module that the config does not name: PEFT would not
+    apply them. Names are ends of a module's path, a string is a pattern.
+    """
+    named, layers = fields.get("target_modules"), fields.get("layers_to_transform")
+    for module in dict.fromkeys(modules):
+        if isinstance(named, list):
+            fits = any(module == end or module.endswith(f".{end}") for end in named)
+        else:
+            fits = named in (None, "all-linear") or (
+                isinstance(named, str) and _matches(named, module, fields)
+            )
+        layer = re.search(r"\.layers\.(\d+)\.", module)
+        chosen = layers if isinstance(layers, list) else [layers]
+        if layer and layers is not None:
+            fits = fits and int(layer.group(1)) in chosen
+        if not fits:
+            raise ModelError(
+                f"{fields.source}: target_modules and layers_to_transform leave {module} out, but "
+                f"{WEIGHTS} has matrices for it; use the two files that were saved together"
+            )
+
+
+def _matches(pattern: str, module: str, fields: Fields) -> bool:
+    try:
+        return re.fullmatch(pattern, module) is not None
+    except re.error as error:
+        raise fields.wrong("target_modules", "a pattern or a list of names") from error
+
+
 def _pairs(
-    stored: Mapping[str, StoredTensor], directory: Path, checkpoint: Checkpoint, rank: int
+    stored: Mapping[str, StoredTensor],
+    directory: Path,
+    checkpoint: Checkpoint,
+    rank: int,
+    fields: Fields,
 ) -> Iterator[tuple[str, tuple[StoredTensor, StoredTensor]]]:
     """Yields each weight's name with its two matrices. Raises an error if a shape does not fit the
     checkpoint or the layer is not supported.
@@ -168,6 +217,7 @@ def _pairs(
             f"{directory / WEIGHTS} holds {describe(others) if others else 'nothing'}, but ark "
             "reads the matrices lora_A and lora_B of linear layers only"
         )
+    _check_modules(fields, [match.group(1) for match in matches.values() if match])
     weights = {weight.stored_name: weight for weight in checkpoint.weights.values()}
     for module in dict.fromkeys(match.group(1) for match in matches.values() if match):
         weight = weights.get(f"{module}.weight")

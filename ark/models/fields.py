@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,16 +128,14 @@ class Fields:
         value = self.get(name)
         if value is None and default is not None:
             return default
-        if type(value) not in (int, float) or not 0 < value < float("inf"):
+        if not _positive(value):
             raise self.wrong(name, "a positive number")
         return float(value)
 
     def numbers(self, name: str) -> tuple[float, ...]:
         """A list of positive finite numbers."""
         values = self.get(name)
-        if not isinstance(values, list) or not all(
-            type(v) in (int, float) and 0 < v < float("inf") for v in values
-        ):
+        if not isinstance(values, list) or not all(map(_positive, values)):
             raise self.wrong(name, "a list of positive numbers")
         return tuple(map(float, values))
 
@@ -172,3 +171,8 @@ class Fields:
         if any(type(i) is not int or i < 0 for i in ids):
             raise self.wrong(name, "a token id or a list of token ids")
         return tuple(ids)
+
+
+def _positive(value: Any) -> bool:
+    """True for a positive number that a float can hold."""
+    return type(value) in (int, float) and 0 < value <= sys.float_info.max

@@ -6,6 +6,7 @@ needs no device: without one, `plan_script` and `Planner` plan for a machine mod
 
 from __future__ import annotations
 
+import os
 import runpy
 import sys
 from collections.abc import Callable
@@ -175,6 +176,8 @@ def _of_script(
     """The result of `result_of` for the plan that the script launches first; if it launches none,
     for None after the script has ended.
     """
+    if os.path.isdir(path):
+        raise InvalidUsageError(f"{path} is a directory; give a Python script")
     Model.reset()
     Planner.machine_override = machine
     arguments = sys.argv

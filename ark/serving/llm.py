@@ -97,6 +97,10 @@ class LLM:
             raise InvalidUsageError(
                 f"the model is {model!r:.60}; give the path of a checkpoint's directory"
             )
+        if draft is not None and not (isinstance(draft, str | os.PathLike) and str(draft)):
+            raise InvalidUsageError(
+                f"the draft model is {draft!r:.60}; give the path of a checkpoint's directory"
+            )
         checkpoint = Checkpoint.open(local_directory(model), quantize, kv_cache_dtype)
         drafts = None if draft is None else Checkpoint.open(local_directory(draft))
         self._checkpoint = checkpoint

@@ -44,18 +44,20 @@ def recompute(graph: Graph, context: Context) -> Graph:
     if limit is None:
         return graph
     nodes, least, stalled = list(graph.nodes), math.inf, 0
+    smallest = _Program(graph, nodes, context)
     while True:
         program = _Program(graph, nodes, context)
         size = program.bytes(limit)
         if size <= limit:
             return graph if nodes == graph.nodes else graph.with_nodes(nodes)
         stalled = stalled + 1 if size >= least else 0
-        least = min(least, size)
+        if size < least:
+            least, smallest = size, program
         best = program.best()
         if best is None or stalled == MAX_STALLED:
             raise PlanError(
                 f"activation_bytes={limit} is too small for this program: recomputation reaches "
-                f"{least:.0f} bytes; give at least as many, a smaller batch or more ranks"
+                f"{smallest.bytes(smallest.most)} bytes; give at least as many, a smaller batch or more ranks"
             )
         nodes = program.rewritten(best)
 

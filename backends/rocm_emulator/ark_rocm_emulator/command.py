@@ -136,12 +136,23 @@ def run(options: argparse.Namespace) -> int:
         if argument.keep is not None:
             size = argument.nbytes if argument.shape else argument.dtype.itemsize
             raw = machine.read(address, size)
-            np.save(argument.keep, np.frombuffer(raw, argument.dtype).reshape(argument.shape))
+            values = np.frombuffer(raw, argument.dtype).reshape(argument.shape)
+            try:
+                np.save(argument.keep, values)
+            except OSError as error:
+                raise InvalidUsageError(f"{argument.keep} cannot be written: {error}") from None
     print(
         f"{kernel.name} on emulated {code.arch}: {result.instructions} wave-instructions; "
         "results, no times of a GPU"
     )
     return 0
+
+
+def seed(text: str) -> int:
+    """A seed of the scheduler; an argparse error unless it is a whole number of 32 bits."""
+    if not text.isascii() or not text.isdigit() or int(text) >= 1 << 32:
+        raise argparse.ArgumentTypeError(f"{text!r:.40} is not a whole number from 0 to 4294967295")
+    return int(text)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -159,7 +170,9 @@ def parser() -> argparse.ArgumentParser:
         "--grid", type=sizes, default=(1, 1, 1), metavar="X,Y,Z", help="workgroups"
     )
     command.add_argument("--block", type=sizes, default=(64, 1, 1), metavar="X,Y,Z", help="lanes")
-    command.add_argument("--seed", type=int, default=0, help="of the scheduler (default: 0)")
+    command.add_argument(
+        "--seed", type=seed, default=0, help="0 to 4294967295, of the scheduler (default: 0)"
+    )
     command.add_argument(
         "--no-checks", dest="checks", action="store_false", help="only bounds are checked"
     )
