@@ -127,7 +127,8 @@ class AdapterSet:
         for number, (adapter, pair) in enumerate(zip(self.adapters, pairs, strict=True), 1):
             if pair is not None:
                 matrix = read_array(pair[place]).astype(np.float64)
-                scaled = (matrix * adapter.scale if place else matrix).astype(dtype)
+                with np.errstate(over="ignore"):
+                    scaled = (matrix * adapter.scale if place else matrix).astype(dtype)
                 if not np.isfinite(scaled.astype(np.float32)).all():
                     raise ModelError(
                         f"the adapter {adapter.name!r:.60} has values for {target} that are not "

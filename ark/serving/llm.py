@@ -80,10 +80,10 @@ class LLM:
         iteration. draft: a smaller model with the same vocabulary that proposes the next
         draft_tokens (default 3) tokens of a text, which free rows verify in one iteration.
         draft_tokens without draft: the proposals are taken from earlier repetitions in the text.
-        Drafts do not change the texts. adapters: directories of LoRA adapters by name
-        (ark.models.adapters). sampling: "full", or "" for plans that support temperature and top-k
-        only and are slightly faster. progress: as of ark.models.generate.Generator. ranks: must be
-        1.
+        Drafts may change which of two about equally likely tokens is sampled (docs/serving.md).
+        adapters: directories of LoRA adapters by name (ark.models.adapters). sampling: "full", or
+        "" for plans that support temperature and top-k only and are slightly faster. progress: as
+        of ark.models.generate.Generator. ranks: must be 1.
 
         Raises ark.errors with a paragraph for a person before anything is loaded.
         """

@@ -62,6 +62,7 @@ def test_a_new_buffer_is_kept(code: Path, tmp_path: Path) -> None:
         (["to.npy=int32:-1", "int64=1"], "expected FILE.npy=TYPE:COUNT"),
         (["to.npy=int32:64", "int64=x"], "expected TYPE=VALUE"),
         (["to.npy=int32:64", "long=1"], "neither a .npy file nor TYPE=VALUE"),
+        (["--block", "64", "none/to.npy=int32:64", "int64=1"], "none/to.npy cannot be written"),
     ],
 )
 def test_arguments_that_do_not_fit(
@@ -75,6 +76,9 @@ def test_arguments_that_do_not_fit(
     monkeypatch.chdir(tmp_path)
     assert main(["run", str(code), "--kernel", "fill", *words]) == 2
     assert says in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main(["run", str(code), "--seed", "-1"])
+    assert "'-1' is not a whole number from 0 to" in capsys.readouterr().err
     assert main(["run", str(code), "--kernel", "other"]) == 2
     assert "the code object has add, fill" in capsys.readouterr().err
     (tmp_path / "text.co").write_text("no code object")

@@ -137,6 +137,11 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"r": 5}, r"lora_A of .* has shape \[4, 32\], but adapter_config.json and the checkpoint"),
     ({"lora_alpha": "many"}, "lora_alpha should be a positive number"),
     ({"use_rslora": 3}, "use_rslora should be true or false"),
+    ({"lora_alpha": 10**400}, "lora_alpha should be a positive number"),
+    ({"lora_alpha": 1e300}, "the adapter 'a' has values for .* that are not finite in float32"),
+    ({"target_modules": ["down_proj"]}, "layers_to_transform leave .* out, but adapter_model"),
+    ({"target_modules": "("}, "target_modules should be a pattern or a list of names"),
+    ({"layers_to_transform": [1]}, "layers_to_transform leave .*layers.0.* out"),
 ]
 
 
@@ -150,6 +155,12 @@ def test_other_adapters_are_refused(
     (tmp_path / "adapter_config.json").write_text(json.dumps({**config, **fields}))
     with pytest.raises(BaseError, match=words):
         Engine.open(small, "cpu", adapters={"a": tmp_path}, **ASKED)
+
+
+@pytest.mark.parametrize("given", [{"": "somewhere"}, {1: "somewhere"}, {"a": None}, ["a"]])
+def test_adapters_without_names_or_directories_are_refused(small: Checkpoint, given: Any) -> None:
+    with pytest.raises(InvalidUsageError, match="give a mapping from names that are not empty"):
+        Engine.open(small, "cpu", adapters=given, **ASKED)
 
 
 def test_missing_files_are_named(small: Checkpoint, tmp_path: Path) -> None:

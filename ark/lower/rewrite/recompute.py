@@ -55,9 +55,10 @@ def recompute(graph: Graph, context: Context) -> Graph:
             least, smallest = size, program
         best = program.best()
         if best is None or stalled == MAX_STALLED:
+            reached = smallest.bytes(smallest.most)
             raise PlanError(
                 f"activation_bytes={limit} is too small for this program: recomputation reaches "
-                f"{smallest.bytes(smallest.most)} bytes; give at least as many, a smaller batch or more ranks"
+                f"{reached} bytes; give at least as many, a smaller batch or more ranks"
             )
         nodes = program.rewritten(best)
 

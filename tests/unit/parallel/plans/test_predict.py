@@ -176,6 +176,7 @@ def test_a_script_in_place_of_a_checkpoint(
     script, none = tmp_path / "model.py", tmp_path / "none.py"
     script.write_text(
         "import ark\n"
+        "print('from the script')\n"
         "x, up = ark.tensor([64, 128], ark.bf16), ark.parameter([512, 128], ark.bf16)\n"
         "ark.linear(ark.relu(ark.linear(x, up)), ark.parameter([128, 512], ark.bf16))\n"
         "ark.Runtime().launch()\n"
@@ -184,6 +185,12 @@ def test_a_script_in_place_of_a_checkpoint(
     assert main(["parallelize", str(script), *words]) == 0
     (memory,) = json.loads(capsys.readouterr().out)["memory"]
     assert memory["parameters"] == 131072 * 2 // 2
+    for plan in ("data", "1f1b"):  # without axes along which ops are split
+        assert main(["parallelize", str(script), *words[:4], "--plan", plan, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["plan"] == [plan]
+    (tmp_path / "folder.py").mkdir()
+    assert main(["parallelize", str(tmp_path / "folder.py"), *words]) == 2
+    assert "is a directory; give a Python script" in capsys.readouterr().err
     none.write_text("x = 1\n")
     assert main(["parallelize", str(none), *words]) == 2
     assert "builds no model" in capsys.readouterr().err
