@@ -289,8 +289,8 @@ def predict(name: str | None, model: str) -> None:
     backend = registry.get(name or registry.FALLBACK)
     if not isinstance(backend, PredictingBackend):
         raise InvalidUsageError(
-            f"--model {model}: the backend {backend.name!r} has no timing model; name one that has "
-            "with --backend"
+            f"--model {model}: the backend {backend.name!r} has no timing model; use "
+            "--backend to choose a backend that has one"
         )
     backend.predict(model)
 

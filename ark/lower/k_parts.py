@@ -1,7 +1,8 @@
-"""Chooses the cut of a product on machines whose matrix units can be used in any variant
-(capability `k_parts`). Candidates are large tiles, narrower ones if there are few tiles, and parts
-of k if processors would still be idle. Takes the cut with the shortest predicted time according to
-ark.machine.costs.UnitCosts (docs/matmul.md, "The cut").
+"""Chooses the cut of a matrix product on machines with the capability `k_parts`: their matrix units
+work in every kernel variant, also in `block`. The candidates are large tiles, narrower tiles if
+there are few tiles, and several parts of k (split-k) if processors would still be idle. Takes the
+candidate with the shortest time that ark.machine.costs.UnitCosts predicts (docs/matmul.md, "The
+cut").
 
 Called by the lowering of matmul and by `ark tune`.
 """

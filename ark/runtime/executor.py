@@ -96,9 +96,9 @@ class Executor(LoadedPlan):
         return self._tables.arrays["tasks"].address, self._tables.replaced
 
     def use_table(self, address: int) -> None:
-        """Equals `rebind` for the addresses for which `table` returned this address, provided that
-        no table was overwritten since. The next `rebind` still compares with the addresses that
-        were last passed to it.
+        """Makes later launches use a task table that an earlier `rebind` made. address: what
+        `table` returned after that call, valid while the second value of `table` is unchanged. The
+        next `rebind` still compares with the addresses last passed to it.
         """
         self._params["tasks"] = address
 

@@ -99,8 +99,8 @@ class Pool(TaskKind):
         p = sig.read(PoolParams)
         alone = not machine.cooperative
         declare = text.operand(sig, 0, "p0") + text.operand(sig, 1, "p1", const=False)
-        # With many threads, loads are issued for elements outside of the input, too. So there are
-        # no branches, and a window's loads, and those of several windows, are in flight together.
+        # On cooperative machines, elements of a window outside of the input are loaded at the
+        # nearest index inside, and not used. Without branches, many loads are in flight together.
         if alone or math.prod(p.size) > MAX_WINDOW_LOADS:
             each = in_order if alone else each_index
             return text.function(

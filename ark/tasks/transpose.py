@@ -97,7 +97,7 @@ class Transpose(TaskKind):
         if perm[-1] == last:
             body = write_box(sig, COPY, tile, machine, places={0: places}, once=True)
             return text.function(name, body)
-        # Squares are in the result's last dimension and the one that is the source's last.
+        # A square spans the result's last dimension and the source's last dimension.
         across = perm.index(last) - (last - 3)
         shape = fold(sig.operands[1].shape)
         pack = min(8, 16 // sig.operands[1].itemsize)

@@ -33,8 +33,9 @@ MOST = 1 << 16  # limit of elements of a tensor in programs that are run
 EPSILON = {"fp32": 2.0**-21, "fp16": 2.0**-9, "bf16": 2.0**-6}
 TINY = {"fp32": 1e-36, "fp16": 3e-7, "bf16": 1e-36}
 REFERENCE_VARIANTS = 12  # runs of the reference
-# Values of undefined elements, by variant, chosen so that no class of floats and no comparison is
-# the same for all. None: the result in float64.
+# What undefined elements are filled with, one value per run of the reference. The values differ in
+# class (zero, finite, infinite, NaN) and in comparisons, so a result that depends on an undefined
+# element changes. None: keep the result computed in float64.
 UNDEFINED = (None, 0.0, np.inf, -np.inf, np.nan, 1e30, -1e30)
 KINDS = ("small", "small", "plain", "special", "wide", "ones")
 HUGE = ("cpu-2", "h100", "mi300x")

@@ -97,7 +97,7 @@ def test_copies_go_through_the_queue(
 @pytest.mark.parametrize("seed", few(1, range(2)))
 def test_the_copy_engine_reads_written_back_values(created: CreatedQueues, seed: int) -> None:
     """Caches hold old values wherever the memory model permits it. The source is written back
-    first, and a get's data do not land where a cache may hold older ones.
+    first, and a get operation's data do not land where a cache may hold older ones.
     """
     with emulator.emulated("gfx942", 2, stale=1, seed=seed, compute_units=3):
         backend = registry.get("rocm")

@@ -24,7 +24,9 @@ MAX_GROUPED_TRANSFERS = 6
 
 @dataclass(frozen=True)
 class Send:
-    """Chunks (numbers of the routing) that cross logical link `edge` as one message."""
+    """Chunks that cross a logical link as one message. chunks: indices into the routing's chunks.
+    edge: index of the link.
+    """
 
     chunks: tuple[int, ...]
     edge: int

@@ -23,8 +23,8 @@ from ark.lower.rewrite.pack_weights import writes
 from ark.machine import Machine
 from ark.machine.variant import COMMUNICATE
 
-# Mean number of ops side by side from which a run is reordered. With fewer it is a chain, and
-# program order is suitable.
+# A run is reordered only if on average at least this many of its ops can run at the same time. With
+# fewer, the run is close to a chain, and program order is good enough.
 MIN_MEAN_CONCURRENT_OPS = 2
 
 

@@ -110,8 +110,9 @@ def shape(
         )
     if not 2 <= devices <= MOST_DEVICES // 4 or min(forward, backward) < 1:
         raise InvalidUsageError(
-            f"the shape {name} does not support devices={devices} with spans {forward} and "
-            f"{backward}; devices must be 2 to {MOST_DEVICES // 4} and spans at least 1"
+            f"the pipeline placement {name} does not support devices={devices}, "
+            f"forward={forward}, backward={backward}; devices must be 2 to {MOST_DEVICES // 4}, "
+            "and forward and backward, in units of time, at least 1"
         )
     chains = _Chains(devices, forward, backward, inference)
     SHAPES[name](chains)

@@ -118,8 +118,9 @@ def come_as_packets(written: Region, read: Region) -> bool:
 
 
 def unmet(frozen: Frozen, order: Order, base: int) -> tuple[int, int, int] | None:
-    """A need that the order does not imply, as (earlier node, later node, need); None if all are
-    implied. base: the number to add to the nodes.
+    """One required order that the plan's order does not guarantee, as (earlier node, later node,
+    index of the need); None if all are guaranteed. base: added to the node numbers in `frozen` to
+    get node numbers over all ranks.
     """
     if not len(frozen.later):
         return None

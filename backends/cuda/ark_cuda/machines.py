@@ -78,11 +78,12 @@ BOX_TILES = BoxTiles(
 )
 
 
-# Of an H100 80GB HBM3 and of an H200: a barrier of 132 blocks takes 1.44 us, of which one hand-over
-# is 0.7; plain loads from the last cache come at 68 GB/s a block while all blocks load, 8,700
-# together (docs/matmul.md and docs/history/performance.md). Fitted to `ark bench fidelity` on an
-# H200, 2026-11-28: next_us and next_rate to the two chains of 64 adds by 4096 elements (14.2 us in
-# bf16, 19.7 in fp32), turned_share to the two transposes of 8192 x 8192 (81 and 205 us).
+# Measured on an H100 80GB HBM3 and on an H200: a barrier of 132 blocks takes 1.44 us, 0.7 us of
+# which is one signal from block to block (signal_us). While all blocks load, plain loads from the
+# last-level cache reach 68 GB/s per block, 8,700 GB/s together (docs/matmul.md and
+# docs/history/performance.md). Fitted with `ark bench fidelity` on an H200, 2026-11-28: next_us and
+# next_rate from its two chains of 64 additions (14.2 us in bf16, 19.7 us in fp32), turned_share
+# from its two transposes of 8192 x 8192 (81 and 205 us).
 HOPPER = Costs(
     source="measured on H100 and H200, 2026-11",
     signal_us=0.7,

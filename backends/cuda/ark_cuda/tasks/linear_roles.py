@@ -1,4 +1,5 @@
-"""Linear layers of one input row, or few, in the variant `roles`: a stage of weights is one warp's.
+"""Linear layers of one or a few input rows, in the variant `roles`. The weights arrive in a ring of
+stages; each warp takes its own stages and processes each of them alone.
 
 It supports the signatures that ark.tasks.linear.narrows accepts; linear_roles.h and, for several
 rows, linear_batch.h have the device side. Called through the dialect.
