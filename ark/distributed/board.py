@@ -59,8 +59,8 @@ class Board:
         return f"{os.getpid()}:{self._handle}" if self._own is not None else ""
 
     def map(self, handle: str) -> None:
-        """Maps the shared memory in which a peer of this host records its calls. If the memory cannot be opened, the peer is omitted; its calls are
-        then compared over the bootstrap only.
+        """Maps the shared memory in which a peer of this host records its calls. If the memory
+        cannot be opened, the peer is omitted; its calls are then compared over the bootstrap only.
         """
         with contextlib.suppress(OSError, ValueError):
             pid, number = (int(part) for part in handle.split(":"))
