@@ -50,7 +50,7 @@ def program(monkeypatch: pytest.MonkeyPatch) -> Program:
     ark.init(backend="cpu")
     actual = device()
     in_order = lambda self, *given: InOrder(self, given)  # noqa: E731
-    monkeypatch.setattr(type(actual), "again", in_order, raising=False)
+    monkeypatch.setattr(type(actual), "repeated_launch", in_order, raising=False)
     tensors = [torch.zeros(4, 5), torch.zeros(4, 5)]
     return Program.of(make_fx(torch.add, tracing_mode="fake")(*tensors), tensors)
 
