@@ -36,12 +36,22 @@ def _matmul(
         return ark.matmul(a, b, transpose_input=ta, transpose_other=tb)
 
     def peer(a: Any, b: Any) -> Any:
-        import_torch().set_float32_matmul_precision("highest")
-        return (a.t() if ta else a) @ (b.t() if tb else b)
+        return _product(a.t() if ta else a, b.t() if tb else b, "highest")
 
     moved = float(dtype.itemsize) * (m * k + n * k + m * n)
     name = f"matmul-{m}x{n}x{k}-{transposes}-{dtype.name}"
     return OpCase(name, dtype, shapes, build, peer, 2.0 * m * n * k, moved, on_cpu)
+
+
+def _product(a: Any, b: Any, precision: str) -> Any:
+    """torch's product with its precision of fp32 ("high": tf32), which is restored after it."""
+    torch = import_torch()
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        return a @ b
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def _fewer_bits(m: int, n: int, k: int, dtype: DataType) -> OpCase:
@@ -56,8 +66,7 @@ def _fewer_bits(m: int, n: int, k: int, dtype: DataType) -> OpCase:
         if dtype == int8:
             return torch._int_mm(a, b.t())
         if tf32:
-            torch.set_float32_matmul_precision("high")  # tf32
-            return a @ b.t()
+            return _product(a, b.t(), "high")
         one = _one(str(a.device))
         return torch._scaled_mm(
             a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True
