@@ -115,7 +115,7 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     parts = [
         text[text.index(begin) : text.index(end)]
         for begin, end in [
-            ("// Two values in the type's precision", "// Joins and publishes the first warps'"),
+            ("// Two values rounded to the type", "// Joins and publishes the first warps'"),
             ("// This warp's share of the positions", "// coord: row, key/value head, split."),
         ]
     ]

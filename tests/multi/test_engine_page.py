@@ -62,11 +62,11 @@ def test_the_engine_of_the_page_moves_arrays(tmp_path: Path) -> None:
     assert begin in (edited.ROOT / engines).read_text()
     modules = {
         "ark.lower.engines": edited.before(
-            engines, "        # Sums by the switch between devices", entry
+            engines, "        # Sums computed by the switch between devices", entry
         ),
         "ark.tasks.memcpy": text,
-        "ark.tasks": edited.before(listed, "    movement,\n", "    memcpy,\n").replace(
-            '    "movement",\n', '    "memcpy",\n    "movement",\n'
+        "ark.tasks": edited.before(listed, "    paged,\n", "    memcpy,\n").replace(
+            '    "paged",\n', '    "memcpy",\n    "paged",\n'
         ),
     }
     assert edited.run(tmp_path, modules, PROGRAM) == "followed\n"

@@ -1,7 +1,7 @@
 """Hierarchical collectives for boxes with fast links inside and slow links between them.
 
 Ranks with the same place in their boxes form a rail. Data cross between boxes once, along rails,
-and spread directly inside boxes. Called by `ark.collective.classics.build`.
+and spread directly inside boxes. Called by `ark.collective.classics`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Recursive doubling and halving: log2(N) steps between partners at distances 1, 2, 4, ...
 
-Called by `ark.collective.classics.build`, and by the vector-halving Adasum for its all-gather.
+Called by `ark.collective.classics`, and by the vector-halving Adasum for its all-gather.
 """
 
 from __future__ import annotations

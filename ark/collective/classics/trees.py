@@ -3,7 +3,7 @@
 Sanders, Speck and Traeff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan"
 (Parallel Computing 2009). With boxes, a tree connects one rank of each box, and the other ranks of
 a box follow that rank in a chain. There are two trees for every local rank number, as in NCCL.
-Called by `ark.collective.classics.build`.
+Called by `ark.collective.classics`.
 """
 
 from __future__ import annotations
