@@ -82,7 +82,7 @@ extern "C" int run(int is_short, int others, int after, int* reads) {
 def device(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     folder: Path = tmp_path_factory.mktemp("lanes")
     text = resources.files("ark_cuda").joinpath("roles.h").read_text()
-    begin, end = "// This thread's pairs of elements", "// What the lead warp waits for beside"
+    begin, end = "// This thread's pairs of elements", "// The lead warp's wait beside"
     source, library = folder / "lanes.cpp", folder / "lanes.so"
     # An array's size takes part in overloading for NVRTC alone.
     gathers = text[text.index(begin) : text.index(end)].replace("float (&v)[2 * N]", "float* v")

@@ -94,7 +94,7 @@ ARK_DEVICE void ark_run(const ArkParams* p, ark_u32, char*) {
   const ark_u64 count = p->counter_ops;
   const ArkCounterOp e{p->tasks, 1u, static_cast<ark_u32>(count), static_cast<ark_u32>(count >> 32),
                        9u};
-  for (ark_u32 i = 0u; ark_tid() == 0 && i < p->together; ++i) ark_signal_stored(e);
+  for (ark_u32 i = 0u; ark_tid() == 0 && i < p->barrier_step; ++i) ark_signal_stored(e);
 }
 """
 
