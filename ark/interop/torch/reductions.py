@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import ark
+from ark.gradients.products import wide
 from ark.interop.torch.movement import part
 from ark.interop.torch.values import Call, Value, axes_of, axis_of, cast, operator, refuse
 
@@ -70,14 +71,20 @@ operator("argmax.default")(_arg(ark.argmax))
 operator("argmin.default")(_arg(ark.argmin))
 
 
+def _centred(tensor: ark.Tensor, axes: int | Sequence[int]) -> tuple[ark.Tensor, ark.Tensor]:
+    """(tensor - mean, mean) over axes, in fp32. The casts are separate, so that each is fused with
+    its reader and no copy in fp32 is written.
+    """
+    mean = ark.reduce_mean(wide(tensor), axes)
+    return ark.sub(wide(tensor), mean), mean
+
+
 def _moments(x: Value, axes: Sequence[int], correction: Any) -> tuple[Any, Any]:
     """(variance, mean) over axes, which remain as dimensions of size 1. They are computed in fp32,
     as in torch, because squares overflow fp16.
     """
-    tensor = cast(x, ark.fp32)
-    count = math.prod(tensor.ir.shape[a] for a in axes)
-    mean = ark.reduce_mean(tensor, axes)
-    centred = ark.sub(tensor, mean)
+    count = math.prod(x.tensor.ir.shape[a] for a in axes)
+    centred, mean = _centred(x.tensor, axes)
     less = 1 if correction is None else correction
     if count - less <= 0:
         raise refuse(f"a variance of {count} elements with a correction of {less}")
@@ -187,9 +194,7 @@ def _layer_norm(
     out = _scaled(ark.layernorm(rows, eps), weight, bias, [1, columns])
     mean = scale = None
     if call.wants(1) or call.wants(2):
-        wide = ark.reshape(cast(x, ark.fp32), [-1, columns])
-        mean = ark.reduce_mean(wide, 1)
-        centred = ark.sub(wide, mean)
+        centred, mean = _centred(ark.reshape(x.tensor, [-1, columns]), 1)
         scale = ark.rsqrt(ark.add(ark.reduce_mean(ark.mul(centred, centred), 1), eps))
     return [out, mean, scale]
 
@@ -204,9 +209,10 @@ def _rms_norm(
         rows = ark.reshape(_in_one_type(x, weight), [-1, columns])
         by = ark.ones([columns]) if weight is None else ark.reshape(weight.tensor, [columns])
         return [ark.rmsnorm(rows, by, eps), None]
-    rows = ark.reshape(cast(x, ark.fp32), [-1, columns])
-    scale = ark.rsqrt(ark.add(ark.reduce_mean(ark.mul(rows, rows), 1), eps))
-    return [_scaled(ark.mul(rows, scale), weight, None, [1, columns]), scale]
+    rows = ark.reshape(x.tensor, [-1, columns])
+    squares = ark.mul(wide(rows), wide(rows))
+    scale = ark.rsqrt(ark.add(ark.reduce_mean(squares, 1), eps))
+    return [_scaled(ark.mul(wide(rows), scale), weight, None, [1, columns]), scale]
 
 
 @operator("native_group_norm.default")

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import ark
+from ark.gradients.products import wide
 from ark.interop.torch.values import Call, Value, axes_of, axis_of, cast, floating, operator
 
 LONG, FEW = 32768, 64  # elements of a long row; so few rows do not occupy a device one by one
@@ -53,15 +54,11 @@ def _apart(tensor: ark.Tensor, axis: int, logarithm: bool) -> ark.Tensor:
     where they are read, not stored.
     """
     dtype = tensor.ir.dtype
-    most = _wide(ark.detach(ark.reduce_max(tensor, axis)))
+    most = wide(ark.detach(ark.reduce_max(tensor, axis)))
 
     def below() -> ark.Tensor:
-        return ark.sub(_wide(tensor), most)
+        return ark.sub(wide(tensor), most)
 
     total = ark.reduce_sum(ark.exp(below()), axis)
     result = ark.sub(below(), ark.ln(total)) if logarithm else ark.div(ark.exp(below()), total)
     return result if dtype == ark.fp32 else ark.cast(result, dtype)
-
-
-def _wide(tensor: ark.Tensor) -> ark.Tensor:
-    return tensor if tensor.ir.dtype == ark.fp32 else ark.cast(tensor, ark.fp32)
