@@ -18,7 +18,6 @@ from ark.cli.common import device_index, errors, progress, read_file, tell_backe
 from ark.cli.common import share as rank_machine
 from ark.cli.parser import positive
 from ark.errors import InvalidUsageError
-from ark.models.adapters import AdapterSet
 from ark.models.build import FULL
 from ark.models.chat import DEFAULT, ChatTemplates
 from ark.models.checkpoint import Checkpoint
@@ -28,11 +27,10 @@ from ark.models.sampling import MAX_LOGPROBS
 from ark.models.tokenizer import Tokenizer
 from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.rank_info import rank_from_environment
-from ark.serving.draft_model import draft_nbytes
 from ark.serving.embedder import Embedder
 from ark.serving.engine import Engine
 from ark.serving.loading import load_model
-from ark.serving.memory import MEMORY_SHARE, checked_share, choose_pages
+from ark.serving.memory import MEMORY_SHARE, beside_nbytes, checked_share, choose_pages
 from ark.serving.ranks import follow
 
 
@@ -98,8 +96,7 @@ def _engine_options(
     with closing(backend.open(index)) as device:
         length = choose_context(checkpoint, args.context)
         free = device.free_bytes()
-        beside = 0 if draft is None else draft_nbytes(draft, slots, length)
-        beside += AdapterSet.open(adapters or {}, checkpoint).nbytes
+        beside = beside_nbytes(checkpoint, slots, length, draft, adapters)
         share = args.memory_share
         count, verdict = choose_pages(checkpoint, free, length, slots, share, pages, world, beside)
         if leads:

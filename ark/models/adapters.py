@@ -176,7 +176,7 @@ def _check_modules(fields: Fields, modules: Sequence[str]) -> None:
     apply them. Names are ends of a module's path, a string is a pattern.
     """
     named, layers = fields.get("target_modules"), fields.get("layers_to_transform")
-    for module in dict.fromkeys(modules):
+    for module in modules:
         if isinstance(named, list):
             fits = any(module == end or module.endswith(f".{end}") for end in named)
         else:
@@ -218,9 +218,10 @@ def _pairs(
             f"{directory / WEIGHTS} holds {describe(others) if others else 'nothing'}, but ark "
             "reads the matrices lora_A and lora_B of linear layers only"
         )
-    _check_modules(fields, [match.group(1) for match in matches.values() if match])
+    modules = list(dict.fromkeys(match.group(1) for match in matches.values() if match))
+    _check_modules(fields, modules)
     weights = {weight.stored_name: weight for weight in checkpoint.weights.values()}
-    for module in dict.fromkeys(match.group(1) for match in matches.values() if match):
+    for module in modules:
         weight = weights.get(f"{module}.weight")
         if weight is None or weight.stored or not TARGET.fullmatch(weight.name):
             raise UnsupportedError(

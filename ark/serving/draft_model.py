@@ -20,7 +20,7 @@ from ark.models.checkpoint import Checkpoint
 from ark.models.sampling import SamplingParams
 from ark.runtime.bootstrap import Bootstrap
 from ark.serving.drafts import right_tokens
-from ark.serving.loading import PAGE_POSITIONS, LoadedModel, load_model
+from ark.serving.loading import LoadedModel, load_model
 from ark.serving.progress import Chunks, Progress, Step
 from ark.serving.rows import DeviceRows
 from ark.serving.types import Request
@@ -51,12 +51,6 @@ def check_draft_model(
             f"the draft model in {draft.directory} has {most:,} positions, but requests may have "
             f"{context:,}; lower the context to {most}, or use another draft model"
         )
-
-
-def draft_nbytes(draft: Checkpoint, slots: int, context: int) -> int:
-    """Bytes of a draft model's weights, keys and values."""
-    pages = slots * -(-context // PAGE_POSITIONS) + slots + 1
-    return draft.nbytes + pages * PAGE_POSITIONS * draft.position_nbytes
 
 
 class DraftModel:

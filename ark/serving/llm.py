@@ -16,7 +16,6 @@ from typing import Any
 from ark import log
 from ark.backend import registry
 from ark.errors import InvalidUsageError, UnsupportedError
-from ark.models.adapters import AdapterSet
 from ark.models.build import FULL
 from ark.models.chat import ChatTemplates
 from ark.models.checkpoint import Checkpoint
@@ -26,10 +25,9 @@ from ark.models.plans import choose_context
 from ark.models.sampling import MAX_LOGPROBS, SamplingParams
 from ark.models.tokenizer import Tokenizer
 from ark.serving.answers import Answer
-from ark.serving.draft_model import draft_nbytes
 from ark.serving.engine import Engine
 from ark.serving.grammar import Grammars
-from ark.serving.memory import MEMORY_SHARE, checked_share, choose_pages
+from ark.serving.memory import MEMORY_SHARE, beside_nbytes, checked_share, choose_pages
 from ark.serving.outputs import Chunk, RequestOutput
 from ark.serving.types import Event
 
@@ -93,16 +91,8 @@ class LLM:
                 "leave ranks at 1, or use `ark generate --ranks` for a single text"
             )
         share = checked_share(memory_share)
-        if not isinstance(model, str | os.PathLike):
-            raise InvalidUsageError(
-                f"the model is {model!r:.60}; give the path of a checkpoint's directory"
-            )
-        if draft is not None and not (isinstance(draft, str | os.PathLike) and str(draft)):
-            raise InvalidUsageError(
-                f"the draft model is {draft!r:.60}; give the path of a checkpoint's directory"
-            )
-        checkpoint = Checkpoint.open(local_directory(model), quantize, kv_cache_dtype)
-        drafts = None if draft is None else Checkpoint.open(local_directory(draft))
+        checkpoint = Checkpoint.open(_directory("model", model), quantize, kv_cache_dtype)
+        drafts = None if draft is None else Checkpoint.open(_directory("draft model", draft))
         self._checkpoint = checkpoint
         vocabulary = checkpoint.config.vocab_size
         self._tokenizer = Tokenizer.open(checkpoint.directory, vocab_size=vocabulary)
@@ -118,8 +108,7 @@ class LLM:
         try:
             context = choose_context(checkpoint, max_model_len)
             free = self._device.free_bytes()
-            beside = 0 if drafts is None else draft_nbytes(drafts, max_num_seqs, context)
-            beside += AdapterSet.open(adapters or {}, checkpoint).nbytes
+            beside = beside_nbytes(checkpoint, max_num_seqs, context, drafts, adapters)
             pages, verdict = choose_pages(
                 checkpoint, free, context, max_num_seqs, share, None, beside=beside
             )
@@ -317,6 +306,15 @@ class LLM:
                     yield chunk
         finally:
             answer.cancel(self._engine)
+
+
+def _directory(subject: str, where: Any) -> Path:
+    """The local directory of a checkpoint; InvalidUsageError unless a path or a name is given."""
+    if not isinstance(where, str | os.PathLike) or not str(where):
+        raise InvalidUsageError(
+            f"the {subject} is {where!r:.60}; give the path of a checkpoint's directory"
+        )
+    return local_directory(where)
 
 
 def _check_prompt(prompt: Any) -> None:

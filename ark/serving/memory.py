@@ -4,9 +4,12 @@ free memory. Used by `ark.LLM`, `ark serve` and `ark chat`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from ark.errors import InvalidUsageError, SystemError
+from ark.models.adapters import AdapterSet
 from ark.models.checkpoint import Checkpoint
 from ark.serving.loading import PAGE_POSITIONS
 
@@ -19,6 +22,21 @@ def checked_share(share: Any) -> float:
     if not isinstance(share, int | float) or isinstance(share, bool) or not 0 < share <= 1:
         raise InvalidUsageError(f"memory_share is {share!r:.60}; it must be above 0 and at most 1")
     return float(share)
+
+
+def beside_nbytes(
+    checkpoint: Checkpoint,
+    slots: int,
+    context: int,
+    draft: Checkpoint | None,
+    adapters: Mapping[str, Path | str] | None,
+) -> int:
+    """Bytes of the adapters, and of a draft model's weights, keys and values."""
+    nbytes = AdapterSet.open(adapters or {}, checkpoint).nbytes
+    if draft is None:
+        return nbytes
+    pages = slots * -(-context // PAGE_POSITIONS) + slots + 1
+    return nbytes + draft.nbytes + pages * PAGE_POSITIONS * draft.position_nbytes
 
 
 def choose_pages(
@@ -34,7 +52,8 @@ def choose_pages(
     """Returns the number of pages to keep, and a line for people that says what fits. asked: the
     number of pages; None: enough for all slots, or as many as fit. free: the device's free bytes.
     share: the part of them that may be used. ranks: the number of ranks that share weights, keys
-    and values; each is assumed to hold the whole embedding. beside: bytes of a draft model.
+    and values; each is assumed to hold the whole embedding. beside: bytes of a draft model and of
+    adapters (`beside_nbytes`).
 
     Raises SystemError if the weights with the `asked` pages, or else those of one request, do not
     fit.

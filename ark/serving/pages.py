@@ -2,7 +2,7 @@
 It does not access a device. Used by the scheduler.
 
 A page whose `size` positions are all computed has a name: a hash of the text up to the page's end.
-Requests whose texts begin alike share such pages. A named page without users is kept until its
+Requests with a common prefix share such pages. A named page without users is kept until its
 memory is needed; the least recently used page is taken first.
 """
 
