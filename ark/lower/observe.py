@@ -13,7 +13,7 @@ from ark.ir.graph import Graph
 from ark.ir.text import to_text
 from ark.log import show
 from ark.lower.rewrite.context import Context
-from ark.plan.cost import Span, predict
+from ark.plan.cost import Span, phase_us, predict
 from ark.plan.groups import Group
 from ark.plan.types import Plan
 
@@ -88,7 +88,7 @@ def plan_text(plan: Plan) -> str:
     """
     lines = []
     for number, phase in enumerate(plan.phases):
-        us = max((span.end for span in predict(plan, number)), default=0.0)
+        us = phase_us(plan, number)
         busy = sum(bool(tasks) for tasks in phase.processors)
         tasks = sum(map(len, phase.processors))
         lines.append(

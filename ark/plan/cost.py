@@ -101,12 +101,16 @@ def busied(plan: Plan, machine: Machine) -> int:
     return min(machine.processors, max(1, int(work(plan, 0) / machine.costs.start_work_us)))
 
 
+def phase_us(plan: Plan, phase: int) -> float:
+    """The predicted microseconds until the last task of a phase (by number) ends."""
+    return max((span.end for span in predict(plan, phase)), default=0.0)
+
+
 def iteration_us(plan: Plan) -> float:
     """The predicted microseconds of one iteration of the last phase, including the barrier at its
     end.
     """
-    last = max(span.end for span in predict(plan, len(plan.phases) - 1))
-    return last + machine_of(plan).costs.barrier_us
+    return phase_us(plan, len(plan.phases) - 1) + machine_of(plan).costs.barrier_us
 
 
 def _takes(plan: Plan, machine: Machine) -> Callable[[Task, Task | None], float]:

@@ -43,13 +43,9 @@ def recompute(graph: Graph, context: Context) -> Graph:
     limit = context.options.get("activation_bytes")
     if limit is None:
         return graph
-    nodes, least, stalled = list(graph.nodes), math.inf, 0
-    smallest = _Program(graph, nodes, context)
-    while True:
-        program = _Program(graph, nodes, context)
-        size = program.bytes(limit)
-        if size <= limit:
-            return graph if nodes == graph.nodes else graph.with_nodes(nodes)
+    program = smallest = _Program(graph, list(graph.nodes), context)
+    least, stalled = math.inf, 0
+    while (size := program.bytes(limit)) > limit:
         stalled = stalled + 1 if size >= least else 0
         if size < least:
             least, smallest = size, program
@@ -60,7 +56,8 @@ def recompute(graph: Graph, context: Context) -> Graph:
                 f"activation_bytes={limit} is too small for this program: recomputation reaches "
                 f"{reached} bytes; give at least as many, a smaller batch or more ranks"
             )
-        nodes = program.rewritten(best)
+        program = _Program(graph, program.rewritten(best), context)
+    return graph if program.nodes == graph.nodes else graph.with_nodes(program.nodes)
 
 
 @dataclass(frozen=True)
