@@ -163,7 +163,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
             return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
     class PublicNamespace(Namespace):
-        """jinja2's namespace without attributes whose names begin with an underscore."""
+        """jinja2's namespace. It refuses names with a leading underscore."""
 
         def __setitem__(self, name: str, value: Any) -> None:
             if name.startswith("_"):

@@ -1,4 +1,4 @@
-"""Plans with several phases whose ranks begin iterations independently."""
+"""Plans with several phases, without lockstep between ranks."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ MOST_SLOTS = 1 << 25  # on all ranks together: limits the memory of a check
 
 
 def refusal(program: CollectiveProgram, text: str) -> PlanError:
-    """A PlanError whose message begins with the program's name."""
+    """Returns a PlanError with the program's name in front of the message."""
     return PlanError(f"The program {program.name} is refused: {text}")
 
 

@@ -62,7 +62,7 @@ def _laid(graph: Graph, product: Node, side: int, number: int, machine: Machine)
 
 
 def _rows_aligned(graph: Graph, shape: Sequence[int], source: Tensor, product: Node) -> Tensor:
-    """A tensor of the given shape whose rows begin at multiples of the alignment of box copies."""
+    """A tensor of the given shape with its rows aligned for box copies."""
     pack = BOX_ALIGNMENT_BYTES // source.dtype.itemsize
     rows = (*shape[:-1], -(-shape[-1] // pack) * pack)
     return graph.tensor(shape, source.dtype, extents=rows, name=f"{product.name}.laid")

@@ -1,5 +1,5 @@
-"""Waits for the previous iteration, in plans whose ranks begin iterations independently. The
-verifier refuses a plan that lacks such a wait exactly if brute force finds tasks that can conflict.
+"""Waits for the previous iteration, in plans without lockstep between ranks. The verifier
+refuses a plan that lacks such a wait exactly if brute force finds tasks that can conflict.
 """
 
 from __future__ import annotations

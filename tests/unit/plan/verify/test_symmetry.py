@@ -48,9 +48,7 @@ MUTATIONS = [*damaged.MUTATIONS, *damaged_ranks.MUTATIONS]
 
 @pytest.fixture(scope="module", params=sorted(MACHINES))
 def isomorphic(request: pytest.FixtureRequest) -> Rotated:
-    """Returns plans of a decoder whose ranks begin iterations in lockstep. Every wait is necessary
-    in them.
-    """
+    """Returns plans of a decoder with lockstep between ranks. Every wait in them is necessary."""
     rank_plans = plan_ranks(decoder_graphs(4), MACHINES[request.param], {"lockstep": True})
     assert isinstance(rank_plans, Rotated)
     return rank_plans
@@ -184,9 +182,7 @@ def test_a_mutation_of_all_ranks_alike_is_refused_by_one_rank_as_by_all(
 
 @pytest.fixture(scope="module")
 def by_themselves() -> Rotated:
-    """Returns plans whose ranks begin iterations independently. Some of their waits are
-    redundant.
-    """
+    """Returns plans without lockstep between ranks. Some of their waits are redundant."""
     rank_plans = plan_ranks(decoder_graphs(2), MACHINES["five"])
     assert isinstance(rank_plans, Rotated)
     return rank_plans
