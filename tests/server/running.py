@@ -66,7 +66,8 @@ def running(engine: EngineLike, model: ServedModel, options: Options | None = No
         port = listener.getsockname()[1]
 
         def end() -> None:
-            loop.call_soon_threadsafe(run.ending(server, service, options.drain_s, loop))
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the server has ended
+                loop.call_soon_threadsafe(run.ending(server, service, options.drain_s, loop))
 
         started.append(Running(url_of(listener), port, service, end))
         serving = asyncio.ensure_future(server.serve(sockets=[listener]))
