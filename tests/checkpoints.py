@@ -94,12 +94,16 @@ def make_checkpoint(
 def reference(directory: Path, dtype: torch.dtype = torch.float32) -> Any:
     """transformers' model of a checkpoint, by its attention in plain torch operators: its default
     may be `sdpa`, which leaves out the soft cap of scores (Gemma 2 in transformers 5.17); and by
-    its loop over experts, as its grouped products take multiples of 16 bytes only.
+    its loop over experts, as its grouped products take multiples of 16 bytes only. The clamp of
+    gpt-oss is set from the config, which transformers 5.17 does not read.
     """
     model = AutoModelForCausalLM.from_pretrained(
         directory, dtype=dtype, attn_implementation="eager"
     ).eval()
     model.config._experts_implementation = "eager"
+    if model.config.model_type == "gpt_oss":
+        for layer in model.model.layers:
+            layer.mlp.experts.limit = model.config.swiglu_limit
     return model
 
 
