@@ -5,10 +5,11 @@ not written by a task. Called by ark.plan.verify.structure.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 from ark.machine import Machine
 from ark.machine.variant import COMMUNICATE
+from ark.plan.access import Region
 from ark.plan.serialize import machine_of
 from ark.plan.types import (
     MAX_PIECE_PITCH_BYTES,
@@ -36,6 +37,7 @@ def check_streams(
     for number in range(len(plan.phases)):
         machine = machine_of(plan, number)
         listed = rank_set.listing(plan.rank, number)
+        regions: dict[Hashable, list[Region]] = {}
         for op_id, (nodes, coords) in listed.by_op.items():
             op, sig = plan.ops[op_id], rank_set.signatures(plan.rank)[op_id]
             fetches_of = tuple(listed.tasks[i].fetches for i in nodes.tolist())
@@ -50,6 +52,8 @@ def check_streams(
                     f"a task of op {op.name!r} has a growing fetch and others; a growing fetch "
                     "must be a task's only one"
                 )
+            if grow and not regions:
+                regions = _by_memory(rank_set.touches(plan.rank, number))
             for fetch in {fetch for fetches in fetches_of for fetch in fetches}:
                 bad = written if fetch.growth is None else rewritten[number]
                 _check_fetch(rank_set, plan, op, fetch, bad)
@@ -59,7 +63,15 @@ def check_streams(
                         f"op {op.name!r} streams stages of {size} bytes, but a stage of the ring "
                         f"has {machine.stage_bytes}"
                     )
-                _check_growth(rank_set, plan, machine, number, op_id, fetch, written)
+                _check_growth(rank_set, plan, machine, op_id, fetch, regions, written)
+
+
+def _by_memory(touched: Sequence[Sequence[Region]]) -> dict[Hashable, list[Region]]:
+    """The accesses of all ops of a phase, by memory."""
+    regions: dict[Hashable, list[Region]] = {}
+    for region in (region for of_op in touched for region in of_op):
+        regions.setdefault(region.memory, []).append(region)
+    return regions
 
 
 def _check_fetch(rank_set: RankSet, plan: Plan, op: PlanOp, fetch: Fetch, bad: set[Key]) -> None:
@@ -142,13 +154,14 @@ def _check_growth(
     rank_set: RankSet,
     plan: Plan,
     machine: Machine,
-    number: int,
     op_id: int,
     fetch: Fetch,
+    regions: Mapping[Hashable, Sequence[Region]],
     written: set[Key],
 ) -> None:
     """Raises PlanError unless a growing fetch copies whole rows in whole stages, and its number of
-    rows is valid when the iteration begins and not changed by an earlier op. number: the phase's.
+    rows is valid when the iteration begins and not changed by an earlier op. regions: the phase's
+    accesses by memory.
     """
     op, growth = plan.ops[op_id], fetch.growth
     if growth is None:
@@ -176,14 +189,13 @@ def _check_growth(
     if growth.pages is not None:
         _check_pages(rank_set, plan, op, fetch, growth.pages, written)
     buffer = plan.buffers[tensor.buffer]
-    touched = rank_set.touches(plan.rank, number)
-    regions = [r for listed_op in touched for r in listed_op if r.memory == buffer.id]
-    if not any(r.op == op_id and not r.write for r in regions):
+    touching = regions.get(buffer.id, ())
+    if not any(r.op == op_id and not r.write for r in touching):
         raise refuse(
             f"op {op.name!r} takes its number of rows from {buffer.name!r}, but its tasks do not "
             "read it"
         )
-    if not buffer.initial or any(r.write and r.op < op_id for r in regions):
+    if not buffer.initial or any(r.write and r.op < op_id for r in touching):
         raise refuse(
             f"op {op.name!r} takes its number of rows from {buffer.name!r}, which an earlier op of "
             "the iteration writes or which has no contents when the iteration begins"
