@@ -225,11 +225,13 @@ ARK_DEVICE bool ark_matrix_await(ark_u64 place) {
   return true;
 }
 // The waits of a task that the loader takes ahead of the computing warps; false if they have left.
-// It needs no budget: in time they come to the same waits, and theirs has one.
+// It needs no budget: in time they come to the same waits, and theirs has one. They take the waits
+// of a task side by side, so that of many waits theirs end first.
 ARK_DEVICE bool ark_matrix_ready(const ArkParams* p, const ArkTask& t, ark_u64 place,
                                  ark_u32 phase_iteration) {
   const ArkCounterOp* ops = ARK_POINTER(const ArkCounterOp, p->counter_ops);
   for (ark_u32 w = t.wait_begin; w < t.wait_end; ++w) {
+    if (w > t.wait_begin && ark_matrix_begun(place)) return true;
     const ArkCounterOp e = ops[w];
     const ark_u32 want = e.step * phase_iteration + e.value;
     const bool system = (e.flags & 1u) != 0u;
