@@ -98,6 +98,7 @@ def _decoders() -> list[Program]:
     return [
         _decoder("1b-prompts-of-4-layers", one, 4, prompt=True),
         _decoder("1b-batch-8", one, 16, batch=8),
+        _decoder("1b-batch-16-of-4-layers", one, 4, batch=16),
         _decoder("8b-prompts-of-2-layers", eight, 2, prompt=True),
         _decoder("8b-2-ranks", eight, 8, ranks=2),
         _decoder("70b-8-ranks-of-4-layers", seventy, 4, ranks=8),

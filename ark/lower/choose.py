@@ -30,6 +30,7 @@ from ark.tasks.linear_form import (
 )
 
 BY_TIME = "its products and attention are predicted to take less time"
+ROUNDED = "its products are predicted to take less time with inputs rounded to the weights' type"
 MAX_ROW_SUM_BYTES = 1024  # of one row's sums, or else as a reserve
 
 
@@ -93,10 +94,21 @@ def _prompt_text(machine: Machine) -> str:
     )
 
 
-def _is_prompt(graph: Graph, machine: Machine) -> bool:
-    """True where the graph has one phase, and this phase reads prompts."""
+def _faster_rounded(graph: Graph, context: Context, target: Machine) -> bool:
+    """True where all products of a phase, given alone, have the same number of rows, more than
+    linear layers of few rows take, and weights of 16 bits, and are predicted to take less time
+    under the variant for warpgroups, which rounds their inputs, than under the machine's first
+    variant. An example is a phase that decodes 16 sequences.
+    """
     nodes = [n for n in graph.nodes if not n.virtual]
-    return len(graph.phases) == 1 and _reads_prompts(nodes, machine)
+    products = [n for n in nodes if n.type in ("matmul", "linear", "quantized_linear")]
+    rows = {n.inputs[0].shape[0] for n in products}
+    if len(rows) != 1 or min(rows) <= MAX_UNIT_INPUT_ROWS or not _of_weights(nodes, products):
+        return False
+    rounded = narrow_inputs(graph, dataclasses.replace(context, machine=target))
+    pairs = product_times([n for n in rounded.nodes if not n.virtual], context.machine)
+    first = product_times(nodes, context.machine)
+    return sum(t for _, t, _ in pairs) < sum(t for _, _, t in first)
 
 
 def _reads_prompts(nodes: list[Node], machine: Machine) -> bool:
@@ -104,13 +116,19 @@ def _reads_prompts(nodes: list[Node], machine: Machine) -> bool:
     Products of a single row, as of a language model's head, are ignored.
     """
     products = [n for n in nodes if n.type == "matmul" and n.inputs[0].shape[0] != 1]
+    rows, columns = machine.large_product
+    return _of_weights(nodes, products) and all(
+        n.inputs[0].shape[0] >= rows and n.outputs[0].shape[-1] >= columns for n in products
+    )
+
+
+def _of_weights(nodes: Sequence[Node], products: Sequence[Node]) -> bool:
+    """True where there are products, and box copies can load their 16-bit weights."""
     return (
         bool(products)
         and not any(n.hints or n.type == "expert_linear" for n in nodes)
         and all(
-            n.inputs[0].shape[0] >= machine.large_product[0]
-            and n.outputs[0].shape[-1] >= machine.large_product[1]
-            and len(n.inputs[1].shape) == 2
+            len(n.inputs[1].shape) == 2
             and n.inputs[1].dtype.name in ("bf16", "fp16")
             and n.inputs[1].shape[-1] % 8 == 0
             and n.inputs[1].dense
@@ -134,6 +152,8 @@ def _choose(graph: Graph, context: Context, phase: int = -1) -> Choice:
     if wanted is not None and wanted not in names:
         raise PlanError(f"{machine.name} has no kernel variant {wanted!r}, but {', '.join(names)}")
     first = machine.using(names[0])
+    number = range(len(graph.phases))[phase]
+    alone = graph.with_nodes(n for n in graph.nodes if n.phase == number)
     hinted = next((n.name for n in graph.nodes if n.hints and n.hints.cuts), None)
     if wanted is None and hinted is not None:  # the first variant's bodies take tiles of any size
         return Choice(first, f"{hinted} asks for a tile of its own, which every body takes there")
@@ -149,8 +169,11 @@ def _choose(graph: Graph, context: Context, phase: int = -1) -> Choice:
             if wanted is None and boxed(variant):
                 if not refusal(graph, machine):
                     return Choice(target, BY_TIME)
-                if options.get("fuse", True) and _is_prompt(graph, machine):
-                    return Choice(target, _prompt_text(machine))
+                if options.get("fuse", True):
+                    if _reads_prompts([n for n in alone.nodes if not n.virtual], machine):
+                        return Choice(target, _prompt_text(machine))
+                    if _faster_rounded(alone, context, target):
+                        return Choice(target, ROUNDED)
             continue
         candidate, last = decoding(graph, context, target, phase)
         refused = not_decoding(candidate, last, context, target)

@@ -11,11 +11,13 @@ from ark.errors import PlanError
 from ark.ir.dtype import DataType, by_name
 from ark.ir.graph import Graph
 from ark.ir.values import Tensor
+from ark.lower.choose import choose
 from ark.lower.pipeline import plan
+from ark.lower.rewrite.context import Context
 from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.machine.variant import COMMUNICATE, COMPUTE, LOAD, Role, Variant, block
-from ark.models.build import Shape
+from ark.models.build import Shape, build
 from ark.models.config import builtin_config
 from ark.models.plans import make_plans
 from ark.plan import kind as kinds
@@ -133,3 +135,25 @@ def test_a_prompts_products_take_no_residual_under_roles() -> None:
         assert products
         taken[name] = any("expr" in op.params for op in products)
     assert taken == {"roles": False, "block": True}
+
+
+@pytest.mark.parametrize(("sequences", "variant"), [(8, "roles"), (9, "matrix"), (64, "matrix")])
+def test_many_sequences_decode_on_warpgroups(sequences: int, variant: str) -> None:
+    """Linear layers of few rows take 8 sequences. More run under the variant that reads prompts,
+    whose products round their inputs to the weights' type.
+    """
+    few = dataclasses.replace(builtin_config("llama-3.2-1b"), num_hidden_layers=1)
+    graph = build(Shape(few, by_name("bf16"), 64, 0, batch=sequences)).graph
+    (machine,) = choose(graph, Context(registry.machine("h200"), {}))
+    assert machine.variant.name == variant
+
+
+def test_inputs_are_not_rounded_for_a_single_row() -> None:
+    """A product of one row that linear layers cannot take stays under the first variant."""
+    graph = Graph(0, 1)
+    x = graph.tensor((1, 2048), by_name("fp32"))
+    w = graph.tensor((4096, 2048), by_name("bf16"), arena="parameter")
+    out = graph.tensor((1, 4096), by_name("fp32"))
+    graph.add("matmul", [x, w], [out], {"transpose_a": False, "transpose_b": True}, "product")
+    (machine,) = choose(graph, Context(registry.machine("h200"), {"packets": False}))
+    assert machine.variant.name == "block"
