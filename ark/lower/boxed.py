@@ -1,6 +1,7 @@
-"""Decides which products warpgroups can multiply, from data types, sizes and the memory layout of
-both operands. Called before the kernel variant is chosen, and by the passes that arrange operands
-for box copies.
+"""Decides from data types, sizes and memory layout which matrix products warpgroups can compute.
+Warpgroups read operands by box copies, in which hardware copies a rectangle of a matrix to shared
+memory. Called before the kernel variant is chosen, and by the passes that arrange operands for box
+copies.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from ark.plan.types import BOX_ALIGNMENT_BYTES
 
 MIN_MATRIX_UNIT_ROWS = 9  # rows of a product; fewer are not worth a matrix unit
 SIDES = (0, 1)
-ALONG = (False, True)  # by side: the transpose for which k is contiguous
+ALONG = (False, True)  # for the left and the right side: the transpose flag if k is contiguous
 
 
 def boxes(node: Node, machine: Machine) -> bool:
-    """True where matrix units support the product's types, its result is large enough, and for both
-    sides either box copies can load the side or a copy that makes it loadable pays off.
+    """True if warpgroups should compute this product. Matrix units must support its types, and its
+    result must be large enough. Box copies must be able to load both operands; an operand that they
+    cannot load is accepted if it is read so often that copying it to aligned rows pays off.
     """
     out, full = node.outputs[0], box_tiles(machine).least_rows
     return (
@@ -35,7 +37,9 @@ def boxes(node: Node, machine: Machine) -> bool:
 
 
 def aligned(tensor: Tensor) -> bool:
-    """True where the tensor's rows are aligned as box copies require."""
+    """True where all rows of the tensor begin at multiples of BOX_ALIGNMENT_BYTES, as box copies
+    require.
+    """
     size = tensor.dtype.itemsize
     return all(
         s * size % BOX_ALIGNMENT_BYTES == 0 for s in (*tensor.strides[:-1], start_of(tensor))
@@ -53,7 +57,7 @@ def lies_along(node: Node, side: int) -> bool:
 
 
 def depth_of(node: Node) -> int:
-    """The number of elements of k."""
+    """The size of k, the dimension over which a product sums."""
     return node.inputs[0].shape[-2 if node.read(MatmulAttributes).transpose_a else -1]
 
 

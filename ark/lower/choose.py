@@ -1,5 +1,6 @@
-"""Chooses the kernel variant of each phase from the ops of the graph and the capabilities of the
-machine. Called by ark.lower.prepare before any op is lowered.
+"""Chooses the kernel variant of each phase, which is the way in which a kernel divides work among
+its warps, from the ops of the graph and the capabilities of the machine. Called by
+ark.lower.prepare before any op is lowered.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ from ark.tasks.linear_form import (
 
 BY_TIME = "its products and attention are predicted to take less time"
 ROUNDED = "its products are predicted to take less time with inputs rounded to the weights' type"
-MAX_ROW_SUM_BYTES = 1024  # of one row's sums, or else as a reserve
+MAX_ROW_SUM_BYTES = 1024  # shared memory for the sums of a layer of one row; reserved in any case
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The machine with only the variant chosen for a phase. why: the rule that chose it, as text
-    for people.
+    """The result of choosing a phase's kernel variant. machine: the machine with only this variant.
+    why: the rule that chose it, as text for people.
     """
 
     machine: Machine
@@ -45,12 +46,12 @@ class Choice:
 
 
 def choose(graph: Graph, context: Context) -> tuple[Machine, ...]:
-    """By phase, the machine with only the variant under which the phase will run."""
+    """For each phase, the machine with only the kernel variant that was chosen for the phase."""
     return tuple(choice.machine for choice in choices(graph, context))
 
 
 def choices(graph: Graph, context: Context) -> list[Choice]:
-    """By phase, the choice of its variant.
+    """For each phase, the choice of its kernel variant.
 
     All phases have the variant of the last one, with two exceptions. Phases that read prompts
     before others run under a variant with a loader for warpgroups, if the machine has one. Phases
@@ -77,8 +78,8 @@ def choices(graph: Graph, context: Context) -> list[Choice]:
 
 
 def with_movers(machine: Machine, offered: Machine) -> Machine:
-    """The machine with the offered variant of the same name that has moving warps, if there is one;
-    otherwise the machine itself.
+    """The machine with the variant of `offered` that has the same name and also moving warps (warps
+    that only copy and add data between ranks). The machine itself if there is no such variant.
     """
     for variant in offered.variants:
         if variant.name == machine.variant.name and variant.role(MOVE):
@@ -192,8 +193,8 @@ def _choose(graph: Graph, context: Context, phase: int = -1) -> Choice:
 def decoding(
     graph: Graph, context: Context, target: Machine, phase: int
 ) -> tuple[Graph, list[Node]]:
-    """The graph as a variant with communicating warps would run it, and the nodes of a phase
-    in it.
+    """The graph as it would be rewritten for `target`, a machine whose variant has communicating
+    warps, and the nodes of one phase in the rewritten graph.
     """
     under = dataclasses.replace(context, machine=target)
     candidate = narrow_inputs(fuse_linear(graph, under), under)
@@ -211,8 +212,9 @@ def _decoding_text(nodes: Sequence[Node]) -> str:
 
 
 def filled(nodes: Sequence[Node], machine: Machine) -> float | None:
-    """The fraction of the ring that stages of quantised layers fill, weighted by the layers' bytes;
-    None if there are no such layers.
+    """The fraction of a stage (one slot of the ring in shared memory that streams weights) that
+    rows of quantised weights fill, averaged over quantised layers weighted by their bytes. None if
+    no layer is quantised.
     """
     weights = [n.inputs[1] for n in nodes if n.type == "linear"]
     sizes = [(w.nbytes, w) for w in weights if isinstance(w.dtype, RowType)]
@@ -223,11 +225,11 @@ def filled(nodes: Sequence[Node], machine: Machine) -> float | None:
 
 
 def refusal(graph: Graph, machine: Machine) -> str:
-    """The reason, with a node, for which the variant for warpgroups does not serve the graph; "" if
-    it does or the machine has no such variant.
+    """The reason against the kernel variant for warpgroups, naming a node of the graph; "" if there
+    is none or the machine does not have this variant.
 
-    It serves the graph if products and attention are predicted to take less time than under the
-    machine's first variant. The prediction includes products that box copies cannot load.
+    There is no reason against it if products and attention are predicted to take less time than
+    under the machine's first variant. The prediction includes products that box copies cannot load.
     """
     target = next((machine.using(v.name) for v in machine.variants if boxed(v)), None)
     if target is None:
@@ -253,9 +255,9 @@ def refusal(graph: Graph, machine: Machine) -> str:
 
 
 def not_decoding(graph: Graph, nodes: list[Node], context: Context, machine: Machine) -> str:
-    """The reason, with a node, for which a variant with communicating warps does not serve the
-    nodes of a phase; "" if it does. It serves a phase whose products are all linear layers of one
-    row, or of one row for each of a few sequences.
+    """The reason against a variant with communicating warps for the nodes of a phase, naming one of
+    the nodes; "" if there is none. Such a variant is suitable for a phase whose products are all
+    linear layers of one row, or of one row for each of a few sequences.
     """
     if not context.machine.has(Capability.PACKETS) or not context.options.get("packets", True):
         return "activations do not travel as packets"
@@ -283,7 +285,9 @@ def not_decoding(graph: Graph, nodes: list[Node], context: Context, machine: Mac
 
 
 def _apart(node: Node) -> bool:
-    """True for a product with quantised rows that are not loaded through the ring."""
+    """True for a product whose quantised weights are read directly from memory instead of through
+    the ring in shared memory.
+    """
     return node.type == "quantized_linear" and isinstance(node.inputs[1].dtype, RowType)
 
 
@@ -294,9 +298,9 @@ def _one_each(node: Node, rows: int) -> bool:
 
 
 def _settled(nodes: Sequence[Node]) -> bool:
-    """True where operands that bodies read before their waits are not written earlier in the
-    iteration. The operands checked are a linear layer's operands from the third on, without a
-    residual, and an attention's fourth operand.
+    """True if it is safe that tasks read some operands before they wait for earlier tasks: no node
+    of the same iteration writes these operands before. They are a linear layer's operands after
+    input and weight, except a residual, and an attention's fourth operand.
     """
     written: set[tuple[int, int]] = set()  # (phase, buffer)
     for node in nodes:
@@ -313,10 +317,11 @@ def _settled(nodes: Sequence[Node]) -> bool:
 
 
 def _starves(nodes: list[Node], target: Machine, machine: Machine) -> bool:
-    """True where a variant's ring is unsuitable for the layers. Layers of one row need a ring at
-    least as large as that of the first variant, unless their weights are quantised. Layers of
-    several rows compute more; they need a variant with registers for that many rows and with no
-    more copies in flight than the first variant, since exchanges would queue behind the copies.
+    """True if the target's variant would slow linear layers down. Layers of one row need a ring
+    (the shared memory through which weights are streamed) at least as large as that of the
+    machine's first variant, unless their weights are quantised. Layers of several rows need
+    registers for that many rows, and no more copies in flight than the first variant has, since
+    exchanges between processors would queue behind these copies.
     """
     first = machine.variants[0]
     rows = max((n.inputs[0].shape[0] for n in nodes if n.type == "linear"), default=0)
@@ -329,8 +334,8 @@ def _starves(nodes: list[Node], target: Machine, machine: Machine) -> bool:
 
 
 def _fits(nodes: list[Node], machine: Machine) -> bool:
-    """True where the shared memory beside the ring holds the inputs and sums of linear layers of
-    few rows.
+    """True if the shared memory that the ring leaves free is large enough for the inputs and sums
+    of every linear layer of few rows.
     """
     layers = [
         n for n in nodes if n.type == "linear" and n.inputs[0].shape[0] <= MAX_UNIT_INPUT_ROWS
@@ -340,7 +345,9 @@ def _fits(nodes: list[Node], machine: Machine) -> bool:
 
 
 def _held(node: Node, machine: Machine) -> int:
-    """Bytes of shared memory that a linear layer of few rows needs, without the sums of one row."""
+    """Bytes of shared memory that a linear layer of few rows needs for its inputs and, if it has
+    several rows, their sums. The sums of a single row are in MAX_ROW_SUM_BYTES instead.
+    """
     (rows, k), dtype = node.inputs[0].shape, node.inputs[1].dtype
     if isinstance(dtype, RowType):
         return row_input_bytes(dtype)  # bytes of one row

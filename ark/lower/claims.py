@@ -1,6 +1,7 @@
-"""Decides for which ops processors claim tiles at run time (ark.tasks.claimed): large ops that only
-move bytes in memory, without peers. Each task of such an op waits for all predecessors of the op,
-and all successors wait for all of its tasks; the time this takes is small compared with a large op.
+"""Decides for which ops processors claim tiles at run time with an atomic counter
+(ark.tasks.claimed). These are large ops that only move bytes within a rank's memory. Each task of
+such an op waits for all predecessors of the op, and all successors wait for all of its tasks. This
+waiting takes little time compared with a large op.
 
 Called by the pipeline, after the ops' own lowerings.
 """
@@ -19,12 +20,12 @@ from ark.plan.kind import OperandType, Signature
 from ark.tasks.claimed import MAX_TILES, ClaimedParams
 
 MIN_TILES_PER_PROCESSOR = 4  # fewest tiles per processor
-PLAIN = ("activation", "parameter", "state")  # arenas without peers or host
+PLAIN = ("activation", "parameter", "state")  # arenas that neither peers nor the host access
 
 
 def claimed(groups: Sequence[Group], machines: Sequence[Machine]) -> list[Group]:
-    """The groups, with one task per processor for ops whose tiles are claimed. machines: by
-    phase.
+    """The groups of tasks, in which each op whose tiles are claimed at run time has one task per
+    processor instead of one per tile. machines: one for each phase.
     """
     return [_claimed(group, machines[group.phase]) for group in groups]
 

@@ -73,8 +73,8 @@ class Lowering:
     def tile(
         self, shape: Sequence[int], fixed: Sequence[int] = (), shown: Sequence[int] | None = None
     ) -> list[int] | None:
-        """The tile that the node's hints ask for, for a result of this shape; None if they ask for
-        none.
+        """The tile that the user's hints request for a result of this shape; None without such a
+        hint.
 
         fixed: dimensions whose tile size must be 1. shown: the sizes that an error quotes, if they
         are not those of the hints. Raises PlanError for a tile that is not possible.
@@ -105,8 +105,8 @@ class Lowering:
         return sizes
 
     def far(self, *peers: int) -> bool:
-        """True where one of these ranks is on another host (option `hosts`); -1 stands for this
-        rank.
+        """True if one of these ranks is on another host than this rank, according to the option
+        `hosts`. The number -1 stands for this rank.
         """
         hosts = self.options.get("hosts") or ()
         here = self.graph.rank
@@ -123,8 +123,9 @@ class Lowering:
         return choose_engine(self.machine, nbytes, asked, among or MESSAGES)
 
     def measured(self, collective: str, algorithm: str, nbytes: int) -> str:
-        """The engine for a collective whose call does not select one: see `measured` in
-        ark.lower.engines. nbytes: bytes of a rank's larger side.
+        """The engine (way of moving bytes to a peer) that was measured as fastest for a collective
+        whose call does not select one; see `measured` in ark.lower.engines. nbytes: bytes of a
+        rank's input or output, whichever is larger.
         """
         if self.far(*range(self.graph.world_size)):
             return AUTO
@@ -135,21 +136,21 @@ class Lowering:
         return RemoteSemaphore(rank, name)
 
     def peer_counters(self, name: str) -> tuple[RemoteSemaphore, ...]:
-        """On each peer, the counter of the data that this rank sends to it."""
+        """For each peer, the counter in its memory that counts the data sent to it by this rank."""
         rank, world = self.graph.rank, self.graph.world_size
         steps = range(1, world)
         return tuple(self.semaphore((rank + s) % world, f"{name}.from+{world - s}") for s in steps)
 
     def own_counters(self, name: str) -> tuple[RemoteSemaphore, ...]:
-        """On this rank, by peer, the counter of the data that the peer sends (the peer's
-        `peer_counters`).
+        """For each peer, the counter in this rank's memory that counts the data sent by that peer.
+        The peer gets the same counter from its `peer_counters`.
         """
         rank, world = self.graph.rank, self.graph.world_size
         return tuple(self.semaphore(rank, f"{name}.from+{world - s}") for s in range(1, world))
 
     def number(self, key: str) -> int:
-        """The number of earlier calls with `key`. Ranks use it to give matching calls the same
-        name.
+        """The number of earlier calls with this key. All ranks count alike, so names that contain
+        the number are the same for matching calls on all ranks.
         """
         count = self._numbers.get(key, 0)
         self._numbers[key] = count + 1
@@ -158,7 +159,7 @@ class Lowering:
     def temp(
         self, shape: Sequence[int], dtype: DataType, name: str, arena: str = "activation"
     ) -> Tensor:
-        """A temporary tensor of the op being lowered."""
+        """A new temporary tensor for the op that is being lowered."""
         return self.graph.tensor(shape, dtype, arena=arena, name=name)
 
     def flat(self, tensor: Tensor) -> Tensor:

@@ -19,8 +19,8 @@ from ark.tasks.elementwise import copy_params
 
 
 def copy_box(lowering: Lowering, source: IrTensor, target: IrTensor, suffix: str) -> Group:
-    """Emits a copy of a box. Its tiles depend on the shape only, so that both ends of a channel
-    agree.
+    """Emits tasks that copy a box (a rectangular part of a buffer) to another. The tiles depend on
+    the shape only, so that the sending and the receiving rank of a channel compute equal tiles.
     """
     source, target = bytes_of(source), bytes_of(target)
     tile = box_tile(target.shape, lowering.machine, itemsize=target.dtype.itemsize)

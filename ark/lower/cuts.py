@@ -1,7 +1,7 @@
-"""Chooses the tile size of a product and, in the variant `matrix`, the number of parts into which k
-is cut. In that variant it takes the cut with the shortest predicted time (docs/matmul.md has
-measured shapes), in others the machine's tile. A cut that `ark tune` measured for the shape takes
-precedence.
+"""Chooses the cut of a matrix product: its tile size and, in the kernel variant `matrix`, the
+number of parts into which the summed dimension k is split. In that variant it takes the cut with
+the shortest predicted time (docs/matmul.md has measured shapes). In the other variants it takes the
+machine's tile. A cut that `ark tune` measured for the shape takes precedence.
 
 Called by the lowering of matmul.
 """
@@ -27,7 +27,9 @@ from ark.tasks.matmul_small import small
 
 @dataclass(frozen=True)
 class Cut:
-    """rows, columns: of a tile. parts: the number of parts of k."""
+    """How a product is divided into tasks: rows and columns of a tile, and the number of parts of
+    k that separate tasks sum up.
+    """
 
     rows: int
     columns: int
@@ -46,15 +48,15 @@ def candidates(
 ) -> list[Cut]:
     """The cuts for which kernels exist, for a product of this shape (batch, batch, rows, columns).
 
-    depth: elements of k. parts: True if k may be cut. narrow: True if k is contiguous on the right
-    side. windows: True if a side is a matrix of windows. plain: True if results are stored one by
-    one, so that tiles may end inside a head or a pair.
+    depth: elements of k. parts: True if k may be cut. narrow: True if k is contiguous in the right
+    operand. windows: True if an operand is a matrix of convolution windows. plain: True if results
+    are stored one by one, so that a tile may end inside an attention head or a pair of columns.
     """
     steps, given = -(-depth * itemsize // K_PART_ALIGNMENT_BYTES), box_tiles(machine)
     low = shape[2] <= given.least_rows or _few_tiles(shape, machine)
     several = parts and shape[0] == shape[1] == 1
     counts = (1, *(p for p in given.parts if several))
-    # With few rows the memory's rate determines the time, and no other width improves it.
+    # A product of few rows is bound by memory bandwidth, so further tile widths would not help.
     between = narrow and plain and not windows and shape[2] > given.least_rows
     return [
         Cut(*tile, many)
@@ -69,8 +71,8 @@ def candidates(
 
 
 def box_tiles(machine: Machine) -> BoxTiles:
-    """The machine's box tiles. Raises PlanError if it has none, although its variant loads
-    boxes.
+    """The tiles of products whose operands are loaded by box copies. Raises PlanError if the
+    machine's description lacks them.
     """
     if machine.box_tiles is None:
         raise PlanError(f"machine {machine.name!r} has the variant `matrix`, but no box_tiles")
@@ -78,8 +80,8 @@ def box_tiles(machine: Machine) -> BoxTiles:
 
 
 def _few_tiles(shape: Sequence[int], machine: Machine) -> bool:
-    """True if the result has so few tiles of the least height, equally wide, that smaller tiles use
-    more processors.
+    """True if the result has so few square tiles of the smallest height that smaller tiles would
+    keep more processors busy.
     """
     side = box_tiles(machine).least_rows
     many = shape[0] * shape[1] * -(-shape[2] // side) * -(-shape[3] // side)
@@ -96,10 +98,10 @@ def predicted_us(
     windows: bool = False,
     beside: int = 1,
 ) -> float:
-    """The approximate time of the product; only comparisons between cuts are meaningful.
+    """The approximate microseconds of the product; only comparisons between cuts are meaningful.
 
-    normed: the task that adds the parts also normalises the rows and reads them in any case.
-    windows: a side is a matrix of windows. beside: the number of equal products that run at the
+    normed: a norm reads the rows of the result, and its tasks also add the parts of k. windows: an
+    operand is a matrix of convolution windows. beside: the number of equal products that run at the
     same time; the result is the time until all of them end.
     """
     costs, rows, columns = box_costs(machine), shape[2], shape[3]
@@ -130,8 +132,8 @@ def predicted_us(
 
 
 def estimated_boxes(machine: Machine) -> BoxCosts:
-    """The costs of products that box copies load, estimated from a machine's peak rates and general
-    costs.
+    """The costs of products whose operands are loaded by box copies, estimated from the machine's
+    peak rates and general costs.
     """
     costs, rate = machine.costs, machine.tflops * 1e6 / machine.processors
     load = costs.cache_rate / machine.processors
@@ -162,7 +164,9 @@ def estimated_boxes(machine: Machine) -> BoxCosts:
 
 
 def box_costs(machine: Machine) -> BoxCosts:
-    """The machine's costs of box copies; estimated from its rates if they were not measured."""
+    """The machine's costs of products with box copies; estimated from its peak rates if they were
+    not measured.
+    """
     return machine.costs.boxes or estimated_boxes(machine)
 
 
@@ -179,8 +183,9 @@ def choose_cut(
     plain: bool = False,
     beside: int = 1,
 ) -> Cut:
-    """The cut of a product. measured: the fastest measured cuts, by `key`. normed: a norm of its
-    rows follows. windows, plain: see `candidates`. beside: see `predicted_us`.
+    """The cut of a product under the variant `matrix`: the measured one if there is one, otherwise
+    the one with the shortest predicted time. measured: the fastest measured cuts, by `key`. normed,
+    beside: see `predicted_us`. parts, narrow, windows, plain: see `candidates`.
     """
     able = candidates(shape, depth, itemsize, machine, parts, narrow, windows, plain)
     known = measured.get(key(shape, depth, itemsize))
@@ -218,8 +223,8 @@ MAX_TILES_PER_TASK = 4
 
 
 def tiles_per_task(many: int, machine: Machine) -> int:
-    """The number of tiles, of `many` multiplications each, that take no longer than the
-    synchronisation of one task.
+    """The number of tiles that one task should compute: as many as take no longer than the
+    synchronisation of a task, at most MAX_TILES_PER_TASK. many: multiplications of a tile.
     """
     return min(MAX_TILES_PER_TASK, int(machine.costs.hand_over_work) // many)
 
@@ -231,8 +236,8 @@ def is_exact(dtypes: Sequence[str], shape: Sequence[int], depth: int, machine: M
 
 
 def deals_matrices(params: MatmulParams, tensors: Sequence[Tensor], machine: Machine) -> bool:
-    """True for a batch of many products of small matrices, which processors compute in one task
-    each. tensors: both sides, the addends of the product, and the result.
+    """True for a batch of many products of matrices so small that each processor computes its share
+    of the batch in one task. tensors: both operands, the addends of the product, and the result.
     """
     return small(signature(params, tensors), machine)
 
@@ -247,8 +252,10 @@ def signature(params: MatmulParams, tensors: Sequence[Tensor]) -> Signature:
 def tiles(
     shape: Sequence[int], depth: int, itemsize: int, machine: Machine, exact: bool = False
 ) -> list[Cut]:
-    """The cuts to try in other variants than `matrix`: the usual one first, then tiles with a
-    quarter, half, once and twice its rows and columns. exact: see `is_exact`.
+    """The cuts that `ark tune` tries in all variants except `matrix`. The default cut is the first,
+    followed by tiles whose rows and columns are a quarter, half, once or twice those of the
+    default. exact: True for products to which `is_exact` applies; their cuts are the machine's
+    exact_tiles.
     """
     batch = shape[0] * shape[1]
     usual = machine.exact_tile(shape[2], shape[3], depth, batch) if exact else None
@@ -286,8 +293,9 @@ def key(shape: Sequence[int], depth: int, itemsize: int) -> str:
 
 
 def matrix_group(rows: int, depth: int, itemsize: int, machine: Machine) -> int:
-    """The number of rows of tiles that are computed column by column, so that their inputs stay in
-    the cache. rows: of a tile. depth: of the product. itemsize: bytes of an element.
+    """The number of rows of tiles in a band. Tiles of a band are computed column by column, so that
+    the band's rows of the left operand stay in the cache. rows: of a tile. depth: elements of k.
+    itemsize: bytes of an element.
     """
     costs = machine.costs
     band = costs.boxes.band_bytes if costs.boxes else int(costs.cache_bytes)

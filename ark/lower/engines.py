@@ -1,8 +1,8 @@
-"""The engines of a channel, which move bytes to a peer: their requirements, and the sizes for which
-each is chosen.
+"""The engines, which are the ways of moving bytes to a peer: their requirements, and the rules that
+choose one.
 
 An engine is chosen when a put is lowered, by the machine's capabilities and the size of the whole
-transfer. A caller may select one instead. For a collective, the engine measured as fastest is used
+transfer. A caller may select one instead. A collective uses the engine that was measured as fastest
 if there are measurements. docs/channels.md describes the engines.
 """
 
@@ -30,11 +30,11 @@ SWITCH = "switch"
 
 @dataclass(frozen=True)
 class Engine:
-    """needs: the capability that the machine must have, if any. kind: the task kind with which
-    processors copy. memory: True if it can write the peer's memory directly. messages: True if it
-    can move messages, which have their own signal. proxied: True if the host's proxy moves the
-    bytes. copies: True if it can copy but not reduce. The smallest piece that is worth a task is in
-    Costs.piece_bytes.
+    """One way of moving bytes to a peer. needs: the capability that the machine must have, if any.
+    kind: the task kind with which processors copy. memory: True if it can write the peer's memory
+    directly. messages: True if it can move messages, which have their own signal. proxied: True if
+    the host's proxy moves the bytes. copies: True if it can copy but not reduce. Costs.piece_bytes
+    has the smallest number of bytes that is worth a task with this engine.
     """
 
     name: str
@@ -53,15 +53,15 @@ class Engine:
 ENGINES = {
     e.name: e
     for e in (
-        # {value, epoch}: needs no counter and no barrier, for twice the bytes on the wire.
+        # Packets of {value, epoch} need no counter and no barrier, but have twice the bytes.
         Engine(PACKET, Capability.PEER_PACKETS, memory=False),
-        # 16-byte stores, then a counter.
+        # Threads store 16 bytes at a time, then add to a counter on the peer.
         Engine(THREADS, None),
-        # Pieces that hardware of the processor copies through shared memory, then a counter.
+        # Hardware copies pieces through shared memory, then the task adds to a counter.
         Engine(BULK, Capability.PEER_BULK, kind="bulk", copies=True),
-        # Copy engines, started by the host's proxy.
+        # The device's copy engines copy; the host's proxy thread starts them.
         Engine(DMA, Capability.PROXY, proxied=True, copies=True),
-        # To other hosts, by the proxy; to ranks of this host like `threads`.
+        # The proxy sends to other hosts; ranks of this host are reached as with `threads`.
         Engine(NIC, Capability.PROXY, memory=False, messages=False),
         # Sums computed by the switch between devices; no machine model has this capability.
         Engine(SWITCH, Capability.PEER_MULTICAST, memory=False, messages=False),
@@ -110,9 +110,10 @@ def in_packets(machine: Machine, nbytes: int) -> bool:
 def measured(
     options: Mapping[str, Any], machine: Machine, collective: str, algorithm: str, nbytes: int
 ) -> str:
-    """The engine with which an algorithm was measured as fastest for a collective of about `nbytes`
-    bytes on a rank's larger side, from the planner's option `engines`. AUTO if there is no
-    measurement or the machine does not have the engine.
+    """The engine that was measured as fastest for a collective with this algorithm, according to
+    the planner's option `engines`. nbytes: bytes of a rank's input or output, whichever is larger;
+    the measurement of the nearest size is used. AUTO if there is no measurement or the machine does
+    not have the engine.
     """
     rows = options.get("engines", {}).get(collective, ())
     place = nearest([row[0] for row in rows], nbytes)
@@ -123,9 +124,9 @@ def measured(
 
 
 def tile_bytes(engine: Engine, machine: Machine, nbytes: int) -> int:
-    """Bytes that one task of a transfer moves. This is a processor's share, but at least the
-    engine's smallest worthwhile piece. A large share is cut into parts, so that peers may begin
-    before all of it has arrived.
+    """Bytes that one task of a transfer moves. This is a processor's share of the transfer, but at
+    least the smallest number of bytes that is worth a task with this engine. A large share is cut
+    into parts, so that the peer can use the first part before the last has arrived.
     """
     share = -(-nbytes // machine.processors)
     costs = machine.costs
@@ -135,9 +136,9 @@ def tile_bytes(engine: Engine, machine: Machine, nbytes: int) -> int:
 
 
 def joined_tiles(machine: Machine, tiles: int, nbytes: int, peers: int) -> int:
-    """The number of tiles, of `nbytes` bytes each, that one task sends if every tile goes to each
-    of several peers. It gives each processor one put, but puts have at most put_bytes, since peers
-    begin only when a put has arrived completely.
+    """The number of tiles, of `nbytes` bytes each, that one task sends to a peer if every tile goes
+    to several peers. It is chosen so that each processor has one put (one task that sends to one
+    peer). A put has at most put_bytes, because a peer can use it only when all of it has arrived.
     """
     each = max(1, machine.processors // max(1, peers))
     return max(1, min(-(-tiles // each), machine.costs.put_bytes // nbytes))

@@ -1,7 +1,7 @@
-"""Chooses the cut of a matrix product on machines with the capability `k_parts`: their matrix units
-work in every kernel variant, also in `block`. The candidates are large tiles, narrower tiles if
-there are few tiles, and several parts of k (split-k) if processors would still be idle. Takes the
-candidate with the shortest time that ark.machine.costs.UnitCosts predicts (docs/matmul.md, "The
+"""Chooses the tiles of a matrix product on machines with the capability `k_parts`, whose matrix
+units work in every kernel variant. The candidates are large tiles, narrower tiles if there are few
+tiles, and several parts of k (split-k) if processors would still be idle. The candidate with the
+shortest predicted time is chosen; ark.machine.costs.UnitCosts has the rates (docs/matmul.md, "The
 cut").
 
 Called by the lowering of matmul and by `ark tune`.
@@ -22,8 +22,8 @@ from ark.tasks.matmul_form import K_PART_ALIGNMENT_BYTES, MIN_UNIT_TILE_ROWS, UN
 
 
 def serves(dtypes: Sequence[str], shape: Sequence[int], machine: Machine) -> bool:
-    """True where the machine has these matrix units and they support the product. dtypes: of both
-    sides. shape: batch, batch, rows and columns.
+    """True where the machine has the capability `k_parts` and its matrix units support the product.
+    dtypes: of both operands. shape: batch, batch, rows and columns of the result.
     """
     return (
         machine.has(Capability.K_PARTS)
@@ -37,7 +37,7 @@ def candidates(
 ) -> list[Cut]:
     """The cuts for which kernels exist, for a product of this shape (batch, batch, rows, columns).
 
-    depth: elements of k. dtypes: of both sides. parts: True if k may be cut.
+    depth: elements of k. dtypes: of both operands. parts: True if k may be cut.
     """
     batch, m, n = shape[0] * shape[1], shape[2], shape[3]
     given = _tiles(machine)
@@ -64,14 +64,14 @@ def candidates(
 
 
 def itemsize(dtypes: Sequence[str]) -> int:
-    """Bytes of an element of the left side."""
+    """Bytes of an element of the left operand."""
     return 4 if dtypes[0] == "fp32" else 2
 
 
 def predicted_us(
     cut: Cut, shape: Sequence[int], depth: int, dtypes: Sequence[str], machine: Machine
 ) -> float:
-    """The approximate time of the product; only comparisons between cuts are meaningful."""
+    """The approximate microseconds of the product; only comparisons between cuts are meaningful."""
     batch, m, n = shape[0] * shape[1], shape[2], shape[3]
     products, size, costs = UNIT_PARTS[dtypes[0], dtypes[1]], itemsize(dtypes), _costs(machine)
     high, wide, share, least = _loop(cut, products, machine)
@@ -90,8 +90,9 @@ def predicted_us(
 
 
 def stays_whole(shape: Sequence[int], depth: int, dtypes: Sequence[str], machine: Machine) -> bool:
-    """True where whole tiles, with the epilogue applied to pairs of columns, are predicted to be as
-    fast as parts of k followed by a pass over the sums. Arguments: see `candidates`.
+    """True where the product with whole sums over k is predicted to be as fast as with k in parts.
+    With whole sums, the product itself can apply an epilogue to pairs of columns; with parts, this
+    takes a further pass over the sums. Arguments: see `candidates`.
     """
 
     def time(cut: Cut) -> float:
@@ -122,13 +123,16 @@ def _tiles(machine: Machine) -> UnitTiles:
 
 
 def _fold_us(moved: float, costs: UnitCosts, machine: Machine) -> float:
-    """Microseconds in which parts of k, of `moved` bytes in total, are passed on and added."""
+    """Microseconds for storing the sums of all parts of k, loading and adding them. moved: the
+    bytes stored and loaded in total.
+    """
     return costs.fold_us + moved / (machine.bandwidth_gbps * 1e3 * costs.fold_share)
 
 
 def _loop(cut: Cut, products: int, machine: Machine) -> tuple[int, int, float, float]:
-    """Rows and columns that the loop for this cut multiplies, the fraction of its time that it
-    spends on products, and the shortest time of a line of k.
+    """Properties of the inner loop for this cut: the rows and columns that it multiplies (at least
+    those of the tile), its fraction of the peak rate, and the shortest time of one step along k, in
+    microseconds.
     """
     costs = _costs(machine)
     for high, wide, share in machine.large_tiles if products == 1 else ():
@@ -147,7 +151,9 @@ def choose(
     parts: bool,
     measured: Mapping[str, Sequence[int]],
 ) -> Cut:
-    """The cut of a product. measured: the fastest measured cuts, by `ark.lower.cuts.key`."""
+    """The cut of a product: the measured one if there is one, otherwise the one with the shortest
+    predicted time. measured: the fastest measured cuts, by `ark.lower.cuts.key`.
+    """
     able = candidates(shape, depth, dtypes, machine, parts)
     known = measured.get(key(shape, depth, itemsize(dtypes)))
     if known is not None and Cut(*known) in able:

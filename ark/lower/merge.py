@@ -1,8 +1,8 @@
-"""Merges neighbouring dimensions of an op's tensors if the memory layout of all of them allows it.
+"""Merges neighbouring dimensions of an op's tensors if the memory layout of all tensors allows it.
 
-Bodies loop over four dimensions and compute the indices of further dimensions by division. Most
-tensors of more dimensions are dense, or broadcast along whole groups of dimensions, and can be
-merged to four. Called by the ops' lowerings.
+Device functions loop over four dimensions and compute the indices of further dimensions by
+division, which is slow. Most tensors with more dimensions are dense, or broadcast along whole
+groups of dimensions, and can be merged to four. Called by the ops' lowerings.
 """
 
 from __future__ import annotations
@@ -103,7 +103,9 @@ def joins(tensor: Tensor, d: int) -> bool:
 
 
 def merge(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The tensors, which broadcast to the last one, with as few dimensions as they can all have."""
+    """The tensors with as many neighbouring dimensions merged as the layout of all of them allows.
+    All tensors broadcast to the last one.
+    """
     rank = len(tensors[-1].shape)
     parts = [widen(t, rank) for t in tensors]
     for d in range(rank - 2, -1, -1):

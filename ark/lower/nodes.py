@@ -20,11 +20,11 @@ from ark.plan.groups import Group
 
 
 def begins_alone(graph: Graph) -> bool:
-    """True where a rank may begin its next iteration without its peers. Waits across iterations
-    then keep a peer's unread data from being overwritten.
+    """True where a rank may begin its next iteration before its peers have ended the current one.
+    Waits across iterations then prevent data from being overwritten before a peer has read it.
 
-    All ranks of a model get the same result, because every op that forbids it is in the graphs of
-    all ranks.
+    All ranks of a model get the same result, because an op that needs a common begin of iterations
+    is in the graphs of all ranks.
     """
     nodes = [n for n in graph.nodes if not n.virtual]
     lockstep = any(registry.get(n.type).iteration_barrier for n in nodes)
@@ -33,15 +33,16 @@ def begins_alone(graph: Graph) -> bool:
 
 
 def meets_peers(graph: Graph) -> bool:
-    """True where an op needs all ranks."""
+    """True where the graph has an op in which all ranks take part."""
     return any(registry.get(n.type).all_ranks for n in graph.nodes if not n.virtual)
 
 
 def lower_nodes(
     graph: Graph, machines: Sequence[Machine], options: Mapping[str, Any], alone: bool
 ) -> list[Group]:
-    """The groups of every node that has tasks. `graph` is a private copy, to which temporaries are
-    added. machines: by phase.
+    """The groups of tasks of all nodes, in program order. graph: a private copy, to which temporary
+    tensors are added. machines: one for each phase. alone: True if the rank may begin iterations
+    without its peers.
     """
     lowering = Lowering(graph, machines[0], options, alone)
     for node in graph.nodes:
@@ -83,12 +84,13 @@ def _followed(lowering: Lowering, node: Node) -> None:
 def _break_aliasing(
     lowering: Lowering, node: Node, aliasing: Aliasing
 ) -> tuple[Node, list[tuple[Tensor, Tensor]]]:
-    """The node, with outputs that share memory with an input replaced by temporaries, and the
-    copies from these to the outputs.
+    """The node with temporaries in place of outputs that share memory with an input, and the pairs
+    of tensors (temporary, output) to copy afterwards.
 
-    Tasks of one op are not ordered among themselves, so none may overwrite an element that another
-    still reads. If each output element depends only on the elements at its own position ("exact";
-    "first": of the first input only), an output that is exactly that input is safe.
+    Tasks of one op run in any order, so a task must not overwrite an element that another task
+    still reads. No temporary is needed if an output is exactly the memory of an input and each
+    output element depends on input elements at its own position only (aliasing "exact" for all
+    inputs, "first" for the first input).
     """
     safe = {"exact": len(node.inputs), "first": 1}.get(aliasing, 0)
     outputs, moves = [], []

@@ -1,5 +1,6 @@
-"""Observers of the passes (`ark plan --passes`), and the texts that ARK_DEBUG=passes,lower,plan
-prints. Called by ark.lower.prepare and ark.lower.pipeline.
+"""Shows what the compiler does: observer functions that are called after each pass
+(`ark plan --passes`), and the texts that ARK_DEBUG=passes,lower,plan prints. Called by
+ark.lower.prepare and ark.lower.pipeline.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ MAX_LISTED_OPS = 5  # most ops listed per phase
 
 Observer = Callable[[str, Graph, Graph, Context], None]
 """A function that is called after each pass with the pass's name, the graph before and after it,
-and its context. In passes after the choice of variants, a graph contains the phases of one kernel.
+and its context. After kernel variants are chosen, the graph of a pass may be only the phases of one
+kernel.
 """
 
 _observer: ContextVar[Observer | None] = ContextVar("observer", default=None)
@@ -59,8 +61,8 @@ def show_pass(name: str, before: Graph, after: Graph) -> None:
 
 
 def cuts_text(groups: Sequence[Group]) -> str:
-    """A line for each set of ops that are cut alike: kind, sizes of the first operands, tile, parts
-    of k and tasks.
+    """A line of text for each set of ops with equal tiles: task kind, sizes of the first operands,
+    tile, parts of k and number of tasks.
     """
     names: dict[str, list[str]] = {}
     for group in groups:
@@ -82,9 +84,9 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def plan_text(plan: Plan) -> str:
-    """A line for each phase: its predicted time, its tasks, and the processors that have tasks.
-    Under it a line for each of its slowest ops: its duration and begin, and the number and longest
-    duration of its tasks.
+    """A line of text for each phase, with its predicted time, its number of tasks and the number of
+    processors that have tasks. Below it is a line for each of its slowest ops, with the op's
+    duration and begin, and the number and longest duration of its tasks.
     """
     lines = []
     for number, phase in enumerate(plan.phases):

@@ -1,5 +1,6 @@
-"""Decides which activations are sent as packets {value, epoch}. A load of a packet waits for it, so
-the dependence needs no counter. Called by the pipeline if the machine has the capability.
+"""Decides which activations are stored as packets {value, epoch}. A reader polls a packet until its
+epoch is the current iteration's, so the dependence needs no counter. Called by ark.lower.pipeline
+if the machine supports packets.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ SHORT_PACKET_ROW_ELEMENTS = 8
 
 
 def takes_short(machine: Machine) -> bool:
-    """True where 16-bit elements can be sent as packets. Bodies that read slices of a ring's stages
-    do not support them.
+    """True where 16-bit elements can be stored as packets. They cannot in kernel variants whose
+    device functions read slices of the ring that streams weights.
     """
     slices = machine.ring_bytes > 0 and not machine.variant.role(COMMUNICATE)
     return machine.has(Capability.SHORT_PACKETS) and not slices
@@ -42,10 +43,11 @@ def choose_packets(
     """Ids of the tensors that are stored as packets: small activations whose readers and writers
     all support packets.
 
-    A buffer qualifies if all its tensors are dense views of fp32 (or of 16-bit types, if short
-    packets are supported), it is small, and no task reads many of its elements, because a packet
-    takes 8 bytes per element (4 for short ones) and must be polled. machines: by phase. received:
-    ids of buffers between ranks that hold packets in any case.
+    A buffer qualifies if all its tensors are dense views of fp32 (or of 16-bit types, if packets of
+    16-bit elements are supported), it is small, and no task reads many of its elements. The last
+    two conditions exist because a packet takes 8 bytes per element (4 for 16-bit elements) and must
+    be polled. machines: one for each phase. received: ids of buffers between ranks that hold
+    packets in any case.
     """
     chosen: set[int] = set()
     barred: set[int] = set(options.get("external", ()))
@@ -59,7 +61,7 @@ def choose_packets(
         given = {b.operand for b in boxes if b.write}
         short = takes_short(machines[group.phase])
         for tensor in (group.operands[i] for i in given):
-            # A second write in the same iteration would have the same epoch.
+            # Readers could not tell two writes of one iteration apart: both have the same epoch.
             if any(_meet(tensor, other) for other in written[tensor.buffer.id]):
                 barred.add(tensor.buffer.id)
             written[tensor.buffer.id].append(tensor)
@@ -79,7 +81,7 @@ def choose_packets(
     for buffer, tensors in touched.items():
         source, most = tensors[0].buffer, machines[0].costs.packet_tensor_bytes
         small = source.nbytes <= most
-        # The result of one collective that another reads stays on the processors that computed it.
+        # If only collectives use a buffer, its readers run on the processors that wrote it.
         stays = kinds[buffer] == {"combine"}
         local = source.arena == "activation" and small and buffer not in barred and not stays
         if local or buffer in received:
@@ -106,7 +108,9 @@ def _meet(a: Tensor, b: Tensor) -> bool:
 
 
 def _signature(group: Group) -> Signature:
-    """The group's signature, as far as it is determined before packets are chosen."""
+    """The group's signature (kind, parameters and operand types) as it is before packets are
+    chosen.
+    """
     operands = tuple(
         OperandType(t.dtype.name, t.shape, t.strides, t.buffer.id in group.received)
         for t in group.operands

@@ -50,16 +50,20 @@ from ark.machine.capability import Capability
 
 
 class Stage(Enum):
-    """The time at which a pass runs, and the part of the graph on which it runs."""
+    """When a pass runs: before or after kernel variants are chosen, on all of the graph or on the
+    phases of one kernel.
+    """
 
     GRAPH = "graph"
-    """On the whole graph, before the kernel variants are chosen."""
+    """The pass runs on the whole graph, before the kernel variants are chosen."""
     KERNEL = "kernel"
-    """On the phases of one kernel, whose variant has been chosen."""
+    """The pass runs on the phases of one kernel, after its variant has been chosen."""
     ORDER = "order"
-    """On the whole graph; changes only the order of nodes."""
+    """The pass runs on the whole graph and changes only the order of nodes."""
     CUT = "cut"
-    """On the whole graph, last; sets how ops are cut, and fuses ops that share a cut."""
+    """The pass runs on the whole graph after all others. It sets the tiles of ops, or fuses ops
+    with equal tiles.
+    """
 
 
 @dataclass(frozen=True)
@@ -82,8 +86,9 @@ class Pass:
 
 
 def channels_last(graph: Graph, context: Context) -> Graph:
-    """The graph with the channels of convolutions last. Images with few channels are padded only if
-    the kernel variant that is then chosen loads their windows by box copies.
+    """The graph with the channels of convolutions as the last dimension. Images with few channels
+    are padded to more channels only if the kernel variant that is chosen for the resulting graph
+    loads their windows by box copies.
     """
     turned = turn_channels(graph, context)
     if turned is graph or not context.machine.has(Capability.WINDOW_BOXES):
@@ -93,8 +98,9 @@ def channels_last(graph: Graph, context: Context) -> Graph:
 
 
 def fuse_unit_attention(graph: Graph, context: Context) -> Graph:
-    """The graph with attention as single nodes, if every variant that is then chosen runs attention
-    on matrix units or in one thread per processor; otherwise the graph unchanged.
+    """The graph with each attention fused into one node, if the kernel variants chosen for the
+    resulting graph all run attention on matrix units or with one thread per processor. Otherwise
+    the graph is returned unchanged.
     """
     fused = fuse_attention(graph, context)
     if fused is graph:
