@@ -47,21 +47,21 @@ def plan(
     options:
     - `external`: ids of buffers whose memory the caller provides and may read and write between
       launches.
-    - `packets`: False keeps every dependence on counters.
-    - `fuse`: False keeps every op apart from its neighbours.
-    - `pack`: False keeps the model's weights as they are.
-    - `variant`: the kernel variant by name.
-    - `cuts`: how products are cut, by shape (ark.lower.cuts).
-    - `engines`: by collective, sizes with the fastest engine of each algorithm there (measured in
-      ark.lower.engines).
+    - `packets`: False makes tasks wait for each other by counters only, never by packets.
+    - `fuse`: False disables the passes that fuse ops.
+    - `pack`: False disables concatenating weights that multiply the same input.
+    - `variant`: the name of the kernel variant to use.
+    - `cuts`: tile sizes and parts of k of products, by shape (ark.lower.cuts).
+    - `engines`: by collective, a list of sizes, each with the engine that was measured as fastest
+      for each algorithm at this size (ark.lower.engines).
     - `hosts`: a number for each rank, equal where ranks share memory; by default all are equal.
     - `lockstep`: True makes all ranks begin an iteration at the same time, also where each could
       begin without its peers.
-    - `overlap`: True joins products with the collectives before or after them; "dma": with copies
-      by the proxy.
+    - `overlap`: True fuses products with the collectives before or after them, so that tiles are
+      sent while others are computed; "dma" does the same with copies by the host's proxy.
     - `activation_bytes`: the most bytes of activations that are alive at once
       (ark.lower.rewrite.recompute).
-    Raises InvalidUsageError for any other.
+    Raises InvalidUsageError for any other option.
     """
     return plan_prepared(prepare(graph, machine, options), meta)
 
@@ -104,9 +104,9 @@ def unscheduled(prepared: Prepared, meta: Mapping[str, Any] | None = None) -> Pl
 
 @dataclass(frozen=True)
 class _Draft:
-    """A plan without phases and counters, and the data from which these are built: the schedule
-    and, by phase, the groups of tasks, each with its index in the program, and the number of the
-    phase's variant.
+    """A plan that is not scheduled yet. plan: the plan without phases and counters. schedule:
+    builds these. groups: for each phase, its groups of tasks, each with its index in program order.
+    variants: for each phase, the index of its kernel variant.
     """
 
     plan: Plan
@@ -167,8 +167,8 @@ def _lowered(prepared: Prepared, meta: Mapping[str, Any] | None) -> _Draft:
 
 
 def _chosen(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Metadata with the ranks' hosts if there are several, and with the measured engines if there
-    are any.
+    """The plan's metadata from the options: the number of each rank's host if there are several
+    hosts, and the measured engines if there are any.
     """
     hosts = options.get("hosts") or ()
     meta: dict[str, Any] = {"hosts": list(hosts)} if len(set(hosts)) > 1 else {}
@@ -178,8 +178,8 @@ def _chosen(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _ended(groups: Sequence[Group]) -> list[Group]:
-    """The groups, with the end of the iteration added as a task after a phase's last group if that
-    group has several tasks.
+    """The groups with a single last task in each phase, which ends the iteration. If the last group
+    of a phase has several tasks, a group with one `iteration_end` task is added after it.
     """
     last = {group.phase: place for place, group in enumerate(groups)}
     result: list[Group] = []
@@ -197,8 +197,8 @@ def _end(group: Group) -> Group:
 
 
 def _ranges(groups: Sequence[Group]) -> dict[str, Any]:
-    """Metadata with the processors and the context that the user set for each op, if any are
-    set.
+    """The plan's metadata about user settings: for each op, the range of processors and the number
+    of the PlannerContext that the user set. Empty if nothing is set.
     """
     ranges: dict[str, Any] = {}
     if any(g.processors for g in groups):

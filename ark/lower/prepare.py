@@ -39,9 +39,10 @@ OPTIONS = (
 
 @dataclass(frozen=True)
 class Prepared:
-    """A graph that is ready to be lowered. machines: by phase, the machine with only the phase's
-    variant. alone: True if the rank begins iterations independently. ended: True if its peers wait
-    for the end of an iteration. reordered: True if small ops are not in program order.
+    """A graph that is ready to be lowered. machines: for each phase, the machine with only the
+    phase's kernel variant. alone: True if the rank may begin an iteration before its peers have
+    ended theirs. ended: True if peers wait for the end of this rank's iterations. reordered: True
+    if small ops were moved from their places in program order.
     """
 
     graph: Graph
@@ -53,8 +54,8 @@ class Prepared:
 
 
 def prepare(graph: Graph, machine: Machine, options: Mapping[str, Any] | None = None) -> Prepared:
-    """Runs the passes and chooses the kernel variants; options and errors as for
-    ark.lower.pipeline.plan.
+    """Runs the passes and chooses the kernel variants. The options and the errors raised are those
+    of ark.lower.pipeline.plan.
     """
     chosen = _checked(options or {}, graph.world_size)
     _check_ranges(graph, machine)
@@ -119,8 +120,9 @@ def _checked(options: Mapping[str, Any], world_size: int) -> dict[str, Any]:
 def _kernels(
     graph: Graph, machines: Sequence[Machine], external: frozenset[int]
 ) -> Iterator[tuple[Graph, Machine, frozenset[int]]]:
-    """For each kernel: its phases as a separate graph, the machine with its variant, and the ids of
-    external buffers and of buffers that other kernels access.
+    """For each kernel (consecutive phases with the same variant): its phases as a separate graph,
+    the machine with its variant, and the ids of the buffers that the caller or other kernels
+    access.
     """
     for machine, run in itertools.groupby(range(len(machines)), machines.__getitem__):
         phases = set(run)

@@ -26,8 +26,9 @@ JOINED = (SUM, SHARE, GATHER)
 
 @dataclass(frozen=True)
 class Product:
-    """A product. tensors: both sides, addends, and the result. shape: batch, batch, rows and
-    columns. depth: elements of k. cut: its cut, or None if it is not chosen yet.
+    """A matrix product as lowering sees it. tensors: both operands, addends, and the result. shape:
+    batch, batch, rows and columns of the result. depth: elements of k. cut: its tile size and parts
+    of k, or None if they are not chosen yet.
     """
 
     node: Node
@@ -39,13 +40,15 @@ class Product:
 
     @property
     def plain(self) -> bool:
-        """True where both sides are matrices in memory and each result is stored separately."""
+        """True where both operands are matrices in memory (no windows of an image) and each element
+        of the result is stored on its own (not computed from a pair of columns).
+        """
         given = self.attributes
         return not given.gated and given.rope_kv is None and given.windows is None
 
     @property
     def asks_tile(self) -> bool:
-        """True where the node's hints determine the cut."""
+        """True where the user's hints determine the tile size or the parts of k."""
         hints = self.node.hints
         return hints is not None and any(
             asked is not None for asked in (hints.tile, hints.tasks, hints.product)
@@ -53,12 +56,12 @@ class Product:
 
     @property
     def dtypes(self) -> list[str]:
-        """The types of both sides."""
+        """The names of both operands' element types."""
         return [t.dtype.name for t in self.node.inputs[:2]]
 
     @property
     def params(self) -> MatmulParams:
-        """The parameters of the product as one tile."""
+        """The parameters of the product's task kind if the whole result is a single tile."""
         given = self.attributes
         return MatmulParams(
             transpose_a=given.transpose_a,
@@ -69,9 +72,10 @@ class Product:
         )
 
     def loads_boxes(self, machine: Machine) -> bool:
-        """True where the variant has warpgroups that can compute the product: the result is at
-        least as wide as their tiles, they support the types, and rows of both sides are aligned for
-        box copies. Other products use the common bodies.
+        """True where warpgroups compute the product. The kernel variant must have them, the result
+        must be at least as wide as their tiles, they must support the types, and rows of both
+        operands must be aligned for box copies. Other products use device functions without
+        warpgroups.
         """
         node, given = self.node, self.attributes
         if machine.variant.name != "matrix":
@@ -111,8 +115,9 @@ def product_of(node: Node) -> Product:
 
 
 def travels(graph: Graph, node: Node) -> bool:
-    """True where a peer reads the node's result, or the node reads a result of a collective. Then
-    each of its tiles is a separate task, so that it is sent as soon as it is complete.
+    """True where a collective reads the node's result, or the node reads the result of a
+    collective. Then each tile is a separate task, so that a tile is sent as soon as it is complete
+    and computed as soon as its inputs have arrived.
     """
     if graph.world_size == 1:
         return False

@@ -1,9 +1,10 @@
-"""The plans of all ranks of a model. Ranks that do the same are planned once.
+"""Creates the plans of all ranks of a model. If all ranks do the same work, one plan is computed
+and the others are derived from it.
 
-Two ranks do the same if their graphs are equal and no op's lowering depends on the rank except by
-counting peers from it. Then the tasks of every rank are those of another with the peers renumbered.
-The offset at which a rank views a parameter that every rank stores completely may grow by a fixed
-step from rank to rank. Called by ark.models.plans and benchmarks.
+Ranks do the same work if their graphs are equal and the lowering of every op numbers peers relative
+to its own rank. Then the tasks of a rank are those of another rank with the peers renumbered. One
+difference is allowed: if every rank stores all of a parameter and reads a part of it, the offset of
+the part may grow by a fixed step from rank to rank. Called by ark.models.plans and benchmarks.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ def plan_ranks(
     meta: Mapping[str, Any] | None = None,
     drafted: Callable[[int, Plan], None] | None = None,
 ) -> Sequence[Plan]:
-    """The plans of all ranks, in rank order, not verified. graphs: one per rank. options: see
-    ark.lower.pipeline.plan. drafted: as in plan_prepared, called for each rank. Its plan is that of
-    the rank, or one from which ark.plan.rotated.on_rank derives the rank's plan.
+    """The plans of all ranks, in rank order. They are not verified here. graphs: one per rank.
+    options: see ark.lower.pipeline.plan. drafted: a function that is called with each rank and its
+    unscheduled plan (see plan_prepared), or with the plan from which ark.plan.rotated.on_rank
+    derives the rank's plan.
     """
     first, *others = graphs
     prepared = prepare(first, machine, options)
@@ -66,8 +68,8 @@ def _counts_from_itself(prepared: Prepared) -> bool:
 
 
 def _moved(graphs: Sequence[Graph], prepared: Prepared, machine: Machine) -> Moved | None:
-    """The offsets by which tensors of the first rank's plan move from rank to rank; None if the
-    ranks do not do the same.
+    """For each tensor whose offsets differ between ranks, the difference between one rank and the
+    next. None if the ranks do not do the same work.
     """
     first, second, *others = graphs
     steps = _steps(first, second)
@@ -79,8 +81,8 @@ def _moved(graphs: Sequence[Graph], prepared: Prepared, machine: Machine) -> Mov
             return None
     if not steps:
         return {}
-    # Lowering may view a tensor in other dimensions; the next rank's plan shows how it moves in
-    # these.
+    # Lowering may view a tensor in other dimensions. So the steps of offsets in these dimensions
+    # are computed from the lowered plans of two ranks.
     mine = unscheduled(prepared)
     theirs = unscheduled(prepare(second, machine, prepared.options))
     if len(mine.tensors) != len(theirs.tensors):
@@ -95,8 +97,8 @@ def _moved(graphs: Sequence[Graph], prepared: Prepared, machine: Machine) -> Mov
 
 
 def _steps(a: Graph, b: Graph) -> dict[int, tuple[int, ...]] | None:
-    """By tensor of a parameter that no op writes: the difference of its views' offsets in two
-    graphs that are otherwise equal. None if they are not.
+    """The differences between the offsets of two ranks' views of parameters, by tensor id. Only
+    parameters that no op writes may differ. None if the graphs differ in anything else.
     """
     written = {t.buffer.id for n in a.nodes if not n.virtual for t in n.outputs}
     steps: dict[int, tuple[int, ...]] = {}

@@ -1,8 +1,8 @@
-"""The table of ops: for each op its NumPy reference and its lowering to tile tasks.
+"""The table of ops. It has for each op the NumPy function that defines its result, which tests use,
+and the function that lowers a node to tile tasks, which ark.lower.nodes calls.
 
-Shape rules are beside the user's functions in the modules of ark.ops, because they determine the
-tensor that a call returns. Importing ark.ops fills the table. Lowering uses `lower`, tests use
-`reference`.
+The rules for result shapes are in the users' functions in ark.ops, because they determine the
+tensor that a call returns. Importing ark.ops fills the table.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ Reference = Callable[[Sequence[np.ndarray], Mapping[str, Any]], list[np.ndarray]
 @dataclass(frozen=True)
 class OpDef:
     """The definition of an op. reference: takes float64 (or integer) arrays and returns the outputs
-    in program order.
+    as arrays, in order.
 
-    aliasing: how outputs may share memory with inputs. "any": the op orders its own accesses.
-    "exact": an output may be exactly an input, because each element depends only on elements at its
-    own position. "first": it may be exactly the first input, which is then updated in place.
-    "none": outputs must not share memory with inputs. Lowering replaces other outputs by
-    temporaries.
+    aliasing: how outputs may share memory with inputs. "any": in any way, because the op's tasks
+    are ordered by its lowering. "exact": an output may be the same memory as an input, because each
+    element depends only on elements at its own position. "first": an output may be the same memory
+    as the first input, which is then updated in place. "none": not at all. Lowering replaces an
+    output that shares memory in another way by a temporary.
 
-    iteration_barrier: True if peers' writes for this op are safe only if all ranks begin each
-    iteration together. all_ranks: True if every rank takes part and writes to peers; a rank has
-    read everything it received by the end of its iteration. names_ranks: True if its lowering
-    depends on the rank in another way than by counting peers from it (ark.lower.ranks).
+    iteration_barrier: True if all ranks must begin each iteration together, because peers write to
+    this rank's memory. all_ranks: True if every rank takes part and writes to peers; a rank has
+    read everything it received by the end of its iteration. names_ranks: True if the tasks depend
+    on the rank's absolute number, not only on the distance to each peer (ark.lower.ranks).
     """
 
     name: str

@@ -1,11 +1,10 @@
-"""Chooses the cut of a product with few rows or columns, whose time is determined by reading the
-other operand.
+"""Chooses the tiles of a matrix product whose result has few rows or few columns. The time of such
+a product is the time for reading the larger operand.
 
-A tile contains all of the side that has few rows or columns. How many of the other side's rows or
-columns it contains is chosen by predicted time: with fewer tiles there are fewer tasks to wait for,
-with more tiles more processors read. Ops that run at the same time share the processors, so an op
-alone in its graph is cut finer than one of twenty that run side by side. Called by the lowering of
-matmul.
+A tile has all of the few rows (or columns). Its size in the other dimension is chosen by predicted
+time: fewer tiles mean fewer tasks to wait for, and more tiles let more processors read. Ops that
+run at the same time share the processors, so an op that runs alone gets smaller tiles than one of
+twenty that run side by side. Called by the lowering of matmul.
 """
 
 from __future__ import annotations
@@ -31,17 +30,21 @@ MAX_BATCH_TASKS_PER_PROCESSOR = 4  # most tasks per processor for a batch of mat
 
 
 def is_thin(params: MatmulParams, tensors: Sequence[Tensor], machine: Machine) -> bool:
-    """True for a product that `thin_cut` cuts. Arguments: see there."""
+    """True for a product with so few rows or columns that `thin_cut` chooses its tiles. Arguments:
+    see `thin_cut`.
+    """
     return thin(signature(params, tensors), machine) is not None
 
 
 def thin_cut(
     params: MatmulParams, tensors: Sequence[Tensor], machine: Machine, beside: int
 ) -> Cut | None:
-    """The cut of a product with few rows or columns; None for any other product.
+    """The tile size and parts of k of a product with few rows or columns; None for any other
+    product.
 
-    tensors: both sides, the addends of the product, and the result. beside: the number of ops that
-    run at the same time, including this one. If there are fewer tiles than processors, k is cut.
+    tensors: both operands, the addends of the product, and the result. beside: the number of ops
+    that run at the same time, including this one. k is cut into parts if there are fewer tiles than
+    processors.
     """
     right, sig = tensors[1], signature(params, tensors)
     form = thin(sig, machine)
@@ -59,9 +62,10 @@ def thin_cut(
 
 
 def _tiles(sig: Signature, form: Thin, machine: Machine, beside: int) -> list[tuple[int, int]]:
-    """The candidate tiles, the smallest first. If k is contiguous on both sides, the other side is
-    cut into equal parts: as many as processors, half as many and so on, and as many as this op's
-    share of the processors if they are divided among the ops beside it.
+    """The candidate tiles, the smallest first. If k is contiguous in both operands, the long
+    dimension of the result is cut into equal parts. The numbers of parts to try are the number of
+    processors, half of it, a quarter and so on, and the number of processors that each of the
+    concurrent ops gets if they are divided equally.
     """
     batch = _batch(sig)
     few, many = (dims(sig)[i] for i in (form.few, 1 - form.few))

@@ -1,5 +1,6 @@
-"""Chooses tiles of an output: enough for all processors, and none with less work than its
-synchronisation costs. Called by the ops' lowering functions.
+"""Chooses the tiles into which an op's output is divided, one task for each. There should be enough
+tiles for all processors, and each should be more work than the synchronisation of its task. Called
+by the ops' lowering functions.
 """
 
 from __future__ import annotations
@@ -19,22 +20,23 @@ from ark.machine import Machine
 from ark.machine.variant import COMMUNICATE, COMPUTE
 from ark.tasks.linear_form import MATRIX_ROWS, dealt, takes_whole
 
-MAX_INPUT_ROWS = 8  # most input rows beside weights whose rows are cut
+MAX_INPUT_ROWS = 8  # most input rows of a layer whose rows of weights are cut along k
 MATRIX_UNIT_BYTES = 64  # bytes of a row that matrix units multiply at once
 MATRIX_UNIT_ROWS = 16  # rows of weights that matrix units multiply at once
 MIN_QUANTIZED_STAGE_ROWS = 2  # of quantised weights, even if warps are idle
 PAIRED = ("swiglu", "rope_kv")  # epilogues that need two neighbouring rows in one stage
 
 
-# Elements of a tile, up to the end of the last one, are counted in 32 bits in source.
+# Generated source counts the elements of a tile with 32-bit integers, so a tile has at most these.
 MAX_TILE_ELEMENTS = 1 << 28
 
 
 def box_tile(
     shape: Sequence[int], machine: Machine, weight: int = 1, itemsize: int = 4
 ) -> list[int]:
-    """Four tile sizes for a result whose elements cost `weight` accesses and have `itemsize` bytes
-    each. A result with more dimensions is folded to four (ark.ir.fold).
+    """The tile size in each of four dimensions. A shape with more dimensions is first folded to
+    four (ark.ir.fold). weight: memory accesses per element of the result. itemsize: bytes of an
+    element.
     """
     full, shape = shape, fold(shape)
     want = max(
@@ -53,7 +55,7 @@ def box_tile(
 
 
 def least_elements(machine: Machine) -> int:
-    """The fewest elements of a tile if an element costs one access."""
+    """The fewest elements that a tile should have if each element costs one memory access."""
     return machine.costs.tile_elements
 
 
@@ -66,19 +68,19 @@ RELATIVE_TILE_SIZES = (
     0.67,
     0.57,
     0.5,
-)  # sizes of further tiles to try, relative to the wanted one
-MIN_EVEN_ROUNDS = 4  # tasks per processor from which an uneven last round does not matter
+)  # sizes of further tiles to try, relative to the size computed first
+MIN_EVEN_ROUNDS = 4  # tasks per processor; with at least so many, a partial last round is short
 
 
 def _balanced(
     full: Sequence[int], want: int, least: int, nbytes: int, machine: Machine
 ) -> list[int]:
-    """The tile of about `want` elements with which the busiest processor ends first. least: fewest
-    elements of a tile. nbytes: bytes that an element costs.
+    """Among tiles of about `want` elements, the tile with which the processor with the most work
+    ends earliest. least: fewest elements of a tile. nbytes: bytes that are moved per element.
     """
     shape, first = fold(full), tile_of(full, want)
     rate = machine.bandwidth_gbps * 1e3 / machine.processors
-    begun = machine.costs.task_us * rate / nbytes  # elements in the time of a task's begin
+    begun = machine.costs.task_us * rate / nbytes  # elements moved in the time of a task's begin
 
     def tasks(tile: Sequence[int]) -> int:
         return math.prod(-(-n // t) for n, t in zip(shape, tile, strict=True))
@@ -95,9 +97,9 @@ def _balanced(
 def hinted_tile(
     name: str, shape: Sequence[int], hints: Hints, shown: Sequence[int] | None = None
 ) -> list[int] | None:
-    """The tile that hints ask for, with sizes of at most those of the shape; None if they ask for
-    none. shown: the sizes to use instead of the hints' tile. Raises PlanError if the number of
-    tiles is not the hinted number of tasks.
+    """The tile that the user's hints request, cut off at the shape; None without such a hint.
+    shown: sizes to use instead of the hints' tile. Raises PlanError if the hints also request a
+    number of tasks and the number of tiles is another.
     """
     sizes = hints.tile if shown is None else shown
     if sizes is not None:
@@ -120,8 +122,8 @@ def hinted_tile(
 
 
 def _cut(shape: Sequence[int], tasks: int) -> list[int]:
-    """A tile with which the shape has `tasks` tiles of about equal size, or as near to that number
-    as cuts of whole dimensions allow.
+    """A tile that divides the shape into about `tasks` tiles of about equal size. The number of
+    tiles is exact if the dimensions have suitable sizes.
     """
     tile = list(shape)
     for d, n in enumerate(shape):
@@ -138,9 +140,9 @@ def _countable(chunks: tuple[int, int]) -> bool:
 def transpose_tile(
     shape: Sequence[int], transposed: int, machine: Machine, itemsize: int = 4
 ) -> list[int]:
-    """Tile sizes for the result of a transposition. transposed: the dimension of the result (of the
-    four to which it folds) that is the source's last. Tiles are long enough in both of these
-    dimensions that source and result are accessed in whole cache lines.
+    """The tile size of a transpose's result in each of four dimensions (after folding).
+    transposed: the dimension of the result that is contiguous in the source. In this dimension and
+    in the last one, tiles are long enough that source and result are accessed in whole cache lines.
     """
     if transposed == 3 or (transposed == 0 and len(shape) > MAX_FOLDED_DIMS):
         return box_tile(shape, machine, itemsize=itemsize)
@@ -149,8 +151,9 @@ def transpose_tile(
     planes = math.prod(shape) // (shape[transposed] * shape[3])
 
     def busy(chunks: tuple[int, int]) -> tuple[int, int]:
-        """The squares that the busiest processor transposes, with one more counted for each task,
-        and the number of tasks.
+        """A measure of time to minimise: the squares of one cache line's width that the busiest
+        processor transposes, plus one for each of its tasks; and, to decide ties, the number of
+        tasks.
         """
         tasks = planes * -(-across // chunks[0]) * -(-down // chunks[1])
         return -(-tasks // machine.processors) * (chunks[0] * chunks[1] + 1), tasks
@@ -173,22 +176,23 @@ def transpose_tile(
 
 
 def _powers(most: int) -> list[int]:
-    """The powers of two below `most`, followed by `most`."""
+    """The powers of two that are less than `most`, in ascending order, and then `most` itself."""
     return [*(1 << i for i in range(most.bit_length()) if 1 << i < most), most]
 
 
 def swept(coords: list[tuple[int, ...]], machine: Machine) -> list[tuple[int, ...]]:
-    """The order of the tiles of a tensor that is read or written once. If processors have several
-    tiles each, all of them proceed through the tensor side by side, so that memory is accessed in
-    one region at a time.
+    """The coordinates of a tensor's tiles in the order in which they are divided among processors.
+    If each processor has several tiles, the order is that of `side_by_side`, so that at any time
+    all processors access neighbouring memory.
     """
     many = len(coords) > machine.processors and machine.coalesces
     return side_by_side(coords, machine.processors) if many else coords
 
 
 def side_by_side(coords: Sequence[tuple[int, ...]], processors: int) -> list[tuple[int, ...]]:
-    """The coordinates in an order in which processors that are assigned consecutive shares of it
-    proceed through the given order side by side.
+    """Reorders coordinates for processors that each get one consecutive share of the result. In the
+    returned order, the first elements of all shares are neighbours in the given order, followed by
+    all second elements, and so on.
     """
     total = len(coords)
     shares: list[list[tuple[int, ...]]] = [[] for _ in range(processors)]
@@ -208,8 +212,9 @@ def box_coords(shape: Sequence[int], tile: Sequence[int]) -> list[tuple[int, ...
 
 
 def stage_rows(weight: Tensor, machine: Machine, paired: bool) -> int:
-    """Rows of weights in one stage: a power of two that fits, at most 4 (more for quantised
-    weights), and at least 2 if paired.
+    """The number of rows of weights in one stage, which is a slot of the ring in shared memory
+    through which weights are streamed. It is a power of two that fits, at most 4 (more for
+    quantised weights), and at least 2 if an epilogue reads pairs of rows (`paired`).
     """
     rows, most = 2 if paired else 1, 4
     if isinstance(weight.dtype, RowType) and machine.ring_bytes:
@@ -231,12 +236,13 @@ def input_in_memory(node: Node) -> bool:
 
 
 def stage_tile(node: Node, machine: Machine) -> tuple[int, int]:
-    """The rows of weights in a stage of a linear layer, and the number of stages that these rows
-    take.
+    """How the weights of a linear layer are streamed: the number of rows that are loaded together,
+    and the number of stages (slots of the ring in shared memory) that they take, which is more
+    than one if rows are cut along k.
 
-    If the machine has communicating warps, matrix units multiply inputs of few rows. They take
-    parts of as many rows of weights as they multiply at once, or, for an input of two rows, whole
-    rows.
+    In kernel variants with communicating warps, matrix units multiply inputs of few rows. The rows
+    loaded together are then as many as a matrix unit multiplies at once. For an input of two rows,
+    whole rows are loaded.
     """
     x, weight, out = *node.inputs[:2], node.outputs[0]
     rows, paired = out.shape[0], node.read(LinearAttributes).epilogue in PAIRED
@@ -252,9 +258,9 @@ def stage_tile(node: Node, machine: Machine) -> tuple[int, int]:
         or not x.dense
     ):
         return stage_rows(weight, machine, paired), split_k(rows, weight, machine)
-    # Each row of a stage is a separate copy, which delays the stream, so a stage has only as many
-    # rows as a tile has columns. The 16 rows of such a tile minimise the bytes that each warp reads
-    # on its own.
+    # Each row of a stage takes a separate copy, which delays the stream. So a stage has only as
+    # many rows of weights as one matrix instruction multiplies, which are 16 if each warp reads the
+    # input from memory on its own.
     held = MATRIX_ROWS[0 if input_in_memory(node) else 1]
     parts = (p for p in range(1, unit + 1) if unit % p == 0)
     room = (p for p in parts if held * row_bytes(weight) <= p * machine.stage_bytes)
@@ -262,8 +268,9 @@ def stage_tile(node: Node, machine: Machine) -> tuple[int, int]:
 
 
 def layer_tiles(node: Node, machine: Machine) -> tuple[int, int, list[tuple[int, int]]]:
-    """The rows of weights in a linear layer's stages, the number of stages that these rows take,
-    and for each task the first row of weights and the last + 1.
+    """How a linear layer is divided: the rows of weights that are loaded together and the number of
+    stages that they take (see stage_tile), and for each task its first row of weights and the row
+    after its last.
     """
     weight = node.inputs[1]
     n = weight.shape[0]
@@ -274,12 +281,12 @@ def layer_tiles(node: Node, machine: Machine) -> tuple[int, int, list[tuple[int,
 
 
 def split_k(rows: int, weight: Tensor, machine: Machine) -> int:
-    """The number of stages that a row of weights takes on the operand stream; 0 if it cannot be
-    streamed. rows: of the input.
+    """The number of stages (slots of the ring in shared memory) that a row of weights takes; 0 if
+    the weights cannot be streamed. rows: the number of input rows.
 
-    A stage contains whole rows. A wider row is cut along k into equal parts. In variants without
-    communicating warps this requires that threads keep their slices of the only input row in
-    registers, with an even number of elements each.
+    A row that fits in a stage takes one. A wider row is cut along k into equal parts. In variants
+    without communicating warps, this requires an input of one row, of which each thread keeps a
+    slice with an even number of elements in registers.
     """
     columns = weight.shape[1]
     if not machine.ring_bytes or row_bytes(weight) <= machine.stage_bytes:
@@ -287,7 +294,7 @@ def split_k(rows: int, weight: Tensor, machine: Machine) -> int:
     if isinstance(weight.dtype, RowType):
         return 0
     if machine.variant.role(COMMUNICATE):
-        # There different warps compute the parts, and the input is in shared memory.
+        # In such a variant, different warps compute the parts; the input is in shared memory.
         least = -(-row_bytes(weight) // machine.stage_bytes) if rows <= MAX_INPUT_ROWS else 0
         unit = 16 if rows == 1 else 64  # a part is a multiple of this many bytes
         units = row_bytes(weight) // unit
@@ -312,7 +319,7 @@ def split(total: int, parts: int) -> list[tuple[int, int]]:
 
 
 def start_of(tensor: Tensor) -> int:
-    """Elements from the buffer's start to the tensor's first element."""
+    """The offset of the tensor's first element in its buffer, in elements."""
     return sum(o * s for o, s in zip(tensor.offsets, tensor.strides, strict=True))
 
 
@@ -322,8 +329,9 @@ def attends(node: Node, machine: Machine) -> bool:
 
 
 def attends_in_units(node: Node, parts: bool = False) -> bool:
-    """True for attention of one 16-bit type whose heads and rows begin at multiples of 16 bytes.
-    parts: also accept fp32 queries and results with bf16 keys and values.
+    """True for attention that matrix units support: all tensors have one 16-bit type, and all heads
+    and rows begin at multiples of 16 bytes. parts: if True, also accept fp32 queries and results
+    with bf16 keys and values.
     """
     given = node.read(AttentionAttributes)
     types = {t.dtype.name for t in (*node.inputs[:3], node.outputs[0])}

@@ -1,4 +1,5 @@
-"""Rewrites ops on 4-bit elements as ops on whole bytes, if the op only moves elements.
+"""Unpacks tensors of 4-bit elements for ops that only move elements: the elements are cast to a
+type of at least a byte, moved, and cast back.
 
 Called by the lowerings of ops that move elements.
 """
@@ -13,8 +14,9 @@ from ark.lower.registry import get
 
 
 def unpacked(lowering: Lowering, tensor: Tensor, fill: bool = True) -> Tensor:
-    """A dense temporary of the tensor's shape, of a type with at least a byte per element that
-    represents every value of the tensor's type. fill: copy the values into it.
+    """A dense temporary for the elements of a tensor with several elements per byte. Its type has
+    at least a byte per element and represents all values of the tensor's type. fill: True to copy
+    the values into it.
     """
     dtype = bf16 if tensor.dtype.name == "fp4" else int8
     wide = lowering.temp(tensor.shape, dtype, f"{tensor.name}.unpacked")

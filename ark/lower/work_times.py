@@ -1,9 +1,10 @@
-"""Estimates the time of products and attention under a kernel variant from the machine's costs.
+"""Predicts the time of products and attention under a kernel variant from the machine's costs.
 Called by ark.lower.choose for each node before anything is lowered.
 
-Under the variant that loads boxes for warpgroups, a product takes the predicted time of its cut,
-plus the time of copying the sides that must first be rearranged. Products that box copies cannot
-load, or that are too small for it, take the time of the bodies that all variants have.
+Under the variant for warpgroups, which loads operands by box copies, a product takes the predicted
+time of its best tiles, plus the time of copying operands that must first be rearranged. Products
+that box copies cannot load, or that are too small, take the time of the device functions that all
+variants have.
 """
 
 from __future__ import annotations
@@ -23,18 +24,21 @@ from ark.machine.capability import Capability
 from ark.machine.costs import BoxCosts
 from ark.machine.variant import LOAD, Variant
 
-# Number of times that the bytes of a rearranged side are moved: read and written.
+# Rearranging an operand moves its bytes this number of times: once to read, once to write.
 TRANSPOSED_TRAFFIC_FACTOR = 2
 
 
 def boxed(variant: Variant) -> bool:
-    """True where the variant loads boxes of matrices instead of an operand stream."""
+    """True where the variant's loading warp copies boxes of matrices to shared memory instead of
+    streaming weights through a ring.
+    """
     return bool(variant.role(LOAD)) and not variant.stages
 
 
 def product_times(nodes: Sequence[Node], machine: Machine) -> list[tuple[Node, float, float]]:
-    """For each product and attention: the node, its microseconds under the variant for warpgroups,
-    and those under the machine's first variant. Empty if the machine has no variant for warpgroups.
+    """For each product and attention: the node, its predicted microseconds under the variant for
+    warpgroups, and those under the machine's first variant. Empty if the machine has no variant for
+    warpgroups.
     """
     target = next((machine.using(v.name) for v in machine.variants if boxed(v)), None)
     if target is None:
@@ -46,8 +50,9 @@ def product_times(nodes: Sequence[Node], machine: Machine) -> list[tuple[Node, f
 
 
 def work_us(node: Node, machine: Machine, share: float = 1.0) -> float:
-    """Microseconds of a product or of attention under the machine's variant. share: the speed of
-    the common bodies relative to their speed under the machine's first variant.
+    """Predicted microseconds of a product or of attention under the machine's kernel variant.
+    share: the speed of device functions without warpgroups in this variant, relative to their speed
+    in the machine's first variant.
     """
     costs, units = machine.costs.boxes, boxed(machine.variant)
     if costs is None:
@@ -78,8 +83,8 @@ def _cut_us(node: Node, machine: Machine) -> float:
 
 
 def _laid_us(node: Node, costs: BoxCosts) -> float:
-    """Microseconds for copying sides to a layout that box copies can load
-    (ark.lower.rewrite.align_operands).
+    """Microseconds for copying the operands that box copies cannot load to another layout
+    (ark.lower.rewrite.align_operands); 0 if they can load both.
     """
     moved = 0
     for side in SIDES:
@@ -90,8 +95,8 @@ def _laid_us(node: Node, costs: BoxCosts) -> float:
 
 
 def _tiles_us(node: Node, machine: Machine, costs: BoxCosts, units: bool) -> float:
-    """Microseconds with the common bodies, or with the bodies for fp32 that only the first variant
-    has.
+    """Predicted microseconds of a product with a device function that does not use warpgroups. The
+    machine's first variant has a special one for fp32.
     """
     shape, depth = fold(node.outputs[0].shape), depth_of(node)
     left, right = (t.dtype for t in node.inputs[:2])

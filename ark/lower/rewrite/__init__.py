@@ -1,6 +1,6 @@
-"""Rewrites from graph to graph: one module for each pass, named after it. ark.lower.passes lists
-them in order.
+"""The compiler's passes, each of which rewrites a graph: one module for each pass, named after it.
+ark.lower.passes lists them in order, and ark.lower.prepare runs them.
 
 `views`, `strided`, `masks` and `copies` contain functions that several passes use. A pass returns a
-graph with the same meaning as the given one, and does not change the given one.
+new graph that computes the same results, and does not change the given graph.
 """

@@ -1,10 +1,11 @@
-"""Copies operands of products to layouts that warpgroups can read, once the kernel variant is
-known.
+"""Copies operands of matrix products to layouts that warpgroups can read. Listed in
+ark.lower.passes; runs after the kernel variant is chosen.
 
-Box copies load rows that start at multiples of 16 bytes. An operand with unaligned rows is copied
-to aligned rows, which costs one more read. If an elementwise op or a product computes the operand
-for this product only, that op writes it aligned (fuse_chains, fuse_epilogues). For types whose k
-must be contiguous, operands with another layout are transposed in memory.
+Warpgroups read operands by box copies (hardware copies of rectangles), which need rows that start
+at multiples of 16 bytes. An operand with unaligned rows is copied to aligned rows, which costs one
+more read. If an elementwise op or a product computes the operand for this product only, later
+passes fuse the copy into that op (fuse_chains, fuse_epilogues). For types whose k must be
+contiguous, operands with another layout are transposed in memory.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from ark.plan.types import BOX_ALIGNMENT_BYTES
 
 
 def align_operands(graph: Graph, context: Context) -> Graph:
-    """A copy of the graph with sides of products copied to such layouts; the graph itself under
-    other variants than `matrix`.
+    """A copy of the graph in which operands of products are copied to layouts that warpgroups can
+    read; the graph itself if the kernel variant is not `matrix`.
     """
     machine = context.machine
     if machine.variant.name != "matrix":
@@ -44,8 +45,8 @@ def align_operands(graph: Graph, context: Context) -> Graph:
 
 
 def _laid(graph: Graph, product: Node, side: int, number: int, machine: Machine) -> Node | None:
-    """The node that copies or transposes one side of a product; None if the side can stay as
-    it is.
+    """The node that copies or transposes operand `side` of a product; None if warpgroups can read
+    the operand as it is. number: the id of the new node.
     """
     source = product.inputs[side]
     if product.outputs[0].shape[-2] < MIN_MATRIX_UNIT_ROWS and product.inputs[1].shape[:-2]:
@@ -71,7 +72,7 @@ def _rows_aligned(graph: Graph, shape: Sequence[int], source: Tensor, product: N
 def _before(
     product: Node, number: int, kind: str, source: Tensor, out: Tensor, attrs: dict[str, Any]
 ) -> Node:
-    """A node that rearranges a side, with the placement of the product."""
+    """A node that rearranges an operand of the product and runs on the same processors as it."""
     return dataclasses.replace(
         product,
         id=number,

@@ -1,13 +1,13 @@
 """Removes a transpose of rows before a linear layer together with the transpose after it, or only
 one of the two.
 
-A product with a weight, and elementwise ops whose other inputs are equal for all rows, compute each
-row independently. So the rows may keep the order that they had before the first transpose, and the
-second transpose, which would restore this order, is not needed. torch.nn.MultiheadAttention with
-sequences as the first and batches as the second dimension transposes in this way around both of its
-projections.
+A product with a weight, and an elementwise op whose other inputs are equal for all rows, compute
+each row independently. So the rows may keep the order that they had before the first transpose, and
+the second transpose, which would restore this order, is not needed. torch.nn.MultiheadAttention
+with batch_first=False has such transposes around both of its projections.
 
-A chain is rewritten if this removes at least one of the two transposes. Listed in ark.lower.passes.
+A chain (first transpose, ops on rows, last transpose) is rewritten if at least one of the two
+transposes can be removed. Listed in ark.lower.passes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ from ark.tasks import expression
 
 
 def cancel_transposes(graph: Graph, context: Context) -> Graph:
-    """A copy of the graph with these chains rewritten; the graph itself if it has none."""
+    """A copy of the graph without the transposes that cancel each other; the graph itself if it has
+    none.
+    """
     while True:
         rewritten = _rewritten(graph, context.kept)
         if rewritten is None:
@@ -35,7 +37,9 @@ def cancel_transposes(graph: Graph, context: Context) -> Graph:
 
 
 def _rewritten(graph: Graph, kept: frozenset[int]) -> Graph | None:
-    """The graph with its first chain rewritten; None if it has no chain."""
+    """The graph with its first chain of transpose, ops on rows and transpose rewritten; None if it
+    has no such chain.
+    """
     private = read_once(graph, kept)
     for node in graph.nodes:
         if node.type == "transpose" and _plain(node) and private(node.outputs[0]):
@@ -56,7 +60,7 @@ def _rewritten(graph: Graph, kept: frozenset[int]) -> Graph | None:
 
 
 def _plain(node: Node) -> bool:
-    """True where the node has one output, which is all of its buffer, and no hints."""
+    """True where the node has a single output, which fills its buffer, and no user hints."""
     return (
         len(node.outputs) == 1
         and node.hints is None
@@ -67,8 +71,8 @@ def _plain(node: Node) -> bool:
 
 
 def _reader(graph: Graph, node: Node) -> Node | None:
-    """The reader of a result whose buffer only one other node accesses; None if it reads the buffer
-    as several inputs.
+    """The only other node that accesses the buffer of a node's result; None if it reads the buffer
+    through several of its inputs.
     """
     buffer, view = node.outputs[0].buffer.id, graph.view
     (number,) = view.touching[buffer] - {node.id}
@@ -82,9 +86,9 @@ def _read(node: Node, out: Tensor) -> Tensor:
 
 
 def _joins(node: Node, out: Tensor, first: Node) -> bool:
-    """True where the node may be the next of a chain after the node that computes `out`. Whether an
-    elementwise op computes each row independently is checked later, when the number of rows is
-    known.
+    """True where the node can follow the node that computes `out` in a chain of transpose, ops on
+    rows and transpose. Whether an elementwise op computes each row independently is checked later,
+    when the number of rows is known.
     """
     read = _read(node, out)
     if node.placement != first.placement or not _plain(node) or not same_elements(read, out):
@@ -113,8 +117,9 @@ def _leading(shape: Sequence[int], rows: int) -> int | None:
 
 
 def _reordered(graph: Graph, chain: Sequence[Node]) -> dict[int, Node | None] | None:
-    """The nodes that replace those of the chain, by id (None: the node is removed). In these, rows
-    are in the order of the first transpose's source. None if no transpose would be removed.
+    """The replacements for the nodes of a chain, by node id; a node with replacement None is
+    removed. The new nodes compute rows in the order of the first transpose's source. Returns None
+    if no transpose would be removed.
     """
     first, *between, last = chain
     counts = {n.inputs[0].shape[0] for n in between if n.type == "matmul"}
@@ -162,9 +167,10 @@ def _reordered(graph: Graph, chain: Sequence[Node]) -> dict[int, Node | None] | 
 
 
 def _first(node: Node, rows: int) -> tuple[list[int], list[int], bool] | None:
-    """For the first transpose: the row dimensions in the order of its source, their sizes in the
-    order of its result, and whether the transpose becomes unnecessary. Dimensions are numbered from
-    0 by their position in the result. None if it does not change the order of rows.
+    """How a chain's first transpose reorders rows: the dimensions of its result that number the
+    rows, in the order in which its source has them; the sizes of these dimensions; and True if the
+    transpose is unnecessary once rows stay in the source's order. None if the transpose does not
+    change the order of rows.
     """
     perm, shape = node.read(TransposeAttributes).perm, node.outputs[0].shape
     count = _leading(shape, rows)
@@ -181,9 +187,9 @@ def _first(node: Node, rows: int) -> tuple[list[int], list[int], bool] | None:
 def _last(
     node: Node, rows: int, order: Sequence[int], lead: Sequence[int]
 ) -> tuple[list[int], list[int], list[int]] | None:
-    """For the last transpose, if its rows are in another order: the shape that it reads, its
-    permutation and the shape of its result, all without dimensions of size 1. None if its shape
-    does not fit.
+    """A chain's last transpose, adapted to rows that are in the order of the first transpose's
+    source: the shape that it reads, its permutation and the shape of its result, all without
+    dimensions of size 1. None if the dimensions of rows cannot be matched.
     """
     shape, perm = node.inputs[0].shape, node.read(TransposeAttributes).perm
     count = _leading(shape, rows)
@@ -207,8 +213,9 @@ def _last(
 def _by_rows(
     graph: Graph, node: Node, before: Tensor, source: Tensor, target: Tensor, rows: int
 ) -> Node | None:
-    """The node, reading rows in another order from `source` and writing them to the target's
-    buffer. None if another input differs between rows.
+    """A copy of the node that reads `source`, in which the same rows are in another order, and
+    writes its rows in that order to the target's buffer. None if another input of the node is not
+    equal for all rows.
     """
     out = node.outputs[0]
     count = _leading(out.shape, rows)
@@ -244,20 +251,22 @@ def _seen(graph: Graph, tensor: Tensor, shape: Sequence[int]) -> Tensor | None:
 
 
 def _on(graph: Graph, target: Tensor, shape: Sequence[int]) -> Tensor:
-    """A tensor of another shape that covers all of the target's buffer."""
+    """A new tensor of the given shape that covers all of the target's buffer."""
     assert math.prod(shape) == target.elements
     return graph.tensor(shape, target.dtype, buffer=target.buffer, name=target.name)
 
 
 def _lasts(graph: Graph, first: Node, reader: Node) -> bool:
-    """True where the source is not overwritten before the reader runs."""
+    """True where the source of the first transpose still has its contents when the reader runs."""
     places = graph.view.places
     writers = graph.view.writers.get(first.inputs[0].buffer.id, [])
     return not any(places[first.id] < places[n.id] <= places[reader.id] for n in writers)
 
 
 def _unread_before(graph: Graph, last: Node) -> bool:
-    """True where the result may be written earlier than by the last transpose."""
+    """True where the last transpose's result may be written earlier, because no node before the
+    transpose accesses its buffer.
+    """
     buffer, places = last.outputs[0].buffer, graph.view.places
     others = graph.view.touching[buffer.id] - {last.id}
     alone = buffer.arena in UNSEEN and len(graph.view.writers[buffer.id]) == 1

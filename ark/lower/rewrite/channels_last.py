@@ -1,12 +1,12 @@
 """Moves the channels of convolutions to the last dimension (NHWC) if matrix units compute the
 products.
 
-A convolution is written as a product with a matrix of windows, in which no two neighbouring
-elements are neighbours in memory of the input (ark.ops.windows). With channels last, neighbours in
-the matrix are also neighbours in the input. The input is then copied in whole packs, or loaded
-directly by box copies (ark.lower.rewrite.fuse_windows), whatever the size of the image. An image is
-transposed once for all its readers. Elementwise ops between convolutions keep channels last, and a
-result is transposed back only for a reader that needs channels first.
+A convolution is written as a product with a matrix of windows (ark.ops.windows). With channels
+first, elements that are neighbours in this matrix are not neighbours in the image, so they are
+copied one by one. With channels last they are neighbours in both, and are copied by vector accesses
+or loaded directly by box copies (ark.lower.rewrite.fuse_windows). An image is transposed once for
+all its readers. Elementwise ops between convolutions keep channels last, and a result is transposed
+back only for a reader that needs channels first.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ from ark.tasks import expression
 
 
 def channels_last(graph: Graph, context: Context, few: bool = True) -> Graph:
-    """A copy of the graph with channels last. few: include convolutions of few channels, whose
-    windows box copies must load.
+    """A copy of the graph in which convolutions, and the ops between them, have channels as the
+    last dimension. few: True to include convolutions with too few channels for a vector access;
+    they pay off only if box copies load their windows.
     """
     machine, kept = context.machine, context.kept
     if not machine.coalesces:
@@ -59,8 +60,8 @@ def _pools(node: Node) -> bool:
 
 
 def _reduces_places(node: Node) -> bool:
-    """True where each channel of an image is reduced to one element and the user cannot read the
-    result by name.
+    """True where the node reduces each channel of an image to one element (for example, a global
+    mean) and the user cannot read the result by name.
     """
     source, out = node.inputs[0] if node.inputs else None, node.outputs[0]
     if source is None or node.type not in REDUCTIONS or len(node.inputs) > 1:
@@ -72,9 +73,9 @@ def _reduces_places(node: Node) -> bool:
 def _wanted(
     graph: Graph, by_node: dict[int, Convolution], kept: frozenset[int]
 ) -> tuple[set[int], set[int]]:
-    """Two sets of buffers. The first: images for which channels last pays off, because a
-    convolution reads windows of them or of results that elementwise ops compute from them. The
-    second: images for which channels last costs nothing, because all their readers support it.
+    """Two sets of buffer ids. The first has images for which channels last pays off, because a
+    convolution reads windows of them, or of results that elementwise ops compute from them. The
+    second has images for which channels last costs nothing, because all their readers support it.
     """
     readers = graph.view.reads
     able: Counter[int] = Counter()
@@ -108,18 +109,18 @@ def _wanted(
 
 
 class _Turned:
-    """Builds the nodes of the graph with channels last."""
+    """Builds the nodes of a graph whose convolutions have channels last. An image with channels
+    last is stored as rows of channels: a matrix (n * places, channels) with a row for each pixel.
+    """
 
     def __init__(self, graph: Graph, worth: set[int], fine: set[int]) -> None:
         self.graph, self.worth, self.wanted = graph, worth, worth | fine
         self.number = max((n.id for n in graph.nodes), default=0)
         self.nodes: list[Node] = []
-        # Ids of tensors that are not views of others; the user may read these by name in their
-        # shape.
+        # Ids of tensors that are not views. The user may read them by name, so their shapes stay.
         firsts = {t.buffer.id: t.id for t in reversed(graph.tensors)}
         self.own = frozenset(firsts.values())
-        # By buffer: its rows of channels (n * places, channels), and the placement of the node that
-        # writes them.
+        # For each buffer id, the image's rows of channels and the placement of their writer.
         self.turned: dict[int, tuple[Tensor, Any]] = {}
         self.back: set[int] = set()  # ids of transposes back to channels first
 
@@ -130,8 +131,8 @@ class _Turned:
         self.nodes.append(node)
 
     def needed(self, kept: frozenset[int]) -> list[Node]:
-        """The nodes, without transposes back whose readers all read the rows of channels
-        instead.
+        """The nodes of the new graph, without the transposes back to channels first whose results
+        are not read.
         """
         before, read = self.graph.view.reads, GraphView(self.nodes).reads
 
@@ -144,8 +145,8 @@ class _Turned:
         return [n for n in self.nodes if not dead(n)]
 
     def rows(self, tensor: Tensor, node: Node) -> Tensor | None:
-        """An image's rows of channels, if they exist with the placement of the node; None
-        otherwise.
+        """The image's rows of channels, if an earlier node with the same placement (phase and
+        processors) computed them; None otherwise.
         """
         rows = self.turned.get(tensor.buffer.id)
         image = image_of(tensor)
@@ -171,15 +172,15 @@ class _Turned:
             )
             self.keep(self._product(product, inputs, out))
             return
-        # A result with unaligned rows, or one that is read with channels last, has channels last,
-        # too.
+        # The result has channels last if its readers want that, or if its rows would be unaligned.
         between = self.graph.tensor((n * places, outputs), out.dtype, name=f"{product.name}.places")
         self.nodes.append(self._product(product, (table, flat), between))
         self._turn_back(product, between, out)
 
     def _sides(self, one: Convolution) -> tuple[Tensor, Tensor] | None:
-        """The weights as (outputs, k) and the windows as (n * places, k); None if the image is not
-        transposed and there is no reason to do so.
+        """Both operands of a convolution's product: the weights as (outputs, k) and the windows as
+        (n * places, k), with channels last. None if the image has channels first and transposing it
+        does not pay off.
         """
         product, windows = one.product, one.windows
         n, channels, places = image_of(one.source) or (0, 0, 0)
@@ -208,7 +209,9 @@ class _Turned:
         return self._view(kernel.outputs[0], [outputs, depth]), table
 
     def _padded_sides(self, one: Convolution) -> tuple[Tensor, Tensor] | None:
-        """The same as _sides for a convolution of few channels."""
+        """Both operands of the product, as in `_sides`, for a convolution of few channels, whose
+        image is padded to more channels.
+        """
         product, windows, padded = one.product, one.windows, one.padded
         if windows is None or padded is None:
             return None
@@ -226,16 +229,16 @@ class _Turned:
         return self._view(kernel.outputs[0], [outputs, padded.depth]), table
 
     def takes(self, node: Node) -> bool:
-        """True if the node was added as an op on rows of channels: it supports them, and its inputs
-        have them.
+        """Adds the node as an op on rows of channels if it supports them and its inputs have them.
+        Returns True if it was added.
         """
         if node.hints or node.after:
             return False
         return self.elementwise(node) or self.pool(node) or self.reduction(node)
 
     def pool(self, node: Node) -> bool:
-        """Adds a pool on rows of channels, if possible. Channels become a further dimension, with
-        windows of one element.
+        """Adds a pool that reads rows of channels, if possible. Channels become a further dimension
+        of the pool, in which a window has one element. Returns True if it was added.
         """
         out = node.outputs[0]
         rows = self.rows(node.inputs[0], node) if _pools(node) else None
@@ -252,7 +255,9 @@ class _Turned:
         return True
 
     def reduction(self, node: Node) -> bool:
-        """Adds a reduction over an image's places, reading rows of channels, if possible."""
+        """Adds a reduction over all pixels of an image that reads rows of channels, if possible.
+        Returns True if it was added.
+        """
         rows = self.rows(node.inputs[0], node) if _reduces_places(node) else None
         if rows is None:
             return False
@@ -265,7 +270,7 @@ class _Turned:
 
     def elementwise(self, node: Node) -> bool:
         """Adds an elementwise op on rows of channels, if possible and if a reader of its result
-        uses these.
+        needs channels last. Returns True if it was added.
         """
         out = node.outputs[0]
         image = image_of(out)
@@ -284,8 +289,9 @@ class _Turned:
         return True
 
     def _as_rows(self, tensor: Tensor, node: Node, out: Tensor) -> Tensor | None:
-        """An operand for rows of channels: rows of the same shape, or one element per channel or
-        for all. None if the operand has neither form.
+        """An elementwise op's operand in a form that broadcasts to rows of channels: rows of the
+        same shape, one element per channel, or a single element. None if it has none of these
+        forms.
         """
         if tensor.shape == out.shape:
             return self.rows(tensor, node)
@@ -298,8 +304,8 @@ class _Turned:
         return self._view(tensor, [1, shape[channel]])
 
     def _turn(self, like: Node, tensor: Tensor, shape: Sequence[int]) -> Node:
-        """A transpose of the last two of three dimensions, with the tensor viewed in these
-        dimensions.
+        """A node that views the tensor in the given three dimensions and transposes the last
+        two.
         """
         first, channels, places = shape
         name = f"{like.name}.channels_last"
@@ -344,8 +350,8 @@ class _Turned:
         return dataclasses.replace(product, inputs=inputs, outputs=(out,)).with_attributes(given)
 
     def _node(self, like: Node, type: str, source: Tensor, out: Tensor, attrs: Any) -> Node:
-        """A node with one input that has the placement of another node and its tensors to run
-        after.
+        """A new node with one input. It copies the placement (phase, processors) and the ordering
+        constraints of the node `like`.
         """
         self.number += 1
         name = out.name or like.name

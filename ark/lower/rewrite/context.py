@@ -1,5 +1,5 @@
-"""The facts beside the graph that a pass may use: machine, options, external buffers. Created by
-ark.lower.prepare, read by every pass.
+"""The context of a pass: what it may use besides the graph (machine, options, buffers that the
+caller accesses). Created by ark.lower.prepare, read by every pass.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from ark.machine import Machine
 
 @dataclass(frozen=True)
 class Context:
-    """The facts beside the graph that a pass may use.
+    """What a pass may use besides the graph.
 
     machine: the target machine; in passes over one kernel, it has only the kernel's variant.
     options: the planner's options. kept: ids of buffers that the caller or another kernel reads or
-    writes, so that their contents must be written. machines: by phase, each with only the phase's
+    writes, which a pass must not remove. machines: one for each phase, with only the phase's
     variant; empty before the variants are chosen. alone: True if each rank begins iterations
     independently.
     """

@@ -1,5 +1,6 @@
-"""Finds the convolutions for which channels last pays off: products with a matrix of windows, or
-with the image itself. Called by ark.lower.rewrite.channels_last.
+"""Finds the convolutions that are faster with channels last. In the graph a convolution is a matrix
+product whose right operand is a matrix of windows or, for windows of one pixel, the image itself.
+Called by ark.lower.rewrite.channels_last.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from ark.plan.types import BOX_ALIGNMENT_BYTES
 
 @dataclass(frozen=True)
 class Convolution:
-    """A convolution. windows: the node that creates the matrix of windows; None if that matrix is
-    the image itself. numbers: the parameters of its windows. source: the image as (n, channels,
-    places...). padded: the image with padded channels, if channels do not fill whole packs.
+    """A convolution. windows: the node that computes the matrix of windows; None if the image
+    itself is that matrix. product: the matmul node. numbers: sizes and strides of the windows.
+    source: the image as (n, channels, places...). padded: how the image is padded to more channels,
+    if its channels are no multiple of 16 bytes.
     """
 
     windows: Node | None
@@ -36,9 +38,9 @@ class Convolution:
 
 
 def convolutions(graph: Graph, kept: frozenset[int], machine: Machine) -> dict[int, Convolution]:
-    """The convolutions for which channels last pays off, by their product's id. If box copies
-    support windows, they include convolutions of fp32 for which the user allows tf32, and those of
-    few channels.
+    """The convolutions that are faster with channels last, by the id of their matmul node. If box
+    copies can load windows, they include convolutions of fp32 for which the user allows tf32, and
+    convolutions of few channels.
     """
     private = read_once(graph, kept)
     windows: dict[int, tuple[int, Node]] = {}  # by buffer: place and node
@@ -57,12 +59,14 @@ def convolutions(graph: Graph, kept: frozenset[int], machine: Machine) -> dict[i
 
 
 def least_work(machine: Machine) -> float:
-    """The multiplications from which a product is worth transposing the image that it reads."""
+    """The fewest multiplications of a product for which transposing its image pays off."""
     return machine.costs.turned_work
 
 
 def image_of(tensor: Tensor) -> tuple[int, int, int] | None:
-    """(n, channels, places) of a whole tensor of that form; None for other tensors."""
+    """The sizes (n, channels, places) of an image, where places is the number of its pixels; None
+    if the tensor is not a whole image.
+    """
     if not whole(tensor) or len(tensor.shape) < 3:
         return None
     shape = list(tensor.shape)
@@ -72,9 +76,10 @@ def image_of(tensor: Tensor) -> tuple[int, int, int] | None:
 
 
 def _fits(windows: Node | None, product: Node, machine: Machine) -> Convolution | None:
-    """The convolution of a product, if its types are 16-bit or fp32 as tf32 (where supported), its
-    channels fill packs or can be padded to do so, and it is large enough; None otherwise. windows:
-    the node that computes its right side.
+    """The convolution that a product computes, if it is faster with channels last; None otherwise.
+    Its types must be 16-bit (or fp32 as tf32, where supported), its channels a multiple of 16 bytes
+    or paddable to one, and it must be large enough. windows: the node that computes the product's
+    right operand; None if that is the image.
     """
     if product.hints or (windows is not None and windows.placement != product.placement):
         return None

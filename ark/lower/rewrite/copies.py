@@ -16,8 +16,8 @@ from ark.lower.rewrite.views import whole
 
 
 def read_in_place(graph: Graph, kept: frozenset[int]) -> Graph:
-    """The graph without the need for transposes whose elements already have that order in their
-    source: their readers read the source instead.
+    """The graph in which readers of a transpose read its source instead, if the source already has
+    the elements in the same order in memory. The transposes themselves are not removed.
     """
     last: dict[int, tuple[int, Node]] = {}
     moved: dict[int, Tensor] = {}  # by buffer: a tensor in the buffer to read instead
@@ -54,8 +54,8 @@ def _moved(tensor: Tensor, moved: dict[int, Tensor]) -> Tensor:
 
 
 def without_unread(graph: Graph, kept: frozenset[int], known: frozenset[int]) -> Graph:
-    """The graph without elementwise ops, copies and ops on constants only (`known`, by id) whose
-    results are not read.
+    """The graph without the ops whose results are not read. Only elementwise ops, copies and the
+    ops in `known` (ids of ops that depend on constants only) are removed.
     """
     left: list[Node] = []
     read: Counter[int] = Counter()

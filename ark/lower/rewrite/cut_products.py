@@ -1,7 +1,8 @@
-"""Stores the cut of each product in its node: rows and columns of its tiles, and parts of k. A
-product in parts of k computes one sum per part, and an additional op adds these.
+"""Stores in each product's node how it is divided into tasks: rows and columns of its tiles, and
+the number of parts of k. With several parts (split-k), the product computes one sum per part, and
+an additional op adds the sums.
 
-The rules are in ark.lower.cuts (for warpgroups and other bodies), k_parts and thin_cuts. Listed in
+The rules that choose these numbers are in ark.lower.cuts, k_parts and thin_cuts. Listed in
 ark.lower.passes.
 """
 
@@ -30,8 +31,9 @@ from ark.tasks import expression
 
 
 def cut_products(graph: Graph, context: Context) -> Graph:
-    """A copy of the graph in which product nodes contain their cut, except products whose hints
-    determine it and products of small matrices, several of which are computed by one task.
+    """A copy of the graph in which nodes of matrix products contain their tile size and number of
+    parts of k. Products whose tile the user's hints determine are not changed, nor are batches of
+    matrices so small that one task computes several.
     """
     if not any(_uncut(n) for n in graph.nodes):
         return graph
@@ -60,8 +62,8 @@ def _uncut(node: Node) -> bool:
 
 
 def _shared(nodes: Sequence[Node]) -> dict[int, int]:
-    """By product: the number of consecutive products that read the same left side, including
-    itself.
+    """For each product's id, the number of consecutive products (including itself) that read the
+    same left operand.
     """
     numbers: dict[int, int] = {}
     for _, run in itertools.groupby(nodes, lambda n: sharing(n) if _uncut(n) else n.id):
@@ -75,8 +77,8 @@ def _with_cut(node: Node, cut: Cut) -> MatmulAttributes:
 
 
 def _normed(node: Node, norm: Node | None) -> bool:
-    """True where the next op is an rmsnorm of the product's rows, which can also add up the
-    parts.
+    """True where the next op is an rmsnorm of the product's rows. It can then also add the sums of
+    the parts of k.
     """
     out = node.outputs[0]
     return (
@@ -90,9 +92,9 @@ def _normed(node: Node, norm: Node | None) -> bool:
 def _cut(
     graph: Graph, product: Product, context: Context, ways: int, normed: bool, shared: int
 ) -> Cut | None:
-    """The cut of a product; None if its node does not store one. ways: the number of ops that run
-    at the same time. shared: the number of consecutive products that read the same left side,
-    including itself.
+    """The tile size and parts of k of a product; None if its node does not store them. ways: the
+    number of ops that run at the same time. normed: True if an rmsnorm follows that can add the
+    parts. shared: the number of consecutive products that read the same left operand.
     """
     node, machine = product.node, context.machines[product.node.phase]
     measured = context.options.get("cuts", {})
@@ -118,7 +120,7 @@ def _boxed(
     normed: bool,
     shared: int,
 ) -> Cut:
-    """The cut of a product that warpgroups compute."""
+    """The tile size and parts of k of a product that warpgroups compute."""
     given = product.attributes
     plain = not given.gated and given.rope_kv is None
     several = alone and plain and all(len(t.shape) <= 2 for t in product.tensors)
@@ -134,7 +136,7 @@ def _boxed(
 def _common(
     product: Product, machine: Machine, measured: Mapping[str, Sequence[int]], alone: bool
 ) -> Cut:
-    """The cut of a product that warpgroups do not compute."""
+    """The tile size and parts of k of a product that warpgroups do not compute."""
     shape, depth, dtypes = product.shape, product.depth, product.dtypes
     if product.attributes.windows is None and k_parts.serves(dtypes, shape, machine):
         flat = product.plain and all(len(t.shape) <= 2 for t in product.tensors)
@@ -146,8 +148,9 @@ def _common(
 
 
 def _in_parts(graph: Graph, node: Node, cut: Cut, number: int) -> tuple[Node, Node]:
-    """The product in parts of k, and the op that adds the parts in order and applies the product's
-    epilogue.
+    """Two nodes that replace a product: the product with one sum for each part of k, and the op
+    that adds these sums in order and applies the product's epilogue. number: the id of the second
+    node.
     """
     left, right, *others = node.inputs
     out = node.outputs[0]

@@ -1,10 +1,11 @@
-"""Convolutions of few input channels, such as the first layer of an image network.
+"""Pads the image of a convolution with few input channels, such as the first layer of an image
+network, so that box copies can load its windows. Called by ark.lower.rewrite.convolutions.
 
-Box copies load positions whose channels fill whole packs, and a position with few channels does not
-fill a line. So the image is stored with channels last, padded with zeros to a pack, and with zeros
-on both sides of each row. The taps of a window's row are then contiguous in memory and are loaded
-as one position (ark.tasks.matmul_windows). Only the image grows, by the padding; the matrix of
-windows is not stored. Called by ark.lower.rewrite.convolutions.
+A box copy loads pixels whose channels are a multiple of 16 bytes. So the image is stored with
+channels last, with zeros as further channels, and with zeros before and after each row. The
+elements that a window has in one row are then contiguous in memory, and are loaded as if they were
+the channels of one pixel (ark.tasks.matmul_windows). Only the image grows; the matrix of windows is
+not stored.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from ark.tasks.matmul_windows import boxable
 
 @dataclass(frozen=True)
 class Padded:
-    """The padded image of a convolution. shape: (n, spatial..., channels). window: its windows, in
-    the form of fuse_windows.window. before: padding elements in front of each row. channels: their
-    number including padding.
+    """The padded image of a convolution. shape: (n, spatial..., channels). window: the parameters
+    of its windows, in the form of fuse_windows.window. before: the number of padding pixels in
+    front of each row. channels: the number of channels including padding.
     """
 
     shape: tuple[int, ...]
@@ -34,13 +35,14 @@ class Padded:
 
     @property
     def depth(self) -> int:
-        """The number of elements of k."""
+        """The size of k, the dimension over which the convolution's product sums."""
         sizes: list[int] = self.window["size"]
         return math.prod(sizes) * self.channels
 
     def image_rules(self) -> list[Any]:
-        """For each dimension of the source (n, channels, spatial...), the rule that gives an
-        element's index from its indices in the padded image.
+        """Rules that compute the padded image from the source: for each dimension of the source (n,
+        channels, spatial...), how the index in that dimension follows from the indices of an
+        element of the padded image.
         """
         count = len(self.window["size"])
         rules = [_same(0), _same(1 + count), *(_same(1 + d) for d in range(count))]
@@ -48,8 +50,9 @@ class Padded:
         return rules
 
     def kernel_rules(self) -> list[Any]:
-        """For each dimension of the source (outputs, channels, taps...), the rule that gives an
-        element's index from its indices in (outputs, taps..., channels).
+        """Rules that compute the weights with channels last: for each dimension of the source
+        (outputs, channels, taps...), how the index in that dimension follows from the indices of an
+        element of the result (outputs, taps..., channels).
         """
         count = len(self.window["size"])
         return [_same(0), _same(1 + count), *(_same(1 + d) for d in range(count))]

@@ -1,8 +1,8 @@
-"""Lets products and reductions read the operand of a transpose through a transposed view, so that
-the transposed copy is not computed.
+"""Removes transposes whose result only products and reductions read: these ops read the transpose's
+source through a view with exchanged dimensions instead.
 
-Front ends write x W^T as a transpose and a product. The transpose remains only if another op reads
-its result. Listed in ark.lower.passes.
+For example, front ends write x W^T as a transpose and a product. A transpose remains if another op
+reads its result. Listed in ark.lower.passes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ark.lower.rewrite.views import in_shape
 
 
 def fold_transposes(graph: Graph, context: Context) -> Graph:
-    """A copy of the graph in which products and reductions read transposed views."""
+    """A copy of the graph in which products and reductions read the sources of transposes."""
     kept = context.kept
     transposed: dict[int, tuple[int, Node]] = {}  # by buffer: place and node
     written = WritesSoFar()
@@ -49,8 +49,8 @@ def fold_transposes(graph: Graph, context: Context) -> Graph:
 
 
 def _reading(node: Node, side: int, transpose: Node) -> Node | None:
-    """The op, changed to read the source of the transpose that its input is the result of; None if
-    it cannot.
+    """A copy of the op that reads the source of a transpose instead of the transpose's result; None
+    if the op cannot read it. side: the index of the input that is the transpose's result.
     """
     order, source = transpose.read(TransposeAttributes).perm, transpose.inputs[0]
     if node.type == "matmul":
@@ -71,7 +71,9 @@ def _reading(node: Node, side: int, transpose: Node) -> Node | None:
 
 
 def reading_turned(product: Node, side: int, source: Tensor) -> Node:
-    """The product with operand `side` replaced by `source`, which it reads transposed."""
+    """A copy of the product whose operand `side` is `source`, with the flag set that makes the
+    product read this operand transposed.
+    """
     inputs = list(product.inputs)
     inputs[side] = source
     given = product.read(MatmulAttributes)

@@ -1,9 +1,9 @@
-"""Fuses a sum over ranks, its optional residual, and the rmsnorm that reads it: the rank that adds
-a row also normalises it. The sum is still written, because other ops may read it.
+"""Fuses an all-reduce, its optional residual, and the rmsnorm that reads the result: the task that
+adds a row over ranks also normalises it. The sum itself is still written, because other ops may
+read it.
 
-Runs after the passes that fuse all-reduces into decoding layers (ark.lower.rewrite.fuse_linear,
-inline_all_reduce) or send them by tiles (overlap_collectives), so only the remaining all-reduces
-are fused here.
+Listed in ark.lower.passes after the passes that fuse all-reduces into decoding layers (fuse_linear,
+inline_all_reduce) or into products (overlap_collectives), so it handles the remaining all-reduces.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ ALL_REDUCE_NORM = "all_reduce_norm"
 
 
 def fuse_all_reduce_norm(graph: Graph, context: Context) -> Graph:
-    """A copy of the graph with all-reduces and norms fused."""
+    """A copy of the graph with each all-reduce and the rmsnorm of its result fused into one
+    node.
+    """
     if graph.world_size == 1:
         return graph
     nodes: list[Node | None] = list(graph.nodes)
@@ -41,8 +43,8 @@ def fuse_all_reduce_norm(graph: Graph, context: Context) -> Graph:
 
 
 def _fits(between: list[Node], total: Node, norm: Node) -> bool:
-    """True where the norm can move to the sum: no op between them accesses its result or writes its
-    weight.
+    """True where the norm can be computed together with the all-reduce `total`: the nodes between
+    the two neither access the norm's result nor write its weight.
     """
     out, normed = total.outputs[0], norm.outputs[0]
     read, weight = norm.inputs

@@ -3,12 +3,12 @@ the scores in memory.
 
 softmax(q k^T [times a scale] [masked causally] [under a mask]) v
 
-Queries, keys and values are read from where they were before they were transposed to heads; keys
-and values also from before their heads were repeated for groups of query heads. Results are written
-in the layout that the next product reads. A mask that its nodes compute from constants only is
-recognised as causal, or as masking nothing. Any other mask is an operand of the attention: it is
-added to the scores or selects the visible keys. The ops stay as they are if another op reads scores
-or weights, or if matrix units do not support the attention. Listed in ark.lower.passes.
+The new op reads queries, keys and values from the tensors from which they were transposed to heads.
+It also reads keys and values from before their heads were repeated for groups of query heads.
+Results are written in the layout that the next product reads. A mask that depends on constants only
+is recognised as causal, or as masking nothing. Any other mask becomes an operand of the attention:
+it is added to the scores or selects the visible keys. The ops stay as they are if another op reads
+scores or weights, or if matrix units do not support the attention. Listed in ark.lower.passes.
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ MAX_HEADS = 1 << 12
 
 @dataclass
 class _Found:
-    """An attention that was matched up to its scores: operands, the factor of the scores, and the
-    nodes that are no longer needed.
+    """An attention that was recognised in the graph. query, key: the operands of the product that
+    computes the scores. scale: the factor of the scores. weights: the ops between the scores and
+    the second product. taken: ids of the nodes that the new op replaces.
     """
 
     query: Tensor
@@ -60,8 +61,8 @@ class _Found:
 
 @dataclass
 class _Weights:
-    """The ops between scores and weights: scale, masks and softmax. masked: index of the op that
-    reads the mask.
+    """The ops that turn scores into attention weights: scale, masks and softmax. strict: True for a
+    softmax that gives NaN if all keys are masked. masked: index of the op that reads the mask.
     """
 
     scale: float = 1.0
@@ -72,7 +73,7 @@ class _Weights:
 
 
 def fuse_attention(graph: Graph, context: Context) -> Graph:
-    """A copy of the graph with attention as single ops."""
+    """A copy of the graph in which each recognised attention is a single op."""
     kept = context.kept
     finder = _Finder(graph, kept, context.machine)
     last: dict[int, tuple[int, Node]] = {}
@@ -99,7 +100,7 @@ def fuse_attention(graph: Graph, context: Context) -> Graph:
 
 
 class _Finder:
-    """Searches for the ops of an attention that ends with a product."""
+    """Recognises attention by going backwards from its last product."""
 
     def __init__(self, graph: Graph, kept: frozenset[int], machine: Machine) -> None:
         self.machine = machine
@@ -110,16 +111,17 @@ class _Finder:
         self.places = graph.view.places
 
     def maker(self, tensor: Tensor) -> Node | None:
-        """The node that computes exactly these elements and all of their buffer; None if there is
-        none.
+        """The node whose only result is this tensor, if the tensor fills its buffer; None
+        otherwise.
         """
         node = self.makers.get(tensor.buffer.id)
         fits = node is not None and len(node.outputs) == 1 and node.hints is None
         return node if fits and node and same_elements(tensor, node.outputs[0]) else None
 
     def attention(self, product: Node, writes: Writes) -> tuple[_Found, list[Node]] | None:
-        """The matched ops of an attention that ends with this product, and the nodes that replace
-        them: the attention and, if needed, a transpose of its result. None if there is no match.
+        """The attention that ends with this product, and the nodes that replace its ops: one
+        attention node and, if needed, a transpose of its result. None if the product is not the end
+        of an attention.
         """
         scores = self._scores(product)
         return None if scores is None else self._built(product, scores, writes)
@@ -168,8 +170,9 @@ class _Finder:
         return scores
 
     def _product(self, node: Node, weights: _Weights, taken: list[int]) -> _Found | None:
-        """The attention whose scores this product computes. Constant scales of queries and keys
-        become part of its factor. None if there is no match.
+        """The attention whose scores this product computes. If queries and keys are multiplied by
+        constants before, the constants become part of the scores' factor. None if the product does
+        not compute scores.
         """
         given, scale = node.read(MatmulAttributes), weights.scale
         if given.finish or given.transpose_a:
@@ -232,9 +235,9 @@ class _Finder:
     def _forms(
         self, tensors: tuple[Tensor, ...], turned: tuple[bool, ...], writes: Writes
     ) -> list[tuple[tuple[Tensor, ...], int]]:
-        """Pairs of operands that attention may read and the number of query heads that share keys
-        and values. Operands from before the heads were repeated come first, if they were repeated;
-        then the operands as they are.
+        """The operands (query, key, value) that the new op may read, in order of preference, each
+        with the number of query heads that share keys and values. If heads of keys and values were
+        repeated, the tensors from before the repetition come first.
         """
         forms: list[tuple[tuple[Tensor, ...], int]] = [(tensors, 1)]
         query, *others = tensors
@@ -247,8 +250,8 @@ class _Finder:
         return forms
 
     def _unrepeated(self, tensor: Tensor, writes: Writes) -> tuple[Tensor, int] | None:
-        """The heads before each was repeated for its group of query heads, and the group's size;
-        None if they were not repeated.
+        """For keys or values whose heads were repeated for groups of query heads: the tensor before
+        the repetition, and the size of a group. None if they were not repeated.
         """
         node = self.maker(tensor)
         if node is None or node.type != "expand" or node.elementwise.expr != ["input", 0]:
@@ -266,8 +269,8 @@ class _Finder:
         return None if seen is None else (seen, group)
 
     def _laid(self, tensor: Tensor, places: list[Place], heads: int) -> Tensor | None:
-        """The operand as rows in the earliest place of its elements from which it can be read; None
-        if there is none.
+        """The operand as rows that hold all heads side by side, read from the first of the given
+        places in memory where its elements have that layout. None if they have it in no place.
         """
         items = items_of(tensor)
         for place in places:
@@ -287,8 +290,8 @@ class _Finder:
         )
 
     def _by_head(self, mask: Mask, batch: int, heads: int) -> Tensor | None:
-        """The mask as (batch, heads, rows, keys), where each size may also be 1. None if its layout
-        does not allow that.
+        """The mask viewed as (batch, heads, rows, keys), where a size may be 1 instead (the mask is
+        then the same for all indices). None if its layout does not allow this view.
         """
         tensor, shape = mask.tensor, mask.by_head(batch, heads)
         view = dense_view(tensor, shape) if shape else None
@@ -360,7 +363,7 @@ class _Finder:
 
 
 def _seen(source: Tensor, like: Tensor) -> Tensor:
-    """A tensor that is all of its buffer, in the shape of another one with the same elements."""
+    """The tensor `source`, which fills its buffer, viewed in the shape of `like`."""
     zeros = (0,) * len(like.shape)
     return dataclasses.replace(
         source, shape=like.shape, extents=like.shape, offsets=zeros, padded=like.shape

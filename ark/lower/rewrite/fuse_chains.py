@@ -1,8 +1,9 @@
-"""Fuses chains of elementwise ops into one op with one expression: one read and one write.
+"""Fuses chains of elementwise ops into one op with one expression, which reads its inputs and
+writes its result once.
 
-A result that only the next elementwise op reads is not written. Between the functions of a fused
-op, values stay in fp32; separate ops would round to the intermediate tensor's type. An ark.cast
-still rounds to its type, and a constant has its tensor's type. Listed in ark.lower.passes.
+A result that only the next elementwise op reads is not written. Within a fused op, values stay in
+fp32, whereas separate ops would round to the intermediate tensor's type. An ark.cast still rounds
+to its type, and a constant is rounded to the type of its tensor. Listed in ark.lower.passes.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ def is_elementwise(node: Node) -> bool:
 
 
 def expression_of(node: Node) -> expression.Tree:
-    """The expression of an elementwise node in terms of its inputs, with a cast to the result's
-    type where one is needed.
+    """The expression tree that an elementwise node computes from its inputs. It includes a cast to
+    the result's type if the node converts types.
     """
     tree, dtype = _function_of(node), node.outputs[0].dtype
     return expression.typed(tree, [t.dtype.name for t in node.inputs], dtype.name)
@@ -49,7 +50,7 @@ def _function_of(node: Node) -> expression.Tree:
     if given.scalar is not None:
         arguments.append(expression.number(given.scalar))
     if node.type == "cast" or (node.type == "constant" and rounds(given.scalar or 0.0, dtype)):
-        # A type with several elements per byte is converted when it is stored.
+        # The store converts to a type with several elements per byte, so no cast is needed.
         return arguments[0] if dtype.packed else ["cast", dtype.name, *arguments]
     return arguments[0] if node.type in ("copy", "constant") else [node.type, *arguments]
 
@@ -65,17 +66,17 @@ def rounds(value: float, dtype: DataType) -> bool:
 
 
 def _repeated(node: Node) -> list[Tensor]:
-    """The inputs that are repetitions of an earlier input."""
+    """The inputs that are the same tensor as an earlier input of the node."""
     return [t for i, t in enumerate(node.inputs) if t.id in {u.id for u in node.inputs[:i]}]
 
 
 def read_once(
     graph: Graph, kept: frozenset[int], repeated_inputs: bool = False
 ) -> Callable[[Tensor], bool]:
-    """A predicate on results. True if only two nodes access the result's buffer, the one that
-    writes it and one other, so that the other, if it reads the result, may be fused with the first.
-    kept: ids of buffers with other readers. repeated_inputs: True if that op may read the tensor as
-    several inputs.
+    """A function that returns True for a result with a single reader, which may therefore be fused
+    with the node that computes the result. Exactly two nodes must access the result's buffer. kept:
+    ids of buffers that are read from outside of the graph. repeated_inputs: True if the reader may
+    have the result as several of its inputs.
     """
     touches = graph.view.touches
     if repeated_inputs:
@@ -91,10 +92,10 @@ def read_once(
 
 
 def fuse_chains(graph: Graph, context: Context) -> Graph:
-    """A copy of the graph with chains fused.
+    """A copy of the graph with chains of elementwise ops fused.
 
-    Fusing two readers of a result into one may leave it with a single reader; it is then fused in a
-    further round.
+    If two readers of a result are fused, the result has a single reader and can itself be fused. So
+    rounds are repeated until nothing changes.
     """
     kept = context.kept
     while True:
@@ -105,8 +106,8 @@ def fuse_chains(graph: Graph, context: Context) -> Graph:
 
 
 def _joined_once(graph: Graph, kept: frozenset[int]) -> Graph:
-    """The graph with every elementwise result that only one op reads fused into that op, in one
-    round.
+    """The graph after one round of fusing: each elementwise op whose result only one elementwise op
+    reads is fused into its reader.
     """
     private = read_once(graph, kept, repeated_inputs=True)
     producer: dict[int, tuple[int, Node]] = {}  # by buffer: index and node of a fusible result
@@ -134,9 +135,9 @@ def _joined_once(graph: Graph, kept: frozenset[int]) -> Graph:
 
 
 def _join_seen(before: Node, node: Node, read: Tensor) -> Node | None:
-    """The two nodes fused into one; if their shapes differ, one of them takes the shape of the
-    other. read: the tensor through which the second reads the first one's result. None if they
-    cannot be fused.
+    """Two elementwise nodes fused into one; None if that is not possible. If their shapes differ,
+    one node is first changed to the shape of the other. read: the input of the second node that is
+    the first node's result.
     """
     between = before.outputs[0]
     if between.shape == read.shape:

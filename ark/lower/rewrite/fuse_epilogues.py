@@ -40,7 +40,7 @@ from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.tasks import expression
 
-HEAD_SLAB_COLUMNS = 64  # columns of one head that a body for matrix units stores at a time
+HEAD_SLAB_COLUMNS = 64  # columns of one head that are stored at a time after matrix units
 MAX_EPILOGUE_OPERANDS = RECORD_OPERANDS - 5  # besides the product's operands and their two box maps
 
 
@@ -68,8 +68,8 @@ def fuse_epilogues(graph: Graph, context: Context) -> Graph:
                 stale = written.behind(at, product.inputs)
                 seen = None if stale else _seen(product, node, read)
                 if others and seen is not None and not _fits(product, seen, read):
-                    # All are too much for one product: the other products take only the part that
-                    # depends on them.
+                    # One product cannot take the whole node. So each of the other products takes
+                    # the part of the node that depends on its own result.
                     for tensor, place_of, other in others:
                         split = not written.behind(place_of, other.inputs)
                         parts = _split(graph, other, node, tensor, number + 1) if split else None
@@ -122,24 +122,24 @@ def _stays_whole(product: Node, machine: Machine) -> bool:
 
 
 def _takes_epilogue(node: Node) -> bool:
-    """True for a product without an epilogue."""
+    """True for a matrix product that has no epilogue yet and may get one."""
     return node.type == "matmul" and node.read(MatmulAttributes).finish is None and not node.hints
 
 
 def _scalar(node: Node) -> bool:
-    """True where no machine has matrix units for these types."""
+    """True for a product of fp32 tensors only. No machine's matrix units multiply these exactly."""
     return all(t.dtype.name == "fp32" for t in (*node.inputs, *node.outputs))
 
 
 def _made(tensor: Tensor, products: dict[int, tuple[int, Node]]) -> bool:
-    """True where the tensor is the result of one of the products, in its original shape."""
+    """True where the tensor is the result of one of the given products, in the product's shape."""
     product = products.get(tensor.buffer.id)
     return product is not None and product[1].outputs[0].id == tensor.id
 
 
 def _seen(product: Node, node: Node, read: Tensor) -> Node | None:
-    """The elementwise node in the product's shape; None if its operands cannot be viewed in it.
-    read: the tensor through which it reads the product, element by element.
+    """The elementwise node with all its operands viewed in the product's shape; None if that is not
+    possible. read: the input of the node that is the product's result.
     """
     between = product.outputs[0]
     if read.shape != node.outputs[0].shape:
@@ -160,13 +160,15 @@ def _fits(product: Node, node: Node, read: Tensor) -> bool:
         and not expression.places(expression_of(node))
         and len({t.id for t in (*product.inputs[2:], *node.inputs)}) <= MAX_EPILOGUE_OPERANDS
         and expression.size(_ends(product, node, read)[0]) <= expression.MAX_NODES
-        # Tiles of the fused op read whole rows and columns of both sides.
+        # The result must not overwrite an operand: other tiles still read its rows and columns.
         and out.buffer.id not in {t.buffer.id for t in product.inputs}
     )
 
 
 def _gates(product: Node, node: Node, matrix: bool) -> bool:
-    """True where the product's epilogue can apply the gate to its neighbouring columns."""
+    """True where the product's epilogue can compute silu(gate) * up from each pair of neighbouring
+    columns.
+    """
     out = node.outputs[0]
     return (
         product.placement == node.placement
@@ -191,7 +193,7 @@ def _rotates(product: Node, node: Node, matrix: bool) -> bool:
         and not node.hints
         and len(node.outputs) == 1 < query.shape[0]
         and position.shape == (1,)
-        and len(node.inputs) == 5  # without pages, which each row of a tile would have to look up
+        and len(node.inputs) == 5  # no page table: each row of a tile would have to be looked up
         and len(product.inputs[0].shape) == len(product.inputs[1].shape) == 2
         and all(t.dtype in (bf16, fp16) for t in caches)
         and all(t.dtype == query.dtype or (query.dtype == fp32 and not matrix) for t in caches)
@@ -202,12 +204,14 @@ def _rotates(product: Node, node: Node, matrix: bool) -> bool:
 
 
 PAIRS = {"swiglu_pairs": _gates, "rope_kv": _rotates}
-"""Ops on neighbouring columns that may become a product's epilogue if their predicate is true."""
+"""Ops that compute a result from two neighbouring columns of a product. For each, the function that
+decides whether the op can become the product's epilogue.
+"""
 
 
 def _ends(product: Node, node: Node, read: Tensor) -> tuple[expression.Tree, list[Tensor]]:
-    """The epilogue expression of the product fused with the node, and the operands that it reads
-    besides the product.
+    """The epilogue that a product has after it is fused with the node, as an expression tree, and
+    the operands that the epilogue reads besides the product's result.
     """
     before = product.read(MatmulAttributes).finish or expression.leaf(0)
     others = list(product.inputs[2:])
@@ -221,9 +225,10 @@ def _ends(product: Node, node: Node, read: Tensor) -> tuple[expression.Tree, lis
 def _split(
     graph: Graph, product: Node, node: Node, read: Tensor, number: int
 ) -> tuple[Node, Node] | None:
-    """The product, fused with the part of the node that depends on it and on smaller tensors only,
-    and the node that computes the rest from the result. None if there is no such part or the
-    product cannot take it. number: the id of the new node.
+    """Splits an elementwise node that reads several products. Returns one product fused with the
+    part of the expression that depends only on it and on small tensors, and the node for the rest
+    of the expression. None if there is no such part or the product cannot take it. number: the id
+    of the new node.
     """
     inputs, tree = node.inputs, node.elementwise.expr
     if tree is None:

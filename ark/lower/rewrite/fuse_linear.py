@@ -1,9 +1,10 @@
-"""Fuses a matmul by a weight, the norm before it and the elementwise work on its result into one
-linear node if the machine streams weights for inputs with that number of rows. Fuses an addition of
-a residual into a sum over ranks.
+"""Fuses a matmul by a weight, the norm before it and the elementwise op after it into one `linear`
+node. This applies to inputs of so few rows that weights are streamed through a ring in shared
+memory. Also fuses the addition of a residual into an all-reduce.
 
-Every task that reads a norm's result computes the norm again (a row is short); an epilogue is
-applied to the complete sum. Ops are fused only if no other op reads the intermediate result.
+Each task of a linear node computes the norm of the input again, because its rows are short. The
+elementwise op is applied to the complete sum. Ops are fused only if no other op reads the result
+between them. Listed in ark.lower.passes.
 """
 
 from __future__ import annotations
@@ -26,15 +27,17 @@ from ark.plan.types import BOX_ALIGNMENT_BYTES, MAX_OPERANDS
 from ark.tasks.linear_form import most_of_codes, narrow_bytes, narrow_rows, on_units
 
 EPILOGUES = {"add": "add", "swiglu_pairs": "swiglu", "rope_kv": "rope_kv"}
-"""Ops that become the epilogue of a linear task, with the task's name for each."""
+"""The ops that can become the epilogue of a linear node, and the name of each as an epilogue."""
 FROM_MEMORY = ("attention", "swiglu_pairs")
-"""Ops whose result, if it is too large for packets, each reader reads piece by piece from
-memory.
+"""Ops whose result may be too large for packets. Readers then read it from memory in pieces instead
+of holding all of it in shared memory.
 """
 
 
 def fuse_linear(graph: Graph, context: Context) -> Graph:
-    """A copy of the graph with fused linear nodes; all other nodes are unchanged."""
+    """A copy of the graph in which products by weights and their neighbours are fused to linear
+    nodes.
+    """
     machine, kept = context.machine, context.kept
     view = graph.view
     uses, makers, readers = view.uses, view.makers, view.readers
@@ -68,7 +71,7 @@ def fuse_linear(graph: Graph, context: Context) -> Graph:
         last = next(iter(readers.get(node.outputs[0].id, ())), None)
         weight = node.inputs[1]
         if last is not None and (
-            last.id in replaced  # it was fused with the other operand of the sum
+            last.id in replaced  # the addition was already fused with its other operand
             or last.hints is not None
             or node.outputs[0].buffer.id in kept
             or not _epilogue(last, node.outputs[0], uses)
@@ -91,8 +94,8 @@ def fuse_linear(graph: Graph, context: Context) -> Graph:
 
 
 def _streams(node: Node, machine: Machine, from_memory: bool) -> bool:
-    """True where the weight can be streamed. from_memory: True if the node that computes the input
-    may round it and leave it in memory.
+    """True where the product's weight can be streamed through the ring. from_memory: True if
+    readers may read the input from memory in pieces, so that it need not fit in shared memory.
     """
     (x, weight), given = node.inputs, node.read(MatmulAttributes)
     rows = x.shape[0]
@@ -109,14 +112,16 @@ def _streams(node: Node, machine: Machine, from_memory: bool) -> bool:
 
 
 def _fits(rows: int, weight: Tensor, machine: Machine, from_memory: bool) -> bool:
-    """True where the input has few enough rows for the operand stream and fits in shared memory."""
+    """True where the input has few enough rows for streaming the weight, and fits in shared
+    memory.
+    """
     few = rows <= machine.costs.stream_rows and not _boxed(weight, machine)
     return few and _room(rows, weight, machine, from_memory)
 
 
 def _boxed(weight: Tensor, machine: Machine) -> bool:
-    """True where warpgroups can multiply by the weight. Their loading thread starts copies before
-    the input is ready, as a stream does.
+    """True where warpgroups can multiply by the weight. Streaming has no advantage then, because
+    the warpgroups' loading thread also copies weights before the input is ready.
     """
     return (
         machine.variant.name == "matrix"
@@ -126,8 +131,8 @@ def _boxed(weight: Tensor, machine: Machine) -> bool:
 
 
 def _room(rows: int, weight: Tensor, machine: Machine, from_memory: bool) -> bool:
-    """True where the ring can hold rows of the weight, and a processor's shared memory the input
-    rows.
+    """True where a row of the weight can be streamed through the ring, and the input rows fit in
+    the shared memory that the ring leaves free.
     """
     splits = split_k(rows, weight, machine)
     scratch = 4 * rows * weight.shape[1] + 4 * machine.warps
@@ -140,8 +145,8 @@ def _room(rows: int, weight: Tensor, machine: Machine, from_memory: bool) -> boo
 
 
 def _holds_pairs(weight: Tensor, machine: Machine) -> bool:
-    """True where a stage holds two whole rows, or rows are read in place because there is no
-    ring.
+    """True where a stage (one slot of the ring in shared memory) has room for two whole rows of the
+    weight, or the machine has no ring and rows are read in place.
     """
     return not machine.ring_bytes or 2 * row_bytes(weight) <= machine.stage_bytes
 
@@ -160,9 +165,9 @@ def _others(node: Node, product: Tensor) -> tuple[Tensor, ...]:
 
 
 def operands_unchanged(graph: Graph, norm: Node | None, node: Node, last: Node | None) -> bool:
-    """True where the operands have the same values at the fused node's position as at each part's.
-    No op in between may write an operand of the parts, and the result may not share memory with the
-    input that all tasks read.
+    """True where fusing the norm, the product and the op after it does not change results. No node
+    between them may write one of their operands, and the result must not share memory with the
+    input, which all tasks read.
     """
     parts = [n for n in (norm, node, last) if n is not None]
     end = parts[-1]
