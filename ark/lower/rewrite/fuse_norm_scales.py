@@ -1,8 +1,8 @@
-"""Applies the weight and bias of a layer norm in the norm, so that its result is not written and
-read in between: `layernorm(x) * weight + bias` becomes one pass over memory. Intermediate values
-are fp32, as in fused chains.
+"""Fuses the multiplication by a weight and the addition of a bias into the layer norm before them:
+`layernorm(x) * weight + bias` becomes one op that reads x and writes the result once. Intermediate
+values are fp32, as in fused chains.
 
-Listed in ark.lower.passes after chains are fused.
+Listed in ark.lower.passes after the pass that fuses chains of elementwise ops.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def _plain(node: Node) -> bool:
 
 
 def _joined(norm: Node, node: Node, read: Tensor) -> Node | None:
-    """The two nodes fused into one norm with a weight and possibly a bias; None if they cannot be
-    fused.
+    """The layer norm with the weight (and bias) that the elementwise node applies; None if the node
+    computes something else. read: the node's input that is the norm's result.
     """
     normed = norm.outputs[0]
     if norm.placement != node.placement or node.hints or node.outputs[0].shape != read.shape:
@@ -86,8 +86,9 @@ def _joined(norm: Node, node: Node, read: Tensor) -> Node | None:
 
 
 def _scales(tree: object, place: int) -> list[int] | None:
-    """The inputs that are the weight and, if there is one, the bias of input `place`, if the
-    expression has that form; None otherwise.
+    """The indices of the weight and, if there is one, the bias, in an expression of the form
+    `input * weight` or `input * weight + bias`; None for other expressions. place: the index of
+    `input`.
     """
     weighted, bias = tree, None
     match tree:

@@ -1,8 +1,8 @@
-"""Fuses elementwise work on a reduction's input into the reduction: sums of squares, of products,
-of differences from a mean, counts of elements above a bound. Intermediate values are fp32, as in
-fused chains.
+"""Fuses an elementwise op into the reduction that reads its result. The reduction then computes the
+terms that it adds, such as squares, products or differences from a mean, as it reads the op's
+inputs. Intermediate values are fp32, as in fused chains.
 
-Listed in ark.lower.passes after chains are fused.
+Listed in ark.lower.passes after the pass that fuses chains of elementwise ops.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ark.tasks import expression
 from ark.tasks.reduce import MAX_FULL_TERM_INPUTS
 
 REDUCTIONS = tuple(f"reduce_{f}" for f in ("sum", "mean", "max", "min", "prod"))
-MAX_COLUMN_NUMBERS = 4  # values that a thread keeps for each column of a result
+MAX_COLUMN_NUMBERS = 4  # inputs with one element per result; a thread keeps them in registers
 
 
 def fuse_reduction_terms(graph: Graph, context: Context) -> Graph:
@@ -55,7 +55,7 @@ def _joined(before: Node, node: Node) -> Node | None:
     alike = before.placement == node.placement and not before.hints and not node.hints
     if not alike or len(node.inputs) > 1 or not same_elements(read, before.outputs[0]):
         return None
-    # The reduction's lowering may view its input in parts, whatever its shape is.
+    # The inputs may change their shapes, because the reduction's lowering views them anew anyway.
     seen = seen_in(before, read.shape, named=True)
     if seen is None or len(read.shape) > MAX_FOLDED_DIMS:
         return None
@@ -70,7 +70,7 @@ def _joined(before: Node, node: Node) -> Node | None:
     fits = expression.reads(tree) == frozenset(range(len(inputs)))
     beside = expression.indices(tree) - {given.axis - len(read.shape)}
     if expression.places(tree) and (seen is not before or beside):
-        return None  # the expression uses indices of another shape
+        return None  # the expression computes with element indices, which differ in another shape
     if not fits or _kind(tree, inputs) not in _kinds(node):
         return None
     if out.buffer.id in {t.buffer.id for t in inputs}:
@@ -86,8 +86,9 @@ def _joined(before: Node, node: Node) -> Node | None:
 def _parted(
     inputs: Sequence[Tensor], shape: Sequence[int], axis: int
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """The inputs that have all elements, and those with size 1 along the axis. Both lists are empty
-    if there are other inputs of the first kind than a reduction supports, or too many inputs.
+    """The inputs of an elementwise op, divided into those with all elements and those with size 1
+    along the reduced axis. Two empty lists if a reduction does not support these inputs: there are
+    too many, or those with all elements differ in layout or have unsupported types.
     """
     deep: dict[int, Tensor] = {}
     flat: dict[int, Tensor] = {}
@@ -114,8 +115,8 @@ def _kind(tree: expression.Tree, inputs: Sequence[Tensor]) -> str:
 
 
 def _kinds(node: Node) -> tuple[str, ...]:
-    """The types in which the node may reduce computed terms: the type in which it reduces stored
-    ones.
+    """The types that a fused expression may have: only the type in which the reduction computes
+    now. Empty for a reduction of bool.
     """
     stored = expression.value_type(node.inputs[0].dtype.name)
     return (stored,) if stored != "bool" else ()

@@ -1,9 +1,9 @@
-"""Fuses regions of elementwise ops, with sums over one dimension between them, into one op. Chains
-(ark.lower.rewrite.fuse_chains) would store results that several ops use; a region keeps them in
-registers as fp32.
+"""Fuses a region, which is a run of consecutive elementwise ops and sums over one dimension, into
+one op. The fused op keeps results that several ops of the region use in registers as fp32. A chain
+(ark.lower.rewrite.fuse_chains) would store them.
 
-A region is a run of consecutive nodes on tensors of one shape, some of which have size 1 in the
-dimension that is summed over. Listed in ark.lower.passes before chains are fused.
+All tensors of a region have the same shape, except that some have size 1 in the summed dimension.
+Listed in ark.lower.passes before the pass that fuses chains.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from ark.plan.types import MAX_OPERANDS
 from ark.tasks import expression
 from ark.tasks.fusion import MAX_LISTED_VALUES, STAGES
 
-MIN_SHARED_RESULTS = 8  # results read by several ops of a region, from which fusing pays off
+MIN_SHARED_RESULTS = 8  # fewest results that several ops of the region read, for fusing to pay off
 MIN_ROW_ELEMENTS = 64  # contiguous; with fewer, bodies cannot use vectors and warps are idle
 MAX_SMALL_ELEMENTS = 2048  # elements of a region that one task can compute
 MAX_THREAD_SUM_ELEMENTS = 1024  # elements that one thread adds
 
 
 def fuse_regions(graph: Graph, context: Context) -> Graph:
-    """A copy of the graph with regions fused.
+    """A copy of the graph with each region of elementwise ops and sums fused into one op.
 
     On machines whose processors have many threads, the synchronisation after a small op takes as
-    long as the op, so fusing as few as two pays off.
+    long as the op, so fusing even two small ops pays off.
     """
     kept, costs = context.kept, context.machine.costs
     little = costs.little_elements if costs.hand_over_work > 0 else 0
@@ -67,8 +67,8 @@ def fuse_regions(graph: Graph, context: Context) -> Graph:
 def _joined(
     run: Sequence[Node], touches: Counter[int], kept: frozenset[int], little: int
 ) -> list[Node]:
-    """A run as one fused node; as the nodes of its two halves if it needs too many operands; or
-    unchanged if fusing does not pay off.
+    """The nodes that replace a run of nodes: one fused node; or the fused nodes of its two halves,
+    if the whole run has too many operands; or the run itself, if fusing does not pay off.
     """
     region = _Region(little)
     for node in run:
@@ -85,9 +85,9 @@ def _joined(
 
 
 class _Region:
-    """Nodes that one body can compute. little: the number of elements up to which the
-    synchronisation after an op takes longer than the op; 0 if it never does. Values are numbered in
-    order of appearance: inputs -1, -2 and so on, results 0, 1 and so on.
+    """A set of nodes that one device function can compute. little: an op of at most this many
+    elements takes less time than the synchronisation after it; 0 if there are no such ops. Values
+    are numbered in order of appearance: inputs -1, -2 and so on, results 0, 1 and so on.
     """
 
     def __init__(self, little: int) -> None:
@@ -134,8 +134,8 @@ class _Region:
             axis = node.read(ReduceAttributes).axis
         if not full or (summing and not self._sums(node, axis, full)):
             return False
-        # A buffer written in the region may be read only as that result, and nothing is written
-        # twice.
+        # A result may not overlap another result. It may share memory with an input only if it is
+        # exactly that input, which is then updated in place.
         fresh = [t for t in node.inputs if t.id not in self._numbers]
         if any(overlap(t, r) for t in (*fresh, out) for r in self.results):
             return False
@@ -150,8 +150,8 @@ class _Region:
             return False
         self.axis, self.full = axis, full
         self._numbers[out.id] = len(self.results)
-        # Chains would also write a result that one op reads twice, since inlining it doubles the
-        # expression.
+        # A result that one op reads twice counts as used twice: a chain would have to store it or
+        # to repeat its expression.
         self._uses.update(numbers if little else set(numbers))
         self.trees.append(expression.substitute(tree, [["input", n] for n in numbers]))
         self.results.append(out)
@@ -161,8 +161,8 @@ class _Region:
         return True
 
     def _frame(self, shape: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
-        """The axis and the full shape of the region if a tensor of this shape is added; () as the
-        shape if it does not fit.
+        """The summed dimension (-1 if unknown) and the full shape that the region has after a
+        tensor of this shape is added. The shape is () if the tensor does not fit.
         """
         if not self.full or shape in (self.full, self.shape):
             return self.axis, self.full or shape
@@ -188,7 +188,9 @@ class _Region:
         )
 
     def _number(self, tensor: Tensor) -> int:
-        """The value's number. A tensor that is not a result of the region becomes an input."""
+        """The number of a tensor in the region. A tensor that is not one of the region's results
+        becomes an input of the region.
+        """
         if tensor.id in self._numbers:
             return self._numbers[tensor.id]
         if tensor not in self.inputs:
@@ -200,8 +202,8 @@ class _Region:
         return bool(self.full) and math.prod(self.full) <= MAX_SMALL_ELEMENTS
 
     def stored(self, touches: Counter[int], kept: frozenset[int]) -> list[int]:
-        """The results that ops outside of the region read; if there are none, the results that are
-        not read within the region.
+        """The numbers of the results that the fused op must store: those that ops outside of the
+        region read, or, if there are none, those that no op of the region reads.
         """
         inside = Counter(t.buffer.id for n in self.nodes for t in touched(n))
         results = [
@@ -226,7 +228,7 @@ class _Region:
         return "last" if self.after_sums[number] or not any(self.summed) else "first"
 
     def node(self, touches: Counter[int], kept: frozenset[int]) -> Node | None:
-        """The region as one node; None if one body cannot compute it."""
+        """The region as one `fusion` node; None if one device function cannot compute it."""
         stored = self.stored(touches, kept)
         stages = {s: [n for n in range(len(self.results)) if self._stage(n) == s] for s in STAGES}
         if not stored or not self.inputs or len(self.inputs) + len(stored) > MAX_OPERANDS:
@@ -265,7 +267,9 @@ def _renumbered(tree: expression.Tree, places: dict[int, int]) -> list[object]:
 
 
 def _floats(tree: expression.Tree, inputs: int) -> bool:
-    """True for a floating-point function of its inputs only."""
+    """True for an expression whose result is a floating-point number and depends only on its
+    inputs, not on the indices of elements.
+    """
     try:
         kind = expression.check(tree, ["fp32"] * inputs, MAX_FOLDED_DIMS)
     except PlanError:

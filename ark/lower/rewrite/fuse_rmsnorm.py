@@ -29,8 +29,8 @@ SQUARE = ["mul", ["input", 0], ["input", 0]]
 
 @dataclass(frozen=True)
 class _Norm:
-    """A matched norm. rounded: True if rows are rounded before they are multiplied by the weight.
-    taken: ids of the nodes that it replaces.
+    """An rmsnorm that was recognised in the graph. rounded: True if rows are rounded before they
+    are multiplied by the weight. taken: ids of the nodes that the new node replaces.
     """
 
     rows: Tensor
@@ -41,7 +41,7 @@ class _Norm:
 
 
 def fuse_rmsnorm(graph: Graph, context: Context) -> Graph:
-    """A copy of the graph with rmsnorms as single nodes."""
+    """A copy of the graph in which each recognised rmsnorm is a single node."""
     finder = _Finder(graph, context.kept)
     norms = {n.id: norm for n in graph.nodes if (norm := finder.ending_with(n)) is not None}
     if not norms:
@@ -64,15 +64,15 @@ def _fused(node: Node, norm: _Norm | None) -> Node:
 
 
 class _Finder(Pattern):
-    """Searches for the nodes of a norm."""
+    """Recognises an rmsnorm by going backwards from its last node."""
 
     def reading(self, rows: Tensor) -> list[Node]:
         """The casts that read the rows."""
         return [n for n in self.view.readers.get(rows.id, ()) if n.type == "cast"]
 
     def ending_with(self, last: Node) -> _Norm | None:
-        """The norm whose result this node computes: the product with the weight, or a cast of it.
-        None if there is none.
+        """The rmsnorm that ends with this node, which is the multiplication by the weight or a cast
+        of its result. None if the node is not the end of an rmsnorm.
         """
         if last.hints is not None or len(last.outputs) != 1:
             return None
@@ -85,8 +85,8 @@ class _Finder(Pattern):
         return self._weighted(product, last, (product.id,))
 
     def _is_rounded(self, product: Node) -> bool:
-        """True where the only reader of the product is a cast, which is then the norm's last
-        node.
+        """True where only a cast reads the result of the multiplication by the weight. The cast is
+        then the last node of the norm.
         """
         out = product.outputs[0]
         if not self.private(out):
@@ -96,8 +96,8 @@ class _Finder(Pattern):
         return reader.type == "cast" and reader.outputs[0].dtype in FLOATS
 
     def _weighted(self, product: Node, last: Node, taken: tuple[int, ...]) -> _Norm | None:
-        """The norm whose normalised rows `product` multiplies by the weight; None if there is
-        none.
+        """The rmsnorm in which `product` multiplies the normalised rows by the weight; None if
+        `product` is not such a multiplication.
         """
         if product.type != "mul" or len(product.inputs) != 2:
             return None
@@ -152,8 +152,8 @@ class _Finder(Pattern):
         return self.maker(node.inputs[0], last, kind) if node is not None and alone else None
 
     def _rows(self, value: Tensor, first: Node, last: Node) -> Tensor | None:
-        """The normalised rows: `value`, or the input of the cast that computes it. None if they are
-        overwritten before the norm ends.
+        """The rows that the new node reads: `value`, or the source of the cast that computes
+        `value`. None if they are overwritten before the norm ends.
         """
         rows, begin = value, first
         maker = self.makers.get(value.buffer.id)

@@ -1,10 +1,10 @@
-"""Lets rotary embeddings that are written op by op read both halves of a head in place.
+"""Fuses rotary embeddings that are written op by op, so that the negated copy and the concatenation
+are not stored. The expression
 
 x * cosines + concat(-x[second half], x[first half]) * sines
 
-becomes one elementwise node for each half of the result, which writes its half in place. The
-negated copy and the concatenation are not computed. If heads were transposed before the rotation,
-the transpose is moved after it, where attention can read through it
+becomes two elementwise nodes, one for each half of the result. If heads were transposed before the
+rotation, the transpose is moved after it, because attention can read its source instead
 (ark.lower.rewrite.fuse_attention). Intermediate values are fp32, as in fused chains. Listed in
 ark.lower.passes.
 """
@@ -35,8 +35,8 @@ SECOND: Tree = ["add", ["mul", ["input", 0], ["input", 1]], ["mul", ["input", 2]
 
 @dataclass(frozen=True)
 class _Rotation:
-    """A matched rotation. begin: the first node that reads the rows. taken: ids of nodes that are
-    no longer needed.
+    """A rotary embedding that was recognised in the graph. begin: the first node that reads the
+    rows. taken: ids of the nodes that the new nodes replace.
     """
 
     rows: Tensor
@@ -68,7 +68,9 @@ def fuse_rotary(graph: Graph, context: Context) -> Graph:
 
 
 def _rotation(pattern: Pattern, last: Node) -> _Rotation | None:
-    """The rotation that ends with this sum; None if there is none."""
+    """The rotary embedding whose last node is this addition; None if the node is not the end of
+    one.
+    """
     if last.type != "add" or len(last.inputs) != 2 or last.hints is not None:
         return None
     out = last.outputs[0]
@@ -113,7 +115,7 @@ def _half(tensor: Tensor, half: int) -> Tensor:
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
-    """True where both are the same box of a buffer."""
+    """True where both tensors view the same elements of the same buffer in the same shape."""
     return a.buffer.id == b.buffer.id and (a.shape, a.extents, a.offsets, a.dtype) == (
         b.shape,
         b.extents,
@@ -125,7 +127,9 @@ def _same(a: Tensor, b: Tensor) -> bool:
 def _halves(
     graph: Graph, pattern: Pattern, last: Node, rotation: _Rotation, numbers: Iterator[int]
 ) -> list[Node]:
-    """The nodes of both halves of the result, followed by the transpose if it is moved."""
+    """The two nodes that compute the halves of a rotary embedding's result. A third node follows if
+    a transpose of heads is moved behind the rotation.
+    """
     rows, out = rotation.rows, last.outputs[0]
     given = (rotation.cosines, rotation.sines)
     behind: list[Node] = []
@@ -164,7 +168,7 @@ def _halves(
 
 
 def _named(graph: Graph, view: Tensor) -> Tensor:
-    """The view as a new tensor of the graph."""
+    """A new tensor of the graph with the buffer, shape and offsets of the view."""
     return graph.tensor(
         view.shape,
         view.dtype,
@@ -177,8 +181,9 @@ def _named(graph: Graph, view: Tensor) -> Tensor:
 
 
 def _turns_heads(pattern: Pattern, node: Node, rotation: _Rotation, last: Node) -> bool:
-    """True where the node transposes all rows, without moving their last dimension, and its source
-    is not overwritten before the rows are rotated.
+    """True where a rotary embedding can read the source of this transpose instead of its result.
+    The transpose must keep the last dimension last, and its source must not be overwritten before
+    the rotation ends.
     """
     if node.type != "transpose" or node.hints is not None or not whole(rotation.rows):
         return False
@@ -190,8 +195,9 @@ def _turns_heads(pattern: Pattern, node: Node, rotation: _Rotation, last: Node) 
 
 
 def _before(graph: Graph, tensor: Tensor, perm: list[int]) -> Tensor | None:
-    """A tensor that broadcasts to a transpose's result, viewed such that it broadcasts to its
-    source. None if its own elements would have to be transposed.
+    """A view of a tensor (cosines or sines) for use before a transpose instead of after it: the
+    given tensor broadcasts to the transpose's result, the view to its source. None if elements
+    would have to be rearranged in memory.
     """
     wide = (1,) * (len(perm) - len(tensor.shape)) + tensor.shape
     shape = [1] * len(perm)

@@ -1,8 +1,9 @@
-"""Lets the linear layer that computes logits also determine the best candidates, so that sampling
-only chooses among these.
+"""Fuses the search for the largest logits into the linear layer that computes them. Each task of
+the layer stores its best candidates, and sampling chooses among the candidates only.
 
-If each rank computes a share of the logits, the layer also sends its logits and candidates to every
-rank. The gather is then removed, and one task waits for all shares. Listed in ark.lower.passes.
+If each rank computes a share of the logits, the layer's tasks also send their logits and candidates
+to every rank. The all-gather of logits is then removed, and one task waits for all shares. Listed
+in ark.lower.passes.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ CHOOSE = {"sample": "choose", "sample_each": "choose_each"}
 
 
 def fuse_sampling(graph: Graph, context: Context) -> Graph:
-    """A copy of the graph with these layers; the graph itself if it has none.
+    """A copy of the graph in which layers that compute logits also search for the best candidates;
+    the graph itself if no layer can.
 
-    The layer reads the position before its waits, so an earlier node of its phase must not have
-    advanced the position.
+    The tasks of such a layer read the token position before they wait for other tasks, so an
+    earlier node of the phase must not have advanced the position.
     """
     rewritten = graph.with_nodes(graph.nodes)
     advanced: set[int] = set()  # phases whose position has advanced
@@ -64,8 +66,8 @@ def fuse_sampling(graph: Graph, context: Context) -> Graph:
 
 
 def _makes(layer: Node, logits: Tensor, reader: Node) -> bool:
-    """True where the node is a linear layer whose only result are these logits, which `reader`
-    reads.
+    """True where `layer` is a linear layer whose only result is the tensor `logits`, and runs in
+    the same phase and on the same processors as the node that reads it.
     """
     return (
         layer.type == "linear"
@@ -77,8 +79,8 @@ def _makes(layer: Node, logits: Tensor, reader: Node) -> bool:
 
 
 def _samples(layer: Node, node: Node, context: Context) -> bool:
-    """True where the layer has a body that determines the best of the logits that the node
-    reads.
+    """True where the layer computes the logits that the sampling node reads, and there is a device
+    function for this layer that also searches for the best candidates.
     """
     if not _makes(layer, node.inputs[0], node):
         return False
@@ -95,7 +97,9 @@ def _samples(layer: Node, node: Node, context: Context) -> bool:
 
 
 def _sampling(graph: Graph, layer: Node, node: Node, context: Context) -> tuple[Node, Node]:
-    """The layer that determines the best of its logits, and the node that chooses among them."""
+    """The nodes that replace a layer and a sampling node: the layer, which also stores its best
+    candidates, and a node that chooses among the candidates.
+    """
     tiles = len(layer_tiles(layer, context.machines[node.phase])[2])
     rows = tiles * node.inputs[0].shape[0]
     candidates = graph.tensor((rows, 2), fp32, name=f"{node.name}.candidates")
@@ -109,7 +113,7 @@ def _sampling(graph: Graph, layer: Node, node: Node, context: Context) -> tuple[
 
 
 def _finding(layer: Node, **more: Any) -> dict[str, Any]:
-    """The attributes of a layer that determines the best of its logits."""
+    """The attributes of a linear layer that also stores the best of its logits."""
     given = layer.read(LinearAttributes)
     return structs.replace(given, epilogue="sample", **more).to_node()
 
@@ -125,9 +129,9 @@ def _choosing(node: Node, logits: Tensor, candidates: Tensor, attrs: dict[str, A
 
 
 def _gives(graph: Graph, layer: Node, gather: Node, node: Node, context: Context) -> bool:
-    """True where the layer that computes a rank's share of the logits can send it to all ranks
-    itself: no other host takes part, all ranks begin iterations together, and a task's record has
-    room for the operands of all peers.
+    """True where the layer can send its share of the logits to all ranks, so that the all-gather is
+    not needed. All ranks must be on one host and begin iterations together, and a task's record
+    must have room for the addresses on all peers.
     """
     if (gather.type, node.type) != ("all_gather_rotated", "sample"):
         return False
@@ -150,14 +154,17 @@ def _gives(graph: Graph, layer: Node, gather: Node, node: Node, context: Context
 def _giving(
     graph: Graph, layer: Node, node: Node, context: Context, name: str
 ) -> tuple[Node, Node]:
-    """The layer that sends its logits and candidates to each rank, and the node that chooses when
-    those of all ranks have arrived. In both, the rank's own share is first.
+    """The nodes that replace a layer, the all-gather of its logits and the sampling node: the
+    layer, which sends logits and candidates to each rank, and a node that waits for the shares of
+    all ranks and chooses. In both, the rank's own share comes first.
     """
     rank, world, share = graph.rank, graph.world_size, layer.outputs[0]
     tiles = len(layer_tiles(layer, context.machines[node.phase])[2])
 
     def places(size: tuple[int, int], axis: int, label: str) -> list[Tensor]:
-        """This rank's part of a tensor of all ranks, on this rank and then on each peer."""
+        """Where this rank stores its part of a tensor that every rank holds: first the part in its
+        own memory, then the part in the memory of each peer.
+        """
         parts = []
         for step in range(world):
             peer = (rank + step) % world if step else -1

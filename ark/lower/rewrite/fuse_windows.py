@@ -1,12 +1,12 @@
 """Lets convolutions read their windows directly from the image (implicit GEMM).
 
 A convolution is written as a product with a matrix of windows (ark.ops.windows), which most matrix
-units need. If no matrix unit supports the product, computing this matrix costs more than it saves:
-one more op and synchronisation, and as many times the input's bytes as a window has elements. If
-matrix units read boxes of memory and boxes can be windows (capability `window_boxes`), images with
-channels last (ark.lower.rewrite.channels_last) are loaded directly from the input. For products of
-fp32 with special tiles (Machine.exact_tiles) the matrix is worth its cost. Listed in
-ark.lower.passes.
+units need. The matrix takes one more op, and has as many times the bytes of the image as a window
+has elements. It is not computed in two cases. If no matrix unit supports the product, a device
+function without matrix units reads the image directly. If box copies can load windows (capability
+`window_boxes`), images with channels last (ark.lower.rewrite.channels_last) are loaded directly.
+For products of fp32 with special tiles (Machine.exact_tiles) the matrix is worth its cost. Listed
+in ark.lower.passes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ from ark.tasks.matmul_windows import boxable, matrix_shape
 
 
 def fuse_windows(graph: Graph, context: Context) -> Graph:
-    """A copy of the graph in which products read windows from the image."""
+    """A copy of the graph in which convolutions read windows from the image where that is faster
+    than from a matrix of windows.
+    """
     machine, kept = context.machine, context.kept
     private = read_once(graph, kept)
     windows: dict[int, tuple[int, Node]] = {}  # by buffer: index and node
@@ -61,8 +63,9 @@ def fuse_windows(graph: Graph, context: Context) -> Graph:
 
 
 def _joined(windows: Node, product: Node, side: int, machine: Machine) -> Node | None:
-    """The two nodes fused into one; None if no product reads these windows directly. side: the
-    operand of the product that is the matrix of windows.
+    """One node that replaces the node that computes a matrix of windows and the product that reads
+    the matrix; None if there is no such node. side: the index of the product's operand that is the
+    matrix.
     """
     if machine.variant.name == "matrix":
         boxed = _boxed(windows, product, side, machine)
@@ -72,8 +75,9 @@ def _joined(windows: Node, product: Node, side: int, machine: Machine) -> Node |
 
 
 def _unboxed(windows: Node, product: Node, machine: Machine) -> Node | None:
-    """The two nodes fused into a convolution without matrix units; None if the product does not
-    have that form, or a matrix unit supports it.
+    """A convolution node that replaces the matrix of windows and the product, and does not use
+    matrix units. None if the product does not have the form of a convolution, or a matrix unit
+    supports it.
     """
     weight, table, *others = product.inputs
     if windows.placement != product.placement or windows.hints or product.hints:
@@ -120,8 +124,8 @@ def _scalar(node: Node) -> bool:
 
 
 def _boxed(windows: Node, product: Node, side: int, machine: Machine) -> Node | None:
-    """The two nodes fused into a product whose windows are boxes of the input. None if the windows
-    cannot be boxes, or the product does not read windows of an image with channels last.
+    """A product that replaces the matrix of windows and its reader, and loads windows by box copies
+    from the image. None if box copies cannot load these windows, or channels are not last.
     """
     source, table, weight = windows.inputs[0], product.inputs[side], product.inputs[1 - side]
     if not machine.has(Capability.WINDOW_BOXES) or windows.placement != product.placement:
@@ -152,9 +156,9 @@ def _boxed(windows: Node, product: Node, side: int, machine: Machine) -> Node | 
 
 
 def window_of_last(node: Node, side: int) -> WindowParams | None:
-    """The parameters of windows (n, places..., taps..., channels) of an input with channels last,
-    in one group; None if the node computes something else. side: the operand of the product that
-    the windows are.
+    """The parameters of the windows that a node computes from an image with channels last, as (n,
+    places..., taps..., channels); None if the node computes something else. side: the index of the
+    product's operand that is the matrix of windows.
     """
     source: Tensor = node.inputs[0]
     count = len(source.shape) - 2
@@ -172,8 +176,9 @@ def window_of_last(node: Node, side: int) -> WindowParams | None:
 
 
 def window(node: Node, groups: int) -> dict[str, Any] | None:
-    """Size, stride, dilation, margins and places of windows that are written as index arithmetic;
-    None if the node's rules are not those of a convolution.
+    """The parameters of the windows that a node computes from an image with channels first: size,
+    stride, dilation, padding and number of places. None if the node's index arithmetic is not that
+    of a convolution.
     """
     source: Tensor = node.inputs[0]
     count = len(source.shape) - 2
@@ -193,9 +198,9 @@ def window(node: Node, groups: int) -> dict[str, Any] | None:
 
 
 def _steps(rules: Sequence[Any], tap: int, place: int) -> dict[str, list[int]] | None:
-    """The parameters in a convolution's rules, for each spatial dimension: the stride of places,
-    the dilation of taps, and the margin before the first element. None for other rules. tap, place:
-    the first dimension of taps and of places in the matrix of windows.
+    """Stride, dilation and leading padding of a convolution, for each spatial dimension, read from
+    the index arithmetic of its windows. None if the arithmetic is not that of a convolution. tap,
+    place: the index of the first dimension of taps, and of places, in the matrix of windows.
     """
     steps: list[tuple[int, int, int]] = []
     for d, (terms, add, divide, _) in enumerate(rules):

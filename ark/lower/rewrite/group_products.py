@@ -14,8 +14,8 @@ from ark.lower.rewrite.pack_weights import writes
 
 
 def group_products(graph: Graph, context: Context) -> Graph:
-    """The graph with these products next to each other; all dependences are kept. Returns the graph
-    itself if the order does not change.
+    """The graph with products of equal shape and the same left operand next to each other, as far
+    as dependences allow. The graph itself if the order does not change.
     """
     nodes: list[Node] = []
     last: dict[tuple[object, ...], Node] = {}  # by key: the last product
@@ -33,8 +33,8 @@ def group_products(graph: Graph, context: Context) -> Graph:
 
 
 def sharing(node: Node) -> tuple[object, ...]:
-    """A key that is equal for products of equal shape that read the same left side. node: a
-    product.
+    """A key for grouping products: equal for products of equal shape that read the same left
+    operand. node: a product.
     """
     left, right, *_ = node.inputs
     sizes = (right.dtype, right.shape, right.strides, node.outputs[0].dtype)
@@ -47,7 +47,9 @@ def _movable(node: Node) -> bool:
 
 
 def _depends(node: Node, earlier: Node) -> bool:
-    """True where the node must come after the earlier one."""
+    """True where the node must run after the earlier node, because one of them writes what the
+    other accesses.
+    """
     written = set(writes(earlier))
     touched = {t.buffer.id for t in (*earlier.inputs, *earlier.outputs, *earlier.after)} | written
     read = {t.buffer.id for t in node.inputs}

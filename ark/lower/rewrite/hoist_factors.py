@@ -1,11 +1,10 @@
-"""Computes once the part of an elementwise op or of a matmul's epilogue that depends on small
-tensors only.
+"""Moves the part of an elementwise op or of a matmul's epilogue that depends on small tensors only
+into a separate op, so that it is not computed again for each element.
 
 For example, a batch norm after a convolution scales each element by weight / sqrt(variance + eps),
-with one factor per channel. The factor and its addend become separate ops at the beginning of the
-phase. This is done only if no op of the iteration writes the operands. These ops then delay no
-other op, because processors are still waiting for the iteration's first results. Listed in
-ark.lower.passes.
+which is one factor per channel. The factor becomes an op of its own at the beginning of the phase,
+if no op of the iteration writes its operands. There it delays no other op, because processors are
+still waiting for the iteration's first results. Listed in ark.lower.passes.
 """
 
 from __future__ import annotations
@@ -23,13 +22,15 @@ from ark.ir.values import Tensor
 from ark.lower.rewrite.context import Context
 from ark.tasks import expression
 
-MIN_REPEATS = 64  # fewest times that each small value is used
+MIN_REPEATS = 64  # a part is moved if each of its values is used at least this often
 PLAIN = ("cast", "copy", "input", "number", "index")  # expressions that compute nothing
-BEFORE = {"finish": 1, "expr": 0}  # inputs of a node before its expression's input 0
+BEFORE = {"finish": 1, "expr": 0}  # input i of the expression is the node's input i + this number
 
 
 def hoist_factors(graph: Graph, context: Context) -> Graph:
-    """A copy of the graph with these ops at the beginning of each phase."""
+    """A copy of the graph in which values that are equal for many elements are computed by separate
+    ops at the beginning of each phase.
+    """
     written = graph.view.working.written
     numbers = itertools.count(1 + max((n.id for n in graph.nodes), default=0))
     least = context.machine.costs.hoisted_elements
@@ -42,9 +43,9 @@ def hoist_factors(graph: Graph, context: Context) -> Graph:
 
 
 class _Factors:
-    """Separates small computations from one node. node: the node, reading the results of these.
-    made: the nodes that compute them. least: fewest elements of the node's result; for fewer, the
-    additional op costs as much as it saves.
+    """Separates the computations on small tensors from one node. node: the rewritten node, which
+    reads their results. made: the nodes that compute them. least: a node whose result has fewer
+    elements is not changed, because an additional op would cost as much as it saves.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class _Factors:
             self.node = dataclasses.replace(node, inputs=inputs, attrs=attrs)
 
     def _replaced(self, tree: expression.Tree) -> expression.Tree:
-        """The expression over the old inputs followed by the new ones."""
+        """The expression with each computation on small tensors replaced by a new input."""
         if tree[0] in ("input", "number", "index"):
             return tree
         if tree[0] not in PLAIN and self._small(tree):
@@ -94,7 +95,7 @@ class _Factors:
         return [self._inputs[i + self._before] for i in sorted(expression.reads(tree))]
 
     def _small(self, tree: expression.Tree) -> bool:
-        """True where the expression reads small tensors only, and no op writes them."""
+        """True where the expression reads only small tensors that no op of the iteration writes."""
         reads = expression.reads(tree)
         if not reads or (self._before and 0 in reads) or expression.places(tree):
             return False

@@ -23,14 +23,14 @@ from ark.lower.rewrite.pack_weights import writes
 from ark.tasks import expression
 
 BY_ROWS = ("layernorm", "matmul", "rmsnorm", "rounded_rmsnorm", "swiglu", "swiglu_pairs")
-"""Ops, besides elementwise ones, whose result's rows depend on the same rows of the first input (of
-all inputs for swiglu) and on no other rows.
+"""Ops, besides elementwise ones, in which row i of the result depends on row i of the first input
+(of all inputs for swiglu) and on no other row.
 """
-MIN_ROW_RATIO = 2  # fewest rows of the source per gathered row
+MIN_ROW_RATIO = 2  # a gather is moved if its source has at least this many times its rows
 
 
 def hoist_gathers(graph: Graph, context: Context) -> Graph:
-    """A copy of the graph with these gathers moved."""
+    """A copy of the graph in which gathers of a few rows are moved before row-wise ops."""
     machine, kept = context.machine, context.kept
     if machine.variant.name != "matrix":
         return graph
@@ -44,7 +44,9 @@ def hoist_gathers(graph: Graph, context: Context) -> Graph:
 
 
 def _moved(graph: Graph, place: int, kept: frozenset[int]) -> list[Node]:
-    """The nodes before a gather that can be computed for the gathered rows only, in order."""
+    """The nodes before the gather at index `place` that need to be computed for the gathered rows
+    only, in program order.
+    """
     gather = graph.nodes[place]
     source, ids = gather.inputs
     few = gather.read(AxisAttributes).axis == 0 and len(ids.shape) == 1 and len(source.shape) == 2
@@ -94,7 +96,9 @@ def _by_rows(node: Node, rows: int) -> bool:
 
 
 def _row_places(node: Node, rows: int) -> set[int]:
-    """The indices of the inputs of which a row of the result needs only the same row."""
+    """The indices of the inputs that are read row by row: row i of the result depends on their row
+    i only. The other inputs are read as a whole.
+    """
     if is_elementwise(node) or node.type == "swiglu":
         shapes = [t.shape for t in node.inputs]
         return {i for i, shape in enumerate(shapes) if len(shape) == 2 and shape[0] == rows}
@@ -112,7 +116,9 @@ def _still(graph: Graph, moved: list[Node], place: int) -> bool:
 
 
 def _rewritten(graph: Graph, moved: list[Node], place: int) -> list[Node]:
-    """The graph's nodes, with the moved ones at the position of the gather."""
+    """The graph's nodes, in which gathers of the inputs' rows and copies of the moved nodes for
+    fewer rows replace the gather at index `place`.
+    """
     gather = graph.nodes[place]
     source, ids = gather.inputs
     rows, few = source.shape[0], ids.shape[0]
@@ -122,8 +128,8 @@ def _rewritten(graph: Graph, moved: list[Node], place: int) -> list[Node]:
     read = {n.inputs[i].id: (n, i) for n in reversed(moved) for i in sorted(_row_places(n, rows))}
     taken: dict[int, Tensor] = {}  # by tensor: its gathered rows
     nodes: list[Node] = []
-    # Tensors that were written first are gathered first, since they do not have to wait for the
-    # latest.
+    # Gather tensors in the order in which they are written, so that a gather does not wait behind
+    # one whose tensor is written later.
     for key in sorted(read.keys() - inside, key=lambda key: (writers.get(key, -1), key)):
         reader, i = read[key]
         number += 1

@@ -1,6 +1,7 @@
-"""Computes sums over ranks of a decoder's rows without separate tasks. The linear layer writes its
-share as packets into a receive buffer of every rank, and each reader adds the shares in rank order
-as it loads them. The first rank's share includes the residual. Listed in ark.lower.passes.
+"""Removes the all-reduce of a single row, as in a decoder on several ranks. The linear layer before
+it writes its rank's addend ("share") as packets into a receive buffer of every rank. Each reader
+adds the shares of all ranks as it loads them, in rank order. The first rank's share includes the
+residual. Listed in ark.lower.passes.
 """
 
 from __future__ import annotations
@@ -20,15 +21,16 @@ from ark.lower.rewrite.pack_weights import writes
 from ark.machine.capability import Capability
 from ark.machine.variant import COMMUNICATE
 
-LINEAR_ADD_OPERANDS = 4  # input, weight, output, residual; each further rank adds an output
+LINEAR_ADD_OPERANDS = 4  # input, weight, residual and output; each further rank adds an output
 
 
 def inline_all_reduce(graph: Graph, context: Context) -> Graph:
-    """A copy of the graph; `received` has the ids of the buffers that hold shares as packets.
+    """A copy of the graph without the all-reduces that can be inlined. The new graph's `received`
+    has the ids of the buffers that hold shares as packets.
 
-    A sum over ranks is inlined if a linear layer computes its share, one row of fp32, for this sum
-    only, and all readers of the result can add shares: linear layers of one row, or further inlined
-    sums that use it as their residual.
+    An all-reduce is inlined under two conditions. A linear layer computes this rank's share, a row
+    of fp32, for this all-reduce only. All readers of the result can add shares: they are linear
+    layers of one row, or further inlined all-reduces that use the result as their residual.
     """
     machine, options, kept = context.machine, context.options, context.kept
     gated = machine.variant.role(COMMUNICATE) > 0
@@ -74,9 +76,9 @@ def inline_all_reduce(graph: Graph, context: Context) -> Graph:
 
 
 def _receive(graph: Graph, node: Node, number: int) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """All shares of a sum on this rank, (ranks, n), beginning with its own, followed by those of
-    the next ranks in cyclic order; and this rank's row in the buffers of itself and then of each
-    peer.
+    """Tensors of the receive buffers that replace an all-reduce. The first is (ranks, n) on this
+    rank: its own share, followed by the shares of the next ranks in cyclic order. Then a tuple with
+    the places for this rank's share, in its own receive buffer and in that of each peer.
     """
     world, columns = graph.world_size, node.outputs[0].shape[1]
     name = f"shares.{node.phase}.{number}"
@@ -97,8 +99,8 @@ class _Finder:
         self.makers, self.uses, self.readers = view.makers, view.uses, view.readers
 
     def choose(self) -> list[Node]:
-        """The sums to inline, in program order: the largest set in which all readers can add
-        shares.
+        """The all-reduces to inline, in program order. It is the largest set for which all readers
+        of the results can add shares.
         """
         candidates = {n.id: n for n in self.graph.nodes if n.type == "all_reduce" and self._fits(n)}
         while True:
@@ -113,8 +115,8 @@ class _Finder:
                 del candidates[i]
 
     def _fits(self, node: Node) -> bool:
-        """True where one linear layer computes the row of this sum, and the residual is available
-        to it.
+        """True where an all-reduce of one row can be inlined: a linear layer computes this rank's
+        share, and the residual is already computed when the layer runs.
         """
         share, out = node.inputs[0], node.outputs[0]
         maker = self.makers.get(share.id)
@@ -144,7 +146,9 @@ class _Finder:
         return fine and all(self._held(t, maker, node) for t in node.inputs[1:])
 
     def _held(self, residual: Tensor, maker: Node, node: Node) -> bool:
-        """True where the residual has the same contents at the layer as at the sum."""
+        """True where the residual is written before the linear layer `maker` runs, and not changed
+        between the layer and the all-reduce.
+        """
         source = self.makers.get(residual.id)
         between = (n for n in self.graph.nodes if maker.id <= n.id < node.id)
         return (
@@ -154,7 +158,9 @@ class _Finder:
         )
 
     def _reads(self, reader: Node, node: Node, candidates: Mapping[int, Node]) -> bool:
-        """True where the reader can read the sum as shares."""
+        """True where the reader can add the shares of all ranks itself instead of reading the
+        all-reduce's result.
+        """
         out = node.outputs[0]
         if self.uses[out.id] != len(self.readers[out.id]) or reader.phase != node.phase:
             return False

@@ -1,5 +1,5 @@
-"""Finds the nodes that compute tensors, for rewrites that match a pattern backwards from its last
-node.
+"""Finds the node that computes a tensor. Passes that recognise a pattern of several nodes use it to
+go backwards from the pattern's last node.
 
 Called by ark.lower.rewrite.masks, fuse_attention, fuse_rmsnorm and fuse_rotary.
 """
@@ -13,7 +13,7 @@ from ark.lower.rewrite.views import same_elements
 
 
 def only_makers(graph: Graph) -> dict[int, Node]:
-    """By activation buffer, the only node that writes it."""
+    """For the id of each activation buffer that a single node writes, this node."""
     makers: dict[int, Node] = {}
     for buffer, nodes in graph.view.writers.items():
         first = next(t for t in nodes[0].outputs if t.buffer.id == buffer)
@@ -46,8 +46,8 @@ class Pattern:
         self.makers = only_makers(graph)
 
     def maker(self, tensor: Tensor, reader: Node, kind: str = "") -> Node | None:
-        """The node that computes exactly these elements, for this reader only; None if there is
-        none. kind: its type, "" for any.
+        """The node whose only result is this tensor, if no other node than `reader` reads it; None
+        otherwise. kind: the type that the node must have; "" for any type.
         """
         node = self.makers.get(tensor.buffer.id)
         if node is None or len(node.outputs) != 1 or node.placement != reader.placement:

@@ -1,6 +1,6 @@
-"""Finds the masks of attention scores: masks that depend on constants only, which are computed
-while planning, and masks that attention reads as a tensor. Called by
-ark.lower.rewrite.fuse_attention.
+"""Recognises the nodes that mask attention scores. A mask that depends on constants only is
+computed while planning and found to be causal or empty. Any other mask becomes a tensor that
+attention reads. Called by ark.lower.rewrite.fuse_attention.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from ark.ir.values import Tensor
 from ark.lower.registry import get
 from ark.lower.rewrite.views import same_elements, whole
 
-MAX_MASKED_SCORE = -6e4  # at most this: the score has weight 0 in every type
+MAX_MASKED_SCORE = -6e4  # a score of at most this has the weight 0 in every type
 MAX_COMPUTED_MASK_ELEMENTS = 1 << 24  # elements of a mask that is computed while planning
 
 
 @dataclass(frozen=True)
 class Mask:
-    """A mask that attention reads. reader: the node that reads it in the original graph. form,
-    fill: see ark.ir.attributes.AttentionAttributes. leads: the scores' dimensions before rows and
-    keys.
+    """A mask that attention reads as a tensor. reader: the node that reads it in the original
+    graph. form, fill: see ark.ir.attributes.AttentionAttributes. leads: the sizes of the scores'
+    leading dimensions, without the last two (rows and keys).
     """
 
     tensor: Tensor
@@ -37,8 +37,8 @@ class Mask:
     leads: tuple[int, ...]
 
     def by_head(self, batch: int, heads: int) -> tuple[int, ...] | None:
-        """The mask's shape as (batch, heads, rows, keys), where each size may also be 1; None if it
-        cannot be viewed so.
+        """The shape (batch, heads, rows, keys) in which attention can view the mask. A size is 1
+        where the mask is the same for all indices. None if the mask has no such view.
         """
         shape = (1,) * (len(self.leads) + 2 - len(self.tensor.shape)) + self.tensor.shape
         lead, count = shape[:-2], math.prod(shape[:-2])
@@ -51,7 +51,7 @@ class Mask:
 
 
 class Masks:
-    """Recognises masks. makers: by buffer, the only node that writes it."""
+    """Recognises masks of attention scores. makers: the only writer of each buffer, by buffer id."""
 
     def __init__(self, makers: Mapping[int, Node]) -> None:
         self.makers = makers
@@ -63,9 +63,9 @@ class Masks:
         return frozenset(number for number, value in self._values.items() if value is not None)
 
     def masked(self, node: Node, scale: float) -> tuple[Tensor, bool] | None:
-        """The scores that the node masks, and True if it masks them causally or False if it masks
-        none of them; None for any other node. scale: the factor by which its results are
-        multiplied.
+        """For a node that applies a constant mask: the scores that it reads, and True for a causal
+        mask or False for one that masks nothing. None for any other node. scale: the factor by
+        which the masked scores are multiplied later.
         """
         if node.type not in ("where", "add") or len(node.inputs) != 2:
             return None
@@ -82,8 +82,8 @@ class Masks:
         return None
 
     def read(self, node: Node, scale: float) -> tuple[Tensor, Mask] | None:
-        """The scores that the node masks, and the mask; None for any other node. scale: the factor
-        by which its results are multiplied.
+        """For a node that applies a mask to scores: the scores and the mask. None for any other
+        node. scale: the factor by which the masked scores are multiplied later.
         """
         if node.type not in ("where", "add") or len(node.inputs) != 2:
             return None
@@ -107,8 +107,8 @@ class Masks:
         return None
 
     def _before_cast(self, mask: Tensor, reader: Node) -> tuple[Tensor, Node]:
-        """The tensor that was cast to the mask without loss, and the cast; otherwise the mask and
-        its reader.
+        """If the mask is the result of a cast that loses no precision, the cast's source and the
+        cast; otherwise the mask itself and its reader.
         """
         node = self.makers.get(mask.buffer.id)
         if node is None or node.type != "cast" or not same_elements(mask, node.outputs[0]):
@@ -120,8 +120,9 @@ class Masks:
     def _seen_keys(
         self, node: Node, scores: Tensor, mask: Tensor, least: float
     ) -> np.ndarray | None:
-        """By row, the keys that the mask leaves visible: the scores of the others become at most
-        `least`. None if the mask does not depend on constants only or does not have this form.
+        """For each row of scores, which keys stay visible (a bool array) under a constant mask that
+        sets all other scores to at most `least`. None if the mask is not constant or does not have
+        this form.
         """
         shape, own = scores.shape[-2:], (1, 1, *mask.shape)
         value = self._value(mask)

@@ -1,13 +1,15 @@
-"""Rounds fp32 inputs of products with 16-bit weights to the weights' type where they are computed,
-because matrix units multiply two operands of one type.
+"""Rounds fp32 inputs of products with 16-bit weights to the weights' type, because matrix units
+multiply two operands of one type. The node that computes an input rounds it, or a cast is added.
+Sums stay in fp32. Listed in ark.lower.passes.
 
-Under the variant `matrix`, the node that computes an input rounds it, or a cast is added. This
-applies to inputs of these products and to queries of attention over caches of a 16-bit type. On
-machines whose matrix units are used in any variant, it applies to products of many rows, and to
-queries of attention whose result is rounded for such a product. For linear layers, the producer
-rounds their input if it can, as each reader otherwise would: if the input has a few rows that are
-large for packets, or one row that is sent as 16-bit packets. Sums stay in fp32. Listed in
-ark.lower.passes.
+Which inputs are rounded depends on the kernel variant and the machine:
+
+- Under the variant `matrix`: inputs of all products with 16-bit weights, and queries of attention
+  over keys and values of a 16-bit type.
+- On machines whose matrix units work in every variant: inputs of products of many rows, and queries
+  of attention whose result is rounded for such a product.
+- For linear layers, whose tasks would each round the input: an input of a few rows that is large
+  for packets, or of one row that is stored as 16-bit packets, if its producer can round it.
 """
 
 from __future__ import annotations
@@ -26,11 +28,11 @@ from ark.machine.variant import COMMUNICATE
 from ark.tasks.linear_form import MAX_UNIT_INPUT_ROWS
 
 ROUNDS = ("attention", "layernorm", "rmsnorm", "rope_kv", "rotary_embedding", "swiglu_pairs")
-"""Ops whose first result may have another type than their inputs."""
+"""Ops whose first result may have another type than their inputs, so that they can round it."""
 
 
 def narrow_inputs(graph: Graph, context: Context) -> Graph:
-    """A copy of the graph in which these products read 16-bit inputs."""
+    """A copy of the graph in which products with 16-bit weights read 16-bit inputs."""
     machine, kept = context.machine, context.kept
     matrix, short = machine.variant.name == "matrix", takes_short(machine)
     units = machine.has(Capability.K_PARTS)
@@ -46,7 +48,7 @@ def narrow_inputs(graph: Graph, context: Context) -> Graph:
             products.setdefault(node.inputs[0].id, []).append(node)
 
     def alone(tensor: Tensor, readers: list[Node], kinds: set[DataType | None]) -> bool:
-        """True where only these readers use the tensor, all in one type."""
+        """True where the tensor has no other readers than these, and all of them need one type."""
         return (
             len(kinds) == 1
             and uses[tensor.id] == len(readers)
@@ -111,14 +113,16 @@ def narrow_inputs(graph: Graph, context: Context) -> Graph:
 
 
 def _rounds(maker: Node) -> bool:
-    """True where the node's first result may have another type."""
+    """True where the node can round its first result to another type."""
     if maker.type == "linear":
         return maker.read(LinearAttributes).epilogue == "swiglu"
     return maker.type in ROUNDS
 
 
 def _many(node: Node, machine: Machine) -> bool:
-    """True for a product of many rows with a matrix."""
+    """True for a product by a two-dimensional weight whose result is large enough for matrix
+    units.
+    """
     if node.type != "matmul" or len(node.inputs[1].shape) != 2:
         return False
     rows, columns = node.outputs[0].shape[-2:]
@@ -126,9 +130,10 @@ def _many(node: Node, machine: Machine) -> bool:
 
 
 def _few(node: Node, machine: Machine, short: bool) -> DataType | None:
-    """The type to which the input of a linear layer is rounded: the weight's, if the input has
-    several rows that would take longer as packets than a wait for a counter and a quarter of the
-    bytes, or one row and short packets, which have half the bytes. None otherwise.
+    """The type to which the input of a linear layer is rounded, which is the weight's; None if it
+    is not rounded. An input of several rows is rounded if it is so large that a wait for a counter
+    and a quarter of the bytes take less time than packets. An input of one row is rounded if
+    packets of 16-bit elements are supported, which have half the bytes.
     """
     if node.type != "linear" or node.read(LinearAttributes).prologue != "none":
         return None

@@ -3,8 +3,9 @@ others are multiplied (ark.lower.ops.communication.overlapped). The pairs are a 
 all-reduce or reduce-scatter of its result, and an all-gather of rows and the matmul that reads
 them.
 
-Only if no other op reads the tensor between them, it is too large for packets, and the call does
-not select an algorithm or engine. Listed in ark.lower.passes.
+Two ops are fused only if no other op reads the tensor between them, this tensor is too large for
+packets, and the user's call of the collective selects no algorithm or engine. Listed in
+ark.lower.passes.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ COLLECTIVES = {SUM: "all_reduce", SHARE: "reduce_scatter", GATHER: "all_gather"}
 
 
 def overlap_collectives(graph: Graph, context: Context) -> Graph:
-    """A copy of the graph with these nodes, if the option `overlap` is set; measurements are in
-    docs/history/performance.md.
+    """A copy of the graph in which matmuls and collectives are fused, if the option `overlap` is
+    set; otherwise the graph itself. Measurements are in docs/history/performance.md.
     """
     machine, options, kept = context.machine, context.options, context.kept
     wanted = bool(options.get("overlap"))
@@ -74,8 +75,8 @@ class _Finder:
         return graph
 
     def _between(self, kind: str, maker: Node, node: Node) -> bool:
-        """True where only these two nodes use the tensor between them, they use all of it, and it
-        is too large for packets.
+        """True where `node` reads all of the result of `maker`, no other node accesses this result,
+        and it is too large for packets.
         """
         read, produced = node.inputs[0], maker.outputs[0]
         return (
@@ -94,9 +95,9 @@ class _Finder:
         return in_packets(self.machine, nbytes) if measurement == AUTO else measurement == PACKET
 
     def _open_to_peers(self, graph: Graph, buffer: Buffer, node: Node) -> None:
-        """Makes the buffer of a sum symmetric, so that peers write their parts directly where the
-        sum is read. This requires local memory that is written only once; otherwise the parts are
-        received in another buffer and copied.
+        """Moves the result of a fused all-reduce to symmetric memory, so that peers write their
+        parts of it directly. Does nothing if the buffer holds anything else or the caller accesses
+        it; the parts are then received in another buffer and copied.
         """
         out = node.outputs[0]
         once = sum(t.buffer.id == buffer.id for n in graph.nodes for t in n.outputs) == 1
@@ -124,7 +125,7 @@ class _Finder:
 def _kind(maker: Node, node: Node) -> str:
     """The type of the node into which two neighbours are fused; "" if they are not fused."""
     if _plain_product(maker):
-        if node.type == "all_reduce":  # owners lack the residuals of their peers
+        if node.type == "all_reduce":  # a rank that sums a part does not have peers' residuals
             return "" if node.inputs[1:] else SUM
         if _by_default(node, "reduce_scatter", "sum"):
             return SHARE

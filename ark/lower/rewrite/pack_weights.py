@@ -1,9 +1,11 @@
-"""Fuses products of one input with several weights into one product with a packed weight, so that
-the operands of the op on their results are adjacent in memory.
+"""Fuses products of one input with several weights into one product whose weight is packed: rows of
+the weights are concatenated or interleaved, so that values which the next op combines are adjacent
+in the result.
 
-Two patterns of a decoder are rewritten: query, key and value with rotary embedding, the appends to
-the caches and attention (-> rope_kv), and the two products of a gated activation (-> swiglu_pairs).
-Runs before ark.lower.rewrite.fuse_linear, which fuses the product with its neighbours.
+Two patterns of a decoder are rewritten. The products for query, key and value, their rotary
+embedding and the appends to the caches become one product and a `rope_kv` node. The two products of
+a gated activation become one product and a `swiglu_pairs` node. Listed in ark.lower.passes before
+fuse_linear, which fuses the product with its neighbours.
 """
 
 from __future__ import annotations
@@ -31,9 +33,9 @@ from ark.lower.rewrite.context import Context
 
 @dataclass
 class _Match:
-    """One match of a pattern. products: the matmuls. others: further nodes that are removed.
-    rewrite(packed product) returns the nodes that replace these, by the id of the node whose
-    position each takes.
+    """One place in the graph where weights can be packed. products: the matmuls. others: further
+    nodes that are removed. rewrite: a function of the packed product's result that returns the new
+    nodes, by the id of the node whose position each takes.
     """
 
     products: list[Node]
@@ -48,7 +50,9 @@ class _Match:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """A key that must be equal for all matches that use these weights."""
+        """The weights and the way in which they are packed. All matches that share a weight must
+        have the same key.
+        """
         return (tuple(w.buffer.id for w in self.weights), self.pairs, self.interleave)
 
     @property
@@ -57,7 +61,9 @@ class _Match:
 
 
 class _Finder:
-    """Searches for patterns in a graph. kept: ids of buffers with other readers or writers."""
+    """Finds the nodes whose weights can be packed. kept: ids of buffers that are accessed from
+    outside of the graph.
+    """
 
     def __init__(self, graph: Graph, kept: frozenset[int]) -> None:
         self.graph, self.kept = graph, kept
@@ -65,8 +71,8 @@ class _Finder:
         self.written = {b for n in graph.nodes for b in writes(n)}
 
     def maker(self, type: str, tensor: Tensor) -> Node | None:
-        """The node of that type that computes a tensor without other readers; None if there is
-        none.
+        """The node that computes the tensor, if it has this type and the tensor has a single
+        reader; None otherwise.
         """
         node = self.makers.get(tensor.id)
         alone = self.uses[tensor.id] == 1 and tensor.buffer.id not in self.kept
@@ -74,8 +80,8 @@ class _Finder:
         return node if plain and alone else None
 
     def product(self, tensor: Tensor) -> Node | None:
-        """The product with a weight that computes a tensor without other readers; None if there is
-        none.
+        """The product with a weight that computes the tensor, if the tensor has a single reader and
+        the weight can be packed; None otherwise.
         """
         node = self.maker("matmul", tensor)
         if node is None or node.read(MatmulAttributes).transposes != (False, True):
@@ -100,7 +106,9 @@ class _Finder:
         return nodes if len(kinds) == 1 else None
 
     def gated(self, node: Node) -> _Match | None:
-        """The match of swiglu(linear(x, gate), linear(x, up)) that ends with this node, or None."""
+        """The match for a swiglu node whose inputs are products of the same x with the weights
+        `gate` and `up`; None for any other node.
+        """
         products = self.products(node.inputs)
         if products is None or products[0].inputs[1].shape != products[1].inputs[1].shape:
             return None
@@ -112,8 +120,9 @@ class _Finder:
         return self.movable(_Match(products, [node], (0, 0), True, rewrite))
 
     def attention(self, node: Node) -> _Match | None:
-        """The match of attention over caches to which rotated keys and values have just been
-        appended, or None.
+        """The match for an attention node whose query, keys and values are products of the same
+        input, with rotated query and keys and with keys and values appended to caches; None for any
+        other node.
         """
         paged = node.type == "paged_attention"
         usual = structs.replace(node.read(AttentionAttributes), window=0).plain
@@ -124,7 +133,7 @@ class _Finder:
         if appends[0] is None or appends[1] is None:
             return None
         key, value = appends[0], appends[1]
-        if isinstance(keys.dtype, RowType):  # rows of such caches are written as a whole
+        if isinstance(keys.dtype, RowType):  # rows of quantised caches are written as a whole
             return None
         if paged and not key.inputs[1].id == value.inputs[1].id == table[0].id:
             return None
@@ -135,7 +144,7 @@ class _Finder:
         first, second = rotations[0], rotations[1]
         products = self.products([first.inputs[0], second.inputs[0], value.inputs[0]])
         same = first.inputs[1:] == second.inputs[1:] and first.attrs == second.attrs
-        positions = key.inputs[-2], value.inputs[-2]  # their position is before the cache
+        positions = key.inputs[-2], value.inputs[-2]  # an append's last inputs: position, cache
         places = {t.id for t in (position, first.inputs[1], *positions)}
         if products is None or not same or len(places) > 1:
             return None
@@ -152,8 +161,8 @@ class _Finder:
             sizes = ProjectionAttributes(heads=attention.heads, kv_heads=kv_heads, head_dim=width)
             end = max((first, second, key, value), key=lambda n: n.id)
             outputs, inputs = [query], [query, *caches, *table, position]
-            # If each sequence has one row, the newest keys and values are also passed directly, so
-            # attention need not wait for the caches.
+            # With one row per sequence, attention also gets the newest keys and values as a tensor.
+            # So it does not wait for the caches.
             if rows == sequences and not attention.window and apart:
                 name = f"{node.name}.newest"
                 newest = self.graph.tensor((rows, 2 * kv_heads * width), fp32, name=name)
@@ -175,8 +184,8 @@ class _Finder:
         return self.movable(match)
 
     def movable(self, match: _Match) -> _Match | None:
-        """The match, if all of its nodes can be moved to the position of the last one; None
-        otherwise.
+        """The match, if no node between its first and last node prevents computing all of it at the
+        position of the last; None otherwise.
         """
         members = match.members
         inside = {n.id for n in members}
@@ -191,8 +200,8 @@ class _Finder:
 
 
 def pack_weights(graph: Graph, context: Context) -> Graph:
-    """A copy of the graph with packed weights; `packings` describes how each is packed from
-    parameters.
+    """A copy of the graph with packed weights. The new graph's `packings` describes how the data of
+    each packed weight is put together from the model's parameters.
     """
     kept = context.kept
     finder = _Finder(graph, kept)
@@ -227,7 +236,9 @@ def pack_weights(graph: Graph, context: Context) -> Graph:
 
 
 def _agreed(readers: Mapping[int, set[int]], group: Sequence[_Match]) -> bool:
-    """True where no other node reads the weights. readers: ids of nodes, by buffer."""
+    """True where only the products of these matches read the weights. readers: ids of the nodes
+    that read each buffer.
+    """
     products = {n.id for match in group for n in match.products}
     return all(readers[w.buffer.id] <= products for w in group[0].weights)
 
@@ -240,7 +251,7 @@ def _packing(match: _Match) -> Packing:
 
 
 def _replace(graph: Graph, match: _Match, weight: Tensor) -> dict[int, Node | None]:
-    """By id of the graph's nodes, the node that replaces it; None if it is removed."""
+    """The replacements for a match's nodes, by node id; a node with replacement None is removed."""
     members = match.members
     prefix, stems = _joined([n.name for n in match.products])
     first = match.products[0]
@@ -262,8 +273,8 @@ def _replace(graph: Graph, match: _Match, weight: Tensor) -> dict[int, Node | No
 
 
 def writes(node: Node) -> list[int]:
-    """Ids of buffers that a node writes. rope_kv, also as the epilogue of a product, appends to
-    caches that are among its inputs.
+    """Ids of all buffers that a node writes: its outputs, and the caches among its inputs to which
+    rope_kv appends (as a node or as a product's epilogue).
     """
     caches: tuple[Tensor, ...] = ()
     if node.type == "rope_kv":

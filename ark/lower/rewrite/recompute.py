@@ -1,12 +1,12 @@
-"""Recomputes activations, so that those alive at the same time fit into a given number of bytes.
+"""Recomputes activations instead of keeping them (rematerialization), so that the activations alive
+at the same time fit into a given number of bytes, the option `activation_bytes`.
 
-A value that is read long after it was computed, such as a forward pass's value read by the backward
-pass, is dropped in between and computed again before its next reader, from values still in memory.
-The value chosen first is the one that frees the most bytes per predicted microsecond at the
-position where most bytes are alive, as in XLA's rematerialization; for chains of layers see Chen et
-al. 2016. The recomputed op is the same op on the same values, so results are equal bit for bit.
-
-Listed in ark.lower.passes; the option is `activation_bytes`.
+A value that is read long after it was computed, such as a forward pass's value that the backward
+pass reads, is dropped and computed again before its next reader, from values that are still in
+memory. At the position where most bytes are alive, the value is chosen that frees the most bytes
+per predicted microsecond of recomputation, as in XLA's rematerialization; this is repeated. For
+chains of layers see Chen et al. 2016. The recomputed op is the same op on the same values, so
+results are equal bit for bit. Listed in ark.lower.passes.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from ark.tasks.custom import CUSTOM
 MAX_SEGMENT = 16
 """Most ops that are recomputed for one value."""
 MAX_STALLED = 200
-"""Most consecutive choices that do not lower the smallest size reached; then the search gives up.
-Several may be needed if several positions have equally many bytes alive.
+"""The search gives up after this many consecutive choices without a new smallest size. One choice
+may not be enough, because several positions may have equally many bytes alive.
 """
 
 
@@ -62,8 +62,9 @@ def recompute(graph: Graph, context: Context) -> Graph:
 
 @dataclass(frozen=True)
 class _Segment:
-    """Ops to recompute before the node at index `place`. repeated: their indices, in order. freed:
-    bytes freed at the index where most are alive. us: predicted microseconds.
+    """Ops to recompute before the node at index `place`. repeated: the indices of these ops, in
+    order. freed: bytes freed at the index where most are alive. us: predicted microseconds of the
+    recomputation.
     """
 
     place: int
@@ -102,8 +103,8 @@ class _Program:
         self.peak = alive.index(self.most)
 
     def bytes(self, limit: int) -> int:
-        """The bytes alive at the same time or, if these are within the limit, the size of the arena
-        that activations share.
+        """The most bytes of activations alive at the same time. If these are within the limit, the
+        size of the memory in which activations are placed, which may be larger.
         """
         if self.most > limit:
             return self.most
@@ -111,15 +112,15 @@ class _Program:
         return memory.share(self.sizes, lifetimes)[1]
 
     def best(self) -> _Segment | None:
-        """The segment that frees the most bytes per microsecond at the peak; None if none frees
-        any.
+        """The ops whose recomputation frees the most bytes per microsecond at the index where most
+        bytes are alive; None if no recomputation frees any there.
         """
         segments = [s for b in self.sizes if (s := self._segment(b)) is not None]
         return max(segments, key=lambda s: (s.freed / s.us, -s.place), default=None)
 
     def _segment(self, buffer: int) -> _Segment | None:
-        """The ops that recompute a value before its first use after the peak; None if that frees
-        nothing.
+        """The ops that recompute a value before its first use after the peak (the index where most
+        bytes are alive); None if that frees no memory at the peak.
         """
         uses = self.used[buffer]
         place = next((p for p in uses if p > self.peak), None)

@@ -23,8 +23,8 @@ from ark.lower.rewrite.pack_weights import writes
 from ark.machine import Machine
 from ark.machine.variant import COMMUNICATE
 
-# A run is reordered only if on average at least this many of its ops can run at the same time. With
-# fewer, the run is close to a chain, and program order is good enough.
+# A run is reordered only if on average at least this many of its ops can run at the same time.
+# A run with fewer concurrent ops is close to a chain, and program order is good enough.
 MIN_MEAN_CONCURRENT_OPS = 2
 
 
@@ -40,10 +40,10 @@ def reorder_small_ops(graph: Graph, context: Context) -> Graph:
 
 
 def beside(nodes: Sequence[Node], machines: Sequence[Machine]) -> list[int]:
-    """For each node, the number of ops that run at the same time, including itself. In a run of
-    small ops these are the ops with equally long longest paths to the end of the run. Equal ops get
-    the mean of their numbers, so that they are cut alike and share one device function. machines:
-    by phase.
+    """For each node, the number of ops that run at the same time, including itself. Ops of a run of
+    small ops are counted as concurrent if their longest paths to the end of the run have the same
+    length. Equal ops get the mean of their numbers, so that they get equal tiles and share one
+    device function. machines: one for each phase.
     """
     ways: list[int] = []
     for (_, small), run in _runs(nodes, machines):
@@ -69,7 +69,9 @@ def _runs(
 
 
 def _small(node: Node, machine: Machine) -> bool:
-    """True where the node may be reordered and leaves processors idle."""
+    """True where the node may be reordered, and touches so few bytes that it cannot keep all
+    processors busy.
+    """
     if node.virtual:
         return True
     if machine.variant.role(COMMUNICATE):  # its streams and polls have an order of their own

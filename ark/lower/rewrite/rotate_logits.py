@@ -1,9 +1,9 @@
-"""Reorders gathered logits: in a gather whose result only sampling reads, each rank stores its own
-share first, then the next rank's, and so on in cyclic order.
+"""Changes the order of gathered logits, if only sampling reads them: each rank stores its own share
+first, then the share of the next rank, and so on in cyclic order.
 
-Then all ranks do the same, with peers counted relative to themselves, and one plan serves all ranks
-(ark.lower.ranks). The sampling op computes the token of the first logit from the rank. Listed in
-ark.lower.passes.
+Then all ranks do the same work, with peers numbered relative to themselves, so that one plan serves
+all ranks (ark.lower.ranks). The sampling op computes from the rank to which token the first logit
+belongs. Listed in ark.lower.passes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ ONE_SHOT = "one_shot"
 
 
 def rotate_logits(graph: Graph, context: Context) -> Graph:
-    """A copy of the graph with these gathers reordered."""
+    """A copy of the graph in which all-gathers of logits for sampling store the rank's own share
+    first.
+    """
     kept = context.kept
     uses = graph.view.working.touches
     gathers = {n.outputs[0].buffer.id: n for n in graph.nodes if _plain_gather(n)}

@@ -1,6 +1,6 @@
-"""Lets the producer of rows that norms of several sequences read write them a second time, in 16
-bits. Every processor reads all elements of these rows, and as fp32 packets they have four times the
-bytes. Residuals still read the fp32 rows. Listed in ark.lower.passes.
+"""Stores the input of norms a second time, rounded to 16 bits, if it has one row for each of
+several sequences. Every processor reads all of these rows to normalise them, and fp32 packets would
+have four times the bytes. Residuals still read the fp32 rows. Listed in ark.lower.passes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ark.tasks.linear_form import MAX_UNIT_INPUT_ROWS, SPREAD
 
 
 def round_norm_inputs(graph: Graph, context: Context) -> Graph:
-    """A copy of the graph in which these layers read rounded rows.
+    """A copy of the graph in which layers that begin with a norm read rounded rows.
 
     Rows are rounded only to bf16, which has the range of fp32, because a norm's input may be large.
     """
@@ -45,7 +45,9 @@ def round_norm_inputs(graph: Graph, context: Context) -> Graph:
 
 
 def _gathers(node: Node, machine: Machine) -> bool:
-    """True for a layer with a norm before it, whose input of a few rows arrives as many packets."""
+    """True for a linear layer that begins with a norm and whose input of several rows would be too
+    many packets.
+    """
     if node.type != "linear" or node.read(LinearAttributes).prologue == "none":
         return False
     x, weight = node.inputs[:2]
@@ -55,7 +57,7 @@ def _gathers(node: Node, machine: Machine) -> bool:
 
 
 def _writes_twice(maker: Node, out: Tensor) -> bool:
-    """True where the node can write a second result of another type."""
+    """True where the node can also store its result in a second tensor of another type."""
     if maker.type == "linear":
         spread = maker.read(LinearAttributes).epilogue in SPREAD
         return spread and maker.inputs[0].shape[0] == out.shape[0]

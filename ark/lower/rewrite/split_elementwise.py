@@ -1,6 +1,6 @@
-"""Computes an elementwise result in boxes if its readers read boxes of it, such as the four gates
-of an LSTM cell. The resulting ops have one shape, so that chains and regions can fuse them. Listed
-in ark.lower.passes before these.
+"""Splits an elementwise op into one op for each part of its result that is read separately, such as
+the four gates of an LSTM cell. The new ops have the shape of their readers, so that fuse_chains and
+fuse_regions can fuse them. Listed in ark.lower.passes before these two.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]  # offsets, shape
 
 
 def split_elementwise(graph: Graph, context: Context) -> Graph:
-    """A copy of the graph with these results computed in boxes."""
+    """A copy of the graph in which elementwise results that are read in parts are computed in
+    parts.
+    """
     kept = context.kept
     demanded = _demanded(graph, kept)
     if not demanded:
@@ -36,7 +38,9 @@ def split_elementwise(graph: Graph, context: Context) -> Graph:
 
 
 def _demanded(graph: Graph, kept: frozenset[int]) -> dict[int, set[Box]]:
-    """By buffer of a result that is computed in boxes: the boxes that are read."""
+    """For each result that should be computed in parts, by buffer id: the boxes (rectangular parts)
+    that its readers read.
+    """
     written: dict[int, list[int]] = defaultdict(list)
     unfit = set(kept)
     for place, node in enumerate(graph.nodes):
@@ -67,7 +71,9 @@ def _demanded(graph: Graph, kept: frozenset[int]) -> dict[int, set[Box]]:
 
 
 def _divisible(node: Node) -> bool:
-    """True for an elementwise function whose result is all of a buffer."""
+    """True for an elementwise op that can be computed in parts: its result fills a buffer, and its
+    expression does not depend on the indices of elements.
+    """
     out = node.outputs[0]
     return (
         is_elementwise(node)
@@ -81,7 +87,7 @@ def _divisible(node: Node) -> bool:
 
 
 def _apart(out: Tensor, boxes: list[Tensor]) -> bool:
-    """True for several disjoint boxes of the result."""
+    """True where the boxes are several disjoint parts of the result, at most MAX_RESULT_BOXES."""
     if not 1 < len(boxes) <= MAX_RESULT_BOXES:
         return False
     return all(
@@ -90,7 +96,9 @@ def _apart(out: Tensor, boxes: list[Tensor]) -> bool:
 
 
 def _part(tensor: Tensor, out: Tensor, box: Box) -> Tensor:
-    """The part of an input, which broadcasts to `out`, on which a box of `out` depends."""
+    """The part of an op's input that is needed to compute a box (a rectangular part) of its output
+    `out`. The input broadcasts to `out`.
+    """
     more = len(out.shape) - len(tensor.shape)
     offsets, shape = list(tensor.offsets), list(tensor.shape)
     for d, size in enumerate(tensor.shape):
@@ -103,8 +111,8 @@ def _part(tensor: Tensor, out: Tensor, box: Box) -> Tensor:
 
 
 class _Parts:
-    """Adds a graph's nodes in order; each box of a split result is computed when it is first
-    read.
+    """Builds the nodes of the new graph in order. The op for a part of a split result is added just
+    before the part's first reader.
     """
 
     def __init__(self, graph: Graph, demanded: dict[int, set[Box]]) -> None:
@@ -121,7 +129,9 @@ class _Parts:
             self.nodes.append(dataclasses.replace(node, inputs=self._read(node.inputs)))
 
     def _read(self, tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
-        """The tensors, with boxes of split results replaced by tensors that are computed now."""
+        """The given inputs, in which each part of a split result is replaced by the tensor of that
+        part. Adds the ops for parts that are not computed yet.
+        """
         return tuple(self._made(t) if t.buffer.id in self.waiting else t for t in tensors)
 
     def _made(self, tensor: Tensor) -> Tensor:

@@ -1,7 +1,9 @@
-"""Finds the positions of an operand's elements in memory, and the node that first computed them.
+"""Finds the places in memory from which an operand's elements can be read, including those from
+which they were copied.
 
-A transpose, or a copy into another shape, writes elements that already exist elsewhere. Readers
-that support strides can read them there. Called by ark.lower.rewrite.fuse_attention.
+A transpose, or a copy into another shape, writes elements that already exist elsewhere. An op that
+supports strides can read them there, and the copy is not needed. Called by
+ark.lower.rewrite.fuse_attention.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ Run = tuple[int, int]  # (steps, elements per step)
 
 @dataclass(frozen=True)
 class Place:
-    """Elements of a buffer. Those of each axis are in runs, the outermost first."""
+    """The positions of a tensor's elements in a buffer. start: the offset of the first element.
+    axes: for each axis, its runs (number of steps, elements per step), the outermost first.
+    """
 
     buffer: Buffer
     start: int
@@ -31,8 +35,8 @@ class Place:
 
 @dataclass(frozen=True)
 class Writes:
-    """The writers before a position in program order: by buffer, the last node that writes it and
-    its index.
+    """For each buffer id, the last node that writes the buffer before a given position in program
+    order, and the node's index.
     """
 
     last: Mapping[int, tuple[int, Node]]
@@ -60,8 +64,8 @@ def place_of(tensor: Tensor, axes: Sequence[Sequence[int]]) -> Place:
 
 
 def origins(place: Place, writes: Writes, phase: int) -> Iterator[Place]:
-    """The positions of the same elements in this buffer and in the buffers from which they were
-    copied, the latest first.
+    """All places in memory that hold the same elements: the given one, the source from which it was
+    copied, the source of that copy, and so on. phase: only copies of this phase are followed.
     """
     origin: Place | None = place
     while origin is not None:
@@ -71,7 +75,9 @@ def origins(place: Place, writes: Writes, phase: int) -> Iterator[Place]:
 
 
 def _behind(place: Place, copy: Node) -> Place | None:
-    """The positions of the elements in the copy's source; None if they are not in runs there."""
+    """The positions of the elements in the source from which `copy` wrote them; None if they are
+    not regularly strided there.
+    """
     source, out = copy.inputs[0], copy.outputs[0]
     if copy.type == "transpose":
         sizes, steps = out.shape, [source.strides[d] for d in copy.read(TransposeAttributes).perm]
@@ -92,7 +98,7 @@ def _behind(place: Place, copy: Node) -> Place | None:
                 composed.append((count, step * steps[dim]))
         axes.append(_merged(composed))
     if any(r >= n for r, n in zip(reach, sizes, strict=True)):
-        return None  # a sum of steps would carry into the next dimension
+        return None  # indices would carry into the next dimension, so strides are not regular
     start = sum(o * s for o, s in zip(source.offsets, source.strides, strict=True))
     start += sum(digit * step for digit, step in zip(digits, steps, strict=True))
     return Place(source.buffer, start, tuple(axes))
@@ -101,8 +107,9 @@ def _behind(place: Place, copy: Node) -> Place | None:
 def _split(
     run: Run, sizes: Sequence[int], dense: Sequence[int]
 ) -> list[tuple[int, int, int]] | None:
-    """A run in a dense array of these sizes, as (dimension, count, step in it) with the outermost
-    first; None if it does not have that form.
+    """A run of strided elements of a dense array, divided into one run for each dimension that it
+    crosses: (dimension, count, step), the outermost first. None if it cannot be divided. sizes,
+    dense: the array's sizes and strides.
     """
     count, stride = run
     parts: list[tuple[int, int, int]] = []
@@ -123,7 +130,9 @@ def _split(
 
 
 def _merged(runs: Sequence[Run]) -> tuple[Run, ...]:
-    """The runs, with each two merged that continue each other; () for a single element."""
+    """The same runs with neighbours merged where one continues the other; () for a single
+    element.
+    """
     result: list[Run] = []
     for count, stride in runs:
         if count == 1:
@@ -137,7 +146,9 @@ def _merged(runs: Sequence[Run]) -> tuple[Run, ...]:
 
 @dataclass(frozen=True)
 class Rows:
-    """A box of rows: the shape, extents and offsets of (batch, rows, columns)."""
+    """A three-dimensional view (batch, rows, columns) of a buffer: its shape, the sizes of the
+    buffer in these dimensions (extents), and the offsets in it.
+    """
 
     shape: tuple[int, int, int]
     extents: tuple[int, int, int]
@@ -145,8 +156,9 @@ class Rows:
 
 
 def rows_of(place: Place, heads: int, items: int) -> Rows | None:
-    """Elements of the axes (batch and heads, rows, columns of a head) as rows with the columns of
-    all heads; None if their layout does not allow that. items: elements of the buffer.
+    """A view (batch, rows, columns of all heads) of elements whose axes are batch and heads, rows,
+    and columns of a head. None if heads are not adjacent in memory, or rows are not regularly
+    strided. items: elements of the buffer.
     """
     lead, rows, columns = place.axes
     if len(rows) != 1 or len(columns) != 1 or columns[0][1] != 1:
@@ -168,7 +180,7 @@ def rows_of(place: Place, heads: int, items: int) -> Rows | None:
 
 
 def heads_of(place: Place) -> int:
-    """The number of heads that are adjacent in memory."""
+    """The number of heads whose columns are adjacent in memory; 1 if they are not adjacent."""
     lead, _, columns = place.axes
     side = bool(lead) and len(columns) == 1 and lead[-1][1] == columns[0][0]
     return lead[-1][0] if side else 1

@@ -27,8 +27,9 @@ def unpack_rows(graph: Graph, context: Context) -> Graph:
 
 
 def unpacked(graph: Graph, few: int) -> Graph:
-    """The same for products of more than `few` rows. Products of so few rows that reading codes for
-    each is faster read codes and scales without the operand stream.
+    """A copy of the graph in which products of more than `few` rows do not read quantised weights
+    through the ring. A product of at most MAX_UNIT_INPUT_ROWS rows becomes a node that reads codes
+    and scales from memory. Others read dequantised weights, which a separate node computes.
     """
     chosen = {n.id for n in graph.nodes if _reads_rows(n) and n.inputs[0].shape[-2] > few}
     if not chosen:
@@ -70,7 +71,9 @@ def unpacked(graph: Graph, few: int) -> Graph:
 
 
 def _multiplies_codes(node: Node) -> bool:
-    """True where the product has so few rows that codes are read for each row."""
+    """True where the product has so few rows that it reads quantised weights directly instead of
+    dequantised ones.
+    """
     plain = MatmulAttributes(False, True) == node.read(MatmulAttributes)
     return (
         plain and len(node.inputs[0].shape) == 2 and node.inputs[0].shape[0] <= MAX_UNIT_INPUT_ROWS

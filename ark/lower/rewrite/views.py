@@ -1,9 +1,10 @@
-"""Views of an elementwise op's operands in another shape with the same elements.
+"""Changes the shape of an elementwise op, so that it can be fused with a neighbour of another
+shape.
 
-Front ends view a tensor by rows, by batch, or as an image, and the shape in which a value is
-written does not matter. If an op reads all elements of another op's result in another shape, one of
-the two ops can take the other's shape, so that they can be fused. Called by
-ark.lower.rewrite.fuse_chains and ark.lower.rewrite.fuse_epilogues.
+Front ends view a tensor by rows, by batch, or as an image. If an op reads all elements of another
+op's result in another shape, one of the two can take the shape of the other: all of its operands
+are viewed in that shape. Called by ark.lower.rewrite.fuse_chains and
+ark.lower.rewrite.fuse_epilogues.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ark.ir.values import Tensor, dense_view
 
 Shape = Sequence[int]
 
-# Arenas whose tensors cannot be looked up by name from outside of the plan.
+# Arenas (kinds of memory) whose tensors users cannot look up by name.
 UNSEEN = ("activation", "external")
 
 
@@ -27,14 +28,17 @@ def whole(tensor: Tensor) -> bool:
 
 
 def same_elements(read: Tensor, written: Tensor) -> bool:
-    """True where both view all of one buffer with one element type."""
+    """True where both tensors view the whole of the same buffer with the same element type. Their
+    shapes may differ.
+    """
     one = read.buffer.id == written.buffer.id and read.dtype == written.dtype
     return one and whole(read) and whole(written)
 
 
 def seen_in(node: Node, shape: Shape, named: bool = False) -> Node | None:
-    """The elementwise node with its result in this shape; None if an operand cannot be viewed
-    accordingly. named: True if inputs that can be looked up by name may change their shape.
+    """A copy of the elementwise node whose result has this shape; None if an operand cannot be
+    viewed accordingly. named: True if tensors that users can look up by name may change their
+    shape.
     """
     out = node.outputs[0]
     if out.shape == tuple(shape):
@@ -62,9 +66,9 @@ def in_shape(tensor: Tensor, shape: Shape, named: bool = False) -> Tensor | None
 
 
 def _seen(tensor: Tensor, shape: Shape, wanted: Shape, named: bool) -> Tensor | None:
-    """A tensor that broadcasts to `shape`, viewed such that it broadcasts to `wanted`. In each
-    group of dimensions with the same elements it must have all of these elements or be repeated
-    along all. None if it does not, or there is no such view.
+    """A view of an operand for an op that changes from `shape` to `wanted`: the tensor broadcasts
+    to `shape`, the view to `wanted`. Where dimensions are merged or split, the operand must have
+    all of their elements or be broadcast along all of them. None if there is no such view.
     """
     aligned = (1,) * (len(shape) - len(tensor.shape)) + tensor.shape
     dims: list[int] = []
@@ -80,8 +84,8 @@ def _seen(tensor: Tensor, shape: Shape, wanted: Shape, named: bool) -> Tensor | 
 
 
 def _groups(a: Shape, b: Shape) -> Iterator[tuple[range, range]]:
-    """The dimensions of two shapes with equally many elements, in the shortest runs with equal
-    products.
+    """Divides the dimensions of two shapes into matching groups: each pair of groups has the same
+    number of elements, and is as short as possible. The shapes have equally many elements.
     """
     i = j = 0
     while i < len(a) or j < len(b):
