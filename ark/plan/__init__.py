@@ -1,1 +1,3 @@
-"""The plan: its types, task kinds, memory layout, schedule, cost model and verifier."""
+"""The plan, which lists the tasks of each processor: its types, task kinds, memory layout,
+schedule, cost model and verifier. ark.lower creates plans, ark.codegen and ark.runtime read them.
+"""

@@ -1,11 +1,11 @@
-"""Memory accesses of tasks in comparable coordinates (byte ranges, steps and boxes), used by the
-scheduler and the verifier.
+"""Determines which tasks access the same bytes. Used by the scheduler, which orders such tasks, and
+by the verifier, which checks the order.
 
-Two accesses are compared as boxes if they refer to the same buffer with the same extents, otherwise
-as byte ranges. Both comparisons are exact. The scheduler and the verifier need this, because they
-drop an access once later writes have covered it (ark.plan.frontier). They share this file on
-purpose, so that there is one rule for conflicts. How conflicts are ordered is decided by the
-scheduler and checked separately by the verifier.
+Two accesses are compared as boxes (rectangles of indices) if they refer to the same buffer with the
+same dimensions, otherwise as byte ranges. Both comparisons are exact. They have to be, because an
+access is dropped once later writes have covered it (ark.plan.frontier). The scheduler and the
+verifier share this module on purpose, so that there is one rule for conflicts; the order itself is
+decided by the one and checked independently by the other.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ Pairs = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True, eq=False)
 class Groups:
-    """Tasks of an op, grouped by the tasks of another op with which their boxes share bytes. Each
-    task of mine[i] has a box that shares bytes with each task of theirs[i]; both are in rising
-    order. A task with several boxes may be in several groups.
+    """Pairs of tasks of two ops that access the same bytes, stored as groups: each task of mine[i]
+    (of one op) shares bytes with each task of theirs[i] (of the other). Both are in rising order. A
+    task that touches several boxes may be in several groups.
     """
 
     theirs: list[np.ndarray]
@@ -67,12 +67,12 @@ def _joined(lists: Sequence[np.ndarray]) -> Pairs:
 
 @dataclass(frozen=True, eq=False)
 class Region:
-    """The accesses of one op to one operand in one direction.
+    """All reads, or all writes, of one operand by the tasks of one op.
 
-    space: the address space, from whose start bytes are counted; buffers in one space may overlap.
-    memory: the buffer; boxes of one buffer are comparable if extents and element sizes are equal.
-    base: bytes from the space's start to the operand's first element, whose indices in the buffer
-    are `offsets`.
+    space: the address space. Bytes are counted from its start, and its buffers may overlap. memory:
+    the buffer; boxes in it are comparable if extents and element sizes are equal. base: bytes from
+    the space's start to the operand's first element. offsets: the indices of this element in the
+    buffer.
     """
 
     op: int
@@ -114,8 +114,8 @@ class Region:
         return mine.write == theirs.write and not apart
 
     def same_frame(self, other: Region) -> bool:
-        """True where the boxes of both are counted in the same buffer with equal extents and item
-        size.
+        """True where the boxes of both regions can be compared directly: they are in the same
+        buffer with equal dimensions and equally large elements.
         """
         return (
             self.memory == other.memory
@@ -151,7 +151,9 @@ class Region:
         return cast(Pairs, a.met[key])
 
     def _frame_shift(self, other: Region) -> object:
-        """A key that, with the distance in bytes, determines which boxes overlap."""
+        """A key for caching overlaps: regions with an equal key, and an equal distance in bytes,
+        have the same pairs of overlapping boxes.
+        """
         if self.same_frame(other):
             return tuple(o - s for o, s in zip(other.offsets, self.offsets, strict=True))
         return (self.extents, other.extents)
@@ -239,7 +241,7 @@ class Region:
         return rows[met], columns[met]
 
     def _padded(self, offsets: Sequence[int]) -> tuple[int, ...]:
-        """The offsets, with a 0 for each dimension that only the boxes have, in front."""
+        """The offsets with zeros in front, so that there is one for each dimension of the boxes."""
         return (0,) * (self.boxes.dims - len(offsets)) + tuple(offsets)
 
     @cached_property
@@ -250,8 +252,8 @@ class Region:
 
     @cached_property
     def _combs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Boxes as `count` ranges of `length` bytes that begin `step` bytes apart, and a mask of
-        the boxes that have this form.
+        """Four arrays with one entry per box: count, step, length and a mask. A box whose mask is
+        True consists of `count` ranges of `length` bytes that begin `step` bytes apart.
         """
         size = self.boxes.hi - self.boxes.lo
         length = np.full(len(size), self.boxes.itemsize, np.int64)
@@ -283,8 +285,7 @@ class Region:
         shared[same_step] = _meet_combs(
             [v[same_step] for v in mine], [v[same_step] for v in theirs], gap[same_step]
         )
-        # Combs with different steps: compare the ranges of the one with fewer ranges, one at a
-        # time.
+        # If steps differ, compare each range of the box with fewer ranges with the other box.
         unlike = np.flatnonzero(~same_step)
         fewer = mine[0][unlike] <= theirs[0][unlike]
         few = [np.where(fewer, a[unlike], b[unlike]) for a, b in zip(mine, theirs, strict=True)]
@@ -299,7 +300,9 @@ class Region:
         return shared
 
     def runs(self, row: int) -> tuple[np.ndarray, int]:
-        """(first bytes, length) of the byte ranges of a box in its space, in rising order."""
+        """The byte ranges of a box in its address space: the first byte of each, in rising order,
+        and their common length.
+        """
         size = (self.boxes.hi[row] - self.boxes.lo[row]).tolist()
         starts = self.base + self.boxes.begin[row : row + 1]
         length, solid = self.boxes.itemsize, True
@@ -314,9 +317,10 @@ class Region:
 
 
 def _meet_combs(a: list[np.ndarray], b: list[np.ndarray], gap: np.ndarray) -> np.ndarray:
-    """True where two combs (count, step, length) share a byte. Comb b begins `gap` bytes after a,
-    and both have one step or one of them is a single range. They share a byte if ranges overlap at
-    a distance of a whole number of steps.
+    """True where two boxes a and b, each `count` ranges of `length` bytes with `step` bytes between
+    their starts, share a byte. b begins `gap` bytes after a. Both have the same step, or one of
+    them is a single range. They share a byte if two ranges overlap when one is moved by a whole
+    number of steps.
     """
     step = np.where(a[0] > 1, a[1], b[1])
     least = np.maximum((gap - a[2]) // step + 1, 1 - b[0])
@@ -335,8 +339,8 @@ def _meet(a: tuple[np.ndarray, int], b: tuple[np.ndarray, int]) -> bool:
 
 
 def space_of(buffer: PlanBuffer) -> tuple[str, int, int]:
-    """The space of a buffer. Buffers in one space may overlap; each external or peer buffer has its
-    own.
+    """A key for the address space of a buffer. Buffers with the same key may overlap. Each buffer
+    of the caller or of a peer has its own address space.
     """
     alone = buffer.arena == "external" or buffer.offset < 0
     return (buffer.arena, buffer.rank, buffer.id if alone else -1)

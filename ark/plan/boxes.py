@@ -1,9 +1,8 @@
-"""The boxes that the tasks of an op access, relative to each operand's first element.
+"""The boxes (rectangles of indices) of each operand that the tasks of an op access, as arrays.
 
-Ops with equal signatures touch the same boxes, so the equal layers of a model, the cells of a
-recurrent network and the ranks of a set share these arrays. An op adds only the positions of its
-operands (ark.plan.access). Tasks that touch the same box share a row. Called by lowering, the
-scheduler and the verifier.
+Boxes are relative to an operand's first element, so ops with equal signatures, such as equal layers
+of a model, share the arrays. ark.plan.access adds the positions of the operands. A box that several
+tasks touch is stored once. Called by lowering, the scheduler and the verifier.
 """
 
 from __future__ import annotations
@@ -26,10 +25,11 @@ Coords = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, eq=False)
 class Boxes:
-    """The accesses of an op's tasks to one operand in one direction.
+    """All reads, or all writes, of one operand by an op's tasks.
 
-    Row i says that task tasks[i] touches box box[i]. Boxes are distinct; tasks are in rising order.
-    lo, hi: (boxes, dimensions) in items; begin, end: (boxes,) in bytes; all from the operand's
+    Task tasks[i] touches box number box[i]. Boxes are distinct; tasks are in rising order. lo, hi:
+    the first indices of each box and those after the last, (boxes, dimensions), in items. begin,
+    end: its first byte and the byte after its last, (boxes,). All are relative to the operand's
     first item. append_only, appended, claimed: see ark.plan.kind.Access.
     """
 
@@ -135,7 +135,9 @@ class Boxes:
         return [np.unique(np.concatenate((self.lo[:, d], self.hi[:, d]))) for d in range(self.dims)]
 
     def _depth(self, cuts: list[np.ndarray]) -> np.ndarray:
-        """The number of boxes that cover each cell of the grid given by the boxes' edges."""
+        """For each cell of the grid into which all edges of boxes cut the operand: the number of
+        boxes that cover the cell.
+        """
         shape = tuple(len(c) for c in cuts)
         depth = np.zeros(shape, np.int64)
         ends = [
@@ -154,9 +156,10 @@ class Boxes:
 def candidates(
     lo_a: np.ndarray, hi_a: np.ndarray, lo_b: np.ndarray, hi_b: np.ndarray, most: int = 1 << 20
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Pairs (i, j) that include all pairs of ranges that overlap, in pieces of about `most` pairs.
+    """Candidates (i, j) for range i of a overlapping range j of b. They include all overlapping
+    pairs, and possibly others. Returned in pieces of about `most` pairs.
 
-    The ranges of b are sorted; those that may overlap a range of a are consecutive in that order.
+    The ranges of b are sorted, so that those that may overlap a range of a are consecutive.
     """
     order = np.argsort(lo_b, kind="stable")
     reach = np.maximum.accumulate(hi_b[order])
@@ -177,7 +180,9 @@ def candidates(
 
 
 def overlaps(lo: np.ndarray, hi: np.ndarray, axis: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Pairs i < j of boxes that share an element, in pieces. axis: the dimension compared first."""
+    """The pairs (i, j), i < j, of boxes that share an element, in several arrays. axis: the
+    dimension that is compared first.
+    """
     pairs = []
     for rows, columns in candidates(lo[:, axis], hi[:, axis], lo[:, axis], hi[:, axis]):
         keep = rows < columns
@@ -188,8 +193,8 @@ def overlaps(lo: np.ndarray, hi: np.ndarray, axis: int) -> list[tuple[np.ndarray
 
 
 class Templates:
-    """The boxes and operand streams of ops by signature, computed once for each list of
-    coordinates.
+    """A cache of the boxes and streamed bytes of ops, which are computed once for each signature
+    and list of coordinates.
     """
 
     def __init__(self) -> None:
@@ -198,8 +203,8 @@ class Templates:
         self._whole: dict[tuple[object, ...], Boxes] = {}
 
     def boxes(self, sig: Signature, coords: Coords) -> tuple[Boxes, ...]:
-        """The boxes by operand and direction. Raises PlanError if the kind does not accept the
-        coordinates.
+        """The boxes that the op's tasks access, for each operand and for reads and writes. Raises
+        PlanError if the task kind does not accept the coordinates.
         """
         key = (sig.key, coords)
         boxes = self._boxes.get(key)
@@ -208,7 +213,7 @@ class Templates:
         return boxes
 
     def streams(self, sig: Signature, coords: Coords) -> tuple[tuple[Fetch, ...], ...]:
-        """The fetches of each task from the operand stream."""
+        """For each task, the bytes that are copied for it ahead of time (its fetches)."""
         key = (sig.key, coords)
         streams = self._streams.get(key)
         if streams is None:
@@ -274,7 +279,7 @@ def _boxes(sig: Signature, coords: Coords) -> tuple[Boxes, ...]:
                     f"{key[0]}, whose shape is {list(operand.shape)}"
                 )
         each, strides = operand.per_item, operand.strides
-        if each > 1:  # boxes in whole bytes, which hold several elements each
+        if each > 1:  # several elements share a byte, so boxes are counted in bytes
             boxes = [
                 ((*lo[:-1], lo[-1] // each), (*hi[:-1], -(-hi[-1] // each))) for lo, hi in boxes
             ]

@@ -1,10 +1,11 @@
-"""The tasks known to be complete, as vector clocks (Mattern 1989); tasks with equal clocks share
-them.
+"""Vector clocks (Mattern 1989), which state the tasks that are known to be complete when a task
+begins. Used by ark.plan.ordering, which adds a wait only if the clock does not imply the order.
 
-A row has an entry per processor: how many of its tasks are complete. Only counters update a clock:
-a packet publishes no other memory, and its producer may still be running. The earlier tasks of a
-task's own processor follow from its position there and are not stored. So processors that waited
-for the same tasks have the same rows, and only waits create new rows.
+A clock is a row with one entry per processor: the number of its tasks that are complete. Tasks with
+equal clocks share a row. Only a wait for a counter updates a clock. A packet does not, because it
+publishes no other memory and its producer may still be running. The earlier tasks of a task's own
+processor follow from its position and are not stored. So processors that waited for the same tasks
+have the same row.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ NO_PROCESSORS = frozenset[int]()
 
 
 class Clocks:
-    """The clocks' rows by number; equal rows have equal numbers."""
+    """A table of all distinct clock rows, numbered from 0."""
 
     def __init__(self, processors: int) -> None:
         self._rows: list[np.ndarray] = []
@@ -33,8 +34,9 @@ class Clocks:
         return self._numbers[key]
 
     def missing(self, row: int, processors: np.ndarray, ends: np.ndarray) -> frozenset[int]:
-        """The processors that have tasks which a row does not cover. ends: the positions after
-        these tasks.
+        """The processors whose tasks are not known to be complete according to the clock `row`.
+        processors, ends: the processors of the tasks to check, and on each the position after the
+        last of them.
         """
         if len(processors) == 1:
             processor = processors.item()
@@ -47,9 +49,9 @@ class Clocks:
         return NO_PROCESSORS if covered.all() else frozenset(processors[~covered].tolist())
 
     def after(self, rows: Iterable[int], processors: np.ndarray, ends: np.ndarray) -> np.ndarray:
-        """The clock after waiting for tasks. rows: the rows with which these tasks began.
-        processors: their processors, each once. ends: the positions after the tasks on these
-        processors.
+        """The clock that follows from waiting for a set of tasks. rows: the clocks with which these
+        tasks began. processors: their processors, each once. ends: on each of the processors, the
+        position after the last of the tasks.
         """
         first, *others = rows
         clock: np.ndarray = self._rows[first].copy()
@@ -59,7 +61,7 @@ class Clocks:
         return clock
 
     def join(self, row: int, after: np.ndarray) -> int:
-        """The row of a task that began with `row` and then waited, with the clock `after` from its
-        waits.
+        """The number of the row that combines a task's clock before its waits (`row`) with the
+        clock that follows from its waits (`after`).
         """
         return self._number(np.maximum(self._rows[row], after))

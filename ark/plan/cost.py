@@ -26,7 +26,7 @@ from ark.plan.params import PartialParams, TiledParams
 from ark.plan.serialize import machine_of
 from ark.plan.types import BOX_ROW_BYTES, Plan, Task
 
-# Kinds whose products run on matrix units if these support the type.
+# Task kinds whose products are computed by matrix units, if these support the type.
 PRODUCTS = ("matmul", "linear", "linear_rows", "expert_linear", "attention_tiles")
 FEW, LEAST_FEW = 16, 9  # FEW: at most this many rows or columns of a tile use scalar units
 Place = tuple[int, int]  # processor, position
@@ -92,9 +92,9 @@ def work(plan: Plan, phase: int) -> float:
 
 
 def busied(plan: Plan, machine: Machine) -> int:
-    """The number of processors worth using for the plan's first phase. It is less than the
-    machine's number only where each launch starts the processors as threads, which spin while they
-    wait.
+    """The number of processors that the plan's first phase can keep busy. It is less than all only
+    on machines whose processors are threads that each launch starts: idle ones would spin while
+    they wait.
     """
     if not machine.has(Capability.STARTS_PROCESSORS):
         return machine.processors
@@ -102,7 +102,7 @@ def busied(plan: Plan, machine: Machine) -> int:
 
 
 def phase_us(plan: Plan, phase: int) -> float:
-    """The predicted microseconds until the last task of a phase (by number) ends."""
+    """The predicted microseconds until the last task of phase number `phase` ends."""
     return max((span.end for span in predict(plan, phase)), default=0.0)
 
 
@@ -169,7 +169,7 @@ def _takes(plan: Plan, machine: Machine) -> Callable[[Task, Task | None], float]
 
 
 class _Permuted(PartialParams, frozen=True):
-    """The parameter of a transpose that the cost model reads."""
+    """The order of dimensions, the only parameter of a transpose that the cost model reads."""
 
     perm: tuple[int, ...]
 

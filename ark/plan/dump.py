@@ -9,7 +9,7 @@ from ark.plan.types import Phase, Plan, Task
 
 
 def dump(plan: Plan, tasks: bool = False) -> str:
-    """The plan as text, with every op; with `tasks`, every processor's list too."""
+    """The plan as text. It lists every op and, if `tasks` is True, the tasks of every processor."""
     lines = [*_head(plan)]
     for phase in plan.phases:
         lines += _phase(plan, phase)

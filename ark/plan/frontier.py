@@ -1,12 +1,11 @@
-"""The accesses that later ops can still conflict with, which are those that no later write has
-covered.
+"""Keeps the memory accesses with which later ops can still conflict, and drops those that a later
+write has covered. Used by the scheduler, which adds waits, and by the verifier, which checks them.
 
-A space's bytes are cut into intervals, each with the accesses that touch it. A write removes the
-accesses that it covers: all accesses of an interval if it writes every byte of it, or an earlier
-access if it writes every element of it. An op that conflicts with a removed access also conflicts
-with the write on the same bytes. It runs after the write, and the write runs after the removed
-access. So a search returns few accesses, whatever the length of the program. Used by the scheduler,
-which places waits, and by the verifier, which checks them.
+The bytes of an address space are divided into intervals, each with the accesses that touch it. A
+write that covers every byte of an interval removes all accesses of the interval; a write that
+covers every element of an earlier access removes this access. Removing is safe: a later op that
+conflicts with the removed access also conflicts with the write, so it runs after the write, which
+runs after the removed access. So a search returns few accesses, whatever the length of the program.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from ark.plan.access import Region
 
 @dataclass
 class _Space:
-    """The intervals of a space. starts[i] is the first byte of interval i; it ends where interval i
-    + 1 begins.
+    """An address space divided into intervals. Interval i begins at byte starts[i] and ends where
+    interval i + 1 begins.
     """
 
     starts: list[int] = field(default_factory=lambda: [0])
@@ -29,8 +28,8 @@ class _Space:
     readers: list[list[Region]] = field(default_factory=lambda: [[]])
 
     def cut(self, at: int) -> int:
-        """The number of the interval that begins at byte `at`. An interval that contains the byte
-        is cut there if needed.
+        """The number of the interval that begins at byte `at`. If the byte is inside an interval,
+        the interval is first divided there.
         """
         i = bisect_right(self.starts, at) - 1
         if self.starts[i] == at:

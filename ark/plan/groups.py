@@ -12,8 +12,8 @@ from ark.plan.params import Params
 
 @dataclass(frozen=True)
 class RemoteSemaphore:
-    """A counter on a rank, identified by name, that a put of this rank signals or that a task of
-    this rank waits for.
+    """A counter of a rank, identified by its name, with which ranks synchronise. A task of this
+    rank signals it (after writing to the peer) or waits for it.
     """
 
     rank: int
@@ -22,10 +22,10 @@ class RemoteSemaphore:
 
 @dataclass
 class Group:
-    """The tasks of one lowered op. sends, awaits: one entry per task, or empty lists. granularity,
-    context: see ark.ir. received: ids of the buffers between ranks that hold packets. placement:
-    the processor of each task, if the lowering chose them. A wait with count 0 is for the previous
-    iteration.
+    """The tasks of one lowered op. sends, awaits: for each task, the counters of ranks that it
+    signals and those that it waits for; empty if there are none. A wait with count 0 is for the
+    previous iteration. granularity, context: see ark.ir. received: ids of the buffers between ranks
+    that hold packets. placement: the processor of each task, if the lowering chose them.
     """
 
     name: str

@@ -1,9 +1,9 @@
-"""The protocol and the registry of task kinds: the memory that a task accesses, its cost, and its
-source.
+"""The base class and the registry of task kinds. A task kind states which memory a task accesses,
+what the task costs, and the C++ function that computes it.
 
-One kind serves many ops. A signature (kind, static parameters, operand layouts) is the unit for
-which one C++ function is specialised, so equal layers share a function. The planner and the
-verifier ask for accesses and cost, the source writer for source and scratch.
+One kind serves many ops. One C++ function is specialised for each signature (kind, static
+parameters, operand layouts), so equal layers share a function. The planner and the verifier call a
+kind's methods for accesses and cost, the source writer those for source and scratch memory.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ ALL_ROWS = (0, INT_MAX)
 
 @dataclass(frozen=True)
 class Access:
-    """A box of an operand's index space that a task reads or writes; hi is exclusive.
+    """A box (rectangle of indices, lo to hi - 1) of an operand that a task reads or writes.
 
-    append_only: the buffer grows along the position. An append-only write appends at this
-    iteration's position, and an append-only read reads rows that earlier iterations appended, so
-    they do not conflict. appended: the first and the last + 1 of the rows after the position that
-    this write may append; tasks of one op that append different rows do not conflict. claimed: the
-    task touches only those tiles of the box that it claims while it runs; no other task of the op
-    touches them.
+    append_only: the buffer grows by rows, as a cache of keys and values does. An append-only write
+    appends rows at this iteration's position, and an append-only read reads rows that earlier
+    iterations appended, so the two do not conflict. appended: the first row that this write may
+    append and the row after the last, counted from the position; tasks of one op that append
+    different rows do not conflict. claimed: the task touches only the tiles of the box that it
+    claims while it runs, and no other task of the op touches these.
     """
 
     operand: int
@@ -62,8 +62,8 @@ class TaskKind(ABC):
     packet_types: tuple[str, ...] = ("fp32",)
 
     def check(self, sig: Signature) -> None:
-        """Raises PlanError unless parameters and operands are valid for the other methods. These
-        rely on this check.
+        """Raises PlanError unless the parameters and operands are valid. All other methods rely on
+        this check.
         """
         read_params(self.name, self.params, sig.params)
         able = self.packets(sig)
@@ -86,92 +86,100 @@ class TaskKind(ABC):
         return 0
 
     def to_claim(self, sig: Signature, machine: Machine) -> Mapping[str, Any] | None:
-        """The op's parameters, with tiles of the size in which processors claim them. None if tasks
-        with fixed tiles are faster or the kind cannot claim tiles.
+        """The op's parameters with the tile size for tiles that processors claim while they run.
+        None if tasks with fixed tiles are faster or the kind does not support claiming.
         """
         return sig.params if self.claimable else None
 
     def in_place(self, sig: Signature) -> frozenset[int]:
-        """The operands whose memory the output may occupy exactly, because each element of the
-        output depends only on the operand's element at the same position.
+        """The indices of the operands in place of which the output may be written, because each
+        element of the output depends only on the operand's element at the same position.
         """
         return frozenset()
 
     def wide(self, sig: Signature) -> frozenset[int]:
-        """The operands that bodies may read in accesses of 16 bytes, for which they must be aligned
-        to 16 bytes.
+        """The indices of the operands that the device function may read 16 bytes at a time. Their
+        addresses must be multiples of 16.
         """
         return frozenset()
 
     @abstractmethod
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
-        """The boxes that the task reads and writes. They may be larger than the true accesses,
-        never smaller.
+        """The boxes that the task reads and writes. They contain all elements that it accesses, and
+        possibly more.
         """
 
     def on_rank(self, params: Mapping[str, Any], by: int) -> Mapping[str, Any]:
-        """The op's parameters on the rank `by` ranks after this one, if all ranks do the same with
-        peers counted relative to themselves (ark.plan.rotated). A change of rank does not change
-        which memory tasks touch.
+        """The op's parameters on the rank that is `by` ranks after this one, for plans in which all
+        ranks do the same work (ark.plan.rotated). The parameters may name peers, but the memory
+        that tasks touch is the same on all ranks.
         """
         return params
 
     def own(self, sig: Signature) -> tuple[int, ...]:
-        """Numbers that differ between ranks which otherwise do the same. Code reads them from a
-        task's record (ark_own): they are its last coordinates, in reverse order, so the first
-        number is the last coordinate.
+        """Numbers that depend on the rank although all ranks share the code, such as a rank's
+        share. They are stored as the last coordinates of a task, in reverse order, where the device
+        function reads them (ark_own).
         """
         return ()
 
     def packets(self, sig: Signature) -> frozenset[int]:
-        """Operands that the body can load or publish as packets {value, epoch}."""
+        """The indices of the operands that the device function can load or store as packets {value,
+        epoch}.
+        """
         return frozenset()
 
     def early(self, sig: Signature) -> frozenset[int]:
-        """Operands that a body may read before its task's waits are complete, in variants whose
-        bodies begin early (docs/loop-kernel.md). Safe are packets, whose load itself waits, and
-        memory that no task writes earlier in the iteration. The verifier refuses plans in which a
-        task writes it.
+        """The indices of the operands that the device function may read before its task's waits are
+        complete, in kernel variants in which it begins early (docs/loop-kernel.md). This is safe
+        for packets, because their load itself waits, and for memory that no task writes earlier in
+        the iteration. The verifier refuses plans in which a task does.
         """
         return frozenset()
 
     def apart(self, sig: Signature, machine: Machine) -> int:
-        """The number of consecutive result elements that one thread computes alone, without shared
-        memory, from operands as large as the result, in the order of ark/tasks/box.h. 0 if elements
-        are not assigned to single threads.
+        """The number of consecutive result elements that each thread computes on its own, from the
+        operands' elements at the same positions and without shared memory. The order of elements is
+        that of ark/tasks/box.h. 0 for kinds in which threads cooperate.
         """
         return 0
 
     @abstractmethod
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        """A C++ function `ARK_BODY void name(ArkCtx& c, const ArkTask& t)`."""
+        """The text of the C++ function `ARK_BODY void name(ArkCtx& c, const ArkTask& t)` that
+        computes a task.
+        """
 
     def run_source(self, name: str, sig: Signature, machine: Machine) -> str:
-        """A body for a run of consecutive tasks whose elements are assigned to single threads
-        (`apart`): `ARK_BODY void name(ArkCtx& c, const ArkTask* tasks, ark_u32 count)`. The
-        previous task's result may still be in registers (ArkTask's flow).
+        """The text of a C++ function that computes several consecutive tasks, for kinds in which
+        each thread works on its own (`apart`): `ARK_BODY void name(ArkCtx& c, const ArkTask* tasks,
+        ark_u32 count)`. The previous task's result may still be in registers (ArkTask's flow).
         """
         raise NotImplementedError
 
     def claiming_source(
         self, name: str, sig: Signature, machine: Machine, tasks: int, records: int
     ) -> str:
-        """A body that claims its tiles itself; "" for kinds whose tiles ark_claimed of claimed.h
-        claims. tasks: the number of tasks that share the tiles. records: the offset in shared
-        memory, in bytes, of the area that it may use for claiming.
+        """The text of a device function that claims its own tiles while it runs; "" for kinds for
+        which the common function ark_claimed (claimed.h) does so. tasks: the number of tasks that
+        share the tiles. records: the offset in shared memory, in bytes, of the area for claiming.
         """
         return ""
 
     def claiming_headers(self) -> tuple[str, ...]:
-        """The headers that claiming bodies need, included after claimed.h."""
+        """The headers that the function of `claiming_source` needs, included after claimed.h."""
         return ()
 
     def headers(self) -> tuple[str, ...]:
-        """The device code that the bodies need, in order; the writer emits each text once."""
+        """The device code that all functions of this kind need, in order. The source writer emits
+        each text once per kernel.
+        """
         return ()
 
     def texts(self, sig: Signature) -> tuple[str, ...]:
-        """The device code that only this signature's body needs, emitted after the headers."""
+        """The device code that only the function of this signature needs, emitted after the
+        headers.
+        """
         return ()
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
@@ -179,17 +187,21 @@ class TaskKind(ABC):
         return 0
 
     def stream(self, sig: Signature, coord: Sequence[int]) -> tuple[Fetch, ...]:
-        """The task's fetches from the operand stream, in the order of use."""
+        """The bytes of operands that are copied ahead of time for the task (its fetches from the
+        operand stream), in the order of use.
+        """
         return ()
 
     def rounds(self, sig: Signature, machine: Machine) -> int:
-        """The number of consecutive times that a task waits for loads or for sums of other threads,
-        as the cost model counts them.
+        """For the cost model: how many times in a row a task waits for the latency of loads or of
+        sums over threads.
         """
         return 1
 
     def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
-        """(floating-point operations, bytes moved), for the cost model."""
+        """For the cost model: the floating-point operations of a task and the bytes that it
+        moves.
+        """
         moved = sum(
             math.prod(h - lo for lo, h in zip(a.lo, a.hi, strict=True))
             * sig.operands[a.operand].itemsize

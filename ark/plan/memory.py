@@ -1,9 +1,9 @@
-"""Memory layout: every buffer gets an offset in its arena; activations share memory if their
-lifetimes are disjoint.
+"""Memory layout: assigns each buffer an offset in its arena (one allocation per kind of memory).
+Activations that are never alive at the same time may share memory. Called by ark.lower.contents.
 
-Buffers are placed greedily by size over lifetimes in op order (Pisarchyk and Lee, "Efficient Memory
-Management for Deep Neural Net Inference", 2020, section 5.2); ties are broken by id, so the result
-is deterministic.
+Activations are placed one by one, the largest first, at the lowest offset that is free for their
+lifetime (Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020,
+section 5.2). Ties are broken by id, so the result is deterministic.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import bisect
 from collections.abc import Mapping, Sequence
 
 BUFFER_ALIGNMENT_BYTES = 256
-# Up to this many bytes, buffers do not share memory if sharing would make ops wait for each other.
+# If activations have at most this many bytes in total, each may get memory of its own, so that no
+# op has to wait for another because of shared memory.
 MAX_UNSHARED_BYTES = 32 << 20
 
 
@@ -21,8 +22,8 @@ def align(nbytes: int) -> int:
 
 
 def lay_out(sizes: Sequence[tuple[int, int]]) -> tuple[dict[int, int], int]:
-    """Consecutive aligned offsets for buffers given as (id, nbytes). Returns the offsets by id and
-    the total size.
+    """Places buffers, given as (id, nbytes), one after the other at aligned offsets. Returns the
+    offsets by id and the total size.
     """
     offsets, total = {}, 0
     for key, nbytes in sizes:
@@ -34,8 +35,9 @@ def lay_out(sizes: Sequence[tuple[int, int]]) -> tuple[dict[int, int], int]:
 def share(
     sizes: Mapping[int, int], lifetimes: Mapping[int, tuple[int, int]]
 ) -> tuple[dict[int, int], int]:
-    """Offsets by id such that buffers alive at the same time (ends included) do not overlap, and
-    the total size.
+    """Places buffers so that two buffers overlap only if they are never alive at the same time.
+    lifetimes: for each id, the first and the last index of a use (both included). Returns the
+    offsets by id and the total size.
     """
     placed = _Placed(max((last for _, last in lifetimes.values()), default=0) + 1)
     offsets: dict[int, int] = {}
@@ -55,8 +57,8 @@ def share(
 
 
 class _Placed:
-    """Byte ranges by lifetime: a segment tree of live ranges and a list sorted by first use. A
-    search takes time in proportion to its results.
+    """The byte ranges that are occupied so far, searchable by lifetime. They are in a segment tree
+    and in a list sorted by first use, so the time of a search is proportional to its results.
     """
 
     def __init__(self, times: int) -> None:

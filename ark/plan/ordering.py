@@ -1,10 +1,9 @@
-"""Finds the earlier tasks that each task of an op depends on, and the counters that it must wait
-for.
+"""Determines for each task the sets of earlier tasks that it depends on, and the sets for which it
+must wait. Used by ark.plan.schedule.
 
-The sets of earlier tasks with which a task conflicts follow from the regions that they touch. The
-tasks known to be complete when a task starts are a vector with one entry per processor (a vector
-clock, Mattern 1989; ark.plan.clocks). A set that this vector covers needs no wait. Tasks of an op
-with equal sets and equal clocks share one decision. Used by ark.plan.schedule.
+A task depends on the earlier tasks with which its memory accesses conflict. A vector clock (Mattern
+1989; ark.plan.clocks) states which tasks are known to be complete when a task starts. A set needs
+no wait if the clock covers it. Tasks of an op with equal sets and equal clocks share one decision.
 """
 
 from __future__ import annotations
@@ -18,18 +17,18 @@ from ark.plan.access import Region
 from ark.plan.clocks import Clocks
 from ark.plan.frontier import Frontier
 
-PACKETS, OTHERS = 0, 1  # PACKETS: the set's packets are read. OTHERS: any other dependency
+PACKETS, OTHERS = 0, 1  # PACKETS: dependency by reading packets. OTHERS: any other dependency
 NO_ENDS = np.zeros(0, np.int64)
-# A needed set encoded as one number: its kind, its op (latest first) and its own number. In sorted
-# order, the sets with equal kind and op are adjacent.
+# A dependency is encoded as one number with these bit positions: its kind, the op of the needed set
+# (latest first) and the set's number. When sorted, sets of equal kind and op are adjacent.
 _KIND, _OP, _NUMBER = 56, 32, (1 << 32) - 1
 _LAST_OP = (1 << 24) - 1
 
 
 @dataclass(frozen=True, eq=False)
 class TaskSet:
-    """Tasks of one earlier op that tasks of a later op depend on: their numbers, their processors
-    (each once), and on each processor the position after the last of them.
+    """A set of tasks of one op on which tasks of a later op depend: the tasks' numbers, their
+    processors (each once), and on each processor the position after the last of the tasks.
     """
 
     op: int
@@ -52,8 +51,9 @@ class OpRun:
 
 @dataclass(frozen=True, eq=False)
 class Needs:
-    """The sets that a task depends on. packets: sets whose packets it reads; loading a packet waits
-    for it. others: at most one set per op, the latest op first.
+    """The sets of tasks on which a task depends. packets: sets that wrote packets which the task
+    reads; it needs no counter for these. others: all other sets, at most one per op, the latest op
+    first.
     """
 
     packets: tuple[int, ...]
@@ -66,9 +66,9 @@ class Needs:
 
 @dataclass(frozen=True, eq=False)
 class Decision:
-    """The sets that tasks with equal needs and clocks wait for, and their clock afterwards.
-    special: processors for which the decision may differ, because the set contains tasks of that
-    processor, whose completion it knows.
+    """The sets of tasks for which tasks with equal needs and clocks wait, and their clock after the
+    waits. special: processors for which the decision may differ, because some of the needed tasks
+    run there before and are complete in any case.
     """
 
     waits: tuple[int, ...]
@@ -90,7 +90,9 @@ class Ordering:
         self._joined: dict[tuple[int, int], int] = {}  # by row and set
 
     def needs(self, mine: Sequence[Region], count: int) -> list[Needs | None]:
-        """The needs of each task; None for a task that depends on no earlier task."""
+        """For each task of an op, the sets of earlier tasks on which it depends; None if there are
+        none. mine: the op's memory accesses. count: its number of tasks.
+        """
         producers: list[list[int]] = [[] for _ in range(count)]
         for access in mine:
             for other in self.frontier.conflicts(access):
@@ -112,7 +114,9 @@ class Ordering:
         return listed
 
     def _merged(self, codes: tuple[int, ...], joined: dict[tuple[int, ...], int]) -> Needs:
-        """Needs in which the sets of equal op and kind are merged into one."""
+        """The needs that the numbers `codes` encode, with all sets of the same op and kind merged
+        into one set.
+        """
         by_head: dict[int, list[int]] = {}
         for code in sorted(set(codes)):
             by_head.setdefault(code >> _OP, []).append(code & _NUMBER)
@@ -128,8 +132,8 @@ class Ordering:
         return Needs(tuple(merged[PACKETS]), tuple(merged[OTHERS]))
 
     def _set(self, op: int, tasks: np.ndarray, name: bytes) -> int:
-        """The number of a set of an op's tasks. tasks: their indices in the op. name: the same as
-        bytes.
+        """The number of a set of tasks of an op; equal sets have equal numbers. tasks: the tasks'
+        indices in the op. name: the same indices as bytes.
         """
         number = self._numbers.get((op, name))
         if number is None:
@@ -137,7 +141,7 @@ class Ordering:
             run = self.runs[op]
             processors, ends = run.processors[tasks], run.ends[tasks]
             if len(tasks) > 1 and len(set(processors.tolist())) < len(tasks):
-                # Tasks of one op on one processor run in order, so only the last of them counts.
+                # A processor runs its tasks in order, so the position of its last one is enough.
                 order = np.lexsort((ends, processors))
                 processors, ends = processors[order], ends[order]
                 last = np.ones(len(tasks), bool)
@@ -147,7 +151,7 @@ class Ordering:
         return number
 
     def add_set(self, op: int, members: np.ndarray) -> int:
-        """The number of a new set that no decision uses."""
+        """Adds a set of tasks and returns its number. Decisions about waits do not use it."""
         self.sets.append(TaskSet(op, members, NO_ENDS, NO_ENDS))
         return len(self.sets) - 1
 
@@ -158,14 +162,14 @@ class Ordering:
         return self._set(op, tasks, tasks.tobytes())
 
     def begin(self, op: int, run: OpRun) -> None:
-        """Prepares for the decisions on an op's tasks, which follow."""
+        """Begins an op; calls of `decide` for its tasks follow."""
         self.runs[op] = run
         self._missing.clear()
         self._joined.clear()
 
     def decide(self, clock: int, needs: Needs, processor: int) -> Decision:
-        """The decision for a task on `processor`. With processor -1: for a task on a processor that
-        is not special.
+        """The waits of a task with these needs on a processor, if its clock before is `clock`.
+        processor: -1 stands for any processor that is not special (see Decision).
         """
         waits: list[int] = []
         special: set[int] = set()

@@ -1,4 +1,6 @@
-"""The record of packed parameters (ark.ir.packing) in a plan's metadata."""
+"""Stores in a plan's metadata how parameters are packed from several others (ark.ir.packing), and
+reads it again.
+"""
 
 from __future__ import annotations
 

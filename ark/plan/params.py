@@ -1,10 +1,11 @@
-"""Checks of task kinds: parameters, operands and coordinates, with helpers that raise PlanError.
+"""Helpers with which task kinds check a plan's parameters, operands and coordinates. They raise
+PlanError.
 
-A kind has a `Params` struct with types and ranges that refuses unknown names. It checks its
-operands with the functions here and states its tasks' coordinates as `Places`. The verifier runs
-all three checks before a signature is used for anything else, because a plan may come from an
-untrusted source. A signature that passes can be written as source, and its tasks stay inside their
-operands.
+A kind declares its parameters as a `Params` struct with types and ranges, which refuses unknown
+names. It checks its operands with the functions of this module and states its tasks' coordinates as
+`Places`. A plan may come from an untrusted source, so the verifier runs all three checks before a
+signature is used for anything else. If they pass, source code can be written for the signature, and
+its tasks stay inside their operands.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ Tile = Annotated[tuple[Size, ...], msgspec.Meta(min_length=4, max_length=4)]
 
 
 class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Static parameters of a task kind; this base class has none. `Signature.read` returns them by
-    name.
+    """The base class for the static parameters of a task kind, which has no parameters itself.
+    `Signature.read` returns a signature's parameters as such a struct.
     """
 
     def to_plan(self) -> dict[str, Any]:
@@ -68,7 +69,9 @@ def listed(value: Any) -> Any:
 
 
 class PartialParams(Params, frozen=True, forbid_unknown_fields=False):
-    """Parameters that several kinds have in common, for functions that serve all of these kinds."""
+    """The base class for reading some of a kind's parameters: other parameters are ignored. Used by
+    functions that serve several kinds.
+    """
 
 
 class TiledParams(PartialParams, frozen=True):
@@ -158,8 +161,9 @@ def fits(tile: Sequence[int], shape: Sequence[int]) -> None:
 
 
 def covers(tile: Sequence[int], shape: Sequence[int]) -> None:
-    """Raises PlanError unless a tile of four sizes lies inside a shape of any rank and its leading
-    part is a block of that shape.
+    """Raises PlanError unless a tile of four sizes is inside a shape that may have more dimensions.
+    The first size counts elements of all leading dimensions, and must be a size into which these
+    can be divided (ark.ir.fold).
     """
     fits(tile, fold(shape))
     need(
@@ -170,11 +174,12 @@ def covers(tile: Sequence[int], shape: Sequence[int]) -> None:
 
 @dataclass(frozen=True)
 class Places:
-    """The coordinates of an op's tasks: every combination of the ranges' values, each once.
+    """The coordinates that an op's tasks must have: every combination of the ranges' values, each
+    once.
 
-    span: the last range is cut into intervals. The last two coordinates are an interval's first and
-    last + 1 value; intervals begin at values of the range and together cover it. first: if set,
-    only this many combinations, in order, with the last range varying fastest.
+    span: True if a task covers an interval of the last range. Then its last two coordinates are the
+    interval's first value and the value after its last; the intervals together cover the range.
+    first: if set, only this many combinations, in order, with the last range varying fastest.
     """
 
     ranges: tuple[range, ...]

@@ -45,7 +45,7 @@ def _placeless(plan: Plan) -> tuple[Any, ...]:
 
 
 def _phased(plan: Plan) -> tuple[Any, ...]:
-    """The ops, each with the number of its phase."""
+    """The ops of a plan, each with the number of the phase to which it belongs."""
     phase = {
         task.op: number
         for number, entry in enumerate(plan.phases)

@@ -1,6 +1,6 @@
-"""Plans of ranks that all do the same, with peers counted relative to each rank. One plan is stored
-and each rank's plan is derived on demand. Created by ark.lower.ranks; the verifier checks one rank
-and so proves all (ark.plan.verify.symmetry).
+"""The plans of ranks that all do the same work. Only rank 0's plan is stored; the plan of rank r is
+derived from it on demand, by adding r to all rank numbers (modulo the number of ranks). Created by
+ark.lower.ranks. The verifier checks one of the plans, which proves all (ark.plan.verify.symmetry).
 """
 
 from __future__ import annotations
@@ -13,22 +13,24 @@ from ark.plan import kind as kinds
 from ark.plan.types import Plan, PlanTensor
 
 Moved = Mapping[int, tuple[int, ...]]
-"""By tensor, the number of elements per dimension by which its beginning moves from one rank to the
-next. Such tensors are shards of a parameter that every rank stores completely.
+"""For tensors that begin at another offset on each rank, by tensor id: the number of elements per
+dimension between one rank and the next. Such tensors are parts of a parameter that every rank
+stores completely.
 """
 
 
 @dataclass(frozen=True)
 class Rotated(Sequence[Plan]):
-    """first: rank 0's plan. In rank r's plan, every rank number is increased by r (modulo the world
-    size) and each tensor in `moved` begins r times its step later.
+    """The plans of all ranks as a sequence. first: rank 0's plan. In rank r's plan, every rank
+    number is increased by r (modulo the number of ranks), and each tensor in `moved` begins r times
+    its step later.
     """
 
     first: Plan
     moved: Moved = field(default_factory=dict)
 
     def everywhere(self, tensor: PlanTensor) -> list[PlanTensor]:
-        """The tensor of rank 0's plan as each rank has it."""
+        """For each rank, the tensor of its plan that corresponds to a tensor of rank 0's plan."""
         return [_moved(tensor, rank, self.moved) for rank in range(len(self))]
 
     def __len__(self) -> int:
@@ -49,8 +51,8 @@ class Rotated(Sequence[Plan]):
 
 
 def on_rank(plan: Plan, rank: int, moved: Moved | None = None) -> Plan:
-    """The plan of `rank`, if all ranks do the same as `plan` with ranks counted relative to their
-    own.
+    """The plan of rank `rank`, derived from rank 0's plan. All ranks must do the same work, with
+    peers numbered relative to themselves. moved: see Moved.
     """
     by, world = rank - plan.rank, plan.world_size
     if not by:

@@ -1,7 +1,8 @@
-"""Scheduling: assigns each task to a processor and determines the tasks' waits.
+"""The scheduler: assigns each task to a processor and adds the waits and signals of tasks. Called
+by ark.lower.pipeline.
 
 Tasks are assigned to processors in program order. ark.plan.ordering determines the earlier tasks
-that each must wait for. Tasks that wait for the same set share one counter.
+for which each task must wait. Tasks that wait for the same set of tasks share one counter.
 """
 
 from __future__ import annotations
@@ -48,9 +49,10 @@ class Schedule:
         ended: bool = False,
         phases: int = 1,
     ) -> None:
-        """machines: by phase. barrier_step: how many ranks signal the start of an iteration: all of
-        them, or only this one. ended: True if peers signal the end of each of their iterations, and
-        no rank writes to a peer for the next iteration before. phases: the plan's number of phases.
+        """machines: one for each phase. barrier_step: the number of ranks that signal the start of
+        an iteration, which is all of them or only this one. ended: True if each rank signals the
+        end of its iterations to its peers, and peers write to it for the next iteration only after
+        that. phases: the plan's number of phases.
         """
         self.machines = machines
         self.tensors = tensors
@@ -66,8 +68,8 @@ class Schedule:
             self.counter("iteration barrier", 0, (rank + step) % world_size, True)
             for step in range(1, barrier_step)
         ]
-        # By phase: `ended` maps each peer to the counter of its ended iterations, and `told` lists
-        # the counters on peers that this rank signals.
+        # For each phase: `ended` maps a peer to the counter of the iterations that it has ended.
+        # `told` lists the counters on peers that this rank signals when it has ended one.
         self.ended: list[dict[int, int]] = [{} for _ in range(phases)]
         self.told: list[list[int]] = [[] for _ in range(phases)]
         for number in range(phases):
@@ -117,8 +119,8 @@ class Schedule:
         return tuple(tasks)
 
     def semaphore(self, rank: int, name: str, step: int) -> int:
-        """The counter `name` on `rank`. Its step becomes at least `step`, the number for which this
-        rank waits.
+        """The number of the counter `name` on `rank`, which is added if it does not exist. Its step
+        (signals per iteration) becomes at least `step`.
         """
         key = (rank, name)
         if key not in self._semaphores:
@@ -192,14 +194,14 @@ class _PhaseRun:
         self.order.frontier.add(mine)
 
     def _counters(self, decision: Decision) -> Waits:
-        """The waits of a decision as counters and thresholds."""
+        """The counters and thresholds for which a task with this decision waits."""
         pairs = [(self._counter(n), len(self.order.sets[n].members)) for n in decision.waits]
         return tuple(sorted(pairs))
 
     def _follow(self, group: Group, needs: Sequence[Needs | None]) -> np.ndarray | None:
-        """The processors on which each task directly follows a task that it needs and needs no
-        wait, so that a chain of small ops needs no synchronisation. None if a task has no such
-        processor, or two tasks have the same.
+        """For each task, the processor that has just run a task on which it depends, so that it
+        needs no wait there. A chain of small ops then needs no synchronisation. None if there is a
+        task without such a processor, or two tasks have the same one.
         """
         asked = group.processors or group.granularity is not None or bool(group.placement)
         placed = asked or bool(group.sends) or bool(group.awaits)
@@ -214,8 +216,8 @@ class _PhaseRun:
         return np.array(processors, np.int64)
 
     def _behind(self, need: Needs) -> int | None:
-        """A processor whose last task is one of the needed tasks and which knows that all others
-        are complete, so that the task needs no wait there; None if there is none.
+        """A processor on which a task with these needs would not have to wait: its last task is one
+        of the needed tasks, and its clock covers all others. None if there is none.
         """
         for number in reversed(need.sets):
             needed = self.order.sets[number]
@@ -229,9 +231,9 @@ class _PhaseRun:
         return None
 
     def _deal(self, group: Group, count: int) -> np.ndarray:
-        """The processor of each task: round robin; consecutive tasks on one processor if there are
-        more tasks than processors; `granularity` tasks at a time if the group sets it; or the
-        placement that the lowering chose.
+        """The processor of each task. It is the placement that the lowering chose, if there is one.
+        Otherwise tasks are dealt round robin, `granularity` at a time if the group sets that; if
+        there are more tasks than processors, each processor gets consecutive tasks.
         """
         if group.placement:
             return np.array(group.placement, np.int64)
@@ -256,9 +258,9 @@ class _PhaseRun:
             self.signals[first + i] += (self.s.semaphore(a.rank, a.name, 0) for a in sent)
 
     def _hold_back(self, mine: Sequence[Region], run: OpRun) -> None:
-        """Lets the first task of each processor that writes to a peer wait until that peer has
-        ended the previous iteration. Tasks that already have a wait for the previous iteration are
-        skipped.
+        """Adds waits for peers' previous iterations: on each processor, the first task that writes
+        to a peer waits until that peer has ended the previous iteration. Tasks that already wait
+        for the previous iteration get no further wait.
         """
         for touched in (r for r in mine if r.write):
             peer = self.s.buffers[int(touched.memory)].rank  # type: ignore[call-overload]
@@ -279,14 +281,14 @@ class _PhaseRun:
         for boxes in self.s.templates.boxes(sig, coords):
             tensor = self.s.tensors[op.operands[boxes.operand]]
             regions.append(region(op.id, boxes, tensor, self.s.buffers[tensor.buffer]))
-        for number in op.after:  # as whole reads, so the op waits for the writers
+        for number in op.after:  # treated as reads of whole tensors, so the op waits for writers
             tensor = self.s.tensors[number]
             boxes = self.s.templates.whole(tensor.items, tensor.itemsize, len(coords))
             regions.append(region(op.id, boxes, tensor, self.s.buffers[tensor.buffer], True))
         return regions
 
     def _counter(self, number: int) -> int:
-        """The counter that all tasks of a set signal."""
+        """The number of the counter that all tasks of a set signal. It is added if it is missing."""
         counter = self.set_counters.get(number)
         if counter is None:
             needed = self.order.sets[number]
@@ -298,8 +300,8 @@ class _PhaseRun:
         return counter
 
     def finish(self) -> tuple[tuple[Task, ...], ...]:
-        """Adds the barrier's signals for the end of the iteration and returns each processor's task
-        list.
+        """Adds the signals of the iteration barrier to the last tasks, and returns the task list of
+        each processor.
         """
         self._barrier()
         tasks: list[Task] = []

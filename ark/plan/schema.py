@@ -142,12 +142,12 @@ class PackingEntry(Closed, frozen=True):
 
 
 class MetaEntry(Closed, frozen=True, omit_defaults=True):
-    """Metadata that states the source of the plan. processor_ranges: by op, the range of processors
-    that the user set. contexts: by op, the context in which it was created. hosts: by rank, a
-    number that is equal for ranks on one host. engines: by collective, sizes with the engine
-    measured as fastest for each algorithm. pages: the total number of pages of keys and values;
-    page: the positions in one page. sampling: "full" if the plan supports all of
-    ark.SamplingParams.
+    """Metadata of a plan. processor_ranges: for each op, the range of processors that the user set.
+    contexts: for each op, the PlannerContext in which it was created. hosts: for each rank, a
+    number that is equal for ranks on one host. engines: for each collective, a list of sizes with
+    the engine that was measured as fastest for each algorithm. pages: the number of pages of keys
+    and values; page: the number of positions in a page. sampling: "full" if the plan supports all
+    of ark.SamplingParams.
     """
 
     model: Name | None = None
@@ -240,8 +240,8 @@ def _fetch(row: FetchRow) -> Fetch:
 
 
 def read_machine(fields: Mapping[str, Any], subject: str = "the plan's machine") -> Machine:
-    """A machine model, by default that of a plan. Raises PlanError for unknown fields, wrong types
-    and values out of range. subject: the words with which the error begins.
+    """The machine model that a file describes. Raises PlanError for unknown fields, wrong types and
+    values out of range. subject: the words with which an error begins.
     """
     try:
         machine = json_reader.read(dict(fields), Machine, "it")
@@ -272,14 +272,16 @@ def _unknown_capability(fields: Mapping[str, Any]) -> str:
 
 
 def _rates(machine: Machine) -> list[float]:
-    """Every figure of the machine for which a plan file could contain NaN or infinity."""
+    """All floating-point numbers of a machine model. A plan file could contain NaN or infinity in
+    their place, so they are checked.
+    """
     costs = dataclasses.astuple(machine.costs)
     return [machine.bandwidth_gbps, machine.tflops, *(v for v in costs if isinstance(v, float))]
 
 
 def _unknown(value: Any, given: Any) -> str | None:
-    """The name of the first given field that the dataclass does not have, which conversion would
-    ignore; None if it has all.
+    """The name of the first field in `given` that the dataclass `value` does not have, because
+    conversion ignores unknown fields; None if it has all of them.
     """
     if isinstance(value, tuple):
         pairs = zip(value, given, strict=True)

@@ -30,7 +30,7 @@ def machine_of(plan: Plan, phase: int | None = None) -> Machine:
 
 
 def machine_entry(machine: Machine) -> dict[str, Any]:
-    """A machine model in the form in which a plan stores it; `machine_of` reads it."""
+    """A machine model as JSON-compatible values, as a plan stores it. `machine_of` reads it."""
     entry = dataclasses.asdict(machine)
     entry["capabilities"] = [c.value for c in machine.capabilities]
     return {name: _listed(value) for name, value in entry.items()}

@@ -1,7 +1,6 @@
-"""Signatures: the kind, static parameters and operand layouts for which one C++ function is
-specialised.
-
-Ops with equal signatures share a function, so equal layers are compiled once.
+"""Signatures. A signature has a task kind, its static parameters and the types and layouts of its
+operands; one C++ function is specialised for each. Ops with equal signatures share a function, so
+equal layers of a model are compiled once.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from ark.ir.dtype import by_name
 Form = TypeVar("Form", bound=msgspec.Struct)
 
 WIDEST_ACCESS_BYTES = 16  # bytes of the widest access
-# Arenas that begin at a multiple of this size and whose buffers do not move.
+# Arenas that begin at a multiple of WIDEST_ACCESS_BYTES and whose buffers have fixed offsets.
 ARRANGED = ("activation", "parameter", "state")
 SHORT_PACKET = 4
 
@@ -32,8 +31,8 @@ def packet_bytes(dtype: str) -> int:
 
 @dataclass(frozen=True)
 class OperandType:
-    """The properties of an operand that are known when source is written. aligned: its address is a
-    multiple of WIDEST_ACCESS_BYTES, independent of the address of its arena.
+    """The properties of an operand that are known when source is written. aligned: True if its
+    address is certainly a multiple of WIDEST_ACCESS_BYTES.
     """
 
     dtype: str
@@ -59,7 +58,7 @@ class OperandType:
 
     @property
     def per_item(self) -> int:
-        """Elements per item."""
+        """The number of elements in an item (see itemsize)."""
         return 1 if self.packet else by_name(self.dtype).per_item
 
 
@@ -79,7 +78,7 @@ class Signature:
         return (self.kind, repr(sorted(self.params.items())), self.operands)
 
     def read(self, form: type[Form]) -> Form:
-        """The parameters as `form`, the kind's struct of parameters; converted once per
+        """The parameters as a struct of type `form`. The conversion is cached, so it runs once per
         signature.
         """
         if form not in self._forms:

@@ -56,8 +56,8 @@ class PlanBuffer:
 
 @dataclass(frozen=True)
 class Items:
-    """A box in a row-major array whose elements are items, the smallest units of memory: whole
-    elements or whole bytes.
+    """A box in a row-major array, counted in items. An item is an element, or for types of less
+    than 8 bits a byte with several elements.
     """
 
     shape: tuple[int, ...]
@@ -72,10 +72,11 @@ class Items:
 
 @dataclass(frozen=True)
 class PlanTensor:
-    """A view of a buffer: element [i, ...] is at offsets + i in a row-major array of `extents`.
+    """A view of a buffer. The buffer is a row-major array of shape `extents`, in which element
+    [i, ...] of the tensor has the indices offsets + [i, ...].
 
-    packet: elements are stored with the epoch, in 8 bytes or, for 16-bit types, in 4 bytes. A load
-    of a packet waits until it has been written.
+    packet: True if elements are stored as packets, together with the number of the iteration (the
+    epoch), in 8 bytes or, for 16-bit types, in 4 bytes. A reader polls until the epoch is right.
     """
 
     id: int
@@ -163,8 +164,8 @@ class PlanCounter:
 
 
 MAX_STAGE_PAGES = 32
-"""Most pages that the rows of one stage may be in, since each lane of the loader copies the rows of
-one page.
+"""The largest number of pages from which the rows of one stage may come, since each lane of the
+loading warp copies the rows of one page.
 """
 
 
@@ -175,10 +176,10 @@ def pages_of_stage(step: int, rows: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class FetchPages:
-    """The positions of the rows of a growing fetch that are stored in pages. Row r is row r % rows
-    of the page whose number is element r // rows of the operand `table` (int32). There are `count`
-    pages, `pitch` bytes apart, in both operands; a page number out of range is read as 0. The
-    fetch's offset is relative to the start of a page.
+    """Where a growing fetch finds its rows if they are stored in pages of `rows` rows. Row r is row
+    r % rows of a page; the page's number is element r // rows of the operand `table` (int32). There
+    are `count` pages, `pitch` bytes apart. A page number out of range is read as 0. The fetch's
+    offset is relative to the start of a page.
     """
 
     table: int
@@ -189,12 +190,13 @@ class FetchPages:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Describes a fetch of rows that iterations append, whose number is known only when it runs.
+    """Describes a growing fetch: it copies rows of a cache to which each iteration appends one, so
+    their number is known only at run time.
 
-    length: an operand with one int32, the number of rows that earlier iterations appended; this
-    iteration adds one. row: bytes of a row. part, parts: the task reads share `part` of `parts` of
-    all rows, including this iteration's. beside: an operand of the same layout, whose bytes follow
-    in each stage. pages: set if the rows are stored in pages.
+    length: the operand (one int32) with the number of rows that earlier iterations appended. row:
+    bytes of a row. part, parts: the rows, including this iteration's, are divided into `parts`
+    shares, and the task reads share `part`. beside: a second operand of the same layout (values
+    beside keys), whose rows follow in each stage. pages: set if the rows are stored in pages.
     """
 
     length: int
@@ -207,12 +209,13 @@ class Growth:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Consecutive bytes of an operand that the operand stream copies in stages of `stage` bytes.
+    """Consecutive bytes of an operand that are copied for a task ahead of time, in stages of
+    `stage` bytes. All fetches of a processor are its operand stream.
 
-    With `growth`, the bytes are the room for the operand's rows. Of n rows, at most as many as fit,
-    the task takes those from n * part / parts to n * (part + 1) / parts, rounded down, in stages of
-    whole rows. The newest row is not copied, since this iteration computes it. Such a copy waits
-    until the iteration may begin.
+    With `growth`, the bytes are the space for all rows of a cache. If it has n rows, the task takes
+    rows n * part / parts to n * (part + 1) / parts, rounded down, in stages of whole rows. The
+    newest row is not copied, since this iteration computes it. Such a copy waits until the
+    iteration may begin.
 
     With `parts`, the bytes are rows. They are copied in groups of `rows` rows (the last group may
     have fewer), each group in `parts` stages. A stage contains one part of each row of the group,
@@ -253,16 +256,17 @@ class Task:
 
     @property
     def streamed(self) -> int:
-        """Bytes that it takes from the operand stream in every iteration, without fetches that
-        grow.
+        """Bytes that are copied ahead of time for this task in every iteration, without fetches
+        that grow.
         """
         return sum(f.nbytes for f in self.fetches if f.growth is None)
 
 
 @dataclass(frozen=True)
 class Phase:
-    """The work of one iteration: an ordered task list per processor. variant: the index, in the
-    machine's variants, of the one under which its tasks run.
+    """An entry point of a plan, such as `prompt` or `decode`: an ordered list of tasks for each
+    processor, which one iteration runs. variant: the index of its kernel variant in the machine's
+    variants.
     """
 
     name: str

@@ -51,7 +51,7 @@ class Mask:
 
 
 class Masks:
-    """Recognises masks of attention scores. makers: the only writer of each buffer, by buffer id."""
+    """Recognises masks of attention scores. makers: by buffer id, the buffer's only writer."""
 
     def __init__(self, makers: Mapping[int, Node]) -> None:
         self.makers = makers
