@@ -288,7 +288,7 @@ class _PhaseRun:
         return regions
 
     def _counter(self, number: int) -> int:
-        """The number of the counter that all tasks of a set signal. It is added if it is missing."""
+        """The number of the counter that all tasks of a set signal; it is added if missing."""
         counter = self.set_counters.get(number)
         if counter is None:
             needed = self.order.sets[number]

@@ -1,9 +1,9 @@
-"""Checks ops whose tiles are claimed at run time. Each needs a counter that nothing else uses, and
-its operands must be in memory of its own rank.
+"""Part of the verifier: ops whose tiles processors claim at run time. Each such op needs a counter
+that nothing else uses, and its operands must be in memory of its own rank.
 
-The kind ensures that tiles do not overlap (check_work). Each task of the op counts as accessing
-everything that any of them may claim, so the other checks keep conflicting ops from running between
-its first and its last task.
+That tiles do not overlap is checked in ark.plan.verify.work. Any task of the op may claim any tile,
+so all other checks treat each task as accessing all tiles. Therefore no conflicting op runs between
+the first and the last task of the op.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ Pairs = tuple[Region, Region, np.ndarray, np.ndarray]  # two accesses and their 
 
 @dataclass(frozen=True)
 class Touch:
-    """An access by an op of some rank, in the coordinates of the memory's owner. nodes: the op's
-    tasks, numbered over all ranks.
+    """An op's access to memory of another rank. rank: the accessing rank. region: the access, in
+    the coordinates of the memory's owner. nodes: the op's tasks, numbered over all ranks.
     """
 
     rank: int
@@ -41,7 +41,9 @@ class Touch:
 
 
 class LocalTouches:
-    """The accesses of a rank's tasks to its own memory in a phase, in node numbers of that rank."""
+    """The accesses of a rank's tasks to its own memory in one phase, and the order that they
+    require. Tasks are numbered within the rank.
+    """
 
     def __init__(self, rank_set: RankSet, rank: int, number: int) -> None:
         listed = rank_set.listing(rank, number)
@@ -123,7 +125,7 @@ def check_conflicts(
 
 
 def foreign_touches(rank_set: RankSet, number: int) -> dict[int, list[Touch]]:
-    """By checked rank, the accesses of peers to its memory."""
+    """For each checked rank, the accesses of its peers to its memory in a phase."""
     touches: dict[int, list[Touch]] = {rank: [] for rank in rank_set.checked}
     bases = first_nodes(rank_set, number)
     for rank in range(rank_set.world):

@@ -1,5 +1,5 @@
-"""The signals and waits of each counter, over all ranks. Used by ark.plan.verify.order and
-ark.plan.verify.iterations.
+"""Part of the verifier: collects the signals and waits of each counter from the plans of all ranks,
+and checks that their numbers match. Used by ark.plan.verify.order and ark.plan.verify.iterations.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from ark.plan.verify.rank_set import RankSet, refuse
 
 @dataclass(frozen=True, eq=False)
 class Counters:
-    """The signals and waits of each counter of a checked rank. Counters are numbered rank by rank;
-    those of rank r begin at offsets[r]. Rows of `signals` are (counter, executed node, rank on
-    which the image of this node signals). Rows of `waits` are (counter, executed node, threshold).
+    """The signals and waits of the checked ranks' counters. Counters are numbered rank by rank;
+    those of rank r begin at offsets[r]. A row of `signals` is (counter, node, rank): the node is a
+    task of a checked rank, and the signal comes from the same task on `rank`. A row of `waits` is
+    (counter, node, threshold).
     """
 
     offsets: dict[int, int]
@@ -24,8 +25,8 @@ class Counters:
     waits: np.ndarray
 
     def check(self, rank_set: RankSet) -> None:
-        """Raises PlanError unless each step equals the signals of one iteration and no wait exceeds
-        it.
+        """Raises PlanError unless the step of each counter is its number of signals in an
+        iteration, and no wait has a higher threshold.
         """
         total = sum(len(plan.counters) for plan in rank_set.checked_plans)
         many = np.bincount(self.signals[:, 0], minlength=total)
@@ -70,7 +71,7 @@ class Counters:
 
 
 def counters_of(rank_set: RankSet, number: int) -> Counters:
-    """The counters of a phase. Executed nodes are the tasks of the checked ranks."""
+    """The signals and waits of all counters in a phase. Only tasks of checked ranks are nodes."""
     offsets, first, total, nodes = {}, {}, 0, 0
     for plan in rank_set.checked_plans:
         offsets[plan.rank], first[plan.rank] = total, nodes

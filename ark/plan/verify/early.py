@@ -1,8 +1,8 @@
-"""Part of the verifier: reads before a task's waits are complete.
+"""Part of the verifier: checks reads that happen before a task's waits are complete.
 
-In variants with communicating warps, computing warps begin a task before its waits are complete,
-and their bodies may already read the operands in `TaskKind.early`. No counter orders such a read.
-So it must read packets, or memory that is not written in this iteration before the read.
+In kernel variants with communicating warps, computing warps begin a task before its waits are
+complete, and may already read the operands in `TaskKind.early`. No counter orders such a read. So
+it must read packets, or memory that no earlier op of the iteration writes.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
-"""The abstract execution of a phase, on all ranks at once. A task runs when its predecessor on its
-processor has run and its waits are complete. ark.plan.verify.order and ark.plan.verify.iterations
-use it and explain why it is a proof.
+"""Executes a phase abstractly, on all ranks at once, to find out which tasks are certainly complete
+when each task starts. Used by ark.plan.verify.order, which explains why this is a proof, and by
+ark.plan.verify.iterations.
 
-All tasks that can run do so in one step, with array operations. For each task, two rows of a vector
-clock (Mattern 1989) state which tasks are certainly complete when it starts. Tasks with equal rows
-share them. A processor's own entry follows from the task's position and is not stored. So the
-number of rows grows with the number of distinct sets of waits, not with the number of tasks. A read
-of packets updates only the row RAN, and only for tasks after the reader, because each warp of the
-reading task may have read other packets.
+A task can run when its predecessor on its processor has run and its waits are complete. All tasks
+that can run do so in one step, with array operations. Two vector clocks (Mattern 1989) of each task
+state the result: RAN for the tasks that have run, SEEN for those whose writes are visible. Tasks
+with equal clocks share a row, and a processor's own entry, which follows from the task's position,
+is not stored. So the number of rows grows with the number of distinct sets of waits, not with the
+number of tasks. A read of packets updates only RAN, and only for tasks after the reader, because
+each warp of the reading task may have read other packets.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ MAX_KNOWN_EVENTS = 1 << 12  # events whose rows are cached before the cache is c
 @dataclass(frozen=True, eq=False)
 class Processors:
     """The processors of all ranks, numbered rank by rank. starts: the first processor of each rank,
-    and one past the last. moved[r, q]: the number to add to a processor of rank q to get the
-    corresponding one from the view of rank r's twin.
+    and one past the last. Rank r's twin is the rank that is executed in its place; moved[r, q] is
+    the number to add to a processor of rank q to get the processor that has its role for the twin.
     """
 
     starts: np.ndarray
@@ -44,8 +45,8 @@ class Processors:
         return cls(starts, moved)
 
     def seen_by(self, rank: int) -> np.ndarray | None:
-        """For each processor, the corresponding one from the view of the rank's twin; None if all
-        are equal.
+        """For each processor, the one that has its role for the rank's twin (the rank executed in
+        its place). None if every processor is mapped to itself.
         """
         shift = np.repeat(self.moved[rank], np.diff(self.starts))
         return np.arange(len(shift)) + shift if shift.any() else None
@@ -53,8 +54,9 @@ class Processors:
 
 @dataclass(frozen=True, eq=False)
 class Awaited:
-    """All readers wait for all makers. readers: nodes of the checked rank `rank`, which read
-    packets. makers: (rank, nodes of it), which write them.
+    """Tasks that wait for packets, and the tasks that write these packets; each reader waits for
+    all writers. readers: nodes of the checked rank `rank`. makers: the writers as (rank, its
+    nodes).
     """
 
     rank: int
@@ -63,7 +65,9 @@ class Awaited:
 
 
 class Run:
-    """The abstract execution. An event is a counter, or the set of packets that a task reads."""
+    """The abstract execution of a phase. Tasks signal events and wait for them: an event is a
+    counter or a set of packets.
+    """
 
     def __init__(
         self,
@@ -112,8 +116,8 @@ class Run:
         awaited: Sequence[Awaited],
         executed: Callable[[np.ndarray, np.ndarray], np.ndarray],
     ) -> None:
-        """Adds an event for each set of awaited packets. executed: maps ranks and their nodes to
-        executed nodes.
+        """Adds an event for each set of packets that tasks wait for. executed: a function that
+        returns the executed nodes (tasks of checked ranks) in place of given ranks and nodes.
         """
         if not awaited:
             return
@@ -208,14 +212,13 @@ class Run:
         return np.array(met, np.int64)
 
     def _index_signals(self, signalled: np.ndarray) -> None:
-        """Indexes, by event, the nodes that signal it, and the processors on which they run with
-        the position after the last of them.
+        """Prepares for `_after`: for each event, the nodes that signal it, their processors, and on
+        each processor the position after the last of these nodes.
         """
         event, node, rank = signalled.T
         at_home = self.processor[node]
         home = np.searchsorted(self.processors.starts, at_home, "right") - 1
-        # The processor of the image: it has the same index in `rank` as at_home has in its own
-        # rank.
+        # A task on `rank` runs on the processor with the same index as its twin's task.
         start = self.processors.starts
         processor = at_home - start[home] + start[rank]
         end = self.position[node] + ~np.array(self._packet, bool)[event]
@@ -250,7 +253,9 @@ class Run:
         return row
 
     def _join(self, which: int, row: int, events: Sequence[int]) -> int:
-        """The row of a node that had `row` and then waited for all of the events."""
+        """The number of a node's clock row after it has waited for all of the events. row: the
+        number of its clock row before.
+        """
         joined = self.rows[row].copy()
         for event in events:
             np.maximum(joined, self._after(event, which), out=joined)
@@ -279,8 +284,8 @@ class _Lists:
         return values
 
     def distinct(self) -> tuple[np.ndarray, list[tuple[int, ...]]]:
-        """For each key the number of its list among the distinct lists, and these lists. The empty
-        list is number 0.
+        """The distinct lists, and for each key the index of its list among them. The empty list has
+        index 0.
         """
         known: dict[tuple[int, ...], int] = {(): 0}
         numbers = np.zeros(len(self.starts) - 1, np.int64)
@@ -292,7 +297,7 @@ class _Lists:
 
 
 def spans(first: np.ndarray, last: np.ndarray) -> np.ndarray:
-    """All numbers from first[i] to last[i] - 1, range after range."""
+    """The concatenation of the ranges first[i], ..., last[i] - 1 for all i."""
     many = last - first
     ends = np.cumsum(many)
     return np.asarray(

@@ -1,14 +1,15 @@
-"""Part of the verifier: ranks that begin their iterations independently, without a barrier over all
-ranks (a pipeline of ranks with several micro-batches in flight).
+"""Part of the verifier: plans in which ranks begin their iterations independently, without a
+barrier over all ranks (for example, a pipeline of ranks with several micro-batches in flight). It
+checks that different iterations of two ranks do not conflict.
 
 Two consecutive iterations are executed abstractly as if they were one (ark.plan.verify.order). On
-each rank the second begins after that rank's own barrier; in the second, a wait for 0 signals waits
-for all signals of the first. Accesses of different ranks to the same bytes, one in each iteration,
-must be ordered. If several ranks signal a counter, their signals must be ordered too, so that a
-signal of one rank's second iteration is not counted as another rank's signal of the first. By
-induction this holds for any two iterations: if access x of iteration i is ordered before y of
-iteration i + 1, it is ordered before y of iteration i + 2, which follows y of iteration i + 1 on
-its own rank.
+each rank the second iteration begins after that rank's own barrier. In the second iteration, a wait
+for 0 signals is a wait for all signals of the first. Accesses of different ranks to the same bytes,
+one in each iteration, must be ordered. If several ranks signal a counter, their signals must be
+ordered too, so that a signal of one rank's second iteration is not counted as another rank's signal
+of the first. By induction this holds for any two iterations: if access x of iteration i is ordered
+before y of iteration i + 1, it is ordered before y of iteration i + 2, which follows y of iteration
+i + 1 on its own rank.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ MORE_THAN_ANY_SIGNALS = 1 << 40  # a threshold that no counter reaches
 
 @dataclass(frozen=True, eq=False)
 class _Two:
-    """The order of two consecutive iterations. twice[k][i]: the node that node i of the phase
-    becomes in iteration k. home[r]: the number to add to node i of rank r to get its twin's node,
-    among the executed nodes of one iteration.
+    """The order of tasks in two consecutive iterations. twice[k][i]: the node that represents node
+    i of the phase in iteration k. home[r]: the number to add to a node of rank r to get the node of
+    its twin (the rank executed in its place), within one iteration.
     """
 
     order: Order
@@ -72,8 +73,8 @@ def _execute(
     packets: Sequence[Awaited],
     once: Order,
 ) -> _Two:
-    """Executes two iterations. Of ranks that do the same only one is executed, for the reason given
-    in ark.plan.verify.order.
+    """Executes two iterations. Of ranks that do the same work only one is executed, as in
+    ark.plan.verify.order, which gives the reason.
     """
     lengths = np.concatenate([rank_set.listing(r, number).lengths for r in range(rank_set.world)])
     bases, home = 2 * once.bases, 2 * once.home
@@ -122,9 +123,9 @@ def _moved(
 def _unrolled(
     rank_set: RankSet, counters: Counters, executed: Sequence[np.ndarray], opened: np.ndarray
 ) -> Counters:
-    """The counters of both iterations; the second's are numbered after the first's. executed: by
-    iteration, the nodes that the nodes of one iteration become. opened: the second iteration's
-    waits for the barriers of the first.
+    """The signals and waits of two iterations. The counters of the second are numbered after those
+    of the first. executed: for each iteration, the nodes that represent the phase's nodes in it.
+    opened: the second iteration's waits for the barriers of the first.
     """
     total = sum(len(plan.counters) for plan in rank_set.checked_plans)
     signals: list[np.ndarray] = []
@@ -175,8 +176,8 @@ def _check_memory(
     foreign: Mapping[int, Sequence[Touch]],
     two: _Two,
 ) -> None:
-    """Raises PlanError unless accesses of different ranks to the owner's memory, in two consecutive
-    iterations, are ordered. Each of the two accesses is tried as the one in the first iteration.
+    """Raises PlanError unless accesses of different ranks to the owner's memory, one in each of two
+    consecutive iterations, are ordered. For each pair, both are tried as the earlier access.
     """
     listed, base = rank_set.listing(owner, number), int(two.order.bases[owner]) // 2
     needs = Needs()

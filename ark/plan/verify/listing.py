@@ -16,12 +16,12 @@ from ark.plan.types import Phase, Task
 
 @dataclass(frozen=True, eq=False)
 class Listing:
-    """By node: its task, op, processor and position. lengths: the number of tasks of each
-    processor.
+    """The tasks of a phase as arrays with one entry per node: its task, op, processor and position.
+    lengths: the number of tasks of each processor.
 
-    Row i of `waits` is (node, counter, threshold), of `signals` (node, counter). by_op: the nodes
-    of an op and their coordinates, sorted by coordinates, so that isomorphic ops have equal lists
-    of coordinates, independent of their tasks' processors.
+    A row of `waits` is (node, counter, threshold), a row of `signals` is (node, counter). by_op:
+    for each op, its nodes and their coordinates, sorted by coordinates, so that equal ops have
+    equal lists of coordinates whatever the processors of their tasks are.
     """
 
     tasks: tuple[Task, ...]

@@ -1,8 +1,9 @@
-"""The required orders between tasks, as arrays, so that many are checked at once.
+"""The order that a plan's tasks must have because of their memory accesses, as arrays, so that many
+requirements are checked at once. Collected and checked by ark.plan.verify.conflicts.
 
-A need is a set of earlier nodes. Each later node has some needs and must come after all nodes in
-them. Only the last node of a set on each processor is kept, so a need has at most one node per
-processor. Collected and checked by ark.plan.verify.conflicts.
+A need is a set of earlier nodes (tasks). A later node has several needs and must come after all
+nodes in them. Of the nodes of a need on one processor only the last is kept, because a processor
+runs its tasks in order.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ CHUNK_ENTRIES = 1 << 22
 
 @dataclass(frozen=True, eq=False)
 class Frozen:
-    """The needs as arrays. Row i of later and need says that node later[i] has need need[i]. The
-    nodes of need n are earlier[starts[n] : starts[n + 1]]. which[n]: the required relation (RAN,
-    SEEN or AWAITED).
+    """All needs as arrays. For each i, node later[i] has the need number need[i]. The nodes of need
+    n are earlier[starts[n] : starts[n + 1]]. which[n]: the required relation (RAN, SEEN or AWAITED,
+    see `must`).
     """
 
     later: np.ndarray
@@ -73,8 +74,9 @@ class Needs:
         return self._pairs[bisect_right(self._firsts, need) - 1]
 
     def freeze(self, processors: np.ndarray) -> Frozen:
-        """The arrays. processors: the processor of each node; an order after a node implies one
-        after the earlier nodes on its processor.
+        """The needs as arrays. processors: the processor of each node. A node that comes after
+        another also comes after the earlier nodes on the other's processor, so only the last node
+        of a need on each processor is kept.
         """
         if not self._count:
             none = np.zeros(0, np.int64)
@@ -99,10 +101,11 @@ class Needs:
 
 
 def must(first: Region, second: Region) -> int:
-    """The relation in which the first access must be ordered before the second. SEEN if the first
-    is to plain memory, whose reads and writes must be complete and visible. AWAITED if the second
-    reads the packets that the first writes, since a packet's reader waits for its writer. RAN for
-    any other access after one to packets: the next writer needs only the packet to have been read.
+    """The relation in which the first of two conflicting accesses must be ordered before the
+    second. It is SEEN if the first is to plain memory: it must be complete and its writes visible.
+    It is AWAITED if the second reads packets that the first writes, since the reader of a packet
+    waits for it. It is RAN if the first access is to packets and the second is any other: the first
+    task must only have run.
     """
     if not first.packet:
         return SEEN
@@ -131,8 +134,7 @@ def unmet(frozen: Frozen, order: Order, base: int) -> tuple[int, int, int] | Non
     distinct, back = np.unique(codes, return_inverse=True)
     need, rank, rows = distinct % many, distinct // many % world, distinct // many // world
     first, last = frozen.starts[need], frozen.starts[need + 1]
-    # Check once for all tasks with equal clocks: the part implied by their clock holds for each of
-    # them.
+    # Tasks with equal clocks are checked together. An order that the clock implies holds for all.
     open_ = np.zeros(len(distinct), bool)
     for chunk in _chunks(last - first):
         at = spans(first[chunk], last[chunk])
@@ -141,8 +143,7 @@ def unmet(frozen: Frozen, order: Order, base: int) -> tuple[int, int, int] | Non
         open_[row[~order.known(rows[row], earlier, rank[row])]] = True
     if not open_.any():
         return None
-    # The rest may be implied by the position on the processor: nodes before a node on its own
-    # processor.
+    # An order that the clock does not imply may follow from positions on the same processor.
     later = np.flatnonzero(open_[back.reshape(-1)])
     need = frozen.need[later]
     first, last = frozen.starts[need], frozen.starts[need + 1]
@@ -158,7 +159,9 @@ def unmet(frozen: Frozen, order: Order, base: int) -> tuple[int, int, int] | Non
 
 
 def _chunks(sizes: np.ndarray) -> list[slice]:
-    """Cuts rows of these sizes into pieces of about CHUNK_ENTRIES entries."""
+    """Divides rows, whose numbers of entries are `sizes`, into slices of about CHUNK_ENTRIES
+    entries in total.
+    """
     ends = np.cumsum(sizes)
     cuts = [0]
     while cuts[-1] < len(sizes):

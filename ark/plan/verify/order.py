@@ -1,4 +1,5 @@
-"""Part of the verifier: the tasks that are certainly complete when a task starts.
+"""Part of the verifier: determines which tasks are certainly complete when a task starts, and finds
+deadlocks.
 
 A phase is executed abstractly (ark.plan.verify.execution). Counters only grow. So if any execution
 completes, this one does, and if this one stops, every execution stops: the deadlocks reported are
@@ -6,8 +7,9 @@ exactly the real ones. A wait for all signals of a counter orders the task after
 signals it. A wait with a lower threshold may end after any subset of these signals, so it orders
 nothing.
 
-Of ranks that do the same only one is executed. A step runs all tasks that can run, so the images of
-a task on other ranks run in the same step, with equal clocks except that ranks are renamed.
+Of ranks that do the same work only one is executed. A step runs all tasks that can run, so the
+corresponding tasks of the other ranks would run in the same step. Their clocks are equal except
+that ranks are renamed.
 """
 
 from __future__ import annotations
@@ -25,16 +27,16 @@ from ark.plan.verify.rank_set import RankSet, refuse
 
 @dataclass(frozen=True, eq=False)
 class Order:
-    """The tasks that are complete, and whose writes are visible, when a task starts. A counter
-    proves both. A packet publishes no other memory, and other warps of the task that wrote it may
-    still be running. So a packet proves only that all tasks before its writer have run, and only to
-    the tasks after its reader on the same processor.
+    """The tasks that have run (RAN), and those whose writes are visible (SEEN), when a task starts.
+    A wait for a counter proves both. A packet publishes no other memory, and other warps of the
+    task that wrote it may still be running. So a packet proves only that all tasks before its
+    writer have run, and only to the tasks after its reader on the same processor.
 
-    Nodes and processors are counted over all ranks. bases: the first node of each rank, and one
-    past the last. rows[clock[RAN, i], l]: the number of tasks of processor l that have certainly
-    run before executed node i starts, if i is on another processor; with SEEN, the number whose
-    writes it certainly sees. home[r]: the number to add to a node of rank r to get its twin's
-    executed node.
+    Nodes (tasks) and processors are counted over all ranks. bases: the first node of each rank, and
+    one past the last. rows[clock[RAN, i], l]: the number of tasks of processor l that have
+    certainly run before node i starts, if i is on another processor; with SEEN, the number whose
+    writes are visible to it. home[r]: the number to add to a node of rank r to get the node of its
+    twin, which is executed in its place.
     """
 
     bases: np.ndarray
@@ -47,19 +49,19 @@ class Order:
     processors: Processors
 
     def clocks(self, which: np.ndarray | int, nodes: np.ndarray) -> np.ndarray:
-        """The clock rows of nodes, taken from their twins."""
+        """The clock rows of nodes. For a rank that is not executed they are its twin's."""
         return np.asarray(self.clock[which, nodes + self.home[self.rank[nodes]]])
 
     def known(self, rows: np.ndarray, earlier: np.ndarray, rank: np.ndarray) -> np.ndarray:
-        """For each triple: True where the earlier node is covered by the row, which belongs to a
-        node of `rank`.
+        """For each i, True where the clock row rows[i] states that node earlier[i] has run. The row
+        belongs to a node of rank[i].
         """
         column = self.processor[earlier] + self.processors.moved[rank, self.rank[earlier]]
         return np.asarray(self.rows[rows, column] > self.position[earlier])
 
     def before(self, earlier: np.ndarray, later: np.ndarray, which: np.ndarray | int) -> np.ndarray:
-        """For each pair of nodes: True where the relation `which` holds: the earlier one has run,
-        or its writes are seen, or it is awaited.
+        """For each pair of nodes, True where the relation `which` is proved: the earlier node has
+        run (RAN), its writes are visible (SEEN), or the later one waits for its packets (AWAITED).
         """
         awaited = np.equal(which, AWAITED)
         rows = self.clocks(np.where(awaited, RAN, which), later)

@@ -1,5 +1,6 @@
-"""The waits for packets. A task that reads packets waits for all tasks that write them, on its own
-rank or on a peer. Called by ark.plan.verify for the abstract execution.
+"""Part of the verifier: collects the waits for packets. A task that reads packets waits for all
+tasks that write them, on its own rank or on a peer. ark.plan.verify passes these waits to the
+abstract execution.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def awaited_packets(
     foreign: Mapping[int, Sequence[Touch]],
     bases: np.ndarray,
 ) -> list[Awaited]:
-    """The packets that are read in a phase from the memory of each checked rank."""
+    """The readers and writers of all packets in the memory of the checked ranks, in one phase."""
     awaited: list[Awaited] = []
     for rank, touches in local.items():
         by_op = rank_set.listing(rank, number).by_op

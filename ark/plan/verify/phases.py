@@ -1,9 +1,9 @@
-"""Checks the accesses of ranks to each other's memory in different phases, for plans in which each
-rank begins iterations without a barrier over all ranks.
+"""Part of the verifier: accesses of different phases to the same memory, in plans in which ranks
+begin iterations without a barrier over all ranks. Called by ark.plan.verify.
 
-A rank begins a phase when it has ended its previous one, while peers may still run that one, and no
-counter relates iterations of two phases. So accesses of different phases to the same memory are
-ordered only if one rank makes both, by its own barrier. Called by ark.plan.verify.
+A rank may begin a phase while its peers still run the previous one, and no counter relates
+iterations of two phases. So two accesses in different phases are ordered only if the same rank
+makes both; its own barrier is then between them.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ def refuse(message: str) -> PlanError:
 class RankSet:
     """The plans of all ranks, in rank order.
 
-    Only the ranks in `checked` are checked; by symmetry the others do the same. The accesses of any
-    other rank are those of its twin, with ranks renamed (`seen_by_owner`).
+    Only the ranks in `checked` are checked; by symmetry the others do the same work. Each other
+    rank has a twin among the checked ranks. Its accesses are those of the twin with ranks renamed.
     """
 
     plans: Sequence[Plan]
@@ -61,8 +61,8 @@ class RankSet:
         return self._checked[rank]
 
     def plan(self, rank: int) -> Plan:
-        """A plan with a rank's buffers, counters and names. Its numbers of peers may be those of
-        rank 0.
+        """A plan that has the buffers, counters and names of a rank. Rank numbers in it may be
+        those of rank 0's plan.
         """
         return self.plans.first if isinstance(self.plans, Rotated) else self.plans[rank]
 
@@ -114,7 +114,7 @@ class RankSet:
         return entry.rank, self._named_counters[entry.rank].get(entry.name, -1)
 
     def listing(self, rank: int, number: int) -> Listing:
-        """The arrays of a rank's phase, taken from its twin."""
+        """The tasks of a rank's phase as arrays, which are those of the rank's twin."""
         key = (self.symmetry.twin[rank], number)
         if key not in self._listings:
             self._listings[key] = listing(self.plan_of(key[0]).phases[number])
@@ -174,7 +174,7 @@ class RankSet:
         return self.symmetry.renaming[rank][owner]
 
     def seen_by_owner(self, owner: int, rank: int, region: Region) -> Region:
-        """An access to a peer's memory in the coordinates of the owner."""
+        """The access `region` of a rank to a peer's memory, in the coordinates of the owner."""
         twin = self.symmetry.twin[rank]
         _, number = self.buffer_of(twin, int(region.memory))  # type: ignore[call-overload]
         buffer = self.plan(owner).buffers[number]
@@ -184,7 +184,7 @@ class RankSet:
 
 
 def space_of(buffer: PlanBuffer) -> tuple[str, int]:
-    """The space of a buffer. Buffers of a rank in one space may overlap; each external buffer has
-    its own.
+    """A key for the address space of a buffer on its rank. Buffers with the same key may overlap.
+    Each buffer of the caller has its own address space.
     """
     return buffer.arena, buffer.id if buffer.arena == "external" else -1

@@ -1,6 +1,5 @@
-"""Part of the verifier: nothing is read that was not written before in the iteration, unless its
-buffer has valid contents before an iteration. Bytes that a rank has not written itself must have
-been written by its peers.
+"""Part of the verifier: every byte that a task reads was written before in the same iteration, by
+the rank itself or by a peer, unless its buffer has valid contents before an iteration.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from ark.plan.verify.rank_set import RankSet, refuse
 
 Missing = tuple[Region, np.ndarray]  # a read, and those of its boxes that the rank has not written
 
-# The intersections of a write with a read, the tasks that write them, and the relation that the
-# order must prove.
+# A write that overlaps a read: the overlapping elements, the writing tasks, and the relation to
+# prove.
 _Part = tuple[list[tuple[slice, ...]], np.ndarray, int]
 
 
@@ -179,8 +178,8 @@ def check_fetched(
 def _in_parts(
     order: Order, region: Region, lacking: np.ndarray, nodes: np.ndarray, writers: Sequence[Touch]
 ) -> np.ndarray:
-    """The boxes among `lacking` that are not covered, for some reader, by a single earlier write of
-    a peer.
+    """The boxes among `lacking` for which a reader has no single earlier write of a peer that
+    covers the whole box. Several writes together may still cover it.
     """
     tasks, starts = region.boxes.by_box
     low, high = _bounds(region)
@@ -207,8 +206,8 @@ def _in_parts(
 def _undelivered(
     order: Order, region: Region, box: int, readers: np.ndarray, writers: Sequence[Touch]
 ) -> int | None:
-    """The first reader of a box that complete writes of peers do not cover for it; None if they
-    cover it for all readers.
+    """The first reader of a box for which the peers' writes that are complete when it starts do not
+    cover the box; None if they cover it for all readers.
     """
     low, high = (v[box] for v in _bounds(region))
     parts: list[_Part] = []
@@ -227,8 +226,8 @@ def _undelivered(
 def _undelivered_runs(
     order: Order, region: Region, box: int, readers: np.ndarray, writers: Sequence[Touch]
 ) -> int | None:
-    """The same for writers that count the buffer in other dimensions, for example tiles of a matrix
-    that is read as a row. Compares ranges of elements.
+    """Like `_undelivered`, for writers that view the buffer with other dimensions (for example,
+    they write tiles of a matrix that is read as a row). It compares ranges of elements.
     """
     size = region.boxes.itemsize
     first, last = (region.base + int(v[box]) for v in (region.boxes.begin, region.boxes.end))
@@ -257,8 +256,8 @@ def _undelivered_runs(
 def _first_uncovered(
     order: Order, readers: np.ndarray, wanted: np.ndarray, parts: Sequence[_Part]
 ) -> int | None:
-    """The first reader for which the complete parts do not cover the wanted elements; None if they
-    do for all.
+    """The first reader for which the writes in `parts` that are complete when it starts do not
+    cover the wanted elements; None if they cover them for all readers.
     """
     if not parts:
         return int(readers[0])

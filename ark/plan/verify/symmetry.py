@@ -1,9 +1,10 @@
-"""Finds the ranks of a set that do the same. A renaming of ranks is a symmetry of the set if it
-changes nothing in the plans except the ranks that they name. Then a property proved for a rank
-holds for its image, and it is enough to check one rank of each orbit (ark.plan.verify.rank_set).
+"""Part of the verifier: finds ranks that do the same work, so that only one of them is checked.
 
-The renaming itself is checked, down to every buffer, counter and task; no statement of the planner
-is trusted. A rank without a symmetry is its own orbit.
+A renaming of ranks is a symmetry if it changes nothing in the plans except the rank numbers in
+them. Then a property proved for a rank also holds for the rank to which the renaming maps it, and
+one rank of each orbit is checked (ark.plan.verify.rank_set). The renaming itself is checked, down
+to every buffer, counter and task; no statement of the planner is trusted. A rank without a symmetry
+is checked itself.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ Renaming = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Symmetry:
-    """twin: by rank, the rank that is checked in its place. renaming[r]: a symmetry that maps the
-    twin of r to r, given as the new number of each rank.
+    """The symmetries of the plans of all ranks. twin: for each rank, the rank that is checked in
+    its place. renaming[r]: a symmetry that maps the twin of r to r, given as the new number of each
+    rank.
     """
 
     twin: tuple[int, ...]
@@ -45,7 +47,7 @@ def alone(world: int) -> Symmetry:
 
 
 def symmetry_of(plans: Sequence[Plan]) -> Symmetry:
-    """The orbits of the rank set under three kinds of rotations: of all ranks, of blocks of
+    """The symmetries found among three kinds of renamings: rotations of all ranks, of blocks of
     neighbouring ranks, and of the ranks within each block.
     """
     world = len(plans)
@@ -117,8 +119,8 @@ class _Forms:
 
 
 def _content(plan: Plan) -> Any:
-    """Everything in a plan on which the check of its rank depends, except ranks and names; None if
-    its parameters are invalid.
+    """Everything in a plan on which its verification depends, except rank numbers and names; None
+    if parameters in the plan are invalid.
     """
     try:
         ops = [(o.kind, o.operands, o.after, _params(plan, o)) for o in plan.ops]
@@ -144,8 +146,9 @@ def _params(plan: Plan, op: PlanOp) -> Any:
 
 
 def _named(plans: Sequence[Plan]) -> list[tuple[np.ndarray, np.ndarray]] | None:
-    """By rank, the owners of all buffers and counters and their numbers there (-1 if the owner does
-    not have that name). None if a plan refers to a rank that does not exist.
+    """For each rank, two arrays about the buffers and counters of its plan: the rank that owns
+    each, and its number in the owner's plan (-1 if the owner does not have that name). None if a
+    plan refers to a rank that does not exist.
     """
     tables = []
     for plan in plans:

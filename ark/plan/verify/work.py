@@ -1,9 +1,9 @@
 """Part of the verifier: each op is valid for its task kind, and its tasks compute all of it exactly
 once.
 
-Parameters, operands and coordinates fit the kind, every tile is computed once, no task overwrites
-an operand that it still reads, and operands that bodies read in wide accesses are aligned. The
-other parts and the writer rely on this.
+It checks that parameters, operands and coordinates fit the kind, that every tile is computed once,
+that no task overwrites an operand that it still reads, and that operands which are read 16 bytes at
+a time are aligned. The other parts of the verifier and the source writer rely on this.
 """
 
 from __future__ import annotations
