@@ -1,7 +1,10 @@
-"""Task kinds: for each kind the memory that a tile accesses, its cost and its source.
+"""The task kinds. A kind is one sort of work that a processor does on a tile; it states the memory
+that a task accesses, the task's cost, and its C++ source (ark.plan.kind). Lowering emits tasks of
+these kinds, the verifier and the source writer call the kinds.
 
-There is one module per family. A vendor may write a kind's source itself (see the dialect), but the
-accesses are always defined here, because the verifier relies on them.
+There is one module per family. Its docstring lists each kind's static parameters (params), its
+operands with their shapes, and the meaning of a task's coordinates (coord). A vendor may replace a
+kind's source, but the accesses are always defined here, because the verifier relies on them.
 """
 
 from ark.tasks import (

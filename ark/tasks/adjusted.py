@@ -1,4 +1,6 @@
-"""Sampling with penalties, biases, filters of the distribution and reported log probabilities.
+"""Two task kinds for sampling a token with penalties, biases, filters of the distribution and
+reported log probabilities: `adjust_logits` changes the logits of a tile, and `sample_adjusted`
+draws a token from them. Emitted by ark.lower.ops.adjusted.
 
 `adjust_logits` params: tiles.
 
@@ -52,9 +54,9 @@ OPTIONS = (
     "logprobs",
     "masked",
 )
-"""The order of a sequence's options. Each is an int32; floats are stored as their bits. logprobs: 0
-to report nothing, otherwise the number of log probabilities plus 1. masked: 1 if the sequence has a
-mask, otherwise 0.
+"""The names of a sequence's options, in the order in which the device reads them. Each is an int32;
+floats are stored as their bits. logprobs: 0 to report nothing, otherwise the number of log
+probabilities plus 1. masked: 1 if the sequence has a mask of allowed tokens, otherwise 0.
 """
 MASK_BITS = 32  # tokens per word of a mask
 IN_PROMPT = 1 << 30
@@ -74,7 +76,9 @@ class SampleAdjustedParams(Params, frozen=True):
 
 
 def _check_state(sig: Signature, tiles: int) -> int:
-    """Checks the first six operands, which both kinds have; returns the vocabulary's size."""
+    """Checks the six operands with which both task kinds of this module begin. Returns the
+    vocabulary's size.
+    """
     rows, vocabulary = matrix(sig, 0)
     need(
         rows == 1 and tiles <= vocabulary,

@@ -1,6 +1,8 @@
-"""Shapes, indices and headers of bodies that process lines along one axis, or windows.
+"""Helpers for device functions that process lines (all elements along one axis) or windows of a
+tensor: shapes and source texts.
 
-Used by the kinds `scan`, `scatter` and `pool`, and by the ops and lowerings that make their tasks.
+Used by the task kinds `scan`, `scatter` and `pool`, and by the ops and lowerings that create their
+tasks.
 """
 
 from __future__ import annotations
@@ -16,18 +18,20 @@ ALONG = (*HEADERS, text.header("folds.h"), text.header("along.h"))
 
 
 def lines(shape: Sequence[int], axis: int) -> tuple[int, ...]:
-    """The shape of the lines along the axis: the same shape with size 1 at the axis."""
+    """The given shape with size 1 at the axis. It has one element for each line along the axis."""
     return (*shape[:axis], 1, *shape[axis + 1 :])
 
 
 def indices(shape: Sequence[int]) -> list[str]:
-    """Source texts of the indices in all dimensions of a shape."""
+    """The source text of an element's index in each dimension of a shape, in terms of the device
+    loop's four indices.
+    """
     return text.indices(shape, NAMES)[-len(shape) :]
 
 
 def join(function: str, operand: OperandType) -> str:
-    """The device function that combines two values, for the type in which the operand's elements
-    are computed.
+    """The name of the device function that combines two values (such as a sum or maximum) in the
+    type in which the operand's elements are computed.
     """
     compute = expression.value_type(operand.dtype)
     tree = ["input", 1] if function == "set" else [function, ["input", 0], ["input", 1]]

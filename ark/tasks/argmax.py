@@ -1,10 +1,11 @@
-"""Tiles that find the index of the largest element of each row.
+"""The task kind `argmax`, which finds the index of the largest element of each row. Emitted by
+ark.lower.ops.norms.
 
-params: rows (of dimension 2 per task).
+params: rows (the number of rows of a task, along dimension 2 of four).
 
 operands: input (..., n), output (..., 1).
 
-coord: first index of dimensions 0 to 2. Emitted by ark.lower.ops.norms.
+coord: the indices of the task's first row in dimensions 0 to 2.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""A task that waits until peers have written into this rank's memory. It moves no data.
+"""A task kind that waits until peers have written into this rank's memory, and moves no data.
+Emitted by ark.lower.ops.communication.overlapped.
 
 operands: one tensor of one dense dimension.
 
-coord: first and last+1 element that peers have written. In the plan the task counts as the writer
-of these elements, so that their readers run after it and after its waits. No params. Emitted by
-ark.lower.ops.communication.overlapped.
+coord: the first element that peers write, and the element after the last. In the plan the task is
+the writer of these elements, so that their readers run after it and so after its waits. No params.
 """
 
 from __future__ import annotations

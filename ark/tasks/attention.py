@@ -1,12 +1,14 @@
-"""Causal grouped-query attention over a key/value cache, with one task per (row, kv head, split).
+"""Two task kinds for causal grouped-query attention of a few rows over a key/value cache.
+`attention` has one task for each row, key/value head and part (split) of the positions;
+`attention_merge` combines the splits. Emitted by ark.lower.ops.attention.
 
 `attention` params: heads, kv_heads, head_dim, splits, scale, streamed.
 
 operands: q (m, heads * head_dim), key cache and value cache (kv_heads, context, head_dim), position
 (1,), output, [fresh (1, 2 * kv_heads * head_dim)]. Row r attends to positions 0 .. position + r.
 With `fresh` there is one row: its own key and value are read from `fresh`, and earlier ones from
-the caches. The caches may then come through the operand stream; `streamed` is the number of
-positions per stage (0: the caches are read in place).
+the caches. The caches may then be streamed through a ring in shared memory; `streamed` is the
+number of positions in a stage of the ring (0: the caches are read in place).
 
 coord: row, kv head, split. With one split the output is (m, heads * head_dim). With more it is a
 partial result (m, heads, splits, head_dim + 2): the unnormalised sum, then maximum and denominator;
@@ -45,7 +47,7 @@ from ark.tasks import text
 from ark.tasks.cache_rows import cache_operand, cache_texts, element_bytes
 
 CHUNK_POSITIONS = 256
-NEW_ROWS_OPERAND = 5  # the operand `fresh`: this iteration's keys and values
+NEW_ROWS_OPERAND = 5  # the index of the operand `fresh`: this iteration's keys and values
 
 
 class AttentionParams(Params, frozen=True):
@@ -161,8 +163,8 @@ class Attention(SplitAttention):
         return frozenset({4, *(i for i in read if sig.operands[i].dtype == "fp32")})
 
     def early(self, sig: Signature) -> frozenset[int]:
-        # Without `fresh`, the iteration itself writes rows that this task reads from the caches.
-        # Streamed caches are not read by the body.
+        # Without the operand `fresh`, this iteration's tasks write rows of the caches that the task
+        # reads. If the caches are streamed, the device function does not read them itself.
         older = len(sig.operands) > NEW_ROWS_OPERAND and not sig.read(AttentionParams).streamed
         return frozenset({1, 2, 3} if older else {3})
 
@@ -193,8 +195,8 @@ class Attention(SplitAttention):
 
 
 def staged_bytes(group: int, width: int, warps: int) -> int:
-    """Bytes of shared memory of a body whose warps read positions from stages: the queries, the
-    newest key and value, and each warp's partial result.
+    """Bytes of shared memory that attention needs if keys and values are streamed: for the queries,
+    the newest key and value, and each warp's partial result.
     """
     per_warp = -(-group * (width + 2) // 4) * 4
     return 4 * ((group + 2) * width + warps * per_warp)

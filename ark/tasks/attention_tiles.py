@@ -1,5 +1,6 @@
-"""Attention of many rows: a task has tiles of queries of one head and processes the keys in blocks
-with a running softmax (Milakov and Gimelshein 2018; FlashAttention, Dao et al. 2022).
+"""The task kind for attention of many rows. A task has tiles of queries of one head and processes
+the keys in blocks with a running softmax (Milakov and Gimelshein 2018; FlashAttention, Dao et al.
+2022). Emitted by ark.lower.ops.attention and ark.lower.ops.paged.
 
 `attention_tiles` params: heads, kv_heads, head_dim, rows (of a tile), scale, causal, window,
 softcap, placed, sinks, by_rows, paged, tasks, group, mask, fill, strict.
@@ -209,8 +210,8 @@ def _scratch(sig: Signature, machine: Machine, chunk: int, strip: int) -> int:
 
 
 def _cut(sig: Signature, machine: Machine) -> tuple[int, int]:
-    """The numbers of keys and of rows that the common body processes at a time; fewer rows if the
-    ring leaves less shared memory.
+    """The number of keys and the number of rows that the common device function processes at a
+    time. It processes fewer rows if little shared memory is free.
     """
     chunk, strip = (64, 32) if not machine.cooperative else (32, 16)
     strip = min(strip, sig.read(AttentionTilesParams).rows)
@@ -221,7 +222,7 @@ def _cut(sig: Signature, machine: Machine) -> tuple[int, int]:
 
 
 def shape(sig: Signature) -> str:
-    """The device type with the constants of a signature."""
+    """The text of the C++ type that holds the compile-time constants of an attention signature."""
     p = sig.read(AttentionTilesParams)
     strict = ("true",) if p.strict else ()
     fixed = (
@@ -244,7 +245,7 @@ def shape(sig: Signature) -> str:
 
 
 def given(sig: Signature) -> tuple[str, ...]:
-    """The arguments of the call: scale, soft cap, operands, mask."""
+    """The texts of the arguments of an attention call: scale, soft cap, operands and mask."""
     p = sig.read(AttentionTilesParams)
     placed, paged, sinks = bool(p.placed), bool(p.paged), bool(p.sinks)
     caches = [text.given(sig, i) for i in (1, 2)]
@@ -264,7 +265,7 @@ def given(sig: Signature) -> tuple[str, ...]:
 
 
 def _mask(sig: Signature) -> str:
-    """The text of the mask argument."""
+    """The text of the mask argument of an attention call."""
     p = sig.read(AttentionTilesParams)
     if not p.mask:
         return "ArkNoOperand{}"
@@ -275,8 +276,9 @@ def _mask(sig: Signature) -> str:
 
 
 def where_aligned(name: str, sig: Signature, machine: Machine, call: str) -> str:
-    """A body that makes a vendor's call, which requires rows aligned to 16 bytes. If addresses are
-    known only at run time, unaligned operands are computed by the common body.
+    """The text of a device function that calls a vendor's attention (`call`), which requires rows
+    aligned to 16 bytes. If addresses are known only at run time, the function checks them and uses
+    the common implementation for unaligned operands.
     """
     addresses = text.addresses(sig, range(4))
     if addresses == "0u":
@@ -306,8 +308,8 @@ def number_of_tiles(sig: Signature) -> int:
 
 
 def _head_and_block(number: T, heads: int, blocks: int, group: int) -> tuple[T, T]:
-    """(head, block of rows) of the tile with this number; heads are counted over the whole batch,
-    blocks from the first row on.
+    """The head and the block of rows of tile number `number`. Heads are counted over the whole
+    batch, blocks of rows from the first row on.
     """
     section, within = number // (group * blocks), number % (group * blocks)
     high = np.minimum(group, heads - section * group)
@@ -321,11 +323,12 @@ TILE_OVERHEAD_KEY_BLOCKS = 1.5  # cost of a tile besides its key blocks, in key 
 
 
 def balanced_group(heads: int, blocks: int, tasks: int, seen: int, most: int) -> int:
-    """The number of heads per section, at most `most`, for which the busiest task has the least
-    work.
+    """The number of heads per section for which the task with the most work has the least. A
+    section is a run of heads whose tiles are numbered together, so that their keys share the L2
+    cache.
 
     heads: the number of heads of the whole batch. Each has `blocks` tiles; tile n sees n + 1 blocks
-    of keys, but at most `seen`.
+    of keys, but at most `seen`. most: the largest result.
     """
     numbers = np.arange(heads * blocks)
     step, at = numbers // tasks, numbers % tasks

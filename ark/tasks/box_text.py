@@ -1,5 +1,5 @@
-"""Source text of calls of the loops in box.h, over the indices of a tile, by all threads or by one
-thread in order.
+"""Writes C++ calls of the loops in box.h, which run over all indices of a tile, either with all
+threads of a block or with one thread in order. Used by task kinds.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ NAMES = ("i0", "i1", "i2", "i3")  # names of the loop indices
 
 
 def tile_type(tile: Sequence[int], shape: Sequence[int]) -> str:
-    """The device type with the sizes of a tile and of the folded shape around it (box.h)."""
+    """The text of the C++ type (box.h) that holds the sizes of a tile and of the four-dimensional
+    shape that contains it.
+    """
     return f"ArkTile<{', '.join(map(str, (*tile, *shape)))}>"
 
 
@@ -37,8 +39,8 @@ def unused_names(names: Sequence[str]) -> str:
 
 
 def loop(callee: str, constants: str, parameters: str, names: Sequence[str], body: str) -> str:
-    """The call of a loop of box.h. The body takes `parameters`, or if that is empty, indices with
-    these names.
+    """The text of a call of a loop in box.h with `body` as its loop body. The body is a lambda with
+    the given parameters or, if `parameters` is empty, with index parameters called `names`.
     """
     head = f"    {unused_names(names)}\n" if names else ""
     listed = parameters or declared(names)

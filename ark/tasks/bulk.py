@@ -1,9 +1,9 @@
-"""A copy to a peer in large pieces by a processor's copy hardware. Data passes through shared
-memory, so that few threads keep many bytes in flight.
-
-operands: source, target, both plain memory of one dense dimension and one type. params and coord as
-in `combine`; a backend without a body of its own uses combine's. Emitted for the engine `bulk`
+"""The task kind `bulk`, a copy to a peer by hardware that copies large contiguous pieces through
+shared memory, so that few threads keep many bytes in flight. Emitted for the engine `bulk`
 (ark.lower.engines).
+
+operands: source, target, both plain memory of one dense dimension and one type. params and coord
+are those of the kind `combine`, whose device function is used by backends without one for `bulk`.
 """
 
 from __future__ import annotations

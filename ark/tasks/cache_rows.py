@@ -1,6 +1,7 @@
-"""Quantised caches: each row (one position of one head) is a row of a RowType (ark.ir.dtype) of
-int8 or fp8_e4m3 with one scale, the row's largest magnitude divided by the largest code. Kinds that
-append to caches or read them check their operands here; cache_rows.h has the device side.
+"""Helpers for quantised caches of keys and values. A row (one position of one head) is stored as
+int8 or fp8_e4m3 codes with one scale, which is the row's largest magnitude divided by the largest
+code; its type is a RowType (ark.ir.dtype). Task kinds that append to caches or read them check
+their operands here; cache_rows.h has the device code.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from ark.tasks import text
 from ark.tasks.row_values import HEADER as ROWS_HEADER
 
 LARGEST_CODES = {"int8": 127.0, "fp8_e4m3": 448.0}
-"""The largest code, by the type of a cache's codes."""
+"""The largest code of a quantised cache, by the name of the codes' type."""
 LEAST_MAGNITUDE = 1e-30
 """A lower bound of the largest magnitude of a row, which avoids a scale of 0."""
 
@@ -46,8 +47,8 @@ def element_bytes(operand: OperandType) -> float:
 
 
 def cache_texts(sig: Signature, index: int) -> tuple[str, ...]:
-    """The headers that a quantised cache (this operand) needs, after those of its kind; none for
-    floats.
+    """The texts of the headers that are needed if operand `index` is a quantised cache; empty for a
+    cache of floats.
     """
     if cache_row(sig.operands[index].dtype) is None:
         return ()
@@ -55,7 +56,7 @@ def cache_texts(sig: Signature, index: int) -> tuple[str, ...]:
 
 
 def appender(sig: Signature, index: int, body: str) -> str:
-    """The name of the body that appends to the cache: `body` for floats, `body`_rows for quantised
-    rows.
+    """The name of the device function that appends to the cache, which is operand `index`: `body`
+    for a cache of floats, `body`_rows for a quantised cache.
     """
     return body if cache_row(sig.operands[index].dtype) is None else f"{body}_rows"

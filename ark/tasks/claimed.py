@@ -1,14 +1,15 @@
-"""Tiles that processors claim at run time: a large op of another kind, whose tiles are not assigned
-to processors beforehand.
+"""The task kind `claimed`, which runs a large op of another kind with dynamic scheduling: its tiles
+are not assigned to processors by the plan, but claimed at run time with an atomic counter
+(claimed.h). Emitted by ark.lower.claims.
 
-params: kind and params of the op whose tiles are claimed, tasks (how many share the tiles).
+params: kind and params of the op whose tiles are claimed, tasks (the number of tasks that share the
+tiles).
 
 operands: those of the op.
 
-coord: the tile with which a task begins; these are the first tiles, in order of their numbers. Each
-further tile goes to the processor that claims it first (claimed.h), by the op's counter. So each
-task may access all of the op's memory, and no tile belongs to two tasks. The results have the same
-bits regardless of the processor, because a tile's result depends on its index only.
+coord: the tile with which a task begins. Each further tile goes to the task that claims it first.
+So each task may access all of the op's memory, and no tile belongs to two tasks. The results have
+the same bits whichever processor computes a tile, because they depend on the tile's index only.
 """
 
 from __future__ import annotations
@@ -126,8 +127,8 @@ class Claimed(TaskKind):
 
 
 def _before(sig: Signature, machine: Machine) -> int:
-    """The offset of the claimed tasks' records in shared memory: the bytes that a tile's body
-    needs.
+    """The offset in shared memory of the records of claimed tasks, which are behind the bytes that
+    the tiles' device function needs.
     """
     kind, inner = tiles_of(sig)
     return -(-kind.scratch(inner, machine) // 8) * 8

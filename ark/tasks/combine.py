@@ -1,5 +1,6 @@
-"""Combines shares of ranks element by element: the building block of collectives. With one share it
-is a copy; several are added, multiplied or compared in operand order.
+"""The task kind `combine`, the building block of collectives. It combines tensors of several ranks
+(shares) element by element: it adds, multiplies or compares them in operand order. With one share
+it is a copy.
 
 params: element (a name of ELEMENTS: the type of the operands' bytes), op (a name of OPS), divide
 (the divisor of the result), order (the shares to combine first, in this order; the others follow in
@@ -10,8 +11,8 @@ operands: shares..., outputs..., all of one dimension. Each is plain memory (den
 or packets: a receive buffer (uint32 words, four of which hold 16 bytes of elements) or fp32
 activations.
 
-coord: first and last+1 element of the operands' type; tiles begin and end at multiples of 16 bytes,
-or at the end.
+coord: the first element of the tile and the element after its last, counted in elements of the
+operands' type. Tiles begin and end at multiples of 16 bytes, or at the end.
 
 Floats below 32 bits are combined in fp32 and rounded once. A fixed order of the operands gives the
 same bits on all ranks that use it.
@@ -40,7 +41,7 @@ RECEIVE = "uint32"  # the element type of a receive buffer
 
 @dataclass(frozen=True)
 class Element:
-    """An element type for combining. storage: the device type."""
+    """A type of elements that tasks can combine. storage: the C++ type in which they are stored."""
 
     storage: str
     itemsize: int
@@ -76,12 +77,16 @@ class CombineParams(Params, frozen=True):
 
 
 def moved(dtype: DataType) -> str:
-    """The name of the element type for values of this type that are copied and not combined."""
+    """The name of the entry of ELEMENTS with which values of this type are copied. It has the same
+    number of bytes.
+    """
     return {1: "uint8", 2: "fp16", 4: "uint32", 8: "int64"}[dtype.itemsize]
 
 
 def words(nbytes: int) -> int:
-    """The packets of a receive buffer for this many bytes, rounded up to whole accesses."""
+    """The number of packets that hold this many bytes of data, rounded up to whole 16-byte
+    accesses.
+    """
     return -(-nbytes // ACCESS_BYTES) * PACKETS_PER_ACCESS
 
 
@@ -140,8 +145,8 @@ class Combine(TaskKind):
         return replace(given, order=turned(given.order, by)).to_plan()
 
     def _first(self, sig: Signature) -> OperandType:
-        """The operand whose elements the coordinates count: the first one in plain memory, or
-        operand 0.
+        """The operand in whose elements a task's coordinates count: the first one in plain memory
+        or, if all hold packets, operand 0.
         """
         return next((o for o in sig.operands if not o.packet), sig.operands[0])
 
@@ -213,22 +218,23 @@ class Combine(TaskKind):
 
 
 def unit(sig: Signature) -> int:
-    """Bytes per unit of the coordinates: an element of the first operand in plain memory, or of
-    operand 0.
+    """Bytes of the unit in which a task's coordinates count: an element of the first operand in
+    plain memory or, if all hold packets, of operand 0.
     """
     first = next((o for o in sig.operands if not o.packet), sig.operands[0])
     return by_name(first.dtype).itemsize
 
 
 def turned(order: Sequence[int], by: int) -> tuple[int, ...]:
-    """The order for the rank that is `by` ranks further."""
+    """The order of shares for the rank that is `by` ranks after this one."""
     return tuple((place - by) % len(order) for place in order)
 
 
 def ordered(order: Sequence[int], op: str = "sum") -> list[int]:
-    """The shares that the code combines first. The sum or product of two numbers has the same bits
-    in either order (max and min do not: 0 and -0), so two such shares are sorted: ranks whose plans
-    differ only in that order then have the same kernel.
+    """The order in which the generated code combines the first shares. The sum or product of two
+    numbers has the same bits in either order, so two shares are sorted; ranks whose plans differ
+    only in that order then share a kernel. Shares of max and min are not sorted, because they are
+    not symmetric for 0 and -0.
     """
     return sorted(order) if len(order) == 2 and op in ("sum", "product") else list(order)
 
@@ -251,8 +257,8 @@ def shares(sig: Signature) -> int:
 
 
 def tiles(elements: int, itemsize: int, nbytes: int) -> list[tuple[int, int]]:
-    """Cuts elements into tiles of about `nbytes` bytes, each of whole 128-byte lines, as (first,
-    last+1).
+    """Divides elements into tiles of about `nbytes` bytes, each of whole 128-byte lines. Returns
+    the first element of each tile and the element after its last.
     """
     step = max(1, nbytes // 128) * 128 // itemsize
     return [(at, min(at + step, elements)) for at in range(0, elements, step)]

@@ -1,5 +1,6 @@
-"""Combines shares of rows and normalises them in one task: the sum over ranks of a layer's result,
-the residual, and the norm before the next layer.
+"""The task kind `combine_norm`, which adds rows over ranks and normalises them in one task: an
+all-reduce of a layer's result, the residual, and the rmsnorm before the next layer. Emitted by
+ark.lower.ops.communication.direct and ark.lower.ops.parts.
 
 params: element, order (as in `combine`), columns (of a row), eps.
 
@@ -8,7 +9,8 @@ rows. Shares and sum are as in `combine`, and a row is a multiple of 16 bytes. T
 its type before it is normalised (y = x / sqrt(mean(x^2) + eps) * weight), as in the task of
 rmsnorm.
 
-coord: first and last+1 element, at whole rows. combine_norm.h has the device side.
+coord: the first element of the task's rows and the element after their last. combine_norm.h has the
+device code.
 """
 
 from __future__ import annotations
@@ -136,14 +138,16 @@ class CombineNorm(TaskKind):
         return tuple(text.header(name) for name in names)
 
     def _held(self, sig: Signature, machine: Machine) -> int:
-        """Accesses (16 bytes) of a row that a thread keeps in registers; 0 if they are too many."""
+        """The number of 16-byte pieces of a row that a thread keeps in registers; 0 if they are too
+        many for that.
+        """
         chunks = sig.read(CombineNormParams).columns * self._size(sig) // ACCESS_BYTES
         each = -(-chunks // (machine.lanes * machine.warps))
         return each if each * ACCESS_BYTES // self._size(sig) <= MAX_REGISTER_ELEMENTS else 0
 
     def _rows(self, sig: Signature, machine: Machine) -> int:
-        """Rows whose loads are in flight together; 0 unless all shares are in plain memory that
-        this rank caches.
+        """The number of rows whose loads are in flight at the same time. 0 unless all shares are in
+        plain memory of this rank that caches may hold.
         """
         shares, held = sig.operands[:-3], self._held(sig, machine)
         apart = any(o.packet or o.system for o in shares)

@@ -1,4 +1,5 @@
-"""Tiles of a convolution that reads its windows from the input in place (implicit GEMM).
+"""The task kind `convolution`, which reads windows directly from the image (implicit GEMM) without
+matrix units. Emitted by ark.lower.ops.windows.
 
 params: size, stride, dilation, before (one number per spatial dimension, see ark.tasks.windows;
 elements outside of the input are zero), sizes (of the result's spatial dimensions), expr as in
@@ -8,7 +9,8 @@ operands: weight (1, groups, outputs, depth), input (n, channels, spatial...), o
 outputs, places), and the further inputs of the expression. The depth is a group's channels times
 the elements of the window.
 
-coord: the tile's first index of the output; a tile is in one n. Sums are in fp32.
+coord: the indices of the tile's first element in the output; all of a tile has the same n. Sums are
+in fp32.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from ark.tasks.matmul_text import finish, outputs
 from ark.tasks.matmul_windows import MAX_ROWS_PER_THREAD, begins
 from ark.tasks.windows import Margins, Sizes, Steps, index_ranges, reached, window_sizes
 
-COLUMN_ROWS = (8, 4, 2, 1)  # results one below the other that a thread computes
+COLUMN_ROWS = (8, 4, 2, 1)  # numbers of results in one image column that a thread may compute
 MOST_TAPS, MOST_DEPTH, MOST_SPAN = 7, 64, 32  # window elements, channels, input rows of a thread
 
 
@@ -140,8 +142,8 @@ class Convolution(TaskKind):
 
 
 def column_rows(sig: Signature, machine: Machine) -> int:
-    """The number of results one below the other that a thread computes, for tiles of whole image
-    rows in convolutions with one output per group (depthwise); 0 for others.
+    """The number of results in one column of the image that a thread computes in a depthwise
+    convolution (one output per group) whose tiles are whole image rows; 0 for other convolutions.
     """
     p, out = sig.read(ConvolutionParams), sig.operands[2].shape
     groups, _, places = p.tile[1:]
@@ -161,7 +163,9 @@ def column_rows(sig: Signature, machine: Machine) -> int:
 
 
 def _columns(name: str, sig: Signature, high: int) -> str:
-    """The body for a tile in which a thread computes `high` results one below the other."""
+    """The text of a device function in which each thread computes `high` results in one column of
+    the image.
+    """
     p, source, out = sig.read(ConvolutionParams), sig.operands[1], sig.operands[2].shape
     taps, each = math.prod(p.size), source.shape[1] // out[1]
     numbers = [n for pair in (*window_sizes(p), source.shape[2:], p.sizes) for n in pair]

@@ -1,11 +1,12 @@
-"""Tasks whose body a user wrote (ark.custom_op).
+"""The task kind of custom ops, whose device function a user wrote (ark.custom_op). Emitted by
+ark.lower.ops.custom.
 
-params: name and digest of the form (ark.tasks.custom_form), which this process must have
-registered; tile: for each axis that is cut the size of a tile; constants by name.
+params: name and digest of the op's form (the user's declaration, ark.tasks.custom_form), which this
+process must have registered; tile: the tile size along each axis that is cut; constants by name.
 
 operands: as the form lists them.
 
-coord: the first index of the tile along each axis that is cut. Emitted by ark.ops.custom.
+coord: the first index of the tile along each axis that is cut.
 """
 
 from __future__ import annotations
@@ -39,13 +40,15 @@ class CustomParams(Params, frozen=True):
 
 
 def form_of(sig: Signature) -> Form:
-    """The form of an op; raises PlanError if this process has not registered it."""
+    """The form (the user's declaration) of a custom op. Raises PlanError if this process has not
+    registered it.
+    """
     params = sig.read(CustomParams)
     return custom_form.get(params.name, params.digest)
 
 
 def sizes_of(sig: Signature, form: Form) -> dict[str, int]:
-    """The sizes of the axes."""
+    """The size of each axis of a custom op, by name, from the shapes of its operands."""
     operands = zip(form.operands, sig.operands, strict=True)
     return form.sizes({f.name: o.shape for f, o in operands})
 
@@ -144,7 +147,9 @@ def _space(form: Form) -> str:
 
 
 def _span(sig: Signature, dim: Dim, n: int, begin: dict[str, int]) -> tuple[int, int]:
-    """First and last+1 index of a dimension that a task may access."""
+    """The range of indices of a dimension that a task may access: the first index and the index
+    after the last.
+    """
     if dim.whole or dim.axis not in begin:
         return 0, n
     first = begin[dim.axis]

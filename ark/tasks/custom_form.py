@@ -1,11 +1,12 @@
-"""A user's description of a custom op: operands by axes, tiling and device source.
+"""The form of a custom op, which is the user's declaration of it: operands with named axes, tiling
+and device source. Created by ark.custom_op, read by ark.tasks.custom.
 
-`x[m, k], w[k] -> y[m, k]` names every operand's dimensions. If the op is cut along an axis, a
+`x[m, k], w[k] -> y[m, k]` names every operand's dimensions. If tasks are tiles along an axis, a
 dimension with that axis is the task's tile of it; `all m` is the whole dimension; `m+-2` is the
 tile with two more indices at either side; a number is a dimension of that size. An operand on both
-sides is updated in place. A form's digest depends on everything in it that planner, verifier and
-source writer use. A plan names a form by its digest (ark.tasks.custom) and contains no source text:
-plans are data, and only the process itself supplies code that runs.
+sides is updated in place. A form's digest is a hash of everything that the planner, the verifier
+and the source writer use. A plan names a form by its digest and contains no source text: plans are
+data, and only the process itself supplies code that runs.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Constant = bool | int | float
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 _OPERAND = re.compile(r"\s*([A-Za-z]\w*)\s*\[([^\[\]]*)\]\s*")
 _PLACED = re.compile(r"(?:.*[\\/])?([\w.-]+)[:(]\d+")  # FILE:LINE: or FILE(LINE):
-_ERROR = re.compile(r"\b(fatal )?error\b.*")  # the error itself, after the place
+_ERROR = re.compile(r"\b(fatal )?error\b.*")  # the error message, after the file and line
 _MAX_COMPILER_LINES = 40  # the most lines of a compiler's output that are shown
 _DIM = re.compile(r"\s*(?:(all)\s+)?([A-Za-z]\w*)\s*(?:\+-\s*(\d{1,9}))?\s*")
 # Words that cannot name an axis or a constant, because these become members of a C++ struct.
@@ -43,8 +44,9 @@ _KEYWORDS = frozenset(_WORDS.split())
 
 @dataclass(frozen=True)
 class Dim:
-    """A dimension: a part of an axis, or `size` indices if `axis` is "". whole: each task accesses
-    all of it. around: the number of further indices at either side of the tile.
+    """A dimension of an operand. axis: the name of its axis; "" for a dimension of fixed size
+    `size`. whole: True if each task accesses all of it. around: the number of indices that a task
+    accesses on either side of its tile.
     """
 
     axis: str
@@ -131,7 +133,7 @@ class Form:
 
 
 def shown(operand: Operand) -> str:
-    """The operand in the notation of the signature."""
+    """The operand as text, in the notation of the op's signature, such as `x[m, all k]`."""
     dims = []
     for dim in operand.dims:
         text = f"all {dim.axis}" if dim.whole else dim.axis or str(dim.size)
@@ -150,7 +152,9 @@ def parse(
     scratch: tuple[int, Mapping[str, int]],
     packets: tuple[str, ...],
 ) -> Form:
-    """The form for a declaration; raises InvalidUsageError if there is a mistake in it."""
+    """The form that a user's declaration describes. Raises InvalidUsageError for a
+    mistake in it.
+    """
     _check_name(name, "the op", "its function's name")
     left, arrow, right = signature.partition("->")
     if not arrow:
@@ -192,7 +196,7 @@ def _check_name(name: str, role: str, means: str) -> None:
 
 
 def _operands(name: str, text: str) -> dict[str, tuple[Dim, ...]]:
-    """The operands of one side of the signature, by name."""
+    """The operands on one side of the arrow in a signature: the dimensions of each, by name."""
     operands: dict[str, tuple[Dim, ...]] = {}
     at = 0
     while text[at:].strip():
@@ -223,7 +227,7 @@ def _dim(name: str, operand: str, text: str) -> Dim:
 
 
 def _check(form: Form, dtypes: Mapping[str, Sequence[str]]) -> None:
-    """Raises InvalidUsageError if the parts of a form do not fit together."""
+    """Raises InvalidUsageError if the parts of a form contradict each other."""
     names = [operand.name for operand in form.operands]
     if len(names) > MAX_OPERANDS:
         raise _wrong(form.name, f"it has {len(names)} operands; the most are {MAX_OPERANDS}")
@@ -287,9 +291,10 @@ def _check_written(form: Form) -> None:
 
 
 def complaints(fault: str, names: Iterable[tuple[str, str]]) -> str:
-    """A compiler's messages about the texts of these forms (name and digest), with the source lines
-    that it shows; "" if no message is about them. If a text calls one of ark's own templates
-    wrongly, the message about the template is kept, without its place.
+    """The compiler messages in `fault` that are about the source texts of these custom ops, given
+    by name and digest, with the source lines that the compiler shows; "" if there are none. If a
+    text calls one of ark's templates wrongly, the message about the template is included without
+    its file and line.
     """
     forms = [get(*name) for name in names]
     files = {name for form in forms for name in (form.file, f"{form.name}.call")}

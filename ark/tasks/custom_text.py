@@ -1,8 +1,9 @@
 """Checks a custom op's source before it is compiled, to report mistakes for which the compiler's
-message would not refer to the user's text; and lists the macros that must be undefined after it.
+message would not point to the user's text. Also lists the macros that the text defines, so that
+they can be undefined after it. Called by ark.tasks.custom_form.
 
 A custom op is code that its author trusts: it runs in the process that declares it, with the same
-rights as the Python code around it. The checks are no protection. Called by ark.tasks.custom_form.
+rights as the Python code around it. The checks are not a protection against malicious code.
 """
 
 from __future__ import annotations

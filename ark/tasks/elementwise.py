@@ -1,14 +1,14 @@
-"""Elementwise tiles: an expression over broadcast operands; also casts, copies and fills.
+"""The task kind `elementwise`: an expression over broadcast operands; also casts, copies, fills.
 
 params: expr (a tree of ark.tasks.expression over the inputs), tile (4 sizes). operands: inputs...,
 output. coord: the tile's first index per dimension; more than four dimensions are folded
 (ark.ir.fold). With no input the output is filled with the expression's value. The output may be the
 same memory as an input.
 
-Many threads: each thread has several packs of neighbouring elements in flight, loaded by 16-byte
-accesses if layouts and addresses allow it. One thread: nested loops that compilers vectorise. If
-several elements of the output share a byte, a thread computes whole bytes. box.h has the loops;
-this module writes the operands' indices and the expression.
+Each of many threads has several packs (vectors of neighbouring elements) in flight, loaded by
+16-byte accesses if possible. A single thread runs nested loops that compilers vectorise. If
+elements of the output share a byte, a thread computes whole bytes. box.h has the loops; this module
+writes the operands' indices and the expression.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ THREAD_BYTES_IN_FLIGHT = 128  # bytes of loads that a thread has in flight
 MAX_VECTOR_LOAD_BYTES = 256  # bytes of loads for one pack
 PACKS, SINGLES = 4, 8  # the most packs that a thread has in flight, and the most single elements
 CLAIM_BYTES = 32768  # bytes of a tile that is claimed
-MAX_KEPT_OPERANDS = 16  # operands that a task's record can mark as computed by the previous task
+MAX_KEPT_OPERANDS = 16  # a task's record has so many bits: operand computed by the previous task
 COPY = expression.leaf(0)
 HEADERS = (text.header("box.h"),)
 
 
 def copy_params(tile: Sequence[int]) -> ElementwiseParams:
-    """The parameters of a copy."""
+    """The parameters of elementwise tasks that copy their input, with this tile size."""
     return ElementwiseParams(COPY, tuple(tile))
 
 
 def broadcast_access(
     sig: Signature, index: int, lo: Sequence[int], hi: Sequence[int], write: bool = False
 ) -> Access:
-    """The part of operand `index` that corresponds to the box lo..hi of the output."""
+    """The access to the elements of a broadcast operand that the box lo..hi of the output needs."""
     shape = sig.operands[index].shape
     cut = len(lo) - len(shape)
     tail_lo, tail_hi = tuple(lo)[cut:], tuple(hi)[cut:]
@@ -69,7 +69,7 @@ def broadcasts(sig: Signature, index: int, out: int) -> None:
 def tile_box(
     shape: Sequence[int], coord: Sequence[int], tile: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """First and last+1 index of the tile at `coord`, in the dimensions of `shape`."""
+    """The first index of the tile at `coord`, and the index after its last, in each dimension."""
     sizes = fold(shape)
     hi = [min(c + s, n) for c, s, n in zip(coord, tile, sizes, strict=True)]
     return unfold(shape, coord, hi)
@@ -123,7 +123,7 @@ class Elementwise(TaskKind):
         if not machine.cooperative or any(o.per_item > 1 for o in sig.operands):
             return 0
         pack, packed = _Box(sig, params.expr, params.tile, {}).pack()
-        # If alignment is checked at run time, other tasks of the flow may choose other packs.
+        # If alignment is checked at run time, consecutive tasks may use different vector sizes.
         return pack if pack == 1 or all(sig.operands[i].aligned for i in packed) else 0
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
@@ -143,7 +143,7 @@ class Elementwise(TaskKind):
 
 
 def claim_tile(sig: Signature, times: int = 1) -> Mapping[str, Any]:
-    """The parameters with a tile of `times` CLAIM_BYTES, but not larger than the present tile."""
+    """The parameters with tiles of about `times` CLAIM_BYTES, at most as large as the present."""
     out, before = sig.operands[-1], sig.read(TiledParams).tile
     tile = tile_of(out.shape, times * CLAIM_BYTES // out.itemsize)
     smaller = all(t <= n for t, n in zip(tile, before, strict=True))
@@ -160,13 +160,13 @@ def write_box(
     once: bool = False,
     apart: bool = False,
 ) -> str:
-    """A body that computes `expr` for every index of the task's tile.
+    """The text of a device function that computes `expr` for every index of the task's tile.
 
-    places: for an operand whose indices are not the output's, the texts of its indices. guard: a
-    condition on the output's index, and the value to use instead of operand 0's element if it is
-    false. If the condition does not depend on the last index, packs of operand 0 are read in either
-    case, so their places must be in bounds. once: no element of operand 0 is read twice, although
-    it is in `places`. apart: the result is stored in packs even if operand 0 cannot be read so.
+    places: for each operand that is not read at the output's indices, the texts of its indices.
+    guard: a condition on the output's indices, and the value that replaces operand 0's element if
+    it is false. If the condition does not depend on the last index, packs of operand 0 are read in
+    any case and must be in bounds. once: no element of operand 0 is read twice, although it is in
+    `places`. apart: store the result in packs even if operand 0 cannot be read in packs.
     """
     out = len(sig.operands) - 1
     declare = "".join(text.operand(sig, i, f"p{i}", const=i != out) for i in range(out + 1))
@@ -187,7 +187,7 @@ def write_box(
 
 
 class _Box:
-    """Writes the code of a body for one index; box.h has the loops."""
+    """Writes the loop body of an elementwise device function; box.h has the loops."""
 
     def __init__(
         self,
@@ -212,11 +212,11 @@ class _Box:
         return text.offset(self.sig, index, self.places.get(index, self.indices))
 
     def pack(self) -> tuple[int, frozenset[int]]:
-        """The number of elements of a pack, and the operands that are read or written in packs; (1,
-        empty) if packs are impossible.
+        """The number of elements of a pack (vector), and the operands that are read or written in
+        packs; (1, empty) if packs are impossible.
 
         Each row of the innermost dimension must consist of whole packs, except that a single row
-        may end with a partial pack. The other strides must keep the alignment.
+        may end with a partial pack. The strides of other dimensions must be multiples of a pack.
         """
         sizes = [o.itemsize for o in self.sig.operands]
         pack = min(8, VECTOR_BYTES // min(sizes))
@@ -277,7 +277,7 @@ class _Box:
         return "".join(f"    {line}\n" for line in lines)
 
     def _once(self, index: int) -> bool:
-        """True if each element of this operand is read for one element of the result only."""
+        """True if no element of this operand is read for more than one element of the result."""
         if index in self.places:
             return index == 0 and self.once
         shape, strides = self.sig.operands[index].shape, self.sig.operands[index].strides
@@ -296,7 +296,7 @@ class _Box:
     def rounds(
         self, pack: int, packed: frozenset[int], machine: Machine, whole: bool = False
     ) -> int:
-        """Packs that a thread has in flight. whole: 0 if its part of the tile is more than that."""
+        """Packs that a thread has in flight. whole: 0 unless these are all packs of the thread."""
         total, threads = math.prod(self.tile) // pack, machine.lanes * machine.warps
         read = {*packed, 0} if self.apart else packed
         most, least = PACKS, VECTOR_BYTES
@@ -311,7 +311,7 @@ class _Box:
         return self.apart and any(NAMES[3] in place for place in self.places[0])
 
     def _as_made(self, index: int) -> bool:
-        """True if the operand has the result's type and number of elements."""
+        """True if the operand has the same type and number of elements as the result."""
         a, b = self.sig.operands[index], self.sig.operands[self.out]
         return a.dtype == b.dtype and math.prod(a.shape) == math.prod(b.shape)
 

@@ -1,4 +1,6 @@
-"""Tiles of a mixture of experts: top-k of a row, and products with the weights of a chosen expert.
+"""Two task kinds for a mixture of experts. `topk` finds the k largest elements of a row, and
+`expert_linear` multiplies rows by the weights of the chosen experts. Emitted by
+ark.lower.ops.experts.
 
 `topk` params: k, rows (of a task), least (the smallest are chosen).
 
@@ -46,8 +48,8 @@ from ark.tasks.row_norm import vector_elements
 from ark.tasks.row_values import HEADER as ROWS_HEADER
 from ark.tasks.row_values import bytes_of
 
-MIN_BLOCK_ROW_ELEMENTS = 4096  # from this length on, a block shares each of few rows
-MIN_SORTED_RESULTS = 5  # from this k on rows are sorted; below, the largest is searched k times
+MIN_BLOCK_ROW_ELEMENTS = 4096  # with few rows of at least this length, a block processes each row
+MIN_SORTED_RESULTS = 5  # rows are sorted for at least this k; else the maximum is searched k times
 KEY_BYTES = 8  # bytes of an element's sort key
 HEADERS = (text.header("sampling.h"), text.header("experts.h"))
 
@@ -90,14 +92,17 @@ class TopK(TaskKind):
         return max(8 * machine.warps, KEY_BYTES * self._sorted(sig, machine)[0])
 
     def _each(self, sig: Signature, machine: Machine) -> bool:
-        """True if each warp processes rows by itself."""
+        """True if each warp of a block processes different rows; False if the block
+        shares a row.
+        """
         params = sig.read(TopKParams)
         few = params.rows >= machine.warps or sig.operands[0].shape[1] <= MIN_BLOCK_ROW_ELEMENTS
         return params.k <= machine.lanes and few
 
     def _sorted(self, sig: Signature, machine: Machine) -> tuple[int, int]:
-        """Two powers of two for a block that sorts: the padded row length, and the length of the
-        runs that are sorted first; (0, 0) if the block does not sort.
+        """For a block that sorts a row: the row length padded to a power of two, and the length (a
+        power of two) of the runs that are sorted before they are merged. (0, 0) if the block does
+        not sort.
         """
         n, k = sig.operands[0].shape[1], sig.read(TopKParams).k
         if not machine.cooperative or k < MIN_SORTED_RESULTS or self._each(sig, machine):
@@ -196,7 +201,7 @@ def _quantised(sig: Signature) -> bool:
 
 
 def share_of(sig: Signature) -> tuple[int, int]:
-    """The weight's first expert, and the total number of experts."""
+    """The number of the first expert in this rank's weight, and the total number of experts."""
     params = sig.read(ExpertLinearParams)
     return params.first, params.of or sig.operands[1].shape[0]
 

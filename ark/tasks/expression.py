@@ -1,4 +1,5 @@
-"""Expression trees: a chain of elementwise ops, as the computation of one element.
+"""Expression trees, which describe how one element of an elementwise result is computed. Passes
+fuse ops by combining their trees; this module checks trees and writes them as C++.
 
 A tree is nested lists, as in JSON: `["input", i]` is the element of operand i, `["number", x]` a
 constant (an integer if x is one), `["index", d]` the element's own index in dimension d of the
@@ -46,17 +47,17 @@ _RANKS = ("bool", "ark_i32", "ark_i64", "float")
 
 
 def leaf(index: int) -> list[Any]:
-    """The element of operand `index`."""
+    """The tree for the element of operand `index`."""
     return ["input", index]
 
 
 def number(value: float) -> list[Any]:
-    """A constant: an integer if the value is an int, otherwise floating point."""
+    """The tree for a constant: an integer if the value is an int, otherwise floating point."""
     return ["number", value if type(value) is int else float(value)]
 
 
 def index(dimension: int) -> list[Any]:
-    """The element's own index in a dimension; -1 is the last."""
+    """The tree for the index of the computed element in a dimension; -1 is the last dimension."""
     return ["index", dimension]
 
 
@@ -66,7 +67,7 @@ def size(tree: Tree) -> int:
 
 
 def places(tree: Tree) -> bool:
-    """True if a checked tree uses the element's own index."""
+    """True if a checked tree uses the index of the element that it computes."""
     return bool(indices(tree))
 
 
@@ -110,9 +111,10 @@ def check(tree: Any, dtypes: Sequence[str], rank: int = MAX_DIMS) -> str:
 
 
 def typed(tree: Tree, inputs: Sequence[str], dtype: str) -> Tree:
-    """The tree, with a cast to `dtype` if it is needed for a reader that uses the tree instead of
-    the stored tensor to compute with the same values. inputs: data types of the operands. Elements
-    of less than a byte are not cast, because the store converts them.
+    """The tree for a value that would be stored as `dtype`, for readers that use the tree instead
+    of the stored tensor: with a cast to `dtype` if its values would otherwise differ. inputs: data
+    types of the operands. Elements of less than a byte are not cast, because the store converts
+    them.
     """
     if dtype not in _CASTS or tree[:2] == ["cast", dtype]:
         return tree
@@ -127,7 +129,9 @@ def _number_type(value: float) -> str:
 
 
 def _check(tree: Any, dtypes: Sequence[str], rank: int, left: list[int]) -> str:
-    """Checks a part and returns the type of its value."""
+    """Checks a part of a tree and returns the C type of its value. Raises PlanError if it is not
+    valid. left: a list with the number of nodes that may still follow.
+    """
     left[0] -= 1
     if left[0] < 0:
         raise PlanError(f"an expression has more than {MAX_NODES} parts")
@@ -163,8 +167,8 @@ def _check(tree: Any, dtypes: Sequence[str], rank: int, left: list[int]) -> str:
 
 
 def _computes(name: str, types: Sequence[str]) -> str:
-    """The type that a function's arguments are converted to; the first argument of `where` is
-    excluded.
+    """The C type to which a function's arguments are converted. The condition of `where` is not
+    converted.
     """
     function = FUNCTIONS[name]
     if function.logical:
@@ -176,7 +180,7 @@ def _computes(name: str, types: Sequence[str]) -> str:
 
 
 def _result(name: str, types: Sequence[str]) -> str:
-    """The type of a function's value; raises PlanError if its arguments do not fit."""
+    """The C type of a function's value. Raises PlanError if its arguments have unsuitable types."""
     function = FUNCTIONS[name]
     bools = types if function.logical else types[:1] if name == "where" else ()
     if any(t != "bool" for t in bools):
@@ -190,8 +194,8 @@ def _result(name: str, types: Sequence[str]) -> str:
 
 
 def rebuilt(tree: Tree, change: Callable[[Tree], Tree | None]) -> list[Any]:
-    """A copy of the tree in which `change` replaces parts: a part for which it returns a tree is
-    replaced by that; for None, the part's own parts are processed in turn.
+    """A copy of the tree in which parts are replaced. change: a function of a part that returns the
+    tree to use instead, or None to keep the part and process the parts inside of it.
     """
     changed = change(tree)
     if changed is not None:
@@ -206,8 +210,8 @@ def substitute(tree: Tree, inputs: Sequence[Tree]) -> list[Any]:
 
 
 def own_part(tree: Tree, operand: int, beside: frozenset[int]) -> Tree | None:
-    """The largest part of a checked tree that contains all uses of `operand` and reads no others
-    except those in `beside`; None if no single part contains all uses.
+    """The largest part of a checked tree that contains all uses of `operand` and otherwise reads
+    only the operands in `beside`; None if there is no such part.
     """
     if reads(tree) <= {operand, *beside}:
         return tree
@@ -226,7 +230,7 @@ def replaced(tree: Tree, part: Tree, by: Tree) -> Tree:
 
 
 def counted(tree: Tree, place: Tree) -> list[Any]:
-    """The tree with each use of the element's own index replaced by `place`."""
+    """The tree with each use of the computed element's index replaced by the tree `place`."""
     return rebuilt(tree, lambda part: place if part[0] == "index" else None)
 
 
@@ -278,8 +282,8 @@ class Writer:
         self.statements: list[str] = []
 
     def write(self, tree: Tree) -> tuple[str, str]:
-        """(text, C type) of the tree's value; the statements that must come before it are added to
-        `statements`.
+        """The C++ text and the C type of the tree's value. The statements that must come before the
+        text are added to `statements`.
         """
         if tree[0] == "input":
             return self._leaves[tree[1]]
@@ -314,7 +318,7 @@ class Writer:
         kind = _number_type(value)
         if kind == "float":
             return self._literal(value), kind
-        # The smallest integer cannot be written as a literal.
+        # In C++ the smallest 64-bit integer cannot be written as one literal.
         text = "(-9223372036854775807ll - 1)" if value == -(1 << 63) else f"{int(value)}ll"
         return f"static_cast<{kind}>({text})", kind
 

@@ -1,8 +1,8 @@
-"""A task that moves no data: it signals a channel or waits for one.
+"""The task kind `flag`, which moves no data: it signals a channel between two ranks or waits for
+one. Emitted by ark.lower.ops.communication.channels.
 
-Its output, a single uint32, is a token: an op that must come after the wait has the token as a
-dependence. The task writes the number of the iteration to it. No params; coord: always 0. Emitted
-by ark.ops.communication.channels.
+Its output is a single uint32, to which the task writes the number of the iteration. An op that must
+run after the wait depends on this output. There are no params, and coord is always 0.
 """
 
 from __future__ import annotations

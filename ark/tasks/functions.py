@@ -1,10 +1,10 @@
-"""The elementwise functions: one entry each with the device expression and the NumPy reference.
+"""The table of elementwise functions. Each entry has the C++ expression and the NumPy reference.
 
 An entry with `public` defines a whole op: the users' function, its derivative, the names in torch
-and ONNX, tests and the reference page follow from it (docs/new-elementwise-op.md). `a`, `b` and `c`
-are the inputs as float; the expression uses the math functions of the device ABI. Read by
-ark.ops.elementwise, which registers an op for each entry, and by ark.tasks.expression, which checks
-and writes trees of these functions.
+and ONNX, tests and the reference page follow from it (docs/new-elementwise-op.md). In the
+expression, `a`, `b` and `c` are the inputs as float, and the math functions are those of the device
+ABI. Read by ark.ops.elementwise, which registers an op for each entry, and by ark.tasks.expression,
+which checks and writes trees of these functions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
 
 @dataclass(frozen=True)
 class Public:
-    """Data that make a function of one floating-point tensor an op for users.
+    """The data from which a users' op is generated, for a function of one floating-point tensor.
 
     meaning: the first words of its docstring. example: elements of a tensor, and of the result.
     slope: its derivative, a tree of functions over X. torch, onnx: names of operators that compute
@@ -40,8 +40,8 @@ class Public:
 
 @dataclass(frozen=True)
 class Gated:
-    """Data that make a gated function an op for users; `a` is the gate, `b` the value that it
-    scales.
+    """The data from which a users' op is generated, for a gated function: `a` is the gate, and `b`
+    the value that it scales.
 
     meaning: the first words of its docstring. example: elements of both tensors, and of the result.
     slopes: its derivatives with respect to both, trees of functions over X and UP. torch: the name
@@ -54,7 +54,7 @@ class Gated:
     torch: str
 
 
-# For `slope` and `slopes`: the arguments, numbers and functions, as trees of ark.tasks.expression.
+# Building blocks of derivatives (`slope`, `slopes`), as trees of ark.tasks.expression.
 X: Sequence[Any] = ["input", 0]
 UP: Sequence[Any] = ["input", 1]
 ONE: Sequence[Any] = ["number", 1.0]
@@ -65,14 +65,14 @@ _ARC = ["rsqrt", ["mul", ["sub", ONE, X], ["add", ONE, X]]]
 
 @dataclass(frozen=True)
 class Function:
-    """expr: C++ expression of the floats a, b and c. reference: the same in NumPy, float64 in and
-    out.
+    """An elementwise function. expr: the C++ expression of the floats a, b and c. reference: the
+    same function in NumPy, with float64 arguments and result.
 
-    integer: the expression for integers; INT is their type (ark_i32 or ark_i64) and UINT the
-    unsigned one of the same size; results wrap, nothing traps. None for functions of floating point
-    only. floating: False for functions of integers only. predicate: the result is a bool. logical:
-    the arguments are bools. The first argument of the function `where` is a bool. public, gated:
-    one of them is set if the entry defines a whole op.
+    integer: the expression for integers, in which INT is their type (ark_i32 or ark_i64) and UINT
+    the unsigned type of the same size; results wrap, and no value causes a trap. None for functions
+    of floating point only. floating: False for functions of integers only. predicate: True if the
+    result is a bool. logical: True if the arguments are bools. The first argument of the function
+    `where` is a bool. public, gated: one of them is set if the entry defines a whole op.
     """
 
     name: str
@@ -116,7 +116,7 @@ def _gelu(a: np.ndarray) -> np.ndarray:
 
 
 def _logistic(value: str) -> str:
-    """1 / (1 + exp(-value)); the reciprocal may be wrong in the last place."""
+    """The C++ text of 1 / (1 + exp(-value)), with a reciprocal whose last bit may be wrong."""
     return f"ark_reciprocal(1.0f + ark_exp(-{value}))"
 
 

@@ -1,5 +1,6 @@
-"""Several elementwise functions in one body, with sums over one dimension between them. Shared
-intermediate values stay in registers.
+"""The task kind `fusion`: several elementwise expressions, with sums over one dimension between
+them, in one device function. Intermediate values that several expressions use stay in registers.
+The nodes are created by ark.lower.rewrite.fuse_regions.
 
 params: inputs (the number of operands that are inputs; the others are outputs), axis (of four: the
 summed dimension; -1: none), count (that dimension's size, or 1), tile (4 sizes of the outputs'
@@ -32,7 +33,7 @@ from ark.tasks.elementwise import HEADERS, broadcast_access, claim_tile, tile_bo
 
 STAGES = ("first", "each", "sums", "last")
 MAX_LISTED_VALUES = 1024  # expressions per list
-ROW_SLICE_ELEMENTS = 256  # neighbours whose values a thread that runs alone keeps between its loops
+ROW_SLICE_ELEMENTS = 256  # neighbours whose values are kept between loops, with one thread
 
 Trees = Annotated[list[Any], msgspec.Meta(max_length=MAX_LISTED_VALUES)]
 Numbers = Annotated[list[Annotated[int, msgspec.Meta(ge=0)]], msgspec.Meta(min_length=1)]
@@ -161,7 +162,9 @@ class Fusion(TaskKind):
 
 
 class _Body:
-    """Writes the code for one index, as a function for each of the three loops."""
+    """Writes the code of a fused region for one index of the outputs: one C++ function for each of
+    its three loops (before, over and after the summed elements).
+    """
 
     def __init__(self, sig: Signature) -> None:
         self.sig, self.params = sig, sig.read(FusionParams)
@@ -200,7 +203,9 @@ class _Body:
         return text.offset(self.sig, index, names)
 
     def _compute(self, trees: Sequence[expression.Tree]) -> list[str]:
-        """The texts of the trees' values; each input that they read is loaded once, before them."""
+        """The C++ texts of the values of several trees. Statements that load each input once are
+        added before them.
+        """
         read = set().union(*(expression.reads(tree) for tree in trees)) if trees else set()
         for i in sorted(i for i in read if i < self.params.inputs):
             load = text.load(self.sig, i, f"p{i}", self._at(i))
@@ -212,7 +217,9 @@ class _Body:
         return lines
 
     def _taken(self, lines: Iterable[str]) -> str:
-        """The text of the statements written since the last call, followed by these lines."""
+        """The statements that were written since the last call of this method, followed by the
+        given lines, as text.
+        """
         start, self.begun = getattr(self, "begun", 0), len(self.writer.statements)
         return "".join(f"        {s}\n" for s in (*self.writer.statements[start:], *lines))
 

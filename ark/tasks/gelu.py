@@ -14,8 +14,8 @@ NUMBER_TOLERANCE = 1e-6  # relative tolerance: constants may have been rounded t
 
 
 def gelu_argument(tree: Tree) -> Tree | None:
-    """The part x if a checked tree is x / 2 * (1 + erf(x / sqrt(2))), with the factors in any
-    order; otherwise None.
+    """If a checked tree is x / 2 * (1 + erf(x / sqrt(2))), with the factors in any order, its part
+    x; otherwise None.
     """
     if tree[0] != "mul":
         return None
@@ -51,7 +51,7 @@ def _is_half_of(tree: Tree, whole: Tree) -> bool:
 
 
 def _twice_normal(tree: Tree) -> Tree | None:
-    """The part x if the tree is 1 + erf(x / sqrt(2)); otherwise None."""
+    """If the tree is 1 + erf(x / sqrt(2)), its part x; otherwise None."""
     if tree[0] != "add":
         return None
     for one, error in _orders(tree):

@@ -1,8 +1,8 @@
-"""The last task of an iteration, which computes nothing and runs after all others.
+"""The task kind `iteration_end`: the last task of an iteration, which computes nothing, waits for
+all other tasks and opens the next iteration. Emitted by ark.lower.pipeline.
 
-It waits until the whole iteration has ended, and opens the next one. It is a task of its own if the
-last op has several tiles: if one of these tiles waited for all the others, a short op would take
-twice as long. No operands, no params. Emitted by ark.lower.pipeline.
+It exists if the last op has several tiles. Otherwise one of these tiles would have to wait for all
+the others, and a short op would take twice as long. It has no operands and no params.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Tiles that append rows of keys or values to a cache, beginning at the sequence's position.
+"""The task kind `kv_append`, which appends rows of keys or values to a cache, beginning at the
+sequence's position. Emitted by ark.lower.ops.caches.
 
 operands: rows (m, heads * width), position (1,), cache (heads, context, width).
 
-coord: head. Emitted by ark.lower.ops.caches.
+coord: the head that the task appends.
 """
 
 from __future__ import annotations
