@@ -1,12 +1,13 @@
-"""Linear layers on the operand stream: y = epilogue(prologue(x) w^T) with w of shape (n, k).
+"""The task kind `linear` for layers of few input rows: y = epilogue(prologue(x) w^T) with w of
+shape (n, k). Emitted by ark.lower.ops.linear_algebra.
 
-The weights are prefetched by the stream, in stages of whole rows; each stage is processed by one
-warp. The input is gathered once per task into shared memory (from plain memory or packets); an
-rmsnorm of it is optional. Rows of w that belong together (the two elements of a rotary pair, a gate
-row and its up row) are neighbours, so that the epilogue has both sums at once.
+The weights are prefetched through a ring in shared memory, in stages of whole rows; each stage is
+processed by one warp. Each task copies the input into shared memory once, from plain memory or
+packets, and may normalise it (rmsnorm). Rows of w that belong together (the two elements of a
+rotary pair, a gate row and its up row) are neighbours, so that the epilogue has both sums at once.
 
-A row wider than a stage is split along k (split-k), if a backend's body adds the sums of the parts;
-for matrix units several rows are split together.
+A row wider than a stage is split along k (split-k), if a backend's device function adds the sums of
+the parts; for matrix units several rows are split together.
 
 params: rows (of w per stage), split_k (stages of these rows), prologue (none, rmsnorm), eps,
 epilogue (store, add, swiglu, rope_kv, sample); for rope_kv heads, kv_heads, head_dim; for sample
@@ -18,7 +19,7 @@ further candidates; for rope_kv: position, frequencies, key and value cache (kv_
 head_dim), [the page table, if the caches are in pages (ark.tasks.rotary)], [fresh (m, 2 * kv_heads
 * head_dim): a copy of the new keys and values, for readers in the same iteration].
 
-coord: first and last+1 row of w.
+coord: the task's first row of w and the row after its last.
 
 Between ranks (ark.lower.rewrite.inline_all_reduce) x, and the residual, may be given as shares that
 readers add: they have m rows per share, the rows of one share after those of another. With `store`
@@ -73,7 +74,7 @@ from ark.tasks.rotary import (
 )
 from ark.tasks.tokens import SETTINGS, sample_check, sample_tile
 
-MAX_SUMS = 4096  # sums of a task in one lane: rows of x times rows of a stage
+MAX_SUMS = 4096  # most rows of x times rows of a stage, which are the sums of a lane
 
 
 class Linear(TaskKind):
@@ -266,7 +267,9 @@ class Linear(TaskKind):
 
 
 def check_batch(name: str, sig: Signature, machine: Machine) -> None:
-    """Raises PlanError for a task that only vendors' own bodies support."""
+    """Raises PlanError for a task that the common device function does not support; only vendors'
+    own functions do.
+    """
     m = sig.operands[2].shape[0]
     if m > 1 and sig.read(LinearParams).epilogue == "sample":
         raise PlanError(
@@ -276,7 +279,7 @@ def check_batch(name: str, sig: Signature, machine: Machine) -> None:
 
 
 def prologue(sig: Signature) -> str:
-    """The source text of the operation on the input (linear_epilogue.h)."""
+    """The C++ text of the layer's prologue, the operation on its input (linear_epilogue.h)."""
     params = sig.read(LinearParams)
     if params.prologue == "none":
         return "ArkPlain{}"
@@ -284,7 +287,7 @@ def prologue(sig: Signature) -> str:
 
 
 def epilogue(sig: Signature) -> str:
-    """The source text of the operation on the sums (linear_epilogue.h)."""
+    """The C++ text of the layer's epilogue, the operation on its sums (linear_epilogue.h)."""
     params = sig.read(LinearParams)
     kind, first, out = params.epilogue, first_extra(sig), text.given(sig, 2, const=False)
     for peer in outputs(sig)[1:]:  # peers first: their stores take longer
@@ -314,8 +317,8 @@ def epilogue(sig: Signature) -> str:
 
 
 def _shares(sig: Signature, index: int, lo: int, hi: int) -> list[Access]:
-    """Accesses to columns lo to hi of all rows, one for each share, because each rank writes its
-    share.
+    """The accesses to columns lo to hi of an operand that consists of the shares of all ranks.
+    There is one access per share, because each rank writes its own.
     """
     m = sig.operands[2].shape[0]
     rows = range(0, sig.operands[index].shape[0], m)
@@ -323,12 +326,14 @@ def _shares(sig: Signature, index: int, lo: int, hi: int) -> list[Access]:
 
 
 def summed(sig: Signature, index: int) -> str:
-    """The text of an input; if it is given as shares, the text of their sum as it is read."""
+    """The C++ text of operand `index` as an argument. If it is given as shares of ranks, the text
+    of an object that adds them when it is read.
+    """
     rows, given = sig.operands[2].shape[0], text.given(sig, index)
     if index >= len(sig.operands) or sig.operands[index].shape[0] == rows:
         return given
     shares = sig.operands[index].shape[0] // rows
-    first = "ark_own<0>(t)" if shares > 2 else 0  # two shares give the same bits in either order
+    first = "ark_own<0>(t)" if shares > 2 else 0  # a sum of two has the same bits in either order
     return f"ark_summed<{shares}, {rows}>({given}, {first})"
 
 

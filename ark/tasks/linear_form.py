@@ -1,8 +1,8 @@
-"""Properties of a linear layer's signature: the operands of its epilogue, whether its input is kept
-in the weights' type, and the shared memory for it.
+"""Properties of a linear layer: the operands of its epilogue, whether its input is kept in the
+weights' type, and the shared memory that it needs.
 
-Used by the kind (ark.tasks.linear), by the lowering that chooses forms and variants, and by the
-backends' bodies.
+Used by the task kind (ark.tasks.linear), by the lowerings that choose tiles and kernel variants,
+and by the backends' device functions.
 """
 
 from __future__ import annotations
@@ -17,27 +17,28 @@ from ark.plan.params import is_dense
 from ark.tasks.linear_params import LinearParams
 
 FLOATS = ("fp32", "fp16", "bf16")
-SPREAD = ("store", "add")  # epilogues whose output peers may get, too; `sample` also
+SPREAD = ("store", "add")  # epilogues that can also store to peers, besides `sample`
 MAX_UNIT_INPUT_ROWS = 8  # input rows in one matrix-unit product, as its columns
-MAX_HELD_INPUT_ELEMENTS = 512  # elements of a row of such an input that a warp holds at once
+MAX_HELD_INPUT_ELEMENTS = 512  # elements of an input row that a warp holds in registers at once
 INPUT_BLOCK_ELEMENTS = 128  # elements of a row that share a scale, for quantised weights
-PART_BYTES = 8 * 64  # bytes between the parts of such a row
-MAX_ROWS_ON_UNITS = 16  # input rows with Capability.ROWS_ON_UNITS, at the cost of one
-UNIT_DEPTH_ELEMENTS = 32  # columns of weights that such a product processes at once
+PART_BYTES = 8 * 64  # bytes between the parts of an input row, for quantised weights
+MAX_ROWS_ON_UNITS = 16  # with Capability.ROWS_ON_UNITS, this many input rows cost as much as one
+UNIT_DEPTH_ELEMENTS = 32  # columns of weights that are processed at once with ROWS_ON_UNITS
 MATRIX_ROWS = (16, 8, 4, 2)  # weight rows in a stage for matrix units, with several input rows
-MAX_PROCESSORS_PER_TASK = 3  # one processor in this many gets a task of a layer, or more
-# By epilogue: its operands that are loaded early, while the weights are in transit.
+MAX_PROCESSORS_PER_TASK = 3  # at least one in this many processors gets a task of a layer
+# For each epilogue, its operands that are loaded early, while weights are still being copied.
 AHEAD = {"store": (), "add": (0,), "swiglu": (), "rope_kv": (0, 1), "sample": (0, 1)}
 EXTRA = {"store": (0,), "add": (1,), "swiglu": (0,), "rope_kv": (4, 5, 6), "sample": (3,)}
 
 
 def dealt(rows: int, weights: int, row_bytes: int, machine: Machine) -> int:
-    """The number of processors that share a linear layer with this many input rows and weight rows.
+    """The number of processors that share a linear layer. rows: input rows. weights: rows of the
+    weight.
 
-    Usually all processors. With the capability ASKS_AHEAD, in which waiting blocks prefetch the
-    weights of their next tasks, a layer of one input row gets only as many as can have all of its
-    weights in flight before the input arrives, but at least one in MAX_PROCESSORS_PER_TASK, so that
-    memory is not idle during the multiplication.
+    Usually all processors share it. With the capability ASKS_AHEAD, waiting blocks prefetch the
+    weights of their next tasks. Then a layer of one input row gets only as many processors as are
+    needed to have all of its weights in flight before the input arrives, so that the others can
+    prefetch for the next layer; but at least one in MAX_PROCESSORS_PER_TASK.
     """
     asks = (
         rows == 1 and machine.has(Capability.ASKS_AHEAD) and row_bytes % (4 * machine.threads) == 0
@@ -68,12 +69,12 @@ def candidates(sig: Signature) -> tuple[int, ...]:
 
 
 def narrows(sig: Signature, machine: Machine) -> bool:
-    """True if a body for communicating warps keeps the input in the weights' type: the input is a
-    single row, or a few rows that are not shares.
+    """True if the input is kept in the weights' type. This applies to kernel variants with communicating warps, for a single input row, or for a few rows that are not given as shares
+    of ranks.
     """
     params = sig.read(LinearParams)
     shares, rows = sig.operands[0].shape[0], sig.operands[2].shape[0]
-    single = params.split_k == 1 or params.rows == 1  # not parts of several rows
+    single = params.split_k == 1 or params.rows == 1  # a stage has no parts of several rows
     return (
         machine.variant.role(COMMUNICATE) > 0
         and (single if rows == 1 else rows == shares and is_dense(sig.operands[0]))
@@ -83,8 +84,8 @@ def narrows(sig: Signature, machine: Machine) -> bool:
 
 
 def reads_from_memory(sig: Signature) -> bool:
-    """True if each warp of such a body reads its part of the input from memory. The input then has
-    the layout of the matrix units and needs no shared memory.
+    """True if each warp reads its part of the input directly from memory, in the layout of the
+    matrix units. The input then needs no shared memory. See `narrows` for the other conditions.
     """
     params = sig.read(LinearParams)
     x, weight = sig.operands[:2]
@@ -114,7 +115,9 @@ def narrow_rows(rows: int, weight: OperandType | Tensor, splits: int) -> bool:
 
 
 def on_units(rows: int, weight: OperandType | Tensor, machine: Machine) -> bool:
-    """True if matrix units can multiply so many input rows, read from memory, by these weights."""
+    """True if matrix units can multiply `rows` input rows, which they read from memory, by these
+    weights.
+    """
     kind = weight.dtype if isinstance(weight, OperandType) else weight.dtype.name
     dense = kind == "bf16" and weight.shape[1] % UNIT_DEPTH_ELEMENTS == 0
     able = machine.variant.name == "block" and machine.has(Capability.ROWS_ON_UNITS)
@@ -123,8 +126,8 @@ def on_units(rows: int, weight: OperandType | Tensor, machine: Machine) -> bool:
 
 
 def codes_on_units(weight: OperandType | Tensor, machine: Machine) -> bool:
-    """True if matrix units can multiply by these quantised weights: the columns of a product share
-    a scale.
+    """True if matrix units can multiply by these quantised weights, which requires that all columns
+    multiplied at once share a scale.
     """
     dtype = by_name(weight.dtype) if isinstance(weight, OperandType) else weight.dtype
     able = machine.variant.name == "block" and machine.has(Capability.ROWS_ON_UNITS)
@@ -135,29 +138,31 @@ def codes_on_units(weight: OperandType | Tensor, machine: Machine) -> bool:
 
 
 def most_of_codes(machine: Machine) -> int:
-    """The most input rows that are multiplied by the codes directly; for more, the weights are
-    dequantised first.
+    """The most input rows for which a layer multiplies by quantised weights directly. For more
+    rows, the weights are dequantised first by a separate op.
     """
     return MAX_ROWS_ON_UNITS if machine.has(Capability.ROWS_ON_UNITS) else MAX_UNIT_INPUT_ROWS
 
 
 def runs_on_units(sig: Signature, machine: Machine) -> bool:
-    """True if a task has such a body, which keeps no input rows in shared memory."""
+    """True if the layer's tasks use matrix units that read input rows from memory (on_units), so
+    that no input rows are in shared memory.
+    """
     params, rows = sig.read(LinearParams), sig.operands[2].shape[0]
     plain = params.split_k == 1 and params.epilogue != "sample"
     return plain and on_units(rows, sig.operands[1], machine)
 
 
 def row_input_bytes(dtype: RowType) -> int:
-    """Bytes of shared memory for an input row with quantised weights. Its parts begin at different
-    banks, and each of its blocks has a scale.
+    """Bytes of shared memory for one input row of a layer with quantised weights. They include a
+    scale for each block of the row, and padding so that its parts begin at different banks.
     """
     blocks = -(-dtype.columns // INPUT_BLOCK_ELEMENTS)
     return narrow_bytes(1, dtype.columns, dtype.values.itemsize) + PART_BYTES + 4 * blocks
 
 
 def multiplied(weight: OperandType) -> str:
-    """The name of the floating-point type in which a body multiplies the weights."""
+    """The name of the floating-point type in which elements are multiplied by these weights."""
     return value_type(by_name(weight.dtype)).name
 
 
@@ -176,25 +181,26 @@ def takes_whole(rows: int, held: int, weight: Tensor) -> bool:
 
 
 def narrow_bytes(rows: int, k: int, itemsize: int) -> int:
-    """Bytes of shared memory for these input rows; if there are several, they begin at different
-    banks.
+    """Bytes of shared memory for `rows` input rows of k elements. Several rows are padded so that
+    they begin at different banks.
     """
     return rows * (k * itemsize + (64 if rows > 1 else 0))
 
 
 def kept_stages(warps: int, splits: int) -> int:
-    """The number of stages whose sums are kept until the last part of the row has arrived; `splits`
-    is the number of parts of a row.
+    """The number of stages whose sums must be kept until a row's last part is processed. splits:
+    the number of parts of a row.
 
-    The sums of a part may replace those of a part this many stages earlier: that part's warp has
-    got another stage from the ring since, and it takes one only after it has added up the row.
+    The sums of a part may overwrite those of the part this many stages earlier. The warp of that
+    part has taken another stage from the ring since then, which it does only after it has added up
+    the row.
     """
     return -(-(2 * warps + splits) // splits) * splits
 
 
 def sums_bytes(warps: int, rows: int, held: int, splits: int) -> int:
-    """Bytes of shared memory for sums: the warps' sums of squares and, if stages are parts of
-    `held` rows of weights, the sums and counts of parts.
+    """Bytes of shared memory for a layer's sums: each warp's sums of squares and, if rows of
+    weights are split along k, the sums of the parts of `held` rows and their counts.
     """
     parts = kept_stages(warps, splits) * (held * rows + 1) if splits > 1 else 0
     return 4 * (warps * rows + parts)

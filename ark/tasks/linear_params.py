@@ -1,6 +1,5 @@
-"""The static parameters of a linear layer's tasks; lowering sets them, bodies read them.
-
-ark.tasks.linear describes them.
+"""The static parameters of the task kind `linear`. ark.tasks.linear describes them, lowering sets
+them, and the writers of device functions read them.
 """
 
 from __future__ import annotations

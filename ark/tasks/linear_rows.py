@@ -1,5 +1,6 @@
-"""Linear layers with quantised weights: the same as ark.tasks.linear, except that w (n, k) has a
-RowType. A stage holds whole rows; each row is dequantised when it is multiplied.
+"""The task kind `linear_rows`: linear layers of few rows with quantised weights. It equals the kind
+`linear` (ark.tasks.linear), except that w (n, k) has a RowType, which stores codes and scales. A
+stage holds whole rows; each row is dequantised when it is multiplied.
 """
 
 from __future__ import annotations

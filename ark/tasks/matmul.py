@@ -1,7 +1,7 @@
-"""General matrix-multiply tiles: any transposes, batch and broadcast. Sums are accumulated in fp32,
-of int8 in int32.
+"""The task kind `matmul`: tiles of matrix products with any transposes, batches and broadcasts.
+Sums are accumulated in fp32, or in int32 for int8. Emitted by ark.lower.ops.matmul.
 
-operands: a, b, output. coord: batch index of the output's dimensions 0 and 1, first row, first
+operands: a, b, output. coord: batch indices in dimensions 0 and 1 of the output, first row, first
 column. params: transpose_a, transpose_b, tile (rows, columns), tf32, and further ones:
 
 expr: a tree of ark.tasks.expression over the sum (the tree's operand 0) and the operands after the
@@ -24,8 +24,8 @@ K_PART_ALIGNMENT_BYTES.
 
 windows: one operand is the matrix of an input's windows (ark.tasks.matmul_windows).
 
-This is the common body; vendors replace it by their own if their matrix units support the
-signature.
+The kind writes the common device function. Vendors replace it by their own if their matrix units
+support the signature.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class Matmul(TaskKind):
         return box((*shape[:2], *dims(sig)[:2]), (1, 1, *params.tile))
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
-        accesses: dict[Access, None] = {}  # tiles of a task may read the same rows or columns
+        accesses: dict[Access, None] = {}  # without repetitions: tiles may read the same rows
         for tile in tiles(sig, coord):
             accesses.update(dict.fromkeys(self._touched(sig, tile)))
         return list(accesses)

@@ -1,5 +1,6 @@
-"""Properties of a product's signature: its sizes, tiles and their order, parts of k, and the memory
-layout of both operands. Used by the kind (ark.tasks.matmul) and by the backends' bodies.
+"""Properties of a matrix product, derived from its signature: its sizes, tiles and their order,
+parts of k, and the memory layout of both operands. Used by the task kind (ark.tasks.matmul) and by
+the backends' writers of device functions.
 """
 
 from __future__ import annotations
@@ -13,17 +14,20 @@ from ark.tasks import text
 from ark.tasks.matmul_params import MatmulParams
 from ark.tasks.matmul_windows import side_shape
 
-POSITION_OPERAND = 3  # the operand with the position, in a product that rotates
+POSITION_OPERAND = 3  # the index of the position, in a product that rotates queries and keys
 K_PART_ALIGNMENT_BYTES = 128  # parts of k begin at multiples of this
 UNIT_PARTS = {("bf16", "bf16"): 1, ("fp16", "fp16"): 1, ("fp32", "bf16"): 3}
-"""Operand types that are multiplied on matrix units for 16-bit types, and the number of 16-bit
-products per product: an fp32 value is the exact sum of three bf16 values.
+"""The pairs of operand types that matrix units for 16-bit types multiply, and the number of 16-bit
+products for each product. It is more than 1 for fp32, whose values are exact sums of three bf16
+values.
 """
-MIN_UNIT_TILE_ROWS = 9  # of a tile for matrix units; fewer rows are as fast without them
+MIN_UNIT_TILE_ROWS = 9  # fewest rows of a tile on matrix units; fewer are as fast without them
 
 
 def rotates(sig: Signature) -> bool:
-    """True if the product's columns are queries, keys and values."""
+    """True if the product's columns are queries, keys and values, which its epilogue rotates and
+    stores.
+    """
     return sig.read(MatmulParams).head_dim > 0
 
 
@@ -33,7 +37,7 @@ def paired(sig: Signature) -> bool:
 
 
 def sums_of(sig: Signature) -> str:
-    """The type that a product is accumulated in."""
+    """The name of the type in which a product's sums are accumulated."""
     return "int32" if sig.operands[0].dtype == "int8" else "fp32"
 
 
@@ -46,7 +50,9 @@ def part_of_k(sig: Signature) -> int:
 
 
 def k_range(sig: Signature) -> tuple[str, str]:
-    """Source texts of the first and the last+1 element of k in the part i1."""
+    """C++ texts of the range of k in part number i1 (a variable of the device function): its first
+    element and the element after its last.
+    """
     _, _, k = dims(sig)
     part = part_of_k(sig)
     if part >= k:
@@ -56,7 +62,9 @@ def k_range(sig: Signature) -> tuple[str, str]:
 
 
 def place_names(sig: Signature, row: str, column: str) -> list[str]:
-    """Source texts of the output's indices for a row and column of matrix i0, i1."""
+    """C++ texts of the output's indices for a row and a column of the batch's matrix i0, i1
+    (variables of the device function).
+    """
     return text.indices(sig.operands[2].shape, ["i0", "i1", row, column])
 
 
@@ -69,7 +77,7 @@ def grid(sig: Signature) -> tuple[int, int, int, int]:
 
 
 def tiles(sig: Signature, coord: Sequence[int]) -> list[tuple[int, ...]]:
-    """(batch, batch, first row, first column) of each tile of the task at `coord`."""
+    """For each tile of the task at `coord`: its two batch indices, first row and first column."""
     params = sig.read(MatmulParams)
     tasks = params.tasks
     if not tasks:
@@ -88,7 +96,7 @@ def tiles(sig: Signature, coord: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 def deal(sig: Signature) -> str:
-    """The device type that describes how tiles are dealt to tasks (tiles.h)."""
+    """The text of the C++ type that describes which tiles each task has (tiles.h)."""
     params = sig.read(MatmulParams)
     _, inner, down, across = grid(sig)
     tasks, count = params.tasks, math.prod(grid(sig)) // (down * across)
@@ -98,8 +106,8 @@ def deal(sig: Signature) -> str:
 
 
 def side_strides(sig: Signature, index: int) -> tuple[int, int]:
-    """The strides of operand 0 or 1, in elements: to the product's next row (or column), and along
-    k.
+    """Two strides of operand 0 (or 1), in elements: to the next row (or column) of the product, and
+    to the next element of k.
     """
     params = sig.read(MatmulParams)
     down, across = sig.operands[index].strides[-2:]
@@ -108,7 +116,9 @@ def side_strides(sig: Signature, index: int) -> tuple[int, int]:
 
 
 def along_k(sig: Signature, index: int) -> bool:
-    """True if k is contiguous in memory; False if the rows (or columns) are."""
+    """True if k is contiguous in the memory of operand `index`; False if the product's rows (or
+    columns) are.
+    """
     row, k = side_strides(sig, index)
     return not (row == 1 and k != 1)
 

@@ -1,6 +1,6 @@
-"""The static parameters of a product's tasks, and of an operand that is a matrix of windows.
-
-ark.tasks.matmul and ark.tasks.matmul_windows describe them; lowering sets them, bodies read them.
+"""The static parameters of the task kind `matmul`, and of an operand that is a matrix of
+convolution windows. ark.tasks.matmul and ark.tasks.matmul_windows describe them, lowering sets
+them, and the writers of device functions read them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ class WindowParams(Params, frozen=True):
 
 
 class FinishParams(PartialParams, frozen=True):
-    """The expression whose value products and convolutions store."""
+    """The parameter `expr` of products and convolutions: the expression (epilogue) whose value they
+    store.
+    """
 
     expr: list[Any] | None = None
 

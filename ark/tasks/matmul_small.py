@@ -1,7 +1,9 @@
-"""Products of many small matrices: each warp computes whole products without waiting for other
-warps, and a task has the matrices of one processor. matmul_small.h has the device side.
+"""Device functions for batches of products of small matrices. Each warp computes whole products
+without waiting for other warps, and a task has all matrices of one processor. matmul_small.h has
+the device code.
 
-Used by the lowering, which deals matrices to tasks, and by the writers of the bodies.
+Called by the lowering of products, which assigns matrices to tasks, and by the writers of device
+functions.
 """
 
 from __future__ import annotations
@@ -15,13 +17,13 @@ from ark.tasks import text
 from ark.tasks.matmul_form import along_k, dims, grid, paired, side_strides, sums_of
 from ark.tasks.matmul_params import MatmulParams
 
-MOST, MOST_DEPTH = 32, 64  # rows and columns, and k
+MOST, MOST_DEPTH = 32, 64  # largest number of rows or columns, and largest k, of a small matrix
 MIN_MATRICES_PER_PROCESSOR = 2  # the fewest matrices per processor
 VECTOR_BYTES = 16
 
 
 def small(sig: Signature, machine: Machine) -> bool:
-    """True for products of small matrices, whatever the tile."""
+    """True for a batch of products of small matrices, with any tile."""
     params = sig.read(MatmulParams)
     m, n, k = dims(sig)
     shape = fold(sig.operands[2].shape)
@@ -36,8 +38,8 @@ def small(sig: Signature, machine: Machine) -> bool:
 
 
 def served(sig: Signature, machine: Machine) -> bool:
-    """True for products of small matrices if each task has several whole matrices and the ring
-    leaves enough shared memory.
+    """True for a batch of products of small matrices that these device functions can compute: each
+    task has several whole matrices, and enough shared memory is free.
     """
     params = sig.read(MatmulParams)
     m, n, _ = dims(sig)
@@ -47,7 +49,9 @@ def served(sig: Signature, machine: Machine) -> bool:
 
 
 def scratch(sig: Signature, machine: Machine) -> int:
-    """Bytes of shared memory: both operands of each warp's matrices, in the layout of ArkSmall."""
+    """Bytes of shared memory for both operands of each warp's matrices, in the layout of the C++
+    type ArkSmall.
+    """
     m, n, k = dims(sig)
     across = 1 << (n - 1).bit_length()
     bands = machine.lanes // across
@@ -57,9 +61,9 @@ def scratch(sig: Signature, machine: Machine) -> int:
 
 
 def small_text(sig: Signature, sides: tuple[str, str], finish: str) -> str:
-    """Statements that compute a task's matrices. sides: texts of lambdas that map (row or column,
-    k) to the place of an element. finish: the text of a lambda of (row, column, sum). All are for
-    matrix i0, i1.
+    """C++ statements that compute a task's matrices. sides: for each operand, the text of a lambda
+    that maps (row or column, k) to the address of an element. finish: the text of a lambda of (row,
+    column, sum) that stores a result. All are for the batch's matrix i0, i1.
     """
     inner = grid(sig)[1]
     place = f"const int i0 = i / {inner}, i1 = i % {inner}; (void)i0; (void)i1; "
@@ -78,7 +82,7 @@ def small_text(sig: Signature, sides: tuple[str, str], finish: str) -> str:
 
 
 def _call(sig: Signature, packed: bool) -> str:
-    """The call of the body."""
+    """The text of the call of the device function in matmul_small.h."""
     sides = (v for i in (0, 1) for v in _side(sig, i, packed))
     constants = (math.prod(grid(sig)), sig.read(MatmulParams).tasks, *dims(sig), *sides)
     return f"{text.called('ark_matmul_small', constants, ('a', 'b', 'store'))};"

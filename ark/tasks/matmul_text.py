@@ -1,5 +1,6 @@
-"""The source text of a product: the common body for a signature, and parts that backends use in
-their own bodies. Called by the kind (ark.tasks.matmul).
+"""Writes the C++ text of matrix products: the common device function for a signature, and parts
+that backends use in their own functions. Called by the task kind (ark.tasks.matmul) and by
+backends.
 """
 
 from __future__ import annotations
@@ -29,20 +30,22 @@ from ark.tasks.matmul_thin import served, thin_text
 from ark.tasks.matmul_windows import tile_text
 from ark.tasks.rotary import rope
 
-MIN_PACKED_ROWS = 4  # fewer rows are not worth packing, in one thread
+MIN_PACKED_ROWS = 4  # one thread packs (rearranges) the right operand only for at least these rows
 PACKED_K_ELEMENTS = 256  # elements of k that one thread packs at a time
 MAX_PANEL_ELEMENTS = 64  # width of a panel
-# A tile with fewer multiplications does not use shared memory.
+# A tile with fewer multiplications than this is computed without shared memory.
 MIN_STAGED_MULTIPLICATIONS = 2048
 STAGED_ROWS_PER_THREAD = 4
-STAGED_DEPTH_ELEMENTS = 64  # elements of k at a time
+STAGED_DEPTH_ELEMENTS = 64  # elements of k that are in shared memory at a time
 MAX_LANES_SHARING_K = 8
 MAX_COLUMNS_PER_THREAD = 2
 MAX_STAGED_BYTES = 48 << 10
 
 
 def staged(sig: Signature, machine: Machine) -> int:
-    """Bytes of shared memory if both operands of a tile are staged in it; 0 if they are not."""
+    """Bytes of shared memory into which parts of both operands of a tile are copied; 0 if the tile
+    is computed from memory directly.
+    """
     params = sig.read(MatmulParams)
     rows, columns = params.tile
     _, _, k = dims(sig)
@@ -63,7 +66,7 @@ def staged(sig: Signature, machine: Machine) -> int:
 
 
 def write(name: str, sig: Signature, machine: Machine) -> str:
-    """The source of the common body for a signature."""
+    """The C++ text of the common device function for a signature."""
     params = sig.read(MatmulParams)
     if params.windows:
         body = tile_text(sig, dims(sig), lambda row, column: finish(sig, "sum", row, column))
@@ -145,7 +148,9 @@ def outputs(sig: Signature) -> str:
 
 
 def finish(sig: Signature, total: str, row: str, column: str) -> str:
-    """Statements that store the result of the sum `total` at a row and column of matrix i0, i1."""
+    """C++ statements that apply the epilogue to the sum `total` and store the result at a row and
+    column of the batch's matrix i0, i1.
+    """
     expr = sig.read(FinishParams).expr
     names = place_names(sig, row, column)
     value, lines = total, []
@@ -162,7 +167,8 @@ def finish(sig: Signature, total: str, row: str, column: str) -> str:
 
 
 def each_tile(sig: Signature, body: str) -> str:
-    """Statements that run `body` for each tile of a task; the tile's place is i0, i1, m0, n0.
+    """C++ statements that run `body` for each tile of a task. In the body, the variables i0, i1, m0
+    and n0 are the tile's batch indices, first row and first column.
 
     The threads of the block synchronise between two tiles. In the body, `return false;` ends the
     task.
@@ -175,7 +181,9 @@ def each_tile(sig: Signature, body: str) -> str:
 
 
 def tile_place(sig: Signature) -> str:
-    """Texts of the address of a tile's first result and of the strides down and across."""
+    """C++ texts of the address of a tile's first result, and of the output's strides from row to
+    row and from column to column.
+    """
     start = text.offset(sig, 2, place_names(sig, "0", "0"))
     down, across = sig.operands[2].strides[-2:]
     return (
@@ -187,8 +195,8 @@ def tile_place(sig: Signature) -> str:
 def matrix_tiles(
     sig: Signature, callee: str, constants: Sequence[object], end: str, declared: str
 ) -> str:
-    """A body that calls a vendor's callee<constants> for each tile, with both operands and the
-    epilogue `end`, which may use the names in `declared`.
+    """The text of a device function that calls a vendor's template callee<constants> for each tile,
+    with both operands and the epilogue `end`. declared: declarations of names that `end` uses.
     """
     m, n, k = dims(sig)
     rows, columns = sig.read(MatmulParams).tile
@@ -210,7 +218,7 @@ def matrix_tiles(
 
 
 def _vector(sig: Signature) -> int:
-    """Elements of k that are contiguous in both operands and can be read by one load."""
+    """The number of elements of k that can be read by one vector load from both operands."""
     size = max(sig.operands[i].itemsize for i in (0, 1))
     pack = min(8, 16 // size)
     _, _, k = dims(sig)
@@ -234,7 +242,7 @@ def _place(sig: Signature, index: int, row: str, column: str, transposed: bool) 
 
 
 def _line(sig: Signature, index: int) -> str:
-    """The text of a lambda that maps (row of a or column of b, k) to the place of an element."""
+    """The text of a C++ lambda that maps (row of a or column of b, k) to an element's address."""
     params = sig.read(MatmulParams)
     across = params.transpose_b if index else not params.transpose_a
     names = ("line", "k") if across else ("k", "line")

@@ -1,8 +1,9 @@
-"""Products with few rows or columns, such as matrix times vector; reading the other operand takes
-most of the time. Each warp processes rows of that operand, or each thread neighbouring columns if
-these are contiguous. matmul_thin.h has the device side.
+"""Device functions for products whose result has few rows or columns, such as matrix times vector.
+Reading the larger operand takes most of the time: each warp reads rows of it, or each thread
+neighbouring columns if these are contiguous. matmul_thin.h has the device code.
 
-Used by the lowering, which cuts the other side for it, and by the writers of the bodies.
+Called by the lowering of products, which chooses tiles (ark.lower.thin_cuts), and by the writers of
+device functions.
 """
 
 from __future__ import annotations
@@ -15,20 +16,21 @@ from ark.tasks import text
 from ark.tasks.matmul_form import dims, k_range, paired, part_of_k, side_strides, sums_of
 from ark.tasks.matmul_params import MatmulParams
 
-MOST_ROWS, MOST_COLUMNS = 8, 16  # limits for the narrow side
-MAX_ROWS_ACROSS = 8  # the same if threads are arranged across the other side
-LEAST, LEAST_DEPTH = 16, 64  # minimum size of the other side, and of k
+MOST_ROWS, MOST_COLUMNS = 8, 16  # most rows, or columns, of a thin product's result
+MAX_ROWS_ACROSS = 8  # most rows if threads read neighbouring columns of the other operand
+LEAST, LEAST_DEPTH = 16, 64  # smallest size of the result's other dimension, and of k
 VECTOR_BYTES = 16
-VECTOR_COLUMNS = 32  # columns of the other side that are read at once
-ROWS_PER_WARP = (2, 4)  # for fewer rows than MIN_WIDE_ROWS on the narrow side, and for more
+VECTOR_COLUMNS = 32  # columns of the larger operand that are read at once
+ROWS_PER_WARP = (2, 4)  # if the narrow operand has fewer rows than MIN_WIDE_ROWS, and if not
 MIN_WIDE_ROWS = 5
 SHORT, MOST_SUMS = 2, 8  # short products: steps of k, and sums of a thread
 
 
 @dataclass(frozen=True)
 class Thin:
-    """few: the index of the operand with few rows or columns. along: True if k is contiguous in
-    both operands. pack: elements of the other operand per load.
+    """The form of a product with few rows or columns. few: the index of the operand with few rows
+    or columns. along: True if k is contiguous in both operands. pack: the elements of the other
+    operand that one load reads.
     """
 
     few: int
@@ -37,7 +39,7 @@ class Thin:
 
 
 def thin(sig: Signature, machine: Machine) -> Thin | None:
-    """The form of a thin product, whatever its tile; None if the product is not thin."""
+    """The form of a product with few rows or columns, with any tile; None for other products."""
     if not machine.cooperative or paired(sig) or sig.read(MatmulParams).windows:
         return None
     if any(o.packet for o in sig.operands):
@@ -86,8 +88,8 @@ def _batches(sig: Signature, index: int) -> tuple[int, ...]:
 
 
 def served(sig: Signature, machine: Machine) -> Thin | None:
-    """The form of a thin product if its tile is suitable: it has all of the narrow side; None
-    otherwise.
+    """The form of a product with few rows or columns whose tiles have all of these few; None for
+    other products and other tiles.
     """
     form = thin(sig, machine)
     if form is None:
@@ -109,10 +111,11 @@ def scratch(sig: Signature, form: Thin, machine: Machine) -> int:
 
 
 def _rows(sig: Signature, form: Thin, machine: Machine) -> int:
-    """Rows that a warp processes together, with one read of the narrow operand for all of them.
+    """The number of rows of the larger operand that a warp processes together, with one read of the
+    narrow operand for all of them.
 
-    If k takes only one or two steps, a warp processes more rows, so that it waits once for several
-    loads.
+    If k is so short that it takes one or two steps, a warp processes more rows, so that it waits
+    once for several loads.
     """
     few, tile = dims(sig)[form.few], sig.read(MatmulParams).tile[1 - form.few]
     rows = ROWS_PER_WARP[int(few >= MIN_WIDE_ROWS)]
@@ -123,8 +126,8 @@ def _rows(sig: Signature, form: Thin, machine: Machine) -> int:
 
 
 def _team(sig: Signature, form: Thin, machine: Machine) -> int:
-    """The number of warps that share k, so that no warp is idle: a power of two that divides all
-    warps.
+    """The number of warps that divide k among themselves, so that no warp is idle. It is a power of
+    two that divides the number of warps.
     """
     tile, rows = sig.read(MatmulParams).tile[1 - form.few], _rows(sig, form, machine)
     teams, deep = -(-tile // rows), machine.lanes * form.pack
@@ -156,8 +159,9 @@ def rounds_of_sums(sig: Signature, form: Thin, machine: Machine) -> int:
 def thin_text(
     sig: Signature, form: Thin, machine: Machine, sides: tuple[str, str], finish: str
 ) -> str:
-    """Statements that compute a tile. sides: texts of lambdas that map (row or column, k) to the
-    place of an element. finish: the text of a lambda of (row, column, sum).
+    """C++ statements that compute a tile. sides: for each operand, the text of a lambda that maps
+    (row or column, k) to the address of an element. finish: the text of a lambda of (row, column,
+    sum) that stores a result.
     """
     few, many = form.few, 1 - form.few
     sizes = dims(sig)[:2]

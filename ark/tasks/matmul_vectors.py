@@ -1,7 +1,5 @@
-"""Source text for neighbouring results of a product that one thread computes and stores with one
-access.
-
-Called by the writers of vendors' bodies for products.
+"""Writes C++ text that applies a product's epilogue to neighbouring results of one thread and
+stores them with one vector access. Called by the writers of vendors' device functions for products.
 """
 
 from __future__ import annotations
@@ -19,8 +17,8 @@ VECTOR_ELEMENTS = 8  # neighbouring results per call
 
 
 def packed(sig: Signature, width: int) -> list[int] | None:
-    """The output, and the operands after it that are read in vectors of `width` elements; None if
-    the rows of one are not always aligned to a vector.
+    """The indices of the output and of the epilogue's operands that are accessed in vectors of
+    `width` elements; None if rows of one of them may not be aligned to a vector.
     """
     indices = []
     for i in range(2, len(sig.operands)):
@@ -34,8 +32,8 @@ def packed(sig: Signature, width: int) -> list[int] | None:
 
 
 def residual(sig: Signature) -> int | None:
-    """The operand after the output that has as many elements as the output and can be read in
-    vectors; None if there is none or more than one.
+    """The index of the epilogue's only operand that has as many elements as the output (a residual)
+    and can be read in vectors; None if there is none or more than one.
     """
     params, out = sig.read(MatmulParams), sig.operands[2].shape
     if paired(sig) or params.expr is None:
@@ -48,8 +46,8 @@ def residual(sig: Signature) -> int | None:
 
 
 def ahead(sig: Signature, index: int, row: str, column: str) -> str:
-    """The text of a lambda that loads VECTOR_ELEMENTS neighbours of an operand early, for
-    `several`.
+    """The text of a C++ lambda that loads VECTOR_ELEMENTS neighbours of an operand before the sums
+    are complete. The lambda of `several` uses the loaded elements.
     """
     at = text.offset(sig, index, place_names(sig, "row", "column"))
     return (
@@ -65,8 +63,9 @@ def ahead(sig: Signature, index: int, row: str, column: str) -> str:
 def vector_store(
     sig: Signature, indices: list[int], width: int, loaded_ahead: int | None = None
 ) -> str:
-    """Statements that compute and store `width` neighbouring results from the sums v, at a row and
-    column. loaded_ahead: an operand whose elements are already in `pack`.
+    """C++ statements that apply the epilogue to `width` neighbouring sums v and store the results
+    at a row and column. loaded_ahead: the index of an operand whose elements are already loaded, in
+    the variable `pack`.
     """
     names = place_names(sig, "row", "column")
     lines, leaves = [], [("v[j]", "ark_i32" if sums_of(sig) == "int32" else "float")]
@@ -93,12 +92,12 @@ def vector_store(
 
 
 def several(sig: Signature, row: str, column: str, loaded_ahead: int | None = None) -> str:
-    """The text of a lambda that stores the results of neighbouring sums v, the first `left` of
-    which are valid.
+    """The text of a C++ lambda that applies the epilogue to VECTOR_ELEMENTS neighbouring sums v and
+    stores the results. Only the first `left` sums are valid.
 
-    Its arguments are the position in the tile of the first one; the tile begins at `row`, `column`.
-    For a product that rotates it uses the variable `rope` (`declared`). loaded_ahead: an operand
-    whose elements it also gets, loaded by `ahead`.
+    The lambda's arguments are the position of the first sum in the tile, which begins at `row`,
+    `column`. For a product that rotates queries and keys it uses the variable `rope` (see
+    `declared`). loaded_ahead: the index of an operand whose elements `ahead` has loaded.
     """
     params = sig.read(MatmulParams)
     if rotates(sig):
@@ -139,7 +138,9 @@ def several(sig: Signature, row: str, column: str, loaded_ahead: int | None = No
 
 
 def _gated(sig: Signature) -> str:
-    """Statements that store the gated results of pairs of neighbouring sums, side by side."""
+    """C++ statements that compute silu(gate) * value for pairs of neighbouring sums and store the
+    results side by side.
+    """
     half = VECTOR_ELEMENTS // 2
     value = text.store(sig, 2, "made.v", "j", "ark_swiglu(v[2 * j], v[2 * j + 1])")
     start = text.offset(sig, 2, place_names(sig, "row", "first / 2"))

@@ -1,5 +1,6 @@
-"""Products with one operand that is the matrix of an input's windows: convolutions whose windows
-are read in place by box copies (capability "window_boxes").
+"""Products in which one operand is the matrix of an image's windows, which is not stored: matrix
+units compute a convolution while box copies load windows from the image (capability
+"window_boxes"). Used by the task kind ark.tasks.matmul and by lowering.
 
 The param `windows` of a matmul describes them: side, the index of the operand that is the input (n,
 spatial..., channels); size, stride, dilation, before and sizes as in ark.tasks.convolution. A row
@@ -25,11 +26,13 @@ from ark.tasks.matmul_params import MatmulParams, WindowParams
 from ark.tasks.windows import PlacedWindows, index_ranges, reached, window_sizes
 
 MAX_ROWS_PER_THREAD = 4  # results of a thread that share an element of the input
-MOST_STEP, MOST_MARGIN = 8, 127  # limits of window boxes
+MOST_STEP, MOST_MARGIN = 8, 127  # largest stride, and padding, of windows that box copies load
 
 
 def side_shape(sig: Signature, index: int) -> tuple[int, ...]:
-    """The shape of operand 0 or 1 as one or several matrices."""
+    """The shape of operand 0 or 1 as matrices. For an image it is the shape of its
+    window matrix.
+    """
     shape, p = sig.operands[index].shape, sig.read(MatmulParams).windows
     return shape if p is None or p.side != index else matrix_shape(shape, p)
 
@@ -51,9 +54,9 @@ def matrix_shape(source: Sequence[int], p: WindowParams) -> tuple[int, ...]:
 def as_boxes(
     shape: Sequence[int], strides: Sequence[int], p: WindowParams, itemsize: int
 ) -> tuple[tuple[int, ...], tuple[int, ...], WindowParams]:
-    """Shape, strides and windows of an input for box copies. If the channels do not fill whole
-    lines, but the elements of a window's row are contiguous and inside of the input, a whole row of
-    a window becomes the channels of one place; places then overlap.
+    """The shape, strides and windows with which box copies load an image. If the channels do not
+    fill whole lines, but the elements of a window in one row are contiguous and inside of the
+    image, all of these elements are treated as the channels of one pixel. Such pixels overlap.
     """
     channels, across = shape[-1], shape[-2]
     reach = (p.sizes[-1] - 1) * p.stride[-1] + p.size[-1]
@@ -69,8 +72,8 @@ def as_boxes(
 def boxable(
     shape: Sequence[int], strides: Sequence[int], itemsize: int, windows: WindowParams
 ) -> bool:
-    """True if box copies can load these windows: the channels of a place, or a window's row, fill
-    whole lines; strides, margins and dilations are small.
+    """True if box copies can load these windows. The channels of a pixel, or all elements of a
+    window in one row, must fill whole lines, and strides, padding and dilations must be small.
     """
     source, steps, p = as_boxes(shape, strides, windows, itemsize)
     stride, spread, before = p.stride, p.dilation, p.before
@@ -139,9 +142,9 @@ def touched(
 def begins(
     p: PlacedWindows, sizes: Sequence[int], place: str, where: Callable[[Sequence[str]], str]
 ) -> str:
-    """Statements that return the address p1 + where(indices) of element `tap` of a window, or null
-    if it is outside of the input. sizes: the input's spatial sizes. place: the text of the result's
-    index.
+    """C++ statements that return the address of element `tap` of a window, or null if the element
+    is outside of the image. The address is p1 + where(indices). sizes: the image's spatial sizes.
+    place: the text of the result's index.
     """
     lines, guards = [], []
     for d, n in enumerate(sizes):
@@ -158,15 +161,16 @@ def begins(
 
 
 def tile_text(sig: Signature, dims: Sequence[int], finish: Callable[[str, str], str]) -> str:
-    """A call for the tile at i0, i1, m0, n0. dims: m, n of the product. finish: a function of the
-    texts of a row and a column that returns statements which store `sum` there.
+    """The text of a C++ call that computes the tile at batch i0, i1, row m0 and column n0. dims: m
+    and n of the product. finish: a function of the texts of a row and a column that returns
+    statements which store `sum` there.
     """
     params = sig.read(MatmulParams)
     p = _windows(sig)
     side, tile = p.side, params.tile
     source, weights = sig.operands[side], sig.operands[1 - side]
     channels, taps = source.shape[-1], math.prod(p.size)
-    # In ark_convolution, results are columns and weights are rows.
+    # The C++ function ark_convolution has weights as rows and results as columns.
     order, names = ((0, 1), ("m", "n")) if side else ((1, 0), ("n", "m"))
     many, sizes = [dims[i] for i in order], [tile[i] for i in order]
     image = "i0" if side else f"n / {math.prod(p.sizes)}"
@@ -188,7 +192,7 @@ def tile_text(sig: Signature, dims: Sequence[int], finish: Callable[[str, str], 
 
 
 def laid_out(source: np.ndarray, p: WindowParams) -> np.ndarray:
-    """The matrix of windows, with the shape given by `matrix_shape`."""
+    """The matrix of an image's windows in NumPy, for tests. It has the shape of `matrix_shape`."""
     taps = []
     for tap in np.ndindex(*p.size):
         seen = source

@@ -1,6 +1,7 @@
-"""Caches of keys and values in pages of a pool that sequences share (vLLM's PagedAttention, Kwon et
-al. 2023): attention of single rows, and appending (for tiles of rows see
-ark.tasks.attention_tiles). pages.h computes addresses of positions, paged.h has the bodies.
+"""Two task kinds for caches of keys and values in pages of a pool that sequences share (vLLM's
+PagedAttention, Kwon et al. 2023): `paged_attention` for attention of single rows, `paged_append` to
+append rows. Tiles of many rows are in ark.tasks.attention_tiles. pages.h computes addresses of
+positions, paged.h has the device functions.
 
 A cache is (pool, kv_heads, page, head_dim). Position p of a sequence is row p % page of a page; the
 page's number is entry p // page in the sequence's row of the table.

@@ -1,4 +1,5 @@
-"""Tiles of pooling: the largest element, the sum or the mean of each window of the input.
+"""The task kind `pool`: the largest element, the sum or the mean of each window of an image.
+Emitted by ark.lower.ops.pools.
 
 params: function, size, stride, dilation, before (one number per spatial dimension; `before` is the
 padding before the first element), counted (a mean also counts padding), tile.
@@ -99,8 +100,8 @@ class Pool(TaskKind):
         p = sig.read(PoolParams)
         alone = not machine.cooperative
         declare = text.operand(sig, 0, "p0") + text.operand(sig, 1, "p1", const=False)
-        # On cooperative machines, elements of a window outside of the input are loaded at the
-        # nearest index inside, and not used. Without branches, many loads are in flight together.
+        # For elements of a window outside of the input, many threads load the nearest element
+        # inside and do not use it. Without branches, many loads are in flight at the same time.
         if alone or math.prod(p.size) > MAX_WINDOW_LOADS:
             each = in_order if alone else each_index
             return text.function(
@@ -115,7 +116,7 @@ class Pool(TaskKind):
 
 
 def _names(sig: Signature) -> tuple[list[str], list[str]]:
-    """Source texts of a result's indices, and of the indices of an element of its window."""
+    """Two lists of C++ texts: a result's indices, and the indices of an element of its window."""
     names = indices(sig.operands[1].shape)
     spatial = len(sig.operands[0].shape) - 2
     return list(names), [*names[:2], *(f"x{d}" for d in range(spatial))]
@@ -126,7 +127,7 @@ def _start(p: PoolParams) -> str:
 
 
 def _join(p: PoolParams, total: str) -> str:
-    """A statement that combines the value v with a total."""
+    """A C++ statement that adds the value v to a total, or takes the larger of the two."""
     return (
         f"{total} = v > {total} || v != v ? v : {total};"
         if p.function == "max"
@@ -135,7 +136,9 @@ def _join(p: PoolParams, total: str) -> str:
 
 
 def _result(p: PoolParams, total: str) -> str:
-    """The text of the result from a total; `many` is the number of elements inside of the input."""
+    """The C++ text of a window's result, computed from its total. In it, the variable `many` is the
+    number of the window's elements inside of the input.
+    """
     divisor = f"{math.prod(p.size)}" if p.counted else "(many > 0 ? many : 1)"
     return f"{total} / static_cast<float>({divisor})" if p.function == "mean" else total
 
@@ -183,7 +186,9 @@ def _one(sig: Signature) -> str:
 
 
 def _called(sig: Signature, callee: str, constants: str, body: str, given: str, store: str) -> str:
-    """A call that pools each window of the tile and stores the value that the body returns."""
+    """The text of a C++ call that runs `body` for each window of the tile and stores the value that
+    it returns.
+    """
     box_of = tile_type(sig.read(PoolParams).tile, fold(sig.operands[1].shape))
     at4 = ", ".join(f"int {i}" for i in NAMES)
     unused = " ".join(f"(void){i};" for i in NAMES)
@@ -202,8 +207,9 @@ def _walk(sig: Signature) -> str:
 
 
 def _vector(sig: Signature) -> int:
-    """The number of neighbours in the last dimension that are pooled together: a pack if windows
-    have size 1 in that dimension and every row consists of whole packs, otherwise 1.
+    """The number of neighbouring results in the last dimension that a thread computes together. It
+    is a vector of VECTOR_BYTES if windows have size 1 in that dimension and rows consist of whole
+    vectors, otherwise 1.
     """
     p, (source, out) = sig.read(PoolParams), sig.operands
     plain = (p.size[-1], p.stride[-1], p.dilation[-1], p.before[-1]) == (1, 1, 1, 0)

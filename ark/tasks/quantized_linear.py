@@ -1,4 +1,5 @@
-"""Rows times weights of 4 or 8 bits, in which groups of elements share a scale (and a zero point).
+"""The task kind `quantized_linear`: rows times weights of 4 or 8 bits, in which groups of elements
+share a scale (and a zero point). Emitted by ark.lower.ops.quantize.
 
 params: group (neighbouring elements of a weight's row that share a scale).
 
@@ -6,7 +7,7 @@ operands: rows (m, k), weights (n, k) of an integer type, fp4 or fp8, scales (n,
 of the scales' shape, floating point], output (m, n); or rows, weights of a RowType, output. A
 weight is scale * (value - zero).
 
-coord: first and last+1 row of weights. quantized_linear.h has the device side.
+coord: the first row of weights and the row after the last. quantized_linear.h has the device code.
 """
 
 from __future__ import annotations
@@ -28,13 +29,15 @@ MAX_HELD_ELEMENTS = 4  # elements of the next chunk that a thread holds in regis
 
 
 def _padded(rows: int) -> int:
-    """Rows in shared memory: from three on, a multiple of four."""
+    """The number of rows for which shared memory is reserved. Three or more rows are rounded up to
+    a multiple of four.
+    """
     return rows if rows < 3 else -(-rows // 4) * 4
 
 
 def _chunk(rows: int, k: int, machine: Machine) -> int:
-    """The elements of each row in one chunk of shared memory: a whole row if it fits, otherwise a
-    size of which two chunks fit; 0 if there is too little shared memory.
+    """The number of elements of each row that are in shared memory at a time: a whole row if it
+    fits, otherwise a chunk so small that two chunks fit; 0 if there is too little shared memory.
     """
     room = (machine.shared_bytes - machine.ring_bytes) // (4 * _padded(rows))
     wide = ELEMENTS_PER_LANE * machine.lanes
@@ -147,7 +150,9 @@ def row_type_of(sig: Signature) -> RowType | None:
 
 
 def _parts_of_rows(sig: Signature, dtype: RowType) -> list[str]:
-    """The texts of the codes, scales and zeros of rows, as arguments of the body."""
+    """The C++ texts of the codes, scales and zero points of quantised rows, as arguments of the
+    device function.
+    """
 
     def part(storage: str, itemsize: int, byte: int) -> str:
         address = f"{text.address(sig, 1)} + {byte}"

@@ -1,4 +1,5 @@
-"""Reductions over one dimension: sum, mean, max, min, prod.
+"""The task kind `reduce`: sum, mean, max, min or prod over one dimension. Emitted by
+ark.lower.ops.reductions.
 
 params: function, axis (of 4, or of all if there are more), count (the divisor of a mean), tile (4
 sizes of the output, 1 along the axis; more dimensions are folded, ark.ir.fold), term (an expression
@@ -7,7 +8,7 @@ of ark.tasks.expression over the inputs; its values are reduced).
 operands: input, output. With a term: one input, or two of one shape, then inputs of size 1 along
 the axis, which broadcast to the output, then the output.
 
-coord: the tile's first index. reduce.h has the device side.
+coord: the tile's first index in the output. reduce.h has the device code.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _FOLDS = {
 # Neighbouring results that a block reduces at once, if the reduced dimension is not the last.
 BLOCK_COLUMNS = 64
 LOADS_PER_BARRIER_PAIR = 16  # loads of a thread that take as long as two barriers
-# Elements of a column that a thread adds up if tiles are wide enough.
+# The number of elements of a column that one thread adds up, if tiles are wide enough.
 COLUMN_ELEMENTS_PER_THREAD = 64
 VECTORS_IN_FLIGHT = 4  # packs in flight per thread
 
@@ -59,7 +60,7 @@ MAX_FULL_TERM_INPUTS = 2  # inputs of a term with all elements along the axis
 
 
 def _compute(sig: Signature) -> str:
-    """The C type in which elements are combined."""
+    """The C type in which a reduction combines elements."""
     dtypes = [o.dtype for o in sig.operands[:-1]]
     term = sig.read(ReduceParams).term
     rank = len(sig.operands[0].shape)
@@ -176,7 +177,9 @@ class Reduce(TaskKind):
         return pack
 
     def _across(self, sig: Signature, machine: Machine) -> tuple[int, int]:
-        """(elements of a pack, packs side by side) for the columns of a tile."""
+        """How a block reads the columns of a tile: the number of elements of a vector load, and the
+        number of such loads side by side.
+        """
         params = sig.read(ReduceParams)
         pack = self._vector(sig)
         last, tile = sig.operands[-1].shape[-1], int(params.tile[3])
@@ -184,8 +187,7 @@ class Reduce(TaskKind):
             pack //= 2
         threads = machine.lanes * machine.warps
         count = text.pad4(sig.operands[0].shape, 1)[params.axis]
-        # Threads side by side do not wait for each other; threads of one column do. So prefer wide
-        # tiles.
+        # Wide tiles are better: threads of different columns do not wait for each other.
         wide = min(
             tile, threads, max(BLOCK_COLUMNS, threads * pack * COLUMN_ELEMENTS_PER_THREAD // count)
         )
@@ -211,7 +213,9 @@ class Reduce(TaskKind):
         return _FOLDS[params.function], _compute(sig), tile
 
     def _value(self, sig: Signature) -> str:
-        """The text of the value that is stored for a total v."""
+        """The C++ text of the value that is stored for the total v, such as v / count
+        for a mean.
+        """
         params = sig.read(ReduceParams)
         mean = params.function == "mean"
         return f"v / {text.literal(params.count)}" if mean else "v"
@@ -298,7 +302,7 @@ class Reduce(TaskKind):
         tile = params.tile
         outer, packs = math.prod(tile[:3]), math.prod(tile) // pack
         rounds = -(-packs // (machine.lanes * machine.warps))
-        # Otherwise the block reduces one outer index at a time, with two barriers for each.
+        # If threads do not work alone, a block reduces one row at a time, with two barriers each.
         alone = machine.cooperative and outer * LOADS_PER_BARRIER_PAIR > rounds * count
         constants = (
             *self._forms(sig),

@@ -1,4 +1,5 @@
-"""Tiles that copy elements to other indices: by index arithmetic, or by index tensors.
+"""Two task kinds that copy elements to other indices: `remap` by index arithmetic, `gather` by an
+index tensor. Emitted by ark.lower.ops.indexing and ark.lower.ops.lookup.
 
 `remap` params: rules (one per dimension of the input: terms [output dimension, factor]..., add,
 divide, edge), fill, tile.
@@ -54,7 +55,9 @@ Shift = Annotated[int, msgspec.Meta(ge=-(1 << 30), le=1 << 30)]
 
 
 class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """The rule for one dimension's index."""
+    """How the input's index in one dimension follows from the output's indices: (sum of terms +
+    add) / divide, rounded down. edge: which element is used if the index is out of bounds.
+    """
 
     terms: tuple[tuple[Dim, Factor], ...]
     add: Shift
@@ -219,7 +222,9 @@ class Gather(TaskKind):
         return box(fold(sig.operands[2].shape), sig.read(GatherParams).tile)
 
     def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
-        """(operations, bytes); of the source only the chosen elements are counted."""
+        """The operations and bytes of a task. Of the source, only the elements that are copied are
+        counted.
+        """
         params = sig.read(GatherParams)
         _, ids, out = sig.operands
         lo, hi = tile_box(out.shape, coord, params.tile)
@@ -242,7 +247,7 @@ class Gather(TaskKind):
         ]
 
     def to_claim(self, sig: Signature, machine: Machine) -> Mapping[str, Any]:
-        # The indices of a tile are read first; larger tiles wait for them less often.
+        # A task waits for its indices before it copies, so larger tiles wait less often.
         return claim_tile(sig, 2)
 
     def headers(self) -> tuple[str, ...]:

@@ -1,10 +1,11 @@
-"""Tiles of rope: products of complex numbers, stored as pairs of neighbours in the last dimension.
+"""The task kind `rope`: products of complex numbers, which are stored as pairs of neighbours in the
+last dimension. Emitted by ark.lower.ops.movement.
 
 params: tile (even in the last dimension).
 
 operands: input, other (broadcast), output.
 
-coord: the tile's first index. Emitted by ark.lower.ops.movement.
+coord: the tile's first index.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Rotary embedding, and the rotation or gating of a projection's result in pairs, as separate
-tasks.
+"""Three task kinds on pairs of elements: `rotary_embedding` rotates rows, `rope_kv` rotates queries
+and keys and stores keys and values in caches, and `swiglu_pairs` gates. Emitted by
+ark.lower.ops.decoder.
 
-They are used if the product before them is no linear task; the linear kind stores through the same
-functions (rotary.h).
+They are separate tasks only if the product before them is not of the kind `linear`, which computes
+the same as its epilogue (rotary.h).
 
 `rope_kv` params: heads, kv_heads, head_dim.
 
@@ -50,8 +51,8 @@ from ark.tasks import text
 
 
 class HeadCounts(PartialParams, frozen=True):
-    """The parameters of all kinds that rotate: a projection's columns are `heads` heads of queries,
-    then kv_heads heads of keys and of values.
+    """The parameters of all task kinds that rotate queries and keys. The columns of a projection
+    are `heads` heads of queries, then kv_heads heads of keys, then kv_heads heads of values.
     """
 
     heads: Few = 0
@@ -60,7 +61,7 @@ class HeadCounts(PartialParams, frozen=True):
 
 
 def has_fresh(sig: Signature, first: int) -> bool:
-    """True if the operand `fresh` is given."""
+    """True if there is an operand `fresh`, which receives a copy of the new keys and values."""
     return len(sig.operands) > fresh_operand(sig, first)
 
 
@@ -77,7 +78,7 @@ def in_pages(sig: Signature, first: int) -> bool:
 
 
 def page_texts(sig: Signature, first: int) -> tuple[str, ...]:
-    """The headers that caches in pages need."""
+    """The texts of the headers that are needed if caches are in pages; empty otherwise."""
     return (text.header("appended_pages.h"),) if in_pages(sig, first) else ()
 
 
@@ -174,7 +175,9 @@ def rotary_accesses(
 
 
 def rope(sig: Signature, out: int, first: int) -> str:
-    """The text of the ArkRope for the output and the operands from `first` (the position) on."""
+    """The C++ text of an ArkRope, the object that rotates and stores a projection's columns. out:
+    the index of the queries' operand. first: the index of the position, which others follow.
+    """
     p = sig.read(HeadCounts)
     context = sig.operands[first + 2].shape[1]
     caches = [text.given(sig, first + i, const=False) for i in (2, 3, 4)]

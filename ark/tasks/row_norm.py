@@ -1,4 +1,5 @@
-"""Row-wise tiles: softmax and its logarithm, layernorm, rmsnorm over the last dimension.
+"""The task kinds for operations on whole rows: softmax and its logarithm, layernorm and rmsnorm
+over the last dimension. Emitted by ark.lower.ops.norms.
 
 params: function, eps, rows (rows of dimension 2 per task), dealt (a task has all rows of dimension
 1 at one index of dimension 2; they are not neighbours).
@@ -46,21 +47,23 @@ ROW_OPS = {
     "rmsnorm": "ArkRmsNorm",
     "rounded_rmsnorm": "ArkRmsNorm",
 }
-# Of a row, elements that a thread keeps in registers, and bytes of loads that may be in flight.
+# The most elements of a row that a thread keeps in registers, and the most bytes of its loads that
+# are in flight.
 MAX_REGISTER_ELEMENTS = 32
 MAX_WAITING_REGISTER_BYTES = 64
 BATCH_ELEMENTS = 16  # elements of several rows at once
-# With at least MANY_REGISTERS registers per thread, more rows are held at once, up to MOST_TOGETHER
-# elements, so that each warp holds all its rows of a task.
+# If threads have at least MANY_REGISTERS registers, a warp holds all of its rows of a task at once.
+# A thread then holds up to MOST_TOGETHER elements.
 MANY_REGISTERS, MOST_TOGETHER = 200, 64
-# Rows of wider elements are not claimed, because some backends load them by row copies.
+# Rows are claimed at run time only if elements have at most this many bytes, because some backends
+# load rows of wider elements by hardware copies.
 MAX_CLAIMED_ITEMSIZE = 2
 MAX_VECTOR_SUMS = 16  # sums of a thread that runs alone, for vectorisation
 
 
 def vector_elements(operands: Sequence[OperandType], columns: int) -> int:
-    """Elements of a pack that divides a row of `columns` in all these operands: at most 8, and at
-    most 16 bytes of the narrowest operand.
+    """The number of elements of a vector access for rows of `columns` elements in all these
+    operands. It divides a row, and is at most 8 elements and 16 bytes of the narrowest operand.
     """
     pack = min(8, 16 // min(o.itemsize for o in operands))
     strides = [s for o in operands for s in o.strides[:-1]]
@@ -81,8 +84,8 @@ def row_box(
     columns: int | None = None,
     dealt: bool = False,
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """First and last+1 indices of the rows of the task at `coord`, with all columns or the first
-    `columns`.
+    """The box of the rows of the task at `coord`: its first indices and the indices after its last.
+    columns: the number of columns in it, by default all.
     """
     sizes = fold(shape)
     last = (rows, coord[2] + 1) if dealt else (coord[1] + 1, min(coord[2] + rows, sizes[2]))
@@ -96,15 +99,18 @@ def folds(machine: Machine) -> int:
 
 
 def row_constants(sig: Signature) -> tuple[int, int, int]:
-    """Rows of a task, size of the dimension along which a task has rows, elements of a row."""
+    """Three compile-time constants of the device function: the rows of a task, the size of the
+    dimension along which a task has rows, and the elements of a row.
+    """
     params = sig.read(RowNormParams)
     shape = fold(sig.operands[-1].shape)
     return params.rows, shape[1 if params.dealt else 2], shape[3]
 
 
 def row_op(name: str, sig: Signature) -> tuple[str, str]:
-    """The name of the device type for the row operation of the body `name`, and its definition if
-    no header has it (for rounded_rmsnorm, which rounds to the result's type before it multiplies).
+    """The name of the C++ type that computes the row operation, and its definition if no header
+    defines it ("" otherwise). A definition is needed for rounded_rmsnorm, which rounds to the
+    result's type before it multiplies. name: the device function.
     """
     function = sig.read(RowNormParams).function
     op, ctype = ROW_OPS[function], sig.operands[-1].ctype
@@ -118,9 +124,10 @@ def row_op(name: str, sig: Signature) -> tuple[str, str]:
 
 
 def operands(sig: Signature, of_all: bool = False) -> tuple[str, ...]:
-    """The texts of a body's arguments: the addresses of input and output rows, the weight, eps.
+    """The C++ texts of a device function's arguments: the addresses of input and output rows, the
+    weight and eps.
 
-    of_all: rows are counted from the first row of the tensor, not of the task.
+    of_all: True if addresses are those of the tensor's first row instead of the task's.
     """
     params = sig.read(RowNormParams)
     out = len(sig.operands) - 1
@@ -146,7 +153,7 @@ def _weight(sig: Signature) -> str:
 
 
 def _at_once(held: tuple[int, int, int, int, int], machine: Machine) -> int:
-    """Rows that a team of warps holds at once."""
+    """The number of rows that the warps which share a row hold at once."""
     return held[2] * (machine.lanes // held[4])
 
 

@@ -1,8 +1,10 @@
-"""Dequantises a matrix, for products that do not multiply by its codes directly.
+"""The task kind `row_values`, which dequantises rows of a matrix, for products that cannot multiply
+by quantised weights directly. Emitted by ark.lower.ops.quantize.
 
-operands: rows of a RowType (n, k), values (n, k) of floats.
+operands: quantised rows (n, k) of a RowType, values (n, k) of floats.
 
-coord: first and last+1 row. quantized_linear_rows.h reads rows; row_values.h has the body.
+coord: the first row and the row after the last. quantized_linear_rows.h reads rows; row_values.h
+has the device function.
 """
 
 from __future__ import annotations
@@ -30,8 +32,8 @@ def check_rows(operand: OperandType) -> tuple[int, int]:
 
 
 def bytes_of(sig: Signature, index: int) -> str:
-    """The text of a byte pointer to an operand. (Macros cannot take the name of a RowType, because
-    it contains commas.)
+    """The C++ text of a byte pointer to an operand. A typed pointer cannot be passed to macros,
+    because the name of a RowType contains commas.
     """
     return f"ARK_POINTER(const unsigned char, {text.address(sig, index)})"
 

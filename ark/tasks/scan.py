@@ -1,12 +1,12 @@
-"""Tiles of running sums and products along one axis. A line belongs to one thread; a long one is
-shared by a warp or the block.
+"""The task kind `scan`: running sums and products along one axis. All elements along the axis (a
+line) belong to one thread; a warp or the block shares a long line. Emitted by ark.lower.ops.scans.
 
 params: axis (of the operands' own dimensions), function, exclusive, reverse, tile.
 
 operands: input, output, of one shape.
 
 coord: the tile's first index in the shape with size 1 along the axis (four dimensions; more are
-folded). Emitted by ark.lower.ops.scans.
+folded).
 """
 
 from __future__ import annotations
@@ -121,8 +121,9 @@ class Scan(TaskKind):
 
 
 def _pieces(sig: Signature, machine: Machine) -> tuple[bool, int] | None:
-    """How the threads of a block share lines of a scan: (True if lanes are along the line, the
-    number of warps per line); None if each line belongs to one thread.
+    """How the threads of a block divide lines (all elements along the axis) among themselves: True
+    if the lanes of a warp are along a line, and the number of warps per line. None if each line
+    belongs to one thread.
     """
     params = sig.read(ScanParams)
     shape, axis, tile = sig.operands[1].shape, params.axis, params.tile

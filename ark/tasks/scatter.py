@@ -1,4 +1,5 @@
-"""Tiles of updates at given indices along one axis.
+"""The task kind `scatter`: updates of elements at given indices along one axis. Emitted by
+ark.lower.ops.lookup.
 
 `scatter` params: axis, function ("set", or the function that combines an update with the old
 element), tile, span (indices along the axis that a task writes).
@@ -45,12 +46,14 @@ from ark.tasks.elementwise import HEADERS, tile_box
 
 INDICES_PER_ROUND = 4  # indices that a thread reads per round; ark_looks in scatter.h
 MAX_LANE_ELEMENTS_IN_FLIGHT = 4  # the most elements of an update that a lane has in flight
-MIN_SHARED_MEMORY_LINES = 4  # with fewer lines (one per warp), shared memory is not used
-MIN_WARP_LINE_UPDATES = 16  # with fewer updates a line does not get a warp
+MIN_SHARED_MEMORY_LINES = 4  # shared memory is used if it holds at least this many lines
+MIN_WARP_LINE_UPDATES = 16  # a line gets a warp of its own if it has at least this many updates
 
 
 def same_places(shape: Sequence[int], axis: int) -> bool:
-    """True if all lines along the axis have the same indices. shape: that of the indices."""
+    """True if the same indices apply to all lines along the axis. shape: the shape of the index
+    tensor.
+    """
     return math.prod(lines(shape, axis)) == 1
 
 
@@ -138,12 +141,14 @@ class Scatter(TaskKind):
         return 4 * (looks + listed * self._by_place(sig, machine))
 
     def _together(self, sig: Signature, machine: Machine) -> bool:
-        """True if all threads of a block together search the updates of the block's elements."""
+        """True if all threads of a block together search for the updates that apply to the block's
+        elements.
+        """
         same = same_places(sig.operands[0].shape, sig.read(ScatterParams).axis)
         return same and machine.cooperative
 
     def _by_rows(self, sig: Signature, machine: Machine) -> bool:
-        """True if each line belongs to one warp."""
+        """True if each line (all elements along the axis) is updated by one warp."""
         copied, alone = len(sig.operands) == 4, not machine.cooperative
         return _of_rows(sig) and (
             copied or alone or sig.operands[1].shape[-1] >= MIN_WARP_LINE_UPDATES
@@ -156,8 +161,8 @@ class Scatter(TaskKind):
         return rooms if rooms >= MIN_SHARED_MEMORY_LINES else 0
 
     def _by_place(self, sig: Signature, machine: Machine) -> bool:
-        """True if each warp has its own part of the span; False if threads have elements at all its
-        indices.
+        """True if each warp updates its own part of the task's span of indices; False if each
+        thread has elements at all indices of the span.
         """
         params = sig.read(ScatterParams)
         few = math.prod(params.tile) <= MAX_LANE_ELEMENTS_IN_FLIGHT * machine.lanes

@@ -1,5 +1,6 @@
-"""Sampling for several sequences that are decoded as a batch: one next token per sequence; the
-launch ends when all sequences have ended.
+"""The task kind `choose_each`, which chooses the next token of each of several sequences that are
+decoded as a batch. The launch ends when all sequences have ended. Emitted by
+ark.lower.ops.sequences.
 
 `choose_each` params: tiles, batch.
 
@@ -39,7 +40,7 @@ from ark.tasks.tokens import HEADERS, SETTINGS
 MAX_BATCH = 64
 """The most sequences that one plan decodes."""
 WRITTEN = (2, 4, 5)  # position, tokens, output
-LEAVE_OPERAND = 7  # the host's word, if given
+LEAVE_OPERAND = 7  # the index of the word that the host writes, if there is one
 
 
 class ChooseEachParams(Params, frozen=True):
@@ -101,9 +102,8 @@ class ChooseEach(TaskKind):
         operands = [text.given(sig, i, const=i not in WRITTEN) for i in range(LEAVE_OPERAND)]
         if len(sig.operands) == LEAVE_OPERAND:
             return text.call(name, "ark_choose_each", constants, operands)
-        # The load is issued first and used last, so that it is in flight while the tokens are
-        # chosen. The barrier after this task makes the lowered limit visible to all processors, as
-        # for a stop token.
+        # The host's word is loaded first and used last, so the load is in flight meanwhile. As for
+        # a stop token, the barrier after this task makes the lowered limit visible to all.
         word = f"reinterpret_cast<const ark_u32*>({text.pointer(sig, LEAVE_OPERAND)})"
         return text.function(
             name,

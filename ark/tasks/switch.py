@@ -1,9 +1,10 @@
-"""A sum of all ranks' shares that the network switch computes and stores on all ranks.
+"""The task kind `switch`: a sum over ranks that the network switch computes and stores on all
+ranks. Emitted for the engine `switch` (ark.lower.engines).
 
-operands: the share of each rank, then the result at each rank, this rank's first in both; plain
-memory of one dense dimension. params and coord as in `combine`; without a mapped switch it uses
-combine's body. A switch adds in its own order, so its sums are equal on all ranks but may differ
-from those in rank order. Emitted for the engine `switch` (ark.lower.engines).
+operands: the share of each rank, then the result on each rank, this rank's first in both; plain
+memory of one dense dimension. params and coord are those of `combine`, whose device function is
+used if no switch is mapped. A switch adds in its own order, so its sums are equal on all ranks but
+may differ from those in rank order.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Source text that task kinds share: operand declarations, offsets, calls."""
+"""Helpers with which task kinds write C++ text: operand declarations, offsets of elements, loads,
+stores and calls.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,8 @@ def pad4(values: Sequence[int], fill: int) -> tuple[int, ...]:
 
 
 def address(sig: Signature, index: int) -> str:
-    """The text of operand `index`'s address: an entry of the task's record, or of the list whose
-    address is the record's last entry.
+    """The C++ text of the address of operand `index`. It is an entry of the task's record or, if
+    there are too many operands, of a list whose address is the record's last entry.
     """
     last = RECORD_OPERANDS - 1
     if len(sig.operands) <= RECORD_OPERANDS or index < last:
@@ -34,8 +36,8 @@ def address(sig: Signature, index: int) -> str:
 
 
 def addresses(sig: Signature, indices: Iterable[int]) -> str:
-    """The text of the combined bits of these operands' addresses, for `ark_aligned`; operands that
-    are known to be aligned are omitted ("0u" if all are).
+    """The C++ text of the bitwise OR of these operands' addresses, which `ark_aligned` tests.
+    Operands that are known to be aligned are omitted ("0u" if all are).
     """
     asked = (address(sig, i) for i in indices if not sig.operands[i].aligned)
     return " | ".join(asked) or "0u"
@@ -74,14 +76,16 @@ def given(sig: Signature, index: int, const: bool = True) -> str:
 
 
 def call(name: str, callee: str, constants: Sequence[object], arguments: Sequence[str]) -> str:
-    """A task body that is one call of a template in a .h file, with template constants and
-    arguments.
+    """The definition of a task's device function that only calls a template in a .h file, with the
+    given template constants and arguments.
     """
     return function(name, f"  {called(callee, constants, arguments)};\n")
 
 
 def called(callee: str, constants: Sequence[object], arguments: Sequence[str]) -> str:
-    """A call of a template in a .h file with the context, the task and further arguments."""
+    """The C++ text of a call of a template in a .h file. Its first arguments are the context and
+    the task.
+    """
     listed = ", ".join(str(c).lower() if isinstance(c, bool) else str(c) for c in constants)
     template = f"{callee}<{listed}>" if listed else callee
     lines = ",\n      ".join(["c, t", *arguments])
@@ -95,9 +99,9 @@ def place(
     variables: Sequence[str],
     const: bool = True,
 ) -> str:
-    """The text of a lambda that maps its parameters to the address of an element of operand
-    `index`. variables: texts of the element's indices, as in `offset`; the operand may have any
-    number of dimensions.
+    """The text of a C++ lambda that maps its parameters to the address of an element of operand
+    `index`, which may have any number of dimensions. variables: texts of the element's indices, as
+    in `offset`.
     """
     listed = ", ".join(f"int {p}" for p in parameters)
     unused = "".join(f"(void){p}; " for p in parameters)
@@ -111,7 +115,9 @@ def header(name: str) -> str:
 
 
 def indices(shape: Sequence[int], variables: Sequence[str]) -> list[str]:
-    """Texts of the indices in all dimensions of `shape`, from the four of the folded shape."""
+    """C++ texts of an element's indices in all dimensions of `shape`. variables: texts of its
+    indices in the same shape folded to four dimensions.
+    """
     if len(shape) <= MIN_ADDRESS_DIMS:
         return list(variables)
     terms, step = [], 1
@@ -124,8 +130,8 @@ def indices(shape: Sequence[int], variables: Sequence[str]) -> list[str]:
 
 
 def offset(sig: Signature, index: int, variables: Sequence[str]) -> str:
-    """The text of the offset, in elements, of an element of operand `index`. variables: texts of
-    its indices; the last one belongs to the last dimension. Dimensions of size 1 broadcast.
+    """The C++ text of the offset, in elements, of an element of operand `index`. variables: texts
+    of its indices, of which the last belongs to the last dimension. Dimensions of size 1 broadcast.
     """
     op = sig.operands[index]
     missing = len(variables) - len(op.shape)
@@ -148,7 +154,9 @@ def loaded(sig: Signature, index: int) -> str:
 
 
 def load(sig: Signature, index: int, pointer: str, where: str) -> str:
-    """The text of an element's value: floating point as float, integers in their own type."""
+    """The C++ text of an element's value. Floating-point values are converted to float, integers
+    keep their type.
+    """
     op = sig.operands[index]
     if op.dtype in FLOATS or by_name(op.dtype).packed:
         return f"ark_get({pointer}, {where})"
@@ -166,13 +174,13 @@ def store(sig: Signature, index: int, pointer: str, where: str, value: str) -> s
 
 
 def function(name: str, body: str) -> str:
-    """The definition of a task body."""
+    """The C++ definition of a task's device function with this name and body."""
     return f"ARK_BODY void {name}(ArkCtx& c, const ArkTask& t) {{\n{body}}}\n"
 
 
 def run(name: str, body: str, before: str = "") -> str:
-    """The definition of a body that executes a run of tasks. before: declarations that the tasks
-    share.
+    """The C++ definition of a device function that executes several consecutive tasks, with `body`
+    for each. before: declarations before the loop over tasks.
     """
     return (
         f"ARK_BODY void {name}(ArkCtx& c, const ArkTask* tasks, ark_u32 count) {{\n{before}"

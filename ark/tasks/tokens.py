@@ -59,7 +59,7 @@ _ALL = (1 << 64) - 1
 
 
 def mix(z: int) -> int:
-    """splitmix64's mixing function (Steele, Lea and Flood 2014); `ark_mix` in sampling.h."""
+    """The mixing function of splitmix64 (Steele, Lea and Flood 2014), `ark_mix` in sampling.h."""
     z = (z + 0x9E3779B97F4A7C15) & _ALL
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & _ALL
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB & _ALL
@@ -82,8 +82,8 @@ def key_halves(key: int) -> tuple[int, int]:
 
 
 class SampledParams(PartialParams, frozen=True):
-    """The parameters of products with the epilogue `sample`: rows of a stage, and the number of
-    tasks that draw.
+    """Parameters of a linear layer that finds sampling candidates (epilogue `sample`): weight rows
+    of a stage, and the number of tasks that each find a candidate.
     """
 
     rows: Rows = 1
@@ -196,7 +196,7 @@ class Embedding(TaskKind):
         )
 
     def _packed(self, sig: Signature) -> bool:
-        """True if whole rows can be copied in vectors."""
+        """True if rows of the table can be copied by vector accesses."""
         table, out = sig.operands[1:3]
         return (
             sig.read(EmbeddingParams).columns == table.shape[1]
@@ -215,25 +215,25 @@ class SampleParams(Params, frozen=True):
 
 
 def _turned(params: Mapping[str, Any], by: int) -> Mapping[str, Any]:
-    """The parameters for the rank that is `by` ranks further."""
+    """The parameters of the same op on the rank that is `by` ranks after this one."""
     given = SampleParams.from_plan(params)
     return replace(given, first=(given.first + by) % given.shares).to_plan()
 
 
 def _first_token(sig: Signature) -> int:
-    """The token of the first logit."""
+    """The number of the token to which the first logit in memory belongs."""
     params = sig.read(SampleParams)
     return int(sig.operands[0].shape[1] // params.shares * params.first)
 
 
 def _shared(sig: Signature) -> str:
-    """The text `true` if ranks share the logits, otherwise `false`."""
+    """The C++ text `true` if each rank computes a share of the logits, otherwise `false`."""
     return "true" if sig.read(SampleParams).shares > 1 else "false"
 
 
 def _shares(sig: Signature, index: int, axis: int) -> list[Access]:
-    """Accesses to all of an operand, one for each of the equal shares along an axis, because each
-    rank may write one.
+    """Accesses to all of an operand, one for each rank's equal share along an axis, because each
+    rank may write its own share.
     """
     shape = sig.operands[index].shape
     shares = sig.read(SampleParams).shares
@@ -351,7 +351,7 @@ class Choose(TaskKind):
 
 
 def choice(callee: str, sig: Signature) -> str:
-    """The call of the template `callee` with the arguments of the kind `choose`."""
+    """The C++ call of the template `callee` with the arguments of the task kind `choose`."""
     context, stops = sig.operands[4].shape[0], sig.operands[6].shape[0]
     vocabulary, tiles = sig.operands[0].shape[1], sig.read(SampleParams).tiles
     constants = (vocabulary, _shared(sig), tiles, context, stops)

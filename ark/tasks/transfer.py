@@ -1,11 +1,11 @@
-"""A copy by copy engines or the network, requested through a queue that the device writes
-(device/transfer.h) or from the host's proxy, which also reaches ranks on other hosts.
+"""The task kind `transfer`: a copy by a copy engine or the network. The task requests the copy from
+the host's proxy, which also reaches ranks on other hosts, or through a queue that the device writes
+itself (device/transfer.h). Emitted by lowerings for the engines `dma` and `nic`.
 
 operands: source, target, both of one dense dimension and one type.
 
-coord: first and last+1 element. The task requests the copy and ends when the bytes have arrived, so
-its accesses are the same as if it copied them itself. Emitted by lowerings for the engines `dma`
-and `nic`.
+coord: the first element and the element after the last. The task ends when the bytes have arrived,
+so its accesses are the same as if it copied them itself.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""Tiles of a transposition: a copy with the dimensions in another order.
+"""The task kind `transpose`: a copy with the dimensions in another order. Emitted by
+ark.lower.ops.movement.
 
 params: perm (of 4 dimensions, or of all where there are more), tile of the output (of 4; more
 dimensions are folded: ark.ir.fold).
 
 operands: input, output.
 
-coord: the tile's first index. Emitted by ark.lower.ops.movement.
+coord: the tile's first index in the output.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ class Transpose(TaskKind):
         if perm[-1] == last:
             body = write_box(sig, COPY, tile, machine, places={0: places}, once=True)
             return text.function(name, body)
-        # A square spans the result's last dimension and the source's last dimension.
+        # The dimensions of a square are those that are last in the result and in the source.
         across = perm.index(last) - (last - 3)
         shape = fold(sig.operands[1].shape)
         pack = min(8, 16 // sig.operands[1].itemsize)
@@ -130,8 +131,8 @@ class Transpose(TaskKind):
 
 
 def _short(sig: Signature, d: int, tile: Sequence[int]) -> int:
-    """The number of rows that a thread transposes at once: rows of the source (d = 2) or of the
-    result (d = 3) that make up the whole folded dimension d of the result; 0 if they are long, cut
+    """The number of short rows that one thread transposes at once: rows of the source (d = 2) or of
+    the result (d = 3) that together fill dimension d of the folded result. 0 if rows are long, cut
     by tiles or not contiguous.
     """
     source, out = sig.operands

@@ -52,7 +52,7 @@ def index_ranges(sizes: Sequence[int], first: int, end: int) -> list[tuple[int, 
     """
     ranges: list[tuple[int, int]] = []
     last = end - 1
-    whole = False  # True once an outer dimension has several indices; inner ones then have all
+    whole = False  # True after a dimension with several indices; inner dimensions then have all
     for d, n in enumerate(sizes):
         step = math.prod(sizes[d + 1 :])
         a, b = first // step % n, last // step % n
@@ -64,9 +64,9 @@ def index_ranges(sizes: Sequence[int], first: int, end: int) -> list[tuple[int, 
 def reached(
     p: Windows, sizes: Sequence[int], ranges: Sequence[tuple[int, int]]
 ) -> tuple[list[int], list[int]]:
-    """The box of spatial indices of an input of these sizes that windows read, as (first, last+1)
-    lists; it has at least one index per dimension. ranges: the windows' first and last index per
-    dimension.
+    """The box of pixels that a range of windows reads from an image with spatial sizes `sizes`: the
+    first index in each dimension, and the index after the last. It has at least one index per
+    dimension. ranges: the first and the last window in each dimension.
     """
     low: list[int] = []
     high: list[int] = []
