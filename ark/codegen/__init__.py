@@ -1,5 +1,5 @@
-"""Writes the source of the loop kernel: one writer, one dialect per vendor, one function per kind
-and signature.
+"""Writes the C++ source of the loop kernel (the persistent kernel that runs a plan). One writer
+serves all vendors. A vendor's dialect supplies the parts that differ.
 """
 
 from importlib import resources

@@ -1,5 +1,5 @@
-"""The functions that a loop kernel calls for its tasks: which ops share a function, whether the
-dialect or ark.tasks writes it, and its properties on which the loop depends.
+"""Collects the device functions that a loop kernel calls for its tasks. It decides which ops share
+a function and whether the vendor's dialect or ark.tasks writes it.
 
 Called by ark.codegen.writer. Its switches over opcodes are in ark.codegen.dispatch.
 """
@@ -29,16 +29,16 @@ def kernel_ops(plan: Plan, phases: range | None) -> list[PlanOp]:
 
 
 def body_scratch(sig: Signature, machine: Machine, dialect: Dialect) -> int:
-    """Bytes of shared memory that a task of this signature needs."""
+    """Bytes of shared memory that a task of this signature needs in the given dialect."""
     own = dialect.body(sig, machine)
     common = kinds.get(sig.kind).scratch(sig, machine)
     return max(common, own.scratch(sig, machine)) if own else common
 
 
 def flows(signatures: Sequence[Signature], machine: Machine, dialect: Dialect) -> bool:
-    """True where warps may go from task to task of the kernel without a block barrier. This
-    requires that more than half of the ops have bodies that allow it, because the state that the
-    loop keeps for them causes register spills in other bodies.
+    """True where the kernel's warps may run several tasks without a block barrier between them.
+    More than half of the ops must support this, because the state that the loop keeps for it causes
+    register spills in the functions of other ops.
     """
     if machine.variant.name != "block" or not machine.cooperative:
         return False
@@ -50,35 +50,41 @@ def flows(signatures: Sequence[Signature], machine: Machine, dialect: Dialect) -
 
 
 def _enters(sig: Signature, machine: Machine, dialect: Dialect) -> bool:
-    """True where the dialect's body for the variant `block` waits for its task itself."""
+    """True where the vendor's device function waits for its task's dependences itself instead of
+    the loop (only in the kernel variant `block`).
+    """
     own = dialect.body(sig, machine) if machine.variant.name == "block" else None
     return own is not None and own.enters
 
 
 class _Moved(PartialParams, frozen=True):
-    """The parameter of copies and sums that says whether moving warps execute them."""
+    """A parameter of copies and sums: True if moving warps, which have a task list of their own,
+    execute them.
+    """
 
     moved: bool = False
 
 
 class Bodies:
-    """The functions of one kernel. An opcode is the number of a function, by which a task refers to
-    it.
+    """The device functions of one kernel. An opcode is the number of a function, by which a task
+    refers to it.
 
-    names, maps: each function's name and its box maps, by opcode. opcode: the opcode of each op, by
-    op id; -1 for ops of other kernels. texts: the functions' source. headers, dialect_headers: the
-    device code that bodies of all kinds, and the dialect's own bodies, need, in order of first use.
-    leads, loads, moves: True if some warps poll for tasks ahead of the others, load operands for
-    them, or have a task list of their own. The rest are sets of opcodes. polled: bodies for which
-    the leading warp polls; all other bodies have the form of the variant `block`. entering: bodies
-    of the variant `block` that wait for their tasks themselves. runs: bodies that execute several
-    consecutive tasks. moved: bodies of the moving warps. halves: bodies whose loads are a separate
-    function for the loading warps. spares: bodies that do not use the shared memory of the loading
-    warps' stages.
+    names, maps: each function's name, and the maps of its operands for box copies, by opcode.
+    opcode: the opcode of each op, by op id; -1 for ops of other kernels. texts: the functions'
+    source. headers, dialect_headers: the device code that the functions need, from ark.tasks and
+    from the dialect, in order of first use. leads, loads, moves: True if the kernel has warps that
+    poll for tasks ahead of the others, that load operands for them, or that have a task list of
+    their own.
+
+    The rest are sets of opcodes. polled: functions for which the leading warp polls. entering:
+    functions that wait for their tasks themselves. runs: functions that execute several consecutive
+    tasks. moved: functions of the moving warps. halves: functions whose loads are a separate
+    function for the loading warps. spares: functions that do not use the shared memory of the
+    loading warps' stages.
     """
 
     def __init__(self, machine: Machine, dialect: Dialect, ops: int, flow: bool = False) -> None:
-        """flow: True if the kernel's warps execute runs of tasks without block barriers."""
+        """flow: True if the kernel's warps run several tasks without block barriers between."""
         self._machine = machine
         self._flow = flow
         self._dialect = dialect
@@ -101,8 +107,8 @@ class Bodies:
         self.spares: set[int] = set()
 
     def add(self, op: PlanOp, sig: Signature) -> None:
-        """Assigns a function to an op: one that it shares with an earlier op, or a new one. Raises
-        PlanError if no body exists.
+        """Assigns a device function to an op: one that an earlier op uses, or a new one. Raises
+        PlanError if there is no function for the op.
         """
         code = self._seen.get(sig.key)
         if code is None:
@@ -111,8 +117,8 @@ class Bodies:
         self.opcode[op.id] = code
 
     def _body(self, op: PlanOp, sig: Signature) -> int:
-        """The opcode of the dialect's body for the signature or, if the dialect has none, of the
-        kind's common body.
+        """The opcode of the function for this signature. It is the dialect's own function or, if
+        the dialect has none, the common function of the task kind.
         """
         machine, dialect = self._machine, self._dialect
         name = self._next_name(op)
@@ -143,7 +149,9 @@ class Bodies:
         return code
 
     def _own(self, code: int, own: Body, sig: Signature) -> None:
-        """Adds the source of a dialect's body, which may poll or wait for its tasks itself."""
+        """Adds the source of a dialect's own function, and records whether it has a separate part
+        that polls, or waits for its tasks itself.
+        """
         machine, name = self._machine, self.names[code]
         self.dialect_headers.update(dict.fromkeys(own.headers(machine)))
         polling = own.poll(name, sig, machine) if self.leads else None
@@ -155,8 +163,8 @@ class Bodies:
         self.texts.append(own.source(name, sig, machine))
 
     def _moved(self, op: PlanOp, sig: Signature) -> int:
-        """The opcode of an op whose tasks are all in the lists of moving warps. Raises PlanError if
-        the dialect has no body for it.
+        """The opcode of the function for an op that moving warps execute. Raises PlanError if the
+        dialect has no such function.
         """
         name = self._next_name(op)
         own = self._dialect.body(sig, self._machine, moves=True)

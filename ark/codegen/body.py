@@ -69,12 +69,12 @@ class Body:
         return ()
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
-        """Bytes of shared memory of a task."""
+        """Bytes of shared memory that a task with this device function needs."""
         return 0
 
     def maps(self, sig: Signature, machine: Machine) -> tuple[BoxMap, ...]:
-        """The box maps of its operands. In a task's record their addresses follow those of the
-        operands.
+        """The maps of operands that this function loads by box copies. In a task's record their
+        addresses follow those of the operands.
         """
         return ()
 

@@ -1,4 +1,5 @@
-"""The constants of a loop kernel: properties of machine and plan that its device code uses."""
+"""Writes the constants of a loop kernel: properties of the machine and the plan that device code
+uses."""
 
 from __future__ import annotations
 

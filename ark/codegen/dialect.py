@@ -31,7 +31,7 @@ class Source:
     loop: str = ""
 
 
-# Writes the loop of a loading thread, for the signatures of a plan's ops.
+# A function that writes the loop of a loading thread, given the signatures of a plan's ops.
 LoaderRule = Callable[[Sequence[Signature], Machine], str]
 
 

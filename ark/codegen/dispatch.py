@@ -14,7 +14,7 @@ def dispatch(bodies: Bodies, seldom: Collection[int]) -> str:
     those for which it polls. seldom: bodies that are called through a second function, so that
     their register needs do not cause spills in the other bodies.
     """
-    # The loop waits for a task before the call, unless a body of this kernel performs the waits.
+    # The loop waits for a task before the call, unless functions of this kernel wait themselves.
     enter = "if (!ark_enter(c)) return false;" if bodies.leads or bodies.entering else ""
     lines: dict[bool, list[str]] = {False: [], True: []}
     for code, name in enumerate(bodies.names):
@@ -54,7 +54,7 @@ def _poll(bodies: Bodies) -> str:
 
 
 def dispatch_run(bodies: Bodies) -> str:
-    """The switch over the functions with which warps run several tasks without block barriers."""
+    """The C++ switch over the functions that execute several tasks without block barriers."""
     names, kinds = bodies.names, sorted(bodies.runs)
     lines = "".join(f"    case {i}u: {names[i]}(c, tasks, count); return;\n" for i in kinds)
     return (
@@ -84,7 +84,7 @@ def _any_of(codes: Collection[int]) -> str:
 
 
 def dispatch_move(bodies: Bodies) -> str:
-    """The switch over the functions of moving warps."""
+    """The C++ switch over the functions that moving warps execute."""
     names, kinds = bodies.names, sorted(bodies.moved)
     lines = "".join(f"    case {i}u: {names[i]}_move(t); return;\n" for i in kinds)
     return (

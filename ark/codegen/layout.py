@@ -11,9 +11,8 @@ from functools import cache
 
 import numpy as np
 
-# Operands whose addresses are in a task's record. If an op has more, the record's last entry is the
-# address of a list of the remaining addresses, which begins with the one that the entry would have
-# held.
+# The number of operand addresses in a task's record. If an op has more operands, the last address
+# in the record is that of a list, which has the addresses of the last and all further operands.
 RECORD_OPERANDS = 12
 MAX_COORDS = 6
 MAP_BYTES = 128  # per box map, in the hardware's form
@@ -23,13 +22,16 @@ FIFO_SLOTS = 1024  # capacity in triggers for the proxy; a power of two
 _NUMPY = {"u32": "<u4", "i32": "<i4", "u64": "<u8"}
 
 STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
-    # One tile task. wait/signal/fetch are index ranges into counter_ops and into the processor's
-    # fetches; the signals begin at wait_end, after the waits. flow: for tasks that warps execute
-    # without block barriers (ark.runtime.flows), in the first task's low byte the number of these
-    # tasks from this one on, in the next byte how many of them have this task's body, and in the
-    # high half a bit for each operand that the previous task has produced. growth: 1 + the index of
-    # its growing fetch among all growths, 0 without one. If boxes are loaded and nothing grows: 1
-    # if the task's boxes may be loaded before it begins, 2 if only those of its right side may.
+    # The record of one task.
+    # wait_begin, wait_end: the range of its waits in counter_ops; its signals follow to signal_end.
+    # fetch_begin, fetch_end: the range of its fetches among those of the processor.
+    # flow: for consecutive tasks that warps execute without block barriers (ark.runtime.flows).
+    # The low byte is the number of these tasks from this one on.
+    # The next byte is the number of those that have this task's device function.
+    # The high half has a bit for each operand that the previous task has computed.
+    # growth: 1 + the index of the task's growing fetch among all growths, or 0 without one.
+    # In kernels that load boxes, growth is 1 if the boxes may be loaded before the task begins.
+    # It is 2 there if only the boxes of the right operand may be loaded early.
     "ArkTask": (
         ("kind", "u32", 1),
         ("op", "u32", 1),
@@ -44,10 +46,12 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
         ("growth", "u32", 1),
         ("operand", "u64", RECORD_OPERANDS),
     ),
-    # A wait (value = threshold within an iteration, step = increments per iteration) or a signal
-    # (value = increment). flags: bit 0 = peers take part (system scope), bit 2 = on another host,
-    # bit 3 = a signal by stores; then step and counter are the low and high half of the address at
-    # which the rank counts its signals.
+    # A wait for a counter, or a signal.
+    # value: the threshold of a wait within an iteration, or the increment of a signal.
+    # step: the counter's increments per iteration.
+    # flags: bit 0 is set if peers take part, bit 2 if the counter is on another host.
+    # Bit 3 is set for a signal by a store instead of an atomic addition.
+    # Then step and counter are both halves of the address where the rank counts its own signals.
     "ArkCounterOp": (
         ("address", "u64", 1),
         ("value", "u32", 1),
@@ -55,14 +59,18 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
         ("counter", "u32", 1),
         ("flags", "u32", 1),
     ),
-    # One stage of the operand stream. form: 0; or 1 + the index of a growth, which gives the number
-    # of stages; or a value of fetch_form, and then `bytes` are those of one piece; or a value of
-    # box_form, and then address is that of a box map.
+    # A fetch of the operand stream, which copies operands to shared memory ahead of tasks.
+    # form: 0 for one stage of contiguous bytes.
+    # form is 1 + the index of a growth if the number of stages is known only at run time.
+    # It is a value of fetch_form for pieces of rows; `bytes` are then those of one piece.
+    # It is a value of box_form for a box copy; address is then that of a box map.
     "ArkFetch": (("address", "u64", 1), ("bytes", "u32", 1), ("form", "u32", 1)),
-    # A fetch of rows that iterations append (ark.plan.types.Growth). address, beside: addresses of
-    # the first rows. length: address of the number of rows. row: bytes of a row. rows: the most
-    # rows. step: rows of a stage. For rows in pages: table: address of the page numbers; page: rows
-    # of a page, 0 without pages; pitch: bytes from one page to the next; pages: number of pages.
+    # A fetch of rows that iterations append, so that their number grows (ark.plan.types.Growth).
+    # address, beside: the addresses of the first rows of both operands (keys and values).
+    # length: the address of the number of rows. row: bytes of a row. rows: the most rows.
+    # step: the number of rows in a stage.
+    # table: the address of the page numbers, if rows are in pages.
+    # page: rows of a page; 0 without pages. pitch: bytes between pages. pages: their number.
     "ArkGrowth": (
         ("address", "u64", 1),
         ("beside", "u64", 1),
@@ -77,16 +85,18 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
         ("pitch", "u32", 1),
         ("pages", "u32", 1),
     ),
-    # begin/end of a processor's tasks and fetches in one phase.
+    # The ranges of a processor's tasks and fetches in one phase.
     "ArkRange": (
         ("task_begin", "u32", 1),
         ("task_end", "u32", 1),
         ("fetch_begin", "u32", 1),
         ("fetch_end", "u32", 1),
     ),
-    # Device memory that controls the loop. limit: iterations to run (a stop token lowers it); go:
-    # iterations released so far (persistent mode raises it); fifo_head: triggers pushed so far. It
-    # is followed by a word for each phase except the last: the iteration at which the phase ends.
+    # Device memory that controls the loop.
+    # limit: the number of iterations to run; a stop token lowers it.
+    # go: the number of iterations released so far, which persistent mode raises.
+    # fifo_head: the number of requests sent to the host's proxy so far.
+    # After the struct, a word for each phase except the last has the iteration at which it ends.
     "ArkControl": (
         ("abort", "u32", 1),
         ("error", "u32", 1),
@@ -110,8 +120,9 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
         ("error_iteration", "u32", 1),
         ("pad", "u32", 4),
     ),
-    # A request of the device to the host's proxy: to copy `size` bytes (31 bits; bit 31 is the
-    # parity of the lap) or, if size is 0, to add the source's low word to the counter at target.
+    # A request of the device to the host's proxy to copy `size` bytes from source to target.
+    # Bit 31 of size is the parity of the lap through the queue.
+    # If size is 0, the low word of source is added to the counter at target instead.
     # high: bits 32 to 47 of both addresses.
     "ArkTrigger": (
         ("source", "u32", 1),
@@ -119,15 +130,18 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
         ("high", "u32", 1),
         ("size", "u32", 1),
     ),
-    # Host-mapped memory: triggers as words, and the number of triggers that have been served.
+    # Host-mapped memory with the queue of requests to the proxy, and the number it has served.
     "ArkFifo": (
         ("done", "u32", 1),
         ("pad", "u32", 15),
         ("words", "u32", 4 * FIFO_SLOTS),
     ),
-    # A copy engine's queue that the device writes itself. head, told: requests taken and submitted
-    # so far. done: requests that the engine has completed (written by it). slots: requests that the
-    # ring holds (a power of two). The rest are addresses.
+    # A copy engine's queue that the device writes itself.
+    # head: the number of queue slots that tasks have reserved so far.
+    # told: the number of requests submitted to the engine so far.
+    # done: the number of requests that the engine has completed; the engine writes it.
+    # slots: the number of requests that the ring holds, a power of two.
+    # ring, write_pointer, doorbell: addresses of the queue's memory and registers.
     "ArkQueue": (
         ("head", "u32", 1),
         ("told", "u32", 1),
@@ -145,12 +159,14 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
         ("begin", "u64", 1),
         ("end", "u64", 1),
     ),
-    # Kernel parameters; every address is valid on the device. first, end: the range of iterations
-    # of a launch that continues where the previous one ended; otherwise end is 0 and the limit ends
-    # the launch. barrier_step: signals that open the iteration barrier; peers: 1 if some of them
-    # come from peers. queue: an ArkQueue, 0 if copies are requested from the proxy. multicast: the
-    # distance from an address of symmetric memory to the multicast address that stands for it on
-    # all ranks, 0 without multicast.
+    # The kernel's parameters. Every address is valid on the device.
+    # first, end: the range of iterations of a launch that continues where the previous one ended.
+    # For any other launch end is 0, and ArkControl.limit ends the launch.
+    # barrier_step: the number of signals that open the iteration barrier.
+    # peers: 1 if some of these signals come from peers.
+    # queue: the address of an ArkQueue; 0 if copies are requested from the proxy.
+    # multicast: the distance from an address of symmetric memory to its multicast address.
+    # A store to the multicast address stores on all ranks. multicast is 0 without this feature.
     "ArkParams": (
         ("tasks", "u64", 1),
         ("counter_ops", "u64", 1),
@@ -181,7 +197,7 @@ COUNTER_OP_SYSTEM = 1
 COUNTER_OP_FAR = 4
 COUNTER_OP_STORED = 8
 
-# Reasons for which a wait or a check stopped the loop, by the number in ArkHost.error.
+# The reasons for which a wait or a check stops the loop, by the number in ArkHost.error.
 ERROR_KINDS = {
     1: "counter",
     2: "packet",
@@ -196,22 +212,23 @@ ERROR_KINDS = {
 
 
 def fetch_form(pieces: np.ndarray, pitch: int) -> np.ndarray:
-    """The form of stages of `pieces` pieces each, which begin `pitch` bytes apart in memory and are
-    contiguous in the stage (ark_stream_pieces on the device).
+    """The value of ArkFetch.form for stages that consist of `pieces` pieces. Pieces begin `pitch`
+    bytes apart in memory and are contiguous in the stage (ark_stream_pieces on the device).
     """
     return (1 << 31) | (pieces - 1) << 24 | pitch // 16
 
 
 def box_form(row: np.ndarray) -> np.ndarray:
-    """The form of stages that are boxes. row: the box's first row in its map. The fetch's `bytes`
-    are those of the box, with its first index in the map's last dimension above bit 16.
+    """The value of ArkFetch.form for a stage that a box copy loads. row: the box's first row in its
+    map. The fetch's `bytes` has the bytes of the box and, above bit 16, the box's first index in
+    the map's last dimension.
     """
     return (3 << 30) | row
 
 
 def control(limit: int, ends: Sequence[int]) -> np.ndarray:
-    """ArkControl before a launch of `limit` iterations, followed by the ends of all phases except
-    the last, as words.
+    """The contents of ArkControl before a launch of `limit` iterations, as words, followed by the
+    iterations at which all phases except the last end.
     """
     head = np.zeros(1, dtype("ArkControl"))
     head["limit"] = limit
@@ -233,8 +250,8 @@ def dtype(name: str) -> np.dtype:
     )
 
 
-# Bytes that the loop keeps in shared memory beside a task's scratch: records, waits and signals of
-# the next tasks, and the loop's state that bodies read (ArkLoop in task_slots.h).
+# Bytes of shared memory that the loop itself uses, besides those of a task.
+# They hold the records, waits and signals of the next tasks, and the state of the loop.
 LOOP_BYTES = 1536
 FLOW_TASKS = 64  # most tasks that warps execute without a block barrier
 

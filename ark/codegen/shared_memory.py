@@ -1,5 +1,5 @@
-"""The shared memory that a kernel needs beside its ring. Called by ark.codegen.writer, and by
-ark.runtime.admission before a plan is run.
+"""Computes the shared memory that a kernel needs besides its ring. Called by ark.codegen.writer,
+and by ark.runtime.admission before a plan is run.
 """
 
 from __future__ import annotations

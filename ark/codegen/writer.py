@@ -25,20 +25,19 @@ from ark.plan import kind as kinds
 from ark.plan.signature import SHORT_PACKET, Signature
 from ark.plan.types import Plan
 
-# Files of ark/codegen/device that every kernel includes, in order: WAITS before its loop, ELEMENTS
-# after it.
+# Files of ark/codegen/device that every kernel includes, in order. WAITS come before its loop.
 WAITS = ("wait.h", "task_slots.h", "iteration.h")
 ELEMENTS = ("common.h", "math.h", "small_floats.h", "pack.h", "operand.h")
 SHORT = ("short_packets.h",)  # if operands are in short packets or a warp leads
 _LOOP = device_text("loop.h")
-# The number of bytes of shared memory, which differs between kernels that share a loop.
+# Declares the bytes of shared memory as a variable, since kernels that share a loop differ in it.
 _SCRATCH = "extern ARK_LINKED const int ark_scratch_bytes{};\n"
 MAX_COMPILED_PARTS = 4  # largest number of parts of a text whose functions are compiled separately
 
 
 @dataclass(frozen=True)
 class Emitted:
-    """The source, and the data with which the runtime fills task records.
+    """The source of a loop kernel, and the data with which the runtime fills task records.
 
     opcode: the opcode of each op, by op id; -1 for ops of other kernels. scratch_bytes: shared
     memory besides the ring. bodies: function names by opcode, for traces and listings. maps: box
@@ -73,7 +72,7 @@ def write(plan: Plan, machine: Machine, dialect: Dialect, phases: range | None =
     names, maps = tuple(bodies.names), tuple(bodies.maps)
     units = 0
     if machine.variant.name == "block" and 0 < dialect.joint_bodies < len(names):
-        # A ring's barriers are one variable, and each of several texts would define it.
+        # With a ring the text is one part, because each part would define the ring's barriers.
         units = (
             1
             if machine.ring_bytes
@@ -131,20 +130,22 @@ def write(plan: Plan, machine: Machine, dialect: Dialect, phases: range | None =
 
 
 def _linked(text: str) -> str:
-    """The definition or declaration of the switch, with linkage for a loop that is compiled
+    """The text of the switch over opcodes, with external linkage, for a loop that is compiled
     separately.
     """
     return text.replace("ARK_DEVICE bool ark_dispatch(", "ARK_LINKED bool ark_dispatch(")
 
 
 def _in_part(part: int, text: str, others: str = "") -> str:
-    """Text that one part of a source contains; `others` takes its place in the other parts."""
+    """Text that is compiled in one part of a source only; `others` replaces it in other parts."""
     other = f"#else\n{others}" if others else ""
     return f"#if !defined(ARK_PART) || ARK_PART == {part}\n{text}{other}#endif\n"
 
 
 def _parted(text: str, name: str, part: int) -> str:
-    """A body that one part of a source defines. Part 0, which contains the loop, declares it."""
+    """The text of a device function that one part of a source defines. Part 0, which contains the
+    loop, declares it.
+    """
     if part == 0:
         return _in_part(0, text)
     defined = re.sub(rf"ARK_(BODY|DEVICE) (\w+ {name}\()", r"ARK_LINKED \2", text)
@@ -153,8 +154,8 @@ def _parted(text: str, name: str, part: int) -> str:
 
 
 def _agreed(signatures: Sequence[Signature]) -> list[Signature]:
-    """The signatures, with an operand marked as aligned only if it is so in all signatures that are
-    otherwise equal, so that these share one function.
+    """The signatures with fewer differences, so that more ops share a function: an operand counts
+    as aligned only if it is aligned in all signatures that are otherwise equal.
     """
     distinct = {sig.key: sig for sig in signatures}
     plain = {key: sig.with_aligned([False] * len(sig.operands)) for key, sig in distinct.items()}

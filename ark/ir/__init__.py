@@ -1,1 +1,3 @@
-"""The graph that front ends build: data types, tensors, operators, the model that holds them."""
+"""The graph that front ends build and ark.lower turns into a plan: data types, tensors and
+operators.
+"""

@@ -1,4 +1,4 @@
-"""Base classes of attribute structs: frozen, with named fields; a node holds their values.
+"""Base classes of the structs that hold the attributes of ops, such as a transpose's permutation.
 
 ark.ir.attributes has the struct of each op. All elementwise ops share `ElementwiseAttributes`.
 """
@@ -36,20 +36,20 @@ class Attributes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Attributes of an op."""
 
     def to_node(self) -> dict[str, Any]:
-        """The attributes as a node holds them, without those that equal their default."""
+        """The attributes as the dict that a node holds, without those that equal their default."""
         return without_defaults(self)
 
     @classmethod
     def from_node(cls: type[Form], values: Mapping[str, Any]) -> Form:
-        """The struct for a node's attributes; raises msgspec.ValidationError if they are not those
-        of the op.
+        """The struct with a node's attributes. Raises msgspec.ValidationError if they are not those
+        of this struct.
         """
         read: Form = msgspec.convert(dict(values), cls, strict=True)
         return read
 
 
 class PartialAttributes(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of the attributes, shared by several kinds of ops that also have other attributes."""
+    """The base class for reading attributes that several ops have in common; others are ignored."""
 
     @classmethod
     def of(cls: type[Part], values: Mapping[str, Any]) -> Part:
@@ -59,9 +59,9 @@ class PartialAttributes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ElementwiseAttributes(PartialAttributes, frozen=True):
-    """The elementwise computation: `expr` is an expression of the inputs' elements at the same
-    index; without it the function is the op's name, applied to the inputs and, if given, the number
-    `scalar`. shape: the result's shape, if it is not the broadcast shape of the inputs.
+    """Attributes of elementwise ops. expr: the expression of the inputs' elements at the same
+    index. Without it, the function is the op's name, applied to the inputs and, if given, to the
+    number `scalar`. shape: the result's shape, if it is not the broadcast shape of the inputs.
     """
 
     expr: list[Any] | None = None

@@ -17,21 +17,23 @@ MaskForm = Literal["", "seen", "hidden", "added"]
 
 
 class AlongAttributes(PartialAttributes, frozen=True):
-    """axis: the dimension along which the op works."""
+    """The axis of any op along one dimension, for code that serves several such ops."""
 
     axis: int
 
 
 class MessageAttributes(Attributes, frozen=True):
-    """tag: the number by which sends and receives are paired, in program order."""
+    """Messages between two ranks. tag: sends and receives of one tag are paired, in
+    program order.
+    """
 
     remote_rank: int
     tag: int
 
 
 class ChannelAttributes(Attributes, frozen=True):
-    """engine: the engine that transfers the bytes. op: the function that combines them with the
-    values at the target.
+    """Ops on a channel between two ranks. engine: the way in which bytes are transferred. op: the
+    function that combines them with the values at the target.
     """
 
     peer: int
@@ -41,8 +43,8 @@ class ChannelAttributes(Attributes, frozen=True):
 
 
 class CustomAttributes(Attributes, frozen=True):
-    """name, digest: of the op's form. op: its number in this process. waits, signals: the channels,
-    as (peer, tag); None if the op accesses only this rank's memory.
+    """Custom ops. name, digest: of the user's declaration (form). op: its number in this process.
+    waits, signals: channels as (peer, tag); None if the op accesses only this rank's memory.
     """
 
     name: str
@@ -54,7 +56,7 @@ class CustomAttributes(Attributes, frozen=True):
 
 
 class FusionAttributes(Attributes, frozen=True):
-    """The fields of ark.tasks.fusion.FusionParams that do not follow from operands."""
+    """Fused regions of elementwise ops and sums. The fields are those of ark.tasks.fusion."""
 
     first: list[Any]
     each: list[Any]
@@ -66,45 +68,47 @@ class FusionAttributes(Attributes, frozen=True):
 
 
 class GroupAttributes(Attributes, frozen=True):
-    """group: the number of neighbouring columns of a weight that share a scale."""
+    """Quantised linear layers. group: the number of columns of a weight that share a scale."""
 
     group: int
 
 
 class ShapeAttributes(Attributes, frozen=True):
-    """shape: the shape of the result."""
+    """Reshapes. shape: the shape of the result."""
 
     shape: list[int]
 
 
 class AppendAttributes(Attributes, frozen=True):
-    """codes: the name of the element type of a quantised cache; "" for a cache of floats."""
+    """Appends to caches. codes: the element type of a quantised cache; "" for a cache of floats."""
 
     codes: str = ""
 
 
 class PagedAppendAttributes(AppendAttributes, frozen=True, kw_only=True):
-    """apart: True if no row of an iteration reads a position that another row of the iteration
-    appends.
+    """Appends to caches in pages. apart: True if no row of an iteration reads a position that
+    another row of the same iteration appends.
     """
 
     apart: bool
 
 
 class AxisAttributes(Attributes, frozen=True):
-    """axis: the dimension that the indices refer to."""
+    """Ops along one dimension, such as gather and concat. axis: the dimension."""
 
     axis: int
 
 
 class ScatterAttributes(AxisAttributes, frozen=True):
-    """function: how an update is combined with the old element."""
+    """Scatters. function: how an update is combined with the old element."""
 
     function: Literal["set", "add", "mul", "maximum", "minimum"]
 
 
 class ScanAttributes(AxisAttributes, frozen=True):
-    """exclusive: an element is not part of its own sum. reverse: sums run from the end."""
+    """Running sums and products. exclusive: an element is not part of its own sum. reverse: sums
+    run from the end.
+    """
 
     function: Literal["add", "mul"]
     exclusive: bool
@@ -112,8 +116,8 @@ class ScanAttributes(AxisAttributes, frozen=True):
 
 
 class RotaryAttributes(Attributes, frozen=True):
-    """interleaved: True if a pair is two neighbours; False if it is an element of a head's first
-    half and the corresponding one of its second half.
+    """Rotary embeddings. interleaved: True if a pair is two neighbours; False if it is an element
+    of a head's first half and the corresponding one of its second half.
     """
 
     head_dim: int
@@ -131,12 +135,12 @@ class ProjectionAttributes(Attributes, frozen=True):
 
 
 class AttentionAttributes(Attributes, frozen=True):
-    """placed: an input is the position. sinks: an input has one sink score per head. by_rows: keys
-    and values have one row per position, with all heads side by side. paged: keys and values are in
-    pages. mask: the meaning of the last input: true for visible keys, true for hidden keys, or
-    numbers that are added to the scores; "" if there is no mask. fill: the score of a hidden key.
-    strict: a row that sees no key gives NaN, as softmax does, instead of zeros. The other
-    attributes are described at ark.attention.
+    """Attention. placed: an input is the position. sinks: an input has one sink score per head.
+    by_rows: keys and values have one row per position, with all heads side by side. paged: keys and
+    values are in pages. mask: the meaning of the last input: true for visible keys, true for hidden
+    keys, or numbers that are added to the scores; "" if there is no mask. fill: the score of a
+    hidden key. strict: a row that sees no key gives NaN, as softmax does, instead of zeros. The
+    other attributes are described at ark.attention.
     """
 
     heads: int
@@ -163,11 +167,11 @@ class AttentionAttributes(Attributes, frozen=True):
 
 
 class MatmulAttributes(Attributes, frozen=True):
-    """finish: the expression whose value is stored, in terms of the sum and of the inputs after
-    both operands. gated: neighbouring columns are a gate and the value that it scales. rope_kv:
-    neighbouring columns are rotated as pairs. windows: if one operand is the matrix of an image's
-    windows, their description (ark.tasks.matmul_params.WindowParams). cut: rows and columns of
-    tiles, and the number of parts of k.
+    """Matrix products. finish: the expression whose value is stored (the epilogue), in terms of the
+    sum and of the inputs after both operands. gated: neighbouring columns are a gate and the value
+    that it scales. rope_kv: neighbouring columns are rotated as pairs. windows: describes windows
+    of an image (ark.tasks.matmul_params.WindowParams) whose matrix is one operand. cut: rows and
+    columns of tiles, and the number of parts of k.
     """
 
     transpose_a: bool
@@ -207,21 +211,21 @@ class WindowAttributes(Attributes, frozen=True):
 
 
 class ConvolutionAttributes(WindowAttributes, frozen=True):
-    """finish: the same as in MatmulAttributes."""
+    """Convolutions. finish: the expression whose value is stored, as in MatmulAttributes."""
 
     finish: list[Any] | None = None
 
 
 class PoolAttributes(WindowAttributes, frozen=True, kw_only=True):
-    """counted: True if padding counts in a mean."""
+    """Pools. counted: True if padding counts in a mean."""
 
     function: Literal["max", "mean", "sum"]
     counted: bool
 
 
 class RemapAttributes(Attributes, frozen=True):
-    """rules: one for each dimension of the source (ark.tasks.remap). fill: the value of elements
-    outside of the source. shape: the shape of the result.
+    """Copies by index arithmetic. rules: how the index in each dimension of the source is computed
+    (ark.tasks.remap). fill: the value of elements outside of the source. shape: of the result.
     """
 
     rules: list[Any]
@@ -230,14 +234,14 @@ class RemapAttributes(Attributes, frozen=True):
 
 
 class TransposeAttributes(Attributes, frozen=True):
-    """perm: for each dimension of the result the dimension of the source."""
+    """Transposes. perm: for each dimension of the result, the number of the source's dimension."""
 
     perm: list[int]
 
 
 class AddPartsAttributes(Attributes, frozen=True):
-    """expr: the stored value in terms of the parts of a sum, in order, and of the other inputs.
-    tile: the tile size of the product that computed the parts.
+    """Sums of a product's parts of k. expr: the stored value in terms of the parts, in order, and
+    of the other inputs. tile: the tile size of the product that computed the parts.
     """
 
     expr: list[Any]
@@ -245,11 +249,11 @@ class AddPartsAttributes(Attributes, frozen=True):
 
 
 class LinearAttributes(Attributes, frozen=True):
-    """prologue: the operation on the input rows. epilogue: the operation on the sums; with "sample"
-    each tile finds one candidate token, among share number `share` of `shares` of the logits, and
-    `counter` is the name of the counters by which peers learn that the candidates have arrived.
-    ranks: the number of ranks whose partial results are added to give the input; rank 0's comes at
-    position `first`.
+    """Linear layers of few rows. prologue: the operation on the input. epilogue: the operation on
+    the sums. With "sample" each tile finds one candidate token, among share number `share` of
+    `shares` of the logits; `counter` is the name of the counters with which tasks tell peers that
+    the candidates have arrived. ranks: the number of ranks whose partial results are added to give
+    the input; rank 0's comes at position `first`.
     """
 
     prologue: Literal["none", "rmsnorm"]
@@ -267,7 +271,7 @@ class LinearAttributes(Attributes, frozen=True):
 
 
 class NormAttributes(Attributes, frozen=True):
-    """eps: the number added to the mean of squares; 0.0 for row ops that are not norms. type: the
+    """Norms. eps: the number added to the mean of squares; 0.0 for other ops on rows. type: the
     type to which rows are rounded before they are multiplied by the weight; "" if they are not
     rounded.
     """
@@ -277,14 +281,14 @@ class NormAttributes(Attributes, frozen=True):
 
 
 class SumNormAttributes(NormAttributes, frozen=True, kw_only=True):
-    """columns: the number of columns of a normalised row."""
+    """All-reduces with a norm. columns: the number of columns of a normalised row."""
 
     columns: int
 
 
 class ReduceAttributes(AxisAttributes, frozen=True, kw_only=True):
-    """term: an expression of the inputs; its values are reduced. None: the elements of the input
-    are reduced.
+    """Reductions. term: the expression of the inputs whose values are reduced; None if the elements
+    of the input are.
     """
 
     function: Literal["sum", "mean", "max", "min", "prod"]
@@ -293,15 +297,15 @@ class ReduceAttributes(AxisAttributes, frozen=True, kw_only=True):
 
 
 class TopKAttributes(Attributes, frozen=True):
-    """least: True if the smallest elements are chosen."""
+    """Top-k. least: True if the smallest elements are chosen."""
 
     k: int
     least: bool = False
 
 
 class ExpertLinearAttributes(Attributes, frozen=True):
-    """The weight contains the experts from number `first` on; `of` is the total number of experts,
-    0 if the weight contains all of them.
+    """Linear layers of experts. first: the number of the first expert in the weight. of: the total
+    number of experts; 0 if the weight contains all of them.
     """
 
     first: int = 0
@@ -309,21 +313,21 @@ class ExpertLinearAttributes(Attributes, frozen=True):
 
 
 class RowsAttributes(Attributes, frozen=True):
-    """rows: the number of tokens of an iteration."""
+    """Ops on the tokens of an iteration. rows: their number."""
 
     rows: int
 
 
 class SampleAttributes(Attributes, frozen=True):
-    """shares: the number of equal parts into which ranks divide the logits."""
+    """Sampling. shares: the number of ranks that each compute an equal part of the logits."""
 
     shares: int = 1
 
 
 class ChooseAttributes(SampleAttributes, frozen=True, kw_only=True):
-    """tiles: the number of tiles, each of which has found one candidate. counter: the name of the
-    counters by which this rank learns that peers' candidates have arrived; each counts `signals`
-    per peer. "" if ranks do not share the logits.
+    """The choice among candidate tokens. tiles: the number of tiles, each of which has found one
+    candidate. counter: the name of the counters that count the arrival of peers' candidates, with
+    `signals` signals per peer; "" if each rank has all logits.
     """
 
     tiles: int
@@ -332,7 +336,7 @@ class ChooseAttributes(SampleAttributes, frozen=True, kw_only=True):
 
 
 class ChooseEachAttributes(Attributes, frozen=True):
-    """tiles: the number of tiles, each of which has found one candidate per sequence."""
+    """The choice for several sequences. tiles: each tile has found one candidate per sequence."""
 
     tiles: int
 

@@ -21,8 +21,8 @@ from ark.ir.values import Buffer, Tensor
 
 
 def digest(graph: Graph) -> str:
-    """SHA-256 of a graph as hexadecimal digits; InternalError for an attribute of a type that has
-    no encoding here.
+    """The SHA-256 hash of a graph as hexadecimal digits. Raises InternalError for an attribute of a
+    type that this module cannot encode.
     """
     sha256 = hashlib.sha256()
     after = {t.id: [d.id for d in graph.depends(t)] for t in graph.tensors if graph.depends(t)}

@@ -1,4 +1,4 @@
-"""Data types, by their names for users and with their storage in kernels.
+"""The data types of tensors: their names for users, and how elements are stored in memory.
 
 Two elements of a 4-bit type share a byte; the first is in the low half. Rows (along the last
 dimension of a buffer) begin at whole bytes. In NumPy each such element takes a byte, as in
@@ -173,7 +173,7 @@ class RowType(DataType):
 
     @property
     def zeros_at(self) -> int:
-        """The byte of a row at which its zeros begin; without zeros, its padding."""
+        """The byte of a row at which its zero points begin, or its padding if it has none."""
         return self.scales_at + self.scales.nbytes(self.groups)
 
     @property

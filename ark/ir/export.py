@@ -20,12 +20,14 @@ from ark.ir.graph import Graph, Node
 from ark.ir.values import Buffer, Tensor
 
 PREFILL = "all_reduce_prefill"
-# All-reduces that ARK writes as one node on 2 to 8 ranks, by their number of fp16 elements.
+# ARK writes all-reduces of these numbers of fp16 elements, on 2 to 8 ranks, as one node.
 FUSED_NAMES = {4096: "all_reduce_packet", 2048 * 4096: PREFILL}
 
 
 def arks_name(tensor: Tensor, world: int) -> str:
-    """The name of the single node in which ARK reduces this tensor; "" if ARK uses a ring."""
+    """The name of the node with which ARK all-reduces a tensor of this size; "" if ARK uses a ring
+    of sends and receives instead.
+    """
     if tensor.dtype != fp16 or not 2 <= world <= 8 or tensor.elements % (4 * world):
         return ""
     return FUSED_NAMES.get(tensor.elements, "")
@@ -42,8 +44,8 @@ def to_json(graph: Graph, pretty: bool = True) -> str:
 
 
 def _nodes(graph: Graph) -> list[dict[str, Any]]:
-    """The nodes' entries. A node's producers are the last writers of the tensors and buffers that
-    it reads.
+    """The entries of all nodes in the JSON text. A node's producers in it are the last writers of
+    the tensors and buffers that it reads.
     """
     nodes = [dataclasses.replace(n, id=i) for i, n in enumerate(_spelled_out(graph))]
     producers: dict[int, list[int]] = {}
@@ -74,7 +76,9 @@ class _Exported(PartialAttributes, frozen=True):
 
 
 def _spelled_out(graph: Graph) -> Iterator[Node]:
-    """The nodes, with a ring instead of each all-reduce that ARK does not write as one node."""
+    """The nodes, in which each all-reduce that ARK does not write as one node is replaced by a ring
+    of sends, receives and additions.
+    """
     fresh = count(len(graph.tensors))
     buffers = count(len(graph.buffers))
     tags = count(1 + max((_Exported.of(n.attrs).tag for n in graph.nodes), default=0))

@@ -1,10 +1,10 @@
 """Folds shapes of more than four dimensions to four: all dimensions before the last three become
 one.
 
-Tiles have four sizes and task bodies four loops, whatever a tensor's rank. The first loop counts
-through all leading dimensions; a body computes the separate indices where it needs them
-(ark.tasks.text). A tile's part of the leading dimensions must be a box in them (`block`). Called by
-the ops' lowerings (through ark.lower.tiling) and by the task kinds.
+Tiles have four sizes and device functions four loops, whatever a tensor's rank. The first loop
+counts through all leading dimensions together; separate indices are computed where they are needed
+(ark.tasks.text). The leading indices of a tile must form a box in these dimensions (`block`).
+Called by the ops' lowerings (through ark.lower.tiling) and by the task kinds.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 
 MAX_FOLDED_DIMS = 4
-# Elements. If a dimension is cut, tiles begin at multiples of it: at whole cache lines and packs.
+# Tiles begin at multiples of this number of elements, so that whole cache lines are accessed.
 CACHE_LINE_ELEMENTS = 64
 
 
@@ -36,14 +36,14 @@ def leading(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def block(shape: Sequence[int], most: int) -> int:
-    """The largest number n of leading indices, at most `most`, such that every n consecutive ones
-    from a multiple of n on form a box.
+    """The largest tile size, at most `most`, for the leading dimensions counted as one. Each tile
+    (consecutive indices from a multiple of the size on) must form a box in these dimensions.
     """
     size = 1
     for place, n in reversed(list(enumerate(leading(shape)))):
         room = max(1, most // size)
         if n > room:
-            # The outermost dimension may be cut anywhere, the others into equal parts.
+            # A tile may end at any index of the outermost dimension; the others need equal parts.
             return size * (room if place == 0 else max(t for t in range(1, room + 1) if n % t == 0))
         size *= n
     return size

@@ -50,14 +50,16 @@ class Graph:
 
     @property
     def view(self) -> GraphView:
-        """Lookup tables of the present nodes, computed again if the nodes have changed."""
+        """Lookup tables of the graph's nodes (readers and writers of tensors). They are computed
+        again if the nodes have changed.
+        """
         known = self._view.nodes
         if len(known) != len(self.nodes) or not all(map(operator.is_, known, self.nodes)):
             self._view = GraphView(self.nodes)
         return self._view
 
     def state(self) -> dict[str, object]:
-        """All attributes by name, except the view, which is computed from the nodes."""
+        """The graph's own data by name, without the lookup tables, which are computed from it."""
         return {name: value for name, value in vars(self).items() if name != "_view"}
 
     def with_nodes(self, nodes: Iterable[Node]) -> Graph:
@@ -83,7 +85,7 @@ class Graph:
             self.processors, self.context = None, before
 
     def new_context(self) -> int:
-        """A new context number, for nodes that are to be kept together."""
+        """A new number for a PlannerContext, whose nodes the planner keeps together."""
         return sum(1 for c in {n.context for n in self.nodes} if c is not None)
 
     @contextmanager
@@ -173,15 +175,15 @@ class Graph:
         return rewritten
 
     def inherit(self, view: Tensor, source: Tensor) -> None:
-        """Copies two properties of a source to its view: the tensors that its users must come
-        after, and whether gradients pass.
+        """Copies two properties of a tensor to a view of it: the tensors that must be written
+        before it is used, and whether gradients pass through it.
         """
         self.depend(view, self.depends(source))
         if source.id in self.detached:
             self.detached.add(view.id)
 
     def depend(self, tensor: Tensor, on: Sequence[Tensor]) -> None:
-        """Records that ops that use `tensor` must run after `on` has been written."""
+        """Records a dependence: ops that use `tensor` must run after `on` has been written."""
         if on:
             self._depends[tensor.id] = tuple(on) + self._depends.get(tensor.id, ())
 

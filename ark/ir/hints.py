@@ -1,4 +1,4 @@
-"""A front end's requests to the planner for an op: how it is cut into tasks and how they are dealt.
+"""Hints: a user's requests to the planner for one op (tile size, number of tasks, processors).
 
 Hints do not change results. ark.api.config makes them from ARK's configurations; the ops' lowerings
 and the scheduler follow them.

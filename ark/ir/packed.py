@@ -53,7 +53,7 @@ def cast(values: np.ndarray, dtype: DataType, subject: str) -> np.ndarray:
 
 
 def from_memory(data: np.ndarray, shape: Sequence[int], dtype: DataType) -> np.ndarray:
-    """The elements of dense rows, from bytes as `to_memory` returns them."""
+    """The inverse of `to_memory`: the elements of dense rows, from their bytes in memory."""
     if not dtype.packed or isinstance(dtype, RowType):
         whole: np.ndarray = data.view(dtype.numpy)
         return whole.reshape(dtype.host_shape(shape))

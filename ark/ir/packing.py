@@ -12,8 +12,9 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Part:
-    """A parameter (rows, columns) of the model. pairs: 0 if its rows keep their order; otherwise
-    the width of a head: within each head, row i + pairs / 2 then follows row i.
+    """One of the parameters (rows, columns) from which a packed parameter is made. pairs: 0 if its
+    rows keep their order. Otherwise it is the width of a head, and within each head row i is
+    followed by row i + pairs / 2.
     """
 
     name: str
@@ -31,7 +32,9 @@ class Packing:
     interleave: bool = False
 
     def apply(self, read: Callable[[str], np.ndarray]) -> np.ndarray:
-        """The packed array; `read` returns a part (rows, columns) by name."""
+        """The packed parameter as an array. read: a function that returns the array (rows, columns)
+        of one of the parts by name.
+        """
         arrays = [_paired(read(part.name), part.pairs) for part in self.parts]
         if not self.interleave:
             return np.concatenate(arrays)

@@ -1,4 +1,4 @@
-"""A graph as text, one line per node, for people, for tests of passes, and for comparing graphs.
+"""Writes a graph as text, one line per node, for people, tests of passes and comparisons.
 
 Called by ark.cli.pass_pages and by tests. The same graph gives the same text.
 """

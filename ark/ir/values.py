@@ -14,7 +14,7 @@ from ark.errors import InvalidUsageError, ModelError
 from ark.ir.dtype import DataType
 
 MAX_DIMS = 8
-# Of a dimension. Tasks count in 32 bits, also up to the end of the last tile, which may be partial.
+# The largest size of a dimension, since tasks count in 32 bits up to the end of the last tile.
 MAX_DIM_ELEMENTS = (7 << 28) - 1
 
 
@@ -122,7 +122,9 @@ def check_layout(
     offsets: tuple[int, ...],
     padded: tuple[int, ...],
 ) -> None:
-    """Raises ModelError, with the numbers, if ARK's rules do not allow the layout."""
+    """Raises ModelError if ARK's rules do not allow this combination of shape, extents and
+    offsets.
+    """
     if len(shape) > MAX_DIMS:
         raise ModelError(
             f"a tensor of shape {list(shape)} has {len(shape)} dimensions; at most {MAX_DIMS} are "

@@ -1,5 +1,5 @@
-"""Capabilities: features of hardware and drivers, by which bodies and forms are chosen, so that no
-code depends on a vendor.
+"""Capabilities: named features of hardware and drivers. Code selects an implementation by
+capabilities, so that it does not depend on a vendor.
 
 A machine model lists the capabilities that it has. Plans contain them by name. Called by
 ark.machine, by lowering, planning and code generation, and by the machine models of the backends.

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-# A Word may be passed as an option to a compiler. A Name is for display only.
+# A Word may be passed to a compiler as an option, so its characters are restricted. A Name may not.
 Word = Annotated[str, Meta(max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:+-]*$")]
 Name = Annotated[str, Meta(max_length=128, pattern=r"^[^\x00-\x1f\x7f-\x9f\ud800-\udfff]*$")]
 Bytes = Annotated[int, Meta(ge=0, le=1 << 30)]

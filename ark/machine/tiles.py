@@ -35,7 +35,7 @@ class BoxTiles:
 
     @property
     def least_rows(self) -> int:
-        """The smallest number of rows of a tile."""
+        """The smallest number of rows of any of these tiles."""
         return min(rows for rows, _ in self.tiles)
 
 

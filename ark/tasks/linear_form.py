@@ -69,8 +69,9 @@ def candidates(sig: Signature) -> tuple[int, ...]:
 
 
 def narrows(sig: Signature, machine: Machine) -> bool:
-    """True if the input is kept in the weights' type. This applies to kernel variants with communicating warps, for a single input row, or for a few rows that are not given as shares
-    of ranks.
+    """True if the input is kept in the weights' type. This applies to kernel variants with
+    communicating warps, for a single input row, or for a few rows that are not given as shares of
+    ranks.
     """
     params = sig.read(LinearParams)
     shares, rows = sig.operands[0].shape[0], sig.operands[2].shape[0]
