@@ -1,5 +1,5 @@
-"""A hash of everything in a graph that lowering reads, so that plans can be cached by the traced
-model.
+"""Computes a hash of everything in a graph that lowering reads, under which the graph's plans are
+cached.
 
 Called by ark.models.plans. Two graphs with the same hash have the same nodes, tensors and buffers.
 """

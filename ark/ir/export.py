@@ -69,7 +69,9 @@ def _nodes(graph: Graph) -> list[dict[str, Any]]:
 
 
 class _Exported(PartialAttributes, frozen=True):
-    """tag: of a message. packet: the all-reduce is a single node in ARK's layout."""
+    """Attributes that appear in the exported graph. tag: the tag of a message. packet: True for an
+    all-reduce that is a single node in ARK's layout.
+    """
 
     tag: int = 0
     packet: bool = False

@@ -99,10 +99,11 @@ def overlap(a: Tensor, b: Tensor) -> bool:
 def dense_view(
     tensor: Tensor, shape: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """(extents, offsets) of a dense tensor viewed in another shape; None if there is no such view.
+    """The extents and offsets with which a dense tensor is viewed in another shape; None if that is
+    not possible.
 
-    There is one only if the buffer's size and the tensor's start are multiples of the elements that
-    the new shape has below its first dimension.
+    The buffer's size and the tensor's start must be multiples of the number of elements that the
+    new shape has below its first dimension.
     """
     if not tensor.dense or math.prod(shape) != tensor.elements:
         return None

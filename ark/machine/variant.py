@@ -17,7 +17,7 @@ LOAD, COMPUTE, COMMUNICATE, MOVE = "load", "compute", "communicate", "move"
 
 @dataclass(frozen=True)
 class Role:
-    """Warps of a block that do one kind of work.
+    """A role: the warps of a block that do one kind of work.
 
     name: `compute`, `load`, `communicate` or `move`. Moving warps execute a task list of their own,
         of copies and sums, beside the processor's.

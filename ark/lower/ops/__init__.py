@@ -1,3 +1,4 @@
-"""Lowering functions of ops, which convert nodes to groups of tasks. Each module has the name of
-its family in ark.ops.
+"""The lowering functions of ops. A lowering function converts a node of the graph to groups of tile
+tasks; ark.lower.nodes calls it through ark.lower.registry. Each module has the name of the module
+of ark.ops that defines the op for users.
 """

@@ -1,4 +1,4 @@
-"""Lowering of the penalties and biases of logits: one op on rows of the vocabulary."""
+"""Lowering of sampling with all options, such as penalties and biases of logits."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ MIN_TILE_ELEMENTS = 256
 
 
 def lower_sample_adjusted(lowering: Lowering, node: Node) -> None:
-    """For each sequence, tasks on tiles adjust the logits and one task samples; then one task
-    stores the chosen tokens of all sequences.
+    """Emits for each sequence tasks that adjust tiles of its logits, and one task that samples a
+    token. One further task stores the chosen tokens of all sequences.
     """
     state, leave = node.inputs[:11], node.inputs[11:]
     logits, settings, position, tokens, output, stops, options, *more = state

@@ -1,7 +1,7 @@
 """Lowering of attention over a cache and over tiles of queries.
 
-A single row over a cache is cut into splits of its positions; all other attention is cut into tiles
-of queries. Called through ark.lower.registry.
+The tasks of a single row over a cache are parts (splits) of the row's positions. The tasks of all
+other attention are tiles of queries. Called through ark.lower.registry.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ MIN_TILED_QUERIES = 8  # fewest queries for which a task takes tiles of queries
 
 
 def lower_attention_tiles(lowering: Lowering, node: Node) -> None:
-    """Attention cut into tiles of queries.
+    """Emits attention as tiles of queries.
 
-    If loads run ahead of the computation, or matrix units compute attention in any variant, a
-    processor has all its tiles in one task. With the attribute `paged`, keys and values are in
-    pages, whose numbers are in the input after the position.
+    If loads run ahead of the computation, or matrix units compute attention in every kernel
+    variant, each processor has all its tiles in one task. With the attribute `paged`, keys and
+    values are in pages, whose numbers are in the input after the position.
     """
     q, key, value, *rest = node.inputs
     out, machine = node.outputs[0], lowering.machine
@@ -74,8 +74,8 @@ def lower_attention_tiles(lowering: Lowering, node: Node) -> None:
     )
     tiles = batch * heads * -(-length // rows)
     each = 2 * key.dtype.nbytes(context * width) * kv_heads / heads
-    # Heads computed side by side: as many as the cache holds, and enough that tiles of all lengths
-    # are distributed at once.
+    # The number of heads computed side by side: their keys fit in the cache, and there are enough
+    # tiles of all lengths to balance the work.
     enough = -(-2 * machine.processors * rows // length)
     most = max(1, min(batch * heads, max(enough, int(machine.costs.read_bytes / each))))
     if (machine.variant.name == "matrix" or units) and lowering.graph.world_size == 1:
@@ -96,8 +96,9 @@ def lower_attention_tiles(lowering: Lowering, node: Node) -> None:
 def attention_splits(
     rows: int, kv_heads: int, context: int, processors: int, least: int = 64
 ) -> int:
-    """The number of parts into which a head's positions are cut, so that most processors have one
-    part. least: positions below which a part is not worth its synchronisation.
+    """The number of parts into which the positions of each head are divided, so that most
+    processors have one part. least: the fewest positions for which a part is worth its
+    synchronisation.
     """
     wanted = max(1, processors // (rows * kv_heads))
     return min(wanted, max(1, context // least))
@@ -106,9 +107,9 @@ def attention_splits(
 def are_older(
     lowering: Lowering, node: Node, kept: Sequence[ir.Tensor], position: ir.Tensor
 ) -> bool:
-    """True where the rows that the stream would load are older than this iteration: the caches are
-    only appended to, and the position is not written before the node. kept: the caches, and a table
-    of their pages.
+    """True where the rows of the caches that would be streamed were all written by earlier
+    iterations. This requires that ops only append to the caches, and that no op writes the position
+    before the node. kept: the caches and, if they are in pages, the table of pages.
     """
     phase = [n for n in lowering.graph.nodes if n.phase == node.phase]
     written = {t.buffer.id for n in phase for t in n.outputs}
@@ -117,9 +118,8 @@ def are_older(
 
 
 def streamed_rows(cache: ir.Tensor, group: int, machine: Machine) -> int:
-    """The number of positions whose keys and values fill a stage of the operand stream.
-
-    0 if bodies read the caches in place.
+    """The number of positions whose keys and values fill a stage (a slot of the ring in shared
+    memory through which caches are streamed). 0 if tasks read the caches in place.
     """
     width, row = cache.shape[-1], cache.dtype.nbytes(cache.shape[-1])
     if cache.dtype.name not in ("bf16", "fp16") or width not in (32, 64, 128):
@@ -133,8 +133,8 @@ def streamed_rows(cache: ir.Tensor, group: int, machine: Machine) -> int:
 
 
 def lower_attention(lowering: Lowering, node: Node) -> None:
-    """Emits attention, a sequence at a time: a single row over a cache as splits of its positions,
-    all other attention as tiles of queries.
+    """Emits attention for each sequence. Attention of a single row over a cache is divided by its
+    positions; all other attention is divided into tiles of queries.
     """
     given = node.read(AttentionAttributes)
     placed = given.placed
@@ -146,8 +146,8 @@ def lower_attention(lowering: Lowering, node: Node) -> None:
         outputs = (lowering.part(node.outputs[0], batch, b),)
         one = dataclasses.replace(node, inputs=tuple(inputs), outputs=outputs)
         merges.append(_lower_sequence(lowering, one, batch))
-    # Merges come last, so that no processor waits for the parts of one sequence before it has
-    # computed its parts of all sequences.
+    # The merges of all sequences come last, so that no processor waits for a merge before it has
+    # computed all of its parts.
     for partial, one in (m for m in merges if m is not None):
         rows, heads, splits, width = partial.shape
         group = merge_group(batch * rows * heads, heads, 4 * splits * width, lowering.machine)
@@ -157,9 +157,9 @@ def lower_attention(lowering: Lowering, node: Node) -> None:
 
 
 def merge_group(heads: int, most: int, size: int, machine: Machine) -> int:
-    """The number of heads that one task merges: enough that each processor has one task. heads: all
-    heads to merge. most: heads of a row; the result divides it. size: bytes of a head's parts,
-    which must all fit in shared memory.
+    """The number of heads whose parts one task merges. It is so large that no processor has several
+    tasks, if that fits in shared memory. heads: the number of all heads to merge. most: the number
+    of heads of a row, which the result divides. size: bytes of the parts of a head.
     """
     room = (machine.shared_bytes - machine.ring_bytes) // size
     wanted = min(-(-heads // machine.processors), room)
@@ -167,8 +167,8 @@ def merge_group(heads: int, most: int, size: int, machine: Machine) -> int:
 
 
 def _lower_sequence(lowering: Lowering, node: Node, batch: int) -> tuple[ir.Tensor, Node] | None:
-    """Emits attention of one of `batch` sequences. Returns the tensor of its parts and the node if
-    there are several parts, else None.
+    """Emits attention of one of `batch` sequences. If its positions are divided into several parts,
+    returns the tensor of partial results and the node; otherwise None.
     """
     given = node.read(AttentionAttributes)
     if (
@@ -186,7 +186,7 @@ def _lower_sequence(lowering: Lowering, node: Node, batch: int) -> tuple[ir.Tens
     streamed = 0
     if fresh and are_older(lowering, node, (key, value), position):
         streamed = streamed_rows(key, given.heads // kv_heads, machine)
-    # If the ring streams keys and values, each processor has at least one stage of them.
+    # If keys and values are streamed, a part has at least the positions of one stage of the ring.
     least = max(32, streamed) if machine.variant.role(COMMUNICATE) else 64
     least *= 2 if streamed and batch > 1 and machine.ring_bytes else 1
     part = 4 * (given.head_dim + 2)  # in bytes
@@ -199,10 +199,10 @@ def _lower_sequence(lowering: Lowering, node: Node, batch: int) -> tuple[ir.Tens
         splits = max(
             1, min(splits, machine.costs.packet_tensor_bytes // (rows * given.heads * part))
         )
-    # Two halves that fit in the ring are not worth the exchange that merges them.
+    # If all positions fit in the ring, merging two halves takes longer than computing both.
     if splits == 2 and batch > 1 and context <= streamed * machine.variant.stages:
         splits = 1
-    # All parts of a head must fit in shared memory for the merge.
+    # The task that merges a head holds all of its parts in shared memory.
     splits = max(1, min(splits, (machine.shared_bytes - machine.ring_bytes) // part))
     params = AttentionParams(
         heads=given.heads,

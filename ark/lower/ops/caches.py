@@ -22,7 +22,9 @@ def lower_kv_append(lowering: Lowering, node: Node) -> None:
 
 
 def lower_kv_cache_slot(lowering: Lowering, node: Node) -> None:
-    """Appends to the cache, viewed as the cache of one head whose width is that of a whole slot."""
+    """Emits an append to the cache, which is viewed as the cache of a single head as wide as a
+    slot.
+    """
     token, position, _ = node.inputs
     cache, slot = node.outputs
     width = math.prod(token.shape)

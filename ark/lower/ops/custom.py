@@ -1,4 +1,4 @@
-"""Lowering of calls of custom ops."""
+"""Lowering of custom ops, whose device function a user wrote (ark.custom_op)."""
 
 from __future__ import annotations
 
@@ -39,12 +39,16 @@ def _emit(lowering: Lowering, node: Node) -> Group:
 
 
 def lower_channel_custom(lowering: Lowering, node: Node) -> None:
-    """Emits the same tasks, with a wait and a signal on each of the op's channels."""
+    """Emits the tasks of a custom op that accesses peers. Each task waits for and signals the
+    channels that the call names.
+    """
     _pair(lowering, node, _emit(lowering, node))
 
 
 def _received(lowering: Lowering, form: Form, tensors: Mapping[str, Tensor]) -> frozenset[int]:
-    """Ids of the buffers between ranks that hold packets. Raises UnsupportedError if one cannot."""
+    """Ids of the receive buffers between ranks that hold packets. Raises UnsupportedError if an
+    operand for which the op requests packets cannot hold them.
+    """
     named = [(name, tensors[name]) for name in form.packets]
     symmetric = [(name, t) for name, t in named if t.buffer.arena == "symmetric"]
     for name, tensor in symmetric:
@@ -58,8 +62,8 @@ def _received(lowering: Lowering, form: Form, tensors: Mapping[str, Tensor]) -> 
 
 
 def _pair(lowering: Lowering, node: Node, group: Group) -> None:
-    """Adds each task's waits and signals, with a counter for every tile of every op on a
-    channel.
+    """Adds waits and signals between ranks to the tasks of a custom op. There is a counter for
+    every tile of every custom op on a channel.
     """
     rank, given = lowering.graph.rank, node.read(CustomAttributes)
     waits, signals = given.waits or [], given.signals or []
@@ -83,8 +87,8 @@ def _pair(lowering: Lowering, node: Node, group: Group) -> None:
 
 
 def _tiles(form: Form, sizes: Mapping[str, int], processors: int) -> Iterator[tuple[str, int]]:
-    """The tile size of each axis: the one that the form sets, otherwise one that gives the
-    processors equal shares.
+    """The tile size along each axis of a custom op. If the user's declaration does not set it, all
+    processors get equal shares.
     """
     tasks = 1
     for axis, n in form.tile.items():

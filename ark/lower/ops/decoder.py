@@ -1,5 +1,5 @@
-"""Lowering of rotary embeddings of rows, of queries with their keys, and of gates on pairs of
-columns.
+"""Lowering of three ops of a decoder: rotary embedding of rows, `rope_kv` (which rotates queries
+and keys and appends to caches), and gates on pairs of columns.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ def lower_rotary_embedding(lowering: Lowering, node: Node) -> None:
 
 
 def lower_rope_kv(lowering: Lowering, node: Node) -> None:
-    """Emits tasks that cut columns only, because all rows share the caches."""
+    """Emits tasks that each have all rows of some columns, because all rows share the caches."""
     x = node.inputs[0]
     operands = [x, node.outputs[0], *node.inputs[1:], *node.outputs[1:]]
-    # With many rows, cuts are at multiples of the columns that one access moves.
+    # With many rows, tasks begin at multiples of the columns of a vector access.
     given = node.read(ProjectionAttributes)
     step = VECTOR_COLUMNS if x.shape[0] > 1 and given.head_dim % VECTOR_COLUMNS == 0 else 2
     params = RopeKvParams(given.heads, given.kv_heads, given.head_dim)

@@ -1,4 +1,4 @@
-"""Lowering of elementwise ops: tiles of the result, with the node's expression."""
+"""Lowering of elementwise ops. Each task computes the node's expression on a tile of the result."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ark.tasks.elementwise import ElementwiseParams
 
 
 def lower_elementwise(lowering: Lowering, node: Node) -> None:
-    """Emits tiles of the output. If no operand is broadcast or strided, operands are viewed in one
-    dimension.
+    """Emits tiles of an elementwise op's output. If no operand is broadcast or strided, all
+    operands are viewed in one dimension.
     """
     inputs = list(dict.fromkeys(node.inputs))  # an operand that is given twice is read once
     expr = expression.substitute(

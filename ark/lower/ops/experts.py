@@ -19,7 +19,9 @@ def lower_topk(lowering: Lowering, node: Node) -> None:
 
 
 def lower_expert_linear(lowering: Lowering, node: Node) -> None:
-    """Emits tasks that divide the outputs of every row and slot among the processors."""
+    """Emits the linear layers of the chosen experts. For each row and each of its experts, the
+    outputs are divided among processors.
+    """
     rows, slots, n = node.outputs[0].shape
     parts = split(n, -(-lowering.machine.processors // (rows * slots)))
     coords = [(r, s, a, b) for r in range(rows) for s in range(slots) for a, b in parts]

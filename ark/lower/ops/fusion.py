@@ -10,7 +10,7 @@ from ark.tasks.fusion import FusionParams
 
 
 def lower_fusion(lowering: Lowering, node: Node) -> None:
-    """Emits tiles of the outputs' shape."""
+    """Emits the tiles of a fused region, which have the shape of its outputs."""
     shape = node.outputs[0].shape
     given = node.read(FusionAttributes)
     work = len(given.last) + given.count * len(given.each)

@@ -14,8 +14,8 @@ from ark.tasks.linear_params import LinearParams
 
 
 def lower_linear(lowering: Lowering, node: Node) -> None:
-    """Emits tasks of whole stages of weight rows; each task streams its rows. Raises ModelError if
-    the weight is not dense.
+    """Emits the tasks of a linear layer of few rows. Each task has some rows of the weight, which
+    it streams in stages. Raises ModelError if the weight is not dense.
     """
     weight = node.inputs[1]
     if not weight.dense:

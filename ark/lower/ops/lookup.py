@@ -1,4 +1,6 @@
-"""Lowering of gathers and scatters: by rows if indices select rows, otherwise by elements."""
+"""Lowering of gathers and scatters. If indices select whole rows, a task moves rows; otherwise it
+moves elements.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ from ark.tasks.along import lines
 from ark.tasks.remap import GatherParams
 from ark.tasks.scatter import ScatterParams, same_places
 
-ROWS_PER_PROCESSOR = 4  # rows per processor from which a warp for each row keeps it busy
-MIN_UPDATES_PER_SPAN = 8  # fewest updates for each span of a table's places that a task writes
+ROWS_PER_PROCESSOR = 4  # with at least these rows per processor, each row gets a warp
+MIN_UPDATES_PER_SPAN = 8  # a task's part of the table (span) gets at least this many updates
 
 
 def lower_gather(lowering: Lowering, node: Node) -> None:
@@ -61,9 +63,9 @@ def lower_gather_elements(lowering: Lowering, node: Node) -> None:
 
 
 def lower_scatter(lowering: Lowering, node: Node) -> None:
-    """Emits a copy of the input, unless the output shares its memory, then the updates, into the
-    part of the output that they can reach. If there are many rows, tasks copy and update whole rows
-    instead.
+    """Emits a scatter. It first copies the input to the output, unless they share memory, and then
+    applies the updates to the part of the output that they can reach. If there are many rows, each
+    task copies and updates whole rows instead.
     """
     source, ids, updates = node.inputs
     out, given = node.outputs[0], node.read(ScatterAttributes)
@@ -103,7 +105,7 @@ def lower_scatter(lowering: Lowering, node: Node) -> None:
 
 
 def _by_rows(lowering: Lowering, node: Node) -> bool:
-    """True for many rows, each of which one task copies and updates."""
+    """True if there are so many rows that each is copied and updated by one task."""
     source, ids, updates = node.inputs
     out, axis, machine = node.outputs[0], node.read(ScatterAttributes).axis, lowering.machine
     rows = math.prod(lines(out.shape, axis))

@@ -1,4 +1,6 @@
-"""Lowering of matrix products: the tiles of a product's cut, in an order that suits the memory."""
+"""Lowering of matrix products to tiles, in an order in which neighbouring tiles share data in the
+cache.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from ark.tasks.matmul_params import MatmulParams
 
 
 def lower_matmul(lowering: Lowering, node: Node) -> None:
-    """Emits the tiles of a product, with the variant's special bodies if they support it."""
+    """Emits the tiles of a matrix product. If the kernel variant has warpgroups that support the
+    product, the tiles are those of warpgroups.
+    """
     product, machine = product_of(node), lowering.machine
     asked = lowering.tile(product.shape, fixed=(0, 1), shown=_shown(node))
     cut = Cut(asked[2], asked[3]) if asked else product.cut
@@ -86,7 +90,7 @@ def _lower_large(lowering: Lowering, product: Product, cut: Cut) -> None:
         coords = side_by_side(coords, machine.processors)
         _emit_product(lowering, product, params, coords)
         return
-    # All tiles of a processor are one task, so that one tile is loaded while another is stored.
+    # A task has all tiles of its processor, so that one tile is loaded while another is stored.
     begin, end = node.processors or (0, machine.processors)
     tasks = min(len(coords) * cut.parts, end - begin)
     params = structs.replace(params, tasks=tasks, group=group)

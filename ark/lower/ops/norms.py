@@ -18,14 +18,14 @@ from ark.tasks.argmax import ArgMaxParams
 from ark.tasks.row_norm import RowNormParams
 
 MAX_INTERLEAVED_ITEMSIZE = 2  # bytes of elements whose rows are interleaved
-PROCESSORS_PER_IDLE_ONE = 20  # one of this number of processors may have no rows
-MAX_SHORT_ROW_ELEMENTS = 1024  # elements of rows that one task normalises in the time of one row
+PROCESSORS_PER_IDLE_ONE = 20  # at most one in this number of processors may have no rows
+MAX_SHORT_ROW_ELEMENTS = 1024  # several rows with these elements in total take as long as one row
 
 
 def lower_row_norm(lowering: Lowering, node: Node) -> None:
-    """Emits a softmax or norm as tasks of whole rows. Each processor has one task, or tasks have a
-    few short rows that take the time of one. Rows of large matrices are assigned to processors one
-    by one, in turn.
+    """Emits a softmax or norm as tasks of whole rows. Either each processor has one task, or a task
+    has a few short rows, which take as long as one. Rows of large matrices are dealt to processors
+    one by one, so that all processors read neighbouring rows at the same time.
     """
     others, params = list(node.inputs[1:]), node.read(NormAttributes)
     row = node.outputs[0].shape[-1:]
@@ -50,8 +50,8 @@ def lower_argmax(lowering: Lowering, node: Node) -> None:
 def _row_tiles(
     lowering: Lowering, node: Node
 ) -> tuple[IrTensor, IrTensor, list[tuple[int, ...]], int]:
-    """Input and result, viewed such that tasks of whole rows can be cut; the coordinates of the
-    tasks, and the number of rows of each task.
+    """How an op on rows is divided into tasks: views of its input and result, the coordinates of
+    the tasks, and the number of rows of each task.
     """
     source, out, machine = node.inputs[0], node.outputs[0], lowering.machine
     few = 1
@@ -70,17 +70,17 @@ def _row_tiles(
 
 
 def is_large(out: IrTensor, machine: Machine) -> bool:
-    """True for a result that is large enough for its rows to be assigned in turn."""
+    """True for a result so large that its rows are dealt to processors one by one."""
     return out.nbytes >= machine.costs.deal_bytes
 
 
 def _dealt(source: IrTensor, out: IrTensor, machine: Machine) -> int:
-    """The number of processors to which the rows of a large matrix are assigned in turn, so that
-    all of them proceed through memory side by side; 0 if consecutive rows are assigned.
+    """The number of processors to which the rows of a large matrix are dealt one by one, so that
+    all of them read neighbouring rows at the same time; 0 if each task has consecutive rows.
 
-    The result is 0 if rows are claimed instead, or if too many processors would have no rows. It is
-    also 0 for wider elements: some backends load several rows ahead, and then consecutive rows are
-    faster.
+    The result is 0 if rows are claimed at run time instead, or if too many processors would have no
+    rows. It is also 0 for elements of more than MAX_INTERLEAVED_ITEMSIZE bytes: some backends load
+    several rows ahead, and then consecutive rows are faster.
     """
     rows = out.shape[0]
     large = is_large(out, machine) and out.dtype.itemsize <= MAX_INTERLEAVED_ITEMSIZE
@@ -103,8 +103,8 @@ def _dealt(source: IrTensor, out: IrTensor, machine: Machine) -> int:
 
 
 def _flat(lowering: Lowering, source: IrTensor, out: IrTensor) -> tuple[IrTensor, IrTensor]:
-    """Input and output viewed as matrices, if their memory layout allows it; otherwise
-    unchanged.
+    """The input and the output viewed as two-dimensional matrices, if their memory layout allows
+    it; otherwise both unchanged.
     """
     rows = out.elements // out.shape[-1]
     flat = [(rows, t.shape[-1]) for t in (source, out)]
@@ -114,8 +114,8 @@ def _flat(lowering: Lowering, source: IrTensor, out: IrTensor) -> tuple[IrTensor
 
 
 def _whole_rows(node: Node) -> list[int] | None:
-    """The hinted tile with size 1 in place of the whole row; None without a hint. Raises PlanError
-    if the hinted tile has only a part of a row.
+    """The tile that the user's hint requests, with size 1 in place of the whole row; None without a
+    hint. Raises PlanError if the requested tile has only a part of a row.
     """
     if node.hints is None or node.hints.tile is None:
         return None

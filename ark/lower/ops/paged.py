@@ -1,4 +1,4 @@
-"""Lowering of appends to pages and of attention over pages."""
+"""Lowering of appends to caches whose rows are in pages, and of attention over such caches."""
 
 from __future__ import annotations
 
@@ -30,10 +30,9 @@ def lower_paged_append(lowering: Lowering, node: Node) -> None:
 
 
 def lower_paged_attention(lowering: Lowering, node: Node) -> None:
-    """Emits attention of a few rows as splits of their positions, so that most processors have a
-    part.
-
-    Attention of many rows, or with other masks, is emitted as tiles.
+    """Emits attention over caches in pages. For a few rows, the positions of each row are divided
+    into parts, so that most processors have one. For many rows, or with other masks, tasks are
+    tiles of queries.
     """
     sequences = node.inputs[3].shape[0]
     rows = node.inputs[0].shape[0] // sequences
@@ -63,12 +62,12 @@ def _lower_splits(lowering: Lowering, node: Node) -> None:
         streamed = streamed_rows(key, heads // kv_heads, machine)
         if pages_of_stage(streamed, page) > MAX_STAGE_PAGES:
             streamed = 0
-    # A part has at least one stage of the ring, with several sequences two.
+    # A part has at least the positions of one stage of the ring, or of two with several sequences.
     least = 64 if not streamed else streamed * (1 if sequences == 1 else 2)
     splits = attention_splits(q.shape[0], kv_heads, context, machine.processors, least)
     if splits == 2 and sequences > 1 and context <= streamed * machine.variant.stages:
         splits = 1  # as for attention over contiguous rows
-    # All parts of a head must fit in shared memory for the merge.
+    # The task that merges a head holds all of its parts in shared memory.
     room = (machine.shared_bytes - machine.ring_bytes) // (4 * (width + 2))
     splits = max(1, min(splits, room))
     params = PagedAttentionParams(

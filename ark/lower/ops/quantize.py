@@ -12,8 +12,8 @@ from ark.tasks.quantized_linear import QuantizedLinearParams, most_rows
 
 
 def lower_quantized_linear(lowering: Lowering, node: Node) -> None:
-    """Emits the layer in groups of input rows, each as large as a processor's shared memory
-    allows.
+    """Emits a quantised linear layer. If its input rows do not fit in a processor's shared memory,
+    the layer is emitted several times, for groups of rows that fit.
     """
     x, *others = node.inputs
     out, machine = node.outputs[0], lowering.machine
@@ -32,6 +32,6 @@ def lower_quantized_linear(lowering: Lowering, node: Node) -> None:
 
 
 def lower_row_values(lowering: Lowering, node: Node) -> None:
-    """Emits a task for each range of rows of a quantised matrix."""
+    """Emits tasks that each dequantise a range of rows of a matrix."""
     coords = split(node.inputs[0].shape[0], lowering.machine.processors)
     lowering.emit("row_values", Params(), [*node.inputs, *node.outputs], coords)

@@ -1,4 +1,4 @@
-"""Lowering of reductions over one dimension, in parts if a row is long."""
+"""Lowering of reductions over one dimension. Long rows are reduced in parts by several tasks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ def _insert(tensor: IrTensor, axis: int) -> IrTensor:
 def lower_reduce(lowering: Lowering, node: Node) -> None:
     """Emits a reduction, in which one task reduces whole rows or columns.
 
-    If rows are few and long, tasks first reduce parts of them into a temporary (split-k).
+    If rows are few and long, tasks first reduce parts of them to a temporary, which further tasks
+    reduce to the result.
     """
     source, out = node.inputs[0], node.outputs[0]
     given = node.read(ReduceAttributes)
@@ -79,11 +80,11 @@ def lower_reduce(lowering: Lowering, node: Node) -> None:
 
 
 def _views(lowering: Lowering, node: Node, parts: Sequence[int]) -> list[IrTensor] | None:
-    """The inputs viewed in four dimensions: those before the axis, the axis in two parts, and those
-    after it. `parts` has their sizes.
+    """The inputs viewed in four dimensions with the sizes `parts`: all dimensions before the
+    reduced axis, the axis in two parts, and all dimensions after it.
 
-    Inputs with size 1 along a group of dimensions have size 1 in the view. None if an input cannot
-    be viewed so.
+    An input with size 1 along a group of dimensions has size 1 in the view. None if an input cannot
+    be viewed in this way.
     """
     shape, axis = node.inputs[0].shape, node.read(ReduceAttributes).axis
     groups = (shape[:axis], shape[axis : axis + 1], shape[axis + 1 :])
@@ -103,12 +104,12 @@ def _views(lowering: Lowering, node: Node, parts: Sequence[int]) -> list[IrTenso
 
 
 def _across(count: int, source: IrTensor, machine: Machine) -> int:
-    """The number of neighbouring sums into which one long line of a 16-bit type is folded; 0 for
-    none.
+    """The number of columns if one long line of a 16-bit type is reduced as a matrix with this many
+    columns first; 0 if it is not.
 
-    In this form, blocks proceed through memory side by side. 0 for few elements, or with one thread
-    per processor. On an H100, distant parts, one for each processor, took 80 us for 64M elements of
-    bf16, and columns of the same bytes took 48.
+    As columns, blocks read neighbouring memory at the same time. On an H100, 64M elements of bf16
+    took 48 us in this form, and 80 us if each processor reduced a distant part of the line. The
+    result is 0 for few elements, or with one thread per processor.
     """
     if not machine.cooperative or source.dtype.itemsize != 2:
         return 0
@@ -119,8 +120,8 @@ def _across(count: int, source: IrTensor, machine: Machine) -> int:
 
 
 def _counted(term: expression.Tree, part: int, inner: int) -> expression.Tree:
-    """A term for a part of the axis, in which element indices count from the first element of the
-    whole axis.
+    """The expression of a reduction's terms, changed for a view in which the axis is in two parts:
+    element indices in it still count from the first element of the whole axis.
     """
     if not expression.places(term):
         return term
@@ -130,9 +131,10 @@ def _counted(term: expression.Tree, part: int, inner: int) -> expression.Tree:
 
 
 def _lower_swept(lowering: Lowering, node: Node, inputs: Sequence[IrTensor], across: int) -> None:
-    """Emits the folding of a line into `across` neighbouring results, and of these into one.
+    """Emits the reduction of a long line in two steps: first as a matrix to one result for each of
+    `across` columns, then these to one.
 
-    inputs: the node's inputs, with the neighbours in the second to last of four dimensions.
+    inputs: the node's inputs, with the columns in the second to last of four dimensions.
     """
     given = node.read(ReduceAttributes)
     out, function, count = node.outputs[0], given.function, node.inputs[0].elements
@@ -145,8 +147,8 @@ def _lower_swept(lowering: Lowering, node: Node, inputs: Sequence[IrTensor], acr
 
 
 def _splits(outer: int, count: int, inner: int, machine: Machine) -> int:
-    """The number of equal parts into which `count` elements are cut: enough to keep the processors
-    busy, and no part short.
+    """The number of equal parts into which the `count` elements along the axis are divided. It is
+    large enough to keep the processors busy, unless parts would have too few elements.
     """
     tasks = outer * -(-inner // REDUCE_COLUMNS)
     wanted = min(
@@ -181,8 +183,8 @@ def _emit_reduce(
 
 
 def _beside_axis(node: Node | None, axis: int) -> list[int] | None:
-    """The hinted tile with size 1 inserted at the reduced dimension, if the result does not have
-    that dimension; None otherwise.
+    """The tile that the user's hint requests, with size 1 inserted at the reduced dimension if the
+    result does not have that dimension; None without such a hint.
     """
     if node is None or node.hints is None or node.hints.tile is None:
         return None

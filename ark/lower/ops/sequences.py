@@ -15,15 +15,17 @@ from ark.tasks.tokens import SampleParams
 
 
 def _share(tensor: Tensor, batch: int, sequence: int) -> Tensor:
-    """The part of a sequence in a tensor whose first dimension is cut into equal parts."""
+    """The part of a tensor that belongs to one sequence, if its first dimension is divided equally
+    among `batch` sequences.
+    """
     size = tensor.shape[0] // batch
     name = f"{tensor.name}.{sequence}"
     return dataclasses.replace(part(tensor, 0, sequence * size, size), name=name)
 
 
 def lower_sample_each(lowering: Lowering, node: Node) -> None:
-    """Emits tasks that determine the best token of each tile and sequence, and one task that
-    chooses among these for all sequences.
+    """Emits tasks that find the best token in each tile of each sequence's logits, and one task
+    that chooses among these candidates for all sequences.
     """
     logits, settings, position, *others = node.inputs
     batch, vocabulary = logits.shape
@@ -39,8 +41,8 @@ def lower_sample_each(lowering: Lowering, node: Node) -> None:
 
 
 def lower_choose_each(lowering: Lowering, node: Node) -> None:
-    """Emits one task that chooses for all sequences among the candidates that the linear layer
-    determined.
+    """Emits one task that chooses the token of each sequence among the candidates that a linear
+    layer's tasks have found.
     """
     params = ChooseEachParams(node.read(ChooseEachAttributes).tiles, node.inputs[0].shape[0])
     lowering.emit("choose_each", params, list(node.inputs), [(0,)])

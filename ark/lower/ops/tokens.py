@@ -34,8 +34,8 @@ def lower_advance(lowering: Lowering, node: Node) -> None:
 
 
 def lower_sample(lowering: Lowering, node: Node) -> None:
-    """Emits tasks that determine the best token of each tile, and one task that chooses among
-    these.
+    """Emits tasks that find the best token in each tile of the logits, and one task that chooses
+    among these candidates.
 
     shares: the number of ranks' shares in the logits; the first is this rank's own
     (ark.lower.rewrite.rotate_logits).
@@ -51,8 +51,8 @@ def lower_sample(lowering: Lowering, node: Node) -> None:
 
 
 def lower_choose(lowering: Lowering, node: Node) -> None:
-    """Emits one task that chooses among the candidates that the linear layers of this rank or of
-    all ranks determined.
+    """Emits one task that chooses among the candidate tokens that a linear layer's tasks, on this
+    rank or on all ranks, have found.
     """
     given = node.read(ChooseAttributes)
     first = lowering.graph.rank if given.shares > 1 else 0

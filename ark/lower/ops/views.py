@@ -1,4 +1,4 @@
-"""Lowering of reshape, which copies."""
+"""Lowering of reshapes that must copy, because the input's memory has no view of the new shape."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from ark.lower.unpack import convert, unpacked
 
 
 def lower_reshape(lowering: Lowering, node: Node) -> None:
-    """Emits a copy in the input's shape. The output is a new dense tensor, so it can be viewed in
-    this shape.
+    """Emits a copy of the input. The output is a new dense tensor, so it can be viewed in the
+    input's shape for the copy.
     """
     source, out = node.inputs[0], node.outputs[0]
     if source.dtype.packed:

@@ -17,8 +17,8 @@ WARP_READ_ELEMENTS = 32  # neighbouring places of a tile, which the lanes of a w
 
 
 def lower_convolution(lowering: Lowering, node: Node) -> None:
-    """Emits tiles of one image each. A tile contains places first, then rows of weights, then
-    groups, as few as keep all processors busy.
+    """Emits a convolution as tiles, each of one image. A tile grows along the image first, then
+    along rows of weights, then along groups, as long as there are tiles for all processors.
     """
     weight, source, *others = node.inputs
     out, machine = node.outputs[0], lowering.machine
@@ -35,8 +35,8 @@ def lower_convolution(lowering: Lowering, node: Node) -> None:
     down = min(rows, max(1, share // wide))
 
     def rounds(several: int) -> tuple[int, int]:
-        """The number of groups that the busiest processor computes one after another, then the
-        negated number per task, so that ties give the fewest tasks.
+        """A measure to minimise: the number of groups that the processor with the most work
+        computes. Ties are decided by more groups per task, hence the negated number.
         """
         return -(-images * -(-groups // several) // tasks) * several, -several
 

@@ -1,1 +1,1 @@
-"""Lowering of collectives, messages and channels."""
+"""Lowering of communication between ranks: collectives, messages and channels."""

@@ -1,9 +1,9 @@
-"""Lowering of products whose rows are assigned to ranks in bands, shared by the overlapped
-collectives.
+"""Assigns the tasks of a matrix product that is fused with a collective to processors. Some tasks
+multiply, others add and send tiles. Used by ark.lower.ops.communication.overlapped and
+overlapped_gather.
 
-Assigns the tiles to processors that multiply, and other tasks to processors that add and send
-(ark.lower.ops.communication.overlapped). If the number of tiles leaves processors idle, these add
-and send; if it leaves none idle, all processors add and send between two tiles.
+The product's rows are divided among ranks in bands. If there are fewer tiles than processors, the
+processors without a tile add and send. Otherwise all processors add and send between two tiles.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ from ark.tasks import expression
 from ark.tasks.combine import CombineParams, moved, tiles
 from ark.tasks.matmul_params import MatmulParams
 
-Chunks = list[tuple[int, int]]  # first and last + 1 element
+Chunks = list[tuple[int, int]]  # ranges of elements: the first, and the one after the last
 
 
 class Product:
-    """A product whose rows are in bands, and the processors that multiply, add and send."""
+    """A matrix product whose rows are divided among ranks in bands, and the assignment of its tasks
+    to processors that multiply, add and send.
+    """
 
     def __init__(self, lowering: Lowering, node: Node, rows: int) -> None:
         self.lowering, self.node = lowering, node
@@ -49,17 +51,16 @@ class Product:
         self.copies = None
         if lowering.options.get("overlap") == DMA:
             self.copies = choose_engine(lowering.machine, self.out.nbytes, DMA)
-        # The idle processors that wait for copies.
+        # Of the processors without tiles, half wait for copies by the proxy, if there are any.
         self.copiers = self.idle[: -(-len(self.idle) // 2) if self.copies else 0]
         self._round = (0, 0, 0)  # index of its first tile, its number of tiles, its shift
-        # The task lists of moving warps, if their work is complete before the multiplications that
-        # run at the same time.
+        # The task lists of moving warps, if there are enough rounds of multiplications to hide them.
         count = lowering.machine.processors
         moved = lowering.machine.lists > count and self.rounds >= self.world and not self.copies
         self.movers = range(count + begin, count + end) if moved else range(0)
 
     def _tile(self) -> tuple[int, int]:
-        """The tile that the whole product would have without a collective."""
+        """The tile size that the product would have if it were not fused with a collective."""
         machine, a = self.lowering.machine, self.a
         shape, size = (1, 1, self.rows, self.columns), a.dtype.itemsize
         measured = self.lowering.options.get("cuts", {})
@@ -71,7 +72,7 @@ class Product:
         return cut.rows, cut.columns
 
     def multiply(self, a: IrTensor, out: IrTensor, suffix: str) -> Group:
-        """Emits the tiles of some rows. `a` and `out` contain these rows only."""
+        """Emits the tiles of a band of rows. `a` and `out` contain the rows of the band only."""
         machine = self.lowering.machine
         rows = out.shape[0]
         tile = (min(self.high, rows), self.wide)
@@ -93,10 +94,9 @@ class Product:
         return emitted
 
     def begin_round(self, count: int, shift: int) -> None:
-        """Begins a round with the next `count` tiles. shift: the number of processors by which the
-        round's assignment is rotated.
-
-        Processors that stored to a peer in the last round, which takes longer, now store locally.
+        """Begins a round, which consists of the next `count` tiles. shift: the number of processors
+        by which the assignment of tiles is rotated, so that the processors that stored to a peer in
+        the last round, which takes longer, now store locally.
         """
         self._round = self._dealt, count, shift
 
@@ -112,10 +112,11 @@ class Product:
         return -(-self.columns // self.wide)
 
     def others(self, count: int, nbytes: int, everyone: bool) -> list[int]:
-        """Processors for `count` tasks that combine or send `nbytes` bytes each.
+        """The processors for `count` tasks that combine or send `nbytes` bytes each.
 
-        Processors that multiply nothing come first, as many tasks as they can do during a round of
-        products, then the others. everyone: use all processors.
+        Processors that multiply nothing come first, with as many tasks as they can run during one
+        round of multiplications. The remaining tasks go to the others. everyone: True to distribute
+        the tasks over all processors instead.
         """
         free = [] if everyone else [*self.idle[len(self.copiers) :]]
         machine = self.lowering.machine
@@ -135,13 +136,13 @@ class Product:
         return processors
 
     def is_last(self, number: int) -> bool:
-        """True where the tile of this number is among the last that processors multiply."""
+        """True where the tile with this number belongs to the last round of multiplications."""
         last = -(-self._dealt // len(self.computing)) - 1
         return number // len(self.computing) == last
 
     def chunks(self, rows: int, width: int, nbytes: int, itemsize: int) -> list[Chunks]:
-        """For each row of tiles of a band, the ranges into which its elements are cut. Both ends of
-        a put compute the same ranges.
+        """For each row of tiles in a band, the ranges of elements that separate tasks transfer. The
+        sending and the receiving rank compute the same ranges.
         """
         return [
             [
@@ -161,8 +162,8 @@ class Product:
         return tile_bytes(ENGINES[THREADS], machine, band)
 
     def put(self, source: IrTensor, target: IrTensor, cut: list[Chunks], suffix: str) -> Group:
-        """Copies the ranges to a peer with moving warps; a counter is signalled for each row of
-        tiles.
+        """Emits tasks of moving warps that copy ranges of elements to a peer. The peer has one
+        counter for each row of tiles.
         """
         lowering = self.lowering
         coords = [chunk for row in cut for chunk in row]
@@ -179,7 +180,9 @@ class Product:
         return group
 
     def copy(self, source: IrTensor, target: IrTensor, rows: int, width: int, suffix: str) -> Group:
-        """Copies rows to a peer by the proxy, in few copies, because each copy is waited for."""
+        """Emits tasks that copy rows to a peer by the host's proxy. They are few, because a task
+        waits until its copy has ended.
+        """
         assert self.copies is not None
         coords = [
             (part.start * self.high * width, min(part.stop * self.high, rows) * width)
@@ -191,7 +194,7 @@ class Product:
         return group
 
     def copied(self, rows: int) -> list[range]:
-        """The rows of tiles of each copy by the proxy."""
+        """For each copy by the proxy, the rows of tiles that it contains."""
         parts = split(-(-rows // self.high), max(1, len(self.copiers)))
         return [range(a, b) for a, b in parts]
 

@@ -39,7 +39,7 @@ def _transfer(lowering: Lowering, source: IrTensor, target: IrTensor, asked: str
     coords = tiles(
         source.elements, source.dtype.itemsize, tile_bytes(engine, machine, source.nbytes)
     )
-    # Caches of this device do not notice writes of a copy engine to memory that they may hold.
+    # Caches of this device may hold old contents of memory to which a copy engine writes.
     cached = target.buffer.rank < 0 and target.buffer.arena != "symmetric"
     landing = cached and engine.proxied and machine.has(Capability.UNCACHED_COPIES)
     into = _landing(lowering, target) if landing else target
@@ -49,8 +49,8 @@ def _transfer(lowering: Lowering, source: IrTensor, target: IrTensor, asked: str
 
 
 def _landing(lowering: Lowering, like: IrTensor) -> IrTensor:
-    """Symmetric memory of this rank, which is not cached, with the shape of `like`, in which a copy
-    first arrives.
+    """A tensor in symmetric memory of this rank with the shape of `like`. Copies arrive there
+    first, because symmetric memory is not cached.
     """
     name = f"{like.name}.{lowering.number('landing')}.landing"
     return lowering.graph.tensor(like.shape, like.dtype, arena="symmetric", name=name)
@@ -82,7 +82,9 @@ def lower_channel_reduce(lowering: Lowering, node: Node) -> None:
 
 
 def _name(lowering: Lowering, node: Node, source: int, target: int, role: str) -> str:
-    """The name that both ends give to the next op of this role on the channel."""
+    """A name for an op on a channel. Both ranks count the channel's ops of a role (such as
+    signals), so they give matching ops the same name.
+    """
     key = f"channel{node.read(ChannelAttributes).tag}.{source}.{target}.{role}"
     return f"{key}.{lowering.number(key)}"
 
@@ -102,7 +104,7 @@ def lower_flag(lowering: Lowering, node: Node) -> None:
 def _message(
     lowering: Lowering, node: Node, tensor: IrTensor, owner: int, name: str
 ) -> tuple[IrTensor, list[tuple[int, int]], Engine]:
-    """The receive buffer of a message, the tiles in which it is sent, and the engine."""
+    """How a message is sent: its receive buffer, its tiles, and the engine that moves it."""
     given = node.read(ChannelAttributes)
     engine = lowering.engine(tensor.nbytes, given.engine, (given.peer,))
     packets = engine.name == PACKET

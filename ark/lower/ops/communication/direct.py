@@ -1,14 +1,12 @@
-"""Communication between ranks as tile tasks over symmetric memory.
+"""Lowering of collectives in which each rank sends its share directly to every peer. Other
+algorithms are lowered by ark.lower.ops.communication.programs.
 
-This module lowers the collectives in which each rank sends its share directly to every peer.
-Algorithms that pass shares on are in ark.ops.communication.collectives.
-
-A put is a copy whose output is in a peer's memory. The counter that it signals there has the same
-name on both ranks and there is one for each tile, so a tile is used as soon as it has arrived. Each
-receive buffer belongs to one op. If ranks begin iterations independently, a collective's put waits
-until the receiver has ended the previous iteration (ark.plan.schedule), and a message's put until
-the receiver has read the previous iteration's message (ark.ops.communication.messages). Otherwise
-the barrier between iterations ensures both.
+A put is a copy task whose output is in a peer's memory. It signals a counter there, which has the
+same name on both ranks. There is one counter for each tile, so a tile is used as soon as it has
+arrived. Each receive buffer belongs to one op. If ranks begin iterations independently, a
+collective's put waits until the receiver has ended the previous iteration (ark.plan.schedule), and
+a message's put until the receiver has read the previous iteration's message
+(ark.lower.ops.communication.messages). Otherwise the barrier between iterations ensures both.
 """
 
 from __future__ import annotations
@@ -35,11 +33,11 @@ from ark.tasks.combine_norm import CombineNormParams
 
 @dataclass(frozen=True)
 class _Exchanged:
-    """The shares of all ranks, beginning with this rank's own, followed by those of the next ranks
-    in cyclic order.
+    """The result of exchanging shares: tensors with the shares of all ranks, beginning with this
+    rank's own, followed by those of the next ranks in cyclic order.
 
-    coords: the tiles in which they are processed. joined: the number of tiles that arrive as one
-    put. received: ids of the buffers that hold packets, for which no counter is needed.
+    coords: the tiles in which the shares are processed. joined: the number of tiles that arrive as
+    one put. received: ids of the receive buffers that hold packets, which need no counter.
     """
 
     shares: list[IrTensor]
@@ -49,7 +47,7 @@ class _Exchanged:
 
     @property
     def puts(self) -> list[tuple[int, int]]:
-        """The puts as ranges of elements; each contains `joined` tiles."""
+        """The range of elements of each put, which contains `joined` tiles."""
         parts = [self.coords[i : i + self.joined] for i in range(0, len(self.coords), self.joined)]
         return [(part[0][0], part[-1][1]) for part in parts]
 
@@ -64,13 +62,13 @@ def _exchange(
 ) -> _Exchanged:
     """Emits the puts of this rank's dense share into a receive buffer on each peer.
 
-    counter(step, i): the name of the counter that put i to the peer `step` ranks further on
-    signals. row: if set, tiles consist of whole rows with this number of elements. collective: the
-    collective's name in `ark tune --collectives`.
+    counter(step, i): returns the name of the counter that put i signals, on the peer that is `step`
+    ranks after this one. row: if set, tiles consist of whole rows with this number of elements.
+    collective: the collective's name in `ark tune --collectives`.
 
-    Peers are counted relative to the rank itself, also in names (`from+1` is the next rank's
-    share). So the tasks of all ranks are equal except for that, and the ranks begin with different
-    receivers.
+    Peers are numbered relative to this rank, also in names (`from+1` is the share of the next
+    rank). So the tasks of all ranks are equal except for the peers, and each rank sends to another
+    peer first.
     """
     rank, world = lowering.graph.rank, lowering.graph.world_size
     moved_bytes = share.nbytes * (world if collective == "all_gather" else 1)
@@ -113,8 +111,8 @@ def _lower_all_reduce(lowering: Lowering, node: Node) -> None:
     """Emits an all-reduce: every rank puts its share into a receive buffer on each peer and adds
     all shares.
 
-    The shares are added in rank order, followed by the second input, a residual, if a fusion added
-    one.
+    The shares are added in rank order. If a pass has fused a residual into the node, it is the
+    second input and is added last.
     """
     rank, world = lowering.graph.rank, lowering.graph.world_size
     if world + 1 > MAX_OPERANDS:
@@ -175,8 +173,8 @@ def _lower_all_reduce_norm(lowering: Lowering, node: Node) -> None:
 
 
 def _lower_all_gather_rotated(lowering: Lowering, node: Node) -> None:
-    """Emits a gather of every rank's share, beginning with this rank's own, followed by those of
-    the next ranks in cyclic order.
+    """Emits an all-gather whose result begins with this rank's own share, followed by those of the
+    next ranks in cyclic order.
     """
     rank, world = lowering.graph.rank, lowering.graph.world_size
     share = dense(lowering, node.inputs[0], ".dense", fill=True)

@@ -15,7 +15,9 @@ from ark.tasks.combine import tiles
 
 
 def _channel(lowering: Lowering, source: int, target: int, tag: int) -> str:
-    """The name that both ends give to the next message with a tag."""
+    """A name for the next message with this tag. The sender and the receiver count messages alike,
+    so they use the same name.
+    """
     if source == target:
         raise PlanError(f"rank {source} sends to itself under tag {tag}; use ark.copy")
     key = f"send.{source}.{target}.{tag}"
@@ -46,7 +48,7 @@ def lower_send(lowering: Lowering, node: Node) -> None:
     group = _message(lowering, peer, source, target)
     tiles = range(len(group.coords))
     group.sends = [(lowering.semaphore(peer, f"{name}.{i}"),) for i in tiles]
-    if lowering.alone:  # not before the previous iteration's tile has been read
+    if lowering.alone:  # the put must wait until the previous iteration's tile has been read
         read = (lowering.semaphore(lowering.graph.rank, f"{name}.{i}.read") for i in tiles)
         group.awaits = [((counter, 0),) for counter in read]
 

@@ -36,7 +36,9 @@ from ark.tasks.combine import CombineParams, moved
 
 
 class _Sum(Product):
-    """A product that is summed over ranks. Each rank owns a share of the rows."""
+    """A matrix product whose results are summed over ranks. Each rank owns a share of the rows: it
+    adds the results of all ranks for these rows.
+    """
 
     def __init__(self, lowering: Lowering, node: Node) -> None:
         super().__init__(lowering, node, node.read(OverlappedAttributes).rows)
@@ -54,7 +56,7 @@ class _Sum(Product):
         return self.copies is not None and round_index < self.rounds - 1
 
     def _owned(self, owner: int) -> tuple[int, int]:
-        """First and last + 1 of the rows that a rank owns."""
+        """The rows of the result that a rank owns: the first, and the one after the last."""
         if not self.everywhere:
             return self.rows * owner // self.world, self.rows * (owner + 1) // self.world
         high = -(-self.rows // self.high)
@@ -67,7 +69,9 @@ class _Sum(Product):
         return -(-(end - begin) // self.high)
 
     def _band(self, owner: int, round_index: int) -> tuple[int, int]:
-        """The rows of a rank that are multiplied in a round."""
+        """The band of rows that all ranks multiply for the rank `owner` in a round: the first row,
+        and the one after the last.
+        """
         begin, end = self._owned(owner)
         many = self._tile_rows(owner)
         first, last = (
@@ -95,8 +99,8 @@ class _Sum(Product):
         self.finish()
 
     def _multiply(self, round_index: int, step: int) -> IrTensor | None:
-        """Emits a band's products, stored in the memory of its owner; returns that tensor, or None
-        if the band has no rows.
+        """Emits the multiplications of a band. The results are stored in the memory of the rank
+        that owns the band. Returns the tensor with the results, or None if the band has no rows.
         """
         lowering, owner = self.lowering, self.peer(step)
         begin, end = self._band(owner, round_index)
@@ -135,10 +139,10 @@ class _Sum(Product):
         return partial
 
     def _made(self, shape: tuple[int, int], begin: int, name: str) -> IrTensor:
-        """The local tensor in which a band's products are stored.
+        """A local tensor for the results of a band.
 
-        Products that are sent while others are multiplied are parts of one tensor; otherwise later
-        products would wait for the memory of earlier ones.
+        Bands that are sent while others are multiplied are parts of one large tensor. If each had a
+        tensor of its own, later bands might share memory with earlier ones and wait for it.
         """
         if not self.movers:
             return self.lowering.temp(shape, self.dtype, f"{self.name}.{name}")
@@ -150,8 +154,8 @@ class _Sum(Product):
     def _received(
         self, round_index: int, step: int, shape: Sequence[int], owner: int = -1
     ) -> IrTensor:
-        """The tensor in which the owner of a band receives the products of the rank `step` ranks
-        after it.
+        """The receive buffer, in the memory of a band's owner, for the results of the rank that is
+        `step` ranks after the owner.
         """
         name = f"{self.name}.{round_index}.from+{step}"
         return self.lowering.graph.tensor(
@@ -169,8 +173,8 @@ class _Sum(Product):
         return part(flat, 0, begin * self.columns, (end - begin) * self.columns)
 
     def _add(self, round_index: int, own: IrTensor | None) -> None:
-        """Emits the sums of all ranks' products of an own band, and the puts of these sums if all
-        ranks need them.
+        """Emits tasks that add the results of all ranks for a band that this rank owns. If all
+        ranks need the sums, the tasks also send them.
         """
         if own is None:
             return
@@ -229,14 +233,14 @@ class _Sum(Product):
         return 1 if self._copied(round_index) else self.across()
 
     def _told(self, round_index: int, step: int, row: int) -> str:
-        """The name of the counter, on the rank `step` ranks after this one, for a row of tiles
-        whose sum this rank has computed.
+        """The name of the counter that this rank signals when it has sent the sum of a row of
+        tiles. The counter is on the rank that is `step` ranks after this one.
         """
         return f"{self.name}.{round_index}.sum+{self.world - step}.{row}"
 
     def _there(self, round_index: int, step: int, begin: int, end: int) -> IrTensor:
-        """A band of the result on a peer: in the result itself, or in the buffer that
-        receives it.
+        """Where a peer receives the sums of a band: in its result itself, or in a
+        receive buffer.
         """
         peer = self.peer(step)
         if self.direct:
@@ -245,7 +249,9 @@ class _Sum(Product):
         return self._sums(round_index, self.world - step, begin, end, peer)
 
     def _sums(self, round_index: int, step: int, begin: int, end: int, owner: int) -> IrTensor:
-        """The tensor in which a rank receives the sums of the rank `step` ranks after it."""
+        """The receive buffer, on rank `owner`, for sums that the rank `step` ranks after it has
+        computed.
+        """
         size = ((end - begin) * self.columns,)
         name = f"{self.name}.{round_index}.sums+{step}"
         return self.lowering.graph.tensor(

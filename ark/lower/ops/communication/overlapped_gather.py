@@ -1,7 +1,6 @@
-"""Lowering of an all-gather of rows and the product that reads them as one op; its node is created
-by ark.lower.rewrite.overlap_collectives.
-
-A rank's own rows are multiplied first, then its peers' bands as they arrive.
+"""Lowering of an all-gather of rows and the matrix product that reads them as one op. A rank
+multiplies its own rows first, and then the rows of its peers as they arrive. The node is created by
+ark.lower.rewrite.overlap_collectives.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from ark.tasks.combine import CombineParams, moved
 
 
 class _Gathered(Product):
-    """A product whose rows are gathered from all ranks, each of which has a share."""
+    """A matrix product whose left operand is gathered: each rank has a share of its rows."""
 
     def __init__(self, lowering: Lowering, node: Node) -> None:
         super().__init__(lowering, node, node.read(OverlappedAttributes).rows)
@@ -75,7 +74,7 @@ class _Gathered(Product):
             params = CombineParams(moved(self.own.dtype))
             group = lowering.emit("combine", params, operands, coords, suffix)
             nbytes = (coords[0][1] - coords[0][0]) * self.own.dtype.itemsize
-            # This runs while own rows are multiplied, and moves one part where a sum moves two.
+            # These puts run while own rows are multiplied. They move half of a fused sum's bytes.
             rounds = 2 * max(1, self.rounds // self.world)
             group.placement = self.others(len(coords), -(-nbytes // rounds), False)
             signals = [range(i, i + 1) for i in rows]

@@ -1,5 +1,6 @@
-"""Lowering of collective programs to tile tasks: the nodes that ark.ops.communication.collectives
-creates.
+"""Lowering of collective programs (ark.collective.programs), which describe a collective's
+algorithm as puts, copies and reductions, to tile tasks. The nodes are created by
+ark.ops.communication.collectives.
 
 A put is a combination of one share whose result is on a peer, a reduction is a combination of
 several shares, and a copy needs no task. Every put has its own receive buffer, so within an
@@ -66,8 +67,8 @@ class _Writer:
         return self.share.dtype.name if reduces else moved(self.share.dtype)
 
     def write(self) -> None:
-        """Emits the rank's operations in program order, then copies for the parts of `out` that are
-        still missing.
+        """Emits the rank's operations in program order. Then emits copies for the parts of `out`
+        that no operation has stored there directly.
         """
         pieces = range(self.program.pieces)
         for value in self.flow.values.values():
@@ -84,7 +85,9 @@ class _Writer:
                         self._combine([value], piece, target, value, f".out{slot}")
 
     def _bounds(self, part: int, piece: int) -> tuple[int, int]:
-        """First and last + 1 element of one piece of a part of a share; the range may be empty."""
+        """The range of elements of one piece of a part of a share: the first element, and the one
+        after the last. The range may be empty.
+        """
         cuts = self.flow.parts * self.program.pieces
         at = part * self.program.pieces + piece
         line = CACHE_LINE_BYTES // self.itemsize
@@ -131,7 +134,9 @@ class _Writer:
         return self.lowering.temp(size, self.share.dtype, name)
 
     def _tiles(self, elements: int) -> list[tuple[int, int]]:
-        """Tiles that depend on the size only, so that both ends of a put agree."""
+        """The tiles of a transfer. They depend on its size only, so that the sending and the
+        receiving rank compute the same tiles.
+        """
         nbytes = tile_bytes(self.engine, self.lowering.machine, elements * self.itemsize)
         return tiles(elements, self.itemsize, nbytes)
 
@@ -141,8 +146,8 @@ class _Writer:
         return [self.lowering.semaphore(value.rank, f"{name}.{i}") for i in range(count)]
 
     def _make(self, value: Value, piece: int) -> None:
-        """Emits the combination of a value's sources from left to right, in several steps if there
-        are more than a task takes.
+        """Emits tasks that combine a value's sources from left to right. If there are more sources
+        than a task has operands, there are several steps.
         """
         begin, end = self._bounds(value.part, piece)
         if begin == end:
@@ -174,8 +179,8 @@ class _Writer:
         partial: Sequence[IrTensor],
         divide: int,
     ) -> Group:
-        """Like _combine. If the engine can only copy to the peer, the sources are combined locally
-        first and the result is copied.
+        """Emits tasks that combine sources and store the result on a peer. If the engine can only
+        copy to the peer, they are combined locally first and the result is copied.
         """
         owner = target.buffer.rank
         if owner < 0 or not (self.engine.copies or self.lowering.far(owner)):
@@ -203,7 +208,7 @@ class _Writer:
         packets = all(t.buffer.id in self.received for t in operands)
         begin, end = self._bounds(value.part, piece)
         coords = self._tiles(end - begin)
-        if packets:  # coordinates count words
+        if packets:  # coordinates count packet words instead of elements
             coords = [(a * self.itemsize // 4, words(b * self.itemsize)) for a, b in coords]
         params = CombineParams("uint32" if packets else self.element)
         if len(operands) > 2 or divide != 1:

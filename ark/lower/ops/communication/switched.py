@@ -38,7 +38,7 @@ def _lower_all_reduce_switch(lowering: Lowering, node: Node) -> None:
     peers = [(rank + step) % world for step in range(1, world)]
 
     def everywhere(role: str) -> list[IrTensor]:
-        """The tensors of one name on all ranks, beginning with this rank's own."""
+        """The tensors that have the name `role` on all ranks, beginning with this rank's own."""
         return [
             graph.tensor(
                 (elements,), share.dtype, arena="symmetric", rank=owner, name=f"{name}.{role}"
@@ -50,9 +50,8 @@ def _lower_all_reduce_switch(lowering: Lowering, node: Node) -> None:
     nbytes = tile_bytes(engine, machine, share.nbytes)
 
     def owned(owner: int) -> list[tuple[str, int, list[tuple[int, int]]]]:
-        """The ways in which a rank's part is added: whole chunks by the switch, the rest by loads.
-
-        For each way: its task kind, its first element and its tiles.
+        """How the part of rank `owner` is added: the switch adds whole chunks, and tasks that load
+        from peers add the rest. For both: the task kind, the first element and the tiles.
         """
         whole = elements * size // ACCESS_BYTES * ACCESS_BYTES // size
         lines = -(-whole * size // 128)
