@@ -1,7 +1,7 @@
-"""The ops that users call.
+"""The ops that users call, such as ark.matmul. A call adds a node to the current model.
 
-Each family's module defines, for every op, its shape rule, its NumPy reference and its lowering to
-tasks; importing this package registers them all.
+Each module defines a family of ops: the shape of the result, a NumPy reference that tests compare
+with, and the lowering to tasks (in ark.lower.ops). Importing this package registers all ops.
 
 A docstring states shapes and types. Inputs of other shapes or types raise ModelError; other wrong
 arguments (not a tensor, an axis that does not exist, a size below 1) raise InvalidUsageError.

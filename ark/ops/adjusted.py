@@ -18,7 +18,7 @@ from ark.tasks.tokens import SETTINGS
 
 
 def option_values(row: np.ndarray) -> dict[str, float]:
-    """The options of a sequence, by name."""
+    """The sampling options of a sequence by name, from a row of the option tensor."""
     words = np.asarray(row, np.int64).astype(np.int32)
     whole = ("top_k", "min_tokens", "logprobs", "masked")
     return {
@@ -34,7 +34,7 @@ def adjusted(
     counts: np.ndarray,
     options: Mapping[str, float],
 ) -> np.ndarray:
-    """Logits after bias, mask and penalties."""
+    """The logits after the bias is added, masked tokens are excluded and penalties are applied."""
     scores: np.ndarray = np.asarray(logits, np.float64) + bias
     if options["masked"]:
         bits = np.unpackbits(np.asarray(allowed, np.int32).view(np.uint8), bitorder="little")
@@ -47,8 +47,8 @@ def adjusted(
 
 
 def filtered(scores: np.ndarray, temperature: float, options: Mapping[str, float]) -> np.ndarray:
-    """Scores divided by the temperature; -inf for tokens outside of top-k, top-p, min-p or
-    typical-p.
+    """The scores divided by the temperature, with -inf for tokens that top-k, top-p, min-p or
+    typical-p excludes.
     """
     scaled = np.asarray(scores, np.float64) / temperature
     if 0 < options["top_k"] < len(scaled):
@@ -80,7 +80,9 @@ def _noise(size: int, settings: np.ndarray, at: int) -> np.ndarray:
 
 
 def _sample_adjusted(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    """The new positions, tokens, output, counts and log probabilities."""
+    """The NumPy reference of sample_adjusted. Returns the new positions, tokens, output, counts and
+    log probabilities.
+    """
     logits, bias, allowed, counts = (np.asarray(inputs[i]) for i in (0, 7, 8, 9))
     batch = len(logits)
     parts = [np.split(np.asarray(inputs[i]), batch) for i in (1, 2, 3, 4, 6, 10)]

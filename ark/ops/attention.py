@@ -127,7 +127,9 @@ def check_mask(op: str, window: int, softcap: float, causal: bool = True) -> Non
 
 
 def _mask(given: Tensor, sizes: Sequence[int], sequences: int) -> Tensor:
-    """The mask with four dimensions; raises ModelError unless it broadcasts to these sizes."""
+    """The mask viewed with four dimensions. Raises ModelError unless it broadcasts to
+    these sizes.
+    """
     aligned = (1,) * (4 - len(given.ir.shape)) + given.ir.shape
     fits = len(aligned) == 4 and all(n in (1, size) for n, size in zip(aligned, sizes, strict=True))
     if not fits or sequences > 1 or given.ir.dtype not in (bool_, *FLOATS):
@@ -139,7 +141,7 @@ def _mask(given: Tensor, sizes: Sequence[int], sequences: int) -> Tensor:
 
 
 def check_sinks(op: str, sinks: Any, heads: int) -> Tensor:
-    """The sinks; raises ModelError unless they are fp32 (heads,)."""
+    """The tensor of sinks. Raises ModelError unless it is fp32 with one element for each head."""
     given = as_tensor(sinks)
     if given.ir.shape != (heads,) or given.ir.dtype != fp32:
         raise ModelError(
@@ -150,11 +152,11 @@ def check_sinks(op: str, sinks: Any, heads: int) -> Tensor:
 
 
 def attention_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    """The definition of attention, computed for one row and head at a time.
+    """The NumPy reference of attention, computed for one row and head at a time.
 
-    A further input may hold the newest key and value of a single row
-    (ark.lower.rewrite.pack_weights), (1, 2 kv_heads width). by_rows: keys and values are ([batch,]
-    context, kv_heads width), the layout of ark.lower.rewrite.fuse_attention.
+    An optional last input (1, 2 * kv_heads * width) has the newest key and value of a single row
+    (ark.lower.rewrite.pack_weights). by_rows: True if keys and values are ([batch,] context,
+    kv_heads * width), the layout that ark.lower.rewrite.fuse_attention creates.
     """
     q, key, value, *rest = inputs
     how = AttentionAttributes.from_node(attrs)
@@ -206,7 +208,7 @@ def attention_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) 
 
 
 def _under(scores: np.ndarray, mask: np.ndarray, how: AttentionAttributes) -> np.ndarray:
-    """The scores after a row of the mask is applied."""
+    """The scores of a row after the row's mask is added to them, or has hidden some of them."""
     if how.mask == "added":
         return np.asarray(scores + mask.astype(scores.dtype))
     return np.where(mask == (how.mask == "seen"), scores, how.fill)

@@ -1,4 +1,6 @@
-"""Functions for all op families: adding a node to the model, broadcasting, output checks."""
+"""Helpers of all ops: they add a node to the model, compute broadcast shapes, and check types and
+outputs.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from ark.ir.values import MAX_DIM_ELEMENTS, MAX_DIMS, whole
 
 
 def broadcast(a: Sequence[int], b: Sequence[int], op: str) -> tuple[int, ...]:
-    """The shape of an elementwise result; ModelError if the shapes do not broadcast."""
+    """The shape to which two shapes broadcast. Raises ModelError if they do not broadcast."""
     rank = max(len(a), len(b))
     left = (1,) * (rank - len(a)) + tuple(a)
     right = (1,) * (rank - len(b)) + tuple(b)
@@ -77,7 +79,7 @@ def result(
 
 
 def same_dtype(op: str, *tensors: Tensor) -> DataType:
-    """The tensors' common type; ModelError if they differ."""
+    """The type of the tensors. Raises ModelError if they have different types."""
     names = [t.ir.dtype.name for t in tensors]
     if len(set(names)) != 1:
         raise ModelError(f"{op}: the inputs have types {' and '.join(names)}; use ark.cast")
@@ -94,7 +96,7 @@ def float_dtype(op: str, tensor: Tensor) -> DataType:
 
 
 def index_type(op: str, dtype: DataType) -> DataType:
-    """The type; raises ModelError unless it is an index type."""
+    """The given type. Raises ModelError unless it is a type that indices may have."""
     if dtype not in dtypes.INDICES:
         raise ModelError(
             f"{op}: the indices are {getattr(dtype, 'name', dtype)}; expected int32 or int64: "
@@ -104,12 +106,14 @@ def index_type(op: str, dtype: DataType) -> DataType:
 
 
 def index_dtype(op: str, tensor: Tensor) -> DataType:
-    """The tensor's type; raises ModelError unless it is an index type."""
+    """The tensor's type. Raises ModelError unless it is a type that indices may have."""
     return index_type(op, tensor.ir.dtype)
 
 
 def positive_axis(op: str, axis: int, rank: int) -> int:
-    """A non-negative axis; InvalidUsageError if it is out of range."""
+    """The axis counted from the first dimension, also for a negative one. Raises InvalidUsageError
+    if it is out of range.
+    """
     axis = whole(op, axis)
     if not -rank <= axis < rank:
         raise InvalidUsageError(f"{op}: axis {axis} is out of range for {rank} dimensions")

@@ -49,12 +49,14 @@ def cache_dtype(op: str, cache: Tensor) -> DataType:
 
 
 def codes_of(dtype: DataType) -> str:
-    """The name of the codes' type for a cache of this type; "" for floats."""
+    """The name of the type of a quantised cache's codes; "" if `dtype` is a floating-point type."""
     return dtype.codes.name if isinstance(dtype, RowType) else ""
 
 
 def as_stored(rows: np.ndarray, codes: str) -> np.ndarray:
-    """The values of rows (..., width) after they have been stored in a cache with such codes."""
+    """The values that rows (..., width) have after they were quantised and stored in a cache.
+    codes: the name of the codes' type; "" for a cache of floats, which stores rows unchanged.
+    """
     if not codes:
         return rows
     numbers, scales = row_codes(rows, codes)
@@ -63,7 +65,7 @@ def as_stored(rows: np.ndarray, codes: str) -> np.ndarray:
 
 
 def row_codes(rows: np.ndarray, codes: str) -> tuple[np.ndarray, np.ndarray]:
-    """The codes (..., width) of rows and their scales (..., 1), fp32."""
+    """Quantises rows (..., width): returns their codes (..., width) and scales (..., 1) in fp32."""
     largest, dtype = np.float32(LARGEST_CODES[codes]), by_name(codes).numpy
     rows = rows.astype(np.float32)
     most = np.maximum(np.abs(rows).max(axis=-1, keepdims=True), np.float32(LEAST_MAGNITUDE))
@@ -75,7 +77,7 @@ def check_cache(op: str, cache: Tensor, position: Tensor, rows: int = 1) -> tupl
     """A cache's sizes (heads, context, width) per sequence.
 
     Raises ModelError if the type or shape of the cache or of the position is not as required. rows:
-    if there are as many positions, each row belongs to a sequence of its own.
+    the number of rows; if there are as many positions, each row belongs to another sequence.
     """
     cache_dtype(op, cache)
     shape = cache.ir.shape

@@ -50,8 +50,8 @@ def _is_pair(value: Any) -> bool:
     return _are(value, _is_whole) and len(list(value)) == 2
 
 
-# By annotation: a test of the value, and the expectation in words. Ops check parameters with other
-# annotations themselves.
+# For each annotation, a test of the value and the expectation in words.
+# Ops check parameters with other annotations themselves.
 _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "str": (lambda v: isinstance(v, str), "a word"),
     "bool": (
@@ -74,8 +74,8 @@ _OPTIONAL = " | None"
 
 
 def checked(op: _F) -> _F:
-    """The op, with a check that raises InvalidUsageError for arguments of other types than
-    annotated.
+    """A function that checks its arguments and then calls the op. It raises InvalidUsageError for
+    an argument of another type than annotated.
     """
     parameters: dict[str, _Parameter | None] = {}  # at the first call: most are never called
 

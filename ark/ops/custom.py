@@ -43,7 +43,7 @@ from ark.plan.params import INT_MAX
 from ark.tasks import custom_form
 from ark.tasks.custom_form import Form, Operand
 
-# The default of a constant, or its type if each call must give a value.
+# A constant of a custom op: its default value, or its type if each call must give a value.
 Constant: TypeAlias = "int | float | bool | type[int] | type[float] | type[bool]"
 
 
@@ -127,7 +127,9 @@ class CustomOp:
         return results if len(results) > 1 else results[0]
 
     def constants_of(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Those of the given constants (of another op) that this op has, too, by name."""
+        """The constants in `given`, which belong to another op, that this op has under the same
+        names.
+        """
         return {name: value for name, value in given.items() if name in self._form.constants}
 
     def _sorted(
@@ -188,7 +190,9 @@ class CustomOp:
         sizes: Mapping[str, int],
         name: str,
     ) -> ir.Tensor:
-        """The tensor of a result: a new one, or a rewrite of the given one on its memory."""
+        """The tensor for a result: a new one, or one on the memory of the tensor that the call
+        gives.
+        """
         if target := tensors.get(operand.name) or given.get(operand.name):
             return model.graph.rewrite(target.ir, name)
         dtype = self._types.get(operand.name)
@@ -211,7 +215,9 @@ _NUMBERS: dict[tuple[object, ...], int] = {}
 
 
 def of_attributes(given: CustomAttributes) -> CustomOp:
-    """The op of a node with these attributes."""
+    """The custom op, as this process has defined it, to which a node with these attributes
+    belongs.
+    """
     return _OPS[given.op]
 
 

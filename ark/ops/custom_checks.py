@@ -24,7 +24,9 @@ Types = DataType | Sequence[DataType]
 
 
 def text_of(name: str, source: Any) -> tuple[str, str]:
-    """(file name for compiler messages, text) of a source."""
+    """The text of a custom op's source, which is given as text or as a file, and the file name to
+    show in compiler messages. Returned as (file name, text).
+    """
     if isinstance(source, str):
         return f"{name}.h", source
     if not isinstance(source, os.PathLike):
@@ -71,8 +73,8 @@ def types_of(name: str, word: str, given: Types) -> tuple[DataType, ...]:
 
 
 def constant_of(name: str, word: str, kind: str, value: Any) -> Any:
-    """The value of a constant in the form that plans hold; raises InvalidUsageError if it does not
-    fit.
+    """The value of a custom op's constant as plans store it. Raises InvalidUsageError if the value
+    does not have the constant's type.
     """
     fits = isinstance(value, (bool, np.bool_)) if kind == "bool" else np.ndim(value) == 0
     try:
@@ -99,7 +101,7 @@ def sizes_of(form: Form, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
 
 
 def made_by(form: Form, tensors: Sequence[ir.Tensor]) -> dict[str, ir.Tensor]:
-    """The results of a call, by name."""
+    """The NumPy results of a call of a custom op, by name, from its reference function."""
     return dict(zip(form.results, tensors, strict=True))
 
 

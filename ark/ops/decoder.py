@@ -143,7 +143,7 @@ def _head_width(op: str, frequencies: Tensor) -> int:
 def _rotated(
     x: np.ndarray, position: int, frequencies: np.ndarray, interleaved: bool
 ) -> np.ndarray:
-    """x (rows, heads * width) rotated."""
+    """NumPy's rotary embedding of x (rows, heads * width)."""
     rows, half = len(x), len(frequencies)
     pairs = (half, 2) if interleaved else (2, half)
     split_at = 3 if interleaved else 2
@@ -164,7 +164,9 @@ def _rotary(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.n
 
 
 def rope_kv_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    """The queries, the new keys and values (in one array), and the two new caches."""
+    """The NumPy reference of rope_kv. Returns the rotated queries, the new keys and values in one
+    array, and the two new caches.
+    """
     x, position, frequencies, keys, values, *table = inputs
     if table:
         return _rope_pages(inputs, attrs)
@@ -187,7 +189,7 @@ def rope_kv_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) ->
 
 
 def _rope_pages(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    """The same as rope_kv_reference for caches in pages."""
+    """The NumPy reference of rope_kv for caches in pages; otherwise as rope_kv_reference."""
     x, position, frequencies, keys, values, table = inputs
     heads = ProjectionAttributes.from_node(attrs)
     ends = np.cumsum([heads.heads * heads.head_dim, heads.kv_heads * heads.head_dim])

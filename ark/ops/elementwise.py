@@ -83,8 +83,8 @@ def unary(
     integers: bool = False,
     dtype: DataType | None = None,
 ) -> Tensor:
-    """An op of one tensor. integers: integer types are also allowed. dtype: the result's type, by
-    default the input's.
+    """Adds an elementwise op of one tensor. integers: True if integer types are also allowed.
+    dtype: the result's type, by default the input's.
     """
     tensor = as_tensor(input)
     if not integers or tensor.ir.dtype not in INTEGERS:

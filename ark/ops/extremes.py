@@ -29,7 +29,9 @@ register("argmax", _argmax, lower_argmax, aliasing="none")
 def _first_index(
     function: str, input: Any, axis: int, dtype: DataType, last: bool, output: Any, name: str
 ) -> Tensor:
-    """The smallest (with `last` the largest) index of the elements that equal the extreme."""
+    """The index of the largest (or smallest) element along the axis. If several are equal, it is
+    the smallest index, or with `last` the largest.
+    """
     tensor = as_tensor(input)
     op = f"arg{function}"
     shape = tensor.ir.shape

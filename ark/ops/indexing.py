@@ -26,7 +26,7 @@ MODES = {"constant": "fill", "edge": "edge", "reflect": "reflect", "wrap": "wrap
 
 
 def same(dimension: int, edge: str = "fill") -> Rule:
-    """The rule of a dimension that keeps its index."""
+    """The rule (ark.tasks.remap) for a dimension whose index is the same in source and result."""
     return [[[dimension, 1]], 0, 1, edge]
 
 
@@ -39,7 +39,7 @@ def remap(
     output: Any = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """A node of index arithmetic: see ark.tasks.remap for the rules."""
+    """Adds a node that copies elements by index arithmetic. rules: see ark.tasks.remap."""
     if tensor.ir.dtype.packed:
         raise ModelError(f"{op} of {tensor.ir.dtype.name} is not supported; ark.cast it to int8")
     dims = check_dims(op, shape)
@@ -48,7 +48,7 @@ def remap(
 
 
 def _remap(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    """The reference, one index at a time in every dimension."""
+    """The NumPy reference of `remap`, which computes source indices dimension by dimension."""
     source, given = inputs[0], RemapAttributes.from_node(attrs)
     grid = np.indices(given.shape)
     inside = np.ones(given.shape, bool)

@@ -1,5 +1,5 @@
-"""matmul, linear, and the fused linear node into which the planner joins a matmul and its
-neighbours.
+"""The ops matmul and linear, and the reference of the `linear` node into which the planner fuses a
+matmul and its neighbours.
 """
 
 from __future__ import annotations
@@ -79,7 +79,9 @@ def matmul(
 
 
 def _result_type(a: Tensor, b: Tensor, asked: DataType | None, tf32: bool) -> DataType:
-    """The type of a product; raises ModelError if these inputs have no product."""
+    """The type of a product's result. Raises ModelError if the inputs' types cannot be
+    multiplied.
+    """
     small = {t.name for t in SMALL_FLOATS}
     types = {a.ir.dtype.name, b.ir.dtype.name}
     if tf32 and types != {"fp32"}:
@@ -179,7 +181,9 @@ register("matmul", _matmul_reference, lower_matmul, aliasing="none")
 
 
 def _linear_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    """The reference: prologue, product and epilogue, each by its own reference."""
+    """The NumPy reference of a linear node: the references of its prologue, product and epilogue
+    one after the other.
+    """
     x, weight, *others = inputs
     given = LinearAttributes.from_node(attrs)
     if given.prologue != "none":
@@ -191,7 +195,7 @@ def _linear_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) ->
 
 
 def _defined(op: str, inputs: list[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    """The reference result of an op, with those of the attributes that belong to it."""
+    """The result of an op's NumPy reference. Of `attrs`, only the op's own attributes are used."""
     reference, form = get(op).reference, ATTRIBUTES.get(op)
     assert reference is not None
     own = attrs if form is None else {k: v for k, v in attrs.items() if k in form.__struct_fields__}

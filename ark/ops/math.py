@@ -112,7 +112,9 @@ isinf = _op(
 
 
 def _gated(function: str, given: Gated) -> Any:
-    """The users' function for an entry that is a gated activation."""
+    """Creates the users' function for an entry of ark.tasks.functions that is a gated
+    activation.
+    """
 
     def op(
         gate: TensorLike, up: TensorLike, output: TensorLike | None = NullTensor, name: str = ""
@@ -149,7 +151,7 @@ ENTRIES: dict[str, Any] = {
 
 
 def activation(name: str, input: Any, output: Any, label: str, tree: Tree) -> Tensor:
-    """A node whose expression over one floating-point tensor is `tree`."""
+    """Adds an elementwise node that computes the expression `tree` of one floating-point tensor."""
     tensor = as_tensor(input)
     dtype = float_dtype(name, tensor)
     return result(name, [tensor], tensor.ir.shape, dtype, output, {"expr": tree}, label)

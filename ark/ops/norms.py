@@ -53,7 +53,9 @@ def _rmsnorm(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.
 
 
 def _rounded_rmsnorm(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    """The reference of rmsnorm with rows rounded before they are multiplied by the weight."""
+    """The NumPy reference of an rmsnorm that rounds rows before it multiplies them by
+    the weight.
+    """
     (normed,) = _rmsnorm([inputs[0], np.ones(1)], attrs)
     kind = by_name(NormAttributes.from_node(attrs).type)
     return [normed.astype(kind.numpy).astype(normed.dtype) * inputs[1]]

@@ -20,8 +20,8 @@ from ark.ops.caches import as_stored, cache_dtype, check_rows, codes_of
 
 
 def _check(op: str, cache: Tensor, pages: Tensor, position: Tensor, rows: int) -> tuple[int, int]:
-    """(heads, width) of a cache in pages; raises ModelError if the shape or type of the cache, the
-    page table or the position is not as required.
+    """The number of heads and the width of a cache in pages. Raises ModelError if the shape or type
+    of the cache, the page table or the position is not as required.
     """
     cache_dtype(op, cache)
     shape, table, at = cache.ir.shape, pages.ir, position.ir
@@ -92,7 +92,7 @@ def paged_append(
 
 
 def append_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    """The cache with the new rows."""
+    """The NumPy reference of paged_append: the cache after the new rows are appended."""
     rows, table, position, cache = inputs
     updated, page, codes = (
         cache.copy(),

@@ -47,30 +47,30 @@ class _Numbers:
         return leaf(len(self.inputs) - 1)
 
     def word(self, words: int = 1, which: int = 0) -> Tree:
-        """Word number `which` of the `words` words of an element."""
+        """The expression of random word number `which` of an element, which has `words` words."""
         at: Tree = ["cast", "int64", index(-1)]
         if words > 1:
             at = ["add", ["mul", at, number(words)], number(which)]
         return ["philox", at, *(["cast", "int64", t] for t in (self._key, self._stream))]
 
     def uniform(self, words: int = 1, which: int = 0) -> Tree:
-        """A number of 24 bits in [0, 1), from a word of an element."""
+        """The expression of a number in [0, 1) with 24 random bits, from a word of an element."""
         bits: Tree = ["shift_right", self.word(words, which), number(8)]
         return ["mul", ["cast", "fp32", bits], number(2.0**-24)]
 
     def flat(self, op: str, tree: Tree, dtype: DataType, name: str) -> Tensor:
-        """The op's result in one dimension, in which an element's index is its position."""
+        """Adds the op with a result of one dimension, so that an element's index is its number."""
         dims = check_dims(op, [math.prod(self.shape)])
         attrs = {"expr": tree, "shape": dims}
         return result(op, self.inputs, dims, dtype, attrs=attrs, name=name)
 
     def tensor(self, op: str, tree: Tree, dtype: DataType, name: str) -> Tensor:
-        """The op's result in its shape."""
+        """The op's result, viewed in the shape that the user requested."""
         return reshape(self.flat(op, tree, dtype, name), self.shape)
 
 
 def _scaled(tree: Tree, by: float, offset: float) -> Tree:
-    """The expression times `by` plus `offset`; unchanged if this has no effect."""
+    """The expression `tree * by + offset`, without operations that have no effect."""
     if (by, offset) == (1.0, 0.0):
         return tree
     return ["add", ["mul", tree, number(float(by))], number(float(offset))]

@@ -46,7 +46,7 @@ def reduce_by(
     output: Any,
     name: str,
 ) -> Tensor:
-    """The reduction by a function of FUNCTIONS over one axis or several."""
+    """Adds a reduction over one axis or several. function: one of FUNCTIONS."""
     tensor = as_tensor(input)
     op = f"reduce_{function}"
     dtype = tensor.ir.dtype
@@ -66,7 +66,7 @@ def reduce_axis(
     name: str,
     dtype: DataType,
 ) -> Tensor:
-    """The reduction over one axis, with a result of type `dtype`."""
+    """Adds a reduction over one axis, with a result of type `dtype`."""
     op = f"reduce_{function}"
     axis = positive_axis(op, axis, len(tensor.ir.shape))
     shape = list(tensor.ir.shape)
@@ -81,8 +81,8 @@ def reduce_axis(
 def _reduce_axes(
     function: str, tensor: Tensor, axes: Sequence[int], keepdims: bool, output: Any, name: str
 ) -> Tensor:
-    """The reduction over several axes. Neighbouring axes are joined; the joined axes are reduced
-    one after the other, in fp32 between.
+    """Adds a reduction over several axes. Neighbouring axes are merged to one; the remaining axes
+    are reduced one after the other, with intermediate results in fp32.
     """
     shape, dtype = tensor.ir.shape, tensor.ir.dtype
     op = f"reduce_{function}"

@@ -14,7 +14,9 @@ from ark.tasks.tokens import SETTINGS
 
 
 def _sample_each(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    """The new positions, tokens and outputs."""
+    """The NumPy reference of sampling for several sequences. Returns the new positions, tokens and
+    outputs.
+    """
     logits, settings, positions, tokens, output, stops, *_ = inputs
     batch = len(logits)
     rows = [np.array_split(t, batch) for t in (settings, positions, tokens, output)]
@@ -33,8 +35,8 @@ def _sample_each(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list
 
 
 def _choose_each(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    """The reference of choose_each. It ignores the candidates, which follow the position, because
-    they are the best of the logits.
+    """The NumPy reference of choose_each. It searches the logits itself and ignores the candidates,
+    the inputs after the position.
     """
     return _sample_each([*inputs[:3], *inputs[4:]], attrs)
 

@@ -159,8 +159,8 @@ def check_position(op: str, position: Tensor, rows: int = 1) -> int:
 def by_sequence(
     inputs: Sequence[np.ndarray], count: int, shared: Sequence[int]
 ) -> list[list[np.ndarray]]:
-    """For each of `count` sequences its inputs: equal parts of all inputs, except those with a
-    number in `shared`, which are given whole.
+    """The inputs of each of `count` sequences. They are equal parts of all inputs, except for
+    inputs whose index is in `shared`, which all sequences get as a whole.
     """
     parts = [[x] * count if i in shared else np.split(x, count) for i, x in enumerate(inputs)]
     return [list(each) for each in zip(*parts, strict=True)]
@@ -289,7 +289,9 @@ def _mix(z: np.ndarray) -> np.ndarray:
 def _scores(
     logits: np.ndarray, temperature: np.float32, top_k: int, key: int, at: int
 ) -> np.ndarray:
-    """The scores of the tokens; the largest one is drawn."""
+    """The scores of all tokens (logits / temperature plus noise); the token with the largest is
+    drawn.
+    """
     if temperature <= 0:
         return logits
     places = np.uint64(at << 32) | np.arange(len(logits), dtype=np.uint64)
@@ -302,7 +304,9 @@ def _scores(
 
 
 def sample_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    """The new position, tokens and output. The end of the run is left to the loop."""
+    """The NumPy reference of sample. Returns the new position, tokens and output. It does not end
+    the run at a stop token, which the device's loop does.
+    """
     logits, settings, position, tokens, output, _ = inputs
     row = np.asarray(settings, np.int64).astype(np.int32)
     at = int(position[0])
@@ -314,8 +318,8 @@ def sample_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> 
 
 
 def _choose_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    """The reference of choose. It ignores the candidates, which follow the position, because they
-    are the best of the logits.
+    """The NumPy reference of choose. It searches the logits itself and ignores the candidates, the
+    inputs after the position.
     """
     return sample_reference([*inputs[:3], *inputs[4:7]], attrs)
 

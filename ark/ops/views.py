@@ -48,7 +48,9 @@ def new_tensor(
     padded_shape: Any,
     name: str,
 ) -> Tensor:
-    """A tensor on a buffer of its own; InvalidUsageError or ModelError if the layout is wrong."""
+    """A tensor on a buffer of its own. Raises InvalidUsageError or ModelError for a layout that is
+    not valid.
+    """
     dims = check_dims(op, shape)
     if not isinstance(dtype, DataType):
         raise InvalidUsageError(f"{op}: {dtype!r} is not a data type; pass for example ark.fp16")

@@ -32,7 +32,9 @@ MIN_VECTOR_CHANNELS = 8  # multiples of it are loaded as vectors of channels
 
 
 def numbers(op: str, name: str, value: Numbers, count: int, least: int) -> list[int]:
-    """One number per spatial dimension; raises InvalidUsageError for other values."""
+    """A parameter such as a stride as one number per spatial dimension. Raises InvalidUsageError
+    for values from which this does not follow.
+    """
     values = [value] * count if isinstance(value, int) else [whole(op, v) for v in value]
     if len(values) != count or any(v < least for v in values):
         raise InvalidUsageError(
@@ -69,7 +71,9 @@ def spatial(op: str, tensor: Tensor) -> int:
 def _windows(
     source: Tensor, groups: int, kernel: Sequence[int], rules: Sequence[Rule], sizes: Sequence[int]
 ) -> Tensor:
-    """The matrix of windows: (n, groups, channels of a group * kernel, places)."""
+    """Adds the node that computes the matrix of windows (n, groups, channels of a group * kernel
+    elements, places), in which each column is a window of the image.
+    """
     n, channels = source.ir.shape[:2]
     each = channels // groups
     if math.prod(kernel) == 1 and all(
@@ -95,7 +99,9 @@ def _multiplied(
     name: str,
     tf32: bool,
 ) -> Tensor:
-    """The product, in the shape of the result, plus the bias."""
+    """Adds the product of weights and windows, views it in the shape of the convolution's result,
+    and adds the bias.
+    """
     n = windows.ir.shape[0]
     outputs = weight.ir.shape[0]
     depth = windows.ir.shape[2]
@@ -248,7 +254,7 @@ def conv_transpose(
             x.ir.shape[2:], pads, kernel, steps, spread, more, strict=True
         )
     ]
-    # Input i contributes to an output if i * stride + k * dilation - before is the output's index.
+    # Element i of the input contributes to output i * stride + k * dilation - before.
     lead = 3 if 3 + 2 * count <= 8 else 2
     rules: list[Rule] = [
         [[[lead + d, -spread[d]], [lead + count + d, 1]], pads[d][0], steps[d], "exact"]
@@ -262,7 +268,9 @@ def conv_transpose(
 
 
 def _convolution(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    """The reference, one element of the window at a time; then the finishing expression."""
+    """The NumPy reference of a convolution, computed one element of the window at a time, followed
+    by the epilogue's expression.
+    """
     weight, source, *others = inputs
     given = ConvolutionAttributes.from_node(attrs)
     n, groups, places = source.shape[0], weight.shape[1], math.prod(given.sizes)

@@ -1,4 +1,4 @@
-"""Ops between ranks.
+"""Ops with which ranks communicate.
 
 - `collectives`: all_reduce, all_gather and the others, by any algorithm.
 - `messages`: send and recv.

@@ -94,8 +94,8 @@ class Channel:
                 f"{graph.world_size}; a channel leads to another rank"
             )
         self.peer, self.tag, self.engine = int(peer), int(tag), engine
-        self._arrived: tuple[IrTensor, ...] = ()  # later ops come after the writes of these
-        self._moved: tuple[IrTensor, ...] = ()  # written since the last signal or flush
+        self._arrived: tuple[IrTensor, ...] = ()  # later ops must wait for the writes of these
+        self._moved: tuple[IrTensor, ...] = ()  # tensors written since the last signal or flush
         self._seen = len(graph.nodes)  # custom ops before this node have been signalled
 
     def put(self, source: TensorLike, target: TensorLike, signal: bool = False) -> None:
@@ -195,14 +195,14 @@ class Channel:
         return result("channel_recv", [], tensor.ir.shape, tensor.ir.dtype, tensor, self._attrs())
 
     def after(self, tensors: Sequence[IrTensor]) -> None:
-        """Later operations on the channel come after the writes of these tensors, by a custom op
-        that waits.
+        """Orders later operations on the channel after the writes of these tensors. Called for the
+        results of a custom op that waits on the channel.
         """
         self._arrived = (*self._arrived, *tensors)
 
     def _take_moved(self) -> tuple[IrTensor, ...]:
-        """All that was transferred since the last signal or flush, by custom ops, too; resets the
-        record.
+        """The tensors that were transferred since the last signal or flush, also by custom ops.
+        Clears the record of them.
         """
         nodes = self._model.graph.nodes
         by_ops = [
@@ -246,8 +246,8 @@ class Channel:
         return tensor
 
     def _at_peer(self, place: Tensor) -> IrTensor:
-        """The tensor at the same place in the peer's memory. Its users come after all that users of
-        `place` must come after.
+        """The tensor at the same place in the peer's memory. Ops that use it are ordered after the
+        same tensors as ops that use `place`.
         """
         graph, own = self._model.graph, place.ir
         buffer = _buffer_at(self._model, own.buffer, self.peer)

@@ -28,8 +28,7 @@ from ark.tasks.combine import OPS
 if TYPE_CHECKING:
     from ark.collective.topology import Topology
 
-# Types whose elements are combined in their own type, or in fp32 and rounded once
-# (ark.tasks.combine).
+# Types whose elements ranks can add: in the type itself, or in fp32 with one rounding at the end.
 SUMMABLE = tuple(t for t in (*FLOATS, *SMALL_FLOATS, *INTEGERS) if t != byte)
 
 
@@ -50,7 +49,9 @@ def choose_program(
     root: int | None,
     reduction: str | None,
 ) -> CollectiveProgram:
-    """A checked program for these ranks. Raises the errors of `ark.comm.synthesize` and `check`."""
+    """The collective program that a call uses, after it is checked. Raises the errors of
+    `ark.comm.synthesize` and `check`.
+    """
     if isinstance(algorithm, CollectiveProgram):
         asked = (Collective(collective), world, root)
         if (algorithm.collective, algorithm.ranks, algorithm.root) != asked:
@@ -220,8 +221,8 @@ def all_reduce(
 
 
 def one_shot(tensor: Tensor, output: Any, name: str, packet: bool) -> Tensor:
-    """An all_reduce in rank order. packet: whether ARK has a single node for it, in the serialised
-    graph (ark.ir.export).
+    """Adds an all_reduce in which every rank sends its share to all and adds in rank order. packet:
+    True if the exported graph (ark.ir.export) has a single node for it, as in ARK.
     """
     shape, dtype = tensor.ir.shape, tensor.ir.dtype
     return result("all_reduce", [tensor], shape, dtype, output, {"packet": packet}, name)

@@ -21,7 +21,7 @@ from ark.lower.registry import register
 from ark.ops.base import result
 from ark.ops.views import as_bytes, identity
 
-# A rank, tag or number of bytes. The functions check these themselves, in both forms of a call.
+# The type of a rank, tag or number of bytes, which send and recv check themselves.
 Number: TypeAlias = "int | None"
 
 
@@ -147,8 +147,8 @@ def _whole(op: str, value: Any) -> int:
 def _older(
     op: str, names: Sequence[str], given: Sequence[Any], named: dict[str, Any]
 ) -> tuple[int, int, int]:
-    """(tag, rank, bytes) of a call in the form of ARK 0.5, from arguments given in order or by
-    name.
+    """The tag, rank and number of bytes of a call with the arguments of ARK 0.5, which are given in
+    order or by name.
     """
     values = dict(zip(names, given, strict=True))
     for word, value in named.items():
@@ -163,8 +163,8 @@ def _older(
 
 
 def _message_of(op: str, tensor: Tensor, rank: int, tag: int, nbytes: int) -> Tensor:
-    """Sends or receives the first bytes of a tensor (0: all) as a message; returns the tensor, for
-    users that come after it.
+    """Sends or receives the first bytes of a tensor (0 for all bytes) as a message. Returns the
+    tensor; ops that use it are ordered after the message.
     """
     own = tensor.ir
     if not own.dense:

@@ -24,8 +24,8 @@ from ark.ops.views import reshape
 
 
 def _scaled(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest magnitude of x, and x divided by it; squares of the latter neither overflow nor
-    underflow.
+    """The largest magnitude of x, and x divided by it. Squares of the divided x neither overflow
+    nor underflow.
     """
     largest = reduce_max(magnitude(x), 0)
     return largest, div(x, where(greater(largest, 0.0), largest, 1.0))

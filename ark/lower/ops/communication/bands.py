@@ -54,7 +54,8 @@ class Product:
         # Of the processors without tiles, half wait for copies by the proxy, if there are any.
         self.copiers = self.idle[: -(-len(self.idle) // 2) if self.copies else 0]
         self._round = (0, 0, 0)  # index of its first tile, its number of tiles, its shift
-        # The task lists of moving warps, if there are enough rounds of multiplications to hide them.
+        # The task lists of moving warps, if there are enough rounds of multiplications to hide them
+        # behind.
         count = lowering.machine.processors
         moved = lowering.machine.lists > count and self.rounds >= self.world and not self.copies
         self.movers = range(count + begin, count + end) if moved else range(0)
