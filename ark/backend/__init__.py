@@ -1,1 +1,3 @@
-"""The protocol of backends, and their discovery."""
+"""The interface that backends (the vendors' packages) implement, and the search for installed
+backends.
+"""

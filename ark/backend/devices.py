@@ -22,7 +22,9 @@ MemoryKind = Literal["device", "host", "symmetric"]
 
 @dataclass(frozen=True)
 class Binary:
-    """A compiled loop kernel; `suffix` is the file name ending that fits `data`."""
+    """A compiled loop kernel. `suffix` is the ending of the file name under which `data` is
+    stored.
+    """
 
     data: bytes
     suffix: str
@@ -55,26 +57,29 @@ class Launch(Protocol):
         ...
 
     def elapsed_ms(self) -> float:
-        """Milliseconds on the device, measured by the device's own events where it has them."""
+        """The kernel's run time in milliseconds, measured by the device's own events where it has
+        them.
+        """
         ...
 
 
 @runtime_checkable
 class BoxMapper(Protocol):
-    """A device that has box maps."""
+    """A device with hardware descriptors of boxes in memory (tensor maps)."""
 
     def box_map(self, box: BoxMap, address: int) -> bytes:
-        """The hardware's form of a map of memory at `address`, layout.MAP_BYTES long.
+        """The hardware's descriptor of the box at `address`, layout.MAP_BYTES long.
 
-        Raises SystemError with the hardware's requirement if it cannot map that memory.
+        Raises SystemError with the hardware's requirement if no such descriptor of that memory is
+        possible.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Grid:
-    """The blocks of a launch: one per processor, with the number of threads and the bytes of
-    dynamic shared memory of each.
+    """The size of a launch: the number of blocks (one per processor), and for each block the number
+    of threads and the bytes of dynamic shared memory.
     """
 
     processors: int
@@ -84,9 +89,9 @@ class Grid:
 
 @dataclass(frozen=True)
 class Copies:
-    """The functions with which the host's proxy copies a device's memory. header: C++ source of a
-    class `Copies`, which is constructed from the other two (ark/runtime/proxy/module.cpp uses it).
-    library: the driver's, by path or name.
+    """The code with which the host's proxy copies a device's memory. header: C++ source of a class
+    `Copies`, which ark/runtime/proxy/module.cpp constructs from the other two fields. library: the
+    driver's library, by path or name.
     """
 
     header: str
@@ -103,9 +108,9 @@ class ProxiedDevice(Protocol):
 
 @dataclass(frozen=True)
 class Queue:
-    """A copy engine's queue that a kernel may write; addresses are valid on the device. ring:
-    requests, whose size the vendor's device code defines. write_pointer, doorbell: 64-bit words.
-    handle: the vendor's handle for freeing the queue.
+    """A copy engine's queue that a kernel may write; addresses are valid on the device. ring: the
+    address of the requests; the vendor's device code defines the size of one. write_pointer,
+    doorbell: addresses of 64-bit words. handle: the vendor's handle for freeing the queue.
     """
 
     ring: int
@@ -128,9 +133,9 @@ class Device(Protocol):
     def alloc(self, nbytes: int, kind: MemoryKind) -> Memory:
         """Allocates zeroed memory, 256-byte aligned.
 
-        `host` is memory that device and host both map, coherent while a kernel runs. `symmetric`
-        is device memory that `export` can give to other ranks' processes. Raises SystemError with
-        the sizes (asked, free) when there is too little.
+        kind: `host` is memory that device and host both map, coherent while a kernel runs;
+        `symmetric` is device memory that `export` can give to other ranks' processes. Raises
+        SystemError with the requested and the free size if too little is free.
         """
         ...
 
@@ -157,7 +162,7 @@ class Device(Protocol):
     def close(self) -> None:
         """Releases the device. Freeing memory or dropping a launch afterwards does nothing.
 
-        A device with a running launch stays open: nothing is freed under a kernel.
+        If a launch is still running, the device stays open, because the kernel uses its memory.
         """
         ...
 
@@ -179,8 +184,8 @@ class QueuedDevice(Device, Protocol):
 
 @runtime_checkable
 class FedDevice(Protocol):
-    """A device on which a running kernel sees host writes to memory of the kind `fed`, but not to
-    `device` memory, of which caches may hold old values.
+    """A device on which a running kernel sees the host's writes to memory of one kind only, which
+    `fed` names. In memory of the kind `device` the kernel's caches may hold old values.
     """
 
     fed: MemoryKind
@@ -222,8 +227,8 @@ class KernelDevice(Device, Protocol):
 
 @runtime_checkable
 class OrderedDevice(KernelDevice, Protocol):
-    """A device whose own queue of launches takes copies as well. The host does not wait for them:
-    each comes after the launches before it, and before the next one.
+    """A device that can order copies among its launches. A copy begins after the launches before it
+    have ended and ends before the next launch begins; the host does not wait for it.
     """
 
     def enqueue_write(self, address: int, data: np.ndarray) -> None:
@@ -238,7 +243,9 @@ class OrderedDevice(KernelDevice, Protocol):
 
 
 class RepeatedLaunch(Launch, Protocol):
-    """Repeated launches of one kernel. As a `Launch` it is done when the last one has ended."""
+    """Repeated launches of one kernel. As a `Launch`, it is done when the last of the launches has
+    ended.
+    """
 
     def __call__(self, stream: int) -> None:
         """Launches with the present parameters, after the previous launch."""
@@ -257,8 +264,8 @@ class StreamDevice(KernelDevice, Protocol):
 
 
 class InlineLaunch(Launch, Protocol):
-    """Launches of one kernel, one after the other, each on its caller's thread. As a `Launch` it is
-    the latest of them.
+    """Launches of one kernel, one after the other, each on the thread of its caller. As a `Launch`,
+    it stands for the latest of the launches.
     """
 
     def __call__(self, check: Callable[[], None], leave: Callable[[], None]) -> None:
@@ -273,8 +280,8 @@ class InlineLaunch(Launch, Protocol):
 
 @runtime_checkable
 class InlineDevice(KernelDevice, Protocol):
-    """A device whose processors are threads of this process, among which the caller's own may
-    be.
+    """A device whose processors are threads of this process. The calling thread may be one of
+    them.
     """
 
     def inline(self, program: object, params: np.ndarray, grid: Grid) -> InlineLaunch:

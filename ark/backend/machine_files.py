@@ -1,8 +1,8 @@
-"""A user's machine model in a file: `--machine my.json`.
+"""Reads a user's machine model from a file, for example `--machine my.json`.
 
 The file has the same content as `ark info --machine NAME` prints for a named model. It is untrusted
-data, so it is checked against the form of a machine in a plan. Called only by the command line;
-plan files cannot refer to such files.
+data, so it is checked against the schema of a machine in a plan. Only the command line calls this
+module; plan files cannot refer to such files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ MAX_BYTES = 1 << 20
 
 
 def machine(name: str) -> Machine:
-    """The machine model that a user names: that of an installed backend, or that in a file."""
+    """The machine model that a user names: a model of an installed backend, or a file that contains
+    one.
+    """
     if not name.endswith(SUFFIX):
         return registry.machine(name)
     model = read(name)

@@ -1,5 +1,6 @@
-"""The host's C++ compiler: $CXX, else the system's, else the ziglang wheel's. Called by the CPU
-backend, which compiles loop kernels with it, and by the proxy.
+"""Finds and runs the host's C++ compiler: $CXX, otherwise the system's, otherwise the one in the
+ziglang wheel. Called by the CPU backend, which compiles loop kernels with it, and by the proxy (the
+host thread that copies memory for kernels).
 """
 
 from __future__ import annotations
@@ -81,12 +82,12 @@ def compiled(
     subject: str,
     objects: Sequence[bytes] = (),
 ) -> tuple[bytes, str]:
-    """Compiles C++ to what the options say (-shared: a library; -c: an object); returns its bytes
-    and the compiler's output.
+    """Compiles C++ to a library (with -shared in `options`) or an object (with -c); returns the
+    result's bytes and the compiler's output.
 
-    files: sources by name, of which the first is compiled and may include the others. options:
-    libraries included. subject: names the source in errors. objects: more objects to link. Raises
-    SystemError on failure.
+    files: sources by name; the first is compiled, and it may include the others. options: the
+    compiler's options and libraries. subject: the name of the source in errors. objects: more
+    objects to link. Raises SystemError on failure.
     """
     try:
         with tempfile.TemporaryDirectory(prefix="ark-") as folder:

@@ -1,8 +1,8 @@
-"""How many blocks of a compiled kernel fit on a processor at the same time, and what limits their
-number.
+"""Calculates how many blocks of a compiled kernel fit on a processor at the same time, and what
+limits their number.
 
-A vendor reads the registers and the spills of a binary and states the limits of its processors; the
-calculation is the same for all. Called by `ark emit --binary`.
+A backend reads the registers and spills of a binary and states the limits of its processors; the
+calculation is the same for all vendors. Called by `ark emit --binary`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from dataclasses import dataclass
 class ProcessorLimits:
     """The resources of a processor.
 
-    files: vector register files, each for its own warps. registers: per lane in one file. granule:
-    registers are allocated to a warp in multiples of it. warps: the most warps per file.
-    shared_bytes: shared memory of the processor. shared_granule: it is allocated to a block in
-    multiples of this many bytes. block_bytes: shared memory that each block uses in addition to its
-    own.
+    files: the number of vector register files; each serves its own warps. registers: registers per
+    lane in one file. granule: registers are allocated to a warp in multiples of this number. warps:
+    the most warps per file. shared_bytes: shared memory of the processor. shared_granule: shared
+    memory is allocated to a block in multiples of this many bytes. block_bytes: shared memory that
+    the system adds to each block's own.
     """
 
     files: int
@@ -35,9 +35,10 @@ class Used:
     """The resources that a binary needs. registers: vector registers per lane, accumulators
     included.
 
-    scalar_registers: per warp; 0 if the architecture has none. spills: vector registers per lane
-    that are kept in memory; scalar_spills: scalar registers kept in lanes of vector registers.
-    scratch_bytes: stack memory per lane. shared_bytes: static shared memory of a block.
+    scalar_registers: scalar registers per warp; 0 if the architecture has none. spills: vector
+    registers per lane that are kept in memory; scalar_spills: scalar registers kept in lanes of
+    vector registers. scratch_bytes: stack memory per lane. shared_bytes: static shared memory of a
+    block.
     """
 
     registers: int
@@ -54,8 +55,8 @@ class Occupancy:
     """The number of blocks of a kernel that fit on a processor at once, and the resource that
     limits it.
 
-    shared_bytes: shared memory of a block, static and dynamic. warps: the warps of these blocks.
-    most_warps: the most warps of the processor.
+    shared_bytes: static and dynamic shared memory of one block. warps: the warps of all these
+    blocks. most_warps: the most warps of the processor.
     """
 
     used: Used

@@ -1,11 +1,11 @@
-"""The interface of a backend package, through which planner, writer and runtime use vendors.
+"""The interface of a backend package. The planner, code generation and the runtime use vendors only
+through it.
 
 A backend is an import package found through the entry-point group `ark.backends`. It exposes one
-module-level object `backend`. All satisfy `Backend`. Those whose processors share memory satisfy
-`KernelBackend` and run by the loop kernel of ark.codegen and ark.runtime.executor; one that
-executes plans itself satisfies ark.runtime.runner.PlanBackend. ark.backend.devices has the
-interface of devices. Everything here is vendor-neutral: another vendor implements these classes in
-its own package. Called by ark.runtime and ark.cli.
+module-level object `backend`. Every backend satisfies `Backend`. A backend whose processors share
+memory satisfies `KernelBackend`, and ark.runtime.executor runs its plans as loop kernels; a backend
+that executes plans itself satisfies ark.runtime.runner.PlanBackend. ark.backend.devices has the
+interface of devices. Everything here is vendor-neutral. Called by ark.runtime and ark.cli.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class DeviceInfo:
 class Probe:
     """The result of looking for a vendor's devices on a machine.
 
-    `reason` is empty if there are devices; otherwise it is a sentence that explains why there are
-    none, and `remedy` is the command or step that fixes it. `notes` are remarks for the user, such
-    as that the devices are emulated. simulated: the devices are used only when the backend is
-    named. emulated: they execute machine code of hardware that is not present.
+    `reason` is empty if there are devices. Otherwise it explains in a sentence why there are none,
+    and `remedy` is the command or step that fixes this. `notes` are remarks for the user, such as
+    that the devices are emulated. simulated: the devices are used only if the user names the
+    backend. emulated: the devices execute machine code of hardware that is not present.
     """
 
     devices: tuple[DeviceInfo, ...] = ()
@@ -62,7 +62,9 @@ class Compiler(Protocol):
     """Compiles source to a binary, without the hardware."""
 
     def key(self, target: Target) -> str:
-        """Compiler, version and flags as text: a part of the program cache's key."""
+        """The compiler, its version and its flags as text. It is a part of the key in the program
+        cache.
+        """
         ...
 
     def compile(self, source: Source, target: Target) -> Binary:
@@ -72,14 +74,18 @@ class Compiler(Protocol):
 
 @runtime_checkable
 class LinkingCompiler(Compiler, Protocol):
-    """A compiler that links a kernel's bodies to a loop that it has compiled before."""
+    """A compiler that can compile the loop once and link the bodies (device functions) of many
+    kernels to it.
+    """
 
     def compile_loop(self, source: Source, target: Target) -> Binary:
-        """The object of `source.loop`; fails as `compile` does."""
+        """Compiles `source.loop` to an object; raises SystemError as `compile` does."""
         ...
 
     def link(self, source: Source, target: Target, loop: Binary) -> Binary:
-        """The same binary as `compile` gives, of bodies compiled now and that loop."""
+        """Compiles the bodies and links them to `loop`. The binary equals the result of
+        `compile`.
+        """
         ...
 
 
@@ -129,9 +135,9 @@ class KernelBackend(Backend, Protocol):
 
 @dataclass(frozen=True)
 class Toolchain:
-    """The tools that turn a backend's source into code that a device runs. name: for messages, with
-    versions as exact as they are known. key: everything that the code depends on, the driver
-    included. remedy: how to install another version.
+    """The tools that turn a backend's source into device code. name: the name in messages, with
+    versions as exact as they are known. key: everything that the code depends on, including the
+    driver. remedy: how to install another version.
     """
 
     name: str
@@ -146,17 +152,21 @@ class CheckedBackend(KernelBackend, Protocol):
     """
 
     def toolchain(self, arch: str) -> Toolchain | None:
-        """The tools that make code for `arch`; None if they need no check (no real device)."""
+        """The tools that make code for `arch`; None if no check is needed because there is no real
+        device.
+        """
         ...
 
 
 @runtime_checkable
 class PredictingBackend(KernelBackend, Protocol):
-    """A vendor with a timing model of products that need not be present (`ark bench --model`)."""
+    """A vendor with a model that predicts the timings of products that need not be present (`ark
+    bench --model`).
+    """
 
     def predict(self, name: str) -> None:
-        """Makes this process's devices stand-ins for the product of that name, whose launch times
-        are predicted by a model.
+        """Lets this process's devices stand in for the product of that name: a model predicts its
+        launch times.
 
         Raises InvalidUsageError if there is no timing model of that name.
         """
@@ -167,9 +177,9 @@ class PredictingBackend(KernelBackend, Protocol):
 class LoopFigures:
     """Figures of the machine code of a kernel's busiest matrix loop. instructions: counts by kind.
     matrix_share: the fraction of the loop's issue slots that matrix units use. registers: vector
-    registers per lane of the whole kernel; spills: how many of them; scratch_bytes: per lane.
-    bank_conflicts: of the cycles in which the loop uses shared memory, the fraction in which lanes
-    wait for each other's banks; None if it was not counted.
+    registers per lane in the whole kernel; spills: the number of registers that are kept in memory;
+    scratch_bytes: stack memory per lane. bank_conflicts: the fraction of the loop's shared-memory
+    cycles that bank conflicts cause; None if it was not counted.
     """
 
     instructions: dict[str, int]
@@ -187,14 +197,15 @@ class InspectedBackend(KernelBackend, Protocol):
     def inspect(self, source: Source, arch: str) -> LoopFigures:
         """Compiles for `arch` and analyses the loop that multiplies matrices.
 
-        Raises InvalidUsageError if there is none.
+        Raises InvalidUsageError if the kernel has no such loop.
         """
         ...
 
     def counting(self, arch: str) -> AbstractContextManager[Callable[[], tuple[int, int]] | None]:
-        """A context in which this backend's devices are stand-ins for `arch`. It yields a function
-        that returns, for the last launch, the cycles in which shared memory was in use and those of
-        them spent in bank conflicts; None if the architecture's banks are unknown.
+        """A context in which this backend's devices stand in for `arch`. It yields a function that
+        returns two numbers for the last launch: the cycles in which shared memory was in use, and
+        how many of these were spent in bank conflicts. It yields None if the architecture's banks
+        are unknown.
         """
         ...
 
@@ -222,8 +233,8 @@ class ExportBackend(KernelBackend, Protocol):
 
 @runtime_checkable
 class SourceBackend(ExportBackend, Protocol):
-    """A vendor whose loop kernels are code of the host, so that a program can be linked with them
-    (ark.cli.export).
+    """A vendor whose loop kernels are host code, so that they can be linked into an exported
+    program (ark.cli.export).
     """
 
     def source_flags(self) -> tuple[str, ...]:

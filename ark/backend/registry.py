@@ -62,11 +62,11 @@ def unavailable(name: str, seen: Probe) -> SystemError:
 
 
 def choose(name: str | None = None) -> tuple[Backend, Probe]:
-    """The named backend; without a name the only one with accelerators, or the CPU if there is
-    none.
+    """The named backend. Without a name: the only backend with accelerators, or the CPU if no
+    backend has any.
 
     Raises SystemError with the probe's reason if the named backend has no device, and
-    InvalidUsageError if several have devices and none was named.
+    InvalidUsageError if several have devices and no name was given.
     """
     if name is not None:
         backend = get(name)
@@ -85,7 +85,7 @@ def choose(name: str | None = None) -> tuple[Backend, Probe]:
 
 
 def with_kernels(backend: Backend) -> KernelBackend:
-    """The backend, if it runs loop kernels; raises UnsupportedError for one that executes plans
+    """Returns the backend if it runs loop kernels; raises UnsupportedError if it executes plans
     itself.
     """
     if not isinstance(backend, KernelBackend):

@@ -1,9 +1,9 @@
-"""Frees memory only while no kernel runs.
+"""Delays the freeing of device memory until no kernel runs.
 
-A GPU's driver waits for an idle device before it frees memory, and a persistent loop kernel waits
-for the host: a tensor that is dropped between two runs would block the host until that kernel
-leaves by itself, which takes seconds, or minutes with several ranks. Devices of GPU vendors return
-their memory through this module instead.
+A GPU's driver waits for an idle device before it frees memory, but a persistent loop kernel stays
+on the device and waits for the host. So a tensor that is dropped between two runs would block the
+host until that kernel leaves by its time limit, after seconds, or minutes with several ranks.
+Devices of GPU vendors free their memory through this module instead.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from ark.backend.devices import Memory
 
 
 class Returned:
-    """Memory waiting to be freed. free: the driver's function. busy: True while a kernel runs on
-    the device.
+    """A list of memory that waits to be freed. free: the driver's function. busy: returns True
+    while a kernel runs on the device.
     """
 
     def __init__(self, free: Callable[[Memory], None], busy: Callable[[], bool]) -> None:
@@ -24,8 +24,8 @@ class Returned:
         self._waiting: list[Memory] = []
 
     def add(self, memory: Memory) -> None:
-        """Frees the memory, together with all that waits, if no kernel runs; otherwise keeps it
-        until then.
+        """Frees this memory and all waiting memory if no kernel runs; otherwise adds it to the
+        waiting memory.
         """
         self._waiting.append(memory)
         self.settle()
@@ -38,8 +38,8 @@ class Returned:
             self.force()
 
     def force(self) -> bool:
-        """Frees the waiting memory even while a kernel runs, for an allocation that would fail
-        otherwise. Returns False if none waited.
+        """Frees the waiting memory even while a kernel runs, if an allocation would otherwise fail.
+        Returns False if no memory was waiting.
         """
         any_waited = bool(self._waiting)
         while self._waiting:

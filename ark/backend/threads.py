@@ -1,4 +1,6 @@
-"""Starting of host threads, and exact sleeping."""
+"""Starts host threads, and makes their sleeps precise. Called by the runtime, the serving engine
+and the CPU's devices.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,8 @@ def start(target: Callable[..., None], *args: Any, name: str = "ark") -> threadi
 
 
 def sleep_exactly() -> None:
-    """Makes the calling thread's sleeps end on time (Linux; elsewhere nothing). By default they may
-    take 50 us longer.
+    """Makes the calling thread's sleeps end on time; by default they may take 50 us longer. Has an
+    effect on Linux only.
     """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, _SLACK_NS, 0, 0, 0)
