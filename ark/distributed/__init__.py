@@ -1,7 +1,7 @@
 """Collectives outside of a model, on NumPy arrays and torch tensors.
 
-The functions (`ark.distributed.all_reduce(x)`), groups of ranks, and the torch.distributed backend
-"ark", which `import ark.distributed.torch` registers.
+The package offers functions (`ark.distributed.all_reduce(x)`), groups of ranks, and a backend "ark"
+for torch.distributed, which `import ark.distributed.torch` registers.
 """
 
 from ark.distributed.functions import (

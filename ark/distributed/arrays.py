@@ -1,5 +1,5 @@
-"""Wraps NumPy arrays and torch tensors, on the host or on a device, in the form that collectives
-use: contiguous bytes of elements of one type.
+"""Gives NumPy arrays and torch tensors, on the host or on a device, one interface for collectives,
+which see contiguous bytes with one element type. Called by ark.distributed.group.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ark.errors import InvalidUsageError
 from ark.frontend.foreign import address_of, check_native, written
 from ark.tasks.combine import ELEMENTS
 
-# Types of elements, by the names that NumPy (with ml_dtypes) and torch use.
+# The names of element types that NumPy (with ml_dtypes) and torch use.
 _NAMES = {
     "float64": "fp64",
     "float32": "fp32",
@@ -36,8 +36,8 @@ _NAMES = {
 
 
 class Array:
-    """A contiguous array for a collective. given: the caller's array, or a new one for the
-    result.
+    """A contiguous array as a collective's input or result. given: the caller's array, or a new
+    array of the same kind for the result.
     """
 
     def __init__(self, given: Any, name: str, shape: Sequence[int], itemsize: int) -> None:
@@ -54,8 +54,8 @@ class Array:
         assert ELEMENTS[self.element].itemsize == itemsize
 
     def like(self, out: Any, shape: Sequence[int]) -> Array:
-        """The array for a result of that shape: `out`, or a new array if `out` is None. Raises
-        InvalidUsageError if `out` has another type or number of elements, or is read-only.
+        """Returns the array for a result of that shape: `out`, or a new array if `out` is None.
+        Raises InvalidUsageError if `out` has another type or number of elements, or is read-only.
         """
         result = self
         if out is not self.given or self.shape != shape:
@@ -80,12 +80,12 @@ class Array:
         raise NotImplementedError
 
     def listed(self) -> list[int]:
-        """The elements of an integer array."""
+        """Returns the elements of an integer array as a list."""
         raise NotImplementedError
 
     def called(self, name: str, *options: str) -> str:
-        """The text of a call on this array, for errors. Calls with equal types and sizes have equal
-        text.
+        """The text of a call on this array, for error messages. Calls with equal types and sizes
+        have equal text.
         """
         return _call_text(name, self.element, self.elements, options)
 
@@ -105,12 +105,12 @@ class Array:
         raise NotImplementedError
 
     def stream(self) -> int | None:
-        """The device queue on which the caller works; None for host memory."""
+        """The device queue (stream) on which the caller works; None for host memory."""
         return None
 
     def view(self, memory: Memory) -> Any:
-        """Device memory of the same number of bytes, in the form that this kind of array copies
-        from and to.
+        """A view of device memory with this array's number of bytes, in the form that `write_to`
+        and `read_from` take.
         """
         raise NotImplementedError
 
@@ -208,8 +208,8 @@ class TorchArray(Array):
 
 
 class TorchHostArray(TorchArray):
-    """A torch tensor on the host. It is copied without torch, because a call of torch takes longer
-    than a small copy.
+    """A torch tensor on the host. It is copied without torch's functions, because a call of torch
+    takes longer than a small copy.
     """
 
     def stream(self) -> int | None:

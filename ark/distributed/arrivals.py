@@ -1,9 +1,10 @@
 """Assigns messages without a tag to receives, some of which accept any sender.
 
-A message without a tag is usually not announced: its receiver names the sender and waits in memory
-that the two share. After a rank has called its first receive from any sender, each other rank
-reports to it how many messages it has begun to send to it, at once and again with each later
-message. A rank that always names the sender has no overhead.
+A receive that names its sender needs no announcement: it waits for the data in memory that both
+ranks share. A receive that accepts any sender needs one. When a rank first calls such a receive, it
+asks all other ranks to report how many messages they have begun to send to it; each reports at
+once, and again with each later message. A rank that always names the sender has no overhead. Called
+by ark.distributed.messages.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ COUNT = struct.Struct("<Q")
 
 @dataclass
 class Waiting:
-    """A receive whose sender is not determined yet. source: None accepts any sender. begin: is
-    called with the sender.
+    """A receive whose sender is not determined yet. source: the required sender; None accepts any.
+    begin: the function to call with the sender's rank.
     """
 
     source: int | None
@@ -33,8 +34,8 @@ class Waiting:
 
 
 class Arrivals:
-    """Receives take messages in the order in which they were called, as far as the senders
-    match.
+    """Determines the sender of each receive. Receives take messages in the order in which they were
+    called; a receive that names a sender takes only that sender's messages.
     """
 
     def __init__(self, job: Bootstrap) -> None:
@@ -44,7 +45,7 @@ class Arrivals:
         self._asked = False
         self._askers: set[int] = set()
         self._sent: Counter[int] = Counter()
-        self._begun: Counter[int] = Counter()  # by sender: the number that it last reported
+        self._begun: Counter[int] = Counter()  # by sender: how many messages it has begun to send
         self._taken: Counter[int] = Counter()
         self._waiting: list[Waiting] = []
         job.hear(ASK, self._hear_asker)
@@ -58,9 +59,9 @@ class Arrivals:
                 self._tell(peer)
 
     def receive(self, source: int | None, begin: Callable[[int], None]) -> None:
-        """Calls `begin` with the rank whose next message this receive takes. If a sender is named
-        and no earlier receive waits, it is called at once, otherwise possibly later on another
-        thread.
+        """Calls `begin` with the rank of the sender whose next message this receive takes. If
+        `source` names the sender and no earlier receive waits, the call is immediate; otherwise it
+        may come later, on another thread.
         """
         if source is None and not self._others:
             raise InvalidUsageError(
@@ -91,7 +92,7 @@ class Arrivals:
             self._askers.add(rank)
             with contextlib.suppress(
                 SystemError
-            ):  # the job has failed: each waiting receive reports it
+            ):  # the job has failed, and each waiting receive reports the failure
                 self._tell(rank)
 
     def _hear_begun(self, rank: int, body: bytes) -> None:
@@ -100,8 +101,8 @@ class Arrivals:
             self._match()
 
     def _match(self) -> None:
-        """Begins the receives whose message is known. A named receive needs no announcement unless
-        a receive from any sender precedes it.
+        """Begins the waiting receives whose sender is now known. A receive that names its sender
+        needs no report from it unless an earlier receive that accepts any sender still waits.
         """
         remaining: list[Waiting] = []
         for each in self._waiting:

@@ -1,9 +1,11 @@
-"""Compares the calls of the processes of one host by 64-bit words in shared memory.
+"""Checks that the processes of one host make the same collective calls, by 64-bit words in shared
+memory.
 
-At the index of each call (its number modulo WORDS_PER_RANK) a rank's board has a word with the
-call's number and a fingerprint of all the rank's calls up to it. A rank writes its word before it
-begins a call, and reads its peers' words while it waits and after the call. A comparison takes one
-store, and one load per peer. Called by ark.distributed.communicator.
+A rank's board is a ring of WORDS_PER_RANK words. For each call the rank writes a word with the
+call's number and a fingerprint of all its calls so far, at the index number modulo WORDS_PER_RANK.
+A rank writes its word before it begins a call, and reads its peers' words while it waits and after
+the call. A comparison costs one store, and one load per peer. Called by
+ark.distributed.communicator.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ import hashlib
 import mmap
 import os
 
-WORDS_PER_RANK = 4096  # a rank that is this many calls behind misses the words of a faster one
+# if a rank is this many calls behind, a faster rank has overwritten the words that it compares
+WORDS_PER_RANK = 4096
 CHAIN_BITS = 40
 _TAG = (1 << (64 - CHAIN_BITS)) - 1
 _CHAIN = (1 << CHAIN_BITS) - 1
@@ -28,19 +31,21 @@ def fingerprint(text: str) -> int:
 
 
 def chained(chain: int, fingerprint: int) -> int:
-    """The fingerprint of all calls so far (`chain`), extended by one more call."""
+    """The fingerprint of a sequence of calls: `chain` is that of the earlier calls, `fingerprint`
+    that of the call that follows them.
+    """
     return (chain * _HASH_MULTIPLIER + fingerprint) & _CHAIN
 
 
 def word_of(number: int, chain: int) -> int:
-    """The word of a call. It is below 2^64 and not 0, the content of memory before the
-    first call.
+    """The word on the board for a call. It is below 2^64, and not 0, because memory holds 0 before
+    the first call.
     """
     return (number & _TAG) << CHAIN_BITS | chain
 
 
 class Board:
-    """A rank's own words, and its peers' after they are mapped."""
+    """The words of a rank, and of its peers after `map`."""
 
     def __init__(self) -> None:
         self._own: memoryview | None = None
@@ -53,8 +58,8 @@ class Board:
 
     @property
     def handle(self) -> str:
-        """A handle with which other processes of the host can map this rank's words; empty if they
-        cannot.
+        """A handle with which other processes of the host can map this rank's words; empty if the
+        system cannot share the memory.
         """
         return f"{os.getpid()}:{self._handle}" if self._own is not None else ""
 
@@ -77,7 +82,9 @@ class Board:
             self._own[number % WORDS_PER_RANK] = word
 
     def differs(self, number: int, word: int) -> bool:
-        """True if a peer's call of that number, or a call before it, is another one."""
+        """True if a peer's word for that number differs: the peer has made another call, now or
+        earlier.
+        """
         at = number % WORDS_PER_RANK
         for words in self._peers:
             seen = words[at]

@@ -1,7 +1,8 @@
-"""Collectives outside of a model. Each is a plan of one op, made once for each size and kept.
+"""Plans and runs collectives outside of a model. Each is a plan of one op, compiled once for each
+size and cached.
 
-Data are moved as bytes; the element type matters for reductions only. Every rank makes the plans of
-all ranks, verifies them together, and loads its own. The generated source does not depend on the
+Data are moved as bytes; the element type matters for reductions only. Every rank creates the plans
+of all ranks, verifies them together, and loads its own. The generated source does not depend on the
 size, so one compiled kernel serves all sizes. Called by ark.distributed.group.
 """
 
@@ -33,13 +34,13 @@ from ark.runtime.inline import InlineRuns
 from ark.runtime.run import Ranks
 
 PROCESSOR_BYTES = 4 << 10  # bytes of packets for each processor of a small call
-MAX_RESULT_BYTES = 1 << 30  # bytes of one call's result: coordinates have 32 bits
+MAX_RESULT_BYTES = 1 << 30  # bytes of one call's result, because coordinates in a plan have 32 bits
 
 
 @dataclass(frozen=True)
 class Key:
-    """The properties that determine a call's plan: calls with equal keys use one plan. elements: of
-    one rank's input.
+    """The properties that determine a call's plan: calls with equal keys use one plan. elements:
+    the number of elements in one rank's input.
     """
 
     collective: str
@@ -65,8 +66,8 @@ class Key:
 
 
 def moved(collective: Collective, x: Array, parts: int, root: int | None) -> Key:
-    """The key of a call that only moves bytes. It is the same for all types, so that few kernels
-    are needed.
+    """The key of a call that only moves bytes. It depends on the number of bytes but not on the
+    type, so that few kernels are needed.
     """
     word = 4 if x.nbytes // parts % 4 == 0 else 1
     return Key(collective.value, f"uint{8 * word}", word, x.nbytes // word, None, root)
@@ -83,8 +84,8 @@ def check_size(key: Key, world: int) -> None:
 
 
 def algorithm(key: Key, world: int) -> str | CollectiveProgram:
-    """The algorithm of a call: the key's own, or if that is "auto", two_shot for an all-reduce of
-    more than 256 KiB over more than two ranks, and one_shot for all other calls.
+    """The algorithm of a call. It is the key's own unless that is "auto", which means two_shot for
+    an all-reduce of more than 256 KiB over more than two ranks, and one_shot for every other call.
     """
     if key.algorithm != "auto":
         return key.algorithm
@@ -93,8 +94,8 @@ def algorithm(key: Key, world: int) -> str | CollectiveProgram:
 
 
 def machine_for(device: Machine, world: int, key: Key) -> Machine:
-    """The device with its variant `block` only, and with as many processors as the data
-    keep busy.
+    """The device's machine model with the kernel variant `block` only, and with no more processors
+    than the data can keep busy.
     """
     plain = next(v for v in device.variants if v.name == "block")
     machine = dataclasses.replace(device, variants=(block(plain.role(COMPUTE)),))
@@ -108,8 +109,8 @@ def machine_for(device: Machine, world: int, key: Key) -> Machine:
 
 
 def plans_for(key: Key, world: int, device: Machine, hosts: Sequence[int] = ()) -> list[Plan]:
-    """The verified plans of all ranks. hosts: the host number of each rank, an option of the
-    planner.
+    """The verified plans of all ranks. hosts: the host number of each rank, which the planner takes
+    as an option.
     """
     machine = machine_for(device, world, key)
     unit = uint32 if key.itemsize % 4 == 0 else uint8
@@ -126,14 +127,14 @@ def plans_for(key: Key, world: int, device: Machine, hosts: Sequence[int] = ()) 
             for name, nbytes in (("x", key.nbytes), ("y", key.out_bytes(world)))
         )
         graph.add("collective", [x], [y], attrs, key.collective)
-        # Ranks synchronise in every call: one barrier takes less time than a wait for each peer.
+        # All ranks synchronise in every call: one barrier takes less time than one wait per peer.
         plans.append(make_plan(graph, machine, {"hosts": hosts, "lockstep": True}))
     verify(plans)
     return plans
 
 
 class Call:
-    """A loaded plan with its own memory for input and output."""
+    """A loaded plan of one collective, with its own device memory for input and result."""
 
     def __init__(
         self, key: Key, ranks: Ranks, rank: int, world: int, backend: Backend, device: Device,
@@ -174,8 +175,8 @@ class Call:
         self._inline = InlineRuns(executor) if isinstance(device, InlineDevice) else None
 
     def restart(self) -> None:
-        """Ends running launches. The next call starts from the beginning; all its ranks must do the
-        same.
+        """Ends running launches, so that the next call starts from the beginning. All ranks of the
+        call must do the same.
         """
         if self.executor.latest is not None:
             self.executor.latest.stop()
@@ -183,8 +184,8 @@ class Call:
         self._begin()
 
     def view(self, array: Array, memory: Memory) -> Any:
-        """The call's memory in the form that the array copies from and to. The view is created
-        once.
+        """A view of the call's memory in the form that the array copies from and to. It is created
+        once and cached.
         """
         key = (type(array), memory.address)
         if key not in self._views:

@@ -1,12 +1,12 @@
-"""Ranks that make the same calls in the same order, and the handling of calls that do not match.
+"""Runs the calls that a set of ranks makes in the same order, and handles calls that do not match.
 
-A communicator is all ranks of a group, or a sender and a receiver. Before a call a rank writes the
+A communicator has all ranks of a group, or a sender and a receiver. Before a call a rank writes the
 call's fingerprint to the communicator's board (ark.distributed.board); at the first call of a kind
 and size the ranks also synchronise over the bootstrap. A rank that sees a different call, or waits
-longer than the group's budget, reports it: all ranks state their calls, ranks in the call raise the
-same error, and later ranks raise it at their next call. The communicator then begins again, so the
-next matching call works. Called by ark.distributed.group; for an executor a communicator is the
-`Ranks` of its plan.
+longer than the group's time limit, starts an exchange: all ranks state their calls, ranks in the
+call raise the same error, and later ranks raise it at their next call. The communicator then begins
+again (a new generation), so the next matching call works. Called by ark.distributed.group; an
+executor uses a communicator as the `Ranks` of its plan.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from ark.errors import BaseError, SystemError
 from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.hosts import here
 
-PREPARE_S = 600.0  # to wait for a rank that is in the call and plans, compiles or loads it
-ANSWER_S = 2.0  # to wait for a rank to state its calls, on its bootstrap's thread
+PREPARE_S = 600.0  # the limit for a rank that is in the call and plans, compiles or loads it
+ANSWER_S = 2.0  # the limit for a rank's statement of its calls, which its bootstrap's thread sends
 MAX_STATED_CALLS = 32  # calls in one statement
 LOOK_S = 0.02
 Kind = Literal["part", "all", "statement"]
@@ -36,8 +36,8 @@ Kind = Literal["part", "all", "statement"]
 class Frame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A message of a communicator.
 
-    generation: how often the communicator has begun again. number: of the synchronisation. purpose:
-    of the synchronisation, with the sender's chain of calls.
+    generation: how often the communicator has begun again. number: counts the synchronisations of a
+    generation. purpose: the label of this synchronisation, with the sender's chain of calls.
     """
 
     communicator: str
@@ -50,8 +50,8 @@ class Frame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Arrival(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A rank's message when the ranks synchronise before a call. number: of the call, on the board.
-    kept: loaded calls, least recently used first. more: data of the caller.
+    """A rank's message when the ranks synchronise before a call. number: the call's number on the
+    board. kept: names of the loaded calls, least recently used first. more: data of the caller.
     """
 
     number: int
@@ -62,13 +62,13 @@ class Arrival(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Talk:
-    """The communicators of a group on a job. name: distinguishes groups of a job that exist at the
-    same time.
+    """The communicators of one group. name: distinguishes groups that use the job at the same
+    time.
     """
 
     def __init__(self, job: Bootstrap, name: str, budget_s: float) -> None:
         self.job, self.budget_s = job, budget_s
-        self.inside: dict[str, Communicator] = {}  # by name: those with a call in progress
+        self.inside: dict[str, Communicator] = {}  # by name: communicators with a call in progress
         self._communicators: dict[str, Communicator] = {}
         self._lock = threading.Lock()
         self.label = f"calls of {name} {job.count(name)}"
@@ -103,8 +103,8 @@ class _Stuck(SystemError):
 
 
 class Communicator:
-    """rank, world_size: among the communicator's ranks. fresh: the ranks have not synchronised
-    since the communicator began again.
+    """Ranks that make the same calls. rank, world_size: among the communicator's ranks. fresh: True
+    if the ranks have not synchronised since the communicator last began again.
     """
 
     def __init__(self, talk: Talk, name: str, ranks: Sequence[int]) -> None:
@@ -120,8 +120,8 @@ class Communicator:
         self._arrived = False  # the other ranks are in the call in progress
         self.fresh = True
         self._calls: deque[tuple[int, int, str]] = deque(maxlen=MAX_STATED_CALLS)  # see StatedCall
-        self._number = self._made = self._chain = 0  # of the board, in this generation
-        self._word = 0  # this rank's word on the board; 0 without one
+        self._number = self._made = self._chain = 0  # counts and fingerprint of calls
+        self._word = 0  # this rank's word on the board, 0 before it has written one
         self._inside, self._before = "", ""
         self._inside_of, self._budget_s = talk.inside, talk.budget_s
         self._deadline = 0.0
@@ -132,8 +132,8 @@ class Communicator:
     # Calls.
 
     def make(self, text: str, fingerprint: int, waits: bool, run: Callable[[], object]) -> None:
-        """Makes a call by `run`. text: its name in errors; equal fingerprints mean equal calls.
-        waits: return only when all ranks of this host have made it.
+        """Makes a call by calling `run`. text: the call's name in errors. fingerprint: equal for
+        equal calls. waits: return only after all ranks of this host have made the call.
 
         Raises the communicator's error if the ranks do not make the same call in time.
         """
@@ -169,8 +169,8 @@ class Communicator:
                 self._board.post(self._number, self._word)
 
     def _await(self, waits: bool) -> None:
-        """Waits until all ranks of this host have made the call. Without `waits`, checks once that
-        none has made another call.
+        """Waits until all ranks of this host have made the call. If `waits` is False, only checks
+        once that no rank has made a different call.
         """
         pause = 0.0
         while waits and not self._board.complete(self._number, self._word):
@@ -182,7 +182,7 @@ class Communicator:
             raise _Stuck("another call was made")
 
     def arrive(self, kept: Sequence[str] = (), more: bytes = b"") -> list[Arrival]:
-        """Synchronises with the others before a new call, or the first one of a generation."""
+        """Synchronises with the others before a new call, and a generation's first call."""
         own = Arrival(self._number, here(), self._board.handle, list(kept), more)
         left = max(0.0, self._deadline - time.monotonic())
         encoded = self._gather("arrival", msgspec.msgpack.encode(own), left)
@@ -198,20 +198,20 @@ class Communicator:
                 self._number = max(each.number for each in arrivals)
                 self._word = word_of(self._number, self._chain)
                 self._board.post(self._number, self._word)
-            self.barrier()  # after it every rank reads the others' words
+            self.barrier()  # after the barrier every rank reads the others' words
             self.fresh = False
         return arrivals
 
     def _failed(self, raised: BaseException) -> BaseException:
-        """The error to raise for a failed call: the one that the ranks derive from their statements
-        if their calls do not match, otherwise `raised`.
+        """The error to raise for a failed call. If the ranks' calls do not match, it is the error
+        that all ranks derive from their statements, otherwise `raised`.
         """
         if self._job.failure() is not None:
             return raised
         stuck = bool(self._statements.get(self._generation))
         message = str(raised) or type(raised).__name__
         self._state("" if stuck else f"rank {self._job.rank} reports: {message}")
-        waits = isinstance(raised, Exception)  # Ctrl-C does not wait
+        waits = isinstance(raised, Exception)  # after Ctrl-C the rank does not wait for statements
         failed = self._settle(ANSWER_S if waits else 0.0)
         if stuck and self._job.failure() is not None:
             failed = SystemError(self._job.failure())
@@ -245,7 +245,7 @@ class Communicator:
         return failed
 
     def _state(self, reason: str = "") -> None:
-        """Sends this rank's calls to the others, once per generation."""
+        """Sends a statement of this rank's calls to the others, once per generation."""
         with self._changed:
             stated = self._statements[self._generation]
             if self._job.rank in stated:
@@ -260,7 +260,7 @@ class Communicator:
                 self._post(rank, "statement", 0, "", msgspec.msgpack.encode(own))
 
     def _look(self) -> None:
-        """Raises if the call cannot continue; called while it waits."""
+        """Raises an error if the call cannot continue. Called repeatedly while the call waits."""
         failed = self.failure()
         if failed is not None:
             raise (SystemError if self._job.failure() is not None else _Stuck)(failed)
@@ -284,8 +284,8 @@ class Communicator:
         return None
 
     def _ended(self) -> bool:
-        """True if a statement ends the call in progress. If every rank that sent one has returned
-        from this call, each has done its part: the call can complete, and the next one raises.
+        """True if the ranks' statements end the call in progress. If every rank that sent one has
+        returned from this call, then the call can complete, and the next one raises.
         """
         stated = self._statements.get(self._generation, {})
         others = [statement for rank, statement in list(stated.items()) if rank != self._job.rank]
@@ -297,7 +297,7 @@ class Communicator:
         return bool(stated) and not passed
 
     def abort(self, message: str) -> None:
-        """Reports that a wait on this rank's device has given up, or that its device failed."""
+        """Reports that a wait on this rank's device has timed out, or the device has failed."""
         complete = not self._word or self._board.complete(self._number, self._word)
         self._state(message if complete else "")
 
@@ -316,7 +316,7 @@ class Communicator:
 
     @property
     def _meeting_s(self) -> float:
-        """Seconds to wait for the others; once all have arrived, the time to prepare the call."""
+        """Seconds to wait for the others; longer once all are in the call and prepare it."""
         return PREPARE_S if self._arrived else self._budget_s
 
     def _gather(self, label: str, data: bytes, timeout_s: float) -> list[bytes]:
@@ -386,7 +386,7 @@ class Communicator:
             self._changed.notify_all()
 
     def meet(self) -> bool:
-        """Synchronises before closing; False if a rank does not arrive in time."""
+        """Synchronises the ranks before closing; False if a rank does not arrive in time."""
         try:
             self.barrier()
         except BaseError:

@@ -39,9 +39,9 @@ ArrayT = TypeVar("ArrayT", bound=SupportsDLPack)
 def group(timeout_s: float | None = None) -> Group:
     """The process's group, which is created on first use.
 
-    timeout_s: how long a rank waits for another within a call, 10 s by default. It can be set by
-    the first use only. A rank whose process ends is noticed earlier; the timeout is for calls that
-    some ranks do not make.
+    timeout_s: how long a rank waits for another within a call, 10 s by default. Only the first call
+    of this function can set it. The end of a rank's process is noticed earlier; the timeout is for
+    calls that some ranks do not make.
 
     Examples:
         >>> ark.distributed.group().world_size
@@ -159,8 +159,9 @@ def run_program(
 ) -> ArrayT:
     """Runs the collective of a program on this rank's array.
 
-    program: a result of `ark.comm.program`, or a file: ark's JSON, MSCCL XML, or an MSCCL++
-    execution plan. Raises InvalidUsageError if it is for another number of ranks than the group's.
+    program: a result of `ark.comm.program`, or the path of a file with ark's JSON, MSCCL XML or an
+    MSCCL++ execution plan. Raises InvalidUsageError if the program is for another number of ranks
+    than the group has.
 
     Examples:
         >>> ring = ark.comm.synthesize("ring2", "all_reduce", "ring")
@@ -172,7 +173,8 @@ def run_program(
 
 
 def register(array: ArrayT) -> ArrayT:
-    """Registers an array and returns it: calls read and write it, or parts of it, in place.
+    """Registers an array and returns it. Later calls read and write the array, or parts of it, in
+    place.
 
     array: contiguous, on the group's device, at an address that is a multiple of 16 bytes. It is
     kept alive until `unregister`.
@@ -186,7 +188,7 @@ def register(array: ArrayT) -> ArrayT:
 
 
 def unregister(array: SupportsDLPack) -> None:
-    """Ends the registration of an array after queued calls that use it have ended.
+    """Ends the registration of an array. Call it after queued calls that use the array have ended.
 
     Examples:
         >>> memory = ark.distributed.register(np.zeros(8))

@@ -1,9 +1,9 @@
 """A group of ranks and its collectives on memory that the caller owns.
 
-Each collective is a plan of one op (ark.distributed.calls), made when a size is first used, then
-kept. All ranks call the same collectives in the same order with equal types and sizes, which
-ark.distributed.communicator checks; send and recv are called by the two ranks only. On a CPU, a
-call returns when all ranks have made it; on a GPU it is queued on the caller's stream.
+Each collective is a plan of one op (ark.distributed.calls), which is compiled when a size is first
+used and then cached. All ranks call the same collectives in the same order with equal types and
+sizes, which ark.distributed.communicator checks; send and recv are called by the two ranks only. On
+a CPU, a call returns when all ranks have made it; on a GPU it is queued on the caller's stream.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Group:
     """Ranks that call collectives together. A context manager; `close` frees everything.
 
     ranks: the job, which the group does not close. budget_s: how long a rank waits for another to
-    begin or to finish a call; time in which the others prepare the same call does not count.
+    begin or to finish a call. Time in which other ranks prepare the same call does not count.
     """
 
     def __init__(
@@ -56,11 +56,11 @@ class Group:
         self._all_ranks = self._talk.communicator("all", range(ranks.world_size))
         self._calls: defaultdict[Communicator, OrderedDict[str, Call]] = defaultdict(OrderedDict)
         self._tuned: tuned.Table | None = None
-        self._programs: dict[str, CollectiveProgram] = {}  # by their file's content
+        self._programs: dict[str, CollectiveProgram] = {}  # by the content of their files
         self._registered = Registered()
 
-    # Collectives. Arrays are NumPy's or torch's, contiguous, on the group's device.
-    # called: the name of the caller's function in errors, if it differs.
+    # Collectives. Arrays are contiguous NumPy arrays or torch tensors on the group's device.
+    # called: the name of the public function in errors, if it differs from the method's.
     def all_reduce(
         self, input: Any, op: str = "sum", out: Any = None, *, called: str = "all_reduce"
     ) -> Any:
@@ -85,14 +85,14 @@ class Group:
         return y.given
 
     def reduce_scatter(self, input: Any, op: str = "sum", out: Any = None) -> Any:
-        """This rank's equal part, along the first dimension, of `input` reduced over all ranks."""
+        """Reduces `input` over all ranks; returns this rank's equal part of the first dimension."""
         x = wrap(input)
         y = x.like(out, self._dealt("reduce_scatter", x))
         self._run(Collective.REDUCE_SCATTER, x, y, "reduce_scatter", reduction=_reduction(op))
         return y.given
 
     def all_to_all(self, input: Any, out: Any = None) -> Any:
-        """Part s of the result is part `rank` of rank s's input, along the first dimension."""
+        """Exchanges equal parts of the first dimension: part s goes to rank s."""
         x = wrap(input)
         self._dealt("all_to_all", x)
         y = x.like(out, x.shape)
@@ -141,7 +141,7 @@ class Group:
     def broadcast(
         self, input: Any, root: int = 0, out: Any = None, *, called: str = "broadcast"
     ) -> Any:
-        """The array of rank `root`, on all ranks; the other ranks' input gives shape and type."""
+        """The array of rank `root`, on all ranks. Other ranks' input gives shape and type only."""
         x = wrap(input)
         root = self._peer("broadcast", root)
         y = x.like(out, x.shape)
@@ -153,10 +153,10 @@ class Group:
     ) -> Any:
         """Runs the collective of a program on this rank's array.
 
-        program: a program, or a file of one (MSCCL++ execution plan, MSCCL XML, ark's JSON), the
-        same on all ranks. input, out: as for the collective that it computes. The kernel is made
-        at the first call of a size, and kept. Raises InvalidUsageError if the program is for
-        another number of ranks.
+        program: a program or the path of its file (MSCCL++ execution plan, MSCCL XML, ark's JSON);
+        the same on all ranks. input, out: as for the collective that the program computes. The
+        kernel is compiled at the first call with a size, and cached. Raises InvalidUsageError if
+        the program is for another number of ranks.
         """
         if not isinstance(program, CollectiveProgram):
             program = programs.load(program, self._programs)
@@ -176,21 +176,21 @@ class Group:
         return y.given
 
     def register(self, array: Any) -> Any:
-        """Registers an array and returns it: calls read and write it, or parts of it, in place.
-        array: contiguous, on the group's device, 16-byte aligned. It is kept until `unregister`.
+        """Registers an array and returns it. Later calls read and write it, or parts of it, in
+        place. array: contiguous, on the group's device, 16-byte aligned; alive until `unregister`.
         """
         self._registered.add(array, self._device)
         return array
 
     def unregister(self, array: Any) -> None:
-        """Ends the registration of an array after queued calls that use it have ended."""
+        """Ends an array's registration. Call it after queued calls with the array have ended."""
         self._registered.remove(array)
 
     def send(self, input: Any, peer: int, way: str = "") -> None:
-        """Sends to the rank `peer`, which receives the same number of elements of the same type, in
-        the order of the calls.
+        """Sends to the rank `peer`, which must receive the same number of elements of the same
+        type. Messages arrive in the order of the calls.
 
-        way: a name that both use; messages of different ways do not wait for each other.
+        way: names a sequence of messages. Different sequences do not wait for each other.
         """
         x = wrap(input)
         peer = self._peer("send", peer)
@@ -205,7 +205,7 @@ class Group:
         return y.given
 
     def barrier(self, called: str = "barrier()") -> None:
-        """Returns when every rank has called it. called: its name in errors."""
+        """Returns when every rank has called it. called: the barrier's name in errors."""
         if self.world_size > 1:
             comm = self._all_ranks
             comm.make(called, fingerprint(called), True, lambda: self._arrive(comm))
@@ -213,7 +213,7 @@ class Group:
     # Execution.
 
     def _width(self, called: str, x: Array, send: list[int], receive: list[int]) -> int:
-        """The longest part between any two ranks of an all_to_all_v."""
+        """The longest part of an all_to_all_v, from the lengths that the ranks exchange."""
         world = self.world_size
         own = wrap(x.numbers([*send, *receive]))
         table = wrap(x.numbers([0] * (2 * world * world)))
@@ -286,7 +286,7 @@ class Group:
     def _execute(
         self, comm: Communicator, text: str, same: str, key: Key, x: Array | None, y: Array | None
     ) -> None:
-        """Makes the call. text: its name in errors. same: equal for matching calls."""
+        """Runs the call. text: its name in errors. same: an equal text for matching calls."""
         some = x or y
         assert some is not None
         stream = some.stream()
@@ -308,8 +308,8 @@ class Group:
         comm.make(text, fingerprint(same), stream is None, run)
 
     def _call(self, comm: Communicator, same: str, key: Key) -> Call:
-        """The loaded call; created if necessary. To make room, the least recently used one is
-        dropped, which is the same one on all ranks.
+        """The loaded call, which is created if necessary. If there are too many, the least recently
+        used call is dropped; it is the same one on all ranks.
         """
         calls = self._calls[comm]
         if same in calls and not comm.fresh:
@@ -331,8 +331,8 @@ class Group:
 
     def _arrive(self, comm: Communicator) -> Sequence[int]:
         """Synchronises the communicator's ranks; returns the host number of each. If the
-        communicator has begun again, calls that all ranks have loaded begin again too, and the
-        others are dropped.
+        communicator has begun again, calls that all ranks have loaded are restarted, and the others
+        are dropped.
         """
         calls, fresh = self._calls[comm], comm.fresh
         machine = self._device.machine
@@ -350,7 +350,7 @@ class Group:
         return numbered(each.host for each in arrivals)
 
     def _chosen(self, key: Key) -> Key:
-        """The key with the algorithm and engine that were measured as fastest, if any were."""
+        """The key with the fastest measured algorithm and engine; unchanged without any."""
         assert self._tuned is not None
         nbytes = max(key.nbytes, key.out_bytes(self.world_size))
         measured = tuned.pick(self._tuned, key.collective, self.world_size, nbytes)
@@ -378,7 +378,7 @@ class Group:
 
 
 def _lengths(name: str, given: Sequence[int]) -> list[int]:
-    """Rows of each part; raises InvalidUsageError if they are not valid."""
+    """The number of rows of each part. Raises InvalidUsageError if the numbers are not valid."""
     if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
         raise InvalidUsageError(
             f"all_to_all_v: {name} is {given!r:.60}; expected a number of rows for each rank"

@@ -1,8 +1,9 @@
 """Assigns messages with tags to receives.
 
 Senders announce each message's tag and size, and send their messages in order. One thread takes the
-messages in the order of the announcements. A message goes to the first waiting receive with its tag
-that accepts its sender; without one it is kept until such a receive is called.
+messages in the order of the announcements. A message goes to the first waiting receive that has its
+tag and accepts its sender. If no receive matches, the message is stored until a matching receive is
+called. Called by ark.distributed.messages.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-Consume = Callable[[int, Any], None]  # called with a message's sender and content
+Consume = Callable[[int, Any], None]  # receives a message's sender and content
 
 
 @dataclass
@@ -27,7 +28,7 @@ class Message:
 
 @dataclass
 class Wanted:
-    """A waiting receive; source: None accepts any sender."""
+    """A waiting receive. source: the required sender; None accepts any."""
 
     source: int | None
     tag: int
@@ -39,8 +40,8 @@ class Wanted:
 
 
 class TagMatcher:
-    """Assigns tagged messages. next_message: waits for the next message from any sender, returns
-    it.
+    """Assigns tagged messages to receives. next_message: a function that waits for the next message
+    from any sender and returns it.
     """
 
     def __init__(self, next_message: Callable[[], Message], name: str) -> None:
@@ -51,15 +52,15 @@ class TagMatcher:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix=name)
 
     def receive(self, source: int | None, tag: int, consume: Consume) -> Future[None]:
-        """Calls `consume` with the first unassigned message of that tag and source (None:
-        of any).
+        """Calls `consume` with the first unassigned message of that tag and source; a source of
+        None accepts any sender.
         """
         wanted = Wanted(source, tag, consume)
         with self._lock:
             at = next((i for i, kept in enumerate(self._kept) if wanted.fits(kept)), None)
             if at is None:
                 self._waiting.append(wanted)
-                self._worker.submit(self._match)  # each waiting receive needs one message
+                self._worker.submit(self._match)  # one message for each waiting receive
                 return wanted.done
             message = self._kept.pop(at)
         _hand(message, wanted)

@@ -1,4 +1,4 @@
-"""A group of some of a job's ranks, over the job's bootstrap. It is used by pairs of ranks while
+"""A subset of a job's ranks that synchronises over the job's bootstrap. Pairs of ranks use it while
 their link is measured.
 """
 
@@ -11,7 +11,9 @@ from ark.runtime.bootstrap import Bootstrap
 
 
 class Members:
-    """Implements ark.runtime.run.Ranks for `ranks` of a job; label: unique among such groups."""
+    """Implements ark.runtime.run.Ranks for `ranks`, a subset of a job's ranks. label: a name that
+    is unique among such subsets.
+    """
 
     def __init__(self, job: Bootstrap, ranks: Sequence[int], label: str) -> None:
         self._job = job

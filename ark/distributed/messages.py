@@ -1,10 +1,10 @@
 """Sends and receives of torch.distributed on the backend "ark".
 
-On the CPU they run on threads beside the caller. Messages without a tag are sent from rank to rank
-in order (`Group.send`); for receives from any rank `Arrivals` determines the sender. Messages with
-a tag are announced to their receiver over the bootstrap, and have a sequence of their own
-(`TagMatcher`). On a GPU sends and receives are queued on the caller's stream in order; the sender
-must be named, and tags are not supported.
+On the CPU they run on threads of their own. Messages without a tag are sent from rank to rank in
+order (`Group.send`); if a receive accepts any rank, `Arrivals` determines the sender. Messages with
+a tag are announced to their receiver over the bootstrap, and are sent in a separate sequence, from
+which `TagMatcher` assigns them to receives. On a GPU sends and receives are queued on the caller's
+stream in order; the sender must be named, and tags are not supported.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ark.errors import InvalidUsageError, UnsupportedError
 from ark.frontend.foreign import dense
 from ark.runtime.bootstrap import Bootstrap
 
-TAGGED = "tagged"  # the name of the sequence of messages with a tag
+TAGGED = "tagged"  # the name of the separate sequence of messages with a tag
 TAG_AND_SIZE = struct.Struct("<qQ")
 
 
@@ -102,8 +102,8 @@ class Messages:
         return self._matcher
 
     def _aside(self, way: str, peer: int, task: Callable[[], None]) -> Future[None]:
-        """Runs the task on the thread of this way and peer, after its earlier tasks, so that the
-        messages of a pair arrive in order.
+        """Runs the task on a thread that serves one sequence of messages (`way`) with one peer,
+        after the thread's earlier tasks, so that the messages of a pair arrive in order.
         """
         key = (way, peer)
         if key not in self._beside:

@@ -1,4 +1,5 @@
-"""Programs of collectives that a caller gives as a file, and the shapes of their results.
+"""Loads and checks programs of collectives that a caller gives as a file, and computes the shapes
+of their results.
 
 Called by ark.distributed.group.
 """
@@ -15,8 +16,8 @@ from ark.errors import InvalidUsageError
 
 
 def load(path: str | os.PathLike[str], kept: dict[str, CollectiveProgram]) -> CollectiveProgram:
-    """The program in a file. kept: programs by the content of their files; each content is parsed
-    once.
+    """The program in a file. kept: a cache of programs by the content of their files, so that each
+    content is parsed once.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -44,7 +45,7 @@ def check_ranks(program: CollectiveProgram, world: int) -> None:
 
 def result_shape(program: CollectiveProgram, shape: Sequence[int], world: int) -> tuple[int, ...]:
     """The shape of a rank's result. Raises InvalidUsageError if the first dimension is not
-    divisible.
+    divisible as the collective requires.
     """
     first, *others = shape or (1,)
     if program.collective is Collective.ALL_GATHER:

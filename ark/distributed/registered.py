@@ -1,7 +1,8 @@
-"""Arrays that collectives read and write in place, without a copy.
+"""Finds the addresses of arrays that collectives may read and write in place, without a copy.
 
-A kernel accesses its input and its result by addresses. For arrays that the caller has registered,
-these are the arrays' own addresses, which this module provides. Called by ark.distributed.group.
+A kernel accesses its input and its result by addresses. For an array that the caller has
+registered, the kernel uses the array's own address; other arrays are copied to and from the call's
+memory. Called by ark.distributed.group.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from ark.backend.devices import Device, InlineDevice
 from ark.distributed.arrays import Array, wrap
 from ark.errors import InvalidUsageError
 
-ACCESS_BYTES = 16  # bytes of a task's widest access
+ACCESS_BYTES = 16  # the widest access of a task
 
 
 class Registered:

@@ -1,5 +1,5 @@
-"""Statements, by which ranks report their calls when a call cannot continue, and the error that
-every rank derives from all statements. Called by ark.distributed.communicator.
+"""Statements of ranks about their calls. When a call cannot continue, the ranks exchange them, and
+every rank derives the same error from all statements. Called by ark.distributed.communicator.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from ark.errors import BaseError, InvalidUsageError, SystemError
 
 class StatedCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A call in a statement. number: counted from 1 since the communicator last began again. chain:
-    see ark.distributed.board. text: the call in error messages.
+    the fingerprint of all calls up to this one (ark.distributed.board). text: the call's name in
+    errors.
     """
 
     number: int
@@ -22,8 +23,8 @@ class StatedCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Elsewhere(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A call in another communicator that the rank has not returned from, and that communicator's
-    ranks.
+    """A call of another communicator that the rank has not returned from, with the ranks of that
+    communicator.
     """
 
     text: str
@@ -33,9 +34,10 @@ class Elsewhere(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Statement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One rank's report.
 
-    calls: its latest calls. inside: it has not returned from the last of these. elsewhere: calls of
-    other communicators that it has not returned from. before: its last call before these. reason:
-    the reason why it cannot continue, if there is another one than missing calls of other ranks.
+    calls: its latest calls. inside: True if the rank has not returned from the last of these.
+    elsewhere: calls of other communicators that the rank has not returned from. before: the last
+    call of the previous generation. reason: why the rank cannot continue, if the cause is something
+    other than calls that other ranks have not made.
     """
 
     calls: list[StatedCall]
@@ -58,7 +60,7 @@ class Statement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def agreed(statements: Mapping[int, Statement]) -> int:
-    """The number of the last call up to which all ranks made the same calls."""
+    """The number of the last call up to which all ranks have made the same calls."""
     least = min(s.last for s in statements.values())
     known = [{c.number: c.chain for c in s.calls} for s in statements.values()]
     while least and len({calls.get(least) for calls in known} - {None}) > 1:
@@ -67,9 +69,9 @@ def agreed(statements: Mapping[int, Statement]) -> int:
 
 
 def fails(statements: Mapping[int, Statement], rank: int) -> bool:
-    """True if the reports end a call of this rank, the current or the next one. False if the rank
-    is in a call of another communicator and waits there for a rank that waits in this one: then
-    that call ends instead.
+    """True if the reports end a call of this rank: the current or the next one. False if the rank
+    is in a call of another communicator and one of that communicator's ranks waits in this one:
+    then the call of the other communicator ends instead.
     """
     own = statements[rank]
     waiting = {each for each, statement in statements.items() if statement.inside}
@@ -78,8 +80,8 @@ def fails(statements: Mapping[int, Statement], rank: int) -> bool:
 
 
 def error(statements: Mapping[int, Statement], ranks: Sequence[int], waited_s: float) -> BaseError:
-    """The error, equal on all ranks that received the same statements. ranks: the
-    communicator's.
+    """The error, which is equal on all ranks that received the same statements. ranks: the ranks of
+    the communicator. waited_s: the time limit that the error names.
     """
     same = agreed(statements)
     following = {r: c for r, s in statements.items() for c in s.calls if c.number == same + 1}
@@ -118,7 +120,7 @@ def _whereabouts(statement: Statement | None) -> str:
 
 
 def _by_text(texts: Mapping[int, str]) -> str:
-    """Joins equal texts: "rank 0 calls x; ranks 1 and 2 call y"."""
+    """Joins the ranks with equal texts: "rank 0 calls x; ranks 1 and 2 call y"."""
     ranks: dict[str, list[int]] = {}
     for rank, text in sorted(texts.items()):
         ranks.setdefault(text, []).append(rank)

@@ -3,12 +3,11 @@
     import ark.distributed.torch
     torch.distributed.init_process_group("ark")
 
-Calls on CPU tensors return when the result is there; those on a GPU are queued on the current
-stream. Sends and receives run beside the caller, in their order for each peer.
+Calls on CPU tensors return when the result is complete; calls on GPU tensors are queued on the
+current stream. Sends and receives run on other threads, in order for each peer.
 """
 
-# torch lists several forms of a method; a backend implements the one that its functions call.
-# mypy: disable-error-code="override,assignment"
+# torch has several overloads of a method; a backend implements the one that torch's functions call.
 from __future__ import annotations
 
 import os
@@ -40,8 +39,8 @@ _OPS = {
 
 
 class ProcessGroupArk(dist.ProcessGroup):
-    """torch's process group over ark's collectives: one Bootstrap, and a Group for each type of
-    device.
+    """torch's process group, implemented by ark's collectives. It has one Bootstrap, and one Group
+    for each type of device.
     """
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:

@@ -1,7 +1,8 @@
-"""The work objects that torch.distributed's calls return on the backend "ark"."""
+"""The work objects that calls of torch.distributed return on the backend "ark". Created by
+ark.distributed.torch and ark.distributed.messages.
+"""
 
-# torch lists several forms of a method; a backend implements the one that its functions call.
-# mypy: disable-error-code="override"
+# torch has several overloads of a method; a backend implements the one that torch's functions call.
 from __future__ import annotations
 
 from concurrent.futures import Future
@@ -46,8 +47,8 @@ class ArkWork(Work):
 
 
 class ReceiveWork(ArkWork):
-    """A receive whose sender may not be determined yet. `began` and `set_source` report
-    progress.
+    """A receive whose sender may not be determined yet. `set_source` and `began` are called when
+    the sender is known and when the receive begins.
     """
 
     def __init__(self, result: Any, job: Bootstrap, timeout_s: float) -> None:

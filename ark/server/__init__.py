@@ -1,4 +1,5 @@
-"""An HTTP server on an engine, with OpenAI's routes. `ark serve` starts it.
+"""An HTTP server for an engine (ark.serving), with the routes of OpenAI's interface. `ark serve`
+starts it.
 
 docs/serve.md describes it. Needs the packages of the extra `serve`.
 """

@@ -55,9 +55,9 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 @dataclass(frozen=True)
 class Limits:
-    """body_bytes: the most bytes of a request's body. body_s: the most seconds until the body is
-    complete. request_s: the most seconds until the answer is complete. queue: the most choices that
-    wait for a slot.
+    """The limits of one request. body_bytes: the most bytes of its body. body_s: the most seconds
+    until the body is complete. request_s: the most seconds until the answer is complete. queue: the
+    most choices (answers) of all requests that wait for a slot of the engine.
     """
 
     body_bytes: int = 16 << 20
@@ -213,7 +213,9 @@ class Service:
 
 
 class EventStream(StreamingResponse):
-    """Sends the chunks of an answer as server-sent events. Its slots are free when it ends."""
+    """Sends the chunks of an answer as server-sent events. When the response ends, the engine slots
+    of its choices are freed.
+    """
 
     def __init__(self, completion: Completion | Chat) -> None:
         super().__init__(self._events(), media_type="text/event-stream", headers=EVENT_HEADERS)
@@ -251,7 +253,7 @@ async def _while_connected(request: Request, response: Coroutine[Any, Any, Respo
 
 
 async def _response(began: Coroutine[Any, Any, Completion | Chat]) -> Response:
-    """The response to a submitted completion: a stream or the whole answer."""
+    """The response to a submitted completion or chat: a stream of events, or the whole answer."""
     completion = await began
     if completion.streamed:
         return EventStream(completion)

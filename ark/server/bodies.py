@@ -1,5 +1,5 @@
-"""Decodes a request's JSON body to its type. If a field does not match, the error names it in a
-sentence.
+"""Decodes a request's JSON body to its type. If a field does not match, the error names the field
+and the mismatch in a sentence. Called by the routes.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ VALUES = {
     "type": "function",
     "encoding_format": "float or base64",
 }
-"""The words that a field takes, where these are few."""
+"""The allowed values of fields that take only a few words."""
 LIMITS = {">=": "at least", "<=": "at most", ">": "more than", "<": "less than"}
 
-# The form of msgspec's messages: a cause, then the place.
+# msgspec's messages have this form: a cause, then the place in the body.
 _PLACE = re.compile(r" - at (`key` in )?`\$\.?(.*)`$")
 _FIELD = re.compile(r"Object (contains unknown|missing required) field `(.*?)`")
 _TYPE = re.compile(r"Expected `(.*?)`, got `(.*?)`")
@@ -86,8 +86,8 @@ def _refused(message: str) -> ApiError:
 
 
 def _fault(cause: str, param: str | None) -> str:
-    """The part of the error's sentence after the field's name. cause: msgspec's words for the
-    mismatch.
+    """The part of the error's sentence that follows the field's name. cause: msgspec's description
+    of the mismatch.
     """
     kind = _TYPE.match(cause)
     if kind:
@@ -105,8 +105,8 @@ def _fault(cause: str, param: str | None) -> str:
 
 
 def _kinds(names: str) -> str:
-    """Plain words for kinds of JSON values. null, which omits a field, is listed only if it is the
-    only kind.
+    """Plain words for kinds of JSON values. null is listed only if no other kind is allowed,
+    because a null field counts as omitted.
     """
     several = names.split(" | ")
     words = [KINDS.get(n, n) for n in several if n != "null" or len(several) == 1]

@@ -1,5 +1,5 @@
-"""Finds calls of tools in the text of an answer. Each family of models has its own format for
-them.
+"""Finds calls of tools in the text of an answer. Each family of models writes them in a format of
+its own. Called by ark.server.chats.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ Part = str | Call
 @dataclass(frozen=True)
 class CallFormat:
     """The format in which a model writes calls: between `begin` and `end`, or from `begin` to the
-    end of the text if `end` is empty. starts: a text that begins with one of these characters has
-    calls only. calls: parses the text between the marks; raises ValueError if it is not a call.
+    end of the text if `end` is empty. starts: if a text begins with one of these characters, the
+    whole text is calls. calls: the function that parses the text between the marks; it raises
+    ValueError if the text is not a call.
     """
 
     name: str
@@ -53,7 +54,9 @@ class CallFormat:
 
 
 def _call(value: Any) -> Call:
-    """A call from its JSON object, which has a name and arguments (Llama: `parameters`)."""
+    """A call from its JSON object, which has a name and arguments (Llama names them
+    `parameters`).
+    """
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         raise ValueError("no name")
     arguments = value.get("arguments", value.get("parameters", {}))
@@ -80,7 +83,7 @@ NAMED = re.compile(r"([\w.-]+)(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*(\{.*\})", re.D
 
 
 def _mistral(text: str) -> list[Call]:
-    """Mistral's calls: a JSON list of them, or after each mark a name and its arguments."""
+    """Mistral's calls: a JSON list of calls, or a name and arguments after each mark."""
     text = text.strip()
     if text.startswith(("[", "{")):
         return _listed(text)
@@ -94,7 +97,7 @@ def _mistral(text: str) -> list[Call]:
 
 
 def _pythonic(text: str) -> list[Call]:
-    """The calls of a Python list of call expressions with keyword arguments that are literals."""
+    """The calls of a Python list of call expressions, whose keyword arguments must be literals."""
     tree = ast.parse(text.strip(), mode="eval").body
     if not isinstance(tree, ast.List) or not tree.elts:
         raise ValueError("no list")
@@ -144,7 +147,7 @@ class Reader:
         self._whole = self._inside = self._called = False
 
     def push(self, text: str) -> list[Part]:
-        """The parts that this text completes."""
+        """Appends text; returns the parts that are now complete."""
         if self._form is None:
             return [text] if text else []
         self._held += text
@@ -203,7 +206,7 @@ def calls_in(form: CallFormat, text: str) -> list[Call]:
 
 class ForcedReader:
     """Parses an answer that a grammar forces to be calls (ark.server.forms.call_form). name: the
-    tool, if the text is its arguments; None if the text is a list of calls.
+    tool that is called, if the text has only its arguments; None if the text is a list of calls.
     """
 
     def __init__(self, name: str | None) -> None:

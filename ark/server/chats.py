@@ -1,4 +1,6 @@
-"""/v1/chat/completions: a conversation in, the next message out, whole or as a stream."""
+"""The route /v1/chat/completions: answers a conversation with the next message, whole or as a
+stream. Called by ark.server.app.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,7 @@ class Chat:
         return cls(model, asked, answer)
 
     async def chunks(self) -> AsyncIterator[dict[str, Any]]:
-        """The chunks of a stream; the first of each choice has its role."""
+        """The chunks of a stream. The first chunk of each choice has the role."""
         opened: set[int] = set()
         async for piece in self.answer.pieces():
             if piece.index not in opened:

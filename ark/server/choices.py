@@ -1,4 +1,6 @@
-"""From a checked request to the pieces of its answer. Shared by completions and chats."""
+"""Submits a checked request to the engine and converts the events of its choices to pieces of the
+answer. Shared by the routes of completions and chats.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,13 @@ from ark.server.model import ServedModel
 from ark.server.schema import ChatRequest, CompletionRequest, StreamOptions
 from ark.serving.types import Event, FinishReason, Grammar
 
-CONTEXT_TOKENS = 16  # last tokens of the prompt; the text of new tokens depends on no earlier ones
+CONTEXT_TOKENS = 16  # the prompt's last tokens, which the text of new tokens can depend on
 
 
 @dataclass(frozen=True)
 class Logprob:
-    """A token and the logarithm of its probability (None for a text's first token). top: the most
-    probable tokens at its place.
+    """A token and the logarithm of its probability; None for a text's first token, which has no
+    probability. top: the most probable tokens at this position.
     """
 
     token: int
@@ -33,8 +35,8 @@ class Logprob:
 
 @dataclass
 class Piece:
-    """The next part of a choice. finish: the reason why the choice ends; set in its last piece.
-    tokens: the number of tokens of the piece.
+    """The next part of a choice. finish: the reason why the choice ends; set in its last piece
+    only. tokens: the number of tokens in the piece.
     """
 
     index: int
@@ -64,7 +66,7 @@ class Choice:
         self._kept = Piece(index, "")
 
     def take(self, events: Sequence[Event]) -> Piece | None:
-        """The piece that these events complete; None while there is no text to send."""
+        """Returns the piece that these events complete, or None if there is no text to send yet."""
         kept = self._kept
         for event in events:
             self._add(event, kept)
@@ -135,8 +137,8 @@ class Answer:
         return len(self._choices)
 
     async def pieces(self) -> AsyncIterator[Piece]:
-        """The pieces of all choices as they come. Raises ApiError if the answer cannot be
-        finished.
+        """The pieces of all choices in the order of their arrival. Raises ApiError if the answer
+        cannot be finished.
         """
         while not all(choice.ended for choice in self._choices):
             events = await self._job.events()
@@ -158,7 +160,7 @@ class Answer:
         self._job.cancel()
 
     def usage(self) -> dict[str, int]:
-        """The counts of tokens, as OpenAI's clients read them."""
+        """The token counts, in the form of OpenAI's field `usage`."""
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
@@ -167,7 +169,7 @@ class Answer:
 
 
 def running_usage(answer: Answer, options: StreamOptions | None) -> dict[str, Any]:
-    """The field `usage` of a chunk before the last one; empty unless the body asks for it."""
+    """The field `usage` of a chunk that is not the last. Empty unless the request asks for it."""
     asked = options is not None and options.include_usage and options.continuous_usage_stats
     return {"usage": answer.usage()} if asked else {}
 
@@ -200,9 +202,9 @@ def sampling_of(
     form: Form | None,
     names: Mapping[str, str] | None = None,
 ) -> SamplingParams:
-    """The sampling that a body asks for. defaults: values of fields that it omits; they take
-    precedence over the defaults of SamplingParams. form: the form of the text. names: the body's
-    names of fields that differ from SamplingParams' names.
+    """The sampling parameters that a body asks for. defaults: values for fields that the body
+    omits; they take precedence over the defaults of SamplingParams. form: the form of the text.
+    names: for fields that have another name in the body than in SamplingParams, the body's name.
     """
     same = (
         *("n", "temperature", "top_p", "min_p", "typical_p", "repetition_penalty"),

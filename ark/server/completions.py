@@ -1,4 +1,6 @@
-"""/v1/completions: texts or token ids in, texts out, whole or as a stream."""
+"""The route /v1/completions: continues texts or token ids, and returns texts, whole or as a stream.
+Called by ark.server.app.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +29,15 @@ class Completion:
         self._model = model
         self._asked = asked
         self._options = asked.stream_options
-        self._lengths = [0] * len(answer)  # by choice: characters sent so far
+        self._lengths = [0] * len(answer)  # characters sent so far, by choice
         self._common = {
             "id": request_id("cmpl"),
             "object": "text_completion",
             "created": int(time.time()),
             "model": model.name,
         }
-        # The beginning of each choice: the prompt if the body asks for an echo, else empty.
+        # The text before each choice's answer: the prompt if the body asks for an echo, otherwise
+        # empty.
         self._heads = [""] * len(answer)
         self._scores: list[Sequence[Logprob]] = [()] * len(answer)
 

@@ -1,7 +1,8 @@
-"""A connection of the server: uvicorn's, with time limits, and with errors as JSON.
+"""One connection of the server. It extends uvicorn's connection by time limits and by errors as
+JSON.
 
 A client that sends only a part of a request, or that stops reading an answer, is disconnected after
-a time.
+a time. Used by ark.server.run.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ark.server.errors import ApiError
 
-HEAD_S = 30.0  # until a request's first line and headers are complete
-WRITE_S = 60.0  # until a client that has stopped reading must go on
+HEAD_S = 30.0  # the limit for a request's first line and headers
+WRITE_S = 60.0  # the limit for a client that has stopped reading an answer
 
 
 class Connection(H11Protocol):
@@ -55,7 +56,7 @@ class Connection(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """Answers bytes that are not an HTTP request, and closes the connection."""
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
-            self.transport.close()  # an answer has begun: an error cannot be sent in it
+            self.transport.close()  # a part of an answer was sent, so no error can follow it
             return
         body = ApiError(400, "the request is not valid HTTP/1.1").body()
         headers = [
@@ -69,7 +70,9 @@ class Connection(H11Protocol):
         self.transport.close()
 
     def _watch_head(self) -> None:
-        """Closes the connection if the head of a request that has begun is not complete in time."""
+        """Closes the connection if the client has begun a request and does not complete its headers
+        in time.
+        """
         waiting = self.conn.their_state is h11.IDLE and not self.transport.is_closing()
         if waiting and self._head is None:
             self._head = self.loop.call_later(HEAD_S, self.transport.close)

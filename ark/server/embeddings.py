@@ -1,4 +1,6 @@
-"""/v1/embeddings: the embeddings of texts, by a server that was started for them."""
+"""The route /v1/embeddings: the embeddings of texts, if the server was started with a model for
+embeddings. Called by ark.server.app.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from ark.server.prompts import prompt_ids
 from ark.server.schema import EmbeddingRequest
 from ark.serving.types import Event, Request, Stats
 
-MOST_TEXTS = 2048  # of a request, as in OpenAI's interface
+MOST_TEXTS = 2048  # most texts of a request, as in OpenAI's interface
 
 
 class EmbedderLike(Protocol):
@@ -28,7 +30,7 @@ class EmbedderLike(Protocol):
 
     @property
     def context(self) -> int:
-        """Tokens that a text may have."""
+        """The most tokens of a text."""
 
     def embed(self, tokens: Sequence[int]) -> np.ndarray:
         """The embedding of a text, fp32 of one dimension."""
@@ -43,18 +45,18 @@ class EmbeddingEngine:
     """
 
     def __init__(self, embedder: EmbedderLike) -> None:
-        """embedder: `close` closes it."""
+        """embedder: is closed by `close`."""
         self._embedder = embedder
         self._thread = ThreadPoolExecutor(1, "ark-embedder")
         self._tokens = self._texts = self.requests = 0
 
     @property
     def context(self) -> int:
-        """Tokens that a text may have."""
+        """The most tokens of a text."""
         return self._embedder.context
 
     async def embed(self, tokens: Sequence[int]) -> np.ndarray:
-        """Returns the embedding of a text, after those of earlier texts."""
+        """Returns the embedding of a text. It is computed after the texts of earlier calls."""
         loop = asyncio.get_running_loop()
         values = await loop.run_in_executor(self._thread, self._embedder.embed, tokens)
         self._tokens += len(tokens)
@@ -71,7 +73,7 @@ class EmbeddingEngine:
         """Does nothing, because no request was accepted."""
 
     def stats(self) -> Stats:
-        """The current state. The single slot is busy while a text is computed."""
+        """The current state. The engine has one slot, which is busy while a text is computed."""
         running = min(self.requests, 1)
         waiting = self.requests - running
         return Stats(1, running, waiting, 0, 0, self._tokens, 0, 0, self._texts, 0)
@@ -83,8 +85,8 @@ class EmbeddingEngine:
 
 
 class Embedding:
-    """The route's settings and engine. queue: the most requests that wait. request_s: the most
-    seconds of a request.
+    """The settings and the engine of the route. queue: the most requests that wait. request_s: the
+    most seconds that a request may take.
     """
 
     def __init__(self, engine: EmbeddingEngine, queue: int, request_s: float) -> None:
@@ -94,7 +96,9 @@ class Embedding:
         """The reason why no more texts are accepted; set when the server ends."""
 
     async def answer(self, model: ServedModel, asked: EmbeddingRequest) -> dict[str, Any]:
-        """The answer to a body. Raises ApiError if the body is faulty or the queue is full."""
+        """The answer to a request's body. Raises ApiError if the body is not valid or the queue is
+        full.
+        """
         model.named(asked.model)
         if asked.dimensions not in (None, model.embedding_size):
             raise unsupported(
@@ -150,7 +154,7 @@ class Embedding:
 
 
 def no_embeddings() -> ApiError:
-    """The error of a server that was not started for embeddings."""
+    """The error for requests for embeddings if the server was not started for embeddings."""
     return ApiError(
         400,
         "this server generates text only; start another one with `ark serve DIR --task embed`",

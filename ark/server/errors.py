@@ -1,4 +1,6 @@
-"""Errors as OpenAI's clients read them: a status and one JSON object. Used by every route."""
+"""The error that every route raises, in the form that OpenAI's clients read: an HTTP status and one
+JSON object.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,9 @@ UNSUPPORTED = "unsupported_parameter"
 
 
 class ApiError(Exception):
-    """An error that is sent to the client: an HTTP status and one sentence for a person.
+    """An error that is sent to the client: an HTTP status and one sentence that explains it.
 
-    kind: `type` of the JSON object. param: the field of the request that is wrong. code: a word for
+    kind: the JSON object's `type`. param: the request's field that is wrong. code: a fixed word for
     programs. retry_after: seconds after which the client may try again.
     """
 

@@ -1,4 +1,6 @@
-"""The form that a body asks its text to have: `response_format`, or vLLM's fields for the same."""
+"""Reads the form that a request requires for its text: `response_format`, or vLLM's fields for the
+same purpose. Called by the routes of completions and chats.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ GUIDED = {
     "guided_choice": "choice",
     "guided_grammar": "grammar",
 }
-"""vLLM's older fields, and the field of StructuredOutputsParams for each."""
+"""For each of vLLM's older fields, the field of StructuredOutputsParams that has its meaning."""
 
 
 @dataclass(frozen=True)
@@ -31,13 +33,13 @@ class Form:
     field: str
 
     def refused(self, error: Exception) -> ApiError:
-        """The error for a form that is faulty or not supported."""
+        """The error for a form that is not valid or not supported."""
         return _refused(self.field, error)
 
 
 def form_of(asked: CompletionRequest | ChatRequest) -> Form | None:
-    """The form that a body asks for, or None. Raises ApiError if it is faulty or if there are
-    two.
+    """The form that a body requires, or None. Raises ApiError if the form is not valid or if the
+    body has two forms.
     """
     values = {name: getattr(asked, name) for name in GUIDED}
     forms: dict[str, Mapping[str, Any]] = {
@@ -56,7 +58,7 @@ def form_of(asked: CompletionRequest | ChatRequest) -> Form | None:
 
 
 def _refused(field: str, error: Exception) -> ApiError:
-    """The error, with the request's field name in place of that of SamplingParams."""
+    """The error, in which the name of SamplingParams' field is replaced by the request's field."""
     message = re.sub(r"structured_outputs(\.\w+)?", field, str(error), count=1)
     return ApiError(400, message, param=field)
 
@@ -89,8 +91,8 @@ def _of_format(shape: ResponseFormat) -> Mapping[str, Any]:
 
 
 def call_form(tools: Sequence[Tool], name: str | None, parallel: bool) -> Form:
-    """The form of a text that must call tools. With a name the text is the arguments of that tool;
-    without one it is a list of calls of any of the tools.
+    """The form of a text that must call tools. If `name` is given, the text is the arguments of
+    that tool; otherwise it is a list of calls of any of the tools.
     """
     for tool in tools:
         if tool.function.name == name:

@@ -26,7 +26,7 @@ from ark.serving.types import EngineLike, Event, FinishReason, Grammar, Request
 class Job:
     """The choices of one HTTP request. Used on the event loop only.
 
-    error: why the job was ended from outside, or None.
+    error: the error with which the server ended the job, or None.
     """
 
     def __init__(self, ids: Sequence[str], cancel: Callable[[str], None]) -> None:
@@ -78,7 +78,7 @@ class Job:
 
 
 class Dispatcher:
-    """Submits requests to an engine, and delivers its events to jobs.
+    """Submits requests to an engine, and delivers the engine's events to jobs.
 
     room: the most choices that may run or wait at the same time.
     """
@@ -149,7 +149,8 @@ class Dispatcher:
                 self._loop.call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:
-        self._woken = False  # cleared first: an event that comes meanwhile wakes the loop again
+        # cleared first, so that an event that arrives meanwhile wakes the loop again
+        self._woken = False
         while self._events:
             self._give(*self._events.popleft())
 
@@ -173,14 +174,14 @@ def request_id(kind: str) -> str:
 
 
 def refused(error: InvalidUsageError, others: Mapping[str, str] | None = None) -> ApiError:
-    """The error for a request that the engine or SamplingParams refuses. `param` is the first
-    parameter that the message names. others: the request's names of parameters that have other
-    names there.
+    """The error for a request that the engine or SamplingParams refuses. Its `param` is the first
+    parameter that the message names. others: for parameters that have another name in the request,
+    the request's name.
     """
     message = str(error)
     words = re.findall(r"\w+", message)
     names = set(SamplingParams.__dataclass_fields__)
-    longer = names - {"n", "stop", "seed"}  # these are English words too
+    longer = names - {"n", "stop", "seed"}  # the shorter names are English words too
     named = [word for i, word in enumerate(words) if word in (longer if i else names)]
     param: str | None = named[0] if named else None
     if param and others and param in others:

@@ -1,7 +1,8 @@
-"""Counters and times of a server for Prometheus, and recent rates for its page.
+"""Counts requests and tokens and measures times: for Prometheus, and as recent rates for the
+server's web page.
 
-A metric that vLLM has too has vLLM's name, so that dashboards for vLLM work. Names of other metrics
-begin with `ark`.
+A metric that vLLM also has gets vLLM's name, so that dashboards for vLLM work. Names of other
+metrics begin with `ark`. Used by ark.server.app.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from ark.serving.types import EngineLike, Event, FinishReason
 
-WINDOW_S = 5.0  # the span of recent rates
-RECENT_REQUESTS = 64  # for the median time to the first token
+WINDOW_S = 5.0  # the period over which recent rates are computed
+RECENT_REQUESTS = 64  # the number of latest requests in the median time to the first token
 MAX_TIMELINE_REQUESTS, MAX_TIMELINE_TOKENS = 16, 200  # limits of the timeline
 LATENCY_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1)
 SECOND_BUCKETS = (*LATENCY_S, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)
@@ -28,8 +29,8 @@ TOKEN_BUCKETS = tuple(m * 10**e for e in range(6) for m in (1, 2, 5))
 
 @dataclass
 class _Open:
-    """A choice that has not ended. begin: when it was asked for. last: when its last token came.
-    prompt, tokens: numbers of tokens.
+    """A choice that has not ended. begin: the time of its request. last: the time of its latest
+    token. prompt, tokens: the numbers of prompt tokens and of new tokens.
     """
 
     begin: float
@@ -121,8 +122,8 @@ class Metrics:
 
     def recent(self) -> dict[str, Any]:
         """Recent figures for the page: tokens per second in the last WINDOW_S seconds, the median
-        time to the first token, and a timeline. The timeline has for each choice the age of its
-        tokens in seconds.
+        time to the first token, and a timeline. The timeline has, for each choice, how many seconds
+        ago each of its tokens arrived.
         """
         now = time.monotonic()
         self._forget(now)
@@ -143,7 +144,9 @@ class Metrics:
 
 
 class _EngineState:
-    """A Prometheus collector of the engine's own counts, which are read on each scrape."""
+    """A Prometheus collector of the engine's own counts. It reads them each time Prometheus
+    asks.
+    """
 
     def __init__(self, engine: EngineLike, model: str) -> None:
         self._engine = engine

@@ -1,6 +1,6 @@
 """The model that a server offers: its tokenizer, its chat template and its limits.
 
-Converts the prompts of requests to token ids. Used by the routes.
+The routes use it to convert the prompts of requests to token ids and to check them.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from ark.server.schema import Message, Tool
 from ark.serving.grammar import Grammars
 from ark.serving.types import Grammar
 
-CHARACTERS_A_POSITION = 16  # several times the characters of a usual token
-MAX_INLINE_SIZE = 4096  # characters or tokens; larger work is moved to another thread
-MOST_IDS = 1 << 20  # in one list
+CHARACTERS_A_POSITION = 16  # an upper estimate: several times the characters of an average token
+MAX_INLINE_SIZE = 4096  # in characters or tokens; larger texts are processed on another thread
+MOST_IDS = 1 << 20  # the most ids in one list
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """name: the name by which clients ask for the model. adapters: names of its adapters, which
-    clients may use instead. adapter: the adapter of requests for this name, or "". context: the
-    most positions of a request, its answer included. stop_token_ids: the checkpoint's end tokens.
-    defaults: values of SamplingParams' fields that a request omits. call_format: the format in
-    which the model writes calls of tools, if known. embedding_size: elements of an embedding, 0 for
-    a model that generates text.
+    """The model that clients can name in requests. name: its name. adapters: the names of its
+    adapters, which clients may use as model names. adapter: the adapter that this name selects, or
+    "". context: the most positions of a request, its answer included. stop_token_ids: the
+    checkpoint's end tokens. defaults: values for fields of SamplingParams that a request omits.
+    call_format: the format in which the model writes calls of tools, if known. embedding_size:
+    elements of an embedding; 0 for a model that generates text.
     """
 
     name: str
@@ -77,10 +77,11 @@ class ServedModel:
     async def encoded(
         self, texts: Sequence[str], params: Sequence[str], *, framed: bool = True
     ) -> list[list[int]]:
-        """The token ids of texts. framed: with the tokens that the tokenizer adds around a text.
+        """The token ids of texts. framed: include the tokens that the tokenizer adds at the
+        beginning and the end of a text.
 
-        Only the beginning of a text that is far too long is encoded. The ApiError for a text names
-        its entry of `params`.
+        If a text is far too long, only its beginning is encoded. params: for each text, the name of
+        its place in the request, which errors use.
         """
 
         def encode() -> list[list[int]]:
@@ -143,8 +144,8 @@ class ServedModel:
             )
 
     def too_long(self, lengths: str, param: str) -> ApiError:
-        """The error for more tokens than the context holds. lengths: words that say how many there
-        are.
+        """The error for more tokens than the context holds. lengths: the numbers of tokens in
+        words.
         """
         return ApiError(
             400,
@@ -186,7 +187,7 @@ class ServedModel:
 
     @cached_property
     def grammars(self) -> Grammars:
-        """The maker of grammars for this tokenizer."""
+        """The object that compiles grammars for this tokenizer."""
         return Grammars(self.tokenizer, self.vocab_size, sorted(self.stop_token_ids))
 
     async def grammar(self, form: Form | None) -> Grammar | None:
@@ -204,8 +205,8 @@ class ServedModel:
 
     @cached_property
     def special_marks(self) -> dict[int, str]:
-        """The marks of tool calls that are special tokens, by id. Answers show them if tools are
-        given.
+        """The special tokens among the marks of tool calls, by id. If the request has tools,
+        answers contain these marks as text.
         """
         marks = () if self.call_format is None else self.call_format.marks
         ids = {self.tokenizer.backend.token_to_id(mark): mark for mark in marks}
@@ -213,8 +214,8 @@ class ServedModel:
 
 
 async def aside(size: int, work: Callable[[], Result]) -> Result:
-    """Calls `work` and returns its result. If `size` (characters or tokens) is large it runs on
-    another thread, so that the event loop goes on.
+    """Calls `work` and returns its result. If `size` (characters or tokens) is large, `work` runs
+    on another thread, so that the event loop is not blocked.
     """
     return work() if size <= MAX_INLINE_SIZE else await asyncio.to_thread(work)
 
@@ -229,7 +230,7 @@ def _size(message: Message) -> int:
 
 
 def _arguments(value: str | dict[str, Any], param: str) -> dict[str, Any]:
-    """The arguments of a call as an object, the form that templates read."""
+    """The arguments of a call as an object, which is the form that chat templates read."""
     try:
         arguments = msgspec.json.decode(value) if isinstance(value, str) else value
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
@@ -240,7 +241,7 @@ def _arguments(value: str | dict[str, Any], param: str) -> dict[str, Any]:
 
 
 def _plain(message: Message, param: str) -> dict[str, Any]:
-    """A message in the form that templates read: its content is one text."""
+    """A message in the form that chat templates read: its content is one text."""
     plain: dict[str, Any] = msgspec.to_builtins(message)
     plain.pop("annotations", None)
     for place, call in enumerate(plain.get("tool_calls", ())):

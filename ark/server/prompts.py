@@ -19,9 +19,10 @@ async def prompt_ids(
 ) -> tuple[list[list[int]], list[str]]:
     """The token ids of every prompt of a body, and their texts.
 
-    name: the body's field. check_count: called with the number of prompts before any is encoded;
-    raises an error for too many. check_length: called with a prompt's number of tokens and its
-    place in the body; raises an error for a length that does not fit.
+    name: the body's field that has the prompts. check_count: called with the number of prompts
+    before any prompt is encoded; it raises an error if there are too many. check_length: called
+    with a prompt's number of tokens and its place in the body; it raises an error if the prompt is
+    too long.
     """
     one_only = isinstance(given, str) or (given and isinstance(given[0], int))
     several: list[Any] = [given] if one_only else list(given)

@@ -1,5 +1,5 @@
-"""Runs the server until it is told to end: sockets, signals, and the draining of running
-requests.
+"""Runs the server until a signal ends it: opens the socket, handles signals, and lets running
+requests finish. Called by `ark serve`.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from ark.server.model import ServedModel
 from ark.serving.types import EngineLike
 
 KEEP_ALIVE_S = 30
-LAST_WORDS_S = 2.0  # for errors to reach clients after the time to drain
+LAST_WORDS_S = 2.0  # after the time to drain, the time in which errors can reach clients
 
 
 @dataclass(frozen=True)
 class Options:
-    """keys and origins: as of ark.server.app.application. drain_s: the most seconds that answers
-    may go on after SIGTERM.
+    """keys, origins: see ark.server.app.application. drain_s: the most seconds for which answers
+    may continue after SIGTERM.
     """
 
     keys: Sequence[str] = ()
@@ -68,7 +68,7 @@ def url_of(listener: socket.socket) -> str:
 
 
 class _Server(uvicorn.Server):
-    """A uvicorn server that leaves signals to its caller."""
+    """A uvicorn server that does not handle signals, because its caller does."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -119,9 +119,9 @@ async def serve(
     listener: socket.socket,
     ready: Callable[[], None],
 ) -> None:
-    """Serves until SIGTERM or SIGINT. Then running requests may go on for at most drain_s; a second
-    signal ends them at once. ready is called when the server accepts requests. The engine stays
-    open.
+    """Serves until SIGTERM or SIGINT. Then running requests may continue for at most drain_s; a
+    second signal ends them at once. ready: called when the server accepts requests. The engine
+    stays open.
     """
     service = Service(engine, model, options.limits)
     app = application(service, keys=options.keys, origins=options.origins)

@@ -1,8 +1,8 @@
-"""The JSON bodies that the routes take, as types that msgspec checks (ark.server.bodies).
+"""The JSON bodies of requests, as types that msgspec checks (ark.server.bodies).
 
 Fields are OpenAI's; those that vLLM adds have vLLM's names. Ranges are ark.models.sampling's. A
-field that is not listed is refused, because an answer that ignores it could be wrong. Each field
-may be null, which omits it.
+body with any other field is refused, because an answer that ignores the field could be wrong. A
+field that is null counts as omitted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class JsonSchema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A JSON schema. Answers always follow it, whatever the value of `strict`."""
+    """A JSON schema. Answers always follow it; `strict` is accepted but has no effect."""
 
     name: str | None = None
     description: str | None = None
@@ -138,7 +138,8 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     tool_calls: list[ToolCall] | None = None
     reasoning_content: str | None = None
     refusal: str | None = None
-    # Fields of answers that clients send back in messages; null or empty.
+    # Fields that answers have. Clients send them back with earlier messages; they must be null or
+    # empty.
     annotations: list[None] | None = None
     audio: None = None
     function_call: None = None

@@ -1,8 +1,9 @@
-"""Log probabilities of a prompt's tokens, for requests with `echo` and `logprobs` (lm-eval sends
-them).
+"""Computes log probabilities of a prompt's tokens, for requests with `echo` and `logprobs`, such as
+those of lm-eval.
 
-The engine reports log probabilities of sampled tokens only. So a request starts with the prompt's
-first token, and a grammar forces it to continue with the others, one per iteration.
+The engine reports log probabilities of sampled tokens only. So the prompt's first token is
+submitted as the prompt, and a grammar forces the engine to sample the prompt's other tokens, one
+per iteration. Called by the route of completions.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ark.serving.types import Event, FinishReason
 
 @dataclass(frozen=True)
 class Dictated:
-    """A grammar that allows a single text; see ark.serving.types.Grammar."""
+    """A grammar that allows one fixed sequence of tokens; implements ark.serving.types.Grammar."""
 
     tokens: Sequence[int]
     vocabulary: int
@@ -33,13 +34,13 @@ class Dictated:
 
 
 class Dictation:
-    """The current place in that text; see ark.serving.types.Guide."""
+    """The current place in the fixed sequence; implements ark.serving.types.Guide."""
 
     def __init__(self, text: Dictated) -> None:
         self._text, self._place = text, 0
 
     def advance(self, tokens: Sequence[int]) -> np.ndarray | None:
-        """The mask of the one token that follows, or None after the last one."""
+        """The mask that allows only the next token of the sequence; None after the last one."""
         self._place += len(tokens)
         if self._place == len(self._text.tokens):
             return None
@@ -55,8 +56,8 @@ async def scores(
     count: int,
     timeout_s: float,
 ) -> list[list[Logprob]]:
-    """For each prompt the log probabilities of its tokens, and the `count` highest ones at each
-    place. The first token has none.
+    """For each prompt, the log probability of each of its tokens, and the `count` most probable
+    tokens at each position. The first token has no log probability.
     """
     requests = []
     for prompt in prompts:
