@@ -1,4 +1,4 @@
-"""Serving: an engine that runs many requests in one loop kernel, and its interface.
+"""Serving: an engine that runs many requests in one loop kernel, and the interface of engines.
 
 docs/serving.md describes it. The server (`ark serve`) and `ark.LLM` use it.
 """

@@ -1,4 +1,6 @@
-"""Collects an engine's events into the texts of one prompt's samples. Called by ark.serving.llm."""
+"""Collects the events of an engine into the texts of one prompt's samples. Called by
+ark.serving.llm.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,12 @@ from ark.serving.outputs import Chunk, CompletionOutput, Logprob, RequestOutput,
 from ark.serving.types import EngineLike, Event, FinishReason, Grammar, Request
 
 LAST_PROMPT_TOKENS = 64
-"""The number of last prompt tokens that the text of the first new tokens may depend on."""
+"""The number of the prompt's last tokens on which the text of the first new tokens may depend."""
 
 
 @dataclass
 class Sample:
-    """One sample: its text so far."""
+    """One sample (a text that continues the prompt), with its text so far."""
 
     request: Request
     text: StoppedText
@@ -78,8 +80,8 @@ class Answer:
                 engine.cancel(sample.request.id)
 
     def take(self, engine: EngineLike, event: Event) -> Chunk | None:
-        """The chunk of text that an event completes; None for an event after the sample's end.
-        Raises GpuError, or InvalidUsageError where the engine was closed meanwhile.
+        """The chunk of text that an event completes; None if the sample has already ended. Raises
+        GpuError if the engine has failed, and InvalidUsageError if it was closed meanwhile.
         """
         sample = self.samples[event.id]
         if sample.ended:
@@ -113,8 +115,8 @@ class Answer:
         return chunk
 
     def _end(self, sample: Sample, event: Event, used: int) -> tuple[str | None, str | int | None]:
-        """The reason for which the sample ends with this event, and the stop string or token that
-        ended it.
+        """The reason why the sample ends with this event, and the stop string or token that ended
+        it. The reason is None if the sample goes on.
         """
         if sample.text.stopped is not None:
             return "stop", sample.text.stopped

@@ -1,10 +1,10 @@
-"""Drafts of the next tokens of texts, computed by a smaller model on the same device. The model has
-its own plan and runs between two steps of the engine. Created by ark.serving.engine, called by the
+"""Drafts the next tokens of texts with a smaller model on the same device. The model has its own
+plan and runs between two steps of the engine. Created by ark.serving.engine, called by the
 scheduler.
 
 The tokens of a draft are sampled with the request's own temperature, top-k and noise. The noise
-depends only on the seed and the position, so a draft has the text's own tokens as far as the two
-models agree.
+depends only on the seed and the position. So where the two models give about the same
+probabilities, the draft has the tokens that the engine itself would sample.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from ark.serving.rows import DeviceRows
 from ark.serving.types import Request
 
 DRAFT_TOKENS = 3
-"""The default number of a draft's tokens with a draft model."""
+"""The default number of tokens in a draft by a draft model."""
 
 
 def check_draft_model(
     checkpoint: Checkpoint, draft: Checkpoint, context: int, ranks: Bootstrap | None = None
 ) -> None:
-    """Raises InvalidUsageError unless `draft` can make drafts for `checkpoint`, and
+    """Raises InvalidUsageError if `draft` cannot draft tokens for `checkpoint`, and
     UnsupportedError on several ranks.
     """
     if ranks is not None and ranks.world_size > 1:
@@ -54,7 +54,7 @@ def check_draft_model(
 
 
 class DraftModel:
-    """A loaded model with pages for as many texts as the engine has slots."""
+    """A loaded draft model, with cache pages for as many texts as the engine has slots."""
 
     def __init__(self, model: LoadedModel) -> None:
         """model: the draft model; `close` closes it."""
@@ -66,7 +66,7 @@ class DraftModel:
             list(range(begin, begin + each))
             for begin in range(first, first + model.shape.batch * each, each)
         ]
-        self._texts: OrderedDict[Progress, Progress] = OrderedDict()  # least recent first
+        self._texts: OrderedDict[Progress, Progress] = OrderedDict()  # least recently used first
         self._drafts: dict[Progress, tuple[int, ...]] = {}  # the latest draft of each text
 
     @classmethod
@@ -97,8 +97,9 @@ class DraftModel:
             raise
 
     def propose(self, texts: Sequence[Progress], most: int) -> list[tuple[int, ...]]:
-        """A draft of up to `most` next tokens for each text; at most as many texts as slots may be
-        given. The draft is empty for a text whose recent drafts were wrong.
+        """Returns a draft of up to `most` next tokens for each text. `texts` may have at most as
+        many texts as the engine has slots. The draft is empty for a text whose recent drafts were
+        wrong.
         """
         asked = [text for text in texts if not text.drafts.paused()]
         own = {text: self._continued(text, asked, most) for text in asked}
@@ -114,8 +115,8 @@ class DraftModel:
         self._model.close()
 
     def _continued(self, text: Progress, asked: Sequence[Progress], most: int) -> Progress:
-        """The draft model's state of a text, updated to the text's current tokens. Keys and values
-        from the first wrong token of the last draft on are discarded.
+        """Returns the draft model's state of a text, updated to the text's current tokens. Keys and
+        values are computed again from the first wrong token of the last draft on.
         """
         known = self._texts.pop(text, None)
         if known is None:
@@ -131,12 +132,12 @@ class DraftModel:
         known.tokens += text.tokens[begin:]
         known.computed = min(known.computed, begin + right, known.last)
         known.total = min(len(known.tokens) + most, text.total)
-        known.admissions += 1  # the row on the device holds tokens of a wrong draft
+        known.admissions += 1  # rewrites the device's row, which has the wrong draft
         return known
 
     def _room(self, asked: Sequence[Progress]) -> list[int]:
-        """The pages of a free slot. If none is free, the slot of the least recently used text is
-        taken.
+        """The pages of a free slot. If no slot is free, the least recently used text loses its
+        slot.
         """
         if not self._free:
             oldest = next(text for text in self._texts if text not in asked)
@@ -146,7 +147,9 @@ class DraftModel:
         return self._free.pop()
 
     def _compute(self, progress: Progress) -> None:
-        """Computes the new tokens of a text in chunks, if they fill at least one chunk."""
+        """Computes keys and values of a text's new tokens in chunks, if the tokens fill at least
+        one chunk.
+        """
         chunk, left = self._model.shape.chunk, progress.last - progress.computed
         if not chunk or left < chunk:
             return
@@ -155,7 +158,7 @@ class DraftModel:
         progress.computed = progress.last
 
     def _decode(self, rows: list[Progress]) -> None:
-        """Computes the draft of each text, until the text has `total` tokens."""
+        """Decodes each text until it has `total` tokens, and stores the new tokens as its draft."""
         iterations = max(p.total - 1 - p.computed for p in rows)
         launched = self._rows.start(Step(None, tuple(rows), iterations))
         try:

@@ -1,5 +1,5 @@
-"""Embeddings of texts by a decoder: the last token's hidden value after the last norm, pooled as
-vLLM does. Used by the server.
+"""Computes embeddings of texts with a decoder: an embedding is the hidden state of a text's last
+token after the final norm, as in vLLM's pooling. Used by the server.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ MODULES = "modules.json"
 
 @dataclass(frozen=True)
 class Pooling:
-    """The steps from hidden values to an embedding. normalize: the embedding is divided by its
-    Euclidean norm.
+    """How hidden states become an embedding. normalize: divide the embedding by its Euclidean
+    norm.
     """
 
     normalize: bool = True
@@ -42,8 +42,8 @@ class Pooling:
     @classmethod
     def open(cls, directory: Path) -> Pooling:
         """The pooling of a checkpoint, read from the files that sentence-transformers adds to it.
-        Without these files it is the last token, normalised. Raises UnsupportedError for a pooling
-        other than of the last token.
+        Without these files, it takes the last token's hidden state and normalises it. Raises
+        UnsupportedError for a pooling that does not take the last token.
         """
         modules, pooling = directory / MODULES, directory / POOLING
         if pooling.exists():
@@ -74,7 +74,7 @@ class Embedder:
     """A checkpoint on a device that computes embeddings, one text at a time. A context manager."""
 
     def __init__(self, executor: Executor, shape: Shape, pooling: Pooling) -> None:
-        """executor: of a plan of `shape`. The embedder's `close` closes it."""
+        """executor: runs a plan of `shape`. The embedder's `close` closes the executor."""
         self._executor, self._shape, self._pooling = executor, shape, pooling
         self._lock = threading.Lock()
         self._closed = False
@@ -91,7 +91,7 @@ class Embedder:
         budget_s: float = BUDGET_S,
         progress: Report | None = None,
     ) -> Embedder:
-        """An embedder on an opened device. Arguments and errors as of
+        """An embedder on an opened device. For arguments and errors see
         ark.serving.engine.Engine.open.
         """
         if not isinstance(checkpoint, Checkpoint):

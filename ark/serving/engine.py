@@ -1,6 +1,6 @@
-"""The engine: serves many requests on one device. One thread plans a step, launches it and reports
-tokens while the device computes them. Other threads queue messages for it and set a flag that ends
-the launch after the current iteration.
+"""The engine: serves many requests on one device. Its thread plans a step (one launch), launches
+it, and reports tokens while the device computes more. Other threads queue messages for it and set a
+flag that ends the launch after the current iteration.
 
 Used by `ark.LLM` and the server. docs/serving.md describes a step.
 """
@@ -38,11 +38,11 @@ from ark.serving.types import Event, FinishReason, Request, Stats
 
 OnEvent = Callable[[Event], None]
 LAUNCH_ITERATIONS = 512
-"""Iterations of a launch; enough that the host's work between launches is a small part."""
+"""The most iterations of a launch. They take much longer than the host's work between launches."""
 RANK_ITERATIONS = 8
-"""Iterations of a launch on several ranks, which cannot end a launch early."""
+"""The most iterations of a launch on several ranks, because such a launch cannot end early."""
 MASK_WAIT_S = 1e-4
-"""How long a step waits for masks before it goes on without the rows that need them."""
+"""How long a step waits for masks before it begins without the rows that need them."""
 
 
 class Engine:
@@ -55,7 +55,7 @@ class Engine:
         draft: int = 0,
         draft_model: DraftModel | None = None,
     ) -> None:
-        """model, draft_model: `close` closes them. Others as of `open`."""
+        """model, draft_model: `close` closes them. For the others see `open`."""
         self._model, self._shape, self._draft_model = model, model.shape, draft_model
         assert model.shape.pages is not None and not (draft and model.shape.pages.apart)
         self._rows = DeviceRows(model.executor, model.shape, model.ranks)
@@ -107,23 +107,23 @@ class Engine:
         ranks: Bootstrap | None = None,
         machine: Machine | None = None,
     ) -> Engine:
-        """Creates an engine that has loaded a checkpoint, given opened or by its directory.
+        """Creates an engine that has loaded a checkpoint. checkpoint: opened, or its directory.
 
-        backend: a backend, its name, or "" for one that has devices. device: an opened one, which
-        stays open, or an index. slots: requests that run at once. context: positions of each,
-        prompt included. chunk: prompt tokens per iteration; 0: rows read prompts token by token
-        while others decode. pages: their total number, of `page` positions each; by default enough
-        for all slots. iterations: the most of a launch; it ends earlier if a request arrives, ends
-        or is cancelled. draft: tokens beyond the next one that free rows verify for a request;
-        texts do not change. draft_model: a smaller model, on the same device, that proposes these
-        tokens; without one they are taken from earlier repetitions in the text. adapters:
-        directories by name, which requests choose (ark.models.adapters). sampling, max_logprobs:
-        `sampling` and `logprobs` of ark.models.build.Shape. progress: as of
-        ark.models.generate.Generator. ranks: those that share the model, of which this is rank 0;
+        backend: a backend, its name, or "" for one that has devices. device: an opened device,
+        which the engine does not close, or an index. slots: requests that run at once. context:
+        positions of each request, its prompt included. chunk: prompt tokens per iteration; 0: rows
+        read prompts token by token while others decode. pages: their number, of `page` positions
+        each; by default enough for all slots. iterations: the most of a launch, which ends earlier
+        if a request arrives, ends or is cancelled. draft: tokens of a request that free rows verify
+        beyond its next one; texts do not change. draft_model: a smaller model, on the same device,
+        that proposes these tokens; without one they come from earlier repetitions in the text.
+        adapters: directories by name, which requests choose (ark.models.adapters). sampling,
+        max_logprobs: `sampling` and `logprobs` of ark.models.build.Shape. progress: see
+        ark.models.generate.Generator. ranks: the ranks that share the model; this is rank 0, and
         the others call `load_model` with the same arguments and ark.serving.ranks.follow. machine:
-        to plan for, by default the device's.
+        the machine to plan for, by default the device's.
 
-        Raises ark.errors with a paragraph for a person before anything runs.
+        Raises an error of ark.errors, with a cause and a remedy, before anything runs.
         """
         check_steps(iterations, draft)
         if not isinstance(checkpoint, Checkpoint):
@@ -167,7 +167,7 @@ class Engine:
 
     def submit(self, request: Request, on_event: OnEvent) -> None:
         """Queues a request; see ark.serving.types.EngineLike."""
-        if os.getpid() != self._process:  # a fork does not copy the thread
+        if os.getpid() != self._process:  # the thread exists only in the process that created it
             raise InvalidUsageError(
                 "this engine was opened in another process; open one in this process, and start "
                 "processes by the method spawn"
@@ -220,7 +220,7 @@ class Engine:
         self.close()
 
     def _serve(self) -> None:
-        """The loop of the engine's thread."""
+        """The engine thread's loop: takes messages, then plans and runs a step."""
         threads.sleep_exactly()
         try:
             while self._hear():
@@ -275,8 +275,8 @@ class Engine:
                 self._tell(Event(progress.request.id, finish=finish, error=error))
 
     def _do(self, step: Step) -> None:
-        """Launches a step and reports its tokens as they come. The last ones are reported after the
-        next launch, so that the device does not wait for listeners.
+        """Launches a step and reports its tokens as they arrive. The last tokens are reported after
+        the next launch, so that the device does not wait for listeners.
         """
         launched = self._rows.start(step)
         try:
@@ -293,7 +293,7 @@ class Engine:
             self._tell_all()
 
     def _follow(self, step: Step, launched: Launched) -> None:
-        """Reports tokens until the kernel ends; makes it leave early if another step is better."""
+        """Reports tokens until the kernel ends. Ends the launch early if another step is better."""
         self._pace.begin()
         while launched.running():
             tokens = launched.read()
@@ -307,7 +307,7 @@ class Engine:
             self._pace.pause()
 
     def _take(self, step: Step, tokens: Sequence[tuple[int, Sequence[int]]]) -> bool:
-        """Takes tokens that rows have sampled. Returns True if a request has ended with them."""
+        """Records the tokens that rows have sampled. Returns True if a request has ended."""
         ended = False
         for row, new in tokens:
             outcome = self._scheduler.take(step, row, new)
@@ -332,12 +332,12 @@ class Engine:
         return Event(request.id, tokens, own, best, outcome.finish)
 
     def _hear(self) -> bool:
-        """Takes the messages of other threads; waits while there is nothing to do. Returns False if
-        the engine must end.
+        """Takes the messages of other threads, and waits if there is no work. Returns False if the
+        engine must end.
         """
         with self._news:
             while True:
-                self._rows.stay()  # messages from here on end the next launch early
+                self._rows.stay()  # a message from here on ends the next launch early
                 while self._arrived:
                     request = self._arrived.popleft()
                     self._prompt_tokens += len(request.prompt)
@@ -357,13 +357,13 @@ class Engine:
         return not (self._closing and self._scheduler.idle)
 
     def _tell(self, event: Event) -> None:
-        """Reports an event, after all earlier ones."""
+        """Queues an event after all earlier ones, to be passed on by `_tell_all`."""
         self._untold.append(event)
         self._tell_all()
 
     def _tell_all(self) -> None:
-        """Passes events to the listeners of their requests. A listener's error cancels its own
-        request only.
+        """Passes events to the listeners of their requests. If a listener raises an error, only its
+        own request is cancelled.
         """
         events, self._untold = self._untold, []
         for event in events:

@@ -1,6 +1,6 @@
-"""Grammars over token ids, by the llguidance package: the tokens that may follow a text so that it
-can still reach the required form. `ark.LLM` and the server create them for requests with structured
-outputs.
+"""Grammars over token ids, implemented with the llguidance package. For each text they compute
+which tokens may follow so that the text can still reach the required form. `ark.LLM` and the server
+create them for requests with structured outputs.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from ark.models.structured import StructuredOutputsParams
 from ark.models.tokenizer import Tokenizer
 
 SPACES = r"[\x20\x0A\x0D\x09]{1,20}"
-"""The white space allowed between the parts of JSON. Its length is bounded because a text could
-otherwise go on with spaces for ever.
+"""The white space allowed between the parts of JSON. Its length is bounded, because the model could
+otherwise write spaces without end.
 """
 
 
@@ -67,7 +67,7 @@ class TextGrammar:
 
 class Grammars:
     """Creates grammars for a tokenizer. vocabulary: the number of tokens of the model. ends: the
-    model's end tokens.
+    ids of the tokens that end a text.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocabulary: int, ends: Sequence[int]) -> None:
@@ -78,7 +78,7 @@ class Grammars:
 
     def grammar(self, form: StructuredOutputsParams) -> TextGrammar:
         """The grammar of a form. Creating it may take as long as decoding several tokens. Raises
-        InvalidUsageError for a form that is faulty or that llguidance does not support, and
+        InvalidUsageError if the form is not valid or llguidance does not support it, and
         SystemError if that package is not installed.
         """
         if importlib.util.find_spec("llguidance") is None:
@@ -99,7 +99,7 @@ class Grammars:
         return TextGrammar(matcher, self._vocabulary)
 
     def _known(self, llguidance: Any) -> Any:
-        """llguidance's tokenizer; created at the first call."""
+        """The tokenizer in llguidance's form, created at the first call and cached."""
         with self._lock:
             if self._made is None:
                 text = self._tokenizer.backend.to_str()
@@ -107,7 +107,7 @@ class Grammars:
                     self._made = llguidance.LLTokenizer(
                         text, n_vocab=self._vocabulary, eos_token=self._ends or None
                     )
-                except Exception as error:  # the package raises bare ValueError and others
+                except Exception as error:  # the package raises many kinds of errors
                     raise UnsupportedError(
                         "structured outputs are not supported with this checkpoint's tokenizer: "
                         f"{one_line(str(error))}"
@@ -139,5 +139,5 @@ def _source(matcher: Any, form: StructuredOutputsParams) -> tuple[str, str]:
 
 
 def one_line(text: str) -> str:
-    """A package's message on one line, shortened so that it fits in a sentence."""
+    """The message of another package on one line, shortened so that it fits in a sentence."""
     return " ".join(text.split())[:300] or "no cause was given"

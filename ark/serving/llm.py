@@ -1,5 +1,5 @@
-"""`ark.LLM`: a checkpoint directory in, texts out, in vLLM's names where they mean the same. It
-runs the engine (ark.serving.engine); docs/generate.md shows its use.
+"""`ark.LLM` loads a checkpoint directory and continues texts. Its names are vLLM's where they mean
+the same. It runs the engine (ark.serving.engine); docs/generate.md shows its use.
 """
 
 from __future__ import annotations
@@ -68,22 +68,22 @@ class LLM:
     ) -> None:
         """model: a Hugging Face directory, or a name on the hub (ark.models.hub). backend, device:
         by default the first backend that has a device, and its first device. quantize: "fp8",
-        "int8" or "int4" to bring the weights of linear layers into that format while they are
-        loaded; by default they stay as they are stored. kv_cache_dtype: "fp8" or "int8" to hold
-        keys and values as codes of 8 bits with a scale for each head and position; "auto": as
-        floats of the weights' type. max_model_len: positions of a prompt and its answer; by default
-        the model's, at most 4096. max_num_seqs: requests that run at once. memory_share: the part
-        of the device's free memory for weights, keys and values. If it does not hold the keys and
-        values of all requests at full length, there are fewer pages. chunk: prompt tokens per
-        iteration. draft: a smaller model with the same vocabulary that proposes the next
+        "int8" or "int4" converts the weights of linear layers to that format while they are loaded;
+        by default weights keep their stored format. kv_cache_dtype: "fp8" or "int8" stores keys and
+        values as 8-bit codes with a scale for each head and position; "auto" stores them in the
+        weights' float type. max_model_len: positions of a prompt and its answer; by default the
+        model's own limit, at most 4096. max_num_seqs: requests that run at once. memory_share: the
+        part of the device's free memory for weights, keys and values. If the keys and values of all
+        requests at full length do not fit in it, the cache has fewer pages. chunk: prompt tokens
+        per iteration. draft: a smaller model with the same vocabulary that proposes the next
         draft_tokens (default 3) tokens of a text, which free rows verify in one iteration.
         draft_tokens without draft: the proposals are taken from earlier repetitions in the text.
-        Drafts may change which of two about equally likely tokens is sampled (docs/serving.md).
-        adapters: directories of LoRA adapters by name (ark.models.adapters). sampling: "full", or
-        "" for plans that support temperature and top-k only and are slightly faster. progress: as
-        of ark.models.generate.Generator. ranks: must be 1.
+        If two tokens are about equally likely, drafts may change which is sampled
+        (docs/serving.md). adapters: directories of LoRA adapters by name (ark.models.adapters).
+        sampling: "full", or "" for plans that support temperature and top-k only and are slightly
+        faster. progress: see ark.models.generate.Generator. ranks: must be 1.
 
-        Raises ark.errors with a paragraph for a person before anything is loaded.
+        Raises an error of ark.errors, with a cause and a remedy, before anything is loaded.
         """
         if ranks != 1:
             raise UnsupportedError(
@@ -142,8 +142,8 @@ class LLM:
         return self._tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """The sampling parameters of generation_config.json. Methods use them if no others are
-        given.
+        """The sampling parameters of generation_config.json, which are the default of all
+        methods.
         """
         return self._default
 
@@ -184,28 +184,28 @@ class LLM:
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, adapter: str = ""
     ) -> Iterator[Chunk]:
-        """Continues one prompt and yields its text as it is made; closing the iterator cancels the
-        request. adapter: as of `generate`.
+        """Continues one prompt and yields its text as it is generated. Closing the iterator cancels
+        the request. adapter: see `generate`.
         """
         return self._chunks(self._answers([prompt], sampling_params, adapter=adapter)[0])
 
     def stream_chat(
         self, messages: Messages, sampling_params: SamplingParams | None = None, **template: object
     ) -> Iterator[Chunk]:
-        """Answers one conversation as `chat` does and yields the text as it is made."""
+        """Answers one conversation as `chat` does, and yields the text as it is generated."""
         text = self._rendered(messages, template)
         return self._chunks(self._answers([text], sampling_params, framed=False)[0])
 
     def stream_async(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
     ) -> AsyncIterator[Chunk]:
-        """As `stream`, for `async for`."""
+        """Like `stream`, for `async for`."""
         return self._chunks_async(self._answers([prompt], sampling_params)[0])
 
     def stream_chat_async(
         self, messages: Messages, sampling_params: SamplingParams | None = None, **template: object
     ) -> AsyncIterator[Chunk]:
-        """As `stream_chat`, for `async for`."""
+        """Like `stream_chat`, for `async for`."""
         text = self._rendered(messages, template)
         return self._chunks_async(self._answers([text], sampling_params, framed=False)[0])
 
@@ -238,8 +238,8 @@ class LLM:
         framed: bool = True,
         adapter: str = "",
     ) -> list[Answer]:
-        """An answer for each prompt, not submitted yet. All prompts and samplings are checked
-        first.
+        """An answer for each prompt, which is not submitted yet. All prompts and sampling
+        parameters are checked first.
         """
         each = [self._default] * len(prompts) if sampling is None else sampling
         if isinstance(each, SamplingParams):
@@ -309,7 +309,9 @@ class LLM:
 
 
 def _directory(subject: str, where: Any) -> Path:
-    """The local directory of a checkpoint; InvalidUsageError unless a path or a name is given."""
+    """The local directory of a checkpoint. Raises InvalidUsageError unless `where` is a path or a
+    name.
+    """
     if not isinstance(where, str | os.PathLike) or not str(where):
         raise InvalidUsageError(
             f"the {subject} is {where!r:.60}; give the path of a checkpoint's directory"
@@ -329,7 +331,7 @@ def _check_prompt(prompt: Any) -> None:
 
 
 def _several(prompts: Any) -> list[Prompt]:
-    """One prompt or several as a list."""
+    """Returns a list of prompts, also if a single prompt is given."""
     if isinstance(prompts, str):
         return [prompts]
     if isinstance(prompts, Sequence) and not isinstance(prompts, bytes):

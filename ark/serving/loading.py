@@ -1,5 +1,5 @@
-"""A checkpoint loaded for an engine: the shape of its plan, its pages, its weights on a device.
-Called by ark.serving.engine.
+"""Loads a checkpoint for an engine: chooses the shape of its plan and its pages, plans it, and
+loads its weights onto the device. Called by ark.serving.engine.
 """
 
 from __future__ import annotations
@@ -41,13 +41,14 @@ from ark.tasks.sequences import MAX_BATCH
 
 Report = Callable[[str, int, int], None]
 PAGE_POSITIONS = 16
-"""The default number of positions of a page."""
+"""The default number of positions (tokens) in a page of the cache of keys and values."""
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A paged plan on a device, with its weights. opened: the device, if `close` must close it too.
-    ranks: the ranks that share the model. adapters: names of adapters; the first has the number 1.
+    """A plan with a paged cache on a device, with its weights. opened: the device, if `close` must
+    close it too. ranks: the ranks that share the model. adapters: names of adapters, numbered from
+    1.
     """
 
     executor: Executor
@@ -61,7 +62,7 @@ class LoadedModel:
         return self.adapters.index(name) + 1 if name else 0
 
     def page_pool(self, reserved: int) -> PagePool:
-        """A pool of all pages but the first `reserved`."""
+        """A pool of all pages except the first `reserved` ones."""
         assert self.shape.pages is not None
         return PagePool(reserved, self.shape.pages.pool - reserved, self.shape.pages.size)
 
@@ -73,7 +74,7 @@ class LoadedModel:
 
 
 def pages_of(slots: int, context: int, size: int, asked: int | None, draft: int = 0) -> Pages:
-    """The pages of an engine: `asked` (by default enough for all slots) for requests, one for each
+    """The pages of an engine: `asked` for requests (by default enough for all slots), one for each
     row and one for the prompt. Raises InvalidUsageError if they cannot hold one request.
     """
     if whole("the page size", size) < 1:
@@ -107,7 +108,7 @@ def load_model(
     machine: Machine | None = None,
     adapters: Mapping[str, Path | str] | None = None,
 ) -> LoadedModel:
-    """Plans, compiles and loads a checkpoint; arguments and errors as of Engine.open."""
+    """Plans, compiles and loads a checkpoint. For arguments and errors see Engine.open."""
     if not 1 <= whole("the number of slots", slots) <= MAX_BATCH:
         raise InvalidUsageError(f"slots={slots} is out of range; expected 1 to {MAX_BATCH}")
     if not isinstance(checkpoint, Checkpoint):
@@ -150,7 +151,9 @@ def load_model(
 
 
 def compiling(backend: Backend, device: Device, rank: int = 0) -> Drafted:
-    """Returns a function that begins to compile all kernels of a rank's draft plan in parallel."""
+    """Returns a function that is called with each rank's draft plan. For `rank` it begins to
+    compile all kernels in parallel.
+    """
 
     def drafted(number: int, draft: Plan) -> None:
         if number == rank and isinstance(device, KernelDevice):
@@ -170,9 +173,9 @@ def loaded(
     machine: Machine | None = None,
     adapters: AdapterSet | None = None,
 ) -> Executor:
-    """Plans the shape and loads plan and weights onto the device. ranks: the ranks that share the
-    model. machine: the machine to plan for, by default the device's. adapters: the adapters that
-    `shape.adapters` describes.
+    """Plans the shape, and loads the plan and the weights onto the device. ranks: the ranks that
+    share the model. machine: the machine to plan for, by default the device's. adapters: the
+    adapters that `shape.adapters` describes.
     """
     machine = machine or device.machine
     tell = progress or (lambda label, done, total: None)

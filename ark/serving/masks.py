@@ -1,5 +1,5 @@
-"""Computes the token masks of requests with grammars on a separate thread while the device runs.
-The thread of ark.serving.engine asks for masks and takes the results.
+"""Computes token masks on a separate thread while the device runs. Requests with a grammar need a
+mask for each token. The thread of ark.serving.engine asks for masks and takes the results.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from ark.serving.progress import Progress
 from ark.tasks.adjusted import MASK_BITS
 
 Answered = tuple[Progress, np.ndarray | None, str]
-"""A request, its mask (None if its text has ended), and the reason why it cannot go on (or "")."""
+"""A request, its mask (None if its text is complete), and the reason why it cannot continue ("" if
+it can).
+"""
 
 
 class MaskMaker:
-    """Computes masks in the order in which they are asked for. news: called after each mask."""
+    """Computes masks in the order of the requests for them. news: called after each mask."""
 
     def __init__(self, news: Callable[[], None]) -> None:
         self._news = news
@@ -31,7 +33,7 @@ class MaskMaker:
         self._made: deque[Answered] = deque()
         self._thread: threading.Thread | None = None
         self.pending = 0
-        """The number of masks that were asked for and not taken yet."""
+        """The number of masks that were requested and not yet taken."""
 
     @property
     def ready(self) -> bool:
@@ -40,12 +42,12 @@ class MaskMaker:
 
     @property
     def all_ready(self) -> bool:
-        """True if every mask that was asked for has been computed."""
+        """True if every requested mask has been computed."""
         return len(self._made) == self.pending
 
     def ask(self, progress: Progress, tokens: Sequence[int] = ()) -> None:
-        """Asks for the mask of the token after `tokens`, which a request with a grammar has just
-        received.
+        """Requests the mask for the next token. tokens: the tokens that the text has received since
+        its last mask.
         """
         progress.mask = None
         self.pending += 1
@@ -54,7 +56,7 @@ class MaskMaker:
             self._thread = threads.start(self._work, name="ark-masks")
 
     def take(self) -> list[Answered]:
-        """The results since the last call."""
+        """The masks computed since the last call."""
         answers = []
         while self._made:
             answers.append(self._made.popleft())
@@ -73,14 +75,14 @@ class MaskMaker:
 
 
 def _mask(progress: Progress, tokens: Sequence[int]) -> tuple[np.ndarray | None, str]:
-    """The mask, with a bit set for each token that may follow. It is packed on this thread because
-    a step cannot wait for it.
+    """The mask, with a bit set for each token that may follow, packed into words. It is packed on
+    this thread because a step must not wait for it.
     """
     assert progress.guide is not None
     sampling = progress.request.sampling
     try:
         allowed = progress.guide.advance(tokens)
-    except Exception as error:  # ends this request alone
+    except Exception as error:  # ends only this request
         cause = str(error) if isinstance(error, InvalidUsageError) else repr(error)[:300]
         return None, cause
     if allowed is None:

@@ -14,7 +14,9 @@ from ark.models.checkpoint import Checkpoint
 from ark.serving.loading import PAGE_POSITIONS
 
 MEMORY_SHARE = 0.9
-"""The default share of the device's free memory. The rest is for a plan's other buffers."""
+"""The default share of the device's free memory that is used. The rest is for a plan's other
+buffers.
+"""
 
 
 def checked_share(share: Any) -> float:
@@ -31,7 +33,7 @@ def beside_nbytes(
     draft: Checkpoint | None,
     adapters: Mapping[str, Path | str] | None,
 ) -> int:
-    """Bytes of the adapters, and of a draft model's weights, keys and values."""
+    """Bytes of the adapters, and of the draft model's weights, keys and values."""
     nbytes = AdapterSet.open(adapters or {}, checkpoint).nbytes
     if draft is None:
         return nbytes
@@ -49,21 +51,22 @@ def choose_pages(
     ranks: int = 1,
     beside: int = 0,
 ) -> tuple[int, str]:
-    """Returns the number of pages to keep, and a line for people that says what fits. asked: the
-    number of pages; None: enough for all slots, or as many as fit. free: the device's free bytes.
-    share: the part of them that may be used. ranks: the number of ranks that share weights, keys
-    and values; each is assumed to hold the whole embedding. beside: bytes of a draft model and of
-    adapters (`beside_nbytes`).
+    """Returns the number of pages to allocate, and a line of text that states what fits. asked: the
+    requested number of pages; None for enough pages for all slots, or as many as fit. free: the
+    device's free bytes. share: the part of these bytes that may be used. ranks: the number of ranks
+    that share weights, keys and values; each is assumed to hold the whole embedding. beside: bytes
+    of a draft model and of adapters (`beside_nbytes`).
 
-    Raises SystemError if the weights with the `asked` pages, or else those of one request, do not
-    fit.
+    Raises SystemError if the weights and the `asked` pages do not fit, or without `asked`, if the
+    weights and the pages of one request do not fit.
     """
     config = checkpoint.config
     embedding = config.vocab_size * config.hidden_size * checkpoint.dtype.itemsize
     weights = (checkpoint.nbytes + (ranks - 1) * embedding) // ranks + beside
     page = checkpoint.position_nbytes * PAGE_POSITIONS // ranks
     each = -(-context // PAGE_POSITIONS)
-    fitting = int((free * share - weights) // page) - slots - 1  # each row and the prompt has one
+    # Each row and the prompt reserves a page.
+    fitting = int((free * share - weights) // page) - slots - 1
     verdict = (
         f"weights take {weights / 1e9:.2f} GB and a request of {context:,} positions "
         f"{each * page / 1e9:.2f} GB of keys and values, of {free / 1e9:.2f} GB free on the device"

@@ -1,4 +1,4 @@
-"""The results of `ark.LLM`, in vLLM's names where they mean the same."""
+"""The types of the results of `ark.LLM`. Names are vLLM's where they mean the same."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Timings:
 class CompletionOutput:
     """A text that continues a prompt.
 
-    index: the sample's number. token_ids: includes the stop token. logprobs: for each place the
-    sampled token and the most probable ones, by id; None if they were not asked for. finish_reason:
-    "stop" (a stop token or string) or "length". stop_reason: the stop string, or the token other
-    than the checkpoint's end tokens, that ended the text.
+    index: the sample's number. token_ids: the sampled tokens, the stop token included. logprobs:
+    for each position, the sampled token and the most probable ones, by id; None if they were not
+    requested. finish_reason: "stop" (a stop token or string) or "length". stop_reason: the stop
+    string or stop token that ended the text; None if a checkpoint's end token did.
     """
 
     index: int
@@ -42,7 +42,7 @@ class CompletionOutput:
     @property
     def cumulative_logprob(self) -> float | None:
         """The logarithm of the probability of the whole text; None if log probabilities were not
-        asked for.
+        requested.
         """
         if self.logprobs is None:
             return None
@@ -52,7 +52,9 @@ class CompletionOutput:
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """A prompt and the texts that continue it. prompt: None if it was given as token ids."""
+    """A prompt and the texts that continue it. prompt: None if the prompt was given as token
+    ids.
+    """
 
     prompt: str | None
     prompt_token_ids: tuple[int, ...]
@@ -61,8 +63,8 @@ class RequestOutput:
 
 @dataclass(frozen=True)
 class Chunk:
-    """The next part of a text, in a stream. index: the sample's number. finish_reason, stop_reason:
-    set in the last chunk, as of CompletionOutput.
+    """The next part of a text in a stream. index: the sample's number. finish_reason, stop_reason:
+    see CompletionOutput; set in the last chunk only.
     """
 
     index: int

@@ -1,4 +1,4 @@
-"""Times the host's polling for the tokens of a running launch: soon after a token is written, and
+"""Chooses when the host polls a running launch for new tokens: soon after a token is written, and
 rarely before. Called by ark.serving.engine.
 """
 
@@ -9,9 +9,9 @@ import time
 POLL_S, MAX_PAUSE_S = 2e-5, 5e-3
 """The shortest and the longest pause between two polls."""
 EARLY_SHARE = 0.6
-"""The share of an iteration's estimated time after which its tokens are polled for."""
+"""Polling begins after this fraction of an iteration's estimated time."""
 LATE_SHARE = 1 / 32
-"""The most by which a token may be noticed late, as a share of the time that it took."""
+"""The largest delay in noticing a token, as a fraction of the time that the token took."""
 LATEST_WEIGHT = 1 / 4
 """The weight of the latest iteration in the running average."""
 
@@ -20,16 +20,18 @@ class Pace:
     """Estimates the time of an iteration from earlier ones."""
 
     def __init__(self) -> None:
-        self._iteration_s = 0.0  # 0 until an iteration was timed
+        self._iteration_s = 0.0  # 0 until an iteration has been timed
         self._seen = 0.0
         self._steady = False
 
     def begin(self) -> None:
-        """A launch begins. The time to its first tokens may include a prompt and is not used."""
+        """Records the begin of a launch. The time to its first tokens is not used in the estimate,
+        because it may include a prompt.
+        """
         self._seen, self._steady = time.perf_counter(), False
 
     def saw(self, tokens: int) -> None:
-        """A row has sampled `tokens` tokens since the last call."""
+        """Records that a row has sampled `tokens` tokens since the last call."""
         now = time.perf_counter()
         if self._steady:
             each_s = (now - self._seen) / tokens

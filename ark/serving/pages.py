@@ -1,9 +1,9 @@
-"""Keeps account of pages of keys and values: free, in use (possibly by several requests) or kept.
-It does not access a device. Used by the scheduler.
+"""Manages the pages of the cache of keys and values: which are free, in use (possibly by several
+requests), or kept for later requests. It does not access a device. Used by the scheduler.
 
 A page whose `size` positions are all computed has a name: a hash of the text up to the page's end.
-Requests with a common prefix share such pages. A named page without users is kept until its
-memory is needed; the least recently used page is taken first.
+Requests with a common prefix share such pages. A named page without users is kept until its memory
+is needed; the least recently used page is reused first.
 """
 
 from __future__ import annotations
@@ -16,30 +16,32 @@ import numpy as np
 
 
 def page_name(before: bytes, tokens: Sequence[int]) -> bytes:
-    """The name of the page that holds `tokens` after the page named `before` (empty for the first
-    page).
+    """The name of a full page. tokens: the tokens in it. before: the name of the text's page before
+    it; empty for the first page.
     """
     return hashlib.sha256(before + np.array(tokens, np.int64).tobytes()).digest()
 
 
 class PagePool:
-    """Pages numbered from `first` on. share: full pages are kept for requests that begin alike."""
+    """A pool of pages, numbered from `first` on. share: True to keep full pages for requests with
+    the same prefix.
+    """
 
     def __init__(self, first: int, count: int, size: int, share: bool = True) -> None:
         self.size = size
         self.count = count
         self._share = share
         self._free = deque(range(first, first + count))
-        self._users: dict[int, int] = {}  # by page in use: how many requests use it
+        self._users: dict[int, int] = {}  # by page in use: the number of its users
         self._kept: OrderedDict[int, None] = (
             OrderedDict()
-        )  # named pages without users, oldest first
+        )  # named pages without users, least recently used first
         self._by_name: dict[bytes, int] = {}
         self._names: dict[int, bytes] = {}
 
     @property
     def free(self) -> int:
-        """The number of pages without users that are not kept for later requests."""
+        """The number of pages that have no user and no name."""
         return len(self._free)
 
     @property
@@ -60,8 +62,8 @@ class PagePool:
         return page
 
     def release(self, pages: Sequence[int]) -> None:
-        """Removes one user of each page. Kept pages of a text's end are reused before those of its
-        beginning.
+        """Removes one user from each page. The pages of a text's end will be reused before those of
+        its beginning.
         """
         for page in reversed(pages):
             self._users[page] -= 1
@@ -74,17 +76,17 @@ class PagePool:
                 self._free.append(page)
 
     def publish(self, page: int, name: bytes) -> None:
-        """Gives a page in use its name, now that it is full."""
+        """Gives a page in use its name, once the page is full."""
         if self._share and name not in self._by_name and page not in self._names:
             self._by_name[name], self._names[page] = page, name
 
     def match(
         self, tokens: Sequence[int], before: Sequence[bytes], root: bytes = b""
     ) -> tuple[list[int], list[bytes]]:
-        """Finds pages that hold the continuation of a text after its pages named `before`, up to
-        the first that is missing. Returns the pages and their names; the caller becomes a user of
-        each. root: the name in front of the first page, which distinguishes texts under different
-        adapters.
+        """Finds named pages that continue a text, up to the first page that no request has
+        computed. before: the names of the text's pages so far. root: the name in front of the first
+        page, which distinguishes texts with different adapters. Returns the pages and their names;
+        the caller becomes a user of each page.
         """
         pages: list[int] = []
         names: list[bytes] = []
@@ -101,8 +103,8 @@ class PagePool:
         return pages, names
 
     def check(self, used: Sequence[Sequence[int]]) -> None:
-        """Raises AssertionError unless every page is free, kept, or used by exactly the lists in
-        `used`.
+        """Raises AssertionError unless every page is free, kept, or used by exactly those lists of
+        `used` that contain it.
         """
         counts: dict[int, int] = {}
         for pages in used:

@@ -1,4 +1,6 @@
-"""The data that scheduler, rows and engine exchange: the state of a request, and a step."""
+"""The data that the scheduler, the device's rows and the engine exchange: the state of a request,
+and a step.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +13,16 @@ from ark.serving.drafts import Drafts
 from ark.serving.types import FinishReason, Guide, Request
 
 COUNTED = ("repetition_penalty", "presence_penalty", "frequency_penalty")
-"""Fields of SamplingParams that depend on the counts of tokens in a text."""
+"""Fields of SamplingParams whose effect depends on how often tokens occur in the text."""
 
 
 @dataclass(eq=False)
 class Progress:
     """The state of a request. tokens: the prompt and the sampled tokens. total: the most tokens
-    that it may reach. adapter: the adapter's number, 0 for none. computed: the number of first
-    tokens whose keys and values are in pages. names: of its full pages. admissions: how often it
-    was admitted, each time with new pages. drafts: proposals for its next tokens. finish: why it
-    ended; the step may still run. guide: its state in its grammar. mask: the bits of the tokens
+    that it may reach. adapter: the adapter's number, 0 for none. computed: how many of the first
+    tokens have keys and values in pages. names: the names of its full pages. admissions: how often
+    it was admitted; each time it gets new pages. drafts: its drafts of next tokens. finish: why it
+    ended; its step may still run. guide: its state in its grammar. mask: the bits of the tokens
     that may come next; None until they are computed.
     """
 
@@ -39,19 +41,21 @@ class Progress:
 
     @property
     def masked(self) -> bool:
-        """True if its next token may be sampled: it needs no mask, or the mask is computed."""
+        """True if the next token may be sampled: the request needs no mask, or its mask is
+        computed.
+        """
         return self.guide is None or self.mask is not None
 
     @property
     def root(self) -> bytes:
-        """The prefix of its first page's name. It depends on the adapter, because keys and values
-        do.
+        """The prefix of the first page's name. It has the adapter's number, because keys and values
+        depend on the adapter.
         """
         return self.adapter.to_bytes(4, "little") if self.adapter else b""
 
     @property
     def last(self) -> int:
-        """The place of its last known token, which a row reads to compute the next one."""
+        """The index of the last known token, which a row reads to compute the next token."""
         return len(self.tokens) - 1
 
     @property
@@ -61,40 +65,44 @@ class Progress:
 
     @property
     def room(self) -> int:
-        """The most tokens of a useful draft: the step itself samples one token more."""
+        """The most tokens of a useful draft. It is one less than the remaining tokens, because the
+        step samples one token in addition to the draft.
+        """
         return self.total - len(self.tokens) - 1
 
     @property
     def most(self) -> int:
-        """The most tokens after the next step. With a grammar a step adds one token at most, since
-        a mask is valid for one token.
+        """The most tokens that the text can have after the next step. With a grammar a step adds at
+        most one token, because a mask is valid for one token.
         """
         return self.total if self.guide is None else min(self.total, len(self.tokens) + 1)
 
     def end(self, size: int) -> int:
-        """The most tokens after the next step with its present pages of `size` positions."""
+        """The most tokens that the text can have after the next step with its present pages of
+        `size` positions.
+        """
         return min(self.most, len(self.pages) * size + 1)
 
     def new_tokens(self, iterations: int, size: int) -> int:
-        """The number of tokens that `iterations` iterations in its row sample."""
+        """The number of tokens that the request's row samples in `iterations` iterations."""
         reads = self.last - self.computed
         return max(0, min(iterations - reads, self.end(size) - len(self.tokens)))
 
 
 Propose = Callable[[Sequence[Progress], int], Sequence[tuple[int, ...]]]
-"""A function that returns a draft of at most `int` tokens for each text."""
+"""A function that returns, for each text, a draft of at most the given number of tokens."""
 
 
 def lookup(texts: Sequence[Progress], most: int) -> list[tuple[int, ...]]:
-    """Drafts from the texts themselves: the tokens that followed the last ones when they occurred
-    before (ark.serving.drafts).
+    """Drafts from the texts themselves: if the last tokens have occurred before, the tokens that
+    followed them there (ark.serving.drafts).
     """
     return [text.drafts.propose(text.tokens, most) for text in texts]
 
 
 @dataclass(frozen=True)
 class Chunks:
-    """Chunks of a request's text that are computed before rows decode: `count` of them from place
+    """Chunks of a request's text that are computed before rows decode: `count` chunks from token
     `start` on. They end before the text's last token.
     """
 
@@ -105,9 +113,9 @@ class Chunks:
 
 @dataclass(frozen=True)
 class Step:
-    """The device's next work: chunks of a text, then at most `iterations` iterations of the rows.
-    drafts: for each row, the tokens that additional rows read at the places after the request's
-    last token. A step with drafts has a single iteration.
+    """The device's next work (one launch): chunks of a text, then at most `iterations` iterations
+    of the rows. drafts: for each row, the draft tokens that additional rows read at the positions
+    after the request's last token. A step with drafts has a single iteration.
     """
 
     chunks: Chunks | None
@@ -118,7 +126,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The tokens that a request has received from a row. finish: why it ended, if it did."""
+    """The tokens that a request has received from a row. finish: why the request ended, or None."""
 
     progress: Progress
     tokens: tuple[int, ...]
@@ -127,8 +135,8 @@ class Outcome:
 
 def may_draft(progress: Progress) -> bool:
     """True if the request may use drafts. It may not if its sampling depends on counts of earlier
-    tokens or on a grammar, if it reports log probabilities (they are read from one row), or while
-    min_tokens bars stop tokens.
+    tokens or on a grammar, if it reports log probabilities (which are read from one row only), or
+    while min_tokens forbids stop tokens.
     """
     how = progress.request.sampling
     counted = any(name in COUNTED for name in how.beyond(()))

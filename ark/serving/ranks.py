@@ -1,7 +1,7 @@
-"""An engine's device memory and launches, on one rank or on all ranks of a job.
+"""Writes an engine's device memory and launches its steps, on one rank or on all ranks of a job.
 
-Rank 0 runs the engine. It sends its writes and its launch to the other ranks, which repeat them
-(`follow`). Tokens are read on rank 0. Called by ark.serving.rows and ark.cli.serve.
+Rank 0 runs the engine. It sends its writes and its launches to the other ranks, which repeat them
+(`follow`). Tokens are read on rank 0 only. Called by ark.serving.rows and ark.cli.serve.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ FOREVER_S = 1e9
 
 
 class Write(msgspec.Struct, frozen=True):
-    """Bytes for a part of a tensor of the plan. elements: of the whole tensor. offset: in bytes."""
+    """Bytes to write to a part of a tensor of the plan. elements: the size of the whole tensor.
+    offset: where the part begins, in bytes.
+    """
 
     name: str
     elements: int
@@ -31,8 +33,8 @@ class Write(msgspec.Struct, frozen=True):
 
 
 class Order(msgspec.Struct, frozen=True):
-    """Rank 0's order to another rank: writes, then a launch with the given iterations of each
-    phase. An order without iterations ends the engine.
+    """Rank 0's order to another rank: writes, then a launch with the given number of iterations of
+    each phase. An order without iterations ends the engine.
     """
 
     writes: list[Write]
@@ -41,7 +43,7 @@ class Order(msgspec.Struct, frozen=True):
 
 class Memory:
     """The tensors of a loaded plan, which are written before a launch. ranks: the ranks that share
-    the model, of which this is rank 0; None for one rank.
+    the model; this is rank 0. None if there is one rank.
     """
 
     def __init__(self, executor: Executor, ranks: Bootstrap | None = None) -> None:
@@ -51,7 +53,7 @@ class Memory:
         self._writes: list[Write] = []
 
     def write(self, name: str, elements: int, offset: int, values: np.ndarray) -> None:
-        """Writes values at a byte offset of a tensor. elements: of the whole tensor."""
+        """Writes values at a byte offset of a tensor. elements: the size of the whole tensor."""
         if name not in self._addresses:
             tensor = self._executor.find(name, elements)
             self._addresses[name] = self._executor.tensor_address(tensor)
@@ -66,7 +68,7 @@ class Memory:
         return self._executor.start(iterations)
 
     def close(self) -> None:
-        """Tells the other ranks to end, unless the job has failed."""
+        """Orders the other ranks to end, unless the job has failed."""
         with contextlib.suppress(SystemError):
             self._order([])
 

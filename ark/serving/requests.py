@@ -1,4 +1,6 @@
-"""Checks of the requests and steps that an engine is given. Called by ark.serving.engine."""
+"""Checks the requests and the step sizes that callers give to an engine. Called by
+ark.serving.engine.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ MAX_LAUNCH_ITERATIONS = 1 << 16
 
 
 def check_steps(iterations: int, draft: int) -> None:
-    """Raises InvalidUsageError if a launch's iterations or a draft's tokens are out of range."""
+    """Raises InvalidUsageError if the number of a launch's iterations or of a draft's tokens is out
+    of range.
+    """
     if not 1 <= whole("the number of iterations", iterations) <= MAX_LAUNCH_ITERATIONS:
         raise InvalidUsageError(
             f"iterations={iterations} is out of range; expected 1 to {MAX_LAUNCH_ITERATIONS}"

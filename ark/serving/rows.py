@@ -1,8 +1,9 @@
-"""The rows of an engine on its device: writes the requests' state before a step, launches it, reads
-its tokens while it runs, and sets the flag that makes it leave early. Called by ark.serving.engine.
+"""The engine's rows on the device (a row decodes one request): writes the requests' state before a
+step, launches the step, reads its tokens while it runs, and sets the flag that makes it end early.
+Called by ark.serving.engine.
 
-The host knows the positions at which a launch leaves its rows, so that it writes only those that
-change.
+The host knows the position that each row has after a launch, so it writes only positions that
+differ.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ NO_TOKEN = -1
 
 
 def settings_of(sampling: SamplingParams, last: int, options: bool = False) -> list[int]:
-    """A row's settings (ark.tasks.tokens), without the limit, which is set for each step. They
-    sample the same tokens as a Generator with this seed. last: the place of the last known token.
-    options: True if top-k is in the row's options (ark.tasks.adjusted) instead.
+    """The settings of a row (ark.tasks.tokens), without the limit, which is set for each step. With
+    them a row samples the same tokens as a Generator with this seed. last: the index of the last
+    known token. options: True if top-k is in the row's options (ark.tasks.adjusted) instead of its
+    settings.
     """
     assert sampling.seed is not None
     low, high = key_halves(noise_key(sampling.seed))
@@ -49,7 +51,9 @@ IDLE_SETTINGS = [-1 if name == "last" else 0 for name in SETTINGS]
 
 
 def _drafted(step: Step) -> list[tuple[int, int, int]]:
-    """The step's rows that read drafts: for each the request's row, the place and the token."""
+    """The draft tokens of a step, each read by a row of its own: (the request's row, the token's
+    index in the text, the token).
+    """
     return [
         (row, step.rows[row].last + number, token)
         for row, draft in enumerate(step.drafts)
@@ -58,7 +62,7 @@ def _drafted(step: Step) -> list[tuple[int, int, int]]:
 
 
 class Launched:
-    """A step on the device, from its launch until `end`."""
+    """A step that runs on the device, from its launch until `end`."""
 
     def __init__(self, rows: DeviceRows, step: Step, run: Run) -> None:
         size = rows.pages.size
@@ -67,11 +71,11 @@ class Launched:
         self._most = [p.end(size) - len(p.tokens) for p in step.rows]
         self._reads = [p.last - p.computed for p in step.rows]
         self._starts = [p.computed for p in step.rows]
-        self._next = [*self._texts]  # by row: the place of the next token to read
+        self._next = [*self._texts]  # by row: the index of the next token to read
         new = [p.new_tokens(step.iterations, size) for p in step.rows]
         self._ends = [text + count for text, count in zip(self._texts, new, strict=True)]
         self._left = sum(new)
-        self._whole = any(step.drafts)  # tokens are read after the launch only
+        self._whole = any(step.drafts)  # drafts: read tokens only after the launch
 
     def running(self) -> bool:
         """True while the kernel runs. Raises GpuError if a wait on the device has timed out."""
@@ -80,12 +84,14 @@ class Launched:
 
     @property
     def complete(self) -> bool:
-        """True if all tokens that the launch can sample have been read. False with drafts."""
+        """True if all tokens that the launch can sample have been read. Always False with
+        drafts.
+        """
         return not self._whole and not self._left
 
     def read(self) -> list[tuple[int, list[int]]]:
-        """(row, tokens) for each row with new tokens since the last call. Empty for a step with
-        drafts, whose tokens `end` returns.
+        """Returns (row, tokens) for each row with new tokens since the last call. For a step with
+        drafts the list is empty; `end` returns the tokens.
         """
         fresh_tokens: list[tuple[int, list[int]]] = []
         if self.complete or self._whole:
@@ -104,8 +110,8 @@ class Launched:
         return fresh_tokens
 
     def end(self) -> tuple[int, list[tuple[int, list[int]]]]:
-        """Waits for the kernel. Returns the number of iterations that the rows have done, and the
-        tokens that `read` has not returned.
+        """Waits for the kernel to end. Returns the number of iterations that the rows have done,
+        and the tokens that `read` has not returned.
         """
         self._run.wait()
         step, rows = self._step, self._rows
@@ -130,8 +136,8 @@ class Launched:
         self._run.stop()
 
     def _read(self, row: int, of: int, begin: int, end: int) -> list[int]:
-        """The tokens of `row` from place `begin` to `end`, for the request in the row `of`. Raises
-        GpuError if one is missing.
+        """The tokens from index `begin` to `end` that `row` has sampled. of: the row of the request
+        that they belong to, for errors. Raises GpuError if a token is missing.
         """
         first = row * self._rows.shape.context
         tokens = self._rows.words[first + begin : first + end].tolist()
@@ -146,11 +152,12 @@ class Launched:
 
 
 class DeviceRows:
-    """The memory of a loaded plan of pages (ark.models.build.Shape.pages) that requests fill.
+    """The memory of a loaded plan with a paged cache (ark.models.build.Shape.pages): the host
+    writes the requests' state into its rows.
 
-    Each row owns one of the first `batch` pages and uses it where it has no request or no page yet.
-    The page after them belongs to the prompt in the same way. So no row reads memory that another
-    one writes.
+    Each row owns one of the first `batch` pages, and uses it if it has no request or no page for a
+    position. The prompt owns the next page in the same way. So no row reads memory that another row
+    writes.
     """
 
     def __init__(self, executor: Executor, shape: Shape, ranks: Bootstrap | None = None) -> None:
@@ -164,17 +171,17 @@ class DeviceRows:
         self._adapters = np.zeros((shape.batch, 1), np.int32)
         self._written: dict[str, np.ndarray] = {}
         self._rows: list[tuple[Progress, int] | None] = [None] * shape.batch
-        self._known = [0] * shape.batch  # by row: tokens of its text on the device
-        self._drafted = 0  # rows of the last step that read drafts
-        self._used = shape.batch  # the number of first rows that may be busy
+        self._known = [0] * shape.batch  # by row: how many tokens of its text the device has
+        self._drafted = 0  # how many rows of the last step read drafts
+        self._used = shape.batch  # rows from this number on are idle
         self.output = executor.host_view("output").reshape(shape.batch, shape.context)
         self.words = (
             memoryview(self.output.data).cast("B").cast("i")
         )  # faster to index than the array
         self._leave = executor.host_view("leave")
         self._top = shape.logprobs
-        # By row: the values that its bias was computed from. Then the rows whose bias on the device
-        # may not be 0.
+        # By row: the request whose bias was written, and whether it bars stop tokens. Below: the
+        # rows whose bias on the device may not be 0.
         self._bias_of: list[tuple[Request, bool] | None] = [None] * shape.batch
         self._biased = set(range(shape.batch))
         if shape.sampling:
@@ -184,24 +191,24 @@ class DeviceRows:
 
     @property
     def reserved(self) -> int:
-        """The number of first pages that belong to rows and to the prompt."""
+        """The number of pages at the beginning that belong to rows and to the prompt."""
         return self.shape.batch + 1
 
     def leave(self) -> None:
-        """Ends the running launch after the current iteration, or after the next one if the current
-        one has already read the flag. Any thread may call it. It has no effect on several ranks,
-        since all would have to end in the same iteration.
+        """Makes the running launch end after the current iteration, or after the next one if the
+        current one has already read the flag. Any thread may call it. It has no effect on several
+        ranks, because all ranks would have to end in the same iteration.
         """
         if self.shape.world_size == 1:
             self._leave[0] = 1
 
     def stay(self) -> None:
-        """Clears the flag of `leave`, before the next launch."""
+        """Clears the flag that `leave` sets. Called before the next launch."""
         self._leave[0] = 0
 
     def close(self) -> None:
-        """Detaches the flag, which other threads may still set, because the executor is about to
-        free it.
+        """Replaces the flag by memory of the host, because other threads may still set the flag
+        when the executor has freed it.
         """
         self._leave = np.zeros(1, np.int32)
         self._memory.close()
@@ -225,8 +232,8 @@ class DeviceRows:
         return Launched(self, step, self._memory.start(iterations))
 
     def left(self, positions: list[int], known: list[int], iterations: int) -> None:
-        """Records the state after a launch: the position and the number of known tokens of each
-        request's row. Rows of drafts have advanced by `iterations` positions.
+        """Records the state after a launch: for each request's row, its position and the number of
+        known tokens. Rows that read drafts have advanced by `iterations` positions.
         """
         count = len(positions)
         self._known[:count] = known
@@ -261,7 +268,7 @@ class DeviceRows:
         rows, drafted = step.rows, _drafted(step)
         positions, settings, limit = self._positions, self._settings, SETTINGS.index("limit")
         used = len(rows) + len(drafted)
-        for row in range(max(used, self._used)):  # later rows are idle already
+        for row in range(max(used, self._used)):  # rows after these are already idle
             progress = rows[row] if row < len(rows) else None
             own = None if progress is None else (progress, progress.admissions)
             if progress is None:
@@ -273,7 +280,8 @@ class DeviceRows:
                     self._write_text(row, progress)
                     if self.shape.sampling:
                         self._write_sampling(row, progress)
-                elif self._known[row] < len(progress.tokens):  # sampled by rows of its draft
+                # Its other tokens were sampled by rows of its draft.
+                elif self._known[row] < len(progress.tokens):
                     self._write_tokens(row, self._known[row], progress.tokens[self._known[row] :])
                 if self.shape.sampling:
                     self._write_bias(row, progress)
@@ -300,7 +308,7 @@ class DeviceRows:
         self._drafted, self._used = len(drafted), used
 
     def _write_tokens(self, row: int, begin: int, tokens: Sequence[int]) -> None:
-        """Writes tokens of a row's text from place `begin` on."""
+        """Writes tokens of a row's text from index `begin` on."""
         context, words = self.shape.context, np.array(tokens, np.int32)
         elements, offset = self.shape.batch * context, 4 * (row * context + begin)
         self._memory.write("tokens", elements, offset, words)
@@ -308,13 +316,13 @@ class DeviceRows:
     def logprobs(
         self, row: int, first: int, count: int, asked: int
     ) -> list[tuple[float, dict[int, float]]]:
-        """For `count` tokens from place `first` on, which the last step sampled in this row: the
-        token's log probability, and the `asked` highest ones by id.
+        """For `count` tokens from index `first` on, which the last step sampled in this row: the
+        log probability of the token, and the `asked` highest log probabilities by token id.
         """
         return [read_logprobs(w, asked) for w in self._logprobs[row, first : first + count]]
 
     def _write_part(self, name: str, row: int, values: np.ndarray) -> None:
-        """Writes a row's part of a tensor that has an equal part for each row."""
+        """Writes one row's part of a tensor that has equal parts for all rows."""
         self._memory.write(name, self.shape.batch * values.size, row * values.nbytes, values)
 
     def _write_sampling(self, row: int, progress: Progress) -> None:
@@ -329,7 +337,8 @@ class DeviceRows:
         self._logprobs[row, len(progress.tokens) :] = -1
 
     def _write_options(self, row: int, progress: Progress) -> None:
-        # min_tokens is done by the host's bias: rows have no lists of stop tokens on the device.
+        # The host's bias implements min_tokens, because the device has no list of stop tokens by
+        # row.
         sampling = replace(progress.request.sampling, min_tokens=0)
         options = option_words(sampling, masked=progress.mask is not None)
         self._write_part("options", row, options)

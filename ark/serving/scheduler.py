@@ -1,23 +1,22 @@
 """The scheduler of an engine. It decides which requests run in the next step, in which rows and on
-which pages, and when the device leaves a step early. It is a state machine without a device,
-threads or a clock: the same calls in the same order give the same steps. Called by
-ark.serving.engine.
+which pages, and when the device ends a step early. It is a state machine without a device, threads
+or a clock: the same calls in the same order give the same steps. Called by ark.serving.engine.
 
 A step is one launch. While it runs, `take` receives the tokens that rows have sampled so far. The
 pages of a request do not change until `end`, because the device writes to them until then.
 
-A request waits, is admitted when a slot and pages for its text are free, has its prompt computed in
-chunks (or token by token in a row), and decodes in a row. Busy rows are always the first ones, so
-that few requests can use a decoding phase of few rows (a form). When pages run out, the request
-that was admitted last gives its pages back and its keys and values are computed again later. It
-keeps its text, so no token is lost or reported twice.
+A request waits until a slot is free and there are pages for its text. Then it is admitted: its
+prompt is computed in chunks (or token by token in a row), and it decodes in a row. Busy rows are
+always the first ones, so that few requests can use a decoding phase with few rows (a form). When
+pages run out, the request that was admitted last gives its pages back, and its keys and values are
+computed again later. It keeps its text, so no token is lost or reported twice.
 
-A request may use free rows to verify a draft of its next tokens. The tokens of these rows are
-accepted as far as the draft was right. A row's noise depends only on the seed and the position, so
-the text is the same as without drafts.
+A request may use free rows to verify a draft of its next tokens. The tokens that these rows sample
+are accepted up to and including the one after the last right draft token. A row's noise depends
+only on the seed and the position, so the text is the same as without drafts.
 
 A request with a grammar needs a mask of the tokens that may come next. It has no row while the host
-computes the mask. In a step its row samples one token and then waits while other rows go on.
+computes the mask. In a step its row samples one token and then waits while other rows continue.
 """
 
 from __future__ import annotations
@@ -32,7 +31,9 @@ from ark.serving.types import FinishReason, Request, Stats
 
 
 def forms_of(slots: int) -> tuple[int, ...]:
-    """The numbers of rows for which a plan has a decoding phase: powers of two, and `slots`."""
+    """The numbers of rows for which a plan has a decoding phase: powers of two below `slots`, and
+    `slots`.
+    """
     return (*(1 << n for n in range((slots - 1).bit_length())), slots)
 
 
@@ -41,7 +42,7 @@ class Scheduler:
 
     slots: requests that run at once. chunk: tokens of a chunk, 0 if rows read prompts. context: the
     most positions of a request; the pool has pages for at least one such request. draft: the most
-    tokens of a draft. propose: returns drafts.
+    tokens of a draft. propose: the function that returns drafts.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class Scheduler:
         )
 
     def add(self, request: Request, adapter: int = 0) -> Progress:
-        """Adds a request to the waiting ones; its prompt must be shorter than the context. adapter:
+        """Adds a request to those that wait; its prompt must be shorter than the context. adapter:
         the number of its adapter, 0 for none.
         """
         most = request.sampling.max_tokens
@@ -102,7 +103,7 @@ class Scheduler:
         return next(n for n in self.forms if n >= rows)
 
     def cancel(self, request_id: str) -> bool:
-        """Removes a request that waits or runs. Returns False if no request has that id. Called
+        """Removes a request, waiting or running. Returns False if no request has that id. Called
         between two steps.
         """
         for progress in (*self.waiting, *self.running):
@@ -111,7 +112,7 @@ class Scheduler:
         return False
 
     def remove(self, progress: Progress) -> bool:
-        """Removes a request that waits or runs. Returns False if it has ended."""
+        """Removes a request, waiting or running. Returns False if it has already ended."""
         if progress in self.waiting:
             self.waiting.remove(progress)
         elif progress in self.running:
@@ -121,8 +122,8 @@ class Scheduler:
         return True
 
     def plan(self, iterations: int = 1) -> Step:
-        """The next step. Rows decode at most `iterations` iterations, and a single one while
-        prompts are left to compute. `end` must be called after the step.
+        """Returns the next step. Its rows decode at most `iterations` iterations, or a single one
+        while a prompt is not computed completely. `end` must be called after the step.
         """
         self._admit()
         for progress in list(self.running):
@@ -139,8 +140,8 @@ class Scheduler:
         return Step(chunks, tuple(self.rows), count, drafts)
 
     def take(self, step: Step, row: int, tokens: Sequence[int]) -> Outcome | None:
-        """Takes new tokens of a row; those of the rows that read its draft follow its own. Returns
-        the tokens that its request accepts, or None if the request had ended before.
+        """Records new tokens of a row; tokens of the rows that read its draft follow its own.
+        Returns the tokens that its request accepts, or None if the request had already ended.
         """
         progress, draft = step.rows[row], step.drafts[row] if step.drafts else ()
         if progress.finish is not None:
@@ -148,12 +149,12 @@ class Scheduler:
         given = self._right(progress, tokens, draft) if draft else tokens
         accepted, progress.finish = self._accept(progress, given)
         progress.tokens += accepted
-        progress.computed = progress.last  # the row has read all tokens before the newest one
+        progress.computed = progress.last  # the row has read all tokens except the newest
         return Outcome(progress, tuple(accepted), progress.finish)
 
     def leaves(self, step: Step) -> bool:
-        """True if the device should leave the step because requests have ended in it. That is so if
-        other requests wait, if no row is left, or if the remaining rows fit a smaller form.
+        """True if the device should end the step now because requests in it have ended, and either
+        other requests wait, no row is left, or the remaining rows fit in a smaller form.
         """
         left = sum(progress.finish is None for progress in step.rows)
         if left == len(step.rows):
@@ -161,9 +162,9 @@ class Scheduler:
         return bool(self.waiting) or not left or self.form(left) < self.form(len(step.rows))
 
     def end(self, step: Step, iterations: int) -> None:
-        """Ends a step whose rows have done `iterations` iterations, after all its tokens were
-        taken. Requests that have ended give back slots and pages; the others give back pages that
-        they were given in advance and did not use.
+        """Ends a step, after all its tokens were taken. iterations: how many its rows have done.
+        Requests that have ended give back slots and pages; the others give back pages that they
+        were given in advance and did not use.
         """
         for progress in step.rows:
             progress.computed = min(progress.computed + iterations, progress.last)
@@ -180,8 +181,8 @@ class Scheduler:
     def _right(
         self, progress: Progress, tokens: Sequence[int], draft: Sequence[int]
     ) -> Sequence[int]:
-        """The tokens that are valid: one for each right token at the draft's beginning, and one
-        more.
+        """The tokens that are valid: those that confirm the draft's first right tokens, and one
+        more. tokens: what the request's row and the rows of its draft have sampled.
         """
         right = right_tokens(draft, tokens)
         progress.drafts.learn(right)
@@ -192,7 +193,9 @@ class Scheduler:
     def _accept(
         self, progress: Progress, tokens: Sequence[int]
     ) -> tuple[list[int], FinishReason | None]:
-        """The tokens up to the request's end, and the reason if it ends with them, else None."""
+        """The tokens up to the request's end, and the reason if the request ends with them,
+        otherwise None.
+        """
         accepted: list[int] = []
         for token in tokens:
             accepted.append(token)
@@ -203,9 +206,9 @@ class Scheduler:
         return accepted, None
 
     def _admit(self) -> None:
-        """Admits waiting requests in order while there are a slot and pages for all of the next
-        one's text. One page is left free for each running request, so that an admitted request is
-        not preempted at once.
+        """Admits waiting requests in order, as long as a slot is free and there are pages for the
+        whole text of the next request. One page is left for each running request, so that an
+        admitted request is not preempted at once.
         """
         size = self.pool.size
         while self.waiting and len(self.running) < self.slots:
@@ -225,8 +228,8 @@ class Scheduler:
             self.running.append(progress)
 
     def _share(self, progress: Progress) -> None:
-        """Replaces pages of a request by those that another request has filled with the same text
-        since this one was admitted.
+        """Replaces pages of a request by pages that another request, with the same text, has
+        computed since this one was admitted.
         """
         if progress.computed != len(progress.names) * self.pool.size:
             return
@@ -248,7 +251,8 @@ class Scheduler:
 
     def _grow(self, progress: Progress) -> None:
         """Gives a request the page for its last token. If no page is available, the requests that
-        were admitted last are preempted, if necessary this one too.
+        were admitted last are preempted (they give back their pages and wait), if necessary this
+        one too.
         """
         while len(progress.pages) * self.pool.size <= progress.last and not self._take(progress):
             youngest = self.running[-1]
@@ -264,8 +268,8 @@ class Scheduler:
         progress.pages, progress.names, progress.computed = [], [], 0
 
     def _chunks(self) -> Chunks | None:
-        """Chunks of the first text that is not computed yet: a single chunk if other requests
-        decode, else all. None if all texts are computed or rows read prompts.
+        """Chunks of the first text whose prompt is not computed yet: a single chunk if other
+        requests decode, otherwise all. None if all prompts are computed or rows read prompts.
         """
         if not self.chunk:
             return None
@@ -280,7 +284,9 @@ class Scheduler:
         return Chunks(progress, start, count)
 
     def _place(self, ready: Sequence[Progress]) -> None:
-        """Assigns the first rows to the requests. A request keeps its row if possible."""
+        """Assigns the first rows to the requests that are ready. A request keeps its row if
+        possible.
+        """
         rows: list[Progress | None] = [p if p in ready else None for p in self.rows]
         fresh = deque(p for p in ready if p not in self.rows)
         for number, progress in enumerate(rows):
@@ -295,8 +301,8 @@ class Scheduler:
         self.rows = [p for p in placed[: len(ready)] if p is not None]
 
     def _draft(self) -> tuple[tuple[int, ...], ...]:
-        """For each row the draft that free rows read for it. Rows and drafts together use at most
-        `slots` rows. Each place that is read has a page.
+        """Returns for each row the draft that free rows read for it. Rows and draft tokens together
+        are at most `slots`. Each position that is read has a page.
         """
         room = self.slots - len(self.rows) if self.draft else 0
         may = [p for p in self.rows if p.computed == p.last and p.room > 0 and may_draft(p)]
@@ -311,9 +317,9 @@ class Scheduler:
         return tuple(drafts)
 
     def _iterations(self, most: int) -> int:
-        """The number of iterations of the next step, at most `most`. Each row is given the pages
-        for all of them. The step ends where min_tokens ceases to hold for a request and, while
-        requests wait, where the first one reaches its total. A row with a mask stops after one
+        """Returns the number of iterations of the next step, at most `most`, and gives each row the
+        pages for them. The step ends when min_tokens no longer applies to a request and, while
+        requests wait, when the first request reaches its total. A row with a mask stops after one
         token while the others go on.
         """
         if not self.rows:
@@ -329,9 +335,9 @@ class Scheduler:
         return count
 
     def _fits(self, iterations: int) -> bool:
-        """True if there are pages for `iterations` iterations of all rows. Kept pages are counted
-        only if the iterations are at most a page's positions: a longer step may end before it needs
-        them.
+        """True if the pool has pages for `iterations` iterations of all rows. Kept pages are
+        counted only if the iterations are at most a page's positions, because a longer step may end
+        before it needs them.
         """
         size, need = self.pool.size, 0
         for progress in self.rows:
@@ -340,7 +346,7 @@ class Scheduler:
         return need <= (self.pool.available if iterations <= size else self.pool.free)
 
     def _take_ahead(self, progress: Progress, end: int) -> None:
-        """Gives a request pages for the places up to `end`, as far as pages are available."""
+        """Gives a request pages for its positions up to `end`, as long as pages are available."""
         while len(progress.pages) * self.pool.size < end and self._take(progress):
             pass
 

@@ -1,5 +1,5 @@
-"""The types of an engine's interface: requests, events, statistics. Used by the engine, `ark.LLM`
-and the server.
+"""The types of an engine's interface: requests, events and statistics. Used by the engine,
+`ark.LLM` and the server.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ class FinishReason(enum.Enum):
     """The reason for which a request ended."""
 
     STOP = "stop"  # a stop token
-    LENGTH = "length"  # max_tokens were made, or the context is full
+    LENGTH = "length"  # max_tokens are sampled, or the context is full
     CANCELLED = "cancelled"
-    ERROR = "error"  # the engine failed; the event's text says why
+    ERROR = "error"  # the engine failed; the event's `error` has the reason
 
 
 class Guide(Protocol):
     """The state of one text in a grammar. Used by one thread at a time."""
 
     def advance(self, tokens: Sequence[int]) -> np.ndarray | None:
-        """Appends tokens to the text; the first call has none.
+        """Appends tokens to the text. The first call appends none.
 
-        Returns which tokens may follow, bool (vocabulary,), or None if the text is complete. Raises
-        InvalidUsageError if the grammar cannot be followed.
+        Returns a mask of the tokens that may follow, bool (vocabulary,), or None if the text is
+        complete. Raises InvalidUsageError if the grammar cannot be followed.
         """
 
 
@@ -45,10 +45,10 @@ class Grammar(Protocol):
 class Request:
     """A prompt of token ids, and how to continue it.
 
-    id: unique among those that have not ended. stop_token_ids: the tokens that end the text. They
-    include the checkpoint's end tokens unless the sampling ignores them. grammar: that of the
-    sampling's structured outputs. adapter: the name of one of the engine's adapters, or "" for
-    none.
+    id: unique among the requests that have not ended. stop_token_ids: the tokens that end the text.
+    They include the checkpoint's end tokens unless the sampling parameters ignore them. grammar:
+    the grammar of the sampling parameters' structured outputs. adapter: the name of one of the
+    engine's adapters, or "" for none.
     """
 
     id: str
@@ -63,10 +63,10 @@ class Request:
 class Event:
     """The progress of a request since its last event.
 
-    tokens: the new ids, often one. logprobs: the natural logarithm of the probability of each;
-    empty if not asked for. top_logprobs: for each, the most probable ids and their logarithms.
-    finish: set in the last event of a request. error: why the engine failed, or why it cancelled
-    this request.
+    tokens: the ids of the new tokens, often one. logprobs: the natural logarithm of each token's
+    probability; empty if not requested. top_logprobs: for each token, the most probable ids at its
+    position and their log probabilities. finish: set in the last event of a request. error: why the
+    engine failed, or why it cancelled this request.
     """
 
     id: str
@@ -79,7 +79,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Stats:
-    """The engine's state between two steps, and counts since it was opened."""
+    """The engine's state between two steps, and counts of its work since it was opened."""
 
     slots: int
     running: int
@@ -114,6 +114,6 @@ class EngineLike(Protocol):
         """The engine's current state and counts."""
 
     def close(self, drain: bool = False) -> None:
-        """Closes the engine. drain: True: submitted requests are finished first; False: they are
-        cancelled.
+        """Closes the engine. drain: if True, submitted requests are finished first; otherwise they
+        are cancelled.
         """
