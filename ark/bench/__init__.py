@@ -1,1 +1,3 @@
-"""Measurements: decoding with ark and with alternatives that a user could choose."""
+"""Measurements of ark's speed and accuracy, and of the alternatives that a user could choose
+instead. The commands `ark bench` and `ark tune` call this package.
+"""

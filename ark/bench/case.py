@@ -1,5 +1,5 @@
-"""One case of `ark bench ops`: an op over given shapes, its arithmetic and memory traffic, its
-peer.
+"""The type of a case of `ark bench ops`: an op over given shapes, with its arithmetic, its memory
+traffic and the peer (the same computation in torch). Used by ark.bench.cases and ark.bench.ops.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from ark.ir.dtype import DataType, int32
 
 @dataclass(frozen=True)
 class OpCase:
-    """build, peer: the same computation on ark's and on torch's tensors of `shapes`.
+    """One case. build, peer: functions that compute the same from ark's and from torch's tensors of
+    `shapes`.
 
-    flops, nbytes: the minimum of arithmetic and of memory traffic. on_cpu: True if it is short
-    enough for a CPU. scale: the random inputs lie between -scale and scale. indices: for each input
-    of indices, by number, their upper bound (exclusive); they have `index_type`. calls: the number
-    of the peer's calls in a graph. others: further peers by name. fuse: True if ark may fuse the
-    case's ops.
+    flops, nbytes: the least arithmetic and memory traffic of the computation. on_cpu: True if the
+    case is short enough for a CPU. scale: random inputs are between -scale and scale. indices:
+    which inputs (by number) are indices, with their upper bound (exclusive); their type is
+    `index_type`. calls: the number of the peer's calls in a captured graph. others: further peers
+    by name. fuse: True if ark may fuse the case's ops.
     """
 
     name: str

@@ -1,5 +1,5 @@
 """The cases of `ark bench ops`: each op with its shapes, arithmetic and memory traffic, and the
-same in torch. Called by ark.cli.bench_ops.
+same computation in torch. Called by ark.cli.bench_ops.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def _matmul(
     on_cpu: bool = False,
     dtype: DataType = bf16,
 ) -> OpCase:
-    """A matmul; fp32 is computed in full precision. transposes: one letter per input, "n" or "t":
-    "nt" is a matmul with a weight of (n, k).
+    """A matmul; fp32 is computed in full precision. transposes: one letter per input, "n" (as it
+    is) or "t" (transposed). "nt" is a matmul with a weight of shape (n, k).
     """
     ta, tb = transposes[0] == "t", transposes[1] == "t"
     shapes = ((k, m) if ta else (m, k), (n, k) if tb else (k, n))
@@ -44,7 +44,9 @@ def _matmul(
 
 
 def _product(a: Any, b: Any, precision: str) -> Any:
-    """torch's product with its precision of fp32 ("high": tf32), which is restored after it."""
+    """torch's product with the given fp32 precision ("high": tf32). The previous setting is
+    restored afterwards.
+    """
     torch = import_torch()
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
@@ -55,7 +57,9 @@ def _product(a: Any, b: Any, precision: str) -> Any:
 
 
 def _fewer_bits(m: int, n: int, k: int, dtype: DataType) -> OpCase:
-    """A matmul with a weight of (n, k): 8-bit floats to bf16, int8 to int32, fp32 as tf32."""
+    """A matmul with a weight of shape (n, k): 8-bit floats to bf16, int8 to int32, or fp32 computed
+    as tf32.
+    """
     tf32 = dtype == fp32
 
     def build(a: Any, b: Any) -> Any:
@@ -80,12 +84,12 @@ def _fewer_bits(m: int, n: int, k: int, dtype: DataType) -> OpCase:
 
 @functools.cache
 def _one(device: str) -> Any:
-    """A scale that is created once instead of in each replay of a graph."""
+    """A tensor of one, which is a scale. It is created once, not in each replay of a graph."""
     return import_torch().ones((), device=device)
 
 
 def _linear_gelu(m: int, n: int, k: int) -> OpCase:
-    """A layer with bias and activation."""
+    """A linear layer with bias and GELU."""
 
     def build(x: Any, w: Any, b: Any) -> Any:
         return ark.gelu(ark.add(ark.matmul(x, w, transpose_other=True), b))
@@ -99,7 +103,9 @@ def _linear_gelu(m: int, n: int, k: int) -> OpCase:
 
 
 def attention(heads: int, width: int, rows: int) -> OpCase:
-    """Forward causal attention with as many rows as keys. Half of the score matrix is counted."""
+    """Forward causal attention with as many query rows as keys. Only half of the score matrix is
+    counted as arithmetic.
+    """
     shape = (heads, rows, width)
 
     def peer(q: Any, k: Any, v: Any) -> Any:
@@ -122,8 +128,8 @@ def attention(heads: int, width: int, rows: int) -> OpCase:
 def _conv(
     images: int, channels: int, size: int, filters: int, width: int, dtype: DataType = bf16
 ) -> OpCase:
-    """Images convolved by square filters, padded by `around` on each side; fp32 as tf32, torch's
-    default.
+    """Images convolved by square filters, with `around` pixels of padding on each side. fp32 is
+    computed as tf32, which is torch's default.
     """
     around = width // 2
 
@@ -142,9 +148,10 @@ def _conv(
 
 
 def lstm(layers: int, steps: int, hidden: int) -> OpCase:
-    """An LSTM of batch 1 from plain ops, and its last step: of each step an input (1, hidden), of
-    each layer the weights of input and state (4 hidden, hidden) and a bias (1, 4 hidden); gates i,
-    f, g, o. The peers are the same ops in a captured graph, and torch.nn.LSTM (cuDNN's).
+    """An LSTM of batch 1, built from plain ops; the result is its last step. Inputs: one (1,
+    hidden) for each step; for each layer, the weights of input and state (4 hidden, hidden) and a
+    bias (1, 4 hidden). The gates are i, f, g, o. The peers are the same ops in a captured graph,
+    and torch.nn.LSTM (cuDNN).
     """
     wide = 4 * hidden
     layer = ((wide, hidden), (wide, hidden), (1, wide))

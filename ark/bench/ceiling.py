@@ -1,6 +1,6 @@
-"""The maximum read and copy bandwidth of a device, measured with torch, for comparison with
-measured times. A decoder reads all of its weights for every token (ark.bench.decode); a
-memory-bound op takes at least about as long as a copy of as many bytes (ark.bench.ops).
+"""Measures the maximum read and copy bandwidth of a device with torch. Measured times are compared
+with them: a decoder reads all of its weights for every token (ark.bench.decode), and a memory-bound
+op takes at least about as long as a copy of the same number of bytes (ark.bench.ops).
 """
 
 from __future__ import annotations
@@ -10,16 +10,18 @@ import functools
 
 from ark.bench.peer import import_torch, repeated, torch_device
 
-ACCELERATED, HOST = 1 << 31, 1 << 28  # bytes that are read: far more than any cache holds
-# Bytes of a copy: a graph runs larger ones on copy engines, which are slower (2434 GB/s on an H100,
-# 3003 at 512 MB).
+ACCELERATED, HOST = 1 << 31, 1 << 28  # bytes to read, more than caches hold
+# Bytes of a copy. In a graph, larger copies run on copy engines, which are slower (on an H100, 2434
+# GB/s instead of 3003).
 COPY_BYTES = 1 << 29
-COPIES_S = 0.02  # about how long copies are timed at once
+COPIES_S = 0.02  # about how long one measurement of repeated copies takes
 
 
 @functools.cache
 def copy_seconds(nbytes: int, accelerated: bool) -> float:
-    """Seconds of a copy that reads and writes `nbytes` together: the median of five."""
+    """Seconds of a copy that reads and writes `nbytes` bytes in total: the median of five
+    measurements.
+    """
     torch = import_torch()
     count = max(1, nbytes // 8)
     device = torch_device(accelerated)
@@ -31,13 +33,13 @@ def copy_seconds(nbytes: int, accelerated: bool) -> float:
 
 
 def copy_bandwidth(accelerated: bool) -> float:
-    """Bytes a second, read and written, of a copy larger than any cache."""
+    """Bytes per second, read and written, of a copy that is larger than any cache."""
     nbytes = COPY_BYTES if accelerated else HOST
     return nbytes / copy_seconds(nbytes, accelerated)
 
 
 def read_bandwidth(accelerated: bool) -> float:
-    """Bytes per second of the fastest of several reductions of random numbers, repeated many
+    """Bytes per second of the fastest of several reductions over random numbers, each repeated many
     times.
     """
     torch = import_torch()

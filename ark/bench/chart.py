@@ -1,4 +1,6 @@
-"""A bar chart of ratios as SVG, made of text only: one row per case, a line at 1.0."""
+"""Draws a bar chart of ratios as SVG, written as text: one row per case, and a line at the ratio 1.
+Called by ark.cli.bench_ops and ark.cli.bench_comm.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ ROW, LABEL, WIDTH = 22, 280, 420
 
 
 def bars(title: str, rows: Sequence[tuple[str, float]]) -> str:
-    """rows: (name, ratio); bars to the right of the line are faster than the peer."""
+    """The chart. rows: (name, ratio). A bar that reaches to the right of the line is faster than
+    the peer.
+    """
     most = max([1.25, *(ratio for _, ratio in rows)])
     height = ROW * len(rows) + 60
     one = LABEL + WIDTH / most

@@ -1,9 +1,9 @@
 """Collectives in the format of nccl-tests: time, algorithm and bus bandwidth, and wrong elements.
 
-Two modes: `graph`, many dependent collectives in one launch of a plan, timed by the device; and
-`alone`, single calls on arrays (ark.distributed). Each rank measures, the slowest one counts. The
-peer is torch.distributed with NCCL (in its own graph for `graph`) or Gloo. Called by
-ark.cli.bench_comm.
+There are two modes: `graph` times many dependent collectives in one launch of a plan by the
+device's clock; `alone` times single calls on arrays (ark.distributed). Every rank measures, and the
+slowest rank's time is reported. The peer is torch.distributed with NCCL (in a captured graph for
+`graph`) or Gloo. Called by ark.cli.bench_comm.
 """
 
 from __future__ import annotations
@@ -36,16 +36,17 @@ from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.executor import Executor
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
-CHAIN, FEW = 32, 8  # dependent collectives of an iteration, for small and for large sizes
-LARGE, HUGE = 4 << 20, 64 << 20  # bytes; above them, planning a chain takes minutes
+CHAIN, FEW = 32, 8  # length of a chain of dependent collectives, for small and for large sizes
+# Sizes in bytes above which chains are shorter, because planning takes minutes.
+LARGE, HUGE = 4 << 20, 64 << 20
 
 
 @dataclass
 class CommFigures:
-    """Seconds of the slowest rank, the median of the repeats. wrong: elements of all ranks that
-    differ from NumPy's.
+    """One result. seconds, peer_seconds: the slowest rank's time, the median of the repeats. wrong:
+    elements, of all ranks, that differ from NumPy's result.
 
-    predicted_seconds: by the simulator, on the case's topology.
+    predicted_seconds: the simulator's prediction for the case's topology.
     """
 
     collective: str
@@ -65,15 +66,15 @@ class CommFigures:
 
 
 def bus_factor(collective: str, ranks: int) -> float:
-    """The factor of nccl-tests from algorithm bandwidth to bus bandwidth, the bytes that each link
-    carries.
+    """The factor from algorithm bandwidth to bus bandwidth (the bytes that each link carries), as
+    nccl-tests defines it.
     """
     share = (ranks - 1) / ranks
     return {"all_reduce": 2 * share, "broadcast": 1.0}.get(collective, share)
 
 
 def case_key(case: CommCase, world: int) -> Key:
-    """The call that the case measures, on this number of ranks."""
+    """The collective call that the case measures on this number of ranks."""
     itemsize = case.dtype.itemsize
     elements = max(1, case.nbytes // itemsize // world) * world
     if case.collective == Collective.ALL_GATHER:
@@ -104,7 +105,7 @@ def measure(
     plans: list[Plan] | None = None,
 ) -> CommFigures:
     """Measures one size on all ranks; returns the same figures on each. plans: the verified plans
-    of the case's graph, if they exist.
+    of the case's graph; None to create them here.
     """
     world, rank = job.world_size, job.rank
     key = case_key(case, world)
@@ -158,7 +159,9 @@ def _predicted(case: CommCase, key: Key, world: int, nbytes: int) -> float | Non
 def wrong_elements(
     collective: str, values: list[np.ndarray], rank: int, got: np.ndarray, reduction: str | None
 ) -> int:
-    """Elements that differ from NumPy's result; the values are small integers."""
+    """The number of elements that differ from NumPy's result. The values are small integers, so
+    sums are exact.
+    """
     world = len(values)
     whole = [v.astype(np.float64) for v in values]
     total = np.sum(whole, axis=0) / (world if reduction == "mean" else 1)
@@ -176,8 +179,8 @@ def wrong_elements(
 
 
 def case_plans(case: CommCase, world: int, device: Device) -> list[Plan]:
-    """All ranks' verified plans of a case: a chain of collectives if a result can be the next one's
-    input, otherwise a single collective.
+    """The verified plans of all ranks for a case. They have a chain of collectives if a result can
+    be the input of the next collective, otherwise a single one.
     """
     key = case_key(case, world)
     machine = machine_for(device.machine, world, key)
@@ -212,7 +215,7 @@ def _in_graph(
     many = _chain(key, _program(case, key, job.world_size))
     with Executor(plan, backend, device, ranks=job) as executor:
         places = {b.name: b for b in plan.buffers if b.rank == plan.rank}
-        if "x" in places:  # a broadcast has an input on the root only
+        if "x" in places:  # only the root of a broadcast has an input
             device.write(executor.buffer_address(places["x"].id), values.view(np.uint8))
         executor.start(1).wait(60.0)
         data = device.read(executor.buffer_address(places["y"].id), places["y"].nbytes)
@@ -222,8 +225,8 @@ def _in_graph(
 
 
 def _chain(key: Key, program: CollectiveProgram) -> int:
-    """The number of collectives of an iteration: several if a result can be the next one's
-    input.
+    """The number of collectives in an iteration: several if a result can be the input of the next
+    one, otherwise 1.
     """
     if key.collective not in ("all_reduce", "all_to_all", "broadcast"):
         return 1

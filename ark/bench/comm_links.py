@@ -1,9 +1,9 @@
-"""Times of puts between two ranks: the figures of `ark topo measure`.
+"""Times puts (one-sided writes) between two ranks, for `ark topo measure`.
 
-Both ranks exchange data in one launch, each transfer waiting for the previous one, so a time is a
-put's latency and its bytes, in both directions at once. All pairs of a job are measured one after
-another while the other ranks wait. All pairs run the same plans; each rank makes some of them and
-sends them to the others. Called by ark.cli.topo_measure.
+Both ranks exchange data in one launch, and each transfer waits for the previous one. So a measured
+time is the latency of a put plus the time of its bytes, in both directions at once. All pairs of a
+job are measured one after another while the other ranks wait. All pairs run the same plans; each
+rank creates some of the plans and sends them to the others. Called by ark.cli.topo_measure.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from ark.plan.types import Plan
 from ark.runtime.bootstrap import Bootstrap
 
 SIZES_BYTES = (64, 4 << 10, 64 << 10, 1 << 20, 4 << 20)  # bytes of a put
-_SPLIT_PUTS = 8  # the number of puts that replace one
+_SPLIT_PUTS = 8  # a put is also measured as this many smaller ones
 _SMALL, _LARGE = 4 << 10, 1 << 20
 _ENGINES = (PACKET, THREADS)
 _SWAP, _SUM = Collective.ALL_TO_ALL.value, Collective.ALL_REDUCE.value
-# A rank keeps half of the exchanged data.
+# A rank keeps half of its data and sends the other half, so it holds twice the bytes of a put.
 _PUTS = {(e, n): (_SWAP, 2 * n, e, 1) for e in _ENGINES for n in SIZES_BYTES}
 _MANY_PUTS = {e: (_SWAP, 2 * _SMALL, e, _SPLIT_PUTS) for e in _ENGINES}
 _SUMS = {e: (_SUM, _LARGE, e, 1) for e in _ENGINES}
@@ -66,7 +66,7 @@ def _case(asked: Asked, repeats: int) -> CommCase:
 
 
 def _links_plans(job: Bootstrap, device: Device, repeats: int) -> Mapping[Asked, list[Plan]]:
-    """Both ranks' plans of each case; cases that the machine cannot run are omitted."""
+    """The two ranks' plans for each case. Cases that the machine cannot run are omitted."""
     every = [*_PUTS.values(), *_MANY_PUTS.values(), *_SUMS.values()]
     own: dict[int, list[str]] = {}
     for number in range(job.rank, len(every), job.world_size):
@@ -112,5 +112,6 @@ def _measured(
         *pair,
         lines,
         max(0.0, more / (_SPLIT_PUTS - 1)),
-        3 * _LARGE / sums / 1e3 if sums > 0 else None,  # two are read and one written
+        # Per element, two are read and one is written.
+        3 * _LARGE / sums / 1e3 if sums > 0 else None,
     )

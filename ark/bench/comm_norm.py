@@ -1,5 +1,6 @@
-"""A sum over ranks with its residual and its rmsnorm: the sum only, op by op, and as one op
-(ark.lower.rewrite.fuse_all_reduce_norm), chained in one launch of a plan.
+"""Measures a sum over ranks that is followed by a residual addition and an rmsnorm, in three forms:
+the sum only, the three ops one by one, and all as one op (ark.lower.rewrite.fuse_all_reduce_norm).
+Each form is repeated as a chain in one launch of a plan.
 
 Called by ark.cli.bench_comm.
 """
@@ -32,7 +33,7 @@ FORMS = ("sum", "apart", "one")
 @dataclass
 class NormFigures:
     """Seconds of the slowest rank for one link of the chain, the median of the repeats. wrong:
-    elements of all ranks, after the first link of the chain, that differ from NumPy's.
+    elements of all ranks that differ from NumPy's after the first link.
     """
 
     rows: int
@@ -46,7 +47,7 @@ class NormFigures:
 
 
 def norm_shapes(text: str) -> list[tuple[int, int]]:
-    """Shapes such as 1x4096,64x4096; raises InvalidUsageError for anything else."""
+    """Parses shapes such as 1x4096,64x4096. Raises InvalidUsageError for any other text."""
     shapes = []
     for shape in text.split(","):
         sizes = shape.split("x")
@@ -57,8 +58,8 @@ def norm_shapes(text: str) -> list[tuple[int, int]]:
 
 
 def _graph(form: str, shape: tuple[int, int], dtype: DataType, rank: int, world: int) -> Graph:
-    """A chain of y = norm(sum(x) + stream) in which each y is the next x. The first y is kept for
-    the check.
+    """A chain of y = norm(sum(x) + stream), in which each y is the next x. The first y is stored
+    for the check.
     """
     graph = Graph(rank, world)
     x = graph.tensor(shape, dtype, arena="state", name="x")

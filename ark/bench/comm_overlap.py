@@ -1,10 +1,10 @@
-"""Measures how much of a collective's time is hidden behind an adjacent matmul. Times are taken of
-each alone, of both in sequence, and of the fused op (ark.lower.ops.communication.overlapped), in
-one launch of a plan each.
+"""Measures how much of a collective's time is hidden behind an adjacent matmul. Four times are
+measured, in one launch of a plan each: of the matmul alone, of the collective alone, of both in
+sequence, and of the fused op (ark.lower.ops.communication.overlapped).
 
-The hidden fraction of the collective is 1 - (as one - matmul) / collective: 100% if the matmul
-takes no longer with its collective than alone, 0% if the two run one after the other, negative if
-that would have been faster. Called by ark.cli.bench_comm.
+The hidden fraction of the collective is 1 - (fused - matmul) / collective. It is 100% if the fused
+op takes as long as the matmul alone, 0% if it takes as long as both in sequence, and negative if it
+takes longer. Called by ark.cli.bench_comm.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.executor import Executor
 
 OVERLAPS = ("all_reduce", "reduce_scatter", "all_gather")
-CHECKED_ROWS = 16  # rows that NumPy checks
+CHECKED_ROWS = 16  # the number of rows that NumPy computes for the check
 
 
 @dataclass(frozen=True)
 class OverlapCase:
-    """rows, columns, depth: of the matmul over all ranks, which divide the depth. engine: auto, or
-    dma for copies by the proxy between the rounds.
+    """rows, columns, depth: the sizes of the matmul over all ranks; each rank has a part of the
+    depth. engine: "auto", or "dma" if the proxy copies data between the rounds.
     """
 
     collective: str
@@ -51,8 +51,8 @@ class OverlapCase:
 
 @dataclass
 class OverlapFigures:
-    """Seconds of the slowest rank, the median of the repeats. wrong: elements of all ranks that
-    differ from those of the two separate ops, or from NumPy's.
+    """Seconds of the slowest rank, the median of the repeats. wrong: elements, of all ranks, that
+    differ from the result of the two separate ops or from NumPy's.
     """
 
     collective: str
@@ -71,7 +71,7 @@ class OverlapFigures:
 def overlap_case(
     collective: str, shape: str, dtype: DataType, engine: str, repeats: int, world: int
 ) -> OverlapCase:
-    """The case of a shape such as 4096x4096x8192; raises InvalidUsageError for anything else."""
+    """The case of a shape such as 4096x4096x8192. Raises InvalidUsageError for any other text."""
     sizes = shape.split("x")
     if len(sizes) != 3 or not all(s.isdigit() and 0 < int(s) <= 1 << 20 for s in sizes):
         raise InvalidUsageError(f"{shape!r} is not a shape; write ROWSxCOLUMNSxDEPTH")
@@ -179,7 +179,7 @@ def _timed(
 
 
 def _wrong(case: OverlapCase, rank: int, world: int, got: np.ndarray) -> int:
-    """Elements of some rows that differ from NumPy's result."""
+    """The number of elements, in some rows, that differ from NumPy's result."""
     given = [_inputs(case, r, world) for r in range(world)]
     rows = len(got) // case.columns
     sample = np.linspace(0, rows - 1, min(rows, CHECKED_ROWS)).astype(int)

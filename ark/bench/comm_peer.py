@@ -1,4 +1,6 @@
-"""The peer of `ark bench comm`: torch.distributed with NCCL or Gloo, in the same processes."""
+"""The peer of `ark bench comm`: torch.distributed with NCCL or Gloo, in the same processes as ark.
+Called by ark.bench.comm.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +32,12 @@ GRAPH, ALONE = "graph", "alone"
 
 @dataclass(frozen=True)
 class CommCase:
-    """nbytes: the bytes of a rank's input or result, whichever is larger, as in nccl-tests.
+    """One case. nbytes: the bytes of a rank's input or result, whichever is larger, as in
+    nccl-tests.
 
-    algorithm: a name, or a program for these ranks. topology: of these ranks, for which named
-    algorithms are synthesized and times predicted; None for a full mesh without predictions. least:
-    report the fastest repeat, which shows a link's capability, instead of the median.
+    algorithm: a name, or a program for these ranks. topology: the network of these ranks, for which
+    named algorithms are synthesized and times predicted; None for a full mesh without predictions.
+    least: report the fastest repeat, which shows a link's capability, instead of the median.
     """
 
     collective: str
@@ -49,16 +52,16 @@ class CommCase:
 
 
 def agreed(job: Bootstrap | Members, number: float) -> float:
-    """The largest of the ranks' numbers."""
+    """The largest of the numbers that the ranks pass."""
     return max(float(json.loads(s)) for s in job.all_gather(json.dumps(number).encode()))
 
 
 def seconds_each(
     executor: Executor, job: Bootstrap | Members, repeats: int, most: int, least: bool = False
 ) -> float:
-    """The median (least: the minimum) over `repeats` launches of an iteration's seconds on this
-    rank. A launch takes about 20 ms. It has the same number of iterations on every rank, from 3 to
-    `most`.
+    """Seconds of an iteration on this rank: the median (least: the minimum) over `repeats`
+    launches. A launch takes about 20 ms. It has the same number of iterations on every rank, from 3
+    to `most`.
     """
     run = executor.start(3)
     run.wait(60.0)

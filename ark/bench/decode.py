@@ -1,8 +1,8 @@
-"""Decoding speed: ark's loop kernel, and torch in the same process.
+"""Measures decoding: ark's loop kernel, and torch in the same process.
 
-Weights are random (or a checkpoint's) and never zero, and so are the caches. One launch computes
-all tokens; the time is the device's. One plan, for the longest context, serves all contexts. Called
-by `ark bench decode`.
+Weights are random or a checkpoint's, and caches are random, but never zero. One launch computes all
+tokens, and the device measures its time. One plan, for the longest context, serves all contexts.
+Called by `ark bench decode`.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ POOL_ELEMENTS = 1 << 22
 @dataclass
 class ContextFigures:
     """Figures of decoding from position `context` on. per_token: seconds for one token of each
-    sequence, the median of `runs`. tokens: the tokens of the first sequence. read_bytes: bytes of
-    weights and, at the middle of the run, of cached keys and values that these tokens read.
-    further: seconds that each token after a launch's first one adds, if a launch of one token was
-    run too. peer_s: the peers' seconds per token. fidelity: for each source of logits, "ark" or a
-    peer.
+    sequence, the median of `runs`. tokens: the tokens of the first sequence. read_bytes: bytes that
+    one token reads: weights, and keys and values as many as are cached at the middle of the run.
+    further: seconds that each token after the first adds to a launch; None if no launch of one
+    token was measured. peer_s: the peers' seconds per token. fidelity: the error of the logits of
+    "ark" and of each peer.
     """
 
     context: int
@@ -63,7 +63,7 @@ class ContextFigures:
 
 @dataclass
 class PromptFigures:
-    """Seconds from the start of a launch to the first token after a prompt of `length`."""
+    """Seconds from the start of a launch to the first token after a prompt of `length` tokens."""
 
     length: int
     seconds: float
@@ -89,10 +89,12 @@ class Figures:
 
 
 def _random_rows(dtype: RowType, rows: int, pool: np.ndarray) -> np.ndarray:
-    """The rows of a quantised matrix, whose products preserve the signal's size."""
+    """The rows of a random quantised matrix. They are scaled so that its products have about the
+    same size as its inputs.
+    """
     some = min(rows, POOL_ELEMENTS // dtype.columns)
     codes = np.clip(np.rint(2.5 * pool[: some * dtype.columns]), -7, 7).reshape(some, -1)
-    # Unsigned types read negative codes as large ones.
+    # Unsigned types store a negative code as the code plus 16.
     codes = codes % 16 if dtype.codes.name in ("uint4", "uint8") else codes
     factor = 0.4 * dtype.columns**-0.5 * (1.0 + 0.1 * pool[: some * dtype.groups])
     scales = factor.reshape(some, -1)
@@ -104,7 +106,9 @@ def _random_rows(dtype: RowType, rows: int, pool: np.ndarray) -> np.ndarray:
 def random_weights(
     plan: Plan, config: LlamaConfig, seed: int = 0
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Random parameters by name: matrices scaled to preserve the signal's size, norms near one."""
+    """Random parameters by name. Matrices are scaled so that products have about the same size as
+    their inputs; norms are near one.
+    """
     pool = np.random.default_rng(seed).standard_normal(POOL_ELEMENTS, np.float32)
     for n, tensor in enumerate(plan.tensors):
         buffer = plan.buffers[tensor.buffer]
@@ -147,14 +151,14 @@ def decode(
     warm_up: int = 1,
     beside_one: bool = False,
 ) -> Figures:
-    """Decodes `tokens` tokens from each of `contexts` on, `repeats` times; the median run counts.
-    `warm_up` runs precede them. beside_one: if there are several tokens, a launch of one token
-    follows, for the time of each further one.
+    """Decodes `tokens` tokens from each of `contexts` on, `repeats` times after `warm_up` runs; the
+    median is reported. beside_one: if there are several tokens, a launch of one token is measured
+    too, which gives the time of each further token.
 
-    shape: the model's, or one rank's share of it, with room for those positions, and with a chunk
-    if `prompts` (lengths) are measured too. peers: "eager", "compiled"; they run the whole model,
-    and the read ceiling and the fidelity are measured with them. Sizes are this rank's. Raises
-    ark.errors as the executor does.
+    shape: the model's shape, or one rank's share of it. It has room for those positions, and a
+    chunk if `prompts` (lengths) are measured too. peers: "eager", "compiled"; they run the whole
+    model, and the read ceiling and the fidelity are measured with them. Sizes are this rank's.
+    Raises the errors of the executor.
     """
     target = machine or device.machine
     start = time.perf_counter()
@@ -191,7 +195,9 @@ def decode(
 
 
 def streamed_bytes(plan: Plan) -> int:
-    """Bytes of weights that the stream copies for one token."""
+    """Bytes of weights that the operand stream (the copies of weights ahead of the tasks) fetches
+    for one token.
+    """
     lists = plan.phases[-1].processors
     return sum(task.streamed for tasks in lists for task in tasks)
 
@@ -203,7 +209,9 @@ def _load(
     checkpoint: Checkpoint | None,
     accelerated: bool | None,
 ) -> dict[str, Any] | None:
-    """Writes the weights; returns them as torch tensors unless accelerated is None."""
+    """Writes the weights to the device. Returns them as torch tensors, or None if `accelerated` is
+    None.
+    """
     kept: dict[str, Any] = {}
     source = weights(checkpoint, shape, plan) if checkpoint else random_weights(plan, shape.config)
     for name, array in source:
@@ -251,8 +259,9 @@ def _text(length: int) -> list[int]:
 def _run(
     executor: Executor, shape: Shape, text: Sequence[int], tokens: int, last: Sequence[int] = ()
 ) -> tuple[float, list[int]]:
-    """Seconds of a launch in which each sequence reads the last token of the text, or its own of
-    `last`, and computes this many tokens; and those tokens of the first sequence.
+    """Runs one launch in which each sequence computes `tokens` tokens. Each sequence begins with
+    the last token of the text, or with its own token of `last`. Returns the seconds of the launch
+    and the new tokens of the first sequence.
     """
     texts = [[*text[:-1], token] for token in last] if last else [text] * shape.batch
     totals = [len(text) + tokens] * shape.batch
@@ -264,8 +273,8 @@ def _run(
 
 
 def _fill_caches(executor: Executor, plan: Plan) -> None:
-    """Writes random keys and values, different for each sequence, so that attention reads realistic
-    numbers.
+    """Writes random keys and values to the caches, different for each sequence, so that attention
+    reads realistic numbers.
     """
     pool = np.random.default_rng(1).standard_normal(POOL_ELEMENTS, np.float32)
     for tensor in plan.tensors:
@@ -291,12 +300,14 @@ def _compare(
     peers: tuple[str, ...],
     accelerated: bool,
 ) -> None:
-    """Times the peers from the same states; compares ark's logits and theirs with fp32's."""
+    """Times the peers from the same states, and compares ark's logits and theirs with logits in
+    fp32.
+    """
     torch, place = import_torch(), torch_device(accelerated)
     if not accelerated:
         torch.set_num_threads(executor.machine.processors)
         torch_weights = {k: v.float() for k, v in torch_weights.items()}
-    # torch reads the whole cache, so each case gets one of exactly the length that it needs.
+    # torch reads the whole cache, so it gets a cache of exactly the needed length for each case.
     for row in figures.contexts:
         room = row.context + max(tokens, GREEDY_STEPS) + 1
         decoder = TorchDecoder(shape.config, torch_weights, room, place, batch=shape.batch)
@@ -314,7 +325,9 @@ def _compare(
 def _fidelity(
     executor: Executor, shape: Shape, decoder: TorchDecoder, context: int
 ) -> dict[str, Fidelity]:
-    """Compares ark's rows of logits, and the peer's, with torch's in fp32 from the same caches."""
+    """Compares the logits of ark and of the peer with torch's logits in fp32, computed from the
+    same caches.
+    """
     torch = import_torch()
     config, weights, place = decoder.config, decoder.weights, decoder.device
     _copy_caches(executor, decoder)
@@ -327,7 +340,7 @@ def _fidelity(
         _run(executor, shape, [*text, *[0] * (position - context)], 1, tokens)
         return executor.read("decode.head.logits").astype(np.float32).reshape(batch, -1)
 
-    # Sequences with different tokens and caches.
+    # The sequences have different tokens and caches.
     read, rows = greedy(ours, [text[-1] + i for i in range(batch)], context)
 
     def theirs(model: TorchDecoder) -> np.ndarray:

@@ -1,7 +1,7 @@
-"""Checks the results of timed runs. Every row of logits of some greedy steps is compared with the
-same row computed in fp32 by torch, which is given the tokens that ark chose.
+"""Checks the results of timed runs. The logits of some steps of greedy decoding are compared with
+logits that torch computes in fp32 from the tokens that ark chose.
 
-Timings are reported only with this check, since a kernel that omits work is fast. Called by
+Timings are reported only with this check, because a kernel that omits work would be fast. Called by
 ark.bench.decode.
 """
 
@@ -13,17 +13,18 @@ from dataclasses import dataclass
 import numpy as np
 
 GREEDY_STEPS = 16
-# The largest distance of a row from the reference's, relative to the reference's norm, that
-# rounding of activations and caches to the weights' type explains.
+# The largest distance between a row and the reference's row, relative to the norm of the latter,
+# that rounding activations and caches to the weights' type explains.
 TOLERANCE = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 5e-2}
 
 
 @dataclass(frozen=True)
 class Fidelity:
-    """Rows of logits compared with the reference's.
+    """The result of comparing rows of logits with the reference's.
 
-    mean, most: of |difference|, over all logits of all rows. distance: the largest norm of a row's
-    difference, relative to the reference row's norm. agreed: rows whose best token is the same.
+    mean, most: the mean and the largest absolute difference over all logits of all rows. distance:
+    the largest norm of a row's difference, relative to the norm of the reference's row. agreed: the
+    number of rows whose best token is the same.
     """
 
     rows: int
@@ -33,7 +34,7 @@ class Fidelity:
     agreed: int
 
     def passes(self, dtype: str) -> bool:
-        """True if rounding to `dtype` explains the distance."""
+        """True if rounding to `dtype` can explain the distance."""
         return self.distance <= TOLERANCE[dtype]
 
 
@@ -51,8 +52,8 @@ def compare(rows: np.ndarray, reference: np.ndarray) -> Fidelity:
 def greedy(
     step: Callable[[list[int], int], np.ndarray], first: list[int], position: int
 ) -> tuple[list[list[int]], np.ndarray]:
-    """Runs GREEDY_STEPS times step(tokens, position) with one token of each text; each step reads
-    the best tokens of the one before. Returns the tokens that were read, and the logits
+    """Calls step(tokens, position) GREEDY_STEPS times, with one token of each text. Each step reads
+    the best tokens of the previous step. Returns the tokens that were read, and the logits
     (GREEDY_STEPS * texts, vocabulary).
     """
     read, rows = [first], []

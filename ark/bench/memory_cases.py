@@ -1,5 +1,5 @@
-"""Memory-bound cases of `ark bench ops`: elementwise ops, rows, sums, and ops that move elements or
-reduce along them. Called by ark.bench.cases.
+"""Memory-bound cases of `ark bench ops`: elementwise ops, row ops, sums, and ops that move elements
+or reduce them. Called by ark.bench.cases.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def _case(
     indices: Mapping[int, int] | None = None,
     moved: float = 0.0,
 ) -> OpCase:
-    """A case that reads every input once and writes the output once, unless `moved` gives the
-    number of elements. result: the output's type, if it differs.
+    """A case that reads every input once and writes the output once. moved: the number of elements
+    read and written, if it differs. result: the output's type, if it differs from `dtype`.
     """
     numbers = indices or {}
     nbytes = (

@@ -1,5 +1,6 @@
-"""Modules from which ark.bench.whole_models builds models: wrappers of packages' modules, and own
-ones. It is imported when a model is built, because it imports torch.
+"""Torch modules from which ark.bench.whole_models builds models: wrappers of modules of other
+packages, and models written here. It is imported only when a model is built, because it imports
+torch.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from torch import nn
 
 
 class FirstTensor(nn.Module):
-    """A model of transformers or diffusers that returns its first result only. more: fixed
-    arguments.
+    """A model of transformers or diffusers, reduced to its first result. more: fixed arguments of
+    its calls.
     """
 
     def __init__(self, model: nn.Module, **more: Any) -> None:
@@ -31,8 +32,8 @@ def _layers(sizes: Sequence[int]) -> nn.Sequential:
 
 
 class Recommender(nn.Module):
-    """DLRM (Naumov et al. 2019): embeddings of categories and a dense part, the products of all
-    pairs of them, and two perceptrons.
+    """DLRM (Naumov et al. 2019): embeddings of categories and a dense part, the inner products of
+    all pairs of these, and two perceptrons.
     """
 
     def __init__(self, tables: int = 26, rows: int = 10000, width: int = 64) -> None:

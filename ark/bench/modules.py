@@ -1,10 +1,10 @@
-"""The speed of torch modules: torch.compile's backend "ark" compared with torch's own "inductor" in
-mode "reduce-overhead" (a captured graph of kernels), with torch itself, or with onnxruntime on the
-exported module, in the same process.
+"""Measures torch modules: torch.compile's backend "ark" compared, in the same process, with torch's
+own "inductor" in mode "reduce-overhead" (a captured graph of kernels), with uncompiled torch, or
+with onnxruntime on the exported module.
 
-A call's time is the mean of many consecutive calls, until the device has finished. The host's time
-for a call and the kernel's time are measured separately. Called by `ark bench torch` and `ark bench
-models`.
+The time of a call is the mean of many consecutive calls, until the device has finished. The host's
+time for a call and the kernel's time are measured separately. Called by `ark bench torch` and `ark
+bench models`.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ CALLS_S = 0.05  # about how long the calls of one measurement take
 
 @dataclass(frozen=True)
 class ModuleFigures:
-    """Seconds. call: one call among many. latency: a call that is waited for. host: until a call
-    returns. kernel: one iteration among many of one launch, of all kernels. distance: the largest
-    relative difference from torch. build, peer_build: the first call's. memory: bytes of the
-    kernels' own memory, without parameters. left: the reasons why operators stayed in torch. peer,
-    eager: times of the peer's and of torch's own calls. error, peer_error: the reason if there are
-    none.
+    """Times are in seconds. call: one of many consecutive calls. latency: a call whose end is
+    waited for. host: until a call returns. kernel: one of many iterations in one launch, of all
+    kernels. distance: the largest relative difference from torch's result. build, peer_build: the
+    first call, with compilation. memory: bytes of the kernels' own memory, without parameters.
+    left: the reasons why operators are computed by torch. peer, eager: one call of the peer and of
+    uncompiled torch. error, peer_error: the reason if times are missing.
     """
 
     name: str
@@ -58,12 +58,12 @@ class ModuleFigures:
 
 
 def measure(name: str, place: str, repeats: int = 5, peer: str = "") -> ModuleFigures:
-    """One of the networks on torch's device `place`. peer: one of PEERS, or none."""
+    """Measures one of the networks on torch's device `place`. peer: one of PEERS, or empty."""
     try:
         module, examples = network(name)
     except ImportError as error:
         return ModuleFigures(name, error=f"{line_of(error)}; install what it names")
-    except Exception as error:  # packages of other versions raise many kinds
+    except Exception as error:  # packages in unsupported versions raise many kinds
         return ModuleFigures(
             name, error=f"{line_of(error)}; the installed package builds no {name}"
         )
@@ -79,7 +79,7 @@ def measure(name: str, place: str, repeats: int = 5, peer: str = "") -> ModuleFi
         try:
             compiled = torch.compile(module, backend=backend)
             got = compiled(*examples)
-        except Exception as error:  # any error of torch's own front end
+        except Exception as error:  # torch's front end may raise any error
             return ModuleFigures(name, eager=figures["eager"], error=line_of(error))
         figures["build"] = time.perf_counter() - start
         figures["left"] = tuple(LEFT)
@@ -100,8 +100,8 @@ def measure(name: str, place: str, repeats: int = 5, peer: str = "") -> ModuleFi
 
 
 def _exported(module: Any, examples: Any, place: str, repeats: int) -> dict[str, Any]:
-    """Times onnxruntime's call of the module, exported by torch.onnx. On a GPU the time includes
-    copies.
+    """Times calls of onnxruntime on the module, exported by torch.onnx. On a GPU the time includes
+    copies between host and device.
     """
     try:
         import onnxruntime
@@ -110,7 +110,7 @@ def _exported(module: Any, examples: Any, place: str, repeats: int) -> dict[str,
         accelerated = ["CUDAExecutionProvider"] if place != "cpu" else []
         providers = [*accelerated, "CPUExecutionProvider"]
         with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(sys.stderr):
-            file = Path(folder, "model.onnx")  # large weights are in files beside it
+            file = Path(folder, "model.onnx")  # large weights are in separate files in the folder
             torch.onnx.export(module, examples, file, dynamo=True, verbose=False)
             session = onnxruntime.InferenceSession(str(file), providers=providers)
         names = [p.name for p in session.get_inputs()]
@@ -118,13 +118,15 @@ def _exported(module: Any, examples: Any, place: str, repeats: int) -> dict[str,
         session.run(None, given)
         build = time.perf_counter() - start
         call, latency, _ = times(lambda: session.run(None, given), "cpu", repeats)
-    except Exception as error:  # of the exporter, of many kinds
+    except Exception as error:  # the exporter raises many kinds
         return {"peer_error": line_of(error)}
     return {"peer": call, "peer_latency": latency, "peer_build": build}
 
 
 def _inductor(module: Any, examples: Any, place: str, repeats: int) -> dict[str, Any]:
-    """Times inductor's call, with the faster one of Dynamo's two modes for recurrent layers."""
+    """Times calls of the module compiled by inductor. Dynamo has two modes for recurrent layers;
+    the faster one is used.
+    """
     figures: dict[str, Any] = {}
     recurrent = any(isinstance(m, torch.nn.RNNBase) for m in module.modules())
     for traced in (False, True) if recurrent else (False,):
@@ -139,7 +141,7 @@ def _inductor(module: Any, examples: Any, place: str, repeats: int) -> dict[str,
                     torch.compiler.cudagraph_mark_step_begin()
                     compiled(*examples)
                 call, latency, _ = times(partial(compiled, *examples), place, repeats)
-            except Exception as error:  # of the compiler itself, of many kinds
+            except Exception as error:  # the compiler raises many kinds
                 figures["peer_error"] = line_of(error)
                 continue
         if call < figures.get("peer", 1e9):
@@ -154,14 +156,14 @@ PEERS: dict[str, Callable[[Any, Any, str, int], dict[str, Any]]] = {
 
 
 def line_of(error: Exception) -> str:
-    """An error's kind and the first line of its message."""
+    """The type of an error and the first line of its message."""
     lines = str(error).strip().splitlines() or ["no message"]
     return f"{type(error).__name__}: {lines[0]}"[:500]
 
 
 def times(call: Callable[[], Any], place: str, repeats: int) -> tuple[float, float, float]:
-    """Median seconds of (a call among many, a call that is waited for, the time until a call
-    returns).
+    """Median seconds of three times: one of many consecutive calls, a call whose end is waited for,
+    and the time until a call returns.
     """
     done = waiting(place != "cpu")
     for _ in range(3):

@@ -1,5 +1,6 @@
-"""Five small networks in plain torch with the shapes of ResNet-18, MobileNet, an LSTM, BERT-tiny
-and GPT-2; and whole models by name. Called by ark.bench.modules, and by tests.
+"""Five small networks in plain torch, with the shapes of ResNet-18, MobileNet, an LSTM, BERT-tiny
+and GPT-2, and a lookup of these and of whole models by name. Called by ark.bench.modules, and by
+tests.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Inverted(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """An LSTM of two layers over a sequence; the result is of the last step."""
+    """An LSTM of two layers over a sequence. The result is that of the last step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +71,9 @@ class Recurrent(nn.Module):
 
 
 class Layer(nn.Module):
-    """A transformer's layer. first: norms before the sublayers (GPT-2), or after them (BERT)."""
+    """A transformer layer. first: True if norms precede the sublayers (GPT-2), False if they follow
+    (BERT).
+    """
 
     def __init__(self, width: int, heads: int, inner: int, first: bool) -> None:
         super().__init__()
@@ -101,7 +104,9 @@ class Layer(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Embeddings, two layers, and GPT-2's head on the embedding's weight if `first`."""
+    """Embeddings and two layers. If `first` is True, GPT-2's head follows, which uses the
+    embedding's weight.
+    """
 
     def __init__(self, first: bool, width: int = 32, heads: int = 2, inner: int = 64) -> None:
         super().__init__()
@@ -164,7 +169,9 @@ NETWORKS: dict[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = {
 
 
 def seasoned(module: nn.Module) -> nn.Module:
-    """The module in eval mode, after its batch norms have collected statistics."""
+    """The module in eval mode, after its batch norms have collected statistics from some
+    batches.
+    """
     for part in module.modules():
         if isinstance(part, nn.BatchNorm2d):
             assert part.running_mean is not None and part.running_var is not None
@@ -174,8 +181,8 @@ def seasoned(module: nn.Module) -> nn.Module:
 
 
 def network(name: str) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
-    """A network of NETWORKS with an input of batch 1, or a model of MODELS with its inputs; random
-    values have a fixed seed.
+    """A network of NETWORKS with an input of batch 1, or a model of MODELS with its inputs. Random
+    values come from a fixed seed.
     """
     torch.manual_seed(3)
     if name in MODELS:

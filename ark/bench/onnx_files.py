@@ -1,5 +1,5 @@
-"""ONNX files that packages on the package index ship, by name, and inputs for each. Called by
-ark.bench.onnx_models and ark.cli.bench_models.
+"""Lists ONNX files that packages on the package index contain, by name, with inputs for each.
+Called by ark.bench.onnx_models and ark.cli.bench_models.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import numpy as np
 
 @dataclass(frozen=True)
 class File:
-    """package: its name to install. path: of the file, from the imported package's folder. shapes:
-    of inputs of random numbers. values: other inputs.
+    """One file. package: the name under which the package is installed. path: the file's path in
+    the imported package's folder. shapes: the shapes of inputs that are random numbers. values:
+    other inputs.
     """
 
     package: str
@@ -23,7 +24,7 @@ class File:
     values: Mapping[str, Any]
 
     def inputs(self) -> dict[str, np.ndarray]:
-        """Arrays by name, from one seed."""
+        """The inputs by name. Random numbers come from one seed."""
         random = np.random.default_rng(3)
         shapes = self.shapes.items()
         drawn = {n: random.standard_normal(s).astype(np.float32) for n, s in shapes}

@@ -18,7 +18,7 @@ from ark.bench.onnx_files import FILES
 
 
 def measure(name: str, repeats: int = 5, peer: str = "") -> ModuleFigures:
-    """One of FILES. peer: onnxruntime, or none."""
+    """Measures one of FILES. peer: "onnxruntime", or empty."""
     given = FILES[name]
     spec = find_spec(given.path.split("/", 1)[0])
     if spec is None or not spec.submodule_search_locations:
@@ -34,7 +34,7 @@ def measure(name: str, repeats: int = 5, peer: str = "") -> ModuleFigures:
         figures["build"] = time.perf_counter() - start
         call = times(partial(model.run, arrays), "cpu", repeats)
         figures["call"], figures["latency"], figures["host"] = call
-    except Exception as error:  # the reader and compilers raise many kinds
+    except Exception as error:  # the ONNX reader and compilers raise many kinds
         return ModuleFigures(name, error=line_of(error))
     if peer == "onnxruntime":
         figures |= _peer(path, arrays, results, repeats)
@@ -42,7 +42,7 @@ def measure(name: str, repeats: int = 5, peer: str = "") -> ModuleFigures:
 
 
 def _peer(path: Path, arrays: Mapping[str, Any], results: Any, repeats: int) -> dict[str, Any]:
-    """The time of onnxruntime's call, and the distance of ark's results from its results."""
+    """Times onnxruntime's call, and compares ark's results with its results."""
     try:
         import onnxruntime
 
@@ -54,7 +54,7 @@ def _peer(path: Path, arrays: Mapping[str, Any], results: Any, repeats: int) -> 
         pairs = [(a, np.asarray(b)) for a, b in zip(results, want, strict=True)]
         distance = max(float((abs(a - b) / (1 + abs(b))).max()) for a, b in pairs)
         call, latency, _ = times(run, "cpu", repeats)
-    except Exception as error:  # the package is missing, or refuses the file
+    except Exception as error:  # the package is not installed, or refuses the file
         return {"peer_error": line_of(error)}
     times_of = {"peer": call, "peer_latency": latency, "peer_build": build}
     return {"distance": distance, **times_of}

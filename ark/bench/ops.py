@@ -1,8 +1,8 @@
-"""The speed of single ops: ark's loop kernel, and torch in the same process.
+"""Measures single ops: ark's loop kernel, and torch in the same process.
 
-A launch repeats an op many times (each iteration ends with the iteration barrier, which is part of
-the time); torch replays a graph of as many calls, or on a CPU is called in a loop. The median of
-several launches counts. Inputs are random, never zero. Called by `ark bench ops`.
+A launch repeats an op many times. Each iteration ends with the iteration barrier, whose time is
+included. On a GPU torch replays a graph of as many calls; on a CPU it is called in a loop. The
+median of several launches is reported. Inputs are random, never zero. Called by `ark bench ops`.
 """
 
 from __future__ import annotations
@@ -42,17 +42,18 @@ from ark.tasks.matmul_params import MatmulParams
 
 POOL_ELEMENTS = 1 << 22
 LAUNCH_S = 0.05  # about how long one launch of many iterations takes
-MIN_COPY_BYTES = 1 << 20  # bytes from which an op's time is compared with a copy's
+MIN_COPY_BYTES = 1 << 20  # the least bytes of an op whose time is compared with a copy's
 
 
 @dataclass(frozen=True)
 class OpFigures:
-    """One row: seconds per call, plan and build seconds, the peer's seconds, the results' distance.
+    """One row of the table: seconds per call, plan and build seconds, the peer's seconds, and the
+    distance between the results.
 
-    flops, nbytes: the minimum of arithmetic and of memory traffic of a call. copy_seconds: of a
-    copy by the peer that moves as many bytes, for ops that only move. error: the reason if there
-    are no figures. others: further peers' seconds and distances, by name. peer_errors: the reason
-    if a peer has none, by name, the first peer's under "".
+    flops, nbytes: the least arithmetic and memory traffic of a call. copy_seconds: the time of a
+    copy by the peer of as many bytes, for ops that only move data. error: the reason if there are
+    no figures. others: seconds and distances of further peers, by name. peer_errors: the reason why
+    a peer has no figures, by the peer's name; the first peer's name is "".
     """
 
     name: str
@@ -71,8 +72,8 @@ class OpFigures:
 
 
 def planned(case: OpCase, machine: Machine) -> tuple[Plan, str]:
-    """The case's verified plan, and the name of its result (the whole tensor if ops write parts of
-    it). Inputs are named in0, in1, ...
+    """The case's verified plan, and the name of its result. If ops write parts of the result, the
+    name is the whole tensor's. Inputs are named in0, in1, ...
     """
     model = Model()
     with use_model(model):
@@ -96,8 +97,8 @@ def planned(case: OpCase, machine: Machine) -> tuple[Plan, str]:
 def inspected(case: OpCase, backend: InspectedBackend, arch: str) -> LoopFigures:
     """Statistics of the matrix loop of the case's kernel for an architecture. No device is needed.
 
-    Raises InvalidUsageError if no product of the backend has the architecture, or there is no such
-    loop.
+    Raises InvalidUsageError if no product of the backend has the architecture, or the kernel has no
+    such loop.
     """
     models = (backend.machine(name) for name in backend.machine_names())
     machine = next((m for m in models if m is not None and m.arch == arch), None)
@@ -111,12 +112,13 @@ def inspected(case: OpCase, backend: InspectedBackend, arch: str) -> LoopFigures
     return dataclasses.replace(figures, bank_conflicts=_bank_conflicts(plan, backend, arch))
 
 
-DEPTHS_ELEMENTS = (128, 256)  # two depths of a tile; the difference is the loop's
+DEPTHS_ELEMENTS = (128, 256)  # two depths of a tile; the difference of their times is the loop's
 
 
 def _bank_conflicts(plan: Plan, backend: InspectedBackend, arch: str) -> float | None:
-    """For the loop of a matmul or of attention, the fraction of the cycles of shared memory that
-    are spent in bank conflicts: of one tile like the plan's, on a stand-in for the device.
+    """The fraction of shared-memory cycles that the loop of a matmul or of attention spends in bank
+    conflicts. It is counted for one tile like the plan's, on a device that stands in for `arch`.
+    None if there is no such op or no count.
     """
     runs = {"matmul": _run_tile, "attention_tiles": _run_rows}
     op = next((op for op in plan.ops if op.kind in runs), None)
@@ -136,8 +138,8 @@ def _bank_conflicts(plan: Plan, backend: InspectedBackend, arch: str) -> float |
 
 
 def _run_rows(sig: kinds.Signature, depth: int, backend: Backend, device: Device) -> None:
-    """Runs one tile of queries over `depth` keys, of attention with that signature, on one
-    processor.
+    """Runs attention with that signature on one processor: one tile of queries over `depth`
+    keys.
     """
     params = sig.read(AttentionTilesParams)
     width, kind = params.head_dim, by_name(sig.operands[0].dtype)
@@ -151,7 +153,7 @@ def _run_rows(sig: kinds.Signature, depth: int, backend: Backend, device: Device
 
 
 def _run_tile(sig: kinds.Signature, depth: int, backend: Backend, device: Device) -> None:
-    """Runs one tile, `depth` deep, of a product with that signature on one processor."""
+    """Runs a matmul with that signature on one processor: one tile, with k = `depth`."""
     params = sig.read(MatmulParams)
     m, n = params.tile
     turned = {"transpose_a": params.transpose_a, "transpose_b": params.transpose_b}
@@ -190,7 +192,7 @@ def measure(
     repeats: int = 5,
     peer: bool = False,
 ) -> OpFigures:
-    """Measures one case. An error of ark is stored in the row."""
+    """Measures one case. If ark raises an error, the row has the error instead of figures."""
     try:
         return _measure(case, backend, device, machine, repeats, peer)
     except BaseError as error:
@@ -227,7 +229,7 @@ def _measure(
             )
         except BaseError:
             raise
-        except Exception as error:  # any error of a peer that cannot compute the case
+        except Exception as error:  # a peer may raise any error for a case
             first = str(error).strip().partition("\n")[0]
             peer_errors[name] = ": ".join(filter(None, (type(error).__name__, first)))
             continue
@@ -255,12 +257,12 @@ def _measure(
 
 
 def input_type(case: OpCase, index: int) -> DataType:
-    """The type of a case's input of that number."""
+    """The type of the case's input number `index`."""
     return case.index_type if index in case.indices else case.dtype
 
 
 def _inputs(case: OpCase) -> list[np.ndarray]:
-    """The case's random inputs, the same in every run."""
+    """The random inputs of the case, the same in every run."""
     pool = np.random.default_rng(0).uniform(-1.0, 1.0, POOL_ELEMENTS).astype(np.float32)
     pool *= 127.0 if case.dtype in INTEGERS else case.scale
     return [
@@ -272,7 +274,9 @@ def _inputs(case: OpCase) -> list[np.ndarray]:
 
 
 def median(launch: Callable[[int], float], repeats: int) -> float:
-    """Seconds per iteration of `launch(iterations)`, which returns them, after a warm-up."""
+    """Seconds per iteration, the median of several launches after a warm-up. launch: a function
+    that runs a number of iterations and returns seconds per iteration.
+    """
     launch(1)
     once = launch(2)
     iterations = max(1, min(2000, int(LAUNCH_S / max(once, 1e-7))))

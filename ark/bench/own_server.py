@@ -1,4 +1,6 @@
-"""Runs a server of a checkpoint during a bench. Used by `ark bench serve DIR`."""
+"""Runs `ark serve` for a checkpoint while `ark bench serve DIR` measures it. Called by
+ark.cli.bench_serve.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ END_S = 60.0
 
 @contextmanager
 def own_server(directory: str, options: Sequence[str]) -> Iterator[str]:
-    """A context in which `ark serve DIR` runs on a free port; its value is the URL. Raises
-    SystemError if the server does not start; the reason is on standard error.
+    """A context in which `ark serve DIR` runs on a free port. It yields the server's URL. Raises
+    SystemError if the server does not start; the server prints the reason on standard error.
     """
     words = [sys.executable, "-m", "ark", "serve", directory, "--port", "0", *options]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:

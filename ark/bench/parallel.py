@@ -1,8 +1,9 @@
-"""A plan's predicted time compared with its measured time: a decoder over several sequences, split
-over ranks by a named plan.
+"""Compares the predicted time of a plan for many ranks with its measured time. The plan splits a
+decoder, which processes several sequences, over ranks by a named method.
 
-Micro-batches are sequences; all of a step's are in one launch. The prediction is that of `ark
-parallelize --inference` for the same model, mesh and links. Called by ark.cli.bench_parallel.
+Each sequence is a micro-batch, and one launch has all micro-batches of a step. The prediction is
+that of `ark parallelize --inference` for the same model, mesh and links. Called by
+ark.cli.bench_parallel.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ from ark.runtime.executor import Executor
 
 @dataclass(frozen=True)
 class ParallelCase:
-    """A measured case. plan: a plan's name, or a pipeline's and another plan's name
-    (`1f1b+megatron`) for stages of `width` ranks each. sequence: tokens of a micro-batch. batch:
-    micro-batches of one step.
+    """One case. plan: the name of a plan, or the names of a pipeline and of another plan
+    (`1f1b+megatron`), which splits each stage over `width` ranks. sequence: tokens of a
+    micro-batch. batch: micro-batches of a step.
     """
 
     config: LlamaConfig
@@ -59,8 +60,8 @@ class ParallelCase:
         return tuple(self.plan.split("+"))
 
     def mesh(self, ranks: int) -> tuple[int, ...]:
-        """The axes of this number of ranks; raises InvalidUsageError if they do not fit the
-        names.
+        """The sizes of the mesh's axes for this number of ranks. Raises InvalidUsageError if the
+        ranks cannot be divided so.
         """
         if len(self.names) == 1 and self.width == 1:
             return (ranks,)
@@ -74,12 +75,12 @@ class ParallelCase:
 
     @property
     def two_axes(self) -> bool:
-        """True for a pipeline of stages whose ops are split."""
+        """True if the plan is a pipeline whose stages are themselves split over ranks."""
         return len(self.names) == 2 and self.names[0] in STAGED and self.names[1] in PLANS
 
     def check(self, ranks: int) -> None:
-        """Raises InvalidUsageError for plans that cannot be measured, or not on this number of
-        ranks.
+        """Raises InvalidUsageError for plans that cannot be measured, or cannot be measured on this
+        number of ranks.
         """
         self.mesh(ranks)
         if self.plan in STAGED or self.plan in PLANS or self.two_axes:
@@ -94,7 +95,7 @@ class ParallelCase:
 
 @dataclass(frozen=True)
 class ParallelFigures:
-    """Microseconds of a step; measured: the slowest rank's, the median of `runs`."""
+    """Times of a step in microseconds. measured: the slowest rank's time, the median of `runs`."""
 
     plan: str
     ranks: int
@@ -134,9 +135,9 @@ def graphs(case: ParallelCase, ranks: int, machine: Machine, prediction: Predict
 
 
 def micro_batches(case: ParallelCase, stage_of: Sequence[int], last: int) -> Graph:
-    """A pass over each sequence, with each stage in a separate scope. It ends with a sum of the
-    logits, so that split logits need not be gathered. stage_of: the stage of each layer. last: the
-    head's stage.
+    """The graph of a step: a pass over each sequence, with each stage in a separate scope. It ends
+    with a sum of the logits, so that split logits need not be gathered. stage_of: the stage of each
+    layer. last: the stage of the head.
     """
     c, model = case.config, Model(0, 1)
     with use_model(model):

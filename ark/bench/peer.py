@@ -1,7 +1,8 @@
-"""The peer: the same Llama step in plain torch, eager or compiled into a replayed graph.
+"""The peer of decoding: the same Llama step in plain torch, eager or compiled into a replayed
+graph.
 
-Written for speed as is usual in torch: fused qkv and gate/up matmuls, a static cache,
-scaled_dot_product_attention. Computed in fp32 it is the reference of ark.bench.fidelity. Needs
+It is written for speed as is usual in torch: fused qkv and gate/up matmuls, a static cache,
+scaled_dot_product_attention. Computed in fp32, it is the reference of ark.bench.fidelity. Needs
 torch; called by ark.bench.decode and ark.bench.ops.
 """
 
@@ -30,17 +31,19 @@ def import_torch() -> Any:
 
 
 def functional() -> Any:
-    """torch's functions of tensors."""
+    """torch.nn.functional."""
     return import_torch().nn.functional
 
 
 def torch_device(accelerated: bool) -> str:
-    """torch's name for the device that ark runs on, which is the same for every vendor's GPUs."""
+    """torch's name for the device that ark runs on. torch uses one name for the GPUs of all
+    vendors.
+    """
     return "cuda" if accelerated else "cpu"
 
 
 def waiting(accelerated: bool) -> Callable[[], None]:
-    """A function that returns when torch's device has finished all queued work."""
+    """Returns a function that waits until torch's device has finished all queued work."""
     if not accelerated:
         return lambda: None
     wait: Callable[[], None] = import_torch().cuda.synchronize
@@ -50,9 +53,11 @@ def waiting(accelerated: bool) -> Callable[[], None]:
 def repeated(
     call: Callable[[], Any], accelerated: bool, stack: contextlib.ExitStack, calls: int = 10
 ) -> Callable[[int], float]:
-    """A function that runs `call` about the given number of times and returns the seconds of one.
+    """Returns a function that runs `call` about the given number of times and returns the seconds
+    of one call.
 
-    accelerated: in a CUDA graph of as many calls, timed by the device's events.
+    accelerated: run the calls in captured CUDA graphs of `calls` calls, timed by the device's
+    events.
     """
     if not accelerated:
 
@@ -93,8 +98,8 @@ class TorchDecoder:
     `batch` texts of one length.
 
     weights: torch tensors by ark's parameter names. dtype: the type of the computation; None for
-    the weights' own. A wider one converts each weight when it is used, so that a second copy of the
-    model is not needed.
+    the weights' own. With a wider type, each weight is converted when it is used, so that a second
+    copy of the model is not needed.
     """
 
     def __init__(
@@ -120,8 +125,8 @@ class TorchDecoder:
         self.places = torch.arange(context, device=device)
 
     def fill(self, layer: int, keys: Any, values: Any) -> None:
-        """Sets a layer's caches from (batch * kv_heads, positions, head_dim) each, with at least as
-        many positions as this cache has.
+        """Sets a layer's caches. keys, values: (batch * kv_heads, positions, head_dim), with at
+        least as many positions as this cache has.
         """
         with import_torch().inference_mode():
             for cache, given in zip(self.caches[layer], (keys, values), strict=True):
@@ -181,8 +186,8 @@ class TorchDecoder:
         return self.logits.argmax(-1)
 
     def run(self, first: Sequence[int], position: int, steps: int, compiled: bool) -> float:
-        """Seconds for a token of each text over `steps`, starting from `first`. compiled:
-        torch.compile, replayed as a CUDA graph.
+        """Decodes `steps` tokens of each text, starting from `first`; returns the seconds per
+        token. compiled: use torch.compile and replay the step as a CUDA graph.
         """
         torch = import_torch()
         with torch.inference_mode():
@@ -215,8 +220,8 @@ class TorchDecoder:
             return float(begin.elapsed_time(end)) / 1e3 / steps
 
     def prompt(self, length: int, accelerated: bool) -> float:
-        """Seconds for a prompt of this many tokens, up to the first new one, in a graph's
-        replay.
+        """Seconds from the start of a prompt of this many tokens to the first new token. On a GPU a
+        captured graph is replayed.
         """
         torch = import_torch()
         with torch.inference_mode(), contextlib.ExitStack() as stack:

@@ -1,5 +1,6 @@
-"""Perplexity of a checkpoint on a text, for `ark bench perplexity`: the exponential of the mean
-negative log likelihood of a token, given those before it in its window.
+"""Computes the perplexity of a checkpoint on a text, for `ark bench perplexity`. It is the
+exponential of the mean negative log likelihood of each token, given the earlier tokens of its
+window.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from ark.serving.loading import loaded
 from ark.tasks.tokens import SETTINGS
 
 USUAL_CHUNK = 32
-"""The default number of tokens of an iteration. Their logits are in memory at the same time."""
+"""The default number of tokens per iteration. The logits of all of them are in memory at the same
+time.
+"""
 
 
 @dataclass(frozen=True)
@@ -47,9 +50,9 @@ def perplexity(
 ) -> Perplexity:
     """The perplexity of a checkpoint on a text's tokens.
 
-    The text is cut into windows of `context` tokens, by default as many as the model allows up to
-    4,096; a window's first token is not predicted. chunk: the number of tokens per iteration; 1
-    computes as decoding does. Raises InvalidUsageError for fewer than two tokens.
+    The text is cut into windows of `context` tokens (by default the model's limit, at most 4,096).
+    The first token of a window is not predicted. chunk: the number of tokens per iteration; with 1
+    the model computes as in decoding. Raises InvalidUsageError for fewer than two tokens.
     """
     if len(tokens) < 2:
         raise InvalidUsageError(
@@ -81,7 +84,7 @@ def perplexity(
 def _negative_log_likelihood(
     executor: Executor, window: Sequence[int], rows: int, context: int
 ) -> float:
-    """The sum over a window's tokens except the first."""
+    """The sum of the negative log likelihoods of a window's tokens, except the first token."""
     text = np.zeros(context, np.int32)
     text[: len(window)] = window
     settings = np.zeros(len(SETTINGS), np.int32)

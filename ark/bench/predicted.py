@@ -1,5 +1,5 @@
-"""The error of the cost model: predicted times of forty programs compared with measured ones.
-Called by `ark bench fidelity`.
+"""Measures the error of the cost model: the predicted times of forty programs are compared with
+measured ones. Called by `ark bench fidelity`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ark.bench.cases import cases
 from ark.bench.ops import measure, planned
 from ark.plan.cost import iteration_us
 
-MEAN_GOAL, WORST_GOAL = 0.15, 0.35  # goals of the mean and the worst error
+MEAN_GOAL, WORST_GOAL = 0.15, 0.35  # goals of the mean and the largest relative error
 PROGRAMS = (
     *("add-64m-fp32", "add-64m-bf16", "bias-16384x4096-bf16", "chain-64m-bf16"),
     *("softmax-8192x4096-fp32", "softmax-8192x4096-bf16", "layernorm-8192x4096-bf16"),
@@ -34,7 +34,7 @@ PROGRAMS = (
     *("sweep-exp-32x32-fp32", "sweep-turn-tiny-32x32-fp32"),
 )
 
-# The programs to which the cost model was fitted. All other programs test it.
+# The programs to which the cost model was fitted. The other programs test the model.
 FITTED = (
     *("transpose-8192x8192-fp32", "transpose-8192x8192-bf16"),
     *("adds-64x4096-apart-fp32", "adds-64x4096-apart-bf16", "sweep-linear-10-512x512-fp32"),
@@ -44,7 +44,7 @@ FITTED = (
 
 @dataclass(frozen=True)
 class Fidelity:
-    """One program: microseconds per iteration, or the reason why there are none."""
+    """The result for one program: microseconds per iteration, or the reason why there are none."""
 
     name: str
     predicted_us: float = 0.0
@@ -53,12 +53,14 @@ class Fidelity:
 
     @property
     def off(self) -> float:
-        """The prediction's error, relative to the measured time."""
+        """The relative error of the prediction: its difference from the measured time, divided by
+        that time.
+        """
         return self.predicted_us / self.measured_us - 1.0
 
 
 def chosen(names: Sequence[str], cpu: bool) -> list[OpCase]:
-    """The cases of the programs; on a CPU only those that are small enough."""
+    """The cases of the named programs. On a CPU only those that are short enough are returned."""
     known = {case.name: case for case in cases()}
     listed = [known[name] for name in names]
     return [c for c in listed if c.on_cpu or not cpu]

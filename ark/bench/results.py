@@ -1,6 +1,6 @@
-"""Results as data: the one form in which every `ark bench ... --json` writes its measurements,
-checked against a schema wherever it is read. Called by ark.cli.common, ark.cli.bench and the other
-benches of the command line, and by ci/figures.py.
+"""The format in which every `ark bench ... --json` writes its results. A schema checks it whenever
+it is read. Called by ark.cli.common, ark.cli.bench and the other benches of the command line, and
+by ci/figures.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from ark.backend.protocol import Probe
 from ark.machine import Machine
 from ark.runtime.cache import code_digest
 
-# Packages whose versions affect a peer's times, besides those that the backend's probe names.
+# Packages whose versions affect a peer's times, in addition to those that the backend's probe
+# reports.
 PACKAGES = ("ml_dtypes", "numpy", "torch", "torchvision", "transformers", "onnxruntime")
 
 Word = Annotated[str, Meta(max_length=200)]
@@ -35,8 +36,8 @@ Commit = Annotated[str, Meta(pattern=r"^([0-9a-f]{7,40}(-changed)?)?$")]
 
 
 class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The machine of a run. name: the device's own. processors: those that the kernel used.
-    devices: as many as there were ranks, or one.
+    """The machine of a run. name: the device's own name. processors: the number that the kernel
+    used. devices: the number of devices, which is one or the number of ranks.
     """
 
     name: Word
@@ -48,8 +49,8 @@ class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Figure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One figure. us: ark's time; absent if `error` has a reason. peer: the name of the library
-    that took peer_us for the same. ratio: peer_us / us, above 1 if ark is faster. detail: further
-    values of the bench, by name.
+    that took peer_us for the same computation. ratio: peer_us / us, above 1 if ark is faster.
+    detail: further values of the bench, by name.
     """
 
     figure: Name
@@ -62,8 +63,8 @@ class Figure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Results(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One run of a bench. commit: of ark's checkout, empty if there is none. source: the hash of
-    ark's Python source. command: the words of the command line.
+    """One run of a bench. commit: the commit of ark's checkout, empty if there is none. source: the
+    hash of ark's Python source. command: the words of the command line.
     """
 
     machine: Place
@@ -75,7 +76,7 @@ class Results(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     figures: list[Figure]
 
     def holding(self, figures: Iterable[Figure]) -> Results:
-        """The same run with these figures, after a check."""
+        """Returns the same run with these figures, after a check of the result."""
         return checked(msgspec.structs.replace(self, figures=list(figures)))
 
 
@@ -87,7 +88,9 @@ def figure(
     error: str = "",
     detail: Mapping[str, Any] | None = None,
 ) -> Figure:
-    """A figure from seconds, the unit of the benches; ratio is computed from the two."""
+    """A figure. Times are given in seconds, the unit of the benches; the ratio is computed from
+    them.
+    """
     us = seconds * 1e6 if seconds else None
     peer_us = peer_seconds * 1e6 if peer_seconds else None
     ratio = peer_us / us if us and peer_us else None
@@ -95,7 +98,7 @@ def figure(
 
 
 def _plain(value: Any) -> Any:
-    """The value in JSON; numbers that are not finite become null."""
+    """The value as JSON can hold it; numbers that are not finite become null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -115,7 +118,7 @@ def results(
     devices: int = 1,
     name: str = "",
 ) -> Results:
-    """The results of a run of `ark words...`. name: replaces the device's own."""
+    """The results of a run of `ark words...`. name: replaces the device's own name."""
     device = name or probe.devices[index].name
     place = Place(device, machine.arch, machine.backend, machine.processors, devices)
     return results_at(place, words, figures, probe.versions)
@@ -127,7 +130,9 @@ def results_at(
     figures: Sequence[Figure],
     more_versions: Mapping[str, object] | None = None,
 ) -> Results:
-    """The results of a run of `ark words...` at a place. more_versions: of drivers and the like."""
+    """The results of a run of `ark words...` on the machine `place`. more_versions: versions of
+    drivers and other software.
+    """
     return checked(
         Results(
             place,
@@ -148,8 +153,8 @@ def _without_file(words: Sequence[str]) -> list[str]:
 
 
 def checked(run: Results) -> Results:
-    """The same after a check against the schema and of each ratio; raises ValueError if it
-    fails.
+    """Returns the run after a check against the schema and of each ratio. Raises ValueError if the
+    check fails.
     """
     try:
         decoded = msgspec.json.decode(msgspec.json.encode(run), type=Results)
@@ -175,8 +180,8 @@ def encode(run: Results) -> str:
 
 
 def read(path: Path) -> Results:
-    """A file that `ark bench ... --json FILE` wrote; raises ValueError with its name if it is not
-    one.
+    """Reads a file that `ark bench ... --json FILE` wrote. Raises ValueError with its name if it is
+    not such a file.
     """
     try:
         return checked(msgspec.json.decode(path.read_bytes(), type=Results))

@@ -1,5 +1,5 @@
-"""Figures of a whole model, extrapolated from two truncated ones, because the prediction of a layer
-takes a while.
+"""Extrapolates the figures of a whole model from those of two truncated models, because predicting
+each layer takes a while. Called by ark.cli.bench.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from ark.bench.decode import ContextFigures, Figures
 
 
 def scaled(fewer: Figures, more: Figures, layers: Sequence[int], whole: int) -> Figures:
-    """Figures of a model of `whole` layers, extrapolated from those of the same model with
-    layers[0] and layers[1] of them: every layer adds the same. The tokens of a truncated model are
-    meaningless and omitted.
+    """Figures of a model of `whole` layers, extrapolated from `fewer` and `more`, the figures of
+    the same model with layers[0] and layers[1] layers. Every layer is assumed to add the same.
+    Tokens are omitted, because those of a truncated model are meaningless.
     """
     few, many = layers
 

@@ -1,4 +1,5 @@
-"""Load for a server with OpenAI's routes: sends requests at random times and measures latencies.
+"""Generates load for a server with OpenAI's routes: sends requests at random times and measures
+latencies.
 
 Every request has its own thread and connection, so the client needs no package and works with any
 such server. Used by `ark bench serve`.
@@ -20,7 +21,7 @@ from urllib.parse import urlsplit
 from ark.errors import InvalidUsageError, SystemError
 
 SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
-LENGTH_SPREAD = 0.7  # standard deviation of log lengths, about that of published conversations
+LENGTH_SPREAD = 0.7  # standard deviation of the logarithm of lengths, about as in public chats
 PROMPT_TEXT = (
     "the king said to his servants that they shall go up from city and take bread water gold with "
     "them for a journey of seven days through hills where people live"
@@ -29,7 +30,7 @@ PROMPT_TEXT = (
 
 @dataclass(frozen=True)
 class Target:
-    """A server. key: its API key, or empty. chat: by /v1/chat/completions."""
+    """A server to measure. key: its API key, or empty. chat: use /v1/chat/completions."""
 
     url: str
     model: str
@@ -61,7 +62,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Ask:
-    """A request. Its time is in seconds from the start of the run."""
+    """A request to send. Its time is in seconds from the start of the run."""
 
     at_s: float
     prompt: str
@@ -71,7 +72,8 @@ class Ask:
 @dataclass
 class Outcome:
     """The outcome of a request. Times are in seconds; first_s and whole_s are counted from the time
-    at which it was due. gaps_s: between pieces of text. error: the reason of a failure, or empty.
+    at which the request was due. gaps_s: the times between pieces of text. error: the reason of a
+    failure, or empty.
     """
 
     first_s: float = 0.0
@@ -83,13 +85,13 @@ class Outcome:
 
     @property
     def per_token_s(self) -> float:
-        """The mean time of a token after the first."""
+        """The mean time of each token after the first."""
         return (self.whole_s - self.first_s) / max(1, self.tokens - 1)
 
 
 def asks(number: int, rate: float, words: int, tokens: int, seed: int) -> list[Ask]:
-    """Requests at random times, `rate` a second (infinite: all at once). Prompts have `words` words
-    and answers `tokens` tokens on average; their lengths spread as those of conversations.
+    """Requests at random times, `rate` per second (infinite: all at once). Prompts have `words`
+    words and answers `tokens` tokens on average; their lengths vary as in conversations.
     """
     draw = random.Random(seed)
     vocabulary = PROMPT_TEXT.split()
@@ -125,7 +127,9 @@ def first_model(target: Target) -> str:
 
 
 def load(target: Target, listed: Sequence[Ask], extra: dict[str, Any]) -> list[Outcome]:
-    """Sends the requests, each when it is due, and waits for all. extra: further fields."""
+    """Sends each request when it is due, and waits for all answers. extra: further fields of the
+    requests.
+    """
     outcomes = [Outcome() for _ in listed]
     begin = time.monotonic() + 0.1
     threads = [
@@ -205,8 +209,8 @@ def _message(text: bytes) -> str:
 
 @dataclass(frozen=True)
 class Summary:
-    """Outcomes of one rate. Times in seconds by p50, p90 and p99. goodput: requests a second that
-    kept the goals, or None without goals.
+    """The outcomes at one rate. Times are in seconds, by p50, p90 and p99. goodput: requests per
+    second that met the goals, or None without goals.
     """
 
     rate: float
@@ -232,8 +236,8 @@ def summary(
     first_goal_s: float | None = None,
     token_goal_s: float | None = None,
 ) -> Summary:
-    """Percentiles and rates of the outcomes. A request is good if its time to the first token and
-    its mean time of a further token are within the goals.
+    """Percentiles and rates of the outcomes. A request meets the goals if its time to the first
+    token and its mean time of a further token are within them.
     """
     good = [outcome for outcome in outcomes if not outcome.error]
     ends = [ask.at_s + one.whole_s for ask, one in zip(listed, outcomes, strict=True)]
@@ -264,8 +268,8 @@ def summary(
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float]:
-    """p50, p90 and p99. The p-th percentile is the smallest value that at least p% of the values do
-    not exceed. Empty without values.
+    """The percentiles p50, p90 and p99. The p-th percentile is the smallest value that is at least
+    as large as p% of the values. Empty if there are no values.
     """
     ordered = sorted(values)
     if not ordered:

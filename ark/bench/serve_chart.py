@@ -1,5 +1,5 @@
-"""Times of a server by the rate of requests, as SVG: to the first token and between pieces of text,
-a line for each percentile. Called by ark.cli.bench_serve.
+"""Draws a server's times against the rate of requests, as SVG: the time to the first token and the
+time between pieces of text, with a line for each percentile. Called by ark.cli.bench_serve.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ PANEL_WIDTH_PX, PANEL_HEIGHT_PX, MARGIN_PX, TOP_PX = 300, 200, 64, 56
 
 
 def curves(title: str, measured: Sequence[Summary]) -> str:
-    """A panel for each kind of time. measured: of each rate, in the order of the x axis."""
+    """The picture, with a panel for each kind of time. measured: a summary of each rate, in the
+    order of the x axis.
+    """
     width = len(PANELS) * (PANEL_WIDTH_PX + MARGIN_PX) + MARGIN_PX
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" '
@@ -32,7 +34,9 @@ def curves(title: str, measured: Sequence[Summary]) -> str:
 
 
 def _panel(label: str, times: str, measured: Sequence[Summary], left: int) -> Iterator[str]:
-    """The lines of one kind of time, its axes and, below, the rates with their goodput."""
+    """The panel of one kind of time: its lines and axes, and below them the rates with their
+    goodput.
+    """
     values = [getattr(one, times) for one in measured]
     most = max((seconds for each in values for seconds in each.values()), default=0.0) or 1.0
     bottom, step = TOP_PX + PANEL_HEIGHT_PX, PANEL_WIDTH_PX / max(1, len(measured) - 1)

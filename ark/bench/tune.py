@@ -1,7 +1,8 @@
-"""Finds the fastest cut of a matmul on a machine: each candidate is planned, run and timed.
+"""Finds the fastest cut (division into tiles and parts of k) of a matmul on a machine: each
+candidate is planned, run and timed.
 
-A cut is kept only if it is faster than the usual one by more than measurement noise. Called by `ark
-tune`.
+A cut is stored only if it is faster than the default cut by more than measurement noise. Called by
+`ark tune`.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ from ark.runtime.tuned import Choice
 from ark.tasks.matmul_form import dims
 from ark.tasks.matmul_params import MatmulParams
 
-MIN_RELATIVE_GAIN = 0.03  # the least relative gain for which a cut is kept
-MAX_TIMED_CUTS = 8  # cuts of a matmul that are run, those of the least predicted time
+MIN_RELATIVE_GAIN = 0.03  # the least relative gain for which a cut is stored
+MAX_TIMED_CUTS = 8  # only this many cuts, of least predicted time, are run
 
 
 @dataclass(frozen=True)
 class Product:
-    """A matmul of a plan. shapes, dtypes: of both sides and the result, of tensors with four
-    dimensions at most. variant: the kernel variant under which it runs.
+    """A matmul of a plan. shapes, dtypes: those of the two inputs and the result, which have at
+    most four dimensions. variant: the kernel variant under which it runs.
     """
 
     shapes: tuple[tuple[int, ...], ...]
@@ -49,17 +50,17 @@ class Product:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Batch, batch, rows and columns of the result."""
+        """The shape of the result: two batch dimensions, rows and columns."""
         return fold(self.shapes[2])
 
     @property
     def depth(self) -> int:
-        """Elements of k."""
+        """The length of k."""
         return self.shapes[0][-2 if self.transposes[0] else -1]
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element of the left side."""
+        """Bytes of an element of the left input."""
         return by_name(self.dtypes[0]).itemsize
 
     @property
@@ -76,7 +77,7 @@ class Product:
 
 
 def products(plans: Iterable[Plan]) -> list[Product]:
-    """The distinct matmuls of plans whose cut can be chosen."""
+    """The distinct matmuls of the plans, as far as their cut can be chosen."""
     by_key: dict[str, Product] = {}
     for plan in plans:
         names = {
@@ -107,7 +108,7 @@ def products(plans: Iterable[Plan]) -> list[Product]:
 
 
 def candidates(product: Product, machine: Machine) -> list[Cut]:
-    """The cuts to try, the usual one first."""
+    """The cuts to try. The default cut is the first."""
     several = len(product.shapes[2]) == 2
     dtypes, shape, depth = product.dtypes[:2], product.shape, product.depth
     if product.variant == "matrix":
@@ -124,7 +125,7 @@ def candidates(product: Product, machine: Machine) -> list[Cut]:
 
 
 def planned(product: Product, cut: Cut, machine: Machine) -> Plan:
-    """The verified plan of a graph with only this matmul, with this cut."""
+    """The verified plan of a graph that has only this matmul, with this cut."""
     graph = Graph()
     types = [by_name(name) for name in product.dtypes]
     a, b, c = (
@@ -142,7 +143,7 @@ def planned(product: Product, cut: Cut, machine: Machine) -> Plan:
 def seconds(
     product: Product, cut: Cut, backend: Backend, device: Device, repeats: int
 ) -> float | None:
-    """Seconds per iteration; None if the cut cannot be run."""
+    """Seconds per iteration; None if the machine cannot run the cut."""
     try:
         plan = planned(product, cut, device.machine)
         rng = np.random.default_rng(0)
@@ -170,7 +171,9 @@ def tune(
     repeats: int = 5,
     tell: Callable[[Cut, float | None], None] = lambda cut, elapsed: None,
 ) -> Choice | None:
-    """The fastest cut; None if none can be run. tell: called with each cut and its seconds."""
+    """The fastest cut; None if the machine can run none. tell: called with each cut and its
+    seconds.
+    """
     times: list[tuple[float, Cut]] = []
     listed = candidates(product, device.machine.using(product.variant))
     for cut in listed:
@@ -182,7 +185,7 @@ def tune(
 
 
 def chosen(times: Sequence[tuple[float, Cut]], usual: Cut) -> Choice | None:
-    """The fastest of the cuts, or the usual one if no other is clearly faster."""
+    """The fastest cut, or the default one if no other is clearly faster."""
     if not times:
         return None
     best = min(times, key=lambda t: t[0])

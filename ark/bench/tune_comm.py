@@ -22,7 +22,7 @@ SEARCHED = (
     "forestcoll",
     "taccl",
 )  # algorithms whose synthesis takes long and that do not help on a full mesh
-MAX_PACKET_BYTES = 4 << 20  # bytes above which packets, which double the traffic, are not tried
+MAX_PACKET_BYTES = 4 << 20  # packets double the traffic, so larger results are not tried with them
 Tell = Callable[[str, str, float | None], None]
 
 
@@ -36,7 +36,7 @@ def tune(
     device: Device,
     tell: Tell,
 ) -> Entry:
-    """The fastest variant for one size; the same on all ranks. tell: called with each variant that
+    """The fastest variant for one size, the same on all ranks. tell: called with each variant that
     was tried and its seconds, or None if it cannot be run.
     """
 
@@ -44,7 +44,7 @@ def tune(
         case = CommCase(collective, nbytes, dtype, "graph", algorithm, engine, repeats)
         try:
             figures = measure(case, job, backend, device, None)
-        except (PlanError, UnsupportedError):  # raised on all ranks alike
+        except (PlanError, UnsupportedError):  # every rank raises the same error
             tell(algorithm, engine, None)
             return None
         measured = None if figures.wrong else figures.seconds

@@ -1,6 +1,6 @@
-"""Whole models by name, from torchvision, timm, transformers and diffusers where they are
-installed, with random weights, and inputs of one shape: `ark bench models` measures them. Importing
-this module imports none of these packages. Called by ark.bench.networks, ark.cli.bench_models and
+"""Whole models by name, from torchvision, timm, transformers and diffusers if these are installed,
+with random weights and inputs of one shape. `ark bench models` measures them. Importing this module
+imports none of these packages. Called by ark.bench.networks, ark.cli.bench_models and
 ci/figure_pieces.py.
 """
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     Example = tuple[nn.Module, tuple[torch.Tensor, ...]]
 
-VOCABULARY_SIZE = 1000  # vocabulary from which tokens are drawn
+VOCABULARY_SIZE = 1000  # the size of the vocabulary from which tokens are drawn
 
 
 def _float(name: str, *shape: int) -> torch.Tensor:
@@ -32,7 +32,7 @@ def _tokens(*shape: int) -> torch.Tensor:
 
 
 def _images(name: str, count: int, dtype: str = "bfloat16", **sizes: Any) -> Example:
-    """A classifier of torchvision, and images of 224 x 224."""
+    """A classifier of torchvision, with images of 224 x 224 as its input."""
     import torch
     import torchvision.models
 
@@ -41,7 +41,7 @@ def _images(name: str, count: int, dtype: str = "bfloat16", **sizes: Any) -> Exa
 
 
 def _timm(name: str, count: int) -> Example:
-    """A classifier of timm, in bf16, and images of 224 x 224."""
+    """A classifier of timm, in bf16, with images of 224 x 224 as its input."""
     import timm
     import torch
 
@@ -49,7 +49,9 @@ def _timm(name: str, count: int) -> Example:
 
 
 def _model(package: str, config: str, name: str, sizes: dict[str, Any], **more: Any) -> nn.Module:
-    """A model of transformers (config: its configuration's class) or diffusers, in bf16."""
+    """A model of transformers or diffusers, in bf16. config: the class of a transformers
+    configuration.
+    """
     import importlib
 
     import torch
@@ -63,12 +65,12 @@ def _model(package: str, config: str, name: str, sizes: dict[str, Any], **more: 
 
 
 def _text(name: str, kind: str, shape: Sequence[int], **sizes: Any) -> Example:
-    """A model of transformers, and tokens of that shape."""
+    """A model of transformers, with tokens of the given shape as its input."""
     return _model("transformers", f"{name}Config", f"{name}{kind}", sizes), (_tokens(*shape),)
 
 
 def _signal(name: str, kind: str, shape: Sequence[int], **sizes: Any) -> Example:
-    """A model of transformers, and numbers of that shape."""
+    """A model of transformers, with numbers of the given shape as its input."""
     model = _model("transformers", f"{name}Config", f"{name}{kind}", sizes)
     return model, (_float("bfloat16", *shape),)
 
@@ -80,7 +82,7 @@ def _llama() -> Example:
 
 
 def _padded() -> Example:
-    """BERT over texts of different lengths."""
+    """BERT, with texts of different lengths as its input."""
     import torch
 
     model, (tokens,) = _text("Bert", "Model", (8, 128))
@@ -89,7 +91,7 @@ def _padded() -> Example:
 
 
 def _t5() -> Example:
-    """Encoder and decoder."""
+    """T5's encoder and decoder."""
     sizes = {"d_model": 512, "num_layers": 6, "num_heads": 8, "d_ff": 2048, "use_cache": False}
     model = _model("transformers", "T5Config", "T5Model", sizes)
     import torch
@@ -99,7 +101,7 @@ def _t5() -> Example:
 
 
 def _whisper() -> Example:
-    """The encoder of Whisper tiny, over 30 s of sound."""
+    """The encoder of Whisper tiny, with 30 s of sound as its input."""
     heads = {"encoder_attention_heads": 6, "encoder_ffn_dim": 1536}
     sizes = {"d_model": 384, "encoder_layers": 4, **heads}
     package = "transformers.models.whisper.modeling_whisper"
@@ -108,14 +110,16 @@ def _whisper() -> Example:
 
 
 def _detr() -> Example:
-    """Detection: a convolutional network, and an encoder and decoder over its features."""
+    """DETR, a detection model: a convolutional network, and an encoder and a decoder over its
+    features.
+    """
     sizes = {"use_timm_backbone": False, "use_pretrained_backbone": False}
     model = _model("transformers", "DetrConfig", "DetrForObjectDetection", sizes)
     return model, (_float("bfloat16", 1, 3, 512, 512),)
 
 
 def _unet() -> Example:
-    """Stable Diffusion's denoiser (Rombach et al. 2022), of 64 x 64 latents."""
+    """Stable Diffusion's denoiser (Rombach et al. 2022), on latents of 64 x 64."""
     import torch
 
     sizes = {"sample_size": 64, "cross_attention_dim": 768, "attention_head_dim": 8}

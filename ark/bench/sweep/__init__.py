@@ -1,1 +1,1 @@
-"""Common torch ops in many shapes: the cases of `ark bench ops "sweep-*"`."""
+"""Common torch ops in many shapes, which are the cases of `ark bench ops "sweep-*"`."""

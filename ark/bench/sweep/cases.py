@@ -1,5 +1,5 @@
-"""Builds the sweep's cases of `ark bench ops`: each is a function of torch, and ark's version is
-made from it by the torch front end. Called by ark.bench.cases.
+"""Builds the sweep's cases of `ark bench ops`. Each is a function of torch, from which the torch
+front end derives ark's version. Called by ark.bench.cases.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def case(
     dtype: DataType = fp32,
     indices: Mapping[int, int] | None = None,
 ) -> OpCase:
-    """A case that is made from a function of torch. Its bytes are those of its inputs. indices: for
-    each input of int64 indices, by number, their upper bound (exclusive).
+    """A case that is derived from a function of torch. Its memory traffic is the bytes of its
+    inputs. indices: which inputs (by number) are int64 indices, with their upper bound (exclusive).
     """
     bounds = dict(indices or {})
     widths = [(int64 if i in bounds else dtype).itemsize for i in range(len(shapes))]
@@ -48,12 +48,12 @@ def case(
 
 
 def in_both_types(name: str, function: Function, *shapes: Shape) -> list[OpCase]:
-    """A case in fp32 and in bf16."""
+    """The same case in fp32 and in bf16."""
     return [case(name, function, *shapes, dtype=d) for d in (fp32, bf16)]
 
 
 def _lowered(function: Function, inputs: tuple[Any, ...]) -> Any:
-    """The result, in ark's graph, of a function over torch's tensors."""
+    """The result, in ark's graph, of a torch function of the inputs."""
     torch = import_torch()
     from torch._subclasses.fake_tensor import FakeTensorMode
 

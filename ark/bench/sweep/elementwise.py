@@ -1,5 +1,5 @@
-"""The sweep's elementwise ops: functions of one tensor, of two, of integers, of broadcast and of
-strided operands, and casts.
+"""The sweep's elementwise cases: functions of one and of two tensors, of integers, and of broadcast
+and strided operands, and casts. Called by ark.bench.cases.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The sweep's ops that move elements: row lookups, concatenation, slicing, windows, and small
-matmuls.
+"""The sweep's cases that move elements: row lookups, concatenation, slicing, windows, and small
+matmuls. Called by ark.bench.cases.
 """
 
 from __future__ import annotations

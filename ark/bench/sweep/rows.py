@@ -1,5 +1,5 @@
-"""The sweep's ops along a dimension: sums, extremes, moments, softmax, norms, losses, scans,
-top-k.
+"""The sweep's cases along a dimension: sums, extremes, moments, softmax, norms, losses, scans,
+top-k. Called by ark.bench.cases.
 """
 
 from __future__ import annotations
