@@ -1,8 +1,9 @@
-"""The `ark` command: finds the subcommand modules, runs one, and turns errors into one paragraph.
+"""The `ark` command: finds the modules of subcommands, runs one, and prints an error as one
+paragraph.
 
-Each module named in COMMANDS has `register(subparsers)`, which adds its parser and sets `func`, a
-function from the parsed arguments to the exit code. A module is imported only when its command
-runs, so that `ark info` does not need the packages of `ark topo`.
+Each module named in COMMANDS has a function `register(subparsers)`. It adds the command's parser
+and sets `func`, which takes the parsed arguments and returns the exit code. A module is imported
+only when its command runs, so that `ark info` does not need the packages of `ark topo`.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ COMMANDS = {
 
 
 def build_parser(argv: Sequence[str]) -> argparse.ArgumentParser:
-    """Returns the parser; only the subcommand that `argv` names is imported."""
+    """Returns the parser. Only the module of the subcommand that `argv` names is imported."""
     parser = Parser(
         prog="ark",
         description="Compiles a whole model into one persistent kernel per GPU.",
@@ -65,7 +66,7 @@ def build_parser(argv: Sequence[str]) -> argparse.ArgumentParser:
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
-    """Adds the options that are allowed at any place of the command line."""
+    """Adds the options that may be at any place of the command line."""
     parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
     parser.add_argument(
         "--log-level",
@@ -76,8 +77,8 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 
 
 def _common(words: list[str]) -> tuple[bool, list[str]]:
-    """Applies the options that are allowed at any place. Returns True if tracebacks are wanted, and
-    the other words.
+    """Applies the options that may be at any place. Returns True if the user wants tracebacks, and
+    the remaining words.
     """
     parser = Parser(prog="ark", add_help=False, allow_abbrev=False)
     _add_common(parser)
@@ -89,7 +90,7 @@ def _common(words: list[str]) -> tuple[bool, list[str]]:
                 f"--log-level is {common.log_level!r}; it must be one of {', '.join(log.NAMES)}"
             )
         log.set_level(log.NAMES.index(level))
-        os.environ["ARK_LOG_LEVEL"] = level  # for ranks that this process starts
+        os.environ["ARK_LOG_LEVEL"] = level  # for ranks that this process will start
     return common.debug, rest
 
 
@@ -101,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _reopen_standard_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # A character that the terminal's encoding lacks is printed as its code.
+            # Prints a character that the terminal's encoding lacks as an escape sequence.
             stream.reconfigure(errors="backslashreplace")
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words
@@ -136,11 +137,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _interrupt.INTERRUPTED_EXIT_CODE
     except SystemExit as end:
-        if isinstance(end.__context__, BrokenPipeError):  # rich's reaction to a closed pipe
+        if isinstance(end.__context__, BrokenPipeError):  # rich exits so when a pipe is closed
             return 141
         raise
     except OSError as error:
-        # Remaining output is discarded, because the end of the process must not fail too.
+        # Remaining output is discarded; otherwise flushing it at the end of the process would fail.
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
@@ -152,7 +153,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _check_given(args: argparse.Namespace, words: Sequence[str]) -> None:
-    """Raises InvalidUsageError for values that no command accepts. An empty prompt is allowed."""
+    """Raises InvalidUsageError for values that no command accepts. An empty prompt is the only
+    empty value that is allowed.
+    """
     for name, value in vars(args).items():
         if value == "" and name != "prompt":
             raise InvalidUsageError(f"the value of {name!r} is empty; give one, or leave it out")
@@ -161,8 +164,8 @@ def _check_given(args: argparse.Namespace, words: Sequence[str]) -> None:
 
 
 def _complain(text: str) -> None:
-    """Prints a paragraph on standard error. A failure to write is ignored, since the exit code
-    reports the error.
+    """Prints a paragraph on standard error. If this fails, the failure is ignored, because the exit
+    code already reports the error.
 
     If a launcher has opened a pipe for errors, the paragraph is sent to the launcher instead.
     """
@@ -176,14 +179,14 @@ def _complain(text: str) -> None:
     try:
         print(text, file=sys.stderr, flush=True)
     except (OSError, ValueError):
-        # Remaining output is discarded; otherwise the end of the process would fail too.
+        # Remaining output is discarded; otherwise flushing it at the end of the process would fail.
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 def _reopen_standard_streams() -> None:
-    """Opens /dev/null for standard streams that the parent has closed, so that no other file gets
-    their numbers.
+    """Opens /dev/null in place of standard streams that the parent process has closed, so that no
+    other file gets their descriptors.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:

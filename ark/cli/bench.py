@@ -1,5 +1,5 @@
-"""`ark bench decode`: time per token, share of the read ceiling, fidelity and memory, beside a peer
-in the same run.
+"""`ark bench decode`: prints the time per token, its share of the read bandwidth, the fidelity and
+the memory, with those of a peer in the same run.
 """
 
 from __future__ import annotations
@@ -142,10 +142,9 @@ def register(subparsers: Subparsers) -> None:
 
 
 def cut(shape: Shape, layers: list[int] | None, args: argparse.Namespace) -> list[Shape]:
-    """Two copies of the shape, one with each of two numbers of layers; without `layers`, the shape
-    itself.
+    """Copies of the shape with each of the two numbers of layers; without them, the shape itself.
 
-    Raises InvalidUsageError unless they are two valid numbers of layers for a prediction.
+    Raises InvalidUsageError unless the numbers fit the model and the run is a prediction.
     """
     if layers is None:
         return [shape]
@@ -264,7 +263,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def figures_of(figures: Figures, config: str, ranks: int = 1) -> list[Figure]:
-    """Figures for each context and prompt of a plan, one for each peer."""
+    """The figures of each context and prompt of a plan, with one figure for each peer."""
     shape = f"decode/{Path(config).name}"
     shape += f"-batch-{figures.batch}" if figures.batch > 1 else ""
     shape += f"-{ranks}-ranks" if ranks > 1 else ""
@@ -282,7 +281,7 @@ def figures_of(figures: Figures, config: str, ranks: int = 1) -> list[Figure]:
 
 
 def predict(name: str | None, model: str) -> None:
-    """Makes the backend use a product's timing model instead of devices.
+    """Lets a product's timing model replace the backend's devices.
 
     Raises InvalidUsageError if the backend has no timing models.
     """
@@ -301,7 +300,9 @@ def listed(text: str) -> list[int]:
 
 
 def places(args: argparse.Namespace, limit: int) -> tuple[list[int], int]:
-    """The contexts at which decoding starts, and the tokens. Raises InvalidUsageError."""
+    """Returns the contexts at which decoding starts, and the number of tokens to decode. Raises
+    InvalidUsageError if the model has too few positions.
+    """
     tokens = min(args.tokens, max(1, limit - 2))
     room = limit - 1 - max(tokens, GREEDY_STEPS if args.vs else 0)
     contexts = args.context or [min(512, room)]

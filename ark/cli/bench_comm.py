@@ -1,4 +1,4 @@
-"""`ark bench comm`: collectives over ranks, in the manner of nccl-tests."""
+"""`ark bench comm`: measures collectives over ranks, in the format of nccl-tests."""
 
 from __future__ import annotations
 
@@ -91,7 +91,9 @@ def register(kinds: Subparsers) -> None:
 
 
 def size(text: str) -> int:
-    """The bytes of a size such as 4K. Raises InvalidUsageError if it is not a size."""
+    """The number of bytes of a size such as 4K. Raises InvalidUsageError if the text is not a
+    size.
+    """
     unit = text[-1:].upper() if text[-1:].upper() in "KMG" else ""
     digits = text[: len(text) - len(unit)]
     if not digits.isdigit() or not 1 <= int(digits) * _UNITS[unit] <= 1 << 33:
@@ -100,7 +102,7 @@ def size(text: str) -> int:
 
 
 def sizes(text: str, factor: int) -> list[int]:
-    """All sizes of a range FROM:TO, or a single size."""
+    """The sizes of a range FROM:TO, each `factor` times the previous one, or a single size."""
     first, _, last = text.partition(":")
     begin, end = size(first), size(last or first)
     if begin > end or (factor < 2 and begin != end):
@@ -188,7 +190,7 @@ def _figure(row: CommFigures, peer: str) -> Figure:
 
 
 def _fused_figure(row: OverlapFigures | NormFigures) -> Figure:
-    """The time of the fused op, compared with that of the two ops in sequence."""
+    """A figure with the time of the fused op, compared with the time of its ops in sequence."""
     label = (
         f"{row.collective}-of-{row.shape}-{row.engine}"
         if isinstance(row, OverlapFigures)
@@ -200,7 +202,9 @@ def _fused_figure(row: OverlapFigures | NormFigures) -> Figure:
 
 
 def _fused(args: argparse.Namespace, backend: Backend, probe: Probe, ranks: RankInfo) -> int:
-    """Measures collectives that are fused with the op before or after them."""
+    """Measures collectives that are fused with the op before or after them. Returns the exit
+    code.
+    """
     names = args.names or OVERLAPS
     if not set(names) <= set(OVERLAPS):
         raise InvalidUsageError(f"products meet {', '.join(OVERLAPS)}; name some of these")

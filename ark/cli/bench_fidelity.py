@@ -1,4 +1,4 @@
-"""`ark bench fidelity`: the cost model's predictions compared with measured times."""
+"""`ark bench fidelity`: compares the cost model's predictions with measured times."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _figure(row: Fidelity) -> Figure:
-    """A figure of the measured time, with the predicted time as the peer's."""
+    """A figure of one program's measured time. Its predicted time takes the place of the peer's."""
     us = 1e-6
     return figure(row.name, row.measured_us * us, PEER, row.predicted_us * us, row.error)
 

@@ -1,5 +1,5 @@
-"""`ark bench models`: whole models by torch.compile's backend "ark", and ONNX files, beside a peer,
-as a table or JSON.
+"""`ark bench models`: measures whole models by torch.compile's backend "ark", and ONNX files, with
+a peer, and prints a table or JSON.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _measure(name: str, place: str, repeats: int, peer: str) -> ModuleFigures:
 
 
 def table(title: str, peer: str, rows: Sequence[Figure]) -> Table:
-    """A table of at most 80 columns with a line for each measured model."""
+    """A table, at most 80 columns wide, with a line for each measured model."""
     lines = Table(title=title, box=box.SIMPLE_HEAD, padding=0)
     lines.add_column("model", overflow="fold", min_width=20)
     heads = ["ark", "kernel", "built", "MB", "error"]
@@ -93,8 +93,8 @@ def _cells(row: Figure) -> list[str]:
 
 
 def notes(row: Figure) -> list[str]:
-    """Notes to the table: why a figure of ark or of the peer is missing, and which operators torch
-    computed.
+    """Notes below the table: why a figure of ark or of the peer is missing, and which operators
+    torch computed instead of ark.
     """
     if row.us is None:
         return [row.error]

@@ -1,4 +1,4 @@
-"""`ark bench ops`: single ops compared with torch, as a table, JSON and a chart."""
+"""`ark bench ops`: compares single ops with torch, and prints a table, JSON or a chart."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def register(kinds: Subparsers) -> None:
 
 
 def chosen(names: list[str], cpu: bool) -> list[OpCase]:
-    """The named cases. Without names: all cases that suit the backend, except those of the
+    """The named cases. Without names, all cases that suit the backend, except those of the
     sweep.
     """
     known = cases()
@@ -111,7 +111,9 @@ def _figures(rows: list[OpFigures], peer: str | None, most: float | None = None)
 
 
 def figures_of(row: OpFigures, peer: str, most: float | None) -> list[Figure]:
-    """The row as figures, one for each peer. most: the bytes per second of a large copy."""
+    """The measurements of one case as figures, one for each peer. most: bytes per second of a large
+    copy, which is recorded for ops that only move data.
+    """
     detail = {
         "flops": row.flops,
         "bytes": row.nbytes,
@@ -134,7 +136,7 @@ def figures_of(row: OpFigures, peer: str, most: float | None) -> list[Figure]:
 
 def _inspect(args: argparse.Namespace) -> int:
     """Prints statistics of the machine code that compilers generate for the loops of the chosen
-    products and attention.
+    matmuls and attention cases.
     """
     backend = _inspecting(args.backend, args.isa)
     wanted = chosen(args.names or ["matmul-*"], False)
@@ -167,7 +169,7 @@ def _inspect(args: argparse.Namespace) -> int:
 
 
 def _inspecting(name: str | None, arch: str) -> InspectedBackend:
-    """The named backend; without a name, the one that compiles for the architecture."""
+    """The named backend. Without a name, the backend that compiles for the architecture."""
     broken = ""
     for known in [name] if name else registry.names():
         try:
@@ -203,14 +205,16 @@ def _cannot(error: str) -> str:
 
 
 def _copy_cells(row: OpFigures, most: float | None) -> Iterator[str]:
-    """The op's speed as fractions of the speed of a copy of the same size, and of a large copy."""
+    """Table cells with the op's speed as fractions of two copies' speeds: one of the same size, and
+    a large one.
+    """
     if row.copy_seconds and most:
         yield f"{row.copy_seconds / row.seconds:.2f}"
         yield f"{row.nbytes / row.seconds / most:.2f}"
 
 
 def _show(name: str, machine: Machine, rows: list[OpFigures], most: float | None) -> None:
-    """Prints each case's name on a separate line and its figures below, within 80 columns."""
+    """Prints each case's name on a line of its own and its figures below it, within 80 columns."""
     beside = f"; a large copy: {most / 1e9:.0f} GB/s" if most else ""
     print(f"ops on {name}{beside}")
     heads = ["time", "rate", "limit"]
@@ -236,7 +240,7 @@ def _show(name: str, machine: Machine, rows: list[OpFigures], most: float | None
 
 
 def _columns(cells: Sequence[str]) -> str:
-    """A line whose cells are aligned with those of all other lines."""
+    """Joins cells to a line, with columns at the same places in every line."""
     widths = (12, 14, 6, 12, 6, 8, 5, 10)
     line = "".join(f"{cell:<{width}} " for cell, width in zip(cells, widths, strict=False))
     return f"  {line.rstrip()}"

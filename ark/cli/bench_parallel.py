@@ -1,4 +1,4 @@
-"""`ark bench parallel`: predictions of `ark parallelize` compared with measurements."""
+"""`ark bench parallel`: compares predictions of `ark parallelize` with measurements."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _figure(row: ParallelFigures, config: str) -> Figure:
-    """A figure of a measured step, with its prediction as the peer's."""
+    """A figure of a measured step. Its predicted time takes the place of the peer's."""
     name = f"parallel/{Path(config).name}-{row.plan}-{row.ranks}-ranks"
     shape = f"{row.batch}x{row.sequence}"
     return figure(

@@ -1,5 +1,5 @@
-"""`ark bench perplexity`: the perplexity of a checkpoint on a text, for each weight format and type
-of cache.
+"""`ark bench perplexity`: computes the perplexity of a checkpoint on a text, for each format of
+weights and each type of cache.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""`ark bench serve`: latencies of requests to a server with OpenAI's routes, at given rates."""
+"""`ark bench serve`: measures latencies of requests, at given rates, to a server with OpenAI's
+routes.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +108,7 @@ def rates(text: str) -> list[float]:
 
 
 def milliseconds(text: str) -> float:
-    """An argparse type: milliseconds above 0, as seconds."""
+    """An argparse type: a number of milliseconds above 0, returned in seconds."""
     try:
         value = float(text) / 1e3
     except ValueError:
@@ -129,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _measure(args: argparse.Namespace, url: str) -> int:
-    """Measures the server at a URL."""
+    """Measures the server at a URL. Returns the exit code."""
     key = args.api_key or os.environ.get("ARK_API_KEY", "")
     if not (key.isascii() and (key.isprintable() or not key)):
         raise InvalidUsageError("the API key has characters that HTTP headers cannot carry")
@@ -156,8 +158,8 @@ def _measure(args: argparse.Namespace, url: str) -> int:
 
 
 def figures_of(one: Summary, model: str) -> Iterable[Figure]:
-    """A figure for each percentile of each time. If all requests failed, a single figure that says
-    so.
+    """A figure for each percentile of each time. If all requests failed, there is a single figure
+    with the reason.
     """
     name = f"serve/{''.join(c if c.isalnum() or c in '._-' else '-' for c in model)[:80]}"
     name += f"-rate-{one.rate:g}"
@@ -172,7 +174,7 @@ def figures_of(one: Summary, model: str) -> Iterable[Figure]:
 
 
 def show(measured: Iterable[Summary], target: Target) -> None:
-    """Prints a table for each rate."""
+    """Prints a table for each rate of requests."""
     console = output()
     for one in measured:
         arrive = "all at once" if math.isinf(one.rate) else f"{one.rate:g} a second"

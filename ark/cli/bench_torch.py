@@ -1,4 +1,6 @@
-"""`ark bench torch`: torch.compile's backend "ark" compared with "inductor", as a table or JSON."""
+"""`ark bench torch`: compares torch.compile's backend "ark" with "inductor", and prints a table or
+JSON.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def register(kinds: Subparsers) -> None:
 def add_networks(
     p: argparse.ArgumentParser, kind: str, names: Iterable[str], peers: Sequence[str]
 ) -> None:
-    """Adds the arguments of a command that compares networks with a peer."""
+    """Adds the arguments of a command that compares networks with a peer. kind: the networks in
+    help texts.
+    """
     p.add_argument(
         "names", nargs="*", metavar="NAME", help=f"{kind}: {', '.join(names)} (default: all)"
     )
@@ -69,8 +73,8 @@ def run(args: argparse.Namespace) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """The device's name, all figures, and the rows of the networks that were measured in this
-    run.
+    """The result of a command: the device's name, all figures, and the measurements of the networks
+    that ran now (not those of an earlier run).
     """
 
     device: str
@@ -79,7 +83,7 @@ class Measured:
 
 
 def check_names(names: Sequence[str], known: Iterable[str]) -> None:
-    """Raises InvalidUsageError for a name that is not known."""
+    """Raises InvalidUsageError for a name that is not in `known`."""
     unknown = [n for n in names if n not in known]
     if unknown:
         raise InvalidUsageError(
@@ -93,9 +97,9 @@ def measure_each(
     measure: Callable[[str, str], ModuleFigures],
     resume: bool = False,
 ) -> Measured:
-    """Measures the networks that `args` names (default: `names`) on a device of torch, and writes
-    the figures to args.json. resume: figures in that file are kept if ark, torch and the machine
-    are the same.
+    """Measures the networks that `args` names (all of `names` by default) on a device of torch, and
+    writes the figures to args.json. resume: figures that this file already has are reused if ark,
+    torch and the machine are the same.
     """
     ark.init(backend=args.backend)
     session.device(args.device)
@@ -117,8 +121,8 @@ def measure_each(
 
 
 def _kept(path: str | None, now: Results, peer: str) -> list[Figure]:
-    """The usable figures of an earlier run with the same source, versions and machine: those with a
-    time, and with the peer's time if a peer is asked for.
+    """The figures of an earlier run that can be reused. The run had the same source, versions and
+    machine; the figures have a time, and the peer's time if a peer is requested.
     """
     if not path or not Path(path).is_file():
         return []
@@ -134,7 +138,7 @@ def _kept(path: str | None, now: Results, peer: str) -> list[Figure]:
 
 
 def figures_of(row: ModuleFigures, peer: str = "inductor") -> Figure:
-    """The time of a network's call as a figure, with the peer's if it was measured."""
+    """A figure with the time of a network's call, and the peer's time if it was measured."""
     detail = dataclasses.asdict(row)
     for name in ("name", "call", "peer", "error"):
         del detail[name]

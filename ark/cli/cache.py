@@ -1,4 +1,4 @@
-"""`ark cache`: shows the folder of compiled programs; `ark cache clear` empties it."""
+"""`ark cache` shows the folder of compiled programs; `ark cache clear` empties it."""
 
 from __future__ import annotations
 

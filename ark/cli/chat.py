@@ -1,7 +1,7 @@
 """`ark chat DIR`: a conversation with a checkpoint in the terminal.
 
-The engine keeps keys and values of the conversation in its prefix cache, so only the new message is
-computed before an answer begins.
+The engine caches keys and values of the conversation, so only the new message is computed before an
+answer begins.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ A line that ends with a backslash goes on in the next line.
 Ctrl-C stops an answer."""
 CONTINUED = "\\"
 FULL = "context"
-"""The reason of an answer that ended because the context is full."""
+"""Why an answer ended: the context is full."""
 
 
 def register(subparsers: Subparsers) -> None:
@@ -78,7 +78,7 @@ def register(subparsers: Subparsers) -> None:
 
 @dataclass
 class Talk:
-    """A conversation with an engine. say: a function that prints text as it comes."""
+    """A conversation with an engine. say: a function that prints text as it arrives."""
 
     engine: EngineLike
     tokenizer: Tokenizer
@@ -96,10 +96,11 @@ class Talk:
         self.system = system
 
     def answer(self, text: str) -> str:
-        """Answers a message and adds both to the conversation. An interrupt stops the answer; its
-        text so far is kept. Returns the reason why it ended: a value of FinishReason, or FULL.
+        """Answers a message and adds both to the conversation. An interrupt stops the answer, and
+        its text so far stays in the conversation. Returns the reason why the answer ended: a value
+        of FinishReason, or FULL.
 
-        Raises InvalidUsageError if the message cannot be answered; the message is not added then.
+        Raises InvalidUsageError, and adds nothing, if the message cannot be answered.
         """
         begin = [] if self.system is None else [{"role": "system", "content": self.system}]
         asked = {"role": "user", "content": text}
@@ -145,8 +146,8 @@ class Talk:
 
 @contextlib.contextmanager
 def _interrupts(then: Callable[[], None]) -> Iterator[None]:
-    """In this context an interrupt calls `then` instead of raising an exception, so that no event
-    is lost.
+    """While this context is active, an interrupt calls `then` and raises no exception, so that no
+    event is lost.
     """
     before = signal.signal(signal.SIGINT, lambda number, frame: then())
     try:
@@ -160,7 +161,7 @@ def run(args: argparse.Namespace) -> int:
     checkpoint = open_checkpoint(args)
     tokenizer = Tokenizer.open(checkpoint.directory, vocab_size=checkpoint.config.vocab_size)
     templates = chat_templates(checkpoint.directory, tokenizer, args.chat_template)
-    templates.render([{"role": "user", "content": "Hello"}])  # a faulty template fails early
+    templates.render([{"role": "user", "content": "Hello"}])  # reports a faulty template early
     sampling = SamplingParams(
         **{"max_tokens": None, **sampling_fields(checkpoint.directory), **given}
     )
@@ -171,8 +172,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def ask_of(terminal: bool) -> Callable[[str], str]:
-    """Returns a function that reads a line, and raises EOFError at the end of input. On a terminal
-    it shows its argument as the prompt and has a history of lines.
+    """Returns a function that reads a line and raises EOFError at the end of input. On a terminal
+    the function shows its argument as the prompt and offers a history of lines.
     """
     if not terminal:
 
@@ -215,7 +216,7 @@ def converse(talk: Talk, ask: Callable[[str], str]) -> int:
 
 
 def message(ask: Callable[[str], str]) -> str:
-    """Reads the next message: a line, and further lines as long as the last one ends with a
+    """Reads the next message: a line, and further lines while the last line ends with a
     backslash.
     """
     lines = [ask("> ")]

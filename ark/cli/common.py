@@ -1,4 +1,6 @@
-"""Functions of several commands: backend choice, progress display, reading and writing files."""
+"""Functions that several commands share: choice of a backend, display of progress, and reading and
+writing of files.
+"""
 
 from __future__ import annotations
 
@@ -26,16 +28,16 @@ from ark.plan.types import Plan
 from ark.runtime.admission import memory_shortage
 from ark.runtime.rank_info import RankInfo
 
-MAX_TEXT_BYTES = 1 << 28  # of a file that is read; a device such as /dev/zero never ends
+MAX_TEXT_BYTES = 1 << 28  # of a file to read; a device such as /dev/zero has no end
 
-# Lines are wrapped on a terminal only, so that programs read whole lines.
+# Lines are wrapped on a terminal only, so that programs that read them get whole lines.
 errors = Console(stderr=True, markup=False, soft_wrap=not sys.stderr.isatty())
 
-WHOLE_COLUMNS = 1000  # width of standard output if it is not a terminal: rows are not wrapped
+WHOLE_COLUMNS = 1000  # the width if it is not a terminal, so that rows are not wrapped
 
 
 def output(highlight: bool = True) -> Console:
-    """The console of standard output, for tables."""
+    """The console that writes tables to standard output."""
     console = Console(markup=False, highlight=highlight)
     if not console.is_terminal:
         console.width = WHOLE_COLUMNS
@@ -46,9 +48,9 @@ Result = TypeVar("Result")
 
 
 def from_script(build: Callable[[str, Machine], Result], path: str, machine: Machine) -> Result:
-    """The result of `build` for a Python script. The script prints to standard error, so that
-    standard output holds the command's own result. An error of the script is printed with its
-    traceback.
+    """Calls `build` for a Python script and returns the result. What the script prints goes to
+    standard error, because standard output is for the command's own result. If the script raises an
+    error, its traceback is printed.
     """
     from ark.runtime.planner import ScriptError
 
@@ -62,8 +64,8 @@ def from_script(build: Callable[[str, Machine], Result], path: str, machine: Mac
 
 
 def tell_backend(given: str | None, backend: Backend, probe: Probe) -> None:
-    """Prints the device on which a command runs if no accelerator was found, and the probe's notes.
-    given: the backend's name from the command line, or None.
+    """If no accelerator was found, prints the device on which a command runs. Also prints the
+    probe's notes. given: the backend's name from the command line, or None.
     """
     if given is None and backend.name == registry.FALLBACK:
         errors.print(f"no accelerator found; running on {probe.devices[0].name}", style="dim")
@@ -72,8 +74,8 @@ def tell_backend(given: str | None, backend: Backend, probe: Probe) -> None:
 
 
 def visible(text: str) -> str:
-    """The text with control characters escaped, since a terminal would execute those of a model's
-    text.
+    """The text with control characters escaped. A terminal would execute control characters in a
+    model's text.
     """
     return "".join(
         c if c.isprintable() or c in "\n\t" or ord(c) > 0xA0 else ascii(c)[1:-1] for c in text
@@ -81,8 +83,8 @@ def visible(text: str) -> str:
 
 
 def to_be_started(ranks: int, rank_info: RankInfo) -> bool:
-    """True if this process must start the N ranks of `--ranks N`; False in one of these ranks.
-    Raises InvalidUsageError if N contradicts the launcher.
+    """True if this process must start the ranks of `--ranks N`; False if it is one of these ranks.
+    Raises InvalidUsageError if N contradicts the launcher that started this process.
     """
     if ranks not in (1, rank_info.world_size) and rank_info.world_size > 1:
         raise InvalidUsageError(
@@ -93,15 +95,16 @@ def to_be_started(ranks: int, rank_info: RankInfo) -> bool:
 
 
 def device_index(asked: int | None, rank_info: RankInfo, devices: int) -> int:
-    """The index of the device to open: the one asked for, otherwise by the rank's number on this
-    host.
+    """The index of the device to open: `asked`, or if it is None, an index from the rank's number
+    on this host.
     """
     return rank_info.local_rank % devices if asked is None else asked
 
 
 def share(machine: Machine, backend: str, ranks: int, devices: int) -> Machine:
     """The machine model for each rank. If there are fewer devices than ranks, each rank gets a part
-    of the host's processors; raises SystemError for accelerators, which ranks cannot share.
+    of the host's processors. Accelerators cannot be shared in this way; for them SystemError is
+    raised.
     """
     if ranks <= devices:
         return machine
@@ -115,8 +118,8 @@ def share(machine: Machine, backend: str, ranks: int, devices: int) -> Machine:
 
 @contextmanager
 def progress(quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
-    """A progress bar on standard error that disappears at the end. Nothing is shown if it is not a
-    terminal.
+    """A progress bar on standard error, which disappears at the end. Nothing is shown if standard
+    error is not a terminal.
     """
     if quiet or not errors.is_terminal:
         yield lambda stage, done, total: None
@@ -129,7 +132,7 @@ def progress(quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
             if stage not in shown:
                 for other in shown.values():
                     bars.update(other, visible=False)  # type: ignore[arg-type]
-                # If the total is unknown (0), the bar moves back and forth.
+                # If the total is unknown (0), the bar shows activity without a length.
                 shown[stage] = bars.add_task(stage, total=total or None)
             bars.update(shown[stage], completed=done, total=total or None)  # type: ignore[arg-type]
 
@@ -139,7 +142,8 @@ def progress(quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
 def write_file(path: str, data: str | bytes) -> None:
     """Writes a file completely or not at all. Raises SystemError if it cannot be written.
 
-    An existing device, or a pipe with a reader, is written to and never replaced.
+    If the path is an existing device, or a pipe with a reader, the data is written into it and it
+    is never replaced.
     """
     target = Path(path)
     content = data.encode() if isinstance(data, str) else data
@@ -162,8 +166,9 @@ def write_file(path: str, data: str | bytes) -> None:
 
 
 def write_results(path: str | None, results: Results, done: bool = True) -> None:
-    """Writes a bench's results in the format of ark.bench.results. path: a file, - for standard
-    output, or None. done: False while more results are to come; they are written to a file only.
+    """Writes the results of a bench in the format of ark.bench.results. path: a file, - for
+    standard output, or None for no output. done: False if more results will follow; then only a
+    file is written.
     """
     if path == "-" and done:
         sys.stdout.write(encode(results))
@@ -173,7 +178,8 @@ def write_results(path: str | None, results: Results, done: bool = True) -> None
 
 def _write_to_device(target: Path, content: bytes) -> None:
     try:
-        handle = os.open(target, os.O_WRONLY | os.O_NONBLOCK)  # else it waits for a pipe's reader
+        # Without O_NONBLOCK, opening waits for a reader.
+        handle = os.open(target, os.O_WRONLY | os.O_NONBLOCK)
     except OSError as error:
         if error.errno == errno.ENXIO and target.is_fifo():
             raise OSError("it is a pipe without a reader") from None
@@ -184,8 +190,8 @@ def _write_to_device(target: Path, content: bytes) -> None:
 
 
 def memory_verdict(plans: Sequence[Plan]) -> int:
-    """A command's exit status: 1 if a plan needs more memory than its machine has, else 0. The
-    shortage is printed on standard error.
+    """Returns a command's exit status: 1 if a plan needs more memory than its machine has,
+    otherwise 0. Prints the missing memory on standard error.
     """
     for plan in plans:
         machine = machine_of(plan)
@@ -197,8 +203,8 @@ def memory_verdict(plans: Sequence[Plan]) -> int:
 
 
 def read_plan(path: str) -> Plan:
-    """Reads a plan from a file. Raises PlanError, which names the file. The plan is not verified
-    here.
+    """Reads a plan from a file. Raises PlanError with the file's name if it is not a plan. The plan
+    is not verified here.
     """
     text = read_file(path, "a plan")
     try:
@@ -208,9 +214,9 @@ def read_plan(path: str) -> Plan:
 
 
 def read_file(path: str, role: str) -> str:
-    """Reads a text file. Raises InvalidUsageError if it cannot be read or is a named pipe, which
-    might never have a writer. A shell's pipes in /dev and /proc are read. role: words for the
-    file's purpose.
+    """Reads a text file. Raises InvalidUsageError if it cannot be read, or is a named pipe, because
+    such a pipe may never have a writer. Pipes of a shell, in /dev and /proc, are read. role: the
+    file's purpose in errors.
     """
     try:
         if Path(path).is_fifo() and not path.startswith(("/dev/", "/proc/")):

@@ -1,6 +1,4 @@
-"""`ark completion`: prints a script with which a shell completes ark's commands, options and
-choices.
-"""
+"""`ark completion`: prints a shell script that completes ark's commands, options and choices."""
 
 from __future__ import annotations
 
@@ -50,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def parsers() -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    """Every command with its parser. Subcommands follow their command."""
+    """Yields every command with its parser. The subcommands of a command follow it."""
     from ark.cli import COMMANDS
     from ark.cli.parser import Parser
 

@@ -1,4 +1,6 @@
-"""`ark emit PLAN --backend NAME --arch ARCH -o DIR`: the loop kernel's source, without a device."""
+"""`ark emit PLAN --backend NAME --arch ARCH -o DIR`: writes the source of a plan's loop kernel,
+without a device.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,7 @@ def _emit(
     folder: Path,
     stem: str,
 ) -> None:
-    """Writes the source of the kernel that runs these phases."""
+    """Writes the source of the kernel that runs these phases of the plan."""
     made_for = machine_of(plan, phases[0])
     arch = args.arch or made_for.arch
     machine = dataclasses.replace(made_for, arch=arch)

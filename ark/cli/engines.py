@@ -1,5 +1,5 @@
-"""Functions of the commands that open an engine: its device, the check of memory, chat
-templates.
+"""Functions that the commands with an engine share: they open its device, check memory and load
+chat templates. Called by ark.cli.chat, ark.cli.serve and ark.cli.generate.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def open_checkpoint(args: argparse.Namespace) -> Checkpoint:
 
 
 def chat_templates(directory: Path, tokenizer: Tokenizer, file: str | None) -> ChatTemplates:
-    """The chat templates of a checkpoint, or the template of `--chat-template FILE`."""
+    """The chat templates of a checkpoint, or the template in the file of `--chat-template FILE`."""
     templates = ChatTemplates.open(directory, tokenizer.special_tokens)
     if not file:
         return templates
@@ -84,8 +84,8 @@ def _engine_options(
     draft: Checkpoint | None = None,
     adapters: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[Backend, Device, dict[str, Any]]]:
-    """Opens the device that the options name and checks its memory. Returns the device and the
-    arguments of Engine.open and load_model.
+    """Opens the device that the options name and checks its memory. Returns the backend, the
+    device, and further arguments of Engine.open and load_model.
     """
     world, leads = (1, True) if ranks is None else (ranks.world_size, ranks.rank == 0)
     backend, probe = registry.choose(args.backend)
@@ -134,9 +134,8 @@ def open_engine(
     draft: Checkpoint | None = None,
     adapters: Mapping[str, str] | None = None,
 ) -> Iterator[Engine]:
-    """Opens an engine on the device that the options name. ranks: the ranks that share the model,
-    of which this is rank 0. draft_tokens, draft: the arguments draft and draft_model of
-    Engine.open.
+    """Opens an engine on the device that the options name. ranks: the ranks that share the model;
+    this is rank 0. draft_tokens, draft: the arguments `draft` and `draft_model` of Engine.open.
     """
     asked = _engine_options(args, checkpoint, slots, pages, ranks, draft_tokens, draft, adapters)
     with (
@@ -154,7 +153,7 @@ def follow_engine(
     ranks: Bootstrap,
     draft_tokens: int,
 ) -> None:
-    """Runs this rank's part of rank 0's engine until the engine ends."""
+    """Runs this rank's part of the engine of rank 0, until the engine ends."""
     asked = _engine_options(args, checkpoint, slots, pages, ranks, draft_tokens)
     with asked as (backend, device, options):
         model = load_model(checkpoint, backend, device, **options)
@@ -166,7 +165,9 @@ def follow_engine(
 
 @contextmanager
 def open_embedder(args: argparse.Namespace, checkpoint: Checkpoint) -> Iterator[Embedder]:
-    """Opens an embedder on the device that the options name, after a check of memory."""
+    """Opens an embedder on the device that the options name, after checking that the model fits its
+    memory.
+    """
     backend, probe = registry.choose(args.backend)
     tell_backend(args.backend, backend, probe)
     with closing(backend.open(args.device or 0)) as device:

@@ -1,7 +1,7 @@
-"""Examples of every command, and the extras of the package that a command needs.
+"""Example command lines of every command, and the extras of the package that a command needs.
 
 Called by ark.cli.parser. tests/unit/cli/test_helps.py parses every example, and runs those that
-need only the CPU and take little time.
+need only the CPU and little time.
 """
 
 EXAMPLES = {

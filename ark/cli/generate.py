@@ -1,4 +1,4 @@
-"""`ark generate DIR --prompt TEXT`: continues a prompt by a checkpoint and streams the text."""
+"""`ark generate DIR --prompt TEXT`: continues a prompt with a checkpoint and streams the text."""
 
 from __future__ import annotations
 
@@ -50,10 +50,11 @@ from ark.runtime.executor import BUDGET_S, MOST_BUDGET_S
 from ark.runtime.launch import launch_command
 from ark.runtime.rank_info import rank_from_environment
 
-# Characters per position of the context: several times the length of a usual token.
+# Characters per position of the context, an upper estimate: several times the length of an average
+# token.
 HEAD_CHARACTERS_PER_POSITION = 16
 FEWEST_OF_A_RATE = 16
-"""The fewest tokens for which a rate is printed."""
+"""A rate is printed only for at least this many tokens."""
 
 
 def register(subparsers: Subparsers) -> None:
@@ -190,7 +191,7 @@ def run(args: argparse.Namespace) -> int:
 def rendered(
     directory: str, tokenizer: Tokenizer, texts: list[str], system: str | None
 ) -> list[str]:
-    """Renders each text as a user's message with the checkpoint's chat template."""
+    """Renders each text, as a user's message, with the checkpoint's chat template."""
     templates = ChatTemplates.open(directory, tokenizer.special_tokens)
     before = [] if system is None else [{"role": "system", "content": system}]
     return [templates.render([*before, {"role": "user", "content": text}]) for text in texts]
@@ -199,11 +200,11 @@ def rendered(
 def encoded(
     tokenizer: Tokenizer, text: str, context: int, most: int, framed: bool = True
 ) -> list[int]:
-    """The prompt's tokens. Raises InvalidUsageError for more than the context holds, before
-    planning.
+    """The prompt's tokens. Raises InvalidUsageError, before planning, if the context cannot hold
+    them.
 
-    Only the beginning of a text that is far too long is encoded. most: the model's longest context.
-    framed: as of Tokenizer.encode.
+    If a text is far too long, only its beginning is encoded. most: the model's longest context.
+    framed: see Tokenizer.encode.
     """
     head = text[: HEAD_CHARACTERS_PER_POSITION * context]
     if len(head) < len(text) and (count := len(tokenizer.encode(head, framed))) > 2 * context:
@@ -216,11 +217,14 @@ def encoded(
 
 
 def prompt_text(asked: str, ranks: Bootstrap) -> str:
-    """The given prompt, or for `-` rank 0's standard input, which launchers pass to rank 0 only."""
+    """The given prompt. For `-` it is the standard input of rank 0, because launchers pass standard
+    input to rank 0 only.
+    """
     if asked != "-":
         try:
             asked.encode()
-        except UnicodeEncodeError:  # bytes that a locale other than UTF-8 could not decode
+        # The input has bytes that are not valid in a locale without UTF-8.
+        except UnicodeEncodeError:
             return os.fsencode(asked).decode("utf-8", "surrogateescape")
         return asked
     text, reason = b"", b""
@@ -238,7 +242,7 @@ def prompt_text(asked: str, ranks: Bootstrap) -> str:
 
 
 def check_ranks(checkpoint: Checkpoint, ranks: int, batch: int, split: str) -> None:
-    """Raises an error for a number of ranks that cannot share the model, before any rank starts."""
+    """Raises an error, before any rank starts, if this number of ranks cannot share the model."""
     Shape(checkpoint.config, DataType.from_numpy(checkpoint.dtype), 1, 0, 0, ranks, batch, split)
 
 
@@ -250,7 +254,8 @@ def answer(
     sampling: SamplingParams,
     leader: bool,
 ) -> int:
-    """Streams the text, or prints it with its tokens as one JSON line; only the leader prints.
+    """Generates the text. The leader streams it, or prints it with its tokens as one JSON line;
+    other ranks print nothing.
 
     After an interrupt or an error the text so far is printed too.
     """
@@ -312,8 +317,8 @@ def answer_batch(
     prompts: list[list[int]],
     sampling: SamplingParams,
 ) -> int:
-    """Prints the texts, or their JSON lines, in the order of the prompts when all have ended. After
-    an interrupt or an error the texts so far are printed.
+    """Generates all texts, then prints them, or their JSON lines, in the order of the prompts.
+    After an interrupt or an error the texts so far are printed.
     """
     answers: list[list[int]] = [[] for _ in prompts]
     texts = [StoppedText.sampled(tokenizer.stream(prompt), sampling) for prompt in prompts]
@@ -347,13 +352,13 @@ def answer_batch(
 
 
 def _rate(after: int, seconds: float) -> str:
-    """Words for the rate of tokens after the first one; empty if there were none."""
+    """The rate of the tokens after the first one, in words; empty if there are none."""
     if after < 1:
         return ""
     return f"; {after} more in {seconds:.2f} s{_per_second(after, seconds)}"
 
 
 def _per_second(tokens: int, seconds: float) -> str:
-    """Words for the rate of tokens; empty if there are too few for a meaningful rate."""
+    """The rate of tokens, in words; empty if they are too few for a meaningful rate."""
     few = tokens < FEWEST_OF_A_RATE
     return "" if few else f", {tokens / max(seconds, 1e-9):.1f} tokens/s"

@@ -1,5 +1,5 @@
-"""`ark info`: lists this machine's backends and devices; `--require NAME:N` fails if there are
-fewer.
+"""`ark info`: lists this machine's backends and devices. `--require NAME:N` fails if there are
+fewer devices.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def register(subparsers: Subparsers) -> None:
 
 
 def requirement(text: str) -> tuple[str, int]:
-    """(backend, devices) of NAME:N. Raises InvalidUsageError if the text does not have that
-    form.
+    """Parses NAME:N to a backend's name and a number of devices. Raises InvalidUsageError if the
+    text does not have that form.
     """
     name, _, count = text.partition(":")
     if not name or not re.fullmatch(r"[0-9]{0,9}", count):
@@ -108,7 +108,7 @@ def show(probes: Mapping[str, Probe]) -> None:
         if not probe.devices:
             table.add_row(name, "none", "", "")
     console.print(table)
-    # Printed without wrapping, because the lines contain commands to copy.
+    # Lines are not wrapped, because they contain commands to copy.
     for name, probe in probes.items():
         versions = ", ".join(f"{k} {v}" for k, v in sorted(probe.versions.items()))
         for remark in (probe.reason, *probe.notes, versions):

@@ -1,5 +1,5 @@
-"""`ark layout`: lists the collectives that change a tensor's layout over devices, and their
-traffic.
+"""`ark layout`: lists the collectives that change how a tensor is distributed over devices, and
+their traffic.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _layout(args: argparse.Namespace) -> int:
 
 
 def _entry(step: Step) -> dict[str, Any]:
-    """A step as JSON. A dimension that is split or joined is given by its number."""
+    """A step as a JSON object. A dimension that is split or joined is given by its number."""
     entry: dict[str, Any] = {"op": step.op, "ranks": step.ranks}
     if step.source >= D:
         entry["from_dim"] = step.source - D
@@ -103,7 +103,7 @@ def _entry(step: Step) -> dict[str, Any]:
 
 
 def _number(value: float) -> int | float:
-    """A number as JSON: an integer if it is whole. Per-rank amounts of few elements may have a
-    fraction.
+    """A number as JSON has it: an integer if it is whole. Amounts per rank may have a fraction if
+    there are few elements.
     """
     return int(value) if value == int(value) else value

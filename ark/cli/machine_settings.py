@@ -1,4 +1,6 @@
-"""Changes numbers of a machine model for experiments: `ark bench decode --set FIELD=NUMBER`."""
+"""Changes numbers of a machine model for experiments, for example `ark bench decode --set
+FIELD=NUMBER`.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ def _numbers(value: Machine | Variant) -> set[str]:
 
 
 def change(machine: Machine, settings: list[str]) -> Machine:
-    """Applies FIELD=NUMBER pairs to a machine model and its kernel variants."""
+    """Returns the machine model with the FIELD=NUMBER pairs applied to it and to its kernel
+    variants.
+    """
     ring = _numbers(machine.variant)
     numbers = ring | _numbers(machine)
     changes = {}

@@ -1,4 +1,6 @@
-"""`ark parallelize`: predicts how a model is best split over ranks, as text, JSON or a picture."""
+"""`ark parallelize`: predicts how a model is split best over ranks, and prints text, JSON or a
+picture.
+"""
 
 from __future__ import annotations
 
@@ -150,8 +152,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _graph(args: argparse.Namespace, machine: Machine) -> Graph:
-    """The graph of one pass over a sequence by the model that the command line names, or a script's
-    graph.
+    """The graph of one pass over a sequence, by the model or the script that the command line
+    names.
     """
     source = str(args.source)
     if source.endswith(".py"):
@@ -173,8 +175,8 @@ def _graph(args: argparse.Namespace, machine: Machine) -> Graph:
 
 
 def _work(prediction: Prediction) -> tuple[float, tuple[Whole, ...]]:
-    """The fraction of its stage's work that a rank computes, and the ops that all ranks of the
-    stage compute.
+    """The fraction of a stage's work that each of its ranks computes, and the ops that all of them
+    compute completely.
     """
     nodes = [node for cost in prediction.blocks for node in cost.block.nodes]
     return whole_in(

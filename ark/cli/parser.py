@@ -1,8 +1,8 @@
-"""The argument parser of the command line. Its help lists defaults, needed packages and examples.
+"""The argument parser of the command line. Its help shows defaults, needed packages and examples.
 
 Called by ark.cli for every command. The help of an option ends with its default, or says that the
-option is required. Examples and the extras that a command needs are looked up in ark.cli.examples
-by the command's name.
+option is required. Examples and the extras that a command needs are found in ark.cli.examples by
+the command's name.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ OTHER_NAMES = {
     "--gpu-memory-utilization": "--memory-share",
     "--tensor-parallel-size": "--ranks",
 }
-"""Names of options in other programs, and ark's option for each."""
+"""Options of other programs, with the option of ark that has the same meaning."""
 
 
 class Formatter(argparse.HelpFormatter):
-    """Formats help with defaults, and keeps the line breaks of texts of several lines."""
+    """Formats help with defaults. Line breaks in texts of several lines are kept."""
 
     def _get_help_string(self, action: argparse.Action) -> str:
         text = action.help or ""
@@ -67,8 +67,8 @@ class Parser(argparse.ArgumentParser):
         self.epilog = "\n\n".join(parts) + "\n" if parts else None
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse's. For an unknown option that is another program's name for one of ark's
-        options, the error names ark's option.
+        """Parses arguments as argparse does. If an unknown option is the name of an option in
+        another program, the error names ark's option for the same purpose.
         """
         parsed, rest = super().parse_known_args(args, namespace)
         for word in rest:
@@ -78,7 +78,7 @@ class Parser(argparse.ArgumentParser):
         return parsed, rest
 
     def error(self, message: str) -> NoReturn:
-        """Ends the process with code 2, after the usage and the message."""
+        """Prints the usage and the message, and ends the process with code 2."""
         from ark.cli.common import visible
 
         super().error(visible(message))
@@ -100,7 +100,7 @@ def add_backend(parser: argparse.ArgumentParser, required: bool = False) -> None
 
 
 def add_quantize(parser: argparse.ArgumentParser) -> None:
-    """Adds `--quantize`, which quantises weights while they are loaded."""
+    """Adds `--quantize`, by which weights are quantised while they are loaded."""
     parser.add_argument(
         "--quantize",
         choices=("fp8", "int8", "int4"),
@@ -121,7 +121,9 @@ def add_kv_cache(parser: argparse.ArgumentParser) -> None:
 
 
 def add_device(parser: argparse.ArgumentParser, of_rank: bool = False) -> None:
-    """Adds `--device`. of_rank: True if the default depends on the rank's number on its host."""
+    """Adds `--device`. of_rank: True if the default device depends on the rank's number on its
+    host.
+    """
     default = " (default: by the rank's number on its host)" if of_rank else ""
     parser.add_argument(
         "--device", type=int, default=None if of_rank else 0, metavar="I", help=f"{DEVICE}{default}"

@@ -1,5 +1,6 @@
-"""Writes the output of `ark plan --passes DIR`: text files with the graph after each pass that
-changed it, and a self-contained HTML page with the differences and the savings of each pass.
+"""Writes the output of `ark plan --passes DIR`: a text file with the graph after each pass that
+changed it, and a self-contained HTML page with the differences and the savings of each pass. Called
+by ark.cli.plan.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ pre { overflow-x: auto; font-size: 13px; line-height: 1.35; }
 
 @dataclass(frozen=True)
 class Totals:
-    """Totals of a graph. ops: the number of nodes that become tasks. moved: bytes that they read
-    and write. held: bytes of the activations that they use. least_us: microseconds for `moved` at
-    memory's bandwidth.
+    """Totals of a graph. ops: the number of nodes that become tasks. moved: bytes that these nodes
+    read and write. held: bytes of the activations that they use. least_us: the microseconds that
+    moving `moved` bytes takes at memory bandwidth.
     """
 
     ops: int
@@ -65,21 +66,21 @@ class Change:
 
     @property
     def types(self) -> str:
-        """The change of the number of ops of each type."""
+        """How the number of ops of each type changed, in words."""
         counts = Counter(re.findall(r" = (\w+)\(", self.after))
         counts.subtract(Counter(re.findall(r" = (\w+)\(", self.before)))
         changed = (f"{kind} {number:+d}" for kind, number in sorted(counts.items()) if number)
         return ", ".join(changed) or "operands or order"
 
     def difference(self) -> Iterator[str]:
-        """The lines of a unified diff, without its header."""
+        """The lines of a unified diff of the graph's texts, without its header."""
         old, new = self.before.splitlines(), self.after.splitlines()
         return (x for i, x in enumerate(difflib.unified_diff(old, new, n=1, lineterm="")) if i > 1)
 
 
 @dataclass
 class PassPages:
-    """Observes the passes (ark.lower.observe) and writes their changes."""
+    """Observes the passes through ark.lower.observe, and writes their changes."""
 
     changes: list[Change] = field(default_factory=list)
 

@@ -1,4 +1,6 @@
-"""`ark plan`: makes a plan without a device, or reads one. Checks, prints and writes it."""
+"""`ark plan`: creates a plan without a device, or reads one from a file. Verifies, prints and
+writes it.
+"""
 
 from __future__ import annotations
 
@@ -83,15 +85,15 @@ def register(subparsers: Subparsers) -> None:
 
 
 def read_plans(paths: list[str]) -> list[Plan]:
-    """Plans from files, verified together."""
+    """Reads plans from files and verifies them together."""
     planned = [read_plan(path) for path in paths]
     admit(planned)
     return planned
 
 
 def make(args: argparse.Namespace, machine: Machine | None = None) -> list[Plan]:
-    """The verified plans of all ranks that the command line asks for. machine: used instead of the
-    machine that the command line names.
+    """The verified plans of all ranks that the command line describes. machine: if given, replaces
+    the machine that the command line names.
     """
     under = "" if machine is None else f", variant {machine.variant.name}"
     source = str(args.source)
@@ -120,7 +122,7 @@ def make(args: argparse.Namespace, machine: Machine | None = None) -> list[Plan]
 
 
 def _watched(args: argparse.Namespace) -> list[Plan]:
-    """Makes the plans, and writes the folder of `--passes`."""
+    """Creates the plans, and writes the folder of `--passes`."""
     if str(args.source).endswith(".json"):
         raise InvalidUsageError("--passes shows how a model is planned; a plan file has no passes")
     pages = PassPages()
@@ -160,7 +162,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _shown(planned: Sequence[Plan], ops: bool, tasks: bool) -> str:
-    """The plans as text. If ranks have equal summaries, only the first one's is shown."""
+    """The plans as text. If all ranks have equal summaries, only that of the first rank is
+    shown.
+    """
     if ops or tasks:
         return "".join(dump(plan, tasks) for plan in planned)
     alike: dict[str, list[int]] = {}

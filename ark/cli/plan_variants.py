@@ -1,4 +1,6 @@
-"""The table of `ark plan --variants`: each phase's predicted time under every kernel variant."""
+"""Writes the table of `ark plan --variants`: the predicted time of each phase under every kernel
+variant.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +13,15 @@ from ark.plan.types import Plan
 
 
 def predicted_us(plan: Plan) -> dict[str, float]:
-    """Each phase's predicted microseconds, by its name."""
+    """The predicted microseconds of each phase, by the phase's name."""
     return {phase.name: phase_us(plan, number) for number, phase in enumerate(plan.phases)}
 
 
 def variant_table(
     planned: Plan, machine: Machine, plan_for: Callable[[Machine], Sequence[Plan]]
 ) -> str:
-    """The table as text. If the machine has several variants, plans are made for each variant
-    separately. A dash stands for a variant with which the model cannot be planned.
+    """The table as text. If the machine has several variants, a plan is made with each variant
+    alone. A dash marks a variant with which the model cannot be planned.
     """
     names = tuple(dict.fromkeys(variant.name for variant in machine.variants))
     columns: dict[str, Mapping[str, float]] = {}

@@ -1,4 +1,4 @@
-"""`ark run model.onnx --input x.npy --output y.npy`: one run of an ONNX model on NumPy arrays."""
+"""`ark run model.onnx --input x.npy --output y.npy`: runs an ONNX model once on NumPy arrays."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def dimension(text: str) -> tuple[str, int]:
-    """The symbolic dimension and its size, of --dim NAME=N."""
+    """Parses --dim NAME=N to a symbolic dimension and its size."""
     name, _, size = text.rpartition("=")
     if not name or not size.isascii() or not size.isdigit() or len(size) > 9:
         raise InvalidUsageError(f"--dim {text!r} is none; write it as NAME=N, for example batch=1")
@@ -72,7 +72,7 @@ def dimension(text: str) -> tuple[str, int]:
 
 
 def dimensions(texts: list[str]) -> dict[str, int]:
-    """The sizes of symbolic dimensions by name. Raises InvalidUsageError if a name is given
+    """The sizes of symbolic dimensions, by name. Raises InvalidUsageError if a name is given
     twice.
     """
     sizes: dict[str, int] = {}
@@ -84,8 +84,8 @@ def dimensions(texts: list[str]) -> dict[str, int]:
 
 
 def _named(texts: list[str], names: list[str], role: str) -> dict[str, str]:
-    """Files by the name of the input or output. Files without a name get the remaining names, in
-    order.
+    """The files by the name of their input or output. Files without a name are assigned to the
+    remaining names, in order.
     """
     files: dict[str, str] = {}
     plain = []

@@ -1,4 +1,4 @@
-"""The options of `ark generate` and `ark chat` that are fields of SamplingParams."""
+"""The options of `ark generate` and `ark chat` that set fields of SamplingParams."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OPTIONS = (
     "frequency_penalty",
     "stop",
 )
-"""Options that have the names of fields of SamplingParams."""
+"""Options whose names are fields of SamplingParams."""
 NUMBERS = (
     ("--temperature", "X", "divides the logits before sampling; 0 takes the likeliest token"),
     ("--top-k", "K", "sample of the K likeliest tokens; 0 of all"),
@@ -33,7 +33,7 @@ NUMBERS = (
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
-    """Adds the sampling options, which take precedence over generation_config.json."""
+    """Adds the sampling options. They take precedence over the values of generation_config.json."""
     parser.add_argument(
         "--max-new-tokens",
         type=positive,
@@ -53,8 +53,8 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
 
 
 def given_sampling(args: argparse.Namespace) -> dict[str, Any]:
-    """The fields of SamplingParams that options set. Raises InvalidUsageError for invalid
-    values.
+    """The fields of SamplingParams that options set. Raises InvalidUsageError if a value is not
+    valid.
     """
     fields = {name: getattr(args, name) for name in OPTIONS}
     fields |= {"max_tokens": args.max_new_tokens, "seed": args.seed}

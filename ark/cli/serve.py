@@ -1,4 +1,4 @@
-"""`ark serve DIR`: serves a checkpoint over HTTP, with OpenAI's interface."""
+"""`ark serve DIR`: serves a checkpoint over HTTP with OpenAI's interface."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def named_directory(text: str) -> tuple[str, str]:
 
 
 def _adapters(args: argparse.Namespace) -> dict[str, str]:
-    """The adapters' directories by name."""
+    """The directories of adapters, by name."""
     names = [name for name, _ in args.lora]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -217,7 +217,7 @@ def _adapters(args: argparse.Namespace) -> dict[str, str]:
 def _engine(
     args: argparse.Namespace, checkpoint: Checkpoint, ranks: Bootstrap | None
 ) -> Iterator[EngineLike]:
-    """Opens the engine for the task that the options name."""
+    """Opens the engine for the task that the options name: generation or embedding."""
     if args.task == "generate":
         draft = None if args.draft is None else Checkpoint.open(local_directory(args.draft))
         asked = args.slots, args.pages, ranks, args.draft_tokens or 0, draft, _adapters(args)
@@ -251,7 +251,7 @@ def run(args: argparse.Namespace) -> int:
     with Bootstrap.from_environment(rank_info=rank_info) as ranks:
         if ranks.rank == 0:
             return _serve(args, ranks)
-        for number in (signal.SIGTERM, signal.SIGINT):  # rank 0 handles them
+        for number in (signal.SIGTERM, signal.SIGINT):  # rank 0 handles these signals for all ranks
             signal.signal(number, signal.SIG_IGN)
         checkpoint = open_checkpoint(args)
         follow_engine(args, checkpoint, args.slots, args.pages, ranks, args.draft_tokens or 0)
@@ -259,7 +259,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _serve(args: argparse.Namespace, ranks: Bootstrap | None) -> int:
-    """Serves until the process receives a signal to end. ranks: the ranks that share the model."""
+    """Serves until the process receives a signal to end. Returns the exit code. ranks: the ranks
+    that share the model.
+    """
     from ark.server.run import bound, serve, url_of
 
     _check_keys(args)
@@ -312,8 +314,8 @@ def _check_keys(args: argparse.Namespace) -> None:
 def opened(
     args: argparse.Namespace, ranks: Bootstrap | None = None
 ) -> Iterator[tuple[EngineLike, ServedModel, Options]]:
-    """Opens a server's engine. Returns the engine, the model that it serves and the server's
-    options. ranks: the ranks that share the model, of which this is rank 0.
+    """Opens a server's engine. Yields the engine, the model that it serves and the server's
+    options. ranks: the ranks that share the model; this is rank 0.
     """
     from ark.server.app import Limits
     from ark.server.model import ServedModel
@@ -325,7 +327,8 @@ def opened(
     templates = chat_templates(checkpoint.directory, tokenizer, args.chat_template)
     usual_name = hub_name(args.directory) or checkpoint.directory.resolve().name
     defaults = sampling_fields(checkpoint.directory)
-    if defaults.get("temperature") == 0:  # the file sets none; clients expect OpenAI's 1
+    # The file sets no temperature, and clients expect OpenAI's default of 1.
+    if defaults.get("temperature") == 0:
         del defaults["temperature"]
     chosen = args.tool_call_parser
     limits = Limits(args.body_limit << 20, request_s=args.timeout, queue=args.queue)

@@ -1,4 +1,6 @@
-"""`ark tessel`: finds the schedule of a pipeline, whose placement is a file or a named shape."""
+"""`ark tessel`: finds the schedule of a pipeline. The placement of its blocks is a file or a named
+shape.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from ark.cli.common import read_file, visible
 from ark.cli.parser import Subparsers, positive
 from ark.parallel.pipeline import SHAPES, Placement, Schedule, shape, tessel
 
-MAX_TIMELINE_COLUMNS = 160  # columns of a drawn timeline
+MAX_TIMELINE_COLUMNS = 160  # the most columns of a drawn timeline
 
 
 def register(subparsers: Subparsers) -> None:
@@ -84,7 +86,9 @@ def _object(schedule: Schedule) -> dict[str, Any]:
 
 
 def _timeline(placement: Placement, schedule: Schedule) -> list[str]:
-    """A row for each device, with the last digit of the micro-batch at each time."""
+    """Lines of text: a legend, and a line for each device with the micro-batch that it computes at
+    each time, shown by its last digit (as a letter in backward blocks).
+    """
     width = min(MAX_TIMELINE_COLUMNS, schedule.makespan)
     rows = [["."] * width for _ in range(placement.devices)]
     backward = {b.name for b in placement.blocks if b.memory < 0}

@@ -1,5 +1,5 @@
-"""`ark topo`: describes a network, bounds the time of collectives on it, and finds programs for
-them.
+"""`ark topo`: describes a network, computes bounds for the time of collectives on it, and finds
+programs for them.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from ark.collective.topology import GRAMMAR, Topology
 from ark.collective.topology import to_json as topology_json
 from ark.errors import REFUSALS, InvalidUsageError, SystemError, UnsupportedError
 
-_MOST_OPERATIONS = 1 << 16  # operations of a program, for each number of pieces that is tried
-_MOST_COMPARED = 1 << 18  # operations of all programs of `compare`
-_MOST_IN_WINDOWS = 1 << 16  # a larger program is only compared with all its puts in flight
+_MOST_OPERATIONS = 1 << 16  # of a program, for each number of pieces that is tried
+_MOST_COMPARED = 1 << 18  # of all programs that `compare` tries
+_MOST_IN_WINDOWS = 1 << 16  # a larger program is simulated only without a limit of puts in flight
 _WINDOWS = (0, 2)
 _WRITERS: dict[str, Callable[[CollectiveProgram], str]] = dict(
     zip(topo_arguments.FORMATS, (dump, to_json, to_xml), strict=True)
@@ -126,7 +126,7 @@ def _optimal(args: argparse.Namespace) -> int:
 
 
 def optimum_json(best: Optimum) -> dict[str, Any]:
-    """Returns the optimum as `ark topo optimal --json` prints it; algbw is in GB/s."""
+    """The optimum in the JSON form of `ark topo optimal --json`; algbw is in GB/s."""
     return {
         "inv_x": str(best.inv_x),
         "k": best.k,
@@ -148,7 +148,9 @@ def _synthesize(args: argparse.Namespace) -> int:
 
 
 def _written(program: CollectiveProgram, form: str | None, target: str | None) -> str:
-    """Returns the program in the format that was asked for, or that its target runtime reads."""
+    """Returns the program in the requested format, or in the format that its target runtime
+    reads.
+    """
     if target is None:
         return _WRITERS[form or "text"](program)
     reads = "json" if target == topo_arguments.MSCCLPP else "xml"
@@ -236,8 +238,8 @@ def _compare(args: argparse.Namespace) -> int:
 
 
 def _candidates(args: argparse.Namespace, topology: Topology) -> Iterator[tuple[str, int | None]]:
-    """Yields (algorithm, k) for all algorithms of the collective; forestcoll also with one tree per
-    root.
+    """Yields (algorithm, k) for every algorithm that supports the collective; k None means the
+    algorithm's default. forestcoll is tried with k = 1 (one tree per root) too.
     """
     for name in algorithms(topology, args.collective, args.reduction):
         yield name, None
@@ -253,8 +255,8 @@ def _best(
     size: int,
     most_operations: int,
 ) -> tuple[tuple[CollectiveProgram, SimulationResult], int]:
-    """Returns the fastest variant of an algorithm according to the simulator, and the number of
-    operations of all variants.
+    """Returns the fastest variant of an algorithm according to the simulator, with its times, and
+    the number of operations of all variants.
     """
     variants: list[tuple[CollectiveProgram, SimulationResult]] = []
     operation_count = 0
@@ -282,7 +284,9 @@ def _best(
 def _tuned(
     program: CollectiveProgram, topology: Topology, size: int
 ) -> tuple[CollectiveProgram, SimulationResult]:
-    """Returns the program with the best number of pieces, if it can be divided, and its times."""
+    """Returns the program with the best number of pieces, if it can be divided, and its simulated
+    times.
+    """
     if program.reduction is not None and not REDUCTIONS[program.reduction].elementwise:
         return program, simulate(program, topology, size)
     return tune_pieces(program, topology, size, most_operations=_MOST_OPERATIONS)
@@ -295,7 +299,9 @@ def _bound(
     size: int,
     counts: Counts | None,
 ) -> float | None:
-    """Returns the least time of any schedule, in us; None if the problem is too large to solve."""
+    """Returns the least time of any schedule, in us, or None if the problem is too large to
+    solve.
+    """
     try:
         return least_us(topology, collective, size, args.root, counts)
     except UnsupportedError:

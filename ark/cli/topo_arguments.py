@@ -1,4 +1,4 @@
-"""The options of the commands of `ark topo`. Called by ark.cli.topo."""
+"""Adds the options of the commands of `ark topo`. Called by ark.cli.topo."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def add_arguments(command: argparse.ArgumentParser, name: str) -> None:
             help="trees a root, of forestcoll (default: the optimum's)",
         )
     if name in ("synthesize", "simulate", "compare"):
-        # A program's file has both, so `simulate` must know whether the options are given.
+        # A program's file states its collective and reduction, so `simulate` must know whether the
+        # user gave these options.
         usual = name != "simulate"
         default = "all_gather" if usual else None
         command.add_argument(

@@ -1,5 +1,5 @@
-"""Reads the inputs that the arguments of `ark topo` name: the network, the program, the counts of
-its ranks.
+"""Reads the inputs that the arguments of `ark topo` name: the network, the program, and the counts
+(elements of each rank). Called by ark.cli.topo.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from ark.ir.json_reader import read as read_json
 
 
 def named_network(args: argparse.Namespace) -> Topology:
-    """Returns the topology, or the part of it for the group of ranks that the arguments name."""
+    """Returns the named topology. If the arguments name a group of ranks, returns only its part of
+    the topology.
+    """
     topology = load(args.topology)
     if args.group is None:
         return topology
@@ -32,14 +34,14 @@ def named_network(args: argparse.Namespace) -> Topology:
 
 
 def with_costs(args: argparse.Namespace, topology: Topology) -> Topology:
-    """Returns the topology with the costs by which times are predicted."""
+    """Returns the topology with the costs from which times are predicted."""
     if args.costs is None:
         return replace(topology, costs=topology.costs or TYPICAL)
     return replace(topology, costs=TYPICAL if args.costs == "typical" else None)
 
 
 def _agrees(args: argparse.Namespace, program: CollectiveProgram) -> None:
-    """Raises InvalidUsageError for an option that contradicts the program's file."""
+    """Raises InvalidUsageError if an option contradicts the program's file."""
     for option, given, has_value in (
         ("--collective", args.collective, program.collective.value),
         ("--reduction", args.reduction, program.reduction),
@@ -67,7 +69,7 @@ def _agrees(args: argparse.Namespace, program: CollectiveProgram) -> None:
 
 
 def named_program(args: argparse.Namespace, topology: Topology) -> CollectiveProgram:
-    """Returns the program of the named file, or makes one for the arguments."""
+    """Returns the program of the named file, or synthesizes one from the arguments."""
     if getattr(args, "program", None):
         program = read_program(read_file(args.program, "a program"))
         _agrees(args, program)

@@ -1,4 +1,4 @@
-"""`ark topo measure`: measures latency, bandwidth and costs between ranks, and writes a
+"""`ark topo measure`: measures the latency, bandwidth and costs between ranks, and writes a
 topology.
 """
 
@@ -40,7 +40,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measures all pairs as one of the ranks, or starts all ranks."""
+    """Measures all pairs if this process is one of the ranks; otherwise starts all ranks."""
     topology = load(args.topology) if args.topology else None
     info = rank_from_environment()
     named = args.ranks or (info.world_size if info.world_size > 1 else None)

@@ -1,5 +1,5 @@
-"""`ark trace`: writes a Chrome/Perfetto JSON with the planned and the measured track of each
-processor.
+"""`ark trace`: writes a Chrome/Perfetto JSON file with two tracks for each processor: the planned
+and the measured timeline.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
             for _ in generator.stream(prompt, args.max_new_tokens):
                 pass
             events = planned_events(generator.executor.plan)
-            assert isinstance(generator.executor, Executor)  # tracing needs one
+            assert isinstance(generator.executor, Executor)  # only an Executor can record traces
             events += measured_events(generator.executor)
     finally:
         device.close()
@@ -96,7 +96,7 @@ def _named(pid: int, label: str, processors: int) -> list[dict[str, Any]]:
 
 
 def planned_events(plan: Plan) -> list[dict[str, Any]]:
-    """The predicted timelines of all phases, one after the other."""
+    """The predicted timelines of all phases, one after the other, as trace events."""
     events = _named(0, "planned (one iteration of each phase)", plan.processors)
     start = 0.0
     for number in range(len(plan.phases)):
@@ -109,7 +109,7 @@ def planned_events(plan: Plan) -> list[dict[str, Any]]:
 
 
 def measured_events(executor: Executor) -> list[dict[str, Any]]:
-    """The records of the last run, in microseconds from the first one."""
+    """The records of the last run as trace events, in microseconds from the first record."""
     plan = executor.plan
     rows = executor.trace()
     first = min((int(r["begin"].min()) for r in rows if len(r)), default=0)

@@ -1,4 +1,4 @@
-"""`ark tune`: measures the best tiling of a model's products on this machine, and stores it."""
+"""`ark tune`: measures the best tiling of a model's matmuls on this machine, and stores it."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _tell(product: Product) -> Callable[[Cut, float | None], None]:
 
 
 def _plans(sources: list[str], dims: list[str], machine: Machine) -> list[Plan]:
-    """The plans of the sources, made without earlier measurements."""
+    """The plans of the sources. They are made without the tilings that earlier runs have stored."""
     plans: list[Plan] = []
     for source in sources:
         if source.endswith(".json"):

@@ -1,4 +1,6 @@
-"""`ark tune --collectives`: measures the fastest way of each collective, and stores it."""
+"""`ark tune --collectives`: measures the fastest algorithm and engine for each collective, and
+stores them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`ark doctor`: tests each property of a device that the loop kernel relies on."""
+"""`ark doctor`: tests the properties of a device that the loop kernel relies on, one check for
+each.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A device that is opened for the doctor, with its kernel and memory. It runs one launch at a
-time.
+"""A device that is opened for the doctor's checks, with the checks' kernel and memory. It runs one
+launch at a time. Used by ark.cli.doctor.checks.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from ark.errors import GpuError
 from ark.machine import Machine
 from ark.machine.variant import COMPUTE, block
 
-WORD_STRIDE_BYTES = 128  # bytes between words that different processors poll
+WORD_STRIDE_BYTES = 128  # distance of words that different processors poll
 CHECKS = ("meet", "message", "packets", "host", "clock", "add", "read")
 BUDGET_S = 20.0
 
 
 def source(machine: Machine, backend: KernelBackend) -> Source:
-    """The source of the doctor's kernel, for a machine without a ring: prelude, structures, the
-    code for waits and reports, checks, entry.
+    """The source of the doctor's kernel, for a machine without a ring in shared memory. It consists
+    of the prelude, the structures, the code for waits and reports, the checks, and the entry.
     """
     dialect = backend.dialect(machine.arch)
     checks = resources.files("ark.cli.doctor").joinpath("checks.h").read_text()
@@ -44,7 +44,7 @@ def source(machine: Machine, backend: KernelBackend) -> Source:
 
 
 class Bench:
-    """A device with the doctor's kernel. words: memory of the kind that counters use."""
+    """An opened device with the doctor's kernel. A context manager."""
 
     def __init__(self, chosen: Backend, index: int) -> None:
         self.backend = backend = registry.with_kernels(chosen)
@@ -68,13 +68,13 @@ class Bench:
         return self.machine.processors
 
     def alloc(self, nbytes: int, kind: MemoryKind = "device") -> Memory:
-        """Zeroed memory, freed at the end."""
+        """Allocates zeroed memory, which is freed at the end."""
         memory = self.device.alloc(nbytes, kind)
         self.kept.append(memory)
         return memory
 
     def words(self, count: int, kind: MemoryKind = "device") -> Memory:
-        """Allocates words that are polled or added to, each on its own cache line."""
+        """Allocates words for polling or atomic additions, each on a cache line of its own."""
         return self.alloc(count * WORD_STRIDE_BYTES, kind)
 
     def start(
@@ -88,8 +88,9 @@ class Bench:
         lasts_s: float = 0.0,
         processors: int = 0,
     ) -> Launch:
-        """Launches a check. data, words: addresses. count: the number of 4-byte words of data.
-        system: use the memory scope of peers and host.
+        """Launches a check. data, words: addresses that the check uses. count: the number of 4-byte
+        words of data. system: True to use the memory scope of peers and host, False for the
+        device's.
         """
         self.device.zero(self.results.address, self.results.nbytes)
         assert self.host.host is not None
@@ -107,16 +108,16 @@ class Bench:
         return self.launched
 
     def finish(self, launch: Launch) -> np.ndarray:
-        """Waits for a launch. Returns its results, 16 words. Raises GpuError if the kernel does not
-        end.
+        """Waits for a launch to end. Returns its results, 16 words. Raises GpuError if the kernel
+        does not end.
         """
         if not launch.wait(2 * BUDGET_S):
             raise GpuError(f"the kernel did not leave within {2 * BUDGET_S:.0f} s")
         return self.device.read(self.results.address, self.results.nbytes).view(np.uint32)
 
     def tell(self, number: int) -> bool:
-        """Releases round `number` of a running `host` check. Returns True when the kernel has
-        answered.
+        """Allows round `number` of a running check `host`. Returns True when the kernel has
+        answered, or False if it does not answer in time.
         """
         self.host_words["target"] = number
         deadline = time.monotonic() + BUDGET_S
@@ -134,8 +135,8 @@ class Bench:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Frees everything except memory that a kernel still uses. After a failed check a kernel
-        may run until its time budget ends.
+        """Frees everything, unless a kernel is still running and uses the memory. After a failed
+        check, a kernel may run until its time budget ends.
         """
         if self.launched and not self.launched.wait(2 * BUDGET_S):
             return

@@ -1,4 +1,4 @@
-"""The doctor's checks. Each relies only on properties that earlier ones have checked."""
+"""The checks of `ark doctor`. Each relies only on properties that earlier checks have tested."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ MESSAGE_WORDS = 4096  # words of data per message
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check. The verdict `note` reports a property that does not affect whether
-    ark works.
+    """The result of one check. The verdict `note` reports a property that ark does not need in
+    order to work.
     """
 
     check: str
@@ -33,12 +33,12 @@ class Finding:
 
 
 def expected(number: int, count: int) -> np.ndarray:
-    """The words of round `number`, as in checks.h."""
+    """The data words of round `number`. checks.h computes the same."""
     return (np.arange(count, dtype=np.uint32) * 31 + number * 7919 + 1).astype(np.uint32)
 
 
 def residency(bench: Bench) -> Finding:
-    """Checks that all processors run at the same time: each waits for all others, repeatedly."""
+    """Checks that all processors run at the same time: each waits for all others, several times."""
     words = bench.words(1)
     results = bench.finish(bench.start("meet", words=words.address, rounds=ROUND_COUNT))
     wanted = ROUND_COUNT * bench.processors
@@ -79,18 +79,20 @@ def _message(bench: Bench, system: bool) -> Finding:
 
 
 def messages(bench: Bench) -> Finding:
-    """Plain stores, then a counter; another processor waits for the counter and reads the data."""
+    """Checks messages: a processor writes data by plain stores and then a counter; another
+    processor waits for the counter and reads the data.
+    """
     return _message(bench, system=False)
 
 
 def peer_messages(bench: Bench) -> Finding:
-    """`messages` in the memory and the scope that peers use."""
+    """The check `messages`, with the memory and the memory scope that peers use."""
     return _message(bench, system=True)
 
 
 def packets(bench: Bench) -> Finding:
-    """Checks 8-byte words that are read while they are overwritten: a value is never torn, and
-    never older than one that was read before.
+    """Checks 8-byte words that are read while they are overwritten: a value that is read is never a
+    mixture of two values, and never older than a value that was read before.
     """
     pairs = bench.processors // 2
     if not pairs:
@@ -109,7 +111,9 @@ def packets(bench: Bench) -> Finding:
 
 
 def additions(bench: Bench) -> Finding:
-    """Every thread adds to one counter, in the device's scope and in the system's."""
+    """Checks atomic additions: every thread adds to one counter, in the scope of the device and of
+    the system.
+    """
     rounds = 2
     wanted = rounds * bench.processors * bench.machine.threads
     for system in (False, True):
@@ -123,8 +127,8 @@ def additions(bench: Bench) -> Finding:
 
 
 def host_words(bench: Bench) -> Finding:
-    """The host sends to a running kernel and receives its answer; the host measures the round
-    trip.
+    """Checks that the host can send a word to a running kernel and receive an answer, and measures
+    the time until the answer.
     """
     words = bench.words(1)
     launch = bench.start("host", bench.results.address, words.address, 0, ROUND_COUNT)
@@ -145,7 +149,9 @@ def host_words(bench: Bench) -> Finding:
 
 
 def copies(bench: Bench) -> Finding:
-    """The host copies inputs under a running kernel and signals; the kernel reads them."""
+    """Checks that the host can copy inputs to the device while a kernel runs: the host copies and
+    signals, and the kernel reads them.
+    """
     device = bench.device
     kind: MemoryKind = device.fed if isinstance(device, FedDevice) else "device"
     words, data = bench.words(1), bench.alloc(4 * MESSAGE_WORDS, kind)
@@ -170,8 +176,8 @@ def copies(bench: Bench) -> Finding:
 
 
 def clock(bench: Bench) -> Finding:
-    """Checks that all processors have the same clock, and that it runs at the rate of the
-    host's.
+    """Checks that all processors have the same clock, and that it runs at the same rate as the
+    host's clock.
     """
     rounds, lasts = 8, 0.05
     words, data = bench.words(2), bench.alloc(8 * rounds * bench.processors)
@@ -194,8 +200,8 @@ def clock(bench: Bench) -> Finding:
 
 
 def bandwidth(bench: Bench) -> Finding:
-    """Measures reads by all processors, 8 bytes per thread at a time, of more memory than a cache
-    holds.
+    """Measures the bandwidth of reads by all processors, 8 bytes per thread at a time, from more
+    memory than a cache holds.
     """
     noise = np.random.default_rng(0).integers(0, 256, 1 << 20, np.uint8)
     nbytes, most = len(noise), 1 << 30
@@ -219,7 +225,9 @@ def bandwidth(bench: Bench) -> Finding:
 
 
 def peers(bench: Bench) -> Finding:
-    """Two processes add to one exported counter, and one of them reads what the other wrote."""
+    """Checks memory that two processes share: both add to one exported counter, and one of them
+    reads what the other wrote.
+    """
     rounds = 2
     words = bench.words(1, "symmetric")
     handle = bench.device.export(words)
@@ -263,7 +271,9 @@ def freeing(bench: Bench) -> Finding:
 
 
 def compiler(bench: Bench) -> Finding:
-    """Matmuls and attention with known results, regardless of an earlier verdict."""
+    """Checks the compiler with matmuls and attention that have known results. The check always
+    runs, also if this compiler has passed before.
+    """
     compiler = toolchain.toolchain(bench.backend, bench.device)
     if compiler is None:
         return Finding(
@@ -296,7 +306,7 @@ ALL: tuple[Callable[[Bench], Finding], ...] = (
 
 
 def examine(bench: Bench, shown: Callable[[Finding], None]) -> list[Finding]:
-    """Runs all checks. One that raises an error of ark counts as failed, and the others still
+    """Runs all checks. A check that raises an error of ark counts as failed, and the others still
     run.
     """
     findings = []

@@ -1,4 +1,5 @@
-"""`ark doctor --first-hour`: the first steps on a kind of device that ark has not run on yet.
+"""`ark doctor --first-hour`: runs the first steps on a kind of device that ark has not run on
+before.
 
 Each step is a command in a separate process with a time limit, so that a crash or a hang does not
 affect the other steps. All outputs are written to one archive. Called by ark.cli.doctor.
@@ -20,7 +21,7 @@ from ark._version import __version__
 from ark.backend.protocol import Probe
 from ark.errors import SystemError
 
-LIMIT_S = 600.0  # of a step
+LIMIT_S = 600.0  # the time limit of a step
 PROMPT = ("--prompt", "The king said to his servants,", "--max-new-tokens", "24")
 GREEDY = ("--temperature", "0", "--context", "64")
 MODEL = Path("examples/noah")  # in ark's repository
@@ -30,7 +31,7 @@ Outcome = Literal["pass", "fail", "left out"]
 
 @dataclass(frozen=True)
 class Step:
-    """One command and its outcome. text: its output, or the reason why it was omitted."""
+    """One command and its outcome. text: the command's output, or the reason why it was not run."""
 
     name: str
     command: str
@@ -43,9 +44,9 @@ class Step:
 
 @dataclass(frozen=True)
 class Hour:
-    """The parameters of the steps. model: a directory with a checkpoint, None where there is none.
+    """The parameters of the steps. model: a directory with a checkpoint, or None.
 
-    emulated: True if times say nothing about hardware.
+    emulated: True if the device is emulated, so that times would say nothing about hardware.
     """
 
     backend: str
@@ -56,8 +57,8 @@ class Hour:
 
 
 def find_model(given: str | None) -> Path | None:
-    """The checkpoint to decode with: the given one, otherwise the repository's example if it exists
-    here.
+    """The checkpoint to decode with: the given one, otherwise the example in ark's repository if
+    that exists here, otherwise None.
     """
     if given is not None:
         return Path(given)
@@ -65,7 +66,7 @@ def find_model(given: str | None) -> Path | None:
 
 
 def run_ark(words: Sequence[str], limit_s: float = LIMIT_S) -> Step:
-    """Runs `ark` with these words. The step is named after the first one."""
+    """Runs the command `ark` with these words. The step is named after the first word."""
     command = "ark " + " ".join(f'"{w}"' if " " in w else w for w in words)
     begin = time.monotonic()
     try:
@@ -99,7 +100,7 @@ def _named(step: Step, name: str, text: str | None = None, outcome: Outcome | No
 
 
 def _doctor(hour: Hour) -> Step:
-    """Runs all checks of `ark doctor`. The text names those that failed."""
+    """Runs all checks of `ark doctor`. The step's text names the checks that failed."""
     device = ("--device", str(hour.device))
     step = run_ark(("doctor", "--backend", hour.backend, *device, "--json"))
     try:
@@ -122,7 +123,7 @@ def _tokens(step: Step) -> list[int] | None:
 
 
 def _decode(hour: Hour) -> Iterator[Step]:
-    """Yields steps that decode on the CPU, on the device and on two ranks, and compare the
+    """Runs and yields steps that decode on the CPU, on the device and on two ranks, and compare the
     tokens.
     """
     if hour.model is None:
@@ -149,7 +150,7 @@ def _decode(hour: Hour) -> Iterator[Step]:
 
 
 def _figures(hour: Hour) -> Step:
-    """Measures the microseconds per token. Omitted on emulated devices."""
+    """Measures microseconds per token. The step is omitted on emulated devices."""
     if hour.model is None or hour.emulated:
         reason = "no checkpoint" if hour.model is None else "an emulated device has no speed"
         return Step("bench decode", "", "left out", reason)
@@ -161,7 +162,7 @@ def _figures(hour: Hour) -> Step:
 
 
 def steps(hour: Hour) -> Iterator[Step]:
-    """Runs all steps in order, and yields each when it has ended."""
+    """Runs all steps in order, and yields each step when it has ended."""
     yield _named(run_ark(("info", "--json", "--require", f"{hour.backend}:1")), "info")
     yield _doctor(hour)
     yield from _decode(hour)
@@ -169,7 +170,7 @@ def steps(hour: Hour) -> Iterator[Step]:
 
 
 def verdict(done: Sequence[Step], hour: Hour) -> tuple[bool, str, str]:
-    """(True if nothing failed, the verdict, the next step)."""
+    """Returns True if nothing failed, the verdict in words, and what to do next."""
     page = f"docs/first-hour-{hour.backend}.md"
     failed = [step for step in done if step.outcome == "fail"]
     if failed:

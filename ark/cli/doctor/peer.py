@@ -1,6 +1,6 @@
-"""The other process of the check `peers`: maps exported memory and adds to its first word.
+"""The second process of the check `peers`: maps exported memory and adds to its first word.
 
-`python -m ark.cli.doctor.peer BACKEND HANDLE ROUNDS` prints how many additions it made.
+`python -m ark.cli.doctor.peer BACKEND HANDLE ROUNDS` prints how many additions it has executed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`ark export DIR|model.onnx|plan.json --backend NAME -o OUT`: a model as a C library."""
+"""`ark export DIR|model.onnx|plan.json --backend NAME -o OUT`: writes a model as a C library."""
 
 from __future__ import annotations
 
@@ -92,8 +92,8 @@ def run(args: argparse.Namespace) -> int:
         machine = machine_files.machine(args.machine or _machine(backend, args.arch))
         context = choose_context(checkpoint, args.context)
         dtype = DataType.from_numpy(checkpoint.dtype)
-        # An exported program has one kernel, but long prompt chunks may need another variant than
-        # single tokens.
+        # An exported program has one kernel for all phases, but long prompt chunks may need another
+        # variant than single tokens.
         chunk = choose_chunk(
             args.chunk, context, min(usual_chunk(machine, dtype), DEFAULT_CHUNK_TOKENS)
         )
@@ -107,8 +107,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _machine(backend: Backend, arch: str) -> str:
-    """The name of a machine model for an architecture. For `native` it is the backend's own name,
-    which stands for this machine.
+    """The name of the machine model for an architecture. For the architecture `native` it is the
+    backend's own name, which stands for this machine.
     """
     if not isinstance(backend, SourceBackend):
         for name in backend.machine_names():

@@ -1,4 +1,6 @@
-"""The CMakeLists.txt of an exported model: a static library, and a program if there is one."""
+"""Writes the CMakeLists.txt of an exported model: for a static library, and for a program if the
+model has one. Called by ark.cli.export.write.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,9 @@ _PARTS = "ark.c device.c safetensors.c decoder.c"
 
 
 def of_source(name: str, arch: str, flags: Sequence[str], suffix: str, program: str) -> str:
-    """The file for a loop kernel that is C++ source. arch: the compiler's -march. suffix: file
-    suffix of the library compiled at export. program: "generate", "run" or empty.
+    """The file for a loop kernel that is C++ source. arch: the value of the compiler's -march.
+    suffix: the file suffix of the library that was compiled at export. program: "generate", "run"
+    or empty.
     """
     lines = [
         "cmake_minimum_required(VERSION 3.16)",
@@ -37,7 +40,7 @@ def of_source(name: str, arch: str, flags: Sequence[str], suffix: str, program: 
 
 
 def of_image(name: str, program: str) -> str:
-    """The file for a loop kernel that is machine code in a C array; needs only a C compiler."""
+    """The file for a loop kernel that is machine code in a C array. It needs only a C compiler."""
     lines = [
         "cmake_minimum_required(VERSION 3.16)",
         f"project({name} C)",

@@ -1,5 +1,6 @@
 """Writes a plan as constant data in C: the tables that the loop kernel reads, and the tensors that
-a caller can access by name. An address is a segment and an offset. `c/model.h` has the types.
+a caller can access by name. An address consists of a segment's number and an offset in it.
+`c/model.h` has the types. Called by ark.cli.export.write.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ark.runtime import tables
 from ark.runtime.executor import BUDGET_S
 
 SEGMENT_SHIFT = 48
-# Types with a name in safetensors; tensors of other types are stored as bytes.
+# Types that safetensors has a name for. Tensors of other types are stored as bytes.
 CODES = {
     "fp32": "F32",
     "fp16": "F16",
@@ -35,7 +36,7 @@ _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ01234567
 
 @dataclass(frozen=True)
 class Decoder:
-    """The facts about a decoder that the token loop in C needs; see ark_decoder in c/model.h."""
+    """The properties of a decoder that the token loop in C needs; see ark_decoder in c/model.h."""
 
     context: int
     chunk: int
@@ -45,7 +46,7 @@ class Decoder:
 
 
 def text(value: str) -> str:
-    """A C string literal of any text; special characters are written as octal bytes."""
+    """The text as a C string literal; special characters are written as octal bytes."""
     parts = (c if c in _PLAIN else "".join(f"\\{b:03o}" for b in c.encode()) for c in value)
     return '"' + "".join(parts) + '"'
 
@@ -60,8 +61,8 @@ def stored(tensor: PlanTensor) -> tuple[str, tuple[int, ...], int]:
 
 
 def named(plan: Plan) -> list[PlanTensor]:
-    """The tensors that cover a whole buffer and keep their contents between launches, without
-    duplicate names.
+    """The tensors that cover a whole buffer and keep their contents between launches, one for each
+    name.
     """
     by_name: dict[str, PlanTensor] = {}
     for tensor in plan.tensors:
@@ -73,7 +74,9 @@ def named(plan: Plan) -> list[PlanTensor]:
 
 
 class _Segments:
-    """Numbers the segments of memory: the arenas, then each external buffer."""
+    """Numbers the segments of memory: first the arenas (memory by purpose), then each external
+    buffer.
+    """
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -90,20 +93,22 @@ class _Segments:
                 self.rows.append((buffer.name, buffer.nbytes, 0, 1))
 
     def of(self, number: int) -> tuple[int, int]:
-        """A buffer's segment, and its offset in the segment."""
+        """A buffer's segment number, and its offset in the segment."""
         buffer = self._plan.buffers[number]
         if buffer.arena == "external":
             return self._external[number], 0
         return self._arenas[buffer.arena], buffer.offset
 
     def address(self, number: int) -> int:
-        """A buffer's address as it is encoded in the tables."""
+        """A buffer's address, as the tables encode it."""
         segment, offset = self.of(number)
         return (segment + 1 << SEGMENT_SHIFT) + offset
 
 
 def _cleared(plan: Plan, arena: str, nbytes: int) -> int:
-    """Bytes of an arena that are zeroed before a launch: its packet buffers."""
+    """The bytes at the beginning of an arena that must be zeroed before a launch, because they hold
+    packet buffers.
+    """
     if arena == "packet":
         return nbytes
     if arena != "symmetric":
@@ -114,7 +119,7 @@ def _cleared(plan: Plan, arena: str, nbytes: int) -> int:
 
 
 def check(plan: Plan) -> None:
-    """Raises UnsupportedError for plans of more than one rank."""
+    """Raises UnsupportedError if the plan is for more than one rank."""
     if plan.world_size > 1:
         raise UnsupportedError(
             f"the plan is for {plan.world_size} ranks; only plans of one rank can be "
@@ -123,7 +128,7 @@ def check(plan: Plan) -> None:
 
 
 def declarations() -> str:
-    """layout.h: the structures that host and kernel share, in C."""
+    """The text of layout.h, with the structures in C that host and kernel share."""
     kinds = [layout.ERROR_KINDS.get(n, "") for n in range(max(layout.ERROR_KINDS) + 1)]
     return "\n".join(
         (
@@ -149,7 +154,7 @@ def declarations() -> str:
 
 @dataclass(frozen=True)
 class Image:
-    """A loop kernel as machine code."""
+    """A loop kernel in the form of machine code."""
 
     data: bytes
     threads: int
@@ -157,12 +162,14 @@ class Image:
 
 
 def numbered(name: str, number: int) -> str:
-    """The name of the model's kernel with this number. The first kernel's name has no number."""
+    """The name of the model's kernel with this number. The name of the first kernel has no
+    number.
+    """
     return f"{name}_{number}" if number else name
 
 
 def image_source(images: Sequence[Image], name: str) -> str:
-    """The C source that holds the machine code, as words."""
+    """C source that holds the kernels' machine code as arrays of words."""
     lines = ["// The loop kernels, as machine code.", "#include <stdint.h>"]
     for number, image in enumerate(images):
         array = numbered(f"{name}_image", number)
@@ -181,9 +188,10 @@ def describe(
     maps: Sequence[Sequence[BoxMap]] = (),
     made_for: str = "",
 ) -> str:
-    """The C source that defines `NAME_model`. opcode, maps: for each op, the number of its body and
-    its box maps. images: the loop kernels, unless they are host code. made_for: the message if an
-    image cannot be loaded.
+    """The C source that defines `NAME_model`. opcode, maps: for each op, the number of its body
+    (device function) and its box maps (descriptors of memory boxes). images: the loop kernels'
+    machine code; empty if the kernels are host code. made_for: the message for an image that cannot
+    be loaded.
     """
     segments, stride = _Segments(plan), machine_of(plan).line_bytes
     counters, lists, mapped = (len(segments.rows) + n << SEGMENT_SHIFT for n in (1, 2, 3))
@@ -313,7 +321,7 @@ def _list(values: Iterable[int]) -> str:
 
 
 def _words(name: str, array: np.ndarray) -> str:
-    """An array's memory as 64-bit words; one word if it is empty."""
+    """C source with an array's memory as 64-bit words. An empty array gets one word."""
     words = [f"{int(w):#x}u" if w else "0" for w in array.view(np.uint64).reshape(-1)] or ["0"]
     lines = (", ".join(words[i : i + 8]) for i in range(0, len(words), 8))
     return f"static const uint64_t {name}[] = {{\n" + "".join(f"    {x},\n" for x in lines) + "};"

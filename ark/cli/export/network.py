@@ -1,4 +1,4 @@
-"""A network of an ONNX file as a plan with named inputs and outputs. Called by `ark export`."""
+"""Plans the network of an ONNX file, with named inputs and outputs. Called by `ark export`."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from ark.plan.verify import verify
 
 @dataclass(frozen=True)
 class Network:
-    """inputs, outputs: names of the plan's tensors, in the file's order. They are the file's names,
-    with ".out" appended for an output that is also an input. weights: by name, too.
+    """A planned network. inputs, outputs: names of the plan's tensors, in the file's order. They
+    are the file's names; ".out" is appended for an output that is also an input. weights: arrays by
+    tensor name.
     """
 
     plan: Plan
@@ -31,7 +32,7 @@ class Network:
 
 
 def network(path: Path, dims: Mapping[str, int], machine: Machine) -> Network:
-    """The network with the sizes in the file, and those in `dims` for symbolic dimensions.
+    """Plans the network. dims: the sizes of symbolic dimensions; other sizes are in the file.
 
     Raises InvalidUsageError if a symbolic dimension has no size, and UnsupportedError if an input's
     values determine shapes or an output is constant.
@@ -66,12 +67,12 @@ def network(path: Path, dims: Mapping[str, int], machine: Machine) -> Network:
     plan = make_plan(built.model.graph, machine, {"pack": False})  # weights keep the file's layout
     ports = {t.tensor.ir.buffer.name: n for n, t in built.inputs.items() if t.tensor is not None}
     ports |= {
-        t.ir.buffer.name: f"{n}.out" if n in built.inputs else n  # an input that is an output
+        t.ir.buffer.name: f"{n}.out" if n in built.inputs else n  # the output is also an input
         for n, t in zip(built.results, kept, strict=True)
     }
     plan = _with_names(plan, ports)
     verify([plan])
-    names: dict[str, str] = {}  # by buffer
+    names: dict[str, str] = {}  # by buffer name
     for lasting in named(plan):
         names.setdefault(plan.buffers[lasting.buffer].name, lasting.name)
     given = [built.inputs[n].tensor if n in built.inputs else None for n in arrays]
@@ -91,7 +92,7 @@ def network(path: Path, dims: Mapping[str, int], machine: Machine) -> Network:
 
 
 def _with_names(plan: Plan, ports: Mapping[str, str]) -> Plan:
-    """The plan with its inputs and outputs named as in the file. ports: names by buffer."""
+    """The plan, with its inputs and outputs named as in the file. ports: the names, by buffer."""
     taken = set(ports.values())
 
     def renamed(tensor: PlanTensor) -> PlanTensor:

@@ -1,4 +1,6 @@
-"""Writes the folder of an exported model. Called by `ark export`."""
+"""Writes the folder of an exported model: C sources, weights and build files. Called by `ark
+export`.
+"""
 
 from __future__ import annotations
 
@@ -43,15 +45,15 @@ from ark.runtime.admission import admit
 
 Files = dict[str, "str | bytes"]
 _IDENTIFIER = re.compile(r"[a-z][a-z0-9_]{0,62}")
-# Files that every folder has.
+# Files that every exported folder has.
 _TAKEN = frozenset(
     ("ark", "decoder", "device", "driver", "generate", "layout", "model", "safetensors")
 )
 
 
 def identifier(name: str, wanted: str | None) -> str:
-    """A model's name in C: the requested one, or one that is derived from a file's or folder's
-    name.
+    """A model's name as a C identifier: `wanted`, or one derived from the name of a file or
+    folder.
     """
     if wanted is None:
         derived = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")[:50]
@@ -66,7 +68,7 @@ def identifier(name: str, wanted: str | None) -> str:
 
 
 def exporting(backend: Backend) -> ExportBackend:
-    """The backend, if its models can be exported; raises UnsupportedError for others."""
+    """Returns the backend if its models can be exported; raises UnsupportedError otherwise."""
     if not isinstance(backend, ExportBackend):
         raise UnsupportedError(
             f"the backend {backend.name!r} cannot run exported models; export for another one "
@@ -96,11 +98,12 @@ def files(
     shape: Shape | None = None,
     network: Network | None = None,
 ) -> Files:
-    """All files by name. checkpoint, shape: of a decoder, whose weights and token loop are added.
-    network: the network of the plan, for its weights and a program that runs it once.
+    """All files by name. checkpoint, shape: those of a decoder; its weights and token loop are
+    added to the files. network: the planned network; its weights and a program that runs it once
+    are added.
 
-    arch: the architecture for the compiler, in its spelling. Raises UnsupportedError if the plan or
-    the backend cannot be exported.
+    arch: the architecture in the compiler's spelling. Raises UnsupportedError if the plan or the
+    backend cannot be exported.
     """
     backend = exporting(chosen)
     machine = machine_of(plan)
@@ -146,11 +149,11 @@ def _with_source(
     decoder: Decoder | None,
     program: str,
 ) -> Files:
-    """The files of a loop kernel as C++ source for the target's compiler, with the library that is
-    compiled here.
+    """The files for a loop kernel that is C++ source, which the target's compiler compiles. They
+    include a library that is compiled here.
     """
     emitted = emit(plan, machine, backend.dialect(machine.arch))
-    # Distinct names allow several models in one program.
+    # The loop's name contains the model's, so that several models can be in one program.
     source = replace(emitted.source, text=f"#define ark_loop {name}_loop\n{emitted.source.text}")
     binary = backend.compiler().compile(source, Target(machine.arch, machine.threads))
     return {
@@ -172,7 +175,7 @@ def _with_image(
     decoder: Decoder | None,
     program: str,
 ) -> Files:
-    """The files of a loop kernel as the device's machine code in a C array."""
+    """The files for a loop kernel that is the device's machine code, stored in a C array."""
     if arch not in ("native", machine.arch):
         raise UnsupportedError(
             f"the plan was made for {machine.name}, which is {machine.arch}, not {arch}; name a "
@@ -203,7 +206,7 @@ def _with_image(
 
 
 def _weights(parameters: Iterable[tuple[str, np.ndarray]], plan: Plan) -> bytes:
-    """The plan's parameters in their memory layout, as a safetensors file."""
+    """A safetensors file with the plan's parameters in their memory layout."""
     tensors = {t.name: t for t in named(plan)}
     arrays: dict[str, np.ndarray] = {}
     for name, array in parameters:
@@ -223,7 +226,7 @@ def _header(name: str) -> str:
 
 
 def save(contents: Mapping[str, str | bytes], folder: Path) -> None:
-    """Writes the files. On failure all of them are removed, and SystemError is raised."""
+    """Writes the files. If one cannot be written, removes all of them and raises SystemError."""
     begun: list[Path] = []
     new = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
