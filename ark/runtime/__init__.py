@@ -1,1 +1,3 @@
-"""Runs plans: loads programs, starts launches, talks to running kernels, ranks, traces."""
+"""Runs plans: compiles and loads kernels, launches them, communicates with running kernels and with
+other ranks, and records traces.
+"""

@@ -1,10 +1,11 @@
 """Admission: the checks that every plan passes before it is run, emitted or exported.
 
 A plan may come from a file, a user's dictionary or another rank. Its form was checked when it was
-read (ark.plan.schema). Here it is verified, its machine is compared with the model of that name and
-with the device, its shared memory is counted as the backend's own bodies use it, and its memory is
-compared with what the device has. `admit_rank` is called by ark.runtime.runner.load for every plan;
-`admit` by ark.cli.export and the offline commands, which have the plans of all ranks and no device.
+read (ark.plan.schema). Here four things are checked: the plan is verified; its machine is compared
+with the machine model of that name and with the device; the shared memory that the backend's bodies
+(device functions) need is summed; and the plan's memory is compared with the device's. `admit_rank`
+is called by ark.runtime.runner.load for every plan; `admit` by ark.cli.export and the offline
+commands, which have the plans of all ranks and no device.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime.run import Ranks
 
-# Properties that may differ between devices of one model without changing the meaning of a plan.
+# Properties that may differ between devices of one model. They do not change what a plan means.
 _FREE = (
     "name",
     "processors",
@@ -35,15 +36,15 @@ _FREE = (
     "line_bytes",
     "tile",
 )
-_BY_ARCH = ("lanes", "variants")  # shared by all devices of one architecture
+_BY_ARCH = ("lanes", "variants")  # equal on all devices of an architecture
 
 
 def admit_rank(plan: Plan, device: Device, ranks: Ranks | None = None) -> None:
-    """Accepts one rank's plan for an opened device. Raises PlanError if the plan is not valid
-    there, SystemError if the device has too little memory.
+    """Checks one rank's plan for an opened device. Raises PlanError if the plan is not valid for
+    the device, and SystemError if the device has too little memory.
 
-    A verified plan is not verified again. All ranks call this together: if any rank's plan is not
-    verified yet, the ranks exchange their plans and verify all of them.
+    A plan that was verified before is not verified again. All ranks call this function together. If
+    any rank's plan is not verified, the ranks exchange their plans and verify all of them.
     """
     if plan.world_size > 1 and ranks is not None:
         if b"0" in ranks.all_gather(b"1" if plan.verified else b"0"):
@@ -57,9 +58,9 @@ def admit_rank(plan: Plan, device: Device, ranks: Ranks | None = None) -> None:
 
 
 def memory_shortage(plan: Plan, room: int, holder: str) -> str:
-    """A message if a rank's plan needs more memory than `room` bytes, empty if it fits or `room` is
-    0 (unknown). `holder` begins the message's second half ("h100 has"). Memory that the caller
-    provides is not counted.
+    """Returns a message if a rank's plan needs more memory than `room` bytes. Returns an empty text
+    if the plan fits, or if `room` is 0 (unknown). holder: the beginning of the message's second
+    half ("h100 has"). Memory that the caller provides is not counted.
     """
     arenas = {name: nbytes for name, nbytes in plan.arenas.items() if name != "host"}
     needed = sum(arenas.values())
@@ -78,7 +79,7 @@ def memory_shortage(plan: Plan, room: int, holder: str) -> str:
 
 
 def _size(nbytes: int) -> str:
-    """Bytes as text, in the largest unit that gives at least 1."""
+    """A number of bytes as text, in the largest unit in which it is at least 1."""
     for unit, factor in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
         if nbytes >= factor:
             return f"{nbytes / factor:.2f} {unit}"
@@ -86,9 +87,9 @@ def _size(nbytes: int) -> str:
 
 
 def admit(plans: Sequence[Plan], device: Machine | None = None) -> None:
-    """Accepts the plans of all ranks for a device, or for none in particular; raises PlanError.
+    """Checks the plans of all ranks. Raises PlanError if they are not valid.
 
-    device: the machine model of the opened device.
+    device: the machine model of the opened device; None if there is no particular device.
     """
     for plan in plans:
         check_machine(machine_of(plan), device)
@@ -99,13 +100,15 @@ def admit(plans: Sequence[Plan], device: Machine | None = None) -> None:
             machine = machine_of(plan, phases[0])
             backend = registry.get(machine.backend)
             if not isinstance(backend, KernelBackend):
-                continue  # its memory is counted when it loads the plan
+                continue  # this backend counts its memory when it loads the plan
             dialect = backend.dialect(machine.arch)
             check_shared_memory(plan, machine, dialect, phases)
 
 
 def _check_links(plan: Plan, device: Machine | None) -> None:
-    """Raises PlanError if ranks signal by operations that the device's links do not carry."""
+    """Raises PlanError if ranks signal each other by operations that the device's links do not
+    support.
+    """
     if device is None or plan.world_size == 1 or not device.has(Capability.PEER_STORES):
         return
     if not machine_of(plan).has(Capability.PEER_STORES):
@@ -116,7 +119,7 @@ def _check_links(plan: Plan, device: Machine | None) -> None:
 
 
 def check_asked(asked: Machine, device: Machine) -> None:
-    """Raises InvalidUsageError if the requested machine's kernels cannot run on this device."""
+    """Raises InvalidUsageError if kernels for the requested machine cannot run on this device."""
     if (asked.backend, asked.arch) != (device.backend, device.arch):
         raise InvalidUsageError(
             f"machine={asked.name} is a {asked.backend} {asked.arch}, but the model runs on "
@@ -145,7 +148,7 @@ def check_machine(made_for: Machine, device: Machine | None) -> None:
         named = None
     models = [m for m in (named, device) if m is not None]
     fields = [f.name for f in dataclasses.fields(Machine)]
-    if not models:  # a device without a machine model; its architecture's properties are known
+    if not models:  # the device has no machine model, but its architecture's properties are known
         models, fields = _models(made_for), list(_BY_ARCH)
     differences = [_difference(made_for, m, fields) for m in models]
     if models and all(differences):
@@ -156,7 +159,7 @@ def check_machine(made_for: Machine, device: Machine | None) -> None:
 
 def check_target(made_for: Machine, backend: str, arch: str | None) -> None:
     """Raises InvalidUsageError if a plan's kernel cannot run on the requested backend or
-    architecture (None: the plan's own).
+    architecture. arch: None stands for the plan's own architecture.
     """
     target = made_for.arch if arch is None else arch
     models = _models(dataclasses.replace(made_for, backend=backend, arch=target))
@@ -173,7 +176,7 @@ def check_target(made_for: Machine, backend: str, arch: str | None) -> None:
 
 
 def _models(made_for: Machine) -> list[Machine]:
-    """The machine models of the same architecture."""
+    """The installed machine models with the backend and the architecture of this machine."""
     backend = registry.get(made_for.backend)
     models = (backend.machine(name) for name in (*backend.machine_names(), backend.name))
     return [m for m in models if m is not None and m.arch == made_for.arch]
@@ -182,9 +185,7 @@ def _models(made_for: Machine) -> list[Machine]:
 def _difference(made_for: Machine, model: Machine, fields: Sequence[str]) -> str | None:
     for name in fields:
         planned, value = getattr(made_for, name), getattr(model, name)
-        if (
-            name == "variants"
-        ):  # a plan has one variant of those the model offers, with or without its ring
+        if name == "variants":  # a plan has one of the model's variants, with or without its ring
             if not set(planned) <= {*value, *model.without_ring().variants}:
                 return f"{made_for.name} runs {planned[0]}, which {model.name} does not offer"
         elif name not in _FREE and planned != value:

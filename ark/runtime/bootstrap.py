@@ -1,9 +1,9 @@
 """Connects the ranks of a job and detects when one of them ends.
 
 Before a kernel runs, ranks exchange memory handles and compare their plans through a Bootstrap.
-While it runs, the connection reports within moments when another rank ends or fails, so that no
-kernel waits for a rank that is gone. Called by ark.runtime; tensors never travel here.
-ark.runtime.rendezvous is rank 0's side.
+While it runs, the connection reports quickly when another rank ends or fails, so that no kernel
+waits for a rank that has ended. Tensors are never sent over it. Called by ark.runtime;
+ark.runtime.rendezvous is the server, which runs on rank 0.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from ark.runtime.rank_info import RankInfo, rank_from_environment
 
 
 class Bootstrap:
-    """One rank's membership of a job, a context manager: an exception inside it is sent to the
-    other ranks.
+    """One rank's membership of a job. It is a context manager; an exception inside it is reported
+    to the other ranks.
 
     Every method that waits raises ark.errors.SystemError with the reason, on all ranks, as soon as
     the job has failed.
@@ -61,10 +61,11 @@ class Bootstrap:
     ) -> Bootstrap:
         """Joins the job that rank 0 serves at address:port; returns when all ranks have joined.
 
-        job: a secret of the ranks of one job; connections without it are rejected. ports: how many
-        consecutive ports rank 0 may try. silence_s: the time after which a silent machine counts as
-        lost (a process that ends is noticed at once). Raises SystemError if the ports are taken,
-        rank 0 does not answer, or a rank does not join within timeout_s.
+        job: a secret that only the ranks of one job share; connections without it are rejected.
+        ports: how many consecutive ports rank 0 may try. silence_s: after this time without a
+        message a machine counts as lost. (The end of a process is noticed at once.) Raises
+        SystemError if the ports are taken, rank 0 does not answer, or a rank does not join within
+        timeout_s.
         """
         if world_size < 1 or not 0 <= rank < world_size:
             raise InvalidUsageError(
@@ -87,7 +88,8 @@ class Bootstrap:
             self._link.sock.settimeout(silence_s)
             threads.start(self._listen_to, silence_s)
             threads.start(self._beat, silence_s / 5)
-            # Rank 0 names the missing ranks; the others wait a moment for its message.
+            # The error of rank 0 names the missing ranks. The other ranks wait a moment for its
+            # message.
             grace = 0.0 if rank == 0 else 1.0
             self._wait(lambda: self._welcome, deadline + grace, "the start", self._who_is_missing)
         except BaseException:
@@ -114,7 +116,7 @@ class Bootstrap:
     ) -> list[bytes]:
         """Returns every rank's payload, in rank order; all ranks must use the same label.
 
-        Waits up to timeout_s for a slow rank; fails at once for one that has ended.
+        Waits up to timeout_s for a slow rank. Raises SystemError at once if a rank has ended.
         """
         if self._link is None:
             return [payload]
@@ -141,13 +143,17 @@ class Bootstrap:
         self._send(rdv.POST, rdv.pack_post(rank, label, payload))
 
     def collect(self, rank: int, label: str, timeout_s: float = 600.0) -> bytes:
-        """The next message with that label from a rank; fails at once if the rank has ended."""
+        """Returns the next message with that label from a rank. Raises SystemError at once if the
+        rank has ended.
+        """
         return self.collect_any([rank], label, timeout_s)[1]
 
     def collect_any(
         self, ranks: Sequence[int], label: str, timeout_s: float = 600.0
     ) -> tuple[int, bytes]:
-        """The next message with that label from any of these ranks, and its sender."""
+        """Returns (sender, message) for the next message with that label from any of these
+        ranks.
+        """
 
         def senders() -> list[int]:
             return [rank for rank in ranks if self._posts.get((rank, label))]
@@ -158,8 +164,8 @@ class Bootstrap:
             return first, self._posts[first, label].pop(0)
 
     def hear(self, label: str, heard: Callable[[int, bytes], None]) -> None:
-        """Registers `heard`, called with the sender's rank and the body of each message with that
-        label. It runs on the receiving thread, so it must not wait for other ranks.
+        """Registers a function that is called with the sender's rank and the body of each message
+        with that label. It runs on the receiving thread, so it must not wait for other ranks.
         """
         with self._changed:
             self._hears[label] = heard
@@ -169,21 +175,21 @@ class Bootstrap:
             heard(rank, body)
 
     def count(self, name: str) -> int:
-        """How many times this rank has called `count` with that name before: a number for objects
-        that all ranks create in the same order.
+        """Returns how often this rank has called `count` with that name before. Objects that all
+        ranks create in the same order get the same number on every rank.
         """
         with self._changed:
             self._counts[name] += 1
             return self._counts[name] - 1
 
     def wait_until(self, ready: Callable[[], bool], timeout_s: float, awaited: str) -> None:
-        """Returns when `ready` is true, checked after each received message. awaited: named in the
-        error when the time is up.
+        """Returns when `ready()` is true. It is called after each received message. awaited: what
+        the error names if the time is up.
         """
         self._wait(ready, time.monotonic() + timeout_s, awaited)
 
     def check_same(self, label: str, digest: str) -> None:
-        """Raises SystemError on every rank, with the values, unless all ranks pass the same
+        """Raises SystemError with the values, on every rank, unless all ranks pass the same
         digest.
         """
         digests = [part.decode() for part in self.all_gather(digest.encode(), f"check of {label}")]
@@ -198,14 +204,18 @@ class Bootstrap:
         return self._failure
 
     def abort(self, message: str) -> None:
-        """Tells every other rank that this one has failed. Idempotent, never raises."""
+        """Reports to every other rank that this one has failed. May be called twice; never
+        raises.
+        """
         with contextlib.suppress(OSError):
             if self._link is not None and not self._closed and self._failure is None:
                 self._link.send(rdv.FAILURE, message.encode())
         self._fail(f"rank {self.rank} (this one) reports: {message}")
 
     def close(self, wait_s: float = 5.0) -> None:
-        """Leaves the job; rank 0 waits up to wait_s for the others to leave. Idempotent."""
+        """Leaves the job. Rank 0 waits up to wait_s for the others to leave. May be called
+        twice.
+        """
         if self._closed:
             return
         self._closed = True

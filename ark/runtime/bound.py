@@ -1,5 +1,6 @@
-"""The user's memory under placeholders: which tensors a placeholder may be bound to, and the check
-that a write does not affect another placeholder on the same memory. Called by ark.runtime.runtime.
+"""Binds a user's memory to placeholders (tensors without memory of their own), and checks that a
+write through one placeholder does not affect another placeholder in the same memory. Called by
+ark.runtime.runtime.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ def check_overlaps(plan: Plan, addresses: Mapping[int, int]) -> None:
     """Raises InvalidUsageError if two placeholders overlap in memory, the plan writes one of them,
     and it does not order the ops that use them.
 
-    The planner does not see addresses, so it orders only ops that use the same tensor. Users can
+    The planner does not know addresses, so it orders only ops that use the same tensor. Users can
     order ops on overlapping placeholders by ark.identity(tensor, deps=[what was written]).
     """
     spans = sorted((at, at + plan.buffers[i].nbytes, i) for i, at in addresses.items())
@@ -43,13 +44,13 @@ def check_overlaps(plan: Plan, addresses: Mapping[int, int]) -> None:
 
 
 class _Uses:
-    """For each buffer of a plan, the ops that access it."""
+    """The ops that access each buffer of a plan."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._touched: dict[int, set[int]] = {}  # by buffer id: the ops
+        self._touched: dict[int, set[int]] = {}  # ops by buffer id
         self._written: dict[int, set[int]] = {}
-        self._ahead: set[int] = set()  # buffers that are read before a task's waits are met
+        self._ahead: set[int] = set()  # buffers that are read before a task's waits end
         first = {t.op: t for phase in plan.phases for tasks in phase.processors for t in tasks}
         early = any(machine_of(plan, n).variant.role(COMMUNICATE) for n in range(len(plan.phases)))
         for number, task in first.items():
@@ -69,8 +70,8 @@ class _Uses:
         return set(self._written)
 
     def ordered(self, a: int, b: int) -> bool:
-        """True if each op that writes one of the buffers is ordered with each op that accesses the
-        other.
+        """True if every op that writes one of the buffers is ordered with every op that accesses
+        the other.
         """
         if len(self._plan.phases) > 1 or self._plan.world_size > 1 or {a, b} & self._ahead:
             return False
@@ -82,7 +83,9 @@ class _Uses:
         )
 
     def _ordered(self, first: int, last: int) -> bool:
-        """True if op `last` must come after a whole tensor that op `first` writes."""
+        """True if op `last` must follow op `first` because it depends explicitly on a whole tensor
+        that `first` writes.
+        """
         if first == last:
             return False
         plan = self._plan

@@ -1,10 +1,10 @@
-"""The cache on disk: compiled loop kernels, verified plans, measurements of `ark tune` and results
-of compiler checks, each under a hash of everything it depends on.
+"""The cache on disk. It has compiled loop kernels, verified plans, measurements of `ark tune` and
+results of compiler checks. The name of an entry is a hash of everything that the entry depends on.
 
-Entries are executed after they are read, so only this user may be able to write the folder, and
-every entry carries a digest under a key that lies in the folder. An entry that is damaged or was
-written without the key is removed and made again. Files are written under a temporary name and
-renamed, so readers never see a partial file. Where the cache cannot be used, ark logs one line and
+Entries contain code that is executed, so only this user may be able to write the folder, and every
+entry has a digest made with a secret key, which is in the folder. An entry that is damaged, or was
+written without the key, is removed and created again. Files are written under a temporary name and
+renamed, so readers never see a partial file. If the cache cannot be used, ark logs one line and
 continues without it. Called by ark.runtime.program, ark.runtime.measured and ark.models.plans,
 among others.
 """
@@ -33,14 +33,15 @@ KEY = "key"
 _DIGEST_BYTES = 32
 _NAME = re.compile(r"[0-9a-f]{64}")
 _PARTIAL, _MAKING = ".partial-", ".making-"
-# Seconds to wait for another process that makes the same entry, and seconds between checks.
+# How long to wait for another process that creates the same entry, and how often to check.
 _PATIENCE_S, _POLL_S = 60.0, 0.01
-# Unfinished files older than this are removed: the process that wrote them was killed.
+# Unfinished files that are older than this are removed, because the process that wrote them was
+# killed.
 _STALE_S = 3600.0
 
 
 def folder() -> Path:
-    """$ARK_CACHE_DIR, else `ark` in the XDG cache folder."""
+    """$ARK_CACHE_DIR, or if it is not set, `ark` in the XDG cache folder."""
     named = os.environ.get("ARK_CACHE_DIR")
     if named:
         return _expanded(named)
@@ -59,7 +60,9 @@ def _expanded(path: str) -> Path:
 
 
 def key(*parts: str | bytes) -> str:
-    """A hash of parts, each preceded by its length, so that no two lists collide."""
+    """A hash of several parts. The length of each part is hashed before it, so that different lists
+    of parts have different hashes.
+    """
     digest = hashlib.sha256()
     for part in parts:
         data = part.encode() if isinstance(part, str) else part
@@ -70,7 +73,9 @@ def key(*parts: str | bytes) -> str:
 
 @cache
 def code_digest() -> str:
-    """A hash of ark's own source: cached plans are not used after the planner has changed."""
+    """A hash of ark's own source. Cached plans depend on it, so they are not used after the planner
+    has changed.
+    """
     root = Path(__file__).resolve().parent.parent
     parts: list[str | bytes] = []
     for path in sorted(root.rglob("*.py")):
@@ -79,15 +84,15 @@ def code_digest() -> str:
 
 
 def sources_digest(files: Iterable[str]) -> str:
-    """A hash of Python files outside of ark, which `code_digest` does not cover."""
+    """A hash of Python files outside of ark, which `code_digest` does not include."""
     root = Path(__file__).resolve().parent.parent
     others = {path for path in (Path(f).resolve() for f in files) if root not in path.parents}
     return key(*(path.read_bytes() for path in sorted(others) if path.is_file()))
 
 
 def refusal(path: Path) -> str:
-    """The reason, with the remedy, why entries of this folder must not be executed; empty if only
-    this user can write it.
+    """Empty if only this user can write the folder. Otherwise the reason why its entries must not
+    be executed, with the remedy.
     """
     status = path.stat()
     if not stat.S_ISDIR(status.st_mode):
@@ -122,7 +127,9 @@ def load(kind: str, name: str) -> bytes | None:
 
 
 def store(kind: str, name: str, data: bytes) -> None:
-    """Writes an entry. If the cache cannot be written, the next run makes the entry again."""
+    """Writes an entry. If the cache cannot be written, nothing is stored, and the next run creates
+    the entry again.
+    """
     try:
         _write(folder() / kind / name, _digest(secret(), kind, name, data) + data)
     except (OSError, RuntimeError) as error:
@@ -131,9 +138,9 @@ def store(kind: str, name: str, data: bytes) -> None:
 
 @contextlib.contextmanager
 def making(kind: str, name: str) -> Iterator[None]:
-    """A lock held while an entry is made, so that ranks that need the same entry make it once:
-    check for the entry again inside. The lock is skipped after a long wait, for instance because
-    the process that holds it was stopped.
+    """Holds a lock while an entry is created, so that several ranks that need the same entry create
+    it once. The caller must look for the entry again once it has the lock. After a long wait, for
+    instance because the process that holds the lock was stopped, the context begins without it.
     """
     held = _held(folder() / kind / f"{_MAKING}{name}")
     try:
@@ -146,7 +153,7 @@ def making(kind: str, name: str) -> Iterator[None]:
 
 
 def _held(path: Path) -> int | None:
-    """The locked file, which its holder removes; None if it cannot be locked."""
+    """Opens and locks the file; its holder removes it. Returns None if it cannot be locked."""
     end = time.monotonic() + _PATIENCE_S
     handle = None
     try:
@@ -170,7 +177,7 @@ def _held(path: Path) -> int | None:
 
 
 def secret() -> bytes:
-    """A random key of this user, the same in all processes that share the cache folder.
+    """A random key of this user. All processes that share the cache folder get the same key.
 
     Raises OSError or RuntimeError if that folder cannot be used.
     """
@@ -195,7 +202,7 @@ def clear() -> tuple[int, int]:
         for path in _files():
             path.unlink(missing_ok=True)
         for kind in KINDS:
-            with contextlib.suppress(OSError):  # a file that ark did not write stays
+            with contextlib.suppress(OSError):  # files that ark did not write stay
                 (folder() / kind).rmdir()
         (folder() / KEY).unlink(missing_ok=True)
     except OSError as error:
@@ -204,7 +211,7 @@ def clear() -> tuple[int, int]:
 
 
 def _files() -> list[Path]:
-    """Entries, and unfinished files of killed processes."""
+    """The files of entries, and the unfinished files of processes that were killed."""
     paths = [p for kind in KINDS for p in (folder() / kind).glob("*") if p.is_file()]
     ours = (_PARTIAL, _MAKING)
     return sorted(p for p in paths if _NAME.fullmatch(p.name) or p.name.startswith(ours))
@@ -221,7 +228,7 @@ def _without(reason: str) -> None:
 
 
 def _secret(root: Path, make: bool) -> bytes:
-    """The key in the cache folder. make: create the folder and the key if they do not exist.
+    """The secret key in the cache folder. make: create the folder and the key if they do not exist.
 
     Raises OSError if other users can write the folder or it cannot be used.
     """
@@ -245,8 +252,8 @@ def _secret(root: Path, make: bool) -> bytes:
 
 
 def _read(path: Path) -> bytes:
-    """Reads a regular file that this user owns, without following links; raises OSError for
-    anything else.
+    """Reads a regular file that this user owns, without following links. Raises OSError for any
+    other file.
     """
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(handle, "rb") as file:
@@ -257,7 +264,7 @@ def _read(path: Path) -> bytes:
 
 
 def _write(path: Path, data: bytes, once: bool = False) -> None:
-    """Writes a file completely or not at all. once: keep a file that already exists."""
+    """Writes a file completely or not at all. once: if the file exists, leave it as it is."""
     path.parent.mkdir(exist_ok=True, mode=0o700)
     _sweep(path.parent)
     handle, partial = tempfile.mkstemp(dir=path.parent, prefix=_PARTIAL)

@@ -1,6 +1,7 @@
-"""Finds the words of a plan's task table that hold addresses which may change: those in external
-buffers, which move when a caller passes other memory, and those of box maps, of which each copy of
-the table has its own. Called by ark.runtime.device_tables.
+"""Finds the words of a plan's task table that must change when memory moves: addresses in external
+buffers, which move if a caller passes other memory, and addresses of box maps (descriptors of
+memory boxes), because each copy of the table has its own box maps. Called by
+ark.runtime.device_tables.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from ark.runtime.tables import Tables, stream_boxes
 
 
 def cells(plan: Plan, built: Tables) -> dict[int, np.ndarray | None]:
-    """For each external buffer the indices of the 64-bit words of `tasks` that hold addresses in
-    it. None if other tables hold some too, so that the tables must be rebuilt when the buffer
-    moves. Addresses of its box maps are in `map_cells`.
+    """For each external buffer, the indices of the 64-bit words in `tasks` with addresses in the
+    buffer. The value is None if other tables have such addresses too; then all tables must be
+    rebuilt when the buffer moves. `map_cells` finds the addresses of box maps.
     """
     of_op: dict[int, list[tuple[int, int]]] = {}
     words_of: dict[int, list[np.ndarray] | None] = {}
@@ -52,7 +53,7 @@ def cells(plan: Plan, built: Tables) -> dict[int, np.ndarray | None]:
 
 
 def map_cells(plan: Plan, built: Tables, box_maps: Sequence[Sequence[BoxMap]]) -> np.ndarray:
-    """Indices of the 64-bit words of `tasks` that hold addresses of box maps."""
+    """The indices of the 64-bit words in `tasks` that are addresses of box maps."""
     first, size = _operand_words()
     tasks_of, streamed = _tasks_of(plan, built), stream_boxes(plan)
     indices = [
@@ -65,7 +66,9 @@ def map_cells(plan: Plan, built: Tables, box_maps: Sequence[Sequence[BoxMap]]) -
 
 
 def _operand_words() -> tuple[int, int]:
-    """In 64-bit words: the offset of the operands in a task's record, and the record's length."""
+    """The offset of the operands in a task's record, and the length of the record, both in 64-bit
+    words.
+    """
     kind = layout.dtype("ArkTask")
     fields = kind.fields
     assert fields is not None
@@ -73,14 +76,14 @@ def _operand_words() -> tuple[int, int]:
 
 
 def _tasks_of(plan: Plan, built: Tables) -> list[np.ndarray]:
-    """For each op, the indices of its tasks in the table."""
+    """For each op, the indices of its tasks in the task table."""
     rows = np.argsort(built.tasks["op"], kind="stable")
     bounds = np.searchsorted(built.tasks["op"][rows], np.arange(len(plan.ops) + 1))
     return [rows[bounds[op.id] : bounds[op.id + 1]] for op in plan.ops]
 
 
 def _fetched(fetch: Fetch) -> tuple[int, ...]:
-    """The operands whose addresses are in a fetch's records."""
+    """The operands of the op whose addresses are in the records of a fetch."""
     if fetch.growth is None:
         return (fetch.operand,)
     pages = fetch.growth.pages

@@ -1,8 +1,9 @@
-"""The queue of a copy engine that a kernel writes itself, one per executor (device/transfer.h).
+"""The queue through which a kernel gives requests to a copy engine (device/transfer.h). Each
+executor that needs one has one.
 
-The vendor makes the queue (ark.backend.devices.QueuedDevice); this module adds the ArkQueue by
-which processors take turns. Called by ark.runtime.loaded. Where no queue can be made, the proxy
-copies.
+The vendor creates the queue (ark.backend.devices.QueuedDevice). This module adds the structure
+ArkQueue, by which processors use the queue one after another. If no queue can be created, the proxy
+copies. Called by ark.runtime.loaded.
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ from ark.codegen import layout
 from ark.errors import SystemError
 from ark.plan.types import Plan
 
-RING_SLOTS = 1024  # requests that the ring holds; a power of two
+RING_SLOTS = 1024  # number of requests in the ring; a power of two
 
 
 class CopyQueue:
-    """A device-side copy queue. Close it after the kernel has ended and before the memory it copies
-    is freed.
+    """A copy engine's queue for one executor. It must be closed after the kernel has ended, and
+    before the memory that it copies is freed.
     """
 
     def __init__(self, device: QueuedDevice) -> None:
-        """Raises SystemError if the device cannot make one."""
+        """Raises SystemError if the device cannot create a queue."""
         self._device = device
         self._queue = device.open_queue(RING_SLOTS)
-        # Uncached, because the engine writes into it past the caches.
+        # Uncached memory, because the copy engine writes to it without updating caches.
         self._memory: Memory = device.alloc(layout.dtype("ArkQueue").itemsize, "symmetric")
         self._fill()
 
@@ -44,8 +45,8 @@ class CopyQueue:
         self._device.write(self._memory.address, about.view(np.uint8))
 
     def restart(self) -> None:
-        """Resets the queue while nothing runs; requests that a failed launch left are given back
-        with it.
+        """Resets the queue while nothing runs. Slots of requests that a failed launch left become
+        free.
         """
         raw = self._device.read(self._memory.address, self._memory.nbytes)
         about = raw.view(layout.dtype("ArkQueue"))[0]
@@ -60,8 +61,8 @@ class CopyQueue:
 
 
 def copy_queue(plan: Plan, device: Device, far: bool) -> CopyQueue | None:
-    """A queue for a plan whose tasks ask copy engines to copy; None if no task does or the device
-    has none. far: ranks are on other hosts, which only the proxy reaches.
+    """A queue for a plan whose tasks use copy engines. None if no task does, the device has no
+    queues, or `far` is True: then ranks are on other hosts, to which only the proxy can copy.
     """
     if far or not isinstance(device, QueuedDevice):
         return None

@@ -13,13 +13,13 @@ from ark.plan.types import Plan, PlanCounter
 
 
 def counter_bytes(plan: Plan, machine: Machine) -> int:
-    """Bytes of all counters, one cache line each."""
+    """Bytes of all counters; each has a cache line of its own."""
     return len(plan.counters) * machine.line_bytes
 
 
 class Counters:
-    """The counters of a plan. Counters that peers signal lie in uncached memory that peers can
-    address; with several ranks the others lie in separate, cached memory.
+    """The counters of a plan. Counters that peers signal are in uncached memory that peers can
+    address. If there are several ranks, the other counters are in separate, cached memory.
     """
 
     def __init__(
@@ -30,8 +30,8 @@ class Counters:
         shared: int,
         alloc: Callable[[int], Memory],
     ) -> None:
-        """shared: address of counter_bytes that peers can address. alloc: allocates a number of
-        bytes.
+        """shared: the address of memory of counter_bytes bytes that peers can address. alloc: a
+        function that allocates a number of bytes.
         """
         self._plan, self._machine, self._device = plan, machine, device
         self._nbytes = counter_bytes(plan, machine)
@@ -44,7 +44,9 @@ class Counters:
         return first + counter.id * self._machine.line_bytes
 
     def own(self, counter: int) -> int:
-        """The address at which this rank counts its own signals of a counter."""
+        """The address of the word in which this rank counts the signals that it has sent to a
+        counter.
+        """
         return self._apart + counter * self._machine.line_bytes
 
     def ranges(self) -> list[tuple[int, int]]:

@@ -1,5 +1,5 @@
-"""A plan's tables in device memory, updated when external buffers move to other addresses. Called
-by ark.runtime.loaded.
+"""A plan's tables in device memory. They are updated when external buffers get other addresses.
+Called by ark.runtime.loaded.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ ARRAYS = ("tasks", "counter_ops", "fetches", "growths", "ranges")
 
 
 class DeviceTables:
-    """host: the tables as last written; arrays: the address of each on the device.
+    """host: the host's copy of the tables, as last written. arrays: the device memory of each
+    table.
 
-    The box maps of the first task table and of the operand stream have their own memory. Every
-    further task table is followed by its own box maps, so that a launch that still runs keeps them.
+    The box maps (descriptors of memory boxes) of the first task table and of the operand stream
+    have their own memory. Every further task table is followed by its own box maps, so that a
+    launch that still uses the table can use them too.
     """
 
     def __init__(
@@ -37,8 +39,8 @@ class DeviceTables:
         counter_address: Callable[[int], int],
         own_count: Callable[[int], int],
     ) -> None:
-        """alloc: allocates a number of bytes. The address callbacks are called at every build.
-        own_count: see tables.build.
+        """alloc: a function that allocates a number of bytes. The functions for addresses are
+        called whenever tables are built. own_count: see tables.build.
         """
         self._plan, self._kernels, self._device, self._alloc = plan, kernels, device, alloc
         self._tensor_address = tensor_address
@@ -52,7 +54,7 @@ class DeviceTables:
         count = sum(len(m) for m in self._box_maps)
         self._map_bytes = count * layout.MAP_BYTES
         self._maps = alloc(self._map_bytes) if count else None
-        self._base = 0  # the address of the maps that `host` refers to
+        self._base = 0  # the address of the box maps that `host` refers to
         listed = tables.listed(plan)
         self._lists = alloc(8 * listed) if listed else None
         self.host = self.build()
@@ -60,7 +62,7 @@ class DeviceTables:
         self.arrays = {name: self._upload(name) for name in ARRAYS}
 
     def build(self) -> tables.Tables:
-        """The tables for the present addresses. Box maps are written to the device first."""
+        """Builds the tables for the present addresses, after writing the box maps to the device."""
         maps, memory = self._box_maps, self._maps
         if memory is not None:
             self._device.write(memory.address, self._map_images())
@@ -81,7 +83,7 @@ class DeviceTables:
         return built
 
     def _map_images(self) -> np.ndarray:
-        """All box maps in the hardware's form; those of unmoved memory are reused."""
+        """All box maps in the hardware's form. Those of memory that has not moved are reused."""
         device, address = self._device, self._tensor_address
         return map_images(self._plan, self._box_maps, device, address, self._images)
 
@@ -93,7 +95,9 @@ class DeviceTables:
         return memory
 
     def _copy(self, address: int) -> np.ndarray:
-        """The task table for a given address, followed by its box maps."""
+        """The contents of a copy of the task table that will be at the given address, followed by
+        its box maps.
+        """
         base = address + self._maps_at
         self.host.tasks.view(np.int64)[self._map_cells] += base - self._base
         self._base = base
@@ -113,8 +117,9 @@ class DeviceTables:
         moved: Mapping[int, int],
         wait_idle: Callable[[], None],
     ) -> None:
-        """Moves some external buffers, by id, to other addresses, also in `externals`. wait_idle:
-        waits for running launches if there is no room for another set of tables.
+        """Changes the addresses of some external buffers to those in `moved` (by buffer id), and
+        updates `externals`. wait_idle: waits for running launches; called if existing tables must
+        be overwritten.
         """
         if self._cells is None:
             self._cells = cells(self._plan, self.host)
@@ -132,7 +137,7 @@ class DeviceTables:
                 words[places] += distance
         where = tuple(externals.values())
         assert self._placements is not None
-        if rebuild:  # tables without further copies also hold addresses
+        if rebuild:  # tables that have no copies contain addresses too
             wait_idle()
             self.host = self.build()
             for name, memory in self.arrays.items():

@@ -1,8 +1,8 @@
 """Runs one rank's plan on a device.
 
-ark.runtime.loaded holds the loaded plan; a launch is a `Run`, which can be watched, waited for, and
-explained if a wait on the device gave up. Called by ark.runtime.runner (the ARK interface) and
-ark.models.generate.
+ark.runtime.loaded holds the loaded plan. A launch is a `Run`, which can be watched and waited for,
+and which explains the error if a wait on the device times out. Called by ark.runtime.runner (the
+ARK interface) and ark.models.generate.
 """
 
 from __future__ import annotations
@@ -28,17 +28,19 @@ from ark.runtime.loaded import LoadedPlan
 from ark.runtime.run import Ranks, Run
 
 BUDGET_S = 10.0
-MOST_BUDGET_S = 1e9  # its nanoseconds must fit 64 bits
-# After IDLE_S seconds without work from the host, a persistent kernel leaves the device. It is a
-# short time, because other work on the device (torch's kernels) cannot start before. Several ranks
-# use IDLE_RANKS_S, because they leave and return together.
+MOST_BUDGET_S = 1e9  # limit, because nanoseconds must fit in 64 bits
+# A persistent kernel leaves the device after IDLE_S seconds in which the host requests no work. The
+# time is short, because other work on the device (torch's kernels) cannot start before. Several
+# ranks use IDLE_RANKS_S, because they leave and return together.
 IDLE_S = 2.0
 IDLE_RANKS_S = 600.0
 MOST_ITERATIONS = (1 << 32) - 1
 
 
 def counts_on(plan: Plan) -> bool:
-    """True if launches of the plan's kernel can continue from one another (`Executor.resume`)."""
+    """True if launches of the plan can continue the counters of earlier launches
+    (`Executor.resume`).
+    """
     variant = machine_of(plan).variant
     return len(plan.phases) == 1 and not variant.ring_bytes and not variant.role(COMMUNICATE)
 
@@ -57,8 +59,9 @@ class Executor(LoadedPlan):
         trace_records: int = 0,
         budget_s: float = BUDGET_S,
     ) -> None:
-        """externals: device addresses of external buffers by id. trace_records: per processor.
-        budget_s: seconds that a wait on the device may take.
+        """externals: device addresses of external buffers, by buffer id. trace_records: the number
+        of trace records per processor. budget_s: the most seconds that a wait on the device may
+        take.
 
         Raises SystemError if memory or the compiler fails, before anything runs.
         """
@@ -71,13 +74,13 @@ class Executor(LoadedPlan):
         self.budget_s = budget_s
         self.phase_ends: list[int] = []
         self.latest: Run | None = None
-        self.resumed: int | None = None  # iterations so far of launches that continue
+        self.resumed: int | None = None  # iterations of continuing launches so far
         self._params = np.zeros(1, layout.dtype("ArkParams"))
-        self._usual: np.ndarray | None = None  # parameters of launches that begin anew
+        self._usual: np.ndarray | None = None  # parameters of launches that do not continue
 
     def rebind(self, externals: Mapping[int, int]) -> None:
-        """Moves external buffers to other addresses, by buffer id. A running launch keeps its
-        tables; it is waited for if there is no room for another set of them.
+        """Changes the addresses of external buffers, given by buffer id. A running launch keeps its
+        own tables. If there is no room for another set of tables, the launch is waited for.
         """
         moved = {n: a for n, a in externals.items() if a != self._externals[n]}
         if moved:
@@ -91,27 +94,29 @@ class Executor(LoadedPlan):
     @property
     def table(self) -> tuple[int, int]:
         """The address of the task table that is valid after `rebind`, and a number that changes
-        when a table that was valid before is overwritten. See `use_table`.
+        when an older table is overwritten. See `use_table`.
         """
         return self._tables.arrays["tasks"].address, self._tables.replaced
 
     def use_table(self, address: int) -> None:
-        """Makes later launches use a task table that an earlier `rebind` made. address: what
-        `table` returned after that call, valid while the second value of `table` is unchanged. The
-        next `rebind` still compares with the addresses last passed to it.
+        """Lets later launches use a task table that an earlier `rebind` created. address: the
+        address that `table` returned after that `rebind`. It is valid as long as the second value
+        of `table` stays the same. The next `rebind` compares with the addresses of the last
+        `rebind`, not with these.
         """
         self._params["tasks"] = address
 
     def wait_idle(self) -> None:
-        """Waits for the running launch, whose tables are about to change."""
+        """Waits for the running launch to end, because its tables are about to change."""
         if self.latest is not None and self.latest.running():
             self.latest.wait()
 
     def start(self, iterations: int | Sequence[int], persistent: bool = False) -> Run:
         """Launches the loop kernel with a number of iterations for each phase, in the plan's order.
 
-        A single number is for the last phase. persistent: runs until told to quit; `Run.release`
-        releases iterations. Raises InvalidUsageError while the previous launch is running.
+        A single number is for the last phase. persistent: the kernel runs until `Run.quit`, and
+        `Run.release` allows it to execute iterations. Raises InvalidUsageError while the previous
+        launch is running.
         """
         self._check_idle()
         each = self.phase_iterations(iterations)
@@ -140,28 +145,30 @@ class Executor(LoadedPlan):
             )
 
     def resume(self, iterations: int = 1, stream: int | None = None) -> Run:
-        """Launches a number of further iterations: counters and epochs continue from their present
-        values.
+        """Launches a number of further iterations. Counters and packet epochs continue from their
+        present values.
 
-        Ranks do not synchronise at the launch, so it costs no more than a kernel launch; the
-        iteration barrier keeps an iteration from overtaking the previous one on any rank. For plans
-        of one phase without operand stream, in the variants `block` and `matrix`. stream: a queue
-        of the device on which to run; launches on one stream need no wait in between. Raises
-        InvalidUsageError if the plan cannot continue or, without a stream, while the previous
-        launch is running.
+        Ranks do not synchronise at the launch, so it costs no more than a kernel launch. The
+        iteration barrier keeps an iteration from overtaking the previous one on any rank. Only for
+        plans of one phase without an operand stream, in the variants `block` and `matrix`. stream:
+        a queue of the device on which to run; launches on one stream need no wait in between.
+        Raises InvalidUsageError if the plan cannot continue or, without a stream, while the
+        previous launch is running.
         """
         if stream is None:
             self._check_idle()
         self.resumable()
         if self.latest is not None:
-            self.latest.detach()  # later launches report its errors
+            self.latest.detach()  # later launches report errors
         assert self.resumed is not None
         first, self.resumed = self.resumed, self.resumed + iterations
         self._params["first"], self._params["end"] = first, self.resumed
         return self._launch(self._params, [self.resumed], stream)
 
     def resumable(self) -> np.ndarray:
-        """The parameters of continuing launches, which count from here if they do not yet."""
+        """The parameters of launches that continue. If the last launch was of another kind, all
+        state is reset first, and iterations are counted from 0.
+        """
         if self.resumed is None:
             self._check_counts_on()
             self._reset([MOST_ITERATIONS])
@@ -170,7 +177,9 @@ class Executor(LoadedPlan):
         return self._params
 
     def watched(self, launch: Launch) -> Run:
-        """Registers a launch that ark.runtime.streams or .inline made as this executor's latest."""
+        """Makes a launch that ark.runtime.streams or .inline has started this executor's latest
+        one.
+        """
         if self.latest is not None:
             self.latest.detach()
         assert self.resumed is not None
@@ -184,7 +193,7 @@ class Executor(LoadedPlan):
         return self.latest
 
     def wake(self) -> None:
-        """Tells the proxy, if there is one, to expect requests soon."""
+        """Announces to the proxy, if there is one, that requests will follow soon."""
         if self._proxy is not None:
             self._proxy.wake()
 
@@ -197,8 +206,8 @@ class Executor(LoadedPlan):
             )
 
     def record(self, iterations: int, stream: int) -> None:
-        """Adds a number of first iterations to the graph that is being captured on a stream; see
-        ark.runtime.graphs. For plans that `resume` takes.
+        """Adds the first iterations of the plan, as many as given, to the graph that is being
+        captured on a stream; see ark.runtime.graphs. Only for plans that `resume` accepts.
         """
         self._check_counts_on()
         assert isinstance(self.device, GraphDevice)
@@ -213,15 +222,15 @@ class Executor(LoadedPlan):
         self.device.record(kernel.loaded, params.tobytes(), grid, stream, cleared)
 
     def check(self) -> None:
-        """Raises GpuError if a wait has given up in a replay of a graph."""
+        """Raises GpuError if a wait has timed out in a replay of a graph."""
         if int(self._told["error"][0]) != 0:
             raise GpuError(self._explain(self._told[0]))
 
     def _reset(self, ends: Sequence[int], ordered: bool = False) -> None:
-        """Resets everything to the state before the first iteration, on all ranks together.
-        ordered: as of `_clear`.
+        """Resets all state to that before the first iteration, on all ranks together. ordered: see
+        `_clear`.
         """
-        # Until its kernel has ended, a peer may still signal the previous launch.
+        # A peer may signal the previous launch until its kernel has ended.
         self._drain()
         self._meet("the end of the previous launch")
         self.resumed = None
@@ -229,8 +238,8 @@ class Executor(LoadedPlan):
         self._meet("the launch")
 
     def end(self) -> int:
-        """The number of iterations of the last launch, which has ended: as many as were requested,
-        fewer if a task ended the loop (ark.sample), 0 if it was aborted.
+        """The number of iterations of the last launch, which must have ended. It is smaller than
+        requested if a task ended the loop (ark.sample), and 0 if the launch was aborted.
         """
         return self._control_word("limit")
 
@@ -264,8 +273,8 @@ class Executor(LoadedPlan):
         return params
 
     def _launch(self, params: np.ndarray, ends: Sequence[int], stream: int | None = None) -> Run:
-        """Launches the kernels that have iterations to run. ends: the last iteration + 1 of each
-        phase.
+        """Launches the kernels that have iterations to run. ends: for each phase, the number of its
+        last iteration plus 1.
         """
         log.debug(f"launch of {len(self.kernels)} kernel(s), iterations up to {ends[-1]}")
         launch = launch_all(self.kernels, self.device, params, ends, self._trace_bytes, stream)
@@ -285,17 +294,17 @@ class Executor(LoadedPlan):
     def close(self, collective: bool = True) -> bool:
         """Stops what runs and frees everything. Idempotent.
 
-        collective: the ranks first unmap each other's memory and synchronise, because a peer may
-        write to it until then. Pass False after an error, when peers may never arrive and a lost
-        device refuses to free; memory that peers may still write to is then kept until the process
-        ends. Returns False, after a warning, if a kernel does not leave; nothing is freed under a
-        running kernel.
+        collective: True: the ranks first unmap each other's memory and synchronise, because a peer
+        may write to it until then. Pass False after an error, when peers may not arrive and a lost
+        device may refuse to free memory; memory that peers may still write to then stays allocated
+        until the process ends. Returns False, after a warning, if a kernel does not leave; then
+        nothing is freed.
         """
         if self.latest is not None and not self.latest.stop():
             live.keep("a kernel did not leave its device after an abort", self)
             return False
         collective = collective and not (self.latest is not None and self.latest.forked)
-        if self._peers.far and collective:  # signals of peers still pass through this rank's proxy
+        if self._peers.far and collective:  # peers' signals still pass through this rank's proxy
             self._drain()
             self._meet("the end of the previous launch")
         if self.latest is not None:

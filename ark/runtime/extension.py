@@ -1,5 +1,5 @@
 """Compiles ark's own Python extensions with the host's compiler when they are first needed, and
-keeps them in the cache. Called by the proxy, by ark.interop.torch and by backends.
+stores them in the cache. Called by the proxy, by ark.interop.torch and by backends.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def extension(
     subject: str,
     *objects: bytes,
 ) -> ModuleType:
-    """The module `name`, built from C++ texts, of which the first is compiled and the others are
-    headers, and from compiled objects. subject: named in errors. Raises SystemError if it cannot
-    be built.
+    """The extension module `name`. It is built from C++ texts (the first is compiled, the others
+    are headers) and from compiled objects. subject: the module's name in errors. Raises SystemError
+    if it cannot be built.
     """
     return _loaded(name, _made(command, files, options, subject, (), objects), subject)
 
@@ -46,7 +46,7 @@ def module_object(
     subject: str,
     made_with: Sequence[str],
 ) -> bytes:
-    """An object file, made like `extension`, that several modules are linked with. made_with:
+    """An object file that several modules are linked with, compiled as by `extension`. made_with:
     versions of the packages whose headers it includes, except Python's.
     """
     return _made(command, files, ("-c", *options), subject, made_with, ())
@@ -60,7 +60,7 @@ def _made(
     made_with: Sequence[str],
     objects: Sequence[bytes],
 ) -> bytes:
-    """The compiled bytes, from the cache if they are there."""
+    """The compiled bytes, from the cache if it has them."""
     words = (*FLAGS, f"-I{sysconfig.get_paths()['include']}", *options)
     key = cache.key(
         subject, __version__, sys.version, *made_with, native.version(command),
@@ -74,8 +74,9 @@ def _made(
 
 
 def optional(name: str, package: str, file: str, subject: str, without: str) -> ModuleType | None:
-    """The module `name` of a package's C++ file, or None if it cannot be built and a slower way
-    exists. subject: named in errors. without: the effect of its absence, for the log.
+    """The module `name` of a package's C++ file. None if it cannot be built; then the caller uses a
+    slower way. subject: the module's name in the log. without: the effect of its absence, for the
+    log.
     """
     try:
         command = native.find_compiler()
@@ -90,8 +91,8 @@ def optional(name: str, package: str, file: str, subject: str, without: str) -> 
 
 
 def _loaded(name: str, data: bytes, subject: str) -> ModuleType:
-    """Loads the bytes of a Python extension as a module. The file stays open until the process
-    ends.
+    """Loads the bytes of a Python extension as a module. The temporary file stays open until the
+    process ends.
     """
     if hasattr(os, "memfd_create"):
         handle = os.memfd_create(name)

@@ -1,4 +1,6 @@
-"""Makes an error message from the data that the loop kernel wrote before it gave up."""
+"""Explains a failed launch: turns the data that the loop kernel wrote before it stopped into an
+error message. Called by ark.runtime.executor.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,10 @@ def explain(
 ) -> str:
     """One paragraph that names task, tensor, counter and rank, and the expected and actual values.
 
-    host: a record of the ArkHost structure. counters: their values after the kernel has ended, by
-    id. phase_ends: the iterations at which all phases but the last end. signallers: for each
-    counter the peers that signal it. Many tasks may wait behind the one that is stuck; the first in
-    program order is named.
+    host: a record of the ArkHost structure. counters: the counters' values after the kernel has
+    ended, by id. phase_ends: the iterations at which the phases end, except the last phase.
+    signallers: for each counter, the peers that signal it. Many tasks may wait because one task is
+    stuck; the message names the first one in program order.
     """
     index, op_id = int(host["error_task"]), int(host["error_op"])
     where = f"rank {plan.rank}, processor {int(host['error_processor'])}, iteration "
@@ -34,7 +36,7 @@ def explain(
     kind = ERROR_KINDS.get(int(host["error"]), "unknown")
     expected, seen = int(host["error_expected"]), int(host["error_seen"])
     if kind == "index":
-        seen -= (seen >> 31) << 32  # as a signed word
+        seen -= (seen >> 31) << 32  # as a signed number
     task = "the start of an iteration"
     if index != NO_PROCESSOR and op_id != NO_PROCESSOR and op_id < len(plan.ops):
         op = plan.ops[op_id]
@@ -94,7 +96,9 @@ def explain(
 def _first_unmet(
     plan: Plan, tables: Tables, counters: Sequence[int], iteration: int, phase_ends: Sequence[int]
 ) -> tuple[int, int, int, int, int] | None:
-    """(op, task, counter, expected, seen) of the first wait in program order that was not met."""
+    """Returns (op, task, counter, expected value, seen value) of the first wait, in program order,
+    that was not met.
+    """
     number = bisect.bisect_right(phase_ends, iteration)
     phase_iteration = iteration - (phase_ends[number - 1] if number else 0)
     unmet = [
@@ -121,7 +125,9 @@ def _far_ranks(plan: Plan, op: PlanOp) -> str:
 
 
 def _of_peers(plan: Plan, op: PlanOp) -> str:
-    """The ranks whose packets this op may wait for, if peers write its operands."""
+    """The ranks whose packets this op may wait for, as text; empty unless peers write its
+    operands.
+    """
     read = [plan.tensors[i] for i in op.operands if plan.tensors[i].packet]
     buffers = [plan.buffers[tensor.buffer] for tensor in read]
     if not any(b.arena == "symmetric" and b.rank == plan.rank for b in buffers):
@@ -131,7 +137,9 @@ def _of_peers(plan: Plan, op: PlanOp) -> str:
 
 
 def _producers(plan: Plan, counter: int, signallers: Mapping[str, Sequence[int]]) -> str:
-    """The tensors whose tasks signal the counter, and the ranks of the peers among them."""
+    """The tensors whose tasks signal the counter, with the ranks of those that are peers'
+    tensors.
+    """
     ops = sorted(
         {
             task.op

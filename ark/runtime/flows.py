@@ -1,11 +1,12 @@
-"""Finds flows: runs of tasks of a list between which the warps of a block need no barrier, because
-no thread accesses what another thread writes. Each warp continues by itself, so a chain of small
-ops is not a chain of barriers, and memory is busy while one tile ends and the next begins.
+"""Finds flows: consecutive tasks of a processor's list between which the warps of a block need no
+barrier, because no thread accesses bytes that another thread writes. In a flow each warp continues
+by itself. So a chain of small ops has no barriers, and memory stays busy while one tile ends and
+the next begins.
 
-Bodies whose threads each compute their own elements, in the order of box.h, declare how many
-neighbouring elements a thread has (TaskKind.apart). Byte b of what such a task accesses belongs to
-thread (b - first) / span modulo the threads of the block, so tasks that access the same bytes in
-equal spans keep each byte in one thread. Called by ark.runtime.tables.
+Some bodies (device functions) let each thread compute its own elements, in the order of box.h. They
+declare how many neighbouring elements a thread has (TaskKind.apart). Byte b of the data of such a
+task belongs to thread (b - first) / span modulo the threads of the block. So if tasks access the
+same bytes with equal spans, each byte belongs to one thread. Called by ark.runtime.tables.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from ark.plan.serialize import machine_of
 from ark.plan.types import Plan, Task
 from ark.tasks.elementwise import MAX_KEPT_OPERANDS
 
-MIN_FLOW_TASKS = 5  # tasks of a run: more than the loop's slots hold
+MIN_FLOW_TASKS = 5  # the fewest tasks of a flow, more than the loop's slots hold
 
 
 @dataclass(frozen=True)
 class Touch:
-    """Bytes that a task reads or writes. span: bytes of one thread, 0 if they are not divided among
-    threads.
+    """Bytes that a task reads or writes. span: consecutive bytes that belong to one thread; 0 if
+    the bytes are not divided among threads.
     """
 
     operand: int
@@ -45,13 +46,15 @@ class Touch:
 
 @dataclass
 class _Run:
-    """The accesses of a run's tasks, by memory space in the order of first bytes."""
+    """The accesses of the tasks of a run, by memory space, ordered by their first bytes."""
 
     met: dict[tuple[str, int, int], list[tuple[int, int, int, bool]]] = field(default_factory=dict)
     longest: int = 0
 
     def takes(self, touches: Sequence[Touch]) -> bool:
-        """True if every byte stays in one thread when a task with these accesses comes next."""
+        """True if a task with these accesses can follow, with every byte still accessed by one
+        thread only.
+        """
         return all(not self._meets(t) for t in touches)
 
     def _meets(self, t: Touch) -> bool:
@@ -76,8 +79,8 @@ class _Run:
 
 @dataclass(frozen=True)
 class Flow:
-    """Tasks between which warps need no barrier. produced: for each, the operands whose elements
-    the previous task has computed in the thread that reads them, one bit per operand.
+    """Tasks between which warps need no barrier. produced: for each task, a bit for each operand
+    whose elements the previous task has computed in the same thread that reads them.
     """
 
     produced: tuple[int, ...]
@@ -86,7 +89,9 @@ class Flow:
         return len(self.produced)
 
     def words(self, bodies: Sequence[int]) -> list[int]:
-        """The words of the tasks' records (flow of ArkTask), from the numbers of their bodies."""
+        """The values of the field `flow` of the tasks' records (ArkTask). bodies: the numbers of
+        the tasks' bodies.
+        """
         encoded = [0] * len(self)
         same = 0
         for i in reversed(range(len(self))):
@@ -98,7 +103,9 @@ class Flow:
 
 
 def flows(plan: Plan) -> dict[int, Flow]:
-    """All flows, by the index of their first task in the concatenated lists."""
+    """All flows, by the index of their first task. Tasks are numbered through the lists of all
+    processors.
+    """
     by_first_task: dict[int, Flow] = {}
     number = 0
     for index, phase in enumerate(plan.phases):
@@ -114,8 +121,8 @@ Known = dict[int, tuple[Signature, int]]
 
 
 def _known(plan: Plan, phase: int) -> Known:
-    """The ops of a phase whose threads compute their own elements, with their numbers of
-    neighbours.
+    """The ops of a phase whose threads compute their own elements. For each op: its signature, and
+    the number of neighbouring elements of a thread.
     """
     machine = machine_of(plan, phase)
     if machine.variant.name != "block" or not machine.cooperative:
@@ -133,7 +140,9 @@ def _known(plan: Plan, phase: int) -> Known:
 
 
 def _of_list(plan: Plan, tasks: Sequence[Task], known: Known) -> Iterator[tuple[int, Flow]]:
-    """The flows of a list, by position. A flow has no waits, and signals only at its end."""
+    """The flows of one list, with the position of their first tasks. Tasks of a flow do not wait,
+    and only the last one may signal.
+    """
     begin, run = 0, _Run()
     produced: list[int] = []
     before: Sequence[Touch] = ()
@@ -159,8 +168,8 @@ def _of_list(plan: Plan, tasks: Sequence[Task], known: Known) -> Iterator[tuple[
 
 
 def _made(before: Sequence[Touch], touches: Sequence[Touch]) -> int:
-    """The operands, one bit each, whose elements the previous task has computed in the thread that
-    reads them.
+    """A bit for each operand whose elements the previous task has computed in the same thread that
+    reads them. before: the accesses of the previous task.
     """
 
     def place(t: Touch) -> tuple[object, ...]:
@@ -172,8 +181,8 @@ def _made(before: Sequence[Touch], touches: Sequence[Touch]) -> int:
 
 
 def _touched(plan: Plan, task: Task, sig: Signature, neighbours: int) -> list[Touch] | None:
-    """The accesses of a task whose threads compute this many neighbours each; None if peers may
-    access the same bytes.
+    """The accesses of a task in which each thread computes `neighbours` consecutive elements. None
+    if peers may access the same bytes.
     """
     op = plan.ops[task.op]
     touches = []
@@ -200,8 +209,8 @@ def _touched(plan: Plan, task: Task, sig: Signature, neighbours: int) -> list[To
 
 
 def _in_order(shape: Sequence[int], tile: Sequence[int]) -> bool:
-    """True if the elements of a tile's part of a tensor are numbered without gaps: only the first
-    dimension with more than one index may be cut.
+    """True if the elements of a part of a tensor are numbered without gaps, so that only the first
+    dimension in which the tile is longer than 1 may be incomplete.
     """
     pairs = list(zip(fold(shape), tile, strict=True))
     first = next((d for d, (_, t) in enumerate(pairs) if t > 1), len(pairs))

@@ -1,8 +1,8 @@
 """Adds a plan's iterations to a graph of launches that the caller captures and replays.
 
-An executor's launches continue the counters of the previous one, which a replay cannot do: it would
-repeat values. So a captured graph has its own executor, whose counters the graph itself clears
-before each replay. Called by ark.interop.torch.
+An executor's launches continue the counters of the previous launch. A replayed graph cannot do so,
+because it repeats the same values. So a captured graph has its own executor, and the graph clears
+this executor's counters before each replay. Called by ark.interop.torch.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ def record(
     iterations: int,
     stream: int,
 ) -> Executor:
-    """Adds a number of iterations to the graph that is being captured on a stream. The executor
-    must live as long as the graph is replayed and must not be started. Replays of one graph must
-    not overlap. Raises UnsupportedError if the device has no such graphs.
+    """Adds a number of iterations to the graph that is being captured on a stream. The returned
+    executor must exist as long as the graph is replayed, and must not be started otherwise. Replays
+    of one graph must not overlap. Raises UnsupportedError if the device cannot capture graphs.
     """
     if not isinstance(device, GraphDevice):
         raise UnsupportedError(

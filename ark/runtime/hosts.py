@@ -12,8 +12,8 @@ NAME = "ARK_HOST"
 
 
 def here() -> str:
-    """An identifier shared by processes that can share memory: the machine's boot and the
-    namespaces of processes and networks, or the value of ARK_HOST.
+    """An identifier that is equal for processes that can share memory. It consists of the machine's
+    boot id and its process and network namespaces; ARK_HOST replaces it.
     """
     named = os.environ.get(NAME)
     if named:

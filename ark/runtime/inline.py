@@ -1,6 +1,6 @@
-"""Many small launches of one kernel, each on the thread that waits for it, because to wake another
-thread and to be woken by it takes longer than a small collective. Called by ark.distributed.calls
-and ark.interop.
+"""Runs many small launches of one kernel, each on the thread that waits for it. Waking another
+thread and being woken by it would take longer than a small collective. Called by
+ark.distributed.calls and ark.interop.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ SHORT_MS = 5.0
 
 
 def inline_runs(executor: Runner) -> InlineRuns | None:
-    """Inline launches of a single process's kernel; None if its device cannot run launches
-    inline.
+    """Inline launches of an executor's kernel. None if there are several ranks, the device cannot
+    run launches inline, or launches of the plan cannot continue from one another.
     """
     if not isinstance(executor, Executor) or executor.ranks is not None:
         return None
@@ -31,8 +31,8 @@ def inline_runs(executor: Runner) -> InlineRuns | None:
 
 
 class InlineRuns:
-    """Launches of an executor that continue from one another (`Executor.resume`), one iteration
-    each, waited for. In between, the executor may be launched in other ways.
+    """Launches of one iteration each, which continue from one another (`Executor.resume`). Each
+    call waits for its launch. Between calls the executor may be launched in other ways.
     """
 
     def __init__(self, executor: Executor) -> None:
@@ -48,14 +48,14 @@ class InlineRuns:
         self._params: np.ndarray | None = None
         self._run: Run | None = None
         self._broken = ""
-        # Views of single words, because access to a field of an array takes several times as long.
+        # Views of single words; accessing a field of a NumPy record takes several times as long.
         self._first: Any = None
         self._end: Any = None
         self._done: Any = None
 
     def __call__(self) -> None:
-        """Runs one more iteration. Raises GpuError if a wait gave up, a rank has failed, or, with
-        several ranks, an earlier call was interrupted; a single rank starts again instead.
+        """Runs one more iteration. Raises GpuError if a wait timed out or a rank has failed. After
+        an interrupted call, a single rank starts again; with several ranks GpuError is raised.
         """
         if self._broken:
             raise GpuError(
@@ -85,14 +85,14 @@ class InlineRuns:
             live.drop(run)
 
     def short(self) -> bool:
-        """True if the executor's last launch was so short that Ctrl-C may wait for the end of
-        another one. False before the first.
+        """True if the executor's last launch was so short that Ctrl-C may wait until a further
+        launch ends. False before the first launch.
         """
         latest = self._executor.latest
         return latest is not None and latest.elapsed_ms() < SHORT_MS
 
     def _begin(self) -> Run:
-        """The first launch, also after launches of another kind."""
+        """Prepares the first launch, and the first one after launches of another kind."""
         executor, device = self._executor, self._executor.device
         assert isinstance(device, InlineDevice)
         executor.wait_idle()

@@ -1,8 +1,8 @@
-"""Connects a rank to rank 0, and binds rank 0 to the port at which the others look for it.
+"""Connects a rank to rank 0, and opens the port of rank 0 to which the others connect.
 
-Several ports are possible, and other programs, jobs and users may answer at them: a server that
-does not prove knowledge of the job's secret is skipped. Called by ark.runtime.bootstrap before any
-other message.
+Rank 0 may use any of several ports, and programs of other jobs and users may listen at them. A
+server that does not prove that it knows the job's secret is skipped. Called by
+ark.runtime.bootstrap before any other message.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Place:
 
 
 def words(rank_info: RankInfo) -> str:
-    """The secret of one job's ranks: the launcher's, or else the user's own key with the job's
-    address and number.
+    """The secret of the ranks of one job: the launcher's secret, or if it has none, the user's own
+    key with the job's address and number.
     """
     if rank_info.secret or rank_info.world_size == 1:
         return rank_info.job
@@ -57,8 +57,8 @@ def words(rank_info: RankInfo) -> str:
 
 
 def listen(place: Place) -> socket.socket:
-    """A socket that listens on the first free port of the place. It listens at that address only,
-    unless ARK_LISTEN_ADDR names another local one (0.0.0.0: all).
+    """A socket that listens on the first free port of the place. It accepts connections to that
+    address only, unless ARK_LISTEN_ADDR names another local address (0.0.0.0: all).
     """
     taken = ""
     for candidate in place.candidates:
@@ -81,8 +81,8 @@ def listen(place: Place) -> socket.socket:
 def join(
     place: Place, rank: int, world_size: int, job: str, timeout_s: float, deadline: float
 ) -> tuple[rdv.Link, tuple[int, bytes]]:
-    """Tries the ports in turn until rank 0 answers. Returns the connection and the first message;
-    raises SystemError when the deadline has passed. timeout_s: for the error message.
+    """Tries the ports in turn until rank 0 answers. Returns the connection and the first message.
+    Raises SystemError when the deadline has passed. timeout_s: the time that the error states.
     """
     about = {"rank": rank, "world_size": world_size, "host": socket.gethostname()}
     hello = json.dumps({**about, "pid": os.getpid()}).encode()
@@ -113,13 +113,15 @@ def join(
 
 
 def _introduce(link: rdv.Link, job: str, hello: bytes, deadline: float) -> tuple[int, bytes]:
-    """The first message of rank 0; raises OSError if the server is not rank 0 of this job."""
+    """Returns the first message of rank 0. Raises OSError if the server is not rank 0 of this
+    job.
+    """
     greeting = rdv.read_exactly(link.sock, len(rdv.MAGIC) + rdv.NONCE_BYTES)
     if not greeting.startswith(rdv.MAGIC):
         raise ConnectionError("not an ark rendezvous")
     link.sock.settimeout(max(deadline - time.monotonic(), _PROBE_S))
-    # Both sides close the connection if the other has a different secret; members of the job get a
-    # message at once.
+    # If the secrets differ, each side closes the connection. A member of the job gets a message at
+    # once.
     if not rdv.prove(link, job, greeting[len(rdv.MAGIC) :], hello):
         raise ConnectionError("not of this job")
     return link.receive()

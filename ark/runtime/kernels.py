@@ -1,7 +1,8 @@
-"""The kernels of a plan on a device, and a launch that runs them in order.
+"""Loads the kernels of a plan, and launches them in order.
 
-Phases of different variants are different kernels that follow each other in the device's queue;
-counters, packets and positions continue from the previous kernel. Called by the executor.
+Phases with different kernel variants need different kernels, which follow each other in the
+device's queue. Counters, packets and positions continue from the previous kernel. Called by the
+executor.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ark.runtime.program import Program, load
 
 @dataclass
 class Kernel:
-    """The loaded loop kernel of consecutive phases. loaded: the result of Device.load."""
+    """The loaded loop kernel that runs consecutive phases. loaded: the result of Device.load."""
 
     phases: range
     machine: Machine
@@ -34,14 +35,14 @@ class Kernel:
 
     @cached_property
     def _grids(self) -> dict[int, Grid]:
-        """Launch grids by number of processors, cached because launches of microseconds look them
-        up each time.
+        """Launch grids by number of processors. They are cached because they are needed at every
+        launch, and a launch takes only microseconds.
         """
         return {}
 
     def grid(self, processors: int) -> Grid:
-        """The launch grid for a number of processors. On machines of one thread per block, moving
-        warps are further blocks.
+        """The launch grid for a number of processors. On machines with one thread per block, the
+        warps that only move data are additional blocks.
         """
         if processors not in self._grids:
             machine, shared_bytes = self.machine, self.program.emitted.scratch_bytes
@@ -54,7 +55,9 @@ class Kernel:
 
 
 def load_kernels(plan: Plan, backend: KernelBackend, device: KernelDevice) -> list[Kernel]:
-    """Loads all kernels of a plan, in the order of its phases; if one fails, none stays loaded."""
+    """Loads all kernels of a plan, in the order of its phases. If one cannot be loaded, the others
+    are unloaded.
+    """
     toolchain.admit(backend, device)
     kernels: list[Kernel] = []
     try:
@@ -69,13 +72,13 @@ def load_kernels(plan: Plan, backend: KernelBackend, device: KernelDevice) -> li
 
 
 def opcodes(kernels: Sequence[Kernel]) -> list[int]:
-    """For each op, the number of its body in its kernel."""
+    """For each op, the number of its body (device function) in its kernel."""
     each = zip(*(k.program.emitted.opcode for k in kernels), strict=True)
     return [max(codes) for codes in each]
 
 
 def box_maps(kernels: Sequence[Kernel]) -> list[tuple[BoxMap, ...]]:
-    """For each op, its box maps."""
+    """For each op, its box maps (descriptors of memory boxes)."""
     maps_of: list[tuple[BoxMap, ...]] = [()] * len(kernels[0].program.emitted.opcode)
     for emitted in (k.program.emitted for k in kernels):
         for op, code in enumerate(emitted.opcode):
@@ -91,8 +94,8 @@ def map_images(
     tensor_address: Callable[[PlanTensor], int],
     known: dict[int, tuple[int, bytes]],
 ) -> np.ndarray:
-    """All box maps in the hardware's form, op by op. known: maps that exist already, by number,
-    each with its matrix's address; new ones are added.
+    """All box maps in the hardware's form, in the order of ops. known: the maps that exist already,
+    by number: the address of the tensor, and the hardware's form. New maps are added to it.
     """
     wanted = [(op, box) for op, boxes in zip(plan.ops, maps, strict=True) for box in boxes]
     for number, (op, box) in enumerate(wanted):
@@ -112,10 +115,10 @@ def launch_all(
     trace_bytes: int,
     stream: int | None,
 ) -> Launch:
-    """Launches the kernels that have iterations to run; if there is none, the last kernel.
+    """Launches the kernels that have iterations to run; if none has, launches the last kernel.
 
-    params: ArkParams of the first. ends: the last iteration + 1 of each phase. trace_bytes: the
-    distance between the kernels' traces.
+    params: ArkParams of the first kernel. ends: for each phase, the number of its last iteration
+    plus 1. trace_bytes: the distance between the traces of the kernels.
     """
     if len(kernels) == 1:
         return _launch(kernels[0], device, params, stream)
@@ -141,7 +144,7 @@ def _launch(kernel: Kernel, device: KernelDevice, params: np.ndarray, stream: in
 
 
 class Launches:
-    """Kernels that follow each other in the device's queue, as one launch."""
+    """A launch that consists of several kernels, which follow each other in the device's queue."""
 
     def __init__(self, each: Sequence[Launch]) -> None:
         self._each = each
@@ -159,5 +162,5 @@ class Launches:
         return True
 
     def elapsed_ms(self) -> float:
-        """Milliseconds on the device, without the gaps between kernels."""
+        """The kernels' time on the device in milliseconds, without the gaps between them."""
         return sum(launch.elapsed_ms() for launch in self._each)

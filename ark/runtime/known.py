@@ -1,8 +1,9 @@
-"""Computations with known results, to check a compiler at its first use on a device.
+"""Computations with known results. They check a compiler when it is first used on a device.
 
-One model has more bodies than are compiled together as one program; the others have products and
-attention large enough for matrix units. Expected results are computed in NumPy in float64, by the
-ops' definitions. Called by ark.runtime.toolchain through `examiners`, and by `ark doctor`.
+One model has so many bodies (device functions) that they are compiled as several programs. The
+other models have matmuls and attention that are large enough for matrix units. Expected results are
+computed with NumPy in float64, from the definitions of the ops. Called by ark.runtime.toolchain
+through `examiners`, and by `ark doctor`.
 """
 
 from __future__ import annotations
@@ -23,13 +24,15 @@ from ark.plan.types import Plan
 from ark.runtime import program, toolchain
 from ark.runtime.executor import Executor
 
-# Tolerance, relative to a result's largest element: rounding to the type, and for fp32 also
-# computing with 16-bit parts.
+# The largest error, relative to the largest element of the result. It allows for rounding to the
+# type and, in fp32, for computing with 16-bit parts.
 TOLERANCE = {"fp32": 1e-3, "fp16": 6e-3, "bf16": 4e-2}
 
 
 class Known:
-    """Inputs by name, and the tensors to read. All of them have different names."""
+    """The inputs of a computation by name, and the tensors to read. All of their names are
+    different.
+    """
 
     def __init__(self) -> None:
         self.inputs: dict[str, np.ndarray] = {}
@@ -58,7 +61,7 @@ class Known:
 
 
 def many(known: Known) -> None:
-    """Small ops, each of which has a body of its own."""
+    """Adds many small ops, each with a body of its own."""
     for dtype in (fp32, fp16, bf16):
         for m, n, k in ((40, 24, 48), (16, 128, 64), (72, 56, 96), (33, 65, 40)):
             known.product(m, n, k, dtype)
@@ -67,12 +70,12 @@ def many(known: Known) -> None:
 
 
 def large_product(known: Known) -> None:
-    """A product that consists of whole tiles."""
+    """Adds a matmul that consists of whole tiles."""
     known.product(256, 256, 512, bf16)
 
 
 def large_attention(known: Known) -> None:
-    """An attention that consists of whole tiles."""
+    """Adds an attention op that consists of whole tiles."""
     known.attention(200, 4, 2, 64, fp16)
 
 
@@ -80,8 +83,8 @@ MODELS: tuple[Callable[[Known], None], ...] = (many, large_product, large_attent
 
 
 def examine(backend: KernelBackend, device: KernelDevice) -> str:
-    """Runs the models; returns the faults, with numbers, or an empty text. Their kernels are
-    compiled side by side.
+    """Runs the computations. Returns the faults, with numbers, or an empty text. The kernels are
+    compiled concurrently.
     """
     cases = []
     for build in MODELS:

@@ -1,9 +1,10 @@
 """Starts the ranks of a job on this machine: `ark.launch(n, function)` and `--ranks n`.
 
 Other launchers (torchrun, mpirun, srun) work as well; this one needs no installation. It sets the
-variables that ark.runtime.rank_info reads, shows the ranks' output (of a command, rank 0's only; of
-a function, in whole lines), reports which rank failed first and why (once for all ranks with the
-same reason), and ends all processes however it ends itself.
+variables that ark.runtime.rank_info reads, and shows the ranks' output: only rank 0's if it runs a
+command, and whole lines of all ranks if it runs a function. It reports which rank failed first and
+why (once, if several ranks have the same reason). When it ends, for whatever reason, it ends all
+processes.
 """
 
 from __future__ import annotations
@@ -31,35 +32,37 @@ from ark.ir.values import whole
 from ark.runtime.watchdog import LAST_WORDS, tie_to
 
 _WATCHDOG = Path(__file__).with_name("watchdog.py")
-_GRACE_S = 2.0  # the time in which ranks may end by themselves after the first has failed
+_GRACE_S = 2.0  # how long ranks may continue after the first has failed
 _MAX_TAIL_BYTES = 16384
 
 
 class _Rank(Protocol):
-    """A started rank."""
+    """A rank that was started as a process."""
 
     pid: int
 
     def poll(self) -> int | None: ...
 
     def complaint(self) -> str:
-        """Its last paragraph of errors; empty if it has printed them itself."""
+        """The last paragraph that the rank wrote as an error; empty if the rank has printed it
+        itself.
+        """
         ...
 
 
 def launch(ranks: int, function: Callable[..., object], *args: object) -> int:
     """Runs function(*args) in `ranks` new processes, each with its rank in the environment.
 
-    The function must be importable (not a lambda), as multiprocessing requires. Every rank's output
-    appears, a line at a time. Returns 0, or the exit code of the rank that failed first after
-    printing its error: 2 for an error of ark, else 1.
+    The function must be importable (not a lambda), as multiprocessing requires. The output of every
+    rank is printed in whole lines. Returns 0 if all ranks succeed. Otherwise prints the error of
+    the rank that failed first and returns its exit code: 2 for an error of ark, 1 for others.
 
     Examples:
         >>> ark.launch(1, print, "a rank")
         0
     """
     _check(ranks)
-    import multiprocessing  # imported here, because few users of ark need it
+    import multiprocessing  # not at the top, because few users need it
     from multiprocessing import reduction
 
     try:
@@ -94,8 +97,8 @@ def launch_command(
 ) -> int:
     """Runs the command in `ranks` processes and returns the exit code, as `launch` does.
 
-    stdin: rank 0 reads this process's standard input; the others never do. forward: signals that
-    rank 0 is sent in this process's place.
+    stdin: True if rank 0 may read this process's standard input; other ranks never can. forward:
+    signals that are passed on to rank 0 and do not end this process.
     """
     _check(ranks)
     started: list[_Rank] = []
@@ -169,7 +172,9 @@ def _call(
     function: Callable[..., object],
     args: tuple[object, ...],
 ) -> None:
-    """The process of a rank: calls the function and reports an exception to the launcher."""
+    """Runs in the process of a rank: calls the function, and reports an exception to the
+    launcher.
+    """
     os.setsid()
     tie_to(parent)
     os.environ.update(environment)
@@ -182,9 +187,10 @@ def _call(
     except BaseException as error:
         known = isinstance(error, BaseError)
         frames = error.__traceback__
-        with contextlib.suppress(OSError, ValueError):  # a reader that has ended, a closed stream
+        # The stream is closed, or its reader has ended.
+        with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
-        own = error.with_traceback(frames and frames.tb_next)  # without the frame of this function
+        own = error.with_traceback(frames and frames.tb_next)  # omits this function's frame
         report.send(str(error) if known else "".join(traceback.format_exception(own)).strip())
         os._exit(2 if known else 1)
 
@@ -225,12 +231,14 @@ class _CommandRank:
     def complaint(self) -> str:
         self._reader.join(1.0)
         text = self._tail.decode(errors="replace").strip().rsplit("\n\n", 1)[-1]
-        # The command line's own paragraphs are wrapped and will be wrapped again.
+        # The paragraphs of ark's command line are wrapped already, and are wrapped again later.
         return " ".join(text.removeprefix("ark: ").split()) if text.startswith("ark: ") else text
 
 
 def _supervise(ranks: Sequence[_Rank]) -> int:
-    """Waits until all have ended, or until one has failed and the others' grace period is over."""
+    """Waits until all ranks have ended, or until one has failed and the time for the others to end
+    has passed. Returns the exit code.
+    """
     failed = -1
     deadline = 0.0
     while True:
@@ -265,7 +273,9 @@ def _supervise(ranks: Sequence[_Rank]) -> int:
 
 
 def _named(ranks: Sequence[int]) -> str:
-    """Ranks as text; three or more consecutive ones are a range: `ranks 0 to 3 and 6`."""
+    """Ranks as text. Three or more consecutive ranks are written as a range: `ranks 0 to 3 and
+    6`.
+    """
     rows: list[list[int]] = []
     for rank in ranks:
         if rows and rows[-1][-1] == rank - 1:
@@ -281,11 +291,12 @@ def _named(ranks: Sequence[int]) -> str:
 
 
 def _end(ranks: Sequence[_Rank]) -> None:
-    """Ends all remaining process groups, first by SIGTERM."""
+    """Ends all process groups that still run, by SIGTERM first."""
     for stop in (signal.SIGTERM, signal.SIGKILL):
         for rank in ranks:
             alive = rank.poll() is None
-            # A rank leads a process group, which may hold children of its own.
+            # A rank is the leader of a process group, which contains the processes that it has
+            # started.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 if alive or stop == signal.SIGKILL:
                     os.killpg(rank.pid, stop)

@@ -1,7 +1,8 @@
-"""The launches that run on a device now, so that none outlives the memory that it uses.
+"""Keeps a list of the launches that run on devices, so that no launch outlives the memory that it
+uses.
 
-`Executor.start` adds a launch; the code that sees it end removes it. When the interpreter exits,
-remaining launches are aborted; memory that a hung device may still use is never freed.
+`Executor.start` adds a launch, and the code that notices its end removes it. When the interpreter
+exits, the remaining launches are aborted. Memory that a hung device may still use is never freed.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from ark import log
 
 
 class Launched(Protocol):
-    """The part of ark.runtime.run.Run that this module needs. forked: the launch runs in the parent
-    process of this fork.
+    """The part of ark.runtime.run.Run that this module needs. forked: True if the launch runs in
+    the parent process from which this process was forked.
     """
 
     forked: bool
@@ -39,14 +40,16 @@ def drop(run: Launched) -> None:
 
 
 def keep(why: str, *objects: Any) -> None:
-    """Never frees these objects, not even when the interpreter exits, and logs that."""
+    """Keeps references to these objects for ever, so that they are not freed when the interpreter
+    exits either, and logs that.
+    """
     for each in objects:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
     log.warn(f"{why}; its memory is freed only when this process ends")
 
 
 def _forget() -> None:
-    """Clears the launches in a forked process, which must not stop those of its parent."""
+    """Clears the list in a forked process, which must not stop the launches of its parent."""
     for run in _runs:
         run.forked = True
     _runs.clear()
@@ -58,7 +61,7 @@ if hasattr(os, "register_at_fork"):
 
 @atexit.register
 def stop_all() -> None:
-    """Aborts every kernel and waits a limited time."""
+    """Aborts all running kernels and waits a limited time for them to leave."""
     for run in list(_runs):
         run.abort()
     for run in list(_runs):

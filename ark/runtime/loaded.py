@@ -1,6 +1,7 @@
-"""One rank's plan on a device, ready to launch: kernels, memory, counters, tables and peers.
+"""One rank's plan on a device, ready to launch: its kernels, memory, counters, tables and
+connections to peers.
 
-ark.runtime.executor launches it.
+ark.runtime.executor extends it by launches.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ LIMIT_WORD = layout.word("ArkControl", "limit")
 
 
 def packet_ranges(plan: Plan) -> list[tuple[int, int]]:
-    """For each phase the range of bytes of the packet arena that contains all of its packets. A
-    launch clears the ranges of its phases, because it counts epochs from the beginning.
+    """For each phase, the range of bytes in the packet arena that contains all of the phase's
+    packets. A launch clears the ranges of its phases, because it counts packet epochs from the
+    beginning.
     """
     if not plan.arenas.get("packet"):
         return []
@@ -71,7 +73,7 @@ class LoadedPlan(PlanMemory):
         assert isinstance(device, KernelDevice)
         super().__init__(plan, device, externals)
         self.ranks = ranks
-        # Ranks meet before a launch, so that copies before it must have ended.
+        # None if ranks synchronise before a launch, because copies must end before they do.
         self._ordered: OrderedDevice | None = None
         if ranks is None and isinstance(device, OrderedDevice):
             self._ordered = device
@@ -88,7 +90,7 @@ class LoadedPlan(PlanMemory):
 
     @property
     def program(self) -> Program:
-        """The kernel of the last phase."""
+        """The compiled kernel of the last phase."""
         return self.kernels[-1].program
 
     def _allocate(self, trace_records: int) -> None:
@@ -99,7 +101,7 @@ class LoadedPlan(PlanMemory):
         self._shared = self._alloc(symmetric + counter_bytes(plan, self.machine), kind)
         shared = self._shared.address + symmetric
         self.counters = Counters(plan, self.machine, self.device, shared, self._alloc)
-        # Clears receive buffers of packets, which may hold packets of an earlier launch.
+        # Clears the buffers that receive packets. They may contain packets of an earlier launch.
         received = {t.buffer for t in plan.tensors if t.packet}
         own = (b for b in plan.buffers if b.arena == "symmetric" and b.rank == plan.rank)
         ends = (b.offset + b.nbytes for b in own if b.id in received)
@@ -113,8 +115,8 @@ class LoadedPlan(PlanMemory):
             self._proxy = self._peers.proxy(self.device, variants, self._host)
         self._connect(symmetric)
         self._allow()
-        # The tables hold a weak reference, so that an executor without other references is freed at
-        # once.
+        # The tables get a weak reference, so that an executor is freed as soon as no other
+        # object refers to it.
         own = weakref.proxy(self)
         self._tables = DeviceTables(
             plan,
@@ -127,7 +129,7 @@ class LoadedPlan(PlanMemory):
             self.counters.own,
         )
         self._packets = packet_ranges(plan)
-        self._begun = layout.control(0, [0] * (len(plan.phases) - 1))  # as a launch begins
+        self._begun = layout.control(0, [0] * (len(plan.phases) - 1))  # at the begin of a launch
         self._control = self._alloc(self._begun.nbytes)
         self._trace_records = trace_records
         self._trace_bytes = trace_records * plan.lists * layout.dtype("ArkTrace").itemsize
@@ -135,7 +137,7 @@ class LoadedPlan(PlanMemory):
         self._trace = self._alloc(traced) if traced else None
 
     def _allow(self) -> None:
-        """Registers with the proxy all memory that triggers may name."""
+        """Registers with the proxy all memory that requests of the kernel may name."""
         if self._proxy is None:
             return
         for memory in (*self._arenas.values(), self._shared, *self._peers.near):
@@ -145,11 +147,11 @@ class LoadedPlan(PlanMemory):
 
     @property
     def tables(self) -> Tables:
-        """The tables of the plan as they are on the device."""
+        """The tables of the plan, equal to those on the device."""
         return self._tables.host
 
     def _connect(self, symmetric: int) -> None:
-        """Gets the addresses of peers' buffers and counters."""
+        """Gets the addresses of the peers' buffers and counters."""
         if self.ranks is not None and self.plan.world_size > 1:
             counters = {
                 c.name: symmetric + c.id * self.machine.line_bytes
@@ -184,15 +186,16 @@ class LoadedPlan(PlanMemory):
         return [row[row["end"] != 0] for row in np.concatenate(rows, axis=1)]
 
     def prepare(self, address: int, data: np.ndarray) -> None:
-        """Writes device memory before the next launch by `Executor.start`, while nothing runs. The
-        host need not wait for the copy; the array may change after the return.
+        """Writes device memory before the next `Executor.start`, while nothing runs. The host need
+        not wait for the copy; the array may be changed after the return.
         """
         write = self.device.write if self._ordered is None else self._ordered.enqueue_write
         write(address, data)
 
     def _clear(self, ends: Sequence[int], ordered: bool) -> None:
-        """Resets memory to the state before the first iteration. ends: the last iteration + 1 of
-        each phase. ordered: the launch is in the device's own queue of launches.
+        """Resets memory to the state before the first iteration. ends: for each phase, the number
+        of its last iteration plus 1. ordered: True if the next launch is in the device's own queue,
+        after this reset.
         """
         zero, write = self.device.zero, self.device.write
         if ordered and self._ordered is not None:

@@ -1,7 +1,7 @@
-"""Files of the cache that hold measurements of a device model, written by `ark tune`.
+"""Files in the cache with measurements of a device model, written by `ark tune`.
 
-One file for each device model and kind of choice, JSON that is checked against a schema. Called by
-ark.runtime.tuned (matmuls) and ark.runtime.tuned_collectives (collectives).
+There is one file for each device model and kind of choice. It is JSON that is checked against a
+schema. Called by ark.runtime.tuned (matmuls) and ark.runtime.tuned_collectives (collectives).
 """
 
 from __future__ import annotations
@@ -22,20 +22,22 @@ Choices = TypeVar("Choices", bound=dict[Any, Any])
 
 
 class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The common fields of such a file; a kind adds `choices`."""
+    """The fields that all such files have. Each kind adds a field `choices`."""
 
     format: Annotated[int, Meta(ge=FORMAT_VERSION, le=FORMAT_VERSION)]
     machine: Annotated[str, Meta(max_length=200)]
 
 
 def label(machine: Machine) -> str:
-    """A name of the device model on which figures were measured."""
+    """The name of the device model on which the figures were measured."""
     return f"{machine.backend} {machine.name} {machine.arch} {machine.processors}"
 
 
 @dataclass(frozen=True)
 class Kept(Generic[Choices]):
-    """One kind of choice: its name in the cache, its schema, and the command that measures it."""
+    """One kind of choice: the kind's name in the cache, its schema, and the command that measures
+    it.
+    """
 
     name: str
     schema: type[Any]
@@ -47,8 +49,8 @@ class Kept(Generic[Choices]):
         return msgspec.json.encode(self.schema(FORMAT_VERSION, label(machine), kept))
 
     def decoded(self, data: bytes, where: str) -> Choices:
-        """The choices in these bytes; none, with a warning, if the bytes are not valid. where: the
-        origin, for the warning.
+        """The choices in these bytes. If the bytes are not valid, logs a warning and returns no
+        choices. where: the origin of the bytes, for the warning.
         """
         try:
             choices: Choices = msgspec.json.decode(data, type=self.schema).choices
@@ -61,7 +63,7 @@ class Kept(Generic[Choices]):
             return {}  # type: ignore[return-value]
 
     def load(self, machine: Machine) -> Choices:
-        """The machine's choices; none if nothing was measured or the file cannot be used."""
+        """The machine's choices; empty if nothing was measured or the file cannot be used."""
         data = cache.load(cache.TUNED, self.key(machine))
         return {} if data is None else self.decoded(data, machine.name)  # type: ignore[return-value]
 

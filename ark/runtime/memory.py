@@ -1,6 +1,7 @@
-"""Memory of a plan on a device: its arenas, and tensors in them by name.
+"""The memory of a plan on a device: allocates its arenas (one for each purpose), and reads and
+writes the tensors in them by name.
 
-Used by the executor of loop kernels and by backends that execute plans themselves.
+Used by the executor of loop kernels, and by backends that execute plans themselves.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from ark.plan.types import Plan, PlanTensor
 
 
 class PlanMemory:
-    """The arenas of one rank's plan. externals: device addresses of external buffers by id."""
+    """The arenas of one rank's plan. externals: device addresses of external buffers, by buffer
+    id.
+    """
 
     def __init__(self, plan: Plan, device: Device, externals: Mapping[int, int] | None) -> None:
         self.plan = plan
@@ -36,7 +39,7 @@ class PlanMemory:
         return memory
 
     def _allocate_arenas(self, elsewhere: Sequence[str] = ()) -> None:
-        """elsewhere: arenas that are allocated as another kind of memory."""
+        """elsewhere: arenas that the caller allocates as another kind of memory."""
         for arena, nbytes in sorted(self.plan.arenas.items()):
             if nbytes and arena not in elsewhere:
                 self._arenas[arena] = self._alloc(nbytes, "host" if arena == "host" else "device")
@@ -58,9 +61,10 @@ class PlanMemory:
         return self.buffer_address(tensor.buffer) + tensor.first_byte
 
     def find(self, name: str, elements: int = 0) -> PlanTensor:
-        """The plan's tensor of that name. Tensors in arenas that survive an iteration come first.
-        Among several, the first with this number of elements, or else the largest. If the plan only
-        has parts of a buffer with this many elements, a tensor over the whole buffer.
+        """Finds a tensor of the plan by name. Tensors whose memory lasts beyond an iteration take
+        precedence. Of several tensors with the name, returns the first with `elements` elements,
+        otherwise the largest. If all are smaller than `elements` but parts of a buffer, returns a
+        tensor over the whole buffer.
         """
         named = [t for t in self.plan.tensors if t.name == name]
         named = [t for t in named if self.plan.buffers[t.buffer].initial] or named
@@ -79,8 +83,8 @@ class PlanMemory:
         return largest
 
     def write(self, name: str, values: np.ndarray) -> None:
-        """Writes a dense tensor of the plan by name. Values are cast to its type if the type can
-        hold them.
+        """Writes a dense tensor of the plan by name. Values are cast to the tensor's type if the
+        type can represent them.
         """
         array = np.asarray(values)
         tensor = self.find(name, array.size)
@@ -101,7 +105,7 @@ class PlanMemory:
         return from_memory(data, tensor.shape, kind)
 
     def host_view(self, name: str) -> np.ndarray:
-        """A live view of a tensor in host-mapped memory."""
+        """A view of a tensor in host-mapped memory, which shows what the device writes."""
         tensor = self.find(name)
         buffer = self.plan.buffers[tensor.buffer]
         arena = self._arenas[buffer.arena]
@@ -112,7 +116,7 @@ class PlanMemory:
         return np.asarray(view.view(kind.numpy)).reshape(tensor.shape)
 
     def device_bytes(self) -> int:
-        """Device memory held, in bytes."""
+        """The device memory that the plan uses, in bytes."""
         return sum(m.nbytes for m in self._memory if m.kind != "host")
 
     def _free(self, memories: Sequence[Memory], strict: bool) -> None:
@@ -121,7 +125,9 @@ class PlanMemory:
                 self.device.free(memory)
 
     def phase_iterations(self, iterations: int | Sequence[int]) -> list[int]:
-        """For each phase the iterations of a launch; a single number is for the last phase."""
+        """The number of iterations of each phase in a launch. A single number is for the last
+        phase.
+        """
         phases = len(self.plan.phases)
         each = [*[0] * (phases - 1), iterations] if isinstance(iterations, int) else [*iterations]
         if len(each) != phases or min(each) < 0:
@@ -133,5 +139,5 @@ class PlanMemory:
 
 
 def tolerated(strict: bool) -> tuple[type[BaseException], ...]:
-    """Errors that do not stop the freeing of memory."""
+    """The types of errors that are ignored while memory is freed: none if `strict` is True."""
     return () if strict else (BaseError,)

@@ -1,5 +1,5 @@
-"""The addresses of peers' memory: mapped on this host, reached through the proxy on others. Created
-by the executor when a plan is loaded.
+"""Finds the addresses of peers' memory: it is mapped if a peer is on this host, and reached through
+the proxy if it is on another host. Created by the executor when a plan is loaded.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from ark.runtime.run import Ranks
 
 @dataclass
 class Peers:
-    """far: ranks on other hosts. signallers: by counter of this rank, the peers that signal it."""
+    """The peers of one rank. far: ranks on other hosts. signallers: for each counter of this rank,
+    the peers that signal it.
+    """
 
     plan: Plan
     far: frozenset[int]
@@ -31,19 +33,20 @@ class Peers:
 
     @classmethod
     def of(cls, plan: Plan) -> Peers:
-        """Peers of a plan, not connected yet."""
+        """The peers of a plan, not yet connected."""
         hosts = plan.meta.get("hosts") or [0] * plan.world_size
         return cls(plan, frozenset(r for r, h in enumerate(hosts) if h != hosts[plan.rank]))
 
     @property
     def near(self) -> list[Memory]:
-        """The memory of peers that is mapped here."""
+        """The memory of peers on this host, which is mapped here."""
         return [memory for rank, (memory, _) in self._entries.items() if rank not in self.far]
 
     def proxy(self, device: KernelDevice, variants: Set[str], host: Memory) -> Proxy | None:
-        """The proxy, if tasks ask the host to copy or peers are on other hosts.
+        """Creates the proxy, if tasks need the host to copy or peers are on other hosts; otherwise
+        returns None.
 
-        variants: of the plan's kernels. host: the memory of the ArkHost.
+        variants: the kernel variants of the plan. host: the memory of the structure ArkHost.
         """
         if not self.far and not any(op.kind == "transfer" for op in self.plan.ops):
             return None
@@ -64,9 +67,9 @@ class Peers:
         shared: Memory,
         counters: Mapping[str, int],
     ) -> None:
-        """Exchanges memory handles and the names by which peers refer to buffers and counters.
+        """Exchanges memory handles, and the names by which peers refer to buffers and counters.
 
-        counters: for each name the offset in bytes from `shared`.
+        counters: for each counter's name, its offset in bytes from the beginning of `shared`.
         """
         plan = self.plan
         mine = {
@@ -103,8 +106,8 @@ class Peers:
         device: KernelDevice,
         proxy: Proxy | None,
     ) -> Memory:
-        """A peer's memory. Raises SystemError with the rank, and with its end if the rank has
-        ended, which may become known a moment later.
+        """Returns a peer's memory. Raises SystemError that names the rank. If the rank has ended,
+        which may become known a moment later, the error says so.
         """
         try:
             if rank in self.far and proxy is not None:
@@ -120,7 +123,7 @@ class Peers:
             raise SystemError(f"the memory of rank {rank} is out of reach: {error}") from error
 
     def address(self, rank: int, table: str, name: str) -> int:
-        """The address of a peer's buffer or counter; table: "buffers" or "counters"."""
+        """The address of a peer's buffer or counter. table: "buffers" or "counters"."""
         memory, entry = self._entries[rank]
         if name not in entry[table]:
             raise SystemError(
@@ -130,7 +133,7 @@ class Peers:
         return memory.address + int(entry[table][name])
 
     def clear(self) -> list[Memory]:
-        """Forgets all peers; returns the memory that was mapped here."""
+        """Removes all peers. Returns the memory of peers that was mapped here."""
         mapped = self.near
         self._entries.clear()
         return mapped

@@ -1,9 +1,9 @@
-"""Copies of a kernel's task table on the device, one for each set of addresses of its external
-buffers.
+"""Stores copies of a kernel's task table on the device, one for each set of addresses of its
+external buffers.
 
-A task table contains addresses. Callers that pass new memory at every call return to the same few
-addresses, because allocators reuse freed memory. So recent tables are kept: a call only selects
-one, and a launch that still runs keeps its own. Called by the executor.
+A task table contains addresses. Callers that pass new memory at every call often use the same few
+addresses again, because allocators reuse freed memory. So recent tables are cached: a call selects
+one, and a launch that still runs keeps its own. Called by ark.runtime.device_tables.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ import numpy as np
 from ark.backend.devices import Memory
 
 MAX_TABLES = 16
-MOST_BYTES = 16 << 20  # of all copies; two are always kept
-Places = tuple[int, ...]  # addresses of the external buffers, always in the same order
+MOST_BYTES = 16 << 20  # limit of all copies; at least two are allowed
+Places = tuple[int, ...]  # addresses of the external buffers, in a fixed order
 
 
 class Placements:
-    """first: the initial table, valid for `places`; later ones have the same size. alloc: returns
-    memory that the executor frees.
+    """The task tables by their set of addresses. first: the initial table, which is valid for
+    `places`; later tables have the same size. alloc: allocates memory, which the executor frees.
     """
 
     def __init__(self, places: Places, first: Memory, alloc: Callable[[int], Memory]) -> None:
         self._copies = {places: first}
         self._free: list[Memory] = []
         self._alloc = alloc
-        self.replaced = 0  # the number of times that a table was overwritten
+        self.replaced = 0  # how often a table was overwritten
         self._nbytes = first.nbytes
         self._most = max(2, min(MAX_TABLES, MOST_BYTES // first.nbytes))
 
     def find(self, places: Places) -> Memory | None:
-        """The table for these addresses."""
+        """The table for these addresses; None if there is none."""
         return self._copies.get(places)
 
     def add(
@@ -43,8 +43,9 @@ class Placements:
         write: Callable[[int, np.ndarray], None],
         idle: Callable[[], None],
     ) -> Memory:
-        """Adds a table. table: its contents for a given address. idle: waits for running launches
-        before the oldest table is replaced.
+        """Adds a table. table: a function that returns the table's contents for the address at
+        which it will be. idle: waits for running launches; called before the oldest table is
+        overwritten.
         """
         if self._free:
             memory = self._free.pop()
@@ -59,7 +60,9 @@ class Placements:
         return memory
 
     def only(self, places: Places, memory: Memory) -> None:
-        """Makes the table in `memory` the one for these addresses and invalidates all others."""
+        """Records that the table in `memory` is valid for these addresses, and that all other
+        tables are invalid.
+        """
         self.replaced += 1
         self._free += [m for m in self._copies.values() if m != memory]
         self._copies = {places: memory}

@@ -1,6 +1,7 @@
-"""A plan as a launch takes it: ark's own plan, together with the model whose tensors it uses.
+"""A plan in the form that a launch takes: ark's own plan, together with the model whose tensors it
+uses.
 
-`ark.Plan` (ark.api.plan) adds ARK's properties and ARK's own layout. Called by ark.runtime.planner
+`ark.Plan` (ark.api.plan) adds ARK's properties and ARK's plan format. Called by ark.runtime.planner
 and ark.runtime.runtime.
 """
 
@@ -18,11 +19,11 @@ from ark.runtime.run import Ranks
 
 
 class Planned:
-    """A plan. `inner` is ark's own plan; None if there is nothing to run, or if the plan is still
-    in ARK's layout.
+    """A plan. inner: ark's own plan; None if there is nothing to run, or if the plan is still in
+    ARK's format.
 
     head: for a plan without an inner one, the entries Rank, WorldSize and task infos of ARK's
-    layout.
+    format.
     """
 
     def __init__(
@@ -39,7 +40,9 @@ class Planned:
         return serialize.to_json(self.inner) if self.inner else json.dumps(self.head)
 
     def built(self, machine: Machine, members: Callable[[int], Ranks] | None = None) -> Planned:
-        """The plan with an inner plan for a machine; itself if it has one or has no tasks."""
+        """Returns the plan with an inner plan for this machine. Returns the same object if it has
+        one, or has no tasks.
+        """
         return self
 
     @property

@@ -1,7 +1,7 @@
-"""The planner of the current model; ark.lower.pipeline does most of the work.
+"""The planner of the current model. ark.lower.pipeline does most of the work.
 
-`ark.Planner` (ark.api.planner) returns ARK's plans and supports rules that configure ops. Planning
-needs no device: without one, `plan_script` and `Planner` plan for a machine model.
+`ark.Planner` (ark.api.planner) extends it: it returns ARK's plans and supports rules that configure
+ops. Planning needs no device: without one, `plan_script` and `Planner` plan for a machine model.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ Result = TypeVar("Result")
 class Planner:
     """Makes the plan of the current (or a given) model for a device's machine, or for `machine`.
 
-    ranks: the job's ranks, if all of them plan at this moment; they then use the measurements of
-    rank 0. Without `ranks` a rank uses its own measurements, and a launch rejects plans made with
-    different ones. activation_bytes: a limit for the memory of activations; activations that do not
-    fit are recomputed.
+    ranks: the job's ranks, if all of them plan at this moment; then all use the measurements of
+    rank 0. Without `ranks` each rank uses its own measurements, and a launch rejects plans that
+    were made with different measurements. activation_bytes: a limit for the memory of activations;
+    activations that do not fit are recomputed.
     """
 
     machine_override: Machine | None = None
@@ -57,7 +57,7 @@ class Planner:
         """The verified plan of this rank. Plans of several ranks are verified when they are
         launched.
 
-        Tensors that Python still references have memory of their own; other tensors may share
+        Tensors that Python objects still refer to have memory of their own; other tensors may share
         memory.
         """
         model = self.model or Model.get_model()
@@ -80,12 +80,14 @@ class Planner:
         return Planned(plan, model)
 
     def _configured(self, graph: Graph, arch: str) -> Graph:
-        """The graph, with hints for the ops for which the user gave hints."""
+        """The graph, with the user's hints attached to the ops that they are for."""
         return graph
 
 
 class _Planned(BaseException):
-    """Ends a script at its first launch; `plan` is the plan that the script would have launched."""
+    """Raised to end a script at its first launch. plan: the plan that the script would have
+    launched.
+    """
 
     def __init__(self, plan: Planned) -> None:
         super().__init__()
@@ -93,20 +95,22 @@ class _Planned(BaseException):
 
 
 def capture(plan: Planned | None) -> None:
-    """Called by every launch. If a script is only being planned, ends it by raising _Planned."""
+    """Called by every launch. If the script is run only in order to plan it, raises _Planned, which
+    ends the script.
+    """
     if Planner.machine_override is not None:
         raise _Planned(plan or Planner().plan())
 
 
 class ScriptError(BaseError):
-    """A script raised an error of its own, which is this error's cause.
+    """An error that a script itself raised, which is this error's cause.
 
     Its traceback begins with the script's own frames.
     """
 
 
 def _own_error(path: str, error: Exception) -> ScriptError | None:
-    """The ScriptError for an error; None if it was raised before the script ran, for example
+    """The ScriptError for an error. None if the error was raised before the script ran, for example
     because the file does not exist.
     """
     frames = error.__traceback__
@@ -122,8 +126,8 @@ def _own_error(path: str, error: Exception) -> ScriptError | None:
 def _run(path: str) -> dict[str, Any]:
     """Runs a script and returns its global names.
 
-    A script that ends by `sys.exit()` or with exit code 0 counts as run to its end; for any other
-    exit code or message raises InvalidUsageError.
+    A script that ends by `sys.exit()` or with exit code 0 counts as complete. Any other exit code
+    or message raises InvalidUsageError.
     """
     try:
         return runpy.run_path(path, run_name="__main__")
@@ -138,8 +142,8 @@ def _run(path: str) -> dict[str, Any]:
 def plan_script(path: str, machine: Machine) -> list[inner.Plan]:
     """The verified plan of the model that a Python script builds up to its first launch.
 
-    Nothing is run on a device. Raises PlanError if the script builds nothing, ScriptError if it
-    raises an error of its own.
+    Nothing runs on a device. Raises PlanError if the script builds nothing, and ScriptError if the
+    script raises an error.
     """
 
     def inner_plan(planned: Planned | None) -> inner.Plan | None:
@@ -152,8 +156,8 @@ def plan_script(path: str, machine: Machine) -> list[inner.Plan]:
 
 
 def graph_of_script(path: str, machine: Machine) -> Graph:
-    """The graph of the model that a Python script builds up to its first launch; errors as for
-    plan_script.
+    """The graph of the model that a Python script builds up to its first launch. Raises the errors
+    of plan_script.
     """
 
     def graph(planned: Planned | None) -> Graph:
@@ -173,8 +177,8 @@ def _no_model(path: str) -> PlanError:
 def _of_script(
     path: str, machine: Machine, result_of: Callable[[Planned | None], Result]
 ) -> Result:
-    """The result of `result_of` for the plan that the script launches first; if it launches none,
-    for None after the script has ended.
+    """Runs a script up to its first launch, and returns `result_of` of the launched plan. If the
+    script launches none, `result_of` is called with None after the script has ended.
     """
     if os.path.isdir(path):
         raise InvalidUsageError(f"{path} is a directory; give a Python script")
@@ -186,7 +190,7 @@ def _of_script(
         try:
             names = _run(path)
             result = result_of(None)
-            del names  # these names hold tensors, which must keep their memory until here
+            del names  # until here, these names keep the memory of tensors
             return result
         except _Planned as planned:
             return result_of(planned.plan)

@@ -1,5 +1,5 @@
-"""Builds the compiled loop kernel of a plan, or takes it from the cache. Called by the executor and
-the CLI.
+"""Builds the compiled loop kernel of a plan, or reads it from the cache. Called by the executor and
+the command line.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from ark.tasks.custom_form import complaints
 
 @dataclass(frozen=True)
 class Program:
-    """A compiled loop kernel and the data for its task records. name: its entry in the cache."""
+    """A compiled loop kernel with the data that task records need. name: the name of its cache
+    entry.
+    """
 
     emitted: Emitted
     binary: Binary
@@ -40,9 +42,11 @@ def load(
     device: KernelDevice,
     phases: range | None = None,
 ) -> tuple[Program, object]:
-    """Builds the loop kernel and loads it; a cached kernel that cannot be loaded is compiled again.
+    """Builds the loop kernel and loads it. If a cached kernel cannot be loaded, it is compiled
+    again.
 
-    phases: the phases that the kernel runs, by default all. Also returns the result of Device.load.
+    phases: the phases that the kernel runs, by default all. Returns the program and the result of
+    Device.load.
     """
     program = build(plan, machine, backend, device.arch, phases)
     try:
@@ -55,16 +59,16 @@ def load(
     return program, device.load(program.binary)
 
 
-Compiled = tuple[Binary, bool]  # whether it was in the cache
+Compiled = tuple[Binary, bool]  # True: it was in the cache
 _begun: dict[
     str, Future[Compiled]
-] = {}  # kernels being compiled, by their name in the cache; removed by `build`
-_loops: dict[str, Binary] = {}  # objects of loops, by name in the cache
+] = {}  # kernels being compiled, by cache name; `build` removes them
+_loops: dict[str, Binary] = {}  # compiled loops, by cache name
 
 
 def begin(plan: Plan, backend: Backend, arch: str) -> None:
-    """Starts to compile all kernels that `build` will need, in other threads. The plan may still be
-    a draft. `build` raises compiler errors.
+    """Starts to compile, in other threads, all kernels that `build` will need. The plan may still
+    be a draft. Errors of the compiler are raised by `build`.
     """
     if not isinstance(backend, KernelBackend):
         return
@@ -88,8 +92,8 @@ def _begin(plan: Plan, backend: KernelBackend, arch: str, phases: range) -> None
 def build(
     plan: Plan, machine: Machine, backend: KernelBackend, arch: str, phases: range | None = None
 ) -> Program:
-    """The compiled loop kernel. Its key in the cache consists of the source, the compiler with its
-    flags, and the target.
+    """The compiled loop kernel. Its key in the cache is computed from the source, the compiler with
+    its flags, and the target.
     """
     emitted, target, name = _emitted(plan, machine, backend, arch, phases)
     begun = _begun.pop(name, None)
@@ -101,8 +105,8 @@ def build(
 
 
 def _of_user(error: SystemError, plan: Plan, arch: str) -> ModelError | None:
-    """A ModelError with the compiler's messages about the source of a custom op; None if
-    compilation did not fail because of one.
+    """A ModelError with the compiler's messages about the source of a custom op. None if
+    compilation did not fail because of a custom op.
     """
     ops = [op.params for op in plan.ops if op.kind == CUSTOM]
     complaint = complaints(str(error), ((str(p["name"]), str(p["digest"])) for p in ops))
@@ -115,7 +119,7 @@ def _of_user(error: SystemError, plan: Plan, arch: str) -> ModelError | None:
 
 
 def _compiled(name: str, emitted: Emitted, target: Target, backend: KernelBackend) -> Compiled:
-    """The binary, from the cache if it is there."""
+    """The binary, from the cache if it has one."""
 
     def compiled() -> Binary:
         compiler, source = backend.compiler(), emitted.source
@@ -139,7 +143,7 @@ def _compiled(name: str, emitted: Emitted, target: Target, backend: KernelBacken
 def _loop(
     compiler: LinkingCompiler, source: Source, target: Target, backend: KernelBackend
 ) -> Binary:
-    """The object of the kernel's loop; kernels with the same loop share it."""
+    """The compiled object of the kernel's loop. Kernels with the same loop share it."""
     name = _name("loop", source.loop, target, backend)
     if name not in _loops:
         _loops[name], _ = _once(name, lambda: compiler.compile_loop(source, target))
@@ -147,8 +151,8 @@ def _loop(
 
 
 def _once(name: str, make: Callable[[], Binary]) -> Compiled:
-    """The entry from the cache; if it is not there, `make` makes it. Ranks of one host compile a
-    source only once.
+    """The cache entry of that name. If there is none, `make` creates it. Ranks of one host compile
+    a source only once.
     """
     cached = _kept(name)
     if cached is not None:
@@ -173,13 +177,13 @@ def _kept(name: str) -> Binary | None:
 def _emitted(
     plan: Plan, machine: Machine, backend: KernelBackend, arch: str, phases: range | None
 ) -> tuple[Emitted, Target, str]:
-    """The source, its target, and its name in the cache."""
+    """The source, its target, and the name of its cache entry."""
     emitted = write(plan, machine, backend.dialect(arch), phases)
     target = Target(arch, machine.threads)
     return emitted, target, _name("kernel", repr(emitted.source), target, backend)
 
 
 def _name(part: str, source: str, target: Target, backend: KernelBackend) -> str:
-    """The cache entry of the machine code compiled from a source."""
+    """The name of the cache entry for the machine code that is compiled from a source."""
     flags = backend.compiler().key(target)
     return cache.key(__version__, backend.name, part, source, flags, repr(target))

@@ -1,10 +1,11 @@
-"""The rank of this process and the job's size, read from the environment that its launcher set.
+"""Reads the rank of this process and the job's size from the environment that its launcher set.
 
-Understands torchrun (and ark.launch, which sets the same variables), Open MPI, PMI (MPICH, Intel
-MPI) and Slurm, in this order; without a launcher, processes that a script has started by
-multiprocessing and that were given their ranks (ark.set_rank). Jobs are told apart by
-ARK_JOB_SECRET, which ark.launch sets; without it by the launcher's number of the job or the port
-that was set for it, with a key of the user (ark.runtime.bootstrap). Opens no connection.
+It supports torchrun (and ark.launch, which sets the same variables), Open MPI, PMI (MPICH, Intel
+MPI) and Slurm, in this order. Without a launcher, it supports processes that a script has started
+by multiprocessing and given their ranks (ark.set_rank). Jobs are distinguished by ARK_JOB_SECRET,
+which ark.launch sets. Without it they are distinguished by the launcher's number of the job or by
+the port that was set for the job, together with a key of the user (ark.runtime.bootstrap). Opens no
+connection.
 """
 
 from __future__ import annotations
@@ -30,11 +31,13 @@ _LAUNCHERS = (
         "OMPI_COMM_WORLD_LOCAL_SIZE",
     ),
     ("PMI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-    # The size of the step, not of the allocation, because a batch script is not a rank.
+    # Slurm's step has the number of ranks; the allocation may be larger, because a batch script is
+    # not a rank.
     ("Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ""),
 )
-# Variables that the ranks of one job share, and no other ranks, by launcher. Under mpirun within
-# Slurm the ranks' steps differ, so Slurm's variable serves only Slurm's own ranks.
+# For each launcher, variables that are equal on the ranks of one job and on no others. Under mpirun
+# within Slurm, ranks are in different steps, so Slurm's variable is used for Slurm's own ranks
+# only.
 _JOB_IDS = {
     "torchrun": ("TORCHELASTIC_RUN_ID",),
     "Open MPI": ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
@@ -50,10 +53,10 @@ PORT_BASE = "ARK_IPC_LISTEN_PORT_BASE"
 class RankInfo:
     """The data that a rank has before it connects.
 
-    local_rank: its number on this machine. address, port: those of rank 0; the port may be taken by
-    another program (torchrun's own store does so), so `ports` consecutive ones are tried. job: a
+    local_rank: the rank's number on this machine. address, port: those of rank 0. Another program
+    may use the port (torchrun's own store does), so `ports` consecutive ports are tried. job: a
     text that only the processes of one job share; secret: True if no other user can know it.
-    join_s: seconds that ranks wait for one another at the start.
+    join_s: how many seconds ranks wait for one another at the start.
     """
 
     rank: int = 0
@@ -114,11 +117,11 @@ def rank_from_environment(environ: Mapping[str, str] | None = None) -> RankInfo:
 def rank_among_siblings(
     rank: int, world_size: int, environ: Mapping[str, str] | None = None
 ) -> RankInfo | None:
-    """The rank of a process that was given one by its script (ark.set_rank), if it can find the
-    others on this machine; else None.
+    """The rank information of a process that got its rank from its script (ark.set_rank). None if
+    it cannot find the other ranks on this machine.
 
-    The others are the processes that its parent has started by multiprocessing, which share the
-    parent's random key, or all processes with the same ARK_IPC_LISTEN_PORT_BASE.
+    The other ranks are processes that the same parent has started by multiprocessing, which share
+    the parent's random key, or all processes with the same ARK_IPC_LISTEN_PORT_BASE.
     """
     env = os.environ if environ is None else environ
     secret = env.get(SECRET, "")
@@ -144,7 +147,7 @@ def rank_among_siblings(
 
 
 def _job(env: Mapping[str, str], launcher: str) -> str:
-    """The launcher's own name of the job; empty if it has none (torchrun writes "none")."""
+    """The launcher's name for the job; empty if it has none (torchrun then writes "none")."""
     job = next((env[name] for name in _JOB_IDS[launcher] if env.get(name)), "")
     if launcher == "Slurm" and job and env.get("SLURM_STEP_ID"):
         job += f".{env['SLURM_STEP_ID']}"
@@ -201,7 +204,9 @@ def _port(env: Mapping[str, str], name: str) -> int:
 
 
 def _free_for_all(job: str) -> int:
-    """The port at which a job's ranks look for rank 0 if none was set."""
+    """The port at which a job's ranks look for rank 0 if no port was set. It is computed from the
+    job's text.
+    """
     return 20000 + zlib.crc32(job.encode()) % 10000
 
 

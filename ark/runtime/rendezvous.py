@@ -1,14 +1,14 @@
 """Rank 0's side of the bootstrap: a small TCP server through which all ranks of a job communicate.
 
-Every rank, rank 0 too, has one connection to it. The server accepts ranks that prove knowledge of
-the job's secret, collects one message per rank, sends all of them to every rank, and reports at
-once to every rank when one is lost or fails. Used by ark.runtime.bootstrap alone.
+Every rank, including rank 0, has one connection to it. The server accepts ranks that prove that
+they know the job's secret. It collects one message per rank and sends all of them to every rank. If
+a rank is lost or fails, it reports this to every rank at once. Used by ark.runtime.bootstrap only.
 
 Wire format: frames of (kind u8, length u32, body), little-endian; bodies are JSON or raw bytes. The
-server sends first (MAGIC and a nonce), so that a foreign program on either end is recognised. The
-rank answers with its own nonce and a proof (HMAC-SHA256) over both nonces that it knows the job's
-secret, and the server with its proof; each side closes the connection if the other's proof is
-wrong.
+server sends first (MAGIC and a nonce), so that another program on either end is recognised. The
+rank answers with its own nonce and with a proof that it knows the job's secret, an HMAC-SHA256 over
+both nonces. The server answers with its own proof. Each side closes the connection if the other's
+proof is wrong.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Link:
             self.sock.sendall(_HEADER.pack(kind, len(body)) + body)
 
     def receive(self, limit: int = MAX_FRAME) -> tuple[int, bytes]:
-        """The next frame; raises ConnectionError if the stream ends or does not consist of
+        """Returns the next frame. Raises ConnectionError if the stream ends or does not consist of
         frames.
         """
         kind, length = _HEADER.unpack(read_exactly(self.sock, _HEADER.size))
@@ -80,15 +80,18 @@ def read_exactly(sock: socket.socket, count: int) -> bytes:
 
 
 def proof(job: str, side: bytes, nonces: bytes, hello: bytes) -> bytes:
-    """The proof of one side that it knows the job's secret, for these nonces.
+    """One side's proof, for these nonces, that it knows the job's secret.
 
-    side: b"rank" or b"server", so that a proof cannot be sent back to its author.
+    side: b"rank" or b"server". It is part of the proof, so that a proof cannot be sent back to the
+    side that made it.
     """
     return hmac.new(job.encode(), side + nonces + hello, hashlib.sha256).digest()
 
 
 def prove(link: Link, job: str, nonce: bytes, hello: bytes) -> bool:
-    """A rank's side of the handshake; False if the server does not know the job's secret."""
+    """Executes a rank's side of the handshake. Returns False if the server does not know the job's
+    secret.
+    """
     mine = secrets.token_bytes(NONCE_BYTES)
     nonces = nonce + mine
     link.send(HELLO, hello + mine + proof(job, b"rank", nonces, hello))
@@ -109,7 +112,7 @@ def unpack_gather(body: bytes) -> tuple[str, bytes]:
 
 
 def pack_post(rank: int, label: str, payload: bytes) -> bytes:
-    """A message to one rank; in messages from the server, `rank` is the sender."""
+    """The body of a message to one rank. In messages from the server, `rank` is the sender."""
     return struct.pack("<I", rank) + pack_gather(label, payload)
 
 
@@ -154,15 +157,15 @@ class Server:
             return [r for r in range(self._world_size) if r not in self._members]
 
     def fail(self, message: str, spare: int = -1) -> None:
-        """Sends every rank but `spare` the reason why the job has failed; the first reason is
-        kept.
+        """Sends the reason why the job has failed to every rank except `spare`. If there are
+        several reasons, the first is kept.
         """
         with self._lock:
             if self._failure:
                 return
             self._failure = message
-            # Rank 0 is last: its process may end as soon as it knows, before the others have been
-            # told.
+            # Rank 0 is informed last. Its process may end as soon as it is informed, and the others
+            # could miss the message.
             last_to_first = sorted(self._members.items(), reverse=True)
             members = [m for r, m in last_to_first if r != spare and not m.left]
         for member in members:
@@ -191,7 +194,7 @@ class Server:
                 return
             try:
                 self._spawn(self._serve, sock, f"{address[0]}:{address[1]}")
-            except SystemError:  # too many open files; the rank tries again
+            except SystemError:  # too many open files; the rank will try again
                 sock.close()
 
     def _serve(self, sock: socket.socket, peer: str) -> None:
@@ -300,7 +303,7 @@ class Server:
         if other is None or other.left:
             self.fail(f"rank {target} has left, but rank {rank} sends it {label!r}")
             return
-        with contextlib.suppress(OSError):  # the member's own thread reports that it is gone
+        with contextlib.suppress(OSError):  # the thread of this member reports its end
             other.link.send(POST, pack_post(rank, label, payload))
 
     def _leave(self, rank: int, member: _Member) -> None:

@@ -1,4 +1,5 @@
-"""A launch in progress: watched, released iteration by iteration, aborted, explained.
+"""A launch in progress. It can be watched, allowed to run further iterations, aborted, and asked to
+explain an error.
 
 Created by `Executor.start`. Called by ark.runtime.runtime, ark.models.generate and ark.bench.
 """
@@ -39,10 +40,10 @@ STOP_S = 10.0
 class Run:
     """A launch in progress.
 
-    host: its ArkHost, as an array of one element. iterations: the number that was launched. ranks:
-    the ranks of the job, if several. budget_s: the budget of a wait on the device. explain: makes
-    the error message from the host block's record. trouble: the error that stopped the proxy, or
-    empty.
+    host: the launch's ArkHost structure, as an array of one element. iterations: the number of
+    iterations of the launch. ranks: the job's ranks, if there are several. budget_s: the most
+    seconds of a wait on the device. explain: makes an error message from the record in `host`.
+    trouble: returns the error that stopped the proxy, or an empty text.
     """
 
     def __init__(
@@ -69,17 +70,17 @@ class Run:
         live.add(self)
 
     def detach(self) -> None:
-        """Copies the host block: the launch has ended and its memory will be freed."""
-        copied = bytearray(
-            self.host.tobytes()
-        )  # numpy's own copy of a record copies field by field
+        """Copies the ArkHost structure, because the launch has ended and the structure's memory
+        will be freed.
+        """
+        copied = bytearray(self.host.tobytes())  # copies all bytes; numpy would copy field by field
         self.host = np.frombuffer(copied, self.host.dtype)
         self.detached = True
         live.drop(self)
 
     @property
     def iterations_done(self) -> int:
-        """Iterations that have ended since the launch, as the host sees them."""
+        """The number of iterations that have ended since the launch, as far as the host knows."""
         return int(self.host["done"][0])
 
     def running(self) -> bool:
@@ -95,29 +96,29 @@ class Run:
         return on_device
 
     def release(self, target: int) -> None:
-        """Persistent mode: lets the loop run until `target` iterations are done."""
+        """In persistent mode: lets the loop run until `target` iterations are done in total."""
         self.host["target"] = target
 
     def quit(self) -> None:
-        """Persistent mode: ends the loop once it is idle."""
+        """In persistent mode: ends the loop once it has no iterations to run."""
         self._asked_to_quit = True
         if not self.forked:
             self.host["quit"] = 1
 
     @property
     def left_idle(self) -> bool:
-        """Persistent mode: True if the kernel has left because the host released no iterations for
-        a while.
+        """In persistent mode: True if the kernel has left because the host released no iterations
+        for some time.
         """
         return not self.running() and int(self.host["quit"][0]) == 1 and not self._asked_to_quit
 
     def abort(self) -> None:
-        """Sets the abort word: the kernel leaves at the next iteration or wait."""
+        """Sets the abort word, which makes the kernel leave at the next iteration or wait."""
         if not self.forked:
             self.host["abort"] = 1
 
     def check(self) -> None:
-        """Raises the error of a failed peer, or GpuError if a wait has given up."""
+        """Raises the error of a failed peer, or GpuError if a wait on the device has timed out."""
         ranks = self._ranks
         if ranks is not None and not self._failed:
             message = ranks.failure()
@@ -134,7 +135,9 @@ class Run:
             self._give_up("")
 
     def _give_up(self, text: str) -> None:
-        """Waits for the kernel to leave and reports to the other ranks; raises GpuError."""
+        """Waits for the kernel to leave, reports the failure to the other ranks, and raises
+        GpuError.
+        """
         self._failed = True
         self._launch.wait(self._budget_s + 5.0)
         text = text or self._explain(self.host[0])
@@ -144,7 +147,9 @@ class Run:
         raise GpuError(text)
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Waits for the kernel to end; False if the time is up first. Raises GpuError."""
+        """Waits for the kernel to end. Returns False if the time is up first. Raises GpuError if it
+        failed.
+        """
         end = None if timeout_s is None else time.monotonic() + timeout_s
         while not (self.forked or self._launch.wait(0.05)):
             self.check()
@@ -155,7 +160,9 @@ class Run:
         return True
 
     def wait_done(self, iterations: int, timeout_s: float | None = None) -> bool:
-        """Waits until a number of iterations is done or the kernel has ended. Raises GpuError."""
+        """Waits until this number of iterations is done or the kernel has ended. Raises GpuError if
+        it failed.
+        """
         end = None if timeout_s is None else time.monotonic() + timeout_s
         pause = 1e-5
         while self.iterations_done < iterations and self.running():
@@ -168,7 +175,7 @@ class Run:
         return self.iterations_done >= iterations
 
     def check_complete(self) -> None:
-        """Raises GpuError if the kernel has ended before its requested iterations."""
+        """Raises GpuError if the kernel has ended before it has run all requested iterations."""
         if self.iterations_done < self.iterations:
             raise GpuError(
                 f"the kernel ended after {self.iterations_done} of {self.iterations} iterations "
@@ -176,10 +183,10 @@ class Run:
             )
 
     def stop(self, timeout_s: float | None = None) -> bool:
-        """Aborts the kernel and waits for it, by default STOP_S; False if it has not left by
-        then.
+        """Aborts the kernel and waits for it, by default for STOP_S. Returns False if it has not
+        left by then.
         """
-        with contextlib.suppress(BaseError):  # a faulted device runs nothing any more
+        with contextlib.suppress(BaseError):  # a device with a fault runs nothing
             if self.running():
                 self.abort()
                 self._launch.wait(STOP_S if timeout_s is None else timeout_s)
@@ -187,5 +194,5 @@ class Run:
         return True
 
     def elapsed_ms(self) -> float:
-        """Milliseconds the kernel was on the device."""
+        """Milliseconds for which the kernel was on the device."""
         return self._launch.elapsed_ms()

@@ -1,5 +1,5 @@
-"""Loads plans: `load` turns a plan and a backend into a Runner, which launches it, as a loop kernel
-or by the backend's own means. Called by ark.runtime.runtime, ark.models.generate and
+"""Loads plans: `load` takes a plan and a backend and returns a Runner, which launches the plan, as
+a loop kernel or by the backend's own means. Called by ark.runtime.runtime, ark.models.generate and
 ark.interop.
 """
 
@@ -20,9 +20,7 @@ from ark.runtime.run import Ranks, Run
 
 
 class Runner(Protocol):
-    """A loaded plan. Its methods are those of ark.runtime.executor.Executor, which documents
-    them.
-    """
+    """A loaded plan. ark.runtime.executor.Executor has the same methods and documents them."""
 
     plan: Plan
     machine: Machine
@@ -55,8 +53,8 @@ class Runner(Protocol):
 @runtime_checkable
 class PlanBackend(Backend, Protocol):
     """A vendor that executes plans without a loop kernel, because its processors share no memory.
-    It takes ops, the accesses of their tasks, and the processor of each task, and orders everything
-    else itself.
+    The backend uses the plan's ops, the accesses of their tasks, and the processor of each task. It
+    orders the work itself.
     """
 
     def executor(
@@ -68,8 +66,8 @@ class PlanBackend(Backend, Protocol):
         trace_records: int = 0,
         budget_s: float = BUDGET_S,
     ) -> Runner:
-        """The loaded plan. Raises UnsupportedError if the hardware cannot run it, and SystemError
-        if memory or a compiler fails, before anything runs.
+        """Loads a plan. Raises, before anything runs, UnsupportedError if the hardware cannot run
+        it, and SystemError if memory or a compiler fails.
         """
         ...
 
@@ -84,7 +82,7 @@ def load(
     trace_records: int = 0,
     budget_s: float = BUDGET_S,
 ) -> Runner:
-    """Checks a plan (ark.runtime.admission) and loads it. Arguments and errors are those of
+    """Checks a plan (ark.runtime.admission) and loads it. For arguments and errors see
     ark.runtime.executor.Executor. All ranks of a plan call this together.
     """
     admit_rank(plan, device, ranks)

@@ -1,7 +1,7 @@
 """ARK's Runtime: launches the current model's loop kernel and runs iterations of it.
 
-loop_mode=True starts one persistent kernel, which waits for the host between runs (through
-host-mapped memory); loop_mode=False starts a kernel for each run. Called by users.
+With loop_mode=True, one persistent kernel runs, and waits between runs for the host (through
+host-mapped memory). With loop_mode=False, a kernel is started for each run. Called by users.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ark.runtime.turns import in_turn
 if TYPE_CHECKING:
     import torch
 
-FOREVER = 1 << 31  # iterations of a persistent launch, more than `run` ever requests
+FOREVER = 1 << 31  # iterations of a persistent launch, more than any run
 TRACE_RECORDS = 1 << 16
 
 
@@ -41,13 +41,13 @@ class Runtime:
     """Launches a plan and runs its iterations; one launch at a time.
 
     A context manager that stops the launch at its end. Calls from several threads are executed one
-    after the other; writing and reading tensors around a run is not protected.
+    after the other. Reads and writes of tensors in other threads are not synchronised.
 
     ranks: the job's ranks, if there are several; by default those that ark.init joins.
     """
 
     class State(Enum):
-        """The state of a runtime: no launch, a launch with nothing to run, or running."""
+        """The state of a runtime: no launch, a launch without work, or running iterations."""
 
         Init = 0
         LaunchedNotRunning = 1
@@ -55,7 +55,7 @@ class Runtime:
 
     _all: ClassVar[WeakSet[Runtime]] = WeakSet()
     _latest: ClassVar[ref[Runtime] | None] = None
-    _shared: ClassVar[Runtime | None] = None  # the last result of get_runtime, kept alive here
+    _shared: ClassVar[Runtime | None] = None  # the last result of get_runtime
     last_plan: Planned | None = None
 
     def __init__(self, ranks: Ranks | None = None) -> None:
@@ -89,7 +89,7 @@ class Runtime:
 
     @staticmethod
     def stop_all() -> None:
-        """Stops every runtime of the process and drops iterations that have not run."""
+        """Stops every runtime of the process. Iterations that have not run are dropped."""
         for runtime in list(Runtime._all):
             with contextlib.suppress(BaseError):
                 runtime._abandon(collective=runtime._idle())
@@ -114,8 +114,8 @@ class Runtime:
     ) -> None:
         """Plans (unless a plan is given), compiles, allocates and, in loop mode, starts the kernel.
 
-        plan: an ark.Plan. device_id: -1 for the model's device. stream: work to wait for first, an
-        object with synchronize(); 0 for none. record: whether to record a trace of tasks.
+        plan: an ark.Plan. device_id: -1 for the model's device. stream: an object with
+        synchronize(), which is called first; 0 for none. record: True to record a trace of tasks.
         tensor_mappings: placeholders and their torch tensors. A previous launch is stopped first.
         """
         if plan is not None and not isinstance(plan, Planned):
@@ -151,11 +151,11 @@ class Runtime:
         self._plan = Runtime.last_plan = chosen
 
     def _place(self, device: Device) -> None:
-        """Allocates memory for the held tensors, except those that the plan places.
+        """Allocates memory for the tensors that Python objects hold, unless the plan does.
 
         On some devices a running kernel sees host writes only in memory of one kind. In loop mode
-        inputs are allocated there. Weights are not, because reading them would be slower; nor are
-        tensors that have memory already. Before such a tensor is written, `_settle` ends the loop.
+        inputs are allocated there. Weights are not, because reading them would be slower. A tensor
+        that has memory stays where it is; before it is written, `_settle` ends the loop.
         """
         for storage in self._held:
             storage.busy = WeakMethod(self.wait)
@@ -170,7 +170,7 @@ class Runtime:
 
     @in_turn
     def _settle(self) -> None:
-        """Called before a write to a tensor of which a running kernel may hold old values.
+        """Called before a write to a tensor whose old values a running kernel may have cached.
 
         Ends the loop; the next run starts it again. Raises InvalidUsageError if there are several
         ranks, because all of them would have to end their loops.
@@ -244,7 +244,7 @@ class Runtime:
     ) -> None:
         """Runs `iter` iterations; returns at once if non_blocking. Raises GpuError if they fail.
 
-        Without loop_mode an iteration that draws a stop token (ark.sample) is the last.
+        Without loop_mode, the run ends after an iteration that samples a stop token (ark.sample).
         """
         if self._plan is None:
             raise InvalidUsageError("no plan is launched; call Runtime.launch() before run()")
@@ -296,7 +296,7 @@ class Runtime:
 
     @in_turn
     def wait(self) -> None:
-        """Waits until the requested iterations have run. Raises GpuError if the kernel gave up."""
+        """Waits until the requested iterations have run. Raises GpuError if the kernel failed."""
         if self._run is None:
             return
         try:
@@ -328,14 +328,14 @@ class Runtime:
             self._run = None
 
     def _idle(self) -> bool:
-        """True if all requested iterations have run, so that ranks may free their memory."""
+        """True if all requested iterations have run. Then ranks may free their memory."""
         if self._run is None:
             return True
         done = self._run.iterations_done
         return done >= self._target if self.loop_mode else not self._run.running()
 
     def _go_on(self) -> None:
-        """Starts the kernel again after it left while it was idle, for the remaining iterations."""
+        """Starts a kernel that left while it was idle again, for the remaining iterations."""
         assert self._run is not None
         owed = self._target - self._run.iterations_done
         self._start()
@@ -359,7 +359,7 @@ class Runtime:
             self.stop()
 
     def _abandon(self, collective: bool = False) -> None:
-        """Leaves the device, whatever its state. collective: see Executor.close."""
+        """Leaves the device in any state. collective: see Executor.close."""
         self._run, self._target = None, 0
         executor, self.executor = self.executor, None
         if executor is not None and not executor.close(collective):

@@ -1,4 +1,4 @@
-"""The backend, the device and the job of ranks that this process uses.
+"""Holds the backend, the device and the job of ranks that this process uses.
 
 Nothing is opened until something must run, so models can be built and planned without a device.
 Called by ark.api.init, ark.runtime.runtime and ark.runtime.planner.
@@ -34,10 +34,10 @@ _state = _State()
 
 
 def select(name: str | None, arch: str | None) -> None:
-    """Sets the backend (None keeps the present one) and the required architecture (None: any).
+    """Sets the backend (None leaves it as it is) and the required architecture (None allows any).
 
-    Raises SystemError with the probe's reason if the named backend has no device, or none of that
-    architecture.
+    Raises SystemError with the probe's reason if the named backend has no device, or no device of
+    that architecture.
     """
     if name is not None:
         _state.backend, _ = registry.choose(name)
@@ -62,8 +62,8 @@ def _check_arch(arch: str) -> None:
 
 
 def backend() -> Backend:
-    """The backend in use; it is chosen at first use. If only the CPU is available, a message says
-    so.
+    """The backend in use. It is chosen at the first call. If only the CPU is available, a message
+    says so.
     """
     if _state.backend is None:
         _state.backend, _ = registry.choose(None)
@@ -75,7 +75,7 @@ def backend() -> Backend:
 def device(index: int | None = None) -> Device:
     """The opened device, by default the model's. Each device is opened once per process.
 
-    A CPU is one device: its ranks share it, and each may refer to it by its own rank.
+    The CPU is a single device, which all ranks share; any rank's number is accepted as its index.
     """
     chosen = backend()
     number = Model.get_device_id() if index is None else whole("the device", index)
@@ -110,17 +110,20 @@ def forget(name: str) -> None:
 
 
 def set_aside(name: str) -> dict[tuple[str, int], Device]:
-    """Takes a backend's opened devices out of the session, still open; `put_back` returns them."""
+    """Removes a backend's opened devices from the session without closing them. `put_back` returns
+    them.
+    """
     return {key: _state.devices.pop(key) for key in [k for k in _state.devices if k[0] == name]}
 
 
 def put_back(devices: Mapping[tuple[str, int], Device]) -> None:
-    """Returns devices that `set_aside` took to the session."""
+    """Puts devices that `set_aside` has removed back into the session."""
     _state.devices.update(devices)
 
 
 def ranks() -> Bootstrap | None:
-    """This process's membership of its job, joined at first use; None if there is only one rank.
+    """This process's membership of its job. It joins the job at the first call. None if there is
+    only one rank.
 
     Raises InvalidUsageError if the model's rank and number of ranks differ from the launcher's.
     """
@@ -160,8 +163,8 @@ def ranks() -> Bootstrap | None:
 def _at_the_end(leave: Callable[[], None]) -> None:
     """Registers `leave` to be called when the process ends.
 
-    Processes that multiprocessing has forked do not run atexit functions, only multiprocessing's
-    finalizers.
+    In a process that multiprocessing has forked, atexit functions are not called, so
+    multiprocessing's finalizers are used there.
     """
     atexit.register(leave)
     if "multiprocessing.util" in sys.modules:

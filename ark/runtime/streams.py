@@ -1,5 +1,5 @@
-"""Many small launches of one kernel on a caller's streams. Whatever does not change between
-launches is computed once, so that a launch takes little time on the host. Called by
+"""Runs many small launches of one kernel on a caller's streams. Everything that does not change
+between launches is computed once, so that a launch takes little time on the host. Called by
 ark.interop.torch.
 """
 
@@ -17,8 +17,8 @@ from ark.runtime.run import Run
 
 
 class Streamed:
-    """Launches of an executor that continue from one another (`Executor.resume`), on streams. A
-    launch on another stream waits for the earlier ones.
+    """Launches on streams that continue from one another (`Executor.resume`). If a launch is on
+    another stream than the launches before, it waits for them.
     """
 
     def __init__(self, executor: Executor) -> None:
@@ -32,13 +32,15 @@ class Streamed:
         self._repeated: RepeatedLaunch | None = None
         self._params: np.ndarray | None = None
         self._run: Run | None = None
-        # Views of single words, because access to a field of an array takes several times as long.
+        # Views of single words; accessing a field of a NumPy record takes several times as long.
         self._error: Any = None
         self._first: Any = None
         self._end: Any = None
 
     def __call__(self, stream: int, iterations: int = 1) -> None:
-        """Launches a number of further iterations. Raises GpuError if an earlier launch gave up."""
+        """Launches a number of further iterations. Raises GpuError if a wait of an earlier launch
+        timed out.
+        """
         executor = self._executor
         run = self._run
         if run is None or executor.latest is not run or executor.resumed is None:
@@ -52,7 +54,7 @@ class Streamed:
         live.add(run)
 
     def _begin(self) -> Run:
-        """The first launch, also after launches of another kind."""
+        """Prepares the first launch, and the first one after launches of another kind."""
         executor, device = self._executor, self._executor.device
         assert isinstance(device, StreamDevice)
         executor.wait_idle()

@@ -1,7 +1,7 @@
-"""Fills the arrays that the loop kernel reads: tasks, counter operations and fetches, with
+"""Builds the arrays that the loop kernel reads: tasks, counter operations and fetches, with
 addresses.
 
-Called by the executor after memory is allocated and peers are connected.
+Called by ark.runtime.device_tables, after memory is allocated and peers are connected.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from ark.runtime.flows import flows
 
 @dataclass(frozen=True)
 class Tables:
-    """The arrays of a plan in the layouts of ark.codegen.layout. `tasks` are in table order, for
-    error messages.
+    """The arrays of a plan, in the layouts of ark.codegen.layout. listing: the tasks in the order
+    of `tasks`, for error messages.
     """
 
     tasks: np.ndarray
@@ -33,8 +33,8 @@ class Tables:
     fetches: np.ndarray
     growths: np.ndarray
     ranges: np.ndarray
-    lists: np.ndarray  # addresses of operands that do not fit into records
-    listing: tuple[tuple[int, int, Task], ...]  # (phase, processor, task) by task index
+    lists: np.ndarray  # operand addresses that do not fit in task records
+    listing: tuple[tuple[int, int, Task], ...]  # (phase, processor, task) by index
 
 
 def build(
@@ -47,10 +47,11 @@ def build(
     list_address: int = 0,
     own_count: Callable[[int], int] | None = None,
 ) -> Tables:
-    """opcode and box_maps: for each op, in its kernel. buffer_address and counter_address return
-    device addresses by id, own_count that of the word in which this rank counts its signals to a
-    peer's counter, map_address that of an op's box map by op id and index of the map. list_address:
-    the future address of `lists`.
+    """Builds the tables of a plan. opcode, box_maps: for each op, the number of its body in its
+    kernel, and its box maps. buffer_address, counter_address: functions from an id to a device
+    address. own_count: a function from a peer's counter to the address of the word in which this
+    rank counts its signals to it. map_address: a function from an op's id and the number of a box
+    map to the map's address. list_address: the address at which `lists` will be.
     """
     operands, limits = _operands(plan, buffer_address)
     counters = [counter_address(c.id) for c in plan.counters]
@@ -97,7 +98,7 @@ def build(
                     if fetch.growth is not None:
                         growths.append(_growth(fetch, fetch.growth, operands[task.op]))
                         growing = len(growths)
-                        # A single record covers the data, however long it grows.
+                        # One record covers the data, which may grow during a launch.
                         starts, sizes, forms = starts[:1], sizes[:1], np.full(1, growing)
                     fetch_addresses.append(starts)
                     fetch_sizes.append(sizes)
@@ -146,11 +147,11 @@ def build(
     )
 
 
-ALL, RIGHT = 1, 2  # bits of a record: which boxes may be loaded before a task begins
+ALL, RIGHT = 1, 2  # bits: which boxes may be loaded before a task begins
 
 
 def _flow_words(plan: Plan, opcode: Sequence[int]) -> dict[int, int]:
-    """The flow words of records, by task index."""
+    """The values of the records' field `flow`, by task index."""
     ops = [task.op for phase in plan.phases for tasks in phase.processors for task in tasks]
     word_of: dict[int, int] = {}
     for first, flow in flows(plan).items():
@@ -160,9 +161,9 @@ def _flow_words(plan: Plan, opcode: Sequence[int]) -> dict[int, int]:
 
 
 def _early(plan: Plan, box_maps: Sequence[Sequence[BoxMap]]) -> dict[int, int]:
-    """Ops whose box maps cover memory that is not written during a launch, so that their boxes may
-    be loaded before their tasks begin: boxes of all operands, or only of a matmul's right-hand
-    side.
+    """For each op whose box maps cover memory that is not written during a launch, the bit ALL or
+    RIGHT. The op's boxes may be loaded before its tasks begin: the boxes of all operands (ALL), or
+    only those of a matmul's right-hand side (RIGHT).
     """
     mapped = {
         op.id: [op.operands[m.operand] for m in maps]
@@ -179,7 +180,8 @@ def _early(plan: Plan, box_maps: Sequence[Sequence[BoxMap]]) -> dict[int, int]:
     for op in plan.ops:
         boxes = templates.boxes(kinds.signature(plan, op), tuple(coords.get(op.id, ())))
         written |= {plan.tensors[op.operands[b.operand]].buffer for b in boxes if b.write}
-    given = any(plan.buffers[b].arena == "external" for b in written)  # which may alias any memory
+    # External memory may alias any memory.
+    given = any(plan.buffers[b].arena == "external" for b in written)
     kept = ("parameter", "state") if given else ("parameter", "state", "external")
 
     def unwritten(tensor: int) -> bool:
@@ -196,7 +198,9 @@ def _early(plan: Plan, box_maps: Sequence[Sequence[BoxMap]]) -> dict[int, int]:
 
 
 def _stages(fetch: Fetch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """For each stage: its first byte, the bytes of one piece, and the form, as in ArkFetch."""
+    """For each stage of a fetch: its first byte, the bytes of one piece, and the form, as the
+    fields of ArkFetch have them.
+    """
     if fetch.parts == 1:
         starts = np.arange(0, fetch.nbytes, fetch.stage, dtype=np.uint64)
         sizes = np.minimum(fetch.stage, fetch.nbytes - starts.astype(np.int64))
@@ -211,7 +215,7 @@ def _stages(fetch: Fetch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _boxes(fetch: Fetch, address: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The same for stages that are boxes of the map at this address."""
+    """The result of `_stages` for stages that are boxes of the box map at this address."""
     row, lines = fetch.piece * fetch.parts, fetch.piece // BOX_ROW_BYTES
     first, part = np.divmod(
         np.arange(-(-fetch.nbytes // (fetch.rows * row)) * fetch.parts), fetch.parts
@@ -222,8 +226,8 @@ def _boxes(fetch: Fetch, address: int) -> tuple[np.ndarray, np.ndarray, np.ndarr
 
 
 def stream_boxes(plan: Plan) -> frozenset[int]:
-    """The ids of ops that fetch parts of rows: the operand stream needs their box maps, their tasks
-    do not.
+    """The ids of ops that fetch parts of rows. The operand stream uses the box maps of these ops;
+    their tasks do not.
     """
     phases = (phase.processors for phase in plan.phases)
     tasks = (task for processors in phases for tasks in processors for task in tasks)
@@ -231,7 +235,7 @@ def stream_boxes(plan: Plan) -> frozenset[int]:
 
 
 def _growth(fetch: Fetch, growth: Growth, operands: list[int]) -> tuple[int, ...]:
-    """An ArkGrowth. operands: the addresses of the op's operands."""
+    """The fields of an ArkGrowth. operands: the addresses of the op's operands."""
     row, rows, step = growth.row, fetch.nbytes // growth.row, fetch.stage // growth.row
     first, beside = (operands[i] + fetch.offset for i in (fetch.operand, growth.beside))
     share = (row, rows, step, growth.part, growth.parts)
@@ -246,7 +250,7 @@ def _growth(fetch: Fetch, growth: Growth, operands: list[int]) -> tuple[int, ...
 def _map_addresses(
     plan: Plan, box_maps: Sequence[Sequence[BoxMap]], map_address: Callable[[int, int], int] | None
 ) -> list[list[int]]:
-    """For each op the addresses of its box maps."""
+    """For each op, the addresses of its box maps."""
     addresses: list[list[int]] = []
     for op in plan.ops:
         count = len(box_maps[op.id]) if box_maps and map_address else 0
@@ -260,7 +264,7 @@ def _map_addresses(
 
 
 def listed(plan: Plan) -> int:
-    """The number of addresses in `lists`."""
+    """The number of addresses that `lists` will have."""
     room = layout.RECORD_OPERANDS
     return sum(len(op.operands) - room + 1 for op in plan.ops if len(op.operands) > room)
 
@@ -268,8 +272,8 @@ def listed(plan: Plan) -> int:
 def _rows(
     operands: list[list[int]], maps: list[list[int]], list_address: int
 ) -> tuple[list[tuple[int, ...]], np.ndarray]:
-    """For each op the operand and map addresses in its tasks' records, and the addresses that
-    overflow into lists.
+    """Returns two arrays: for each op, the operand and map addresses for its tasks' records; and
+    the addresses that do not fit in records, which are stored in `lists`.
     """
     rows: list[tuple[int, ...]] = []
     lists: list[int] = []
@@ -298,8 +302,9 @@ def _counter_op(
 def _by_store(
     plan: Plan, op: tuple[int, int, int, int, int], own_count: int
 ) -> tuple[int, int, int, int, int]:
-    """The signal to this rank's word of the counter and, if it is a peer's, the stored one
-    (ArkCounterOp).
+    """Changes a counter operation to one that signals by a store (ArkCounterOp): it writes this
+    rank's own word of the counter. For a peer's counter, the value is read from this rank's word at
+    `own_count`.
     """
     address, value, step, counter, flags = op
     if not flags & layout.COUNTER_OP_SYSTEM:
@@ -314,7 +319,9 @@ def _by_store(
 def _operands(
     plan: Plan, buffer_address: Callable[[int], int]
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """For each op: operand addresses, and bytes from there to the end of the buffer."""
+    """For each op: the operands' addresses, and the number of bytes from each address to the end of
+    its buffer.
+    """
     addresses: list[list[int]] = []
     limits: list[list[int]] = []
     for op in plan.ops:

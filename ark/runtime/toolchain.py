@@ -1,10 +1,10 @@
-"""Checks a compiler when it is first used on a device: known results are computed and compared.
+"""Checks a compiler when it is first used on a device, by computations with known results.
 
-Compilers that are installed separately from ark come in many versions, and a miscompilation gives
+Compilers that are installed separately from ark have many versions, and wrong machine code gives
 wrong numbers without an error. So each version of a `CheckedBackend`'s compiler is checked on a
-device before it compiles anything else there; the verdict is cached under everything that the
-results depend on. Called by ark.runtime.kernels. The known results are in ark.runtime.known, which
-is above the planner and registers itself in `examiners`.
+device before it compiles anything else for it. The verdict is cached; its key has everything that
+the results depend on. Called by ark.runtime.kernels. The computations are in ark.runtime.known,
+which is in a layer above the planner and therefore registers itself in `examiners`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from ark.errors import GpuError, SystemError
 from ark.runtime import cache
 
 Examiner = Callable[[KernelBackend, KernelDevice], str]
-"""Computes known results; returns the reason why they are wrong, or an empty text."""
+"""Computes known results. Returns the reason why the computed ones are wrong, or an empty text."""
 examiners: LateTable[Examiner] = LateTable("examiners")
 _RIGHT = b"right"
 _admitted: set[str] = set()
-_held = threading.RLock()  # other threads wait until the first one's check has ended
+_held = threading.RLock()  # other threads wait for the first check
 _checking = False
 
 
@@ -35,7 +35,7 @@ def admit(backend: KernelBackend, device: KernelDevice) -> None:
     """Checks that the backend's compiler makes correct code for the device.
 
     Raises SystemError with the compiler and the remedy if it does not. If the check itself fails
-    (too little memory, a failed kernel), that error is raised and no verdict is stored.
+    (too little memory, a failed kernel), its error is raised and no verdict is stored.
     """
     compiler = toolchain(backend, device)
     if compiler is None:
@@ -57,13 +57,15 @@ def admit(backend: KernelBackend, device: KernelDevice) -> None:
 
 
 def toolchain(backend: KernelBackend, device: KernelDevice) -> Toolchain | None:
-    """The compiler to check before it makes code for the device; None if none."""
+    """The compiler that must be checked before it makes code for the device; None if no check is
+    needed.
+    """
     return backend.toolchain(device.arch) if isinstance(backend, CheckedBackend) else None
 
 
 def examine(backend: KernelBackend, device: KernelDevice) -> str:
-    """Computes the known results now, without the cache; the reason why they are wrong, or
-    empty.
+    """Computes the known results now, whatever the cache says. Returns the reason why they are
+    wrong, or an empty text.
     """
     global _checking
     with _held:
@@ -76,7 +78,7 @@ def examine(backend: KernelBackend, device: KernelDevice) -> str:
 
 
 def refusal(compiler: Toolchain, arch: str, reason: str) -> str:
-    """The error message for a compiler that failed the check."""
+    """The error message for a compiler that has failed the check."""
     return (
         f"{compiler.name} generates wrong code for {arch} and is not used: {reason}. For another "
         f"version, {compiler.remedy}; `ark doctor` repeats the check, and `ark cache clear` "
@@ -104,6 +106,6 @@ def _name(compiler: Toolchain, backend: KernelBackend, device: KernelDevice) -> 
 
 @once
 def _texts(root: Path) -> str:
-    """A hash of all device source under a folder."""
+    """A hash of all device source in a folder."""
     paths = sorted(p for p in root.rglob("*") if p.suffix in (".h", ".cpp"))
     return cache.key(*(part for p in paths for part in (p.name, p.read_bytes())))

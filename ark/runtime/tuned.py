@@ -1,7 +1,8 @@
-"""The cuts of matmuls, by shape, that `ark tune` measured as fastest on a machine.
+"""The cuts (divisions into tiles and parts of k) of matmuls that `ark tune` measured as fastest on
+a machine, by shape.
 
-Planning for that device uses them, so plans stay the same as long as the file does. Called by all
-code that plans for the local device, and by ark.bench.tune.
+Planning for that machine uses them, so plans stay the same as long as the stored file does. Called
+by all code that plans for the local device, and by ark.bench.tune.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ Key = Annotated[str, Meta(pattern=r"^[0-9]{1,12}(x[0-9]{1,12}){5}$", max_length=
 
 
 class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """cut: rows and columns of tiles, parts of k. us: the measured time. usual_us: the time of the
-    cut that is used without measurements.
+    """One choice. cut: rows and columns of a tile, and the number of parts of k. us: the measured
+    time. usual_us: the measured time of the default cut.
     """
 
     cut: tuple[Size, Size, Size]
@@ -29,7 +30,7 @@ class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Tuned(Header, frozen=True, forbid_unknown_fields=True):
-    """Choices by the matmuls that they apply to (ark.lower.cuts.key)."""
+    """The file's content: choices by the matmuls that they apply to (ark.lower.cuts.key)."""
 
     choices: Annotated[dict[Key, Choice], Meta(max_length=100_000)]
 
@@ -38,6 +39,6 @@ KEPT: Kept[dict[str, Choice]] = Kept("tuned", Tuned, "ark tune")
 
 
 def options(machine: Machine) -> dict[str, Any]:
-    """The planner's option `cuts` with these choices, or nothing."""
+    """The planner's option `cuts` with these choices; empty if nothing was measured."""
     cuts = {key: list(choice.cut) for key, choice in KEPT.load(machine).items()}
     return {"cuts": cuts} if cuts else {}

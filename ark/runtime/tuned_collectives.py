@@ -1,10 +1,10 @@
-"""The fastest algorithm and engine that `ark tune --collectives` measured on a machine, by
-collective, ranks and size.
+"""The algorithm and engine that `ark tune --collectives` measured as fastest on a machine, by
+collective, number of ranks and size.
 
-All ranks use rank 0's table, so that they choose alike. Calls on arrays use algorithm and engine;
-models use the engine alone, as the planner's option `engines`, because the algorithm would change
-results. Called by ark.distributed.group, by all code that plans for the ranks at hand, and by
-ark.bench.tune_comm.
+All ranks use the table of rank 0, so that they choose the same. Calls on arrays use the algorithm
+and the engine. Models use only the engine, as the planner's option `engines`, because another
+algorithm would change results. Called by ark.distributed.group, by all code that plans for this
+machine's ranks, and by ark.bench.tune_comm.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ Key = Annotated[str, Meta(pattern=r"^[a-z_]{1,40}\.[0-9]{1,4}$")]
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """nbytes: the size of the larger of a rank's input and output. us: the measured time. usual_us:
-    the time of the default choice.
+    """One choice. nbytes: the size of a rank's input or output, whichever is larger. us: the
+    measured time. usual_us: the measured time of the default choice.
 
-    engines: for each algorithm the fastest engine that was measured.
+    engines: for each algorithm, the fastest engine.
     """
 
     nbytes: Annotated[int, Meta(ge=1, le=1 << 40)]
@@ -42,7 +42,7 @@ Table = dict[Key, list[Entry]]
 
 
 class Tuned(Header, frozen=True, forbid_unknown_fields=True):
-    """Entries by collective and number of ranks."""
+    """The file's content: entries by collective and number of ranks (see `key`)."""
 
     choices: Annotated[Table, Meta(max_length=10_000)]
 
@@ -51,28 +51,30 @@ KEPT: Kept[Table] = Kept("tuned collectives", Tuned, "ark tune --collectives")
 
 
 def key(collective: str, world: int) -> str:
-    """The key of entries for this number of ranks."""
+    """The key of a collective's entries for this number of ranks."""
     return f"{collective}.{world}"
 
 
 def pick(table: Table, collective: str, world: int, nbytes: int) -> Entry | None:
-    """The entry of the nearest measured size; None if none is near."""
+    """The entry of the nearest measured size; None if no measured size is near."""
     entries = table.get(key(collective, world), [])
     place = nearest([e.nbytes for e in entries], nbytes)
     return None if place is None else entries[place]
 
 
 def of_rank_0(machine: Machine, ranks: Ranks) -> Table:
-    """Rank 0's table, on all ranks, which must all call this. machine: the rank's own."""
+    """The table of rank 0, on all ranks. All ranks must call this. machine: this rank's own
+    machine.
+    """
     mine = KEPT.encoded(machine, KEPT.load(machine))
     return KEPT.decoded(ranks.all_gather(mine)[0], "rank 0")
 
 
 def options(machine: Machine, world: int, ranks: Ranks | None = None) -> dict[str, Any]:
-    """The planner's option `engines` for this number of ranks; nothing for one.
+    """The planner's option `engines` for this number of ranks; empty for one rank.
 
-    ranks: all ranks that plan now, which use rank 0's table; without them the machine's own is
-    used.
+    ranks: all ranks of the job, if all plan now; they use rank 0's table. Without `ranks`, the
+    machine's own table is used.
     """
     if world == 1:
         return {}

@@ -1,5 +1,5 @@
-"""Ends a rank when its launcher ends. Run as a script, it requests that of the operating system,
-then becomes the rank's program; it is a script so that starting a rank does not import ark.
+"""Ends a rank when its launcher ends. Run as a script, it asks the operating system to do so, and
+then becomes the rank's program. It is a script so that starting a rank does not import ark.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ import os
 import signal
 import sys
 
-# The variable that gives rank 0 a pipe for its last paragraph, which the launcher prints once for
-# all ranks with the same one.
+# The environment variable that gives rank 0 a pipe for its last error paragraph. The launcher
+# prints equal paragraphs of several ranks once.
 LAST_WORDS = "ARK_LAST_WORDS"
 _PR_SET_PDEATHSIG = 1
 
 
 def tie_to(parent: int) -> None:
-    """Ends this process when process `parent`, its launcher, ends (Linux; elsewhere nothing)."""
+    """Ends this process when its launcher, the process `parent`, ends. Has an effect on Linux
+    only.
+    """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
         if os.getppid() != parent:

@@ -1,8 +1,11 @@
-"""The proxy: a native thread of the host that serves a device's FIFO (see proxy.h).
+"""The proxy: a native thread on the host that executes the copy requests of a running kernel. The
+kernel writes requests (triggers) to a FIFO (see proxy.h).
 
-It is compiled with the host's C++ compiler, once for each kind of device. An executor owns one.
+It is compiled with the host's C++ compiler, once for each kind of device. Each executor has its
+own.
 
-It needs pybind11 and a compiler; without them only the engines `dma` and `nic` are unavailable.
+It needs pybind11 and a compiler. Without them only the transfer engines `dma` and `nic` are
+unavailable.
 """
 
 from __future__ import annotations
@@ -46,10 +49,10 @@ _building = threading.Lock()
 
 
 def _module(header: str) -> ModuleType:
-    """The compiled module with a vendor's copies.h. Raises SystemError with the missing
-    component.
+    """The compiled module with a vendor's copies.h. Raises SystemError that names a
+    missing component.
     """
-    with _building:  # ranks may be threads
+    with _building:  # ranks may be threads of one process
         return _built(header)
 
 
@@ -70,10 +73,11 @@ def _built(header: str) -> ModuleType:
     folder = resources.files("ark.runtime.proxy")
     texts = {name: folder.joinpath(name).read_text() for name in {*MODULE, *FILES}}
     network = ("-DARK_UCX", "-lucp", "-lucs") if has_ucx(command) else ()
-    # Python loads a module of one name once, so each vendor's has its own name.
+    # Python loads a module of one name only once, so the module of each vendor has its own name.
     name = f"ark_proxy_{hashlib.sha256(header.encode()).hexdigest()[:12]}"
     options = ("-pthread", f"-DARK_MODULE={name}", *network, "-ldl")
-    # UCX would write to standard output, which belongs to the user; its errors are raised here.
+    # UCX would write to standard output, which is for the user's output. Its errors are raised as
+    # exceptions here.
     os.environ.setdefault("UCX_LOG_LEVEL", "fatal")
     try:
         binding = module_object(
@@ -90,11 +94,13 @@ def _built(header: str) -> ModuleType:
 
 
 class Proxy:
-    """The proxy of one executor, and its FIFO. Close it before the memory it copies is freed."""
+    """The proxy of one executor, and its FIFO. It must be closed before the memory that it copies
+    is freed.
+    """
 
     def __init__(self, device: Device, abort: int) -> None:
-        """abort: host address of the word that makes the kernel leave. Raises SystemError on
-        failure.
+        """abort: the host address of the word that makes the kernel leave. Raises SystemError if
+        the proxy cannot be started.
         """
         if not isinstance(device, ProxiedDevice):
             raise SystemError(
@@ -117,12 +123,14 @@ class Proxy:
             raise SystemError(f"the proxy cannot be started: {error}") from error
 
     def allow(self, address: int, nbytes: int) -> None:
-        """Registers memory that triggers may name; any other address makes the launch fail."""
+        """Registers memory that requests may name. A request with any other address makes the
+        launch fail.
+        """
         self._proxy.allow(address, nbytes, -1, 0)
 
     def network(self, memory: Memory) -> dict[str, Any]:
-        """Registers memory for peers on other hosts; returns, as JSON, the data they need to reach
-        it.
+        """Registers memory for peers on other hosts. Returns, as a JSON object, the data that they
+        need to access it.
         """
         if not self._proxy.has_network():
             raise SystemError(
@@ -141,8 +149,8 @@ class Proxy:
         }
 
     def connect(self, rank: int, peer: dict[str, Any] | None) -> Memory:
-        """Connects to a peer's memory. Returns a range of addresses that stands for it, which only
-        the proxy may use.
+        """Connects to a peer's memory. Returns a range of addresses that represents this memory;
+        only the proxy may use them.
         """
         if peer is None:
             raise SystemError(
@@ -152,7 +160,7 @@ class Proxy:
         nbytes = int(peer["nbytes"])
         place = mmap.mmap(
             -1, nbytes, prot=mmap.PROT_READ
-        )  # reserved, so that no other memory gets these addresses
+        )  # a reservation, so that no other memory gets these addresses
         view = np.frombuffer(place, np.uint8)
         self._places.append(view)
         address = int(view.ctypes.data)
@@ -169,8 +177,8 @@ class Proxy:
         return Memory(address, nbytes, "symmetric", None, owned=False)
 
     def drain(self, count: int, timeout_s: float) -> None:
-        """Waits until the given number of triggers has been served, it has failed, or the time is
-        up.
+        """Returns when the proxy has served `count` requests, when it has failed, or when the time
+        is up.
         """
         end = time.monotonic() + timeout_s
         while self.served() != count and not self.error() and time.monotonic() < end:
@@ -178,7 +186,7 @@ class Proxy:
             time.sleep(1e-4)
 
     def restart(self) -> None:
-        """Starts again with an empty FIFO; nothing may run on the device."""
+        """Starts again with an empty FIFO. Nothing may run on the device."""
         self._proxy.stop()
         assert self.fifo.host is not None
         self.fifo.host[:] = 0
@@ -191,19 +199,19 @@ class Proxy:
             ) from error
 
     def wake(self) -> None:
-        """Tells the proxy that a launch begins, so that it polls at once and often."""
+        """Announces a launch, so that the proxy polls at once and frequently."""
         self._proxy.wake()
 
     def error(self) -> str:
-        """The error that stopped it, or empty."""
+        """The error that stopped the proxy; empty if there is none."""
         return str(self._proxy.error())
 
     def served(self) -> int:
-        """Triggers served since it started."""
+        """The number of requests that the proxy has served since it started."""
         return int(self._proxy.served())
 
     def rests(self) -> int:
-        """The number of times that the proxy slept because there was nothing to do."""
+        """How often the proxy slept because there were no requests."""
         return int(self._proxy.rests())
 
     def close(self) -> None:
