@@ -1,9 +1,10 @@
-"""Parallel plans: how one logical model is distributed over ranks, and the communication that this
-needs.
+"""Parallel plans: they distribute the model of one device over several ranks and add the
+communication that this needs.
 
 `layout` has layouts of tensors and the collectives that convert them. `pipeline` has schedules of
 pipelines. `transform` has the primitives that split a graph. `plans` has the named plans and the
-search for the fastest one. ark imports this package only on use. docs/parallel.md has an overview.
+search for the fastest one. ark imports this package only when it is used. docs/parallel.md has an
+overview.
 """
 
 from ark.parallel.layout import Layout, change, table

@@ -1,4 +1,6 @@
-"""Layouts of one tensor over devices, and the cheapest collectives that change one to another."""
+"""Layouts of one tensor over devices, and the cheapest collectives that convert one layout to
+another.
+"""
 
 from ark.parallel.layout.moves import Step
 from ark.parallel.layout.paths import change, table

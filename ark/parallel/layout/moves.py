@@ -1,10 +1,9 @@
-"""Moves: conversions of a layout by one collective, which turn c parts of one kind into c parts of
-another.
+"""Moves: conversions of a layout by one collective.
 
-A move takes the fastest-varying factor of an axis of the layout (replicas, values or a dimension)
-and makes it the fastest-varying factor of another axis. Each device's block thereby stays a box of
-the tensor after any sequence of moves. ark.parallel.layout.paths searches over moves; the tests
-execute them on arrays.
+A layout has a number of replicas, of value splits (partial sums), and of parts along each
+dimension. A move takes a factor c of one of these numbers and multiplies another one by it; the
+factor is the fastest-varying one in both. So each device's block is a box of the tensor after any
+sequence of moves. ark.parallel.layout.paths searches over moves; the tests execute them on arrays.
 """
 
 from __future__ import annotations
@@ -16,17 +15,17 @@ import numpy as np
 
 from ark.parallel.layout.types import Layout, divisors
 
-R, V, D = 0, 1, 2  # axes of a layout: replicas, values, and dimension d as D + d
+R, V, D = 0, 1, 2  # axes of a layout: replicas, values; dimension d is D + d
 
 
 @dataclass(frozen=True)
 class Step:
     """A collective that all `groups` execute at the same time.
 
-    op: all_reduce, all_gather, reduce_scatter or all_to_all; or slice or value_split, which move
+    op: all_reduce, all_gather, reduce_scatter or all_to_all; or slice or value_split, which send
     nothing. source, target: the axes of the layout between which a factor of `ranks` moves.
-    elements: sent by each device, by the papers' volumes for rings. groups: the devices that
-    communicate with each other, in the order of the parts.
+    elements: the number that each device sends, by the formulas of the papers for rings. groups:
+    the devices that communicate with each other, in the order of their parts.
     """
 
     op: str
@@ -40,7 +39,9 @@ class Step:
 
 
 def operation(source: int, target: int) -> str | None:
-    """The collective that turns parts along one axis into parts along another, or None."""
+    """The collective that converts parts along one axis to parts along another; None if there is
+    none.
+    """
     if source == target:
         return None
     if source == V:
@@ -53,11 +54,12 @@ def operation(source: int, target: int) -> str | None:
 
 
 def ring_volume(op: str, ranks: int, elements: int) -> int:
-    """`ranks` times the elements that each device sends, for blocks of `elements` elements before
-    the step.
+    """`ranks` times the number of elements that each device sends, for blocks of `elements`
+    elements before the step.
 
-    The factor `ranks` makes it a whole number. The formulas are those of rings: an all-gather
-    forwards c - 1 blocks, a reduce-scatter and an all-to-all c - 1 parts of a block.
+    The factor `ranks` makes the result a whole number. The formulas are those of rings: in an
+    all-gather a device forwards c - 1 blocks, in a reduce-scatter and an all-to-all c - 1 parts of
+    a block.
     """
     passed_on = {
         "all_gather": ranks * (ranks - 1),
@@ -69,7 +71,9 @@ def ring_volume(op: str, ranks: int, elements: int) -> int:
 
 
 def moves(layout: Layout) -> Iterator[tuple[int, int, int, tuple[int, ...]]]:
-    """All moves from a layout: source and target axis, factor, and the resulting counts."""
+    """All moves from a layout: source and target axis, factor, and the counts of the resulting
+    layout.
+    """
     counts = layout.counts
     for source, count in enumerate(counts):
         for factor in divisors(count)[1:]:
@@ -82,7 +86,9 @@ def moves(layout: Layout) -> Iterator[tuple[int, int, int, tuple[int, ...]]]:
 
 
 def moved(coordinates: np.ndarray, source: int, target: int, factor: int) -> np.ndarray:
-    """The devices' coordinates (see `Layout.coordinates`) after a move."""
+    """The devices' coordinates (see `Layout.coordinates`) after a move of `factor` from axis
+    `source` to axis `target`.
+    """
     result: np.ndarray = coordinates.copy()
     result[:, source] //= factor
     result[:, target] = result[:, target] * factor + coordinates[:, source] % factor
@@ -90,8 +96,8 @@ def moved(coordinates: np.ndarray, source: int, target: int, factor: int) -> np.
 
 
 def groups(coordinates: np.ndarray, source: int, factor: int) -> tuple[tuple[int, ...], ...]:
-    """Groups of devices whose coordinates differ only in the moved factor, each in the order of
-    that factor.
+    """Groups of devices whose coordinates differ only in the moved factor. The devices of a group
+    are in the order of that factor.
     """
     key = coordinates.copy()
     key[:, source] //= factor

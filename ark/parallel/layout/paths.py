@@ -1,7 +1,8 @@
-"""The cheapest collectives from one layout to another, and the costs between all layouts.
+"""Finds the cheapest collectives from one layout to another, and the costs between all layouts.
 
-A shortest path over the moves of ark.parallel.layout.moves, by Bellman-Ford on arrays: all moves of
-all layouts are relaxed at once, for one source or for all, since paths are short.
+It computes shortest paths over the moves of ark.parallel.layout.moves, by Bellman-Ford on arrays.
+All moves of all layouts are relaxed at once, for one source or for all sources; few rounds suffice,
+because paths are short.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from ark.parallel.layout.moves import Step, groups, moved, moves, operation, rin
 from ark.parallel.layout.types import Layout, layouts
 
 MOST_LAYOUTS = 20_000
-AT_A_TIME = 16  # sources at a time, so that the arrays relaxed together stay in the cache
+AT_A_TIME = 16  # sources per round, so that the arrays stay in the processor's cache
 FAR = np.int64(1) << 62
-COST_PER_VOLUME = 64  # per unit of volume; a step adds 1, so the shorter of equal paths wins
+COST_PER_VOLUME = 64  # cost of a unit of volume; a step costs 1, so the shorter of equal paths wins
 
 
 @dataclass(frozen=True)
 class Table:
     """The costs between all layouts of a tensor over a number of devices.
 
-    elements[i, j]: elements that each device sends from layouts[i] to layouts[j], by ring volumes;
-    float64.
+    elements[i, j]: the number of elements that each device sends to convert layouts[i] to
+    layouts[j], by the formulas for rings; float64.
     """
 
     layouts: tuple[Layout, ...]
@@ -37,8 +38,8 @@ class Table:
 
 
 class _Moves:
-    """All layouts and the moves between them as arrays, sorted by the layout in which a move
-    ends.
+    """All layouts, and the moves between them as arrays, sorted by the layout that a move results
+    in.
     """
 
     def __init__(self, shape: Sequence[int], devices: int) -> None:
@@ -51,7 +52,7 @@ class _Moves:
                     f"{devices} devices, the limit of the search; use fewer devices or "
                     "dimensions"
                 )
-        # The unit of volume, in elements, in which all volumes are whole numbers.
+        # All volumes are whole multiples of this number of elements.
         self.unit = Fraction(math.prod(shape), devices * devices)
         self.number = {layout.counts: i for i, layout in enumerate(self.layouts)}
         all_moves = []
@@ -86,7 +87,7 @@ class _Moves:
 def table(shape: Sequence[int], devices: int) -> Table:
     """The costs between all layouts of a tensor of `shape` over `devices` devices.
 
-    Raises UnsupportedError if there are more than MOST_LAYOUTS of them.
+    Raises UnsupportedError if there are more than MOST_LAYOUTS layouts.
     """
     graph = _Moves(shape, devices)
     count = len(graph.layouts)
@@ -96,11 +97,11 @@ def table(shape: Sequence[int], devices: int) -> Table:
 
 
 def change(shape: Sequence[int], before: Layout, after: Layout) -> list[Step]:
-    """The steps of the least ring volume from one layout to another; if several paths have it,
-    those of the shortest.
+    """The steps with the least ring volume from one layout to another. If several paths have this
+    volume, the shortest one is returned.
 
-    Devices start in the order of `before`; the groups of the steps determine which block each
-    device has at the end.
+    At the start devices hold blocks in the order of `before`. The groups of the steps determine
+    which block each device has at the end.
     """
     if before.devices != after.devices:
         raise InvalidUsageError(
@@ -122,7 +123,7 @@ def change(shape: Sequence[int], before: Layout, after: Layout) -> list[Step]:
 
 
 def _realised(shape: Sequence[int], layout: Layout, path: list[list[int]]) -> list[Step]:
-    """The steps of a path, with layouts, volumes and groups."""
+    """The steps of a path, with their layouts, volumes and groups."""
     steps = []
     coordinates = layout.coordinates()
     for source, target, factor in path:

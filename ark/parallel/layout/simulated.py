@@ -1,9 +1,10 @@
-"""Conversions of a layout on a real network: the path of the least time by the simulator of
-collectives.
+"""Finds the conversion of a layout that takes the least time on a real network, according to the
+simulator of collectives.
 
 The time of a step depends on which devices communicate, so the search (Dijkstra) is over layouts
-together with the devices' positions. Every step is simulated with all its groups at once: as rings,
-or for an all-to-all as puts to every peer. Called by `ark layout --topology`.
+together with the devices' positions. Every step is simulated with all its groups at once.
+Collectives are simulated as rings, an all-to-all as puts (one-sided writes) to every peer. Called
+by `ark layout --topology`.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ class StepTimes:
         self._known: dict[tuple[str, Groups, int], float] = {}
 
     def us(self, op: str, concurrent: Groups, block_bytes: int) -> float:
-        """The time of a step in which all groups run the collective at once. block_bytes: of a
-        device before the step.
+        """The time of a step in which all groups run the collective at once. block_bytes: bytes of
+        a device's block before the step.
         """
         if op in ("slice", "value_split"):
             return 0.0
@@ -74,8 +75,9 @@ def change_on(
 
     itemsize: bytes of an element. Rank i of the topology is device i of `before`.
 
-    Raises: InvalidUsageError: the layouts have another number of devices than the topology has
-    ranks, or do not divide the shape. UnsupportedError: too many steps to simulate.
+    Raises InvalidUsageError if the number of devices of the layouts differs from the topology's
+    number of ranks, or if the layouts do not divide the shape. Raises UnsupportedError if there are
+    too many steps to simulate.
     """
     ranks = len(topology.ranks)
     if not before.devices == after.devices == ranks:

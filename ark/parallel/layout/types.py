@@ -1,10 +1,10 @@
-"""RVD layouts of a tensor over devices: the numbers of replicas, of value splits, and of splits of
+"""RVD layouts of a tensor over devices: the number of replicas, of value splits, and of splits of
 each dimension.
 
-The representation of Lin et al., "SuperScaler / nnScaler" (OSDI 2024). The number of devices is the
-product of these numbers, and each device holds one block. With V value splits the tensor is the sum
-of V partial ones. Created by callers and `Layout.parse`; ark.parallel.layout.paths searches over
-layouts.
+The representation is that of Lin et al., "SuperScaler / nnScaler" (OSDI 2024). The number of
+devices is the product of these numbers, and each device holds one block. With V value splits, the
+tensor is the sum of V partial tensors. Layouts are created by callers and by `Layout.parse`;
+ark.parallel.layout.paths searches over them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class Layout:
     parts.
 
     Devices are numbered row by row over (replicas, values, *dims). In CoCoNet's terms, Local is a
-    layout with values only, Replicated one with replicas only, and Sliced(d) one with dims[d] only.
+    layout that has value splits only, Replicated one that has replicas only, and Sliced(d) one that
+    has splits of dimension d only.
     """
 
     replicas: int
@@ -50,7 +51,7 @@ class Layout:
 
     @classmethod
     def parse(cls, text: str) -> Layout:
-        """Reads "R1V4D1,1"; InvalidUsageError for anything else."""
+        """Reads text such as "R1V4D1,1". Raises InvalidUsageError for any other text."""
         match = _FORM.fullmatch(text)
         if not match:
             raise InvalidUsageError(
@@ -91,11 +92,13 @@ class Layout:
         return tuple(size // parts for size, parts in zip(shape, self.dims, strict=True))
 
     def elements(self, shape: Sequence[int]) -> int:
-        """Elements of one device's block."""
+        """The number of elements in one device's block."""
         return math.prod(self.block(shape))
 
     def coordinates(self) -> np.ndarray:
-        """The block that each device holds: one row of (replica, value, *dims) per device."""
+        """The coordinates of the block that each device holds: one row (replica, value, *dims) per
+        device.
+        """
         return np.stack(np.unravel_index(np.arange(self.devices), self.counts), axis=1)
 
 

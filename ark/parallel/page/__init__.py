@@ -1,9 +1,8 @@
-"""One self-contained HTML page that shows a predicted plan, with layers in columns and ranks in
-rows.
+"""Draws a predicted plan as one self-contained HTML page, with layers in columns and ranks in rows.
 
 `render_page` is called by `ark parallelize --html`. Colours stand for layouts. Selecting a block
 shows its ops and the communication between them. Below are bars with the memory of each rank, and
-the pipeline's timeline. Style and drawing helpers are those of the collectives' page
+the pipeline's timeline. The style and the drawing helpers are those of the page about collectives
 (ark.collective.page).
 """
 
@@ -20,14 +19,14 @@ from ark.parallel.plans.rules import PLANS
 
 __all__ = ["page_data", "render_page"]
 
-MOST_SPANS = 20_000  # entries of the timeline
+MOST_SPANS = 20_000  # most entries of the timeline
 
 
 def page_data(prediction: Prediction, title: str) -> dict[str, Any]:
     """The page's content as JSON data. Times in microseconds, memory in bytes.
 
-    place_of: for each rank its position in the pipeline. A block's stage is -1 if all ranks share
-    it; a position runs the stages in `runs`.
+    place_of: the position of each rank in the pipeline. runs: the stages that run at each position.
+    A block that all ranks share has the stage -1.
     """
     pipelines = (
         i
@@ -109,8 +108,8 @@ def _block(cost: BlockCost, stage: int, prediction: Prediction) -> dict[str, Any
 
 
 def _kinds(state: tuple[str, ...], counts: list[int], shape: tuple[int, ...]) -> list[str]:
-    """The layout of a state of this shape along each axis that splits (count above 1): "whole",
-    "rows", "columns" or "sums".
+    """The layout of a state along each axis that splits (count above 1): "whole", "rows", "columns"
+    or "sums". shape: the tensor's shape.
     """
     words = {"R": "whole", "V": "sums", str(len(shape) - 1): "columns"}
     return [
@@ -120,7 +119,7 @@ def _kinds(state: tuple[str, ...], counts: list[int], shape: tuple[int, ...]) ->
 
 
 def render_page(prediction: Prediction, title: str) -> str:
-    """The page's HTML; the same prediction gives the same bytes."""
+    """The page's HTML. It is deterministic: the same prediction gives the same bytes."""
     own = resources.files("ark.parallel.page") / "assets"
     shared = resources.files("ark.collective.page") / "assets"
     style = (shared / "page.css").read_text("utf-8") + (own / "plan.css").read_text("utf-8")

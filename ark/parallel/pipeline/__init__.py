@@ -1,4 +1,6 @@
-"""Schedules of pipelines: the device and start time of every block of every micro-batch."""
+"""Schedules of pipelines. A schedule gives the device and the start time of every block of every
+micro-batch.
+"""
 
 from ark.parallel.pipeline.placement import Block, Placement
 from ark.parallel.pipeline.schedule import Entry, Schedule, tessel, verify

@@ -1,9 +1,10 @@
-"""Shortens the schedule of N micro-batches where warm-up and cool-down around copies of one core
-are not optimal.
+"""Shortens the schedule of N micro-batches. A schedule that consists of warm-up, copies of one
+core, and cool-down need not have the least length.
 
-CP-SAT places all blocks again, starting from the known schedule. Few micro-batches are placed
-directly. For many micro-batches a smaller number is placed, and a window of one period, after which
-the pipeline is in the same state, is repeated. Called by ark.parallel.pipeline.schedule.
+CP-SAT (a constraint solver) places all blocks again, starting from the known schedule. Few
+micro-batches are placed directly. For many micro-batches, a smaller number is placed first. Then a
+window of one period, after which the pipeline is in the same state, is repeated. Called by
+ark.parallel.pipeline.schedule.
 """
 
 from __future__ import annotations
@@ -15,27 +16,27 @@ from ark.collective.packages import require
 from ark.parallel.pipeline.placement import Placement
 from ark.parallel.pipeline.unroll import Times, around, makespan_bound
 
-MAX_PLACED_BLOCKS = 128  # that the solver places together, of all micro-batches
-SOLVER_TIME = 1.0  # CP-SAT's deterministic time, about seconds, for one call of `shorten`
+MAX_PLACED_BLOCKS = 128  # blocks of all micro-batches that the solver places together
+SOLVER_TIME = 1.0  # CP-SAT's deterministic time, about seconds, per call of `shorten`
 
 
 def makespan(placement: Placement, times: Times) -> int:
-    """The end of the last block."""
+    """The end time of the last block."""
     return max(start + placement.blocks[b].span for (_, b), start in times.items())
 
 
 def fewer(placement: Placement, count: int) -> int:
-    """The number of micro-batches, at most `count`, that are placed directly."""
+    """How many of `count` micro-batches are placed directly."""
     return min(count, MAX_PLACED_BLOCKS // len(placement.blocks))
 
 
 def shorten(
     placement: Placement, memory: Sequence[int], times: Times, count: int
 ) -> tuple[Times, int]:
-    """The shortest schedule of `count` micro-batches that is found, or `times` if none is shorter,
-    and a lower bound on the length of every schedule.
+    """Returns the shortest schedule of `count` micro-batches that the solver finds, or `times` if
+    it finds no shorter one, and a lower bound on the length of every schedule.
 
-    The solver is asked for increasing lengths from the bound on, until its time is used.
+    The solver tries lengths in increasing order from the bound on, until its time is used.
     """
     bound = target = makespan_bound(placement, count)
     most, effort = makespan(placement, times), SOLVER_TIME
@@ -60,8 +61,8 @@ def _decide(
     end: int,
     effort: float,
 ) -> tuple[str, Times, float]:
-    """The solver's answer whether a schedule ends by `end` ("found", "impossible" or "unknown"),
-    the schedule, and the solver's time.
+    """Asks the solver whether a schedule can end by `end`. Returns the answer ("found",
+    "impossible" or "unknown"), the schedule, and the solver's time.
     """
     cp: Any = require("ortools.sat.python.cp_model", "parallel")
     model, blocks, edges = cp.CpModel(), placement.blocks, placement.edges()
@@ -103,9 +104,9 @@ def _decide(
 
 
 def repeat(placement: Placement, times: Times, period: int, copies: int) -> Times | None:
-    """The schedule with `copies` periods inserted between two moments, one period and one
-    micro-batch apart, at which the pipeline is in the same state; None if there are no such
-    moments.
+    """Inserts `copies` periods into a schedule. They are inserted between two moments, one period
+    and one micro-batch apart, at which the pipeline is in the same state. Returns None if there are
+    no such moments.
     """
     blocks = placement.blocks
     for at in range(makespan(placement, times) - period):
@@ -126,8 +127,8 @@ def repeat(placement: Placement, times: Times, period: int, copies: int) -> Time
 
 
 def _state(placement: Placement, times: Times, at: int, shift: int) -> list[tuple[int, ...]]:
-    """For each block the number of micro-batches that have started it before `at`, less `shift`,
-    and the time for which each unfinished one has run.
+    """The state of the pipeline at a time. For each block it has the number of micro-batches that
+    have started the block before `at`, less `shift`, and how long each unfinished one has run.
     """
     state = []
     for b, block in enumerate(placement.blocks):

@@ -1,10 +1,11 @@
 """Named pipeline schedules, built block by block as their papers describe them.
 
-A name determines a placement, the memory of its devices, and priorities of ready blocks;
-`list_schedule` makes the schedule from these. `tessel` searches for schedules instead. Called by
-ark.parallel.plans. The schedules are GPipe (Huang et al. 2019), 1F1B (PipeDream-flush, Narayanan et
-al. 2021), interleaved 1F1B (Narayanan et al. 2021), zero bubble H1 (Qi et al. 2024), Chimera (Li
-and Hoefler 2021), interlaced pipelines and 3F1B (nnScaler, Lin et al. 2024).
+A name determines a placement (blocks on devices), the memory of the devices, and the priorities of
+blocks that are ready. `list_schedule` makes the schedule from these. `tessel` does not use names;
+it searches for schedules. Called by ark.parallel.plans. The schedules are GPipe (Huang et al.
+2019), 1F1B (PipeDream-flush, Narayanan et al. 2021), interleaved 1F1B (Narayanan et al. 2021), zero
+bubble H1 (Qi et al. 2024), Chimera (Li and Hoefler 2021), interlaced pipelines and 3F1B (nnScaler,
+Lin et al. 2024).
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from ark.parallel.pipeline.schedule import MOST_ENTRIES, Entry, Schedule
 from ark.parallel.pipeline.unroll import makespan_bound
 
 Priority = Callable[[str, int], tuple[int, ...]]
-"""The priority of a ready block, from its name and micro-batch. The block with the least runs
-first.
+"""A function that returns the priority of a ready block, from the block's name and micro-batch. The
+block with the lowest value runs first.
 """
 STAGES_PER_DEVICE = 2  # stages of a device in an interleaved pipeline
 FORWARD_PASSES = 3  # forward passes of 3F1B
@@ -30,7 +31,9 @@ FORWARD_PASSES = 3  # forward passes of 3F1B
 
 @dataclass(frozen=True)
 class Named:
-    """A placement, the memory of each device (None: unlimited), and the priorities of blocks."""
+    """A named pipeline: a placement, the memory of each device (None: unlimited), and the
+    priorities of blocks.
+    """
 
     placement: Placement
     memory: tuple[int | None, ...]
@@ -39,8 +42,8 @@ class Named:
 
 @dataclass(frozen=True)
 class Spans:
-    """The times of a stage: forward, backward, and the part of backward that computes the gradients
-    of weights.
+    """The times of a stage. forward, backward: of the passes. weights: the part of backward that
+    computes the gradients of weights.
     """
 
     forward: int = 1
@@ -50,8 +53,8 @@ class Spans:
 
 
 def _both(stages: Sequence[tuple[str, tuple[int, ...]]], spans: Spans) -> list[Block]:
-    """Blocks through the stages forward, each allocating a unit of memory, and back, each freeing
-    it.
+    """Forward blocks through all stages, each of which allocates a unit of memory, then backward
+    blocks in reverse order, each of which frees it.
     """
     blocks: list[Block] = []
     last: tuple[str, ...] = ()
@@ -71,7 +74,7 @@ def _backward_first(name: str, batch: int) -> tuple[int, ...]:
 
 
 def _gpipe(devices: int, spans: Spans) -> Named:
-    """All forward blocks, then all backward blocks."""
+    """All forward blocks run first, then all backward blocks."""
 
     def priority(name: str, batch: int) -> tuple[int, ...]:
         return (int(name[0] == "b"), batch)
@@ -81,14 +84,14 @@ def _gpipe(devices: int, spans: Spans) -> Named:
 
 def _1f1b(devices: int, spans: Spans) -> Named:
     """Backward blocks run as early as possible. A stage holds at most as many micro-batches as
-    there are stages from it to the end.
+    there are stages from this one to the last.
     """
     held = tuple(devices - d for d in range(devices))
     return Named(Placement(devices, tuple(_v(devices, spans))), held, _backward_first)
 
 
 def _interleaved(devices: int, spans: Spans) -> Named:
-    """1F1B with several stages per device; stage i is on device i modulo the number of devices."""
+    """1F1B with several stages per device. Stage i is on device i modulo the number of devices."""
     count = devices * STAGES_PER_DEVICE
     blocks = _both([(str(i), (i % devices,)) for i in range(count)], spans)
 
@@ -108,8 +111,9 @@ def _interleaved(devices: int, spans: Spans) -> Named:
 
 
 def _zero_bubble(devices: int, spans: Spans) -> Named:
-    """1F1B with the backward pass in two blocks: one that the previous stage waits for, and one for
-    the weights' gradients, which fills idle time (ZB-H1: no more memory than 1F1B).
+    """1F1B with the backward pass in two blocks. The previous stage waits for the first one. The
+    second one computes the weights' gradients and fills idle time (ZB-H1: no more memory than
+    1F1B).
     """
     blocks = []
     for block in _v(devices, spans):
@@ -131,7 +135,7 @@ def _zero_bubble(devices: int, spans: Spans) -> Named:
 
 
 def _chimera(devices: int, spans: Spans) -> Named:
-    """Two pipelines in opposite directions; each device has one stage of both."""
+    """Two pipelines in opposite directions. Each device has one stage of each pipeline."""
     down = [(f"{d}.down", (d,)) for d in range(devices)]
     up = [(f"{d}.up", (d,)) for d in reversed(range(devices))]
     blocks = [*_both(down, spans), *_both(up, spans)]
@@ -146,7 +150,9 @@ def _chimera(devices: int, spans: Spans) -> Named:
 
 
 def _interlaced(devices: int, spans: Spans) -> Named:
-    """A first layer on all devices, such as a large embedding, and 1F1B for the other layers."""
+    """A first layer on all devices, such as a large embedding, followed by 1F1B for the other
+    layers.
+    """
     every = tuple(range(devices))
     blocks = _both([("in", every), *((str(d), (d,)) for d in range(devices))], spans)
     placed = [
@@ -158,7 +164,7 @@ def _interlaced(devices: int, spans: Spans) -> Named:
 
 
 def _3f1b(devices: int, spans: Spans) -> Named:
-    """Three forward passes, with backward through the last (recycling, as in AlphaFold2)."""
+    """Three forward passes; only the last one has a backward pass (recycling, as in AlphaFold2)."""
     all_blocks: list[Block] = []
     last: tuple[str, ...] = ()
     for number in range(FORWARD_PASSES - 1):
@@ -188,9 +194,9 @@ PIPELINES: dict[str, Callable[[int, Spans], Named]] = {
 
 
 def named(name: str, devices: int, spans: Spans | None = None, inference: bool = False) -> Named:
-    """The pipeline of that name; raises InvalidUsageError for unknown names and unsupported sizes.
+    """The pipeline of that name. Raises InvalidUsageError for unknown names and unsupported sizes.
 
-    inference: no backward blocks, and no memory is held.
+    inference: True for a pipeline without backward blocks, in which no memory is held.
     """
     if name not in PIPELINES:
         raise InvalidUsageError(
@@ -208,11 +214,12 @@ def named(name: str, devices: int, spans: Spans | None = None, inference: bool =
 
 
 def list_schedule(plan: Named, micro_batches: int) -> Schedule:
-    """The schedule in which an idle device always runs the ready block with the lowest priority
-    number that fits into memory.
+    """Makes the schedule in which an idle device always runs, of the ready blocks that fit into
+    memory, the one with the lowest priority value.
 
-    Deterministic. The period is the busiest device's time per micro-batch. Raises PlanError if no
-    ready block fits, InvalidUsageError if the number of micro-batches is out of range.
+    The result is deterministic. The period is the busiest device's time per micro-batch. Raises
+    PlanError if no ready block fits, and InvalidUsageError if the number of micro-batches is out of
+    range.
     """
     placement = plan.placement.checked()
     blocks = placement.blocks
@@ -235,7 +242,7 @@ def list_schedule(plan: Named, micro_batches: int) -> Schedule:
 
     for i, block in enumerate(blocks):
         if not block.after:
-            offer(i, 0)  # makes the next micro-batch's block ready once this one has started
+            offer(i, 0)  # the block of the next micro-batch is ready once this one has started
     free = [0] * placement.devices
     held = [0] * placement.devices
     started: dict[tuple[int, int], int] = {}
@@ -286,8 +293,8 @@ def list_schedule(plan: Named, micro_batches: int) -> Schedule:
 
 
 def replay(schedule: Schedule, placement: Placement, micro_batches: int) -> Schedule:
-    """The schedule with each device's blocks in the same order, and the spans of `placement`, which
-    must have the same blocks.
+    """A schedule with the same order of blocks on each device, and the spans (times) of
+    `placement`, which must have the same blocks.
 
     Each block starts as soon as its predecessors have ended and its devices are idle.
     """

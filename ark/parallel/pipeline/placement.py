@@ -1,7 +1,7 @@
-"""Placements: the blocks of one micro-batch, their devices and memory; read from JSON.
+"""Placements: the blocks of one micro-batch, with their devices and memory, read from JSON.
 
-The input of the search for pipeline schedules (ark.parallel.pipeline.tessel). Files are checked
-here against a schema; named shapes are in ark.parallel.pipeline.shapes.
+A placement is the input of the search for pipeline schedules (ark.parallel.pipeline.tessel). Files
+are checked here against a schema; named shapes are in ark.parallel.pipeline.shapes.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ Device = Annotated[int, Meta(ge=0, lt=MOST_DEVICES)]
 class Block(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A part of a micro-batch's work that runs without interruption on all of its devices at once.
 
-    span: its time, in any unit. memory: the units it allocates at its start on every one of its
-    devices; negative: frees. after: blocks of the same micro-batch that must have ended.
+    span: the block's time, in any unit. memory: the units that the block allocates on each of its
+    devices when it starts; a negative number frees memory. after: blocks of the same micro-batch
+    that must have ended before.
     """
 
     name: Name
@@ -47,7 +48,7 @@ class Placement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Placement:
-        """Reads a placement; raises ModelError with the reason if it is not valid."""
+        """Reads a placement. Raises ModelError with the reason if it is not valid."""
         try:
             placement = msgspec.json.decode(text, type=cls, strict=True)
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
@@ -58,8 +59,8 @@ class Placement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return placement.checked()
 
     def checked(self) -> Placement:
-        """Returns itself; raises ModelError if names, devices or dependencies contradict each
-        other, or a number is out of range.
+        """Returns the placement itself. Raises ModelError if names, devices or dependencies
+        contradict each other, or if a number is out of range.
         """
         try:
             msgspec.convert(msgspec.to_builtins(self), Placement)
@@ -86,7 +87,9 @@ class Placement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self
 
     def order(self) -> list[int]:
-        """The blocks' numbers, ordered so that each block follows those it depends on."""
+        """The numbers of the blocks, ordered so that each block comes after those on which it
+        depends.
+        """
         number = {block.name: i for i, block in enumerate(self.blocks)}
         before = {i: [number[n] for n in b.after] for i, b in enumerate(self.blocks)}
         try:
@@ -98,12 +101,12 @@ class Placement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             ) from None
 
     def edges(self) -> list[tuple[int, int]]:
-        """(before, after) by number."""
+        """Pairs (before, after) of the numbers of blocks that depend directly on each other."""
         number = {block.name: i for i, block in enumerate(self.blocks)}
         return [(number[n], i) for i, b in enumerate(self.blocks) for n in dict.fromkeys(b.after)]
 
     def on(self, device: int) -> list[int]:
-        """Numbers of the blocks that run on a device."""
+        """The numbers of the blocks that run on a device."""
         return [i for i, block in enumerate(self.blocks) if device in block.devices]
 
     def load(self, device: int) -> int:
@@ -111,7 +114,7 @@ class Placement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return sum(self.blocks[i].span for i in self.on(device))
 
     def latency(self) -> int:
-        """Time of the longest chain of blocks."""
+        """The time of the longest chain of dependent blocks."""
         ends = [0] * len(self.blocks)
         before: dict[int, list[int]] = {i: [] for i in range(len(self.blocks))}
         for a, b in self.edges():
@@ -122,8 +125,8 @@ class Placement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def limits(placement: Placement, memory: int | Sequence[int]) -> tuple[int, ...]:
-    """The memory of each device, from one number for all or one number per device. Raises
-    InvalidUsageError for anything else.
+    """The memory of each device. memory: one number for all devices, or one number per device.
+    Raises InvalidUsageError for any other value.
     """
     given = [memory] * placement.devices if isinstance(memory, int) else list(memory)
     if len(given) != placement.devices or any(

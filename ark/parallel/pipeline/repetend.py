@@ -1,12 +1,12 @@
-"""The repeating core of a pipeline (repetend): the shortest period at which micro-batches can
-follow each other.
+"""Finds the repeating core of a pipeline (repetend) with the shortest period at which micro-batches
+can follow each other.
 
-It is a modulo schedule: block b of micro-batch m starts at (m + q) * period + r with 0 <= r <
+The core is a modulo schedule: block b of micro-batch m starts at (m + q) * period + r with 0 <= r <
 period. Blocks of a device must not overlap modulo the period, and whenever a block allocates
 memory, the memory held by all micro-batches must fit. CP-SAT decides whether a period is possible.
-If a period is possible, every longer one is too, so bisection finds the least; it is proven optimal
-if the next shorter period is impossible. After Lin et al., "Tessel" (HPCA 2024), which enumerates q
-instead.
+If it is, every longer period is possible too, so bisection finds the least one. The result is
+proven optimal if the next shorter period is impossible. The idea is that of Lin et al., "Tessel"
+(HPCA 2024), which enumerates q instead.
 """
 
 from __future__ import annotations
@@ -21,13 +21,16 @@ from ark.collective.packages import require
 from ark.errors import PlanError
 from ark.parallel.pipeline.placement import Placement
 
-MOST_PAIRS = 200  # dependent pairs of blocks of a device with implied constraints
-LATENCY_EFFORT = 0.3  # CP-SAT's deterministic time, about seconds, for the shortest latency
+# The most dependent pairs of blocks of a device for which implied constraints are added.
+MOST_PAIRS = 200
+LATENCY_EFFORT = 0.3  # CP-SAT's deterministic time, about seconds, for minimising the latency
 
 
 @dataclass(frozen=True)
 class Repetend:
-    """starts: start times of the blocks of micro-batch 0. bound: no period below it is possible."""
+    """A repeating core. starts: the start times of the blocks of micro-batch 0. bound: no shorter
+    period than this is possible.
+    """
 
     period: int
     bound: int
@@ -35,8 +38,8 @@ class Repetend:
 
 
 def distances(placement: Placement) -> list[list[int | None]]:
-    """[a][b]: the least time from the start of block a to that of b; None if b does not depend on
-    a.
+    """The element [a][b] is the least time from the start of block a to the start of block b. It is
+    None if b does not depend on a.
     """
     count = len(placement.blocks)
     after: list[list[int]] = [[] for _ in range(count)]
@@ -67,7 +70,8 @@ class _Model:
         self.model = self.cp.CpModel()
         self.blocks = placement.blocks
         count = len(self.blocks)
-        # A gap of more than 2 in the values of q could be closed, so none exceeds 2 per block.
+        # If two values of q differed by more than 2 without a value between them, the gap could be
+        # closed. So no q exceeds 2 per block.
         self.most = 2 * count
         self.r = [self.model.new_int_var(0, period - 1, "") for _ in self.blocks]
         self.q = [self.model.new_int_var(0, self.most, "") for _ in self.blocks]
@@ -81,8 +85,8 @@ class _Model:
         self._residues()
 
     def _device(self, on: list[int], limit: int) -> None:
-        """Blocks do not overlap modulo the period, and memory suffices at every start that
-        allocates.
+        """Adds the constraints of a device: its blocks do not overlap modulo the period, and memory
+        suffices whenever a block that allocates memory starts.
         """
         intervals = [
             self.model.new_fixed_size_interval_var(self.r[i] + late, self.blocks[i].span, "")
@@ -101,7 +105,9 @@ class _Model:
             )
 
     def _not_after(self, j: int, i: int) -> Any:
-        """1 if block j starts no later than block i of its device, modulo the period."""
+        """A variable that is 1 if block j starts no later than block i of the same device, modulo
+        the period.
+        """
         if i == j:
             return 1
         if (j, i) not in self.before:
@@ -117,9 +123,9 @@ class _Model:
     def _residues(self) -> None:
         """Adds implied constraints on the distance between two dependent blocks of a device.
 
-        That distance, modulo the period, leaves room for both blocks, and it contains the distance
-        of the nearest pair between them. Rounding up along such pairs often decides the question at
-        once.
+        This distance, modulo the period, leaves room for both blocks, and it is at least the
+        distance of each nearer pair between them. Rounding up along such pairs often decides at
+        once whether the period is possible.
         """
         pairs: dict[tuple[int, int], Any] = {}
         ordered = [
@@ -152,12 +158,12 @@ class _Model:
                 self.model.add(pairs[outer] >= pairs[inner] + lead)
 
     def solve(self, seconds: float, effort: float | None = None) -> tuple[str, list[int]]:
-        """("found", starts), or "impossible" or "unknown" with an empty list."""
+        """Returns ("found", starts), or "impossible" or "unknown" with an empty list."""
         solver = self.cp.CpSolver()
         solver.parameters.num_workers = 1
         solver.parameters.cp_model_presolve = False  # takes longer than it saves here
         solver.parameters.use_strong_propagation_in_disjunctive = True
-        # Linear relaxations prove nothing about a period, but lead to short latencies.
+        # Linear relaxations do not help to decide about a period, but they lead to short latencies.
         solver.parameters.linearization_level = 0 if effort is None else 2
         solver.parameters.random_seed = 1
         solver.parameters.max_time_in_seconds = max(seconds, 0.01)
@@ -169,7 +175,9 @@ class _Model:
         return "impossible" if status == self.cp.INFEASIBLE else "unknown", []
 
     def shortest(self, known: Sequence[int], seconds: float) -> list[int]:
-        """Starts of the least latency that the search reaches from known ones."""
+        """The start times with the least latency that the search finds, starting from `known`
+        ones.
+        """
         ends = [s + b.span for s, b in zip(self.starts, self.blocks, strict=True)]
         latency = self.model.new_int_var(0, (self.most + 2) * self.period, "")
         for end in ends:
@@ -183,15 +191,16 @@ class _Model:
 
 
 def search(placement: Placement, memory: Sequence[int], seconds: float) -> Repetend:
-    """The repetend of the least period; of several, one of low latency.
+    """The repetend with the least period. Of several, one with a low latency is returned.
 
-    memory: of each device. If `seconds` do not suffice, `bound` is less than `period`. Raises
-    PlanError if a single micro-batch does not fit into memory.
+    memory: the memory of each device. If `seconds` do not suffice for a proof, `bound` is less than
+    `period`. Raises PlanError if a single micro-batch does not fit into memory.
     """
     end = time.monotonic() + seconds
     apart = distances(placement)
     bound = max(placement.load(device) for device in range(placement.devices))
-    most = sum(block.span for block in placement.blocks)  # without overlap
+    # The period if micro-batches do not overlap.
+    most = sum(block.span for block in placement.blocks)
 
     def ask(period: int, share: float = 1.0) -> tuple[str, list[int]]:
         return _Model(placement, memory, period, apart).solve((end - time.monotonic()) * share)
@@ -210,7 +219,7 @@ def search(placement: Placement, memory: Sequence[int], seconds: float) -> Repet
             )
     low, step = bound, 1
     while low < period and time.monotonic() < end:
-        # Periods close to the bound are tried first, because the least period usually is one of
+        # Periods close to the bound are tried first, because the least period usually is among
         # them.
         middle = min(low + step - 1, (low + period) // 2)
         answer, starts_at = ask(middle, 0.3)
@@ -226,8 +235,8 @@ def search(placement: Placement, memory: Sequence[int], seconds: float) -> Repet
 
 
 def _one_by_one(placement: Placement, memory: Sequence[int]) -> list[int]:
-    """Starts of the blocks run one by one, those that need the least memory first; empty if they do
-    not fit.
+    """Start times of blocks that run one by one, those that need the least memory first. Empty if
+    they do not fit into memory.
     """
     before = [set(b.after) for b in placement.blocks]
     starts, held, now = [-1] * len(before), [0] * placement.devices, 0

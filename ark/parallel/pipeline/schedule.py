@@ -1,4 +1,6 @@
-"""`tessel`: from a placement, memory and a number of micro-batches to a verified schedule."""
+"""`tessel`: computes a verified schedule from a placement, the devices' memory and a number of
+micro-batches. Called by ark.parallel.plans and `ark tessel`.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ MOST_ENTRIES = 200_000
 
 @dataclass(frozen=True)
 class Entry:
-    """One block of one micro-batch. phase: warm-up, repetend or cool-down."""
+    """One block of one micro-batch. phase: "warm-up", "repetend" or "cool-down"."""
 
     block: str
     micro_batch: int
@@ -33,11 +35,11 @@ class Entry:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The start time of every block, sorted.
+    """The start times of all blocks, sorted.
 
-    period: the time per further micro-batch. optimal: no repeating schedule has a shorter period.
-    period_bound, makespan_bound: lower bounds for every schedule. The makespan exceeds the least
-    possible one by at most `makespan - makespan_bound`.
+    period: the time that each further micro-batch adds. optimal: True if no repeating schedule has
+    a shorter period. period_bound, makespan_bound: lower bounds for every schedule. So the makespan
+    (total time) exceeds the least possible one by at most `makespan - makespan_bound`.
     """
 
     period: int
@@ -116,8 +118,8 @@ def tessel(
 def _completed(
     placement: Placement, memory: Sequence[int], core: Repetend, count: int
 ) -> tuple[Times, int, int]:
-    """Starts of all blocks, the number of windows before the first copy of the core, and a lower
-    bound on the makespan.
+    """Returns the start times of all blocks, the number of windows (periods) before the first copy
+    of the core, and a lower bound on the makespan.
     """
     times, ahead = unroll(placement, memory, core, count)
     few = fewer(placement, count)
@@ -140,7 +142,7 @@ def _completed(
 
 
 def _kept(placement: Placement, device: int, micro_batches: int) -> int:
-    """The memory of a device that all micro-batches but the last leave allocated.
+    """The memory of a device that all micro-batches except the last leave allocated.
 
     Raises ModelError if a device could free memory before it is allocated.
     """
@@ -167,8 +169,8 @@ def _kept(placement: Placement, device: int, micro_batches: int) -> int:
 def verify(
     placement: Placement, memory: Sequence[int], micro_batches: int, entries: Sequence[Entry]
 ) -> str | None:
-    """The first error of a schedule, or None: completeness, order, overlap and memory are
-    checked.
+    """Checks a schedule: completeness, order, overlap and memory. Returns the first error, or
+    None.
     """
     blocks = {block.name: block for block in placement.blocks}
     starts = {(e.block, e.micro_batch): e.start for e in entries}

@@ -1,8 +1,9 @@
-"""Named placements, as in the Tessel paper: V, X, M, NN and K.
+"""Named placements of the Tessel paper: V, X, M, NN and K.
 
 Lin et al., "Tessel: Boosting Distributed Execution of Large DNN Models via Flexible Schedule
-Search" (HPCA 2024). Each stage's forward block allocates one unit of memory of its device and its
-backward block frees it; without backward blocks (inference) no memory is held.
+Search" (HPCA 2024). The forward block of a stage allocates one unit of memory on its device, and
+the backward block frees it. Without backward blocks (inference) no memory is held. Called by `ark
+tessel` and users.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from ark.parallel.pipeline.placement import MOST_DEVICES, Block, Placement
 
 
 class _Chains:
-    """Collects blocks; each follows its predecessor in its chain."""
+    """Collects blocks that form chains: each block depends on its predecessor in the chain."""
 
     def __init__(self, devices: int, forward: int, backward: int, inference: bool) -> None:
         self.devices, self.inference = devices, inference
@@ -22,8 +23,8 @@ class _Chains:
         self.blocks: list[Block] = []
 
     def add(self, name: str, way: str, devices: Sequence[int], after: Sequence[str]) -> str:
-        """Adds a block: a stage on one device, or one shared by all devices, which takes one unit
-        of time.
+        """Adds a block for a stage on one device, or for a layer that all devices share and that
+        takes one unit of time.
         """
         label = f"{way}{name}"
         whole = len(devices) > 1
@@ -34,7 +35,7 @@ class _Chains:
         return label
 
     def chain(self, stages: Sequence[tuple[str, Sequence[int]]]) -> None:
-        """Adds blocks forward through the stages, and back."""
+        """Adds forward blocks through the stages, then backward blocks in reverse order."""
         last: list[str] = []
         for way, ordered in (("f", list(stages)), ("b", list(stages)[::-1])):
             if way == "f" or not self.inference:
@@ -43,19 +44,19 @@ class _Chains:
 
 
 def _v(chains: _Chains) -> None:
-    """Stage after stage, forward and back (1F1B's placement)."""
+    """One stage after the other, forward and back (the placement of 1F1B)."""
     chains.chain([(str(d), [d]) for d in range(chains.devices)])
 
 
 def _x(chains: _Chains) -> None:
-    """Two pipelines, one from either end (Chimera's placement)."""
+    """Two pipelines, which start from opposite ends (the placement of Chimera)."""
     stages = [(str(d), [d]) for d in range(chains.devices)]
     chains.chain([(f"{name}.down", devices) for name, devices in stages])
     chains.chain([(f"{name}.up", devices) for name, devices in stages[::-1]])
 
 
 def _m(chains: _Chains) -> None:
-    """A first layer on all devices, such as a large embedding, then stages."""
+    """A first layer on all devices, such as a large embedding, followed by stages."""
     stages = [(str(d), [d]) for d in range(chains.devices)]
     chains.chain([("in", range(chains.devices)), *stages])
 
@@ -70,7 +71,9 @@ def _nn(chains: _Chains) -> None:
 
 
 def _k(chains: _Chains) -> None:
-    """Two branches on half of the devices each, joined by a layer on all (two modalities)."""
+    """Two branches, each on half of the devices, followed by a layer on all devices that joins them
+    (two modalities).
+    """
     half = chains.devices // 2
     if chains.devices % 2:
         raise InvalidUsageError(
@@ -99,10 +102,10 @@ SHAPES: dict[str, Callable[[_Chains], None]] = {"V": _v, "X": _x, "M": _m, "NN":
 def shape(
     name: str, devices: int = 4, forward: int = 1, backward: int = 3, inference: bool = False
 ) -> Placement:
-    """The placement of that name. forward, backward: spans of a stage's blocks.
+    """The placement of that name. forward, backward: the times of a stage's blocks.
 
-    Blocks on all devices have span 1. Raises InvalidUsageError for unknown names and unsupported
-    sizes.
+    Blocks on all devices take 1 unit of time. Raises InvalidUsageError for unknown names and
+    unsupported sizes.
     """
     if name not in SHAPES:
         raise InvalidUsageError(

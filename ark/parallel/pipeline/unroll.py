@@ -1,8 +1,10 @@
-"""Makes the schedule of N micro-batches from a repetend: warm-up, copies of the core, cool-down.
+"""Makes the schedule of N micro-batches from a repeating core (repetend): warm-up, copies of the
+core, cool-down.
 
 A window of one period in which all micro-batches of the core exist is a copy of the core. The
 blocks of the windows before and after it are placed again by CP-SAT, each as close to the core as
-possible. If there are too few micro-batches for one copy, all blocks are placed again.
+possible. If there are too few micro-batches for one copy, all blocks are placed again. Called by
+ark.parallel.pipeline.schedule.
 """
 
 from __future__ import annotations
@@ -14,19 +16,19 @@ from ark.collective.packages import require
 from ark.parallel.pipeline.placement import Placement
 from ark.parallel.pipeline.repetend import Repetend
 
-# CP-SAT's deterministic time, about seconds, for the warm-up and for the cool-down.
+# CP-SAT's deterministic time, about seconds, for each of warm-up and cool-down.
 SOLVER_TIME = 0.25
-NEARBY_COPIES = 2  # copies of the core that the placement of the blocks around it considers
+NEARBY_COPIES = 2  # copies of the core that are considered when blocks around it are placed
 
 Times = dict[tuple[int, int], int]
-"""Starts by (micro-batch, block)."""
+"""Start times by (micro-batch, block)."""
 
 
 def unroll(
     placement: Placement, memory: Sequence[int], core: Repetend, count: int
 ) -> tuple[Times, int]:
-    """Starts of all blocks of `count` micro-batches, the first at 0, and the number of windows
-    before the first copy of the core (`count` if there is no copy).
+    """Returns the start times of all blocks of `count` micro-batches (the first is 0), and the
+    number of windows before the first copy of the core (`count` if there is no copy).
     """
     blocks = range(len(placement.blocks))
     regular = {(m, b): m * core.period + core.starts[b] for m in range(count) for b in blocks}
@@ -62,12 +64,13 @@ def _from_zero(times: Times) -> Times:
 
 
 def _pushed(placement: Placement, known: Times, free: set[tuple[int, int]], early: bool) -> Times:
-    """The schedule with the free blocks moved as early (late) as possible without changing their
-    order on each device. The memory in use at each block's start does not change.
+    """The schedule with the free blocks moved as early as possible (early is True) or as late as
+    possible, without changing their order on each device. The memory in use at each block's start
+    does not change.
     """
     blocks, edges = placement.blocks, placement.edges()
     pushed: Times = {}
-    at: dict[int, int] = {}  # by device: the end (start) of the block placed last
+    at: dict[int, int] = {}  # by device: the end (or start) of the block placed last
     for m, b in sorted(known, key=lambda key: (known[key], key), reverse=not early):
         if (m, b) not in free:
             pushed[m, b] = known[m, b]
@@ -96,9 +99,9 @@ def _place(
     held: Mapping[int, int],
     early: bool,
 ) -> Times:
-    """Places the free blocks again among the other blocks of the schedule `known`. early: makes the
-    last free block end as early as possible; otherwise the first one starts as late as possible.
-    held: memory of each device that was allocated before.
+    """Places the free blocks again among the other blocks of the schedule `known`. early: True: the
+    last free block ends as early as possible; False: the first free block starts as late as
+    possible. held: the memory of each device that was allocated before.
     """
     if not free:
         return known
@@ -149,7 +152,7 @@ def _place(
 
 
 def around(placement: Placement) -> tuple[list[int], list[int]]:
-    """For each block the least time before it and after it in its micro-batch."""
+    """For each block, the least time before it and the least time after it in its micro-batch."""
     order, blocks = placement.order(), placement.blocks
     heads, tails = [0] * len(blocks), [0] * len(blocks)
     edges = placement.edges()
@@ -161,7 +164,9 @@ def around(placement: Placement) -> tuple[list[int], list[int]]:
 
 
 def makespan_bound(placement: Placement, count: int) -> int:
-    """A lower bound on the makespan of `count` micro-batches: by device, and by chain."""
+    """A lower bound on the makespan (total time) of `count` micro-batches: the larger of the bounds
+    from the devices' loads and from chains of blocks.
+    """
     heads, tails = around(placement)
     busy = [
         min(heads[i] for i in on) + count * placement.load(d) + min(tails[i] for i in on)

@@ -1,4 +1,4 @@
-"""Named plans, plans of the user, and the search for the fastest: `parallelize`."""
+"""Named plans, plans of the user, and the search for the fastest plan: `parallelize`."""
 
 from ark.parallel.plans.by_name import place_of
 from ark.parallel.plans.coconet import autotune

@@ -1,8 +1,8 @@
-"""Finds the fastest plan over a number of ranks that fits into memory.
+"""Finds the fastest plan, over a number of ranks, that fits into memory.
 
-Tries all ways to divide the ranks into a pipeline, copies of the model and splits of its ops. Ranks
-that split ops are neighbours; the stages of a pipeline are farthest apart. Candidates whose lower
-bound exceeds the best time so far are not scheduled. Called by `ark parallelize --plan auto`.
+It tries all ways to divide the ranks into a pipeline, copies of the model and splits of its ops.
+Ranks that split ops are neighbours; the stages of a pipeline are farthest apart. A candidate is not
+scheduled if its lower bound exceeds the best time so far. Called by `ark parallelize --plan auto`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ SCHEDULES = ("1f1b", "interleaved", "zero-bubble", "gpipe", "chimera", "interlac
 COPIED = ("data", "zero1", "zero2", "zero3", "co-shard")
 SPLIT = ("sequence", "megatron", "auto")
 MAX_STAGES = 16  # the largest number of pipeline stages that is tried
-REFINED_CANDIDATES = 4  # the number of best named plans that are tried again with free choices
+REFINED_CANDIDATES = 4  # this many of the best named plans are searched again without named rules
 Candidate = tuple[tuple[int, ...], tuple[str, ...], Work]
 
 
 def candidates(ranks: int, work: Work, mesh: Sequence[int] | None = None) -> Iterator[Candidate]:
-    """All meshes, each with the names of plans for its axes, in increasing order of the time to
-    evaluate them. mesh: only this one, whose axes are a pipeline, copies, or splits.
+    """All candidates: meshes, each with the names of plans for its axes, in increasing order of the
+    time that evaluating them takes. mesh: if given, the only mesh; each axis is a pipeline, copies,
+    or splits.
     """
     recompute_choices = (False, True) if work.training and not work.recompute else (work.recompute,)
     copied = COPIED if work.training else ("data", "zero3")
@@ -48,14 +49,14 @@ def candidates(ranks: int, work: Work, mesh: Sequence[int] | None = None) -> Ite
                 for schedule in SCHEDULES if depth > 1 else SCHEDULES[:1]:
                     for kind in copied if copies > 1 else _of_one(copied):
                         if kind == "co-shard" and recompute != recompute_choices[0]:
-                            continue  # co-shard recomputes in either case
+                            continue  # co-shard always recomputes
                         for rule in SPLIT if split > 1 else SPLIT[:1]:
                             yield (depth, copies, split), (schedule, kind, rule), todo
 
 
 def _of_one(copied: Sequence[str]) -> list[str]:
-    """The kinds of copies to try with a single copy. Only data and co-shard differ there, because
-    co-shard also divides the work of a copy.
+    """The kinds of copies to try if there is a single copy. Only data and co-shard differ then,
+    because co-shard also divides the work of a copy.
     """
     return [name for name in copied if name in ("data", "co-shard")]
 
@@ -72,9 +73,9 @@ def best(
     memory_bytes: int | None = None,
     mesh: Sequence[int] | None = None,
 ) -> tuple[Prediction, list[Prediction]]:
-    """The fastest plan that fits, and all predictions made on the way, sorted by time.
+    """Returns the fastest plan that fits, and all predictions that were computed, sorted by time.
 
-    Raises PlanError if none fits, with the reason of the last one.
+    Raises PlanError if no plan fits, with the reason of the last one.
     """
     limit = math.inf if memory_bytes is None else memory_bytes
     todo: list[tuple[float, int, Candidate]] = []
@@ -101,8 +102,8 @@ def best(
         if us >= min((p.us for p in predictions), default=math.inf):
             break
         attempt(candidate, False)
-    # Splits are searched without names within the memory: for the best named plans, or for all
-    # plans if no named one fits.
+    # Splits are searched without named rules, within the memory: for the best named plans, or for
+    # all candidates if no named plan fits.
     near = [
         (p.mesh, p.names, p.work)
         for p in sorted(predictions, key=lambda p: p.us)[:REFINED_CANDIDATES]

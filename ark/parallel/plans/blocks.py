@@ -1,8 +1,9 @@
-"""Divides a graph into blocks (a model's layers and the parts around them) and finds isomorphic
-ones.
+"""Divides a graph into blocks (a model's layers and the parts around them), and finds isomorphic
+blocks.
 
-Blocks follow the scopes of names: consecutive ops whose names agree up to the first number are one
-block. The search splits isomorphic blocks in the same way, so its size is that of one layer.
+Blocks follow from the scopes in ops' names: consecutive ops whose names agree up to the first
+number form a block. The search splits isomorphic blocks in the same way, so its size is that of one
+layer. Called by ark.parallel.plans.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from ark.ir.graph import Node
 
 @dataclass(frozen=True)
 class ModelBlock:
-    """Consecutive ops. numbered: it is one of several layers."""
+    """Consecutive ops of a graph. numbered: True if the block is one of several layers."""
 
     name: str
     nodes: tuple[Node, ...]
@@ -36,7 +37,7 @@ def blocks_of(nodes: Sequence[Node]) -> list[ModelBlock]:
 
 
 def isomorphic(blocks: Sequence[ModelBlock]) -> dict[int, int]:
-    """For each node the id of the first node that is equal to it, that is, the same op of an
+    """For each node, the id of the first node that is equal to it, which is the same op of an
     isomorphic block.
     """
     first: dict[tuple[object, ...], ModelBlock] = {}
@@ -49,7 +50,9 @@ def isomorphic(blocks: Sequence[ModelBlock]) -> dict[int, int]:
 
 
 def _signature(block: ModelBlock) -> tuple[object, ...]:
-    """A value that is equal for isomorphic blocks: ops, sizes, and dependencies."""
+    """A value that is equal for isomorphic blocks. It is computed from ops, sizes and
+    dependencies.
+    """
     place = {node.outputs[0].buffer.id: i for i, node in enumerate(block.nodes) if node.outputs}
     parts: list[object] = []
     for node in block.nodes:

@@ -1,11 +1,11 @@
-"""Named plans that depend on how a graph is written: pipelines and ZeRO's copies, for
-`parallelize`.
+"""Named plans for `parallelize` that depend on how a graph is written: pipelines, and the copies of
+ZeRO.
 
-A pipeline reads the scopes of ops: `f0-3` is the forward pass of micro-batch 3 through stage 0,
-`b0-3` its backward pass. `g` and `h` are earlier forward passes (3F1B), `fin-3` and `bin-3` the
-layer that all ranks share (interlaced), and `u0` is the update of stage 0's parameters. In a graph
-without such scopes ark.parallel.plans.micro_batches determines stages and micro-batches. Copies of
-a model read `cuts`, which names the tensors that differ between examples.
+A pipeline reads the scopes in ops' names: `f0-3` is the forward pass of micro-batch 3 through stage
+0, and `b0-3` is its backward pass. `g` and `h` are earlier forward passes (3F1B). `fin-3` and
+`bin-3` are the layer that all ranks share (interlaced), and `u0` is the update of stage 0's
+parameters. In a graph without such scopes ark.parallel.plans.micro_batches determines stages and
+micro-batches. Copies of a model read `cuts`, which names the tensors that differ between examples.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ from ark.parallel.transform import ParallelGraph
 
 UserPlan = Callable[[ParallelGraph], None]
 SCOPE = re.compile(r"([a-z])([0-9]+|in)-([0-9]+)\.|u([0-9]+)\.")
-CO_SHARD_PARTS = 2  # of a rank's work, which are computed one after the other (co-shard)
+CO_SHARD_PARTS = 2  # parts of a rank's work that are computed one after the other (co-shard)
 Place = tuple[str, int] | list[int]
-"""A block's name and micro-batch, or for an update the stages whose parameters it updates."""
+"""A block's name and micro-batch. For an update, the stages whose parameters it updates."""
 
 
 def place_of(node: Node) -> Place:
-    """The block of a node, from its first scope; raises ModelError if it names none."""
+    """The block of a node, from the first scope in its name. Raises ModelError if the scope is no
+    block.
+    """
     match = SCOPE.match(node.name)
     if not match:
         raise ModelError(
@@ -43,12 +45,12 @@ def place_of(node: Node) -> Place:
 
 
 def pipeline_plan(name: str, graph: Graph, how: Pipeline) -> UserPlan:
-    """The plan of a pipeline over the stages and micro-batches of a graph: those of its scopes, or
-    without scopes those that ark.parallel.plans.staged determines.
+    """The plan of a pipeline over the stages and micro-batches of a graph. They come from the
+    graph's scopes, or without scopes from ark.parallel.plans.staged.
 
-    how: in a graph with scopes, its `cuts` are those of `spread` for the layer that all ranks
-    share. The plan raises ModelError for ops that belong to no block, InvalidUsageError if the
-    number of micro-batches or layers does not fit the pipeline.
+    how: in a graph with scopes, its `cuts` are the argument of `spread` for the layer that all
+    ranks share. The plan raises ModelError for ops that belong to no block, and InvalidUsageError
+    if the number of micro-batches or layers does not fit the pipeline.
     """
 
     def plan(split: ParallelGraph) -> None:
@@ -65,7 +67,7 @@ def pipeline_plan(name: str, graph: Graph, how: Pipeline) -> UserPlan:
 
 
 def _by_scopes(graph: ParallelGraph, how: Pipeline) -> None:
-    """The plan of a graph whose scopes are blocks and micro-batches."""
+    """Applies the plan to a graph whose scopes are blocks and micro-batches."""
     name, width, long = how.name, how.width, graph.ranks // how.width
     places = {node.id: place_of(node) for node in graph.nodes}
     blocks = {i: place for i, place in places.items() if isinstance(place, tuple)}
@@ -99,11 +101,11 @@ def _by_scopes(graph: ParallelGraph, how: Pipeline) -> None:
 
 
 def copies_plan(name: str, graph: Graph, ranks: int, cuts: Mapping[str, int]) -> UserPlan:
-    """The plan of copies of the model on different data.
+    """The plan of copies of the model that work on different data.
 
     With ZeRO 1 and 2 each rank updates its part of a parameter, from gradients that are reduced in
-    parts. With ZeRO 3 it also stores that part only. cuts: for each buffer that differs between
-    examples, by name, the dimension of examples.
+    parts. With ZeRO 3 it also stores only that part. cuts: for each buffer, by name, that differs
+    between examples, the dimension of examples.
     """
     if not cuts:
         raise InvalidUsageError(
@@ -118,10 +120,10 @@ def copies_plan(name: str, graph: Graph, ranks: int, cuts: Mapping[str, int]) ->
 
 
 def _updated(graph: Graph) -> tuple[list[tuple[str, tuple[int, ...]]], ...]:
-    """Names and shapes of the parameters that the graph updates, and of the optimizer's state.
-    State is memory of a parameter's shape that is read and then written.
+    """The names and shapes of the parameters that the graph updates, and of the optimizer's state.
+    State is memory with the shape of a parameter that is read before it is written.
     """
-    first: dict[int, bool] = {}  # by buffer: True if it is read before it is written
+    first: dict[int, bool] = {}  # by buffer: True if its first access is a read
     written = {}
     for node in graph.nodes:
         for tensor in node.inputs:
@@ -137,4 +139,4 @@ def _updated(graph: Graph) -> tuple[list[tuple[str, tuple[int, ...]]], ...]:
 
 
 NAMED = frozenset((*PIPELINES, *COPIES))
-"""All names of plans in this module."""
+"""The names of all plans in this module."""

@@ -1,9 +1,9 @@
 """The choices of a plan for each op, and their costs.
 
-A choice is, for each axis of the mesh, the letter along which it splits the op, or none if all
-ranks of the axis compute the same. The cost model of ark.parallel.plans adds the time of an op
-(ark.parallel.plans.times) and the ring volume of layout conversions. In training an op's gradient
-costs twice the op, and gradients convert in the reverse direction.
+A choice has, for each axis of the mesh, the letter (dimension of the op) along which the axis
+splits the op, or None if all ranks of the axis compute the same. The cost is the time of an op
+(ark.parallel.plans.times) plus the time of layout conversions, by ring volumes. In training, an
+op's gradient costs twice the op, and gradients are converted in the reverse direction.
 """
 
 from __future__ import annotations
@@ -22,19 +22,21 @@ from ark.parallel.plans.times import Rates, Times
 from ark.parallel.transform import Annotation, annotate
 from ark.parallel.transform.carried import VALUE, Carried
 
-NEVER_US = 1e9  # the cost of a conversion that is not allowed: from a whole value to partial sums
+NEVER_US = 1e9  # cost of a forbidden conversion: a whole value to partial sums
 Choice = tuple[str | None, ...]
-"""A letter for each axis of the mesh, or None if its ranks all compute the same."""
+"""For each axis of the mesh, a letter, or None if the ranks of the axis all compute the same."""
 State = tuple[str, ...]
-"""The layout of a tensor along each axis: "R", "V", or the number of the dimension that is cut."""
+"""For each axis, the layout of a tensor: "R" (replicated), "V" (partial sums), or the number of the
+dimension that is cut.
+"""
 
 
 @dataclass(frozen=True)
 class Option:
-    """A choice for a node, with the layouts of its operands and output, and the cost.
+    """A choice for a node, with the layouts of its operands and output, and its cost.
 
     grads: the layouts of the operands' gradients. us: the time of the forward op. saved: bytes of
-    its output on a rank.
+    the op's output on a rank.
     """
 
     choice: Choice
@@ -47,7 +49,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Move:
-    """A collective among the ranks of one axis. bytes: sent by each of these ranks."""
+    """A collective among the ranks of one axis. bytes: the bytes that each of these ranks sends."""
 
     op: str
     axis: int
@@ -56,10 +58,12 @@ class Move:
 
 
 class Costs:
-    """Computes the options of nodes on a mesh, and the cost of conversions between states.
+    """Computes the options of nodes on a mesh, and the cost of conversions between states
+    (layouts).
 
-    links: bytes per microsecond along each axis, if they differ. training: adds the cost of
-    gradients. nodes: those of the graph, because the time of an op can depend on its neighbours.
+    links: bytes per microsecond along each axis, if axes differ. training: True to add the cost of
+    gradients. nodes: all nodes of the graph, because the time of an op can depend on its
+    neighbours.
     """
 
     def __init__(
@@ -75,9 +79,9 @@ class Costs:
         self.links = tuple(links or (rates.link_bytes_per_us,) * len(self.mesh))
 
     def options(self, node: Node, through: Carried | None = None) -> list[Option]:
-        """Every way to split a node, always including the one that splits nothing.
+        """All options of a node. They always include the one that splits nothing.
 
-        through: operands that may be partial sums (ark.parallel.transform.carried).
+        through: the operands that may be partial sums (ark.parallel.transform.carried).
         """
         try:
             annotation = annotate(node)
@@ -135,7 +139,8 @@ class Costs:
             "V" if letter == VALUE or letter in annotation.summed else state
             for letter, state in zip(choice, inputs[-1], strict=True)
         )
-        # Partial sums are as large as the whole value.
+        # Splitting into partial sums does not divide the work, because partial sums are as large as
+        # the whole value.
         work = arithmetic(node) / math.prod(n for letter, n in parts.items() if letter != VALUE)
         tensors = (*node.inputs, *node.outputs)
         states_of = [*inputs[:-1], *[output] * len(node.outputs)]
@@ -160,18 +165,20 @@ class Costs:
         return self.times.us(node, flops, moved, rows, columns, depth)
 
     def _cuts(self, state: State, dimension: int) -> int:
-        """The number of parts into which a state cuts a dimension."""
+        """The number of parts into which a state cuts a dimension of a tensor."""
         return math.prod(
             n for n, kind in zip(self.mesh, state, strict=True) if kind == str(dimension)
         )
 
     def local(self, tensor: Tensor, state: State) -> int:
-        """Elements of a tensor that a rank holds in a state."""
+        """The number of elements of a tensor that a rank holds in a state."""
         cuts = [n for n, kind in zip(self.mesh, state, strict=True) if kind not in ("R", "V")]
         return tensor.elements // math.prod(cuts)
 
     def moves(self, tensor: Tensor, have: State, want: State) -> list[Move]:
-        """The collectives that convert a tensor from one state to another, axis by axis."""
+        """The collectives that convert a tensor from the state `have` to the state `want`, axis by
+        axis.
+        """
         moves, held = [], float(self.local(tensor, have))
         for axis, (count, before, after) in enumerate(zip(self.mesh, have, want, strict=True)):
             if before == "R" and after == "V" and count > 1:
@@ -200,12 +207,16 @@ class Costs:
 
 
 def of_gradient(state: State) -> State:
-    """The state of a value's gradient: replicated for partial sums, otherwise that of the value."""
+    """The state of a value's gradient. It is replicated if the value is partial sums, otherwise it
+    is the state of the value.
+    """
     return tuple("R" if kind == "V" else kind for kind in state)
 
 
 def arithmetic(node: Node) -> float:
-    """The operations of a node; causal attention computes half of all pairs."""
+    """The number of arithmetic operations of a node. Causal attention computes half of all
+    pairs.
+    """
     out = node.outputs[0] if node.outputs else node.inputs[0]
     if node.type == "matmul":
         depth = -2 if node.read(MatmulAttributes).transpose_a else -1
@@ -218,7 +229,7 @@ def arithmetic(node: Node) -> float:
 
 
 def _touched(node: Node) -> list[float]:
-    """Bytes of each operand and result that a node reads or writes."""
+    """The bytes of each operand and result that a node reads or writes."""
     tensors = [*node.inputs, *node.outputs]
     nbytes = [float(t.nbytes) for t in tensors]
     if node.type == "embed":

@@ -1,10 +1,10 @@
 """Transforms of computation and communication, after CoCoNet (Jangda et al., ASPLOS 2022).
 
-The transforms are functions on a `ParallelGraph`. A value is computed by all ranks, or by those of
-one pipeline stage. It is Local if each of these ranks has a partial sum of it, Replicated if each
-has all of it, and Sliced(d) if each has a part along dimension d. Reading a Local value yields its
-sum, so a read is an all-reduce. Each transform checks its conditions and preserves the result;
-`autotune` selects the fastest of several sequences.
+The transforms are functions on a `ParallelGraph`. A value is computed by all ranks, or by the ranks
+of one pipeline stage. It is Local if each of these ranks has a partial sum of it, Replicated if
+each rank has all of it, and Sliced(d) if each rank has a part along dimension d. Reading a Local
+value gives its sum, so a read is an all-reduce. Each transform checks its conditions and preserves
+the result. `autotune` selects the fastest of several sequences of transforms.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ LOCAL, REPLICATED, OTHER = "local", "replicated", "other"
 
 
 def group_of(plan: ParallelGraph, node: Node) -> list[int]:
-    """The ranks that compute a node: all, or those of a stage of a pipeline."""
+    """The ranks that compute a node: all ranks, or the ranks of a stage of a pipeline."""
     return sorted({rank for piece in plan.pieces(node) for rank in plan.ranks_of(piece)})
 
 
 def layout(plan: ParallelGraph, node: Node) -> str | int:
-    """The layout of a node's result: LOCAL, REPLICATED, the dimension that is sliced, or OTHER."""
+    """The layout of a node's result: LOCAL, REPLICATED, the number of the sliced dimension, or
+    OTHER.
+    """
     pieces, group = plan.pieces(node), group_of(plan, node)
     ranks = [plan.ranks_of(piece) for piece in pieces]
     whole = tuple((0, n) for n in node.outputs[0].extents)
@@ -43,8 +45,9 @@ def layout(plan: ParallelGraph, node: Node) -> str | int:
 
 
 def split(plan: ParallelGraph, node: Node, dimension: int = 0) -> Node:
-    """Splits an AllReduce into ReduceScatter and AllGather: the sum of a Local value is computed in
-    parts along a dimension, and its readers gather the parts. Returns the node of the parts.
+    """Splits an AllReduce into ReduceScatter and AllGather: each rank computes a part of a Local
+    value's sum along a dimension, and readers gather the parts. Returns the node that computes the
+    parts.
 
     Raises ModelError unless the value is Local and the dimension is divisible by the ranks.
     """
@@ -60,7 +63,7 @@ def split(plan: ParallelGraph, node: Node, dimension: int = 0) -> Node:
 
 
 def _slice(plan: ParallelGraph, node: Node, dimension: int, group: Sequence[int]) -> None:
-    """Gives each rank of a group an equal part of a node's result."""
+    """Gives each rank of a group an equal part, along a dimension, of a node's result."""
     (whole,) = plan.pieces(node)
     _divide(plan, whole, annotate(node).operands[-1][dimension], group)
 
@@ -71,13 +74,13 @@ def _divide(plan: ParallelGraph, whole: Piece, letter: str, group: Sequence[int]
 
 
 def reorder(plan: ParallelGraph, gathered: Node, computations: Sequence[Node]) -> None:
-    """Moves computations before the AllGather of a Sliced value. Each rank computes the ops that
-    read the value, directly or through other computations, for its own part only; readers of the
-    results gather the results. A computation that does not depend on the value, such as the mask of
-    a dropout, is cut like the computation that reads it.
+    """Moves computations before the AllGather of a Sliced value. Then each rank computes only its
+    own part of the ops that read the value, directly or through other computations, and readers of
+    the results gather the results. A computation that does not depend on the value, such as the
+    mask of a dropout, is cut like the computation that reads it.
 
     Raises ModelError if a computation is not Replicated, has no connection with the value, needs
-    all of it at once, or has a Local operand.
+    all of the value at once, or has a Local operand.
     """
     dimension, group = layout(plan, gathered), group_of(plan, gathered)
     if not isinstance(dimension, int):
@@ -86,7 +89,7 @@ def reorder(plan: ParallelGraph, gathered: Node, computations: Sequence[Node]) -
     inside = {n.id for n in computations}
     writers = {n.outputs[0].buffer.id: n for n in plan.nodes}
     chosen: list[tuple[Node, str]] = []
-    beside: dict[int, Node] = {}  # by buffer: computations that do not depend on the value
+    beside: dict[int, Node] = {}  # by buffer: computations that do not depend on the gathered value
     for node in (n for n in plan.nodes if n.id in inside):
         if layout(plan, node) != REPLICATED or group_of(plan, node) != group:
             raise ModelError(
@@ -125,8 +128,8 @@ def reorder(plan: ParallelGraph, gathered: Node, computations: Sequence[Node]) -
 
 
 def _one_letter(node: Node, letters: set[str]) -> str:
-    """The only one of the letters. Raises ModelError unless there is exactly one, and it may be
-    cut.
+    """Returns the only letter of a set. Raises ModelError unless the set has exactly one letter and
+    the op may be cut along it.
     """
     annotation = annotate(node)
     if len(letters) != 1 or letters & (annotation.frozen | {"1"}):
@@ -138,11 +141,11 @@ def _one_letter(node: Node, letters: set[str]) -> str:
 
 
 def as_slice(plan: ParallelGraph, name: str, dimension: int = 0) -> int:
-    """Shards a Replicated state: each rank keeps its slice only. Returns the number of elements of
+    """Shards a Replicated state: each rank keeps only its slice. Returns the number of elements of
     a slice.
 
-    Computations on the replicated state are done for the slice. Raises ModelError with the reader
-    if an op reads more than its slice.
+    Computations on the replicated state are restricted to the slice. Raises ModelError, with the
+    reader's name, if an op reads more than its slice.
     """
     kept = 0
     for node in plan.nodes:
@@ -170,9 +173,9 @@ def as_slice(plan: ParallelGraph, name: str, dimension: int = 0) -> int:
 
 
 def fuse(plan: ParallelGraph, nodes: Sequence[Node]) -> None:
-    """Makes nodes run in one sequence: on each rank no other op comes between their pieces.
+    """Makes nodes run in one sequence: on each rank no other op runs between their pieces.
 
-    A loop kernel is one kernel anyway; elementwise neighbours become one op when the graph is
+    A loop kernel is one kernel in any case; elementwise neighbours become one op when the graph is
     lowered. Raises ModelError if another op must run between two of the nodes.
     """
     inside = {n.id for n in nodes}
@@ -234,7 +237,9 @@ def overlap(
 
 @dataclass(frozen=True)
 class Tuned:
-    """The fastest of several variants. us: predicted, by name. refused: the reasons, by name."""
+    """The fastest of several variants. us: the predicted microseconds of each variant, by name.
+    refused: the reasons why others could not be built, by name.
+    """
 
     name: str
     ranks: RankGraphs
@@ -243,8 +248,8 @@ class Tuned:
 
 
 def cost_us(graphs: RankGraphs, rates: Rates) -> float:
-    """The predicted microseconds of the slowest rank: memory traffic and arithmetic of its ops one
-    after the other, rings for collectives, and its sends.
+    """The predicted microseconds of the slowest rank. They are the sum of the times of its ops
+    (memory traffic and arithmetic), of collectives as rings, and of its sends.
     """
     ranks, slowest = len(graphs.graphs), 0.0
     for graph in graphs.graphs:
@@ -272,9 +277,10 @@ def autotune(
     ways: Mapping[str, Callable[[ParallelGraph], None]],
     rates: Rates,
 ) -> Tuned:
-    """The fastest of several sequences of transforms, each applied to its own plan.
+    """Returns the fastest of several sequences of transforms. Each is applied to a plan of its own.
 
-    start: creates the plan. ways: transforms, by name. Raises PlanError if all are refused.
+    start: creates a plan. ways: the sequences of transforms, by name. Raises PlanError if none can
+    be applied.
     """
     costs: dict[str, tuple[float, RankGraphs]] = {}
     refused: dict[str, str] = {}

@@ -1,6 +1,6 @@
-"""Pipelines of graphs without scopes.
+"""Pipelines of graphs without scopes in their names.
 
-The step is cut into micro-batches along the examples, which run through the stages that
+The step is cut into micro-batches along the examples. They run through the stages that
 ark.parallel.plans.staged determines. Called by ark.parallel.plans.by_name.
 """
 
@@ -26,10 +26,10 @@ Loads = Callable[[Node], float]
 class Pipeline:
     """A pipeline for a graph.
 
-    cuts: the dimension of examples by buffer name. micro_batches: their number; None for the
-    largest number, up to twice the ranks, that divides all batches. width: the number of
-    neighbouring ranks of a stage; they share ops that were split into `width` pieces. loads: the
-    time of an op. bytes_per_us: of a link between stages.
+    cuts: the dimension of examples, by buffer name. micro_batches: the number of micro-batches;
+    None for the largest number, up to twice the ranks, that divides all batches. width: the number
+    of neighbouring ranks of a stage; they share ops that were split into `width` pieces. loads: a
+    function that returns the time of an op. bytes_per_us: the bandwidth of a link between stages.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Pipeline:
         object.__setattr__(self, "pairs", 2 if self.name == "chimera" else 1)
 
     def place(self, graph: ParallelGraph, original: Graph) -> None:
-        """Splits, assigns and orders all pieces. original: see `staged`."""
+        """Splits, assigns and orders all pieces of the graph. original: see `staged`."""
         long = graph.ranks // self.width
         stages = long * (STAGES_PER_DEVICE if self.name == "interleaved" else 1)
         count = self._count(graph, long)
@@ -90,7 +90,7 @@ class Pipeline:
         in_order(graph, schedule, pieces)
 
     def _count(self, graph: ParallelGraph, long: int) -> int:
-        """The number of micro-batches."""
+        """The number of micro-batches. long: the number of stages."""
         if not self.cuts:
             if self.micro_batches not in (None, 1) or self.pairs == 2:
                 raise InvalidUsageError(
@@ -121,15 +121,15 @@ class Pipeline:
         return count
 
     def _ranks(self, stages: Sequence[int], long: int) -> list[int]:
-        """The ranks that run an op once per step that belongs to these stages."""
+        """The ranks that run an op which belongs to these stages and runs once per step."""
         at = {stage % long for stage in stages}
         if self.pairs == 2:
             at |= {long - 1 - rank for rank in at}
         return [rank * self.width + i for rank in sorted(at) for i in range(self.width)]
 
     def _shared(self, graph: ParallelGraph, parts: Staged) -> dict[int, dict[int, int]]:
-        """For each op of the block that all ranks share, by buffer, the dimension along which an
-        operand is cut over the ranks. It follows from the cut of the block's parameter.
+        """For each op of the block that all ranks share: the dimension, by buffer, along which its
+        operands are cut over the ranks. It follows from the cut of the block's parameter.
         """
         own = [n for n in graph.nodes if parts.blocks.get(n.id, "")[1:] == SHARED]
         forward = [n for n in own if parts.blocks[n.id][0] == "f"]
@@ -168,7 +168,9 @@ class Pipeline:
 
 
 def directed(block: str, number: int, long: int) -> tuple[str, int]:
-    """Chimera's block for a micro-batch: even micro-batches run down the pipeline, odd ones up."""
+    """The name of Chimera's block for a micro-batch. Even micro-batches run through the pipeline in
+    one direction, odd ones in the other.
+    """
     pair, up = divmod(number, 2)
     stage = int(block[1:])
     at = long - 1 - stage if up else stage
@@ -176,7 +178,7 @@ def directed(block: str, number: int, long: int) -> tuple[str, int]:
 
 
 def widened(schedule: Schedule, width: int) -> Schedule:
-    """The schedule with `width` devices in place of each device."""
+    """The schedule in which each device is replaced by `width` devices."""
     entries = (
         replace(e, devices=tuple(d * width + i for d in e.devices for i in range(width)))
         for e in schedule.entries
@@ -185,10 +187,10 @@ def widened(schedule: Schedule, width: int) -> Schedule:
 
 
 def handed_on(nodes: Sequence[Node], blocks: Mapping[int, object]) -> set[int]:
-    """The ops of the backward pass whose results another block waits for. The others compute the
-    gradients of weights.
+    """The ops of the backward pass for whose results another block waits. The other ops of this
+    pass compute gradients of weights.
 
-    blocks: for each op that runs once per micro-batch its block (b0, f1); ops without one are
+    blocks: the block (b0, f1) of each op that runs once per micro-batch. Ops that are not in it are
     updates.
     """
     writers = {t.buffer.id: blocks.get(n.id) for n in nodes for t in n.outputs}

@@ -1,8 +1,7 @@
-"""`parallelize`: turns one model into graphs for the ranks of a mesh.
+"""`parallelize`: converts one model to graphs for the ranks of a mesh.
 
-A named plan determines the letters along which some ops are split
-(ark.parallel.transform.annotations). The remaining choices, or for "auto" all choices, are searched
-for the least predicted time.
+A named plan determines the letters (ark.parallel.transform.annotations) along which some ops are
+split. The remaining choices, or all choices for "auto", are searched for the least predicted time.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from ark.parallel.transform.materialise import IN_PLACE
 
 LINK_GBPS = 50.0
 STAGED = ("gpipe", "1f1b", "interleaved", "zero-bubble")
-"""Pipelines whose stages may be split over several ranks."""
+"""Pipelines whose stages may in turn be split over several ranks."""
 UserPlan = Callable[[ParallelGraph], None]
 
 
@@ -41,9 +40,10 @@ class Parallelized:
     """A model on ranks.
 
     ranks: the ranks' graphs, and the part of each external tensor that a rank holds. solution: the
-    choices, their predicted time, and the bytes of parameters of a rank; None for a plan of the
-    user. work: for each rank its share of one device's arithmetic. whole: the ops that several
-    ranks compute alike, with share and reason, the largest share first.
+    choices, their predicted time, and the bytes of parameters on a rank; None for a plan of the
+    user. work: for each rank, its arithmetic as a fraction of a single device's. whole: the ops
+    that several ranks compute redundantly, with their fraction of the work and the reason, the
+    largest first.
     """
 
     plan: ParallelGraph
@@ -116,7 +116,7 @@ def parallelize(
         plan(split)
         return _written(split, None)
     staged = len(names) == len(axes) == 2 and names[0] in STAGED and names[1] in PLANS
-    if staged:  # ops are split over the ranks of a stage only
+    if staged:  # ops are split over the ranks of one stage only
         first, names, axes = names[0], names[1:], axes[1:]
         costs = Costs(axes, rates, nodes=split.nodes)
     unknown = [name for name in names if name not in PLANS]
@@ -155,7 +155,7 @@ def _by_name(
     costs: Costs,
     micro_batches: int | None,
 ) -> UserPlan:
-    """The plan of that name: a pipeline, or copies of the model."""
+    """The plan of that name, which is a pipeline or copies of the model."""
     if name in PIPELINES:
         return pipeline_plan(name, graph, _pipeline(name, cuts, costs, micro_batches))
     if micro_batches is not None:
@@ -174,7 +174,9 @@ def _pipeline(
 
 
 def _kept(plan: ParallelGraph) -> list[Kept]:
-    """Users (readers and writers) of each buffer that ops update in place, in all entry points."""
+    """For each buffer that ops update in place: the ops that read or write it, in all entry
+    points.
+    """
     users: dict[int, list[tuple[int, int | None]]] = {}
     for node in plan.nodes:
         uses = [*enumerate(node.inputs), *((None, t) for t in node.outputs)]
@@ -190,8 +192,9 @@ def _kept(plan: ParallelGraph) -> list[Kept]:
 def _agree(
     kept: Sequence[Kept], able: dict[int, list[Option]], options: Mapping[int, Sequence[Option]]
 ) -> None:
-    """Removes all options but the whole one for memory that the plan would split differently for
-    different users.
+    """Some memory is read and written by several ops, which must see it in one layout. If the plan
+    would split it differently for them, removes all their options except the one that splits
+    nothing.
     """
     for users in kept:
         states = [
@@ -203,13 +206,15 @@ def _agree(
 
 
 Place = tuple[int | None, ...]
-"""The coordinate of a piece along each axis of the mesh; None if it is on all ranks of the axis."""
+"""The coordinate of a piece along each axis of the mesh; None if all ranks of the axis compute
+it.
+"""
 
 
 def _split(
     plan: ParallelGraph, node: Node, choice: Choice, mesh: Sequence[int]
 ) -> list[tuple[Place, Piece]]:
-    """Splits a node axis by axis; the pieces with their coordinates."""
+    """Splits a node axis by axis. Returns the pieces with their coordinates."""
     (whole,) = plan.pieces(node)
     pieces: list[tuple[Place, Piece]] = [((), whole)]
     for letter, count in zip(choice, mesh, strict=True):
@@ -225,6 +230,6 @@ def _split(
 
 
 def _ranks_at(at: Place, mesh: Sequence[int]) -> list[int]:
-    """The ranks at a coordinate."""
+    """The ranks at a coordinate of the mesh."""
     ranges = [range(n) if i is None else (i,) for i, n in zip(at, mesh, strict=True)]
     return [int(np.ravel_multi_index(place, tuple(mesh))) for place in product(*ranges)]

@@ -1,8 +1,8 @@
-"""Makes a plan from a pipeline's schedule: blocks on their devices, in the schedule's order.
+"""Makes a plan from a pipeline's schedule: blocks run on their devices, in the schedule's order.
 
-The graph contains all micro-batches. Several of these are in progress at the same time in one
-launch, because a rank's work on a micro-batch waits for its data only, and each rank keeps the
-schedule's order.
+The graph contains all micro-batches. Several micro-batches are in progress at the same time in one
+launch, because a rank's work on a micro-batch waits only for its data. Each rank follows the
+schedule's order. Called by ark.parallel.plans and by users.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from ark.parallel.transform import ParallelGraph, Piece
 def pipelined(
     schedule: Schedule, block_of: Callable[[Node], tuple[str, int] | Sequence[int]]
 ) -> Callable[[ParallelGraph], None]:
-    """A plan for `parallelize`: each node runs on the device and in the order of its block.
+    """A plan for `parallelize`: each node runs on the device of its block and in the order of the
+    blocks.
 
-    schedule: of as many devices as there are ranks (`ark.parallel.tessel`). block_of: the block's
-    name and the micro-batch of a node, or the ranks of a node that belongs to none (the update of a
-    stage's parameters). A block on several devices is computed by each; a node that has been split
-    into as many pieces, a piece by each.
+    schedule: a schedule for as many devices as there are ranks (`ark.parallel.tessel`). block_of:
+    returns the block's name and the micro-batch of a node; for a node that belongs to no block (the
+    update of a stage's parameters) it returns the node's ranks. A block on several devices is
+    computed by each device; a node that was split into as many pieces has one piece on each device.
 
     The plan raises ModelError for a node whose block is not in the schedule, and if the order of
-    the schedule contradicts the graph's data.
+    the schedule contradicts the dependencies in the graph.
     """
     entries = {(e.block, e.micro_batch): e for e in schedule.entries}
 
@@ -58,9 +59,9 @@ def pipelined(
 def in_order(
     graph: ParallelGraph, schedule: Schedule, pieces: Mapping[tuple[str, int], list[Piece]]
 ) -> None:
-    """Orders pieces on each rank as the schedule orders their blocks.
+    """Orders the pieces on each rank in the order of their blocks in the schedule.
 
-    pieces: by block and micro-batch, on the block's devices.
+    pieces: the pieces on the block's devices, by block and micro-batch.
     """
     for device in range(graph.ranks):
         here = sorted((e for e in schedule.entries if device in e.devices), key=lambda e: e.start)
@@ -76,8 +77,8 @@ def in_order(
 
 
 def ends(pieces: list[Piece], last: bool) -> list[Piece]:
-    """The pieces of a block that no other piece of it waits for (last), or that wait for no other
-    piece of it (not last).
+    """The last or the first pieces of a block. last: True: the pieces for which no other piece of
+    the block waits; False: the pieces that wait for no other piece of the block.
     """
     writers: dict[int, list[Piece]] = {}
     for piece in pieces:

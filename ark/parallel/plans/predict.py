@@ -1,11 +1,13 @@
-"""Predicts a plan over a whole mesh: time, memory of every rank, communication and timeline.
+"""Predicts a plan over a whole mesh: its time, the memory of every rank, the communication and the
+timeline.
 
 A plan combines a pipeline, copies of the model on different data, and splits of its ops. Nothing is
-run. The graph computes one micro-batch. Along an axis with a pipeline's name each rank has some of
-the blocks; along one of `COPIES` each rank works on other micro-batches; along the others ops are
-split (ark.parallel.plans.rules). Costs are those of ark.parallel.plans.choices. Sends are added to
-the time of the block that sends, gradients are summed after the last backward pass, and nothing
-overlaps. Called by `ark parallelize` and ark.parallel.plans.auto.
+run. The graph computes one micro-batch. Along an axis with a pipeline's name, each rank has some of
+the blocks; along an axis with a name of `COPIES`, each rank works on other micro-batches; along the
+other axes ops are split (ark.parallel.plans.rules). Costs are those of ark.parallel.plans.choices.
+Sends are added to the time of the block that sends, gradients are summed after the last backward
+pass, and communication is assumed not to overlap with computation. Called by `ark parallelize` and
+ark.parallel.plans.auto.
 """
 
 from __future__ import annotations
@@ -31,21 +33,22 @@ from ark.parallel.plans.search import Memory
 from ark.parallel.plans.splits import Splits
 from ark.parallel.plans.times import rates_of
 
-# The number of parts into which co-shard divides a block's ops; a rank computes them one after the
-# other.
+# co-shard divides a block's ops into this many parts, which a rank computes one after the other.
 CO_SHARD_PARTS = 2
 IDLE_SHARE_OF_DEPTH = {"1f1b": 1.0, "gpipe": 1.0, "interleaved": 0.5, "zero-bubble": 0.25}
-"""The unavoidable idle time of each pipeline, for each stage after the first, as a share of a
+"""The idle time that each pipeline cannot avoid, for each stage after the first, as a fraction of a
 micro-batch's time on a stage.
 """
-MIN_STAGE_MEMORY_SHARE = 0.8  # of an equal share: stages have equal times and nearly equal memory
-TICKS_PER_BLOCK = 50_000  # of the longest block: the resolution of a schedule's times
+# Fraction of an equal share, since stages have equal times and nearly equal memory.
+MIN_STAGE_MEMORY_SHARE = 0.8
+# The longest block's number of ticks, which is the resolution of a schedule.
+TICKS_PER_BLOCK = 50_000
 NAMES = tuple(dict.fromkeys((*PLANS, *COPIES, *PIPELINES)))
 
 
 def link_rates(mesh: Sequence[int], target: Target) -> list[float]:
-    """Bytes per microsecond along each axis. It is the network's rate if a group of ranks spans
-    hosts.
+    """Bytes per microsecond along each axis. An axis gets the rate of the network if a group of its
+    ranks spans several hosts.
     """
     rates = []
     for axis, count in enumerate(mesh):
@@ -56,9 +59,10 @@ def link_rates(mesh: Sequence[int], target: Target) -> list[float]:
 
 
 def state_factors(work: Work, itemsize: int, copies: str, ranks: int) -> tuple[float, float, float]:
-    """Bytes of parameters, gradients and optimizer for each byte of a parameter.
+    """Bytes of parameters, gradients and optimizer state that a rank stores for each byte of a
+    parameter.
 
-    In training gradients have the parameters' type; Adam stores two fp32 moments and, for
+    In training, gradients have the parameters' type. Adam stores two fp32 moments and, for
     parameters of a smaller type, an fp32 copy.
     """
     if not work.training:
@@ -77,12 +81,12 @@ def predict(
     memory_bytes: int | None = None,
     refit: bool = True,
 ) -> Prediction:
-    """The prediction of the plan `names`, one name per axis.
+    """The prediction of the plan with these names, one name per axis of the mesh.
 
-    refit: if "auto" does not fit into memory, search for splits that fit.
+    refit: True to search for splits that fit into memory if those of "auto" do not.
 
-    Raises: InvalidUsageError: names or numbers that do not fit together. PlanError: a rank needs
-    more than memory_bytes.
+    Raises InvalidUsageError if names or numbers contradict each other, and PlanError if a rank
+    needs more than memory_bytes.
     """
     mesh, names = tuple(mesh), tuple(names)
     shape = _Shape(splits, mesh, names, target, work)
@@ -103,11 +107,12 @@ def predict(
 def bounds(
     splits: Splits, mesh: Sequence[int], names: Sequence[str], target: Target, work: Work
 ) -> tuple[float, float]:
-    """Lower bounds of a plan in microseconds and in bytes of a rank. Raises InvalidUsageError like
-    predict.
+    """Lower bounds of a plan: microseconds of a step, and bytes of a rank. Raises InvalidUsageError
+    as `predict` does.
 
-    The time is that of a step's blocks, divided equally, plus the pipeline's unavoidable idle time.
-    The memory is the state of the parameters plus most of the saved results of the first stage.
+    The time is the time of a step's blocks, divided equally among ranks, plus the idle time that
+    the pipeline cannot avoid. The memory is the state of the parameters plus most of the saved
+    results of the first stage.
     """
     shape = _Shape(splits, tuple(mesh), tuple(names), target, work)
     _, blocks, _ = splits.find(shape.costs, shape.rules, work)
@@ -123,7 +128,7 @@ def bounds(
 
 
 class _Shape:
-    """A plan in its parts: the purpose of each axis of the mesh, and the numbers of copies, stages
+    """The parts of a plan: the purpose of each axis of the mesh, and the numbers of copies, stages
     and micro-batches.
     """
 
@@ -167,14 +172,14 @@ class _Shape:
         self.copy_rate = rates[copy] if copy is not None else 1.0
 
     def memory(self, limit: int) -> Memory:
-        """The memory of the fullest stage, as a limit for the search."""
+        """The memory of the stage that needs the most, which limits the search."""
         twice = 2 if self.pipeline == "chimera" else 1
         flying = min(self.count, self.depth) if self.work.training else 0
         kept = 0 if self.work.recompute else flying * twice / self.depth
         return Memory(limit, sum(self.factors) * twice / self.depth, kept)
 
     def attempt(self, memory: Memory | None) -> Prediction:
-        """The prediction with the fastest splits that fit into that memory."""
+        """The prediction with the fastest splits that fit into `memory`."""
         work, own = self.work, self.own
         chosen, blocks, optimal = self.splits.find(self.costs, self.rules, work, memory)
         shared = [self.pipeline == "interlaced" and not b.block.numbered for b in blocks]
@@ -220,8 +225,8 @@ class _Shape:
     def _stage_times(
         self, blocks: Sequence[BlockCost], stage_of: Sequence[int], send_us: float
     ) -> tuple[list[float], list[float], float]:
-        """Forward and backward times of each stage, and the time of the blocks that all ranks
-        share.
+        """Returns the forward and the backward time of each stage, and the time of the blocks that
+        all ranks share.
         """
         start = send_us + self._gather_us(blocks) / self.stages
         forward, backward, shared = [start] * self.stages, [start] * self.stages, 0.0
@@ -235,7 +240,7 @@ class _Shape:
         return forward, backward, shared
 
     def _gather_us(self, blocks: Sequence[BlockCost]) -> float:
-        """The time that ZeRO 3 takes to gather parameters for all uses."""
+        """The time in which ZeRO 3 gathers parameters, for all their uses."""
         if self.copied != "zero3" or self.copies == 1:
             return 0.0
         whole = sum(b.parameter_bytes for b in blocks)
@@ -245,7 +250,9 @@ class _Shape:
     def _memory(
         self, blocks: Sequence[BlockCost], stage_of: Sequence[int], schedule: Schedule
     ) -> tuple[RankMemory, ...]:
-        """The memory of each rank of the pipeline at the schedule's peak."""
+        """The memory of each rank of the pipeline, at the moment at which the schedule needs the
+        most.
+        """
         work = self.work
         held, saved = [0.0] * self.stages, [0.0] * self.stages
         widest, shared = [0.0] * self.depth, 0.0
@@ -277,7 +284,7 @@ class _Shape:
 
 
 def _stage(block: str, depth: int) -> int:
-    """The stage that a pipeline's block belongs to. Chimera's second direction counts from the
+    """The stage of a pipeline's block. In Chimera's second direction, stages are counted from the
     other end.
     """
     number, _, way = block[1:].partition(".")
@@ -311,7 +318,7 @@ def _timed(
     shared: float,
     tick: float,
 ) -> Placement:
-    """The placement with each stage's own times, in ticks."""
+    """The placement with the times of each stage, in ticks. tick: microseconds of a tick."""
     halves = any(b.name[0] == "w" for b in placement.blocks)
     blocks = []
     for block in placement.blocks:

@@ -1,5 +1,5 @@
-"""Inputs and outputs of a prediction: ranks, work, costs of blocks, memory, and the prediction
-itself.
+"""The types of a prediction's inputs and results: ranks, work, costs of blocks, memory, and the
+prediction itself.
 
 Created by ark.parallel.plans.predict, drawn by ark.parallel.page.
 """
@@ -23,13 +23,13 @@ COPIES: dict[str, tuple[int, int, int]] = {
     "zero3": (1, 1, 1),
     "co-shard": (0, 0, 0),
 }
-"""For parameters, gradients and optimizer state: 1 if each rank of the axis keeps a part only."""
+"""For parameters, gradients and optimizer state: 1 if each rank of the axis stores only a part."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """Ranks and their links. link_gbps: GB/s of a rank within a host; network_gbps: between hosts
-    of `host_ranks` ranks. Ranks are numbered row by row over the mesh.
+    """The ranks and their links. link_gbps: GB/s of a rank within a host. network_gbps: GB/s
+    between hosts of `host_ranks` ranks each. Ranks are numbered row by row over the mesh.
     """
 
     machine: Machine
@@ -40,8 +40,8 @@ class Target:
 
 @dataclass(frozen=True)
 class Work:
-    """The work on the model. batch: micro-batches of a step, over all ranks. recompute: store only
-    the inputs of a block, and recompute the rest for its gradients.
+    """The work on the model. batch: the micro-batches of a step, over all ranks. recompute: True to
+    store only the inputs of a block, and to recompute its other results for the gradients.
     """
 
     training: bool = False
@@ -51,7 +51,7 @@ class Work:
 
 @dataclass(frozen=True)
 class RankMemory:
-    """Bytes of a rank, by content."""
+    """The bytes that a rank stores, by content."""
 
     parameters: int
     gradients: int
@@ -65,7 +65,9 @@ class RankMemory:
 
 @dataclass(frozen=True)
 class BlockCost:
-    """A block's costs under a plan: microseconds of a micro-batch, stored bytes, communication."""
+    """The costs of a block under a plan: microseconds per micro-batch, stored bytes, and
+    communication.
+    """
 
     block: ModelBlock
     forward_us: float
@@ -78,11 +80,12 @@ class BlockCost:
 
 @dataclass(frozen=True)
 class Prediction:
-    """A plan's prediction.
+    """The prediction of a plan.
 
-    us: of a step. bound_us: a lower bound for every order of its blocks. stage_of: for each block
-    the pipeline's stage (-1: all ranks share it). memory: by stage's rank. schedule and tick_us:
-    the timeline of the pipeline's ranks. synced_bytes, synced_us: gradients that a rank sends.
+    us: microseconds of a step. bound_us: a lower bound for every order of the step's blocks.
+    stage_of: for each block, its stage in the pipeline (-1: all ranks share it). memory: for each
+    stage, the memory of its rank. schedule, tick_us: the timeline of the pipeline's ranks.
+    synced_bytes, synced_us: bytes of the gradients that a rank sends, and the time for this.
     """
 
     mesh: tuple[int, ...]
@@ -105,7 +108,7 @@ class Prediction:
 
     @property
     def depth(self) -> int:
-        """Ranks of the pipeline."""
+        """The number of ranks of the pipeline."""
         return len(self.memory)
 
     @property
@@ -115,5 +118,5 @@ class Prediction:
 
     @property
     def peak(self) -> int:
-        """Bytes of the rank with the most."""
+        """Bytes of the rank that needs the most."""
         return max(m.total for m in self.memory)

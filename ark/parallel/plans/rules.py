@@ -1,6 +1,6 @@
 """The rules of named plans: which layouts a node's result may have along an axis of the mesh.
 
-A rule leaves other choices open; ark.parallel.plans.search decides those.
+If a rule allows several choices, ark.parallel.plans.search decides.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ark.parallel.plans.choices import Option
 from ark.parallel.transform import annotate
 from ark.parallel.transform.carried import EXPERT, VALUE
 
-RESULTS = ("state", "external")  # arenas of results that a caller reads
+RESULTS = ("state", "external")  # arenas of results that the caller reads
 PRODUCTS = ("matmul", "quantized_linear")
 
 
@@ -22,30 +22,30 @@ PRODUCTS = ("matmul", "quantized_linear")
 class Roles:
     """The roles of buffers.
 
-    weights: buffers whose values depend on parameters only. features: for each buffer its feature
-    dimension. It comes from the outputs of the product with weights that the buffer is computed
-    from; without such a product it is the last dimension.
+    weights: the buffers whose values depend on parameters only. features: the feature dimension of
+    each buffer. It is the dimension that comes from the outputs of a matmul with weights; if a
+    buffer is not computed from such a matmul, it is the last dimension.
     """
 
     weights: frozenset[int]
     features: Mapping[int, int]
 
     def product(self, node: Node) -> bool:
-        """True for a product with weights."""
+        """True if the node is a matmul with weights."""
         return node.type in PRODUCTS and any(t.buffer.id in self.weights for t in node.inputs)
 
     def constant(self, node: Node) -> bool:
-        """True if the result depends on parameters only."""
+        """True if the node's result depends on parameters only."""
         return node.outputs[0].buffer.id in self.weights
 
     def feature(self, node: Node) -> str:
-        """The feature dimension of a node's result, as a state."""
+        """The feature dimension of a node's result, in the form of a state."""
         return str(self.features[node.outputs[0].buffer.id])
 
 
 Rule = Callable[[Roles, Node, str, str | None], bool]
-"""Returns whether a plan allows an op's result a state. The last argument is the letter by which
-the op is split to get that state.
+"""A function that returns True if a plan allows an op's result to have a state. Its last argument
+is the letter along which the op is split to get that state.
 """
 
 
@@ -85,12 +85,14 @@ def _feature(node: Node, weights: set[int], features: Mapping[int, int], last: i
 
 
 def _replicated(roles: Roles, node: Node, state: str, letter: str | None) -> bool:
-    """Every rank computes everything."""
+    """Allows only that every rank computes everything."""
     return state == "R"
 
 
 def _data(roles: Roles, node: Node, state: str, letter: str | None) -> bool:
-    """Each rank has some rows of every result. Results that are the same for all rows are whole."""
+    """Each rank has some rows of every result. Results that are the same for all rows are computed
+    completely by all ranks.
+    """
     return state == ("R" if roles.constant(node) else "0")
 
 
@@ -123,7 +125,7 @@ def _megatron(roles: Roles, node: Node, state: str, letter: str | None) -> bool:
 
 
 def _sequence(roles: Roles, node: Node, state: str, letter: str | None) -> bool:
-    """Like megatron, but ops that it would replicate on all ranks are split by rows."""
+    """Like megatron, except that ops which megatron would replicate are split by rows."""
     if roles.constant(node):
         return True
     return state in ("V", roles.feature(node)) if roles.product(node) else state not in ("R", "V")
@@ -145,7 +147,7 @@ def _expert(roles: Roles, node: Node, state: str, letter: str | None) -> bool:
 
 
 def _auto(roles: Roles, node: Node, state: str, letter: str | None) -> bool:
-    """Any choice is allowed; the fastest is searched."""
+    """Allows any choice; the search finds the fastest."""
     return True
 
 
@@ -165,8 +167,8 @@ PLANS: dict[str, Rule] = {
 def allowed(
     roles: Roles, node: Node, options: Sequence[Option], names: Sequence[str]
 ) -> list[Option]:
-    """The options that the plan of each axis allows. If a plan allows none, its axis does not split
-    the node.
+    """The options that the plans of all axes allow. If an axis's plan allows none, this axis does
+    not split the node.
     """
     kept = list(options)
     for axis, name in enumerate(names):

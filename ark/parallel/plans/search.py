@@ -1,9 +1,10 @@
-"""Searches the best choices for all ops of a graph together, under the rules of named plans, by
-CP-SAT.
+"""Searches for the best choices for all ops of a graph together, under the rules of named plans,
+with CP-SAT.
 
-There is one choice per node, or one for all isomorphic nodes (layers of a model). A value that is
-read in states other than its own costs one conversion per such state, and so does its gradient. The
-result is proven optimal if the solver finishes.
+There is one choice per node, or one for all isomorphic nodes (layers of a model). If a value is
+read in a state (layout) other than its own, the conversion is paid once per such state, and so is
+the conversion of its gradient. The result is proven optimal if the solver finishes. Called by
+ark.parallel.plans.splits and ark.parallel.plans.parallelize.
 """
 
 from __future__ import annotations
@@ -21,13 +22,15 @@ from ark.parallel.plans.choices import Choice, Costs, Move, Option, State, of_gr
 
 NS_PER_US = 1000  # the solver counts in nanoseconds
 Kept = Sequence[tuple[int, int | None]]
-"""Users of memory that survives an iteration, as node id and operand (None: the node writes it)."""
+"""The users of memory that lasts beyond an iteration: (node id, operand), or (node id, None) for
+the node that writes it.
+"""
 SOLVER_TIME = 30.0  # CP-SAT's deterministic time, about seconds
 
 
 @dataclass(frozen=True)
 class Solution:
-    """The choices by node id. us: the predicted time. bytes: of parameters on a rank."""
+    """The choices by node id. us: the predicted time. bytes: the bytes of parameters on a rank."""
 
     choices: dict[int, Choice]
     us: float
@@ -37,8 +40,8 @@ class Solution:
 
 @dataclass(frozen=True)
 class Change:
-    """A value that is converted between two ops. reader: the first reader that needs that state.
-    us: the time of all moves.
+    """A value that is converted between two ops. reader: the first reader that needs the value in
+    the new state. us: the time of all collectives of the conversion.
     """
 
     tensor: Tensor
@@ -56,8 +59,8 @@ class Change:
 
 @dataclass(frozen=True)
 class Memory:
-    """The memory of a rank in bytes, and the bytes that a byte of parameters and a byte of saved
-    results take.
+    """The limit for a rank in bytes, and how many bytes are needed for each byte of parameters and
+    for each byte of saved results.
     """
 
     bytes: int
@@ -66,7 +69,7 @@ class Memory:
 
 
 def changes(nodes: Sequence[Node], chosen: Mapping[int, Option], costs: Costs) -> list[Change]:
-    """The conversions under given choices, in the order of the readers."""
+    """The conversions that given choices need, in the order of the readers."""
     writers = {t.buffer.id: (node, t) for node in nodes for t in node.outputs}
     by_value: dict[tuple[int, State, bool], Change] = {}
     for node in nodes:
@@ -89,7 +92,7 @@ def changes(nodes: Sequence[Node], chosen: Mapping[int, Option], costs: Costs) -
 
 
 def evaluate(nodes: Sequence[Node], chosen: Mapping[int, Option], costs: Costs) -> Solution:
-    """The cost of given choices; `search` minimises it."""
+    """The cost of given choices, which `search` minimises."""
     parameters: dict[tuple[int, State], int] = {}
     for node in nodes:
         for tensor, want in zip(node.inputs, chosen[node.id].inputs, strict=True):
@@ -102,9 +105,7 @@ def evaluate(nodes: Sequence[Node], chosen: Mapping[int, Option], costs: Costs) 
 
 
 def passes(costs: Costs) -> float:
-    """The factor of an op's time. It is 3 in training, where gradients cost twice the op, otherwise
-    1.
-    """
+    """The factor of an op's time: 3 in training, where gradients cost twice the op, otherwise 1."""
     return 3.0 if costs.training else 1.0
 
 
@@ -120,10 +121,11 @@ def search(
     shared: Mapping[int, int] | None = None,
     kept: Sequence[Kept] = (),
 ) -> Solution:
-    """The cheapest of the allowed options. Raises PlanError if none fits into memory.
+    """The cheapest combination of the allowed options. Raises PlanError if none fits into memory.
 
-    shared: for each node id the node whose choice it takes; empty if each node has its own. kept:
-    readers and writers of memory that ops update in place, all of which must use it in one state.
+    shared: for each node id, the node whose choice it has; empty if each node has its own choice.
+    kept: readers and writers of memory that ops update in place; all of them must use it in one
+    state.
     """
     same = {n.id: (shared or {}).get(n.id, n.id) for n in nodes}
     count = Counter(same.values())
@@ -167,8 +169,8 @@ def search(
     solver = cp.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = 1
-    # With all cuts the relaxation nearly determines the options; with few cuts the proof takes
-    # long.
+    # With all of the solver's cuts, the relaxation nearly determines the options. With few cuts the
+    # proof takes long.
     solver.parameters.linearization_level = 2
     solver.parameters.max_deterministic_time = SOLVER_TIME
     status = solver.solve(model)
@@ -211,7 +213,7 @@ def _in_one_state(
 
 
 def _any(model: Any, users: Sequence[Sequence[Any]]) -> Any:
-    """A literal that is true if the option of any reader is chosen."""
+    """A literal that is true if at least one of these options is chosen by some reader."""
     wanted = model.new_bool_var("")
     for literals in users:
         model.add(sum(literals) <= wanted)
@@ -221,7 +223,9 @@ def _any(model: Any, users: Sequence[Sequence[Any]]) -> Any:
 def _price(
     model: Any, prices: Sequence[float], pick: Sequence[Any], wanted: Any, number: int
 ) -> list[Any]:
-    """Terms for the cost of a conversion, if it is needed, by the writer's option."""
+    """Terms for the cost of a conversion, by the option of the value's writer. The cost counts only
+    if the conversion is needed.
+    """
     whole = [round(p * NS_PER_US) for p in prices]
     if not any(whole):
         return []
@@ -237,8 +241,8 @@ Wants = tuple[tuple[int, int], ...]
 def _values(
     nodes: Sequence[Node], same: Mapping[int, int]
 ) -> dict[tuple[Wants, int | None], tuple[Tensor, int]]:
-    """Values grouped by their readers (class and operand) and writer: one tensor of each group, and
-    the number of values in it.
+    """Groups values by their readers (class and operand) and their writer. For each group, returns
+    one of its tensors and the number of its values.
     """
     writers = {t.buffer.id: (node, t) for node in nodes for t in node.outputs}
     readers: dict[int, tuple[Tensor, Node | None, list[tuple[int, int]]]] = {}
@@ -271,8 +275,8 @@ def _states(
     pick: Mapping[int, Sequence[Any]],
     state_of: Callable[[Option, int], State],
 ) -> dict[State, list[list[Any]]]:
-    """For each state the readers that may need the value in it: for each reader the literals of the
-    options that request it.
+    """For each state, the readers that may need the value in it. Each reader is given by the
+    literals of its options that request the state.
     """
     wanted: dict[State, list[list[Any]]] = {}
     for i, at in wants:

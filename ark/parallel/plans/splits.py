@@ -1,5 +1,5 @@
-"""A cache of results that the predictions of many plans of one graph share: splits of its ops,
-costs of blocks, and orders of pipelines. Called by ark.parallel.plans.predict.
+"""Caches results that the predictions of many plans of one graph share: splits of its ops, costs of
+blocks, and orders of pipelines. Called by ark.parallel.plans.predict.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from ark.parallel.plans.stages import partition
 
 
 class Splits:
-    """The splits of a graph's ops over some axes, cached by request.
+    """The splits of a graph's ops over some axes of the mesh, cached by the arguments of the
+    request.
 
-    itemsize: bytes of an element of the largest parameter; 4 without parameters.
+    itemsize: bytes of an element of the largest parameter; 4 if there are no parameters.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -43,8 +44,8 @@ class Splits:
     def find(
         self, costs: Costs, names: Sequence[str], work: Work, memory: Memory | None = None
     ) -> tuple[dict[int, Option], list[BlockCost], bool]:
-        """The option of each node, the costs of blocks, and whether the options are proven
-        fastest.
+        """Returns the option of each node, the costs of blocks, and True if the options are proven
+        to be the fastest.
         """
         key = (costs.mesh, costs.links, costs.training, tuple(names), memory)
         if key not in self._found:
@@ -65,8 +66,8 @@ class Splits:
     def order(
         self, pipeline: str, depth: int, count: int, inference: bool
     ) -> tuple[Named, Schedule]:
-        """A pipeline with equal stages and its schedule. The order on each device is reused for
-        other times.
+        """A pipeline with stages of equal time, and its schedule. For stages with other times, the
+        order on each device is reused.
         """
         key = (pipeline, depth, count, inference)
         if key not in self._orders:
@@ -75,7 +76,7 @@ class Splits:
         return self._orders[key]
 
     def stages(self, loads: tuple[float, ...], count: int, shared: tuple[bool, ...]) -> list[int]:
-        """The stage of each block (`partition`)."""
+        """The stage of each block, as computed by `partition`."""
         key = (loads, count, shared)
         if key not in self._stages:
             self._stages[key] = partition(loads, count, shared)
@@ -89,8 +90,8 @@ def block_costs(
     costs: Costs,
     work: Work,
 ) -> list[BlockCost]:
-    """The cost of each block under the options of its nodes. A conversion is added to the block
-    that reads the value.
+    """The cost of each block under the options of its nodes. The cost of a conversion is added to
+    the block that reads the converted value.
     """
     by_reader: dict[int, list[Change]] = {}
     for change in changed:

@@ -1,8 +1,10 @@
-"""Plans that follow from the cuts of a few tensors: data and tensor parallelism, ZeRO, experts.
+"""Plans that are derived from the cuts of a few tensors: data and tensor parallelism, ZeRO,
+experts.
 
-Each op is split along the letter along which one of its operands is cut, and its result is cut in
-the same way (the sharding propagation of GSPMD, Xu et al. 2021, on op_trans). If the letter is
-summed over, the result is partial sums, and its next reader reads the sum.
+If one of an op's operands is cut along a letter, the op is split along this letter, and its result
+is cut in the same way (the sharding propagation of GSPMD, Xu et al. 2021, on op_trans). If the op
+sums over the letter, its result is partial sums, and the next reader reads the sum. Called by
+ark.parallel.plans.by_name and by users.
 """
 
 from __future__ import annotations
@@ -22,18 +24,18 @@ def spread(
     parts: int = 1,
     among: Callable[[Node], bool] = lambda node: True,
 ) -> Callable[[ParallelGraph], None]:
-    """A plan for `parallelize`: all ranks along one axis, `cuts` lists the tensors that are cut
-    over them.
+    """A plan for `parallelize` over all ranks along one axis.
 
-    cuts: for each buffer name (`tensor.ir.buffer.name`) the dimension along which it is cut. Data
-    parallelism: the tensors that differ between examples, along the batch. Tensor parallelism:
-    parameters, and the optimizer's state for them. ZeRO 1 and 2: the batch, and the optimizer's
-    state (gradients are then reduced in parts). ZeRO 3: also the parameters, where the model reads
-    them by `ark.copy`. parts: pieces of a rank, which it computes one after the other through a
-    layer (co-shard). among: the nodes of the plan; others are left unchanged.
+    cuts: the tensors that are cut over the ranks: for each buffer name (`tensor.ir.buffer.name`),
+    the dimension along which it is cut. For data parallelism these are the tensors that differ
+    between examples, along the batch; for tensor parallelism the parameters and their optimizer
+    state; for ZeRO 1 and 2 the batch and the optimizer's state (gradients are then reduced in
+    parts); for ZeRO 3 also the parameters, if the model reads them by `ark.copy`. parts: the number
+    of pieces of a rank, which it computes one after the other through a layer (co-shard). among:
+    returns True for the nodes that the plan splits; others are left unchanged.
 
-    The plan raises InvalidUsageError for names that the graph does not read, and dimensions that
-    are not divisible by the number of ranks.
+    The plan raises InvalidUsageError for names that the graph does not read, and for dimensions
+    that are not divisible by the number of ranks.
     """
 
     def plan(graph: ParallelGraph) -> None:
@@ -54,11 +56,11 @@ def spread(
 
 
 def _in_turn(graph: ParallelGraph, among: Callable[[Node], bool], parts: int) -> None:
-    """Orders a rank's parts of a layer one after the other.
+    """Orders the parts of a layer that a rank computes one after the other.
 
-    A value that joins the parts, such as a sum over a batch, is computed after all parts. So the
-    ops behind such a value are ordered among themselves only: a part before the value never waits
-    for a part behind it.
+    A value that joins the parts, such as a sum over a batch, is computed after all parts. So ops
+    that depend on such a value are ordered only among themselves: a part that precedes the value
+    never waits for one that follows it.
     """
     joins = _joins(graph)
     count = graph.ranks * parts
@@ -78,12 +80,13 @@ def _in_turn(graph: ParallelGraph, among: Callable[[Node], bool], parts: int) ->
 
 
 def _joins(graph: ParallelGraph) -> dict[int, int]:
-    """For each node the largest number of values that join parts on a path to it, including its
-    own.
+    """For each node, the largest number of values that join parts on a path to it, including its
+    own result.
     """
     joins: dict[int, int] = {}
     writers: dict[int, Node] = {}
-    readers: dict[tuple[int, int], list[Node]] = {}  # by phase: readers of the previous value
+    # By phase: nodes that read the previous iteration's value.
+    readers: dict[tuple[int, int], list[Node]] = {}
     for node in graph.nodes:
         level = 0
         pieces = graph.pieces(node)
@@ -109,15 +112,15 @@ def _joins(graph: ParallelGraph) -> dict[int, int]:
 
 
 def _layer(node: Node) -> str:
-    """The scopes of a node's name up to the first one with a number."""
+    """The scopes in a node's name, up to the first one that contains a number."""
     scopes = node.name.split(".")[:-1]
     numbered = [i for i, scope in enumerate(scopes) if any(c.isdigit() for c in scope)]
     return ".".join(scopes[: numbered[0] + 1] if numbered else scopes)
 
 
 def seeds(graph: ParallelGraph, cuts: Mapping[str, int], count: int, among: str) -> dict[int, int]:
-    """The dimension that is cut, by buffer. Raises InvalidUsageError for tensors that cannot be cut
-    along it. count: the number of parts. among: a description of the parts for the error.
+    """For each buffer, the dimension that is cut. Raises InvalidUsageError for tensors that cannot
+    be cut along it. count: the number of parts. among: what the parts are for, in errors.
     """
     written = {n.outputs[0].buffer.id for n in graph.nodes}
     read = {t.buffer.id: t for n in graph.nodes for t in n.inputs if t.buffer.id not in written}
@@ -140,11 +143,11 @@ def seeds(graph: ParallelGraph, cuts: Mapping[str, int], count: int, among: str)
 def split_along(
     graph: ParallelGraph, piece: Piece, cut: dict[int, int], counts: Sequence[int]
 ) -> list[Piece]:
-    """Splits a piece along the letter along which its operands are cut, into as many parts as the
-    first of `counts` that divides the letter. If none divides it, the piece stays whole and the
+    """Splits a piece along the letter along which its operands are cut. The number of parts is the
+    first of `counts` that divides the letter's size. If none does, the piece stays whole and the
     result is empty.
 
-    cut: the dimension along which each buffer is cut; the node's results are added.
+    cut: for each buffer, the dimension along which it is cut. The node's results are added to it.
     """
     node = piece.node
     letter = next((x for x in (_letter(node, cut, n) for n in counts) if x), None)
@@ -160,7 +163,7 @@ def split_along(
 
 
 def _letter(node: Node, cut: Mapping[int, int], count: int) -> str | None:
-    """The letter along which the most elements of a node's operands are cut, or None."""
+    """The letter along which most elements of a node's operands are cut; None if there is none."""
     try:
         annotation = annotate(node)
     except UnsupportedError:

@@ -1,10 +1,11 @@
-"""Pipelines of graphs without scopes: determines the stage and the pass of every op.
+"""Determines the stage and the pass of every op, for pipelines of graphs without scopes in their
+names.
 
 A graph is one step over all examples. Ops that are cut along the examples become micro-batches. The
-forward pass is divided into stages of about equal time. An op that `ark.grad` made belongs to the
-stage of the op that it differentiates (`Graph.undone`). An op that depends on the gradients of all
-micro-batches (sums, optimizers) runs once, on the stage of its largest operand. An op that depends
-on no example runs on the stages that read its result. Called by ark.parallel.plans.by_name.
+forward pass is divided into stages of about equal time. An op that `ark.grad` created belongs to
+the stage of the op that it differentiates (`Graph.undone`). An op that depends on the gradients of
+all micro-batches (sums, optimizers) runs once, on the stage of its largest operand. An op that
+depends on no example runs on the stages that read its result. Called by ark.parallel.plans.by_name.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ WAYS = "ghij"  # names of the forward passes before the last one
 
 @dataclass(frozen=True)
 class Staged:
-    """The blocks of a pipeline. blocks: for each op that runs once per micro-batch its block, such
-    as f0 or b0. stages: for each other op the stages whose ranks run it.
+    """The blocks of a pipeline. blocks: for each op that runs once per micro-batch, its block, such
+    as f0 or b0. stages: for each other op, the stages whose ranks run it.
     """
 
     blocks: Mapping[int, str]
@@ -35,8 +36,8 @@ class Staged:
 
 
 class Dependencies:
-    """The dependencies of ops on examples and gradients. cut: ops that are cut along the examples;
-    if empty, all ops but the updates.
+    """How ops depend on examples and gradients. cut: the ops that are cut along the examples; if
+    empty, all ops except the updates.
     """
 
     def __init__(self, graph: ParallelGraph, undone: Mapping[int, int], cut: set[int]) -> None:
@@ -44,7 +45,7 @@ class Dependencies:
         self.twins = graph.twins
         self.versions = graph.versions
         self.writers: dict[int, list[Node]] = {}
-        self.root: dict[int, int] = {}  # by op of a gradient: the buffer that was differentiated
+        self.root: dict[int, int] = {}  # by op of a gradient: the differentiated buffer
         self.after: set[int] = set()  # ops that depend on a gradient
         self.follows: set[int] = set()  # ops that depend on examples
         known = bool(cut)
@@ -66,16 +67,16 @@ class Dependencies:
                 self.writers.setdefault(tensor.buffer.id, []).append(node)
 
     def read(self, node: Node) -> list[Node]:
-        """The ops whose results a node reads in this iteration."""
+        """The ops of this iteration whose results a node reads."""
         return [n for t in node.inputs for n in self.writers.get(t.buffer.id, ()) if n.id < node.id]
 
     def forward(self) -> list[Node]:
-        """Ops of the forward pass that run for each micro-batch."""
+        """The ops of the forward pass that run once for each micro-batch."""
         return [n for n in self.nodes if n.id in self.cut and n.id not in self.after]
 
     def check(self, backward: bool) -> None:
         """Raises UnsupportedError if an op of a micro-batch needs a result of all micro-batches.
-        backward: permits this in the backward pass.
+        backward: True to allow this in the backward pass.
         """
         for node in self.nodes:
             if node.id not in self.cut or (backward and node.id in self.after):
@@ -98,13 +99,14 @@ def staged(
     loads: Callable[[Node], float],
     bytes_per_us: float,
 ) -> Staged:
-    """The blocks of a pipeline of that name.
+    """The blocks of the pipeline of that name.
 
-    original: the graph before it was brought into the form for splitting. cut: ops that have been
-    cut into micro-batches. loads: the time of an op; bytes_per_us: of a link between stages.
+    original: the graph before it was converted to normal form, in which it can be split. cut: the
+    ops that were cut into micro-batches. loads: returns the time of an op. bytes_per_us: the
+    bandwidth of a link between stages.
 
-    Raises UnsupportedError if a micro-batch depends on others, ModelError for 3f1b if the graph has
-    not three forward passes, InvalidUsageError if it has too few ops.
+    Raises UnsupportedError if a micro-batch depends on other ones, ModelError for 3f1b if the graph
+    does not have three forward passes, and InvalidUsageError if the graph has too few ops.
     """
     parts = Dependencies(graph, original.undone, cut)
     if any(len(graph.pieces(n)) > 1 for n in parts.nodes):
@@ -137,7 +139,7 @@ def staged(
 
 
 def _stage(parts: Dependencies, node: Node, stage_of: Mapping[int, int | str]) -> int | str | None:
-    """The stage of an op after the forward pass; None if it depends on no example."""
+    """The stage of an op that follows the forward pass; None if it depends on no example."""
     if node.id not in parts.follows:
         return None
     at = [stage_of.get(n.id) for n in parts.writers.get(parts.root.get(node.id, -1), ())]
@@ -155,8 +157,8 @@ def _unplaced(
     homes: dict[int, tuple[int, ...]],
     stages: int,
 ) -> None:
-    """Assigns ops that depend on no example: to the stages of their readers, or if they write
-    memory that lasts, to the stages that read it.
+    """Assigns ops that depend on no example: to the stages of their readers, or, if they write
+    memory that lasts, to the stages that read this memory.
     """
     readers: dict[int, set[int]] = {}  # by buffer: the stages that read it
 
@@ -185,9 +187,9 @@ def _unplaced(
 def _stages(
     nodes: Sequence[Node], stages: int, loads: Callable[[Node], float], bytes_per_us: float
 ) -> dict[int, int]:
-    """The stage of each op, so that the slowest stage takes the least time, including its wait for
-    data. A stage is consecutive layers, or consecutive ops if the model has fewer layers than
-    stages.
+    """The stage of each op. The slowest stage takes the least possible time, including its wait for
+    data. A stage consists of consecutive layers, or of consecutive ops if the model has fewer
+    layers than stages.
     """
     blocks = blocks_of(nodes)
     if sum(block.numbered for block in blocks) < stages:
@@ -210,7 +212,7 @@ def _stages(
 
 
 def _shared(parts: Dependencies, forward: Sequence[Node]) -> set[int]:
-    """The first op with a parameter, and the ops that it depends on."""
+    """The first op that has a parameter, and the ops on which it depends."""
     first = next((n for n in forward if _parameters(parts, n)), None)
     if first is None:
         raise ModelError("interlaced shares the first op with a parameter, but the graph has none")
@@ -222,7 +224,7 @@ def _shared(parts: Dependencies, forward: Sequence[Node]) -> set[int]:
 
 
 def _parameters(parts: Dependencies, node: Node) -> list[int]:
-    """The parameters that an op reads, directly or as a copy or view."""
+    """The parameters that an op reads, directly or through a copy or view."""
     parameters: list[int] = []
     for tensor in node.inputs:
         if tensor.buffer.arena == "parameter":
@@ -234,8 +236,8 @@ def _parameters(parts: Dependencies, node: Node) -> list[int]:
 
 
 def _passes(parts: Dependencies, forward: Sequence[Node]) -> list[list[Node]]:
-    """The forward passes of a model that recycles: the last one is differentiated, and those before
-    it read the same parameters.
+    """The forward passes of a model that recycles its results. The last one is differentiated;
+    earlier ones read the same parameters.
     """
     undone = {n.id for buffer in parts.root.values() for n in parts.writers.get(buffer, ())}
     first = next((p for n in forward for p in _parameters(parts, n)), None)

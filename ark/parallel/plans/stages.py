@@ -1,8 +1,8 @@
-"""Divides blocks into the stages of a pipeline: consecutive blocks, with the least time of the
-slowest stage.
+"""Divides blocks into the stages of a pipeline. A stage has consecutive blocks, and the slowest
+stage takes the least possible time.
 
-Dynamic programming over blocks; exact. Called by ark.parallel.plans.splits and
-ark.parallel.plans.by_name.
+The method is dynamic programming over blocks, which is exact. Called by ark.parallel.plans.splits
+and ark.parallel.plans.by_name.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ def partition(
 ) -> list[int]:
     """The stage of each block; -1 for blocks that all ranks share.
 
-    loads: the time of each block. sent: for each block the time to receive the values that a stage
-    reads if it begins with that block (default: none). Raises InvalidUsageError if there are fewer
-    blocks than stages.
+    loads: the time of each block. sent: for each block, the time in which a stage that begins with
+    this block receives the values that it reads (default: none). Raises InvalidUsageError if there
+    are fewer blocks than stages.
     """
     own = [i for i, all_ranks in enumerate(shared) if not all_ranks]
     if len(own) < stages:

@@ -1,9 +1,11 @@
-"""The time of an op on a rank: arithmetic or memory traffic, whichever is longer.
+"""Predicts the time of an op on a rank: the time of its arithmetic or of its memory traffic,
+whichever is longer.
 
-More is modelled on machines whose kernels load boxes of matrices. A matmul with 16-bit weights
-takes the predicted time of its cut into tiles (ark.lower.cuts). Matmuls of one input count as one,
-because lowering joins them. Elementwise ops on a matmul's result are free. Every other op and
-matmul has a start and an end in which processors wait. Called by ark.parallel.plans.choices.
+On machines whose kernels load boxes of matrices, the prediction is more detailed. A matmul with
+16-bit weights takes the predicted time of its cut into tiles (ark.lower.cuts). Several matmuls of
+one input count as one, because lowering joins them. Elementwise ops on a matmul's result take no
+time. Every other op and matmul has a start and an end in which processors wait. Called by
+ark.parallel.plans.choices.
 """
 
 from __future__ import annotations
@@ -20,14 +22,14 @@ from ark.machine import Machine
 from ark.machine.variant import LOAD
 from ark.ops.math import GATED
 
-FREE = ("kv_append",)  # ops that are done as a part of the previous op
+FREE = ("kv_append",)  # ops that are executed as a part of the previous op
 JOINED = ("add", "mul", "sub", *GATED, "gelu", "silu", "relu", "sigmoid")
 
 
 @dataclass(frozen=True)
 class Rates:
-    """A rank's work per microsecond. step_us: the fixed time of every collective. tiled: the
-    machine in the variant that loads boxes of matrices, if it has one.
+    """The work that a rank does per microsecond. step_us: the fixed time of every collective.
+    tiled: the machine with the variant that loads boxes of matrices, or None if it has none.
     """
 
     flops_per_us: float
@@ -38,7 +40,7 @@ class Rates:
 
 
 def rates_of(machine: Machine, link_gbps: float) -> Rates:
-    """The rates of a machine; link_gbps: GB/s at which a rank sends."""
+    """The rates of a machine. link_gbps: GB/s at which a rank sends."""
     boxed = next((v for v in machine.variants if v.role(LOAD) and not v.stages), None)
     tiled = dataclasses.replace(machine, variants=(boxed,)) if boxed else None
     bandwidth = machine.bandwidth_gbps * 1e3
@@ -70,8 +72,8 @@ class Times:
                 self.widths[node.id] = columns[node.inputs[0].id] / node.outputs[0].shape[-1]
 
     def added_us(self, elements: float, itemsize: int, shares: int) -> float:
-        """The time in which a rank adds up the partial sums of its part of a tensor. It reads all
-        of them and writes the sum, in one op.
+        """The time in which a rank adds the partial sums of its part of a tensor. One op reads all
+        of them and writes the sum.
         """
         moved = elements * itemsize * (shares + 1) / self.rates.memory_bytes_per_us
         return moved + (self.rates.tiled.costs.op_us if self.rates.tiled is not None else 0.0)
@@ -81,7 +83,7 @@ class Times:
     ) -> float:
         """Microseconds of a node's share with this arithmetic and these bytes of memory traffic.
 
-        rows, columns, depth: of the share, if it is a matmul.
+        rows, columns, depth: the sizes of this rank's part of a matmul.
         """
         rates = self.rates
         plain = max(flops / rates.flops_per_us, moved / rates.memory_bytes_per_us)
@@ -95,7 +97,8 @@ class Times:
         wide = self.widths.get(node.id, 1.0)
         shape = (1, 1, max(1, round(rows)), max(1, round(columns * wide)))
         size = node.inputs[1].dtype.itemsize
-        if not candidates(shape, round(depth), size, rates.tiled, False):  # no tile is as narrow
+        # No tile is narrow enough.
+        if not candidates(shape, round(depth), size, rates.tiled, False):
             return plain + costs.op_us
         cut = choose_cut(shape, round(depth), size, rates.tiled, False, {})
         tiles = math.ceil(shape[2] / cut.rows) * math.ceil(shape[3] / cut.columns)
@@ -106,7 +109,7 @@ class Times:
 
 
 def _boxes(node: Node) -> bool:
-    """True for a matmul of rows with a matrix of a 16-bit type."""
+    """True if the node is a matmul of rows with a matrix of a 16-bit type."""
     return (
         node.type == "matmul"
         and node.inputs[1].dtype.itemsize == 2

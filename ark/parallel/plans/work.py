@@ -1,8 +1,9 @@
-"""Each rank's share of a model's work under a plan, and the ops that several ranks compute alike.
+"""Computes each rank's share of a model's work under a plan, and finds the ops that several ranks
+compute redundantly.
 
-Work is arithmetic: two operations for each product of a matmul, and for any other op one for each
-element of its largest operand. Views have none. Called by ark.parallel.plans.parallelize, and by
-`ark parallelize` for predictions.
+Work is counted as arithmetic: a matmul has two operations for each of its products, and any other
+op has one for each element of its largest operand. Views have none. Called by
+ark.parallel.plans.parallelize, and by `ark parallelize` for predictions.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from ark.parallel.transform.normal import RESHAPE
 
 @dataclass(frozen=True)
 class Whole:
-    """An op, or a part of one, that several ranks compute alike. share: of one device's work.
-    reason: the reason why it is not split.
+    """An op, or a part of one, that several ranks compute redundantly. share: its fraction of a
+    single device's work. reason: why it is not split.
     """
 
     name: str
@@ -32,13 +33,13 @@ class Whole:
 
 
 def work_of(node: Node) -> float:
-    """The arithmetic of a node on one device."""
+    """The number of arithmetic operations of a node on one device."""
     return 0.0 if node.type == RESHAPE else arithmetic(node)
 
 
 def shares(plan: ParallelGraph) -> tuple[float, ...]:
-    """For each rank its share of one device's work: 1 / ranks at best, 1 if it computes
-    everything.
+    """For each rank, its work as a fraction of a single device's: 1 / ranks at best, and 1 if the
+    rank computes everything.
     """
     done = [0.0] * plan.ranks
     for piece, work in _pieces(plan):
@@ -49,7 +50,7 @@ def shares(plan: ParallelGraph) -> tuple[float, ...]:
 
 
 def whole(plan: ParallelGraph) -> tuple[Whole, ...]:
-    """The ops that several ranks compute alike, the largest share first."""
+    """The ops that several ranks compute redundantly, the largest share first."""
     total = sum(map(work_of, plan.nodes)) or 1.0
     several = [(p.node, work) for p, work in _pieces(plan) if len(plan.ranks_of(p)) > 1]
     return _sorted(several, total)
@@ -58,7 +59,9 @@ def whole(plan: ParallelGraph) -> tuple[Whole, ...]:
 def whole_in(
     nodes: Sequence[Node], options: Mapping[int, Option], mesh: Sequence[int]
 ) -> tuple[float, tuple[Whole, ...]]:
-    """For a prediction: a rank's share of the work, and the ops that no axis splits."""
+    """The same for a prediction. Returns a rank's share of the work, and the ops that no axis
+    splits.
+    """
     total = sum(map(work_of, nodes)) or 1.0
     done = 0.0
     several = []
@@ -72,14 +75,14 @@ def whole_in(
 
 
 def _pieces(plan: ParallelGraph) -> Iterable[tuple[Piece, float]]:
-    """All pieces with their work."""
+    """All pieces, with their work."""
     for node in plan.nodes:
         for piece in plan.pieces(node):
             yield piece, work_of(node) * _fraction(piece)
 
 
 def _fraction(piece: Piece) -> float:
-    """A piece's part of its node's work."""
+    """A piece's fraction of its node's work."""
     node, parts = piece.node, {}
     if piece.annotation is None:
         return 1.0

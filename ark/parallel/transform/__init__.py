@@ -1,5 +1,5 @@
-"""Splits a graph over ranks by op_trans, op_assign and op_order, and builds the graphs of the
-ranks.
+"""Splits a graph over ranks by the primitives op_trans, op_assign and op_order, and builds the
+graphs of the ranks.
 """
 
 from ark.parallel.transform.annotations import Annotation, annotate

@@ -1,11 +1,11 @@
-"""Annotations: the ways in which an op may be split. They name its dimensions by letters, like
-einops.
+"""Annotations: texts that describe how an op may be split. They name the op's dimensions by
+letters, like einops.
 
-"m k+, n k+ -> m n": a matmul can be cut along m and n, which gives parts of the result, and along
-k, which gives partial sums of the whole result. A letter with ^ is not cut, because every element
-along it is needed at once. h/64 is cut between groups of 64 elements only (a head); in other
-operands h may count the groups. A 1 is a dimension of one element that is broadcast. After nnScaler
-(Lin et al., OSDI 2024). Used by ark.parallel.transform.pieces.
+"m k+, n k+ -> m n" is a matmul: it can be cut along m and n, which gives parts of the result, and
+along k, which gives partial sums of the whole result. A letter with ^ is not cut, because every
+element along it is needed at once. h/64 is cut only between groups of 64 elements (a head); in
+other operands h may count the groups. A 1 is a dimension of one element that is broadcast. The
+notation is that of nnScaler (Lin et al., OSDI 2024). Used by ark.parallel.transform.pieces.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ WORD = re.compile(r"([a-z1])(\+|\^)?(?:/([1-9][0-9]{0,8}))?")
 
 @dataclass(frozen=True)
 class Annotation:
-    """The letters of each dimension of each input and, last, of the outputs ("1": broadcast).
+    """The letters of each dimension of each input and, last, of the outputs. "1" is a broadcast
+    dimension.
 
-    summed: letters along which parts are partial sums. frozen: letters that are not cut. groups:
-    for each letter of the operands the number of elements that stay together.
+    summed: letters whose parts are partial sums. frozen: letters that are not cut. groups: for each
+    letter of the operands, the number of elements that stay together.
     """
 
     operands: tuple[tuple[str, ...], ...]
@@ -39,7 +40,7 @@ class Annotation:
 
     @classmethod
     def parse(cls, text: str) -> Annotation:
-        """Reads "m k+, n k+ -> m n"; raises ModelError for anything else."""
+        """Reads text such as "m k+, n k+ -> m n". Raises ModelError for any other text."""
         left, arrow, right = text.partition("->")
         sides = [*left.split(","), right] if left.strip() else [right]
         parts = [part.split() for part in sides]
@@ -58,8 +59,8 @@ class Annotation:
         )
 
     def sizes(self, shapes: Sequence[Sequence[int]]) -> dict[str, int]:
-        """For each letter the number of elements, or of groups, in operands of these shapes: the
-        largest number of parts.
+        """For each letter, the number of elements or groups along it in operands of these shapes.
+        It is the largest number of parts.
         """
         size_of: dict[str, int] = {}
         for letters, groups, shape in zip(self.operands, self.groups, shapes, strict=True):
@@ -81,7 +82,9 @@ class Annotation:
 
 
 def annotate(node: Node) -> Annotation:
-    """The annotation of a node; raises UnsupportedError with the reason for ops that have none."""
+    """The annotation of a node. Raises UnsupportedError, with the reason, for ops that cannot be
+    split.
+    """
     elementwise = node.type in FUNCTIONS or node.elementwise.expr is not None
     rule = RULES.get(node.type, elementwise_rule if elementwise else None)
     shapes = {t.shape for t in node.outputs}

@@ -1,11 +1,11 @@
-"""Partial sums that pass through ops: which operands of an op may be partial sums, so that its
-result is the same kind of partial sum.
+"""Finds the operands of ops that may be partial sums. The result is then a partial sum of the same
+kind.
 
-Each expert's matmul gives zeros for the rows of other experts. So a rank with some of the experts
-has a partial sum of the result. A gated perceptron of it is a partial sum too, because it maps
-zeros to zeros. Linear ops preserve partial sums: weighting, and adding the results of the chosen
-experts. One sum over the ranks at the end of a mixture of experts therefore suffices. Used by
-ark.parallel.transform.pieces.
+In a mixture of experts, each expert's matmul gives zeros for the rows of other experts. So the
+result on a rank with some of the experts is a partial sum. A gated perceptron of it is a partial
+sum too, because the gate maps zeros to zeros. Linear ops preserve partial sums: weighting, and
+adding the results of the chosen experts. Therefore one sum over the ranks at the end of the mixture
+suffices. Used by ark.parallel.transform.pieces.
 """
 
 from __future__ import annotations
@@ -16,22 +16,24 @@ from ark.ir.graph import Node
 from ark.ops.math import GATED
 
 VALUE = "+"
-"""The letter for splitting an op into partial sums, one for each partial sum of its operands."""
+"""The letter for splitting an op into partial sums. Each part reads one partial sum of the
+operands.
+"""
 EXPERT = "e"
-"""The letter of `expert_linear` for the experts."""
+"""The letter for experts in the annotation of `expert_linear`."""
 ZEROS = frozenset(("mul", *GATED, "silu", "gelu", "relu", "add", "sub", "neg", "copy"))
-"""Elementwise functions that map zeros to zero."""
+"""Elementwise functions that map zeros to zeros."""
 LINEAR = frozenset(("copy", "reduce_sum", "reshape", "transpose", "expand", "neg"))
-"""Ops that are linear in their operand: the result of a sum is the sum of the results."""
+"""Ops that are linear in their operand: applied to a sum, they give the sum of their results."""
 Carried = Mapping[str, frozenset[int]]
-"""For each letter the operands that are partial sums if the op is split along it."""
+"""For each letter, the operands that are partial sums if the op is split along it."""
 
 
 def carried(nodes: Sequence[Node]) -> dict[int, Carried]:
-    """The operands that may be partial sums, by node id. Nodes without such operands are
+    """For each node id, the operands that may be partial sums. Nodes without such operands are
     omitted.
     """
-    rows: dict[int, int] = {}  # buffer to the assignment of its rows to experts
+    rows: dict[int, int] = {}  # by buffer: the buffer that assigns its rows to experts
     shares: set[int] = set()  # buffers that may be partial sums
     operands_of: dict[int, Carried] = {}
     for node in nodes:
@@ -56,11 +58,12 @@ def carried(nodes: Sequence[Node]) -> dict[int, Carried]:
 def _able(
     node: Node, read: Sequence[int], rows: Mapping[int, int], shares: set[int]
 ) -> frozenset[int]:
-    """The operands that may be partial sums at the same time; empty if there are none."""
+    """The operands that may be partial sums at the same time."""
     several = frozenset(i for i, buffer in enumerate(read) if buffer in shares)
     if not several or len(node.outputs) != 1 or node.elementwise.expr is not None:
         return frozenset()
-    shifted = node.type in ("add", "sub") and len(read) == 1  # adds or subtracts a number
+    # True if it adds or subtracts a number.
+    shifted = node.type in ("add", "sub") and len(read) == 1
     if node.type in ZEROS and len(several) == len(read) and not shifted:
         of = {rows.get(buffer) for buffer in read}
         if len(of) == 1 and None not in of:

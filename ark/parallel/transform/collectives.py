@@ -1,9 +1,9 @@
-"""Finds transfers of a plan that together are one collective of all ranks.
+"""Finds transfers of a plan that together form one collective of all ranks.
 
-If every rank has a partial sum of a value, and all ranks need all of it, the transfers are an
-all-reduce; if each rank needs one equal part, in rank order, a reduce-scatter. If every rank has
-one such part and all need the whole value, they are an all-gather. Parts are along the first
-dimension, so that they are contiguous. Called by ark.parallel.transform.materialise.
+If every rank has a partial sum of a value, and all ranks need the whole value, the transfers are an
+all-reduce. If each rank needs one equal part, in rank order, they are a reduce-scatter. If every
+rank has one such part and all need the whole value, they are an all-gather. Parts are along the
+first dimension, so that they are contiguous. Called by ark.parallel.transform.materialise.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ark.parallel.transform.views import View
 
 @dataclass(frozen=True)
 class JointCollective:
-    """A collective of all ranks. reads: the view that each rank gets."""
+    """A collective of all ranks. reads: the view that each rank gets as its result."""
 
     collective: Collective
     reads: tuple[View, ...]
@@ -42,11 +42,11 @@ def joint_collective(
     wanted: Mapping[View, Set[int]],
     ranks: int,
 ) -> JointCollective | None:
-    """The collective that gives a view to all its readers; None if the transfers are not a
-    collective.
+    """The collective that gives a view of a value to all its readers. None if the transfers do not
+    form a collective.
 
-    sources: the views that were written of it, with the ranks that have them. wanted: for each view
-    the ranks that read it.
+    sources: the views of the value that were written, with the ranks that have them. wanted: for
+    each view, the ranks that read it.
     """
     owners = sorted(tuple(each) for each, _ in sources)
     if ranks == 1 or view.share != (0, 1) or set(owners) != {(r,) for r in range(ranks)}:
@@ -70,7 +70,9 @@ def joint_collective(
 
 
 def _parts(whole: View, ranks: int) -> tuple[View, ...]:
-    """The ranks' equal parts along the first dimension; empty if it is not divisible."""
+    """The equal parts of the ranks along the first dimension. Empty if the dimension is not
+    divisible.
+    """
     if not whole.box or (whole.box[0][1] - whole.box[0][0]) % ranks:
         return ()
     return tuple(whole.cut(0, rank, ranks) for rank in range(ranks))

@@ -1,9 +1,9 @@
-"""Makes one graph per rank from pieces on ranks: tensors of the pieces' sizes, and communication
-between these graphs.
+"""Builds one graph per rank from the pieces that are assigned to ranks: tensors of the pieces'
+sizes, and communication between the graphs.
 
-If an operand's view overlaps views that pieces of other ranks wrote, the rank receives them,
-adds partial sums and assembles boxes. All ranks' graphs are written in one order, so sends and
-receives pair up and cannot deadlock. Transfers that form a collective of all ranks become one
+If an operand's view overlaps views that pieces of other ranks write, the rank receives these, adds
+partial sums and assembles boxes. The graphs of all ranks are written in one order, so sends and
+receives match and cannot deadlock. Transfers that form a collective of all ranks become one
 (ark.parallel.transform.collectives).
 """
 
@@ -27,13 +27,13 @@ from ark.parallel.transform.pieces import ParallelGraph, Piece
 from ark.parallel.transform.rearranged import local_attrs
 from ark.parallel.transform.views import Box, View, meeting
 
-ENDS = ("sample", "sample_adjusted", "sample_each")  # may end the run, on all ranks
+ENDS = ("sample", "sample_adjusted", "sample_each")  # ops that may end the run on all ranks
 IN_PLACE = ("kv_append", "kv_cache_slot", "paged_append", *ENDS)  # write a part of an operand
 MESSAGE_TAG = 0
 Written = tuple[Piece, View]
-"""A piece, with its view of a buffer that it writes."""
+"""A piece, and its view of a buffer that it writes."""
 Chosen = tuple[int, Piece, View]
-"""A rank, with a piece and the view that it writes."""
+"""A rank, a piece that it computes, and the view that the piece writes."""
 
 
 @dataclass
@@ -62,7 +62,7 @@ class _Writer:
         )
         self.lasting_names = {b.name for b in plan.graph.buffers if b.arena in LASTING}
         self.order = plan.in_order()
-        self.source: dict[int, Tensor] = {}  # by buffer: a tensor over all of it
+        self.source: dict[int, Tensor] = {}  # by buffer: a tensor over the whole buffer
         for node in plan.nodes:
             for tensor in (*node.inputs, *node.outputs):
                 self.source.setdefault(tensor.buffer.id, tensor)
@@ -86,7 +86,7 @@ class _Writer:
             for (other, _), version in self.versions.items():
                 if other == twin:
                     self._want(View(version, box), (rank,))
-        self.local: dict[tuple[int, Piece, int], Tensor] = {}  # the output of a piece
+        self.local: dict[tuple[int, Piece, int], Tensor] = {}  # the output of a piece on a rank
         self.fetched: dict[tuple[int, View], Tensor] = {}
         self.given: dict[tuple[int, int], tuple[Tensor, Box]] = {}
 
@@ -116,8 +116,8 @@ class _Writer:
         return self.result
 
     def _refresh(self, rank: int, twin: int, written: View) -> None:
-        """Updates a rank's copy of memory that other ranks have written, or that it has written
-        elsewhere.
+        """Updates a rank's copy of memory that other ranks have written, or that it has written at
+        another place.
         """
         new = self._operand(rank, written)
         kept = self._given(rank, View(twin, written.box))
@@ -148,8 +148,8 @@ class _Writer:
             graph.add(piece.node.type, inputs, outs, attrs, piece.node.name)
 
     def _place(self, rank: int, piece: Piece, view: View) -> Tensor:
-        """A tensor for the output of a piece on a rank: in the rank's own memory if the output
-        covers that.
+        """Returns a tensor for the output of a piece on a rank. It is in the rank's memory for the
+        buffer if the output covers all of that.
         """
         graph, source = self.result.graphs[rank], self.source[view.buffer]
         twin, _ = self.plan.versions.get(view.buffer, (None, 0))
@@ -168,8 +168,8 @@ class _Writer:
         return graph.tensor(view.shape, source.dtype, arena=arena, name=name)
 
     def _reshaped(self, rank: int, tensor: Tensor, shaped: Tensor) -> Tensor:
-        """The tensor in another shape: a view, or a copy if it is not contiguous or its memory is
-        overwritten later.
+        """The tensor in another shape. It is a view, or a copy if the tensor is not contiguous or
+        its memory is overwritten later.
         """
         graph = self.result.graphs[rank]
         lasting = any(tensor.buffer.id == t.buffer.id for t, _ in self.given.values())
@@ -192,14 +192,14 @@ class _Writer:
         return copy
 
     def _temporary(self, rank: int, shape: Sequence[int], like: Tensor) -> Tensor:
-        """Memory for a value of this iteration. Memory that survives is identified by its name, so
-        a copy gets another name.
+        """Memory for a value of this iteration. Memory that lasts is found by its name, so a copy
+        of it gets another name.
         """
         name = f"{like.name}.copy" if like.name in self.lasting_names else like.name
         return self.result.graphs[rank].tensor(shape, like.dtype, name=name)
 
     def _name(self, rank: int, buffer: Buffer) -> str:
-        """The buffer's name, with a number if a rank holds several parts of it."""
+        """The buffer's name, with a number if the rank holds several parts of the buffer."""
         for count in itertools.count():
             name = f"{buffer.name}.{count}" if count else buffer.name
             if name not in self.result.held[rank]:
@@ -207,7 +207,7 @@ class _Writer:
         raise AssertionError
 
     def _operand(self, rank: int, view: View) -> Tensor:
-        """The tensor on a rank that holds a view, received from other ranks if necessary."""
+        """A tensor on a rank with a view's contents, received from other ranks if necessary."""
         if (rank, view) not in self.fetched:
             if view.buffer in self.producers:
                 self._fetch(rank, view)
@@ -221,8 +221,8 @@ class _Writer:
         return self.fetched[rank, view]
 
     def _given(self, rank: int, view: View) -> Tensor:
-        """A part of a tensor that the caller fills. Each rank holds the box around everything that
-        it reads of the tensor.
+        """A part of a tensor that the caller fills. Each rank holds the smallest box that contains
+        everything that it reads of the tensor.
         """
         key = (rank, view.buffer)
         if key not in self.given:
@@ -237,12 +237,12 @@ class _Writer:
             self.given[key] = (tensor_of_rank, box)
         whole, box = self.given[key]
         part = self._part(rank, whole, box, view.box)
-        if part is not whole:  # a plan records operands; it is filled by the name of the whole
+        if part is not whole:  # a plan records operands; the caller uses the whole tensor's name
             self.result.graphs[rank].depend(part, [whole])
         return part
 
     def _part(self, rank: int, whole: Tensor, box: Box, wanted: Box) -> Tensor:
-        """The box `wanted` of a tensor that holds `box`."""
+        """Returns the box `wanted` of a tensor that holds the box `box`."""
         if box == wanted:
             return whole
         graph = self.result.graphs[rank]
@@ -307,8 +307,8 @@ class _Writer:
         interval: tuple[Fraction, Fraction],
         sources: Sequence[Written],
     ) -> list[Chosen]:
-        """(rank, piece) pairs whose partial sums add up to that interval of the cell's value, the
-        rank's own where possible.
+        """Returns (rank, piece) pairs whose partial sums add up to this interval of the cell's
+        value. Pieces of the rank itself are preferred.
         """
         able = [
             ((other - rank) % self.plan.ranks, other, piece, written)
@@ -337,7 +337,7 @@ class _Writer:
         return others
 
     def _load(self, rank: int, owner: int, piece: Piece, written: View, cell: Box) -> Tensor:
-        """The cell of a piece's output on `owner`, as a tensor on `rank`."""
+        """The cell (box) of the output that a piece has on rank `owner`, as a tensor on `rank`."""
         output = self.local[owner, piece, written.buffer]
         part = self._part(owner, output, written.box, cell)
         if owner == rank:
@@ -361,13 +361,13 @@ class _Writer:
 
 
 def _idle(graph: Graph) -> None:
-    """Adds an op for a rank without work, because an entry point needs at least one."""
+    """Adds an op for a rank that has no work, because an entry point needs at least one op."""
     begin, end = (graph.tensor((1,), fp32, arena="state") for _ in range(2))
     graph.add("copy", [begin], [end], {}, "idle")
 
 
 def _cells(box: Box, others: Sequence[Box]) -> Iterable[Box]:
-    """The box, cut wherever one of the others begins or ends."""
+    """The parts of a box, which is cut wherever one of the other boxes begins or ends."""
     sides = []
     for d, (begin, end) in enumerate(box):
         cuts = {begin, end}
@@ -377,7 +377,7 @@ def _cells(box: Box, others: Sequence[Box]) -> Iterable[Box]:
 
 
 def whole_of(graph: Graph, views: Sequence[tuple[View, np.ndarray]]) -> np.ndarray:
-    """A buffer of the one-device graph from the ranks' parts, with partial sums added up.
+    """Assembles a buffer of the one-device graph from the ranks' parts, and adds up partial sums.
 
     Equal parts of several ranks count once.
     """
@@ -392,5 +392,5 @@ def whole_of(graph: Graph, views: Sequence[tuple[View, np.ndarray]]) -> np.ndarr
 
 
 def part_of(whole: np.ndarray, view: View) -> np.ndarray:
-    """A rank's part of an array that is a buffer of the one-device graph."""
+    """A rank's part of an array that has the contents of a buffer of the one-device graph."""
     return whole[tuple(slice(*side) for side in view.box)]

@@ -1,10 +1,12 @@
-"""A graph in normal form, which can be split: every operand has one shape, and memory that survives
-an iteration is separate from the memory that this iteration writes.
+"""Converts a graph to normal form, in which it can be split. In normal form every operand has one
+shape, and memory that lasts beyond an iteration is separate from the memory that the iteration
+writes.
 
-Elsewhere views are not nodes, and optimizers write parameters in place. Here a view of another
-shape becomes a node `reshape` with its own tensor, and a read of memory that the iteration writes
-later reads a twin, which holds the previous iteration's value. Each entry point that writes such
-memory has its own version. ark.parallel.transform.materialise updates twins.
+In other graphs views are not nodes, and optimizers write parameters in place. Here a view of
+another shape becomes a node `reshape` with its own tensor. A read of memory that the iteration
+writes later becomes a read of a twin: a buffer with the previous iteration's value. Each entry
+point that writes such memory has its own version of it. ark.parallel.transform.materialise updates
+the twins.
 """
 
 from __future__ import annotations
@@ -22,8 +24,9 @@ RESHAPE = "reshape"
 
 @dataclass(frozen=True)
 class Normal:
-    """graph: with the buffers of the original graph. twins: for each twin's buffer the buffer of
-    that graph. versions: for each buffer that an iteration of a phase writes, (twin, phase).
+    """A graph in normal form. graph: has the buffers of the original graph. twins: for each twin,
+    the buffer of the original graph. versions: for each buffer that an iteration of a phase writes,
+    (twin, phase).
     """
 
     graph: Graph
@@ -32,7 +35,8 @@ class Normal:
 
 
 def normal(graph: Graph) -> Normal:
-    """The graph in normal form; raises UnsupportedError if surviving memory is written in parts.
+    """Converts a graph to normal form. Raises UnsupportedError if memory that lasts is written in
+    parts.
 
     ParallelGraph refuses everything else that cannot be split.
     """
@@ -45,8 +49,10 @@ class _Normal:
         self.result = Graph(graph.rank, graph.world_size)
         self.result.buffers, self.result.tensors = list(graph.buffers), list(graph.tensors)
         self.result.phases = graph.phases
-        self.first: dict[tuple[int, int], int] = {}  # by phase and buffer: first writer
-        self.writes: dict[tuple[int, int], list[Tensor]] = {}  # likewise
+        # By phase and buffer: the number of the first writer.
+        self.first: dict[tuple[int, int], int] = {}
+        # By phase and buffer: the tensors written.
+        self.writes: dict[tuple[int, int], list[Tensor]] = {}
         self.phases: dict[int, set[int]] = {}  # by buffer: the phases that write it
         self.extents: dict[int, tuple[int, ...]] = {}  # the shape in which a buffer is split
         self.twins: dict[int, int] = {}
@@ -58,7 +64,7 @@ class _Normal:
     def run(self) -> Normal:
         for (
             tensor
-        ) in self.result.tensors:  # the first one on surviving memory has the caller's shape
+        ) in self.result.tensors:  # the first tensor on lasting memory has the caller's shape
             if tensor.buffer.arena in LASTING:
                 self.extents.setdefault(tensor.buffer.id, tensor.extents)
         for number, node in enumerate(self.nodes):
@@ -83,13 +89,17 @@ class _Normal:
         return Normal(self.result, self.twins, self.versions)
 
     def _reads_before(self, number: int, node: Node, buffer: Buffer) -> bool:
-        """True if the node reads a value of the previous iteration in memory that is written."""
+        """True if the node reads the previous iteration's value of memory that this iteration
+        writes.
+        """
         if buffer.arena not in LASTING or buffer.id not in self.phases:
             return False
         return number <= self.first.get((node.phase, buffer.id), len(self.nodes))
 
     def _twin(self, node: Node, tensor: Tensor) -> None:
-        """Ensures that a buffer has a twin, and a version for each phase that writes it."""
+        """Creates a twin of a buffer, and a version for each phase that writes the buffer, if they
+        do not exist.
+        """
         buffer = tensor.buffer
         if buffer.id in self.twin_of:
             return
@@ -116,8 +126,8 @@ class _Normal:
         return copy
 
     def _version(self, node: Node, buffer: Buffer) -> Buffer:
-        """The buffer for the phase's writes of a buffer. Raises UnsupportedError if several phases
-        write memory whose previous value is not read.
+        """The buffer that holds what a phase writes to `buffer`. Raises UnsupportedError if several
+        phases write memory whose previous value is not read.
         """
         if len(self.phases.get(buffer.id, ())) > 1 and buffer.id not in self.twin_of:
             raise UnsupportedError(
@@ -142,7 +152,7 @@ class _Normal:
         return tensor
 
     def _shaped(self, node: Node, tensor: Tensor) -> Tensor:
-        """The tensor on a reshaped copy of all of its memory."""
+        """The tensor as a part of a reshaped copy of all its memory."""
         key = (tensor.buffer.id, tensor.extents, node.phase)
         if key not in self.shaped:
             extents = self.extents[tensor.buffer.id]

@@ -1,8 +1,8 @@
-"""The rule of each op: a function from a node to the text of its annotation.
+"""The rules by which ops may be split: for each op a function that returns a node's annotation.
 
-ark.parallel.transform.annotations has the notation. Ops that cannot be split are in WHOLE, with the
-reason. After nnScaler (Lin et al., OSDI 2024). tests/unit/parallel/transform/test_op_rules.py
-requires an entry for every op.
+ark.parallel.transform.annotations describes the notation. Ops that cannot be split are in WHOLE,
+with the reason. The rules are like those of nnScaler (Lin et al., OSDI 2024).
+tests/unit/parallel/transform/test_op_rules.py requires an entry for every op.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ LETTERS = string.ascii_lowercase
 
 
 def _names(tensor: Tensor) -> str:
-    """A letter for each dimension."""
+    """A letter for each dimension of a tensor."""
     return LETTERS[: len(tensor.shape)]
 
 
 def elementwise_rule(node: Node) -> str:
-    """Dimensions match from the last one, as in NumPy's broadcasting."""
+    """Dimensions of the operands match from the last one on, as in NumPy's broadcasting."""
     out = node.outputs[0].shape
     names = _names(node.outputs[0])
 
@@ -61,14 +61,14 @@ def _matmul(node: Node) -> str:
 
 
 def _quantized_linear(node: Node) -> str:
-    """Scales and zeros have one element for each group of elements of a weight's row."""
+    """Scales and zeros have one element for each group of elements in a row of the weight."""
     group = node.read(GroupAttributes).group
     scales = ", y z+" * (len(node.inputs) - 2)
     return f"x z+/{group}, y z+/{group}{scales} -> x y"
 
 
 def _rows(node: Node) -> str:
-    """Norms and softmax: rows stay whole."""
+    """Norms and softmax: rows are not cut, because each result needs its whole row."""
     names = _names(node.outputs[0])
     row = " ".join([*names[:-1], names[-1] + "^"])
     scales = "".join(f", {names[-1]}^" for _ in node.inputs[1:])
@@ -76,8 +76,8 @@ def _rows(node: Node) -> str:
 
 
 def _pairs(node: Node) -> str:
-    """Ops on pairs of neighbours along the last dimension: pairs stay together, other cuts are
-    elementwise.
+    """Ops on pairs of neighbours along the last dimension: pairs stay together. Otherwise they are
+    cut like elementwise ops.
     """
     return ", ".join(f"{part}/2" for part in elementwise_rule(node).split(" ->")[0].split(", ")) + (
         f" -> {' '.join(_names(node.outputs[0]))}/2"
@@ -110,15 +110,16 @@ def _transpose(node: Node) -> str:
 
 
 def _along_axis(node: Node) -> str:
-    """Ops that need all elements along an axis. Other dimensions may be cut."""
+    """Ops that need all elements along an axis. Only other dimensions may be cut."""
     axis = AlongAttributes.of(node.attrs).axis % len(node.outputs[0].shape)
     names = " ".join(n + "^" * (d == axis) for d, n in enumerate(_names(node.outputs[0])))
     return f"{', '.join([names] * len(node.inputs))} -> {names}"
 
 
 def _heads(node: Node) -> str:
-    """Rows of heads, rotated by position. With one position, rows stay whole, because positions
-    count from the first row. If each row has a position, rows may be cut.
+    """Rows of heads that are rotated by position. With a single position operand rows are not cut,
+    because positions are counted from the first row. If each row has its own position, rows may be
+    cut.
     """
     row, position = ("x", "x") if node.inputs[1].elements > 1 else ("x^", "1")
     heads = f"{row} h/{node.read(RotaryAttributes).head_dim}"
@@ -126,13 +127,13 @@ def _heads(node: Node) -> str:
 
 
 def _attention(node: Node) -> str:
-    """Attention is cut by heads and batches. Rows may be cut if the mask does not depend on their
-    position.
+    """Attention is cut by heads and batches. It may be cut by rows if the mask does not depend on
+    the position of rows.
     """
     given = node.read(AttentionAttributes)
     query, keys = node.inputs[:2]
     position = node.inputs[3] if given.placed else None
-    if position is not None and position.elements > 1:  # each row is a sequence
+    if position is not None and position.elements > 1:  # each row is a sequence of its own
         own = keys.shape[0] // position.elements
         sinks = ", h^" if given.sinks else ""
         return f"x h^, x/{own} c^ d^, x/{own} c^ d^, x{sinks} -> x h^"
@@ -155,13 +156,13 @@ def _paged_attention(node: Node) -> str:
 
 
 def _expert_linear(node: Node) -> str:
-    """Cut by experts: the result of a part is zero for the rows of other experts."""
+    """Cut by experts. The result of a part is zero for the rows of other experts."""
     rows = "r s k+" if len(node.inputs[0].shape) == 3 else "r k+"
     return f"{rows}, {EXPERT}+ n k+, r s -> r s n"
 
 
 def _append(node: Node) -> str:
-    """Appending to a cache is cut by heads, or by sequences if each row has a position."""
+    """Appending to a cache is cut by heads, or by sequences if each row has its own position."""
     heads, _, width = node.outputs[0].shape
     sequences = node.inputs[1].elements
     if sequences > 1:
@@ -175,15 +176,15 @@ def _paged_append(node: Node) -> str:
 
 
 def _embed(node: Node) -> str:
-    """Rows of a table, selected by tokens, from a position on; cut by columns."""
+    """Rows of a table, which tokens select, from a position on. Cut by columns."""
     position = "1" if node.inputs[2].elements == 1 else "p^"
     tokens = " ".join(f"{n}^" for n in LETTERS[: len(node.inputs[0].shape)])
     return f"{tokens}, v^ y, {position} -> x^ y"
 
 
 def _reshape(node: Node) -> str:
-    """Both shapes are divided into runs of dimensions of equal product. A run may be cut along its
-    first dimension above 1.
+    """Both shapes are divided into runs of dimensions with equal products. A run may be cut along
+    its first dimension that is larger than 1.
     """
     sides = [list(node.inputs[0].shape), list(node.outputs[0].shape)]
     words: list[list[str]] = [[], []]
@@ -210,7 +211,7 @@ def _embedding(node: Node) -> str:
 
 
 def _gather(node: Node) -> str:
-    """The gathered axis stays whole; the other dimensions and the indices may be cut."""
+    """The gathered axis is not cut; the other dimensions and the indices may be cut."""
     table, indices = node.inputs
     axis = AlongAttributes.of(node.attrs).axis % len(table.shape)
     names = list(_names(table))
@@ -221,15 +222,15 @@ def _gather(node: Node) -> str:
 
 
 def _matching(first: Sequence[int], second: Sequence[int], axis: int) -> list[str]:
-    """The letters of two operands' dimensions. Dimensions of different sizes, and the axis, stay
-    whole.
+    """The letters of the dimensions of two operands. The axis, and dimensions of different sizes,
+    are not cut.
     """
     sizes = enumerate(zip(first, second, strict=True))
     return [LETTERS[d] + ("" if d != axis and n == m else "^") for d, (n, m) in sizes]
 
 
 def _gather_elements(node: Node) -> str:
-    """Indices may be cut along the axis; the elements are needed whole along it."""
+    """The indices may be cut along the axis. The elements are needed completely along it."""
     table, indices = node.inputs
     axis = AlongAttributes.of(node.attrs).axis % len(table.shape)
     names = _matching(table.shape, indices.shape, axis)
@@ -317,4 +318,4 @@ WHOLE: dict[str, str] = {
     "row_values": COMPILED,
     "swiglu_pairs": COMPILED,
 }
-"""Ops that are not split, with the reason. Ops that move data between ranks are not listed."""
+"""Ops that are not split, with the reason. Ops that move data between ranks are not in the list."""

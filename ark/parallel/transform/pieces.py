@@ -1,9 +1,9 @@
-"""The primitives of parallel plans: op_trans splits an op, op_assign sets its ranks, op_order its
-order.
+"""The primitives of parallel plans: op_trans splits an op, op_assign sets the ranks of a piece,
+op_order sets the order of pieces.
 
-Communication follows from these (ark.parallel.transform.materialise). After nnScaler (Lin et al.,
-OSDI 2024). A piece is an op, or a part of one, with views of the logical tensors that it reads and
-writes. A plan that is not legal is refused here.
+The communication follows from these (ark.parallel.transform.materialise). The primitives are those
+of nnScaler (Lin et al., OSDI 2024). A piece is an op, or a part of one, with views of the logical
+tensors that it reads and writes. Plans that are not legal are refused here.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from ark.parallel.transform.views import View, meeting
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """A part of a node: the views that it reads and writes. Pieces are compared by identity.
+    """A part of a node, with the views that it reads and writes. Pieces are compared by identity.
 
-    others: outputs after the first, which are split in the same way.
+    others: outputs after the first, which are split in the same way as the first.
     """
 
     node: Node
@@ -37,21 +37,21 @@ class Piece:
 
     @property
     def written(self) -> tuple[View, ...]:
-        """The views of all its outputs."""
+        """The views of all outputs."""
         return (self.output, *self.others)
 
 
 def view_of(tensor: Tensor) -> View:
-    """The view that a tensor is of its buffer."""
+    """The part of its buffer that a tensor is, as a view."""
     ends = zip(tensor.offsets, tensor.shape, strict=True)
     return View(tensor.buffer.id, tuple((begin, begin + size) for begin, size in ends))
 
 
 class ParallelGraph:
-    """A one-device graph on its way to several ranks, in normal form (`graph`).
+    """A one-device graph, in normal form (`graph`), that is being distributed over ranks.
 
-    `op_trans` splits nodes into pieces, `op_assign` assigns them to ranks, one or several each,
-    `op_order` orders them. `ranks` is the number of ranks.
+    `op_trans` splits nodes into pieces, `op_assign` assigns each piece to one or several ranks, and
+    `op_order` orders pieces. `ranks` is the number of ranks.
     """
 
     def __init__(self, graph: Graph, ranks: int) -> None:
@@ -106,16 +106,16 @@ class ParallelGraph:
         return [node for node in self.graph.nodes if not node.virtual]
 
     def pieces(self, node: Node) -> list[Piece]:
-        """The pieces of a node: one piece at first."""
+        """The pieces of a node. At first there is one piece, the whole node."""
         return list(self._pieces[node.id])
 
     def op_trans(self, piece: Piece, letter: str, parts: int) -> list[Piece]:
-        """Splits a piece along a letter of its annotation; the parts take its place.
+        """Splits a piece along a letter of its annotation. The parts replace the piece.
 
-        Raises InvalidUsageError with the reason if it cannot be split: no such letter, one that
-        must stay whole, or a size that is not divisible by `parts`. UnsupportedError for ops
-        without annotation. Along "+" an op is split into partial sums of operands that are partial
-        sums (carried.py).
+        Raises InvalidUsageError with the reason if the piece cannot be split: there is no such
+        letter, the letter must not be cut, or its size is not divisible by `parts`. Raises
+        UnsupportedError for ops that cannot be split. Along "+" an op whose operands are partial
+        sums is split into partial sums of its result (carried.py).
         """
         self._known(piece)
         through = self.carried.get(piece.node.id, {}).get(letter, frozenset())
@@ -161,7 +161,7 @@ class ParallelGraph:
         return split
 
     def op_assign(self, piece: Piece, *ranks: int) -> None:
-        """Sets the ranks that compute a piece, each all of it."""
+        """Sets the ranks that compute a piece. Each of them computes the whole piece."""
         self._known(piece)
         if not ranks or len(set(ranks)) != len(ranks) or not set(ranks) <= set(range(self.ranks)):
             raise InvalidUsageError(
@@ -173,7 +173,8 @@ class ParallelGraph:
     def op_order(self, first: Piece, then: Piece) -> None:
         """Makes `first` run before `then` on the ranks that compute both.
 
-        Raises InvalidUsageError if they belong to different entry points, which are never ordered.
+        Raises InvalidUsageError if they belong to different entry points, between which there is no
+        order.
         """
         self._known(first)
         self._known(then)
@@ -185,9 +186,9 @@ class ParallelGraph:
         self._orders.setdefault(then, []).append(first)
 
     def op_copy(self, node: Node) -> Node:
-        """A copy of a node's result, which all its readers read instead.
+        """Creates a copy of a node's result, which all readers of the result read instead.
 
-        It is one piece without ranks. Raises UnsupportedError for results that survive an
+        The copy is one piece without ranks. Raises UnsupportedError for results that last beyond an
         iteration.
         """
         out = node.outputs[0]
@@ -219,7 +220,9 @@ class ParallelGraph:
         return copy
 
     def _reading(self, node: Node, old: Buffer, new: Buffer) -> Node:
-        """The node, and its pieces, with one buffer replaced by another in their reads."""
+        """The node and its pieces, with one buffer replaced by another in the views that they
+        read.
+        """
         if all(t.buffer.id != old.id for t in node.inputs):
             return node
         inputs = tuple(
@@ -242,7 +245,7 @@ class ParallelGraph:
         return moved
 
     def ranks_of(self, piece: Piece) -> list[int]:
-        """The ranks of a piece; raises ModelError if none are set."""
+        """The ranks that compute a piece. Raises ModelError if none are set."""
         if piece not in self._at:
             raise ModelError(
                 f"{piece.node.name} has a piece {list(piece.output.box)} without ranks; "
@@ -251,7 +254,7 @@ class ParallelGraph:
         return self._at[piece]
 
     def producers(self, view: View) -> list[Piece]:
-        """The pieces that write a part of the view."""
+        """The pieces that write any part of the view."""
         return [
             p
             for pieces in self._pieces.values()
@@ -260,14 +263,14 @@ class ParallelGraph:
         ]
 
     def earlier(self, piece: Piece) -> list[Piece]:
-        """The pieces that op_order put before this one."""
+        """The pieces that op_order placed before this one."""
         return list(self._orders.get(piece, ()))
 
     def in_order(self) -> list[Piece]:
-        """All pieces, each after its producers and the pieces ordered before it; otherwise in
-        program order.
+        """All pieces in an order in which each follows its producers and the pieces ordered before
+        it. Apart from this, the order is program order.
 
-        Raises ModelError with the cycle if they wait for each other.
+        Raises ModelError with the cycle if pieces wait for each other.
         """
         pieces = [piece for pieces_of in self._pieces.values() for piece in pieces_of]
         number = {piece: i for i, piece in enumerate(pieces)}
@@ -283,7 +286,7 @@ class ParallelGraph:
         for i, piece in enumerate(pieces):
             pieces_of = {n for v in piece.inputs for w, n in writes.get(v.buffer, ()) if w.meets(v)}
             pieces_of |= {number[p] for p in self.earlier(piece)}
-            for view in piece.written:  # follows readers of the old value
+            for view in piece.written:  # it follows the readers of the old value
                 for read, n in readers.get(self.versions.get(view.buffer, (-1, 0)), ()):
                     if meeting(read.box, view.box):
                         pieces_of.add(n)

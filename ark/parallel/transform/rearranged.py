@@ -1,7 +1,8 @@
 """Splits ops that depend on the index of an element: remap, and expressions that read indices.
 
-A part of a result counts its indices from its own first element. So its rules and expressions are
-shifted by the position of the part (`local_attrs`, called by ark.parallel.transform.materialise).
+A part of a result counts its indices from its own first element. So the op's rules and expressions
+are shifted by the position of the part (`local_attrs`, called by
+ark.parallel.transform.materialise).
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ LETTERS = string.ascii_lowercase
 def remap(node: Node) -> str:
     """The annotation of a remap. Every dimension of the result may be cut.
 
-    A dimension of the input is cut with it if the two have the same elements in the same order; a
-    run of result dimensions may also be one dimension of the input. Otherwise the input is needed
-    whole along that dimension.
+    If a dimension of the input has the same elements in the same order as a dimension of the
+    result, the two are cut together. One dimension of the input may also correspond to several
+    consecutive dimensions of the result. Any other dimension of the input is needed completely.
     """
     out = node.outputs[0].shape
     names = list(LETTERS[: len(out)])
@@ -49,7 +50,7 @@ def remap(node: Node) -> str:
 
 
 def local_attrs(node: Node, inputs: Sequence[View], output: View) -> Mapping[str, Any]:
-    """A node's attributes for a piece of it that reads and writes these views."""
+    """The attributes of a node for a piece that reads and writes these views."""
     if node.type == "expert_linear":
         experts = node.inputs[1].shape[0]
         first, last = inputs[1].box[0]
@@ -76,12 +77,12 @@ def local_attrs(node: Node, inputs: Sequence[View], output: View) -> Mapping[str
 
 
 def _begin(tensor: Tensor, view: View) -> list[int]:
-    """The first index of a view within its tensor."""
+    """The index at which a view begins in its tensor."""
     return [first - origin for (first, _), origin in zip(view.box, tensor.offsets, strict=True)]
 
 
 def _shifted(tree: Tree, begin: Sequence[int]) -> Tree:
-    """The expression for a part of a result: `begin` is added to the indices."""
+    """The expression for a part of a result, with `begin` added to the indices."""
 
     def moved(part: Tree) -> Tree | None:
         first = begin[part[1]] if part[0] == "index" else 0

@@ -1,7 +1,9 @@
-"""Views: the part of a logical tensor that an operand is, as a box and as a share of the values.
+"""Views: a view is the part of a logical tensor that an operand reads or writes, as a box and a
+share of the values.
 
 A share (index, count) is one of `count` partial tensors that add up to the whole tensor. Two views
-of a tensor conflict if their boxes overlap and the intervals of their shares overlap.
+of a tensor conflict if their boxes overlap and the intervals of their shares overlap. Used
+throughout ark.parallel.transform.
 """
 
 from __future__ import annotations
@@ -11,12 +13,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 Box = tuple[tuple[int, int], ...]
-"""First and last+1 index of each dimension."""
+"""The first index and the last index plus 1 of each dimension."""
 
 
 @dataclass(frozen=True)
 class View:
-    """A part of the logical tensor on a buffer of the one-device graph."""
+    """A part of the logical tensor in a buffer of the one-device graph."""
 
     buffer: int
     box: Box
@@ -28,7 +30,7 @@ class View:
 
     @property
     def interval(self) -> tuple[Fraction, Fraction]:
-        """The share's interval of the value, of [0, 1)."""
+        """The share as an interval of [0, 1), which stands for the whole value."""
         index, count = self.share
         return Fraction(index, count), Fraction(index + 1, count)
 
@@ -41,16 +43,17 @@ class View:
         return dataclasses.replace(self, box=box)
 
     def partial(self, index: int, count: int) -> View:
-        """One of `count` partial tensors that add up to this one."""
+        """One of `count` partial tensors that add up to this view."""
         return dataclasses.replace(
             self, share=(self.share[0] * count + index, self.share[1] * count)
         )
 
     def meets(self, other: View) -> bool:
-        """True if the views overlap in box and share."""
+        """True if both the boxes and the shares of the views overlap."""
         if self.buffer != other.buffer:
             return False
-        (index, count), (place, parts) = self.share, other.share  # intervals, not as fractions
+        # Compares intervals without division.
+        (index, count), (place, parts) = self.share, other.share
         if index * parts >= (place + 1) * count or place * count >= (index + 1) * parts:
             return False
         return meeting(self.box, other.box) is not None
