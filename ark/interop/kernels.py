@@ -1,6 +1,6 @@
-"""A cache of one model's kernels, one for each combination of sizes.
+"""A cache of one model's kernels. There is one kernel for each combination of sizes.
 
-Sizes are rounded up to limit the number of kernels. When the cache is full, the least recently used
+Sizes are rounded up to limit the number of kernels. If the cache is full, the least recently used
 kernel is freed. Called by ark.interop.torch and ark.interop.onnx.
 """
 
@@ -11,11 +11,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
-MAX_KERNELS = 64  # kernels of one model, each for one combination of sizes
+MAX_KERNELS = 64  # the most kernels of one model
 
 
 def bucket(size: int, most: int | None) -> int:
-    """The least power of two that is not below `size`, or the bound `most` if that is smaller."""
+    """The smallest power of two that is at least `size`; `most` (the size's upper bound) if that is
+    smaller.
+    """
     size_class = max(1, 1 << (size - 1).bit_length())
     return max(size, min(size_class, most)) if most is not None else size_class
 
@@ -24,8 +26,8 @@ T = TypeVar("T")
 
 
 class Kernels(Generic[T]):
-    """A cache of kernels by key, which threads may share. end: frees a kernel. most: the number of
-    kernels that are kept, by default MAX_KERNELS.
+    """A cache of kernels by key, which threads may share. end: a function that frees a kernel.
+    most: the number of kernels that are cached, by default MAX_KERNELS.
     """
 
     def __init__(self, end: Callable[[T], None], most: int | None = None) -> None:
@@ -34,7 +36,7 @@ class Kernels(Generic[T]):
         self._lock = threading.RLock()
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
-        """The kernel of `key`, created by `make` if the cache does not have it."""
+        """The kernel of `key`. If the cache does not have it, `make` creates it."""
         with self._lock:
             if key not in self._made:
                 kernel = make()

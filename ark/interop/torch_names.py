@@ -1,4 +1,4 @@
-"""The names of the module `ark.torch`: those of torch if it is installed, and ark's own.
+"""The names in the module `ark.torch`: torch's names, if torch is installed, and ark's own.
 
 ark's own names are `Module`, a torch module that computes in one of ark's kernels, and `Options`
 and `block` for ark.inference_model and ark.training_model.

@@ -1,10 +1,12 @@
-"""Varying sizes, rounded up: determines which symbolic dimensions of a call may be padded.
+"""Determines which symbolic dimensions of a call may be padded, so that varying sizes can be
+rounded up and fewer kernels are needed.
 
-The graph is built twice, with the size of the call and with the rounded size, and the two are
-compared node by node. Padding is permitted if every value of the first graph is the leading part of
-the same value of the second: then no result depends on the padding's contents. The table PERMITTED
-has for each operator the dimensions that may differ; an operator without an entry permits none.
-Several sizes are rounded one after the other. Called by ark.interop.onnx.model.
+The graph is built twice, with the size of the call and with the rounded size, and the two graphs
+are compared node by node. Padding is permitted if every value of the first graph is the leading
+part of the same value of the second graph: then no result depends on the padding's contents. The
+table PERMITTED has, for each operator, a rule about the dimensions that may differ; an operator
+without an entry permits none. Several sizes are rounded one after the other. Called by
+ark.interop.onnx.model.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ Dims = set[int]
 
 
 class _Pair:
-    """One node in both graphs. zeros: ids of values of the rounded graph whose padding is zero."""
+    """One node in the graph of the exact size and in that of the rounded size. zeros: ids of the
+    values of the rounded graph whose padding is zero.
+    """
 
     def __init__(self, exact: Step, wide: Step, zeros: set[int]) -> None:
         self.exact, self.wide = exact, wide
@@ -33,14 +37,14 @@ class _Pair:
         self._zeros = zeros
 
     def dims(self, place: int = 0) -> Dims:
-        """The dimensions in which an input differs between the graphs."""
+        """The dimensions of an input that differ between the two graphs."""
         if not self.call.has(place):
             return set()
         return differing(self.exact.call.shape(place), self.wide.call.shape(place))
 
     def in_range(self, place: int, size: int) -> bool:
-        """True if all values in the padding of an input are valid indices of a dimension of
-        this size.
+        """True if all values in the padding of an input (indices) are valid for a dimension of this
+        size.
         """
         value = self.wide.call.value(place)
         if value.array is None:
@@ -51,11 +55,13 @@ class _Pair:
         return len(self.call.shape(place))
 
     def same(self, first: int = 0) -> bool:
-        """True if the inputs from number `first` on have equal shapes in both graphs."""
+        """True if the inputs with number `first` and above have equal shapes in both graphs."""
         return not any(self.dims(i) for i in range(first, len(self.call.inputs)))
 
     def axis(self, default: int | None, place: int | None = None) -> Dims:
-        """The axis given by the attribute `axis`, or by input `place` of one element, as a set."""
+        """The axis along which the operator works, as a set. It is the attribute `axis`, or the
+        only element of input number `place`.
+        """
         if place is None:
             axis = self.call.attribute("axis", default)
         else:
@@ -76,14 +82,16 @@ def _any(pair: _Pair) -> bool:
 
 
 def _axis(default: int | None = None, place: int | None = None) -> Rule:
-    """The rule of an operator that works along one axis of its first input: this must not be
+    """The rule for an operator that works along one axis of its first input: this axis must not be
     padded.
     """
     return lambda p: p.same(1) and not p.dims() & p.axis(default, place)
 
 
 def _only(*dims: int) -> Rule:
-    """The rule that only these dimensions of the first input may be padded, and no other input."""
+    """The rule that only these dimensions of the first input, and no other inputs, may be
+    padded.
+    """
     return lambda p: p.same(1) and p.dims() <= set(dims)
 
 
@@ -107,16 +115,16 @@ def _reduced(p: _Pair) -> bool:
 
 
 def _normed(p: _Pair) -> bool:
-    """Layer and RMS norms reduce the dimensions from the axis on, so only those before it may
-    differ.
+    """Layer and RMS norms reduce all dimensions from the axis on. Only dimensions before the axis
+    may be padded.
     """
     (axis,) = p.axis(-1)
     return p.same(1) and all(d < axis for d in p.dims())
 
 
 def _reshaped(p: _Pair) -> bool:
-    """True if the padded dimension stays the outermost factor of one dimension: the product of the
-    sizes before it is the same in input and result.
+    """True if the padded dimension stays the outermost factor of a dimension, that is, the product
+    of the sizes before it is the same in input and result.
     """
     results = [s.results[0].shape for s in (p.exact, p.wide) if s.results[0] is not None]
     before, after = p.dims(), differing(*results)
@@ -134,8 +142,8 @@ def _sliced(p: _Pair) -> bool:
 
 
 def _gathered(p: _Pair) -> bool:
-    """The gathered axis is not padded. An index out of range would end the run, so indices in the
-    padding must be known to be in range.
+    """The gathered axis must not be padded. An index out of range would end the run, so indices in
+    the padding must be known to be in range.
     """
     (axis,) = p.axis(0)
     return axis not in p.dims() and (not p.dims(1) or p.in_range(1, p.call.shape(0)[axis]))
@@ -194,7 +202,8 @@ PERMITTED: dict[str, Rule] = {
     **dict.fromkeys(("RNN", "GRU", "LSTM"), _recurrent),
 }
 _KEEPS_ZEROS = {"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
-# Inputs that contain sizes. They may differ freely, because the shape of the result is compared.
+# Inputs that contain sizes. They may differ between the graphs, because the shapes of the results
+# are compared anyway.
 _SIZES = {
     "ConstantOfShape": {0},
     "Expand": {1},
@@ -207,11 +216,13 @@ _SIZES = {
 
 
 def _leads(exact: Value, wide: Value) -> bool:
-    """True if, by shapes and known contents, the first value is a leading part of the second."""
+    """True if, as far as shapes and known contents show, the first value is a leading part of the
+    second.
+    """
     if len(exact.shape) != len(wide.shape):
         return False
     if any(exact.shape[d] < 2 for d in differing(exact.shape, wide.shape)):
-        return False  # a size of 1 broadcasts, and one of 0 has no tensor
+        return False  # a size of 1 could broadcast, and there are no tensors of size 0
     if exact.array is None or wide.array is None:
         return exact.array is wide.array
     box = tuple(slice(0, n) for n in exact.shape)
@@ -221,7 +232,7 @@ def _leads(exact: Value, wide: Value) -> bool:
 
 
 def refusal(exact: Built, wide: Built) -> str | None:
-    """The reason why the padding is not permitted; None if it is."""
+    """The reason why the padding is not permitted, or None if it is permitted."""
     if [s.call.op for s in exact.steps] != [s.call.op for s in wide.steps]:
         return "the size decides which operators run"
     zeros = {id(value) for value in wide.inputs.values()}
@@ -233,7 +244,7 @@ def refusal(exact: Built, wide: Built) -> str | None:
             return "a sequence may depend on the size"
         results = [(a, b) for a, b in zip(one.results, other.results, strict=True) if a and b]
         if all(a.array is not None and b.array is not None for a, b in results):
-            continue  # contents that are known in both graphs are compared where they are used
+            continue  # contents that are known in both graphs are compared by their readers
         sizes = _SIZES.get(one.call.op, set())
         given = zip(one.call.inputs, other.call.inputs, strict=True)
         for place, (a, b) in enumerate(given):
@@ -256,10 +267,11 @@ def refusal(exact: Built, wide: Built) -> str | None:
 def rounded(
     shapes: Shapes, symbols: Mapping[str, Sequence[str]], build: Callable[[Shapes], Built]
 ) -> tuple[Shapes, Shapes]:
-    """The inputs' shapes, with every size rounded up that may be, and the results' exact shapes.
+    """Returns the inputs' shapes with sizes rounded up where that is permitted, and the results'
+    exact shapes.
 
-    symbols: for each input that may be padded, the names of its dimensions; empty for a fixed one.
-    build: returns the graph for given shapes, or raises BaseError if they are not possible.
+    symbols: for each input, the names of its dimensions, or nothing if it must not be padded.
+    build: returns the graph for given shapes, or raises BaseError if the shapes are not possible.
     """
     now = dict(shapes)
     last = exact = build(now)
@@ -274,7 +286,7 @@ def rounded(
         tried = {i: tuple(shape) for i, shape in wide.items()}
         try:
             other = build(tried)
-        except BaseError:  # a constant of the graph fits the exact size only
+        except BaseError:  # a constant in the graph fits the exact size only
             continue
         if refusal(last, other) is None:
             now, last = tried, other
@@ -282,7 +294,7 @@ def rounded(
 
 
 def padded(array: np.ndarray, shape: Shape) -> np.ndarray:
-    """The array padded with zeros at the end of each dimension, to this shape."""
+    """The array, padded with zeros at the end of each dimension to this shape."""
     if array.shape == shape:
         return array
     wide = np.zeros(shape, array.dtype)

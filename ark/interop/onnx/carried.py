@@ -1,9 +1,10 @@
-"""Types that ark does not compute with, each carried by a type that represents all of its values.
+"""Supports types that ark does not compute with. Each is carried by a type of ark that can
+represent all of its values.
 
-Integers of 2, 4 and 16 bits are carried by int32, uint64 by the int64 of the same bits, small
-floats by fp32. Operators that move elements accept all carried types. Integer arithmetic is done in
-the carrier and truncated to the type afterwards; this module implements the operators for which
-uint64 and int64 differ. Casts to a carried type round to it.
+Integers of 2, 4 and 16 bits are carried by int32, uint64 is carried by int64 with the same bits,
+and small floats are carried by fp32. Operators that only move elements accept all carried types.
+Integer arithmetic is computed in the carrier and then truncated to the type. This module implements
+the operators whose results for uint64 and int64 differ. Casts to a carried type round to it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _MOVES = {
     *("Squeeze", "Tile", "Transpose", "Trilu", "Unsqueeze", "Where", "EyeLike", "BitCast"),
     *("Cast", "CastLike", "QuantizeLinear", "DequantizeLinear", "ConstantOfShape"),
 }
-_EXACT = {  # on integers: operands within the type give results within it
+_EXACT = {  # results of values within the type are within the type
     *("ArgMax", "ArgMin", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Clip", "Equal", "Greater"),
     *("GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min", "Mod", "ReduceMax", "ReduceMin"),
     *("Sign", "TopK", "Hardmax"),
@@ -47,11 +48,11 @@ _SAME_BITS = {
 
 
 def run(call: Call, operator: Operator, schema: Any) -> Any:
-    """The operator's results. Raises UnsupportedError if it does not support a carried type."""
+    """The results of an operator. Raises UnsupportedError if it does not support a carried type."""
     places = [
         (i, v.kind) for i, v in enumerate(call.inputs) if v is not None and v.kind is not None
     ]
-    if not places or call.bodies:  # results of a graph within the node have their own types
+    if not places or call.bodies:  # graphs within the node give their results types themselves
         return operator(call)
     for _, kind in places:
         whole = kind in INTEGERS and call.op in _EXACT | _ARITHMETIC
@@ -78,12 +79,14 @@ def run(call: Call, operator: Operator, schema: Any) -> Any:
 
 
 def _name(formal: Any, place: int) -> str:
-    """The type's name for an input or output. Those after the last formal one have its type."""
+    """The name of the type of an input or output. Inputs after the last formal one have the type of
+    that one.
+    """
     return str(formal[min(place, len(formal) - 1)].type_str)
 
 
 def cut(tensor: Any, kind: Any) -> Any:
-    """An int32 truncated to the lowest bits of an integer of fewer bits."""
+    """An int32 tensor truncated to the lowest bits, as an integer type with fewer bits."""
     info = ml_dtypes.iinfo(kind)
     if info.min == 0:
         return ark.bitwise_and(tensor, int(info.max))
@@ -91,7 +94,9 @@ def cut(tensor: Any, kind: Any) -> Any:
 
 
 def cast(tensor: Any, source: Any, kind: Any, saturate: bool, how: str = "up") -> Any:
-    """A tensor cast to a carried type. source: the carried type of the tensor, if it has one."""
+    """A tensor cast to a carried type. source: the carried type that the tensor now has, or
+    None.
+    """
     if source == UINT64 and kind not in INTEGERS:
         tensor = tensor if kind == UINT64 else unsigned_float(tensor)
     if kind in INTEGERS:
@@ -103,7 +108,9 @@ def cast(tensor: Any, source: Any, kind: Any, saturate: bool, how: str = "up") -
 
 
 def to_float(tensor: Any, dtype: Any, saturate: bool) -> Any:
-    """fp32 rounded to a float of 8 or 4 bits. Raises UnsupportedError for other types."""
+    """fp32 rounded to a float of 8 or 4 bits. Raises UnsupportedError for other types. saturate:
+    larger values become the largest one.
+    """
     small = data_type(dtype)
     if dtype in CARRIERS:
         return cast(tensor, None, dtype, saturate)
@@ -121,8 +128,8 @@ def _as(tensor: Any, dtype: Any) -> Any:
 
 
 def _power_below(size: Any, least: int, most: int) -> Any:
-    """The largest power of two, with an exponent from `least` to `most`, that is at most `size` (a
-    positive fp32).
+    """The largest power of two that is at most `size` (positive fp32), with an exponent from
+    `least` to `most`.
     """
     power = ark.constant(2.0**least, list(size.ir.shape), ark.fp32)
     reach = most - least
@@ -134,7 +141,7 @@ def _power_below(size: Any, least: int, most: int) -> Any:
 
 
 def _rounded(tensor: Any, kind: Any, saturate: bool) -> Any:
-    """fp32 rounded to a float of fewer bits, ties to even."""
+    """fp32 rounded to a float type with fewer bits; ties are rounded to even."""
     info = ml_dtypes.finfo(kind)
     most, least = float(info.max), int(info.minexp)
     size = ark.abs(tensor)
@@ -147,11 +154,13 @@ def _rounded(tensor: Any, kind: Any, saturate: bool) -> Any:
         return ark.add(ark.minimum(ark.maximum(near, -most), most), 0.0)
     else:
         near = ark.where(over, float("nan"), near)
-    return ark.add(near, 0.0)  # these types have no -0
+    return ark.add(near, 0.0)  # adding 0 changes -0, which these types do not have, to 0
 
 
 def _power(tensor: Any, saturate: bool, how: str) -> Any:
-    """fp32 rounded to a power of two by its absolute value; NaN if the result is not finite."""
+    """fp32 rounded, by its absolute value, to a power of two. The result is NaN if it is not
+    finite.
+    """
     size = ark.abs(tensor)
     power = _power_below(size, -127, 127)
     edge = {"up": 1.0, "nearest": 1.5, "down": 2.0}[how]
@@ -166,7 +175,9 @@ def _power(tensor: Any, saturate: bool, how: str) -> Any:
 
 
 def _flipped(tensor: Any) -> Any:
-    """A uint64 mapped so that comparison as int64 gives the order of uint64."""
+    """Maps uint64 values (carried by int64) so that comparing the results as int64 gives their
+    order as uint64.
+    """
     return ark.bitwise_xor(tensor, MIN_INT64)
 
 
@@ -178,7 +189,7 @@ def _less(a: Any, b: Any) -> Any:
 
 
 def _halved(tensor: Any) -> Any:
-    """A uint64, shifted right by one."""
+    """A uint64 shifted right by one bit."""
     return ark.bitwise_and(ark.shift_right(tensor, 1), 2**63 - 1)
 
 
@@ -188,8 +199,8 @@ def _shifted(a: Any, b: Any) -> Any:
 
 
 def _divided(a: Any, b: Any) -> Any:
-    """The quotient of two uint64 (Hacker's Delight, 9-3): half of the dividend is divided and the
-    quotient doubled, then increased by one if the remainder is not below the divisor.
+    """The quotient of two uint64 (Hacker's Delight, 9-3). Half of the dividend is divided, and the
+    quotient is doubled. It is increased by one if the remainder is then at least the divisor.
     """
     small = ark.greater_equal(b, 0)
     safe = ark.where(small, b, 1)
@@ -206,7 +217,7 @@ def _remainder(a: Any, b: Any) -> Any:
 def unsigned_float(tensor: Any) -> Any:
     """A uint64 converted to fp32."""
     odd = ark.bitwise_and(tensor, 1)
-    half = ark.bitwise_or(_halved(tensor), odd)  # keeps the bit shifted out
+    half = ark.bitwise_or(_halved(tensor), odd)  # keeps the bit that is shifted out
     large = ark.mul(ark.cast(half, ark.fp32), 2.0)
     return ark.where(ark.less(tensor, 0), large, ark.cast(tensor, ark.fp32))
 

@@ -1,7 +1,8 @@
-"""Control flow and sequences: If, Loop and Scan become part of the graph, sequences are lists.
+"""Control flow and sequences. If, Loop and Scan become part of the graph; sequences become Python
+lists.
 
-The number of iterations of a loop must be known while the graph is built; each iteration has its
-own nodes.
+The number of iterations of a loop must be known while the graph is built, because each iteration
+gets its own nodes.
 """
 
 from __future__ import annotations
@@ -18,15 +19,16 @@ from ark.interop.onnx import movement
 from ark.interop.onnx.values import Call, Value, axis_of, join, operator, refuse
 
 MAX_UNROLLED_ITERATIONS = 1024  # of one loop
-# Operators that end a run if an index is out of range, as it may be in a branch not taken.
+# Operators that end a run if an index is out of range. This could happen in a branch that is not
+# taken.
 _CHECKED = ("Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND")
 
 
 @operator("If")
 def _if(call: Call) -> list[Value | None]:
     """The results of the branch that is taken. If the condition is known only at run time, both
-    branches are built and each result is selected by the condition; this requires equal shapes and
-    types, and branches that cannot end the run.
+    branches are built, and each result is selected by the condition. For this the results must have
+    equal shapes and types, and the branches must not have operators that can end the run.
     """
     condition = call.value(0)
     branches = [call.bodies[name] for name in ("then_branch", "else_branch")]
@@ -75,7 +77,9 @@ def _loop(call: Call) -> list[Value | None]:
 
 
 def _stacked(call: Call, body: Any, column: Sequence[Value], place: int) -> Value:
-    """One result of all iterations, stacked along a new first dimension."""
+    """One result of all iterations, stacked along a new first dimension. column: the result by
+    iteration.
+    """
     if column:
         return join(call, [_reshaped(call, v, (1, *v.shape)) for v in column], 0)
     return Value((0,), array=np.zeros((0,), body.result_type(place - len(call.outputs))))
@@ -120,7 +124,7 @@ def _scan(call: Call) -> list[Value | None]:
 
 
 def _parts(call: Call, value: Value, axis: int) -> list[Value]:
-    """The slices of an axis, one for each index, without that axis."""
+    """The slices along an axis, one for each index, with the axis removed."""
     shape = (*value.shape[:axis], *value.shape[axis + 1 :])
     pieces = movement.pieces(call, value, [1] * value.shape[axis], axis)
     return [_reshaped(call, piece, shape) for piece in pieces]

@@ -1,8 +1,8 @@
-"""Converts a checked ONNX model to a graph of ark, node by node, with constants folded.
+"""Converts a checked ONNX model to a graph of ark, node by node, and folds constants.
 
 Shape arithmetic and other small values that are known while the graph is built are computed by
-ONNX's reference evaluator and need no node. Graphs within nodes, and the functions by which the
-standard defines some operators, become parts of the graph.
+ONNX's reference evaluator and need no node. Graphs within nodes become parts of the graph, and so
+do the functions by which the standard defines some operators. Called by ark.interop.onnx.model.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from ark.interop.onnx.values import (
     kind_of,
 )
 
-MOST_NODES = 1 << 16  # of a graph with its loops unrolled
+MOST_NODES = 1 << 16  # the most nodes of a graph whose loops are unrolled
 Values = dict[str, Value | None]
 
 
@@ -56,14 +56,16 @@ _MALFORMED = (ValueError, TypeError, LookupError, ArithmeticError, AttributeErro
 
 @dataclass
 class Built:
-    """A graph with its inputs and results. results: by name, a tensor or a known array."""
+    """A graph with its inputs and results. results: by name, a tensor, or an array that is known
+    already.
+    """
 
     model: ark.Model
     inputs: dict[str, Value]
     results: dict[str, Value]
     constants: list[tuple[ark.Tensor, np.ndarray]] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
-    bodies: int = 0  # built graphs within nodes; a loop's body counts once per iteration
+    bodies: int = 0  # graphs within nodes; a loop's body is counted for each iteration
 
 
 def build(
@@ -74,9 +76,9 @@ def build(
 ) -> Built:
     """Builds the graph for inputs of these shapes and NumPy types.
 
-    known: the contents of some inputs. into: the model that the graph becomes a part of; by default
-    a new one. Raises NeedsContents if an operator must know the contents of an input,
-    UnsupportedError and ModelError with operator and node.
+    known: the contents of some inputs. into: the model to which the nodes are added; by default a
+    new one. Raises NeedsContents if an operator needs the contents of an input, and
+    UnsupportedError or ModelError, which name operator and node, for other problems.
     """
     with ark.use_model(into or ark.Model(0, 1)) as model:
         values: Values = {tensor.name: _weight(tensor) for tensor in proto.graph.initializer}
@@ -97,14 +99,14 @@ def build(
 
 
 def _opsets(imports: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:
-    """The version of each domain's operators."""
+    """The version of the operators of each domain."""
     given = {"" if i.domain == "ai.onnx" else i.domain: i.version for i in imports}
     return {"": OPSETS[0], **given}
 
 
 @dataclass(frozen=True)
 class _Builder:
-    """Builds nodes into a graph. whole: names of the model's inputs that contain integers."""
+    """Builds nodes into a graph. whole: names of the model's inputs that have integer types."""
 
     built: Built
     whole: frozenset[str]
@@ -112,13 +114,15 @@ class _Builder:
     def nodes(
         self, nodes: Iterable[onnx.NodeProto], values: Values, opsets: Mapping[str, int]
     ) -> None:
-        """Builds nodes in their order and adds their results to `values`, the values by name."""
+        """Builds nodes in their order. values: the values by name, to which the results are
+        added.
+        """
         for place, node in enumerate(nodes):
             label = node.name or f"number {place}"
             try:
                 self._node(node, values, opsets)
             except NeedsContents as error:
-                error.place = place  # the outermost graph sets it last
+                error.place = place  # the outermost graph sets this last, so its node counts
                 raise
             except (MemoryError, RecursionError):
                 raise
@@ -138,7 +142,8 @@ class _Builder:
         if operator is None and functions.has_body(node, version):
             results = self._function(node, given, version)
         elif operator is None:
-            raise UnsupportedError("the operator is not supported")  # of a graph within a graph
+            # An operator of a graph within a graph.
+            raise UnsupportedError("the operator is not supported")
         else:
             results = self._operator(operator, node, given, values, opsets)
         if len(results) < max((i for i, name in enumerate(node.output, 1) if name), default=0):
@@ -185,7 +190,7 @@ class _Builder:
     ) -> list[Value | None]:
         try:
             body = functions.body_of(node, version, given)
-        except Exception as error:  # any error of onnx's code
+        except Exception as error:  # onnx's code may raise any error
             raise UnsupportedError(f"its definition cannot be expanded: {error}") from error
         inner: Values = dict.fromkeys(body.input)
         inner.update(zip(body.input, given, strict=False))

@@ -1,4 +1,6 @@
-"""Einsum: diagonals, sums and matrix products, two operands at a time."""
+"""Einsum as diagonals, sums and matrix products of two operands at a time. Called through the table
+of operators.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ def _einsum(call: Call) -> Value:
 
 
 def _letters(equation: str, ranks: list[int]) -> tuple[list[str], str]:
-    """The letters of every operand and of the result; '...' is replaced by letters."""
+    """The letters of every operand and of the result, with '...' replaced by letters."""
     equation = equation.replace(" ", "")
     left, arrow, right = equation.partition("->")
     terms = left.split(",")
@@ -68,7 +70,7 @@ def _letters(equation: str, ranks: list[int]) -> tuple[list[str], str]:
 
 
 def _diagonal(tensor: Any, term: str, shape: tuple[int, ...]) -> tuple[str, Any]:
-    """The tensor with each letter once: the diagonal is taken of a letter that occurs twice."""
+    """The operand with each letter once. If a letter occurs twice, the diagonal is taken."""
     sizes = list(shape)
     for letter in sorted(set(term)):
         while term.count(letter) > 1:
@@ -89,8 +91,8 @@ def _diagonal(tensor: Any, term: str, shape: tuple[int, ...]) -> tuple[str, Any]
 def _product(
     left: tuple[str, Any], right: tuple[str, Any], later: set[str], sizes: dict[str, int]
 ) -> tuple[str, Any]:
-    """The product of two operands, as a batch of matrix products. Letters that are not used later
-    are summed.
+    """The product of two operands, as a batch of matrix products. Letters that neither the result
+    nor later operands use are summed.
     """
     (a, x), (b, y) = (
         _only(t, v, other, later) for (t, v), (other, _) in [(left, right), (right, left)]
@@ -127,7 +129,9 @@ def _dim(term: str, tensor: Any, letter: str) -> int:
 
 
 def _only(term: str, tensor: Any, other: str, later: set[str]) -> tuple[str, Any]:
-    """The operand, summed over the letters that only it has and that are not used later."""
+    """The operand, summed over the letters that no other operand has and that are not used
+    later.
+    """
     summed = [d for d, c in enumerate(term) if c not in other and c not in later]
     if not summed:
         return term, tensor

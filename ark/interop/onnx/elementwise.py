@@ -124,7 +124,7 @@ def _pow(call: Call) -> Value:
     other = call.tensor(1)
     if dtype in FLOATS or call.dtype(1) not in FLOATS:
         return shaped(ark.pow(call.tensor(0), _as(other, dtype)), shape)
-    # Integers to a floating-point power are computed in fp32.
+    # A power of integers with a floating-point exponent is computed in fp32.
     return shaped(_as(ark.pow(ark.cast(call.tensor(0), ark.fp32), other), dtype), shape)
 
 
@@ -170,7 +170,9 @@ def _cast(call: Call) -> Value:
 
 
 def _cast_to(call: Call, wanted: Any) -> Value:
-    """A cast. Floats of 8 bits saturate by default: larger values become the largest one."""
+    """A cast to the type `wanted`. Casts to floats of 8 bits saturate by default: larger values
+    become the largest one.
+    """
     tensor, source, dtype = call.tensor(0), call.value(0).kind, data_type(wanted)
     saturate, kind = bool(call.attribute("saturate", 1)), kind_of(wanted)
     if kind is not None:
@@ -208,8 +210,8 @@ def _isinf(call: Call) -> Value:
 
 
 def _with(function: Callable[..., Any], **defaults: tuple[str, float]) -> Callable[[Call], Value]:
-    """The conversion of an activation with numeric attributes. defaults: for each parameter of
-    ark's function, the attribute's name in ONNX and its default.
+    """Returns the conversion of an activation that has numeric attributes. defaults: for each
+    parameter of ark's function, the attribute's name in ONNX and its default.
     """
 
     def run(call: Call) -> Value:
@@ -247,7 +249,7 @@ def _thresholded(call: Call) -> Value:
 
 @operator("Softplus")
 def _softplus(call: Call) -> Value:
-    """ln(1 + e^x), as -ln(sigmoid(-x)), which does not overflow."""
+    """ln(1 + e^x), computed as -ln(sigmoid(-x)), which does not overflow."""
     return shaped(ark.neg(ark.log_sigmoid(ark.neg(call.tensor(0)))), call.shape(0))
 
 
@@ -285,5 +287,5 @@ def _swish(call: Call) -> Value:
     return shaped(ark.mul(x, ark.sigmoid(ark.mul(x, alpha))), call.shape(0))
 
 
-# The operators of this module work element by element.
+# All operators of this module work element by element.
 ELEMENTWISE = frozenset(name for name, made_by in TABLE.items() if made_by.__module__ == __name__)

@@ -1,4 +1,6 @@
-"""Values that are known while the graph is built: ONNX's reference evaluator computes them."""
+"""Folds nodes whose inputs are known while the graph is built: ONNX's reference evaluator computes
+their results. Called by ark.interop.onnx.convert.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +13,15 @@ from onnx.reference import ReferenceEvaluator
 from ark.errors import UnsupportedError
 from ark.interop.onnx.values import Value
 
-MAX_FOLDED_INPUT_ELEMENTS = 4096  # of all inputs of a node that is folded
-MAX_FOLDED_RESULT_ELEMENTS = 1 << 24  # of the results of a node that is folded
+MAX_FOLDED_INPUT_ELEMENTS = 4096  # all inputs of a folded node together
+MAX_FOLDED_RESULT_ELEMENTS = 1 << 24  # all results of a folded node
 _ALWAYS_FOLDED = ("Cast", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 _GROWS = ("ConstantOfShape", "Expand", "Range", "Tile", "Pad", "Resize", "OneHot", "EyeLike")
 _OWN = ("Constant", "Shape", "Size", "Dropout", "If", "Loop", "Scan")
 
 
 def foldable(op: str, given: list[Value | None]) -> bool:
-    """True if all inputs of the node are known and it is small enough to be folded."""
+    """True if all inputs of the node are known and the node is small enough to be folded."""
     present = [v for v in given if v is not None]
     arrays = [v.array for v in present if v.array is not None]
     if (
@@ -33,15 +35,15 @@ def foldable(op: str, given: list[Value | None]) -> bool:
     if op in _ALWAYS_FOLDED:
         return True
     if any(a.size == 0 for a in arrays):
-        return True  # a tensor of ark has at least one element, so empty arrays are folded
+        return True  # ark has no empty tensors, so operators on empty arrays are folded
     if sum(a.size for a in arrays) > MAX_FOLDED_INPUT_ELEMENTS:
         return False
     return op not in _GROWS or _made_elements(op, arrays) <= MAX_FOLDED_RESULT_ELEMENTS
 
 
 def _made_elements(op: str, arrays: list[Any]) -> float:
-    """The approximate number of result elements of a node whose inputs contain sizes. A float
-    cannot overflow.
+    """The approximate number of elements that a node with sizes as inputs produces. It is a float,
+    which cannot overflow.
     """
     if op == "Range":
         start, limit, delta = (float(a.item()) for a in arrays)
@@ -68,7 +70,7 @@ def fold(node: onnx.NodeProto, given: list[Value | None], version: int) -> list[
     try:
         single = onnx.helper.make_model(graph, opset_imports=[opset])
         outputs = iter(ReferenceEvaluator(single).run(None, feeds))
-    except Exception as error:  # any error of onnx's code on unusual values
+    except Exception as error:  # onnx's code may raise any error for unusual values
         raise UnsupportedError(f"it cannot be computed: {error}") from error
     results = []
     for name in node.output:

@@ -1,4 +1,6 @@
-"""Operators that the standard defines by a function of other operators."""
+"""Operators that the ONNX standard defines as functions of other operators. Called by
+ark.interop.onnx.convert.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from ark.interop.onnx.values import Value
 
 
 def schema_of(node: onnx.NodeProto, version: int) -> Any:
-    """The definition of a node's operator; None if the standard has none."""
+    """The definition of a node's operator in the standard; None if there is none."""
     domain = "" if node.domain == "ai.onnx" else node.domain
     try:
         return onnx.defs.get_schema(node.op_type, version, domain)
@@ -20,7 +22,7 @@ def schema_of(node: onnx.NodeProto, version: int) -> Any:
 
 
 def has_body(node: onnx.NodeProto, version: int) -> bool:
-    """True where the standard defines the operator by a function."""
+    """True if the standard defines the operator as a function of others."""
     schema = schema_of(node, version)
     return schema is not None and bool(schema.has_function or schema.has_context_dependent_function)
 
@@ -28,7 +30,7 @@ def has_body(node: onnx.NodeProto, version: int) -> bool:
 def body_of(
     node: onnx.NodeProto, version: int, given: Sequence[Value | None]
 ) -> onnx.FunctionProto:
-    """The function that defines the operator for these inputs; the node's attributes are
+    """The function that defines the operator for these inputs, with the node's attributes
     inserted.
     """
     schema = schema_of(node, version)
@@ -69,8 +71,8 @@ def _tensor_type(dtype: Any, shape: Any) -> onnx.TypeProto:
 
 
 def _resolve(node: onnx.NodeProto, values: dict[str, Any]) -> None:
-    """Replaces references to the function's attributes by the values of the call. A reference to an
-    attribute without a value is removed.
+    """Replaces references to the function's attributes by the values that the call gives.
+    References to attributes without a value are removed.
     """
     kept = []
     for attribute in node.attribute:
@@ -89,7 +91,7 @@ def _resolve(node: onnx.NodeProto, values: dict[str, Any]) -> None:
 
 
 def attributes(node: onnx.NodeProto) -> dict[str, Any]:
-    """A node's attributes by name; byte strings become str, tensors become arrays."""
+    """A node's attributes by name. Byte strings become str, and tensors become arrays."""
     values = {}
     for attribute in node.attribute:
         value = onnx.helper.get_attribute_value(attribute)

@@ -1,5 +1,5 @@
-"""Operators whose result sizes are known only at run time. The host computes them in NumPy, between
-the kernels of the preceding and the following nodes.
+"""Operators whose results have sizes that are known only at run time. The host computes them with
+NumPy, between the kernels of the nodes before and after. Called by ark.interop.onnx.stages.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _on_the_host(call: Call) -> Value:
 
 
 def computed(node: onnx.NodeProto, given: Arrays, version: int) -> list[np.ndarray]:
-    """The results of a node for its inputs."""
+    """The results of a node for these inputs."""
     attributes = functions.attributes(node)
     if node.op_type in FAST:
         return [FAST[node.op_type](given, attributes)]
@@ -46,7 +46,9 @@ def _non_zero(given: Arrays, attributes: Any) -> np.ndarray:
 
 
 def _corners(boxes: np.ndarray, centred: bool) -> np.ndarray:
-    """(boxes, 4): the lower corner of each box in both dimensions, then the upper corner."""
+    """The corners of boxes (boxes, 4): the lower corner in both dimensions, then the upper corner.
+    centred: boxes are given by their centre and size.
+    """
     if centred:
         middle, half = boxes[:, :2], boxes[:, 2:] / 2
         return np.concatenate([middle - half, middle + half], 1)
@@ -56,7 +58,9 @@ def _corners(boxes: np.ndarray, centred: bool) -> np.ndarray:
 
 
 def _overlaps(one: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Intersection over union of one box with others; 0 if the area of either box is 0."""
+    """The intersection over union of one box with each of the others; 0 if one of the two boxes has
+    no area.
+    """
     inner = np.minimum(one[2:], others[:, 2:]) - np.maximum(one[:2], others[:, :2])
     shared = np.prod(np.maximum(inner, 0), axis=1)
     areas = np.prod(others[:, 2:] - others[:, :2], axis=1)
@@ -72,8 +76,8 @@ def _scalar(given: Arrays, place: int, default: Any) -> Any:
 
 
 def _suppressed(given: Arrays, attributes: Any) -> np.ndarray:
-    """Non-maximum suppression: for each class the best boxes, without those that overlap a better
-    one by more than the threshold. Rows of (batch, class, box).
+    """Non-maximum suppression: for each class, the best boxes, without boxes that overlap a better
+    one by more than the threshold. Rows are (batch, class, box).
     """
     boxes, scores = given[0], given[1]
     if boxes is None or scores is None or boxes.ndim != 3 or scores.ndim != 3:

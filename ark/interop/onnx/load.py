@@ -1,4 +1,6 @@
-"""Reads an ONNX file and makes every check that is possible before a graph is built."""
+"""Reads an ONNX file and makes every check that is possible before a graph is built. Called by
+ark.interop.onnx.model.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,15 @@ from onnx.external_data_helper import load_external_data_for_model
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
 from ark.interop.onnx.functions import has_body, schema_of
 
-OPSETS = (13, 28)  # the oldest and the newest supported definitions of operators
+OPSETS = (13, 28)  # oldest and newest supported versions of the operators
 MOST_BYTES = 1 << 31  # the size limit of a protobuf message
 _FAILURES = (DecodeError, RuntimeError, ValueError, TypeError, KeyError, IndexError, OverflowError)
 
 
 def read(path: Any, dims: Mapping[str, int] | None) -> onnx.ModelProto:
-    """The checked model, with the file's own functions replaced by their bodies."""
+    """Reads and checks a model, and replaces calls of the file's own functions by the functions'
+    bodies.
+    """
     if not isinstance(path, str | os.PathLike):
         raise InvalidUsageError(
             f"from_onnx has the type {type(path).__name__} for its path; save the model by "
@@ -48,8 +52,9 @@ def read(path: Any, dims: Mapping[str, int] | None) -> onnx.ModelProto:
 
 
 def checked(model: onnx.ModelProto, name: str, folder: Path | None) -> onnx.ModelProto:
-    """The model in an opset of OPSETS. Reads external weights from `folder`. Dimensions of -1 and 0
-    are treated as unknown. Raises ModelError if the model is not valid.
+    """Returns the model, converted to an opset within OPSETS if necessary. Reads external weights
+    from `folder`. Dimensions of -1 and 0 are treated as unknown. Raises ModelError if the model is
+    not valid.
     """
     for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
         for dim in value.type.tensor_type.shape.dim:
@@ -72,8 +77,8 @@ def checked(model: onnx.ModelProto, name: str, folder: Path | None) -> onnx.Mode
 
 
 def _converted(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
-    """The model itself if its opset is in OPSETS, else converted to the oldest of OPSETS by onnx's
-    version converter.
+    """Returns the model itself if its opset is within OPSETS. Otherwise onnx's version converter
+    converts it to the oldest of OPSETS.
     """
     version = opset(model, name)
     if version >= OPSETS[0]:
@@ -89,7 +94,7 @@ def _converted(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
             [(v.name, v.type.SerializeToString()) for v in (*m.graph.input, *m.graph.output)]
             for m in (model, converted)
         ]
-        if ports[0] != ports[1]:  # the converter does this for a Scan of opset 8
+        if ports[0] != ports[1]:  # the converter changes inputs or outputs for a Scan of opset 8
             raise ValueError("the conversion would change the types of inputs and outputs")
         return converted
     except _FAILURES as error:
@@ -100,13 +105,13 @@ def _converted(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
 
 
 def _unchanged(node: onnx.NodeProto, version: int) -> bool:
-    """True if the oldest opset of OPSETS defines the operator in the same way."""
+    """True if the definition of the operator is the same in the oldest opset of OPSETS."""
     old, new = schema_of(node, version), schema_of(node, OPSETS[0])
     return not (old is None or new is None) and old.since_version == new.since_version
 
 
 def _check_places(model: onnx.ModelProto, name: str) -> None:
-    """Raises ModelError if the path of external weights leads out of the model's folder."""
+    """Raises ModelError if the path of external weights is outside of the model's folder."""
     for tensor in model.graph.initializer:
         for entry in tensor.external_data:
             place = Path(entry.value)
@@ -123,7 +128,7 @@ def _first(error: Exception) -> str:
 
 
 def expanded(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
-    """The model with the file's own functions replaced by their bodies."""
+    """The model, with calls of the file's own functions replaced by the functions' bodies."""
     try:
         return inliner.inline_local_functions(model) if model.functions else model
     except _FAILURES as error:
@@ -131,7 +136,7 @@ def expanded(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
 
 
 def nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """The nodes of a graph and of the graphs in it."""
+    """The nodes of a graph and of all graphs within its nodes."""
     for node in graph.node:
         yield node
         for attribute in node.attribute:
@@ -142,7 +147,7 @@ def nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
 def opset(model: onnx.ModelProto, name: str) -> int:
     """The version of the standard's operators. Raises UnsupportedError if it is not supported."""
     versions: list[int] = [o.version for o in model.opset_import if o.domain in ("", "ai.onnx")]
-    if not versions:  # the model uses no standard operator
+    if not versions:  # the model has no standard operators
         return OPSETS[0]
     if not 1 <= versions[0] <= onnx.defs.onnx_opset_version():
         raise UnsupportedError(
@@ -153,7 +158,7 @@ def opset(model: onnx.ModelProto, name: str) -> int:
 
 
 def in_range(op: str, version: int) -> bool:
-    """True if this opset's definition of the operator is one of those in OPSETS."""
+    """True if the operator's definition in this opset also applies in an opset within OPSETS."""
     low, high = OPSETS
     try:
         since = onnx.defs.get_schema(op, version).since_version
@@ -168,8 +173,8 @@ def in_range(op: str, version: int) -> bool:
 
 
 def missing(model: onnx.ModelProto, name: str, known: Iterable[str]) -> None:
-    """Raises UnsupportedError with all operators that ark lacks and their nodes. Operators within a
-    branch, which may never be taken, are checked when the branch is built.
+    """Raises UnsupportedError that lists all operators that ark lacks, with their nodes. Operators
+    in a branch are checked only when the branch is built, because it may never be taken.
     """
     known = set(known)
     versions = {i.domain: i.version for i in model.opset_import}
@@ -198,7 +203,7 @@ def missing(model: onnx.ModelProto, name: str, known: Iterable[str]) -> None:
 
 def bind(model: onnx.ModelProto, dims: Mapping[str, int], name: str) -> None:
     """Replaces symbolic dimensions by sizes. Raises InvalidUsageError for a name that the model
-    does not have, and for a size below 1.
+    does not have, or a size below 1.
     """
     symbols = set()
     for value in model.graph.input:

@@ -63,7 +63,9 @@ def _one_hot(call: Call) -> Value:
 
 @operator("ReverseSequence")
 def _reverse_sequence(call: Call) -> Value:
-    """Reverses the first elements of each row; their number is the row's length."""
+    """Reverses the beginning of each row; the row's length gives the number of elements to
+    reverse.
+    """
     shape, tensor = call.shape(0), call.tensor(0)
     batch, time = call.attribute("batch_axis", 1), call.attribute("time_axis", 0)
     lengths = ark.reshape(call.tensor(1), [n if d == batch else 1 for d, n in enumerate(shape)])
@@ -75,7 +77,9 @@ def _reverse_sequence(call: Call) -> Value:
 
 @operator("Compress")
 def _compress(call: Call) -> Value:
-    """The slices that a condition selects. The condition must be known while the graph is built."""
+    """The slices that a condition selects. The condition's contents must be known while the graph
+    is built.
+    """
     kept = np.flatnonzero(call.array(1))
     axis, shape, tensor = call.attribute("axis"), call.shape(0), call.tensor(0)
     if axis is None:
@@ -89,7 +93,9 @@ def _compress(call: Call) -> Value:
 
 @operator("TensorScatter")
 def _tensor_scatter(call: Call) -> Value:
-    """Writes new elements into a cache, at each batch entry from that entry's index on."""
+    """Writes new elements into a cache. For each entry of the batch, an index gives the place of
+    the first one.
+    """
     shape, new = call.shape(0), call.shape(1)
     axis = axis_of(call.attribute("axis", -2), len(shape))
     step = ark.iota(list(new), axis, ark.int64)

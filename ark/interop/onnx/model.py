@@ -1,4 +1,6 @@
-"""A loaded ONNX model: its inputs and outputs, and runs on NumPy arrays."""
+"""A loaded ONNX model, with its inputs and outputs, which runs on NumPy arrays. Created by
+ark.from_onnx.
+"""
 
 from __future__ import annotations
 
@@ -26,22 +28,22 @@ from ark.plan.cost import busied
 from ark.plan.serialize import machine_of
 from ark.runtime.inline import InlineRuns, inline_runs
 
-MAX_REMEMBERED_SIZES = 4096  # of a model, for which the rounded sizes are remembered
+MAX_REMEMBERED_SIZES = 4096  # the most size combinations for which a model caches the rounded sizes
 
 
 class OnnxModel:
     """An ONNX model that runs on NumPy arrays.
 
-    One loop kernel is planned and compiled for every set of sizes, which are rounded up if the
-    operators permit it; the most recently used kernels are kept. Threads may share a model; their
+    One loop kernel is planned and compiled for every combination of sizes. Sizes are rounded up if
+    the operators permit it, and recently used kernels are cached. Threads may share a model; their
     calls run one after the other.
 
-    Inputs whose contents an operator needs while the graph is built (such as the shape of a
-    Reshape) are part of a kernel's key: other contents need another kernel.
+    Some operators need the contents of an input while the graph is built (such as the shape of a
+    Reshape). These contents are part of a kernel's key: other contents need another kernel.
     """
 
     def __init__(self, proto: onnx.ModelProto, name: str, depth: int = 0) -> None:
-        """depth: the number of stages that precede this model within a larger one."""
+        """depth: how many stages precede this model, if it is a stage of a larger model."""
         load.missing(proto, name, TABLE)
         weights = {t.name for t in proto.graph.initializer}
         self.name = name
@@ -55,17 +57,18 @@ class OnnxModel:
         self._rounded: Kernels[tuple[Shapes, Shapes]] = Kernels(
             lambda sizes: None, MAX_REMEMBERED_SIZES
         )
-        self._turn = threading.RLock()  # a kernel has one set of input buffers
+        # Calls take turns, because a kernel has one set of input buffers.
+        self._turn = threading.RLock()
         self._closed = False
         self._stages: Stages | None = None
         self._depth = depth
         sizes = {p.name: (p.sizes, p.dtype) for p in self.inputs if p.sizes is not None}
         if len(sizes) == len(self.inputs):
-            with suppress(NeedsContents):  # contents are known at the first run
-                build(proto, sizes, {})  # reports errors at loading time
+            with suppress(NeedsContents):  # some contents are known only at the first run
+                build(proto, sizes, {})  # reports errors when the model is loaded
 
     def __call__(self, *arrays: Any, **named: Any) -> list[np.ndarray]:
-        """Runs once. Arrays are given in the order of `inputs`, or by name."""
+        """Runs the model once. Arrays are given in the order of `inputs`, or by name."""
         return self.run({**self._by_place(arrays), **named})
 
     def _by_place(self, arrays: Sequence[Any]) -> dict[str, Any]:
@@ -74,7 +77,9 @@ class OnnxModel:
         return {p.name: a for p, a in zip(self.inputs, arrays, strict=False)}
 
     def run(self, inputs: Mapping[str, Any]) -> list[np.ndarray]:
-        """Runs once on arrays by the names of inputs; returns the outputs in the model's order."""
+        """Runs the model once. inputs: arrays by input name. Returns the outputs in the model's
+        order.
+        """
         arrays = self.checked(inputs)
         with self._turn:
             if self._closed:
@@ -94,7 +99,8 @@ class OnnxModel:
             return [_cut(a, results[p.name]) for a, p in zip(wide, self.outputs, strict=True)]
 
     def graph(self, inputs: Mapping[str, Any], into: ark.Model | None = None) -> Built:
-        """The graph for these arrays, as a part of `into`, for callers that launch it themselves.
+        """Builds the graph for these arrays, as a part of the model `into`, for callers that launch
+        it themselves.
 
         After the launch, `write` fills the inputs and `read` returns the outputs. Raises InStages
         if the model needs more than one graph.
@@ -134,7 +140,7 @@ class OnnxModel:
                 self._stages.close()
 
     def checked(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """The inputs as arrays. Raises InvalidUsageError if a name, type or shape is not the
+        """The inputs as arrays. Raises InvalidUsageError if a name, type or shape differs from the
         model's.
         """
         names, optional = {p.name for p in self.inputs}, {p.name for p in self.defaults}
@@ -161,9 +167,9 @@ class OnnxModel:
         return arrays
 
     def _launched(self, arrays: Mapping[str, np.ndarray]) -> tuple[Launched, Shapes] | None:
-        """The kernel for these sizes, rounded up if permitted, and known contents, with the shapes
-        of the results. It is planned and compiled if the cache lacks it. None if the model runs in
-        stages.
+        """Returns the kernel for these sizes (rounded up if permitted) and known contents, and the
+        exact shapes of the results. It is planned and compiled if the cache does not have it.
+        Returns None if the model runs in stages.
         """
         while self._stages is None:
             try:
@@ -188,7 +194,7 @@ class OnnxModel:
         return self._kernels.get(key, lambda: _launch(built(wide))), results
 
     def _symbols(self) -> dict[str, list[str]]:
-        """For each input that may be padded the names of its dimensions; empty for a fixed one."""
+        """For each input, the names of its dimensions, or nothing if it must not be padded."""
         symbols = {}
         for port in self.inputs:
             if port.name not in self._known and port.shape is not None:
@@ -208,8 +214,8 @@ class OnnxModel:
         return build(self._proto, sizes, known, into)
 
     def _learn(self, error: NeedsContents, arrays: Mapping[str, np.ndarray]) -> None:
-        """Handles contents that the graph depends on: those of small inputs become part of a
-        kernel's key; otherwise the model runs in stages from now on.
+        """Handles contents on which the graph depends. The contents of small inputs become part of
+        the kernels' key; for larger inputs the model runs in stages from now on.
         """
         on_host = self._proto.graph.node[error.place].op_type in host.OPERATORS
         new = {n: arrays[n] for n in error.inputs - self._known}
@@ -226,11 +232,12 @@ class OnnxModel:
         except UnsupportedError:
             if not new:
                 raise
-            self._known |= new.keys()  # values computed from the input may be small
+            # The inputs may be large, but the values computed from them small.
+            self._known |= new.keys()
 
 
-MAX_DECIDING_ELEMENTS = 64  # of an input whose integers may be part of a kernel's key
-DEVICE = threading.RLock()  # one kernel is launched at a time; short ones run on the calling thread
+MAX_DECIDING_ELEMENTS = 64  # of an integer input that may be part of a kernel's key
+DEVICE = threading.RLock()  # only one kernel is launched at a time
 
 
 @dataclass(frozen=True)
@@ -263,7 +270,7 @@ def _end(launched: Launched) -> None:
 
 
 def _cut(array: np.ndarray, shape: Shape) -> np.ndarray:
-    """The leading part of the array with this shape, as a copy unless it is the whole array."""
+    """The leading part of the array with this shape. It is a copy, unless it is the whole array."""
     if array.shape == shape:
         return array
     part: np.ndarray = array[tuple(slice(0, n) for n in shape)]

@@ -126,7 +126,7 @@ def _split(call: Call) -> list[Value]:
 
 
 def pieces(call: Call, value: Value, sizes: list[int], axis: int) -> list[Value]:
-    """A value cut along an axis into parts of these sizes."""
+    """Cuts a value along an axis into parts of these sizes."""
     shape, results = value.shape, []
     if sum(sizes) != shape[axis] or min(sizes, default=0) < 0:
         raise ModelError(f"the sizes {sizes} do not add up to the size {shape[axis]}")

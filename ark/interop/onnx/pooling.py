@@ -1,4 +1,4 @@
-"""LpPool, MaxPool with indices, MaxUnpool and Col2Im; the other pools are in products.py."""
+"""The pools LpPool, MaxPool with indices, MaxUnpool and Col2Im. Other pools are in products.py."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def places_of_windows(
     dilations: list[int],
     ceil: bool = False,
 ) -> tuple[np.ndarray, list[int]]:
-    """The index of each element of each window in the flat spatial dimensions, -1 in the padding,
-    as (windows, elements of a window); and the number of windows along each dimension.
+    """Returns the flat spatial index of each element of each window, (windows, elements of a
+    window), with -1 for padding; and the number of windows along each dimension.
     """
     counts, total, outside = [], np.zeros((1, 1), np.int64), np.zeros((1, 1), np.bool_)
     for n, k, (a, b), s, d in zip(sizes, kernel, pads, strides, dilations, strict=True):
@@ -117,7 +117,7 @@ def _max_pool_with_places(call: Call) -> list[Value]:
     best = ark.cast(ark.argmax(windows, axis=2, dtype=ark.int64), ark.int64)
     step = ark.reshape(best, [rows, len(ids), 1])
     numbered = ids
-    if call.attribute("storage_order", 0) and len(shape) > 2:  # column-major indices
+    if call.attribute("storage_order", 0) and len(shape) > 2:  # 1 requests column-major indices
         whole = np.arange(elements).reshape(shape[2:][::-1]).transpose()
         numbered = np.append(whole.reshape(-1), 0)[ids]
     table = ark.expand(call.constant(numbered[None].astype(np.int64)), [rows, *ids.shape])
@@ -152,7 +152,7 @@ def _max_unpool(call: Call) -> Value:
 
 @operator("Col2Im")
 def _col2im(call: Call) -> Value:
-    """Adds up the columns of overlapping windows."""
+    """Adds up the columns of windows that overlap."""
     shape = call.shape(0)
     sizes, kernel = call.integers(1), call.integers(2)
     rank, taps = len(sizes), math.prod(kernel)

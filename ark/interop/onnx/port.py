@@ -11,13 +11,15 @@ from ark.errors import ModelError, UnsupportedError
 
 
 class Port:
-    """An input or output: its name, NumPy type, and sizes (a str for a symbolic dimension)."""
+    """An input or output: its name, its NumPy type, and its sizes (a str for a symbolic
+    dimension).
+    """
 
     def __init__(self, info: onnx.ValueInfoProto, role: str) -> None:
         self.name = info.name
         kind = info.type.WhichOneof("value")
         self.shape: tuple[int | str, ...] | None = None
-        self.dtype: Any = None  # None: an output of a part of a model has the computed type
+        self.dtype: Any = None  # None for an output of a stage, which has the computed type
         if kind is None and role == "output":
             return
         if kind != "tensor_type":
@@ -41,7 +43,7 @@ class Port:
 
     @property
     def sizes(self) -> tuple[int, ...] | None:
-        """The shape if all of its sizes are known, else None."""
+        """The shape if all sizes are known, otherwise None."""
         known = tuple(n for n in self.shape or () if isinstance(n, int))
         return known if self.shape is not None and len(known) == len(self.shape) else None
 

@@ -27,7 +27,7 @@ def _matmul(call: Call) -> Value:
 
 
 def multiplied(a: Any, b: Any) -> Any:
-    """A matrix product of tensors, a vector as one row or column."""
+    """The matrix product of two tensors. A vector is treated as one row or column."""
     left, right = a.ir.shape, b.ir.shape
     a = ark.reshape(a, [1, *left]) if len(left) == 1 else a
     b = ark.reshape(b, [*right, 1]) if len(right) == 1 else b
@@ -50,7 +50,7 @@ def _gemm(call: Call) -> Value:
 
 
 def pads_of(call: Call, sizes: tuple[int, ...], kernel: list[int]) -> Pairs:
-    """The padding (before, after) of each spatial dimension, by the attribute `pads` or
+    """The padding (before, after) of each spatial dimension, from the attribute `pads` or
     `auto_pad`.
     """
     rule, rank = call.attribute("auto_pad", "NOTSET"), len(sizes)
@@ -75,7 +75,7 @@ def _conv(call: Call) -> Value:
 
 
 def convolved(call: Call, x: Any, weight: Any, bias: Any) -> Any:
-    """A convolution with the attributes of the call."""
+    """A convolution of x with these weights, with the attributes of the call."""
     shape = x.ir.shape
     rank = len(shape) - 2
     return ark.conv(
@@ -123,7 +123,9 @@ def _conv_transpose(call: Call) -> Value:
 
 
 def pool(function: Callable[..., Any], mean: bool) -> Callable[[Call], Value]:
-    """A pool with the attributes of the call."""
+    """Returns the conversion of a pool operator. function: ark's pool. mean: True for an
+    average.
+    """
 
     def run(call: Call) -> Value:
         shape, kernel = call.shape(0), list(call.attribute("kernel_shape"))
@@ -138,7 +140,7 @@ def pool(function: Callable[..., Any], mean: bool) -> Callable[[Call], Value]:
         given = call.tensor(0)
         if given.ir.dtype in FLOATS or mean:
             tensor = function(given, kernel, **words)
-        else:  # the standard's are of 8 bits, which fp32 holds
+        else:  # the standard's integer types have 8 bits, which fp32 holds exactly
             tensor = ark.cast(function(ark.cast(given, ark.fp32), kernel, **words), given.ir.dtype)
         return shaped(tensor, tensor.ir.shape)
 

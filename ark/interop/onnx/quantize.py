@@ -1,4 +1,4 @@
-"""Quantised values, computed in fp32, and products of integers with exact sums."""
+"""Quantised values, which are computed in fp32, and products of integers, whose sums are exact."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ MAX_EXACT_PRODUCTS = 256  # products of two 9-bit integers that fp32 adds withou
 
 
 def _along(call: Call, place: int, shape: tuple[int, ...]) -> Any:
-    """A scale or zero point in fp32, in a shape that broadcasts to `shape`: one value, one per
-    element of an axis, or one per block of an axis.
+    """A scale or zero point in fp32, in a shape that broadcasts to `shape`. It has one value, one
+    value per element of an axis, or one value per block of an axis.
     """
     tensor, own = ark.cast(call.tensor(place), ark.fp32), call.shape(place)
     size = call.attribute("block_size", 0)
@@ -48,8 +48,8 @@ def _leading(tensor: Any, axis: int, size: int) -> Any:
 
 
 def _rounded(steps: Any, zero: Any, dtype: Any, saturate: bool = True) -> Any:
-    """round(steps) + zero, ties to even, clamped to the NumPy type; for a float type, steps + zero
-    rounded to it.
+    """round(steps) + zero, with ties to even, clamped to the range of the NumPy type. For a float
+    type, steps + zero rounded to the type.
     """
     if dtype.kind == "f" or dtype not in (*_BITS8, *carried.INTEGERS):
         steps = steps if zero is None else ark.add(steps, zero)
@@ -68,7 +68,9 @@ def _result(tensor: Any, shape: tuple[int, ...], dtype: Any) -> Value:
 
 
 def _types(call: Call, place: int, default: Any) -> Any:
-    """The NumPy type of a result, from an attribute or from an input."""
+    """The NumPy type of a result: the attribute `output_dtype`, otherwise the type of input
+    `place`, otherwise `default`.
+    """
     wanted = call.attribute("output_dtype", 0)
     if wanted:
         return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(wanted))
@@ -101,8 +103,8 @@ def _dequantize(call: Call) -> Value:
 
 
 def _centred(call: Call, place: int, zero: int, axis: int | None) -> Any:
-    """8-bit integers minus their zero point, in fp32. axis: of the input, along which a vector of
-    zero points lies.
+    """8-bit integers minus their zero point, in fp32. axis: the axis of the input to which a vector
+    of zero points belongs.
     """
     tensor = ark.cast(call.tensor(place), ark.fp32)
     if not call.has(zero):
@@ -115,7 +117,9 @@ def _centred(call: Call, place: int, zero: int, axis: int | None) -> Any:
 
 
 def _in_parts(product: Any, length: int, each: int) -> Any:
-    """The int32 sum of partial products, each over at most `each` of `length` elements."""
+    """The int32 sum of partial products. product: returns the product over a range of elements.
+    length: the number of elements. each: the most elements of a part.
+    """
     total = None
     for at in range(0, length, each):
         part = ark.cast(product(at, min(at + each, length)), ark.int32)
@@ -136,8 +140,8 @@ def _products(a: Any, b: Any) -> Any:
 
 
 def _convolutions(call: Call, x: Any, w: Any) -> Any:
-    """A convolution of integers: the channels of a group are summed in parts that are exact in
-    fp32.
+    """A convolution of integers. The channels of a group are summed in parts that are small enough
+    to be exact in fp32.
     """
     groups, (_, inner, *window) = call.attribute("group", 1), w.ir.shape
     each = int(max(1, MAX_EXACT_PRODUCTS // int(np.prod(window))))
@@ -201,7 +205,7 @@ def _qlinear_conv(call: Call) -> Value:
 
 
 def _requantised(call: Call, total: Any, scale: Any, shape: tuple[int, ...], zero: int) -> Value:
-    """int32 sums, rescaled to the result's quantised type."""
+    """int32 sums, rescaled to the quantised type of the result."""
     dtype = np.dtype(call.value(zero).dtype)
     point = ark.cast(call.tensor(zero), ark.fp32)
     steps = ark.mul(ark.cast(total, ark.fp32), scale)

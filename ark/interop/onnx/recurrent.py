@@ -1,7 +1,7 @@
-"""Recurrent layers (RNN, GRU, LSTM), step by step.
+"""Recurrent layers (RNN, GRU, LSTM), computed step by step.
 
-One matrix product computes the contribution of the inputs for all steps; each step adds that of the
-hidden state.
+One matrix product computes the contribution of the inputs for all steps. Each step adds the
+contribution of the hidden state.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
 class _Layer:
     """The parameters of one direction.
 
-    weights: of the hidden state. peepholes: of the cell, for the input, output and forget gates.
-    activations: in ONNX's order; each clips its argument first.
+    weights: those of the hidden state. peepholes: the cell's weights for the input, output and
+    forget gates. activations: in ONNX's order; each clips its argument first.
     """
 
     weights: Any
     bias: Any
     peepholes: Any
     activations: list[Callable[[Any], Any]]
-    reset_last: bool  # GRU: the reset gate multiplies the hidden state's product
+    reset_last: bool  # GRU: the reset gate is applied after the product with the hidden state
 
 
 def _gate(tensor: ark.Tensor, number: int, width: int) -> ark.Tensor:
@@ -91,8 +91,8 @@ _STEPS: dict[str, Callable[..., tuple[Any, Any]]] = {"RNN": _rnn, "GRU": _gru, "
 
 
 def _activations(call: Call, direction: int) -> list[Callable[[Any], Any]]:
-    """The activations of one direction. Raises UnsupportedError for those that are not
-    supported.
+    """The activations of one direction. Raises UnsupportedError for activations that ark does not
+    have.
     """
     wanted = _DEFAULTS[call.op]
     given = [
@@ -114,8 +114,8 @@ def _activations(call: Call, direction: int) -> list[Callable[[Any], Any]]:
 
 @operator("RNN", "GRU", "LSTM")
 def _recurrent(call: Call) -> list[Value]:
-    """The input X is (steps, batch, inputs), or (batch, steps, inputs) with layout 1. Results: Y,
-    Y_h, Y_c.
+    """A whole recurrent layer. The input X is (steps, batch, inputs), or (batch, steps, inputs)
+    with layout 1. The results are Y, Y_h, Y_c.
     """
     first = bool(call.attribute("layout", 0))
     x = call.tensor(0)
@@ -149,7 +149,7 @@ def _recurrent(call: Call) -> list[Value]:
             if lengths is None:
                 h, c = new, cell
                 shown = h
-            else:  # after its last step a sequence keeps its state and its output is zero
+            else:  # after a sequence's last step its state stays, and its output is 0
                 runs = ark.greater(lengths, step)
                 h = ark.where(runs, new, h)
                 c = ark.where(runs, cell, c) if cell is not None else None
@@ -168,7 +168,7 @@ def _recurrent(call: Call) -> list[Value]:
 def _start(
     call: Call, place: int, direction: int, batch: int, width: int, first: bool, like: ark.Tensor
 ) -> Any:
-    """The initial state: an input, or zeros."""
+    """The initial state. It is an input of the node, or zeros."""
     if place >= 6 and call.op != "LSTM":
         return None
     if not call.has(place):

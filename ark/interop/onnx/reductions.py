@@ -11,7 +11,7 @@ import ark
 from ark.interop.onnx.values import Call, Value, axis_of, in_fp32, operator, refuse, shaped
 from ark.ir.dtype import FLOATS
 
-MAX_RANKED_ROW_ELEMENTS = 2048  # of integers; each is compared with all others of its row
+MAX_RANKED_ROW_ELEMENTS = 2048  # of integers; each element is compared with all others of its row
 
 
 def _squares(tensor: Any, axes: list[int]) -> Any:
@@ -71,7 +71,7 @@ operator("ArgMin")(_extreme(ark.argmin))
 
 
 def along_last(tensor: Any, axis: int, function: Callable[[Any], Any]) -> Any:
-    """Applies a function of the last dimension along another axis."""
+    """Applies, along any axis, a function that works along the last dimension."""
     rank = len(tensor.ir.shape)
     if axis == rank - 1:
         return function(tensor)
@@ -119,8 +119,8 @@ operator("CumProd")(_running(ark.cumprod))
 
 
 def _ranked(rows: Any, k: int, largest: bool, unsigned: bool) -> tuple[Any, Any]:
-    """TopK of integers: an element's position in the result is the number of elements of its row
-    that precede it.
+    """TopK of integers. The position of an element in the result is the number of elements in its
+    row that precede it in the order.
     """
     count, n = rows.ir.shape
     if n > MAX_RANKED_ROW_ELEMENTS:

@@ -1,6 +1,6 @@
-"""Resize. Common forms become ark.resize. All others become one gather (nearest) or one product
-with a matrix of weights (linear, cubic) per axis; indices and weights are computed while the graph
-is built.
+"""The operator Resize. Common forms become ark.resize. All other forms become, for each axis, one
+gather (nearest) or one product with a matrix of weights (linear, cubic). Indices and weights are
+computed while the graph is built.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _product(call: Call, weights: np.ndarray, tensor: Any) -> Any:
 
 
 def _sizes(call: Call, axes: list[int]) -> tuple[list[int], list[float]]:
-    """The result's sizes, and the scale of each dimension."""
+    """The sizes of the result, and the scale of each dimension."""
     shape = call.shape(0)
     sizes, scales = list(shape), [1.0] * len(shape)
     if call.has(3) and call.value(3).shape != (0,):
@@ -96,8 +96,8 @@ def _sizes(call: Call, axes: list[int]) -> tuple[list[int], list[float]]:
 def _coordinates(
     mode: str, n: int, size: int, scale: float, ends: tuple[float, float]
 ) -> np.ndarray:
-    """The position of each result element on an axis of n elements, by ONNX's definition of
-    Resize.
+    """The position of each result element on an axis of n elements, as ONNX defines it for Resize.
+    mode: the coordinate transformation. ends: the region of interest.
     """
     i = np.arange(size, dtype=np.float64)
     half = (i + 0.5) / scale - 0.5
@@ -110,7 +110,7 @@ def _coordinates(
     if mode == "asymmetric":
         return i / scale
     if mode == "align_corners":
-        wide = scale * n  # the definition does not round this length
+        wide = scale * n  # the standard does not round this length
         return i * (n - 1) / (wide - 1) if wide != 1 else np.zeros(size)
     if mode == "tf_crop_and_resize":
         first, last = ends
@@ -121,7 +121,7 @@ def _coordinates(
 
 
 def _rounded(x: np.ndarray, how: str) -> np.ndarray:
-    """Positions rounded to indices by ONNX's nearest_mode."""
+    """Positions rounded to indices, as ONNX's nearest_mode specifies."""
     if how not in _ROUNDINGS:
         raise ModelError(f"the nearest_mode {how!r} is not one that ONNX has")
     return _ROUNDINGS[how](x)
@@ -136,7 +136,9 @@ _ROUNDINGS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 def _weights(call: Call, x: np.ndarray, n: int, scale: float) -> np.ndarray:
-    """(size, n): the weight of each input element in each result element (cubic: Keys 1981)."""
+    """The weights (size, n): the weight of each input element in each result element. Cubic weights
+    are Keys' (1981).
+    """
     cubic = call.attribute("mode") == "cubic"
     a = call.attribute("cubic_coeff_a", -0.75)
     shrink = min(scale, 1.0) if call.attribute("antialias", 0) else 1.0

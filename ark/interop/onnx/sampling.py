@@ -1,6 +1,6 @@
-"""Interpolated values of an image: GridSample, DeformConv and RoiAlign.
+"""Operators that interpolate values of an image: GridSample, DeformConv and RoiAlign.
 
-The elements next to a position are gathered and weighted: one for nearest, two per dimension for
+The elements around a position are gathered and weighted: one for nearest, two per dimension for
 linear, four per dimension for cubic interpolation.
 """
 
@@ -21,8 +21,8 @@ CUBIC = -0.75  # the coefficient of Keys' cubic convolution (1981) in GridSample
 
 @operator("GridSample")
 def _grid_sample(call: Call) -> Value:
-    """The grid's last dimension has one coordinate per spatial dimension, the last
-    dimension first.
+    """GridSample. The last dimension of the grid has one coordinate per spatial dimension, in
+    reverse order of dimensions.
     """
     shape, grid = call.shape(0), ark.cast(call.tensor(1), ark.fp32)
     sizes, places = shape[2:], call.shape(1)[1:-1]
@@ -42,14 +42,14 @@ def _grid_sample(call: Call) -> Value:
 
 
 def _column(tensor: Any, place: int) -> Any:
-    """The elements at one index of the last of three dimensions."""
+    """The elements at one index of the last dimension of a tensor with three dimensions."""
     rows, count, _ = tensor.ir.shape
     return ark.reshape(tensor[:, :, place : place + 1], [rows, count])
 
 
 class _Outside:
-    """The treatment of positions outside of the image, by padding mode. corners: the image ends at
-    the centres of its first and last elements, not at their outer edges.
+    """How positions outside of the image are treated, by padding mode. corners: True if the image
+    ends at the centres of its first and last elements; False if it ends at their outer edges.
     """
 
     def __init__(self, mode: str, corners: bool) -> None:
@@ -58,8 +58,8 @@ class _Outside:
         self.mode, self.corners = mode, corners
 
     def place(self, x: Any, n: int) -> Any:
-        """The position after the padding mode has been applied, from which neighbours are
-        chosen.
+        """Applies the padding mode to a position. The result is the position whose neighbours are
+        sampled.
         """
         if self.mode == "border":
             low, high = (0.0, n - 1.0) if self.corners else (-0.5, n - 0.5)
@@ -68,8 +68,8 @@ class _Outside:
         return self._reflected(x, n) if self.mode == "reflection" else x
 
     def neighbour(self, i: Any, n: int) -> tuple[Any, Any]:
-        """A whole-numbered position as an index, and a mask that is true inside of the image (None:
-        everywhere).
+        """Converts a whole-numbered position to an index, and a mask that is True inside of the
+        image (None if it is True everywhere).
         """
         inside = None
         if self.mode == "zeros":
@@ -116,8 +116,8 @@ def _weights(x: Any, mode: str) -> list[tuple[Any, Any]]:
 def _sampled(
     x: Any, sizes: Sequence[int], places: Sequence[Any], mode: str, outside: _Outside
 ) -> Any:
-    """Samples (n, channels, elements) at positions (n, places), one tensor per dimension: (n,
-    channels, places).
+    """Samples x (n, channels, elements) at positions; places: one tensor (n, places) per dimension.
+    The result is (n, channels, places).
     """
     if x.ir.dtype not in FLOATS:
         raise refuse(f"sampling of {x.ir.dtype.name}")
@@ -148,8 +148,8 @@ def _sampled(
 
 @operator("DeformConv")
 def _deform_conv(call: Call) -> Value:
-    """The positions of each window are shifted by offsets; the sampled windows and the weights form
-    a matrix product.
+    """Deformable convolution. The positions in each window are shifted by offsets, and the sampled
+    windows are multiplied with the weights as matrices.
     """
     shape, weight, moved = call.shape(0), call.shape(1), call.shape(2)
     if len(shape) != 4:
@@ -185,7 +185,9 @@ def _deform_conv(call: Call) -> Value:
 
 @operator("RoiAlign")
 def _roi_align(call: Call) -> Value:
-    """The means of samples in equal parts of boxes. The number of samples must be given."""
+    """RoiAlign: means of samples in equal parts of boxes. The attribute with the number of samples
+    must be given.
+    """
     shape, count = call.shape(0), call.shape(1)[0]
     (channels, *sizes), samples = shape[1:], int(call.attribute("sampling_ratio", 0))
     bins = (call.attribute("output_height", 1), call.attribute("output_width", 1))
@@ -209,7 +211,8 @@ def _roi_align(call: Call) -> Value:
     x = ark.gather(call.tensor(0), call.tensor(2), 0)
     x = ark.reshape(x, [count, channels, math.prod(sizes)])
     sampled = _sampled(x, sizes, flat, "linear", _Outside("border", True))
-    for p, n in zip(flat, sizes, strict=True):  # samples more than one element outside are 0
+    # Samples more than one element outside of the image are 0.
+    for p, n in zip(flat, sizes, strict=True):
         inside = ark.logical_and(ark.greater_equal(p, -1.0), ark.less_equal(p, float(n)))
         sampled = ark.mul(sampled, ark.reshape(ark.cast(inside, sampled.ir.dtype), [count, 1, -1]))
     sampled = ark.reshape(sampled, [count, channels, bins[0], samples, bins[1], samples])

@@ -1,5 +1,5 @@
-"""Fourier transforms, as products with matrices of cosines and sines that are computed while the
-graph is built.
+"""Fourier transforms. They are computed as products with matrices of cosines and sines, which are
+computed while the graph is built.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from ark.errors import ModelError
 from ark.interop.onnx.values import Call, Value, axis_of, operator, refuse, shaped
 from ark.ir.dtype import FLOATS
 
-MOST_POINTS = 4096  # of a transform, whose matrix has MOST_POINTS^2 elements
+MOST_POINTS = 4096  # most points of a transform, whose matrix has their square as elements
 
 
 def _factors(n: int, points: int, inverse: bool, onesided: bool) -> np.ndarray:
-    """The factor of each element in each result, (elements, results). An inverse transform is not
-    divided by `points`.
+    """The factor of each element in each result, (elements, results). The factors of an inverse
+    transform are not divided by `points`.
 
-    onesided: only the first half of the results is computed; in an inverse transform, only the
+    onesided: only the first half of the results is computed. In an inverse transform, only the
     first half of the elements is given.
     """
     if points > MOST_POINTS:
@@ -33,28 +33,29 @@ def _factors(n: int, points: int, inverse: bool, onesided: bool) -> np.ndarray:
         rows = rows[: points // 2 + 1]
     turns = np.outer(rows, results) % points * (2 * math.pi / points)
     factors = np.exp(1j * turns) if inverse else np.exp(-1j * turns)
-    if onesided and inverse:  # elements of the other half are conjugates
+    if onesided and inverse:  # the elements of the other half are conjugates of these
         alone = (rows == 0) | (2 * rows == points)
         factors = factors * np.where(alone, 1.0, 2.0)[:, None]
     return np.concatenate([factors, np.zeros((n - len(rows), len(results)))])
 
 
 def _matrix(factors: np.ndarray, parts: int, real: bool = False) -> np.ndarray:
-    """The factors as a real matrix in fp32, (elements * parts, results * 2), or (elements * parts,
-    results) if `real`. Real and imaginary parts alternate.
+    """The factors as a real fp32 matrix, (elements * parts, results * 2), in which real and
+    imaginary parts alternate. With `real`, results have only real parts: (elements * parts,
+    results).
     """
     n, results = factors.shape
     whole = np.zeros((n, parts, results, 2))
     whole[:, 0, :, 0], whole[:, 0, :, 1] = factors.real, factors.imag
-    if parts == 2:  # the imaginary part of an element, times i
+    if parts == 2:  # for the imaginary part of an element, the factor is multiplied by i
         whole[:, 1, :, 0], whole[:, 1, :, 1] = -factors.imag, factors.real
     whole = whole[..., :1] if real else whole
     return whole.reshape(n * parts, -1).astype(np.float32)
 
 
 def _folded(call: Call, rows: Any, factors: np.ndarray) -> tuple[Any, np.ndarray]:
-    """The rows as differences and sums of the elements j and n - j, (rows, elements, parts), and
-    their factors, which are sines and cosines. Sums of fewer and smaller terms have smaller
+    """The rows, folded to differences and sums of elements j and n - j, (rows, elements, parts),
+    and their factors, which are sines and cosines. Sums of fewer and smaller terms have smaller
     rounding errors.
     """
     n = len(factors)
@@ -71,7 +72,7 @@ def _folded(call: Call, rows: Any, factors: np.ndarray) -> tuple[Any, np.ndarray
 
 
 def _transformed(call: Call, rows: Any, matrix: np.ndarray) -> Any:
-    """(rows, elements) times the matrix."""
+    """The product of rows (rows, elements) with the matrix."""
     return ark.matmul(rows, ark.cast(call.constant(matrix), rows.ir.dtype))
 
 
@@ -112,7 +113,7 @@ def _dft(call: Call) -> Value:
 
 @operator("STFT")
 def _stft(call: Call) -> Value:
-    """Transforms of overlapping frames; the result is (batch, frames, results, 2)."""
+    """Fourier transforms of overlapping frames. The result is (batch, frames, results, 2)."""
     shape, step = call.shape(0), int(call.array(1).item())
     length = int(call.array(3).item()) if call.has(3) else call.shape(2)[0]
     batch, n = shape[:2]

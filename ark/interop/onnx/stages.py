@@ -1,9 +1,9 @@
-"""Models whose graph depends on more contents than those of a few small inputs.
+"""Runs models whose graph depends on more contents than those of a few small inputs.
 
-The graph is cut at the node that needs the contents. The preceding nodes become a kernel. The host
-computes the node itself, unless the contents of its inputs suffice to build it; then it is the
-first node of the remaining part. The remaining part is a model again. Control flow that a kernel
-cannot execute is executed by the host; its branches and bodies are models. Called by
+The graph is cut at the node that needs the contents. The nodes before it become a kernel. The host
+computes the node itself, unless the contents of its inputs suffice to build it; in that case it is
+the first node of the remaining part. The remaining part is a model again. Control flow that a
+kernel cannot execute is executed by the host; its branches and bodies are models. Called by
 ark.interop.onnx.model.
 """
 
@@ -21,7 +21,7 @@ from ark.interop.onnx import host
 from ark.interop.onnx.load import nodes, opset
 
 MOST_STAGES = 32
-MAX_HOST_ITERATIONS = 1 << 20  # of a loop that the host executes
+MAX_HOST_ITERATIONS = 1 << 20  # of one loop that the host executes
 Values = dict[str, np.ndarray]
 
 
@@ -30,22 +30,22 @@ class InStages(UnsupportedError):
 
 
 class Model(Protocol):
-    """A model of a part of the graph."""
+    """A model that computes a part of the graph."""
 
     def run(self, inputs: Mapping[str, Any]) -> list[np.ndarray]:
-        """The outputs in the part's order."""
+        """Runs the part; returns its outputs in their order."""
 
     def close(self) -> None:
         """Frees the kernels' memory."""
 
 
-# Creates the model of a part. The number is its depth: how many stages precede it.
+# A function that creates the model of a part. The number is its depth: how many stages precede it.
 Make = Callable[[onnx.ModelProto, int], Model]
 
 
 @dataclass(frozen=True)
 class _Part:
-    """A model of a part, with the names of its inputs and outputs."""
+    """The model of a part, with the names of the part's inputs and outputs."""
 
     model: Model
     inputs: list[str]
@@ -57,8 +57,8 @@ class _Part:
 
 
 class Stages:
-    """A model cut at one node. place: the node's index in the graph; on_host: the host
-    computes it.
+    """A model that is cut at one node. place: the node's index in the graph. on_host: True if the
+    host computes the node.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Stages:
         self._bodies: dict[str, _Part] = {}
 
     def run(self, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        """The outputs of the whole graph. arrays: its inputs by name."""
+        """Computes the outputs of the whole graph. arrays: its inputs by name."""
         values = {**self._constants, **arrays}
         if self._first is not None:
             values |= self._first.run(values)
@@ -111,7 +111,7 @@ class Stages:
         return [values[name] for name in self._outputs]
 
     def _computed(self, values: Values) -> Values:
-        """The results of the node that the host computes, by name."""
+        """The results, by name, of the node that the host computes."""
         if self.node.op_type == "If":
             taken = bool(values[self.node.input[0]].item())
             results = self._body("then_branch" if taken else "else_branch", [], values)
@@ -124,7 +124,7 @@ class Stages:
         return {n: a for n, a in zip(self.node.output, results, strict=False) if n}
 
     def _loop(self, values: Values) -> list[np.ndarray]:
-        """Executes a Loop until its condition is false or the number of iterations is reached."""
+        """Executes a Loop until its condition is false or it has done its number of iterations."""
         most, goes_on, *state = [values[n] if n else None for n in self.node.input]
         turns = MAX_HOST_ITERATIONS if most is None else int(most.item())
         count, turn = len(state), 0
@@ -144,8 +144,8 @@ class Stages:
     def _body(
         self, name: str, given: Sequence[np.ndarray | None], values: Values
     ) -> list[np.ndarray]:
-        """The results of a graph within the node, for its inputs and the values of the
-        outer graph.
+        """The results of a graph within the node. given: the graph's inputs. values: the values of
+        the outer graph.
         """
         (graph,) = (a.g for a in self.node.attribute if a.name == name)
         here = {port.name: a for port, a in zip(graph.input, given, strict=True) if a is not None}
@@ -166,7 +166,7 @@ class Stages:
         defaults: bool,
         weights: Iterable[onnx.TensorProto] = (),
     ) -> _Part:
-        """The model of the chosen nodes that the outputs need. defaults: inputs may have
+        """The model of those chosen nodes that the outputs need. defaults: True if inputs may have
         initialisers.
         """
         needed, kept = set(outputs), list[onnx.NodeProto]()
@@ -206,7 +206,9 @@ def _port(name: str, array: np.ndarray) -> onnx.ValueInfoProto:
 
 
 def _used(node: onnx.NodeProto) -> set[str]:
-    """The names of the values that a node reads, including those that graphs within it read."""
+    """The names of the values that a node reads, including the values that graphs within the node
+    read.
+    """
     used = set(node.input)
     for attribute in node.attribute:
         if attribute.type == onnx.AttributeProto.GRAPH:

@@ -1,7 +1,8 @@
 """Ensembles of decision trees.
 
-All trees of all rows descend one level at a time, by gathers from tables of the nodes. Ensembles of
-float64 are computed on the host, because a comparison in fp32 may have another result.
+For all rows and trees at once, the current node descends one level at a time, by gathers from
+tables of the nodes. Ensembles of float64 are computed on the host, because a comparison in fp32 may
+have another result.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ _AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
 
 @dataclass(frozen=True)
 class _Trees:
-    """The nodes of all trees, by index. The successor of a leaf is the leaf itself. weights:
-    (nodes, targets).
+    """The nodes of all trees, as arrays by the node's index. The successor of a leaf is the leaf
+    itself. weights: (nodes, targets).
     """
 
     features: np.ndarray
@@ -33,14 +34,14 @@ class _Trees:
     modes: np.ndarray
     yes: np.ndarray
     no: np.ndarray
-    missing: np.ndarray  # 1 if a NaN takes the branch `yes`
+    missing: np.ndarray  # 1 if a NaN takes the branch `yes`, otherwise 0
     weights: np.ndarray
     roots: np.ndarray
     aggregate: str
-    base: np.ndarray  # added to the results; empty if there is nothing to add
+    base: np.ndarray  # added to the results; empty if nothing is added
 
     def depth(self) -> int:
-        """The number of levels below the roots. Raises ModelError if the nodes form a cycle."""
+        """The number of levels below the roots. Raises ModelError if nodes form a cycle."""
         level, steps = np.unique(self.roots), 0
         while np.any((self.yes[level] != level) | (self.no[level] != level)):
             level = np.unique(np.concatenate([self.yes[level], self.no[level]]))
@@ -55,7 +56,7 @@ def _list(attributes: Attributes, name: str, default: Any = ()) -> np.ndarray:
 
 
 def _ensemble(attributes: Attributes) -> _Trees:
-    """The trees of a TreeEnsemble. Its leaves are numbered separately."""
+    """The trees of a TreeEnsemble, in which leaves are numbered separately from other nodes."""
     modes = np.asarray(attributes["nodes_modes"], np.int64)
     splits, leaves = (np.asarray(attributes[n]) for n in ("nodes_splits", "leaf_weights"))
     inner, targets = len(modes), int(attributes.get("n_targets", 1))
@@ -85,7 +86,9 @@ def _ensemble(attributes: Attributes) -> _Trees:
 
 
 def _regressor(attributes: Attributes) -> _Trees:
-    """The trees of a TreeEnsembleRegressor. Its nodes are named by tree and number."""
+    """The trees of a TreeEnsembleRegressor, in which nodes are identified by their tree and a
+    number.
+    """
 
     def listed(name: str, default: Any = ()) -> Any:
         return attributes.get(f"{name}_as_tensor", attributes.get(name, default))
@@ -134,7 +137,7 @@ def _checked(op: str, attributes: Attributes) -> _Trees:
 
 
 def on_host(op: str, x: np.ndarray, attributes: Attributes) -> np.ndarray:
-    """The results for rows of any float type, in the type of the ensemble."""
+    """The results for rows of any float type, computed in the type of the ensemble."""
     trees = _checked(op, attributes)
     at = np.broadcast_to(trees.roots, (len(x), len(trees.roots)))
     compare: list[Callable[..., Any]] = [np.less_equal, np.less, np.greater_equal, np.greater]
@@ -155,7 +158,7 @@ def on_host(op: str, x: np.ndarray, attributes: Attributes) -> np.ndarray:
 
 @operator("ai.onnx.ml::TreeEnsemble", "ai.onnx.ml::TreeEnsembleRegressor")
 def _run(call: Call) -> Value:
-    """Descends all levels, then aggregates the leaves' weights over the trees."""
+    """Descends all levels, then aggregates the weights of the leaves over the trees."""
     trees, shape = _checked(call.op, call.attributes), call.shape(0)
     if trees.splits.dtype != np.float32 or call.dtype(0) != ark.fp32:
         raise NeedsContents(call.value(0).inputs)

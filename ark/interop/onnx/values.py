@@ -1,7 +1,9 @@
-"""Types of the conversion: values, calls of operators, and the table of operators.
+"""Types of the conversion: values, calls of operators, and the table of operators. Used by all
+modules of ark.interop.onnx.
 
-ark's tensors have at least one dimension, ONNX's may have none; so a value has ONNX's shape in
-addition to its tensor. A value whose contents are known while the graph is built is a NumPy array.
+Tensors of ark have at least one dimension, but ONNX has scalars without dimensions. So a value has
+ONNX's shape in addition to its tensor. A value whose contents are known while the graph is built is
+a NumPy array.
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ Shape = tuple[int, ...]
 class Value:
     """A tensor, an array that is known while the graph is built, or a sequence of values (items).
 
-    inputs: names of the model's inputs that it depends on. kind: its type, if ark lacks the type
-    and another one carries it.
+    inputs: names of the model's inputs on which the value depends. kind: the value's type, if ark
+    lacks it and another type carries it.
     """
 
     shape: Shape
@@ -45,7 +47,7 @@ class Value:
 
     @property
     def dtype(self) -> Any:
-        """The NumPy type of its elements in ONNX."""
+        """The NumPy type that the elements have in ONNX."""
         if self.kind is not None:
             return self.kind
         if self.array is not None:
@@ -58,8 +60,8 @@ class Value:
 class NeedsContents(Exception):
     """Raised if an operator needs contents that are known only at run time.
 
-    inputs: the model's inputs that the contents depend on. place: the index of the operator's node
-    in the outermost graph.
+    inputs: the model's inputs on which the contents depend. place: the index, in the outermost
+    graph, of the node that needs them.
     """
 
     def __init__(self, inputs: frozenset[str]) -> None:
@@ -67,8 +69,8 @@ class NeedsContents(Exception):
         self.inputs, self.place = inputs, 0
 
 
-# Types that ark does not compute with, and types that represent all of their values. A uint64 is
-# carried by the int64 of the same bits.
+# For types that ark does not compute with, the type that carries them and can represent all of
+# their values. A uint64 is carried by the int64 with the same bits.
 CARRIERS = {
     **{np.dtype(t): ark.int32 for t in (np.int16, np.uint16)},
     **{np.dtype(getattr(ml_dtypes, n)): ark.int32 for n in ("int4", "uint4", "int2", "uint2")},
@@ -81,13 +83,13 @@ CARRIERS = {
 
 
 def kind_of(dtype: Any) -> Any:
-    """The NumPy type itself if another one carries it, else None."""
+    """Returns the NumPy type itself if another type carries it, otherwise None."""
     return np.dtype(dtype) if np.dtype(dtype) in CARRIERS else None
 
 
 def data_type(dtype: Any) -> DataType:
-    """The type of ark for a NumPy type, or the type that carries it. fp32 stands for float64 and
-    loses digits. Raises UnsupportedError if there is no such type.
+    """ark's type for a NumPy type: the same type, or the type that carries it. float64 becomes
+    fp32, which has fewer digits. Raises UnsupportedError if there is no type.
     """
     if np.dtype(dtype) == np.float64:
         _warn_of_float64()
@@ -102,7 +104,7 @@ def data_type(dtype: Any) -> DataType:
 
 @cache
 def _warn_of_float64() -> None:
-    """Warns once per process."""
+    """Warns that float64 is computed in fp32, once per process."""
     warnings.warn(
         "float64 tensors of ONNX models are computed in float32: ark has no type of 64 bits",
         stacklevel=2,
@@ -111,7 +113,7 @@ def _warn_of_float64() -> None:
 
 def narrowed(array: np.ndarray, name: str) -> np.ndarray:
     """The array in a type of ark; float64 becomes float32. Raises UnsupportedError if a value is
-    too large.
+    too large for the new type.
     """
     if array.dtype != np.float64:
         carrier = CARRIERS.get(array.dtype)
@@ -143,10 +145,10 @@ def ark_types() -> tuple[DataType, ...]:
 
 @dataclass
 class Call:
-    """A node to convert: its inputs, attributes and the version of its operator's definition.
+    """A node to convert: its inputs, its attributes and the version of its operator's definition.
 
-    bodies: the graphs within the node. whole_inputs: names of the model's inputs that contain
-    integers.
+    bodies: the graphs within the node. whole_inputs: names of the model's inputs that have integer
+    types.
     """
 
     op: str
@@ -159,18 +161,18 @@ class Call:
     whole_inputs: frozenset[str] = frozenset()
 
     def has(self, place: int) -> bool:
-        """True if this optional input is present."""
+        """True if the call has this optional input."""
         return place < len(self.inputs) and self.inputs[place] is not None
 
     def value(self, place: int) -> Value:
-        """The input; ModelError if it is missing."""
+        """The input with this number. Raises ModelError if it is missing."""
         value = self.inputs[place] if place < len(self.inputs) else None
         if value is None:
             raise ModelError(f"input {place} is missing")
         return value
 
     def shape(self, place: int) -> Shape:
-        """The input's shape, as ONNX has it."""
+        """The shape that the input has in ONNX."""
         return self.value(place).shape
 
     def tensor(self, place: int) -> ark.Tensor:
@@ -182,7 +184,8 @@ class Call:
         if value.tensor is None:
             if value.array is None:
                 raise ModelError("a tensor is expected where a sequence is given")
-            if not value.array.size:  # empty: operators on it are computed while the graph is built
+            # Operators on empty values are folded while the graph is built.
+            if not value.array.size:
                 raise NeedsContents(
                     frozenset().union(*(v.inputs for v in self.inputs if v and v.array is None))
                 )
@@ -203,7 +206,7 @@ class Call:
 
     def dtype(self, place: int) -> DataType:
         """The type of the input, or the type that carries it. Raises UnsupportedError if there is
-        none.
+        no type.
         """
         value = self.value(place)
         return data_type(value.dtype) if value.tensor is None else value.tensor.ir.dtype
@@ -221,15 +224,15 @@ class Call:
         return value.array
 
     def decides(self, place: int) -> bool:
-        """True if the input depends only on inputs of the model that contain integers."""
+        """True if the input depends only on inputs of the model that have integer types."""
         return self.value(place).inputs <= self.whole_inputs
 
     def integers(self, place: int) -> list[int]:
-        """The contents of an input of integers."""
+        """The contents of an integer input, as a list."""
         return [int(n) for n in self.array(place).reshape(-1)]
 
     def attribute(self, name: str, default: Any = None) -> Any:
-        """The value of an attribute; str for texts."""
+        """The value of an attribute. Text is returned as str."""
         return self.attributes.get(name, default)
 
 
@@ -243,7 +246,9 @@ class Step:
 
 @dataclass(frozen=True)
 class Body:
-    """A graph within a node. A call with its inputs adds it to the graph that is being built."""
+    """A graph within a node. Calling it with inputs adds its nodes to the graph that is being
+    built.
+    """
 
     graph: onnx.GraphProto
     build: Callable[[onnx.GraphProto, Sequence[Value | None]], list[Value | None]]
@@ -258,7 +263,7 @@ class Body:
         return {node.op_type for node in self.graph.node}
 
     def result_type(self, place: int) -> Any:
-        """The NumPy type of a result that the graph declares."""
+        """The NumPy type that the graph declares for a result."""
         elements = self.graph.output[place].type.tensor_type.elem_type
         return onnx.helper.tensor_dtype_to_np_dtype(elements)
 
@@ -279,7 +284,7 @@ def operator(*names: str) -> Callable[[Operator], Operator]:
 
 
 def shaped(tensor: Any, shape: Sequence[int]) -> Value:
-    """A value of ONNX's shape on a tensor, reshaped if the tensor has another shape."""
+    """A value with the given ONNX shape. The tensor is reshaped if it has another shape."""
     shape = tuple(int(n) for n in shape)
     if math.prod(shape) == 0:
         return Value(shape, array=np.zeros(shape, tensor.ir.dtype.numpy))
@@ -290,7 +295,9 @@ def shaped(tensor: Any, shape: Sequence[int]) -> Value:
 
 
 def in_fp32(function: Callable[[Any], Any], tensor: Any) -> Any:
-    """function(tensor), computed in fp32 for 16-bit tensors, because squares overflow fp16."""
+    """function(tensor). For 16-bit tensors it is computed in fp32, because squares overflow
+    fp16.
+    """
     dtype = tensor.ir.dtype
     if dtype not in (ark.fp16, ark.bf16):
         return function(tensor)
@@ -312,7 +319,7 @@ def join(call: Call, values: Sequence[Value], axis: int) -> Value:
 
 
 def axis_of(axis: int, rank: int) -> int:
-    """A non-negative axis; ModelError if it is out of range."""
+    """The axis as a non-negative number. Raises ModelError if it is out of range."""
     if not -rank <= axis < max(rank, 1):
         raise ModelError(f"axis {axis} is out of range for {rank} dimensions")
     return axis % rank if rank else 0

@@ -1,8 +1,9 @@
 """torch's modules and graphs as kernels of ark; see docs/torch.md.
 
 `compile` has the public functions; `graph` converts a torch graph, `program` runs a kernel on
-torch's tensors, `iterate` runs several iterations per call. The operators are a table (`values`)
-that elementwise, movement, lookup, reductions, products and attention fill.
+torch's tensors, and `iterate` runs several iterations per call. The operators are in a table (in
+`values`), to which the modules elementwise, movement, lookup, reductions, products and attention
+add their entries.
 """
 
 from ark.interop.torch.compile import backend

@@ -12,8 +12,8 @@ from ark.interop.torch.values import Call, Value, cast, operator, refuse
 
 
 def _repeated(heads: ark.Tensor, query: ark.Tensor) -> ark.Tensor:
-    """Keys or values (..., kv_heads, rows, width), each head repeated for all query heads that use
-    it.
+    """Keys or values (..., kv_heads, rows, width), with each head repeated for all query heads that
+    use it.
     """
     *lead, count, rows, width = heads.ir.shape
     group, rest = divmod(query.ir.shape[-3], count)
@@ -33,9 +33,9 @@ def _attention(
     scale: float | None,
     grouped: bool = False,
 ) -> Any:
-    """Scaled dot-product attention by its definition. For machines with matrix units, lowering
-    replaces it by one op (ark.lower.rewrite.fuse_attention). grouped: several query heads share one
-    head of keys and values.
+    """Scaled dot-product attention, computed as it is defined. On machines with matrix units,
+    lowering replaces it by one op (ark.lower.rewrite.fuse_attention). grouped: True if several
+    query heads share one head of keys and values.
     """
     q, k, v = query.tensor, key.tensor, value.tensor
     if grouped and len(q.ir.shape) > 2:
@@ -45,7 +45,7 @@ def _attention(
     scale = q.ir.shape[-1] ** -0.5 if scale is None else scale
     product = ark.matmul(
         q, k, transpose_other=True, dtype=ark.fp32, tf32=products_as_tf32(query)
-    )  # in 16 bits scores would be rounded and fp16 could overflow
+    )  # in 16 bits scores would be rounded, and fp16 could overflow
     scores = ark.mul(product, float(scale))
     if is_causal:
         shape = list(scores.ir.shape)
@@ -134,8 +134,8 @@ def _alone(
     causal: bool,
     scale: float | None,
 ) -> list[Any]:
-    """The results of an attention operator with only the attention computed. Raises
-    UnsupportedError if dropout or a result that only training needs is used.
+    """The results of an attention operator, of which only the attention is computed. Raises
+    UnsupportedError if dropout, or a result that only training needs, is used.
     """
     others = len(call.used) - 1
     if dropout or any(call.wants(1 + place) for place in range(others)):
@@ -176,7 +176,7 @@ def _kept(
 
 
 def _layer(x: ark.Tensor, weight: Value, bias: Value | None) -> ark.Tensor:
-    """A linear layer of rows (batch, length, columns)."""
+    """A linear layer applied to rows (batch, length, columns)."""
     *lead, columns = x.ir.shape
     output = ark.linear(ark.reshape(x, [-1, columns]), weight.tensor, tf32=products_as_tf32(weight))
     if bias is not None:
@@ -185,8 +185,9 @@ def _layer(x: ark.Tensor, weight: Value, bias: Value | None) -> ark.Tensor:
 
 
 def _hidden(mask: Value, kind: int | None, batch: int) -> ark.Tensor:
-    """The mask, shaped for scores (batch, heads, rows, keys). kind is torch's: 0 is a mask by row
-    and key, 1 by batch and key, 2 by all dimensions. In a mask of numbers, nonzero elements mask.
+    """The mask in a shape that fits scores (batch, heads, rows, keys). kind: torch's number: 0 is a
+    mask by row and key, 1 by batch and key, 2 by all dimensions. In a mask of numbers, elements
+    that are not 0 mask.
     """
     given = mask.tensor if mask.dtype == torch.bool else ark.not_equal(mask.tensor, 0.0)
     shapes = {0: [1, 1, *mask.shape[-2:]], 1: [batch, 1, 1, mask.shape[-1]], 2: [*mask.shape]}
@@ -198,7 +199,9 @@ def _hidden(mask: Value, kind: int | None, batch: int) -> ark.Tensor:
 def _heads(
     given: list[ark.Tensor], heads: int, mask: Value | None, kind: int | None, tf32: bool
 ) -> tuple[ark.Tensor, ark.Tensor]:
-    """Attention of heads that are adjacent in rows, and its weights (batch, heads, ...)."""
+    """Attention of heads that are stored side by side in rows. Returns the result and the attention
+    weights (batch, heads, ...).
+    """
     batch, rows, columns = given[0].ir.shape
     width = columns // heads
     q, k, v = (
@@ -282,7 +285,7 @@ def _encoder_layer(
     mask: Value | None = None,
     mask_type: int | None = None,
 ) -> Any:
-    """torch's fused encoder layer in eval mode."""
+    """torch's fused encoder layer, in eval mode."""
     if len(src.shape) != 3:
         raise refuse("an encoder layer of other than batches of rows")
 

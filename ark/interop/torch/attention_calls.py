@@ -1,9 +1,10 @@
 """Keeps calls of scaled_dot_product_attention as single operators in the graphs of torch.compile.
 
-torch decomposes such a call before a backend sees its graph. The result depends on the device and
-on torch's settings; the form without a fused kernel multiplies in fp32 even for 16-bit tensors. An
-operator of ark with the same meaning is not decomposed; where ark does not support it, it becomes
-torch's call again. Called by compile.py.
+torch decomposes such a call before a backend sees its graph. The decomposition depends on the
+device and on torch's settings; without a fused kernel it multiplies in fp32 even for 16-bit
+tensors. So the call is replaced by an operator of ark with the same meaning, which torch does not
+decompose. If ark does not support the operator's arguments, it becomes torch's call again. Called
+by compile.py.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ _CALL = inspect.Signature(
 
 
 def keep_attention(module: fx.GraphModule, examples: Sequence[Any]) -> None:
-    """Replaces each such call in a Dynamo graph by one operator, except in training, which needs
-    the values that torch's own operators keep for their gradients.
+    """Replaces each attention call in a Dynamo graph by one operator. In training calls are not
+    replaced, because the gradients need values that torch's own operators save.
     """
     tensors = [t for t in (*examples, *module.parameters()) if isinstance(t, torch.Tensor)]
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
@@ -63,7 +64,7 @@ def keep_attention(module: fx.GraphModule, examples: Sequence[Any]) -> None:
 
 
 def _keep(node: fx.Node) -> None:
-    """Replaces the call by ark's operator, unless it has dropout."""
+    """Replaces one call by ark's operator, unless the call has dropout."""
     given = _CALL.bind(*node.args, **node.kwargs).arguments
     if given.pop("dropout_p", 0.0):
         return

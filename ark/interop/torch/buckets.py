@@ -1,9 +1,10 @@
-"""Varying sizes, rounded up: determines which dimensions of a torch graph may be padded, and pads.
+"""Determines which dimensions of a torch graph may be padded, so that varying sizes can be rounded
+up and fewer kernels are needed, and pads the arguments.
 
 A size may be rounded up if no result that the caller sees depends on the added elements. Each
 operator must either work element by element along that dimension or leave it unchanged. `paddable`
-decides this for a graph, operator by operator. The table PERMITTED has the dimensions that each
-operator permits; an operator without an entry permits none. Called by ark.interop.torch.compile.
+decides this for a graph, operator by operator. The table PERMITTED has a rule for each operator; an
+operator without an entry permits no padding. Called by ark.interop.torch.compile.
 """
 
 from __future__ import annotations
@@ -24,21 +25,21 @@ from ark.interop.torch.strides import laid_out
 
 
 def symbols(value: Any) -> set[Any]:
-    """The symbols in a size or in a tensor's shape."""
+    """The symbols that occur in a size or in a tensor's shape."""
     if isinstance(value, torch.Tensor):
         return set().union(*(symbols(n) for n in value.shape)) if value.dim() else set()
     return set(value.node.expr.free_symbols) if isinstance(value, torch.SymInt) else set()
 
 
 def holding(value: Any, symbol: Any) -> set[int]:
-    """The dimensions of a tensor that depend on a symbol."""
+    """The dimensions of a tensor whose size depends on a symbol."""
     if not isinstance(value, torch.Tensor):
         return set()
     return {d for d, n in enumerate(value.shape) if symbol in symbols(n)}
 
 
 def multiple(size: Any, symbol: Any) -> int | None:
-    """c if a size is c times the symbol, else None."""
+    """The number c if a size is c times the symbol, otherwise None."""
     if not isinstance(size, torch.SymInt):
         return None
     rest = size.node.expr / symbol
@@ -46,7 +47,9 @@ def multiple(size: Any, symbol: Any) -> int | None:
 
 
 class _Node:
-    """A node's operands, by position and by name, and the symbol whose size is padded."""
+    """The operands of a node, by position and by name, and the symbol whose size is to be
+    padded.
+    """
 
     def __init__(self, node: fx.Node, symbol: Any) -> None:
         self.node, self.symbol = node, symbol
@@ -69,7 +72,9 @@ class _Node:
         return operand.dim() if isinstance(operand, torch.Tensor) else 0
 
     def axes(self, given_axes: Any) -> set[int]:
-        """Non-negative axes of the first operand; None or an empty list: all."""
+        """The axes of the first operand as non-negative numbers. None or an empty list means all
+        axes.
+        """
         rank = max(self.rank(), 1)
         listed = [given_axes] if isinstance(given_axes, int) else list(given_axes or range(rank))
         return {a % rank for a in listed}
@@ -83,15 +88,15 @@ def _anything(n: _Node) -> bool:
 
 
 def _along(place: int, name: str) -> Rule:
-    """The rule of an operator that works along the axes in an argument: these must not be
+    """The rule for an operator that works along the axes in one of its arguments: these must not be
     padded.
     """
     return lambda n: not n.dims() & n.axes(n.given(place, name, None))
 
 
 def _first(*leading: int) -> Rule:
-    """The rule that the first operand may be padded in these dimensions, and no other operand at
-    all.
+    """The rule that only the given dimensions of the first operand, and no other operands, may be
+    padded.
     """
 
     def rule(n: _Node) -> bool:
@@ -102,8 +107,8 @@ def _first(*leading: int) -> Rule:
 
 
 def _product(left: int, right: int) -> Rule:
-    """The rule of a matrix product of two operands. Padded rows, columns and batches become the
-    result's; the summed dimension must not be padded.
+    """The rule for a matrix product of two operands. Rows, columns and batches may be padded; the
+    result then has them too. The summed dimension must not be padded.
     """
 
     def rule(n: _Node) -> bool:
@@ -114,8 +119,8 @@ def _product(left: int, right: int) -> Rule:
 
 
 def _attention(n: _Node) -> bool:
-    """Batches and heads may be padded; rows together with keys only if each row attends to no later
-    key.
+    """Batches and heads may be padded. Rows and keys may be padded together only if each row
+    attends to no later key (causal attention).
     """
     rank = n.rank()
     batched = all(n.dims(i) <= set(range(rank - 2)) for i in range(3))
@@ -130,7 +135,7 @@ def _attention(n: _Node) -> bool:
 
 
 def _norm(n: _Node) -> bool:
-    """Norms over the last dimensions, which must not be padded."""
+    """Norms over the last dimensions: these must not be padded."""
     sizes = n.given(1, "normalized_shape")
     rank = n.rank()
     return not n.dims() & set(range(rank - len(sizes), rank))
@@ -204,13 +209,13 @@ PERMITTED: dict[str, Rule] = {
 }
 
 
-Around = dict[int, Any]  # by dimension with the symbol: the number of runs of the size
+Around = dict[int, Any]  # by dimension with the symbol: the number of runs
 
 
 def _around(node: fx.Node, symbol: Any, known: dict[fx.Node, Around]) -> Around | None:
-    """The runs of padded elements in a node's result, by dimension. A dimension of 2 * s that joins
-    dimensions (2, s) consists of two runs of s, each padded at its own end; one that joins (s, 2)
-    is one run. None if the runs cannot be determined.
+    """The number of runs of the padded size in each dimension of a node's result. A dimension of 2
+    * s that joins dimensions (2, s) has two runs of s elements, each padded at its own end; a
+    dimension that joins (s, 2) has one. None if the runs cannot be determined.
     """
     value = node.meta.get("val")
     parts = value if isinstance(value, (list, tuple)) else [value]
@@ -250,7 +255,7 @@ def _expression(size: Any) -> Any:
 
 
 def paddable(module: fx.GraphModule, symbol: Any) -> str | None:
-    """The reason why a graph's size must not be rounded up; None if it may be."""
+    """The reason why a graph's size must not be rounded up, or None if it may be."""
     around: dict[fx.Node, Around] = {}
     for node in module.graph.nodes:
         value = node.meta.get("val")
@@ -274,7 +279,7 @@ def paddable(module: fx.GraphModule, symbol: Any) -> str | None:
         if node.target is operator.getitem:
             continue
         if isinstance(value, torch.SymInt) or name.startswith("sym_size"):
-            continue  # sizes occur in shapes only; the next check finds arithmetic on them
+            continue  # sizes occur in shapes only; the next check refuses arithmetic
         rule = PERMITTED.get(name)
         if rule is None:
             return f"{name or node.target} does not permit it"
@@ -290,7 +295,7 @@ def _touches(node: fx.Node, symbol: Any) -> bool:
 
 
 def _computes_with_sizes(node: fx.Node, name: str) -> bool:
-    """True if a size is used as a number, not as part of a shape."""
+    """True if the node uses a size as a number and not as part of a shape."""
     numbers = node.args[2:] if name.startswith("new_") else node.args[1:]
     numbers = numbers if name in _FILLED else node.args
     operands = (n.meta.get("val") for n in numbers if isinstance(n, fx.Node))
@@ -303,7 +308,7 @@ def _ends(node: fx.Node) -> list[Any]:
 
 
 class Padding:
-    """Rounds up a call's arguments, and cuts its results back."""
+    """Rounds up the sizes of a call's arguments, and removes the padding from its results."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         places = [n for n in module.graph.nodes if n.op == "placeholder"]
@@ -320,13 +325,15 @@ class Padding:
         sizes = [n for v in values for n in (v.shape if isinstance(v, torch.Tensor) else [v])]
         solved = {s for n in sizes for s in symbols(n) if multiple(n, s) is not None}
         if any(e.free_symbols - solved for strides in self._strides for e in strides):
-            self.padded = []  # the results' strides do not follow from the arguments
+            self.padded = []  # the results' strides cannot be computed from the arguments
         self._bounds = {s: _upper(values, s) for s in self.padded}
         self._inputs = [self._sizes(v) for v in values]
         self._outputs = [self._sizes(v) for v in _ends(output)]
 
     def _sizes(self, value: Any) -> list[tuple[int, Any, int]]:
-        """(dimension, symbol, c) of the dimensions to pad; dimension -1: the argument itself."""
+        """The dimensions to pad, as (dimension, symbol, c) for a size of c times the symbol. The
+        dimension is -1 if the argument itself is a size.
+        """
         shape = value.shape if isinstance(value, torch.Tensor) else [value]
         first = 0 if isinstance(value, torch.Tensor) else -1
         each = ((first + d, s, multiple(n, s)) for d, n in enumerate(shape) for s in self.padded)
@@ -344,7 +351,7 @@ class Padding:
         return [[int(e.subs(known)) for e in strides] for strides in self._strides]
 
     def sizes(self, given: Sequence[Any]) -> tuple[dict[Any, int], dict[Any, int]]:
-        """For each symbol the size in this call, and the rounded size."""
+        """For each symbol, its size in this call and the rounded size."""
         now: dict[Any, int] = {}
         for value, places in zip(given, self._inputs, strict=True):
             for d, symbol, c in places:
@@ -352,7 +359,9 @@ class Padding:
         return now, {s: bucket(n, self._bounds[s]) for s, n in now.items()}
 
     def pad(self, given: Sequence[Any], now: dict[Any, int], up: dict[Any, int]) -> list[Any]:
-        """The arguments with rounded sizes; added elements are 0."""
+        """The arguments with rounded sizes. Added elements are 0. now, up: the exact and the
+        rounded size of each symbol.
+        """
         padded: list[Any] = []
         for value, places in zip(given, self._inputs, strict=True):
             places = [p for p in places if now[p[1]] != up[p[1]]]
@@ -369,7 +378,7 @@ class Padding:
         return padded
 
     def cut(self, results: Any, now: dict[Any, int], strides: Sequence[Sequence[int]]) -> Any:
-        """The results without the added elements, with these strides."""
+        """The results without padding, in memory with the given strides."""
         cropped = []
         for value, places, steps in zip(results, self._outputs, strides, strict=True):
             for d, symbol, c in places:
@@ -382,7 +391,7 @@ class Padding:
 
 
 def _upper(values: Sequence[Any], symbol: Any) -> int | None:
-    """The upper bound that torch has for a size, or None."""
+    """The upper bound that torch knows for a size, or None."""
     for value in values:
         for size in value.shape if isinstance(value, torch.Tensor) else [value]:
             if isinstance(size, torch.SymInt) and symbol in symbols(size):

@@ -1,9 +1,9 @@
-"""The per-call work of a kernel on the host, in as few steps as possible.
+"""Checks and allocations of the host for each call of a kernel, in as few steps as possible.
 
-Checks whether a call's tensors fit the plan and whether fixed tensors are still at the same
-addresses (look.py does both in one step, if it is available), and allocates results. Called by
-program.py. torch's own compiler has a C++ function for that allocation; in builds of torch without
-it, a public function is used.
+It checks whether a call's tensors fit the plan and whether fixed tensors are still at the same
+addresses, and it allocates results. If look.py is available, it makes the checks in one step.
+torch's own compiler has a C++ function that allocates tensors, which is used here; in builds of
+torch without it, a public function is used. Called by program.py.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from ark.interop.torch.strides import Memory, contiguous
 
 
 class Fixed:
-    """The inputs that are the same tensors in nearly every call. which: their indices."""
+    """The inputs that are the same tensors in nearly every call (parameters). which: their
+    indices.
+    """
 
     def __init__(self, which: Sequence[int]) -> None:
         self.which = sorted(which)
-        self.addresses: dict[int, int] = {}  # by index, their addresses at the last check
+        self.addresses: dict[int, int] = {}  # by index, as of the last check
         self._pick = itemgetter(*self.which) if len(self.which) > 1 else None
 
     def learn(self, inputs: Sequence[torch.Tensor]) -> None:
@@ -32,7 +34,9 @@ class Fixed:
         self.addresses = {i: inputs[i].data_ptr() for i in self.which}
 
     def lie(self, inputs: list[torch.Tensor]) -> bool:
-        """True if the inputs are at the recorded addresses and their bytes are their values."""
+        """True if the inputs are at the recorded addresses and their memory has their plain values
+        (not negated or conjugated).
+        """
         if not self.which:
             return True
         picked = [inputs[i] for i in self.which] if self._pick is None else self._pick(inputs)
@@ -42,15 +46,15 @@ class Fixed:
 
 
 def kinds(tensors: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """The properties of each tensor that a kernel is compiled for. Raises AttributeError for
+    """For each tensor, the properties for which a kernel is compiled. Raises AttributeError for
     objects that are not tensors.
     """
     return [(type(t), t.shape, t.dtype, t.device, t.layout) for t in tensors]
 
 
 def maker(memory: Memory, dtype: torch.dtype, device: torch.device) -> Callable[[], torch.Tensor]:
-    """A function that returns a new uninitialised tensor: with these strides, or contiguous if a
-    kernel cannot fill them.
+    """Returns a function that returns a new, uninitialised tensor. It has the strides of `memory`,
+    or is contiguous if a kernel cannot fill memory with those strides.
     """
     if memory.order is None:
         memory = contiguous(memory.shape)
@@ -62,7 +66,7 @@ def maker(memory: Memory, dtype: torch.dtype, device: torch.device) -> Callable[
 
 
 def _several(device: torch.device) -> bool:
-    """True if the machine has several devices of this type; the quick function uses the current
-    one.
+    """True if the machine has several devices of this type. The fast allocation function uses the
+    current device only.
     """
     return device.type != "cpu" and torch.get_device_module(device).device_count() > 1

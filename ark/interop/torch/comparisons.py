@@ -1,4 +1,4 @@
-"""ATen operators that compare, join truth values and bits, and choose between elements."""
+"""ATen operators that compare elements, combine truth values and bits, and select elements."""
 
 from __future__ import annotations
 

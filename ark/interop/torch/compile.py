@@ -1,9 +1,8 @@
-"""torch.compile(model, backend="ark"), and torch graphs as functions for callers that have one
-already.
+"""torch.compile(model, backend="ark"), and the same for callers that already have a torch graph.
 
 Graphs come from torch (Dynamo and AOTAutograd, or torch.export: module.py), decomposed into
-operators that ark has. Runs of supported operators become kernels; the others stay in torch, and
-one log line lists them with the reasons.
+operators that ark has. Consecutive supported operators become kernels. The other operators stay in
+torch, and one log line lists them with the reasons.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ from ark.interop.torch.strides import read_by_strides
 
 
 class _Support(OperatorSupportBase):
-    """Tells the partitioner which nodes ark supports, and records the reasons for the others. stay:
-    nodes that stay in torch because their strides are read.
+    """Answers the partitioner's question which nodes ark supports, and records the reasons for the
+    others. stay: nodes that stay in torch because code reads their strides.
     """
 
     def __init__(self, stay: Iterable[fx.Node]) -> None:
@@ -47,7 +46,8 @@ class _Support(OperatorSupportBase):
 
 def _elsewhere(node: fx.Node) -> str | None:
     """The reason why a node whose tensors are not on ark's device stays in torch, or None.
-    Constants are moved there once, and tensors of no dimension in every call, as torch itself does.
+    Constants are moved to the device once, and tensors without dimensions in every call, as torch
+    itself does.
     """
     moved = [n for n in node.all_input_nodes if n.op == "get_attr"]
     read = [v for n in node.all_input_nodes if n not in moved for v in results_of(n)]
@@ -58,7 +58,7 @@ def _elsewhere(node: fx.Node) -> str | None:
 
 
 class _Kernel(torch.nn.Module):
-    """A kernel in place of a part of a torch graph."""
+    """A kernel that replaces a part of a torch graph."""
 
     def __init__(self, program: Program, single: bool) -> None:
         super().__init__()
@@ -77,15 +77,15 @@ def compile_graph(
     by_torch: bool = False,
     visible: int | None = None,
 ) -> Callable[..., Any]:
-    """A function of the graph's inputs that returns its results, as a list or in the graph's own
-    form.
+    """Returns a function of the graph's inputs that returns its results, as a list or in the
+    graph's own form.
 
     fixed: indices of inputs that are the same tensors in nearly every call. guarded: the caller
-    ensures that the inputs are like the first call's. by_torch: the inputs come from torch's
-    operators, as do those between the parts of a graph (for guarded and by_torch see Program).
-    visible: how many of the results a caller sees (default all); the others are for the backward
-    graph only. A graph with varying sizes is compiled once for each combination of sizes. A graph
-    of which some operators stay in torch is called part by part.
+    ensures that the inputs have the properties of the first call's. by_torch: the inputs come from
+    torch's operators, as do those between the parts of a graph (for guarded and by_torch see
+    Program). visible: how many of the results a caller sees (default: all); the others are for the
+    backward graph only. A graph with varying sizes is compiled once for each combination of sizes.
+    If some operators stay in torch, the graph is called part by part.
     """
     if any(varies(e) for e in examples) or any(varies(v) for v in values(module)):
         return _Sized(module, fixed, by_torch)
@@ -118,8 +118,8 @@ def compile_graph(
 
 
 def _copied(module: fx.GraphModule, support: _Support) -> fx.GraphModule:
-    """A copy of the graph for the partitioner, which changes it. In `support`, nodes are replaced
-    by the copy's.
+    """A copy of the graph for the partitioner, which changes its graph. The nodes in `support` are
+    replaced by the copy's nodes.
     """
     graph = fx.Graph()
     places: dict[fx.Node, fx.Node] = {}
@@ -135,7 +135,7 @@ def _listed(module: fx.GraphModule, program: Program) -> Callable[..., Any]:
 
 
 def _tell(missing: Sequence[fx.Node], support: _Support, count: int) -> None:
-    """Logs one line on the operators that stay in torch."""
+    """Logs one line that lists the operators that stay in torch."""
     if not missing:
         return
     counts = Counter(
@@ -155,15 +155,15 @@ def values(module: fx.GraphModule) -> list[Any]:
 
 
 def varies(value: Any) -> bool:
-    """True for a size that is known only at a call, or a tensor with such a size."""
+    """True for a size that is known only at a call, and for a tensor with such a size."""
     if isinstance(value, torch.Tensor):
         return any(not isinstance(n, int) for n in value.shape)
     return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
 class _Sized:
-    """A graph of varying sizes: one kernel for each combination of sizes that is called; sizes are
-    rounded up if the graph permits it (buckets.py).
+    """A graph with varying sizes. There is one kernel for each combination of sizes that is called.
+    Sizes are rounded up if the graph permits it (buckets.py).
     """
 
     def __init__(self, module: fx.GraphModule, fixed: Sequence[int], by_torch: bool) -> None:
@@ -188,7 +188,7 @@ class _Sized:
         return self._kernels.get(key, lambda: self._compile(given))(*given)
 
     def _compile(self, given: Sequence[Any]) -> Callable[..., Any]:
-        """The graph for these sizes; the compiled one has no size arguments."""
+        """Compiles the graph for these sizes. The compiled graph has no arguments for sizes."""
         with TRACING:
             traced = make_fx(self._module, tracing_mode="fake")(*given)
         traced.graph.eliminate_dead_code()
@@ -212,7 +212,7 @@ class _Sized:
 
 
 class _OfTensors:
-    """A compiled graph, called without its former size arguments."""
+    """A compiled graph, which is called without the arguments that were sizes."""
 
     def __init__(self, run: Callable[..., Any], tensors: Sequence[int]) -> None:
         self.run, self._tensors = run, tensors
@@ -244,15 +244,17 @@ def _compile_traced(module: fx.GraphModule, examples: Sequence[Any]) -> Callable
 
 
 def _compile_backward(module: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
-    """The compiler for gradients. Its inputs are the values that the forward graph has kept."""
+    """The compiler that AOTAutograd calls for backward graphs. Their inputs are the values that the
+    forward graph has saved.
+    """
     return or_torch(module, lambda: compile_graph(module, examples, by_torch=True))
 
 
 def backend(
     module: fx.GraphModule, examples: Sequence[object], **given: object
 ) -> Callable[..., object]:
-    """The backend "ark" of torch.compile, for forward graphs, and for backward graphs if gradients
-    are requested.
+    """The backend "ark" of torch.compile. It compiles forward graphs, and backward graphs if
+    gradients are needed.
 
     Raises InvalidUsageError if torch.compile is given a mode or options, which this backend does
     not support.
@@ -274,7 +276,7 @@ def backend(
 
 
 def refuse_missing(graph: fx.GraphModule) -> None:
-    """Raises UnsupportedError with every operator of a graph that ark lacks."""
+    """Raises UnsupportedError with all operators of a graph that ark lacks."""
     refused = [
         f"{n.name} ({n.target}): {reason}"
         for n in graph.graph.nodes

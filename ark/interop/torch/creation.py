@@ -1,4 +1,4 @@
-"""ATen operators whose elements are copies of others, a constant, or their own indices."""
+"""ATen operators whose results are copies of elements, a constant, or indices."""
 
 from __future__ import annotations
 

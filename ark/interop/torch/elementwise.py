@@ -29,7 +29,7 @@ def _trunc(tensor: Any) -> Any:
 
 
 def _sign(tensor: Any) -> Any:
-    """The sign; 0 for NaN."""
+    """The sign of each element; 0 for NaN."""
     return ark.where(ark.isnan(tensor), 0.0, ark.sign(tensor))
 
 
@@ -243,7 +243,7 @@ def _hypot(call: Call, x: Value, y: Value) -> Any:
     return ark.hypot(x.tensor, y.tensor)
 
 
-# Operators that depend elementwise on operands that are broadcast together.
+# The operators that work elementwise on operands that are broadcast together.
 _MODULES = (__name__, comparisons.__name__, creation.__name__)
 _INDICES = ("arange.start_step", "arange.default", "arange.start")
 ELEMENTWISE = frozenset(n for n, f in TABLE.items() if f.__module__ in _MODULES) - {*_INDICES}

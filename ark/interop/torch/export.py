@@ -1,5 +1,5 @@
-"""torch.export for ark: exports one module at a time, with a clear error if torch cannot export it.
-Called by ark.interop.torch.compile and ark.interop.torch.iterate.
+"""Exports modules with torch.export, one at a time, with a clear error if torch cannot export a
+module. Called by ark.interop.torch.compile and ark.interop.torch.iterate.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ TRACING = threading.RLock()
 
 
 def decompositions() -> dict[Any, Any]:
-    """torch's decompositions into core ATen operators, except for operators that ark has itself."""
+    """torch's decompositions into core ATen operators, without those of operators that ark has
+    itself.
+    """
     return dict(_found())
 
 
 @cache
 def _found() -> dict[Any, Any]:
-    """The same, computed; torch takes half a second for it."""
+    """Computes the decompositions, which takes torch half a second."""
     table = {op: f for op, f in core_aten_decompositions().items() if name_of(op) not in TABLE}
     aten = torch.ops.aten
     others = [aten._native_batch_norm_legit_functional, aten.linalg_vector_norm]
@@ -35,7 +37,7 @@ def _found() -> dict[Any, Any]:
 
 
 def check_module(module: Any) -> torch.nn.Module:
-    """Returns the module; raises InvalidUsageError for other objects."""
+    """Returns the module. Raises InvalidUsageError if it is not a torch module."""
     if not isinstance(module, torch.nn.Module):
         raise InvalidUsageError(
             f"expected a torch.nn.Module, got {type(module).__name__}; wrap a function in one"
@@ -48,7 +50,7 @@ def export(
 ) -> Any:
     """Exports and decomposes the module for `example`, in training or eval mode as requested.
 
-    Its own mode is restored afterwards. Raises InvalidUsageError with torch's message if torch
+    The module's mode is restored afterwards. Raises InvalidUsageError with torch's message if torch
     cannot export the module for these inputs.
     """
     check_module(module)
@@ -66,7 +68,7 @@ def export(
             return exported.run_decompositions(decompositions())
         except BaseError:
             raise
-        except Exception as error:  # any error of torch and of the module's own code
+        except Exception as error:  # torch and the module's own code may raise any error
             words = str(error).strip().split("\n")[0][:300]
             raise InvalidUsageError(
                 "torch.export cannot follow the module for these inputs: "

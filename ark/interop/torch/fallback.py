@@ -1,5 +1,5 @@
-"""Runs graphs of torch.compile in torch where ark fails: an error of ark, when a graph is compiled
-or called, gives one warning and never ends torch.compile. Called by compile.py.
+"""Runs graphs of torch.compile in torch if ark fails. An error of ark, when a graph is compiled or
+called, gives one warning and never ends torch.compile. Called by compile.py.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ Run = Callable[..., Any]
 
 
 def or_torch(module: fx.GraphModule, compiled: Callable[[], Run]) -> Run:
-    """The graph as `compiled` builds it, without changing the module; after ark's first error, the
-    graph as torch runs it.
+    """Returns a function that runs the graph as `compiled` builds it. After ark's first error, it
+    runs the graph in torch. The module is not changed.
 
-    A function of a list of the graph's arguments, the form in which AOTAutograd calls objects with
-    _boxed_call. GpuError is raised, because a failed device may have corrupted earlier results.
+    The function takes a list of the graph's arguments, which is the form in which AOTAutograd calls
+    objects with _boxed_call. A GpuError is raised, because a failed device may have corrupted
+    earlier results.
     """
     graph = _Graph(module, compiled)
 
@@ -40,7 +41,7 @@ class _Graph:
             self._run = compiled()
         except GpuError:
             raise
-        except Exception as error:  # any error of ark's planner, lowering and compilers
+        except Exception as error:  # ark's planner, lowering or a compiler may raise any error
             self._leave(error)
 
     def __call__(self, given: list[Any]) -> Any:

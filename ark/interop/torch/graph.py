@@ -1,8 +1,9 @@
 """Converts a torch graph of ATen operators to a graph of ark, and determines which nodes cannot be
 converted and why.
 
-A node is tried on its own, on tensors with torch's shapes, before anything is built; the reason why
-one stays in torch is the error of that trial.
+Before anything is built, each node is converted on its own, with tensors of torch's shapes. If this
+trial raises an error, the node stays in torch, and the error is the reason. Called by compile.py
+and program.py.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from ark.interop.torch.values import TABLE, Call, Value, fitted, input_of
 
 
 def drop_checks(module: fx.GraphModule) -> None:
-    """Removes nodes that only assert what torch's shape propagation has shown, and views with the
-    strides that the tensor has anyway, which pools over whole images contain.
+    """Removes nodes that only assert facts which torch's shape propagation has already proven, and
+    views by strides that do not change the tensor's strides, as pools over whole images have.
     """
     for node in list(module.graph.nodes):
         if _same_view(node):
@@ -42,8 +43,9 @@ def drop_checks(module: fx.GraphModule) -> None:
 
 
 def _same_view(node: fx.Node) -> bool:
-    """True for a view by strides that covers exactly the elements of its tensor, in order. False
-    for a result, because a caller may need its strides along dimensions of one element.
+    """True if the node is a view by strides that has exactly the elements of its tensor, in order.
+    False if the view is a result of the graph, because a caller may need its strides along
+    dimensions of one element.
     """
     if name_of(node.target) != "as_strided.default" or any(n.op == "output" for n in node.users):
         return False
@@ -61,8 +63,8 @@ def _same_view(node: fx.Node) -> bool:
 
 
 def name_of(target: Any) -> str:
-    """An overload's name in the table ("add.Tensor" for ATen's, "ark.attention.default" for ark's
-    own); empty for anything else.
+    """The name of an overload in the table: "add.Tensor" for ATen's, "ark.attention.default" for
+    ark's own. Empty for anything else.
     """
     if isinstance(target, torch._ops.OpOverload) and target.namespace in ("aten", "ark"):
         return str(target).removeprefix("aten.")
@@ -70,7 +72,7 @@ def name_of(target: Any) -> str:
 
 
 def results_of(node: fx.Node) -> list[Any]:
-    """The results of a node by torch's shape propagation."""
+    """The results of a node, as torch's shape propagation computed them."""
     value: Any = node.meta.get("val")
     return list(value) if _several(node) else [value]
 
@@ -81,7 +83,7 @@ def _several(node: fx.Node) -> bool:
 
 
 def _known(value: Any) -> tuple[tuple[int, ...], torch.dtype]:
-    """A result's shape and type."""
+    """The shape and type of a result."""
     if value is None:
         return (), torch.float32
     if not isinstance(value, torch.Tensor):
@@ -92,7 +94,7 @@ def _known(value: Any) -> tuple[tuple[int, ...], torch.dtype]:
 
 
 def _used(node: fx.Node) -> list[bool]:
-    """For each of a node's results whether it is used."""
+    """For each result of a node, True if it is used."""
     results = results_of(node)
     if not _several(node):
         return [True]
@@ -106,7 +108,7 @@ def _used(node: fx.Node) -> list[bool]:
 
 
 def call_node(node: fx.Node, arguments: Mapping[fx.Node, Any]) -> Any:
-    """A node's results as values of the current model: one value, or a list."""
+    """Converts a node. Returns its results as values of the current model: one value, or a list."""
     whole: Any = (node.args, node.kwargs)
     given, named = cast(Any, fx.node.map_arg(whole, lambda n: arguments[n]))
     if node.target is python.getitem:
@@ -128,7 +130,7 @@ def call_node(node: fx.Node, arguments: Mapping[fx.Node, Any]) -> Any:
 
 
 def why_not(node: fx.Node) -> str | None:
-    """The reason why a node cannot be converted; None if it can be."""
+    """The reason why a node cannot be converted, or None if it can be."""
     if node.op != "call_function":
         return f"{node.op} is not supported"
     try:
@@ -150,8 +152,8 @@ def why_not(node: fx.Node) -> str | None:
 
 @dataclass
 class Built:
-    """A converted graph. inputs: in the torch graph's order. results: values, or constants that are
-    known at conversion (None, numbers).
+    """A converted graph. inputs: in the torch graph's order. results: values, or constants that
+    were known at conversion (None, numbers).
     """
 
     model: ark.Model
@@ -167,9 +169,9 @@ def build(
 ) -> Built:
     """Converts a module, all of whose nodes ark must support.
 
-    examples: tensors, or fake ones. Tensors that the module holds are further inputs after these,
-    in the order of `held`. ends: the nodes whose values are the results; by default the module's
-    outputs.
+    examples: tensors or fake tensors, one per input. Tensors that the module holds become further
+    inputs after these, in the order of `held`. ends: the nodes whose values are the results; by
+    default the module's outputs.
     """
     with ark.use_model(into or ark.Model(0, 1)) as model:
         values: dict[fx.Node, Any] = {}
@@ -191,8 +193,8 @@ def apply(
     given: Sequence[Value],
     within: Callable[[fx.Node], AbstractContextManager[Any]] = nullcontext,
 ) -> list[Any]:
-    """The results of a module without tensors of its own, for values of the current model. within:
-    the context in which each node is built.
+    """Converts a module that holds no tensors, with the given values of the current model as its
+    inputs. Returns its results. within: returns the context in which a node is built.
     """
     places = [node for node in module.graph.nodes if node.op == "placeholder"]
     return _walk(module, dict(zip(places, given, strict=True)), within)
@@ -215,7 +217,7 @@ def _walk(
 
 
 def held(module: fx.GraphModule) -> list[tuple[fx.Node, torch.Tensor]]:
-    """The tensors that a module holds, each with the node that names it."""
+    """The tensors that a module holds, each with the node that refers to it."""
     tensors = []
     for node in module.graph.nodes:
         if node.op == "get_attr":

@@ -2,11 +2,11 @@
 launch, with PopTorch's options (deviceIterations, replication, gradient accumulation, output modes,
 pipeline blocks).
 
-Iterations, replicas and accumulated gradients use consecutive rows of a call's inputs. An iteration
-selects its rows by a counter on the device, without the host; replicas and accumulated batches are
-copies of the graph within an iteration, which share parameters. Replicas are divided among the
-ranks of a job; a rank is called with the rows of its own, and reduces its gradients with the other
-ranks' within the kernel.
+Iterations, replicas and accumulated batches use consecutive rows of a call's inputs. An iteration
+selects its rows by a counter on the device, without the host. Replicas and accumulated batches are
+copies of the graph within an iteration; they share parameters. Replicas are divided among the ranks
+of a job. A rank is called with the rows of its own replicas, and its kernel sums gradients with
+those of the other ranks.
 """
 
 from __future__ import annotations
@@ -89,14 +89,14 @@ class Options:
 
     @property
     def shares(self) -> int:
-        """Batches of an iteration on this rank."""
+        """The number of batches that an iteration has on this rank."""
         return self.replication // self.ranks * self.gradient_accumulation
 
 
 class Executor:
-    """A module that is called like the original, with the rows of all iterations, replicas and
-    batches concatenated in every input's first dimension. It is compiled at the first call; later
-    calls must have the same shapes. Results have their rows in the same order.
+    """A module that is called like the original module, except that every input has the rows of all
+    iterations, replicas and batches, concatenated in its first dimension. It is compiled at the
+    first call; later calls must have the same shapes. Results have their rows in the same order.
 
     optimizer: for training; then the last result of the module must be the loss, and a call updates
     the module's parameters in place, once per iteration.
@@ -117,10 +117,10 @@ class Executor:
         self._rates = Rates(optimizer) if optimizer is not None else None
         if self._rates is None and self.options.gradient_accumulation != 1:
             raise InvalidUsageError("gradient_accumulation requires training_model")
-        self._turn = threading.RLock()  # threads take turns
+        self._turn = threading.RLock()  # for calls of several threads
         self._closed = False
         self._program: Program | None = None
-        self._written: list[torch.Tensor] = []  # that the kernel writes in place
+        self._written: list[torch.Tensor] = []  # tensors that the kernel writes in place
         self._shapes: list[tuple[tuple[int, ...], torch.dtype]] = []
 
     @property
@@ -180,7 +180,7 @@ class Executor:
             return _Builder(self, exported, given).build(model, members)
 
     def _targets(self, buffers: Iterable[str]) -> list[torch.Tensor]:
-        """The module's tensors that a call writes: these buffers, and the tensors that the
+        """The module's tensors that a call writes: the given buffers, and the tensors that the
         optimizer trains.
         """
         held = dict(self.module.named_buffers())
@@ -188,7 +188,7 @@ class Executor:
         return [*(held[name] for name in buffers if name in held), *trained]
 
     def _examples(self, given: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """The rows of one batch."""
+        """The rows of one batch, with which the module is exported."""
         parts = self.options.device_iterations * self.options.shares
         rows = {t.shape[0] if t.dim() else 0 for t in given}
         if len(rows) != 1 or not min(rows) or min(rows) % parts:
@@ -241,7 +241,9 @@ class _Builder:
         return Program(model, given, outputs, tensors, members=members)
 
     def _kept(self) -> tuple[dict[str, Value], list[torch.Tensor]]:
-        """Values for parameters, buffers and constants, by placeholder name, and their tensors."""
+        """Values for parameters, buffers and constants, by the name of their placeholder, and their
+        tensors.
+        """
         held = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
         kept: dict[str, Value] = {}
         tensors = []
@@ -273,7 +275,7 @@ class _Builder:
         return Value(tuple(shape), value.dtype, ark.reshape(rows, shape))
 
     def _share(self, rows: Sequence[Value], kept: dict[str, Value]) -> list[Value]:
-        """The module's results for one batch; its writes to buffers are added to the graph."""
+        """The module's results for one batch. What it writes to buffers is added to the graph."""
         given = iter(rows)
         signature = self.exported.graph_signature
         values = [
@@ -295,7 +297,9 @@ class _Builder:
         return results
 
     def _train(self, results: Sequence[Sequence[Value]], kept: dict[str, Value]) -> list[Value]:
-        """Gradients of the mean loss, and the update; returns the learning rates' values."""
+        """Adds the gradients of the mean loss, and the update; returns the values of the learning
+        rates.
+        """
         assert self.rates is not None
         losses = [r[-1] for r in results]
         if math.prod(losses[0].shape) != 1:
@@ -320,7 +324,9 @@ class _Builder:
         return self.rates.step(total, count, values, self.stages)
 
     def _result(self, parts: Sequence[Value]) -> Value:
-        """The returned form of a result, in its own memory. parts: by batch."""
+        """A result in the form in which it is returned, in memory of its own. parts: the result by
+        batch.
+        """
         count, every = self.options.device_iterations, self.options.every
         first = parts[0]
         shape = first.shape or (1,)
@@ -344,8 +350,8 @@ class _Builder:
 
 
 def replicas(module: torch.nn.Module) -> Ranks | None:
-    """The job's ranks. Raises SystemError unless all start with equal parameters, since their
-    replicas would otherwise be different models.
+    """The job's ranks, or None. Raises SystemError unless all ranks start with equal parameters,
+    because their replicas would otherwise be different models.
     """
     members = session.ranks()
     digest = hashlib.sha256()
@@ -367,16 +373,16 @@ def _part(batch: Value, share: int, shares: int) -> Value:
 
 
 def inference_model(module: torch.nn.Module, options: Options | None = None) -> Executor:
-    """The module in eval mode; a call is one launch of options.device_iterations iterations."""
+    """The module in eval mode. A call is one launch of options.device_iterations iterations."""
     return Executor(module, options)
 
 
 def training_model(
     module: torch.nn.Module, options: Options | None, optimizer: torch.optim.Optimizer
 ) -> Executor:
-    """The module in training mode, whose last result is the loss; each iteration of a call is a
-    step of the optimizer (SGD, Adam or AdamW of torch, whose learning rates are read at every
-    call).
+    """The module in training mode, whose last result must be the loss. Each iteration of a call is
+    a step of the optimizer: SGD, Adam or AdamW of torch, whose learning rates are read at every
+    call.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InvalidUsageError(

@@ -1,10 +1,10 @@
-"""Checks the tensors of a kernel's call in one step of the interpreter.
+"""Checks the tensors of a kernel's call with one call of a compiled function.
 
-Fixed tensors must be at the same addresses, the others must have the kernel's shapes and types; the
-check returns the others' addresses. Called by program.py. It uses torch's C interface, through a
-function that is compiled once (look.cpp): for 122 tensors it takes a quarter of the time of torch's
-Python functions. Without a compiler, or if torch lacks that interface, the Python functions are
-used (calls.py).
+Fixed tensors must be at the same addresses as before; the others must have the kernel's shapes and
+types, and their addresses are returned. The function uses torch's C interface and is compiled once
+(look.cpp). For 122 tensors it takes a quarter of the time of torch's Python functions. Without a
+compiler, or if torch lacks that interface, the Python functions are used (calls.py). Called by
+program.py.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ark.runtime.extension import optional
 
 Look = Callable[[list[torch.Tensor]], "tuple[int, ...] | None"]
 
-# From torch's aoti_torch/c/shim.h, in the order of look.cpp's Functions.
+# Functions of torch's aoti_torch/c/shim.h, in the order of the struct Functions in look.cpp.
 FUNCTIONS = tuple(
     f"aoti_torch_get_{name}"
     for name in (
@@ -31,10 +31,10 @@ FUNCTIONS = tuple(
         "storage_size", "storage_offset",
     )
 )  # fmt: skip
-# From torch's C++ interface, since the C interface lacks it: at::native::is_neg(const at::Tensor&).
-# None of the types that a kernel reads has a conjugate bit.
+# A function of torch's C++ interface, because the C interface has none: at::native::is_neg(const
+# at::Tensor&). A conjugate bit need not be checked, because no type that a kernel reads has one.
 IS_NEGATIVE = "_ZN2at6native6is_negERKNS_6TensorE"
-WORDS = range(2, 4)  # words of an object after its header that may be the handle
+WORDS = range(2, 4)  # words after an object's header that may be the handle
 
 
 def nothing(tensors: list[torch.Tensor]) -> None:
@@ -42,9 +42,10 @@ def nothing(tensors: list[torch.Tensor]) -> None:
 
 
 def looker(tensors: Sequence[torch.Tensor], moving: Sequence[int]) -> Look:
-    """A function of a call's tensors that returns the addresses of the moving ones, or None if
-    anything has changed: type, shape, strides, dtype, device or layout of a moving one, or the
-    address of another; or if the bytes of one are not its values. moving: their indices.
+    """Returns a function of a call's tensors. It returns the addresses of the moving tensors, or
+    None if anything has changed: type, shape, strides, dtype, device or layout of a moving tensor,
+    or the address of another one. It also returns None if the memory of a tensor does not have its
+    plain values. moving: the indices of the moving tensors.
     """
     if any(type(t) not in (torch.Tensor, torch.nn.Parameter) for t in tensors):
         return nothing
@@ -61,8 +62,8 @@ def looker(tensors: Sequence[torch.Tensor], moving: Sequence[int]) -> Look:
 
 
 def _offset(tensor: torch.Tensor) -> int | None:
-    """The offset of the handle in a tensor's object; the handle is one word, the address of the
-    implementation.
+    """The offset of the handle in a tensor's Python object. The handle is one word, the address of
+    the implementation.
     """
     words = (ctypes.c_void_p * WORDS.stop).from_address(id(tensor))
     at = next((i for i in WORDS if words[i] == tensor._cdata), None)
@@ -71,7 +72,7 @@ def _offset(tensor: torch.Tensor) -> int | None:
 
 @cache
 def _functions() -> tuple[int, ...] | None:
-    """Addresses of FUNCTIONS and of IS_NEGATIVE."""
+    """The addresses of FUNCTIONS and of IS_NEGATIVE; None if torch lacks one."""
     names = (*FUNCTIONS, IS_NEGATIVE)
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
@@ -84,7 +85,7 @@ def _functions() -> tuple[int, ...] | None:
 
 @cache
 def _module() -> ModuleType | None:
-    """look.cpp, compiled."""
+    """The compiled module of look.cpp; None if it cannot be compiled."""
     return optional(
         "ark_look",
         "ark.interop.torch",

@@ -1,4 +1,4 @@
-"""ATen operators that look up or replace elements, by indices that are computed at run time or
+"""ATen operators that look up or replace elements by indices, which are computed at run time or
 known before.
 """
 
@@ -35,8 +35,8 @@ def _index(call: Call, x: Value, indices: Sequence[Value | None]) -> Any:
 
 
 def _as_one_index(x: Value, indices: Sequence[Value | None]) -> tuple[ark.Tensor, ark.Tensor, int]:
-    """Combines indices of neighbouring dimensions into one. Returns the tensor with these
-    dimensions joined, the index into the joined dimension, and that dimension's number.
+    """Combines the indices of neighbouring dimensions to one index. Returns the tensor with these
+    dimensions joined, the index into the joined dimension, and the number of that dimension.
     """
     places = [d for d, i in enumerate(indices) if i is not None]
     indexed = [i for i in indices if i is not None]
@@ -64,7 +64,7 @@ def _index_put(
     values: Value,
     accumulate: bool = False,
 ) -> Any:
-    """The operator into which index_add and the gradient of an embedding are decomposed. With
+    """index_put, into which torch decomposes index_add and the gradient of an embedding. With
     `accumulate`, rows are added in order.
     """
     table, at, axis = _as_one_index(x, indices)
@@ -125,7 +125,7 @@ def _slice_scatter(
 
 
 def _replaced(tensor: ark.Tensor, new: ark.Tensor, axis: int, begin: int) -> ark.Tensor:
-    """The tensor with a part of an axis replaced."""
+    """The tensor, with the part of an axis that begins at `begin` replaced by `new`."""
     n, count = tensor.ir.shape[axis], new.ir.shape[axis]
     parts = [new]
     if begin:

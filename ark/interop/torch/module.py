@@ -1,8 +1,8 @@
 """ark.from_torch and ark.torch.Module: a torch module that computes in one kernel.
 
-torch.export makes the graph once; a call passes the module's parameters and the arguments to the
-kernel, with little other work, because a kernel of a small network takes tens of microseconds.
-Called by users, through ark.interop.
+torch.export makes the graph once. A call only passes the module's parameters and the arguments to
+the kernel. It does little other work, because the kernel of a small network takes only tens of
+microseconds. Called by users, through ark.interop.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ark.interop.torch.graph import drop_checks
 from ark.interop.torch.look import looker
 from ark.interop.torch.program import Program, torch_device
 
-# Sizes that may vary, in the forms that torch.export takes.
+# Sizes that may vary, in the forms that torch.export accepts.
 Shapes: TypeAlias = "Mapping[str, object] | Sequence[object] | None"
 WRITES = (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION)
 
@@ -39,8 +39,8 @@ class Module(torch.nn.Module):
     there is one kernel for each size that is called. The kernel reads the module's parameters in
     place: it sees later writes to them, and their moves to other memory (`to`, `weight.data =
     ...`), but not the replacement of a parameter by another one (`load_state_dict(assign=True)`).
-    Raises InvalidUsageError for other shapes and types than those, and if torch.export cannot
-    follow the module; UnsupportedError with every operator that ark lacks and the reasons.
+    Raises InvalidUsageError if a call's shapes or types differ from these, and if torch.export
+    cannot follow the module; UnsupportedError with every operator that ark lacks and the reasons.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Module(torch.nn.Module):
         return results[0] if self._made.is_leaf() else pytree.tree_unflatten(results, self._made)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Called by pickle and copy, which are refused: a kernel belongs to one process and
+        """Called by pickle and copy. Raises an error, because a kernel belongs to one process and
         device.
         """
         raise InvalidUsageError(
@@ -100,14 +100,16 @@ class Module(torch.nn.Module):
         )
 
     def _learn(self) -> None:
-        """Records the addresses of the kernel's parameters."""
+        """Records the addresses of the parameters that the kernel reads."""
         self._here = [self._kept[i] for i in self._bound]
         self._fixed = Fixed(range(len(self._here)))
         self._fixed.learn(self._here)
         self._look = looker(self._here, [])
 
     def _moved(self, program: Program) -> None:
-        """Handles parameters that have moved to other addresses, for example by `to`."""
+        """Updates the kernel after parameters have moved to other addresses, for example by
+        `to`.
+        """
         now = [t.detach() for t in self._here]
         if not all(map(_in_place, now)):
             raise InvalidUsageError(
@@ -118,7 +120,7 @@ class Module(torch.nn.Module):
         self._learn()
 
     def _flat(self, args: Any, kwargs: Any) -> list[Any]:
-        """The tensors of a call, with positional or keyword arguments, in the graph's order."""
+        """The tensors of a call, given by position or keyword, in the graph's order."""
         try:
             flat = self._exported._graph_module_flat_inputs(args, kwargs)[len(self._kept) :]
         except (RuntimeError, ValueError) as error:
@@ -129,7 +131,7 @@ class Module(torch.nn.Module):
 
 
 def _in_place(tensor: torch.Tensor) -> bool:
-    """True if a kernel can read it in place."""
+    """True if a kernel can read the tensor in place."""
     return tensor.is_contiguous() and is_literal(tensor)
 
 
@@ -150,16 +152,16 @@ def _kept(module: torch.nn.Module, exported: Any) -> list[torch.Tensor]:
 
 
 def _constants(signature: Any) -> list[int]:
-    """Indices of arguments that are not tensors: torch.export has put their values into the graph,
-    and refuses others.
+    """The indices of arguments that are not tensors. torch.export has put their values into the
+    graph, and refuses other values.
     """
     users = [s.arg for s in signature.input_specs if s.kind == InputKind.USER_INPUT]
     return [i for i, a in enumerate(users) if isinstance(a, ConstantArgument)]
 
 
 def _without(graph: fx.GraphModule, constants: Sequence[int], first: int) -> fx.GraphModule:
-    """A copy of the graph without those inputs. It is a copy because torch.export checks calls
-    against its own graph.
+    """A copy of the graph without the inputs in `constants`. It is a copy because torch.export
+    checks calls against its own graph.
     """
     if not constants:
         return graph
@@ -172,7 +174,9 @@ def _without(graph: fx.GraphModule, constants: Sequence[int], first: int) -> fx.
 
 
 def _writes(signature: Any) -> list[int]:
-    """Indices of the inputs that the module writes, in the order of the first results."""
+    """The indices of the inputs that the module writes, in the order of the graph's first
+    results.
+    """
     names = {spec.target: i for i, spec in enumerate(signature.input_specs)}
     places = {spec.arg.name: i for i, spec in enumerate(signature.input_specs)}
     written = []

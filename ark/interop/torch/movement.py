@@ -31,7 +31,9 @@ _VIEWS = (
     "flatten.using_ints",
 )
 def _view(call: Call, x: Value, *_: Any, **__: Any) -> Any:
-    """The operator changes the shape only; the caller converts the tensor to the result's shape."""
+    """Operators that change only the shape. The caller converts the tensor to the shape of the
+    result.
+    """
     return x.tensor
 
 
@@ -43,7 +45,7 @@ def _permute(call: Call, x: Value, order: Sequence[int]) -> Any:
 
 
 def _turned(x: Value, order: Sequence[int]) -> Any:
-    """A transposition. If only dimensions of 1 change places, it is a view."""
+    """A transposition. If only dimensions of one element change places, it is a view."""
     moved = [d for d in order if x.shape[d] > 1]
     if moved == sorted(moved):
         return ark.reshape(x.tensor, [x.shape[d] for d in order])
@@ -66,7 +68,7 @@ def _transpose(call: Call, x: Value, a: int, b: int) -> Any:
 
 @operator("expand.default", "expand_copy.default")
 def _expand(call: Call, x: Value, sizes: Sequence[int], implicit: bool = False) -> Any:
-    if math.prod(call.shape) == math.prod(x.shape):  # requirements of take_along_dim on its input
+    if math.prod(call.shape) == math.prod(x.shape):  # no elements are added
         return x.tensor
     return ark.expand(x.tensor, list(call.shape) or [1])
 
@@ -113,7 +115,7 @@ def _split(call: Call, x: Value, sizes: Any, dim: int = 0) -> list[Any]:
     if isinstance(sizes, int):
         sizes = [min(sizes, length - begin) for begin in range(0, length, max(sizes, 1))]
     pieces = []
-    for place, size in enumerate(sizes):  # an unused part has no expected shape
+    for place, size in enumerate(sizes):  # a part that is not used has no expected shape
         pieces.append(part(x.tensor, axis, at, size) if call.wants(place) else None)
         at += size
     return pieces
@@ -139,7 +141,9 @@ def _stack(call: Call, values: Sequence[Value], dim: int = 0) -> Any:
 
 
 def _pairs(pads: Sequence[int], rank: int) -> list[tuple[int, int]]:
-    """torch's pads, the last dimension first, as pairs by dimension."""
+    """torch's pads, in which the last dimension comes first, as pairs (before, after) by
+    dimension.
+    """
     pairs = [(0, 0)] * rank
     for place in range(len(pads) // 2):
         pairs[rank - 1 - place] = (pads[2 * place], pads[2 * place + 1])
@@ -188,7 +192,7 @@ def _roll(call: Call, x: Value, shifts: Any, dims: Any = ()) -> Any:
 
 @operator("unfold.default")
 def _unfold(call: Call, x: Value, dimension: int, size: int, step: int) -> Any:
-    """Windows along a dimension; their elements form the result's last dimension."""
+    """Windows along a dimension. The elements of a window form the last dimension of the result."""
     if not x.shape:
         raise refuse("windows of a number")
     axis, rank = axis_of(dimension, len(x.shape)), len(x.shape)

@@ -1,4 +1,6 @@
-"""torch's optimizers as graphs of ark (ark.optim), for ark.training_model."""
+"""Builds torch's optimizers as graphs of ark (ark.optim), for ark.training_model. Called by
+iterate.py.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ from ark.interop.torch.values import Value, input_of
 
 
 class Rates:
-    """An optimizer of torch, whose learning rates a kernel reads at every call; its state (moments)
-    is kept by the kernel, not by the optimizer.
+    """An optimizer of torch. A kernel reads its learning rates at every call. The state (moments)
+    is stored by the kernel and not by the optimizer.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -31,12 +33,12 @@ class Rates:
                     raise UnsupportedError(f"{self._name} with {setting} is not supported")
 
     def parameters(self) -> list[torch.Tensor]:
-        """The tensors that it trains."""
+        """The tensors that the optimizer trains."""
         groups = self._optimizer.param_groups
         return [p for group in groups for p in group["params"] if p.requires_grad]
 
     def now(self, where: torch.device) -> list[torch.Tensor]:
-        """The present learning rates, by group."""
+        """The present learning rates, one for each parameter group."""
         return [
             torch.full((1,), float(group["lr"]), device=where)
             for group in self._optimizer.param_groups
@@ -51,8 +53,9 @@ class Rates:
     ) -> list[Value]:
         """Adds gradients and update to the current model; returns the learning rates' values.
 
-        total: the sum of this rank's losses; gradients are those of the mean of the `count` losses
-        of all ranks. stages: of the module; a parameter's update runs on its stage's processors.
+        total: the sum of this rank's losses. count: the number of losses of all ranks; gradients
+        are those of their mean. stages: the stages of the module; a parameter's update runs on the
+        processors of its stage.
         """
         groups = [
             [p for p in group["params"] if p in values and p.requires_grad]

@@ -1,4 +1,4 @@
-"""Plans of kernels that work on torch's tensors. Called by program.py."""
+"""Plans kernels that work on torch's tensors. Called by program.py."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def planned(
 ) -> Plan:
     """The plan of a model for a machine.
 
-    It is verified here for a single rank; the plans of several ranks are verified when they are
-    loaded. places: inputs and results, whose memory belongs to the caller. boxes: whether their
-    addresses are aligned for box copies.
+    The plan is verified here if there is a single rank; the plans of several ranks are verified
+    when they are loaded. places: inputs and results, whose memory belongs to the caller. boxes:
+    True if their addresses are aligned for copies of memory boxes.
     """
     external = sorted({v.tensor.ir.buffer.id for v in places})
     options = {"external": external, **tuned.options(machine)}
@@ -45,9 +45,9 @@ def planned(
 
 
 def _counting_on(machine: Machine, boxes: bool) -> Machine:
-    """The machine with only the variants whose launches can continue from one another. These have
-    no operand stream: `block`, which reads operands in place, and `matrix`, which loads boxes of
-    matrices.
+    """The machine with only those variants whose launches can continue from one another, which are
+    the variants without operand stream: `block`, which reads operands in place, and `matrix`, which
+    loads boxes of matrices.
     """
     first = block(machine.variants[0].role(COMPUTE))
     loads = [v for v in machine.variants if v.role(LOAD) and not v.stages and not v.role(MOVE)]

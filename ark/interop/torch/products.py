@@ -12,21 +12,23 @@ import ark
 from ark.interop.torch.values import Call, Value, operator, refuse
 
 TF32 = "tf32"
-# Since torch 2.9 precisions have names. torch maps its older switches to these names; reading an
-# older switch fails if it cannot express the name that is set.
+# torch 2.9 and later name the precisions of fp32 products. torch translates its older switches to
+# these names; reading an older switch fails if it cannot express the name that is set.
 NAMED = hasattr(torch.backends.cudnn, "conv")
 
 
 def products_as_tf32(like: Value) -> bool:
-    """True if torch multiplies fp32 matrices as tf32, by its switches."""
+    """True if torch's settings say that fp32 matrices are multiplied as tf32."""
     matmul = torch.backends.cuda.matmul
     allowed = matmul.fp32_precision == TF32 if NAMED else matmul.allow_tf32
     return like.dtype == torch.float32 and bool(allowed)
 
 
 def convolutions_as_tf32(like: Value) -> bool:
-    """True if torch computes fp32 convolutions as tf32, which is its default."""
-    cudnn: Any = torch.backends.cudnn  # typed without the parts that have precisions of their own
+    """True if torch's settings say that fp32 convolutions are computed as tf32, which is the
+    default.
+    """
+    cudnn: Any = torch.backends.cudnn  # typed without precisions of their own
     allowed = cudnn.conv.fp32_precision == TF32 if NAMED else cudnn.allow_tf32
     return like.dtype == torch.float32 and bool(allowed)
 

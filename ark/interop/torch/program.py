@@ -1,8 +1,9 @@
-"""A kernel that works on torch's tensors in place: inputs and results are read and written in
-torch's memory (as DLPack would pass them, without a copy).
+"""Runs a kernel on torch's tensors in place: inputs and results are read and written in torch's
+memory, as DLPack would pass them, without a copy.
 
-Tables are made once. If a tensor is at another address than in the previous call, the addresses in
-them are updated; launches continue from one another, so a call costs little more than a kernel.
+The kernel's tables are built once. If a tensor is at another address than in the previous call, its
+addresses in the tables are updated. Launches continue from one another, so a call costs little more
+than a kernel launch.
 """
 
 from __future__ import annotations
@@ -39,23 +40,23 @@ from ark.runtime.streams import Streamed
 
 DLPACK_HOST = 1  # DLPack's number for the host's memory
 DENSE = torch.contiguous_format
-BOX_BYTES = 16  # alignment of a matrix's address for box copies
+BOX_BYTES = 16  # alignment of a matrix's address for copies of boxes
 PROGRAMS: WeakSet[Program] = WeakSet()  # all live programs, for measurements
-LEFT: list[str] = []  # operators that stayed in torch, with reasons; for measurements
+LEFT: list[str] = []  # operators that stayed in torch, with reasons, for measurements
 
 
 class Program:
     """A graph as a kernel on torch's tensors of fixed shapes. It is planned when it is created and
     compiled at the first call.
 
-    inputs: values on the caller's memory. outputs: values, or constants known beforehand. held:
-    tensors for the last inputs, the same ones in every call. fixed: indices of inputs that are the
-    same tensors in nearly every call (parameters), which is cheap to check. members: the job's
-    ranks, for a model of several, which create and call theirs together. guarded: the caller
-    ensures in every call that shapes, types and devices are those of the first one, as Dynamo's
-    guards do. by_torch: the inputs come from torch's operators, for whose types its shape
-    propagation may be wrong (statistics of 16-bit norms on a CPU); these are converted. results:
-    the strides of the outputs, and the results of a call; by default contiguous, all of them.
+    inputs: values in the caller's memory. outputs: values, or constants known beforehand. held:
+    tensors for the last inputs, the same in every call. fixed: indices of inputs that are the same
+    tensors in nearly every call (parameters), which is cheap to check. members: the job's ranks,
+    for a model of several; they create and call their programs together. guarded: the caller
+    ensures in every call that shapes, types and devices are those of the first, as Dynamo's guards
+    do. by_torch: inputs come from torch's operators, whose types torch's shape propagation may
+    state wrongly (statistics of 16-bit norms on a CPU); these inputs are converted. results: the
+    strides of the outputs, and which outputs a call returns; by default all, contiguous.
     """
 
     def __init__(
@@ -78,24 +79,24 @@ class Program:
         self._moving = [i for i in range(self._given) if i not in set(fixed)]
         self._inputs, self._outputs = list(inputs), list(outputs)
         self._device = device()
-        self._turn = threading.Lock()  # a kernel has one launch at a time; threads take turns
+        self._turn = threading.Lock()  # a kernel has one launch at a time
         places = [v for v in (*self._inputs, *self._outputs) if isinstance(v, Value)]
         self._buffers = [v.tensor.ir.buffer for v in places]
         whole = all(t.data_ptr() % BOX_BYTES == 0 for t in self._held)
         self._plan = planned(model, places, self._device.machine, members, boxes=whole)
         loads = machine_of(self._plan).variant.role(LOAD)
-        self._step = BOX_BYTES if loads else 1  # required alignment of inputs' addresses
+        self._step = BOX_BYTES if loads else 1  # the alignment that inputs' addresses must have
         by_name = {b.name: b.id for b in self._plan.buffers if b.arena == "external"}
         self._ids = [by_name.get(b.name) for b in self._buffers]
         self._addresses: tuple[int, ...] = ()  # of moving tensors in the last call
-        self._loose: list[int | None] = []  # the plan's buffers of moving tensors
+        self._loose: list[int | None] = []  # plan buffers of moving tensors
         self._tables: dict[tuple[int, ...], int] = {}  # by earlier addresses of moving tensors
         self._replaced = 0
         self._captured: list[Executor] = []
         self._executor: Runner | None = None
         self._streamed: Streamed | None = None
         self._inline: InlineRuns | None = None
-        self._kinds: list[tuple[Any, ...]] | None = None  # of moving tensors in the previous call
+        self._kinds: list[tuple[Any, ...]] | None = None  # of moving tensors in the last call
         self._look: Look = nothing
         self._converted: dict[
             int, torch.dtype
@@ -123,9 +124,9 @@ class Program:
         by_torch: bool = False,
         visible: int | None = None,
     ) -> Program:
-        """A torch graph of ark's operators. examples: tensors like its inputs, or fake ones. bound:
-        inputs by index that are held permanently; calls pass the others. visible: how many results
-        a caller sees; default all.
+        """Creates a program from a torch graph of operators that ark supports. examples: tensors or
+        fake tensors, one per input. bound: by index, inputs that are held permanently; calls pass
+        the others. visible: how many results a caller sees; by default all.
         """
         bound = bound or {}
         results = Results(module, visible)
@@ -147,24 +148,26 @@ class Program:
         return cls(built.model, inputs, outputs, held_now, fixed, None, guarded, by_torch, results)
 
     def hold(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Replaces the first of the held tensors."""
+        """Replaces the first held tensors by these."""
         with self._turn:
             self._held[: len(tensors)] = tensors
             self._kinds, self._look = None, nothing
 
     def __call__(self, *given: Any, iterations: int = 1) -> list[Any]:
-        """The graph's results as new tensors, after one launch with a number of iterations."""
+        """Launches the kernel with a number of iterations; returns the graph's results as new
+        tensors.
+        """
         return self.run(list(given), iterations)
 
     def run(self, inputs: list[Any], iterations: int = 1) -> list[Any]:
-        """The same for a list, the form in which AOTAutograd calls. Threads wait for each other."""
+        """Runs like a call, but takes a list, as AOTAutograd calls. Threads wait for each other."""
         with self._turn:
             return self._run(inputs, iterations)
 
     def _run(self, inputs: list[Any], iterations: int) -> list[Any]:
         where = self._look(inputs)
         if where is None or (self._step > 1 and any(a % self._step for a in where)):
-            moving = self._seen(inputs)  # held until the launch: there may be copies among them
+            moving = self._seen(inputs)  # keeps possible copies alive until the launch
             where = tuple([t.data_ptr() for t in moving])
         outputs = [make() for make in self._makers]
         addresses = (*where, *[outputs[i].data_ptr() for i in self._new])
@@ -176,7 +179,7 @@ class Program:
 
     def _here(self, executor: Runner, iterations: int) -> None:
         """Launches and waits. If the previous launch was short, the kernel runs on the calling
-        thread, because Ctrl-C then waits for its end.
+        thread. (Ctrl-C then has to wait until the launch ends.)
         """
         inline = self._inline
         if inline is not None and iterations == 1 and inline.short():
@@ -185,8 +188,8 @@ class Program:
             executor.resume(iterations).wait()
 
     def _seen(self, inputs: list[Any]) -> list[torch.Tensor]:
-        """The moving tensors, or copies that the kernel can read, when anything differs from the
-        previous call.
+        """The moving tensors, or copies of them that the kernel can read. Called if anything
+        differs from the previous call.
         """
         if len(inputs) != self._given:
             raise InvalidUsageError(f"expected {self._given} tensors, got {len(inputs)}")
@@ -207,13 +210,13 @@ class Program:
         return [t if self._fits(t) else t.clone(memory_format=DENSE) for t in moving]
 
     def _fits(self, tensor: torch.Tensor) -> bool:
-        """True if the kernel can read it in place."""
+        """True if the kernel can read the tensor in place."""
         aligned = tensor.is_contiguous() and tensor.data_ptr() % self._step == 0
         return aligned and is_literal(tensor)
 
     def _same_kinds(self, moving: Sequence[Any]) -> bool:
-        """True if these tensors have the shapes, types and devices of those in the previous
-        call.
+        """True if these tensors have the shapes, types and devices of the previous call's
+        tensors.
         """
         try:
             return kinds(moving) == self._kinds
@@ -223,16 +226,14 @@ class Program:
 
     def _check(self, inputs: Sequence[torch.Tensor]) -> None:
         """Checks that the tensors are on ark's device and have the plan's shapes and types. Records
-        the addresses of the fixed ones.
+        the addresses of fixed tensors.
         """
         self._converted = {}
         for i, (tensor, value) in enumerate(zip((*inputs, *self._held), self._inputs, strict=True)):
             if not isinstance(tensor, torch.Tensor):
                 raise InvalidUsageError(f"expected a tensor, got {type(tensor).__name__}")
             number = tensor.dim() == 0 and tensor.device.type == "cpu" and i < self._given
-            if (
-                number and tensor.device != self._where
-            ):  # torch accepts it beside tensors of any device
+            if number and tensor.device != self._where:  # torch accepts such a tensor on any device
                 self._converted[i] = value.dtype
             elif tensor.device != self._where:
                 raise InvalidUsageError(
@@ -248,15 +249,15 @@ class Program:
                     f"for {value.dtype} {list(value.shape)}"
                 )
         copied = [i for i in self._fixed.which if i in self._converted or not self._fits(inputs[i])]
-        if copied:  # in every call
+        if copied:  # these are copied in every call, like moving tensors
             self._fixed = Fixed([i for i in self._fixed.which if i not in copied])
             self._moving = sorted({*self._moving, *copied})
         self._fixed.learn(inputs)
         self._addresses = ()
 
     def _places(self, addresses: Sequence[int]) -> dict[int, int]:
-        """For each external buffer of the plan its address in this call. addresses: of the moving
-        inputs and of the results.
+        """The address of each external buffer of the plan in this call. addresses: those of the
+        moving inputs and the results.
         """
         count = len(self._moving)
         lie = dict(zip(self._moving, addresses[:count], strict=True))
@@ -266,7 +267,7 @@ class Program:
         return {i: a for i, a in zip(self._ids, each, strict=True) if i is not None}
 
     def _placed(self, addresses: tuple[int, ...]) -> Runner:
-        """The kernel, with the addresses of this call's tensors."""
+        """The loaded kernel, which uses the addresses of this call's tensors."""
         if self._executor is None:
             places = self._places(addresses)
             self._executor = load(
@@ -286,7 +287,7 @@ class Program:
         return self._executor
 
     def _moved(self, addresses: tuple[int, ...]) -> None:
-        """Switches to the table of these addresses, which is kept for later calls."""
+        """Switches to the task table for these addresses. It is cached for later calls."""
         executor = self._executor
         each = zip(self._loose, addresses, strict=True)
         if not isinstance(executor, Executor):
@@ -305,8 +306,9 @@ class Program:
         self._tables[addresses] = table
 
     def _on_stream(self, addresses: tuple[int, ...], iterations: int) -> None:
-        """Launches after the work that the caller has queued, as DLPack's stream rule requires; or
-        adds to the graph that the caller is capturing, which has a kernel with its own tables.
+        """Launches after the work that the caller has queued, as DLPack's stream rule requires. If
+        the caller is capturing a graph, adds the launch to it, with a kernel that has its own
+        tables.
         """
         stream = torch._C._cuda_getCurrentRawStream(self._where.index)
         if torch._C._cuda_isCurrentStreamCapturing():
@@ -324,8 +326,8 @@ class Program:
         self._streamed(stream, iterations)
 
     def iteration_seconds(self, iterations: int = 200) -> float:
-        """Seconds per iteration of the kernel, for many in one launch, on the last call's tensors,
-        which must still exist.
+        """Measures the seconds per iteration, with many iterations in one launch, on the tensors of
+        the last call, which must still exist.
         """
         assert self._executor is not None
         if isinstance(self._executor, Executor):
@@ -335,12 +337,12 @@ class Program:
         return run.elapsed_ms() / 1e3 / iterations
 
     def memory_bytes(self) -> int:
-        """Bytes of the kernel's own memory, without its inputs and results."""
+        """The bytes of the kernel's own memory, without inputs and results."""
         return sum(n for arena, n in self._plan.arenas.items() if arena != "external")
 
     def retire(self) -> None:
-        """Frees the kernel's memory after its last launch has ended; a call loads it again. Does
-        nothing for a kernel in captured graphs, which may be replayed.
+        """Frees the kernel's memory after its last launch has ended. A later call loads it again.
+        Does nothing if the kernel is in captured graphs, which may be replayed.
         """
         with self._turn:
             if self._captured or self._executor is None:
@@ -350,7 +352,7 @@ class Program:
             self._close()
 
     def close(self) -> None:
-        """Frees the kernel's memory; captured graphs must not be replayed afterwards."""
+        """Frees the kernel's memory. Captured graphs must not be replayed afterwards."""
         with self._turn:
             for executor in self._captured:
                 executor.close()
@@ -366,7 +368,7 @@ class Program:
 
 
 def torch_device() -> torch.device:
-    """ark's device in torch's notation."""
+    """The device that ark uses, in torch's notation."""
     kind, index = device().dlpack
     return torch.device("cpu") if kind == DLPACK_HOST else torch.device("cuda", index)
 
@@ -377,7 +379,7 @@ def _same(value: Any) -> Any:
 
 
 def _in_order(value: Value, memory: Memory | None) -> Value:
-    """The value with its dimensions in memory order."""
+    """The value with its dimensions in the order in which memory has them."""
     order = None if memory is None else memory.order
     if order is None or order == tuple(range(len(order))):
         return value
@@ -385,8 +387,8 @@ def _in_order(value: Value, memory: Memory | None) -> Value:
 
 
 def own(value: Value, taken: set[int]) -> Value:
-    """A result in its own memory: a copy if it is an input, a view, or a duplicate. taken: buffers
-    of earlier results.
+    """A result in memory of its own. It is a copy if the value is an input, a view, or an earlier
+    result. taken: the buffers of earlier results.
     """
     tensor = value.tensor.ir
     alone = tensor.buffer.arena == "activation" and tensor.nbytes == tensor.buffer.nbytes

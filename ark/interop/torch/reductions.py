@@ -11,11 +11,12 @@ from ark.gradients.products import wide
 from ark.interop.torch.movement import part
 from ark.interop.torch.values import Call, Value, axes_of, axis_of, cast, operator, refuse
 
-MAX_SORTED_ELEMENTS = 8192  # of a row whose largest elements are found at once
-MIN_SORTED_RESULTS = 5  # results; fewer are found one by one, without dividing the row
-MAX_ROW_PARTS = 1024  # parts of all rows
-MIN_SPLIT_ROW_ELEMENTS = 1 << 19  # elements of all lines; fewer are not divided
-PARTS, LEAST_PARTS = 512, 8  # parts of all lines, and the least number of parts of a line
+MAX_SORTED_ELEMENTS = 8192  # of a row that is sorted as a whole
+# For fewer results, the largest elements are found one by one, without dividing the row.
+MIN_SORTED_RESULTS = 5
+MAX_ROW_PARTS = 1024  # of all rows together
+MIN_SPLIT_ROW_ELEMENTS = 1 << 19  # of all lines together; smaller inputs are not divided
+PARTS, LEAST_PARTS = 512, 8  # most parts of all lines together, fewest parts of a line
 
 
 def _reduced(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -72,16 +73,16 @@ operator("argmin.default")(_arg(ark.argmin))
 
 
 def _centred(tensor: ark.Tensor, axes: int | Sequence[int]) -> tuple[ark.Tensor, ark.Tensor]:
-    """(tensor - mean, mean) over axes, in fp32. The casts are separate, so that each is fused with
-    its reader and no copy in fp32 is written.
+    """Returns (tensor - mean, mean) over axes, in fp32. The tensor is cast twice, so that each cast
+    is fused with its reader and no fp32 copy is written.
     """
     mean = ark.reduce_mean(wide(tensor), axes)
     return ark.sub(wide(tensor), mean), mean
 
 
 def _moments(x: Value, axes: Sequence[int], correction: Any) -> tuple[Any, Any]:
-    """(variance, mean) over axes, which remain as dimensions of size 1. They are computed in fp32,
-    as in torch, because squares overflow fp16.
+    """Returns (variance, mean) over axes, which remain as dimensions of size 1. Both are computed
+    in fp32, as in torch, because squares overflow fp16.
     """
     count = math.prod(x.tensor.ir.shape[a] for a in axes)
     centred, mean = _centred(x.tensor, axes)
@@ -121,7 +122,8 @@ def _cumsum(call: Call, x: Value, dim: int, **_: Any) -> Any:
     parts = next((p for p in range(most, most // 2, -1) if n % p == 0), 1)
     if axis != len(shape) - 1 or total < MIN_SPLIT_ROW_ELEMENTS or most < LEAST_PARTS or parts == 1:
         return ark.cumsum(tensor, axis)
-    # For few long lines: the sums within each part, plus the total of the preceding parts.
+    # If there are few long lines, computes sums within parts of lines, and adds the total of the
+    # parts before each part.
     narrow = call.dtype in (ark.fp16, ark.bf16)
     lines = ark.reshape(tensor, [total // n, parts, n // parts])
     sums = ark.cumsum(ark.cast(lines, ark.fp32) if narrow else lines, 2)
@@ -136,7 +138,7 @@ def _cumprod(call: Call, x: Value, dim: int, **_: Any) -> Any:
 
 def _largest(rows: ark.Tensor, k: int, placed: bool, largest: bool) -> tuple[Any, Any]:
     """ark.topk of rows. Few long rows are divided into parts first, so that all processors have
-    work. placed: indices are requested too.
+    work. placed: True if the indices are needed too.
     """
     many, n = rows.shape()
     parts = -(-n // MAX_SORTED_ELEMENTS)
@@ -168,7 +170,7 @@ def _topk(
 
 
 def _scaled(tensor: Any, weight: Value | None, bias: Value | None, shape: Sequence[int]) -> Any:
-    """tensor * weight + bias, both in a shape that broadcasts."""
+    """tensor * weight + bias, where weight and bias have the given shape, which broadcasts."""
     dtype = tensor.ir.dtype
     if weight is not None:
         tensor = ark.mul(tensor, ark.reshape(cast(weight, dtype), list(shape)))
@@ -176,8 +178,8 @@ def _scaled(tensor: Any, weight: Value | None, bias: Value | None, shape: Sequen
 
 
 def _in_one_type(x: Value, *others: Value | None) -> Any:
-    """x's tensor; in fp32 if the others have another type, because autocast leaves the parameters
-    of 16-bit norms in 32 bits.
+    """The tensor of x, cast to fp32 if one of the others has another type. (With autocast, the
+    parameters of 16-bit norms are in fp32.)
     """
     mixed = any(v is not None and v.dtype != x.dtype for v in others)
     return cast(x, ark.fp32) if mixed else x.tensor
@@ -262,7 +264,7 @@ def _norm_of_batch(
     momentum: float,
     eps: float,
 ) -> list[Any]:
-    """Normalises channels over the batch. With a single image it normalises over the positions, as
+    """Normalises channels over the batch. For a single image it normalises over the positions, as
     instance_norm does.
     """
     if call.wants(1) or call.wants(2):

@@ -1,4 +1,4 @@
-"""ATen's softmax and its relatives, over any dimension."""
+"""ATen's softmax, log-softmax and similar operators, over any dimension."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import ark
 from ark.gradients.products import wide
 from ark.interop.torch.values import Call, Value, axes_of, axis_of, cast, floating, operator
 
-LONG, FEW = 32768, 64  # elements of a long row; so few rows do not occupy a device one by one
+# A row is long from LONG elements on; FEW rows or less do not use all processors.
+LONG, FEW = 32768, 64
 
 
 @operator("_softmax.default", "softmax.int")
@@ -19,7 +20,9 @@ def _softmax(call: Call, x: Value, dim: int, *_: Any, **__: Any) -> Any:
 
 @operator("_safe_softmax.default")
 def _safe_softmax(call: Call, x: Value, dim: int, *_: Any, **__: Any) -> Any:
-    """Softmax, but 0 if all elements are -inf, as for a row whose keys are all masked."""
+    """Softmax that gives 0 if all elements are -inf, for example in a row whose keys are all
+    masked.
+    """
     tensor, axis = cast(x, call.dtype), axis_of(dim, len(x.shape))
     if axis == len(tensor.ir.shape) - 1:
         return ark.safe_softmax(tensor)
@@ -39,8 +42,8 @@ def _logsumexp(call: Call, x: Value, dims: Any, keepdim: bool = False) -> Any:
 
 
 def _along(tensor: ark.Tensor, axis: int, logarithm: bool) -> ark.Tensor:
-    """Softmax over an axis, or its logarithm. Contiguous rows are one op. Other lines, and few long
-    rows, are computed from a maximum and a sum.
+    """Softmax over an axis, or its logarithm. Contiguous rows become one op. For other lines, and
+    for few long rows, it is computed from a maximum and a sum.
     """
     shape = tensor.shape()
     if math.prod(shape[axis + 1 :]) > 1 or (shape[axis] >= LONG and math.prod(shape[:axis]) <= FEW):
@@ -50,8 +53,8 @@ def _along(tensor: ark.Tensor, axis: int, logarithm: bool) -> ark.Tensor:
 
 
 def _apart(tensor: ark.Tensor, axis: int, logarithm: bool) -> ark.Tensor:
-    """Softmax from a maximum and a sum. Intermediate values are fp32; exponentials are recomputed
-    where they are read, not stored.
+    """Softmax, computed from a maximum and a sum. Intermediate values are fp32. Exponentials are
+    computed again by each reader and are not stored.
     """
     dtype = tensor.ir.dtype
     most = wide(ark.detach(ark.reduce_max(tensor, axis)))

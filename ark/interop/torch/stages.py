@@ -1,5 +1,5 @@
-"""Pipeline stages by annotation (PopTorch's blocks): the stage of a module's ops and parameters,
-and the processors of a stage. Called by iterate.py and optimizers.py.
+"""Pipeline stages that the user sets by annotations (PopTorch's blocks): determines the stage of a
+module's ops and parameters, and the processors of a stage. Called by iterate.py and optimizers.py.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _STAGE = "_ark_stage"
 
 
 def block(module: torch.nn.Module, stage: int) -> torch.nn.Module:
-    """Annotates a module as part of a pipeline's stage, numbered from 0, and returns it.
+    """Annotates a module as part of a stage of a pipeline (numbered from 0), and returns it.
 
     The device's processors are divided equally among the stages. A stage's ops, gradients and
-    parameter updates run on its own processors, so batches of one iteration (options) pass through
-    the stages concurrently.
+    parameter updates run on its own processors, so the batches of one iteration (see Options) are
+    in different stages at the same time.
     """
     if isinstance(stage, bool) or not isinstance(stage, int) or stage < 0:
         raise InvalidUsageError(
@@ -42,14 +42,14 @@ class Stages:
         self._count = max(numbers, default=-1) + 1
 
     def of_node(self, node: fx.Node) -> AbstractContextManager[Any]:
-        """The context that places the ops of an exported graph's node: that of the innermost
-        annotated module to which it belongs.
+        """The context in which the ops of a graph's node are built. It places them on the stage of
+        the innermost annotated module that has the node.
         """
         stack = node.meta.get("nn_module_stack", {}).values()
         return self.within(self._first(path for path, _ in reversed(list(stack))))
 
     def of_parameters(self) -> dict[torch.Tensor, int]:
-        """For each parameter the stage of the innermost annotated module that has it."""
+        """For each parameter, the stage of the innermost annotated module that contains it."""
         stage_of: dict[torch.Tensor, int] = {}
         for name, tensor in self._module.named_parameters():
             parts = name.split(".")[:-1]
@@ -59,12 +59,12 @@ class Stages:
         return stage_of
 
     def _first(self, paths: Iterable[str]) -> int | None:
-        """The stage of the first of these modules that has one, or None."""
+        """The stage of the first of these modules that has a stage, or None."""
         each = (self._at(path) for path in paths)
         return next((stage for stage in each if stage is not None), None)
 
     def _at(self, path: str) -> int | None:
-        """The stage of the module of that name, or None."""
+        """The stage of the module with that name, or None."""
         owner: Any = self._module
         for part in [p for p in path.split(".") if p]:
             owner = getattr(owner, part, None)
@@ -72,7 +72,9 @@ class Stages:
         return None if stage is None else int(stage)
 
     def within(self, stage: int | None) -> AbstractContextManager[Any]:
-        """The context that places a stage's ops; without a stage they are not restricted."""
+        """The context that places ops on a stage's processors. With None, ops are not
+        restricted.
+        """
         if stage is None:
             return nullcontext()
         count, processors = self._count, device().machine.processors

@@ -1,6 +1,6 @@
-"""Strides of a kernel's results: those of torch's own shape propagation, so that code that reads
-strides after the kernel (as_strided, in this graph or after a graph break) reads the same elements
-as without ark.
+"""Gives a kernel's results the strides that torch's own shape propagation computes. Code that reads
+strides after the kernel (as_strided, in this graph or after a graph break) then reads the same
+elements as without ark.
 
 A result that is a view of another tensor of the graph is returned as that view of the whole tensor.
 Called by compile.py and program.py.
@@ -21,8 +21,8 @@ READERS = ("aten::as_strided", "aten::as_strided_scatter")
 
 @dataclass(frozen=True)
 class Memory:
-    """A new tensor that a kernel fills. order: its dimensions in memory order. It is None if
-    elements have gaps or overlap; then the result is copied to these strides after the kernel.
+    """A new tensor that a kernel fills. order: the tensor's dimensions in memory order. None if the
+    elements have gaps or overlap; then the kernel's result is copied to memory with these strides.
     """
 
     shape: tuple[int, ...]
@@ -32,8 +32,8 @@ class Memory:
 
 @dataclass(frozen=True)
 class Result:
-    """A result of a graph: number `of` of the kernel's, or a view of it. view: shape, strides and
-    offset, if they differ from the kernel's.
+    """A result of a graph: result number `of` of the kernel, or a view of it. view: shape, strides
+    and offset, if they differ from those of the kernel's result.
     """
 
     of: int
@@ -68,32 +68,33 @@ def laid_out(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
     copied = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
     elements, source = copied, tensor
     for d, step in enumerate(strides):
-        if step == 0 and tensor.shape[d] > 1:  # all elements along d share one address
+        if step == 0 and tensor.shape[d] > 1:  # all elements along d have one address
             elements, source = elements.narrow(d, 0, 1), source.narrow(d, 0, 1)
     elements.copy_(source)
     return copied
 
 
 class Results:
-    """The results of a graph, from those of its kernel. ends: the graph's nodes (or constants) that
-    the kernel computes. memory: for each end that is a tensor. given: the graph's results.
+    """Computes the results of a graph from those of its kernel. ends: the graph's nodes (or
+    constants) that the kernel computes. memory: for each end that is a tensor, its memory. given:
+    the graph's results.
     """
 
     def __init__(self, module: fx.GraphModule, visible: int | None = None) -> None:
-        """visible: how many of the results a caller sees; the others may share memory."""
+        """visible: how many of the results a caller sees. The other results may share memory."""
         (output,) = (n for n in module.graph.nodes if n.op == "output")
         listed = output.args[0] if isinstance(output.args[0], (list, tuple)) else [output.args[0]]
         self.ends: list[Any] = []
         self.memory: list[Memory | None] = []
         self.given: list[Result] = []
-        known: dict[fx.Node, int] = {}  # indices of the kernel's results that may be shared
+        known: dict[fx.Node, int] = {}  # indices of kernel results that may be shared
         for place, end in enumerate(listed):
             value = end.meta.get("val") if isinstance(end, fx.Node) else None
             if not isinstance(value, torch.Tensor):
                 self.given.append(self._new(end, None))
                 continue
             base = base_of(end)
-            if base.op != "call_function":  # a view of an input; the kernel returns a copy
+            if base.op != "call_function":  # a view of an input, which the kernel copies
                 base = end
             shape, strides = tuple(value.shape), tuple(value.stride())
             offset = int(value.storage_offset())
@@ -122,12 +123,12 @@ class Results:
 
     @property
     def plain(self) -> bool:
-        """True if the graph's results are the kernel's results, unchanged."""
+        """True if the graph's results are exactly the kernel's results."""
         copied = any(m is not None and m.order is None for m in self.memory)
         return not copied and self.given == [Result(i) for i in range(len(self.ends))]
 
     def of(self, outputs: Sequence[Any]) -> list[Any]:
-        """The graph's results. outputs: the kernel's."""
+        """The graph's results. outputs: the kernel's results."""
         lie = list(outputs)
         for i, memory in enumerate(self.memory):
             if memory is not None and memory.order is None:
@@ -139,12 +140,12 @@ class Results:
 
 
 def base_of(node: fx.Node) -> fx.Node:
-    """The node of which a node is a view, as in torch: itself, if it is not a view."""
+    """The node whose view a node is in torch, or the node itself if it is not a view."""
     base = node
     while base.op == "call_function" and base.args and isinstance(base.args[0], fx.Node):
         source = base.args[0]
         if base.target is operator.getitem and isinstance(source.args[0], fx.Node):
-            source = source.args[0]  # parts of a split
+            source = source.args[0]  # for parts of a split
         if not _shares(node, source):
             break
         base = source
@@ -152,7 +153,7 @@ def base_of(node: fx.Node) -> fx.Node:
 
 
 def _shares(view: fx.Node, node: fx.Node) -> bool:
-    """True if both are tensors of one type on the same memory in torch."""
+    """True if both nodes are tensors of one type that share memory in torch."""
     a, b = view.meta.get("val"), node.meta.get("val")
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor) or a.dtype != b.dtype:
         return False
@@ -160,8 +161,8 @@ def _shares(view: fx.Node, node: fx.Node) -> bool:
 
 
 def read_by_strides(module: fx.GraphModule) -> set[fx.Node]:
-    """The operators that read a tensor's memory instead of its elements, and the views that they
-    read. They stay in torch; the tensor under the views is a kernel's result.
+    """The operators that read a tensor's memory and not its elements, and the views that they read.
+    These stay in torch; the tensor to which the views belong is a result of a kernel.
     """
     stay: set[fx.Node] = set()
     for reader in module.graph.nodes:

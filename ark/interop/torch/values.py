@@ -1,9 +1,10 @@
-"""Types for the conversion of a torch graph: values, calls, and the table of operators.
+"""Types for the conversion of a torch graph: values, calls, and the table of operators. Used by all
+modules of ark.interop.torch.
 
-ark's tensors have at least one dimension, torch's may have none; so a value has torch's shape in
-addition to its tensor. An entry of the table takes a `Call` and the operator's arguments in its
-schema's order, values for tensors; its result is converted to the shapes and types of torch's own
-shape propagation.
+Tensors of ark have at least one dimension, but torch has tensors without dimensions. So a value has
+torch's shape in addition to its tensor. An entry of the table is a function of a `Call` and the
+operator's arguments, in the order of its schema, with values for tensors. Its result is converted
+to the shapes and types of torch's own shape propagation.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Value:
 
 @dataclass
 class Call:
-    """One node: the shapes and types of its results, and whether each is used."""
+    """One node to convert: the shapes and types of its results, and which results are used."""
 
     expected: Sequence[tuple[tuple[int, ...], torch.dtype]]
     used: Sequence[bool]
@@ -47,7 +48,7 @@ class Call:
         return data_type(self.expected[0][1])
 
     def wants(self, place: int) -> bool:
-        """True if that result is used."""
+        """True if the result with this number is used."""
         return self.used[place]
 
 
@@ -57,7 +58,7 @@ _Function = TypeVar("_Function", bound=Operator)
 
 
 def operator(*names: str) -> Callable[[_Function], _Function]:
-    """A decorator that registers a function under names of ATen overloads ("add.Tensor")."""
+    """A decorator that registers a function for ATen overloads by their names ("add.Tensor")."""
 
     def enter(function: _Function) -> _Function:
         for name in names:
@@ -73,7 +74,7 @@ def refuse(form: str) -> UnsupportedError:
 
 
 def data_type(dtype: torch.dtype) -> DataType:
-    """ark's type of a torch type; UnsupportedError if it has none."""
+    """ark's type for a torch type. Raises UnsupportedError if there is none."""
     try:
         return DataType.from_torch(dtype)
     except InvalidUsageError as error:
@@ -81,7 +82,7 @@ def data_type(dtype: torch.dtype) -> DataType:
 
 
 def input_of(shape: Sequence[int], dtype: torch.dtype) -> Value:
-    """A value on memory that the caller owns; raises UnsupportedError for tensors that ark cannot
+    """A value in memory that the caller owns. Raises UnsupportedError for tensors that ark cannot
     represent.
     """
     sizes = tuple(int(n) for n in shape)
@@ -91,7 +92,7 @@ def input_of(shape: Sequence[int], dtype: torch.dtype) -> Value:
 
 
 def fitted(tensor: ark.Tensor, shape: Sequence[int], dtype: torch.dtype) -> Value:
-    """A value of torch's shape and type on a tensor that may have other ones."""
+    """A value with torch's shape and type, on a tensor that may have another shape and type."""
     wanted = data_type(dtype)
     if math.prod(shape) == 0:
         raise refuse(f"a tensor without elements, of shape {list(shape)},")
@@ -104,19 +105,19 @@ def fitted(tensor: ark.Tensor, shape: Sequence[int], dtype: torch.dtype) -> Valu
 
 
 def cast(value: Any, dtype: DataType) -> Any:
-    """A value's tensor in a type; numbers unchanged."""
+    """The tensor of a value, cast to a type. Numbers are returned unchanged."""
     if not isinstance(value, Value):
         return value
     return value.tensor if value.tensor.ir.dtype == dtype else ark.cast(value.tensor, dtype)
 
 
 def floating(value: Value) -> ark.Tensor:
-    """A value's tensor, in fp32 if its type is not floating point."""
+    """The tensor of a value, cast to fp32 if its type is not floating point."""
     return value.tensor if value.dtype.is_floating_point else ark.cast(value.tensor, ark.fp32)
 
 
 def promoted(*values: Any) -> DataType:
-    """The type in which torch computes with values and numbers together."""
+    """The type in which torch computes with these values and numbers together."""
     total: Any = None
     for value in values:
         one = value
@@ -146,13 +147,13 @@ def axis_of(axis: int, rank: int) -> int:
 
 
 def axes_of(axes: Any, rank: int) -> list[int]:
-    """Non-negative axes; None or an empty list: all of them."""
+    """The axes as non-negative numbers. None or an empty list means all axes."""
     listed = [axes] if isinstance(axes, int) else list(axes or [])
     return sorted({axis_of(a, rank) for a in listed}) or list(range(max(rank, 1)))
 
 
 def number(value: Any, dtype: ark.DataType) -> Any:
-    """A number to combine with a tensor; a float if the type is floating point."""
+    """A number that is combined with a tensor. It becomes a float if the type is floating point."""
     if isinstance(value, Value):
         return value
     return float(value) if dtype in (ark.fp32, ark.fp16, ark.bf16) else value
